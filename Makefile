@@ -1,0 +1,59 @@
+# Everything a newcomer runs. The work is done by tools/bootstrap and CMake.
+#   LIBTORCH=2.15.0      use that wheel instead of the pinned one
+#   LIBTORCH_DIR=/path   use that LibTorch (the folder with include/ and lib/)
+#   PRESET=debug|asan|tsan|release
+LIBTORCH ?=
+LIBTORCH_DIR ?=
+PRESET ?= release
+PREFIX ?= /usr/local
+CASE ?= all
+JOBS ?= $(shell nproc)
+PROCESSES ?= 2
+
+ifeq ($(PRESET),release)
+  ifeq ($(LIBTORCH),)
+    BUILD := build
+  else
+    BUILD := build/libtorch-$(LIBTORCH)
+  endif
+else
+  BUILD := build/$(PRESET)
+endif
+
+export LIBTORCH LIBTORCH_DIR
+
+.PHONY: help demo test bench format install clean docs setup build
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@echo 'variables: LIBTORCH=2.15.0  LIBTORCH_DIR=/path  PRESET=debug|asan|tsan  JOBS=2  PREFIX=/usr/local  CASE=step_overhead'
+
+setup:
+	@tools/bootstrap
+
+build: setup
+	@tools/configure $(PRESET) $(BUILD)
+	@cmake --build $(BUILD) --parallel $(JOBS)
+
+demo: setup ## train on real data with two processes
+	@tools/configure $(PRESET) $(BUILD)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target demo_programs
+	$(BUILD)/bin/accelerate-cpp launch --num_processes $(PROCESSES) $(BUILD)/bin/digits
+
+test: build ## build everything and run all tests
+	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
+
+bench: setup ## measure; CASE=name picks one, a line of JSON per figure
+	@tools/configure $(PRESET) $(BUILD)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target benchmark_programs
+	@tools/bench $(BUILD) $(CASE)
+
+format: ## lay out the sources with clang-format
+	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
+
+install: build ## install library, headers and tool below PREFIX
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean: ## remove what was built (LibTorch in .deps stays)
+	rm -rf build

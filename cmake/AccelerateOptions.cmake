@@ -1,0 +1,20 @@
+# Compiler settings for our own targets.
+function(accelerate_settings target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  # LibTorch's RecordFunction has a member only without NDEBUG: a library and
+  # a program that differ read each other's memory wrongly.
+  target_compile_definitions(${target} PRIVATE NDEBUG)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
+  if(ACCELERATE_WARNINGS_AS_ERRORS)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(ACCELERATE_SANITIZER)
+    target_compile_options(${target} PRIVATE -fsanitize=${ACCELERATE_SANITIZER} -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=${ACCELERATE_SANITIZER})
+  endif()
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF
+    CXX_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+endfunction()

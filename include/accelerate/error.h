@@ -1,0 +1,50 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// Base of everything this library throws by itself. LibTorch's own errors
+/// (`c10::Error` and its kin) pass through unchanged.
+///
+/// The text reads "[area] what was asked - what was found - what to do".
+class ACCELERATE_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  ~Error() override;
+};
+
+/// The user can fix it: an option, a file, a variable. All complaints are
+/// reported at once, and nothing has been changed.
+class ACCELERATE_API ConfigError : public Error {
+ public:
+  using Error::Error;
+  ~ConfigError() override;
+};
+
+/// A peer died, timed out or disagreed. The group it was thrown from is
+/// unusable afterwards; finish the process, or build a new World.
+class ACCELERATE_API DistributedError : public Error {
+ public:
+  using Error::Error;
+  ~DistributedError() override;
+};
+
+/// A checkpoint is missing, torn or does not fit. Nothing was loaded.
+class ACCELERATE_API CheckpointError : public Error {
+ public:
+  using Error::Error;
+  ~CheckpointError() override;
+};
+
+/// A fault of this library: please report it.
+class ACCELERATE_API InternalError : public Error {
+ public:
+  using Error::Error;
+  ~InternalError() override;
+};
+
+}  // namespace accelerate

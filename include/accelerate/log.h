@@ -1,0 +1,60 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+enum class LogLevel { debug, info, warning, error, off };
+
+/// One message on its way to the sink.
+struct LogRecord {
+  LogLevel level = LogLevel::info;
+  /// The part of the library that speaks, such as "parallel".
+  std::string_view area;
+  std::string_view message;
+  /// Rank of the process (or thread acting as one), -1 before one is known.
+  int rank = -1;
+};
+
+using LogSink = std::function<void(const LogRecord&)>;
+
+/// Where messages go and which pass. A value: each Accelerator holds its own,
+/// so two of them in one process do not disturb each other. Copies share
+/// nothing but the sink's own state. Safe to use from several threads if the
+/// sink is.
+class ACCELERATE_API Logger {
+ public:
+  /// Writes "[accelerate] warning: message" lines to standard error.
+  Logger();
+  Logger(LogSink sink, LogLevel level);
+
+  /// Says it on every rank.
+  void log(LogLevel level, std::string_view area, std::string_view message) const;
+  /// Says it on rank 0 only (or while no rank is known).
+  void log_once_per_world(
+      LogLevel level,
+      std::string_view area,
+      std::string_view message) const;
+
+  void set_level(LogLevel level) { level_ = level; }
+  void set_rank(int rank) { rank_ = rank; }
+  [[nodiscard]] LogLevel level() const { return level_; }
+
+ private:
+  LogSink sink_;
+  LogLevel level_ = LogLevel::warning;
+  int rank_ = -1;
+};
+
+/// "debug", "info", "warning", "error" or "off", in any case. Throws
+/// ConfigError for another word.
+ACCELERATE_API LogLevel parse_log_level(std::string_view name);
+
+/// The default sink's line, without its newline.
+ACCELERATE_API std::string format_log_line(const LogRecord& record);
+
+}  // namespace accelerate

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace accelerate::detail {
+
+/// The whole file. Throws Error naming the path and the system's reason.
+std::string read_file(const std::filesystem::path& path);
+
+/// Puts `contents` at `path` so that a crash at any moment leaves either the
+/// old file or the new one, whole: written beside it, synced, renamed, and the
+/// folder synced. Creates missing folders. Throws Error; then `path` is as it
+/// was and nothing is left beside it.
+void replace_file(const std::filesystem::path& path, std::string_view contents);
+
+/// Makes renames and deletions inside `folder` durable.
+void sync_folder(const std::filesystem::path& folder);
+
+/// A read-only mapping of a whole file; an empty file maps to an empty span.
+/// Movable, unmapped by the destructor. The file must not be shortened while
+/// it is mapped.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  [[nodiscard]] std::span<const std::byte> bytes() const {
+    return {data_, size_};
+  }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace accelerate::detail
