@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace accelerate::detail {
+
+enum class OptionKind { boolean, integer, number, text, choice };
+
+using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
+
+/// One setting, under every name it has. The launcher's flags, the config
+/// file, the environment and docs/reference/options.md all come from these.
+struct OptionSpec {
+  std::string_view key;       ///< in the config file and in the launcher's JSON
+  std::string_view section;   ///< the map it lives in, in the file; or nothing
+  std::string_view flag;      ///< of `accelerate-cpp launch`, or nothing
+  std::string_view variable;  ///< of the environment, or nothing
+  OptionKind kind;
+  std::string_view default_value;  ///< nothing: unset
+  std::string_view limits;  ///< choice: "a|b|c"; numbers: "1.." or "0..65535"
+  std::string_view help;
+};
+
+std::span<const OptionSpec> option_table();
+
+/// Null if the table has no such key.
+const OptionSpec* find_option(std::string_view key);
+
+/// Keys that Accelerate's config files hold and this version does not act on.
+/// Files that have them are read; a warning names those that are set.
+std::span<const std::string_view> keys_without_effect();
+
+/// The value that `text` stands for. Throws ConfigError saying what is allowed.
+OptionValue parse_option(const OptionSpec& spec, std::string_view text);
+
+std::string format_option(const OptionValue& value);
+
+/// The table as the Markdown page docs/reference/options.md.
+std::string options_page();
+
+}  // namespace accelerate::detail

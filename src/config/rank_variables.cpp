@@ -1,0 +1,230 @@
+#include "config/rank_variables.h"
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+struct Family {
+  std::string_view launcher;
+  std::string_view rank;
+  std::string_view size;
+  std::string_view local_rank;
+  std::string_view local_size;
+};
+
+// Slurm's batch script has SLURM_PROCID too but is one process, so the step's
+// own number of tasks is what counts.
+constexpr std::array<Family, 6> kFamilies{{
+    {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"PALS", "PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
+    {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
+}};
+
+struct Values {
+  std::optional<int> rank, size, local_rank, local_size;
+};
+
+class Reading {
+ public:
+  explicit Reading(const Environment& environment) : environment_(environment) {}
+
+  Values read(const Family& family) {
+    Values values{
+        number(family.rank), number(family.size), number(family.local_rank),
+        family.local_size.empty() ? std::nullopt : number(family.local_size)};
+    if (family.launcher == "Slurm" && values.size) values.local_size = slurm_local_size();
+    return values;
+  }
+
+  std::optional<int> number(std::string_view name) {
+    const auto text = environment_.get(name);
+    if (!text) return std::nullopt;
+    const auto value = parse_int(*text);
+    if (!value || *value < -1 || *value > 1'000'000'000) {
+      complain(concat(name, "=\"", *text, "\" is not a number of a rank or of ranks"));
+      return std::nullopt;
+    }
+    // -1 is how some launchers write "unset".
+    if (*value == -1) return std::nullopt;
+    return static_cast<int>(*value);
+  }
+
+  void complain(std::string text) { complaints_.push_back("[launch] " + std::move(text)); }
+
+  void finish() const {
+    if (complaints_.empty()) return;
+    throw ConfigError(join(complaints_, "\n"));
+  }
+
+ private:
+  // SLURM_STEP_TASKS_PER_NODE is "4(x2),3": this node's entry by its number.
+  std::optional<int> slurm_local_size() {
+    const auto text = environment_.get("SLURM_STEP_TASKS_PER_NODE");
+    if (!text) return std::nullopt;
+    int node = number("SLURM_NODEID").value_or(0);
+    for (const std::string& part : split(*text, ',')) {
+      const std::size_t open = part.find("(x");
+      const auto tasks = parse_int(part.substr(0, open));
+      int repeats = 1;
+      if (open != std::string::npos && part.back() == ')') {
+        repeats = static_cast<int>(
+            parse_int(part.substr(open + 2, part.size() - open - 3)).value_or(1));
+      }
+      if (!tasks) break;
+      if (node < repeats) return static_cast<int>(*tasks);
+      node -= repeats;
+    }
+    complain(concat("SLURM_STEP_TASKS_PER_NODE=\"", *text, "\" has no entry for this node"));
+    return std::nullopt;
+  }
+
+  const Environment& environment_;
+  std::vector<std::string> complaints_;
+};
+
+void check(Reading& reading, const Family& family, const Values& values) {
+  const auto [rank, size, local_rank, local_size] = values;
+  if (!size) {
+    reading.complain(concat(
+        family.rank, "=", *rank, " is set but ", family.size,
+        " is not; set both, or start the program with accelerate-cpp launch"));
+    return;
+  }
+  if (*size < 1) {
+    reading.complain(concat(family.size, "=", *size, "; there is at least one rank"));
+    return;
+  }
+  if (!rank) {
+    if (*size > 1) {
+      reading.complain(concat(
+          family.size, "=", *size, " is set but ", family.rank,
+          " is not; set both, or start the program with accelerate-cpp launch"));
+    }
+    return;
+  }
+  if (*rank >= *size) {
+    reading.complain(concat(
+        family.rank, "=", *rank, " but ", family.size, "=", *size,
+        "; ranks count from 0 to ", *size - 1));
+  }
+  if (local_size && (*local_size < 1 || *local_size > *size)) {
+    reading.complain(concat(
+        family.local_size, "=", *local_size, " but ", family.size, "=", *size,
+        "; a machine has at least one and at most all of the ranks"));
+  }
+  if (local_rank && local_size && *local_rank >= *local_size) {
+    reading.complain(concat(
+        family.local_rank, "=", *local_rank, " but ", family.local_size, "=", *local_size,
+        "; local ranks count from 0 to ", *local_size - 1));
+  }
+  if (local_rank && *local_rank > *rank) {
+    reading.complain(concat(
+        family.local_rank, "=", *local_rank, " but ", family.rank, "=", *rank,
+        "; a rank is at least its local rank"));
+  }
+}
+
+// torchrun and our launcher may well run inside an MPI or Slurm job and then
+// count other things; anybody else's RANK must agree with the job's.
+void check_against_job(
+    Reading& reading,
+    const Environment& environment,
+    const Values& torch,
+    const Family& other,
+    const Values& job) {
+  if (environment.has("TORCHELASTIC_RUN_ID") || environment.has("ACCELERATE_CPP_CONFIG")) return;
+  if (!job.rank || !job.size || !torch.rank || !torch.size) return;
+  if (*job.rank == *torch.rank && *job.size == *torch.size) return;
+  reading.complain(concat(
+      "RANK=", *torch.rank, " and WORLD_SIZE=", *torch.size, " contradict ", other.rank, "=",
+      *job.rank, " and ", other.size, "=", *job.size, "; unset the ones that are left over"));
+}
+
+std::optional<std::string> address_of(const Environment& environment, const Family& family) {
+  if (auto address = environment.get("MASTER_ADDR")) return address;
+  if (family.launcher != "Slurm") return std::nullopt;
+  for (const std::string_view name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    if (const auto nodes = environment.get(name)) return first_slurm_host(*nodes);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string first_slurm_host(const std::string& node_list) {
+  const std::size_t end = node_list.find_first_of("[,");
+  const std::string prefix = node_list.substr(0, end);
+  if (end == std::string::npos || node_list[end] == ',') return prefix;
+  const std::size_t stop = node_list.find_first_of(",-]", end + 1);
+  return prefix + node_list.substr(end + 1, stop - end - 1);
+}
+
+RankVariables read_rank_variables(const Environment& environment) {
+  Reading reading(environment);
+  const Family* chosen = nullptr;
+  Values values;
+  for (const Family& family : kFamilies) {
+    const Values found = reading.read(family);
+    // MPI libraries and Slurm export parts of their variables outside jobs.
+    const bool present = family.launcher == "torch" ? found.rank || found.size
+                                                    : found.rank && found.size;
+    if (!present) continue;
+    if (chosen == nullptr) {
+      chosen = &family;
+      values = found;
+      check(reading, family, found);
+    } else if (chosen->launcher == "torch") {
+      check_against_job(reading, environment, values, family, found);
+    }
+  }
+  RankVariables result;
+  if (const auto port = environment.get("MASTER_PORT")) {
+    const auto number = parse_int(*port);
+    if (number && *number >= 0 && *number <= 65535) {
+      result.port = static_cast<int>(*number);
+    } else {
+      reading.complain(concat("MASTER_PORT=\"", *port, "\" is not a port; use 0 to 65535"));
+    }
+  }
+  reading.finish();
+  if (chosen == nullptr) return result;
+
+  result.launcher = chosen->launcher;
+  result.size = *values.size;
+  result.rank = values.rank.value_or(0);
+  result.local_rank = values.local_rank.value_or(0);
+  // A lone local rank says nothing of how many there are; without either,
+  // every process is alone on its machine, as Kubernetes operators start them.
+  result.local_size = values.local_size.value_or(values.local_rank ? result.size : 1);
+  if (result.size == 1) return result;
+
+  const auto address = address_of(environment, *chosen);
+  if (!address && result.local_size != result.size) {
+    throw ConfigError(concat(
+        "[launch] ", chosen->launcher, " started ", result.size, " ranks, ", result.local_size,
+        " on this machine, but MASTER_ADDR is not set; set it to the host of rank 0"));
+  }
+  result.address = address.value_or("127.0.0.1");
+  result.agent_hosts_store =
+      parse_bool(environment.get("TORCHELASTIC_USE_AGENT_STORE").value_or("false")).value_or(false);
+  if (const auto restarts = environment.get("TORCHELASTIC_RESTART_COUNT")) {
+    result.store_prefix = concat("attempt_", *restarts);
+  }
+  return result;
+}
+
+}  // namespace accelerate::detail

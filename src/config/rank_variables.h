@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/environment.h"
+
+namespace accelerate::detail {
+
+/// Who this process is among how many, and where rank 0 listens.
+struct RankVariables {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  std::string address = "127.0.0.1";
+  int port = 29500;
+  /// Whose variables these are: "none", "torch", "Open MPI", "MPI", "Slurm" …
+  std::string launcher = "none";
+  /// torchrun's agent keeps the store itself: rank 0 connects as a client too.
+  bool agent_hosts_store = false;
+  /// Begins every store key, so that a restarted group does not meet the old.
+  std::string store_prefix;
+};
+
+/// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
+/// training operators (RANK, WORLD_SIZE …), Open MPI, MVAPICH, Intel MPI and
+/// MPICH, PALS, and Slurm steps, in this order; a single process if there are
+/// none. Throws one ConfigError listing all that are missing, unreadable or
+/// contradict each other.
+RankVariables read_rank_variables(const Environment& environment);
+
+/// First host of a Slurm node list: "node[03-05,9],x7" gives "node03".
+std::string first_slurm_host(const std::string& node_list);
+
+}  // namespace accelerate::detail

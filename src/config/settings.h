@@ -1,0 +1,70 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/environment.h"
+#include "config/option_table.h"
+
+namespace accelerate::detail {
+
+/// Where a value came from, weakest first.
+enum class Origin { default_value, file, environment, launcher, flag, code };
+
+/// One place that values come from, not yet checked.
+struct Source {
+  Origin origin;
+  /// Said to people: "environment variable X", "file run.yaml".
+  std::map<std::string, std::pair<std::string, std::string>, std::less<>> values;
+  // key -> (text, where exactly)
+
+  void add(std::string_view key, std::string text, std::string where);
+};
+
+struct Resolved {
+  OptionValue value;
+  Origin origin;
+  std::string where;
+};
+
+/// Every option of the table with its value and where it came from.
+class Settings {
+ public:
+  /// Nothing for an option that is unset and has no default.
+  [[nodiscard]] const Resolved* find(std::string_view key) const;
+
+  [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const;
+  [[nodiscard]] std::optional<double> number(std::string_view key) const;
+  [[nodiscard]] std::optional<std::string> text(std::string_view key) const;
+  [[nodiscard]] bool boolean(std::string_view key) const;
+
+  /// A line an option: name, value, origin.
+  [[nodiscard]] std::string explain() const;
+
+  [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all() const {
+    return values_;
+  }
+
+ private:
+  friend Settings resolve(std::span<const Source> sources);
+  std::map<std::string, Resolved, std::less<>> values_;
+};
+
+/// Takes each option from the strongest source that has it. Checks every value
+/// of every source first and throws one ConfigError with all complaints.
+Settings resolve(std::span<const Source> sources);
+
+/// What the table's variables say.
+Source source_from_environment(const Environment& environment);
+
+/// `ACCELERATE_CPP_CONFIG`: what the launcher decided, as one JSON object with
+/// the config file's keys, and under "origins" where each came from.
+inline constexpr std::string_view kHandoverVariable = "ACCELERATE_CPP_CONFIG";
+Source source_from_handover(const Environment& environment);
+std::string to_handover(const Settings& settings);
+
+}  // namespace accelerate::detail
