@@ -1,0 +1,103 @@
+# Finds LibTorch and defines the imported targets accelerate::c10 and
+# accelerate::torch_cpu. Looked for, in this order: ACCELERATE_LIBTORCH_DIR,
+# Torch_DIR, CMAKE_PREFIX_PATH, the active Python's torch.
+#
+# Not find_package(Torch): with a CUDA build of LibTorch that one demands the
+# whole CUDA toolkit, and links libtorch.so, which drags CUDA in, even for
+# programs that stay on the CPU.
+set(ACCELERATE_LIBTORCH_OLDEST 2.11.0)
+
+function(_accelerate_libtorch_candidates result)
+  set(found "")
+  if(ACCELERATE_LIBTORCH_DIR)
+    # Named by hand: nothing else is considered.
+    set(${result} "${ACCELERATE_LIBTORCH_DIR}" PARENT_SCOPE)
+    return()
+  endif()
+  set(prefixes ${Torch_DIR} ${CMAKE_PREFIX_PATH})
+  if(DEFINED ENV{Torch_DIR})
+    list(APPEND prefixes $ENV{Torch_DIR})
+  endif()
+  if(DEFINED ENV{CMAKE_PREFIX_PATH})
+    string(REPLACE ":" ";" more "$ENV{CMAKE_PREFIX_PATH}")
+    list(APPEND prefixes ${more})
+  endif()
+  foreach(prefix IN LISTS prefixes)
+    # The folder itself, its share/cmake, or its share/cmake/Torch may be given.
+    list(APPEND found "${prefix}" "${prefix}/../.." "${prefix}/../../..")
+  endforeach()
+  find_program(_accelerate_python NAMES python3 python NO_CACHE)
+  if(_accelerate_python)
+    execute_process(
+      COMMAND ${_accelerate_python} -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+      OUTPUT_VARIABLE site OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(site)
+      list(APPEND found "${site}")
+    endif()
+  endif()
+  set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+function(_accelerate_libtorch_version folder result)
+  set(header "${folder}/include/torch/headeronly/version.h")
+  if(NOT EXISTS "${header}")
+    set(header "${folder}/include/torch/csrc/api/include/torch/version.h")
+  endif()
+  set(version "")
+  if(EXISTS "${header}" AND EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/lib/libc10.so")
+    file(STRINGS "${header}" lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE ".* ([0-9]+)$" "\\1" part "${line}")
+      list(APPEND version ${part})
+    endforeach()
+    string(REPLACE ";" "." version "${version}")
+  endif()
+  set(${result} "${version}" PARENT_SCOPE)
+endfunction()
+
+function(accelerate_find_libtorch)
+  if(TARGET accelerate::torch_cpu)
+    return()
+  endif()
+  _accelerate_libtorch_candidates(candidates)
+  set(too_old "")
+  foreach(candidate IN LISTS candidates)
+    get_filename_component(folder "${candidate}" ABSOLUTE)
+    _accelerate_libtorch_version("${folder}" version)
+    if(version AND version VERSION_LESS ACCELERATE_LIBTORCH_OLDEST)
+      list(APPEND too_old "${folder} is ${version}")
+    elseif(version)
+      break()
+    endif()
+    set(version "")
+  endforeach()
+  if(NOT version)
+    set(where "${candidates}")
+    if(NOT where)
+      set(where "nowhere: nothing was given and the active Python has no torch")
+    endif()
+    message(FATAL_ERROR
+      "LibTorch ${ACCELERATE_LIBTORCH_OLDEST} or newer was not found (too old: ${too_old}; looked in: ${where}). "
+      "Run tools/bootstrap and configure with tools/configure, or give the folder that holds include/ and lib/ "
+      "by -DACCELERATE_LIBTORCH_DIR=/path/to/libtorch")
+  endif()
+  message(STATUS "LibTorch ${version}: ${folder}")
+  set(ACCELERATE_LIBTORCH_FOLDER "${folder}" PARENT_SCOPE)
+  set(ACCELERATE_LIBTORCH_VERSION "${version}" PARENT_SCOPE)
+
+  add_library(accelerate::c10 SHARED IMPORTED GLOBAL)
+  set_target_properties(accelerate::c10 PROPERTIES
+    IMPORTED_LOCATION "${folder}/lib/libc10.so"
+)
+  add_library(accelerate::torch_cpu SHARED IMPORTED GLOBAL)
+  set_target_properties(accelerate::torch_cpu PROPERTIES
+    IMPORTED_LOCATION "${folder}/lib/libtorch_cpu.so"
+    INTERFACE_LINK_LIBRARIES accelerate::c10)
+  foreach(target accelerate::c10 accelerate::torch_cpu)
+    target_include_directories(${target} SYSTEM INTERFACE
+      "${folder}/include" "${folder}/include/torch/csrc/api/include")
+  endforeach()
+  # The wheel's CPU library needs two CUDA libraries that its own RPATH finds
+  # at run time; the linker need not see them.
+  target_link_options(accelerate::torch_cpu INTERFACE LINKER:--allow-shlib-undefined)
+endfunction()

@@ -1,0 +1,210 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/log.h>
+
+namespace accelerate {
+
+namespace detail {
+struct GroupImpl;
+struct StoreImpl;
+struct WorldImpl;
+}  // namespace detail
+
+/// How values of several ranks become one. Booleans: sum, max and bit_or say
+/// whether any is true; product, min and bit_and whether all are. `mean` needs
+/// floating-point or complex values.
+enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
+
+/// Some ranks that communicate. A cheap handle: copies are the same group.
+///
+/// Every collective must be called by all ranks of the group, in the same
+/// order, with tensors of the same dtype on the same kind of device; shapes
+/// must agree unless a function says otherwise. With one rank each is the
+/// identity. Every dtype LibTorch has is taken (arithmetic on packed 4-bit
+/// floats excepted), as are non-contiguous, 0-d and empty tensors. Nothing is
+/// recorded by autograd.
+///
+/// A group must not be used by two threads at once: give traffic that overlaps
+/// a group of its own (`World::new_group`).
+///
+/// Throws DistributedError, naming the operation, its number and the peers, if
+/// a peer is gone or stays silent for longer than the timeout; the group is
+/// unusable afterwards. Throws ConfigError for a tensor or operation that
+/// cannot be honoured, before anything is sent.
+class ACCELERATE_API Group {
+ public:
+  /// A group of this process alone.
+  Group();
+  explicit Group(std::shared_ptr<detail::GroupImpl> impl);
+
+  /// This process's place in the group.
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int size() const;
+  /// The members' ranks in the world, in the group's order.
+  [[nodiscard]] const std::vector<int>& world_ranks() const;
+
+  /// In place: `tensor` becomes the reduction over all ranks.
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
+  /// In place on rank `dst`; elsewhere `tensor` keeps its values.
+  void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum) const;
+  /// In place: `tensor` becomes what rank `src` holds.
+  void broadcast(const at::Tensor& tensor, int src) const;
+
+  /// One tensor a rank, each of this tensor's shape.
+  [[nodiscard]] std::vector<at::Tensor> all_gather(const at::Tensor& tensor) const;
+  /// One tensor a rank; shapes, even numbers of dimensions, may differ.
+  [[nodiscard]] std::vector<at::Tensor> all_gather_uneven(const at::Tensor& tensor) const;
+  /// On rank `dst` one tensor a rank; elsewhere nothing.
+  [[nodiscard]] std::vector<at::Tensor> gather(const at::Tensor& tensor, int dst) const;
+
+  /// The reduction of `tensor`, cut along dimension 0 into `size()` equal
+  /// parts: this rank's part.
+  [[nodiscard]] at::Tensor reduce_scatter(
+      const at::Tensor& tensor,
+      ReduceOp op = ReduceOp::sum) const;
+  /// Fills `output` with the part that rank `src` holds for this rank. `parts`
+  /// is read on `src` only: one tensor a rank, each of `output`'s shape.
+  void scatter(const at::Tensor& output, std::span<const at::Tensor> parts, int src) const;
+  /// Sends `parts[r]` to rank r and returns what the ranks sent to this one.
+  /// Sizes along dimension 0 may differ from part to part; the rest may not.
+  [[nodiscard]] std::vector<at::Tensor> all_to_all(std::span<const at::Tensor> parts) const;
+
+  void send(const at::Tensor& tensor, int dst, int tag = 0) const;
+  void recv(const at::Tensor& tensor, int src, int tag = 0) const;
+
+  /// Returns when every rank has come here.
+  void barrier() const;
+  /// The same, and the error of a rank that did not come within `timeout`
+  /// names every missing rank. Slower: all ranks answer to rank 0.
+  void monitored_barrier(std::chrono::milliseconds timeout) const;
+
+  /// Any bytes, of any length: a serialised object, say.
+  [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src) const;
+  [[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
+  [[nodiscard]] std::string scatter_bytes(std::span<const std::string> parts, int src) const;
+
+  /// Objects as JSON. `Json` is nlohmann::json or any type with `dump()` and a
+  /// static `parse(text)`.
+  template <class Json>
+  [[nodiscard]] Json broadcast_object(const Json& object, int src) const {
+    return Json::parse(broadcast_bytes(rank() == src ? object.dump() : "", src));
+  }
+  template <class Json>
+  [[nodiscard]] std::vector<Json> all_gather_object(const Json& object) const {
+    std::vector<Json> objects;
+    for (const std::string& text : all_gather_bytes(object.dump())) {
+      objects.push_back(Json::parse(text));
+    }
+    return objects;
+  }
+
+  [[nodiscard]] const std::shared_ptr<detail::GroupImpl>& impl() const { return impl_; }
+
+ private:
+  std::shared_ptr<detail::GroupImpl> impl_;
+};
+
+/// A small shared dictionary through which ranks find each other. A cheap
+/// handle. Keys are texts, values any bytes. Throws DistributedError if the
+/// store is gone or `get` waits longer than the timeout.
+class ACCELERATE_API Store {
+ public:
+  /// On the rank that serves it, listens at `port` (0 takes a free one, see
+  /// port()); elsewhere connects, waiting until the server is there. Throws
+  /// ConfigError if the port is taken.
+  static Store tcp(
+      const std::string& host,
+      int port,
+      bool is_server,
+      std::chrono::milliseconds timeout = std::chrono::seconds(300));
+  /// In a file that all ranks see and that does not exist yet.
+  static Store file(const std::string& path, int num_ranks);
+  /// Among threads of this process.
+  static Store in_memory();
+
+  void set(const std::string& key, std::string_view value) const;
+  /// Waits until the key is there.
+  [[nodiscard]] std::string get(const std::string& key) const;
+  [[nodiscard]] bool has(const std::string& key) const;
+  /// Adds to a counter that starts at 0; returns the new value.
+  std::int64_t add(const std::string& key, std::int64_t amount) const;
+
+  /// The same store, with every key behind `prefix`.
+  [[nodiscard]] Store with_prefix(const std::string& prefix) const;
+  /// Where a TCP store listens; 0 for the others.
+  [[nodiscard]] int port() const;
+
+  explicit Store(std::shared_ptr<detail::StoreImpl> impl);
+  [[nodiscard]] const std::shared_ptr<detail::StoreImpl>& impl() const { return impl_; }
+
+ private:
+  std::shared_ptr<detail::StoreImpl> impl_;
+};
+
+/// Who this process is. Unset fields take what the launcher said: this
+/// project's, torchrun, Accelerate's, MPI or Slurm (docs/reference/launchers.md);
+/// without any launcher, one rank alone.
+struct WorldOptions {
+  std::optional<int> rank = std::nullopt;
+  std::optional<int> size = std::nullopt;
+  std::optional<int> local_rank = std::nullopt;
+  std::optional<int> local_size = std::nullopt;
+  /// Host and port of the TCP store that rank 0 serves.
+  std::optional<std::string> address = std::nullopt;
+  std::optional<int> port = std::nullopt;
+  /// Meet here instead of at a TCP store: a file, or memory among threads.
+  std::optional<Store> store = std::nullopt;
+  /// Unset: the accelerator of this local rank if there is one, else the CPU.
+  std::optional<at::Device> device = std::nullopt;
+  /// How long starting, and every collective, waits for a silent peer.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// Compare operation, dtype and shape between ranks before each collective;
+  /// every collective then costs a second one.
+  std::optional<bool> debug = std::nullopt;
+  Logger logger = {};
+};
+
+/// This process among all: ranks, device, store and the group of everybody. A
+/// cheap handle; the last copy, and the last Group made from it, close the
+/// connections. Built by every rank at once; several may exist in one process,
+/// also as threads that share an in-memory store, each a rank.
+class ACCELERATE_API World {
+ public:
+  /// Meets the other ranks. Throws ConfigError for variables or options that
+  /// contradict each other, DistributedError naming ranks that do not come.
+  explicit World(const WorldOptions& options = {});
+
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int size() const;
+  [[nodiscard]] int local_rank() const;
+  [[nodiscard]] int local_size() const;
+  [[nodiscard]] at::Device device() const;
+  [[nodiscard]] std::chrono::milliseconds timeout() const;
+  /// Whose variables said who this is: "torch", "Slurm", "none", "options" ….
+  [[nodiscard]] const std::string& launcher() const;
+
+  [[nodiscard]] const Group& group() const;
+  [[nodiscard]] const Store& store() const;
+  [[nodiscard]] const Logger& logger() const;
+
+  /// A group of some ranks. Called by exactly these ranks, each with the same
+  /// list; calling again with the same list gives a new, separate group.
+  [[nodiscard]] Group new_group(const std::vector<int>& world_ranks) const;
+
+ private:
+  std::shared_ptr<detail::WorldImpl> impl_;
+};
+
+}  // namespace accelerate

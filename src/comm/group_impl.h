@@ -1,0 +1,76 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <accelerate/world.h>
+
+#include "comm/gloo_backend.h"
+
+namespace accelerate::detail {
+
+/// What the groups of one World share.
+struct WorldCore {
+  Store store = Store::in_memory();
+  std::shared_ptr<GlooDevice> gloo;
+  std::chrono::milliseconds timeout{};
+  bool debug = false;
+  Logger logger;
+};
+
+struct GroupImpl {
+  std::string name = "self";
+  int rank = 0;
+  int size = 1;
+  std::vector<int> world_ranks{0};
+  std::shared_ptr<WorldCore> world;
+
+  /// Null for a group of one.
+  c10::intrusive_ptr<c10d::Backend> backend;
+  /// The form that Reducer takes; null for a group of one.
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+
+  /// Number of the collective under way, counted from 1, equal on all ranks.
+  std::atomic<std::uint64_t> sequence{0};
+
+  GroupImpl() = default;
+  GroupImpl(const GroupImpl&) = delete;
+  GroupImpl& operator=(const GroupImpl&) = delete;
+  ~GroupImpl();
+
+  [[nodiscard]] int peer_in_world(int group_rank) const {
+    return world_ranks[static_cast<std::size_t>(group_rank)];
+  }
+};
+
+/// Connects `world_ranks`, of which this process is `rank`-th.
+std::shared_ptr<GroupImpl> make_group(
+    std::shared_ptr<WorldCore> world,
+    std::string name,
+    int rank,
+    std::vector<int> world_ranks);
+
+/// Turns what a backend threw into a DistributedError that names operation,
+/// number and the peers that are gone or silent. Tells the others first, so
+/// that theirs can.
+[[noreturn]] void fail_collective(
+    const GroupImpl& group,
+    const char* operation,
+    std::uint64_t sequence,
+    const std::exception& error);
+
+/// Debug mode: all ranks compare what they are about to do. Throws
+/// DistributedError with each rank's version if they differ.
+void check_agreement(const GroupImpl& group, const char* operation, const std::string& detail);
+
+}  // namespace accelerate::detail
