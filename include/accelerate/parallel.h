@@ -1,0 +1,95 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/export.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+/// The ways in which ranks can differ, outermost first: neighbouring ranks
+/// share a tensor group, the farthest apart are pipeline stages.
+enum class Axis { pipeline, replicate, shard, context, tensor };
+
+inline constexpr int kNumAxes = 5;
+
+ACCELERATE_API std::string_view name_of(Axis axis);
+
+/// How copies of a model on several ranks are kept equal.
+struct ReplicateOptions {
+  /// Gradients travel in buckets of about this size, as soon as each is full.
+  /// Larger: fewer, longer messages; smaller: more overlap with backward.
+  std::int64_t bucket_bytes = 25 << 20;
+  /// The first bucket is smaller, so that sending starts early.
+  std::int64_t first_bucket_bytes = 1 << 20;
+  /// Set it when some parameters take no part in some steps. Costs a walk over
+  /// the graph before every backward, and the outputs of the model must be
+  /// visitable (nested.h).
+  bool find_unused_parameters = false;
+  /// The set of used parameters never changes: found once, in the first step.
+  bool static_graph = false;
+  /// Gradients are views of the buckets, which saves their memory once more;
+  /// then do not detach_() them.
+  bool gradient_as_bucket_view = false;
+  /// Send rank 0's buffers (running statistics) to all after each step.
+  bool broadcast_buffers = true;
+};
+
+/// Degrees of parallelism; their product is the number of ranks.
+struct ParallelOptions {
+  /// Copies of the model. Unset: the launcher's value, else every rank that the
+  /// other degrees leave.
+  std::optional<int> replicate = std::nullopt;
+  /// Ranks that split parameters, gradients and optimizer state.
+  std::optional<int> shard = std::nullopt;
+  /// Ranks that split each layer.
+  std::optional<int> tensor = std::nullopt;
+  /// Ranks that split the sequence.
+  std::optional<int> context = std::nullopt;
+  /// Pipeline stages.
+  std::optional<int> pipeline = std::nullopt;
+
+  ReplicateOptions replicate_options = {};
+};
+
+namespace detail {
+struct MeshImpl;
+}  // namespace detail
+
+/// The ranks as a grid with one dimension an axis. A cheap handle.
+class ACCELERATE_API Mesh {
+ public:
+  /// One degree an axis, in the order of Axis. Called by all ranks at once.
+  /// Throws ConfigError, with the way out, if the product is not the number of
+  /// ranks.
+  Mesh(const World& world, const std::array<int, kNumAxes>& degrees);
+
+  [[nodiscard]] int degree(Axis axis) const;
+  /// This rank's place along the axis.
+  [[nodiscard]] int coordinate(Axis axis) const;
+
+  /// The ranks that differ from this one along `axis` only. Made at
+  /// construction.
+  [[nodiscard]] const Group& group(Axis axis) const;
+  /// The ranks that differ along any of `axes`. Made at the first call, which
+  /// all of them must make.
+  [[nodiscard]] Group group(std::initializer_list<Axis> axes) const;
+
+  /// Ranks with different batch ranks read different data; replicas and shards
+  /// do, the other axes share a batch.
+  [[nodiscard]] int batch_rank() const;
+  [[nodiscard]] int batch_count() const;
+
+  [[nodiscard]] const World& world() const;
+
+ private:
+  std::shared_ptr<detail::MeshImpl> impl_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,144 @@
+#include <accelerate/parallel.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate {
+
+namespace {
+
+constexpr std::array<std::string_view, kNumAxes> kNames{
+    "pipeline", "replicate", "shard", "context", "tensor"};
+
+using Degrees = std::array<int, kNumAxes>;
+using AxisSet = std::array<bool, kNumAxes>;
+
+std::size_t index_of(Axis axis) { return static_cast<std::size_t>(axis); }
+
+int product(const Degrees& degrees) {
+  return std::accumulate(degrees.begin(), degrees.end(), 1, std::multiplies<>());
+}
+
+// "set shard to 2 or launch 16 processes": the first is offered where changing
+// one degree is enough.
+std::string way_out(const Degrees& degrees, int size) {
+  for (std::size_t i = 0; i < degrees.size(); ++i) {
+    const int rest = product(degrees) / degrees[i];
+    if (degrees[i] > 1 && size % rest == 0) {
+      return detail::concat("set ", kNames[i], " to ", size / rest, " or launch ", product(degrees),
+          " processes");
+    }
+  }
+  return detail::concat("launch ", product(degrees), " processes");
+}
+
+void require_product(const Degrees& degrees, int size) {
+  std::vector<std::string> factors;
+  for (std::size_t i = 0; i < degrees.size(); ++i) {
+    if (degrees[i] < 1) {
+      throw ConfigError(detail::concat(
+          "[parallel] ", kNames[i], " is ", degrees[i], "; a degree is at least 1"));
+    }
+    if (degrees[i] > 1) factors.push_back(detail::concat(kNames[i], " (", degrees[i], ")"));
+  }
+  if (product(degrees) == size) return;
+  if (factors.empty()) factors.emplace_back("every degree (1)");
+  throw ConfigError(detail::concat(
+      "[parallel] ", detail::join(factors, " x "), " = ", product(degrees),
+      " ranks, but the launcher started ", size, "; ", way_out(degrees, size)));
+}
+
+}  // namespace
+
+std::string_view name_of(Axis axis) { return kNames[index_of(axis)]; }
+
+namespace detail {
+
+struct MeshImpl {
+  World world;
+  Degrees degrees;
+  Degrees coordinates;
+  std::array<Group, kNumAxes> groups;
+  std::map<AxisSet, Group> joint_groups;
+
+  // World ranks that differ from this one only along `axes`.
+  [[nodiscard]] std::vector<int> members(const AxisSet& axes) const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const Degrees place = place_of(rank);
+      bool belongs = true;
+      for (std::size_t i = 0; i < kNumAxes; ++i) {
+        belongs = belongs && (axes[i] || place[i] == coordinates[i]);
+      }
+      if (belongs) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+  [[nodiscard]] Degrees place_of(int rank) const {
+    Degrees place{};
+    for (std::size_t i = kNumAxes; i-- > 0;) {
+      place[i] = rank % degrees[i];
+      rank /= degrees[i];
+    }
+    return place;
+  }
+
+  [[nodiscard]] Group make(const AxisSet& axes) const {
+    const std::vector<int> ranks = members(axes);
+    if (ranks.size() == 1) return {};
+    if (static_cast<int>(ranks.size()) == world.size()) return world.group();
+    return world.new_group(ranks);
+  }
+};
+
+}  // namespace detail
+
+Mesh::Mesh(const World& world, const Degrees& degrees) {
+  require_product(degrees, world.size());
+  impl_ = std::make_shared<detail::MeshImpl>(detail::MeshImpl{world, degrees, {}, {}, {}});
+  impl_->coordinates = impl_->place_of(world.rank());
+  for (std::size_t i = 0; i < kNumAxes; ++i) {
+    AxisSet axes{};
+    axes[i] = true;
+    impl_->groups[i] = impl_->make(axes);
+  }
+}
+
+int Mesh::degree(Axis axis) const { return impl_->degrees[index_of(axis)]; }
+
+int Mesh::coordinate(Axis axis) const { return impl_->coordinates[index_of(axis)]; }
+
+const Group& Mesh::group(Axis axis) const { return impl_->groups[index_of(axis)]; }
+
+Group Mesh::group(std::initializer_list<Axis> axes) const {
+  AxisSet set{};
+  // Axes of degree 1 add nobody; leaving them out finds the group that exists.
+  for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
+  const auto count = std::count(set.begin(), set.end(), true);
+  if (count == 0) return {};
+  if (count == 1) {
+    return impl_->groups[static_cast<std::size_t>(std::find(set.begin(), set.end(), true) - set.begin())];
+  }
+  const auto found = impl_->joint_groups.find(set);
+  if (found != impl_->joint_groups.end()) return found->second;
+  return impl_->joint_groups.emplace(set, impl_->make(set)).first->second;
+}
+
+int Mesh::batch_rank() const {
+  return coordinate(Axis::replicate) * degree(Axis::shard) + coordinate(Axis::shard);
+}
+
+int Mesh::batch_count() const { return degree(Axis::replicate) * degree(Axis::shard); }
+
+const World& Mesh::world() const { return impl_->world; }
+
+}  // namespace accelerate

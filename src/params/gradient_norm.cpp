@@ -1,0 +1,77 @@
+#include "params/gradient_norm.h"
+
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Norms of a list in as few kernels as its dtypes and devices allow, each in
+// at least single precision, so that half-precision sums do not overflow.
+at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
+  std::map<std::pair<c10::DeviceType, at::ScalarType>, std::vector<at::Tensor>> alike;
+  for (const at::Tensor& gradient : gradients) {
+    alike[{gradient.device().type(), gradient.scalar_type()}].push_back(gradient);
+  }
+  std::vector<at::Tensor> norms;
+  for (const auto& [kind, list] : alike) {
+    const at::ScalarType wide = at::isReducedFloatingType(kind.second) ? at::kFloat : kind.second;
+    for (const at::Tensor& norm : at::_foreach_norm(list, p, wide)) {
+      norms.push_back(norm.to(gradients[0].device()));
+    }
+  }
+  at::ScalarType common = norms[0].scalar_type();
+  for (const at::Tensor& norm : norms) common = at::promote_types(common, norm.scalar_type());
+  for (at::Tensor& norm : norms) norm = norm.to(common);
+  return at::stack(norms).norm(p);
+}
+
+}  // namespace
+
+at::Tensor gradient_norm(
+    std::span<const Parameter* const> rows,
+    const Mesh& mesh,
+    double norm_type) {
+  if (!(norm_type > 0)) {
+    throw ConfigError(concat(
+        "[params] a gradient norm of type ", norm_type, " was asked for; use a number above 0, or infinity"));
+  }
+  const at::NoGradGuard no_grad;
+  std::map<std::vector<Axis>, std::vector<at::Tensor>> by_axes;
+  // Every rank must take part for every set of axes, even without gradients.
+  for (const Parameter* row : rows) {
+    auto& list = by_axes[row->layout.split_axes];
+    if (row->local.grad().defined()) list.push_back(row->local.grad());
+  }
+  const bool is_infinite = std::isinf(norm_type);
+  at::Tensor total;
+  for (const auto& [axes, gradients] : by_axes) {
+    at::Tensor norm = gradients.empty() ? at::zeros({}) : list_norm(gradients, norm_type);
+    if (!axes.empty()) {
+      if (!is_infinite) norm = norm.pow(norm_type);
+      for (const Axis axis : axes) {
+        mesh.group(axis).all_reduce(norm, is_infinite ? ReduceOp::max : ReduceOp::sum);
+      }
+      if (!is_infinite) norm = norm.pow(1.0 / norm_type);
+    }
+    if (!total.defined()) {
+      total = norm;
+    } else if (is_infinite) {
+      total = at::maximum(total, norm.to(total.device()));
+    } else {
+      total = (total.pow(norm_type) + norm.to(total.device()).pow(norm_type)).pow(1.0 / norm_type);
+    }
+  }
+  return total.defined() ? total : at::zeros({});
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "params/parameter_table.h"
+
+namespace accelerate::detail {
+
+/// Norm of the gradients of `rows` as if every parameter were whole on one
+/// rank: rows are grouped by the axes they are split over, each group's sum of
+/// powers is reduced over exactly those axes, and the sums are added, so that
+/// replicated rows count once. `norm_type` is any p > 0, or infinity.
+/// Returns a 0-d tensor on the gradients' device; 0 if there are none.
+at::Tensor gradient_norm(
+    std::span<const Parameter* const> rows,
+    const Mesh& mesh,
+    double norm_type);
+
+}  // namespace accelerate::detail

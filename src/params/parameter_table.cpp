@@ -1,0 +1,38 @@
+#include "params/parameter_table.h"
+
+#include <torch/nn/module.h>
+
+namespace accelerate::detail {
+
+ParameterTable::ParameterTable(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters(/*recurse=*/true)) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    const auto [entry, is_new] = by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
+    // A tied tensor is one row; its other names find it too.
+    by_name_.emplace(item.key(), entry->second);
+    if (is_new) {
+      rows_.push_back({item.key(), tensor, tensor, Layout::whole(tensor.sizes().vec())});
+    }
+  }
+}
+
+const Parameter* ParameterTable::find(std::string_view name) const {
+  const auto found = by_name_.find(std::string(name));
+  return found == by_name_.end() ? nullptr : &rows_[found->second];
+}
+
+const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
+  const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
+  return found == by_tensor_.end() ? nullptr : &rows_[found->second];
+}
+
+std::vector<const Parameter*> ParameterTable::trainable() const {
+  std::vector<const Parameter*> out;
+  for (const Parameter& row : rows_) {
+    if (row.tensor.requires_grad()) out.push_back(&row);
+  }
+  return out;
+}
+
+}  // namespace accelerate::detail
