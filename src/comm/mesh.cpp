@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/mesh.h"
 
 namespace accelerate {
 
@@ -40,27 +41,26 @@ std::string way_out(const Degrees& degrees, int size) {
   return detail::concat("launch ", product(degrees), " processes");
 }
 
-void require_product(const Degrees& degrees, int size) {
-  std::vector<std::string> factors;
-  for (std::size_t i = 0; i < degrees.size(); ++i) {
-    if (degrees[i] < 1) {
-      throw ConfigError(detail::concat(
-          "[parallel] ", kNames[i], " is ", degrees[i], "; a degree is at least 1"));
-    }
-    if (degrees[i] > 1) factors.push_back(detail::concat(kNames[i], " (", degrees[i], ")"));
-  }
-  if (product(degrees) == size) return;
-  if (factors.empty()) factors.emplace_back("every degree (1)");
-  throw ConfigError(detail::concat(
-      "[parallel] ", detail::join(factors, " x "), " = ", product(degrees),
-      " ranks, but the launcher started ", size, "; ", way_out(degrees, size)));
-}
-
 }  // namespace
 
 std::string_view name_of(Axis axis) { return kNames[index_of(axis)]; }
 
 namespace detail {
+
+std::optional<std::string> mesh_complaint(const Degrees& degrees, int world_size) {
+  std::vector<std::string> factors;
+  for (std::size_t i = 0; i < degrees.size(); ++i) {
+    if (degrees[i] < 1) {
+      return concat("[parallel] ", kNames[i], " is ", degrees[i], "; a degree is at least 1");
+    }
+    if (degrees[i] > 1) factors.push_back(concat(kNames[i], " (", degrees[i], ")"));
+  }
+  if (product(degrees) == world_size) return std::nullopt;
+  if (factors.empty()) factors.emplace_back("every degree (1)");
+  return concat(
+      "[parallel] ", join(factors, " x "), " = ", product(degrees),
+      " ranks, but the launcher started ", world_size, "; ", way_out(degrees, world_size));
+}
 
 struct MeshImpl {
   World world;
@@ -103,7 +103,9 @@ struct MeshImpl {
 }  // namespace detail
 
 Mesh::Mesh(const World& world, const Degrees& degrees) {
-  require_product(degrees, world.size());
+  if (const auto complaint = detail::mesh_complaint(degrees, world.size())) {
+    throw ConfigError(*complaint);
+  }
   impl_ = std::make_shared<detail::MeshImpl>(detail::MeshImpl{world, degrees, {}, {}, {}});
   impl_->coordinates = impl_->place_of(world.rank());
   for (std::size_t i = 0; i < kNumAxes; ++i) {
