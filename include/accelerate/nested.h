@@ -13,6 +13,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/export.h>
+#include <accelerate/world.h>
+
 namespace accelerate {
 
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
@@ -127,6 +130,172 @@ T send_to_device(T value, at::Device device, bool non_blocking = false) {
     if (tensor.defined() && tensor.device() != device) tensor = tensor.to(device, non_blocking);
   });
   return value;
+}
+
+/// How `reduce` joins the values of all ranks. `none` leaves each rank its own.
+enum class Reduction { none, sum, mean };
+
+namespace detail {
+// In place of each tensor, the result. Undefined tensors stay undefined.
+ACCELERATE_API void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group);
+ACCELERATE_API void reduce_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    Reduction reduction,
+    double scale);
+ACCELERATE_API void broadcast_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    int from_process);
+ACCELERATE_API void pad_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    std::int64_t dim,
+    double pad_index,
+    bool pad_first);
+ACCELERATE_API at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t dim);
+ACCELERATE_API at::Tensor slice_rows(
+    const at::Tensor& tensor,
+    std::int64_t begin,
+    std::int64_t end);
+/// This rank's part of `size` items as [begin, end): the first `size % count`
+/// ranks have one more.
+ACCELERATE_API std::pair<std::int64_t, std::int64_t> share_of(
+    std::int64_t size,
+    int rank,
+    int count);
+
+template <class T, class Change>
+T with_tensors(T value, Change&& change) {
+  std::vector<at::Tensor> tensors = tensors_of(value);
+  change(tensors);
+  std::size_t next = 0;
+  visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+  return value;
+}
+}  // namespace detail
+
+/// Every tensor of `value` as the values of all ranks joined along dimension 0
+/// in rank order, on every rank; a 0-d tensor counts as one row. Rows may
+/// differ in number from rank to rank; the other dimensions may not. New
+/// tensors; nothing is recorded by autograd.
+template <NestedTensors T>
+T gather(const T& value, const Group& group) {
+  return detail::with_tensors(value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
+}
+
+/// Every tensor of `value` as the sum or mean over all ranks, times `scale`.
+/// The mean needs floating-point or complex values. New tensors.
+template <NestedTensors T>
+T reduce(
+    const T& value,
+    const Group& group,
+    Reduction reduction = Reduction::sum,
+    double scale = 1.0) {
+  return detail::with_tensors(value, [&](auto& tensors) {
+    detail::reduce_in_place(tensors, group, reduction, scale);
+  });
+}
+
+/// Every tensor of `value` as rank `from_process` has it. Shapes and dtypes are
+/// those of the other ranks' own tensors, which must agree. New tensors.
+template <NestedTensors T>
+T broadcast(const T& value, const Group& group, int from_process = 0) {
+  return detail::with_tensors(
+      value, [&](auto& tensors) { detail::broadcast_in_place(tensors, group, from_process); });
+}
+
+/// Every tensor of `value`, grown along `dim` to the largest size that any rank
+/// has, with `pad_index` after its values (or before, with `pad_first`).
+/// Tensors without that dimension stay as they are. `dim` may count from the
+/// end.
+template <NestedTensors T>
+T pad_across_processes(
+    const T& value,
+    const Group& group,
+    std::int64_t dim = 0,
+    double pad_index = 0,
+    bool pad_first = false) {
+  return detail::with_tensors(value, [&](auto& tensors) {
+    detail::pad_in_place(tensors, group, dim, pad_index, pad_first);
+  });
+}
+
+/// Corresponding tensors of all `values` joined along `dim`; the rest as in the
+/// first. Throws ConfigError for an empty list, or values of different form.
+template <NestedTensors T>
+T concatenate(const std::vector<T>& values, std::int64_t dim = 0);
+
+/// Rows [begin, end) of every tensor, as views; `end` is cut to the size.
+template <NestedTensors T>
+T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
+  visit_tensors(value, [&](at::Tensor& tensor) { tensor = detail::slice_rows(tensor, begin, end); });
+  return value;
+}
+
+/// Size of dimension 0 of the first tensor that has one; nothing if none has.
+template <NestedTensors T>
+std::optional<std::int64_t> find_batch_size(const T& value) {
+  for (const at::Tensor& tensor : tensors_of(value)) {
+    if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
+  }
+  return std::nullopt;
+}
+
+/// This rank's part of a list or tensor that every rank has whole, as copies;
+/// the first ranks have one item more where it does not divide. With
+/// `apply_padding` all have that many, the last item of all repeated.
+template <class T>
+std::vector<T> split_between_processes(
+    const std::vector<T>& items,
+    const Group& group,
+    bool apply_padding = false) {
+  const auto size = static_cast<std::int64_t>(items.size());
+  const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
+  std::vector<T> part(items.begin() + begin, items.begin() + end);
+  const std::int64_t most = (size + group.size() - 1) / group.size();
+  while (apply_padding && size > 0 && static_cast<std::int64_t>(part.size()) < most) {
+    part.push_back(items.back());
+  }
+  return part;
+}
+/// The same along dimension 0; a 0-d tensor is given to every rank.
+ACCELERATE_API at::Tensor split_between_processes(
+    const at::Tensor& tensor,
+    const Group& group,
+    bool apply_padding = false);
+/// The same for every value of a map.
+template <class K, class V, class C>
+std::map<K, V, C> split_between_processes(
+    const std::map<K, V, C>& values,
+    const Group& group,
+    bool apply_padding = false) {
+  std::map<K, V, C> part;
+  for (const auto& [key, value] : values) {
+    part.emplace(key, split_between_processes(value, group, apply_padding));
+  }
+  return part;
+}
+
+template <NestedTensors T>
+T concatenate(const std::vector<T>& values, std::int64_t dim) {
+  std::vector<std::vector<at::Tensor>> columns;
+  for (const T& value : values) {
+    std::size_t next = 0;
+    for (const at::Tensor& tensor : tensors_of(value)) {
+      if (columns.size() <= next) columns.emplace_back();
+      columns[next++].push_back(tensor);
+    }
+  }
+  for (const auto& column : columns) {
+    if (column.size() != values.size()) columns.clear();
+  }
+  if (values.empty() || columns.empty()) detail::concatenate_rows({}, dim);  // throws
+  return detail::with_tensors(values.front(), [&](auto& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      tensors[i] = detail::concatenate_rows(columns[i], dim);
+    }
+  });
 }
 
 }  // namespace accelerate

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,9 @@ class Strategy {
   virtual void before_backward(bool /*sync_gradients*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
   virtual void after_step() {}
+  /// The forward or backward threw `error`. May throw one that says more;
+  /// else the first goes on.
+  virtual void on_failure(const std::exception& /*error*/) {}
 };
 
 }  // namespace accelerate::detail

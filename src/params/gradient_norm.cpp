@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>

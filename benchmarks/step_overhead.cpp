@@ -1,0 +1,85 @@
+// What the handles add to one training step of a small net: the same loop by
+// hand and through accelerate.cpp, in blocks that take turns.
+#include <chrono>
+#include <cstdlib>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "report.h"
+
+namespace {
+
+namespace F = torch::nn::functional;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kStepsInBlock = 50;
+constexpr int kBlocks = 400;
+
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::relu(fc1(x))); }
+  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(64, 64));
+  torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(64, 10));
+};
+TORCH_MODULE(Net);
+
+template <class Step>
+double microseconds_of_step(Step&& step) {
+  const auto start = Clock::now();
+  for (int i = 0; i < kStepsInBlock; ++i) step();
+  const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+  return elapsed.count() / kStepsInBlock;
+}
+
+}  // namespace
+
+int main() {
+  torch::set_num_threads(1);
+  torch::manual_seed(1);
+  const torch::Tensor inputs = torch::randn({32, 64});
+  const torch::Tensor labels = torch::randint(10, {32});
+
+  Net plain_net;
+  torch::optim::SGD plain(plain_net->parameters(), torch::optim::SGDOptions(1e-3));
+  const auto by_hand = [&] {
+    plain.zero_grad();
+    const torch::Tensor loss = F::cross_entropy(plain_net->forward(inputs), labels);
+    loss.backward();
+    plain.step();
+  };
+
+  const accelerate::Accelerator accelerator;
+  Net net;
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(1e-3));
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  const auto through_handles = [&, &model = model, &optimizer = optimizer] {
+    const auto micro_step = accelerator.accumulate(model);
+    optimizer.zero_grad();
+    const torch::Tensor loss = F::cross_entropy(model(inputs), labels);
+    accelerator.backward(loss);
+    optimizer.step();
+  };
+
+  microseconds_of_step(by_hand);
+  microseconds_of_step(through_handles);
+  std::vector<double> hand, handles, added;
+  for (int block = 0; block < kBlocks; ++block) {
+    // Who goes first alternates, so that a trend favours neither.
+    if (block % 2 == 0) {
+      hand.push_back(microseconds_of_step(by_hand));
+      handles.push_back(microseconds_of_step(through_handles));
+    } else {
+      handles.push_back(microseconds_of_step(through_handles));
+      hand.push_back(microseconds_of_step(by_hand));
+    }
+    added.push_back(handles.back() - hand.back());
+  }
+  using namespace accelerate::benchmarks;
+  report({"step_overhead", "step_us", median(handles), "us", median(hand),
+          median(handles) / median(hand), hand.size()});
+  report({"step_overhead", "added_us", median(added), "us", 0.0,
+          median(handles) / median(hand), added.size()});
+  return 0;
+}

@@ -1,0 +1,205 @@
+// Trains a small convolutional net on 1,797 real handwritten digits.
+//
+//   accelerate-cpp launch --num_processes 2 build/bin/digits
+//
+// ends with a line such as
+//
+//   2 processes, 21000 samples/s, results in digits_run, accuracy=0.9889 digest=3f0c...
+//
+// The same seed on the same number of processes gives the same digest.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "dataset.h"
+
+namespace {
+
+namespace F = torch::nn::functional;
+using Clock = std::chrono::steady_clock;
+
+struct Flags {
+  int epochs = 20;
+  int batch_size = 32;
+  std::uint64_t seed = 1;
+  double learning_rate = 2e-3;
+  int gradient_accumulation_steps = 0;
+  std::string project_dir = "digits_run";
+  std::string precision;
+  std::string data = DIGITS_CSV;
+};
+
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor images_N1HW) {
+    auto x = F::max_pool2d(torch::relu(conv1(images_N1HW)), F::MaxPool2dFuncOptions(2));
+    x = F::max_pool2d(torch::relu(conv2(x)), F::MaxPool2dFuncOptions(2));
+    return fc2(torch::relu(fc1(x.flatten(1))));
+  }
+
+  torch::nn::Conv2d conv1 = register_module(
+      "conv1",
+      torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 32, 3).padding(1)));
+  torch::nn::Conv2d conv2 = register_module(
+      "conv2",
+      torch::nn::Conv2d(torch::nn::Conv2dOptions(32, 64, 3).padding(1)));
+  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(64 * 2 * 2, 128));
+  torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(128, 10));
+};
+TORCH_MODULE(Net);
+
+/// FNV-1a over the bytes of all parameters, in order.
+std::uint64_t digest_of(const torch::nn::Module& module) {
+  std::uint64_t digest = 0xcbf29ce484222325;
+  for (const torch::Tensor& parameter : module.parameters()) {
+    const torch::Tensor bytes = parameter.detach().cpu().contiguous().view(-1).view(torch::kUInt8);
+    const auto* data = bytes.const_data_ptr<std::uint8_t>();
+    for (std::int64_t i = 0; i < bytes.numel(); ++i) {
+      digest = (digest ^ data[i]) * 0x100000001b3;
+    }
+  }
+  return digest;
+}
+
+/// One line that is drawn over, on the first process only.
+class ProgressBar {
+ public:
+  ProgressBar(bool is_shown, std::int64_t total) : is_shown_(is_shown), total_(total) {}
+
+  void advance(int epoch, double loss) {
+    ++done_;
+    const auto now = Clock::now();
+    if (!is_shown_ || (done_ < total_ && now - drawn_ < std::chrono::milliseconds(200))) return;
+    drawn_ = now;
+    constexpr int kWidth = 30;
+    const auto filled = static_cast<int>(done_ * kWidth / total_);
+    std::printf(
+        "\r[%s%s] %3d %%  epoch %d  loss %.4f", std::string(filled, '#').c_str(),
+        std::string(kWidth - filled, '.').c_str(), static_cast<int>(done_ * 100 / total_),
+        epoch + 1, loss);
+    if (done_ == total_) std::printf("\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  bool is_shown_;
+  std::int64_t total_;
+  std::int64_t done_ = 0;
+  Clock::time_point drawn_{};
+};
+
+template <class Loader>
+double accuracy_of(
+    const accelerate::Accelerator& accelerator,
+    const accelerate::Model<NetImpl>& model,
+    Loader& loader) {
+  const torch::NoGradGuard no_grad;
+  model.eval();
+  std::int64_t num_right = 0;
+  std::int64_t num_seen = 0;
+  for (auto& [images, labels] : loader) {
+    const torch::Tensor is_right = model(images).argmax(1) == labels;
+    const torch::Tensor all = accelerator.gather_for_metrics(is_right);
+    num_right += all.sum().template item<std::int64_t>();
+    num_seen += all.size(0);
+  }
+  model.train();
+  return static_cast<double>(num_right) / static_cast<double>(num_seen);
+}
+
+void train(const Flags& flags) {
+  accelerate::AcceleratorOptions options{.project_dir = flags.project_dir};
+  if (!flags.precision.empty()) {
+    options.mixed_precision = accelerate::parse_precision(flags.precision);
+  }
+  if (flags.gradient_accumulation_steps > 0) {
+    options.gradient_accumulation_steps = flags.gradient_accumulation_steps;
+  }
+  const accelerate::Accelerator accelerator(options);
+
+  torch::manual_seed(flags.seed);
+  const DigitsSplit digits = read_digits(flags.data);
+  Net net;
+  torch::optim::AdamW adamw(
+      net->parameters(), torch::optim::AdamWOptions(flags.learning_rate));
+  auto [model, optimizer, loader, test_loader] = accelerator.prepare(
+      net, adamw,
+      accelerate::DataLoader(
+          accelerate::TensorDataset(digits.train.images, digits.train.labels),
+          {.batch_size = flags.batch_size, .shuffle = true}),
+      accelerate::DataLoader(
+          accelerate::TensorDataset(digits.test.images, digits.test.labels),
+          {.batch_size = flags.batch_size}));
+
+  std::ofstream metrics;
+  if (accelerator.is_main_process()) {
+    std::filesystem::create_directories(flags.project_dir);
+    metrics.open(std::filesystem::path(flags.project_dir) / "metrics.csv");
+    metrics << "epoch,loss,accuracy\n";
+  }
+
+  ProgressBar bar(accelerator.is_main_process(), std::int64_t{flags.epochs} * loader.size());
+  std::chrono::duration<double> train_time{};
+  double accuracy = 0;
+  for (int epoch = 0; epoch < flags.epochs; ++epoch) {
+    const auto start = Clock::now();
+    double last_loss = 0;
+    for (auto& [images, labels] : loader) {
+      const auto micro_step = accelerator.accumulate(model);
+      optimizer.zero_grad();
+      const torch::Tensor loss = F::cross_entropy(model(images), labels);
+      accelerator.backward(loss);
+      optimizer.step();
+      last_loss = loss.item<double>();
+      bar.advance(epoch, last_loss);
+    }
+    train_time += Clock::now() - start;
+    accuracy = accuracy_of(accelerator, model, test_loader);
+    if (metrics.is_open()) metrics << epoch + 1 << ',' << last_loss << ',' << accuracy << std::endl;
+  }
+
+  if (accelerator.is_main_process()) {
+    const double num_samples =
+        static_cast<double>(flags.epochs) * static_cast<double>(digits.train.images.size(0));
+    std::printf(
+        "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f digest=%016llx\n",
+        accelerator.num_processes(), accelerator.num_processes() == 1 ? "" : "es",
+        num_samples / train_time.count(), flags.project_dir.c_str(), accuracy,
+        static_cast<unsigned long long>(digest_of(*model.module())));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Trains a small convolutional net on 1,797 real handwritten digits.", "digits");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--epochs", flags.epochs, "passes over the training digits")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--batch_size", flags.batch_size, "samples of one process in one micro-step")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", flags.seed, "decides the first weights and the order of the data");
+  app.add_option("--learning_rate", flags.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
+  app.add_option(
+         "--gradient_accumulation_steps", flags.gradient_accumulation_steps,
+         "micro-steps of one optimizer step; 0 takes the launcher's")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--project_dir", flags.project_dir, "where metrics.csv is written");
+  app.add_option("--precision", flags.precision, "no or bf16; empty takes the launcher's");
+  app.add_option("--data", flags.data, "the compressed CSV file of digits");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    train(flags);
+  } catch (const std::exception& error) {
+    std::cerr << "digits: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,308 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/data_loader.h>
+#include <accelerate/export.h>
+#include <accelerate/model.h>
+#include <accelerate/nested.h>
+#include <accelerate/optimizer.h>
+#include <accelerate/parallel.h>
+#include <accelerate/precision.h>
+#include <accelerate/scheduler.h>
+#include <accelerate/world.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate {
+
+/// What the code decides. A field left unset takes what the launcher said (its
+/// flags, the environment, the config file), else the default.
+struct AcceleratorOptions {
+  /// Autocast around every prepared model's forward. `fp16` and `fp8` are
+  /// refused in this version. Unset without a launcher: `no`.
+  std::optional<Precision> mixed_precision = std::nullopt;
+  /// Micro-steps whose gradients are averaged before the optimizer steps; used
+  /// by `accumulate`. Unset without a launcher: 1.
+  std::optional<int> gradient_accumulation_steps = std::nullopt;
+  /// True keeps to the CPU where there is an accelerator.
+  std::optional<bool> cpu = std::nullopt;
+  ParallelOptions parallel = {};
+  /// Where a program keeps its results; see `Accelerator::project_dir`.
+  std::string project_dir = {};
+  /// Ranks, store, device, timeout and logger, where the code knows better than
+  /// the launcher.
+  WorldOptions world = {};
+};
+
+struct BackwardOptions {
+  /// Keep the graph for another backward through it.
+  bool retain_graph = false;
+  /// Record the backward itself, for gradients of gradients.
+  bool create_graph = false;
+};
+
+namespace detail {
+
+struct Session;
+
+/// Everything one prepare() was given, before any of it is touched.
+struct PrepareRequest {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::vector<torch::optim::Optimizer*> optimizers;
+  std::vector<torch::optim::LRScheduler*> schedulers;
+};
+
+/// What it made of them, in the same orders.
+struct PrepareResult {
+  std::vector<std::shared_ptr<PreparedModel>> models;
+  std::vector<std::shared_ptr<PreparedOptimizer>> optimizers;
+  std::vector<std::shared_ptr<PreparedScheduler>> schedulers;
+  std::size_t next_model = 0, next_optimizer = 0, next_scheduler = 0;
+};
+
+template <class T>
+concept ModuleHolder = requires(T& holder) {
+  typename T::ContainedType;
+  { holder.ptr() };
+};
+template <class T>
+struct IsModulePointer : std::false_type {};
+template <class M>
+struct IsModulePointer<std::shared_ptr<M>> : std::is_convertible<M*, torch::nn::Module*> {};
+template <class T>
+concept OptimizerLike = std::is_convertible_v<T*, torch::optim::Optimizer*>;
+template <class T>
+concept SchedulerLike = std::is_convertible_v<T*, torch::optim::LRScheduler*>;
+template <class T>
+concept LoaderLike = requires(T& loader, LoaderContext context) { loader.attach(context); };
+template <class T>
+struct IsUniquePointer : std::false_type {};
+template <class L, class D>
+struct IsUniquePointer<std::unique_ptr<L, D>> : std::true_type {};
+
+template <class>
+inline constexpr bool kNever = false;
+
+}  // namespace detail
+
+/// While it lives, one micro-step of a window: in all but the last of a window
+/// the models it names keep their gradients to themselves, and optimizers and
+/// schedulers do not step.
+class ACCELERATE_API MicroStep {
+ public:
+  MicroStep(
+      std::shared_ptr<detail::Session> session,
+      std::vector<std::shared_ptr<detail::PreparedModel>> models,
+      bool sync_gradients);
+  ~MicroStep();
+  MicroStep(const MicroStep&) = delete;
+  MicroStep& operator=(const MicroStep&) = delete;
+
+ private:
+  std::shared_ptr<detail::Session> session_;
+  std::vector<std::shared_ptr<detail::PreparedModel>> models_;
+  std::vector<bool> before_;
+};
+
+/// The verbs a training program needs, the same on one process and on many.
+/// Built by every rank at once. A cheap handle: copies are the same
+/// accelerator. Not for several threads at once, but ranks may be threads with
+/// an Accelerator each.
+///
+/// Verbs that communicate must be called by all ranks in the same order; they
+/// throw DistributedError naming the peer that died or stays silent.
+class ACCELERATE_API Accelerator {
+ public:
+  /// Meets the other ranks. Throws one ConfigError with everything that is
+  /// wrong with options and launcher, DistributedError naming ranks that do
+  /// not come.
+  explicit Accelerator(const AcceleratorOptions& options = {});
+
+  /// Makes modules, optimizers, loaders and schedulers work on all ranks, and
+  /// returns handles in the order given: a tuple, or one handle for one item.
+  ///
+  /// * a module (holder or `shared_ptr`) gives Model: it is moved to
+  ///   `device()`, and takes rank 0's weights;
+  /// * a `torch::optim` optimizer or LRScheduler gives Optimizer or Scheduler;
+  ///   it is borrowed, so a temporary does not compile;
+  /// * an accelerate::DataLoader, moved in, gives itself: this rank's part of
+  ///   every batch, on `device()`; a `torch::data` loader gives TorchLoader.
+  ///
+  /// May be called several times. Throws ConfigError, before anything is
+  /// touched, if an item cannot be prepared.
+  template <class... Items>
+  auto prepare(Items&&... items) const {
+    static_assert(sizeof...(Items) > 0, "prepare() needs something to prepare");
+    detail::PrepareRequest request;
+    (collect(request, items), ...);
+    detail::PrepareResult result = apply(request);
+    if constexpr (sizeof...(Items) == 1) {
+      return wrap(result, std::forward<Items>(items)...);
+    } else {
+      // Braces keep the order of the items.
+      return std::tuple<decltype(wrap(result, std::forward<Items>(items)))...>{
+          wrap(result, std::forward<Items>(items))...};
+    }
+  }
+
+  /// Instead of `loss.backward()`: divides by the window's length, averages
+  /// gradients over the ranks if the window ends. `loss` is a scalar, this
+  /// rank's mean.
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {}) const;
+
+  /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
+  /// these models; a loader's last batch ends the window early. Keep the
+  /// returned scope for the whole micro-step, backward and step included.
+  template <class... Ms>
+  [[nodiscard]] MicroStep accumulate(const Model<Ms>&... models) const {
+    return begin_micro_step({models.prepared()...});
+  }
+  /// While the returned scope lives, backward passes of these models are not
+  /// averaged over the ranks. The optimizers are not held back.
+  template <class... Ms>
+  [[nodiscard]] MicroStep no_sync(const Model<Ms>&... models) const {
+    return MicroStep(session_, {models.prepared()...}, false);
+  }
+  /// Whether this micro-step ends a window: true unless inside accumulate.
+  [[nodiscard]] bool sync_gradients() const;
+  [[nodiscard]] int gradient_accumulation_steps() const;
+
+  /// Autocast at this accelerator's precision for code outside a model's
+  /// forward, such as a loss; with precision `no`, switched off.
+  [[nodiscard]] AutocastScope autocast() const;
+
+  /// The values of all ranks, joined along dimension 0, on every rank.
+  template <NestedTensors T>
+  T gather(const T& value) const {
+    return accelerate::gather(value, world().group());
+  }
+  /// The same, without the samples that the loader repeated to fill the last
+  /// batch. Call it on every batch, inside the loop over the loader.
+  template <NestedTensors T>
+  T gather_for_metrics(const T& value) const {
+    T all = gather(value);
+    const std::int64_t remainder = loader_remainder();
+    if (remainder > 0) {
+      visit_tensors(all, [&](at::Tensor& tensor) { tensor = first_rows(tensor, remainder); });
+    }
+    return all;
+  }
+  /// Sum or mean over all ranks, on every rank.
+  template <NestedTensors T>
+  T reduce(const T& value, Reduction reduction = Reduction::sum, double scale = 1.0) const {
+    return accelerate::reduce(value, world().group(), reduction, scale);
+  }
+  /// Grows every tensor along `dim` to the largest size any rank has.
+  template <NestedTensors T>
+  T pad_across_processes(
+      const T& value,
+      std::int64_t dim = 0,
+      double pad_index = 0,
+      bool pad_first = false) const {
+    return accelerate::pad_across_processes(value, world().group(), dim, pad_index, pad_first);
+  }
+
+  [[nodiscard]] at::Device device() const;
+  [[nodiscard]] int num_processes() const;
+  [[nodiscard]] int process_index() const;
+  [[nodiscard]] int local_process_index() const;
+  [[nodiscard]] bool is_main_process() const;
+  [[nodiscard]] bool is_local_main_process() const;
+  [[nodiscard]] bool is_last_process() const;
+  [[nodiscard]] Precision mixed_precision() const;
+  [[nodiscard]] const std::string& project_dir() const;
+  [[nodiscard]] const World& world() const;
+  [[nodiscard]] const Mesh& mesh() const;
+
+  /// Returns when every rank has come here.
+  void wait_for_everyone() const;
+  /// Runs `function` on rank 0 first, then on the others: the first downloads
+  /// or unpacks, the rest find it done. If rank 0 throws, the others throw
+  /// DistributedError.
+  void main_process_first(const std::function<void()>& function) const;
+  /// Asks all ranks to stop at their next check; any rank may.
+  void set_trigger() const;
+  /// Whether any rank has asked since the last check that said so.
+  [[nodiscard]] bool check_trigger() const;
+
+  /// Every option with its value and where it came from, a line each.
+  [[nodiscard]] std::string explain_settings() const;
+
+ private:
+  template <class T>
+  static void collect(detail::PrepareRequest& request, T& item) {
+    using Item = std::remove_cv_t<T>;
+    if constexpr (detail::IsModulePointer<Item>::value) {
+      request.modules.push_back(item);
+    } else if constexpr (detail::OptimizerLike<Item>) {
+      request.optimizers.push_back(&item);
+    } else if constexpr (detail::SchedulerLike<Item>) {
+      request.schedulers.push_back(&item);
+    } else if constexpr (detail::ModuleHolder<Item>) {
+      request.modules.push_back(item.ptr());
+    } else {
+      static_assert(
+          detail::LoaderLike<Item> || detail::IsUniquePointer<Item>::value,
+          "prepare() takes modules, optimizers, LRSchedulers and data loaders");
+    }
+  }
+
+  template <class T>
+  auto wrap(detail::PrepareResult& result, T&& item) const {
+    using Item = std::remove_cvref_t<T>;
+    if constexpr (detail::IsModulePointer<Item>::value) {
+      using M = typename Item::element_type;
+      return Model<M>(item, std::move(result.models[result.next_model++]));
+    } else if constexpr (detail::OptimizerLike<Item>) {
+      static_assert(
+          std::is_lvalue_reference_v<T>,
+          "the optimizer must outlive its handle: give it a name before prepare()");
+      return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
+    } else if constexpr (detail::SchedulerLike<Item>) {
+      static_assert(
+          std::is_lvalue_reference_v<T>,
+          "the scheduler must outlive its handle: give it a name before prepare()");
+      return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
+    } else if constexpr (detail::ModuleHolder<Item>) {
+      using M = typename Item::ContainedType;
+      return Model<M>(item.ptr(), std::move(result.models[result.next_model++]));
+    } else {
+      static_assert(
+          !std::is_lvalue_reference_v<T>, "move the loader in: prepare(std::move(loader))");
+      if constexpr (detail::LoaderLike<Item>) {
+        Item loader(std::move(item));
+        loader.attach(loader_context());
+        return loader;
+      } else {
+        TorchLoader<typename Item::element_type> loader(std::move(item));
+        loader.attach(loader_context());
+        return loader;
+      }
+    }
+  }
+
+  detail::PrepareResult apply(const detail::PrepareRequest& request) const;
+  [[nodiscard]] detail::LoaderContext loader_context() const;
+  [[nodiscard]] MicroStep begin_micro_step(
+      std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
+  [[nodiscard]] std::int64_t loader_remainder() const;
+  static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
+
+  std::shared_ptr<detail::Session> session_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <concepts>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/nested.h>
+#include <accelerate/precision.h>
+
+namespace accelerate {
+
+namespace detail {
+
+struct PreparedModel;
+
+/// One forward pass of a prepared model: opens autocast and tells the
+/// strategies. Destroyed on the thread that made it.
+class ACCELERATE_API ForwardScope {
+ public:
+  explicit ForwardScope(PreparedModel& model);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+
+  /// Whether anybody reads or changes what the forward returned.
+  [[nodiscard]] bool needs_outputs() const { return needs_outputs_; }
+  /// In single precision again if autocast lowered it.
+  [[nodiscard]] at::Tensor restore_precision(const at::Tensor& output) const;
+  /// The forward ended. `outputs` null: nobody needs them, or their type is
+  /// unknown.
+  void finish(const std::vector<at::Tensor>* outputs);
+  /// Called while the forward's exception is handled: strategies may throw one
+  /// that says more; else it goes on.
+  [[noreturn]] void fail(const std::exception& error);
+
+ private:
+  void begin();
+
+  PreparedModel& model_;
+  bool has_work_;
+  bool needs_outputs_ = false;
+  std::optional<AutocastScope> autocast_;
+};
+
+}  // namespace detail
+
+/// A prepared module. A cheap handle: copies are the same model. Forward passes
+/// go through it, so that autocast, sharding and gradient averaging see them;
+/// `model->forward(x)` would go around them and does not compile.
+///
+/// Like the module itself, not for several threads at once.
+template <class M>
+class Model {
+ public:
+  Model(std::shared_ptr<M> module, std::shared_ptr<detail::PreparedModel> prepared)
+      : module_(std::move(module)), prepared_(std::move(prepared)) {}
+
+  /// The module's `forward`, with the arguments given.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    return call([&](M& module) -> decltype(auto) {
+      return module.forward(std::forward<Args>(args)...);
+    });
+  }
+
+  /// Any other computation on the module as one forward pass: another method,
+  /// or several of them. `function` takes `M&`; what it returns is returned,
+  /// tensors in it in full precision even under autocast.
+  template <class Function>
+  auto call(Function&& function) const {
+    using Output = std::decay_t<std::invoke_result_t<Function, M&>>;
+    detail::ForwardScope scope(*prepared_);
+    try {
+      if constexpr (std::is_void_v<Output>) {
+        std::invoke(function, *module_);
+        scope.finish(nullptr);
+      } else {
+        Output output = std::invoke(function, *module_);
+        hand_over(scope, output);
+        return output;
+      }
+    } catch (const std::exception& error) {
+      scope.fail(error);
+    }
+  }
+
+  /// For reading parts of the module: `model->fc1->weight`.
+  const M* operator->() const { return module_.get(); }
+  /// The user's own module. Calling its forward here skips the session.
+  [[nodiscard]] const std::shared_ptr<M>& module() const { return module_; }
+
+  void train(bool on = true) const { module_->train(on); }
+  void eval() const { module_->eval(); }
+  [[nodiscard]] bool is_training() const { return module_->is_training(); }
+  [[nodiscard]] std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+
+  [[nodiscard]] const std::shared_ptr<detail::PreparedModel>& prepared() const {
+    return prepared_;
+  }
+
+ private:
+  template <class Output>
+  static void hand_over(detail::ForwardScope& scope, Output& output) {
+    if constexpr (NestedTensors<Output>) {
+      if (scope.needs_outputs()) {
+        std::vector<at::Tensor> tensors;
+        visit_tensors(output, [&](at::Tensor& tensor) {
+          tensor = scope.restore_precision(tensor);
+          tensors.push_back(tensor);
+        });
+        return scope.finish(&tensors);
+      }
+    }
+    scope.finish(nullptr);
+  }
+
+  std::shared_ptr<M> module_;
+  std::shared_ptr<detail::PreparedModel> prepared_;
+};
+
+}  // namespace accelerate

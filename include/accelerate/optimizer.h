@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace accelerate {
+
+namespace detail {
+struct PreparedOptimizer;
+}
+
+/// A prepared optimizer. A cheap handle that borrows: the user's optimizer
+/// must outlive it.
+class ACCELERATE_API Optimizer {
+ public:
+  explicit Optimizer(std::shared_ptr<detail::PreparedOptimizer> prepared)
+      : prepared_(std::move(prepared)) {}
+
+  /// Steps if this micro-step ends a window (`Accelerator::sync_gradients()`);
+  /// else does nothing. `closure` computes the loss again, for the optimizers
+  /// that need one; the tensor it last gave is returned.
+  at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
+
+  /// Drops the gradients, except those that a window still adds up: between a
+  /// window's first backward and its step it does nothing, so a loop may call
+  /// it first or last.
+  void zero_grad(bool set_to_none = true) const;
+
+  /// The user's own optimizer: its options, groups and state.
+  [[nodiscard]] torch::optim::Optimizer& inner() const;
+
+ private:
+  std::shared_ptr<detail::PreparedOptimizer> prepared_;
+};
+
+}  // namespace accelerate

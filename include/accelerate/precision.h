@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// In what the forward pass computes. `no` leaves every tensor as it is.
+enum class Precision { no, fp16, bf16, fp8 };
+
+/// "no", "fp16", "bf16" or "fp8".
+ACCELERATE_API std::string_view name_of(Precision precision);
+/// In any case of letters. Throws ConfigError for another word.
+ACCELERATE_API Precision parse_precision(std::string_view name);
+
+/// While it lives, operations on this thread that gain from it run in `dtype`
+/// on devices of `device_type`, as in torch.autocast. Scopes nest; the
+/// outermost end drops the cached low-precision weights. Costs a few calls;
+/// destroy it on the thread that made it, in reverse order of making.
+class ACCELERATE_API AutocastScope {
+ public:
+  /// `dtype` empty: autocast is switched off inside, for a block that needs
+  /// full precision.
+  AutocastScope(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype);
+  ~AutocastScope();
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  c10::DeviceType device_type_;
+  bool was_enabled_;
+  c10::ScalarType previous_dtype_;
+};
+
+}  // namespace accelerate

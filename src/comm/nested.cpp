@@ -1,0 +1,118 @@
+#include <accelerate/nested.h>
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate {
+
+namespace detail {
+
+void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
+    tensor = at::cat(group.all_gather_uneven(rows.detach()), 0);
+  }
+}
+
+void reduce_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    Reduction reduction,
+    double scale) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    if (reduction != Reduction::none) {
+      group.all_reduce(result, reduction == Reduction::mean ? ReduceOp::mean : ReduceOp::sum);
+    }
+    tensor = scale == 1.0 ? result : result.mul(scale);
+  }
+}
+
+void broadcast_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    int from_process) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    group.broadcast(result, from_process);
+    tensor = result;
+  }
+}
+
+void pad_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group,
+    std::int64_t dim,
+    double pad_index,
+    bool pad_first) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || dim >= tensor.dim() || dim < -tensor.dim()) continue;
+    const at::Tensor most = at::full({}, tensor.size(dim), at::kLong);
+    group.all_reduce(most, ReduceOp::max);
+    const auto size = most.item<std::int64_t>();
+    if (size == tensor.size(dim)) continue;
+    std::vector<std::int64_t> shape = tensor.sizes().vec();
+    const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
+    shape[static_cast<std::size_t>(at)] = size;
+    at::Tensor padded = at::full(shape, pad_index, tensor.options());
+    const std::int64_t start = pad_first ? size - tensor.size(at) : 0;
+    padded.narrow(at, start, tensor.size(at)).copy_(tensor);
+    tensor = padded;
+  }
+}
+
+at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t dim) {
+  if (parts.empty()) {
+    throw ConfigError(
+        "[nested] concatenate was given nothing, or values of different form; give it values "
+        "with the same tensors in the same places");
+  }
+  return at::cat(parts, dim);
+}
+
+at::Tensor slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  if (!tensor.defined() || tensor.dim() == 0) {
+    throw ConfigError(
+        "[nested] slice_tensors was given a tensor without dimensions; give it batches");
+  }
+  return tensor.slice(0, begin, end);
+}
+
+std::pair<std::int64_t, std::int64_t> share_of(std::int64_t size, int rank, int count) {
+  const std::int64_t each = size / count;
+  const std::int64_t extra = size % count;
+  const std::int64_t begin = each * rank + std::min<std::int64_t>(rank, extra);
+  return {begin, begin + each + (rank < extra ? 1 : 0)};
+}
+
+}  // namespace detail
+
+at::Tensor split_between_processes(
+    const at::Tensor& tensor,
+    const Group& group,
+    bool apply_padding) {
+  if (tensor.dim() == 0) return tensor.clone();
+  const std::int64_t size = tensor.size(0);
+  const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
+  at::Tensor part = tensor.slice(0, begin, end);
+  const std::int64_t missing = (size + group.size() - 1) / group.size() - part.size(0);
+  if (!apply_padding || size == 0 || missing <= 0) return part.clone();
+  std::vector<std::int64_t> shape(static_cast<std::size_t>(tensor.dim()), -1);
+  shape[0] = missing;
+  return at::cat({part, tensor.slice(0, size - 1).expand(shape)}, 0);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,45 @@
+#include <accelerate/model.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+ForwardScope::ForwardScope(PreparedModel& model)
+    : model_(model), has_work_(!model.strategies.empty() || model.autocast_dtype.has_value()) {
+  if (has_work_) begin();
+}
+
+void ForwardScope::begin() {
+  if (model_.autocast_dtype) {
+    autocast_.emplace(model_.session->world.device().type(), *model_.autocast_dtype);
+  }
+  needs_outputs_ = model_.autocast_dtype.has_value();
+  if (!at::GradMode::is_enabled()) return;
+  needs_outputs_ = needs_outputs_ || model_.strategies_need_outputs;
+  for (const auto& strategy : model_.strategies) strategy->before_forward();
+}
+
+at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
+  if (!model_.autocast_dtype || !output.defined() || output.scalar_type() != *model_.autocast_dtype) {
+    return output;
+  }
+  return output.to(at::kFloat);
+}
+
+void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
+  autocast_.reset();
+  if (!has_work_ || !at::GradMode::is_enabled()) return;
+  ForwardOutputs seen;
+  if (outputs != nullptr) seen = {true, *outputs};
+  for (const auto& strategy : model_.strategies) strategy->after_forward(seen);
+}
+
+void ForwardScope::fail(const std::exception& error) {
+  autocast_.reset();
+  for (const auto& strategy : model_.strategies) strategy->on_failure(error);
+  throw;
+}
+
+}  // namespace accelerate::detail

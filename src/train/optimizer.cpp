@@ -1,0 +1,35 @@
+#include <accelerate/optimizer.h>
+#include <accelerate/scheduler.h>
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include "train/session.h"
+
+namespace accelerate {
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
+  detail::Session& session = *prepared_->session;
+  if (!session.clock.sync_gradients()) return {};
+  at::Tensor loss = closure ? prepared_->inner->step(closure) : prepared_->inner->step();
+  prepared_->is_accumulating = false;
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) strategy->after_step();
+  }
+  return loss;
+}
+
+void Optimizer::zero_grad(bool set_to_none) const {
+  if (prepared_->is_accumulating && prepared_->session->clock.window() > 1) return;
+  prepared_->inner->zero_grad(set_to_none);
+}
+
+torch::optim::Optimizer& Optimizer::inner() const { return *prepared_->inner; }
+
+void Scheduler::step() const {
+  if (prepared_->session->clock.sync_gradients()) prepared_->inner->step();
+}
+
+torch::optim::LRScheduler& Scheduler::inner() const { return *prepared_->inner; }
+
+}  // namespace accelerate

@@ -1,0 +1,146 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "parallel/plan.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::concat;
+using detail::PreparedModel;
+using detail::PrepareRequest;
+using detail::Session;
+
+template <class T>
+std::size_t count_repeated(std::vector<T> items) {
+  std::sort(items.begin(), items.end());
+  return static_cast<std::size_t>(
+      items.end() - std::unique(items.begin(), items.end()));
+}
+
+// Everything that can be refused is refused here.
+void require_preparable(const Session& session, const PrepareRequest& request) {
+  std::vector<std::string> complaints;
+  std::vector<const void*> modules, optimizers, schedulers;
+  for (const auto& module : request.modules) {
+    if (!module) complaints.emplace_back("[train] prepare() was given an empty module holder");
+    modules.push_back(module.get());
+  }
+  for (const auto& model : session.models) modules.push_back(model->module.get());
+  for (const auto* optimizer : request.optimizers) optimizers.push_back(optimizer);
+  for (const auto& optimizer : session.optimizers) optimizers.push_back(optimizer->inner);
+  for (const auto* scheduler : request.schedulers) schedulers.push_back(scheduler);
+  for (const auto& scheduler : session.schedulers) schedulers.push_back(scheduler->inner);
+  if (count_repeated(modules) + count_repeated(optimizers) + count_repeated(schedulers) > 0) {
+    complaints.emplace_back(
+        "[train] prepare() was given something twice, or something prepared before; "
+        "keep the first handle");
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+}
+
+std::unique_ptr<PreparedModel> prepare_model(
+    Session& session,
+    const std::shared_ptr<torch::nn::Module>& module) {
+  auto model = std::make_unique<PreparedModel>();
+  model->session = &session;
+  model->module = module;
+  module->to(session.world.device());
+  model->table = detail::ParameterTable(*module);
+  if (session.precision == Precision::bf16) model->autocast_dtype = at::kBFloat16;
+  model->strategies = detail::make_strategies(session.mesh, session.parallel);
+  for (const auto& strategy : model->strategies) strategy->prepare(*module, model->table);
+  model->strategies_need_outputs =
+      std::any_of(model->strategies.begin(), model->strategies.end(), [](const auto& strategy) {
+        return strategy->needs_outputs();
+      });
+  return model;
+}
+
+// Gradients of such parameters are nobody's to average.
+void warn_of_strangers(const Session& session, torch::optim::Optimizer& optimizer) {
+  if (session.world.size() == 1) return;
+  std::size_t num_strangers = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      num_strangers += std::none_of(
+          session.models.begin(), session.models.end(), [&](const auto& model) {
+            return model->table.find(parameter) != nullptr;
+          });
+    }
+  }
+  if (num_strangers == 0) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning, "train",
+      concat(
+          "an optimizer steps on ", num_strangers,
+          " tensors of no prepared model; their gradients are not averaged over the ranks; "
+          "prepare their model with or before it"));
+}
+
+}  // namespace
+
+detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
+  Session& session = *session_;
+  require_preparable(session, request);
+  detail::PrepareResult result;
+  for (const auto& module : request.modules) {
+    session.models.push_back(prepare_model(session, module));
+    result.models.emplace_back(session_, session.models.back().get());
+  }
+  for (torch::optim::Optimizer* optimizer : request.optimizers) {
+    warn_of_strangers(session, *optimizer);
+    for (const auto& model : session.models) {
+      for (const auto& strategy : model->strategies) strategy->bind(*optimizer, model->table);
+    }
+    session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
+        detail::PreparedOptimizer{&session, optimizer}));
+    result.optimizers.emplace_back(session_, session.optimizers.back().get());
+  }
+  for (torch::optim::LRScheduler* scheduler : request.schedulers) {
+    session.schedulers.push_back(std::make_unique<detail::PreparedScheduler>(
+        detail::PreparedScheduler{&session, scheduler}));
+    result.schedulers.emplace_back(session_, session.schedulers.back().get());
+  }
+  return result;
+}
+
+detail::LoaderContext Accelerator::loader_context() const {
+  detail::LoaderContext context;
+  context.batch_rank = session_->mesh.batch_rank();
+  context.batch_count = session_->mesh.batch_count();
+  context.device = device();
+  // Rank 0's generator, so that torch::manual_seed decides the order of data.
+  const at::Tensor seed = at::full(
+      {}, static_cast<std::int64_t>(at::globalContext().defaultGenerator(at::kCPU).current_seed()),
+      at::kLong);
+  world().group().broadcast(seed, 0);
+  context.seed = static_cast<std::uint64_t>(seed.item<std::int64_t>());
+
+  auto progress = std::make_shared<detail::LoaderProgress>();
+  context.begin = [session = session_, progress] {
+    *progress = {};
+    session->active_loaders.push_back(progress.get());
+  };
+  context.end = [session = session_, progress] {
+    std::erase(session->active_loaders, progress.get());
+  };
+  context.on_batch = [progress](bool is_last, std::int64_t remainder) {
+    *progress = {is_last, remainder};
+  };
+  return context;
+}
+
+}  // namespace accelerate
