@@ -26,10 +26,10 @@ namespace F = torch::nn::functional;
 using Clock = std::chrono::steady_clock;
 
 struct Flags {
-  int epochs = 20;
+  int epochs = 30;
   int batch_size = 32;
   std::uint64_t seed = 1;
-  double learning_rate = 2e-3;
+  double learning_rate = 3e-3;
   int gradient_accumulation_steps = 0;
   std::string project_dir = "digits_run";
   std::string precision;
@@ -80,10 +80,9 @@ class ProgressBar {
     constexpr int kWidth = 30;
     const auto filled = static_cast<int>(done_ * kWidth / total_);
     std::printf(
-        "\r[%s%s] %3d %%  epoch %d  loss %.4f", std::string(filled, '#').c_str(),
+        "[%s%s] %3d %%  epoch %d  loss %.4f%c", std::string(filled, '#').c_str(),
         std::string(kWidth - filled, '.').c_str(), static_cast<int>(done_ * 100 / total_),
-        epoch + 1, loss);
-    if (done_ == total_) std::printf("\n");
+        epoch + 1, loss, done_ == total_ ? '\n' : '\r');
     std::fflush(stdout);
   }
 

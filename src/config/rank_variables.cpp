@@ -173,6 +173,21 @@ std::string first_slurm_host(const std::string& node_list) {
   return prefix + node_list.substr(end + 1, stop - end - 1);
 }
 
+bool is_rank_variable(std::string_view name) {
+  for (const Family& family : kFamilies) {
+    for (const std::string_view own :
+         {family.rank, family.size, family.local_rank, family.local_size}) {
+      if (!own.empty() && name == own) return true;
+    }
+  }
+  for (const std::string_view own :
+       {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
+        "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_CPP_CONFIG"}) {
+    if (name == own) return true;
+  }
+  return name.starts_with("TORCHELASTIC_");
+}
+
 RankVariables read_rank_variables(const Environment& environment) {
   Reading reading(environment);
   const Family* chosen = nullptr;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "config/environment.h"
 
@@ -29,6 +30,10 @@ struct RankVariables {
 /// none. Throws one ConfigError listing all that are missing, unreadable or
 /// contradict each other.
 RankVariables read_rank_variables(const Environment& environment);
+
+/// Whether a launcher sets this variable for one rank, so that a process which
+/// starts ranks of its own must not hand it on.
+bool is_rank_variable(std::string_view name);
 
 /// First host of a Slurm node list: "node[03-05,9],x7" gives "node03".
 std::string first_slurm_host(const std::string& node_list);

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace accelerate::cli {
+
+/// Puts a prefix before every line of a stream that arrives in pieces, and
+/// lets only whole lines through, so that lines of several ranks do not mix. A
+/// carriage return ends a line too: progress bars stay alive.
+class LinePrefixer {
+ public:
+  explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  /// The lines that `piece` completes, each behind the prefix.
+  std::string feed(std::string_view piece);
+  /// What is left without a line end, given one.
+  std::string finish();
+
+ private:
+  std::string prefix_;
+  std::string line_;
+  bool after_carriage_return_ = false;
+};
+
+}  // namespace accelerate::cli
