@@ -179,7 +179,9 @@ struct WorldOptions {
 /// This process among all: ranks, device, store and the group of everybody. A
 /// cheap handle; the last copy, and the last Group made from it, close the
 /// connections. Built by every rank at once; several may exist in one process,
-/// also as threads that share an in-memory store, each a rank.
+/// also as threads that share an in-memory store, each a rank; such a program
+/// needs TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's flight
+/// recorder is not safe against groups that begin at once.
 class ACCELERATE_API World {
  public:
   /// Meets the other ranks. Throws ConfigError for variables or options that

@@ -127,10 +127,7 @@ class Replicate final : public Strategy {
     reducer_->ignore_gradients();
   }
 
-  void before_forward() override {
-    had_forward_ = true;
-    if (reducer_) reducer_->prepare_for_forward();
-  }
+  void before_forward() override { had_forward_ = true; }
 
   [[nodiscard]] bool needs_outputs() const override {
     return reducer_ != nullptr && options_.find_unused_parameters;
@@ -151,11 +148,17 @@ class Replicate final : public Strategy {
 
   void before_backward(bool sync_gradients) override {
     if (!reducer_ || !sync_gradients) return;
+    // Counts iterations: once a reduction, however many forwards lead to it.
+    reducer_->prepare_for_forward();
     reducer_->prepare_for_backward(outputs_);
   }
 
   void after_backward(bool sync_gradients) override {
     if (!reducer_ || !sync_gradients) return;
+    if (options_.static_graph && std::exchange(is_first_reduction_, false)) {
+      // The first backward only learns which parameters are used.
+      reducer_->delay_all_reduce();
+    }
     try {
       // Fails if this backward reached some parameters and not others.
       reducer_->rebuild_buckets();
@@ -251,6 +254,7 @@ class Replicate final : public Strategy {
   std::vector<at::Tensor> outputs_;
   bool outputs_are_spent_ = false;
   bool had_forward_ = false;
+  bool is_first_reduction_ = true;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <accelerate/optimizer.h>
 #include <accelerate/scheduler.h>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/lr_scheduler.h>
 
@@ -21,7 +22,20 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
 
 void Optimizer::zero_grad(bool set_to_none) const {
   if (prepared_->is_accumulating && prepared_->session->clock.window() > 1) return;
-  prepared_->inner->zero_grad(set_to_none);
+  // LibTorch's own detaches in place, which gradients that are views of
+  // communication buckets refuse.
+  const at::NoGradGuard no_grad;
+  for (auto& group : prepared_->inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+      } else {
+        gradient.zero_();
+      }
+    }
+  }
 }
 
 torch::optim::Optimizer& Optimizer::inner() const { return *prepared_->inner; }

@@ -1,1 +1,0 @@
-// A target needs a source to own the precompiled header.
