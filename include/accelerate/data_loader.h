@@ -162,8 +162,8 @@ TensorDataset(Tensors...) -> TensorDataset<sizeof...(Tensors)>;
 ///
 /// A dataset has `size()`, and either `get_batch(std::span<const std::int64_t>
 /// indices)`, returning a batch, or `get(index)`, returning a sample that
-/// `Collate` joins (torch::data datasets do). Batches are nested values
-/// (nested.h) and arrive on the accelerator's device.
+/// `Collate` joins (torch::data datasets do). Batches that are nested values
+/// (nested.h) arrive on the accelerator's device; others are left alone.
 ///
 /// Made by the user, moved into Accelerator::prepare(), read by a range-for:
 ///
@@ -244,7 +244,10 @@ class DataLoader {
  private:
   auto read(std::int64_t index) {
     const std::vector<std::int64_t> indices = source_.indices(index);
-    auto batch = send_to_device(load(indices), source_.device(), options_.non_blocking);
+    auto batch = load(indices);
+    if constexpr (NestedTensors<decltype(batch)>) {
+      batch = send_to_device(std::move(batch), source_.device(), options_.non_blocking);
+    }
     source_.announce(index);
     return batch;
   }

@@ -133,7 +133,7 @@ T send_to_device(T value, at::Device device, bool non_blocking = false) {
 }
 
 /// How `reduce` joins the values of all ranks. `none` leaves each rank its own.
-enum class Reduction { none, sum, mean };
+enum class Reduction { none, sum, mean, max };
 
 namespace detail {
 // In place of each tensor, the result. Undefined tensors stay undefined.
@@ -165,6 +165,18 @@ ACCELERATE_API std::pair<std::int64_t, std::int64_t> share_of(
     int rank,
     int count);
 
+/// Throws ConfigError unless all are equal and, for padding, above 0.
+ACCELERATE_API void require_equal_lengths(
+    const std::vector<std::int64_t>& lengths,
+    bool is_padded);
+inline std::int64_t length_of(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? 1 : tensor.size(0);
+}
+template <class T>
+std::int64_t length_of(const T& items) {
+  return static_cast<std::int64_t>(items.size());
+}
+
 template <class T, class Change>
 T with_tensors(T value, Change&& change) {
   std::vector<at::Tensor> tensors = tensors_of(value);
@@ -176,15 +188,17 @@ T with_tensors(T value, Change&& change) {
 }  // namespace detail
 
 /// Every tensor of `value` as the values of all ranks joined along dimension 0
-/// in rank order, on every rank; a 0-d tensor counts as one row. Rows may
-/// differ in number from rank to rank; the other dimensions may not. New
+/// in rank order, on every rank; a 0-d tensor counts as one row. With one rank
+/// it is the value itself. In debug mode all shapes must agree; else rows may
+/// differ in number from rank to rank, and the other dimensions may not. New
 /// tensors; nothing is recorded by autograd.
 template <NestedTensors T>
 T gather(const T& value, const Group& group) {
   return detail::with_tensors(value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
 
-/// Every tensor of `value` as the sum or mean over all ranks, times `scale`.
+/// Every tensor of `value` as the sum, mean or maximum over all ranks, times
+/// `scale`.
 /// The mean needs floating-point or complex values. New tensors.
 template <NestedTensors T>
 T reduce(
@@ -242,6 +256,18 @@ std::optional<std::int64_t> find_batch_size(const T& value) {
   return std::nullopt;
 }
 
+/// The same value with half-precision tensors (fp16, bf16) in single precision.
+template <NestedTensors T>
+T convert_to_fp32(T value) {
+  visit_tensors(value, [](at::Tensor& tensor) {
+    if (tensor.defined() &&
+        (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16)) {
+      tensor = tensor.to(at::kFloat);
+    }
+  });
+  return value;
+}
+
 /// This rank's part of a list or tensor that every rank has whole, as copies;
 /// the first ranks have one item more where it does not divide. With
 /// `apply_padding` all have that many, the last item of all repeated.
@@ -264,12 +290,16 @@ ACCELERATE_API at::Tensor split_between_processes(
     const at::Tensor& tensor,
     const Group& group,
     bool apply_padding = false);
-/// The same for every value of a map.
+/// The same for every value of a map. Throws ConfigError if the values differ
+/// in length, or are empty and to be padded.
 template <class K, class V, class C>
 std::map<K, V, C> split_between_processes(
     const std::map<K, V, C>& values,
     const Group& group,
     bool apply_padding = false) {
+  std::vector<std::int64_t> lengths;
+  for (const auto& [key, value] : values) lengths.push_back(detail::length_of(value));
+  detail::require_equal_lengths(lengths, apply_padding);
   std::map<K, V, C> part;
   for (const auto& [key, value] : values) {
     part.emplace(key, split_between_processes(value, group, apply_padding));

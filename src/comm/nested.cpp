@@ -8,15 +8,39 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/group_impl.h"
 
 namespace accelerate {
 
 namespace detail {
 
+namespace {
+
+ReduceOp op_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::mean: return ReduceOp::mean;
+    case Reduction::max: return ReduceOp::max;
+    case Reduction::sum:
+    case Reduction::none: break;
+  }
+  return ReduceOp::sum;
+}
+
+void require_same_shapes(const at::Tensor& tensor, const Group& group, const char* operation) {
+  const GroupImpl& impl = *group.impl();
+  if (!impl.world || !impl.world->debug) return;
+  check_agreement(
+      impl, operation, concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes()));
+}
+
+}  // namespace
+
 void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group) {
+  if (group.size() == 1) return;
   const at::NoGradGuard no_grad;
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
+    require_same_shapes(tensor, group, "gather");
     const at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
     tensor = at::cat(group.all_gather_uneven(rows.detach()), 0);
   }
@@ -31,9 +55,9 @@ void reduce_in_place(
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
-    if (reduction != Reduction::none) {
-      group.all_reduce(result, reduction == Reduction::mean ? ReduceOp::mean : ReduceOp::sum);
-    }
+    tensor = result;
+    if (reduction == Reduction::none || group.size() == 1) continue;
+    group.all_reduce(result, op_of(reduction));
     tensor = scale == 1.0 ? result : result.mul(scale);
   }
 }
@@ -96,6 +120,21 @@ std::pair<std::int64_t, std::int64_t> share_of(std::int64_t size, int rank, int 
   const std::int64_t extra = size % count;
   const std::int64_t begin = each * rank + std::min<std::int64_t>(rank, extra);
   return {begin, begin + each + (rank < extra ? 1 : 0)};
+}
+
+void require_equal_lengths(const std::vector<std::int64_t>& lengths, bool is_padded) {
+  for (const std::int64_t length : lengths) {
+    if (length != lengths.front()) {
+      throw ConfigError(concat(
+          "[nested] split_between_processes was given values of ", lengths.front(), " and ",
+          length, " items; give it values of one length"));
+    }
+    if (length == 0 && is_padded) {
+      throw ConfigError(
+          "[nested] split_between_processes has no item to repeat in an empty value; leave "
+          "apply_padding out");
+    }
+  }
 }
 
 }  // namespace detail

@@ -1,0 +1,95 @@
+#include "data/batch_plan.h"
+
+#include <rapidcheck.h>
+
+#include <accelerate/error.h>
+
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace {
+
+using Batches = std::vector<std::vector<std::int64_t>>;
+using testing::expect_error;
+
+Batches batches_of(BatchPlanOptions options, int rank) {
+  options.rank = rank;
+  const BatchPlan plan(options);
+  Batches batches;
+  for (std::int64_t i = 0; i < plan.size(); ++i) batches.push_back(plan.positions(i));
+  return batches;
+}
+
+TEST(BatchPlan, GivesWholeBatchesToTheRanksInTurn) {
+  const BatchPlanOptions options{.num_samples = 10, .batch_size = 2, .count = 3};
+  EXPECT_EQ(batches_of(options, 0), (Batches{{0, 1}, {6, 7}}));
+  EXPECT_EQ(batches_of(options, 1), (Batches{{2, 3}, {8, 9}}));
+  EXPECT_EQ(batches_of(options, 2), (Batches{{4, 5}, {0, 1}}));
+}
+
+TEST(BatchPlan, LeavesTheLastRoundAsItIsWithoutEvenBatches) {
+  const BatchPlanOptions options{
+      .num_samples = 5, .batch_size = 2, .count = 4, .even_batches = false};
+  EXPECT_EQ(batches_of(options, 2), (Batches{{4}}));
+  EXPECT_EQ(batches_of(options, 3), Batches{});
+}
+
+TEST(BatchPlan, RepeatsATinyDatasetAsOftenAsNeeded) {
+  const BatchPlanOptions options{.num_samples = 1, .batch_size = 4, .count = 3};
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(batches_of(options, rank), (Batches{{0, 0, 0, 0}}));
+}
+
+TEST(BatchPlan, KeepsTheShortLastBatchOfOneRank) {
+  EXPECT_EQ(
+      batches_of({.num_samples = 7, .batch_size = 3}, 0), (Batches{{0, 1, 2}, {3, 4, 5}, {6}}));
+}
+
+TEST(BatchPlan, HasNoBatchesOfNothing) {
+  EXPECT_EQ(batches_of({.num_samples = 0, .batch_size = 3, .count = 2}, 1), Batches{});
+}
+
+TEST(BatchPlan, CountsTheRealSamplesOfTheLastRound) {
+  const BatchPlan plan({.num_samples = 7, .batch_size = 2, .count = 2});
+  EXPECT_EQ(plan.remainder(0), 0);
+  EXPECT_EQ(plan.remainder(1), 3);
+}
+
+TEST(BatchPlan, RefusesWhatCannotBeCut) {
+  expect_error<ConfigError>(
+      [] { BatchPlan({.num_samples = 8, .batch_size = 3, .count = 2, .split_batches = true}); },
+      "make batch_size a multiple of 2");
+  expect_error<ConfigError>([] { BatchPlan({.num_samples = 8, .batch_size = 0}); }, "at least 1");
+}
+
+TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
+  EXPECT_TRUE(rc::check([] {
+    const int count = *rc::gen::inRange(1, 6);
+    BatchPlanOptions options{
+        .num_samples = *rc::gen::inRange<std::int64_t>(0, 100),
+        .batch_size = *rc::gen::inRange<std::int64_t>(1, 8) * count,
+        .count = count,
+        .split_batches = *rc::gen::arbitrary<bool>(),
+        .even_batches = *rc::gen::arbitrary<bool>()};
+    std::vector<int> seen(static_cast<std::size_t>(options.num_samples), 0);
+    std::int64_t repeated = 0;
+    std::int64_t most = 0;
+    for (int rank = 0; rank < count; ++rank) {
+      const Batches batches = batches_of(options, rank);
+      most = std::max(most, static_cast<std::int64_t>(batches.size()));
+      for (const auto& batch : batches) {
+        for (const std::int64_t p : batch) repeated += seen[static_cast<std::size_t>(p)]++ > 0;
+      }
+    }
+    for (const int times : seen) RC_ASSERT(times >= 1);
+    if (!options.even_batches || count == 1) RC_ASSERT(repeated == 0);
+    // What is repeated is what gather_for_metrics takes away again.
+    if (options.num_samples > 0) {
+      const BatchPlan plan(options);
+      const std::int64_t remainder = plan.remainder(plan.size() - 1);
+      RC_ASSERT(repeated == (remainder == 0 ? 0 : plan.round_size() - remainder));
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace accelerate::detail

@@ -1,0 +1,113 @@
+// oracle_runner DIR [--topic NAME]...: replays recorded cases.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "oracle/oracle.h"
+
+namespace accelerate::oracle {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::size_t kShownFailures = 5;
+
+struct Result {
+  std::size_t passed = 0;
+  std::size_t not_built = 0;
+  std::vector<std::string> failures;
+};
+
+std::optional<std::string> run_case(const Topic& topic, const Json& item) {
+  Json found;
+  try {
+    found = topic(item.at("input"));
+  } catch (const NotBuilt&) {
+    throw;
+  } catch (const std::exception& error) {
+    found = {{"error", error.what()}};
+  }
+  const Tolerance tolerance{item.value("rtol", 0.0), item.value("atol", 0.0)};
+  const auto differs = difference(found, item.at("expected"), tolerance);
+  if (!differs) return std::nullopt;
+  if (item.contains("documented") && !difference(found, item.at("documented"), tolerance)) {
+    return std::nullopt;
+  }
+  return *differs;
+}
+
+Result run_topic(const Topic& topic, const Json& file) {
+  Result result;
+  for (const Json& item : file.at("cases")) {
+    try {
+      if (const auto differs = run_case(topic, item)) {
+        result.failures.push_back(item.at("id").get<std::string>() + *differs);
+      } else {
+        ++result.passed;
+      }
+    } catch (const NotBuilt&) {
+      ++result.not_built;
+    }
+  }
+  return result;
+}
+
+int run(const fs::path& folder, std::vector<std::string> chosen) {
+  const bool all = chosen.empty();
+  if (all) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".json") chosen.push_back(entry.path().stem());
+    }
+    std::sort(chosen.begin(), chosen.end());
+  }
+  bool failed = chosen.empty();
+  for (const std::string& name : chosen) {
+    std::ifstream stream(folder / (name + ".json"));
+    const Json file = stream ? Json::parse(stream, nullptr, false) : Json(Json::value_t::discarded);
+    if (file.is_discarded() || !file.contains("cases")) {
+      std::printf("%s: cannot be read from %s\n", name.c_str(), folder.c_str());
+      failed = true;
+      continue;
+    }
+    const auto topic = topics().find(name);
+    if (topic == topics().end()) {
+      std::printf("%s: not built\n", name.c_str());
+      failed = failed || !all;
+      continue;
+    }
+    const Result result = run_topic(topic->second, file);
+    std::printf("%s: %zu passed, %zu failed", name.c_str(), result.passed, result.failures.size());
+    if (result.not_built > 0) std::printf(" (%zu cases not built)", result.not_built);
+    std::printf("\n");
+    for (std::size_t i = 0; i < std::min(kShownFailures, result.failures.size()); ++i) {
+      std::printf("  %s\n", result.failures[i].c_str());
+    }
+    failed = failed || !result.failures.empty() || result.passed == 0;
+    std::fflush(stdout);
+  }
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace accelerate::oracle
+
+int main(int argc, char** argv) {
+  std::vector<std::string> topics;
+  std::string folder;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--topic" && i + 1 < argc) {
+      topics.emplace_back(argv[++i]);
+    } else if (folder.empty() && !word.starts_with("-")) {
+      folder = word;
+    } else {
+      std::fprintf(stderr, "usage: oracle_runner DIR [--topic NAME]...\n");
+      return 2;
+    }
+  }
+  if (folder.empty() || !std::filesystem::is_directory(folder)) {
+    std::fprintf(stderr, "oracle_runner: \"%s\" is not a folder\n", folder.c_str());
+    return 2;
+  }
+  return accelerate::oracle::run(folder, std::move(topics));
+}

@@ -1,0 +1,139 @@
+#include "oracle/oracle.h"
+
+#include <cmath>
+
+#include <accelerate/accelerate.h>
+
+namespace accelerate::oracle {
+
+namespace {
+
+const std::vector<std::pair<std::string, at::ScalarType>>& dtype_names() {
+  static const std::vector<std::pair<std::string, at::ScalarType>> names{
+      {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16}, {"int8", at::kChar}, {"uint8", at::kByte},
+      {"int16", at::kShort}, {"int32", at::kInt}, {"int64", at::kLong}, {"bool", at::kBool}};
+  return names;
+}
+
+double number_of(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>() ? 1 : 0;
+  if (!json.is_string()) return json.get<double>();
+  const auto text = json.get<std::string>();
+  if (text == "inf") return INFINITY;
+  if (text == "-inf") return -INFINITY;
+  return NAN;
+}
+
+Json number_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+bool is_numeric_text(const Json& json) {
+  return json.is_string() && (json == "inf" || json == "-inf" || json == "nan");
+}
+
+bool agree(double found, double expected, const Tolerance& tolerance) {
+  if (std::isnan(expected)) return std::isnan(found);
+  if (std::isinf(expected)) return found == expected;
+  return std::abs(found - expected) <=
+      tolerance.absolute + tolerance.relative * std::abs(expected);
+}
+
+}  // namespace
+
+at::ScalarType dtype_named(const std::string& name) {
+  for (const auto& [known, dtype] : dtype_names()) {
+    if (known == name) return dtype;
+  }
+  throw NotBuilt("dtype " + name);
+}
+
+std::string name_of(at::ScalarType dtype) {
+  for (const auto& [name, known] : dtype_names()) {
+    if (known == dtype) return name;
+  }
+  throw NotBuilt("a dtype without a name");
+}
+
+at::Tensor read_tensor(const Json& json) {
+  const at::ScalarType dtype = dtype_named(json.at("dtype"));
+  const auto shape = json.at("shape").get<std::vector<std::int64_t>>();
+  if (at::isIntegralType(dtype, false)) {
+    return at::tensor(json.at("data").get<std::vector<std::int64_t>>(), at::kLong)
+        .to(dtype)
+        .view(shape);
+  }
+  std::vector<double> values;
+  for (const Json& value : json.at("data")) values.push_back(number_of(value));
+  return at::tensor(values, at::kDouble).to(dtype).view(shape);
+}
+
+Json write_tensor(const at::Tensor& tensor) {
+  Json data = Json::array();
+  const at::Tensor flat = tensor.detach().cpu().contiguous().view(-1);
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    if (flat.scalar_type() == at::kBool) {
+      data.push_back(flat[i].item<bool>());
+    } else if (at::isIntegralType(flat.scalar_type(), false)) {
+      data.push_back(flat[i].item<std::int64_t>());
+    } else {
+      data.push_back(number_json(flat[i].item<double>()));
+    }
+  }
+  return {{"dtype", name_of(tensor.scalar_type())},
+          {"shape", tensor.sizes().vec()},
+          {"data", std::move(data)}};
+}
+
+std::optional<std::string> difference(
+    const Json& found,
+    const Json& expected,
+    const Tolerance& tolerance) {
+  const auto say = [&] {
+    return ": expected " + expected.dump().substr(0, 300) + ", found " +
+        found.dump().substr(0, 300);
+  };
+  if (expected.is_object() && expected.contains("error")) {
+    if (found.is_object() && found.contains("error")) return std::nullopt;
+    return say();
+  }
+  if (expected.is_object() && found.is_object()) {
+    if (expected.size() != found.size()) return say();
+    for (const auto& [key, value] : expected.items()) {
+      if (!found.contains(key)) return "." + key + say();
+      if (auto inner = difference(found.at(key), value, tolerance)) return "." + key + *inner;
+    }
+    return std::nullopt;
+  }
+  if (expected.is_array() && found.is_array()) {
+    if (expected.size() != found.size()) return say();
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      if (auto inner = difference(found[i], expected[i], tolerance)) {
+        return "[" + std::to_string(i) + "]" + *inner;
+      }
+    }
+    return std::nullopt;
+  }
+  const bool has_fraction = expected.is_number_float() || found.is_number_float() ||
+      is_numeric_text(expected);
+  const auto is_number = [](const Json& json) { return json.is_number() || is_numeric_text(json); };
+  if (has_fraction && is_number(found) && is_number(expected)) {
+    if (agree(number_of(found), number_of(expected), tolerance)) return std::nullopt;
+    return say();
+  }
+  if (found == expected) return std::nullopt;
+  return say();
+}
+
+const std::map<std::string, Topic>& topics() {
+  static const std::map<std::string, Topic> built{
+      {"batch_sampler_shard", &run_batch_sampler_shard},
+      {"operations", &run_operations},
+      {"training", &run_training}};
+  return built;
+}
+
+}  // namespace accelerate::oracle

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
+
+namespace accelerate::oracle {
+
+using Json = nlohmann::json;
+
+/// Thrown for a case that needs what the library does not have yet.
+struct NotBuilt : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// Runs one case's input and returns an outcome of the shape of `expected`.
+using Topic = std::function<Json(const Json& input)>;
+
+/// The topics that are built, by name.
+const std::map<std::string, Topic>& topics();
+
+Json run_batch_sampler_shard(const Json& input);
+Json run_operations(const Json& input);
+Json run_training(const Json& input);
+
+at::ScalarType dtype_named(const std::string& name);
+std::string name_of(at::ScalarType dtype);
+at::Tensor read_tensor(const Json& json);
+Json write_tensor(const at::Tensor& tensor);
+
+struct Tolerance {
+  double relative = 0;
+  double absolute = 0;
+};
+
+/// What differs first, as a path with both values; nothing if they agree.
+std::optional<std::string> difference(
+    const Json& found,
+    const Json& expected,
+    const Tolerance& tolerance);
+
+}  // namespace accelerate::oracle

@@ -1,0 +1,123 @@
+#include <accelerate/accelerate.h>
+
+#include "oracle/oracle.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate::oracle {
+
+namespace {
+
+namespace F = torch::nn::functional;
+namespace optim = torch::optim;
+
+torch::nn::Sequential make_net(const Json& layers) {
+  torch::nn::Sequential net;
+  for (const Json& layer : layers) {
+    if (layer.at("type") == "relu") {
+      net->push_back(torch::nn::ReLU());
+    } else if (layer.at("type") == "tanh") {
+      net->push_back(torch::nn::Tanh());
+    } else {
+      const torch::Tensor weight = read_tensor(layer.at("weight"));
+      torch::nn::Linear linear(
+          torch::nn::LinearOptions(weight.size(1), weight.size(0)).bias(layer.contains("bias")));
+      linear->weight.set_data(weight);
+      if (layer.contains("bias")) linear->bias.set_data(read_tensor(layer.at("bias")));
+      net->push_back(linear);
+    }
+  }
+  return net;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(
+    const Json& optimizer,
+    const std::vector<torch::Tensor>& parameters) {
+  const std::string name = optimizer.at("name");
+  const Json& a = optimizer.at("args");
+  const double lr = a.at("lr");
+  const auto betas = [&] { return std::tuple<double, double>(a["betas"][0], a["betas"][1]); };
+  if (name == "SGD") {
+    return std::make_unique<optim::SGD>(
+        parameters,
+        optim::SGDOptions(lr).momentum(a["momentum"]).weight_decay(a["weight_decay"]).nesterov(
+            a["nesterov"]).dampening(a["dampening"]));
+  }
+  if (name == "Adam") {
+    return std::make_unique<optim::Adam>(
+        parameters,
+        optim::AdamOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
+            a["amsgrad"]));
+  }
+  if (name == "AdamW") {
+    return std::make_unique<optim::AdamW>(
+        parameters,
+        optim::AdamWOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
+            a["amsgrad"]));
+  }
+  if (name == "RMSprop") {
+    return std::make_unique<optim::RMSprop>(
+        parameters,
+        optim::RMSpropOptions(lr).alpha(a["alpha"]).eps(a["eps"]).weight_decay(a["weight_decay"])
+            .momentum(a["momentum"]).centered(a["centered"]));
+  }
+  if (name == "Adagrad") {
+    return std::make_unique<optim::Adagrad>(
+        parameters,
+        optim::AdagradOptions(lr).lr_decay(a["lr_decay"]).weight_decay(a["weight_decay"])
+            .initial_accumulator_value(a["initial_accumulator_value"]).eps(a["eps"]));
+  }
+  throw NotBuilt("optimizer " + name);
+}
+
+}  // namespace
+
+Json run_training(const Json& input) {
+  if (!input.at("clip").is_null()) throw NotBuilt("clipping");
+  if (!input.at("schedule").is_null()) throw NotBuilt("schedules");
+  const int count = input.at("num_processes");
+  std::vector<std::vector<double>> losses(static_cast<std::size_t>(count));
+  Json weights = Json::object();
+  testing::run_on_ranks(count, [&](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.mixed_precision = parse_precision(input.at("mixed_precision").get<std::string>()),
+         .gradient_accumulation_steps = input.at("accumulation_steps").get<int>(),
+         .world = world});
+    torch::nn::Sequential net = make_net(input.at("layers"));
+    auto inner = make_optimizer(input.at("optimizer"), net->parameters());
+    auto [model, optimizer, loader] = accelerator.prepare(
+        net, *inner,
+        DataLoader(
+            TensorDataset(read_tensor(input.at("inputs")), read_tensor(input.at("targets"))),
+            {.batch_size = input.at("batch_size"),
+             .drop_last = input.at("drop_last"),
+             .split_batches = input.at("split_batches")}));
+    const int epochs = input.at("epochs");
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      for (auto& [x, y] : loader) {
+        const auto micro_step = accelerator.accumulate(model);
+        const torch::Tensor output = model(x);
+        const torch::Tensor loss =
+            input.at("loss") == "mse" ? F::mse_loss(output, y) : F::cross_entropy(output, y);
+        losses[static_cast<std::size_t>(accelerator.process_index())].push_back(
+            loss.item<double>());
+        accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    }
+    if (accelerator.is_main_process()) {
+      for (const auto& item : net->named_parameters()) {
+        weights[item.key()] = write_tensor(item.value());
+      }
+    }
+  });
+  Json steps = Json::array();
+  for (std::size_t step = 0; step < losses[0].size(); ++step) {
+    Json row = Json::array();
+    for (const auto& of_rank : losses) row.push_back(of_rank.at(step));
+    steps.push_back(std::move(row));
+  }
+  return {{"losses", std::move(steps)}, {"gradient_norms", Json::array()}, {"weights", weights}};
+}
+
+}  // namespace accelerate::oracle
