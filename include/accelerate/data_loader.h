@@ -54,9 +54,9 @@ struct LoaderContext {
   /// A pass begins; a batch is about to be handed out (the last of the pass?
   /// how many of its round's samples are real, if it was filled up); the pass
   /// ends, or was left.
-  std::function<void()> begin;
-  std::function<void(bool is_last, std::int64_t remainder)> on_batch;
-  std::function<void()> end;
+  std::function<void()> begin = nullptr;
+  std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
+  std::function<void()> end = nullptr;
 };
 
 /// Which samples a rank reads, batch by batch.

@@ -79,7 +79,7 @@ TEST(DataLoader, HandsOutNothingOfAnEmptyDataset) {
 
 TEST(DataLoader, GivesBatchesMemoryOfTheirOwn) {
   const auto source = torch::arange(4);
-  DataLoader loader(TensorDataset(source), {.batch_size = 4});
+  DataLoader loader(TensorDataset{source}, {.batch_size = 4});
   for (auto& [x] : loader) x.zero_();
   EXPECT_EQ(values_of(source), (std::vector<std::int64_t>{0, 1, 2, 3}));
 }

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace accelerate::testing {
+
+struct ToolResult {
+  int code = -1;  ///< as a shell reports it
+  std::string out;
+  std::string err;
+};
+
+/// The built accelerate-cpp, started with `arguments` and these variables on
+/// top of a plain environment (PATH and a HOME without config file).
+class Tool {
+ public:
+  explicit Tool(
+      const std::vector<std::string>& arguments,
+      const std::map<std::string, std::string>& variables = {});
+  ~Tool();
+  Tool(const Tool&) = delete;
+  Tool& operator=(const Tool&) = delete;
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  /// Waits for a whole line on its standard output.
+  std::string read_line();
+  ToolResult wait();
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1;
+  int err_ = -1;
+  std::string unread_;
+};
+
+ToolResult run_tool(
+    const std::vector<std::string>& arguments,
+    const std::map<std::string, std::string>& variables = {});
+
+}  // namespace accelerate::testing

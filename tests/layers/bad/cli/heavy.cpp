@@ -1,0 +1,1 @@
+#include <accelerate/world.h>

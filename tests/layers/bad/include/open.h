@@ -1,0 +1,2 @@
+#include <torch/torch.h>
+#include "comm/wire.h"

@@ -1,0 +1,2 @@
+#include "parallel/plan.h"
+const char* home() { return getenv("HOME"); }
