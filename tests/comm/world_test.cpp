@@ -1,0 +1,70 @@
+#include <fstream>
+#include <thread>
+
+#include <accelerate/error.h>
+#include <accelerate/world.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+
+TEST(World, IsOneRankByItself) {
+  const World world;
+  EXPECT_EQ(world.size(), 1);
+  EXPECT_EQ(world.rank(), 0);
+  const auto value = torch::ones({2});
+  world.group().all_reduce(value);
+  EXPECT_EQ(value.sum().item<double>(), 2);
+  EXPECT_EQ(world.group().all_gather_bytes("x"), std::vector<std::string>{"x"});
+}
+
+TEST(World, RefusesImpossibleRanks) {
+  expect_error<ConfigError>([] { World({.rank = 2, .size = 2}); }, "rank 2 of 2");
+  expect_error<ConfigError>([] { World({.rank = 0}); }, "name both");
+}
+
+TEST(World, MeetsInAFile) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder / "store";
+  std::vector<std::thread> threads;
+  std::vector<double> sums(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const World world({.rank = rank, .size = 2, .store = Store::file(path, 2)});
+      const auto value = torch::full({}, rank + 1.0);
+      world.group().all_reduce(value);
+      sums[static_cast<std::size_t>(rank)] = value.item<double>();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(sums, (std::vector<double>{3, 3}));
+}
+
+TEST(Store, KeepsAnyBytesBehindItsPrefix) {
+  const Store store = Store::in_memory();
+  const Store inner = store.with_prefix("a");
+  const std::string bytes("x\0y", 3);
+  inner.set("key", bytes);
+  EXPECT_EQ(inner.get("key"), bytes);
+  EXPECT_FALSE(store.has("key"));
+  EXPECT_EQ(inner.add("count", 2), 2);
+  EXPECT_EQ(inner.add("count", 3), 5);
+}
+
+TEST(Store, ListensOnAFreePortAndRefusesATakenOne) {
+  const Store server = Store::tcp("127.0.0.1", 0, true, std::chrono::seconds(5));
+  EXPECT_GT(server.port(), 0);
+  const Store client = Store::tcp("127.0.0.1", server.port(), false, std::chrono::seconds(5));
+  client.set("a", "b");
+  EXPECT_EQ(server.get("a"), "b");
+  expect_error<ConfigError>(
+      [&] { Store::tcp("127.0.0.1", server.port(), true, std::chrono::seconds(5)); }, "port");
+}
+
+}  // namespace
+}  // namespace accelerate

@@ -1,0 +1,92 @@
+#include "config/rank_variables.h"
+
+#include <accelerate/error.h>
+
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace {
+
+using testing::expect_error;
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+RankVariables read(const Variables& variables) {
+  return read_rank_variables(Environment(variables));
+}
+
+TEST(RankVariables, AreOneProcessWithoutALauncher) {
+  const RankVariables found = read({});
+  EXPECT_EQ(found.rank, 0);
+  EXPECT_EQ(found.size, 1);
+  EXPECT_EQ(found.launcher, "none");
+}
+
+TEST(RankVariables, FollowTorchrun) {
+  const RankVariables found = read(
+      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
+       {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+       {"TORCHELASTIC_RUN_ID", "a"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(found.rank, 5);
+  EXPECT_EQ(found.size, 8);
+  EXPECT_EQ(found.local_rank, 1);
+  EXPECT_EQ(found.local_size, 4);
+  EXPECT_EQ(found.address, "node1");
+  EXPECT_EQ(found.port, 1234);
+  EXPECT_TRUE(found.agent_hosts_store);
+  EXPECT_EQ(found.store_prefix, "attempt_2");
+}
+
+TEST(RankVariables, FollowMpi) {
+  const RankVariables open_mpi = read(
+      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(open_mpi.launcher, "Open MPI");
+  EXPECT_EQ(open_mpi.rank, 1);
+  const RankVariables mpich = read(
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
+  EXPECT_EQ(mpich.launcher, "MPI");
+  EXPECT_EQ(mpich.local_rank, 1);
+}
+
+TEST(RankVariables, FollowSlurm) {
+  const RankVariables found = read(
+      {{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_LOCALID", "1"},
+       {"SLURM_NODEID", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"},
+       {"SLURM_STEP_NODELIST", "node[03-05]"}});
+  EXPECT_EQ(found.launcher, "Slurm");
+  EXPECT_EQ(found.rank, 5);
+  EXPECT_EQ(found.local_size, 2);
+  EXPECT_EQ(found.address, "node03");
+}
+
+TEST(RankVariables, KnowTheFirstHostOfAList) {
+  EXPECT_EQ(first_slurm_host("node[03-05,9],x7"), "node03");
+  EXPECT_EQ(first_slurm_host("a,b"), "a");
+  EXPECT_EQ(first_slurm_host("single"), "single");
+}
+
+TEST(RankVariables, RefuseContradictionsAllTogether) {
+  const auto wrong = [] {
+    read({{"RANK", "4"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_PORT", "99999"}});
+  };
+  expect_error<ConfigError>(wrong, "RANK=4 but WORLD_SIZE=2");
+  expect_error<ConfigError>(wrong, "MASTER_PORT=\"99999\"");
+  expect_error<ConfigError>([] { read({{"RANK", "0"}}); }, "WORLD_SIZE is not");
+  expect_error<ConfigError>([] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); }, "not a number");
+  expect_error<ConfigError>(
+      [] {
+        read({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"},
+              {"OMPI_COMM_WORLD_SIZE", "2"}});
+      },
+      "contradict");
+}
+
+TEST(RankVariables, KnowWhichVariablesBelongToOneRank) {
+  EXPECT_TRUE(is_rank_variable("OMPI_COMM_WORLD_LOCAL_RANK"));
+  EXPECT_TRUE(is_rank_variable("TORCHELASTIC_RUN_ID"));
+  EXPECT_FALSE(is_rank_variable("SLURM_JOB_ID"));
+  EXPECT_FALSE(is_rank_variable("PATH"));
+}
+
+}  // namespace
+}  // namespace accelerate::detail

@@ -1,0 +1,71 @@
+#include <csignal>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/tool.h"
+
+namespace accelerate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::run_tool;
+using testing::ToolResult;
+
+ToolResult launch(int count, const std::string& what) {
+  return run_tool({"launch", "--num_processes", std::to_string(count), FAULT_RANK, what});
+}
+
+TEST(Fault, OfOneRankIsSaidLastAndEndsAll) {
+  const ToolResult result = launch(3, "throw");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_TRUE(result.err.ends_with("    the user's own mistake\n")) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 2 (process"));
+}
+
+TEST(Fault, OfAKilledRankNamesTheSignalAndThePeersNameTheRank) {
+  const ToolResult result = launch(2, "kill");
+  EXPECT_EQ(result.code, 128 + SIGKILL);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
+  EXPECT_THAT(result.err, HasSubstr("was killed by SIGKILL"));
+}
+
+TEST(Fault, OfARankThatLeavesEarlyIsNamedByThePeers) {
+  const ToolResult result = launch(2, "leave");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
+}
+
+TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {
+  const ToolResult result = launch(2, "silent");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
+}
+
+TEST(Fault, OfWrongDegreesIsOneClearMessage) {
+  const ToolResult result = launch(2, "shard");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
+}
+
+// Programs on plain c10d that just end abort now and then.
+TEST(CleanExit, HoldsForManyProgramsThatJustEnd) {
+  constexpr int kAtOnce = 4;
+  constexpr int kRounds = 25;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::unique_ptr<testing::Tool>> tools;
+    for (int i = 0; i < kAtOnce; ++i) {
+      tools.push_back(std::make_unique<testing::Tool>(
+          std::vector<std::string>{"launch", "--num_processes", "2", FAULT_RANK, "clean"}));
+    }
+    for (const auto& tool : tools) {
+      const ToolResult result = tool->wait();
+      EXPECT_EQ(result.code, 0);
+      EXPECT_EQ(result.err, "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace accelerate
