@@ -1,3 +1,37 @@
+# What `make install` puts below the prefix: library, headers, tool, and what
+# find_package and pkg-config need.
+include(CMakePackageConfigHelpers)
+
+set_target_properties(accelerate PROPERTIES
+  INSTALL_RPATH "$ORIGIN;${ACCELERATE_LIBTORCH_FOLDER}/lib")
+install(TARGETS accelerate EXPORT accelerateTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET accelerate-cpp)
   install(TARGETS accelerate-cpp RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
+install(EXPORT accelerateTargets NAMESPACE accelerate:: DESTINATION ${package})
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
+  INSTALL_DESTINATION ${package})
+# Before 1.0 every minor version may change the interface.
+write_basic_package_version_file(
+  ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
+  ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/AccelerateLibTorch.cmake
+  DESTINATION ${package})
+install(CODE "
+  set(CMAKE_INSTALL_LIBDIR \"${CMAKE_INSTALL_LIBDIR}\")
+  set(CMAKE_INSTALL_INCLUDEDIR \"${CMAKE_INSTALL_INCLUDEDIR}\")
+  set(ACCELERATE_LIBTORCH_FOLDER \"${ACCELERATE_LIBTORCH_FOLDER}\")
+  set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
+  set(PROJECT_VERSION \"${PROJECT_VERSION}\")
+  # Here, because the prefix may be chosen as late as this.
+  configure_file(\"${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in\"
+    \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/accelerate.pc\" @ONLY)
+")

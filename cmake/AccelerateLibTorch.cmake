@@ -87,12 +87,14 @@ function(accelerate_find_libtorch)
 
   add_library(accelerate::c10 SHARED IMPORTED GLOBAL)
   set_target_properties(accelerate::c10 PROPERTIES
-    IMPORTED_LOCATION "${folder}/lib/libc10.so"
-)
+    IMPORTED_LOCATION "${folder}/lib/libc10.so")
   add_library(accelerate::torch_cpu SHARED IMPORTED GLOBAL)
   set_target_properties(accelerate::torch_cpu PROPERTIES
     IMPORTED_LOCATION "${folder}/lib/libtorch_cpu.so"
     INTERFACE_LINK_LIBRARIES accelerate::c10)
+  # LibTorch's RecordFunction has a member only without NDEBUG, and the wheel is
+  # built with it: programs that differ would read its memory wrongly.
+  target_compile_definitions(accelerate::c10 INTERFACE NDEBUG)
   foreach(target accelerate::c10 accelerate::torch_cpu)
     target_include_directories(${target} SYSTEM INTERFACE
       "${folder}/include" "${folder}/include/torch/csrc/api/include")

@@ -90,6 +90,7 @@ struct HostBytes {
 };
 
 at::Tensor from_bytes(const at::Tensor& bytes, const at::Tensor& like, at::IntArrayRef shape) {
+  if (bytes.numel() == 0) return at::empty(shape, like.options());
   return bytes.view(like.scalar_type()).reshape(shape).to(like.device());
 }
 
