@@ -339,7 +339,9 @@ std::vector<at::Tensor> Group::all_to_all(std::span<const at::Tensor> parts) con
     at::Tensor input = at::cat(flat);
     at::Tensor output = at::empty(
         {std::accumulate(received_bytes.begin(), received_bytes.end(), std::int64_t{0})}, at::kByte);
-    impl_->backend->alltoall_base(output, input, received_bytes, sent_bytes)->wait();
+    // Gloo moves the sizes out of what it is given.
+    std::vector<std::int64_t> output_bytes = received_bytes;
+    impl_->backend->alltoall_base(output, input, output_bytes, sent_bytes)->wait();
     std::vector<at::Tensor> received;
     std::int64_t begin = 0;
     for (int peer = 0; peer < size(); ++peer) {

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// powers is reduced over exactly those axes, and the sums are added, so that
 /// replicated rows count once. `norm_type` is any p > 0, or infinity.
 /// Returns a 0-d tensor on the gradients' device; 0 if there are none.
-at::Tensor gradient_norm(
+ACCELERATE_API at::Tensor gradient_norm(
     std::span<const Parameter* const> rows,
     const Mesh& mesh,
     double norm_type);

@@ -27,7 +27,7 @@ struct Parameter {
 /// The parameters of one model, in the order of named_parameters(), a tensor
 /// that has several names once under its first. Strategies write rows; the
 /// rest of the library reads them.
-class ParameterTable {
+class ACCELERATE_API ParameterTable {
  public:
   ParameterTable() = default;
   /// Whole rows for all parameters of `module`.

@@ -1,0 +1,42 @@
+#include "params/parameter_table.h"
+
+namespace accelerate::detail {
+namespace {
+
+TEST(ParameterTable, HoldsParametersInOrder) {
+  const torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+  const ParameterTable table(*net);
+  ASSERT_EQ(table.rows().size(), 4u);
+  EXPECT_EQ(table.rows()[0].name, "0.weight");
+  EXPECT_EQ(table.rows()[3].name, "1.bias");
+  EXPECT_EQ(table.find("1.weight")->layout, Layout::whole({1, 3}));
+  EXPECT_EQ(table.find("2.weight"), nullptr);
+  EXPECT_EQ(table.find(table.rows()[1].tensor), &table.rows()[1]);
+  EXPECT_EQ(table.find(torch::ones({1})), nullptr);
+}
+
+TEST(ParameterTable, KeepsATiedTensorOnceUnderItsFirstName) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      const auto shared = torch::ones({2});
+      register_parameter("first", shared);
+      register_parameter("second", shared, /*requires_grad=*/true);
+    }
+  };
+  const ParameterTable table{Tied()};
+  ASSERT_EQ(table.rows().size(), 1u);
+  EXPECT_EQ(table.rows()[0].name, "first");
+  EXPECT_EQ(table.find("second"), table.find("first"));
+}
+
+TEST(ParameterTable, LeavesFrozenRowsOutOfTheTrainable) {
+  torch::nn::Linear net(2, 2);
+  net->bias.requires_grad_(false);
+  const ParameterTable table(*net);
+  const auto trainable = table.trainable();
+  ASSERT_EQ(trainable.size(), 1u);
+  EXPECT_EQ(trainable[0]->name, "weight");
+}
+
+}  // namespace
+}  // namespace accelerate::detail
