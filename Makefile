@@ -50,6 +50,7 @@ bench: setup ## measure; CASE=name picks one, a line of JSON per figure
 	@tools/bench $(BUILD) $(CASE)
 
 format: ## lay out the sources with clang-format
+	@command -v clang-format >/dev/null || { echo 'make format needs clang-format: apt-get install clang-format, or pip install clang-format'; exit 1; }
 	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
 install: build ## install library, headers and tool below PREFIX

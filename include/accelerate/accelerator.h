@@ -230,14 +230,49 @@ class ACCELERATE_API Accelerator {
 
   /// Returns when every rank has come here.
   void wait_for_everyone() const;
+  /// Runs `function` on that rank only; the others go on at once.
+  void on_main_process(const std::function<void()>& function) const;
+  void on_local_main_process(const std::function<void()>& function) const;
+  void on_last_process(const std::function<void()>& function) const;
+  void on_process(int process_index, const std::function<void()>& function) const;
+  void on_local_process(int local_process_index, const std::function<void()>& function) const;
   /// Runs `function` on rank 0 first, then on the others: the first downloads
   /// or unpacks, the rest find it done. If rank 0 throws, the others throw
   /// DistributedError.
   void main_process_first(const std::function<void()>& function) const;
+  /// The same among the ranks of each machine.
+  void local_main_process_first(const std::function<void()>& function) const;
+  /// Writes a line to standard output, on rank 0 only.
+  void print(std::string_view line) const;
+
+  /// This rank's part of what every rank has whole: a list, a tensor, or a map
+  /// of them. See nested.h.
+  template <class T>
+  T split_between_processes(const T& items, bool apply_padding = false) const {
+    return accelerate::split_between_processes(items, world().group(), apply_padding);
+  }
+  /// The user's own module.
+  template <class M>
+  static const std::shared_ptr<M>& unwrap_model(const Model<M>& model) {
+    return model.module();
+  }
+
   /// Asks all ranks to stop at their next check; any rank may.
   void set_trigger() const;
   /// Whether any rank has asked since the last check that said so.
   [[nodiscard]] bool check_trigger() const;
+
+  /// Forgets everything that was prepared, and frees what the strategies hold:
+  /// communication buckets and the like. Handles made before must not be used
+  /// afterwards, except to be destroyed; modules and optimizers may be prepared
+  /// again.
+  void free_memory() const;
+  /// Ends training: waits for all ranks, so that none closes its connections
+  /// while another still needs them, then `free_memory()`. Destructors do
+  /// neither, so that a rank that fails does not wait.
+  void finish() const;
+  /// Accelerate's name for `finish()`.
+  void end_training() const { finish(); }
 
   /// Every option with its value and where it came from, a line each.
   [[nodiscard]] std::string explain_settings() const;

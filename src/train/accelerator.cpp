@@ -1,5 +1,6 @@
 #include <accelerate/accelerator.h>
 
+#include <array>
 #include <exception>
 #include <string>
 #include <utility>
@@ -35,6 +36,25 @@ std::optional<std::string> precision_complaint(Precision precision) {
       " was asked for, which this version does not have; use bf16 or no");
 }
 
+// What the code says, as one more source of settings.
+detail::Source source_from_code(const AcceleratorOptions& options) {
+  detail::Source source{detail::Origin::code, {}};
+  const auto add = [&](std::string_view key, const auto& value) {
+    if (value) source.add(key, concat(*value), "code");
+  };
+  if (options.mixed_precision) {
+    source.add("mixed_precision", std::string(name_of(*options.mixed_precision)), "code");
+  }
+  if (options.cpu) source.add("use_cpu", *options.cpu ? "true" : "false", "code");
+  add("gradient_accumulation_steps", options.gradient_accumulation_steps);
+  add("parallelism_config_dp_replicate_size", options.parallel.replicate);
+  add("parallelism_config_dp_shard_size", options.parallel.shard);
+  add("parallelism_config_tp_size", options.parallel.tensor);
+  add("parallelism_config_cp_size", options.parallel.context);
+  add("parallelism_config_pp_size", options.parallel.pipeline);
+  return source;
+}
+
 int choose_window(const AcceleratorOptions& options, const detail::Settings& settings) {
   if (options.gradient_accumulation_steps) return *options.gradient_accumulation_steps;
   return static_cast<int>(*settings.integer("gradient_accumulation_steps"));
@@ -51,7 +71,8 @@ void note_complaints(std::vector<std::string>& complaints, Body&& body) {
 }
 
 std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
-  detail::Settings settings = detail::launch_settings(detail::Environment::current());
+  const detail::Environment environment = detail::Environment::current();
+  detail::Settings settings = detail::launch_settings(environment);
   WorldOptions world_options = options.world;
   if (options.cpu.value_or(false)) world_options.device = at::kCPU;
   World world(world_options);
@@ -69,6 +90,10 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
     degrees = detail::plan_degrees(options.parallel, settings, world.size());
   });
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  const std::array sources{
+      detail::source_from_handover(environment), detail::source_from_environment(environment),
+      source_from_code(options)};
+  settings = detail::resolve(sources);
 
   Mesh mesh(world, degrees);
   return std::make_shared<Session>(Session{
@@ -82,7 +107,8 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .models = {},
       .optimizers = {},
       .schedulers = {},
-      .active_loaders = {}});
+      .active_loaders = {},
+      .local_group = {}});
 }
 
 void run_backward(const at::Tensor& loss, const BackwardOptions& options) {
@@ -176,28 +202,6 @@ const std::string& Accelerator::project_dir() const { return session_->project_d
 const World& Accelerator::world() const { return session_->world; }
 
 const Mesh& Accelerator::mesh() const { return session_->mesh; }
-
-void Accelerator::wait_for_everyone() const { world().group().barrier(); }
-
-void Accelerator::main_process_first(const std::function<void()>& function) const {
-  std::exception_ptr failure;
-  std::string reason;
-  if (is_main_process()) {
-    try {
-      function();
-    } catch (const std::exception& error) {
-      failure = std::current_exception();
-      reason = concat("x", error.what());
-    }
-  }
-  reason = world().group().broadcast_bytes(reason, 0);
-  if (failure) std::rethrow_exception(failure);
-  if (!reason.empty()) {
-    throw DistributedError(concat(
-        "[train] rank 0 failed in main_process_first: ", reason.substr(1)));
-  }
-  if (!is_main_process()) function();
-}
 
 void Accelerator::set_trigger() const { session_->trigger = true; }
 

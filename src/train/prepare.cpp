@@ -38,11 +38,18 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
     if (!module) complaints.emplace_back("[train] prepare() was given an empty module holder");
     modules.push_back(module.get());
   }
-  for (const auto& model : session.models) modules.push_back(model->module.get());
+  // Null where free_memory() let go.
+  for (const auto& model : session.models) {
+    if (model->module) modules.push_back(model->module.get());
+  }
   for (const auto* optimizer : request.optimizers) optimizers.push_back(optimizer);
-  for (const auto& optimizer : session.optimizers) optimizers.push_back(optimizer->inner);
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
+  }
   for (const auto* scheduler : request.schedulers) schedulers.push_back(scheduler);
-  for (const auto& scheduler : session.schedulers) schedulers.push_back(scheduler->inner);
+  for (const auto& scheduler : session.schedulers) {
+    if (scheduler->inner != nullptr) schedulers.push_back(scheduler->inner);
+  }
   if (count_repeated(modules) + count_repeated(optimizers) + count_repeated(schedulers) > 0) {
     complaints.emplace_back(
         "[train] prepare() was given something twice, or something prepared before; "

@@ -73,6 +73,8 @@ struct Session {
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;
   /// Loaders now being read, the innermost last.
   std::vector<const LoaderProgress*> active_loaders;
+  /// The ranks of this machine; made when first needed.
+  std::optional<Group> local_group;
 
   [[nodiscard]] const LoaderProgress* active_loader() const {
     return active_loaders.empty() ? nullptr : active_loaders.back();

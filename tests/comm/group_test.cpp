@@ -147,6 +147,36 @@ TEST_P(GroupOfRanks, MovesBytesAndObjects) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GroupOfRanks, ::testing::Values(1, 2, 3, 4));
 
+TEST(Group, ReducesOnOneRankOnly) {
+  run_in_worlds(3, [](const World& world) {
+    const auto value = torch::full({2}, world.rank() + 1);
+    world.group().reduce(value, 1);
+    EXPECT_EQ(value[0].item<int>(), world.rank() == 1 ? 6 : world.rank() + 1);
+  });
+}
+
+TEST(Group, MeetsAtBarriersAndNamesWhoIsMissing) {
+  std::string seen;
+  std::atomic<bool> has_failed = false;
+  run_in_worlds(3, [&](const World& world) {
+    world.group().barrier();
+    world.group().monitored_barrier(std::chrono::seconds(10));
+    if (world.rank() == 0) {
+      try {
+        world.group().monitored_barrier(std::chrono::milliseconds(300));
+      } catch (const DistributedError& error) {
+        seen = error.what();
+      }
+      has_failed = true;
+      has_failed.notify_all();
+    } else {
+      has_failed.wait(false);
+    }
+  });
+  EXPECT_THAT(seen, ::testing::HasSubstr("1"));
+  EXPECT_THAT(seen, ::testing::HasSubstr("2"));
+}
+
 TEST(Group, SendsBetweenTwoRanksWithTags) {
   run_in_worlds(2, [](const World& world) {
     if (world.rank() == 0) {

@@ -201,6 +201,76 @@ TEST(Accelerator, LetsTheMainProcessGoFirst) {
   expect_error<std::runtime_error>(fail, "no disk");
 }
 
+TEST(Accelerator, RunsFunctionsOnOneRankOnly) {
+  std::vector<std::string> ran(3);
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    std::string& mine = ran[static_cast<std::size_t>(accelerator.process_index())];
+    accelerator.on_main_process([&] { mine += "main "; });
+    accelerator.on_last_process([&] { mine += "last "; });
+    accelerator.on_process(1, [&] { mine += "one "; });
+    accelerator.on_local_main_process([&] { mine += "local "; });
+    expect_error<ConfigError>([&] { accelerator.on_process(3, [] {}); }, "rank 3 of 3");
+  });
+  EXPECT_THAT(ran, ::testing::ElementsAre("main local ", "one ", "last "));
+}
+
+TEST(Accelerator, LetsTheFirstRankOfEachMachineGoFirst) {
+  std::atomic<int> order = 0;
+  std::vector<int> places(4);
+  run_on_ranks(4, [&](WorldOptions world) {
+    world.local_rank = *world.rank % 2;
+    world.local_size = 2;
+    const Accelerator accelerator({.world = world});
+    for (int again = 0; again < 2; ++again) {
+      accelerator.local_main_process_first(
+          [&] { places[static_cast<std::size_t>(accelerator.process_index())] = order++; });
+    }
+  });
+  EXPECT_LT(places[0], places[1]);
+  EXPECT_LT(places[2], places[3]);
+}
+
+TEST(Accelerator, SplitsListsAndTensors) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    const bool is_first = accelerator.is_main_process();
+    const std::vector<int> items{1, 2, 3};
+    EXPECT_EQ(
+        accelerator.split_between_processes(items),
+        is_first ? (std::vector<int>{1, 2}) : std::vector<int>{3});
+    EXPECT_EQ(
+        accelerator.split_between_processes(items, true),
+        is_first ? (std::vector<int>{1, 2}) : (std::vector<int>{3, 3}));
+    EXPECT_EQ(accelerator.split_between_processes(torch::arange(5)).size(0), is_first ? 3 : 2);
+  });
+}
+
+TEST(Accelerator, ForgetsAndPreparesAgain) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    auto net = one_weight();
+    torch::optim::SGD sgd(net->parameters(), 1.0);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    accelerator.free_memory();
+    expect_error<ConfigError>([&, &stale = optimizer] { stale.step(); }, "released");
+    auto [again, optimizer_again] = accelerator.prepare(net, sgd);
+    accelerator.backward(
+        again(torch::full({1, 1}, accelerator.process_index() + 1.0)).sum());
+    optimizer_again.step();
+    EXPECT_EQ(weight_of(net), -1.5);
+    accelerator.finish();
+    EXPECT_EQ(accelerator.unwrap_model(again), net.ptr());
+  });
+}
+
+TEST(Accelerator, KnowsWhatTheCodeDecided) {
+  const Accelerator accelerator({.gradient_accumulation_steps = 3, .world = alone()});
+  EXPECT_THAT(
+      accelerator.explain_settings(),
+      ::testing::HasSubstr("gradient_accumulation_steps = 3  (code)"));
+}
+
 TEST(Accelerator, ChecksTheTriggerOfAnyRankOnce) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
