@@ -55,6 +55,14 @@ struct BackwardOptions {
   bool create_graph = false;
 };
 
+struct ClipNormOptions {
+  /// 1, 2, any number above 0, or infinity: the largest gradient.
+  double norm_type = 2.0;
+  /// Throw ConfigError if the norm is infinite or no number. Waits for the
+  /// device.
+  bool error_if_nonfinite = false;
+};
+
 namespace detail {
 
 struct Session;
@@ -180,6 +188,28 @@ class ACCELERATE_API Accelerator {
   /// Whether this micro-step ends a window: true unless inside accumulate.
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
+
+  /// Scales the gradients so that their norm, over all these parameters as if
+  /// they were whole on one rank, is at most `max_norm`. Call it when
+  /// `sync_gradients()`, between backward and step; all ranks must. Returns the
+  /// norm before, as a 0-d tensor on the device, without waiting for it.
+  at::Tensor clip_grad_norm_(
+      const std::vector<at::Tensor>& parameters,
+      double max_norm,
+      const ClipNormOptions& options = {}) const;
+  template <class M>
+  at::Tensor clip_grad_norm_(
+      const Model<M>& model,
+      double max_norm,
+      const ClipNormOptions& options = {}) const {
+    return clip_grad_norm_(model.parameters(), max_norm, options);
+  }
+  /// Cuts every gradient's values to -clip_value .. clip_value.
+  void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) const;
+  template <class M>
+  void clip_grad_value_(const Model<M>& model, double clip_value) const {
+    clip_grad_value_(model.parameters(), clip_value);
+  }
 
   /// Autocast at this accelerator's precision for code outside a model's
   /// forward, such as a loss; with precision `no`, switched off.

@@ -91,6 +91,52 @@ GroupImpl::~GroupImpl() {
   backend.reset();
 }
 
+namespace {
+
+// Gloo (2.11, 2.15) now and then loses a connection while making it, on busy
+// machines: one rank fails at once, the others wait for it. All ranks are here
+// by now, so waiting is short, and they try again together.
+c10::intrusive_ptr<c10d::Backend> connect(
+    const GroupImpl& group,
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  constexpr int kAttempts = 4;
+  // Gloo itself waits for several times this.
+  const milliseconds connect_timeout = milliseconds(5000) + group.size * milliseconds(20);
+  std::string failure;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const auto place = c10::make_intrusive<c10d::PrefixStore>(concat("attempt/", attempt), store);
+    c10::intrusive_ptr<c10d::Backend> backend;
+    try {
+      backend = make_gloo_backend(
+          group.world->gloo, place, group.rank, group.size,
+          std::min(connect_timeout, group.world->timeout));
+    } catch (const std::exception& error) {
+      failure = first_line(error);
+    }
+    place->set(concat("is_connected/", group.rank), std::string(backend ? "1" : "0"));
+    bool all_connected = true;
+    for (int peer = 0; peer < group.size; ++peer) {
+      const std::string key = concat("is_connected/", peer);
+      if (!wait_for_key(*place, key, 10 * connect_timeout)) {
+        throw DistributedError(concat(
+            "[comm] rank ", group.peer_in_world(peer), " is gone or stuck while the ranks of group \"",
+            group.name, "\" connect"));
+      }
+      all_connected = all_connected && place->get_to_str(key) == "1";
+    }
+    if (all_connected) {
+      backend->setTimeout(group.world->timeout);
+      return backend;
+    }
+    group.world->logger.log(
+        LogLevel::info, "comm",
+        concat("connecting group \"", group.name, "\" failed and is tried again: ", failure));
+  }
+  throw std::runtime_error(failure.empty() ? "another rank failed each time" : failure);
+}
+
+}  // namespace
+
 std::shared_ptr<GroupImpl> make_group(
     std::shared_ptr<WorldCore> world,
     std::string name,
@@ -123,8 +169,7 @@ std::shared_ptr<GroupImpl> make_group(
         missing.size() == 1 ? " has" : " have", " not come within ", seconds(group->world->timeout)));
   }
   try {
-    group->backend = make_gloo_backend(
-        group->world->gloo, store, group->rank, group->size, group->world->timeout);
+    group->backend = connect(*group, store);
     group->process_group = c10::make_intrusive<c10d::ProcessGroup>(
         c10::make_intrusive<c10d::PrefixStore>("process_group", store), group->rank, group->size);
     group->process_group->setBackend(
@@ -132,6 +177,8 @@ std::shared_ptr<GroupImpl> make_group(
     group->process_group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
     group->process_group->setGroupName(group->name);
     group->process_group->setGroupDesc(group->name);
+  } catch (const Error&) {
+    throw;
   } catch (const std::exception& error) {
     throw DistributedError(concat(
         "[comm] the ranks of group \"", group->name, "\" could not connect: ", first_line(error)));

@@ -69,14 +69,30 @@ std::unique_ptr<optim::Optimizer> make_optimizer(
   throw NotBuilt("optimizer " + name);
 }
 
+void clip(
+    const Json& how,
+    const Accelerator& accelerator,
+    const Model<torch::nn::SequentialImpl>& model,
+    Json& norms) {
+  if (how.is_null()) return;
+  if (how.at("kind") == "value") {
+    accelerator.clip_grad_value_(model, how.at("max"));
+    return;
+  }
+  const Json& type = how.at("norm_type");
+  const double norm_type = type == "inf" ? INFINITY : type.get<double>();
+  norms.push_back(
+      accelerator.clip_grad_norm_(model, how.at("max"), {.norm_type = norm_type}).item<double>());
+}
+
 }  // namespace
 
 Json run_training(const Json& input) {
-  if (!input.at("clip").is_null()) throw NotBuilt("clipping");
   if (!input.at("schedule").is_null()) throw NotBuilt("schedules");
   const int count = input.at("num_processes");
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(count));
   Json weights = Json::object();
+  Json gradient_norms = Json::array();
   testing::run_on_ranks(count, [&](const WorldOptions& world) {
     Accelerator accelerator(
         {.mixed_precision = parse_precision(input.at("mixed_precision").get<std::string>()),
@@ -91,6 +107,7 @@ Json run_training(const Json& input) {
             {.batch_size = input.at("batch_size"),
              .drop_last = input.at("drop_last"),
              .split_batches = input.at("split_batches")}));
+    Json norms = Json::array();
     const int epochs = input.at("epochs");
     for (int epoch = 0; epoch < epochs; ++epoch) {
       for (auto& [x, y] : loader) {
@@ -101,11 +118,13 @@ Json run_training(const Json& input) {
         losses[static_cast<std::size_t>(accelerator.process_index())].push_back(
             loss.item<double>());
         accelerator.backward(loss);
+        if (accelerator.sync_gradients()) clip(input.at("clip"), accelerator, model, norms);
         optimizer.step();
         optimizer.zero_grad();
       }
     }
     if (accelerator.is_main_process()) {
+      gradient_norms = std::move(norms);
       for (const auto& item : net->named_parameters()) {
         weights[item.key()] = write_tensor(item.value());
       }
@@ -117,7 +136,7 @@ Json run_training(const Json& input) {
     for (const auto& of_rank : losses) row.push_back(of_rank.at(step));
     steps.push_back(std::move(row));
   }
-  return {{"losses", std::move(steps)}, {"gradient_norms", Json::array()}, {"weights", weights}};
+  return {{"losses", std::move(steps)}, {"gradient_norms", gradient_norms}, {"weights", weights}};
 }
 
 }  // namespace accelerate::oracle

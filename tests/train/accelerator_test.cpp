@@ -246,6 +246,26 @@ TEST(Accelerator, SplitsListsAndTensors) {
   });
 }
 
+TEST(Accelerator, ClipsTheNormOfTheAveragedGradient) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
+    auto model = accelerator.prepare(net);
+    // Ranks have (2, 4) and (4, 4): the mean is (3, 4).
+    const double first = accelerator.is_main_process() ? 2 : 4;
+    accelerator.backward(model(torch::tensor({{first, 4.0}}, at::kFloat)).sum());
+    EXPECT_EQ(accelerator.clip_grad_norm_(model, 1.0).item<double>(), 5);
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.8f}})));
+    EXPECT_NEAR(accelerator.clip_grad_norm_(model, 10.0).item<double>(), 1, 1e-6);
+    accelerator.clip_grad_value_(model, 0.7);
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.7f}})));
+    net->weight.mutable_grad().fill_(NAN);
+    expect_error<ConfigError>(
+        [&] { accelerator.clip_grad_norm_(model, 1.0, {.error_if_nonfinite = true}); },
+        "the gradient norm is nan");
+  });
+}
+
 TEST(Accelerator, ForgetsAndPreparesAgain) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});

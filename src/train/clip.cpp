@@ -1,0 +1,100 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_set>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "params/gradient_norm.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::Parameter;
+
+/// Rows of the tables, and whole rows for tensors that are in none.
+struct Rows {
+  std::vector<const Parameter*> all;
+  std::vector<std::unique_ptr<Parameter>> own;
+};
+
+Rows rows_of(const detail::Session& session, const std::vector<at::Tensor>& parameters) {
+  Rows rows;
+  std::unordered_set<const void*> seen;
+  for (const at::Tensor& parameter : parameters) {
+    const Parameter* row = nullptr;
+    for (const auto& model : session.models) {
+      if (row == nullptr) row = model->table.find(parameter);
+    }
+    if (row == nullptr) {
+      rows.own.push_back(std::make_unique<Parameter>(Parameter{
+          "", parameter, parameter, detail::Layout::whole(parameter.sizes().vec())}));
+      row = rows.own.back().get();
+    }
+    // A tied tensor may be named twice and counts once.
+    if (seen.insert(row->tensor.unsafeGetTensorImpl()).second) rows.all.push_back(row);
+  }
+  return rows;
+}
+
+// Gradients that one kernel can take together: alike in dtype and device.
+std::vector<std::vector<at::Tensor>> gradients_of(const std::vector<const Parameter*>& rows) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const Parameter* row : rows) {
+    const at::Tensor& gradient = row->local.grad();
+    if (!gradient.defined()) continue;
+    const auto list = std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
+      return other[0].scalar_type() == gradient.scalar_type() &&
+          other[0].device() == gradient.device();
+    });
+    if (list == lists.end()) {
+      lists.push_back({gradient});
+    } else {
+      list->push_back(gradient);
+    }
+  }
+  return lists;
+}
+
+}  // namespace
+
+at::Tensor Accelerator::clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    const ClipNormOptions& options) const {
+  const at::NoGradGuard no_grad;
+  const Rows rows = rows_of(*session_, parameters);
+  const at::Tensor norm = detail::gradient_norm(rows.all, session_->mesh, options.norm_type);
+  if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
+    throw ConfigError(detail::concat(
+        "[train] the gradient norm is ", norm.item<double>(),
+        "; skip this step, lower the learning rate, or unset error_if_nonfinite"));
+  }
+  // As torch: the small term keeps a norm of zero from dividing.
+  const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (const auto& list : gradients_of(rows.all)) {
+    at::_foreach_mul_(list, factor.to(list[0].device()));
+  }
+  return norm;
+}
+
+void Accelerator::clip_grad_value_(
+    const std::vector<at::Tensor>& parameters,
+    double clip_value) const {
+  const at::NoGradGuard no_grad;
+  const Rows rows = rows_of(*session_, parameters);
+  for (const auto& list : gradients_of(rows.all)) {
+    at::_foreach_clamp_min_(list, -clip_value);
+    at::_foreach_clamp_max_(list, clip_value);
+  }
+}
+
+}  // namespace accelerate
