@@ -173,7 +173,8 @@ struct WorldOptions {
   /// Compare operation, dtype and shape between ranks before each collective;
   /// every collective then costs a second one.
   std::optional<bool> debug = std::nullopt;
-  Logger logger = {};
+  /// Unset: lines on standard error, from the launcher's log_level upwards.
+  std::optional<Logger> logger = std::nullopt;
 };
 
 /// This process among all: ranks, device, store and the group of everybody. A

@@ -95,7 +95,8 @@ World::World(const WorldOptions& options) : impl_(std::make_shared<detail::World
   const detail::RankVariables& who = impl_->who;
 
   detail::WorldCore& core = *impl_->core;
-  core.logger = options.logger;
+  core.logger = options.logger.value_or(Logger());
+  if (!options.logger) core.logger.set_level(parse_log_level(*settings.text("log_level")));
   core.logger.set_rank(who.size > 1 ? who.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
   core.timeout = options.timeout.value_or(std::chrono::milliseconds(

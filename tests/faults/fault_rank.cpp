@@ -5,10 +5,17 @@
 #include <string>
 
 #include <ATen/Functions.h>
+#include <torch/optim/sgd.h>
 
 #include <accelerate/accelerate.h>
 
 namespace {
+
+// Steps on a tensor of no model: worth a warning.
+void prepare_a_stranger(const accelerate::Accelerator& accelerator) {
+  torch::optim::SGD sgd({at::ones({1}).requires_grad_()}, 0.1);
+  static_cast<void>(accelerator.prepare(sgd));
+}
 
 void run(const std::string& what) {
   accelerate::AcceleratorOptions options;
@@ -22,6 +29,7 @@ void run(const std::string& what) {
   if (what == "kill" && is_bad) std::raise(SIGKILL);
   if (what == "silent" && is_bad) std::raise(SIGSTOP);
   if (what == "leave" && is_bad) std::exit(0);
+  if (what == "stranger") prepare_a_stranger(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }
 

@@ -49,6 +49,17 @@ TEST(Fault, OfWrongDegreesIsOneClearMessage) {
   EXPECT_THAT(result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
 }
 
+TEST(LogLevel, OfTheLauncherDecidesWhatIsSaid) {
+  const ToolResult usual = launch(2, "stranger");
+  EXPECT_EQ(usual.code, 0);
+  EXPECT_THAT(usual.err, HasSubstr("[0] [accelerate rank 0] warning"));
+  EXPECT_THAT(usual.err, HasSubstr("tensors of no prepared model"));
+  const ToolResult quiet = run_tool(
+      {"launch", "--num_processes", "2", "--log_level", "error", FAULT_RANK, "stranger"});
+  EXPECT_EQ(quiet.code, 0);
+  EXPECT_EQ(quiet.err, "");
+}
+
 // Programs on plain c10d that just end abort now and then.
 TEST(CleanExit, HoldsForManyProgramsThatJustEnd) {
   constexpr int kAtOnce = 4;
