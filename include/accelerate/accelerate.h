@@ -10,4 +10,6 @@
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/scheduler.h>
+#include <accelerate/schedulers.h>
+#include <accelerate/state_dict.h>
 #include <accelerate/world.h>

@@ -131,6 +131,7 @@ std::optional<std::string> difference(
 const std::map<std::string, Topic>& topics() {
   static const std::map<std::string, Topic> built{
       {"batch_sampler_shard", &run_batch_sampler_shard},
+      {"lr_schedulers", &run_lr_schedulers},
       {"operations", &run_operations},
       {"training", &run_training}};
   return built;

@@ -26,6 +26,7 @@ using Topic = std::function<Json(const Json& input)>;
 const std::map<std::string, Topic>& topics();
 
 Json run_batch_sampler_shard(const Json& input);
+Json run_lr_schedulers(const Json& input);
 Json run_operations(const Json& input);
 Json run_training(const Json& input);
 

@@ -1,0 +1,524 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <accelerate/export.h>
+#include <accelerate/state_dict.h>
+
+namespace torch::optim {
+class Optimizer;
+class OptimizerOptions;
+}  // namespace torch::optim
+
+/// Learning-rate schedules with the names, options and numbers of
+/// torch.optim.lr_scheduler, as functions of optimizer steps.
+///
+/// Made with an optimizer a schedule sets its learning rates at once, and again
+/// at every `step()`. Made without one it is unbound: a part for SequentialLR
+/// or ChainedScheduler.
+///
+///     optim::SequentialLR schedule(
+///         adamw, {100},
+///         optim::LinearLR({.start_factor = 0.01, .total_iters = 100}),
+///         optim::CosineAnnealingLR({.T_max = 900}));
+namespace accelerate::optim {
+
+/// What a schedule computes a learning rate from.
+struct LRContext {
+  std::int64_t step;  ///< optimizer steps so far
+  double base_lr;     ///< the group's learning rate before any schedule
+  double lr;          ///< the group's present learning rate
+  std::size_t group;  ///< number of the parameter group
+};
+
+/// Base of all schedules; derive to write one. Borrows the optimizer. Not for
+/// several threads at once.
+class ACCELERATE_API LRScheduler {
+ public:
+  virtual ~LRScheduler();
+  LRScheduler(LRScheduler&&) noexcept;
+  LRScheduler& operator=(LRScheduler&&) noexcept;
+
+  /// Call it after each optimizer step (the handle that prepare() returns
+  /// leaves out those the optimizer did not take). Throws ConfigError if
+  /// unbound.
+  virtual void step();
+  /// With what the training has achieved, for the schedules that ask for it
+  /// (ReduceLROnPlateau); the others throw ConfigError.
+  virtual void step(double metric);
+
+  /// One learning rate per parameter group.
+  [[nodiscard]] const std::vector<double>& get_last_lr() const { return last_lrs_; }
+  /// Steps so far; PyTorch calls it last_epoch.
+  [[nodiscard]] std::int64_t step_count() const { return step_; }
+  /// Steps after which `step()` throws; none for most schedules.
+  [[nodiscard]] virtual std::optional<std::int64_t> total_steps() const;
+  /// Null if unbound.
+  [[nodiscard]] torch::optim::Optimizer* optimizer() const { return optimizer_; }
+
+  /// Enough to go on exactly here in another process, with an optimizer of as
+  /// many groups. Loading sets the optimizer's learning rates too. Throws
+  /// CheckpointError if the state is of another schedule or another number of
+  /// groups; then nothing has changed.
+  [[nodiscard]] virtual StateDict state_dict() const;
+  virtual void load_state_dict(const StateDict& state);
+
+  /// Takes an optimizer, and its present learning rates as the base. Throws
+  /// ConfigError if it has one already.
+  void bind(torch::optim::Optimizer& optimizer);
+
+ protected:
+  LRScheduler();
+
+  /// The learning rate at `context.step`, 0 included.
+  [[nodiscard]] virtual double get_lr(const LRContext& context) const = 0;
+  /// After bind() took the base learning rates: schedules that bring their own
+  /// replace them.
+  virtual void begin() {}
+  /// Sets the learning rates of step `step_`, and what else the schedule
+  /// governs.
+  virtual void apply();
+  /// Begins again at step 0, from the base learning rates, without looking at
+  /// the present ones.
+  virtual void restart();
+
+  void set_lrs(const std::vector<double>& lrs);
+  [[nodiscard]] std::vector<double> present_lrs() const;
+  [[nodiscard]] std::size_t num_groups() const;
+  void require_bound() const;
+
+  template <class... Ts>
+  static std::vector<std::unique_ptr<LRScheduler>> own(Ts&&... schedules) {
+    std::vector<std::unique_ptr<LRScheduler>> owned;
+    (owned.push_back(std::make_unique<Ts>(std::move(schedules))), ...);
+    return owned;
+  }
+
+  std::int64_t step_ = 0;
+  std::vector<double> base_lrs_;
+
+ private:
+  friend class SequentialLR;
+  friend class ChainedScheduler;
+
+  torch::optim::Optimizer* optimizer_ = nullptr;
+  std::vector<double> last_lrs_;
+};
+
+/// A factor as a function of steps.
+using LRLambda = std::function<double(std::int64_t step)>;
+
+/// base_lr x f(step). One function for all groups, or one for each.
+class ACCELERATE_API LambdaLR : public LRScheduler {
+ public:
+  explicit LambdaLR(std::vector<LRLambda> lr_lambdas);
+  explicit LambdaLR(LRLambda lr_lambda);
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambdas);
+  LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+
+ private:
+  std::vector<LRLambda> lr_lambdas_;
+};
+
+/// The present learning rate x f(step), from step 1 on.
+class ACCELERATE_API MultiplicativeLR : public LRScheduler {
+ public:
+  explicit MultiplicativeLR(std::vector<LRLambda> lr_lambdas);
+  explicit MultiplicativeLR(LRLambda lr_lambda);
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambdas);
+  MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void restart() override;
+
+ private:
+  std::vector<LRLambda> lr_lambdas_;
+};
+
+struct StepLROptions {
+  std::int64_t step_size = 1;
+  double gamma = 0.1;
+};
+/// x gamma every step_size steps.
+class ACCELERATE_API StepLR : public LRScheduler {
+ public:
+  explicit StepLR(const StepLROptions& options);
+  StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  StepLROptions options_;
+};
+
+struct MultiStepLROptions {
+  /// In any order; a step named twice counts twice.
+  std::vector<std::int64_t> milestones = {};
+  double gamma = 0.1;
+};
+/// x gamma at each milestone.
+class ACCELERATE_API MultiStepLR : public LRScheduler {
+ public:
+  explicit MultiStepLR(MultiStepLROptions options);
+  MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  MultiStepLROptions options_;
+};
+
+struct ConstantLROptions {
+  double factor = 1.0 / 3;
+  std::int64_t total_iters = 5;
+};
+/// x factor until total_iters steps.
+class ACCELERATE_API ConstantLR : public LRScheduler {
+ public:
+  explicit ConstantLR(const ConstantLROptions& options);
+  ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  ConstantLROptions options_;
+};
+
+struct LinearLROptions {
+  double start_factor = 1.0 / 3;
+  double end_factor = 1.0;
+  std::int64_t total_iters = 5;
+};
+/// From x start_factor in a straight line to x end_factor in total_iters steps.
+class ACCELERATE_API LinearLR : public LRScheduler {
+ public:
+  explicit LinearLR(const LinearLROptions& options);
+  LinearLR(torch::optim::Optimizer& optimizer, const LinearLROptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  LinearLROptions options_;
+};
+
+/// x gamma every step.
+class ACCELERATE_API ExponentialLR : public LRScheduler {
+ public:
+  explicit ExponentialLR(double gamma);
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  double gamma_;
+};
+
+struct PolynomialLROptions {
+  std::int64_t total_iters = 5;
+  double power = 1.0;
+};
+/// base_lr x (1 - step / total_iters)^power, 0 afterwards.
+class ACCELERATE_API PolynomialLR : public LRScheduler {
+ public:
+  explicit PolynomialLR(const PolynomialLROptions& options);
+  PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  PolynomialLROptions options_;
+};
+
+struct CosineAnnealingLROptions {
+  /// Steps from the base learning rate down to eta_min; afterwards it rises
+  /// again.
+  std::int64_t T_max = 1;
+  double eta_min = 0;
+};
+/// Half a cosine (Loshchilov and Hutter, SGDR), in PyTorch's recursive form.
+class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
+ public:
+  explicit CosineAnnealingLR(const CosineAnnealingLROptions& options);
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  CosineAnnealingLROptions options_;
+};
+
+struct CosineAnnealingWarmRestartsOptions {
+  std::int64_t T_0 = 1;     ///< steps of the first cycle
+  std::int64_t T_mult = 1;  ///< each cycle is so many times as long
+  double eta_min = 0;
+};
+/// Half a cosine, begun again and again (Loshchilov and Hutter, SGDR).
+class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
+ public:
+  explicit CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options);
+  CosineAnnealingWarmRestarts(
+      torch::optim::Optimizer& optimizer,
+      const CosineAnnealingWarmRestartsOptions& options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+
+ private:
+  CosineAnnealingWarmRestartsOptions options_;
+};
+
+/// Sets a group's momentum, for optimizers other than LibTorch's own and those
+/// of this library; theirs (momentum, or the first beta) is found by itself.
+using SetMomentum = std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
+
+enum class AnnealStrategy { cos, linear };
+
+struct OneCycleLROptions {
+  std::vector<double> max_lr = {};  ///< one, or one for each group
+  std::int64_t total_steps = 0;
+  double pct_start = 0.3;  ///< the part of the steps in which it rises
+  AnnealStrategy anneal_strategy = AnnealStrategy::cos;
+  bool cycle_momentum = true;
+  double base_momentum = 0.85;
+  double max_momentum = 0.95;
+  double div_factor = 25;           ///< begins at max_lr / div_factor
+  double final_div_factor = 1e4;    ///< ends at the beginning / final_div_factor
+  bool three_phase = false;         ///< rise, fall symmetrically, then fall to the end
+  SetMomentum set_momentum = {};
+};
+/// Up and down once (Smith and Topin, Super-Convergence); momentum the other
+/// way round. Steps beyond total_steps throw ConfigError.
+class ACCELERATE_API OneCycleLR : public LRScheduler {
+ public:
+  explicit OneCycleLR(OneCycleLROptions options);
+  OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options);
+  std::optional<std::int64_t> total_steps() const override;
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void apply() override;
+
+ private:
+  struct Phase;
+  [[nodiscard]] std::vector<Phase> phases(std::size_t group) const;
+  [[nodiscard]] std::pair<double, double> lr_and_momentum(std::int64_t step, std::size_t group) const;
+
+  OneCycleLROptions options_;
+};
+
+enum class CyclicMode { triangular, triangular2, exp_range };
+
+struct CyclicLROptions {
+  std::vector<double> base_lr = {};  ///< one, or one for each group
+  std::vector<double> max_lr = {};
+  std::int64_t step_size_up = 2000;
+  std::optional<std::int64_t> step_size_down = std::nullopt;  ///< unset: as up
+  CyclicMode mode = CyclicMode::triangular;
+  double gamma = 1.0;  ///< of exp_range
+  /// Instead of a mode: the height of a cycle, as a function of its number
+  /// (from 1), or with `scale_by_step` of the step.
+  std::function<double(double)> scale_fn = {};
+  bool scale_by_step = false;
+  bool cycle_momentum = true;
+  double base_momentum = 0.8;
+  double max_momentum = 0.9;
+  SetMomentum set_momentum = {};
+};
+/// Up and down for ever (Smith, Cyclical Learning Rates); momentum the other
+/// way round.
+class ACCELERATE_API CyclicLR : public LRScheduler {
+ public:
+  explicit CyclicLR(CyclicLROptions options);
+  CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options);
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void apply() override;
+  void restart() override;
+
+ private:
+  [[nodiscard]] double height_at(std::int64_t step) const;
+
+  CyclicLROptions options_;
+};
+
+enum class PlateauMode { min, max };
+enum class ThresholdMode { rel, abs };
+
+struct ReduceLROnPlateauOptions {
+  PlateauMode mode = PlateauMode::min;  ///< whether the metric should fall or rise
+  double factor = 0.1;
+  std::int64_t patience = 10;  ///< bad steps that are borne
+  double threshold = 1e-4;     ///< the least change that counts as better
+  ThresholdMode threshold_mode = ThresholdMode::rel;
+  std::int64_t cooldown = 0;        ///< steps after a reduction in which none is bad
+  std::vector<double> min_lr = {0};  ///< one, or one for each group
+  double eps = 1e-8;                ///< smaller reductions are left out
+};
+/// x factor when the metric given to `step(metric)` no longer improves. Give
+/// every rank the same metric, or their learning rates part.
+class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
+ public:
+  explicit ReduceLROnPlateau(ReduceLROnPlateauOptions options = {});
+  explicit ReduceLROnPlateau(
+      torch::optim::Optimizer& optimizer,
+      ReduceLROnPlateauOptions options = {});
+  void step() override;
+  void step(double metric) override;
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void restart() override;
+
+ private:
+  [[nodiscard]] bool is_better(double metric) const;
+
+  ReduceLROnPlateauOptions options_;
+  double best_ = 0;
+  std::int64_t num_bad_steps_ = 0;
+  std::int64_t cooldown_counter_ = 0;
+};
+
+/// Owned, unbound schedules.
+using LRSchedulers = std::vector<std::unique_ptr<LRScheduler>>;
+
+template <class... Ts>
+concept UnboundSchedules = (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
+
+/// One schedule after another; milestone i is the step at which part i + 1
+/// begins, from its own step 0. Throws ConfigError unless there is one
+/// milestone fewer than parts, in ascending order.
+class ACCELERATE_API SequentialLR : public LRScheduler {
+ public:
+  SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers parts);
+  SequentialLR(
+      torch::optim::Optimizer& optimizer,
+      std::vector<std::int64_t> milestones,
+      LRSchedulers parts);
+  template <class... Ts>
+    requires UnboundSchedules<Ts...>
+  explicit SequentialLR(std::vector<std::int64_t> milestones, Ts&&... parts)
+      : SequentialLR(std::move(milestones), own(std::move(parts)...)) {}
+  template <class... Ts>
+    requires UnboundSchedules<Ts...>
+  SequentialLR(
+      torch::optim::Optimizer& optimizer,
+      std::vector<std::int64_t> milestones,
+      Ts&&... parts)
+      : SequentialLR(
+            optimizer,
+            std::move(milestones),
+            own(std::move(parts)...)) {}
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void apply() override;
+  void restart() override;
+
+ private:
+  std::vector<std::int64_t> milestones_;
+  LRSchedulers parts_;
+};
+
+/// All schedules at once, each on the learning rates that the one before left.
+class ACCELERATE_API ChainedScheduler : public LRScheduler {
+ public:
+  explicit ChainedScheduler(LRSchedulers parts);
+  ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers parts);
+  template <class... Ts>
+    requires UnboundSchedules<Ts...>
+  explicit ChainedScheduler(Ts&&... parts)
+      : ChainedScheduler(own(std::move(parts)...)) {}
+  template <class... Ts>
+    requires UnboundSchedules<Ts...>
+  explicit ChainedScheduler(torch::optim::Optimizer& optimizer, Ts&&... parts)
+      : ChainedScheduler(optimizer, own(std::move(parts)...)) {}
+  std::optional<std::int64_t> total_steps() const override;
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+  void apply() override;
+  void restart() override;
+
+ private:
+  LRSchedulers parts_;
+};
+
+/// Factors that rise from 0 to 1 in num_warmup_steps and then do what the name
+/// says, for LambdaLR: the family of Hugging Face Transformers.
+///
+///     optim::LambdaLR schedule(adamw, optim::linear_with_warmup(100, 1000));
+ACCELERATE_API LRLambda constant_with_warmup(std::int64_t num_warmup_steps);
+/// Down to 0 at num_training_steps.
+ACCELERATE_API LRLambda linear_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps);
+/// `num_cycles` waves; 0.5 falls to 0 once.
+ACCELERATE_API LRLambda cosine_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps,
+    double num_cycles = 0.5);
+/// Falls `num_cycles` times from 1 to 0.
+ACCELERATE_API LRLambda cosine_with_restarts_and_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps,
+    int num_cycles = 1);
+
+struct PolynomialWithWarmupOptions {
+  std::int64_t num_warmup_steps = 0;
+  std::int64_t num_training_steps = 1;
+  double lr_init = 1e-3;  ///< the optimizer's learning rate, which is above lr_end
+  double lr_end = 1e-7;
+  double power = 1.0;
+};
+ACCELERATE_API LRLambda polynomial_with_warmup(const PolynomialWithWarmupOptions& options);
+
+/// `timescale` unset: num_warmup_steps, or 10,000 without a warm-up.
+ACCELERATE_API LRLambda inverse_sqrt_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::optional<std::int64_t> timescale = std::nullopt);
+
+enum class RampShape { linear, cosine, one_minus_sqrt };
+struct WarmupStableDecayOptions {
+  std::int64_t num_warmup_steps = 0;
+  std::int64_t num_stable_steps = 0;
+  std::int64_t num_decay_steps = 0;
+  RampShape warmup_type = RampShape::linear;
+  RampShape decay_type = RampShape::cosine;
+  double min_lr_ratio = 0;   ///< where the warm-up begins and the decay ends
+  double num_cycles = 0.5;   ///< waves of a cosine decay
+};
+ACCELERATE_API LRLambda warmup_stable_decay(const WarmupStableDecayOptions& options);
+
+}  // namespace accelerate::optim

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// Named values from which an object can be restored: numbers, texts, lists,
+/// tensors, and state dicts of parts. Tensors are shared, not copied.
+///
+/// A class with `StateDict state_dict() const` and
+/// `void load_state_dict(const StateDict&)` can be saved and restored.
+class ACCELERATE_API StateDict {
+ public:
+  using Value = std::variant<
+      bool,
+      std::int64_t,
+      double,
+      std::string,
+      std::vector<std::int64_t>,
+      std::vector<double>,
+      at::Tensor,
+      StateDict,
+      std::vector<StateDict>>;
+
+  StateDict() = default;
+  StateDict(std::initializer_list<std::pair<const std::string, Value>> values)
+      : values_(values) {}
+
+  void set(std::string key, Value value) {
+    values_.insert_or_assign(std::move(key), std::move(value));
+  }
+  [[nodiscard]] bool contains(std::string_view key) const {
+    return values_.find(key) != values_.end();
+  }
+  [[nodiscard]] bool empty() const { return values_.empty(); }
+  /// By key, in the order of the alphabet.
+  [[nodiscard]] const std::map<std::string, Value, std::less<>>& values() const {
+    return values_;
+  }
+
+  /// The value, whose type must be T exactly; a whole number also serves as
+  /// double. Throws CheckpointError naming the key if it is missing or of
+  /// another type.
+  template <class T>
+  [[nodiscard]] T get(std::string_view key) const {
+    const Value& value = at(key);
+    if (const T* typed = std::get_if<T>(&value)) return *typed;
+    if constexpr (std::is_same_v<T, double>) {
+      if (const auto* whole = std::get_if<std::int64_t>(&value)) {
+        return static_cast<double>(*whole);
+      }
+    }
+    throw_wrong_type(key);
+  }
+
+ private:
+  [[nodiscard]] const Value& at(std::string_view key) const;
+  [[noreturn]] static void throw_wrong_type(std::string_view key);
+
+  std::map<std::string, Value, std::less<>> values_;
+};
+
+}  // namespace accelerate

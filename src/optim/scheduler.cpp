@@ -1,0 +1,102 @@
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+#include <accelerate/schedulers.h>
+
+#include "base/text.h"
+
+namespace accelerate::optim {
+
+using accelerate::detail::concat;
+
+LRScheduler::LRScheduler() = default;
+LRScheduler::~LRScheduler() = default;
+LRScheduler::LRScheduler(LRScheduler&&) noexcept = default;
+LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
+
+void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
+  if (optimizer_ != nullptr) {
+    throw ConfigError(
+        "[optim] a schedule was given to a second optimizer, or made a part after it had one; "
+        "make parts of SequentialLR and ChainedScheduler without an optimizer");
+  }
+  optimizer_ = &optimizer;
+  base_lrs_ = present_lrs();
+  step_ = 0;
+  begin();
+  apply();
+}
+
+void LRScheduler::step() {
+  require_bound();
+  if (const auto total = total_steps(); total && step_ >= *total) {
+    throw ConfigError(concat(
+        "[optim] step ", step_ + 1, " of a schedule of ", *total,
+        " steps; raise its total_steps, or stop stepping it"));
+  }
+  ++step_;
+  apply();
+}
+
+void LRScheduler::step(double) {
+  throw ConfigError(
+      "[optim] step() was given a metric, which only ReduceLROnPlateau uses; call step()");
+}
+
+std::optional<std::int64_t> LRScheduler::total_steps() const { return std::nullopt; }
+
+void LRScheduler::apply() {
+  std::vector<double> lrs = present_lrs();
+  for (std::size_t group = 0; group < lrs.size(); ++group) {
+    lrs[group] = get_lr({step_, base_lrs_.at(group), lrs[group], group});
+  }
+  set_lrs(lrs);
+}
+
+void LRScheduler::restart() {
+  step_ = 0;
+  set_lrs(base_lrs_);
+  apply();
+}
+
+void LRScheduler::require_bound() const {
+  if (optimizer_ != nullptr) return;
+  throw ConfigError(
+      "[optim] this schedule has no optimizer; give it one when you make it, or make it a part of "
+      "SequentialLR or ChainedScheduler");
+}
+
+std::vector<double> LRScheduler::present_lrs() const {
+  std::vector<double> lrs;
+  for (const auto& group : optimizer_->param_groups()) lrs.push_back(group.options().get_lr());
+  return lrs;
+}
+
+std::size_t LRScheduler::num_groups() const { return optimizer_->param_groups().size(); }
+
+void LRScheduler::set_lrs(const std::vector<double>& lrs) {
+  auto& groups = optimizer_->param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lrs.at(i));
+  last_lrs_ = lrs;
+}
+
+StateDict LRScheduler::state_dict() const {
+  return {{"step", step_}, {"base_lrs", base_lrs_}, {"last_lrs", last_lrs_}};
+}
+
+void LRScheduler::load_state_dict(const StateDict& state) {
+  require_bound();
+  const auto step = state.get<std::int64_t>("step");
+  auto base_lrs = state.get<std::vector<double>>("base_lrs");
+  const auto last_lrs = state.get<std::vector<double>>("last_lrs");
+  if (base_lrs.size() != num_groups() || last_lrs.size() != num_groups()) {
+    throw CheckpointError(concat(
+        "[optim] the state of a schedule is for ", base_lrs.size(),
+        " parameter groups, but the optimizer has ", num_groups()));
+  }
+  step_ = step;
+  base_lrs_ = std::move(base_lrs);
+  set_lrs(last_lrs);
+}
+
+}  // namespace accelerate::optim

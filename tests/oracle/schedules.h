@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+
+#include <accelerate/accelerate.h>
+
+#include "oracle/oracle.h"
+
+namespace accelerate::oracle {
+
+/// The unbound schedule that {"name", "args"} describe.
+std::unique_ptr<optim::LRScheduler> make_schedule(const Json& schedule);
+
+}  // namespace accelerate::oracle
