@@ -15,6 +15,7 @@
 
 #include <accelerate/data_loader.h>
 #include <accelerate/export.h>
+#include <accelerate/grad_scaler.h>
 #include <accelerate/model.h>
 #include <accelerate/nested.h>
 #include <accelerate/optimizer.h>
@@ -26,18 +27,55 @@
 namespace torch::nn {
 class Module;
 }
+namespace torch::optim {
+class ReduceLROnPlateauScheduler;
+}
 
 namespace accelerate {
+
+/// How micro-steps add up to a step.
+struct GradientAccumulationOptions {
+  /// A loader's last batch ends the window, so that no gradient is carried into
+  /// the next epoch.
+  bool sync_with_dataloader = true;
+  /// Average over the ranks in every micro-step, not in a window's last only:
+  /// more traffic, but no rank keeps gradients of its own.
+  bool sync_each_batch = false;
+  /// Divide the losses of a window that a loader's end cut short by the full
+  /// number of micro-steps, as Accelerate does; such a step then counts for
+  /// less. Else they are divided by the true number.
+  bool divide_by_full_window = false;
+};
+
+/// When prepared schedules step.
+struct SchedulerOptions {
+  /// Only when the optimizer really stepped. False: at every call.
+  bool step_with_optimizer = true;
+  /// As many steps of the schedule as there are processes for each of the
+  /// optimizer's, as Accelerate does unless batches are split: for schedules
+  /// that were written in steps of one process.
+  bool step_with_processes = false;
+};
 
 /// What the code decides. A field left unset takes what the launcher said (its
 /// flags, the environment, the config file), else the default.
 struct AcceleratorOptions {
-  /// Autocast around every prepared model's forward. `fp16` and `fp8` are
-  /// refused in this version. Unset without a launcher: `no`.
+  /// Autocast around every prepared model's forward; with `fp16` losses are
+  /// scaled too. `fp8` is refused in this version. Unset without a launcher:
+  /// `no`.
   std::optional<Precision> mixed_precision = std::nullopt;
+  AutocastOptions autocast = {};
+  /// Used with `fp16` only.
+  GradScalerOptions grad_scaler = {};
+  /// Parameters in bf16 or fp16 get fp32 copies that the optimizer steps on;
+  /// after each step they are rounded into the model. Half the memory of an
+  /// fp32 model in forward and backward, with nearly its results.
+  bool master_weights = false;
   /// Micro-steps whose gradients are averaged before the optimizer steps; used
   /// by `accumulate`. Unset without a launcher: 1.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
+  GradientAccumulationOptions gradient_accumulation = {};
+  SchedulerOptions scheduler = {};
   /// True keeps to the CPU where there is an accelerator.
   std::optional<bool> cpu = std::nullopt;
   ParallelOptions parallel = {};
@@ -53,6 +91,12 @@ struct BackwardOptions {
   bool retain_graph = false;
   /// Record the backward itself, for gradients of gradients.
   bool create_graph = false;
+  /// The loss is a mean over so many items of this rank's micro-batch: tokens
+  /// that are not masked, say. The gradient of the step is then that of the
+  /// mean over all items of all micro-steps and ranks, however unevenly they
+  /// are spread; 0 is allowed. Give it in every micro-step of a window or in
+  /// none. Costs one or two messages of a number for each window.
+  std::optional<std::int64_t> num_items = std::nullopt;
 };
 
 struct ClipNormOptions {
@@ -71,7 +115,7 @@ struct Session;
 struct PrepareRequest {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::vector<torch::optim::Optimizer*> optimizers;
-  std::vector<torch::optim::LRScheduler*> schedulers;
+  std::vector<SchedulerReference> schedulers;
 };
 
 /// What it made of them, in the same orders.
@@ -94,7 +138,7 @@ struct IsModulePointer<std::shared_ptr<M>> : std::is_convertible<M*, torch::nn::
 template <class T>
 concept OptimizerLike = std::is_convertible_v<T*, torch::optim::Optimizer*>;
 template <class T>
-concept SchedulerLike = std::is_convertible_v<T*, torch::optim::LRScheduler*>;
+concept SchedulerLike = std::is_constructible_v<SchedulerReference, T*>;
 template <class T>
 concept LoaderLike = requires(T& loader, LoaderContext context) { loader.attach(context); };
 template <class T>
@@ -167,9 +211,11 @@ class ACCELERATE_API Accelerator {
     }
   }
 
-  /// Instead of `loss.backward()`: divides by the window's length, averages
+  /// Instead of `loss.backward()`: divides by the window's length (its true
+  /// length, where a loader's end cuts it short), scales with fp16, averages
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
-  /// rank's mean.
+  /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
+  /// negative or given in part of a window only.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {}) const;
 
   /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
@@ -188,6 +234,17 @@ class ACCELERATE_API Accelerator {
   /// Whether this micro-step ends a window: true unless inside accumulate.
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
+
+  /// With fp16, divides gradients by the scale ahead of the step, for a user
+  /// who reads or changes them; clipping does so by itself. Nothing else needs
+  /// it: a step unscales what is not yet. Collective on several ranks.
+  void unscale_gradients() const;
+  void unscale_gradients(const Optimizer& optimizer) const;
+  /// The loss scaler; none without fp16.
+  [[nodiscard]] const std::optional<GradScaler>& scaler() const;
+  /// Whether any optimizer left its last step out because of an infinite
+  /// gradient.
+  [[nodiscard]] bool optimizer_step_was_skipped() const;
 
   /// Scales the gradients so that their norm, over all these parameters as if
   /// they were whole on one rank, is at most `max_norm`. Call it when
@@ -212,8 +269,10 @@ class ACCELERATE_API Accelerator {
   }
 
   /// Autocast at this accelerator's precision for code outside a model's
-  /// forward, such as a loss; with precision `no`, switched off.
+  /// forward, such as a loss; with precision `no`, switched off. With
+  /// `{.enabled = false}`, full precision for a block that needs it.
   [[nodiscard]] AutocastScope autocast() const;
+  [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
   /// The values of all ranks, joined along dimension 0, on every rank.
   template <NestedTensors T>
@@ -316,7 +375,7 @@ class ACCELERATE_API Accelerator {
     } else if constexpr (detail::OptimizerLike<Item>) {
       request.optimizers.push_back(&item);
     } else if constexpr (detail::SchedulerLike<Item>) {
-      request.schedulers.push_back(&item);
+      request.schedulers.emplace_back(&item);
     } else if constexpr (detail::ModuleHolder<Item>) {
       request.modules.push_back(item.ptr());
     } else {

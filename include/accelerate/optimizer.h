@@ -25,8 +25,10 @@ class ACCELERATE_API Optimizer {
       : prepared_(std::move(prepared)) {}
 
   /// Steps if this micro-step ends a window (`Accelerator::sync_gradients()`);
-  /// else does nothing. `closure` computes the loss again, for the optimizers
-  /// that need one; the tensor it last gave is returned.
+  /// else does nothing. With fp16 a step whose gradients are not finite, on any
+  /// rank, is left out on all. `closure` computes the loss again, for the
+  /// optimizers that need one (not with fp16); the tensor it last gave is
+  /// returned.
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
 
   /// Drops the gradients, except those that a window still adds up: between a
@@ -34,8 +36,16 @@ class ACCELERATE_API Optimizer {
   /// it first or last.
   void zero_grad(bool set_to_none = true) const;
 
+  /// Whether the last step was left out because of an infinite gradient. False
+  /// before any step.
+  [[nodiscard]] bool step_was_skipped() const;
+
   /// The user's own optimizer: its options, groups and state.
   [[nodiscard]] torch::optim::Optimizer& inner() const;
+
+  [[nodiscard]] const std::shared_ptr<detail::PreparedOptimizer>& prepared() const {
+    return prepared_;
+  }
 
  private:
   std::shared_ptr<detail::PreparedOptimizer> prepared_;

@@ -18,15 +18,27 @@ ACCELERATE_API std::string_view name_of(Precision precision);
 /// In any case of letters. Throws ConfigError for another word.
 ACCELERATE_API Precision parse_precision(std::string_view name);
 
+struct AutocastOptions {
+  /// False: full precision, whatever scope is around, for a block that needs
+  /// it.
+  bool enabled = true;
+  /// Keep low-precision copies of weights until the outermost scope ends, so
+  /// that a weight used twice is converted once. Costs their memory. Unset: as
+  /// it is on this thread, which is on.
+  std::optional<bool> cache_enabled = std::nullopt;
+};
+
 /// While it lives, operations on this thread that gain from it run in `dtype`
 /// on devices of `device_type`, as in torch.autocast. Scopes nest; the
 /// outermost end drops the cached low-precision weights. Costs a few calls;
 /// destroy it on the thread that made it, in reverse order of making.
 class ACCELERATE_API AutocastScope {
  public:
-  /// `dtype` empty: autocast is switched off inside, for a block that needs
-  /// full precision.
-  AutocastScope(c10::DeviceType device_type, std::optional<c10::ScalarType> dtype);
+  /// `dtype` empty: autocast is switched off inside.
+  AutocastScope(
+      c10::DeviceType device_type,
+      std::optional<c10::ScalarType> dtype,
+      const AutocastOptions& options = {});
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
@@ -34,6 +46,7 @@ class ACCELERATE_API AutocastScope {
  private:
   c10::DeviceType device_type_;
   bool was_enabled_;
+  bool was_caching_;
   c10::ScalarType previous_dtype_;
 };
 

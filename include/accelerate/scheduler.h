@@ -1,31 +1,60 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <accelerate/export.h>
+#include <accelerate/schedulers.h>
 
 namespace torch::optim {
 class LRScheduler;
-}
+class ReduceLROnPlateauScheduler;
+}  // namespace torch::optim
 
 namespace accelerate {
 
 namespace detail {
+
 struct PreparedScheduler;
-}
+
+/// A schedule of this library or of LibTorch; borrowed.
+struct SchedulerReference {
+  SchedulerReference() = default;
+  SchedulerReference(optim::LRScheduler* schedule) : own(schedule) {}
+  SchedulerReference(torch::optim::LRScheduler* schedule) : torch(schedule) {}
+  SchedulerReference(torch::optim::ReduceLROnPlateauScheduler* schedule) : plateau(schedule) {}
+
+  [[nodiscard]] const void* address() const;
+
+  optim::LRScheduler* own = nullptr;
+  torch::optim::LRScheduler* torch = nullptr;
+  torch::optim::ReduceLROnPlateauScheduler* plateau = nullptr;
+};
+
+}  // namespace detail
 
 /// A prepared learning-rate schedule. A cheap handle that borrows: the user's
-/// scheduler must outlive it.
+/// schedule must outlive it.
 class ACCELERATE_API Scheduler {
  public:
   explicit Scheduler(std::shared_ptr<detail::PreparedScheduler> prepared)
       : prepared_(std::move(prepared)) {}
 
-  /// Steps if this micro-step ends a window; else does nothing. Counts
-  /// optimizer steps, not processes.
+  /// Steps if the optimizer did in this micro-step; else does nothing. A
+  /// schedule with an end stays there. Counts optimizer steps, not processes
+  /// (SchedulerOptions). A schedule of this library follows its own optimizer,
+  /// one of LibTorch all that are prepared.
   void step() const;
+  /// The same with what the training has achieved, for ReduceLROnPlateau. Every
+  /// rank must give the same metric.
+  void step(double metric) const;
 
-  /// The user's own scheduler.
+  /// One learning rate per parameter group. Throws ConfigError for a LibTorch
+  /// schedule, which does not tell; ask the optimizer.
+  [[nodiscard]] const std::vector<double>& get_last_lr() const;
+
+  /// The user's own schedule, if it is LibTorch's; throws ConfigError if not.
   [[nodiscard]] torch::optim::LRScheduler& inner() const;
 
  private:

@@ -29,12 +29,15 @@ Precision parse_precision(std::string_view name) {
 
 AutocastScope::AutocastScope(
     c10::DeviceType device_type,
-    std::optional<c10::ScalarType> dtype)
+    std::optional<c10::ScalarType> dtype,
+    const AutocastOptions& options)
     : device_type_(device_type),
       was_enabled_(at::autocast::is_autocast_enabled(device_type)),
+      was_caching_(at::autocast::is_autocast_cache_enabled()),
       previous_dtype_(at::autocast::get_autocast_dtype(device_type)) {
-  at::autocast::set_autocast_enabled(device_type, dtype.has_value());
+  at::autocast::set_autocast_enabled(device_type, dtype.has_value() && options.enabled);
   if (dtype) at::autocast::set_autocast_dtype(device_type, *dtype);
+  at::autocast::set_autocast_cache_enabled(options.cache_enabled.value_or(was_caching_));
   at::autocast::increment_nesting();
 }
 
@@ -42,6 +45,7 @@ AutocastScope::~AutocastScope() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device_type_, was_enabled_);
   at::autocast::set_autocast_dtype(device_type_, previous_dtype_);
+  at::autocast::set_autocast_cache_enabled(was_caching_);
 }
 
 }  // namespace accelerate

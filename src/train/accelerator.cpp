@@ -1,18 +1,17 @@
 #include <accelerate/accelerator.h>
 
 #include <array>
-#include <exception>
 #include <string>
 #include <utility>
 
 #include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
+#include "precision/support.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -27,13 +26,6 @@ Precision choose_precision(
     const detail::Settings& settings) {
   if (options.mixed_precision) return *options.mixed_precision;
   return parse_precision(*settings.text("mixed_precision"));
-}
-
-std::optional<std::string> precision_complaint(Precision precision) {
-  if (precision == Precision::no || precision == Precision::bf16) return std::nullopt;
-  return concat(
-      "[precision] mixed precision ", name_of(precision),
-      " was asked for, which this version does not have; use bf16 or no");
 }
 
 // What the code says, as one more source of settings.
@@ -79,13 +71,16 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
 
   std::vector<std::string> complaints;
   const Precision precision = choose_precision(options, settings);
-  if (auto complaint = precision_complaint(precision)) complaints.push_back(*complaint);
+  if (auto complaint = detail::precision_complaint(precision, world.device())) {
+    complaints.push_back(*complaint);
+  }
   const int window = choose_window(options, settings);
   if (window < 1) {
     complaints.push_back(concat(
         "[train] gradient_accumulation_steps is ", window, "; it is at least 1"));
   }
   std::array<int, kNumAxes> degrees{};
+  note_complaints(complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
     degrees = detail::plan_degrees(options.parallel, settings, world.size());
   });
@@ -96,6 +91,12 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   settings = detail::resolve(sources);
 
   Mesh mesh(world, degrees);
+  std::optional<GradScaler> scaler;
+  if (precision == Precision::fp16) {
+    scaler.emplace(
+        options.grad_scaler, world.device(),
+        world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
+  }
   return std::make_shared<Session>(Session{
       .settings = std::move(settings),
       .world = std::move(world),
@@ -103,7 +104,11 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .parallel = options.parallel,
       .precision = precision,
       .project_dir = options.project_dir,
+      .autocast = options.autocast,
+      .accumulation = options.gradient_accumulation,
+      .scheduling = options.scheduler,
       .clock = detail::StepClock(window),
+      .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
       .schedulers = {},
@@ -111,74 +116,15 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .local_group = {}});
 }
 
-void run_backward(const at::Tensor& loss, const BackwardOptions& options) {
-  if (!loss.defined()) {
-    throw ConfigError("[train] backward() was given an undefined loss; give it the model's loss");
-  }
-  const std::optional<bool> retain_graph =
-      options.retain_graph ? std::optional<bool>(true) : std::nullopt;
-  loss.backward({}, retain_graph, options.create_graph);
-}
-
 }  // namespace
 
 Accelerator::Accelerator(const AcceleratorOptions& options) : session_(make_session(options)) {}
 
-void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) const {
-  Session& session = *session_;
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) {
-      strategy->before_backward(model->sync_gradients);
-    }
-  }
-  try {
-    const int window = session.clock.window();
-    run_backward(window > 1 && loss.defined() ? loss / window : loss, options);
-  } catch (const std::exception& error) {
-    for (const auto& model : session.models) {
-      for (const auto& strategy : model->strategies) strategy->on_failure(error);
-    }
-    throw;
-  }
-  for (const auto& model : session.models) {
-    auto& strategies = model->strategies;
-    for (auto strategy = strategies.rbegin(); strategy != strategies.rend(); ++strategy) {
-      (*strategy)->after_backward(model->sync_gradients);
-    }
-  }
-  for (const auto& optimizer : session.optimizers) optimizer->is_accumulating = true;
-}
+AutocastScope Accelerator::autocast() const { return autocast(session_->autocast); }
 
-MicroStep::MicroStep(
-    std::shared_ptr<detail::Session> session,
-    std::vector<std::shared_ptr<detail::PreparedModel>> models,
-    bool sync_gradients)
-    : session_(std::move(session)), models_(std::move(models)) {
-  for (const auto& model : models_) {
-    before_.push_back(model->sync_gradients);
-    model->sync_gradients = sync_gradients;
-  }
-}
-
-MicroStep::~MicroStep() {
-  for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->sync_gradients = before_[i];
-}
-
-MicroStep Accelerator::begin_micro_step(
-    std::vector<std::shared_ptr<detail::PreparedModel>> models) const {
-  const detail::LoaderProgress* loader = session_->active_loader();
-  session_->clock.begin_micro_step(loader != nullptr && loader->is_last_batch);
-  return MicroStep(session_, std::move(models), session_->clock.sync_gradients());
-}
-
-bool Accelerator::sync_gradients() const { return session_->clock.sync_gradients(); }
-
-int Accelerator::gradient_accumulation_steps() const { return session_->clock.window(); }
-
-AutocastScope Accelerator::autocast() const {
-  const bool is_on = session_->precision == Precision::bf16;
+AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
   return AutocastScope(
-      device().type(), is_on ? std::optional<at::ScalarType>(at::kBFloat16) : std::nullopt);
+      device().type(), detail::autocast_dtype(session_->precision), options);
 }
 
 at::Device Accelerator::device() const { return session_->world.device(); }

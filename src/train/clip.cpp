@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "params/gradient_norm.h"
+#include "train/scaling.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -71,6 +72,7 @@ at::Tensor Accelerator::clip_grad_norm_(
     double max_norm,
     const ClipNormOptions& options) const {
   const at::NoGradGuard no_grad;
+  detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_of(*session_, parameters);
   const at::Tensor norm = detail::gradient_norm(rows.all, session_->mesh, options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
@@ -90,6 +92,7 @@ void Accelerator::clip_grad_value_(
     const std::vector<at::Tensor>& parameters,
     double clip_value) const {
   const at::NoGradGuard no_grad;
+  detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_of(*session_, parameters);
   for (const auto& list : gradients_of(rows.all)) {
     at::_foreach_clamp_min_(list, -clip_value);

@@ -1,33 +1,39 @@
 #include <accelerate/optimizer.h>
-#include <accelerate/scheduler.h>
+
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/schedulers/lr_scheduler.h>
 
 #include <accelerate/error.h>
 
+#include "train/scaling.h"
 #include "train/session.h"
 
 namespace accelerate {
 
 namespace {
 
-void require_prepared(const void* inner) {
-  if (inner != nullptr) return;
+void require_prepared(const detail::PreparedOptimizer& prepared) {
+  if (prepared.inner != nullptr) return;
   throw ConfigError(
-      "[train] this handle was released by free_memory() or finish(); prepare the optimizer or "
-      "scheduler again");
+      "[train] this handle was released by free_memory() or finish(); prepare the optimizer again");
 }
 
 }  // namespace
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
-  require_prepared(prepared_->inner);
+  require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
-  at::Tensor loss = closure ? prepared_->inner->step(closure) : prepared_->inner->step();
-  prepared_->is_accumulating = false;
+  at::Tensor loss;
+  if (session.scaler) {
+    loss = detail::scaled_step(session, *prepared_, closure);
+    if (prepared_->step_was_skipped) return loss;
+  } else {
+    loss = closure ? prepared_->inner->step(closure) : prepared_->inner->step();
+    prepared_->is_accumulating = false;
+  }
   for (const auto& model : session.models) {
     for (const auto& strategy : model->strategies) strategy->after_step();
   }
@@ -35,8 +41,9 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
 }
 
 void Optimizer::zero_grad(bool set_to_none) const {
-  require_prepared(prepared_->inner);
+  require_prepared(*prepared_);
   if (prepared_->is_accumulating && prepared_->session->clock.window() > 1) return;
+  const bool was_waiting = std::exchange(prepared_->is_accumulating, false);
   // LibTorch's own detaches in place, which gradients that are views of
   // communication buckets refuse.
   const at::NoGradGuard no_grad;
@@ -51,20 +58,15 @@ void Optimizer::zero_grad(bool set_to_none) const {
       }
     }
   }
+  // Gradients that were unscaled for a step that never came.
+  const auto& scaler = prepared_->session->scaler;
+  if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
 }
+
+bool Optimizer::step_was_skipped() const { return prepared_->step_was_skipped; }
 
 torch::optim::Optimizer& Optimizer::inner() const {
-  require_prepared(prepared_->inner);
-  return *prepared_->inner;
-}
-
-void Scheduler::step() const {
-  require_prepared(prepared_->inner);
-  if (prepared_->session->clock.sync_gradients()) prepared_->inner->step();
-}
-
-torch::optim::LRScheduler& Scheduler::inner() const {
-  require_prepared(prepared_->inner);
+  require_prepared(*prepared_);
   return *prepared_->inner;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "parallel/plan.h"
+#include "precision/support.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -46,9 +47,9 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
-  for (const auto* scheduler : request.schedulers) schedulers.push_back(scheduler);
+  for (const auto& scheduler : request.schedulers) schedulers.push_back(scheduler.address());
   for (const auto& scheduler : session.schedulers) {
-    if (scheduler->inner != nullptr) schedulers.push_back(scheduler->inner);
+    if (const void* inner = scheduler->inner.address()) schedulers.push_back(inner);
   }
   if (count_repeated(modules) + count_repeated(optimizers) + count_repeated(schedulers) > 0) {
     complaints.emplace_back(
@@ -66,7 +67,9 @@ std::unique_ptr<PreparedModel> prepare_model(
   model->module = module;
   module->to(session.world.device());
   model->table = detail::ParameterTable(*module);
-  if (session.precision == Precision::bf16) model->autocast_dtype = at::kBFloat16;
+  if (session.autocast.enabled) {
+    model->autocast_dtype = detail::autocast_dtype(session.precision);
+  }
   model->strategies = detail::make_strategies(session.mesh, session.parallel);
   for (const auto& strategy : model->strategies) strategy->prepare(*module, model->table);
   model->strategies_need_outputs =
@@ -97,6 +100,21 @@ void warn_of_strangers(const Session& session, torch::optim::Optimizer& optimize
           "prepare their model with or before it"));
 }
 
+// Its own optimizer, if it is known and prepared; else all.
+std::vector<const detail::PreparedOptimizer*> optimizers_of(
+    const Session& session,
+    const detail::SchedulerReference& scheduler) {
+  std::vector<const detail::PreparedOptimizer*> all, own;
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner == nullptr) continue;
+    all.push_back(optimizer.get());
+    if (scheduler.own != nullptr && scheduler.own->optimizer() == optimizer->inner) {
+      own.push_back(optimizer.get());
+    }
+  }
+  return own.empty() ? all : own;
+}
+
 }  // namespace
 
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
@@ -116,9 +134,9 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
         detail::PreparedOptimizer{&session, optimizer}));
     result.optimizers.emplace_back(session_, session.optimizers.back().get());
   }
-  for (torch::optim::LRScheduler* scheduler : request.schedulers) {
+  for (const detail::SchedulerReference& scheduler : request.schedulers) {
     session.schedulers.push_back(std::make_unique<detail::PreparedScheduler>(
-        detail::PreparedScheduler{&session, scheduler}));
+        detail::PreparedScheduler{&session, scheduler, optimizers_of(session, scheduler)}));
     result.schedulers.emplace_back(session_, session.schedulers.back().get());
   }
   return result;

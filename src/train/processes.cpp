@@ -94,7 +94,7 @@ void Accelerator::free_memory() const {
     model->module.reset();
   }
   for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
-  for (const auto& scheduler : session_->schedulers) scheduler->inner = nullptr;
+  for (const auto& scheduler : session_->schedulers) scheduler->inner = {};
   if (at::accelerator::isAccelerator(device().type())) at::accelerator::emptyCache();
 }
 

@@ -9,6 +9,8 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <accelerate/accelerator.h>
+#include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/world.h>
@@ -17,11 +19,6 @@
 #include "parallel/strategy.h"
 #include "params/parameter_table.h"
 #include "train/step_clock.h"
-
-namespace torch::optim {
-class LRScheduler;
-class Optimizer;
-}  // namespace torch::optim
 
 namespace accelerate::detail {
 
@@ -32,6 +29,7 @@ struct PreparedModel {
   std::shared_ptr<torch::nn::Module> module;
   ParameterTable table;
   std::vector<std::unique_ptr<Strategy>> strategies;
+  /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype;
   bool strategies_need_outputs = false;
   /// False inside accumulate() and no_sync() while a window is not at its end.
@@ -41,13 +39,29 @@ struct PreparedModel {
 struct PreparedOptimizer {
   Session* session = nullptr;
   torch::optim::Optimizer* inner = nullptr;
-  /// The window has gradients that no step has used yet.
+  /// There was a backward whose gradients no step has used yet.
   bool is_accumulating = false;
+  /// The last step was left out, because of an infinite gradient.
+  bool step_was_skipped = false;
 };
 
 struct PreparedScheduler {
   Session* session = nullptr;
-  torch::optim::LRScheduler* inner = nullptr;
+  SchedulerReference inner = {};
+  /// The optimizers whose skipped steps hold it back.
+  std::vector<const PreparedOptimizer*> optimizers;
+};
+
+/// Items (tokens, say) that the losses of a window are means over.
+struct ItemCount {
+  /// What backward() was given in this window, over its micro-steps.
+  std::int64_t of_window = 0;
+  /// What the weights of the window's losses are divided by, the same on all
+  /// ranks: keeps gradients in range before the total is known.
+  double unit = 1;
+  std::int64_t of_micro_step = 0;
+  /// The micro-step that was counted last; 0: none.
+  std::int64_t serial = 0;
 };
 
 /// Where a prepared loader is in its pass.
@@ -66,7 +80,19 @@ struct Session {
   ParallelOptions parallel;
   Precision precision = Precision::no;
   std::string project_dir;
+  AutocastOptions autocast;
+  GradientAccumulationOptions accumulation;
+  SchedulerOptions scheduling;
   StepClock clock;
+  /// With fp16 only.
+  std::optional<GradScaler> scaler;
+  /// Optimizers have stepped since the scale was last adapted.
+  bool scale_is_due = false;
+  ItemCount items = {};
+  /// Of the micro-step under way; empty: all.
+  std::vector<PreparedModel*> micro_step_models = {};
+  /// The micro-step in which gradients of a short window were brought in line.
+  std::int64_t aligned_serial = 0;
   bool trigger = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;

@@ -8,21 +8,32 @@ namespace accelerate::detail {
 /// tensors.
 class StepClock {
  public:
-  explicit StepClock(int window) : window_(window) {}
+  explicit StepClock(int window) : window_(window), length_(window) {}
 
-  /// A micro-step begins. A loader's last batch ends the window early, so that
-  /// no gradient is carried into the next epoch.
-  void begin_micro_step(bool is_last_batch) {
-    micro_step_ = is_last_batch ? 0 : micro_step_ + 1;
+  /// A micro-step begins. `ends_early`: the window ends with it, so that no
+  /// gradient is carried into the next epoch.
+  void begin_micro_step(bool ends_early) {
+    length_ = sync_gradients_ ? 1 : length_ + 1;
+    micro_step_ = ends_early ? 0 : micro_step_ + 1;
     sync_gradients_ = micro_step_ % window_ == 0;
+    ++serial_;
   }
 
   [[nodiscard]] int window() const { return window_; }
   [[nodiscard]] bool sync_gradients() const { return sync_gradients_; }
+  /// Micro-steps of the present window so far, this one included; a full
+  /// window's outside all.
+  [[nodiscard]] int length() const { return length_; }
+  /// The window ends with this micro-step, before it is full.
+  [[nodiscard]] bool is_short() const { return sync_gradients_ && length_ < window_; }
+  /// Micro-steps ever begun; 0 outside all windows.
+  [[nodiscard]] std::int64_t serial() const { return serial_; }
 
  private:
   int window_;
+  int length_;
   std::int64_t micro_step_ = 0;
+  std::int64_t serial_ = 0;
   bool sync_gradients_ = true;
 };
 

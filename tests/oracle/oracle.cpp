@@ -130,9 +130,12 @@ std::optional<std::string> difference(
 
 const std::map<std::string, Topic>& topics() {
   static const std::map<std::string, Topic> built{
+      {"accumulation", &run_accumulation},
       {"batch_sampler_shard", &run_batch_sampler_shard},
+      {"grad_scaler", &run_grad_scaler},
       {"lr_schedulers", &run_lr_schedulers},
       {"operations", &run_operations},
+      {"scheduler_stepping", &run_scheduler_stepping},
       {"training", &run_training}};
   return built;
 }

@@ -25,6 +25,9 @@ using Topic = std::function<Json(const Json& input)>;
 /// The topics that are built, by name.
 const std::map<std::string, Topic>& topics();
 
+Json run_accumulation(const Json& input);
+Json run_grad_scaler(const Json& input);
+Json run_scheduler_stepping(const Json& input);
 Json run_batch_sampler_shard(const Json& input);
 Json run_lr_schedulers(const Json& input);
 Json run_operations(const Json& input);

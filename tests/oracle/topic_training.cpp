@@ -1,6 +1,6 @@
 #include <accelerate/accelerate.h>
 
-#include "oracle/oracle.h"
+#include "oracle/schedules.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate::oracle {
@@ -8,7 +8,6 @@ namespace accelerate::oracle {
 namespace {
 
 namespace F = torch::nn::functional;
-namespace optim = torch::optim;
 
 torch::nn::Sequential make_net(const Json& layers) {
   torch::nn::Sequential net;
@@ -29,7 +28,7 @@ torch::nn::Sequential make_net(const Json& layers) {
   return net;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
     const Json& optimizer,
     const std::vector<torch::Tensor>& parameters) {
   const std::string name = optimizer.at("name");
@@ -37,33 +36,33 @@ std::unique_ptr<optim::Optimizer> make_optimizer(
   const double lr = a.at("lr");
   const auto betas = [&] { return std::tuple<double, double>(a["betas"][0], a["betas"][1]); };
   if (name == "SGD") {
-    return std::make_unique<optim::SGD>(
+    return std::make_unique<torch::optim::SGD>(
         parameters,
-        optim::SGDOptions(lr).momentum(a["momentum"]).weight_decay(a["weight_decay"]).nesterov(
+        torch::optim::SGDOptions(lr).momentum(a["momentum"]).weight_decay(a["weight_decay"]).nesterov(
             a["nesterov"]).dampening(a["dampening"]));
   }
   if (name == "Adam") {
-    return std::make_unique<optim::Adam>(
+    return std::make_unique<torch::optim::Adam>(
         parameters,
-        optim::AdamOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
+        torch::optim::AdamOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
             a["amsgrad"]));
   }
   if (name == "AdamW") {
-    return std::make_unique<optim::AdamW>(
+    return std::make_unique<torch::optim::AdamW>(
         parameters,
-        optim::AdamWOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
+        torch::optim::AdamWOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
             a["amsgrad"]));
   }
   if (name == "RMSprop") {
-    return std::make_unique<optim::RMSprop>(
+    return std::make_unique<torch::optim::RMSprop>(
         parameters,
-        optim::RMSpropOptions(lr).alpha(a["alpha"]).eps(a["eps"]).weight_decay(a["weight_decay"])
+        torch::optim::RMSpropOptions(lr).alpha(a["alpha"]).eps(a["eps"]).weight_decay(a["weight_decay"])
             .momentum(a["momentum"]).centered(a["centered"]));
   }
   if (name == "Adagrad") {
-    return std::make_unique<optim::Adagrad>(
+    return std::make_unique<torch::optim::Adagrad>(
         parameters,
-        optim::AdagradOptions(lr).lr_decay(a["lr_decay"]).weight_decay(a["weight_decay"])
+        torch::optim::AdagradOptions(lr).lr_decay(a["lr_decay"]).weight_decay(a["weight_decay"])
             .initial_accumulator_value(a["initial_accumulator_value"]).eps(a["eps"]));
   }
   throw NotBuilt("optimizer " + name);
@@ -88,7 +87,6 @@ void clip(
 }  // namespace
 
 Json run_training(const Json& input) {
-  if (!input.at("schedule").is_null()) throw NotBuilt("schedules");
   const int count = input.at("num_processes");
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(count));
   Json weights = Json::object();
@@ -97,6 +95,8 @@ Json run_training(const Json& input) {
     Accelerator accelerator(
         {.mixed_precision = parse_precision(input.at("mixed_precision").get<std::string>()),
          .gradient_accumulation_steps = input.at("accumulation_steps").get<int>(),
+         .gradient_accumulation = {.divide_by_full_window = true},
+         .scheduler = {.step_with_processes = !input.at("split_batches").get<bool>()},
          .world = world});
     torch::nn::Sequential net = make_net(input.at("layers"));
     auto inner = make_optimizer(input.at("optimizer"), net->parameters());
@@ -107,6 +107,13 @@ Json run_training(const Json& input) {
             {.batch_size = input.at("batch_size"),
              .drop_last = input.at("drop_last"),
              .split_batches = input.at("split_batches")}));
+    std::unique_ptr<optim::LRScheduler> schedule;
+    std::optional<Scheduler> scheduler;
+    if (!input.at("schedule").is_null()) {
+      schedule = make_schedule(input.at("schedule"));
+      schedule->bind(*inner);
+      scheduler.emplace(accelerator.prepare(*schedule));
+    }
     Json norms = Json::array();
     const int epochs = input.at("epochs");
     for (int epoch = 0; epoch < epochs; ++epoch) {
@@ -120,6 +127,7 @@ Json run_training(const Json& input) {
         accelerator.backward(loss);
         if (accelerator.sync_gradients()) clip(input.at("clip"), accelerator, model, norms);
         optimizer.step();
+        if (scheduler) scheduler->step();
         optimizer.zero_grad();
       }
     }

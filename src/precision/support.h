@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <c10/core/Device.h>
+
+#include <accelerate/precision.h>
+
+namespace accelerate::detail {
+
+/// In what autocast computes; nothing for `no`.
+ACCELERATE_API std::optional<c10::ScalarType> autocast_dtype(Precision precision);
+
+/// Why `device` cannot compute in `precision`, and what to do instead; nothing
+/// if it can.
+ACCELERATE_API std::optional<std::string> precision_complaint(
+    Precision precision,
+    c10::Device device);
+
+}  // namespace accelerate::detail

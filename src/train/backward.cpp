@@ -1,0 +1,191 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "train/scaling.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::concat;
+using detail::Session;
+
+// What earlier micro-steps of the window left, before the ranks share it.
+void multiply_pending_gradients(Session& session, double factor) {
+  if (factor == 1) return;
+  const at::NoGradGuard no_grad;
+  const auto multiply = [&](const at::Tensor& gradient) {
+    if (gradient.defined()) gradient.mul_(factor);
+  };
+  for (const auto& model : session.models) {
+    const auto& named = session.micro_step_models;
+    if (!named.empty() && std::find(named.begin(), named.end(), model.get()) == named.end()) {
+      continue;
+    }
+    for (const detail::Parameter& row : model->table.rows()) {
+      multiply(row.tensor.grad());
+      if (!row.local.is_same(row.tensor)) multiply(row.local.grad());
+    }
+  }
+}
+
+double sum_over_ranks(const Session& session, std::int64_t count) {
+  const at::Tensor sum = at::full({}, count, at::kLong);
+  session.world.group().all_reduce(sum, ReduceOp::sum);
+  return static_cast<double>(sum.item<std::int64_t>());
+}
+
+// The gradients of a window are to add up to the mean over its micro-steps.
+// That a loader's end cuts it short is known in its last micro-step only: then
+// what the earlier ones left is brought in line.
+double weight_of_micro_step(Session& session) {
+  const detail::StepClock& clock = session.clock;
+  if (!clock.is_short() || session.accumulation.divide_by_full_window) {
+    return 1.0 / clock.window();
+  }
+  if (std::exchange(session.aligned_serial, clock.serial()) != clock.serial()) {
+    multiply_pending_gradients(session, static_cast<double>(clock.window()) / clock.length());
+  }
+  return 1.0 / clock.length();
+}
+
+// The gradients of a window are to add up to the mean over all items of all
+// ranks, and the ranks are averaged, so the weight of a mean over n items is
+// n x ranks / all items. All are known in the window's last micro-step; until
+// then the first one's count stands in for them.
+double weight_of_items(Session& session, std::int64_t num_items) {
+  const double ranks = session.world.size();
+  detail::ItemCount& items = session.items;
+  const detail::StepClock& clock = session.clock;
+  const bool is_in_window = clock.window() > 1 && clock.serial() > 0;
+  if (!is_in_window) {
+    const double total = sum_over_ranks(session, num_items);
+    return total == 0 ? 0 : static_cast<double>(num_items) * ranks / total;
+  }
+  if (items.serial == clock.serial()) {
+    // Another loss of the same micro-step.
+    if (num_items != items.of_micro_step) {
+      throw ConfigError(concat(
+          "[train] backward() was given num_items ", num_items, " after ", items.of_micro_step,
+          " in the same micro-step; losses of one micro-batch are means over equally many items"));
+    }
+    return static_cast<double>(num_items) / items.unit;
+  }
+  if (clock.length() == 1) {
+    items.of_window = 0;
+    const double first = sum_over_ranks(session, num_items);
+    items.unit = first == 0 ? 1 : first / ranks;
+  }
+  items.of_window += num_items;
+  items.of_micro_step = num_items;
+  items.serial = clock.serial();
+  if (clock.sync_gradients()) {
+    const double total = sum_over_ranks(session, items.of_window);
+    const double unit = total == 0 ? items.unit : total / ranks;
+    multiply_pending_gradients(session, items.unit / unit);
+    items.unit = unit;
+  }
+  return static_cast<double>(num_items) / items.unit;
+}
+
+void require_same_weighting(const Session& session, const BackwardOptions& options) {
+  const detail::StepClock& clock = session.clock;
+  if (options.num_items.value_or(0) < 0) {
+    throw ConfigError(concat(
+        "[train] backward() was given num_items ", *options.num_items, "; it is at least 0"));
+  }
+  if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
+  const bool had_items = session.items.serial == clock.serial() ||
+      session.items.serial == clock.serial() - 1;
+  if (had_items != options.num_items.has_value()) {
+    throw ConfigError(
+        "[train] backward() was given num_items in some micro-steps of a window and not in others; "
+        "give it in all or in none");
+  }
+}
+
+void run_backward(const at::Tensor& loss, const BackwardOptions& options) {
+  const std::optional<bool> retain_graph =
+      options.retain_graph ? std::optional<bool>(true) : std::nullopt;
+  loss.backward({}, retain_graph, options.create_graph);
+}
+
+}  // namespace
+
+void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) const {
+  Session& session = *session_;
+  if (!loss.defined()) {
+    throw ConfigError("[train] backward() was given an undefined loss; give it the model's loss");
+  }
+  require_same_weighting(session, options);
+  detail::settle_scale(session);
+  const double weight = options.num_items ? weight_of_items(session, *options.num_items)
+                                          : weight_of_micro_step(session);
+  at::Tensor weighted = weight == 1 ? loss : loss * weight;
+  if (session.scaler) weighted = session.scaler->scale(weighted);
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) {
+      strategy->before_backward(model->sync_gradients);
+    }
+  }
+  try {
+    run_backward(weighted, options);
+  } catch (const std::exception& error) {
+    for (const auto& model : session.models) {
+      for (const auto& strategy : model->strategies) strategy->on_failure(error);
+    }
+    throw;
+  }
+  for (const auto& model : session.models) {
+    auto& strategies = model->strategies;
+    for (auto strategy = strategies.rbegin(); strategy != strategies.rend(); ++strategy) {
+      (*strategy)->after_backward(model->sync_gradients);
+    }
+  }
+  for (const auto& optimizer : session.optimizers) optimizer->is_accumulating = true;
+}
+
+MicroStep::MicroStep(
+    std::shared_ptr<detail::Session> session,
+    std::vector<std::shared_ptr<detail::PreparedModel>> models,
+    bool sync_gradients)
+    : session_(std::move(session)), models_(std::move(models)) {
+  for (const auto& model : models_) {
+    before_.push_back(model->sync_gradients);
+    model->sync_gradients = sync_gradients;
+  }
+}
+
+MicroStep::~MicroStep() {
+  for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->sync_gradients = before_[i];
+}
+
+MicroStep Accelerator::begin_micro_step(
+    std::vector<std::shared_ptr<detail::PreparedModel>> models) const {
+  Session& session = *session_;
+  const detail::LoaderProgress* loader = session.active_loader();
+  session.clock.begin_micro_step(
+      session.accumulation.sync_with_dataloader && loader != nullptr && loader->is_last_batch);
+  session.micro_step_models.clear();
+  for (const auto& model : models) session.micro_step_models.push_back(model.get());
+  const bool sync_gradients =
+      session.clock.sync_gradients() || session.accumulation.sync_each_batch;
+  return MicroStep(session_, std::move(models), sync_gradients);
+}
+
+bool Accelerator::sync_gradients() const { return session_->clock.sync_gradients(); }
+
+int Accelerator::gradient_accumulation_steps() const { return session_->clock.window(); }
+
+}  // namespace accelerate
