@@ -7,6 +7,7 @@
 #include <accelerate/model.h>
 #include <accelerate/nested.h>
 #include <accelerate/optimizer.h>
+#include <accelerate/optimizers.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/scheduler.h>

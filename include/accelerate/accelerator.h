@@ -218,6 +218,14 @@ class ACCELERATE_API Accelerator {
   /// negative or given in part of a window only.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {}) const;
 
+  /// Backward and step in one, for a prepared optim::Lomo or AdaLomo: each
+  /// parameter is updated as soon as its gradient is there, averaged over the
+  /// ranks, and the gradient freed. Name the optimizer where several are
+  /// prepared. Throws ConfigError without one, inside a window of several
+  /// micro-steps, and with fp16.
+  void lomo_backward(const at::Tensor& loss, double learning_rate) const;
+  void lomo_backward(const at::Tensor& loss, double learning_rate, const Optimizer& optimizer) const;
+
   /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
   /// these models; a loader's last batch ends the window early. Keep the
   /// returned scope for the whole micro-step, backward and step included.

@@ -108,8 +108,19 @@ StateDict SequentialLR::state_dict() const {
 }
 
 void SequentialLR::load_state_dict(const StateDict& state) {
-  load_parts(state, parts_);
+  require_bound();
+  const StateDict before = LRScheduler::state_dict();
+  const std::vector<double> lrs = present_lrs();
   LRScheduler::load_state_dict(state);
+  try {
+    load_parts(state, parts_);
+  } catch (...) {
+    LRScheduler::load_state_dict(before);
+    set_lrs(lrs);
+    throw;
+  }
+  // The parts have set theirs.
+  set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 
 ChainedScheduler::ChainedScheduler(LRSchedulers parts) : parts_(std::move(parts)) {
@@ -163,8 +174,19 @@ StateDict ChainedScheduler::state_dict() const {
 }
 
 void ChainedScheduler::load_state_dict(const StateDict& state) {
-  load_parts(state, parts_);
+  require_bound();
+  const StateDict before = LRScheduler::state_dict();
+  const std::vector<double> lrs = present_lrs();
   LRScheduler::load_state_dict(state);
+  try {
+    load_parts(state, parts_);
+  } catch (...) {
+    LRScheduler::load_state_dict(before);
+    set_lrs(lrs);
+    throw;
+  }
+  // The parts have set theirs.
+  set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 
 }  // namespace accelerate::optim

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
+#include "parallel/master_weights.h"
 #include "parallel/replicate.h"
 
 namespace accelerate::detail {
@@ -95,10 +96,13 @@ std::array<int, kNumAxes> plan_degrees(
 
 std::vector<std::unique_ptr<Strategy>> make_strategies(
     const Mesh& mesh,
-    const ParallelOptions& options) {
+    const TechniqueOptions& options) {
   std::vector<std::unique_ptr<Strategy>> strategies;
+  // First, so that after a backward it comes last: ranks agree in the model's
+  // own dtype.
+  if (options.master_weights) strategies.push_back(make_master_weights());
   for (const StrategyRow& row : kStrategies) {
-    if (mesh.degree(row.axis) > 1) strategies.push_back(row.make(mesh, options));
+    if (mesh.degree(row.axis) > 1) strategies.push_back(row.make(mesh, options.parallel));
   }
   return strategies;
 }

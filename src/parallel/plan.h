@@ -18,10 +18,16 @@ std::array<int, kNumAxes> plan_degrees(
     const Settings& settings,
     int world_size);
 
-/// The techniques that the mesh asks for, in order of application, for one
-/// model.
+/// What decides besides the mesh.
+struct TechniqueOptions {
+  ParallelOptions parallel = {};
+  bool master_weights = false;
+};
+
+/// The techniques that mesh and options ask for, in order of application, for
+/// one model.
 std::vector<std::unique_ptr<Strategy>> make_strategies(
     const Mesh& mesh,
-    const ParallelOptions& options);
+    const TechniqueOptions& options);
 
 }  // namespace accelerate::detail

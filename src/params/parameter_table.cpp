@@ -1,5 +1,7 @@
 #include "params/parameter_table.h"
 
+#include <utility>
+
 #include <torch/nn/module.h>
 
 namespace accelerate::detail {
@@ -25,6 +27,16 @@ const Parameter* ParameterTable::find(std::string_view name) const {
 const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
   const auto found = by_tensor_.find(tensor.unsafeGetTensorImpl());
   return found == by_tensor_.end() ? nullptr : &rows_[found->second];
+}
+
+void ParameterTable::set_local(Parameter& row, at::Tensor local) {
+  by_local_[local.unsafeGetTensorImpl()] = static_cast<std::size_t>(&row - rows_.data());
+  row.local = std::move(local);
+}
+
+const Parameter* ParameterTable::find_local(const at::Tensor& local) const {
+  const auto found = by_local_.find(local.unsafeGetTensorImpl());
+  return found == by_local_.end() ? nullptr : &rows_[found->second];
 }
 
 std::vector<const Parameter*> ParameterTable::trainable() const {

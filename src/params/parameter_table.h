@@ -40,6 +40,12 @@ class ACCELERATE_API ParameterTable {
   /// Null if `tensor` is no row's tensor.
   [[nodiscard]] const Parameter* find(const at::Tensor& tensor) const;
 
+  /// Makes optimizers step on `local` instead of the row's tensor.
+  void set_local(Parameter& row, at::Tensor local);
+  /// The row that an optimizer steps on by `local`, where that is not the row's
+  /// tensor; else null.
+  [[nodiscard]] const Parameter* find_local(const at::Tensor& local) const;
+
   /// Rows whose tensor requires a gradient.
   [[nodiscard]] std::vector<const Parameter*> trainable() const;
 
@@ -47,6 +53,7 @@ class ACCELERATE_API ParameterTable {
   std::vector<Parameter> rows_;
   std::unordered_map<std::string, std::size_t> by_name_;
   std::unordered_map<const void*, std::size_t> by_tensor_;
+  std::unordered_map<const void*, std::size_t> by_local_;
 };
 
 }  // namespace accelerate::detail

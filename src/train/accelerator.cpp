@@ -101,7 +101,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .settings = std::move(settings),
       .world = std::move(world),
       .mesh = std::move(mesh),
-      .parallel = options.parallel,
+      .techniques = {options.parallel, options.master_weights},
       .precision = precision,
       .project_dir = options.project_dir,
       .autocast = options.autocast,

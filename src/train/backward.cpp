@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
+#include <accelerate/optimizers.h>
 
 #include "base/text.h"
 #include "train/scaling.h"
@@ -154,6 +155,61 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
     }
   }
   for (const auto& optimizer : session.optimizers) optimizer->is_accumulating = true;
+}
+
+void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate) const {
+  std::vector<std::shared_ptr<detail::PreparedOptimizer>> found;
+  for (const auto& optimizer : session_->optimizers) {
+    if (dynamic_cast<optim::FusedBackwardOptimizer*>(optimizer->inner) != nullptr) {
+      found.emplace_back(session_, optimizer.get());
+    }
+  }
+  if (found.size() != 1) {
+    throw ConfigError(concat(
+        "[train] lomo_backward() was called with ", found.size(),
+        " optimizers prepared that update inside the backward; prepare an optim::Lomo or "
+        "optim::AdaLomo, and name it where there are several"));
+  }
+  lomo_backward(loss, learning_rate, Optimizer(found[0]));
+}
+
+void Accelerator::lomo_backward(
+    const at::Tensor& loss,
+    double learning_rate,
+    const Optimizer& optimizer) const {
+  Session& session = *session_;
+  auto* lomo = dynamic_cast<optim::FusedBackwardOptimizer*>(&optimizer.inner());
+  std::vector<std::string> complaints;
+  if (lomo == nullptr) {
+    complaints.emplace_back(
+        "[train] lomo_backward() was given an optimizer that does not update inside the backward; "
+        "use backward() and step()");
+  }
+  if (!loss.defined()) complaints.emplace_back("[train] lomo_backward() was given an undefined loss");
+  if (session.clock.window() > 1) {
+    complaints.push_back(concat(
+        "[train] lomo_backward() keeps no gradients to add to, but gradient_accumulation_steps is ",
+        session.clock.window(), "; set it to 1"));
+  }
+  if (session.scaler) {
+    complaints.emplace_back("[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  // Averaged here, one by one, not in buckets that would keep them all.
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) strategy->before_backward(false);
+  }
+  const Group& group = session.mesh.group(Axis::replicate);
+  const int ranks = group.size();
+  lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
+    if (ranks > 1) {
+      group.all_reduce(gradient);
+      gradient.div_(ranks);
+    }
+  });
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) strategy->after_backward(false);
+  }
 }
 
 MicroStep::MicroStep(

@@ -20,6 +20,16 @@ void require_prepared(const detail::PreparedOptimizer& prepared) {
       "[train] this handle was released by free_memory() or finish(); prepare the optimizer again");
 }
 
+void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) return;
+  if (set_to_none) {
+    gradient.reset();
+  } else {
+    gradient.zero_();
+  }
+}
+
 }  // namespace
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
@@ -49,12 +59,10 @@ void Optimizer::zero_grad(bool set_to_none) const {
   const at::NoGradGuard no_grad;
   for (auto& group : prepared_->inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      at::Tensor& gradient = parameter.mutable_grad();
-      if (!gradient.defined()) continue;
-      if (set_to_none) {
-        gradient.reset();
-      } else {
-        gradient.zero_();
+      drop_gradient(parameter, set_to_none);
+      // What the model's own tensor has not handed on to its local yet.
+      if (const at::Tensor* tensor = prepared_->session->tensor_of(parameter)) {
+        drop_gradient(*tensor, set_to_none);
       }
     }
   }

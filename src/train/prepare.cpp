@@ -70,7 +70,7 @@ std::unique_ptr<PreparedModel> prepare_model(
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
-  model->strategies = detail::make_strategies(session.mesh, session.parallel);
+  model->strategies = detail::make_strategies(session.mesh, session.techniques);
   for (const auto& strategy : model->strategies) strategy->prepare(*module, model->table);
   model->strategies_need_outputs =
       std::any_of(model->strategies.begin(), model->strategies.end(), [](const auto& strategy) {

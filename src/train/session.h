@@ -16,6 +16,7 @@
 #include <accelerate/world.h>
 
 #include "config/settings.h"
+#include "parallel/plan.h"
 #include "parallel/strategy.h"
 #include "params/parameter_table.h"
 #include "train/step_clock.h"
@@ -77,7 +78,7 @@ struct Session {
   Settings settings;
   World world;
   Mesh mesh;
-  ParallelOptions parallel;
+  TechniqueOptions techniques;
   Precision precision = Precision::no;
   std::string project_dir;
   AutocastOptions autocast;
@@ -102,6 +103,15 @@ struct Session {
   /// The ranks of this machine; made when first needed.
   std::optional<Group> local_group;
 
+  /// The tensor that forward reads where it is not the one an optimizer steps
+  /// on; null where it is.
+  [[nodiscard]] const at::Tensor* tensor_of(const at::Tensor& local) const {
+    for (const auto& model : models) {
+      const Parameter* row = model->table.find_local(local);
+      if (row != nullptr) return &row->tensor;
+    }
+    return nullptr;
+  }
   [[nodiscard]] const LoaderProgress* active_loader() const {
     return active_loaders.empty() ? nullptr : active_loaders.back();
   }

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+
+#include <accelerate/export.h>
+
+/// Optimizers that LibTorch has kernels for but no class.
+///
+/// The first four are LibTorch's own classes with a fused step: one kernel for
+/// all parameters of a dtype and device instead of a dozen for each, on CPU and
+/// CUDA. Options, state, and what torch::save writes are LibTorch's, so they
+/// can take the place of one another at any time; results differ by rounding
+/// only. Gradients may be missing or strided in any way, but not sparse: that
+/// throws ConfigError.
+namespace accelerate::optim {
+
+class ACCELERATE_API AdamW : public torch::optim::AdamW {
+ public:
+  using torch::optim::AdamW::AdamW;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+class ACCELERATE_API Adam : public torch::optim::Adam {
+ public:
+  using torch::optim::Adam::Adam;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+class ACCELERATE_API SGD : public torch::optim::SGD {
+ public:
+  using torch::optim::SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+class ACCELERATE_API Adagrad : public torch::optim::Adagrad {
+ public:
+  using torch::optim::Adagrad::Adagrad;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+/// Averages a gradient over ranks, in place.
+using AverageGradient = std::function<void(const at::Tensor&)>;
+
+/// Base of optimizers that update each parameter inside the backward pass, as
+/// soon as its gradient is complete, and free the gradient at once: the memory
+/// of all gradients is never needed. `step()` and `zero_grad()` have nothing
+/// left to do. Not for accumulation, and not with fp16, whose losses are
+/// scaled.
+///
+/// Accelerator::lomo_backward() runs them; by hand it is
+///
+///     lomo.fused_backward(loss, learning_rate);
+class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
+ public:
+  ~FusedBackwardOptimizer() override;
+
+  /// Runs backward and updates, at the rate given. With `clip_grad_norm` there
+  /// are two passes, because the norm of all gradients must be known before the
+  /// first is used. `average`, if given, is called once for each gradient, in
+  /// the same order on ranks that run the same graph.
+  void fused_backward(
+      const at::Tensor& loss,
+      double learning_rate,
+      const AverageGradient& average = nullptr);
+  /// Nothing: the backward has stepped.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+ protected:
+  FusedBackwardOptimizer(
+      std::vector<at::Tensor> parameters,
+      std::unique_ptr<torch::optim::OptimizerOptions> options,
+      std::optional<double> clip_grad_norm,
+      std::optional<double> clip_grad_value);
+
+  /// Steps on one parameter with its whole gradient.
+  virtual void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) = 0;
+  /// A new backward pass begins.
+  virtual void begin_step() {}
+
+ private:
+  struct Pass;
+  std::shared_ptr<Pass> pass_;
+  std::optional<double> clip_grad_norm_;
+  std::optional<double> clip_grad_value_;
+};
+
+struct LomoOptions {
+  double weight_decay = 0;
+  std::optional<double> clip_grad_norm = std::nullopt;
+  std::optional<double> clip_grad_value = std::nullopt;
+};
+/// Low-memory optimization (Lv et al., Full Parameter Fine-tuning for Large
+/// Language Models with Limited Resources): gradient descent, no state.
+class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
+ public:
+  explicit Lomo(std::vector<at::Tensor> parameters, const LomoOptions& options = {});
+
+ protected:
+  void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) override;
+
+ private:
+  LomoOptions options_;
+};
+
+struct AdaLomoOptions {
+  double weight_decay = 0;
+  double decay_rate = -0.8;       ///< of the second moments, as a power of the step
+  double clip_threshold = 1.0;    ///< of the root mean square of an update
+  double eps_square = 1e-30;      ///< added to squared gradients
+  double eps_scale = 1e-3;        ///< the least size a parameter is taken for
+  std::optional<double> clip_grad_norm = std::nullopt;
+  std::optional<double> clip_grad_value = std::nullopt;
+};
+/// The same with adaptive rates from factored second moments (Lv et al.,
+/// AdaLomo): state of a row and a column for each matrix.
+class ACCELERATE_API AdaLomo : public FusedBackwardOptimizer {
+ public:
+  explicit AdaLomo(std::vector<at::Tensor> parameters, const AdaLomoOptions& options = {});
+
+ protected:
+  void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) override;
+  void begin_step() override;
+
+ private:
+  AdaLomoOptions options_;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace accelerate::optim

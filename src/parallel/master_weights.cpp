@@ -1,0 +1,84 @@
+#include "parallel/master_weights.h"
+
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+class MasterWeights final : public Strategy {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "master_weights"; }
+
+  void prepare(torch::nn::Module&, ParameterTable& table) override {
+    for (Parameter& row : table.rows()) {
+      if (!row.tensor.requires_grad() || !at::isReducedFloatingType(row.tensor.scalar_type())) {
+        continue;
+      }
+      const auto options = row.tensor.options().dtype(at::kFloat).requires_grad(false);
+      table.set_local(row, at::empty_like(row.tensor, options).requires_grad_(true));
+      models_.push_back(row.tensor);
+      masters_.push_back(row.local);
+    }
+  }
+
+  // Filled only now: until every strategy is prepared, weights may change.
+  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table) override {
+    const at::NoGradGuard no_grad;
+    if (!std::exchange(are_filled_, true) && !masters_.empty()) {
+      at::_foreach_copy_(masters_, models_);
+    }
+    for (auto& group : optimizer.param_groups()) {
+      for (at::Tensor& parameter : group.params()) {
+        const Parameter* row = table.find(parameter);
+        if (row == nullptr || row->local.is_same(row->tensor)) continue;
+        auto& states = optimizer.state();
+        const auto state = states.find(parameter.unsafeGetTensorImpl());
+        if (state != states.end()) {
+          auto kept = std::move(state->second);
+          states.erase(state);
+          states[row->local.unsafeGetTensorImpl()] = std::move(kept);
+        }
+        parameter = row->local;
+      }
+    }
+  }
+
+  void after_backward(bool sync_gradients) override {
+    if (!sync_gradients) return;
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < models_.size(); ++i) {
+      at::Tensor& gradient = models_[i].mutable_grad();
+      if (!gradient.defined()) continue;
+      at::Tensor& master = masters_[i].mutable_grad();
+      if (master.defined()) {
+        master.add_(gradient);
+      } else {
+        master = gradient.to(at::kFloat);
+      }
+      gradient.reset();
+    }
+  }
+
+  void after_step() override {
+    if (masters_.empty()) return;
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(models_, masters_);
+  }
+
+ private:
+  std::vector<at::Tensor> models_;
+  std::vector<at::Tensor> masters_;
+  bool are_filled_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_master_weights() { return std::make_unique<MasterWeights>(); }
+
+}  // namespace accelerate::detail
