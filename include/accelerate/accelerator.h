@@ -18,6 +18,7 @@
 #include <accelerate/grad_scaler.h>
 #include <accelerate/model.h>
 #include <accelerate/nested.h>
+#include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
@@ -288,7 +289,9 @@ class ACCELERATE_API Accelerator {
     return accelerate::gather(value, world().group());
   }
   /// The same, without the samples that the loader repeated to fill the last
-  /// batch. Call it on every batch, inside the loop over the loader.
+  /// batch. Call it on every batch, inside the loop over the loader. Ranks may
+  /// have different numbers of rows; what is no row of the batch (0-d losses,
+  /// say) is gathered whole as long as there are fewer than samples.
   template <NestedTensors T>
   T gather_for_metrics(const T& value) const {
     T all = gather(value);
@@ -297,6 +300,32 @@ class ACCELERATE_API Accelerator {
       visit_tensors(all, [&](at::Tensor& tensor) { tensor = first_rows(tensor, remainder); });
     }
     return all;
+  }
+  /// The same for objects, one a sample: texts, numbers, structs (objects.h).
+  template <Transferable T>
+    requires(!NestedTensors<std::vector<T>>)
+  std::vector<T> gather_for_metrics(const std::vector<T>& objects) const {
+    std::vector<T> all = gather_object(objects);
+    const std::int64_t remainder = loader_remainder();
+    if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder) {
+      all.resize(static_cast<std::size_t>(remainder));
+    }
+    return all;
+  }
+  /// The lists of all ranks, joined, on every rank.
+  template <Transferable T>
+  std::vector<T> gather_object(const std::vector<T>& objects) const {
+    return accelerate::gather_object(objects, world().group());
+  }
+  /// What rank `from_process` has.
+  template <Transferable T>
+  T broadcast_object(const T& object, int from_process = 0) const {
+    return accelerate::broadcast_object(object, world().group(), from_process);
+  }
+  /// Tensors as rank `from_process` has them.
+  template <NestedTensors T>
+  T broadcast(const T& value, int from_process = 0) const {
+    return accelerate::broadcast(value, world().group(), from_process);
   }
   /// Sum or mean over all ranks, on every rank.
   template <NestedTensors T>

@@ -107,12 +107,32 @@ namespace detail {
 struct AnyVisitor {
   void operator()(at::Tensor&) const {}
 };
+
+// Whether a type has tensors to visit: a vector of texts can be opened, but has
+// none. What is not listed joined by a function of its own.
+template <class T>
+struct HoldsTensors : std::bool_constant<!std::is_arithmetic_v<T>> {};
+template <>
+struct HoldsTensors<std::string> : std::false_type {};
+template <class T>
+struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
+template <class T, class A>
+struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
+template <class T, std::size_t n>
+struct HoldsTensors<std::array<T, n>> : HoldsTensors<T> {};
+template <class A, class B>
+struct HoldsTensors<std::pair<A, B>> : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
+template <class... Ts>
+struct HoldsTensors<std::tuple<Ts...>> : std::disjunction<HoldsTensors<Ts>...> {};
+template <class K, class V, class C, class A>
+struct HoldsTensors<std::map<K, V, C, A>> : HoldsTensors<V> {};
+template <class K, class V, class H, class E, class A>
+struct HoldsTensors<std::unordered_map<K, V, H, E, A>> : HoldsTensors<V> {};
 }  // namespace detail
 
-/// A value that visit_tensors can open.
+/// A value that visit_tensors can open, with tensors in it.
 template <class T>
-concept NestedTensors =
-    !std::is_arithmetic_v<T> && !std::same_as<T, std::string> &&
+concept NestedTensors = detail::HoldsTensors<T>::value &&
     requires(T& value) { visit_tensors(value, detail::AnyVisitor{}); };
 
 /// The tensors in `value`, in order.
@@ -154,6 +174,12 @@ ACCELERATE_API void pad_in_place(
     double pad_index,
     bool pad_first);
 ACCELERATE_API at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t dim);
+ACCELERATE_API at::Tensor pad_rows(
+    const at::Tensor& tensor,
+    std::int64_t batch_size,
+    std::int64_t num_processes,
+    std::int64_t dim);
+ACCELERATE_API void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers);
 ACCELERATE_API at::Tensor slice_rows(
     const at::Tensor& tensor,
     std::int64_t begin,
@@ -254,6 +280,31 @@ std::optional<std::int64_t> find_batch_size(const T& value) {
     if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
   }
   return std::nullopt;
+}
+
+/// Every tensor of `batch_size` rows along `dim`, grown with zeros so that
+/// `num_processes` ranks get equally many rows each: Accelerate's
+/// pad_input_tensors, whose sizes it has to the letter.
+template <NestedTensors T>
+T pad_input_tensors(
+    T value,
+    std::int64_t batch_size,
+    std::int64_t num_processes,
+    std::int64_t dim = 0) {
+  visit_tensors(value, [&](at::Tensor& tensor) {
+    tensor = detail::pad_rows(tensor, batch_size, num_processes, dim);
+  });
+  return value;
+}
+
+/// The numbers of all tensors, one after another in row-major order, for
+/// metrics and logs: integers and booleans too, bf16 widened. Waits for the
+/// device.
+template <NestedTensors T>
+std::vector<double> listify(const T& value) {
+  std::vector<double> numbers;
+  for (const at::Tensor& tensor : tensors_of(value)) detail::copy_numbers(tensor, numbers);
+  return numbers;
 }
 
 /// The same value with half-precision tensors (fp16, bf16) in single precision.

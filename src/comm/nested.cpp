@@ -83,7 +83,12 @@ void pad_in_place(
     bool pad_first) {
   const at::NoGradGuard no_grad;
   for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || dim >= tensor.dim() || dim < -tensor.dim()) continue;
+    if (!tensor.defined()) continue;
+    const GroupImpl& impl = *group.impl();
+    if (impl.world && impl.world->debug) {
+      check_agreement(impl, "pad_across_processes", concat(tensor.dim(), " dimensions"));
+    }
+    if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
     const at::Tensor most = at::full({}, tensor.size(dim), at::kLong);
     group.all_reduce(most, ReduceOp::max);
     const auto size = most.item<std::int64_t>();
@@ -105,6 +110,38 @@ at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t d
         "with the same tensors in the same places");
   }
   return at::cat(parts, dim);
+}
+
+at::Tensor pad_rows(
+    const at::Tensor& tensor,
+    std::int64_t batch_size,
+    std::int64_t num_processes,
+    std::int64_t dim) {
+  if (!tensor.defined() || tensor.dim() == 0) return tensor;
+  if (num_processes < 1 || batch_size < 0) {
+    throw ConfigError(concat(
+        "[nested] pad_input_tensors was given a batch of ", batch_size, " for ", num_processes,
+        " processes"));
+  }
+  const std::int64_t each = batch_size / num_processes;
+  const std::int64_t rest = batch_size - each * num_processes;
+  std::int64_t missing = each == 0 ? num_processes - batch_size : num_processes - each;
+  if (missing < 1 && rest > missing) missing = rest - missing;
+  if (missing <= 0) return tensor;
+  std::vector<std::int64_t> shape = tensor.sizes().vec();
+  const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
+  if (at < 0 || at >= tensor.dim()) return tensor;
+  shape[static_cast<std::size_t>(at)] = batch_size + missing;
+  at::Tensor padded = at::zeros(shape, tensor.options());
+  padded.narrow(at, 0, tensor.size(at)).copy_(tensor);
+  return padded;
+}
+
+void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers) {
+  if (!tensor.defined()) return;
+  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+  const double* data = flat.const_data_ptr<double>();
+  numbers.insert(numbers.end(), data, data + flat.numel());
 }
 
 at::Tensor slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {

@@ -49,8 +49,7 @@ class MasterWeights final : public Strategy {
     }
   }
 
-  void after_backward(bool sync_gradients) override {
-    if (!sync_gradients) return;
+  void before_step() override {
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < models_.size(); ++i) {
       at::Tensor& gradient = models_[i].mutable_grad();

@@ -48,6 +48,9 @@ class Strategy {
   /// `sync_gradients`: this backward ends a step, so ranks must agree after it.
   virtual void before_backward(bool /*sync_gradients*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
+  /// The gradients of a step are complete, and about to be unscaled, clipped
+  /// or used; may come several times.
+  virtual void before_step() {}
   virtual void after_step() {}
   /// The forward or backward threw `error`. May throw one that says more;
   /// else the first goes on.

@@ -219,7 +219,8 @@ MicroStep::MicroStep(
     : session_(std::move(session)), models_(std::move(models)) {
   for (const auto& model : models_) {
     before_.push_back(model->sync_gradients);
-    model->sync_gradients = sync_gradients;
+    // Never more than the scope around allows: LocalSGD's, say.
+    model->sync_gradients = model->sync_gradients && sync_gradients;
   }
 }
 

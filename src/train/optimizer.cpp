@@ -36,6 +36,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
+  detail::complete_gradients(session);
   at::Tensor loss;
   if (session.scaler) {
     loss = detail::scaled_step(session, *prepared_, closure);

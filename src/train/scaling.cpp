@@ -40,6 +40,13 @@ std::vector<PreparedOptimizer*> waiting(Session& session) {
 
 }  // namespace
 
+void complete_gradients(Session& session) {
+  if (!session.clock.sync_gradients()) return;
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) strategy->before_step();
+  }
+}
+
 void settle_scale(Session& session) {
   if (!session.scaler || !session.scaler->is_enabled()) return;
   const GradScaler& scaler = *session.scaler;
@@ -56,11 +63,13 @@ void settle_scale(Session& session) {
 }
 
 void unscale(Session& session, PreparedOptimizer& optimizer) {
+  complete_gradients(session);
   if (!session.scaler || optimizer.inner == nullptr || !optimizer.is_accumulating) return;
   if (!session.scaler->is_unscaled(*optimizer.inner)) session.scaler->unscale_(*optimizer.inner);
 }
 
 void unscale_parameters(Session& session, const std::vector<at::Tensor>& parameters) {
+  complete_gradients(session);
   if (!session.scaler) return;
   std::unordered_set<const void*> chosen;
   for (const at::Tensor& parameter : parameters) {

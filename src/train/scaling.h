@@ -8,6 +8,9 @@
 
 namespace accelerate::detail {
 
+/// Before gradients are read: tells the strategies, if the window is complete.
+void complete_gradients(Session& session);
+
 /// Before a backward: adapts the scale if steps have been taken since it was,
 /// and makes all gradients that wait for a step fit the scale again.
 void settle_scale(Session& session);

@@ -132,7 +132,9 @@ const std::map<std::string, Topic>& topics() {
   static const std::map<std::string, Topic> built{
       {"accumulation", &run_accumulation},
       {"batch_sampler_shard", &run_batch_sampler_shard},
+      {"find_executable_batch_size", &run_find_executable_batch_size},
       {"grad_scaler", &run_grad_scaler},
+      {"local_sgd", &run_local_sgd},
       {"lr_schedulers", &run_lr_schedulers},
       {"operations", &run_operations},
       {"scheduler_stepping", &run_scheduler_stepping},

@@ -109,6 +109,33 @@ Json shapes_of(const Tree& tree) {
   return {{tree.kind, std::move(content)}};
 }
 
+// The flat list that listify() gives, in the nesting Python would give it.
+Json nest(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) {
+    const double number = listify(tensor).at(0);
+    if (tensor.scalar_type() == at::kBool) return value_json(number != 0);
+    if (at::isIntegralType(tensor.scalar_type(), false)) {
+      return value_json(static_cast<std::int64_t>(number));
+    }
+    return value_json(number);
+  }
+  Json content = Json::array();
+  for (const at::Tensor& row : tensor.unbind(0)) content.push_back(nest(row));
+  return {{"list", content}};
+}
+
+Json listed(const Tree& tree) {
+  if (tree.kind == "tensor") return nest(tree.tensor);
+  if (tree.kind == "value" || tree.kind == "opaque") return {{tree.kind, tree.value}};
+  Json content = Json::array();
+  for (std::size_t i = 0; i < tree.children.size(); ++i) {
+    Json child = listed(tree.children[i]);
+    content.push_back(
+        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)}) : std::move(child));
+  }
+  return {{tree.kind, std::move(content)}};
+}
+
 Json run_one(const Json& input, const Accelerator& accelerator, const Group& group) {
   const std::string op = input.at("op");
   const Json& args = input.at("args");
@@ -126,14 +153,10 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
   const Json& own = input.at("data").at(rank);
   if (op == "gather_object") {
     if (!own.contains("list")) throw NotBuilt("objects that are not lists");
-    Json all = Json::array();
-    for (const Json& one : group.all_gather_object(own)) {
-      for (const Json& item : one.at("list")) all.push_back(item);
-    }
-    return {{"list", all}};
+    return {{"list", gather_object(own.at("list").get<std::vector<Json>>(), group)}};
   }
   if (op == "broadcast_object_list") {
-    return group.broadcast_object(own, args.at("from_process").get<int>());
+    return broadcast_object(own, group, args.at("from_process").get<int>());
   }
   if (op == "concatenate") {
     const Tree list = read_tree(own);
@@ -179,6 +202,11 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
     return write_tree(pad_across_processes(
         tree, group, args.at("dim"), args.at("pad_index"), args.at("pad_first")));
   }
+  if (op == "pad_input_tensors") {
+    return write_tree(
+        pad_input_tensors(tree, args.at("batch_size"), args.at("num_processes")));
+  }
+  if (op == "listify") return listed(tree);
   throw NotBuilt(op);
 }
 

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <accelerate/export.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+/// Whether `error` says that memory ran out: std::bad_alloc, LibTorch's
+/// OutOfMemoryError, or a runtime error with a text that LibTorch's CPU, CUDA,
+/// XPU and MPS allocators or cuDNN give then.
+[[nodiscard]] ACCELERATE_API bool is_out_of_memory(const std::exception& error);
+
+/// Gives cached, unused memory of the accelerator back; on the CPU, of the C
+/// library's heap.
+ACCELERATE_API void clear_device_cache();
+
+/// Empties tensors, holders and pointers, then `clear_device_cache()`.
+template <class... Ts>
+void release_memory(Ts&... objects) {
+  ((objects = Ts{}), ...);
+  clear_device_cache();
+}
+
+struct BatchSizeSearchOptions {
+  std::int64_t starting_batch_size = 128;
+  /// The next batch size to try after one that was too large. Unset: nine
+  /// tenths, rounded down; `halve` is the other usual choice.
+  std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size = nullptr;
+  /// Ranks that must train with one batch size: all try again if one ran out
+  /// of memory. The function must come to its end on every rank, so it must not
+  /// communicate where another rank may have failed.
+  std::optional<Group> group = std::nullopt;
+};
+
+/// Half, rounded down.
+[[nodiscard]] constexpr std::int64_t halve(std::int64_t batch_size) { return batch_size / 2; }
+
+/// Finds the largest batch size, of a falling row, with which a function does
+/// not run out of memory. What was found is kept: a later call begins there.
+/// Not for several threads at once.
+class ACCELERATE_API BatchSizeSearch {
+ public:
+  explicit BatchSizeSearch(BatchSizeSearchOptions options = {});
+
+  /// Calls `function(batch_size)` until it does not run out of memory, and
+  /// returns what it returned. Everything it built must be local to it, or the
+  /// memory is not free for the next try. Other exceptions pass through. Throws
+  /// Error if no batch size is left.
+  template <class Function>
+  auto operator()(Function&& function) {
+    using Result = std::invoke_result_t<Function&, std::int64_t>;
+    while (true) {
+      require_batch_size();
+      if constexpr (std::is_void_v<Result>) {
+        if (attempt([&] { function(batch_size_); })) return;
+      } else {
+        std::optional<Result> result;
+        if (attempt([&] { result.emplace(function(batch_size_)); })) return std::move(*result);
+      }
+    }
+  }
+
+  /// The next to be tried, or the one that worked; 0 if none is left.
+  [[nodiscard]] std::int64_t batch_size() const { return batch_size_; }
+
+ private:
+  void require_batch_size() const;
+  // Whether the function worked on every rank; if not, the next size is chosen.
+  bool attempt(const std::function<void()>& function);
+
+  BatchSizeSearchOptions options_;
+  std::int64_t batch_size_;
+};
+
+/// One search: `find_executable_batch_size([&](std::int64_t batch_size) {...})`.
+template <class Function>
+auto find_executable_batch_size(Function&& function, BatchSizeSearchOptions options = {}) {
+  return BatchSizeSearch(std::move(options))(std::forward<Function>(function));
+}
+
+}  // namespace accelerate

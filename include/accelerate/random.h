@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+
+#include <accelerate/export.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+struct SeedOptions {
+  /// Add this rank's number in the world, for noise that must differ.
+  bool device_specific = false;
+  /// Only algorithms that give the same result every time; an operation that
+  /// has none throws. Slower.
+  bool deterministic = false;
+};
+
+/// Seeds LibTorch's generators of the CPU and all devices.
+ACCELERATE_API void set_seed(std::uint64_t seed, const SeedOptions& options = {});
+/// `world` says which rank this is, for `device_specific`.
+ACCELERATE_API void set_seed(
+    std::uint64_t seed,
+    const World& world,
+    const SeedOptions& options = {});
+
+/// Whose state to synchronise.
+enum class RNGType {
+  torch,   ///< the CPU's default generator
+  device,  ///< the default generator of this rank's accelerator, if there is one
+};
+
+/// Gives every rank rank 0's random states. Collective.
+ACCELERATE_API void synchronize_rng_states(
+    const World& world,
+    const std::vector<RNGType>& types = {RNGType::torch});
+/// The same for a generator of the user's.
+ACCELERATE_API void synchronize_rng_state(const Group& group, at::Generator& generator);
+
+}  // namespace accelerate
