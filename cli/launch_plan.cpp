@@ -1,15 +1,9 @@
 #include "cli/launch_plan.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <memory>
 
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <accelerate/error.h>
@@ -28,47 +22,6 @@ int usable_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
-}
-
-// Binds for a moment, to learn that a port is free, or which one is.
-int reserve_port(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  if (error != 0) {
-    throw ConfigError(concat(
-        "[launch] main_process_ip is \"", address, "\", which is no address of this machine (",
-        gai_strerror(error), "); use 127.0.0.1, or the host name of rank 0"));
-  }
-  const int descriptor = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  // The store listens on all addresses, so a listener on any of them is in its way.
-  int problem = 0;
-  if (bind(descriptor, found->ai_addr, found->ai_addrlen) != 0 || listen(descriptor, 1) != 0 ||
-      getsockname(descriptor, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
-    problem = errno;
-  }
-  close(descriptor);
-  if (problem == EADDRINUSE) {
-    throw ConfigError(concat(
-        "[launch] port ", port, " of ", address,
-        " is taken by another program; choose another --main_process_port, or 0 for a free one"));
-  }
-  if (problem != 0) {
-    throw ConfigError(concat(
-        "[launch] cannot listen at ", address, " port ", port, ": ", std::strerror(problem)));
-  }
-  return ntohs(
-      bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
-                                  : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
 bool is_executable(const std::filesystem::path& path) {
@@ -108,7 +61,10 @@ LaunchPlan make_launch_plan(
   LaunchPlan plan;
   plan.program = find_program(command.front(), environment);
   plan.arguments = command;
-  const int port = count > 1 || asked_port != 0 ? reserve_port(address, asked_port) : 0;
+  if (count > 1 || asked_port != 0) {
+    plan.reservation = std::make_unique<PortReservation>(address, asked_port);
+  }
+  const int port = plan.reservation ? plan.reservation->port() : 0;
 
   std::map<std::string, std::string, std::less<>> shared;
   for (const auto& [name, value] : environment.all()) {

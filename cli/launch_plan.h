@@ -1,8 +1,10 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/port_reservation.h"
 #include "config/environment.h"
 #include "config/settings.h"
 
@@ -15,6 +17,8 @@ struct LaunchPlan {
   /// Of each rank: every variable it gets, and only those this launcher sets.
   std::vector<detail::Environment> environments;
   std::vector<std::vector<std::string>> own_variables;
+  /// Of the store's port, if there is one; to be kept while the ranks run.
+  std::unique_ptr<PortReservation> reservation;
 };
 
 /// Where the program is: as a path, or on PATH. Throws ConfigError saying what

@@ -191,7 +191,7 @@ int main(int argc, char** argv) {
          "micro-steps of one optimizer step; 0 takes the launcher's")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--project_dir", flags.project_dir, "where metrics.csv is written");
-  app.add_option("--precision", flags.precision, "no or bf16; empty takes the launcher's");
+  app.add_option("--precision", flags.precision, "no, bf16 or fp16; empty takes the launcher's");
   app.add_option("--data", flags.data, "the compressed CSV file of digits");
   CLI11_PARSE(app, argc, argv);
   try {
