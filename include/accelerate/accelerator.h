@@ -108,6 +108,16 @@ struct ClipNormOptions {
   bool error_if_nonfinite = false;
 };
 
+struct JoinOptions {
+  /// For passes over prepared loaders that begin inside: false leaves the last
+  /// round as it is, so that ranks may have different numbers of batches. Unset:
+  /// each loader's own option.
+  std::optional<bool> even_batches = std::nullopt;
+  /// Sums of gradients are divided by the number of ranks, also when some have
+  /// no data left. False: by the number of those that have.
+  bool divide_by_initial_world_size = true;
+};
+
 namespace detail {
 
 struct Session;
@@ -240,6 +250,19 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] MicroStep no_sync(const Model<Ms>&... models) const {
     return MicroStep(session_, {models.prepared()...}, false);
   }
+  /// Runs `body`, a training loop in which ranks may make different numbers of
+  /// steps. One that has no data left keeps company: it takes part, with zeros,
+  /// in what the others average, until nobody has data; then all have the
+  /// models, optimizers and schedules of those that went on longest. All ranks
+  /// must call it, and in `body` run the same kinds of backward passes in the
+  /// same order; other collectives (gather, say) have no counterpart on ranks
+  /// that have ended. Costs a short message for each bucket of gradients.
+  ///
+  /// Throws ConfigError with fp16, whose scale all ranks decide together, and
+  /// inside itself.
+  void join_uneven_inputs(
+      const std::function<void()>& body,
+      const JoinOptions& options = {}) const;
   /// Whether this micro-step ends a window: true unless inside accumulate.
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;

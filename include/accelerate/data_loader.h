@@ -57,6 +57,8 @@ struct LoaderContext {
   std::function<void()> begin = nullptr;
   std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
   std::function<void()> end = nullptr;
+  /// Of passes that begin now, in place of the loader's own option.
+  std::function<std::optional<bool>()> even_batches = nullptr;
 };
 
 /// Which samples a rank reads, batch by batch.
@@ -330,6 +332,7 @@ class TorchLoader {
       }
       is_first_round_ = false;
       if (place > mine || place == 0) return;
+      if (owner_->context_.even_batches && !owner_->context_.even_batches().value_or(true)) return;
       // Rounds begin at rank 0: fill up with the first batches, in order.
       next_ = first_round_[static_cast<std::size_t>(mine - place) % first_round_.size()];
     }

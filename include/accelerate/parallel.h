@@ -21,6 +21,43 @@ inline constexpr int kNumAxes = 5;
 
 ACCELERATE_API std::string_view name_of(Axis axis);
 
+/// How gradients travel between the copies of a model.
+enum class CommHook {
+  none,
+  /// As fp16 or bf16, half the bytes. fp16 overflows above 65504: scale losses.
+  fp16,
+  bf16,
+  /// As two thin factors of each gradient matrix, with error feedback (Vogels
+  /// et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+  /// Distributed Optimization", NeurIPS 2019).
+  power_sgd,
+  /// The same of each bucket as one square matrix: faster, less exact.
+  batched_power_sgd,
+};
+
+/// What a hook computes and sends in.
+enum class CommWrapper { none, fp16, bf16 };
+
+/// Of CommHook::power_sgd and CommHook::batched_power_sgd.
+struct PowerSGDOptions {
+  /// Columns of the factors. More: more bytes, less error.
+  int matrix_approximation_rank = 1;
+  /// Plain averaging before that step: early gradients compress badly.
+  std::int64_t start_power_sgd_iter = 1000;
+  /// Matrices that would not shrink by more than this factor travel whole.
+  /// Not used by batched_power_sgd.
+  double min_compression_rate = 2.0;
+  /// Add to each gradient what compression left out of the one before.
+  bool use_error_feedback = true;
+  /// Start from the factors of the step before.
+  bool warm_start = true;
+  /// Above 0: orthogonalise by Gram-Schmidt with this added to each norm,
+  /// faster and less exact; 0: by a QR decomposition.
+  double orthogonalization_epsilon = 0;
+  /// Of the first factors; the same on all ranks.
+  std::uint64_t random_seed = 0;
+};
+
 /// How copies of a model on several ranks are kept equal.
 struct ReplicateOptions {
   /// Gradients travel in buckets of about this size, as soon as each is full.
@@ -39,6 +76,11 @@ struct ReplicateOptions {
   bool gradient_as_bucket_view = false;
   /// Send rank 0's buffers (running statistics) to all after each step.
   bool broadcast_buffers = true;
+  /// Compression of gradients between ranks.
+  CommHook comm_hook = CommHook::none;
+  /// Runs the hook in a narrower dtype; needs a `comm_hook`.
+  CommWrapper comm_wrapper = CommWrapper::none;
+  PowerSGDOptions power_sgd = {};
 };
 
 /// Degrees of parallelism; their product is the number of ranks.

@@ -57,6 +57,11 @@ void BatchSource::set_epoch(std::uint64_t epoch) { state_->epoch = epoch; }
 void BatchSource::begin_pass() {
   end_pass();
   state_->is_reading = true;
+  DataLoaderOptions options = state_->options;
+  if (state_->context.even_batches) {
+    options.even_batches = state_->context.even_batches().value_or(options.even_batches);
+  }
+  state_->plan = make_plan(state_->num_samples, options, state_->context);
   if (state_->options.shuffle) {
     state_->order.emplace(
         state_->num_samples, state_->options.data_seed.value_or(state_->context.seed),

@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "comm/group_impl.h"
+#include "parallel/gradient_reduction.h"
 
 namespace accelerate::detail {
 
@@ -36,12 +37,14 @@ class OpenReducer : public c10d::Reducer {
 struct TrainableRows {
   std::vector<at::Tensor> tensors;
   std::unordered_map<std::size_t, std::string> names;
+  std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
 };
 
 TrainableRows trainable_rows(const ParameterTable& table) {
   TrainableRows rows;
   for (const Parameter* row : table.trainable()) {
     rows.names.emplace(rows.tensors.size(), row->name);
+    rows.names_by_tensor.emplace(row->tensor.unsafeGetTensorImpl(), row->name);
     rows.tensors.push_back(row->tensor);
   }
   return rows;
@@ -93,6 +96,7 @@ std::vector<std::string> names_in(
 }
 
 bool is_about_communication(const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error) != nullptr) return false;
   if (dynamic_cast<const c10::DistError*>(&error) != nullptr) return true;
   const std::string_view text = error.what();
   return text.find("/gloo/") != std::string_view::npos ||
@@ -120,11 +124,12 @@ class Replicate final : public Strategy {
       broadcast(parameters);
       broadcast(buffers_);
     });
-    const TrainableRows rows = trainable_rows(table);
-    if (rows.tensors.empty()) return;
-    names_ = rows.names;
-    reducer_ = make_reducer(rows, process_group(), options_);
-    reducer_->ignore_gradients();
+    rows_ = trainable_rows(table);
+    if (rows_.tensors.empty()) return;
+    reduction_ = make_reduction(options_, [this](const at::Tensor& tensor) -> const std::string& {
+      return rows_.names_by_tensor.at(tensor.unsafeGetTensorImpl());
+    });
+    connect(group_);
   }
 
   void before_forward() override { had_forward_ = true; }
@@ -159,6 +164,11 @@ class Replicate final : public Strategy {
       // The first backward only learns which parameters are used.
       reducer_->delay_all_reduce();
     }
+    if (round_ != nullptr) {
+      // Passed by: nobody without data has anything to do for it.
+      if (!std::exchange(was_reduced_, false)) return reducer_->ignore_gradients();
+      round_->announce(JoinEvent{JoinEvent::Kind::end_of_backward, join_index_, 0});
+    }
     try {
       // Fails if this backward reached some parameters and not others.
       reducer_->rebuild_buckets();
@@ -170,38 +180,113 @@ class Replicate final : public Strategy {
     // A backward that passed this model by: nothing was sent.
     reducer_->ignore_gradients();
     outputs_are_spent_ = true;
-    if (std::exchange(had_forward_, false) && options_.broadcast_buffers && !buffers_.empty()) {
-      const at::NoGradGuard no_grad;
-      guard("sending buffers to all ranks", [&] {
-        broadcast(buffers_);
-      });
-    }
+    // In a round the others cannot know whether there was a forward.
+    if (std::exchange(had_forward_, false) || round_ != nullptr) send_buffers();
   }
 
   void on_failure(const std::exception& error) override {
     if (!is_about_communication(error)) return;
-    fail_collective(*group_.impl(), "averaging gradients", ++group_.impl()->sequence, error);
+    fail_collective(*group().impl(), "averaging gradients", ++group().impl()->sequence, error);
+  }
+
+  [[nodiscard]] StateDict state_dict() const override {
+    return reduction_ ? reduction_->state_dict() : StateDict();
+  }
+  void load_state_dict(const StateDict& state) override {
+    if (reduction_) reduction_->load_state_dict(state);
+  }
+
+  // A Reducer takes a hook only before its first backward, so the round gets
+  // one of its own.
+  void begin_join(JoinRound& round, int model) override {
+    round_ = &round;
+    join_index_ = model;
+    was_reduced_ = false;
+    if (reducer_) connect(round.group());
+  }
+
+  void shadow(const JoinEvent& event) override {
+    if (event.kind == JoinEvent::Kind::bucket) return shadow_bucket(event.bucket);
+    reducer_->push_rebuilt_params_for_all_indices();
+    reducer_->rebuild_buckets();
+    send_buffers();
+  }
+
+  void end_join() override {
+    round_ = nullptr;
+    empty_buckets_.clear();
+    if (reducer_) connect(group_);
   }
 
  private:
+  [[nodiscard]] const Group& group() const { return round_ != nullptr ? round_->group() : group_; }
   [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
-    return group_.impl()->process_group;
+    return group().impl()->process_group;
+  }
+
+  // Averages from now on among the ranks of `group`.
+  void connect(const Group& group) {
+    reducer_.reset();
+    reducer_ = make_reducer(rows_, group.impl()->process_group, options_);
+    is_first_reduction_ = true;
+    if (round_ != nullptr || options_.comm_hook != CommHook::none) {
+      reducer_->register_comm_hook(std::make_unique<CommHookFunction>(
+          [this](c10d::GradBucket& bucket) { return reduce(bucket); }));
+    }
+    reducer_->ignore_gradients();
+  }
+
+  FutureTensor reduce(c10d::GradBucket& bucket) {
+    if (round_ == nullptr) {
+      return reduction_->reduce(bucket, {process_group(), static_cast<double>(group_.size())});
+    }
+    was_reduced_ = true;
+    round_->announce(
+        JoinEvent{JoinEvent::Kind::bucket, join_index_, static_cast<int>(bucket.getIndex())});
+    return reduction_->reduce(bucket, {process_group(), round_->divisor()});
+  }
+
+  void shadow_bucket(int index) {
+    const at::NoGradGuard no_grad;
+    guard("averaging gradients", [&] {
+      if (index == 0) {
+        empty_buckets_ = reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
+        futures_.clear();
+      }
+      c10d::GradBucket& bucket = empty_buckets_.at(static_cast<std::size_t>(index));
+      futures_.push_back(reduction_->reduce(bucket, {process_group(), round_->divisor()}));
+      if (!bucket.isLast()) return;
+      for (const FutureTensor& future : futures_) future->waitAndThrow();
+      if (!options_.find_unused_parameters) return;
+      // The others now ask which parameters anybody used.
+      std::vector<at::Tensor> none_used{at::zeros_like(reducer_->get_local_used_map_on_device())};
+      process_group()->allreduce(none_used)->wait();
+    });
+  }
+
+  void send_buffers() {
+    if (!options_.broadcast_buffers || buffers_.empty()) return;
+    const at::NoGradGuard no_grad;
+    guard("sending buffers to all ranks", [&] {
+      broadcast(buffers_, round_ != nullptr ? round_->first_active() : 0);
+    });
   }
 
   template <class Body>
   void guard(const char* operation, Body&& body) {
-    const std::uint64_t sequence = ++group_.impl()->sequence;
+    const std::uint64_t sequence = ++group().impl()->sequence;
     try {
       body();
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      fail_collective(*group_.impl(), operation, sequence, error);
+      fail_collective(*group().impl(), operation, sequence, error);
     }
   }
 
-  void broadcast(const std::vector<at::Tensor>& tensors) {
-    if (!tensors.empty()) c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes);
+  void broadcast(const std::vector<at::Tensor>& tensors, int from = 0) {
+    if (tensors.empty()) return;
+    c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes, from);
   }
 
   // Broadcasting over different models would hang or mix up their weights.
@@ -237,7 +322,7 @@ class Replicate final : public Strategy {
 
   [[noreturn]] void explain_unused(const c10::Error& error) {
     if (!reducer_->is_unfinished()) throw;
-    const std::vector<std::string> unused = names_in(error.what_without_backtrace(), names_);
+    const std::vector<std::string> unused = names_in(error.what_without_backtrace(), rows_.names);
     throw ConfigError(concat(
         "[parallel] the backward pass gave no gradient to ",
         unused.empty() ? std::string("some parameters") : join(unused, ", "),
@@ -249,12 +334,20 @@ class Replicate final : public Strategy {
   Group group_;
   ReplicateOptions options_;
   std::unique_ptr<OpenReducer> reducer_;
-  std::unordered_map<std::size_t, std::string> names_;
+  TrainableRows rows_;
+  std::unique_ptr<GradientReduction> reduction_;
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> outputs_;
   bool outputs_are_spent_ = false;
   bool had_forward_ = false;
   bool is_first_reduction_ = true;
+
+  // Inside join_uneven_inputs only.
+  JoinRound* round_ = nullptr;
+  int join_index_ = 0;
+  bool was_reduced_ = false;
+  std::vector<c10d::GradBucket> empty_buckets_;
+  std::vector<FutureTensor> futures_;
 };
 
 }  // namespace
@@ -271,7 +364,7 @@ std::optional<std::string> validate_replicate(const ParallelOptions& options) {
            "graph finds unused parameters by itself in the first step: unset "
            "find_unused_parameters";
   }
-  return std::nullopt;
+  return validate_reduction(replicate);
 }
 
 std::unique_ptr<Strategy> make_replicate(const Mesh& mesh, const ParallelOptions& options) {

@@ -1,12 +1,17 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/state_dict.h>
+
+#include "parallel/join_round.h"
 #include "params/parameter_table.h"
 
 namespace torch::nn {
@@ -55,6 +60,21 @@ class Strategy {
   /// The forward or backward threw `error`. May throw one that says more;
   /// else the first goes on.
   virtual void on_failure(const std::exception& /*error*/) {}
+
+  /// What later steps depend on besides parameters; different on each rank.
+  [[nodiscard]] virtual StateDict state_dict() const { return {}; }
+  virtual void load_state_dict(const StateDict&) {}
+
+  /// Why ranks with different numbers of steps cannot be joined; nothing if
+  /// they can.
+  [[nodiscard]] virtual std::optional<std::string> join_complaint() const { return std::nullopt; }
+  /// From here, to the end of the round, messages are announced in `round`, as
+  /// those of model number `model`.
+  virtual void begin_join(JoinRound& /*round*/, int /*model*/) {}
+  /// This rank has no data: takes part in what the others announced.
+  virtual void shadow(const JoinEvent& /*event*/) {}
+  /// All ranks have ended; or this one failed, then nothing may be sent.
+  virtual void end_join() {}
 };
 
 }  // namespace accelerate::detail

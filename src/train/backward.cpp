@@ -102,6 +102,7 @@ double weight_of_items(Session& session, std::int64_t num_items) {
 
 void require_same_weighting(const Session& session, const BackwardOptions& options) {
   const detail::StepClock& clock = session.clock;
+  if (options.num_items) detail::require_no_join(session, "backward() with num_items counts");
   if (options.num_items.value_or(0) < 0) {
     throw ConfigError(concat(
         "[train] backward() was given num_items ", *options.num_items, "; it is at least 0"));
@@ -178,6 +179,7 @@ void Accelerator::lomo_backward(
     double learning_rate,
     const Optimizer& optimizer) const {
   Session& session = *session_;
+  detail::require_no_join(session, "lomo_backward() averages");
   auto* lomo = dynamic_cast<optim::FusedBackwardOptimizer*>(&optimizer.inner());
   std::vector<std::string> complaints;
   if (lomo == nullptr) {

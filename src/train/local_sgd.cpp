@@ -48,6 +48,7 @@ void LocalSGD::finish() {
 }
 
 void LocalSGD::average() {
+  detail::require_no_join(*model_->session, "LocalSGD averages");
   const at::NoGradGuard no_grad;
   for (const detail::Parameter& row : model_->table.rows()) {
     at::Tensor mean = row.local.detach();

@@ -162,6 +162,7 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.end = [session = session_, progress] {
     std::erase(session->active_loaders, progress.get());
   };
+  context.even_batches = [session = session_] { return session->even_batches; };
   context.on_batch = [progress](bool is_last, std::int64_t remainder) {
     *progress = {is_last, remainder};
   };

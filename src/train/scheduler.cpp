@@ -48,6 +48,17 @@ bool has_ended(const PreparedScheduler& prepared) {
 
 }  // namespace
 
+void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
+  if (prepared.inner.own != nullptr) {
+    step.has_metric ? prepared.inner.own->step(step.metric) : prepared.inner.own->step();
+  } else if (prepared.inner.torch != nullptr) {
+    prepared.inner.torch->step();
+  } else {
+    prepared.inner.plateau->step(static_cast<float>(step.metric));
+  }
+  if (prepared.session->join) prepared.journal.push_back(step);
+}
+
 void Scheduler::step() const {
   require_prepared(*prepared_);
   if (prepared_->inner.plateau != nullptr) {
@@ -56,11 +67,7 @@ void Scheduler::step() const {
         "the same metric on every rank");
   }
   for (int left = steps_due(*prepared_); left > 0 && !has_ended(*prepared_); --left) {
-    if (prepared_->inner.own != nullptr) {
-      prepared_->inner.own->step();
-    } else {
-      prepared_->inner.torch->step();
-    }
+    take_step(*prepared_, {});
   }
 }
 
@@ -72,11 +79,7 @@ void Scheduler::step(double metric) const {
   }
   if (steps_due(*prepared_) == 0) return;
   // Once, however many processes: the metric is one observation.
-  if (prepared_->inner.own != nullptr) {
-    prepared_->inner.own->step(metric);
-  } else {
-    prepared_->inner.plateau->step(static_cast<float>(metric));
-  }
+  take_step(*prepared_, {true, metric});
 }
 
 const std::vector<double>& Scheduler::get_last_lr() const {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -16,6 +17,7 @@
 #include <accelerate/world.h>
 
 #include "config/settings.h"
+#include "parallel/join_round.h"
 #include "parallel/plan.h"
 #include "parallel/strategy.h"
 #include "params/parameter_table.h"
@@ -46,12 +48,23 @@ struct PreparedOptimizer {
   bool step_was_skipped = false;
 };
 
+/// One step of a schedule.
+struct SchedulerStep {
+  bool has_metric = false;
+  double metric = 0;
+};
+
 struct PreparedScheduler {
   Session* session = nullptr;
   SchedulerReference inner = {};
   /// The optimizers whose skipped steps hold it back.
   std::vector<const PreparedOptimizer*> optimizers;
+  /// The steps taken inside join_uneven_inputs.
+  std::vector<SchedulerStep> journal = {};
 };
+
+/// Steps the schedule itself, whether or not a step is due.
+void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
 
 /// Items (tokens, say) that the losses of a window are means over.
 struct ItemCount {
@@ -102,6 +115,12 @@ struct Session {
   std::vector<const LoaderProgress*> active_loaders;
   /// The ranks of this machine; made when first needed.
   std::optional<Group> local_group;
+  /// All ranks once more, for join_uneven_inputs; made when first needed.
+  std::optional<Group> join_group = std::nullopt;
+  /// Inside join_uneven_inputs on several ranks.
+  std::unique_ptr<JoinRound> join = nullptr;
+  /// What join_uneven_inputs said, for passes that begin inside it.
+  std::optional<bool> even_batches = std::nullopt;
 
   /// The tensor that forward reads where it is not the one an optimizer steps
   /// on; null where it is.
@@ -116,5 +135,9 @@ struct Session {
     return active_loaders.empty() ? nullptr : active_loaders.back();
   }
 };
+
+/// Throws ConfigError inside join_uneven_inputs on several ranks: `what` needs
+/// all of them.
+void require_no_join(const Session& session, std::string_view what);
 
 }  // namespace accelerate::detail

@@ -1,0 +1,163 @@
+#include <accelerate/accelerator.h>
+
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+void detail::require_no_join(const Session& session, std::string_view what) {
+  if (!session.join) return;
+  throw ConfigError(concat(
+      "[train] ", what, " over all ranks, but inside join_uneven_inputs() some may have ended; do "
+      "it outside"));
+}
+
+namespace {
+
+using detail::concat;
+using detail::JoinEvent;
+using detail::Session;
+
+void require_joinable(const Session& session) {
+  std::vector<std::string> complaints;
+  if (session.join) {
+    complaints.emplace_back("[train] join_uneven_inputs() was called inside itself");
+  }
+  if (session.scaler) {
+    complaints.emplace_back(
+        "[train] join_uneven_inputs() cannot be used with fp16, whose loss scale all ranks decide "
+        "together at each step; use bf16 or no, or even_batches");
+  }
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) {
+      if (auto complaint = strategy->join_complaint()) complaints.push_back(*complaint);
+    }
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+}
+
+template <class Function>
+void for_each_strategy(const Session& session, Function&& function) {
+  for (std::size_t i = 0; i < session.models.size(); ++i) {
+    for (const auto& strategy : session.models[i]->strategies) {
+      function(*strategy, static_cast<int>(i));
+    }
+  }
+}
+
+// Restores what the scope changed, also after an exception.
+class JoinScope {
+ public:
+  JoinScope(Session& session, const JoinOptions& options)
+      : session_(session), even_batches_before_(session.even_batches) {
+    if (options.even_batches) session.even_batches = options.even_batches;
+    if (session.world.size() == 1) return;
+    if (!session.join_group) {
+      std::vector<int> all(static_cast<std::size_t>(session.world.size()));
+      std::iota(all.begin(), all.end(), 0);
+      session.join_group = session.world.new_group(all);
+    }
+    session.join = std::make_unique<detail::JoinRound>(
+        *session.join_group, options.divide_by_initial_world_size);
+    for (const auto& scheduler : session.schedulers) scheduler->journal.clear();
+    for_each_strategy(session, [&](detail::Strategy& strategy, int model) {
+      strategy.begin_join(*session.join, model);
+    });
+  }
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
+  ~JoinScope() {
+    session_.even_batches = even_batches_before_;
+    if (!session_.join) return;
+    for_each_strategy(session_, [](detail::Strategy& strategy, int) { strategy.end_join(); });
+    session_.join.reset();
+  }
+
+ private:
+  Session& session_;
+  std::optional<bool> even_batches_before_;
+};
+
+void send_model(const detail::PreparedModel& model, const Group& group, int from) {
+  const at::NoGradGuard no_grad;
+  for (const detail::Parameter& row : model.table.rows()) {
+    group.broadcast(row.local.detach(), from);
+    if (!row.local.is_same(row.tensor)) row.tensor.detach().copy_(row.local);
+  }
+  for (const at::Tensor& buffer : model.module->buffers()) {
+    if (buffer.defined()) group.broadcast(buffer, from);
+  }
+}
+
+void send_optimizer(torch::optim::Optimizer& optimizer, const Group& group, int from) {
+  std::string bytes;
+  if (group.rank() == from) {
+    torch::serialize::OutputArchive archive;
+    optimizer.save(archive);
+    std::ostringstream out;
+    archive.save_to(out);
+    bytes = std::move(out).str();
+  }
+  bytes = group.broadcast_bytes(bytes, from);
+  if (group.rank() == from) return;
+  std::istringstream in(std::move(bytes));
+  torch::serialize::InputArchive archive;
+  archive.load_from(in);
+  optimizer.load(archive);
+}
+
+// Steps that this rank missed.
+void send_schedule(detail::PreparedScheduler& scheduler, const Group& group, int from) {
+  const auto journal = broadcast_object(scheduler.journal, group, from);
+  for (std::size_t i = scheduler.journal.size(); i < journal.size(); ++i) {
+    detail::take_step(scheduler, journal[i]);
+  }
+}
+
+void keep_company(Session& session) {
+  detail::JoinRound& round = *session.join;
+  while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
+    for (const auto& strategy :
+         session.models.at(static_cast<std::size_t>(event->model))->strategies) {
+      strategy->shadow(*event);
+    }
+  }
+  const Group& group = round.group();
+  // Nobody went on alone.
+  if (round.num_active() == group.size()) return;
+  const int from = round.first_active();
+  for (const auto& model : session.models) {
+    if (model->module) send_model(*model, group, from);
+  }
+  // A schedule changes its optimizer, which then takes over everything.
+  for (const auto& scheduler : session.schedulers) {
+    if (scheduler->inner.address() != nullptr) send_schedule(*scheduler, group, from);
+  }
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr) send_optimizer(*optimizer->inner, group, from);
+  }
+}
+
+}  // namespace
+
+void Accelerator::join_uneven_inputs(
+    const std::function<void()>& body,
+    const JoinOptions& options) const {
+  Session& session = *session_;
+  require_joinable(session);
+  const JoinScope scope(session, options);
+  body();
+  if (session.join) keep_company(session);
+}
+
+}  // namespace accelerate
