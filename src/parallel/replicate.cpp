@@ -32,6 +32,19 @@ class OpenReducer : public c10d::Reducer {
 
   [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
   void ignore_gradients() { expect_autograd_hooks_ = false; }
+
+  // With a static graph, the first reduction counts how often each parameter is
+  // used. LibTorch also counts uses in backward passes that are not averaged,
+  // before and after that one, and then waits for them for ever.
+  void restore_uses() {
+    for (auto& [index, count] : numGradHooksTriggeredMap_) {
+      count = uses_.empty() ? 0 : uses_.at(index);
+    }
+  }
+  void remember_uses() { uses_ = numGradHooksTriggeredMap_; }
+
+ private:
+  std::unordered_map<std::size_t, int> uses_;
 };
 
 struct TrainableRows {
@@ -153,6 +166,7 @@ class Replicate final : public Strategy {
 
   void before_backward(bool sync_gradients) override {
     if (!reducer_ || !sync_gradients) return;
+    if (options_.static_graph) reducer_->restore_uses();
     // Counts iterations: once a reduction, however many forwards lead to it.
     reducer_->prepare_for_forward();
     reducer_->prepare_for_backward(outputs_);
@@ -163,6 +177,7 @@ class Replicate final : public Strategy {
     if (options_.static_graph && std::exchange(is_first_reduction_, false)) {
       // The first backward only learns which parameters are used.
       reducer_->delay_all_reduce();
+      reducer_->remember_uses();
     }
     if (round_ != nullptr) {
       // Passed by: nobody without data has anything to do for it.

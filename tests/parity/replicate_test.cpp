@@ -14,7 +14,7 @@ using testing::expect_error;
 using testing::run_on_ranks;
 
 constexpr int kSteps = 6;
-constexpr std::int64_t kGlobalBatch = 12;
+constexpr std::int64_t kGlobalBatch = 36;
 
 struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::tanh(fc1(x))); }
@@ -31,6 +31,7 @@ struct Case {
   int accumulation = 1;
   ReplicateOptions replicate = {.find_unused_parameters = true};
   Precision precision = Precision::no;
+  bool master_weights = false;
 };
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(
@@ -54,6 +55,7 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
   run_on_ranks(num_ranks, [&](const WorldOptions& world) {
     Accelerator accelerator(
         {.mixed_precision = how.precision,
+         .master_weights = how.master_weights,
          .gradient_accumulation_steps = how.accumulation,
          .parallel = {.replicate_options = how.replicate},
          .world = world});
@@ -63,6 +65,10 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
       auto from = first->named_parameters();
       for (auto& item : net->named_parameters()) item.value().copy_(from[item.key()]);
     }
+    const auto dtype = !how.master_weights ? torch::kFloat
+        : how.precision == Precision::fp16 ? torch::kHalf
+                                           : torch::kBFloat16;
+    net->to(dtype);
     auto inner = make_optimizer(how.optimizer, net->parameters());
     auto [model, optimizer, loader] = accelerator.prepare(
         net, *inner,
@@ -72,12 +78,12 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
     for (auto& [x, y] : loader) {
       auto micro_step = accelerator.accumulate(model);
       optimizer.zero_grad();
-      accelerator.backward(torch::nn::functional::cross_entropy(model(x), y));
+      accelerator.backward(torch::nn::functional::cross_entropy(model(x.to(dtype)).to(torch::kFloat), y));
       optimizer.step();
     }
     Weights& weights = ends[static_cast<std::size_t>(accelerator.process_index())];
     for (const auto& item : net->named_parameters()) {
-      weights[item.key()] = item.value().detach().clone();
+      weights[item.key()] = item.value().detach().to(torch::kFloat, false, /*copy=*/true);
     }
   });
   return ends;
@@ -115,6 +121,75 @@ INSTANTIATE_TEST_SUITE_P(
     Accumulation,
     ReplicateParity,
     ::testing::Combine(::testing::Values(1, 2), ::testing::Values("SGD"), ::testing::Values(2, 3)));
+
+struct Way {
+  std::string name;
+  ReplicateOptions options;
+  bool master_weights = false;
+};
+
+std::vector<Way> all_ways() {
+  std::vector<Way> ways;
+  ways.push_back({"plain", {.find_unused_parameters = true}});
+  ways.push_back({"static_graph", {.static_graph = true}});
+  ways.push_back(
+      {"views",
+       {.bucket_bytes = 64, .first_bucket_bytes = 16, .find_unused_parameters = true,
+        .gradient_as_bucket_view = true}});
+  ways.push_back({"master_weights", {.find_unused_parameters = true}, true});
+  ways.push_back({"bf16_hook", {.find_unused_parameters = true, .comm_hook = CommHook::bf16}});
+  ways.push_back({"fp16_hook", {.find_unused_parameters = true, .comm_hook = CommHook::fp16}});
+  ways.push_back(
+      {"power_sgd",
+       {.find_unused_parameters = true,
+        .comm_hook = CommHook::power_sgd,
+        .power_sgd = {.matrix_approximation_rank = 7, .start_power_sgd_iter = 1,
+                      .min_compression_rate = 1e-3}}});
+  ways.push_back(
+      {"batched_power_sgd",
+       {.find_unused_parameters = true,
+        .comm_hook = CommHook::batched_power_sgd,
+        .power_sgd = {.matrix_approximation_rank = 20, .start_power_sgd_iter = 1}}});
+  return ways;
+}
+
+// How far rounding may carry the weights, which are around 1, in six steps.
+double bound_of(const Way& way, Precision precision) {
+  if (way.master_weights || precision == Precision::bf16 ||
+      way.options.comm_hook == CommHook::bf16) {
+    return 2e-2;
+  }
+  if (precision == Precision::fp16 || way.options.comm_hook == CommHook::fp16) return 3e-3;
+  return 1e-5;
+}
+
+class EveryWay : public ::testing::TestWithParam<Way> {};
+
+TEST_P(EveryWay, EndsWithTheWeightsOfOneRank) {
+  const Way& way = GetParam();
+  for (const Precision precision : {Precision::no, Precision::bf16, Precision::fp16}) {
+    const Weights one =
+        train(1, {.precision = precision, .master_weights = way.master_weights})[0];
+    for (const int accumulation : {1, 3}) {
+      for (const int num_ranks : {1, 2, 3}) {
+        SCOPED_TRACE(::testing::Message() << name_of(precision) << ", window of " << accumulation
+                                          << ", " << num_ranks << " ranks");
+        expect_same(
+            train(num_ranks, {.accumulation = accumulation,
+                              .replicate = way.options,
+                              .precision = precision,
+                              .master_weights = way.master_weights}),
+            one, bound_of(way, precision));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Matrix,
+    EveryWay,
+    ::testing::ValuesIn(all_ways()),
+    [](const ::testing::TestParamInfo<Way>& way) { return way.param.name; });
 
 TEST(ReplicateParity, HoldsForSmallBuckets) {
   const Weights one = train(1, {})[0];
