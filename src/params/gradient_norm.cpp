@@ -36,6 +36,22 @@ at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
   return at::stack(norms).norm(p);
 }
 
+// Rows split over the same axes.
+struct AlikeSplit {
+  std::vector<at::Tensor> gradients;
+  /// Of their norm: from the parameters, which all ranks have.
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+
+  void add(const Parameter& row) {
+    dtype = at::promote_types(dtype, row.local.scalar_type());
+    device = row.local.device();
+    // The infinity norm of nothing is an error in LibTorch.
+    const at::Tensor& gradient = row.local.grad();
+    if (gradient.defined() && gradient.numel() > 0) gradients.push_back(gradient);
+  }
+};
+
 }  // namespace
 
 at::Tensor gradient_norm(
@@ -47,16 +63,16 @@ at::Tensor gradient_norm(
         "[params] a gradient norm of type ", norm_type, " was asked for; use a number above 0, or infinity"));
   }
   const at::NoGradGuard no_grad;
-  std::map<std::vector<Axis>, std::vector<at::Tensor>> by_axes;
+  std::map<std::vector<Axis>, AlikeSplit> by_axes;
   // Every rank must take part for every set of axes, even without gradients.
-  for (const Parameter* row : rows) {
-    auto& list = by_axes[row->layout.split_axes];
-    if (row->local.grad().defined()) list.push_back(row->local.grad());
-  }
+  for (const Parameter* row : rows) by_axes[row->layout.split_axes].add(*row);
   const bool is_infinite = std::isinf(norm_type);
   at::Tensor total;
-  for (const auto& [axes, gradients] : by_axes) {
-    at::Tensor norm = gradients.empty() ? at::zeros({}) : list_norm(gradients, norm_type);
+  for (const auto& [axes, alike] : by_axes) {
+    at::Tensor norm = alike.gradients.empty()
+        ? at::zeros({}, at::TensorOptions().device(alike.device))
+        : list_norm(alike.gradients, norm_type);
+    norm = norm.to(alike.dtype);
     if (!axes.empty()) {
       if (!is_infinite) norm = norm.pow(norm_type);
       for (const Axis axis : axes) {

@@ -1,8 +1,5 @@
 #include <accelerate/accelerate.h>
 
-#include <numeric>
-#include <random>
-
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 
@@ -11,7 +8,6 @@ namespace {
 
 using testing::expect_error;
 using testing::run_on_ranks;
-namespace F = torch::nn::functional;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
@@ -97,88 +93,6 @@ TEST(Accumulation, AlignsAShortWindowOnceHoweverManyLosses) {
   }
   EXPECT_DOUBLE_EQ(first->weight.item<double>(), -3);
   EXPECT_DOUBLE_EQ(second->weight.item<double>(), -30);
-}
-
-torch::nn::Linear fixed_net() {
-  torch::nn::Linear net(torch::nn::LinearOptions(3, 2));
-  net->to(torch::kDouble);
-  const torch::NoGradGuard no_grad;
-  net->weight.copy_(torch::tensor({0.3, -0.2, 0.9, -0.5, 0.4, 0.1}, torch::kDouble).view({2, 3}));
-  net->bias.copy_(torch::tensor({0.2, -0.7}, torch::kDouble));
-  return net;
-}
-
-std::vector<torch::Tensor> gradients_of_the_whole(const torch::Tensor& x, const torch::Tensor& y) {
-  torch::nn::Linear net = fixed_net();
-  if (x.size(0) == 0) return {torch::zeros_like(net->weight), torch::zeros_like(net->bias)};
-  F::cross_entropy(net(x), y).backward();
-  return {net->weight.grad(), net->bias.grad()};
-}
-
-struct Layout {
-  int micro_steps;
-  bool sync_each_batch;
-};
-
-// One way to spread items over the micro-steps and ranks of a window; all ranks
-// draw the same.
-void check_a_split(
-    const Accelerator& accelerator,
-    const Model<torch::nn::LinearImpl>& model,
-    std::mt19937& random) {
-  const auto pick = [&](int least, int most) {
-    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
-  };
-  const int ranks = accelerator.num_processes();
-  std::vector<std::int64_t> items;
-  for (int i = 0; i < ranks * accelerator.gradient_accumulation_steps(); ++i) {
-    items.push_back(pick(0, 4) == 0 ? 0 : pick(1, 9));
-  }
-  const auto total = std::accumulate(items.begin(), items.end(), std::int64_t{0});
-  const auto generator = at::detail::createCPUGenerator(random());
-  const auto x = torch::randn({total, 3}, generator, torch::kDouble);
-  const auto y = torch::randint(0, 2, {total}, generator, torch::kLong);
-  std::int64_t begin = 0;
-  for (int m = 0; m < accelerator.gradient_accumulation_steps(); ++m) {
-    const auto micro_step = accelerator.accumulate(model);
-    for (int r = 0; r < ranks; ++r) {
-      const std::int64_t count = items[static_cast<std::size_t>(m * ranks + r)];
-      if (r == accelerator.process_index()) {
-        // With a masked row; where it is alone, the mean is no number.
-        const auto rows = torch::cat({x.narrow(0, begin, count), torch::ones({1, 3}, torch::kDouble)});
-        const auto labels = torch::cat({y.narrow(0, begin, count), torch::full({1}, -100, torch::kLong)});
-        accelerator.backward(F::cross_entropy(model(rows), labels), {.num_items = count});
-      }
-      begin += count;
-    }
-  }
-  const auto expected = gradients_of_the_whole(x, y);
-  ASSERT_TRUE(torch::allclose(model->weight.grad(), expected[0], 1e-9, 1e-12));
-  ASSERT_TRUE(torch::allclose(model->bias.grad(), expected[1], 1e-9, 1e-12));
-  model->weight.mutable_grad().reset();
-  model->bias.mutable_grad().reset();
-}
-
-// Law: however a batch is cut into micro-steps and ranks, with however many
-// items each, the gradient is that of the mean over all items.
-TEST(Accumulation, WeighsLossesByTheirItemsHoweverTheyAreSplit) {
-  constexpr int kSplits = 150;
-  for (const int ranks : {1, 2, 3}) {
-    for (const Layout layout : {Layout{1, false}, {2, false}, {3, true}, {4, false}}) {
-      run_on_ranks(ranks, [&](const WorldOptions& world) {
-        Accelerator accelerator(
-            {.gradient_accumulation_steps = layout.micro_steps,
-             .gradient_accumulation = {.sync_each_batch = layout.sync_each_batch},
-             .world = world});
-        auto net = fixed_net();
-        auto model = accelerator.prepare(net);
-        std::mt19937 random(static_cast<unsigned>(layout.micro_steps));
-        for (int i = 0; i < kSplits && !::testing::Test::HasFatalFailure(); ++i) {
-          check_a_split(accelerator, model, random);
-        }
-      });
-    }
-  }
 }
 
 TEST(Accumulation, WeighsItemsInAShortWindowToo) {
