@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include <accelerate/export.h>
@@ -21,10 +23,19 @@ namespace accelerate {
 /// library's heap.
 ACCELERATE_API void clear_device_cache();
 
-/// Empties tensors, holders and pointers, then `clear_device_cache()`.
+/// Empties tensors, module holders, pointers and containers, then
+/// `clear_device_cache()`.
 template <class... Ts>
 void release_memory(Ts&... objects) {
-  ((objects = Ts{}), ...);
+  const auto empty = []<class T>(T& object) {
+    // Holders: a default-constructed one would be a new module.
+    if constexpr (std::is_constructible_v<T, std::nullptr_t>) {
+      object = T(nullptr);
+    } else {
+      object = T{};
+    }
+  };
+  (empty(objects), ...);
   clear_device_cache();
 }
 

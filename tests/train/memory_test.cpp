@@ -1,0 +1,91 @@
+#include <accelerate/accelerate.h>
+#include <accelerate/memory.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+
+// Fails as LibTorch does when more is asked for than any machine has.
+void take_too_much() { torch::empty({std::int64_t{1} << 58}); }
+
+TEST(OutOfMemory, IsToldFromOtherErrors) {
+  const auto is_oom = [](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      return is_out_of_memory(error);
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return false;
+  };
+  EXPECT_TRUE(is_oom(take_too_much));
+  EXPECT_TRUE(is_oom([] { throw std::bad_alloc(); }));
+  EXPECT_TRUE(is_oom([] { throw std::runtime_error("CUDA out of memory. Tried to allocate"); }));
+  EXPECT_FALSE(is_oom([] { throw std::runtime_error("shape mismatch"); }));
+  EXPECT_FALSE(is_oom([] { throw std::logic_error("CUDA out of memory."); }));
+  EXPECT_FALSE(is_oom([] { torch::ones({2, 3}).matmul(torch::ones({2, 3})); }));
+}
+
+TEST(BatchSizeSearch, GoesDownUntilItFitsAndKeepsWhatItFound) {
+  std::vector<std::int64_t> tried;
+  BatchSizeSearch search({.starting_batch_size = 100, .reduce_batch_size = halve});
+  const auto train = [&](std::int64_t batch_size) {
+    tried.push_back(batch_size);
+    if (batch_size > 30) take_too_much();
+    return batch_size * 2;
+  };
+  EXPECT_EQ(search(train), 50);
+  EXPECT_EQ(search(train), 50);
+  EXPECT_EQ(tried, (std::vector<std::int64_t>{100, 50, 25, 25}));
+  EXPECT_EQ(search.batch_size(), 25);
+}
+
+TEST(BatchSizeSearch, LetsOtherErrorsPassAndSaysWhenNothingFits) {
+  BatchSizeSearch search({.starting_batch_size = 4});
+  expect_error<std::logic_error>([&] { search([](std::int64_t) { throw std::logic_error("mine"); }); }, "mine");
+  EXPECT_EQ(search.batch_size(), 4);
+  expect_error<Error>([&] { search([](std::int64_t) { take_too_much(); }); }, "no batch size works");
+  expect_error<ConfigError>(
+      [&] {
+        find_executable_batch_size(
+            [](std::int64_t) { take_too_much(); },
+            {.starting_batch_size = 4, .reduce_batch_size = [](std::int64_t size) { return size; }});
+      },
+      "must make less");
+}
+
+TEST(BatchSizeSearch, AgreesOverTheRanks) {
+  std::vector<std::int64_t> found(3);
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    const int rank = accelerator.process_index();
+    found[static_cast<std::size_t>(rank)] = find_executable_batch_size(
+        [&](std::int64_t batch_size) {
+          if (batch_size > 64 >> rank) take_too_much();
+          return batch_size;
+        },
+        {.starting_batch_size = 64, .reduce_batch_size = halve, .group = accelerator.world().group()});
+  });
+  EXPECT_EQ(found, (std::vector<std::int64_t>{16, 16, 16}));
+}
+
+TEST(ReleaseMemory, EmptiesWhatItIsGiven) {
+  torch::Tensor tensor = torch::ones({1000});
+  const c10::weak_intrusive_ptr<c10::TensorImpl> watch(tensor.getIntrusivePtr());
+  auto net = std::make_shared<torch::nn::LinearImpl>(3, 4);
+  torch::nn::Linear holder(3, 4);
+  std::vector<torch::Tensor> list{tensor, tensor};
+  release_memory(tensor, net, holder, list);
+  EXPECT_TRUE(watch.expired());
+  EXPECT_FALSE(tensor.defined());
+  EXPECT_EQ(net, nullptr);
+  EXPECT_TRUE(list.empty());
+}
+
+}  // namespace
+}  // namespace accelerate
