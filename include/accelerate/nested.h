@@ -103,6 +103,16 @@ void visit_tensors(Example& example, Visitor&& visitor) {
   visit_tensors(example.target, visitor);
 }
 
+/// A visitor of this namespace, so that a user's visit_tensors finds the ones
+/// above by it.
+template <class Function>
+struct TensorVisitor {
+  Function function;
+  void operator()(at::Tensor& tensor) { function(tensor); }
+};
+template <class Function>
+TensorVisitor(Function) -> TensorVisitor<Function>;
+
 namespace detail {
 struct AnyVisitor {
   void operator()(at::Tensor&) const {}
@@ -208,7 +218,7 @@ T with_tensors(T value, Change&& change) {
   std::vector<at::Tensor> tensors = tensors_of(value);
   change(tensors);
   std::size_t next = 0;
-  visit_tensors(value, [&](at::Tensor& tensor) { tensor = tensors[next++]; });
+  visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) { tensor = tensors[next++]; }});
   return value;
 }
 }  // namespace detail

@@ -1,5 +1,7 @@
 #include <accelerate/data_loader.h>
 
+#include <accelerate/error.h>
+
 #include "data/batch_plan.h"
 #include "data/permutation.h"
 
@@ -21,6 +23,12 @@ BatchPlan make_plan(
        .even_batches = options.even_batches});
 }
 
+// Of rounds that rank 0 reads whole.
+BatchPlan make_round_plan(std::int64_t num_samples, const BatchPlan& plan, bool drop_last) {
+  return BatchPlan(
+      {.num_samples = num_samples, .batch_size = plan.round_size(), .drop_last = drop_last});
+}
+
 }  // namespace
 
 struct BatchSource::State {
@@ -28,27 +36,62 @@ struct BatchSource::State {
   DataLoaderOptions options;
   LoaderContext context;
   BatchPlan plan;
+  BatchPlan round_plan;
+  bool is_dispatching = false;
+  bool even_batches = true;
   std::uint64_t epoch = 0;
   bool is_reading = false;
   std::optional<Permutation> order;
+
+  void make_plans() {
+    DataLoaderOptions now = options;
+    if (context.even_batches) {
+      now.even_batches = context.even_batches().value_or(options.even_batches);
+    }
+    even_batches = now.even_batches;
+    plan = make_plan(num_samples, now, context);
+    round_plan = make_round_plan(num_samples, plan, options.drop_last);
+  }
+  [[nodiscard]] const BatchPlan& read_plan() const { return is_dispatching ? round_plan : plan; }
 };
 
-BatchSource::BatchSource(std::int64_t num_samples, const DataLoaderOptions& options)
-    : state_(std::make_unique<State>(
-          State{num_samples, options, {}, make_plan(num_samples, options, {}), 0, false, {}})) {}
+BatchSource::BatchSource(std::int64_t num_samples, const DataLoaderOptions& options) {
+  const BatchPlan plan = make_plan(num_samples, options, {});
+  state_ = std::make_unique<State>(State{
+      .num_samples = num_samples,
+      .options = options,
+      .context = {},
+      .plan = plan,
+      .round_plan = plan,
+      .order = {}});
+}
 
 BatchSource::~BatchSource() = default;
 BatchSource::BatchSource(BatchSource&&) noexcept = default;
 BatchSource& BatchSource::operator=(BatchSource&&) noexcept = default;
 
-void BatchSource::attach(LoaderContext context) {
-  state_->plan = make_plan(state_->num_samples, state_->options, context);
+void BatchSource::attach(LoaderContext context, bool is_dispatching) {
+  make_plan(state_->num_samples, state_->options, context);  // throws before anything changes
   state_->context = std::move(context);
+  state_->is_dispatching = is_dispatching;
+  state_->make_plans();
 }
 
-std::int64_t BatchSource::size() const { return state_->plan.size(); }
+bool BatchSource::is_dispatching() const { return state_->is_dispatching; }
+
+const LoaderContext& BatchSource::context() const { return state_->context; }
+
+std::int64_t BatchSource::size() const { return state_->read_plan().size(); }
 
 std::int64_t BatchSource::round_size() const { return state_->plan.round_size(); }
+
+std::int64_t BatchSource::rank_batch_size() const {
+  return state_->plan.round_size() / state_->context.batch_count;
+}
+
+bool BatchSource::fills_up() const {
+  return state_->even_batches && state_->context.batch_count > 1;
+}
 
 std::uint64_t BatchSource::epoch() const { return state_->epoch; }
 
@@ -57,11 +100,7 @@ void BatchSource::set_epoch(std::uint64_t epoch) { state_->epoch = epoch; }
 void BatchSource::begin_pass() {
   end_pass();
   state_->is_reading = true;
-  DataLoaderOptions options = state_->options;
-  if (state_->context.even_batches) {
-    options.even_batches = state_->context.even_batches().value_or(options.even_batches);
-  }
-  state_->plan = make_plan(state_->num_samples, options, state_->context);
+  state_->make_plans();
   if (state_->options.shuffle) {
     state_->order.emplace(
         state_->num_samples, state_->options.data_seed.value_or(state_->context.seed),
@@ -78,18 +117,31 @@ void BatchSource::end_pass() noexcept {
 }
 
 std::vector<std::int64_t> BatchSource::indices(std::int64_t index) const {
-  std::vector<std::int64_t> indices = state_->plan.positions(index);
+  std::vector<std::int64_t> indices = state_->read_plan().positions(index);
   if (state_->order) {
     for (std::int64_t& i : indices) i = (*state_->order)(i);
   }
   return indices;
 }
 
-void BatchSource::announce(std::int64_t index) const {
-  if (!state_->context.on_batch) return;
-  state_->context.on_batch(index + 1 == state_->plan.size(), state_->plan.remainder(index));
+std::int64_t BatchSource::remainder(std::int64_t index) const {
+  return state_->plan.remainder(index);
 }
 
-at::Device BatchSource::device() const { return state_->context.device; }
+void BatchSource::announce(bool is_last, std::int64_t remainder) const {
+  if (state_->context.on_batch) state_->context.on_batch(is_last, remainder);
+}
+
+void throw_shuffled_stream() {
+  throw ConfigError(
+      "[data] shuffle was asked for, but a stream gives its samples in its own order; shuffle in "
+      "the dataset's next(), or offer size() and get(index)");
+}
+
+void throw_not_dispatchable() {
+  throw ConfigError(
+      "[data] dispatch_batches needs batches that can be cut and sent: nested tensors (nested.h) "
+      "or a vector of objects (objects.h), default-constructible; this loader's are neither");
+}
 
 }  // namespace accelerate::detail

@@ -147,6 +147,12 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.batch_rank = session_->mesh.batch_rank();
   context.batch_count = session_->mesh.batch_count();
   context.device = device();
+  context.group = world().group();
+  context.batch_ranks.clear();
+  for (const at::Tensor& rank : world().group().all_gather(
+           at::full({}, context.batch_rank, at::kLong))) {
+    context.batch_ranks.push_back(static_cast<int>(rank.item<std::int64_t>()));
+  }
   // Rank 0's generator, so that torch::manual_seed decides the order of data.
   const at::Tensor seed = at::full(
       {}, static_cast<std::int64_t>(at::globalContext().defaultGenerator(at::kCPU).current_seed()),

@@ -23,7 +23,26 @@ struct Case {
   bool shuffle;
   std::uint64_t seed;
   bool as_objects;
+  bool is_stream;
+  bool is_dispatched;
+  std::int64_t num_skipped;
 };
+
+class Stream {
+ public:
+  explicit Stream(std::int64_t size) : size_(size) {}
+  std::optional<std::tuple<at::Tensor>> next() {
+    if (next_ == size_) return std::nullopt;
+    return std::tuple{torch::tensor(next_++)};
+  }
+  void reset() { next_ = 0; }
+
+ private:
+  std::int64_t size_;
+  std::int64_t next_ = 0;
+};
+
+
 
 std::string name_of(std::int64_t sample) {
   return std::string("s").append(std::to_string(sample));
@@ -33,6 +52,34 @@ template <class T>
 std::vector<T> sorted(std::vector<T> values) {
   std::sort(values.begin(), values.end());
   return values;
+}
+
+// Everything that a pass gives, by batches of another shape and dtype, or of
+// texts.
+template <class Loader>
+std::vector<std::int64_t> gather_all(
+    const Accelerator& accelerator,
+    Loader loader,
+    const Case& how) {
+  std::vector<std::int64_t> gathered;
+  for (auto& [samples] : skip_first_batches(loader, how.num_skipped)) {
+    if (how.as_objects) {
+      std::vector<std::string> names;
+      for (std::int64_t i = 0; i < samples.size(0); ++i) {
+        names.push_back(name_of(samples[i].template item<std::int64_t>()));
+      }
+      for (const std::string& name : accelerator.gather_for_metrics(names)) {
+        gathered.push_back(std::stoll(name.substr(1)));
+      }
+      continue;
+    }
+    const at::Tensor all = accelerator.gather_for_metrics(
+        samples.to(torch::kDouble).view({-1, 1, 1}).expand({-1, 2, 1}));
+    for (std::int64_t i = 0; i < all.size(0); ++i) {
+      gathered.push_back(static_cast<std::int64_t>(all[i][1][0].template item<double>()));
+    }
+  }
+  return gathered;
 }
 
 TEST(GatherLaw, GivesTheDataSetExactly) {
@@ -51,47 +98,43 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
         .split_batches = *rc::gen::arbitrary<bool>(),
         .shuffle = *rc::gen::arbitrary<bool>(),
         .seed = *rc::gen::arbitrary<std::uint64_t>(),
-        .as_objects = *rc::gen::arbitrary<bool>()};
+        .as_objects = *rc::gen::arbitrary<bool>(),
+        .is_stream = *rc::gen::arbitrary<bool>(),
+        .is_dispatched = *rc::gen::arbitrary<bool>(),
+        .num_skipped = *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 1}, {1, 2}})};
+    if (how.is_stream) how.shuffle = false;
     if (how.split_batches) how.batch_size *= ranks;
     std::vector<std::vector<std::int64_t>> gathered(static_cast<std::size_t>(ranks));
     pools[static_cast<std::size_t>(ranks - 1)]->run([&](Accelerator& accelerator) {
       const auto rank = static_cast<std::size_t>(accelerator.process_index());
-      auto loader = accelerator.prepare(DataLoader(
-          TensorDataset{torch::arange(how.num_samples)},
-          {.batch_size = how.batch_size,
-           .shuffle = how.shuffle,
-           .drop_last = how.drop_last,
-           .split_batches = how.split_batches,
-           .data_seed = how.seed}));
-      for (auto& [samples] : loader) {
-        if (how.as_objects) {
-          std::vector<std::string> names;
-          for (std::int64_t i = 0; i < samples.size(0); ++i) {
-            names.push_back(name_of(samples[i].template item<std::int64_t>()));
-          }
-          for (const std::string& name : accelerator.gather_for_metrics(names)) {
-            gathered[rank].push_back(std::stoll(name.substr(1)));
-          }
-          continue;
-        }
-        // Of another shape and dtype than the batch.
-        const at::Tensor all = accelerator.gather_for_metrics(
-            samples.to(torch::kDouble).view({-1, 1, 1}).expand({-1, 2, 1}));
-        for (std::int64_t i = 0; i < all.size(0); ++i) {
-          gathered[rank].push_back(static_cast<std::int64_t>(all[i][1][0].template item<double>()));
-        }
+      const DataLoaderOptions options{
+          .batch_size = how.batch_size,
+          .shuffle = how.shuffle,
+          .drop_last = how.drop_last,
+          .split_batches = how.split_batches,
+          .dispatch_batches = how.is_dispatched,
+          .data_seed = how.seed};
+      if (how.is_stream) {
+        gathered[rank] = gather_all(
+            accelerator, accelerator.prepare(DataLoader(Stream(how.num_samples), options)), how);
+      } else {
+        gathered[rank] = gather_all(
+            accelerator,
+            accelerator.prepare(
+                DataLoader(TensorDataset{torch::arange(how.num_samples)}, options)),
+            how);
       }
     });
     const std::int64_t round = how.split_batches ? how.batch_size : how.batch_size * ranks;
-    const std::int64_t whole =
-        how.drop_last ? how.num_samples / round * round : how.num_samples;
+    const std::int64_t whole = how.drop_last ? how.num_samples / round * round : how.num_samples;
+    const std::int64_t first = std::min(how.num_skipped * round, whole);
     for (const auto& of_rank : gathered) RC_ASSERT(of_rank == gathered[0]);
     const std::vector<std::int64_t> seen = sorted(gathered[0]);
-    RC_ASSERT(static_cast<std::int64_t>(seen.size()) == whole);
+    RC_ASSERT(static_cast<std::int64_t>(seen.size()) == whole - first);
     RC_ASSERT(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
-    if (!how.drop_last || !how.shuffle) {
-      for (std::int64_t i = 0; i < whole; ++i) {
-        RC_ASSERT(seen[static_cast<std::size_t>(i)] == i);
+    if (!how.shuffle || whole - first == how.num_samples) {
+      for (std::size_t i = 0; i < seen.size(); ++i) {
+        RC_ASSERT(seen[i] == first + static_cast<std::int64_t>(i));
       }
     }
     if (!how.shuffle) RC_ASSERT(gathered[0] == seen);

@@ -103,6 +103,8 @@ std::optional<std::string> difference(
   if (expected.is_object() && found.is_object()) {
     if (expected.size() != found.size()) return say();
     for (const auto& [key, value] : expected.items()) {
+      // Not compared, says the oracle.
+      if (key == "remainder_at_end" && value.is_null()) continue;
       if (!found.contains(key)) return "." + key + say();
       if (auto inner = difference(found.at(key), value, tolerance)) return "." + key + *inner;
     }
@@ -134,6 +136,7 @@ const std::map<std::string, Topic>& topics() {
       {"batch_sampler_shard", &run_batch_sampler_shard},
       {"find_executable_batch_size", &run_find_executable_batch_size},
       {"grad_scaler", &run_grad_scaler},
+      {"gather_for_metrics", &run_gather_for_metrics},
       {"local_sgd", &run_local_sgd},
       {"lr_schedulers", &run_lr_schedulers},
       {"operations", &run_operations},

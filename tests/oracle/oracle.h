@@ -27,6 +27,7 @@ const std::map<std::string, Topic>& topics();
 
 Json run_accumulation(const Json& input);
 Json run_find_executable_batch_size(const Json& input);
+Json run_gather_for_metrics(const Json& input);
 Json run_local_sgd(const Json& input);
 Json run_grad_scaler(const Json& input);
 Json run_scheduler_stepping(const Json& input);

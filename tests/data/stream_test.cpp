@@ -1,0 +1,199 @@
+// Streams, and loaders in which rank 0 reads for all.
+#include <deque>
+
+#include <accelerate/accelerate.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+
+using Row = std::tuple<std::map<std::string, torch::Tensor>, std::vector<torch::Tensor>, double>;
+
+// Nested samples; counts what it was asked for.
+class NestedStream {
+ public:
+  explicit NestedStream(int size, int broken = -1) : size_(size), broken_(broken) {}
+  std::optional<Row> next() {
+    if (next_ == size_) return std::nullopt;
+    if (next_ == broken_) throw std::runtime_error("sample 3 is broken");
+    const auto i = static_cast<double>(next_++);
+    return Row{
+        {{"a", torch::full({2}, i)}, {"b", torch::full({}, i, torch::kBFloat16)}},
+        {torch::full({1, 2}, i, torch::kLong)},
+        0.5};
+  }
+  void set_epoch(std::uint64_t epoch) { epochs.push_back(epoch); }
+  void reset() { next_ = 0; }
+
+  std::vector<std::uint64_t> epochs;
+
+ private:
+  int size_;
+  int broken_;
+  int next_ = 0;
+};
+
+TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
+  std::vector<std::vector<double>> seen(3);
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    const bool is_main = accelerator.is_main_process();
+    auto loader = accelerator.prepare(DataLoader(
+        NestedStream(is_main ? 14 : 0), {.batch_size = 2}));
+    auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (auto& [by_name, list, number] : loader) {
+        ASSERT_EQ(list.size(), 1U);
+        EXPECT_EQ(number, 0.5);
+        EXPECT_EQ(by_name.at("a").size(1), 2);
+        EXPECT_EQ(by_name.at("b").scalar_type(), torch::kBFloat16);
+        EXPECT_EQ(list[0].sizes(), (std::vector<std::int64_t>{by_name.at("a").size(0), 1, 2}));
+        for (const double value : listify(by_name.at("b"))) mine.push_back(value);
+      }
+      mine.push_back(-1);
+    }
+    EXPECT_EQ(loader.dataset().epochs, is_main ? (std::vector<std::uint64_t>{0, 1})
+                                               : std::vector<std::uint64_t>{});
+  });
+  // The last two, over three ranks, and the first again.
+  const std::vector<std::vector<double>> once{
+      {0, 1, 6, 7, 12, -1}, {2, 3, 8, 9, 13, -1}, {4, 5, 10, 11, 0, -1}};
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    std::vector<double> twice = once[rank];
+    twice.insert(twice.end(), once[rank].begin(), once[rank].end());
+    EXPECT_EQ(seen[rank], twice);
+  }
+}
+
+struct JoinTexts {
+  std::vector<std::string> operator()(std::vector<std::string> samples) const { return samples; }
+};
+
+class Texts {
+ public:
+  std::optional<std::string> next() {
+    if (left_.empty()) return std::nullopt;
+    std::string text = left_.front();
+    left_.pop_front();
+    return text;
+  }
+  void reset() { left_ = {"a", "bb", "", "d", "e"}; }
+
+ private:
+  std::deque<std::string> left_;
+};
+
+TEST(Dispatch, SendsObjects) {
+  std::vector<std::vector<std::string>> seen(2);
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    auto loader = accelerator.prepare(DataLoader(Texts(), {.batch_size = 2}, JoinTexts()));
+    auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
+    for (auto& batch : loader) {
+      for (const auto& text : batch) mine.push_back(text);
+      for (const auto& text : accelerator.gather_for_metrics(batch)) mine.push_back("all " + text);
+    }
+  });
+  EXPECT_EQ(
+      seen[0], (std::vector<std::string>{
+                   "a", "bb", "all a", "all bb", "all ", "all d", "e", "all e"}));
+  EXPECT_EQ(
+      seen[1],
+      (std::vector<std::string>{"", "d", "all a", "all bb", "all ", "all d", "a", "all e"}));
+}
+
+TEST(Dispatch, CarriesAnErrorOfTheReaderToAllRanks) {
+  std::vector<std::string> errors(2);
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    auto loader = accelerator.prepare(DataLoader(NestedStream(9, 3), {.batch_size = 1}));
+    try {
+      for (auto& batch : loader) (void)batch;
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(accelerator.process_index())] = error.what();
+    }
+  });
+  EXPECT_EQ(errors[0], "sample 3 is broken");
+  EXPECT_THAT(errors[1], ::testing::AllOf(
+      ::testing::HasSubstr("rank 0"), ::testing::HasSubstr("sample 3 is broken")));
+}
+
+TEST(Dispatch, CanBeLeftEarlyAndBegunAgain) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    auto loader = accelerator.prepare(
+        DataLoader(TensorDataset{torch::arange(8)}, {.batch_size = 2, .dispatch_batches = true}));
+    EXPECT_EQ(loader.size(), 2);
+    for (auto& [x] : loader) {
+      EXPECT_EQ(x[0].template item<std::int64_t>(), accelerator.process_index() * 2);
+      break;
+    }
+    int rounds = 0;
+    for (auto& [x] : loader) rounds += static_cast<int>(x.size(0)) / 2;
+    EXPECT_EQ(rounds, 2);
+  });
+}
+
+TEST(Stream, IsCutByEveryRankWithoutDispatch) {
+  std::vector<std::vector<double>> seen(3);
+  for (const bool even : {true, false}) {
+    for (auto& list : seen) list.clear();
+    run_on_ranks(3, [&](const WorldOptions& world) {
+      Accelerator accelerator({.world = world});
+      auto loader = accelerator.prepare(DataLoader(
+          NestedStream(9), {.batch_size = 2, .even_batches = even, .dispatch_batches = false}));
+      auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
+      for (auto& [by_name, list, number] : loader) {
+        for (const double value : listify(by_name.at("b"))) mine.push_back(value);
+      }
+    });
+    EXPECT_EQ(seen[0], (std::vector<double>{0, 1, 6, 7}));
+    EXPECT_EQ(seen[1], even ? (std::vector<double>{2, 3, 8, 0}) : (std::vector<double>{2, 3, 8}));
+    EXPECT_EQ(seen[2], even ? (std::vector<double>{4, 5, 1, 2}) : (std::vector<double>{4, 5}));
+  }
+}
+
+TEST(Stream, RefusesToBeShuffled) {
+  expect_error<ConfigError>(
+      [] { DataLoader loader(NestedStream(3), {.shuffle = true}); }, "shuffle");
+}
+
+struct Opaque {
+  explicit Opaque(int) {}
+};
+struct MakeOpaque {
+  Opaque operator()(std::vector<std::string>) const { return Opaque(1); }
+};
+
+TEST(Dispatch, RefusesBatchesThatCannotBeSent) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    expect_error<ConfigError>(
+        [&] {
+          accelerator.prepare(
+              DataLoader(Texts(), {.dispatch_batches = true}, MakeOpaque()));
+        },
+        "cut and sent");
+  });
+}
+
+TEST(SkipFirstBatches, LeavesThemOutOnceAndMayLeaveOutAll) {
+  DataLoader loader(TensorDataset{torch::arange(6)}, {.batch_size = 2});
+  std::vector<std::int64_t> seen;
+  for (const int skip : {1, 0, 3, 9}) {
+    for (auto& [x] : skip_first_batches(loader, skip)) {
+      seen.push_back(x[0].template item<std::int64_t>());
+    }
+    seen.push_back(-1);
+  }
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{2, 4, -1, 0, 2, 4, -1, -1, -1}));
+  EXPECT_EQ(loader.epoch(), 4U);
+}
+
+}  // namespace
+}  // namespace accelerate
