@@ -23,6 +23,7 @@
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/scheduler.h>
+#include <accelerate/torch_loader.h>
 #include <accelerate/world.h>
 
 namespace torch::nn {

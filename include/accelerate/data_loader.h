@@ -1,15 +1,11 @@
 #pragma once
 
-#include <array>
-#include <concepts>
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -19,6 +15,7 @@
 #include <accelerate/batch_transfer.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
+#include <accelerate/tensor_dataset.h>
 
 namespace accelerate {
 
@@ -106,10 +103,6 @@ class ACCELERATE_API BatchSource {
 };
 
 ACCELERATE_API at::Tensor stack_rows(const std::vector<at::Tensor>& rows);
-ACCELERATE_API std::int64_t common_rows(std::span<const at::Tensor> tensors);
-ACCELERATE_API at::Tensor take_rows(
-    const at::Tensor& tensor,
-    std::span<const std::int64_t> indices);
 
 template <class D>
 concept BatchDataset = requires(D& dataset, std::span<const std::int64_t> indices) {
@@ -163,31 +156,6 @@ struct DefaultCollate {
     return batch;
   }
 };
-
-/// Tensors with equally many rows; sample i is row i of each. A batch is a
-/// tuple of tensors, made by one index_select each, in memory of its own.
-template <std::size_t n>
-class TensorDataset {
- public:
-  /// Throws ConfigError if the numbers of rows differ.
-  template <std::same_as<at::Tensor>... Tensors>
-    requires(sizeof...(Tensors) == n && n > 0)
-  explicit TensorDataset(Tensors... tensors)
-      : tensors_{std::move(tensors)...}, size_(detail::common_rows(tensors_)) {}
-
-  [[nodiscard]] std::int64_t size() const { return size_; }
-  [[nodiscard]] auto get_batch(std::span<const std::int64_t> indices) const {
-    return std::apply(
-        [&](const auto&... tensor) { return std::tuple{detail::take_rows(tensor, indices)...}; },
-        tensors_);
-  }
-
- private:
-  std::array<at::Tensor, n> tensors_;
-  std::int64_t size_;
-};
-template <class... Tensors>
-TensorDataset(Tensors...) -> TensorDataset<sizeof...(Tensors)>;
 
 /// A loader's pass that begins later: `skip_first_batches(loader, n)`.
 template <class Loader>
@@ -578,96 +546,5 @@ template <class Loader>
 SkippedBatches<Loader> skip_first_batches(Loader& loader, std::int64_t num_batches = 0) {
   return {loader, num_batches};
 }
-
-/// A torch::data loader, read whole by every rank and cut: rank r keeps batches
-/// r, r + N …, and the last round is filled up with the first batches. Every
-/// rank must see the same order, so a random sampler needs the same seed on
-/// all. DataLoader above reads only what it needs, copies less and counts what
-/// it repeats: prefer it.
-template <class Loader>
-class TorchLoader {
- public:
-  explicit TorchLoader(std::unique_ptr<Loader> loader) : loader_(std::move(loader)) {}
-
-  using Batch = std::decay_t<decltype(*std::declval<Loader&>().begin())>;
-
-  class Iterator {
-   public:
-    explicit Iterator(TorchLoader& owner)
-        : owner_(&owner), at_(owner.loader_->begin()), end_(owner.loader_->end()) {
-      if (owner_->context_.begin) owner_->context_.begin();
-      fetch_round();
-      hand_out();
-    }
-    ~Iterator() {
-      if (owner_ != nullptr && owner_->context_.end) owner_->context_.end();
-    }
-    Iterator(Iterator&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)),
-          at_(std::move(other.at_)),
-          end_(std::move(other.end_)),
-          is_first_round_(other.is_first_round_),
-          first_round_(std::move(other.first_round_)),
-          next_(std::move(other.next_)),
-          batch_(std::move(other.batch_)) {}
-    Iterator(const Iterator&) = delete;
-    Iterator& operator=(const Iterator&) = delete;
-
-    Batch& operator*() { return *batch_; }
-    Batch* operator->() { return &*batch_; }
-    Iterator& operator++() {
-      hand_out();
-      return *this;
-    }
-    bool operator==(detail::EndOfPass) const { return !batch_.has_value(); }
-
-   private:
-    // One round ahead, because only then is the last batch known to be it.
-    void fetch_round() {
-      next_.reset();
-      const int count = owner_->context_.batch_count;
-      const int mine = owner_->context_.batch_rank;
-      int place = 0;
-      for (; place < count && at_ != end_; ++place, ++at_) {
-        Batch batch = std::move(*at_);
-        if (is_first_round_) first_round_.push_back(batch);
-        if (place == mine) next_ = std::move(batch);
-      }
-      is_first_round_ = false;
-      if (place > mine || place == 0) return;
-      if (owner_->context_.even_batches && !owner_->context_.even_batches().value_or(true)) return;
-      // Rounds begin at rank 0: fill up with the first batches, in order.
-      next_ = first_round_[static_cast<std::size_t>(mine - place) % first_round_.size()];
-    }
-
-    void hand_out() {
-      batch_ = std::move(next_);
-      if (!batch_) return;
-      fetch_round();
-      *batch_ = send_to_device(std::move(*batch_), owner_->context_.device);
-      if (owner_->context_.on_batch) owner_->context_.on_batch(!next_.has_value(), 0);
-    }
-
-    using Position = decltype(std::declval<Loader&>().begin());
-    TorchLoader* owner_;
-    Position at_;
-    Position end_;
-    bool is_first_round_ = true;
-    std::vector<Batch> first_round_;
-    std::optional<Batch> next_;
-    std::optional<Batch> batch_;
-  };
-
-  Iterator begin() { return Iterator(*this); }
-  [[nodiscard]] detail::EndOfPass end() const { return {}; }
-  [[nodiscard]] Loader& inner() { return *loader_; }
-
-  /// For prepare().
-  void attach(detail::LoaderContext context) { context_ = std::move(context); }
-
- private:
-  std::unique_ptr<Loader> loader_;
-  detail::LoaderContext context_;
-};
 
 }  // namespace accelerate

@@ -95,6 +95,11 @@ void Accelerator::clip_grad_value_(
   detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_of(*session_, parameters);
   for (const auto& list : gradients_of(rows.all)) {
+    if (list[0].is_cpu()) {
+      // One pass over each; the foreach kernels are loops here, and two of them.
+      for (const at::Tensor& gradient : list) gradient.clamp_(-clip_value, clip_value);
+      continue;
+    }
     at::_foreach_clamp_min_(list, -clip_value);
     at::_foreach_clamp_max_(list, clip_value);
   }

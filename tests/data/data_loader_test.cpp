@@ -1,4 +1,5 @@
 #include <accelerate/data_loader.h>
+#include <accelerate/torch_loader.h>
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <malloc.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "report.h"
+
+namespace accelerate::benchmarks {
+
+/// Freed memory stays with the process. Else glibc gives some back to the system
+/// and takes it anew, at which of two loops in one process is a matter of
+/// chance, and that one seems up to twice as slow.
+inline void keep_freed_memory() {
+  constexpr int kBytes = 256 << 20;
+  mallopt(M_MMAP_THRESHOLD, kBytes);
+  mallopt(M_TRIM_THRESHOLD, kBytes);
+}
+
+struct Interleaved {
+  std::vector<double> ours, baseline;
+};
+
+/// Microseconds of one call, in blocks that take turns; who goes first
+/// alternates, so that a trend favours neither.
+template <class Ours, class Baseline>
+Interleaved interleave(int num_blocks, int calls_in_block, Ours&& ours, Baseline&& baseline) {
+  using Clock = std::chrono::steady_clock;
+  const auto block = [&](auto& call) {
+    const auto start = Clock::now();
+    for (int i = 0; i < calls_in_block; ++i) call();
+    const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+    return elapsed.count() / calls_in_block;
+  };
+  block(baseline);
+  block(ours);
+  Interleaved times;
+  for (int i = 0; i < num_blocks; ++i) {
+    if (i % 2 == 0) times.baseline.push_back(block(baseline));
+    times.ours.push_back(block(ours));
+    if (i % 2 == 1) times.baseline.push_back(block(baseline));
+  }
+  return times;
+}
+
+inline void report_interleaved(
+    const std::string& name,
+    const std::string& metric,
+    const Interleaved& times) {
+  report({name, metric, median(times.ours), "us", median(times.baseline),
+          median(times.ours) / median(times.baseline), times.ours.size()});
+}
+
+}  // namespace accelerate::benchmarks

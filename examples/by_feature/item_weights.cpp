@@ -1,0 +1,28 @@
+// Accumulation where micro-batches hold different numbers of items (tokens that
+// are not masked, say): told the number, backward() gives the gradient of the
+// mean over all items of the window and of all ranks.
+#include "task.h"
+
+int main() {
+  torch::manual_seed(0);
+  accelerate::Accelerator accelerator({.gradient_accumulation_steps = 2});
+  Net net;
+  torch::optim::Adam adam(net->parameters(), 2e-2);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+  for (int epoch = 0; epoch < 40; ++epoch) {
+    for (auto& [points, values] : loader) {
+      auto micro_step = accelerator.accumulate(model);
+      optimizer.zero_grad();
+      // Points near the border do not count.
+      const torch::Tensor mask = (points.abs().amax(1, /*keepdim=*/true) < 1.9).to(torch::kFloat);
+      const auto num_items = mask.sum().item<std::int64_t>();
+      const torch::Tensor errors = torch::square(model(points) - values) * mask;
+      const torch::Tensor loss = errors.sum() / std::max<std::int64_t>(num_items, 1);
+      accelerator.backward(loss, {.num_items = num_items});
+      optimizer.step();
+    }
+  }
+  report(accelerator, net);
+  accelerator.finish();
+}

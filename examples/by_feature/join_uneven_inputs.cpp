@@ -1,0 +1,25 @@
+// The plain loop without filling up the last round: a rank that has no batch
+// left keeps the others company until all have ended.
+#include "task.h"
+
+int main() {
+  torch::manual_seed(0);
+  accelerate::Accelerator accelerator;
+  Net net;
+  torch::optim::Adam adam(net->parameters(), 1e-2);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+  for (int epoch = 0; epoch < 20; ++epoch) {
+    const auto train = [&, &model = model, &optimizer = optimizer, &loader = loader] {
+      for (auto& [points, values] : loader) {
+        optimizer.zero_grad();
+        const torch::Tensor loss = torch::mse_loss(model(points), values);
+        accelerator.backward(loss);
+        optimizer.step();
+      }
+    };
+    accelerator.join_uneven_inputs(train, {.even_batches = false});
+  }
+  report(accelerator, net);
+  accelerator.finish();
+}

@@ -1,0 +1,27 @@
+// The plain loop with LocalSGD: ranks average their weights every eight steps
+// instead of their gradients at each.
+#include <accelerate/local_sgd.h>
+
+#include "task.h"
+
+int main() {
+  torch::manual_seed(0);
+  accelerate::Accelerator accelerator;
+  Net net;
+  torch::optim::Adam adam(net->parameters(), 1e-2);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+  accelerate::LocalSGD local_sgd(accelerator, model, {.local_sgd_steps = 8});
+  for (int epoch = 0; epoch < 20; ++epoch) {
+    for (auto& [points, values] : loader) {
+      optimizer.zero_grad();
+      const torch::Tensor loss = torch::mse_loss(model(points), values);
+      accelerator.backward(loss);
+      optimizer.step();
+      local_sgd.step();
+    }
+  }
+  local_sgd.finish();  // averages once more
+  report(accelerator, net);
+  accelerator.finish();
+}
