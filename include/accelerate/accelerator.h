@@ -351,7 +351,7 @@ class ACCELERATE_API Accelerator {
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
-  /// Sum or mean over all ranks, on every rank.
+  /// Sum, mean, maximum or minimum over all ranks, on every rank.
   template <NestedTensors T>
   T reduce(const T& value, Reduction reduction = Reduction::sum, double scale = 1.0) const {
     return accelerate::reduce(value, world().group(), reduction, scale);

@@ -163,7 +163,7 @@ T send_to_device(T value, at::Device device, bool non_blocking = false) {
 }
 
 /// How `reduce` joins the values of all ranks. `none` leaves each rank its own.
-enum class Reduction { none, sum, mean, max };
+enum class Reduction { none, sum, mean, max, min };
 
 namespace detail {
 // In place of each tensor, the result. Undefined tensors stay undefined.
@@ -233,8 +233,8 @@ T gather(const T& value, const Group& group) {
   return detail::with_tensors(value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
 
-/// Every tensor of `value` as the sum, mean or maximum over all ranks, times
-/// `scale`.
+/// Every tensor of `value` as the sum, mean, maximum or minimum over all ranks,
+/// times `scale`.
 /// The mean needs floating-point or complex values. New tensors.
 template <NestedTensors T>
 T reduce(

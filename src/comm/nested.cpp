@@ -20,6 +20,7 @@ ReduceOp op_of(Reduction reduction) {
   switch (reduction) {
     case Reduction::mean: return ReduceOp::mean;
     case Reduction::max: return ReduceOp::max;
+    case Reduction::min: return ReduceOp::min;
     case Reduction::sum:
     case Reduction::none: break;
   }

@@ -111,6 +111,38 @@ TEST(Accumulation, WeighsItemsInAShortWindowToo) {
   EXPECT_DOUBLE_EQ(net->weight.item<double>(), -4);  // (1 x 2 + 2 x 5) / 3
 }
 
+class FiveNumbers {
+ public:
+  std::optional<std::tuple<torch::Tensor>> next() {
+    if (next_ == 5) return std::nullopt;
+    return std::tuple{torch::full({1}, static_cast<float>(++next_))};
+  }
+  void reset() { next_ = 0; }
+
+ private:
+  int next_ = 0;
+};
+
+TEST(Accumulation, EndsTheWindowWithALoaderOfUnknownLength) {
+  Accelerator accelerator({.gradient_accumulation_steps = 2, .world = alone()});
+  auto net = one_weight();
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  auto [model, optimizer, loader] =
+      accelerator.prepare(net, sgd, DataLoader(FiveNumbers(), {.batch_size = 1}));
+  std::vector<double> weights;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (auto& [x] : loader) {
+      auto micro_step = accelerator.accumulate(model);
+      optimizer.zero_grad();
+      accelerator.backward(model(x).sum());
+      optimizer.step();
+      if (accelerator.sync_gradients()) weights.push_back(net->weight.item<double>());
+    }
+  }
+  // (1 + 2) / 2, (3 + 4) / 2, then 5 alone.
+  EXPECT_EQ(weights, (std::vector<double>{-1.5, -5, -10, -11.5, -15, -20}));
+}
+
 TEST(Accumulation, RefusesItemCountsInPartOfAWindow) {
   Accelerator accelerator({.gradient_accumulation_steps = 2, .world = alone()});
   auto net = one_weight();
