@@ -15,7 +15,10 @@
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/random.h>
+#include <accelerate/samplers.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/schedulers.h>
 #include <accelerate/state_dict.h>
+#include <accelerate/tensor_dataset.h>
+#include <accelerate/torch_loader.h>
 #include <accelerate/world.h>

@@ -15,6 +15,7 @@
 #include <accelerate/batch_transfer.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
+#include <accelerate/samplers.h>
 #include <accelerate/tensor_dataset.h>
 
 namespace accelerate {
@@ -26,6 +27,15 @@ struct DataLoaderOptions {
   /// A new order in every epoch: a keyed permutation, of constant memory and
   /// start time at any size.
   bool shuffle = false;
+  /// With `shuffle`: PyTorch's order instead, that of Accelerate's option of
+  /// this name for the same seed and epoch.
+  bool use_seedable_sampler = false;
+  /// The order of a pass, in place of `shuffle`; not for several loaders at
+  /// once.
+  std::shared_ptr<Sampler> sampler = nullptr;
+  /// Which samples form each batch, in place of batch_size, shuffle, sampler
+  /// and split_batches.
+  std::shared_ptr<BatchSampler> batch_sampler = nullptr;
   /// Leave out the samples that do not fill a batch on every rank.
   bool drop_last = false;
   /// Cut each batch into one slice a rank instead of giving out whole batches
@@ -63,6 +73,9 @@ struct LoaderContext {
   std::function<void()> begin = nullptr;
   std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
   std::function<void()> end = nullptr;
+  /// Fill the last round up on a single rank too, as Accelerate's shards do
+  /// when they are used directly.
+  bool fills_up_alone = false;
   /// Of passes that begin now, in place of the loader's own option.
   std::function<std::optional<bool>()> even_batches = nullptr;
 };
@@ -207,7 +220,9 @@ class DataLoader {
         collate_(std::move(collate)),
         options_(options),
         source_(num_samples(), options) {
-    if (kIsStream && options.shuffle) detail::throw_shuffled_stream();
+    if (kIsStream && (options.shuffle || options.sampler || options.batch_sampler)) {
+      detail::throw_shuffled_stream();
+    }
   }
 
   class Iterator {
@@ -259,7 +274,8 @@ class DataLoader {
   {
     return source_.size();
   }
-  /// Samples of all ranks together in one micro-step.
+  /// Samples of all ranks together in one micro-step; 0 with a batch sampler,
+  /// whose batches differ.
   [[nodiscard]] std::int64_t total_batch_size() const { return source_.round_size(); }
   /// Samples of the whole dataset.
   [[nodiscard]] std::int64_t total_dataset_length() const
@@ -418,8 +434,7 @@ class DataLoader {
     return samples;
   }
   void keep_first(const Samples& round) {
-    const bool is_needed = source_.context().batch_count > 1;
-    if (is_needed && pass_.first_samples.empty()) pass_.first_samples = round;
+    if (source_.fills_up() && pass_.first_samples.empty()) pass_.first_samples = round;
   }
 
   // Which of a round's samples this rank gets; past `rows` they are repeated.

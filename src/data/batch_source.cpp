@@ -1,9 +1,11 @@
 #include <accelerate/data_loader.h>
 
+#include <utility>
+
 #include <accelerate/error.h>
 
 #include "data/batch_plan.h"
-#include "data/permutation.h"
+#include "data/batch_turns.h"
 
 namespace accelerate::detail {
 
@@ -29,10 +31,33 @@ BatchPlan make_round_plan(std::int64_t num_samples, const BatchPlan& plan, bool 
       {.num_samples = num_samples, .batch_size = plan.round_size(), .drop_last = drop_last});
 }
 
+std::shared_ptr<Sampler> make_sampler(
+    std::int64_t num_samples,
+    const DataLoaderOptions& options) {
+  if (options.sampler && options.shuffle) {
+    throw ConfigError(
+        "[data] both shuffle and a sampler were given; the sampler decides the order: unset shuffle");
+  }
+  if (options.batch_sampler &&
+      (options.sampler || options.shuffle || options.split_batches || options.batch_size != 1)) {
+    throw ConfigError(
+        "[data] a batch_sampler was given beside batch_size, shuffle, sampler or split_batches; it "
+        "alone decides which samples form a batch: unset them");
+  }
+  if (options.use_seedable_sampler && !options.shuffle) {
+    throw ConfigError(
+        "[data] use_seedable_sampler was given without shuffle, whose order it decides; set shuffle");
+  }
+  if (options.sampler) return options.sampler;
+  if (!options.shuffle) return std::make_shared<SequentialSampler>(num_samples);
+  if (options.use_seedable_sampler) return std::make_shared<RandomSampler>(num_samples);
+  return std::make_shared<KeyedSampler>(num_samples);
+}
+
 }  // namespace
 
 struct BatchSource::State {
-  std::int64_t num_samples;
+  std::shared_ptr<Sampler> sampler;
   DataLoaderOptions options;
   LoaderContext context;
   BatchPlan plan;
@@ -41,7 +66,6 @@ struct BatchSource::State {
   bool even_batches = true;
   std::uint64_t epoch = 0;
   bool is_reading = false;
-  std::optional<Permutation> order;
 
   void make_plans() {
     DataLoaderOptions now = options;
@@ -49,21 +73,27 @@ struct BatchSource::State {
       now.even_batches = context.even_batches().value_or(options.even_batches);
     }
     even_batches = now.even_batches;
-    plan = make_plan(num_samples, now, context);
-    round_plan = make_round_plan(num_samples, plan, options.drop_last);
+    plan = make_plan(sampler->size(), now, context);
+    round_plan = make_round_plan(sampler->size(), plan, options.drop_last);
   }
   [[nodiscard]] const BatchPlan& read_plan() const { return is_dispatching ? round_plan : plan; }
+  // With a batch sampler.
+  [[nodiscard]] BatchTurns turns() const {
+    return {
+        options.batch_sampler->size(), context.batch_rank, context.batch_count, options.drop_last,
+        even_batches};
+  }
 };
 
 BatchSource::BatchSource(std::int64_t num_samples, const DataLoaderOptions& options) {
-  const BatchPlan plan = make_plan(num_samples, options, {});
+  std::shared_ptr<Sampler> sampler = make_sampler(num_samples, options);
+  const BatchPlan plan = make_plan(sampler->size(), options, {});
   state_ = std::make_unique<State>(State{
-      .num_samples = num_samples,
+      .sampler = std::move(sampler),
       .options = options,
       .context = {},
       .plan = plan,
-      .round_plan = plan,
-      .order = {}});
+      .round_plan = plan});
 }
 
 BatchSource::~BatchSource() = default;
@@ -71,7 +101,12 @@ BatchSource::BatchSource(BatchSource&&) noexcept = default;
 BatchSource& BatchSource::operator=(BatchSource&&) noexcept = default;
 
 void BatchSource::attach(LoaderContext context, bool is_dispatching) {
-  make_plan(state_->num_samples, state_->options, context);  // throws before anything changes
+  make_plan(state_->sampler->size(), state_->options, context);  // throws before anything changes
+  if (is_dispatching && state_->options.batch_sampler) {
+    throw ConfigError(
+        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives batches of its own "
+        "sizes; unset one of them");
+  }
   state_->context = std::move(context);
   state_->is_dispatching = is_dispatching;
   state_->make_plans();
@@ -81,16 +116,21 @@ bool BatchSource::is_dispatching() const { return state_->is_dispatching; }
 
 const LoaderContext& BatchSource::context() const { return state_->context; }
 
-std::int64_t BatchSource::size() const { return state_->read_plan().size(); }
+std::int64_t BatchSource::size() const {
+  return state_->options.batch_sampler ? state_->turns().size() : state_->read_plan().size();
+}
 
-std::int64_t BatchSource::round_size() const { return state_->plan.round_size(); }
+std::int64_t BatchSource::round_size() const {
+  return state_->options.batch_sampler ? 0 : state_->plan.round_size();
+}
 
 std::int64_t BatchSource::rank_batch_size() const {
   return state_->plan.round_size() / state_->context.batch_count;
 }
 
 bool BatchSource::fills_up() const {
-  return state_->even_batches && state_->context.batch_count > 1;
+  const LoaderContext& context = state_->context;
+  return state_->even_batches && (context.batch_count > 1 || context.fills_up_alone);
 }
 
 std::uint64_t BatchSource::epoch() const { return state_->epoch; }
@@ -101,11 +141,9 @@ void BatchSource::begin_pass() {
   end_pass();
   state_->is_reading = true;
   state_->make_plans();
-  if (state_->options.shuffle) {
-    state_->order.emplace(
-        state_->num_samples, state_->options.data_seed.value_or(state_->context.seed),
-        state_->epoch);
-  }
+  const std::uint64_t seed = state_->options.data_seed.value_or(state_->context.seed);
+  state_->sampler->begin_pass(seed, state_->epoch);
+  if (state_->options.batch_sampler) state_->options.batch_sampler->begin_pass(seed, state_->epoch);
   if (state_->context.begin) state_->context.begin();
 }
 
@@ -117,15 +155,25 @@ void BatchSource::end_pass() noexcept {
 }
 
 std::vector<std::int64_t> BatchSource::indices(std::int64_t index) const {
-  std::vector<std::int64_t> indices = state_->read_plan().positions(index);
-  if (state_->order) {
-    for (std::int64_t& i : indices) i = (*state_->order)(i);
+  if (state_->options.batch_sampler) {
+    return state_->options.batch_sampler->at(state_->turns().batch(index));
   }
+  std::vector<std::int64_t> indices = state_->read_plan().positions(index);
+  for (std::int64_t& i : indices) i = state_->sampler->at(i);
   return indices;
 }
 
 std::int64_t BatchSource::remainder(std::int64_t index) const {
-  return state_->plan.remainder(index);
+  if (!state_->options.batch_sampler) return state_->plan.remainder(index);
+  const BatchTurns turns = state_->turns();
+  const std::int64_t num_real = turns.num_real(index);
+  if (num_real == turns.count || !turns.even_batches) return 0;
+  std::int64_t samples = 0;
+  for (std::int64_t i = 0; i < num_real; ++i) {
+    const auto batch = state_->options.batch_sampler->at(index * turns.count + i);
+    samples += static_cast<std::int64_t>(batch.size());
+  }
+  return samples;
 }
 
 void BatchSource::announce(bool is_last, std::int64_t remainder) const {

@@ -131,7 +131,7 @@ TEST(Launch, TranslatesTheSignalThatKilledARank) {
 }
 
 TEST(Launch, ForwardsSignals) {
-  Tool tool(launch(2, "trap 'echo caught; exit 0' TERM; echo ready; while :; do read -t 100 < <(:); done"));
+  Tool tool(launch(2, "trap 'echo caught; kill $!; exit 0' TERM; sleep 1000 & echo ready; wait"));
   tool.read_line();
   tool.read_line();
   kill(tool.pid(), SIGTERM);

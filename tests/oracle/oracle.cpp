@@ -134,13 +134,17 @@ const std::map<std::string, Topic>& topics() {
   static const std::map<std::string, Topic> built{
       {"accumulation", &run_accumulation},
       {"batch_sampler_shard", &run_batch_sampler_shard},
+      {"dispatcher", &run_dispatcher},
       {"find_executable_batch_size", &run_find_executable_batch_size},
       {"grad_scaler", &run_grad_scaler},
       {"gather_for_metrics", &run_gather_for_metrics},
+      {"iterable_dataset_shard", &run_iterable_dataset_shard},
       {"local_sgd", &run_local_sgd},
       {"lr_schedulers", &run_lr_schedulers},
       {"operations", &run_operations},
       {"scheduler_stepping", &run_scheduler_stepping},
+      {"seedable_sampler", &run_seedable_sampler},
+      {"skip_first_batches", &run_skip_first_batches},
       {"training", &run_training}};
   return built;
 }

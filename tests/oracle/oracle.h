@@ -27,6 +27,10 @@ const std::map<std::string, Topic>& topics();
 
 Json run_accumulation(const Json& input);
 Json run_find_executable_batch_size(const Json& input);
+Json run_dispatcher(const Json& input);
+Json run_iterable_dataset_shard(const Json& input);
+Json run_seedable_sampler(const Json& input);
+Json run_skip_first_batches(const Json& input);
 Json run_gather_for_metrics(const Json& input);
 Json run_local_sgd(const Json& input);
 Json run_grad_scaler(const Json& input);

@@ -1,11 +1,60 @@
+#include <accelerate/accelerate.h>
+
 #include "data/batch_plan.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
 
+namespace {
+
+class GivenBatches final : public BatchSampler {
+ public:
+  explicit GivenBatches(std::vector<std::vector<std::int64_t>> batches)
+      : batches_(std::move(batches)) {}
+  [[nodiscard]] std::int64_t size() const override {
+    return static_cast<std::int64_t>(batches_.size());
+  }
+  void begin_pass(std::uint64_t, std::uint64_t) override {}
+  [[nodiscard]] std::vector<std::int64_t> at(std::int64_t batch) const override {
+    return batches_.at(static_cast<std::size_t>(batch));
+  }
+
+ private:
+  std::vector<std::vector<std::int64_t>> batches_;
+};
+
+// Batches of a sampler that has no batch size.
+Json shares_of_batches(const Json& input, int count) {
+  Json ranks = Json::array();
+  try {
+    for (int rank = 0; rank < count; ++rank) {
+      DataLoaderOptions options;
+      options.drop_last = input.at("drop_last");
+      options.split_batches = input.at("split_batches");
+      options.even_batches = input.at("even_batches");
+      options.batch_sampler = std::make_shared<GivenBatches>(
+          input.at("batches").get<std::vector<std::vector<std::int64_t>>>());
+      detail::BatchSource source(1000, options);
+      detail::LoaderContext context;
+      context.batch_rank = rank;
+      context.batch_count = count;
+      source.attach(std::move(context), false);
+      source.begin_pass();
+      Json batches = Json::array();
+      for (std::int64_t i = 0; i < source.size(); ++i) batches.push_back(source.indices(i));
+      ranks.push_back({{"batches", std::move(batches)}, {"length", source.size()}});
+    }
+  } catch (const ConfigError& error) {
+    return {{"error", error.what()}};
+  }
+  return {{"ranks", std::move(ranks)}};
+}
+
+}  // namespace
+
 Json run_batch_sampler_shard(const Json& input) {
-  if (input.contains("batches")) throw NotBuilt("batch samplers of variable batches");
   const int count = input.at("num_processes");
+  if (input.contains("batches")) return shares_of_batches(input, count);
   Json ranks = Json::array();
   for (int rank = 0; rank < count; ++rank) {
     const detail::BatchPlan plan(
