@@ -13,48 +13,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/batch_transfer.h>
+#include <accelerate/data_loader_options.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/samplers.h>
+#include <accelerate/state_dict.h>
 #include <accelerate/tensor_dataset.h>
 
 namespace accelerate {
-
-struct DataLoaderOptions {
-  /// Samples of one rank in one micro-step; of all ranks together with
-  /// `split_batches`.
-  std::int64_t batch_size = 1;
-  /// A new order in every epoch: a keyed permutation, of constant memory and
-  /// start time at any size.
-  bool shuffle = false;
-  /// With `shuffle`: PyTorch's order instead, that of Accelerate's option of
-  /// this name for the same seed and epoch.
-  bool use_seedable_sampler = false;
-  /// The order of a pass, in place of `shuffle`; not for several loaders at
-  /// once.
-  std::shared_ptr<Sampler> sampler = nullptr;
-  /// Which samples form each batch, in place of batch_size, shuffle, sampler
-  /// and split_batches.
-  std::shared_ptr<BatchSampler> batch_sampler = nullptr;
-  /// Leave out the samples that do not fill a batch on every rank.
-  bool drop_last = false;
-  /// Cut each batch into one slice a rank instead of giving out whole batches
-  /// in turn. `batch_size` must be a multiple of the number of ranks.
-  bool split_batches = false;
-  /// Fill the last round up with samples from the beginning, so that no rank
-  /// waits for another; `gather_for_metrics` leaves the repeated ones out.
-  /// Without it, ranks may have unequal numbers of batches, and collectives in
-  /// the loop would not match.
-  bool even_batches = true;
-  /// Rank 0 alone reads and sends the others their slices, for data that only
-  /// one process can read; the last round is cut evenly, filled up with samples
-  /// of the first. Unset: for streams whose batches can be sent.
-  std::optional<bool> dispatch_batches = std::nullopt;
-  /// Of the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
-  std::optional<std::uint64_t> data_seed = std::nullopt;
-  /// Copy to the device without waiting, for batches in pinned memory.
-  bool non_blocking = false;
-};
 
 namespace detail {
 
@@ -100,6 +66,13 @@ class ACCELERATE_API BatchSource {
   [[nodiscard]] bool fills_up() const;
   [[nodiscard]] std::uint64_t epoch() const;
   void set_epoch(std::uint64_t epoch);
+  [[nodiscard]] std::uint64_t seed() const;
+  /// Samples, or batches of a batch sampler, that the pass leaves out at its
+  /// beginning, because they were read before.
+  [[nodiscard]] std::int64_t first() const;
+  [[nodiscard]] StateDict state_dict(std::int64_t num_given) const;
+  /// `num_samples` below 0: unknown.
+  void load_state_dict(const StateDict& state, std::int64_t num_samples);
 
   /// Starts a pass; ends one that was left.
   void begin_pass();
@@ -251,7 +224,10 @@ class DataLoader {
     void read() {
       // The old batch's memory serves the new one.
       batch_.reset();
-      if (auto batch = loader_->next_batch()) batch_.emplace(*std::move(batch));
+      if (auto batch = loader_->next_batch()) {
+        batch_.emplace(*std::move(batch));
+        ++loader_->pass_.num_given;
+      }
     }
 
     DataLoader* loader_;
@@ -287,6 +263,16 @@ class DataLoader {
   [[nodiscard]] std::uint64_t epoch() const { return source_.epoch(); }
   /// Makes the next pass that of `epoch`.
   void set_epoch(std::uint64_t epoch) { source_.set_epoch(epoch); }
+  /// Where the loader is: epoch, position in the global order, seed. The batch in
+  /// hand counts as read. Equal on all ranks; with uneven batches take rank 0's.
+  [[nodiscard]] StateDict state_dict() const { return source_.state_dict(pass_.num_given); }
+  /// The next pass goes on where `state` was taken, in constant time with
+  /// random access and also on another number of ranks or with another batch
+  /// size; later passes are whole. A stream is read up to that place. Throws
+  /// CheckpointError for a state of something else, ConfigError inside a pass.
+  void load_state_dict(const StateDict& state) {
+    source_.load_state_dict(state, length_of_pass());
+  }
   [[nodiscard]] const Dataset& dataset() const { return dataset_; }
   [[nodiscard]] const DataLoaderOptions& options() const { return options_; }
 
@@ -307,6 +293,16 @@ class DataLoader {
       return detail::size_of(dataset_);
     } else {
       return 0;
+    }
+  }
+  // In the unit of positions; below 0: unknown.
+  [[nodiscard]] std::int64_t length_of_pass() const {
+    if (options_.batch_sampler) return options_.batch_sampler->size();
+    if (options_.sampler) return options_.sampler->size();
+    if constexpr (detail::SizedDataset<Dataset>) {
+      return detail::size_of(dataset_);
+    } else {
+      return -1;
     }
   }
   static auto sample_type() {
@@ -341,6 +337,9 @@ class DataLoader {
         dataset_.set_epoch(source_.epoch());
       }
       if constexpr (requires { dataset_.reset(); }) dataset_.reset();
+      for (std::int64_t i = 0; i < source_.first() && !pass_.stream_has_ended; ++i) {
+        pass_.stream_has_ended = !dataset_.next();
+      }
     }
   }
   void end_pass() noexcept {
@@ -356,6 +355,7 @@ class DataLoader {
   }
 
   void skip(std::int64_t num_batches) {
+    pass_.num_given += std::max<std::int64_t>(num_batches, 0);
     if (!reads() || num_batches <= 0) return;
     if constexpr (detail::Dispatchable<Batch>) {
       if (source_.is_dispatching()) {
@@ -530,6 +530,8 @@ class DataLoader {
   struct Pass {
     /// Of the next batch, with random access.
     std::int64_t index = 0;
+    /// Batches given out or skipped.
+    std::int64_t num_given = 0;
     bool has_begun = false;
     bool has_ended = false;
     bool stream_has_ended = false;

@@ -36,8 +36,10 @@ BatchPlan::BatchPlan(const BatchPlanOptions& options)
       rank_batch_size_(rank_batch_size_of(options)),
       round_size_(rank_batch_size_ * options.count),
       is_filled_up_(options.even_batches && !options.drop_last && options.count > 1) {
-  const std::int64_t whole_rounds = options_.num_samples / round_size_;
-  const std::int64_t rest = options_.num_samples % round_size_;
+  options_.first = std::clamp<std::int64_t>(options_.first, 0, options_.num_samples);
+  const std::int64_t num_left = options_.num_samples - options_.first;
+  const std::int64_t whole_rounds = num_left / round_size_;
+  const std::int64_t rest = num_left % round_size_;
   size_ = whole_rounds;
   if (rest == 0 || options_.drop_last) return;
   const bool has_part = rest > rank_batch_size_ * options_.rank;
@@ -47,7 +49,7 @@ BatchPlan::BatchPlan(const BatchPlanOptions& options)
 // Both ways of cutting give rank r the r-th part of a round: as a whole batch,
 // or as a slice of one.
 std::int64_t BatchPlan::begin_of(std::int64_t index) const {
-  return index * round_size_ + options_.rank * rank_batch_size_;
+  return options_.first + index * round_size_ + options_.rank * rank_batch_size_;
 }
 
 std::vector<std::int64_t> BatchPlan::positions(std::int64_t index) const {
@@ -63,7 +65,7 @@ std::vector<std::int64_t> BatchPlan::positions(std::int64_t index) const {
 }
 
 std::int64_t BatchPlan::remainder(std::int64_t index) const {
-  const std::int64_t left = options_.num_samples - index * round_size_;
+  const std::int64_t left = options_.num_samples - options_.first - index * round_size_;
   return is_filled_up_ && left < round_size_ ? left : 0;
 }
 

@@ -9,6 +9,9 @@ namespace accelerate::detail {
 
 struct BatchPlanOptions {
   std::int64_t num_samples = 0;
+  /// Where in the order the pass begins: what came before was read already,
+  /// perhaps by another number of ranks.
+  std::int64_t first = 0;
   /// Of one rank, or of all together with `split_batches`.
   std::int64_t batch_size = 1;
   int rank = 0;

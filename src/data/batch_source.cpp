@@ -4,6 +4,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "data/batch_plan.h"
 #include "data/batch_turns.h"
 
@@ -14,9 +15,11 @@ namespace {
 BatchPlan make_plan(
     std::int64_t num_samples,
     const DataLoaderOptions& options,
-    const LoaderContext& context) {
+    const LoaderContext& context,
+    std::int64_t first = 0) {
   return BatchPlan(
       {.num_samples = num_samples,
+       .first = first,
        .batch_size = options.batch_size,
        .rank = context.batch_rank,
        .count = context.batch_count,
@@ -26,9 +29,16 @@ BatchPlan make_plan(
 }
 
 // Of rounds that rank 0 reads whole.
-BatchPlan make_round_plan(std::int64_t num_samples, const BatchPlan& plan, bool drop_last) {
+BatchPlan make_round_plan(
+    std::int64_t num_samples,
+    const BatchPlan& plan,
+    bool drop_last,
+    std::int64_t first) {
   return BatchPlan(
-      {.num_samples = num_samples, .batch_size = plan.round_size(), .drop_last = drop_last});
+      {.num_samples = num_samples,
+       .first = first,
+       .batch_size = plan.round_size(),
+       .drop_last = drop_last});
 }
 
 std::shared_ptr<Sampler> make_sampler(
@@ -66,6 +76,9 @@ struct BatchSource::State {
   bool even_batches = true;
   std::uint64_t epoch = 0;
   bool is_reading = false;
+  /// Where the pass under way began, and where the next one will.
+  std::int64_t first = 0;
+  std::int64_t next_first = 0;
 
   void make_plans() {
     DataLoaderOptions now = options;
@@ -73,14 +86,15 @@ struct BatchSource::State {
       now.even_batches = context.even_batches().value_or(options.even_batches);
     }
     even_batches = now.even_batches;
-    plan = make_plan(sampler->size(), now, context);
-    round_plan = make_round_plan(sampler->size(), plan, options.drop_last);
+    const std::int64_t begin = is_reading ? first : next_first;
+    plan = make_plan(sampler->size(), now, context, begin);
+    round_plan = make_round_plan(sampler->size(), plan, options.drop_last, begin);
   }
   [[nodiscard]] const BatchPlan& read_plan() const { return is_dispatching ? round_plan : plan; }
   // With a batch sampler.
   [[nodiscard]] BatchTurns turns() const {
     return {
-        options.batch_sampler->size(), context.batch_rank, context.batch_count, options.drop_last,
+        options.batch_sampler->size(), is_reading ? first : next_first, context.batch_rank, context.batch_count, options.drop_last,
         even_batches};
   }
 };
@@ -137,11 +151,51 @@ std::uint64_t BatchSource::epoch() const { return state_->epoch; }
 
 void BatchSource::set_epoch(std::uint64_t epoch) { state_->epoch = epoch; }
 
+std::uint64_t BatchSource::seed() const {
+  return state_->options.data_seed.value_or(state_->context.seed);
+}
+
+std::int64_t BatchSource::first() const {
+  return state_->is_reading ? state_->first : state_->next_first;
+}
+
+StateDict BatchSource::state_dict(std::int64_t num_given) const {
+  // Of samples; with a batch sampler, of batches.
+  const std::int64_t unit =
+      state_->options.batch_sampler ? state_->context.batch_count : state_->plan.round_size();
+  return {
+      {"epoch", static_cast<std::int64_t>(state_->epoch)},
+      {"position", first() + (state_->is_reading ? num_given * unit : 0)},
+      {"seed", static_cast<std::int64_t>(seed())}};
+}
+
+void BatchSource::load_state_dict(const StateDict& state, std::int64_t num_samples) {
+  const auto epoch = state.get<std::int64_t>("epoch");
+  const auto position = state.get<std::int64_t>("position");
+  const auto seed = state.get<std::int64_t>("seed");
+  if (state_->is_reading) {
+    throw ConfigError(
+        "[data] load_state_dict was called inside a pass over this loader; leave the loop first");
+  }
+  if (epoch < 0 || position < 0) {
+    throw CheckpointError(concat(
+        "[data] the state of a loader says epoch ", epoch, " and position ", position,
+        "; neither can be below 0"));
+  }
+  // The pass had ended.
+  const bool has_ended = num_samples >= 0 && position >= num_samples;
+  state_->epoch = static_cast<std::uint64_t>(epoch) + (has_ended ? 1 : 0);
+  state_->next_first = has_ended ? 0 : position;
+  state_->options.data_seed = static_cast<std::uint64_t>(seed);
+  state_->make_plans();
+}
+
 void BatchSource::begin_pass() {
   end_pass();
   state_->is_reading = true;
+  state_->first = std::exchange(state_->next_first, 0);
   state_->make_plans();
-  const std::uint64_t seed = state_->options.data_seed.value_or(state_->context.seed);
+  const std::uint64_t seed = this->seed();
   state_->sampler->begin_pass(seed, state_->epoch);
   if (state_->options.batch_sampler) state_->options.batch_sampler->begin_pass(seed, state_->epoch);
   if (state_->context.begin) state_->context.begin();
@@ -151,6 +205,8 @@ void BatchSource::end_pass() noexcept {
   if (!state_ || !state_->is_reading) return;
   state_->is_reading = false;
   ++state_->epoch;
+  state_->first = 0;
+  state_->make_plans();
   if (state_->context.end) state_->context.end();
 }
 

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <accelerate/samplers.h>
+
+namespace accelerate {
+
+struct DataLoaderOptions {
+  /// Samples of one rank in one micro-step; of all ranks together with
+  /// `split_batches`.
+  std::int64_t batch_size = 1;
+  /// A new order in every epoch: a keyed permutation, of constant memory and
+  /// start time at any size.
+  bool shuffle = false;
+  /// With `shuffle`: PyTorch's order instead, that of Accelerate's option of
+  /// this name for the same seed and epoch.
+  bool use_seedable_sampler = false;
+  /// The order of a pass, in place of `shuffle`; not for several loaders at
+  /// once.
+  std::shared_ptr<Sampler> sampler = nullptr;
+  /// Which samples form each batch, in place of batch_size, shuffle, sampler
+  /// and split_batches.
+  std::shared_ptr<BatchSampler> batch_sampler = nullptr;
+  /// Leave out the samples that do not fill a batch on every rank.
+  bool drop_last = false;
+  /// Cut each batch into one slice a rank instead of giving out whole batches
+  /// in turn. `batch_size` must be a multiple of the number of ranks.
+  bool split_batches = false;
+  /// Fill the last round up with samples from the beginning, so that no rank
+  /// waits for another; `gather_for_metrics` leaves the repeated ones out.
+  /// Without it, ranks may have unequal numbers of batches, and collectives in
+  /// the loop would not match.
+  bool even_batches = true;
+  /// Rank 0 alone reads and sends the others their slices, for data that only
+  /// one process can read; the last round is cut evenly, filled up with samples
+  /// of the first. Unset: for streams whose batches can be sent.
+  std::optional<bool> dispatch_batches = std::nullopt;
+  /// Of the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
+  std::optional<std::uint64_t> data_seed = std::nullopt;
+  /// Copy to the device without waiting, for batches in pinned memory.
+  bool non_blocking = false;
+};
+
+}  // namespace accelerate
