@@ -52,6 +52,24 @@ void load_parts(const StateDict& state, const LRSchedulers& parts) {
   }
 }
 
+// `restore_lrs` undoes what a state that does not fit did to the learning rates.
+template <class RestoreLRs>
+void load_with_parts(
+    LRScheduler& whole,
+    const StateDict& state,
+    const LRSchedulers& parts,
+    RestoreLRs&& restore_lrs) {
+  const StateDict before = whole.LRScheduler::state_dict();
+  whole.LRScheduler::load_state_dict(state);
+  try {
+    load_parts(state, parts);
+  } catch (...) {
+    whole.LRScheduler::load_state_dict(before);
+    restore_lrs();
+    throw;
+  }
+}
+
 }  // namespace
 
 SequentialLR::SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers parts)
@@ -109,16 +127,7 @@ StateDict SequentialLR::state_dict() const {
 
 void SequentialLR::load_state_dict(const StateDict& state) {
   require_bound();
-  const StateDict before = LRScheduler::state_dict();
-  const std::vector<double> lrs = present_lrs();
-  LRScheduler::load_state_dict(state);
-  try {
-    load_parts(state, parts_);
-  } catch (...) {
-    LRScheduler::load_state_dict(before);
-    set_lrs(lrs);
-    throw;
-  }
+  load_with_parts(*this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
   // The parts have set theirs.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
@@ -175,16 +184,7 @@ StateDict ChainedScheduler::state_dict() const {
 
 void ChainedScheduler::load_state_dict(const StateDict& state) {
   require_bound();
-  const StateDict before = LRScheduler::state_dict();
-  const std::vector<double> lrs = present_lrs();
-  LRScheduler::load_state_dict(state);
-  try {
-    load_parts(state, parts_);
-  } catch (...) {
-    LRScheduler::load_state_dict(before);
-    set_lrs(lrs);
-    throw;
-  }
+  load_with_parts(*this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
   // The parts have set theirs.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }

@@ -148,17 +148,17 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.batch_count = session_->mesh.batch_count();
   context.device = device();
   context.group = world().group();
+  // With each rank's batch rank its generator's seed: rank 0's is taken, so that
+  // torch::manual_seed there decides the order of data.
+  const std::vector<std::int64_t> mine{
+      context.batch_rank,
+      static_cast<std::int64_t>(at::globalContext().defaultGenerator(at::kCPU).current_seed())};
   context.batch_ranks.clear();
-  for (const at::Tensor& rank : world().group().all_gather(
-           at::full({}, context.batch_rank, at::kLong))) {
-    context.batch_ranks.push_back(static_cast<int>(rank.item<std::int64_t>()));
+  for (const at::Tensor& of_rank : world().group().all_gather(at::tensor(mine, at::kLong))) {
+    const auto* const values = of_rank.const_data_ptr<std::int64_t>();
+    if (context.batch_ranks.empty()) context.seed = static_cast<std::uint64_t>(values[1]);
+    context.batch_ranks.push_back(static_cast<int>(values[0]));
   }
-  // Rank 0's generator, so that torch::manual_seed decides the order of data.
-  const at::Tensor seed = at::full(
-      {}, static_cast<std::int64_t>(at::globalContext().defaultGenerator(at::kCPU).current_seed()),
-      at::kLong);
-  world().group().broadcast(seed, 0);
-  context.seed = static_cast<std::uint64_t>(seed.item<std::int64_t>());
 
   auto progress = std::make_shared<detail::LoaderProgress>();
   context.begin = [session = session_, progress] {
