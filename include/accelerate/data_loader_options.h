@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,10 +39,31 @@ struct DataLoaderOptions {
   /// one process can read; the last round is cut evenly, filled up with samples
   /// of the first. Unset: for streams whose batches can be sent.
   std::optional<bool> dispatch_batches = std::nullopt;
+  /// The dataset, or its sampler, gives each rank its own part already: each
+  /// reads all it has. Make the parts equally long, or loop inside
+  /// join_uneven_inputs; gather_for_metrics leaves nothing out.
+  bool already_sharded = false;
   /// Of the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
   std::optional<std::uint64_t> data_seed = std::nullopt;
   /// Copy to the device without waiting, for batches in pinned memory.
   bool non_blocking = false;
+  /// Threads that read and collate ahead; 0: the loop's own thread does, when a
+  /// batch is asked for. Several call `get` or `get_batch`, and the collate
+  /// function, of one dataset at once; a stream's `next` never two at once.
+  int num_workers = 0;
+  /// Batches in hand or in work for each worker, at most. Unset: 2.
+  std::optional<int> prefetch_factor = std::nullopt;
+  /// Hand batches out in the order of the pass. Without it a slow batch holds
+  /// none up: they come as they are made (only the last stays the last), and
+  /// a state taken in the middle of a pass makes it go on at the first batch
+  /// not handed out, so that some later ones come again.
+  bool in_order = true;
+  /// Put batches into pinned memory, from which copies to the device are
+  /// faster and need not wait. Without an accelerator it changes nothing.
+  bool pin_memory = false;
+  /// With workers: how long the loop waits for a batch before it throws an
+  /// Error that names the samples the workers are at; 0: for ever.
+  std::chrono::milliseconds timeout{0};
 };
 
 }  // namespace accelerate

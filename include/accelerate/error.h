@@ -33,6 +33,14 @@ class ACCELERATE_API DistributedError : public Error {
   ~DistributedError() override;
 };
 
+/// A sample could not be read, or a batch not be joined: the text names it. What
+/// the dataset threw is nested inside (std::rethrow_if_nested).
+class ACCELERATE_API DataError : public Error {
+ public:
+  using Error::Error;
+  ~DataError() override;
+};
+
 /// A checkpoint is missing, torn or does not fit. Nothing was loaded.
 class ACCELERATE_API CheckpointError : public Error {
  public:

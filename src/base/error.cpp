@@ -8,6 +8,7 @@ Error::~Error() = default;
 ConfigError::~ConfigError() = default;
 DistributedError::~DistributedError() = default;
 CheckpointError::~CheckpointError() = default;
+DataError::~DataError() = default;
 InternalError::~InternalError() = default;
 
 }  // namespace accelerate

@@ -1,18 +1,8 @@
 #include "data/permutation.h"
 
+#include "data/mix.h"
+
 namespace accelerate::detail {
-
-namespace {
-
-// Finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
 
 Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::uint64_t epoch)
     : size_(size) {

@@ -148,6 +148,7 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.batch_count = session_->mesh.batch_count();
   context.device = device();
   context.group = world().group();
+  context.logger = world().logger();
   // With each rank's batch rank its generator's seed: rank 0's is taken, so that
   // torch::manual_seed there decides the order of data.
   const std::vector<std::int64_t> mine{

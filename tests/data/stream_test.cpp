@@ -118,7 +118,7 @@ TEST(Dispatch, CarriesAnErrorOfTheReaderToAllRanks) {
       errors[static_cast<std::size_t>(accelerator.process_index())] = error.what();
     }
   });
-  EXPECT_EQ(errors[0], "sample 3 is broken");
+  EXPECT_EQ(errors[0], "[data] sample 3: next() failed: sample 3 is broken");
   EXPECT_THAT(errors[1], ::testing::AllOf(
       ::testing::HasSubstr("rank 0"), ::testing::HasSubstr("sample 3 is broken")));
 }

@@ -34,14 +34,15 @@ Json shares_of_batches(const Json& input, int count) {
       options.even_batches = input.at("even_batches");
       options.batch_sampler = std::make_shared<GivenBatches>(
           input.at("batches").get<std::vector<std::vector<std::int64_t>>>());
-      detail::BatchSource source(1000, options);
+      constexpr std::int64_t kMany = 1000;
+      detail::BatchSource source({.num_samples = kMany}, options);
       detail::LoaderContext context;
       context.batch_rank = rank;
       context.batch_count = count;
       source.attach(std::move(context), false);
-      source.begin_pass();
+      source.begin_pass(kMany);
       Json batches = Json::array();
-      for (std::int64_t i = 0; i < source.size(); ++i) batches.push_back(source.indices(i));
+      for (std::int64_t i = 0; i < source.size(); ++i) batches.push_back(source.at(i).indices);
       ranks.push_back({{"batches", std::move(batches)}, {"length", source.size()}});
     }
   } catch (const ConfigError& error) {

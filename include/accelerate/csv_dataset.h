@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+struct CsvOptions {
+  char delimiter = ',';
+  /// The first row names the columns. Else they are named "0", "1" …
+  bool has_header = true;
+};
+
+/// A column of texts as numbers.
+struct Categories {
+  /// kLong, one a row: which of `names`.
+  at::Tensor codes;
+  /// Each once, in the order of the alphabet.
+  std::vector<std::string> names;
+};
+
+/// A table in a CSV file (RFC 4180: fields in double quotes may hold delimiters,
+/// newlines and doubled quotes). The file is mapped and its rows are parsed when
+/// asked for: eight bytes of memory a row. It must not change meanwhile. Copies
+/// share it. Safe to read from several threads.
+class ACCELERATE_API CsvFile {
+ public:
+  /// Throws Error if it cannot be read, ConfigError naming the line where a row
+  /// has more or fewer fields than the first, or a quote is not closed. Blank
+  /// lines are passed over.
+  explicit CsvFile(const std::string& path, const CsvOptions& options = {});
+
+  [[nodiscard]] std::int64_t num_rows() const;
+  [[nodiscard]] const std::vector<std::string>& columns() const;
+  /// The fields of one row.
+  [[nodiscard]] std::vector<std::string> row(std::int64_t index) const;
+  /// [num_rows, columns.size()] of a floating or whole dtype, or kBool (0, 1,
+  /// true, false). An empty field is NaN; of a whole dtype it is an error.
+  /// Throws ConfigError naming line and column of what is not a number, or for
+  /// a column that does not exist.
+  [[nodiscard]] at::Tensor numbers(
+      const std::vector<std::string>& columns,
+      at::ScalarType dtype = at::kFloat) const;
+  /// The same of some rows, in their order.
+  [[nodiscard]] at::Tensor numbers(
+      const std::vector<std::string>& columns,
+      at::ScalarType dtype,
+      std::span<const std::int64_t> rows) const;
+  [[nodiscard]] std::vector<std::string> texts(const std::string& column) const;
+  [[nodiscard]] Categories categories(const std::string& column) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+struct CsvDatasetOptions {
+  /// Columns of the two tensors of a sample. `targets` may be empty: then a
+  /// sample's second tensor has no values.
+  std::vector<std::string> inputs;
+  std::vector<std::string> targets = {};
+  at::ScalarType input_dtype = at::kFloat;
+  at::ScalarType target_dtype = at::kFloat;
+  CsvOptions csv = {};
+};
+
+/// Rows of a CSV file of any size as samples: a batch is a tuple of
+/// [rows, inputs] and [rows, targets]. What fits into memory is faster as a
+/// TensorDataset of CsvFile::numbers.
+class ACCELERATE_API CsvDataset {
+ public:
+  /// Throws as CsvFile, and for columns that do not exist.
+  CsvDataset(const std::string& path, CsvDatasetOptions options);
+
+  [[nodiscard]] std::int64_t size() const { return file_.num_rows(); }
+  [[nodiscard]] std::tuple<at::Tensor, at::Tensor> get_batch(
+      std::span<const std::int64_t> indices) const;
+  [[nodiscard]] const CsvFile& file() const { return file_; }
+
+ private:
+  CsvFile file_;
+  CsvDatasetOptions options_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// The tensor in an IDX file, the format of MNIST and its relatives: of the
+/// file's shape and dtype (kByte, kChar, kShort, kInt, kFloat or kDouble), in
+/// memory of its own.
+///
+///     TensorDataset(read_idx(images).to(at::kFloat).div(255), read_idx(labels).to(at::kLong))
+///
+/// Throws Error if the file cannot be read, ConfigError if it is no IDX file, is
+/// compressed still, or is not as long as its header says.
+[[nodiscard]] ACCELERATE_API at::Tensor read_idx(const std::string& path);
+
+}  // namespace accelerate

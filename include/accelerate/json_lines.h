@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// One line of a JSON lines file: an object. What is missing or of another kind
+/// is a ConfigError that names file, line and key.
+class ACCELERATE_API JsonRecord {
+ public:
+  JsonRecord(JsonRecord&&) noexcept;
+  JsonRecord& operator=(JsonRecord&&) noexcept;
+  ~JsonRecord();
+
+  [[nodiscard]] bool contains(const std::string& key) const;
+  [[nodiscard]] std::string text(const std::string& key) const;
+  [[nodiscard]] std::int64_t integer(const std::string& key) const;
+  [[nodiscard]] double number(const std::string& key) const;
+  [[nodiscard]] bool boolean(const std::string& key) const;
+  [[nodiscard]] std::vector<std::string> texts(const std::string& key) const;
+  /// A number or truth value gives a 0-d tensor, lists of lists give more
+  /// dimensions, all of equal length within one.
+  [[nodiscard]] at::Tensor tensor(const std::string& key, at::ScalarType dtype = at::kFloat) const;
+  /// "data.jsonl:17", for messages of your own.
+  [[nodiscard]] std::string place() const;
+
+ private:
+  friend class JsonLinesFile;
+  struct State;
+  explicit JsonRecord(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+/// A file of one JSON object a line; blank lines are passed over. The file is
+/// mapped and its lines are parsed when asked for: eight bytes of memory a line.
+/// It must not change meanwhile. Copies share it. Safe to read from several
+/// threads.
+class ACCELERATE_API JsonLinesFile {
+ public:
+  /// Throws Error if the file cannot be read.
+  explicit JsonLinesFile(const std::string& path);
+
+  [[nodiscard]] std::int64_t size() const;
+  [[nodiscard]] std::string_view line(std::int64_t index) const;
+  /// "data.jsonl:17", the number as an editor shows it.
+  [[nodiscard]] std::string place(std::int64_t index) const;
+  /// Throws ConfigError naming file and line if it is no JSON object.
+  [[nodiscard]] JsonRecord record(std::int64_t index) const;
+
+ private:
+  struct State;
+  std::shared_ptr<const State> state_;
+};
+
+/// Lines of a JSON lines file as samples, made by a function of the record:
+///
+///     JsonLinesDataset(path, [](const JsonRecord& r) {
+///       return std::tuple{r.tensor("x"), r.tensor("y")};
+///     })
+template <class MakeSample>
+  requires std::is_invocable_v<const MakeSample&, const JsonRecord&>
+class JsonLinesDataset {
+ public:
+  JsonLinesDataset(const std::string& path, MakeSample make_sample)
+      : file_(path), make_sample_(std::move(make_sample)) {}
+
+  [[nodiscard]] std::int64_t size() const { return file_.size(); }
+  [[nodiscard]] auto get(std::int64_t index) const { return make_sample_(file_.record(index)); }
+  [[nodiscard]] const JsonLinesFile& file() const { return file_; }
+
+ private:
+  JsonLinesFile file_;
+  MakeSample make_sample_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,245 @@
+#include <accelerate/worker_pool.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+// LibTorch's OpenMP runtime: at::set_num_threads would also change threads that
+// are not ours.
+extern "C" [[gnu::weak]] void omp_set_num_threads(int num_threads);
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string describe(const Worker& worker) {
+  switch (worker.doing()) {
+    case Worker::Doing::waiting: return "waiting";
+    case Worker::Doing::reading: return concat("reading sample ", worker.place());
+    case Worker::Doing::collating: return concat("collating batch ", worker.place());
+    case Worker::Doing::transferring: return concat("transferring batch ", worker.place());
+  }
+  return {};
+}
+
+struct Slot {
+  std::unique_ptr<BatchJob> job;
+  std::exception_ptr failure;
+  bool is_last = false;
+  bool is_made = false;
+  bool is_taken = false;
+};
+
+}  // namespace
+
+struct WorkerPool::Shared {
+  WorkerPoolOptions options;
+  Claim claim;
+  at::ThreadLocalState thread_state;
+
+  /// Held while claiming, so that slots are in the order of claims.
+  std::mutex claiming;
+
+  /// Guards the rest.
+  std::mutex mutex;
+  std::condition_variable made, room, gone;
+  std::deque<Slot> slots;
+  /// Number of the first slot.
+  std::int64_t first_slot = 0;
+  std::int64_t num_held = 0;
+  bool is_stopping = false;
+  bool has_ended = false;
+  bool loop_waits = false;
+  bool worker_waits = false;
+  std::size_t num_gone = 0;
+  int num_claiming = 0;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+
+  // The slot that may be handed out now; null: none yet.
+  Slot* find_made() {
+    if (slots.empty()) return nullptr;
+    if (options.in_order) return slots.front().is_made ? &slots.front() : nullptr;
+    for (Slot& slot : slots) {
+      const bool is_its_turn = !slot.is_last || num_held == 1;
+      if (slot.is_made && !slot.is_taken && is_its_turn) return &slot;
+    }
+    return nullptr;
+  }
+  // Claims a slot and the work for it. Nothing: there is no more.
+  std::unique_ptr<BatchJob> claim_next(Worker& worker, std::int64_t& number);
+};
+
+std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(Worker& worker, std::int64_t& number) {
+  const std::lock_guard claims(claiming);
+  {
+    std::unique_lock lock(mutex);
+    const auto may_go = [&] { return is_stopping || has_ended || num_held < options.capacity; };
+    while (!may_go()) {
+      worker_waits = true;
+      room.wait(lock);
+    }
+    if (is_stopping || has_ended) return nullptr;
+    ++num_claiming;
+  }
+  std::unique_ptr<BatchJob> job;
+  std::exception_ptr failure;
+  try {
+    job = claim(worker);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::lock_guard lock(mutex);
+  --num_claiming;
+  has_ended = has_ended || !job;
+  if (!job && !failure) {
+    made.notify_all();
+    return nullptr;
+  }
+  number = first_slot + static_cast<std::int64_t>(slots.size());
+  ++num_held;
+  Slot& slot = slots.emplace_back();
+  slot.failure = failure;
+  slot.is_made = failure != nullptr;
+  slot.is_last = failure != nullptr || job->is_last;
+  if (failure) made.notify_all();
+  return job;
+}
+
+WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)
+    : shared_(std::make_shared<Shared>()) {
+  shared_->options = options;
+  shared_->claim = std::move(claim);
+  for (int i = 0; i < options.num_workers; ++i) {
+    shared_->workers.push_back(std::make_unique<Worker>());
+  }
+  for (std::size_t i = 0; i < shared_->workers.size(); ++i) {
+    shared_->threads.emplace_back(&WorkerPool::work, shared_, i);
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  bool is_claiming = false;
+  stop(is_claiming);
+}
+
+void WorkerPool::work(const std::shared_ptr<Shared>& shared, std::size_t index) {
+  // Grad mode and the like are those of the loop.
+  const at::ThreadLocalStateGuard same_state(shared->thread_state);
+  // Workers are parallel among themselves. The first call makes LibTorch
+  // settle this thread's number, which would undo the second.
+  at::get_num_threads();
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
+
+  Worker& worker = *shared->workers[index];
+  std::int64_t number = 0;
+  while (std::unique_ptr<BatchJob> job = shared->claim_next(worker, number)) {
+    std::exception_ptr failure;
+    try {
+      job->run(worker);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    worker.doing_.store(Worker::Doing::waiting, std::memory_order_relaxed);
+    const std::lock_guard lock(shared->mutex);
+    if (shared->is_stopping) break;
+    Slot& slot = shared->slots[static_cast<std::size_t>(number - shared->first_slot)];
+    slot.job = std::move(job);
+    slot.failure = failure;
+    slot.is_made = true;
+    if (shared->loop_waits && shared->find_made() != nullptr) {
+      shared->loop_waits = false;
+      shared->made.notify_one();
+    }
+  }
+  const std::lock_guard lock(shared->mutex);
+  ++shared->num_gone;
+  shared->gone.notify_all();
+}
+
+std::unique_ptr<BatchJob> WorkerPool::next() {
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  const auto deadline = std::chrono::steady_clock::now() + shared.options.timeout;
+  Slot* slot = nullptr;
+  while ((slot = shared.find_made()) == nullptr) {
+    if (shared.has_ended && shared.num_held == 0) return nullptr;
+    shared.loop_waits = true;
+    if (shared.options.timeout.count() == 0) {
+      shared.made.wait(lock);
+    } else if (
+        shared.made.wait_until(lock, deadline) == std::cv_status::timeout &&
+        shared.find_made() == nullptr) {
+      std::string busy;
+      for (std::size_t i = 0; i < shared.workers.size(); ++i) {
+        busy += concat(i == 0 ? "" : ", ", "worker ", i, " is ", describe(*shared.workers[i]));
+      }
+      throw Error(concat(
+          "[data] no batch was ready within timeout = ", shared.options.timeout.count(), " ms: ",
+          busy, "; look at what is slow there, or raise timeout"));
+    }
+  }
+  shared.loop_waits = false;
+  std::unique_ptr<BatchJob> job = std::move(slot->job);
+  const std::exception_ptr failure = std::exchange(slot->failure, nullptr);
+  slot->is_taken = true;
+  while (!shared.slots.empty() && shared.slots.front().is_taken) {
+    shared.slots.pop_front();
+    ++shared.first_slot;
+  }
+  --shared.num_held;
+  // Not for each place that gets free: waking costs more than a small batch.
+  if (shared.worker_waits && shared.num_held <= shared.options.capacity / 2) {
+    shared.worker_waits = false;
+    shared.room.notify_all();
+  }
+  lock.unlock();
+  if (failure) std::rethrow_exception(failure);
+  return job;
+}
+
+std::int64_t WorkerPool::num_in_turn() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->first_slot;
+}
+
+std::string WorkerPool::stop(bool& is_claiming) noexcept {
+  Shared& shared = *shared_;
+  is_claiming = false;
+  std::string left_behind;
+  std::unique_lock lock(shared.mutex);
+  shared.is_stopping = true;
+  for (const auto& worker : shared.workers) {
+    worker->is_stopping_.store(true, std::memory_order_relaxed);
+  }
+  shared.room.notify_all();
+  const auto all_are_gone = [&] { return shared.num_gone == shared.threads.size(); };
+  if (shared.options.timeout.count() > 0 &&
+      !shared.gone.wait_for(lock, shared.options.timeout, all_are_gone)) {
+    is_claiming = shared.num_claiming > 0;
+    for (std::size_t i = 0; i < shared.threads.size(); ++i) {
+      if (shared.workers[i]->doing() != Worker::Doing::waiting) {
+        left_behind = describe(*shared.workers[i]);
+      }
+      shared.threads[i].detach();
+    }
+    shared.threads.clear();
+    return left_behind.empty() ? "starting" : left_behind;
+  }
+  lock.unlock();
+  for (std::thread& thread : shared.threads) thread.join();
+  shared.threads.clear();
+  return left_behind;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,398 @@
+// The datasets that read files.
+#include <cmath>
+#include <fstream>
+
+#include <accelerate/data_loader.h>
+#include <accelerate/datasets.h>
+#include <accelerate/error.h>
+
+#define STB_IMAGE_WRITE_IMPLEMENTATION
+#define STB_IMAGE_WRITE_STATIC
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#include <stb_image_write.h>
+#pragma GCC diagnostic pop
+
+#include <rapidcheck.h>
+
+#include "support/expect_error.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+using testing::TemporaryFolder;
+using Texts = std::vector<std::string>;
+
+class Files : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, std::string_view contents) const {
+    const auto path = folder_.path() / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << contents;
+    return path.string();
+  }
+  [[nodiscard]] std::string path(const std::string& name) const {
+    return (folder_.path() / name).string();
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+using Csv = Files;
+
+TEST_F(Csv, ReadsFieldsOfEveryKind) {
+  const CsvFile file(write(
+      "a.csv",
+      "\xef\xbb\xbfname,\"a \"\"b\"\"\",c\r\n"
+      "x,1,2\r\n"
+      "\r\n"
+      "\"two\nlines, and a comma\",\"+3\", 4.5 \n"
+      "\"\",,nan"));
+  EXPECT_EQ(file.columns(), (Texts{"name", "a \"b\"", "c"}));
+  EXPECT_EQ(file.num_rows(), 3);
+  EXPECT_EQ(file.row(1), (Texts{"two\nlines, and a comma", "+3", " 4.5 "}));
+  EXPECT_EQ(file.row(2), (Texts{"", "", "nan"}));
+  EXPECT_EQ(file.texts("name"), (Texts{"x", "two\nlines, and a comma", ""}));
+  const torch::Tensor numbers = file.numbers({"c", "a \"b\""});
+  EXPECT_TRUE(torch::equal(numbers[0], torch::tensor({2.0F, 1.0F})));
+  EXPECT_TRUE(torch::equal(numbers[1], torch::tensor({4.5F, 3.0F})));
+  EXPECT_TRUE(numbers[2].isnan().all().item<bool>());
+}
+
+TEST_F(Csv, WithoutHeaderNumbersItsColumns) {
+  const CsvFile file(write("a.tsv", "1\t2\n3\t4\n"), {.delimiter = '\t', .has_header = false});
+  EXPECT_EQ(file.columns(), (Texts{"0", "1"}));
+  EXPECT_TRUE(torch::equal(file.numbers({"1"}, torch::kLong), torch::tensor({{2}, {4}})));
+}
+
+TEST_F(Csv, KeepsWholeNumbersExact) {
+  const CsvFile file(write("a.csv", "n,b\n9007199254740993,true\n-1,0\n"));
+  const torch::Tensor n = file.numbers({"n"}, torch::kLong);
+  EXPECT_EQ(n[0][0].item<std::int64_t>(), 9007199254740993);
+  EXPECT_EQ(n[1][0].item<std::int64_t>(), -1);
+  EXPECT_TRUE(torch::equal(
+      file.numbers({"b"}, torch::kBool), torch::tensor({{true}, {false}})));
+}
+
+TEST_F(Csv, NamesTheLineOfWhatIsWrong) {
+  const std::string file = write("a.csv", "n,m\n1,2\n\n\"x\ny\",2\n300,\n");
+  const CsvFile csv(file);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(csv.numbers({"n"})); },
+      file + ":4: column 'n': 'x\ny' is no number");
+  const std::vector<std::int64_t> last{2};
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(csv.numbers({"n"}, torch::kByte, last)); },
+      file + ":6: column 'n': '300' is no whole number of 8 bits");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(csv.numbers({"m"}, torch::kLong, last)); }, "'' is no whole number");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(csv.numbers({"n"}, torch::kHalf)); }, "were asked for as Half");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(csv.numbers({"N"})); }, "has no column 'N'; it has n, m");
+  expect_error<ConfigError>([&] { static_cast<void>(csv.row(3)); }, "3 rows and no row 3");
+  expect_error<ConfigError>(
+      [&] { CsvFile(write("b.csv", "a,b\n1,2\n1,2,3\n")); }, ":3: this row has 3 fields and the first has 2");
+  expect_error<ConfigError>(
+      [&] { CsvFile(write("c.csv", "a,b\n1,\"2\n")); }, ":2: a quote is opened");
+  expect_error<Error>([&] { CsvFile(path("none.csv")); }, "none.csv");
+}
+
+TEST_F(Csv, WithoutRowsIsEmpty) {
+  EXPECT_EQ(CsvFile(write("a.csv", "")).num_rows(), 0);
+  const CsvFile header(write("b.csv", "a,b\n"));
+  EXPECT_EQ(header.num_rows(), 0);
+  EXPECT_EQ(header.numbers({"b"}).sizes(), (std::vector<std::int64_t>{0, 1}));
+}
+
+TEST_F(Csv, TurnsTextsIntoCategories) {
+  const CsvFile file(write("a.csv", "k\nb\na\nb\nc\n"));
+  const auto [codes, names] = file.categories("k");
+  EXPECT_EQ(names, (Texts{"a", "b", "c"}));
+  EXPECT_TRUE(torch::equal(codes, torch::tensor({1, 0, 1, 2})));
+}
+
+TEST_F(Csv, GivesBatchesToALoader) {
+  DataLoader loader(
+      CsvDataset(
+          write("a.csv", "x,y,label\n1,2,0\n3,4,1\n5,6,0\n"),
+          {.inputs = {"y", "x"}, .targets = {"label"}, .target_dtype = torch::kLong}),
+      {.batch_size = 2, .num_workers = 2});
+  std::vector<torch::Tensor> inputs, targets;
+  for (auto& [x, y] : loader) {
+    inputs.push_back(x);
+    targets.push_back(y);
+  }
+  EXPECT_TRUE(torch::equal(
+      torch::cat(inputs), torch::tensor({{2.0F, 1.0F}, {4.0F, 3.0F}, {6.0F, 5.0F}})));
+  EXPECT_TRUE(torch::equal(torch::cat(targets), torch::tensor({{0}, {1}, {0}})));
+  expect_error<ConfigError>(
+      [&] { CsvDataset(path("a.csv"), {.inputs = {"x", "labels"}}); }, "was 'label' meant?");
+}
+
+TEST_F(Csv, GivesBackWhatWasWritten) {
+  EXPECT_TRUE(rc::check([&] {
+    const auto width = *rc::gen::inRange<std::size_t>(1, 4);
+    const auto fields = rc::gen::container<std::string>(rc::gen::elementOf(std::string("a,\"\n\r x")));
+    const auto rows = *rc::gen::container<std::vector<Texts>>(
+        rc::gen::container<Texts>(width, fields));
+    std::string text;
+    std::size_t num_blank = 0;
+    for (const Texts& row : rows) {
+      for (std::size_t i = 0; i < width; ++i) {
+        std::string quoted = "\"";
+        for (const char c : row[i]) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+        text += (i == 0 ? "" : ",") + quoted + "\"";
+      }
+      // One empty field is a blank line.
+      if (width == 1 && row[0].empty()) ++num_blank;
+      text += "\n";
+    }
+    const CsvFile file(write("law.csv", text), {.has_header = false});
+    RC_ASSERT(file.num_rows() == static_cast<std::int64_t>(rows.size() - num_blank));
+    std::int64_t next = 0;
+    for (const Texts& row : rows) {
+      if (width == 1 && row[0].empty()) continue;
+      RC_ASSERT(file.row(next++) == row);
+    }
+  }));
+}
+
+using JsonLines = Files;
+
+TEST_F(JsonLines, GivesTypedValues) {
+  const JsonLinesFile file(write(
+      "a.jsonl",
+      "{\"text\": \"caf\\u00e9\", \"ids\": [1, 2, 9007199254740993], \"m\": [[1, 2.5], [3, 4]],"
+      " \"n\": 3, \"yes\": true, \"tags\": [\"a\", \"b\"], \"none\": []}\n\n  \n{\"n\": -1}\r\n"));
+  EXPECT_EQ(file.size(), 2);
+  const JsonRecord record = file.record(0);
+  EXPECT_EQ(record.text("text"), "café");
+  EXPECT_TRUE(torch::equal(
+      record.tensor("ids", torch::kLong), torch::tensor({1L, 2L, 9007199254740993L})));
+  EXPECT_TRUE(torch::equal(record.tensor("m"), torch::tensor({{1.0F, 2.5F}, {3.0F, 4.0F}})));
+  EXPECT_EQ(record.tensor("n").dim(), 0);
+  EXPECT_EQ(record.tensor("none").sizes(), (std::vector<std::int64_t>{0}));
+  EXPECT_EQ(record.integer("n"), 3);
+  EXPECT_EQ(record.number("n"), 3.0);
+  EXPECT_TRUE(record.boolean("yes"));
+  EXPECT_EQ(record.texts("tags"), (Texts{"a", "b"}));
+  EXPECT_TRUE(record.contains("n"));
+  EXPECT_FALSE(record.contains("N"));
+  EXPECT_EQ(file.record(1).integer("n"), -1);
+  EXPECT_EQ(file.line(1), "{\"n\": -1}");
+}
+
+TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
+  const std::string path = write(
+      "a.jsonl", "\n{\"a\": [1, [2]], \"t\": 1, \"f\": 1.5, \"big\": 18446744073709551615}\n[1]\n{\"a\"\n");
+  const JsonLinesFile file(path);
+  const JsonRecord record = file.record(0);
+  const auto refuse = [](auto&& body, const std::string& phrase) {
+    expect_error<ConfigError>(body, phrase);
+  };
+  refuse([&] { static_cast<void>(record.tensor("a")); }, path + ":2: 'a' is no number");
+  refuse([&] { static_cast<void>(record.tensor("f", torch::kLong)); }, "'f' is no whole number");
+  refuse([&] { static_cast<void>(record.text("t")); }, "'t' is a number, not a text");
+  refuse([&] { static_cast<void>(record.number("a")); }, "'a' is a array, not a number");
+  refuse([&] { static_cast<void>(record.boolean("t")); }, "'t' is a number, not true or false");
+  refuse([&] { static_cast<void>(record.texts("a")); }, "'a' is no list of texts");
+  refuse([&] { static_cast<void>(record.texts("t")); }, "'t' is no list of texts");
+  refuse([&] { static_cast<void>(record.integer("f")); }, "'f' is no whole number of 64 bits");
+  refuse([&] { static_cast<void>(record.integer("big")); }, "'big' is no whole number of 64 bits");
+  refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
+  refuse([&] { static_cast<void>(file.record(1)); }, path + ":3: a line of a JSON lines file is an object");
+  refuse([&] { static_cast<void>(file.record(2)); }, path + ":4: ");
+  refuse([&] { static_cast<void>(file.record(3)); }, "3 lines and no line 3");
+}
+
+TEST_F(JsonLines, GiveSamplesToALoader) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) {
+    text += "{\"x\": [" + std::to_string(i) + ", 1], \"y\": " + std::to_string(i % 2) + "}\n";
+  }
+  DataLoader loader(
+      JsonLinesDataset(
+          write("a.jsonl", text),
+          [](const JsonRecord& r) { return std::tuple{r.tensor("x"), r.tensor("y", torch::kLong)}; }),
+      {.batch_size = 4, .num_workers = 2});
+  std::int64_t sum = 0;
+  for (auto& [x, y] : loader) {
+    EXPECT_TRUE(torch::equal(x.select(1, 0).to(torch::kLong).remainder(2), y));
+    sum += x.select(1, 0).sum().item<std::int64_t>();
+  }
+  EXPECT_EQ(sum, 45);
+}
+
+using Tokens = Files;
+
+template <class Token>
+std::string bytes_of(const std::vector<Token>& tokens) {
+  return {reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token)};
+}
+
+TEST_F(Tokens, GiveEachTokenAndTheNext) {
+  std::vector<std::uint16_t> first(10), second(4);
+  std::iota(first.begin(), first.end(), std::uint16_t{65526});
+  std::iota(second.begin(), second.end(), std::uint16_t{0});
+  const TokenDataset dataset(
+      {write("a.bin", bytes_of(first)), write("b.bin", bytes_of(second))}, {.block_size = 3});
+  EXPECT_EQ(dataset.num_tokens(), 14);
+  EXPECT_EQ(dataset.size(), 4);
+  const std::vector<std::int64_t> indices{3, 0, 2};
+  const auto [inputs, targets] = dataset.get_batch(indices);
+  EXPECT_TRUE(torch::equal(
+      inputs, torch::tensor({{0, 1, 2}, {65526, 65527, 65528}, {65532, 65533, 65534}})));
+  EXPECT_TRUE(torch::equal(targets, inputs + 1));
+}
+
+TEST_F(Tokens, OfAnyWidthStrideAndHeader) {
+  std::vector<std::int32_t> tokens(9);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const TokenDataset dataset(
+      {write("a.bin", "head." + bytes_of(tokens))},
+      {.dtype = torch::kInt, .block_size = 4, .stride = 2, .header_bytes = 5});
+  EXPECT_EQ(dataset.size(), 3);
+  const std::vector<std::int64_t> indices{2};
+  const auto [inputs, targets] = dataset.get_batch(indices);
+  EXPECT_TRUE(torch::equal(inputs, torch::tensor({{4, 5, 6, 7}})));
+  EXPECT_TRUE(torch::equal(targets, torch::tensor({{5, 6, 7, 8}})));
+}
+
+TEST_F(Tokens, TooFewAreNoSample) {
+  std::vector<std::uint8_t> tokens(4);
+  const TokenDataset dataset(
+      {write("a.bin", bytes_of(tokens)), write("b.bin", "")},
+      {.dtype = torch::kByte, .block_size = 4});
+  EXPECT_EQ(dataset.size(), 0);
+  DataLoader loader(dataset, {.batch_size = 2});
+  for (auto& batch : loader) ADD_FAILURE() << std::get<0>(batch);
+}
+
+TEST_F(Tokens, RefuseFilesThatAreNone) {
+  expect_error<ConfigError>([&] { TokenDataset({write("a.bin", "abc")}); }, "3 bytes");
+  expect_error<ConfigError>([&] { TokenDataset({path("a.bin")}, {.dtype = torch::kHalf}); }, "Half");
+  expect_error<ConfigError>([&] { TokenDataset({path("a.bin")}, {.block_size = 0}); }, "block_size 0");
+  expect_error<ConfigError>([&] { TokenDataset({}); }, "0 files");
+  expect_error<Error>([&] { TokenDataset({path("none.bin")}); }, "none.bin");
+  const std::vector<std::int64_t> wrong{-1};
+  const TokenDataset dataset({write("b.bin", "abcdefgh")}, {.block_size = 1});
+  expect_error<ConfigError>([&] { static_cast<void>(dataset.get_batch(wrong)); }, "no sample -1");
+}
+
+using Idx = Files;
+
+TEST_F(Idx, ReadsAnyDtypeAndShape) {
+  const std::string bytes("\0\0\x08\x02\0\0\0\x02\0\0\0\x03\1\2\3\4\5\xff", 18);
+  EXPECT_TRUE(torch::equal(
+      read_idx(write("a", bytes)),
+      torch::tensor({{1, 2, 3}, {4, 5, 255}}, torch::kByte)));
+  const std::string shorts("\0\0\x0b\x01\0\0\0\x02\xff\xfe\x01\x00", 12);
+  EXPECT_TRUE(torch::equal(read_idx(write("b", shorts)), torch::tensor({-2, 256}, torch::kShort)));
+  const std::string number("\0\0\x0d\0\x3f\xc0\0\0", 8);
+  EXPECT_TRUE(torch::equal(read_idx(write("c", number)), torch::tensor(1.5F)));
+  const std::string empty("\0\0\x0e\x02\0\0\0\0\0\0\0\x03", 12);
+  EXPECT_EQ(read_idx(write("d", empty)).sizes(), (std::vector<std::int64_t>{0, 3}));
+}
+
+TEST_F(Idx, RefusesWhatIsNone) {
+  const auto refuse = [&](const std::string& bytes, const std::string& phrase) {
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(read_idx(write("x", bytes))); }, phrase);
+  };
+  refuse("", "does not begin with two zeros");
+  refuse("hello", "does not begin with two zeros");
+  refuse("\x1f\x8b compressed", "gunzip");
+  refuse(std::string("\0\0\x07\x01\0\0\0\x01.", 9), "type code is 7");
+  refuse(std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
+  refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "more or fewer");
+  refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "more or fewer");
+  // The product of the sizes does not fit.
+  refuse(std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...", "more or fewer");
+}
+
+class Images : public Files {
+ protected:
+  // A picture of one colour.
+  void write_image(const std::string& name, int height, int width, const std::string& colour) const {
+    std::string pixels;
+    for (int i = 0; i < height * width; ++i) pixels += colour;
+    const std::string file = write(name, "");
+    ASSERT_NE(
+        stbi_write_png(
+            file.c_str(), width, height, static_cast<int>(colour.size()), pixels.data(), 0),
+        0);
+  }
+};
+
+TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
+  write_image("a.png", 2, 3, "\x0a\x14\x1e");
+  const torch::Tensor image = read_image(path("a.png"));
+  EXPECT_EQ(image.sizes(), (std::vector<std::int64_t>{3, 2, 3}));
+  EXPECT_EQ(image.scalar_type(), torch::kByte);
+  EXPECT_TRUE(image.is_contiguous());
+  EXPECT_TRUE(torch::equal(
+      image.flatten(1).select(1, 0), torch::tensor({10, 20, 30}, torch::kByte)));
+  EXPECT_EQ(read_image(path("a.png"), 1).size(0), 1);
+  EXPECT_EQ(read_image(path("a.png"), 4).size(0), 4);
+  EXPECT_TRUE(torch::equal(
+      read_image(write("b.ppm", "P6 2 1 255 abcdef")),
+      torch::tensor({'a', 'd', 'b', 'e', 'c', 'f'}, torch::kByte).view({3, 1, 2})));
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(read_image(path("a.png"), 2)); }, "with 2 channels");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(read_image(write("c.png", "no image"))); }, "cannot be decoded");
+  expect_error<Error>([&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
+}
+
+TEST_F(Images, InFoldersAreTheirClasses) {
+  write_image("train/cat/2.png", 4, 4, "\x64\x64\x64");
+  write_image("train/cat/more/1.PNG", 8, 4, "\xc8\xc8\xc8");
+  write_image("train/ant/x.png", 6, 6, "\xff");
+  write("train/ant/notes.txt", "no image");
+  write("train/readme.txt", "no class");
+  const ImageFolder folder(path("train"), {.size = std::pair{2, 3}});
+  EXPECT_EQ(folder.classes(), (Texts{"ant", "cat"}));
+  EXPECT_EQ(folder.size(), 3);
+  EXPECT_TRUE(folder.path(1).ends_with("cat/2.png"));
+  EXPECT_EQ(folder.label(2), 1);
+  DataLoader loader(folder, {.batch_size = 3, .num_workers = 2});
+  for (auto& [images, labels] : loader) {
+    EXPECT_EQ(images.sizes(), (std::vector<std::int64_t>{3, 3, 2, 3}));
+    EXPECT_TRUE(torch::equal(labels, torch::tensor({0, 1, 1})));
+    const torch::Tensor means = images.mean({1, 2, 3});
+    EXPECT_TRUE(torch::equal(means, torch::tensor({255, 100, 200}).div(255.0F)));
+  }
+}
+
+TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
+  for (const char* const name : {"a", "b", "c"}) write_image("t/k/" + std::string(name) + ".png", 2, 2, "x");
+  const auto read = [&](int num_workers) {
+    DataLoader loader(
+        ImageFolder(
+            path("t"),
+            {.channels = 1,
+             .transform = [](at::Tensor, at::Generator& generator) {
+               return torch::randint(1000, {1}, generator, torch::kLong);
+             }}),
+        {.batch_size = 2, .num_workers = num_workers});
+    std::vector<torch::Tensor> seen;
+    for (auto& [image, label] : loader) seen.push_back(image);
+    return torch::cat(seen);
+  };
+  EXPECT_TRUE(torch::equal(read(0), read(2)));
+  EXPECT_NE(read(0)[0].item<std::int64_t>(), read(0)[1].item<std::int64_t>());
+}
+
+TEST_F(Images, NeedAFolderWithSome) {
+  write("empty/cat/notes.txt", "");
+  expect_error<ConfigError>([&] { ImageFolder(path("empty")); }, "has no images");
+  expect_error<Error>([&] { ImageFolder(path("none")); }, "none cannot be read");
+}
+
+}  // namespace
+}  // namespace accelerate
