@@ -49,7 +49,9 @@ struct DataLoaderOptions {
   bool non_blocking = false;
   /// Threads that read and collate ahead; 0: the loop's own thread does, when a
   /// batch is asked for. Several call `get` or `get_batch`, and the collate
-  /// function, of one dataset at once; a stream's `next` never two at once.
+  /// function, of one dataset at once; a stream's `next` never two at once. The
+  /// loop's thread makes a batch too, rather than sleep, where that takes less
+  /// than a fifth of a millisecond and there is no timeout.
   int num_workers = 0;
   /// Batches in hand or in work for each worker, at most. Unset: 2.
   std::optional<int> prefetch_factor = std::nullopt;

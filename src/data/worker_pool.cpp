@@ -65,6 +65,10 @@ struct WorkerPool::Shared {
   int num_claiming = 0;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
+  /// The loop's own thread, where it makes a batch instead of waiting.
+  Worker helper;
+  /// Running mean of the time that jobs take, in seconds.
+  double mean_seconds = 1;
 
   // The slot that may be handed out now; null: none yet.
   Slot* find_made() {
@@ -76,20 +80,33 @@ struct WorkerPool::Shared {
     }
     return nullptr;
   }
-  // Claims a slot and the work for it. Nothing: there is no more.
-  std::unique_ptr<BatchJob> claim_next(Worker& worker, std::int64_t& number);
+  // Claims a slot and the work for it. Nothing: there is no more, or no room.
+  std::unique_ptr<BatchJob> claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
+  // Runs a claimed job and puts it into its slot. Nothing is kept after a stop.
+  void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
+  // Whether making a batch takes no longer than sleeping until one is made.
+  // Only of what cannot be stuck without being noticed: a timeout is for it.
+  [[nodiscard]] bool should_help() const {
+    constexpr double kSleepSeconds = 200e-6;
+    return mean_seconds < kSleepSeconds && options.timeout.count() == 0 && !has_ended &&
+        num_held < options.capacity;
+  }
+  // False: there was nothing to do.
+  bool help();
 };
 
-std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(Worker& worker, std::int64_t& number) {
-  const std::lock_guard claims(claiming);
+// With `claiming` held.
+std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
+    Worker& worker,
+    std::int64_t& number,
+    bool waits_for_room) {
   {
     std::unique_lock lock(mutex);
-    const auto may_go = [&] { return is_stopping || has_ended || num_held < options.capacity; };
-    while (!may_go()) {
+    while (waits_for_room && !is_stopping && !has_ended && num_held >= options.capacity) {
       worker_waits = true;
       room.wait(lock);
     }
-    if (is_stopping || has_ended) return nullptr;
+    if (is_stopping || has_ended || num_held >= options.capacity) return nullptr;
     ++num_claiming;
   }
   std::unique_ptr<BatchJob> job;
@@ -114,6 +131,44 @@ std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(Worker& worker, std::in
   slot.is_last = failure != nullptr || job->is_last;
   if (failure) made.notify_all();
   return job;
+}
+
+void WorkerPool::Shared::make(
+    Worker& worker,
+    std::unique_ptr<BatchJob> job,
+    std::int64_t number) {
+  const auto start = std::chrono::steady_clock::now();
+  std::exception_ptr failure;
+  try {
+    job->run(worker);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  worker.doing_.store(Worker::Doing::waiting, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex);
+  if (is_stopping) return;
+  constexpr double kWeight = 0.2;
+  mean_seconds += kWeight * (elapsed.count() - mean_seconds);
+  Slot& slot = slots[static_cast<std::size_t>(number - first_slot)];
+  slot.job = std::move(job);
+  slot.failure = failure;
+  slot.is_made = true;
+  if (loop_waits && find_made() != nullptr) {
+    loop_waits = false;
+    made.notify_one();
+  }
+}
+
+bool WorkerPool::Shared::help() {
+  std::unique_lock claims(claiming, std::try_to_lock);
+  if (!claims) return false;
+  std::int64_t number = 0;
+  std::unique_ptr<BatchJob> job = claim_next(helper, number, false);
+  claims.unlock();
+  if (!job) return false;
+  make(helper, std::move(job), number);
+  return true;
 }
 
 WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)
@@ -142,25 +197,13 @@ void WorkerPool::work(const std::shared_ptr<Shared>& shared, std::size_t index) 
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
 
   Worker& worker = *shared->workers[index];
-  std::int64_t number = 0;
-  while (std::unique_ptr<BatchJob> job = shared->claim_next(worker, number)) {
-    std::exception_ptr failure;
-    try {
-      job->run(worker);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    worker.doing_.store(Worker::Doing::waiting, std::memory_order_relaxed);
-    const std::lock_guard lock(shared->mutex);
-    if (shared->is_stopping) break;
-    Slot& slot = shared->slots[static_cast<std::size_t>(number - shared->first_slot)];
-    slot.job = std::move(job);
-    slot.failure = failure;
-    slot.is_made = true;
-    if (shared->loop_waits && shared->find_made() != nullptr) {
-      shared->loop_waits = false;
-      shared->made.notify_one();
-    }
+  while (true) {
+    std::unique_lock claims(shared->claiming);
+    std::int64_t number = 0;
+    std::unique_ptr<BatchJob> job = shared->claim_next(worker, number, true);
+    claims.unlock();
+    if (!job) break;
+    shared->make(worker, std::move(job), number);
   }
   const std::lock_guard lock(shared->mutex);
   ++shared->num_gone;
@@ -174,6 +217,13 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
   Slot* slot = nullptr;
   while ((slot = shared.find_made()) == nullptr) {
     if (shared.has_ended && shared.num_held == 0) return nullptr;
+    if (shared.should_help()) {
+      lock.unlock();
+      const bool has_helped = shared.help();
+      lock.lock();
+      if (has_helped) continue;
+    }
+    if (shared.find_made() != nullptr) continue;
     shared.loop_waits = true;
     if (shared.options.timeout.count() == 0) {
       shared.made.wait(lock);

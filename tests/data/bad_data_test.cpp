@@ -117,6 +117,24 @@ TEST_P(BadData, OfDifferentNumbersOfTensors) {
       "different numbers of tensors, 1 and 2");
 }
 
+TEST_P(BadData, OfTensorsThatSomeLack) {
+  struct Lacking {
+    std::int64_t first;
+    [[nodiscard]] std::int64_t size() const { return 4; }
+    [[nodiscard]] std::tuple<torch::Tensor, torch::Tensor> get(std::int64_t i) const {
+      return {torch::tensor(i), i < first ? torch::tensor(i) : torch::Tensor()};
+    }
+  };
+  DataLoader loader(Lacking{1}, options(4));
+  expect_error<DataError>(
+      [&] {
+        for (auto& batch : loader) static_cast<void>(batch);
+      },
+      "3 of 4 samples of a batch lack a tensor");
+  DataLoader without(Lacking{0}, options(4));
+  for (auto& [x, nothing] : without) EXPECT_FALSE(nothing.defined());
+}
+
 TEST_P(BadData, ThrowsForWholeBatches) {
   struct Broken {
     [[nodiscard]] std::int64_t size() const { return 40; }

@@ -164,5 +164,33 @@ TEST(TorchLoader, GivesEachRankItsBatchesAndFillsUpTheLastRound) {
   EXPECT_EQ(read(2), (Batches{{4, 5}, {0, 1}}));
 }
 
+TEST(TensorDataset, TakesRowsAsIndexSelectDoes) {
+  const std::vector<std::int64_t> indices{3, 0, 3};
+  const torch::Tensor index = torch::tensor(indices);
+  const torch::Tensor plain = torch::randn({4, 5, 2});
+  std::vector<torch::Tensor> kinds{
+      plain,
+      plain.transpose(1, 2),
+      plain.select(2, 1),
+      plain.to(torch::kBFloat16),
+      torch::zeros({4, 0}),
+      torch::arange(4),
+      torch::randn({4, 100'000}),
+      torch::randn({4, 2}, torch::kComplexFloat).conj(),
+      torch::randn({4, 2}).requires_grad_()};
+  for (const torch::Tensor& tensor : kinds) {
+    const auto [rows] = TensorDataset{tensor}.get_batch(indices);
+    EXPECT_TRUE(torch::equal(rows, tensor.index_select(0, index)));
+    EXPECT_EQ(rows.requires_grad(), tensor.requires_grad());
+    EXPECT_EQ(rows.scalar_type(), tensor.scalar_type());
+  }
+  const std::vector<std::int64_t> none;
+  EXPECT_EQ(std::get<0>(TensorDataset{plain}.get_batch(none)).sizes(), (torch::IntArrayRef{0, 5, 2}));
+  for (const std::int64_t wrong : {-1, 4}) {
+    expect_error<ConfigError>(
+        [&] { (void)TensorDataset{plain}.get_batch(std::vector{wrong}); }, "4 samples and no sample");
+  }
+}
+
 }  // namespace
 }  // namespace accelerate
