@@ -36,13 +36,17 @@ inline double seconds_between(LoaderClock::time_point begin, LoaderClock::time_p
 /// Says now and then how far it has come; silent while it takes no time.
 class ACCELERATE_API SkipProgress {
  public:
-  SkipProgress(const Logger& logger, std::int64_t num_samples)
-      : logger_(&logger), num_samples_(num_samples) {}
+  SkipProgress(
+      const Logger& logger,
+      std::int64_t num_samples,
+      std::chrono::milliseconds interval = std::chrono::seconds(5))
+      : logger_(&logger), num_samples_(num_samples), interval_(interval) {}
   void say(std::int64_t num_skipped);
 
  private:
   const Logger* logger_;
   std::int64_t num_samples_;
+  std::chrono::milliseconds interval_;
   LoaderClock::time_point said_ = LoaderClock::now();
 };
 
@@ -196,6 +200,8 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
     std::optional<StateDict> state = std::nullopt;
   };
 
+  // Reads nothing that a pass changes: a worker left behind may be in here
+  // while the next pass goes on.
   void make(Job& job, Worker& worker) {
     const auto start = LoaderClock::now();
     auto joining = start;
@@ -253,7 +259,7 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
       if constexpr (BatchRandomDataset<Dataset>) {
         job.batch.emplace(dataset.get_batch(
             std::span<const std::int64_t>(indices),
-            worker.generator(source.seed_at(job.read.first_position))));
+            worker.generator(seed_at(job.read.pass_seed, job.read.first_position))));
       } else {
         job.batch.emplace(dataset.get_batch(std::span<const std::int64_t>(indices)));
       }
@@ -271,7 +277,7 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
       require_present(index);
       try {
         if constexpr (RandomDataset<Dataset>) {
-          samples.push_back(dataset.get(index, worker.generator(source.seed_at(position++))));
+          samples.push_back(dataset.get(index, worker.generator(seed_at(job.read.pass_seed, position++))));
         } else {
           samples.push_back(dataset.get(index));
         }
@@ -289,7 +295,8 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
                       collate(std::move(samples), generator);
                     }) {
         // Not what the first sample was given.
-        at::Generator& generator = worker.generator(source.seed_at(~job.read.first_position));
+        at::Generator& generator =
+            worker.generator(seed_at(job.read.pass_seed, ~job.read.first_position));
         job.batch.emplace(collate(std::move(samples), generator));
       } else {
         job.batch.emplace(collate(std::move(samples)));
@@ -347,6 +354,7 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
     if (!has_share(ahead_)) return false;
     Round round = *std::exchange(ahead_, std::nullopt);
     const auto rows = static_cast<std::int64_t>(round.samples.size());
+    job.read.pass_seed = source.pass_seed();
     job.read.first_position = num_read_ - rows;
     job.stream_state = std::move(round.state);
     ahead_ = read_round(worker);

@@ -51,11 +51,16 @@ struct DatasetFacts {
 struct BatchIndices {
   /// In the dataset.
   std::vector<std::int64_t> indices;
-  /// What a sample's own random numbers are seeded with beside seed and epoch.
+  /// What a sample's own random numbers are seeded with: the pass, and its place
+  /// in the order.
+  std::uint64_t pass_seed = 0;
   std::int64_t first_position = 0;
   /// Real samples of its round if that was filled up; else 0.
   std::int64_t remainder = 0;
 };
+
+/// For the random numbers of what is read at a position of the order.
+ACCELERATE_API std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position);
 
 class BatchOrder;
 
@@ -94,13 +99,14 @@ class ACCELERATE_API BatchSource {
   /// Starts a pass over so many samples; ends one that was left.
   void begin_pass(std::int64_t num_samples);
   void end_pass() noexcept;
+  /// Ends it for the loop only: a thread left behind may still ask for batches.
+  void abandon_pass() noexcept;
   [[nodiscard]] bool is_reading() const;
   /// Batch `index` of the pass under way. Throws ConfigError if the sampler
   /// gives an index that the dataset does not have.
   [[nodiscard]] BatchIndices at(std::int64_t index) const;
-  /// For the random numbers of what is read at a position of the order of this
-  /// pass.
-  [[nodiscard]] std::uint64_t seed_at(std::int64_t position) const;
+  /// Of the pass under way.
+  [[nodiscard]] std::uint64_t pass_seed() const;
   /// A batch is about to be handed out.
   void announce(bool is_last, std::int64_t remainder) const;
 

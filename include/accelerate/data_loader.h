@@ -32,8 +32,8 @@ struct EndOfPass {};
 
 /// Throws ConfigError.
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
-/// Throws Error: a thread left behind is still inside the stream.
-[[noreturn]] ACCELERATE_API void throw_stream_is_stuck(const std::string& where);
+/// Throws Error: a thread left behind is still inside the stream, or sampler.
+[[noreturn]] ACCELERATE_API void throw_stuck(const std::string& where);
 ACCELERATE_API void warn_left_behind(const Logger& logger, const std::string& where);
 
 }  // namespace detail
@@ -176,7 +176,7 @@ class DataLoader {
   /// Where the loader is: epoch, position in the global order, seed, and the
   /// state of a stream that has one. The batch in hand counts as read, what
   /// workers hold ready does not. Equal on all ranks; with uneven batches, or
-  /// a stream that rank 0 alone reads, take rank 0's.
+  /// where rank 0 alone reads, take rank 0's.
   [[nodiscard]] StateDict state_dict() const {
     StateDict state = source().state_dict(num_given(), pass_.has_ended);
     const bool is_inside = source().is_reading() ? !pass_.has_ended : stream_state_.has_value();
@@ -189,9 +189,14 @@ class DataLoader {
   /// is read up to that place. Throws CheckpointError for a state of something
   /// else, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
+    if (!stuck_.empty()) detail::throw_stuck(stuck_);
     source().load_state_dict(state);
     stream_state_.reset();
-    if (state.contains("stream")) stream_state_ = state.template get<StateDict>("stream");
+    // Else the pass had ended.
+    const bool is_inside = source().first() > 0;
+    if (is_inside && state.contains("stream")) {
+      stream_state_ = state.template get<StateDict>("stream");
+    }
   }
 
   /// With dispatch_batches: how rank 0 cuts a round, in place of cutting its
@@ -224,7 +229,7 @@ class DataLoader {
 
   void begin_pass() {
     end_pass();
-    if (!stuck_.empty()) detail::throw_stream_is_stuck(stuck_);
+    if (!stuck_.empty()) detail::throw_stuck(stuck_);
     pass_ = {};
     report_ = {.num_workers = options().num_workers};
     try {
@@ -242,7 +247,11 @@ class DataLoader {
       const std::string left_behind = pool_->stop(is_claiming);
       pool_.reset();
       if (!left_behind.empty()) detail::warn_left_behind(source().context().logger, left_behind);
-      if (is_claiming) stuck_ = left_behind;
+      if (is_claiming) {
+        stuck_ = left_behind;
+        source().abandon_pass();
+        return;
+      }
     }
     source().end_pass();
     pass_ = {};
@@ -266,7 +275,7 @@ class DataLoader {
 
   // In the unit of rounds.
   [[nodiscard]] std::int64_t num_given() const {
-    const bool is_out_of_order = pool_ && !options().in_order && !source().is_dispatching();
+    const bool is_out_of_order = pool_ && !options().in_order;
     return pass_.num_skipped + (is_out_of_order ? pool_->num_in_turn() : report_.num_batches);
   }
 
@@ -310,7 +319,6 @@ class DataLoader {
             .capacity = std::int64_t{num_workers} * options().prefetch_factor.value_or(2),
             .in_order = options().in_order,
             .timeout = options().timeout},
-        // Rounds are the same on all ranks only in order.
         [reader = reader_](detail::Worker& worker) { return reader->claim(worker); });
   }
 
@@ -326,9 +334,14 @@ class DataLoader {
         batch = send_to_device(*std::move(batch), at::kCPU);
       }
     }
-    if (job.stream_state) stream_state_ = std::move(job.stream_state);
+    keep_stream_state(job);
     pass_.has_ended = job.is_last;
     source().announce(job.is_last, job.read.remainder);
+  }
+
+  void keep_stream_state(Job& job) {
+    // Out of order there may be batches before it that were not handed out.
+    if (job.stream_state && options().in_order) stream_state_ = std::move(job.stream_state);
   }
 
   // What rank 0 read, or this rank's slice of it.
@@ -364,7 +377,7 @@ class DataLoader {
     if (!job) return {};
     const Batch& round = *job->batch;
     if (!pass_.first_round) pass_.first_round = round;
-    if (job->stream_state) stream_state_ = std::move(job->stream_state);
+    keep_stream_state(*job);
     const detail::LoaderContext& context = source().context();
     const std::int64_t rows = detail::rows_of(round);
     const std::int64_t share = (rows + context.batch_count - 1) / context.batch_count;

@@ -66,7 +66,10 @@ class BatchSamplerOrder final : public BatchOrder {
     const std::int64_t batch = turns_.batch(index);
     // Room for the random numbers of its samples.
     constexpr int kBits = 24;
-    return {sampler_->at(batch), batch << kBits, remainder(index)};
+    return {
+        .indices = sampler_->at(batch),
+        .first_position = batch << kBits,
+        .remainder = remainder(index)};
   }
   [[nodiscard]] std::int64_t round_size() const override { return 0; }
   [[nodiscard]] std::int64_t positions_in_round() const override { return turns_.count; }

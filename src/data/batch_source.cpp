@@ -99,6 +99,10 @@ std::int64_t fingerprint(BatchSampler& sampler, std::uint64_t seed) {
 
 }  // namespace
 
+std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position) {
+  return mix(pass_seed ^ static_cast<std::uint64_t>(position));
+}
+
 struct BatchSource::State {
   DatasetFacts dataset;
   DataLoaderOptions options;
@@ -349,6 +353,12 @@ void BatchSource::begin_pass(std::int64_t num_samples) {
   if (now.context.begin) now.context.begin();
 }
 
+void BatchSource::abandon_pass() noexcept {
+  state_->is_reading = false;
+  ++state_->epoch;
+  if (state_->context.end) state_->context.end();
+}
+
 void BatchSource::end_pass() noexcept {
   if (!state_->is_reading) return;
   state_->is_reading = false;
@@ -360,6 +370,7 @@ void BatchSource::end_pass() noexcept {
 
 BatchIndices BatchSource::at(std::int64_t index) const {
   BatchIndices batch = state_->order->at(index);
+  batch.pass_seed = pass_seed();
   const std::int64_t size = state_->dataset.num_samples;
   for (const std::int64_t i : batch.indices) {
     if (i < 0 || (size >= 0 && i >= size)) {
@@ -371,9 +382,8 @@ BatchIndices BatchSource::at(std::int64_t index) const {
   return batch;
 }
 
-std::uint64_t BatchSource::seed_at(std::int64_t position) const {
-  return mix(
-      mix(mix(state_->seed()) ^ state_->pass_epoch) ^ static_cast<std::uint64_t>(position));
+std::uint64_t BatchSource::pass_seed() const {
+  return mix(mix(state_->seed()) ^ state_->pass_epoch);
 }
 
 void BatchSource::announce(bool is_last, std::int64_t remainder) const {

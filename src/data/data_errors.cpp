@@ -77,9 +77,9 @@ void throw_not_dispatchable() {
       "or a vector of objects (objects.h), default-constructible; this loader's are neither");
 }
 
-void throw_stream_is_stuck(const std::string& where) {
+void throw_stuck(const std::string& where) {
   throw Error(concat(
-      "[data] a worker of an earlier pass over this stream has not come back, it is ", where,
+      "[data] a worker of an earlier pass over this loader has not come back, it is ", where,
       "; a stream is read by one thread at a time, so no new pass can begin: end the process"));
 }
 
@@ -92,9 +92,8 @@ void warn_left_behind(const Logger& logger, const std::string& where) {
 }
 
 void SkipProgress::say(std::int64_t num_skipped) {
-  constexpr double kSeconds = 5;
   const auto now = LoaderClock::now();
-  if (seconds_between(said_, now) < kSeconds) return;
+  if (now - said_ < interval_) return;
   said_ = now;
   logger_->log(
       LogLevel::warning, "data",

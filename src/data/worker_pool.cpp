@@ -178,8 +178,14 @@ WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)
   for (int i = 0; i < options.num_workers; ++i) {
     shared_->workers.push_back(std::make_unique<Worker>());
   }
-  for (std::size_t i = 0; i < shared_->workers.size(); ++i) {
-    shared_->threads.emplace_back(&WorkerPool::work, shared_, i);
+  try {
+    for (std::size_t i = 0; i < shared_->workers.size(); ++i) {
+      shared_->threads.emplace_back(&WorkerPool::work, shared_, i);
+    }
+  } catch (...) {
+    bool is_claiming = false;
+    stop(is_claiming);
+    throw;
   }
 }
 

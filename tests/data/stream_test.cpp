@@ -38,6 +38,20 @@ class NestedStream {
   int next_ = 0;
 };
 
+TEST(SkipProgress, SaysHowFarItHasCome) {
+  std::vector<std::string> said;
+  const Logger logger(
+      [&](const LogRecord& record) { said.emplace_back(record.message); }, LogLevel::warning);
+  detail::SkipProgress patient(logger, 10);
+  patient.say(1);
+  EXPECT_TRUE(said.empty());
+  detail::SkipProgress eager(logger, 10, std::chrono::milliseconds(0));
+  eager.say(3);
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_EQ(
+      said[0], "resuming a stream that has no state of its own: 3 of 10 samples skipped");
+}
+
 TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
   std::vector<std::vector<double>> seen(3);
   run_on_ranks(3, [&](const WorldOptions& world) {

@@ -50,7 +50,7 @@ class Counter {
   }
   void reset() { next_ = 0; }
 
- private:
+ protected:
   std::int64_t size_;
   std::int64_t next_ = 0;
 };
@@ -230,6 +230,29 @@ TEST(Workers, NameTheSampleTheyAreStuckAt) {
   // Its thread was left behind; random access may go on beside it.
   gate->opened.count_down();
   EXPECT_EQ(read(loader).size(), 8U);
+}
+
+class RestorableCounter : public Counter {
+ public:
+  using Counter::Counter;
+  [[nodiscard]] StateDict state_dict() const { return {{"next", next_}}; }
+  void load_state_dict(const StateDict& state) { next_ = state.get<std::int64_t>("next"); }
+};
+
+TEST(Workers, LoseNothingOfAStreamOutOfOrder) {
+  const DataLoaderOptions options{.batch_size = 1, .num_workers = 3, .in_order = false};
+  DataLoader first(RestorableCounter(30), options);
+  std::set<std::int64_t> seen;
+  StateDict state;
+  for (auto& [x] : first) {
+    seen.insert(x[0].item<std::int64_t>());
+    state = first.state_dict();
+    if (seen.size() == 10) break;
+  }
+  DataLoader second(RestorableCounter(30), options);
+  second.load_state_dict(state);
+  for (const std::int64_t value : read(second)) seen.insert(value);
+  EXPECT_EQ(seen.size(), 30U);
 }
 
 class StuckStream {

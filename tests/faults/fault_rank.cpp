@@ -17,6 +17,22 @@ void prepare_a_stranger(const accelerate::Accelerator& accelerator) {
   static_cast<void>(accelerator.prepare(sgd));
 }
 
+// Sample 5 cannot be read.
+struct TornData {
+  [[nodiscard]] std::int64_t size() const { return 8; }
+  [[nodiscard]] std::tuple<at::Tensor> get(std::int64_t i) const {
+    if (i == 5) throw std::runtime_error("the file is torn");
+    return {at::ones({1})};
+  }
+};
+
+// Rank 1 of two meets it in its third batch, while rank 0 waits for it.
+void read_torn_data(const accelerate::Accelerator& accelerator) {
+  auto loader = accelerator.prepare(
+      accelerate::DataLoader(TornData(), {.batch_size = 1, .num_workers = 2}));
+  for (auto& [x] : loader) accelerator.world().group().all_reduce(x);
+}
+
 void run(const std::string& what) {
   accelerate::AcceleratorOptions options;
   if (what == "silent") options.world.timeout = std::chrono::seconds(2);
@@ -29,6 +45,7 @@ void run(const std::string& what) {
   if (what == "kill" && is_bad) std::raise(SIGKILL);
   if (what == "silent" && is_bad) std::raise(SIGSTOP);
   if (what == "leave" && is_bad) std::exit(0);
+  if (what == "torn_data") read_torn_data(accelerator);
   if (what == "stranger") prepare_a_stranger(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }

@@ -50,7 +50,7 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// Until it says that it trains, or has ended.
+  /// Until its first step is done, or it has ended.
   void wait_for_training() const {
     char byte = 0;
     while (read(out_, &byte, 1) == 1 && byte != '\n') {}
@@ -95,8 +95,9 @@ int main(int argc, char** argv) {
     while (true) {
       const std::string ranks = std::to_string(1 + draw(2));
       const Run run({rank, broken.path().string(), kind, ranks, seed});
-      run.wait_for_training();
-      std::this_thread::sleep_for(std::chrono::microseconds(draw(15'000)));
+      // Some while they start, most while they train.
+      if (draw(3) > 0) run.wait_for_training();
+      std::this_thread::sleep_for(std::chrono::microseconds(draw(30'000)));
       // The last ones may end.
       if (killed < num_kills) run.kill();
       if (run.wait()) break;

@@ -49,6 +49,14 @@ TEST(Fault, OfWrongDegreesIsOneClearMessage) {
   EXPECT_THAT(result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
 }
 
+TEST(Fault, OfASampleOnOneRankEndsAllAndNamesTheSample) {
+  const ToolResult result = launch(2, "torn_data");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_TRUE(result.err.ends_with("    [data] sample 5: get() failed: the file is torn\n"))
+      << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
+}
+
 TEST(LogLevel, OfTheLauncherDecidesWhatIsSaid) {
   const ToolResult usual = launch(2, "stranger");
   EXPECT_EQ(usual.code, 0);

@@ -3,16 +3,14 @@
 // usage: training_rank FOLDER KIND NUM_RANKS SEED
 //   KIND: samples, stream or restorable_stream
 // NUM_RANKS loaders are read in turn, as so many ranks would read them.
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -119,8 +117,7 @@ void train(const Dataset& dataset, Journal& journal, int num_ranks, std::uint64_
   }
   torch::nn::Linear net(4, 1);
   torch::optim::SGD sgd(net->parameters(), 0.1);
-  // From here on it may be killed.
-  std::cout << "training" << std::endl;
+  bool is_first_step = true;
   while (loaders.front()->epoch() < kEpochs) {
     std::vector<typename Loader::Iterator> passes;
     for (auto& loader : loaders) passes.push_back(loader->begin());
@@ -135,6 +132,7 @@ void train(const Dataset& dataset, Journal& journal, int num_ranks, std::uint64_
       }
       sgd.step();
       journal.commit(seen, loaders.front()->state_dict());
+      if (std::exchange(is_first_step, false)) std::cout << "training" << std::endl;
       for (auto& pass : passes) {
         if (pass != accelerate::detail::EndOfPass()) ++pass;
       }

@@ -1,0 +1,72 @@
+// Loaders whose batches go to an accelerator.
+#include <accelerate/data_loader.h>
+
+#include "support/pretend_device.h"
+
+namespace accelerate {
+namespace {
+
+using testing::pretend_counts;
+using testing::pretend_device;
+
+TensorDataset<2> numbers() { return TensorDataset(torch::arange(40), torch::rand({40, 3})); }
+
+std::vector<std::int64_t> read(const DataLoaderOptions& options, int index = 0) {
+  DataLoader loader(numbers(), options);
+  detail::LoaderContext context;
+  context.device = pretend_device(index);
+  loader.attach(std::move(context));
+  std::vector<std::int64_t> all;
+  for (auto& [x, y] : loader) {
+    EXPECT_EQ(x.device(), pretend_device(index));
+    EXPECT_EQ(y.device(), pretend_device(index));
+    const torch::Tensor here = x.cpu();
+    for (std::int64_t i = 0; i < here.size(0); ++i) all.push_back(here[i].item<std::int64_t>());
+  }
+  return all;
+}
+
+std::vector<std::int64_t> expected() {
+  std::vector<std::int64_t> all(40);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+TEST(LoaderOnADevice, SendsBatchesFromTheLoop) {
+  const auto before = pretend_counts();
+  EXPECT_EQ(read({.batch_size = 8}), expected());
+  EXPECT_EQ(read({.batch_size = 8}, 1), expected());
+  EXPECT_EQ(read({.batch_size = 8, .pin_memory = true}), expected());
+  EXPECT_EQ(pretend_counts().side_copies, before.side_copies);
+}
+
+TEST(LoaderOnADevice, CopiesAheadOnSideStreamsAndWaitsForThem) {
+  const auto before = pretend_counts();
+  EXPECT_EQ(read({.batch_size = 8, .num_workers = 2, .pin_memory = true}), expected());
+  const auto after = pretend_counts();
+  // Five batches of two tensors.
+  EXPECT_EQ(after.side_copies - before.side_copies, 10);
+  EXPECT_EQ(after.pinned_copies - before.pinned_copies, 10);
+  EXPECT_EQ(after.waits - before.waits, 5);
+  EXPECT_EQ(after.recorded - before.recorded, 10);
+}
+
+TEST(LoaderOnADevice, CopiesFromUnpinnedMemoryWithoutQueueing) {
+  const auto before = pretend_counts();
+  EXPECT_EQ(read({.batch_size = 8, .num_workers = 2}, 1), expected());
+  const auto after = pretend_counts();
+  EXPECT_EQ(after.side_copies, before.side_copies);
+  EXPECT_EQ(after.waits - before.waits, 5);
+}
+
+TEST(LoaderOnADevice, ReportsTheTransfer) {
+  DataLoader loader(numbers(), {.batch_size = 8, .num_workers = 1, .pin_memory = true});
+  detail::LoaderContext context;
+  context.device = pretend_device();
+  loader.attach(std::move(context));
+  for (auto& batch : loader) static_cast<void>(batch);
+  EXPECT_GT(loader.prefetch_report().transfer_seconds, 0);
+}
+
+}  // namespace
+}  // namespace accelerate

@@ -1,0 +1,300 @@
+#include "support/pretend_device.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+namespace accelerate::testing {
+
+namespace {
+
+constexpr int kDevices = 2;
+
+using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
+
+// What the devices share. One for the process, as LibTorch's registries are.
+struct Machine {
+  std::mutex mutex;
+  std::map<Stream, std::vector<std::function<void()>>> queued;
+  std::set<const void*> pinned;
+  c10::StreamId next_stream = 1;
+  PretendCounts counts;
+
+  void run(const Stream& stream) {
+    std::vector<std::function<void()>> work;
+    {
+      const std::lock_guard lock(mutex);
+      work.swap(queued[stream]);
+    }
+    for (auto& item : work) item();
+  }
+};
+
+Machine& machine() {
+  static Machine machine;
+  return machine;
+}
+
+thread_local c10::DeviceIndex current_device = 0;
+thread_local c10::StreamId current_streams[kDevices] = {};
+
+Stream current_stream(c10::DeviceIndex device) {
+  return {device, current_streams[device]};
+}
+
+class Memory final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(std::size_t size) override {
+    // So that what is read too early is seen to be wrong.
+    constexpr int kGarbage = 0xa5;
+    void* const data = std::malloc(size + 1);
+    std::memset(data, kGarbage, size + 1);
+    return {data, data, &std::free, c10::Device(c10::kPrivateUse1, current_device)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, std::size_t size) const override {
+    std::memcpy(to, from, size);
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+};
+Memory memory;
+
+class PinnedMemory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t size) override {
+    void* const data = std::malloc(size + 1);
+    const std::lock_guard lock(machine().mutex);
+    machine().pinned.insert(data);
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t size) const override {
+    std::memcpy(to, from, size);
+  }
+
+ private:
+  static void release(void* data) {
+    const std::lock_guard lock(machine().mutex);
+    machine().pinned.erase(data);
+    std::free(data);
+  }
+};
+PinnedMemory pinned_memory;
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::kPrivateUse1; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return {c10::kPrivateUse1, std::exchange(current_device, device.index())};
+  }
+  c10::Device getDevice() const override { return {c10::kPrivateUse1, current_device}; }
+  void setDevice(c10::Device device) const override { current_device = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    current_device = device.index();
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+
+  static c10::Device with_index(c10::Device device) {
+    return {c10::kPrivateUse1, device.has_index() ? device.index() : current_device};
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    const c10::Device which = with_index(device);
+    return c10::Stream(c10::Stream::UNSAFE, which, current_streams[which.index()]);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    const std::lock_guard lock(machine().mutex);
+    return c10::Stream(c10::Stream::UNSAFE, with_index(device), machine().next_stream++);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(stream.device());
+    current_streams[stream.device_index()] = stream.id();
+    return before;
+  }
+
+  // An event is the stream that it was recorded on: waiting for it does all
+  // that was queued there.
+  void record(
+      void** event,
+      const c10::Stream& stream,
+      const c10::DeviceIndex,
+      const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Stream();
+    *static_cast<Stream*>(*event) = {stream.device_index(), stream.id()};
+  }
+  void block(void* event, const c10::Stream&) const override {
+    if (event == nullptr) return;
+    {
+      const std::lock_guard lock(machine().mutex);
+      ++machine().counts.waits;
+    }
+    machine().run(*static_cast<Stream*>(event));
+  }
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Stream*>(event);
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {
+    const std::lock_guard lock(machine().mutex);
+    ++machine().counts.recorded;
+  }
+};
+
+class Hooks final : public at::PrivateUse1HooksInterface {
+ public:
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return generator_; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device; }
+  void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
+    return std::exchange(current_device, index);
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
+    return exchangeDevice(index);
+  }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  bool isPinnedPtr(const void* data) const override {
+    const std::lock_guard lock(machine().mutex);
+    return machine().pinned.contains(data);
+  }
+
+ private:
+  at::Generator generator_ = at::detail::createCPUGenerator();
+};
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  // Its owner lives as long as the alias.
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.options().device(at::kCPU));
+}
+
+at::Tensor empty(
+    at::IntArrayRef sizes,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>,
+    std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_generic(
+      sizes, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      dtype.value_or(at::kFloat), format);
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_strided_generic(
+      sizes, strides, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      dtype.value_or(at::kFloat));
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const c10::DeviceIndex device = to.is_cpu() ? from.get_device() : to.get_device();
+  const Stream stream = current_stream(device);
+  const auto copy = [source = on_host(from), target = on_host(to)] { target.copy_(source); };
+  if (!non_blocking || to.is_cpu()) {
+    machine().run(stream);
+    copy();
+    return to;
+  }
+  const bool is_pinned = from.is_cpu() && from.is_pinned();
+  const std::lock_guard lock(machine().mutex);
+  machine().queued[stream].push_back(copy);
+  if (stream.second != 0) {
+    ++machine().counts.side_copies;
+    machine().counts.pinned_copies += is_pinned ? 1 : 0;
+  }
+  return to;
+}
+
+void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  machine().run(current_stream(current_device));
+  at::native::cpu_fallback(op, stack);
+}
+
+// Registered when it is first asked for: LibTorch allows no name before that.
+void register_device() {
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, &memory);
+  c10::register_privateuse1_backend("pretend");
+  at::RegisterPrivateUse1HooksInterface(new Hooks());
+}
+
+}  // namespace
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", [](const at::Tensor& from, const at::Tensor& to) {
+    return copy_from(from, to, false);
+  });
+  library.impl("_local_scalar_dense", [](const at::Tensor& tensor) { return on_host(tensor).item(); });
+  library.impl("view", [](const at::Tensor& tensor, at::IntArrayRef sizes) {
+    return at::native::view(tensor, sizes);
+  });
+  library.impl(
+      "as_strided", [](const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
+                       std::optional<std::int64_t> offset) {
+        return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
+      });
+  library.impl(
+      "_reshape_alias",
+      [](const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+        return at::native::_reshape_alias(tensor, sizes, strides);
+      });
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
+}
+
+at::Device pretend_device(int index) {
+  static std::once_flag once;
+  std::call_once(once, register_device);
+  return {at::kPrivateUse1, static_cast<c10::DeviceIndex>(index)};
+}
+
+PretendCounts pretend_counts() {
+  const std::lock_guard lock(machine().mutex);
+  return machine().counts;
+}
+
+}  // namespace accelerate::testing
