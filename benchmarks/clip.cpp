@@ -14,7 +14,8 @@ struct ManyImpl : torch::nn::Module {
     for (int layer = 0; layer < 12; ++layer) {
       for (const std::int64_t width : {64, 128, 256, 64}) {
         auto linear = register_module(
-            "linear" + std::to_string(layers.size()), torch::nn::Linear(width, width));
+            "linear" + std::to_string(layers.size()),
+            torch::nn::Linear(width, width));
         layers.push_back(linear);
       }
     }
@@ -36,11 +37,21 @@ int main() {
     parameter.mutable_grad() = torch::randn_like(parameter);
   }
   using namespace accelerate::benchmarks;
-  report_interleaved("clip", "norm_us", interleave(
-      100, 20, [&] { accelerator.clip_grad_norm_(model, 1.0); },
-      [&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }));
-  report_interleaved("clip", "value_us", interleave(
-      100, 20, [&] { accelerator.clip_grad_value_(model, 0.5); },
-      [&] { torch::nn::utils::clip_grad_value_(net->parameters(), 0.5); }));
+  report_interleaved(
+      "clip",
+      "norm_us",
+      interleave(
+          100,
+          20,
+          [&] { accelerator.clip_grad_norm_(model, 1.0); },
+          [&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0); }));
+  report_interleaved(
+      "clip",
+      "value_us",
+      interleave(
+          100,
+          20,
+          [&] { accelerator.clip_grad_value_(model, 0.5); },
+          [&] { torch::nn::utils::clip_grad_value_(net->parameters(), 0.5); }));
   return 0;
 }

@@ -26,12 +26,17 @@ struct Interleaved {
 /// Microseconds of one call, in blocks that take turns; who goes first
 /// alternates, so that a trend favours neither.
 template <class Ours, class Baseline>
-Interleaved interleave(int num_blocks, int calls_in_block, Ours&& ours, Baseline&& baseline) {
+Interleaved interleave(
+    int num_blocks,
+    int calls_in_block,
+    Ours&& ours,
+    Baseline&& baseline) {
   using Clock = std::chrono::steady_clock;
   const auto block = [&](auto& call) {
     const auto start = Clock::now();
     for (int i = 0; i < calls_in_block; ++i) call();
-    const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+    const std::chrono::duration<double, std::micro> elapsed =
+        Clock::now() - start;
     return elapsed.count() / calls_in_block;
   };
   block(baseline);
@@ -49,8 +54,14 @@ inline void report_interleaved(
     const std::string& name,
     const std::string& metric,
     const Interleaved& times) {
-  report({name, metric, median(times.ours), "us", median(times.baseline),
-          median(times.ours) / median(times.baseline), times.ours.size()});
+  report(
+      {name,
+       metric,
+       median(times.ours),
+       "us",
+       median(times.baseline),
+       median(times.ours) / median(times.baseline),
+       times.ours.size()});
 }
 
 }  // namespace accelerate::benchmarks

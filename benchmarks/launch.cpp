@@ -25,24 +25,28 @@ double milliseconds_of(std::vector<std::string> command) {
   arguments.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addopen(
+      &actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   const auto start = Clock::now();
   pid_t child = 0;
   int status = 0;
-  const int error = posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  const int error = posix_spawn(
+      &child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0 || waitpid(child, &status, 0) != child || status != 0) {
     std::fprintf(stderr, "launch: \"%s\" failed\n", command[0].c_str());
     std::exit(1);
   }
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(Clock::now() - start)
+      .count();
 }
 
 }  // namespace
 
 int main(int, char** argv) {
   using namespace accelerate::benchmarks;
-  const std::filesystem::path bin = std::filesystem::canonical(argv[0]).parent_path();
+  const std::filesystem::path bin =
+      std::filesystem::canonical(argv[0]).parent_path();
   const std::string launcher = bin / "accelerate-cpp";
   const std::string hello = bin / "bench_hello_torch";
   const std::string ranks = bin / "bench_first_all_reduce";
@@ -53,19 +57,38 @@ int main(int, char** argv) {
     nothing.push_back(milliseconds_of({"/bin/true"}));
     help.push_back(milliseconds_of({launcher, "--help"}));
   }
-  report({"launch", "help_ms", median(help), "ms", median(nothing),
-          median(help) / median(nothing), help.size()});
+  report(
+      {"launch",
+       "help_ms",
+       median(help),
+       "ms",
+       median(nothing),
+       median(help) / median(nothing),
+       help.size()});
 
   std::vector<double> one, two;
   milliseconds_of({hello});
   milliseconds_of({launcher, "launch", "--num_processes", "2", ranks});
   for (int run = 0; run < 15; ++run) {
     one.push_back(milliseconds_of({hello}));
-    two.push_back(milliseconds_of({launcher, "launch", "--num_processes", "2", ranks}));
+    two.push_back(
+        milliseconds_of({launcher, "launch", "--num_processes", "2", ranks}));
   }
-  report({"launch", "two_ranks_ms", median(two), "ms", median(one), median(two) / median(one),
-          two.size()});
-  report({"launch", "two_ranks_over_hello", median(two) / median(one), "ratio", 1.0,
-          median(two) / median(one), two.size()});
+  report(
+      {"launch",
+       "two_ranks_ms",
+       median(two),
+       "ms",
+       median(one),
+       median(two) / median(one),
+       two.size()});
+  report(
+      {"launch",
+       "two_ranks_over_hello",
+       median(two) / median(one),
+       "ratio",
+       1.0,
+       median(two) / median(one),
+       two.size()});
   return 0;
 }

@@ -34,8 +34,10 @@ void compare(const std::string& metric, const Options& options) {
   const auto ours = accelerator.prepare(inner);
   Baseline baseline(b, options);
   report_interleaved(
-      "optimizer", metric,
-      interleave(60, 10, [&] { ours.step(); }, [&] { baseline.step(); }));
+      "optimizer",
+      metric,
+      interleave(
+          60, 10, [&] { ours.step(); }, [&] { baseline.step(); }));
 }
 
 }  // namespace
@@ -47,7 +49,9 @@ int main() {
   namespace base = torch::optim;
   compare<ours::AdamW, base::AdamW>("adamw_us", base::AdamWOptions(1e-3));
   compare<ours::Adam, base::Adam>("adam_us", base::AdamOptions(1e-3));
-  compare<ours::SGD, base::SGD>("sgd_momentum_us", base::SGDOptions(1e-3).momentum(0.9));
-  compare<ours::Adagrad, base::Adagrad>("adagrad_us", base::AdagradOptions(1e-3));
+  compare<ours::SGD, base::SGD>(
+      "sgd_momentum_us", base::SGDOptions(1e-3).momentum(0.9));
+  compare<ours::Adagrad, base::Adagrad>(
+      "adagrad_us", base::AdagradOptions(1e-3));
   return 0;
 }

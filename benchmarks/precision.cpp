@@ -31,7 +31,8 @@ int main() {
   const torch::Tensor labels = torch::randint(10, {64});
 
   Net plain_net;
-  torch::optim::SGD plain(plain_net->parameters(), torch::optim::SGDOptions(1e-3));
+  torch::optim::SGD plain(
+      plain_net->parameters(), torch::optim::SGDOptions(1e-3));
   const auto by_hand = [&] {
     plain.zero_grad();
     at::autocast::set_autocast_enabled(at::kCPU, true);
@@ -54,6 +55,7 @@ int main() {
     optimizer.step();
   };
   using namespace accelerate::benchmarks;
-  report_interleaved("precision", "bf16_step_us", interleave(60, 5, through_handles, by_hand));
+  report_interleaved(
+      "precision", "bf16_step_us", interleave(60, 5, through_handles, by_hand));
   return 0;
 }

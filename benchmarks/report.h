@@ -13,7 +13,8 @@ namespace accelerate::benchmarks {
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return values.size() % 2 == 1 ? values[half]
+                                : (values[half - 1] + values[half]) / 2;
 }
 
 /// One measured figure beside what it is compared with.
@@ -30,16 +31,28 @@ struct Figure {
 /// One line of JSON on standard output, and a readable one on a terminal.
 inline void report(const Figure& figure) {
   std::printf(
-      "{\"case\":\"%s\",\"metric\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",\"baseline\":%.6g,"
+      "{\"case\":\"%s\",\"metric\":\"%s\",\"value\":%.6g,\"unit\":\"%s\","
+      "\"baseline\":%.6g,"
       "\"ratio\":%.6g,\"runs\":%zu}\n",
-      figure.name.c_str(), figure.metric.c_str(), figure.value, figure.unit.c_str(),
-      figure.baseline, figure.ratio, figure.runs);
+      figure.name.c_str(),
+      figure.metric.c_str(),
+      figure.value,
+      figure.unit.c_str(),
+      figure.baseline,
+      figure.ratio,
+      figure.runs);
   std::fflush(stdout);
   if (isatty(STDERR_FILENO) != 0) {
     std::fprintf(
-        stderr, "  %-16s %-24s %12.4g %-3s  baseline %10.4g  ratio %7.4f  (%zu runs)\n",
-        figure.name.c_str(), figure.metric.c_str(), figure.value, figure.unit.c_str(),
-        figure.baseline, figure.ratio, figure.runs);
+        stderr,
+        "  %-16s %-24s %12.4g %-3s  baseline %10.4g  ratio %7.4f  (%zu runs)\n",
+        figure.name.c_str(),
+        figure.metric.c_str(),
+        figure.value,
+        figure.unit.c_str(),
+        figure.baseline,
+        figure.ratio,
+        figure.runs);
   }
 }
 

@@ -19,7 +19,9 @@ constexpr int kStepsInBlock = 50;
 constexpr int kBlocks = 400;
 
 struct NetImpl : torch::nn::Module {
-  torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::relu(fc1(x))); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return fc2(torch::relu(fc1(x)));
+  }
   torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(64, 64));
   torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(64, 10));
 };
@@ -29,7 +31,8 @@ template <class Step>
 double microseconds_of_step(Step&& step) {
   const auto start = Clock::now();
   for (int i = 0; i < kStepsInBlock; ++i) step();
-  const std::chrono::duration<double, std::micro> elapsed = Clock::now() - start;
+  const std::chrono::duration<double, std::micro> elapsed =
+      Clock::now() - start;
   return elapsed.count() / kStepsInBlock;
 }
 
@@ -42,10 +45,12 @@ int main() {
   const torch::Tensor labels = torch::randint(10, {32});
 
   Net plain_net;
-  torch::optim::SGD plain(plain_net->parameters(), torch::optim::SGDOptions(1e-3));
+  torch::optim::SGD plain(
+      plain_net->parameters(), torch::optim::SGDOptions(1e-3));
   const auto by_hand = [&] {
     plain.zero_grad();
-    const torch::Tensor loss = F::cross_entropy(plain_net->forward(inputs), labels);
+    const torch::Tensor loss =
+        F::cross_entropy(plain_net->forward(inputs), labels);
     loss.backward();
     plain.step();
   };
@@ -77,9 +82,21 @@ int main() {
     added.push_back(handles.back() - hand.back());
   }
   using namespace accelerate::benchmarks;
-  report({"step_overhead", "step_us", median(handles), "us", median(hand),
-          median(handles) / median(hand), hand.size()});
-  report({"step_overhead", "added_us", median(added), "us", 0.0,
-          median(handles) / median(hand), added.size()});
+  report(
+      {"step_overhead",
+       "step_us",
+       median(handles),
+       "us",
+       median(hand),
+       median(handles) / median(hand),
+       hand.size()});
+  report(
+      {"step_overhead",
+       "added_us",
+       median(added),
+       "us",
+       0.0,
+       median(handles) / median(hand),
+       added.size()});
   return 0;
 }

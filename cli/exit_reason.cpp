@@ -13,12 +13,18 @@ namespace {
 
 const char* hint_of(int signal) {
   switch (signal) {
-    case SIGKILL: return " (out of memory? see the kernel log: dmesg)";
-    case SIGSEGV: return " (it read or wrote memory that is not its own)";
-    case SIGBUS: return " (shared memory full, or a mapped file cut short?)";
-    case SIGILL: return " (built for another processor?)";
-    case SIGABRT: return " (an exception nobody caught, or a failed check)";
-    default: return "";
+    case SIGKILL:
+      return " (out of memory? see the kernel log: dmesg)";
+    case SIGSEGV:
+      return " (it read or wrote memory that is not its own)";
+    case SIGBUS:
+      return " (shared memory full, or a mapped file cut short?)";
+    case SIGILL:
+      return " (built for another processor?)";
+    case SIGABRT:
+      return " (an exception nobody caught, or a failed check)";
+    default:
+      return "";
   }
 }
 
@@ -31,12 +37,14 @@ std::string describe_exit(int wait_status) {
   const int signal = WTERMSIG(wait_status);
   const char* name = sigabbrev_np(signal);
   return detail::concat(
-      "was killed by ", name != nullptr ? detail::concat("SIG", name) : std::to_string(signal),
+      "was killed by ",
+      name != nullptr ? detail::concat("SIG", name) : std::to_string(signal),
       hint_of(signal));
 }
 
 int exit_code_of(int wait_status) {
-  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
+                                : 128 + WTERMSIG(wait_status);
 }
 
 }  // namespace accelerate::cli

@@ -23,7 +23,9 @@ struct LaunchPlan {
 
 /// Where the program is: as a path, or on PATH. Throws ConfigError saying what
 /// was looked for.
-std::string find_program(const std::string& name, const detail::Environment& environment);
+std::string find_program(
+    const std::string& name,
+    const detail::Environment& environment);
 
 /// Throws ConfigError if the port is taken; with port 0 finds a free one.
 LaunchPlan make_launch_plan(

@@ -6,7 +6,8 @@ std::string LinePrefixer::feed(std::string_view piece) {
   std::string out;
   for (const char c : piece) {
     // "\r\n" is one end of line.
-    const bool is_second_half = c == '\n' && after_carriage_return_ && line_.empty();
+    const bool is_second_half =
+        c == '\n' && after_carriage_return_ && line_.empty();
     after_carriage_return_ = c == '\r';
     if (is_second_half) {
       out += '\n';

@@ -10,12 +10,14 @@
 
 int main(int argc, char** argv) {
   constexpr int kWrongUse = 2;
-  CLI::App tool("Launches programs that train or serve with accelerate.cpp.", "accelerate-cpp");
+  CLI::App tool(
+      "Launches programs that train or serve with accelerate.cpp.",
+      "accelerate-cpp");
   tool.set_version_flag("--version", "accelerate-cpp " ACCELERATE_VERSION);
   tool.require_subcommand(1);
   const auto launch = accelerate::cli::add_launch_command(tool);
-  const CLI::App* options =
-      tool.add_subcommand("options", "print every setting with its flag, variable and default");
+  const CLI::App* options = tool.add_subcommand(
+      "options", "print every setting with its flag, variable and default");
   try {
     tool.parse(argc, argv);
     if (options->parsed()) {

@@ -38,7 +38,8 @@ class Signals {
   Signals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    for (const int signal :
+         {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
       sigaddset(&set, signal);
     }
     sigprocmask(SIG_BLOCK, &set, &before_);
@@ -55,7 +56,9 @@ class Signals {
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::optional<signalfd_siginfo> next() const {
     signalfd_siginfo info{};
-    if (read(descriptor_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) return info;
+    if (read(descriptor_, &info, sizeof info) ==
+        static_cast<ssize_t>(sizeof info))
+      return info;
     return std::nullopt;
   }
 
@@ -96,17 +99,22 @@ class RankGroup {
 
  private:
   [[nodiscard]] bool is_over() const {
-    const bool all_dead = std::none_of(
-        ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.is_running; });
+    const bool all_dead =
+        std::none_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+          return rank.is_running;
+        });
     if (!all_dead) return false;
-    const bool all_silent = std::all_of(
-        ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.is_silent(); });
+    const bool all_silent =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+          return rank.is_silent();
+        });
     return all_silent || (drain_until_ && Clock::now() >= *drain_until_);
   }
 
   void wait_for_something() {
     std::vector<pollfd> waits{{signals_.descriptor(), POLLIN, 0}};
-    std::vector<std::pair<RankProcess*, RankStream*>> owners{{nullptr, nullptr}};
+    std::vector<std::pair<RankProcess*, RankStream*>> owners{
+        {nullptr, nullptr}};
     for (RankProcess& rank : ranks_) {
       for (RankStream* stream : {&rank.out, &rank.err}) {
         if (stream->pipe < 0) continue;
@@ -126,7 +134,8 @@ class RankGroup {
       if (deadline && (!next || *deadline < *next)) next = deadline;
     }
     if (!next) return -1;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
     return static_cast<int>(std::max<std::int64_t>(left.count(), 0));
   }
 
@@ -143,12 +152,16 @@ class RankGroup {
 
   void collect_dead() {
     for (RankProcess& rank : ranks_) {
-      if (!rank.is_running || waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) continue;
+      if (!rank.is_running ||
+          waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid)
+        continue;
       rank.is_running = false;
       if (exit_code_of(rank.wait_status) != 0) note_failure(rank);
     }
-    const bool all_dead = std::none_of(
-        ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.is_running; });
+    const bool all_dead =
+        std::none_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) {
+          return rank.is_running;
+        });
     if (all_dead && !drain_until_) drain_until_ = Clock::now() + kTimeToDrain;
   }
 
@@ -191,21 +204,31 @@ class RankGroup {
     if (received_ != 0) return 128 + received_;
     if (!cause_) return 0;
     const auto innocent = std::find_if(
-        candidates_.begin(), candidates_.end(),
-        [](const RankProcess* rank) { return !rank->blames_others; });
-    const RankProcess& cause = innocent == candidates_.end() ? *cause_ : **innocent;
+        candidates_.begin(), candidates_.end(), [](const RankProcess* rank) {
+          return !rank->blames_others;
+        });
+    const RankProcess& cause =
+        innocent == candidates_.end() ? *cause_ : **innocent;
     std::string text;
     if (is_isolated_) {
       text = detail::concat(
-          "accelerate-cpp: rank ", cause.rank, " (process ", cause.pid, ") ",
-          describe_exit(cause.wait_status), "; the others were ended\n");
+          "accelerate-cpp: rank ",
+          cause.rank,
+          " (process ",
+          cause.pid,
+          ") ",
+          describe_exit(cause.wait_status),
+          "; the others were ended\n");
       if (!cause.last_words.empty()) {
         text += "accelerate-cpp: its last words:\n";
-        for (const std::string& line : cause.last_words) text += "    " + line + "\n";
+        for (const std::string& line : cause.last_words)
+          text += "    " + line + "\n";
       }
     } else if (WIFSIGNALED(cause.wait_status)) {
       text = detail::concat(
-          "accelerate-cpp: the program ", describe_exit(cause.wait_status), "\n");
+          "accelerate-cpp: the program ",
+          describe_exit(cause.wait_status),
+          "\n");
     }
     (void)!write(STDERR_FILENO, text.data(), text.size());
     return exit_code_of(cause.wait_status);

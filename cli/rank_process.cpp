@@ -45,7 +45,8 @@ struct Pipe {
 Pipe make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
-    throw ConfigError(detail::concat("[launch] cannot make a pipe: ", std::strerror(errno)));
+    throw ConfigError(
+        detail::concat("[launch] cannot make a pipe: ", std::strerror(errno)));
   }
   return {ends[0], ends[1]};
 }
@@ -111,10 +112,12 @@ void RankProcess::pump(RankStream& stream) {
   stream.pipe = -1;
 }
 
-RankProcess start_rank(const LaunchPlan& plan, int rank, const StartOptions& options) {
+RankProcess
+start_rank(const LaunchPlan& plan, int rank, const StartOptions& options) {
   std::vector<std::string> arguments = plan.arguments;
   std::vector<std::string> variables;
-  for (const auto& [name, value] : plan.environments[static_cast<std::size_t>(rank)].all()) {
+  for (const auto& [name, value] :
+       plan.environments[static_cast<std::size_t>(rank)].all()) {
     variables.push_back(detail::concat(name, "=", value));
   }
   const std::vector<char*> argument_pointers = pointers_to(arguments);
@@ -132,7 +135,14 @@ RankProcess start_rank(const LaunchPlan& plan, int rank, const StartOptions& opt
   process.pid = fork();
   if (process.pid == 0) {
     become_rank(
-        plan, argument_pointers, variable_pointers, options, launcher, out, err, report);
+        plan,
+        argument_pointers,
+        variable_pointers,
+        options,
+        launcher,
+        out,
+        err,
+        report);
   }
   const int fork_problem = errno;
   for (const int end : {out.write_end, err.write_end, report.write_end}) {
@@ -140,13 +150,16 @@ RankProcess start_rank(const LaunchPlan& plan, int rank, const StartOptions& opt
   }
   int problem = 0;
   const bool failed = process.pid < 0 ||
-      read(report.read_end, &problem, sizeof problem) == static_cast<ssize_t>(sizeof problem);
+      read(report.read_end, &problem, sizeof problem) ==
+          static_cast<ssize_t>(sizeof problem);
   close(report.read_end);
   if (failed) {
     if (process.pid > 0) waitpid(process.pid, nullptr, 0);
     throw ConfigError(detail::concat(
-        "[launch] cannot start \"", plan.program,
-        "\": ", std::strerror(process.pid < 0 ? fork_problem : problem)));
+        "[launch] cannot start \"",
+        plan.program,
+        "\": ",
+        std::strerror(process.pid < 0 ? fork_problem : problem)));
   }
   if (options.is_isolated) {
     setpgid(process.pid, process.pid);  // both sides, so that neither is late

@@ -46,6 +46,7 @@ struct StartOptions {
 };
 
 /// Starts one rank. Throws ConfigError if the system refuses, with its reason.
-RankProcess start_rank(const LaunchPlan& plan, int rank, const StartOptions& options);
+RankProcess
+start_rank(const LaunchPlan& plan, int rank, const StartOptions& options);
 
 }  // namespace accelerate::cli

@@ -40,7 +40,8 @@ Watchdog::Watchdog() {
     close(ends[1]);
     // Whoever reads the launcher's output must not wait for the watchdog.
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nothing, stream);
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+      dup2(nothing, stream);
     keep_watch(ends[0]);
   }
   close(ends[0]);

@@ -28,18 +28,23 @@ struct JoinIndices {
   }
 };
 
-class TorchIndices : public torch::data::BatchDataset<TorchIndices, torch::Tensor> {
+class TorchIndices
+    : public torch::data::BatchDataset<TorchIndices, torch::Tensor> {
  public:
   torch::Tensor get_batch(c10::ArrayRef<size_t> indices) override {
-    return torch::tensor(std::vector<std::int64_t>(indices.begin(), indices.end()));
+    return torch::tensor(
+        std::vector<std::int64_t>(indices.begin(), indices.end()));
   }
-  c10::optional<size_t> size() const override { return static_cast<size_t>(kSamples); }
+  c10::optional<size_t> size() const override {
+    return static_cast<size_t>(kSamples);
+  }
 };
 
 double mebibytes(const char* key) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key)) return std::stod(line.substr(std::strlen(key) + 1)) / 1024;
+    if (line.starts_with(key))
+      return std::stod(line.substr(std::strlen(key) + 1)) / 1024;
   }
   return 0;
 }
@@ -62,8 +67,9 @@ int main(int, char** argv) {
   // The first tensors of a process are nobody's loader.
   static_cast<void>(torch::tensor(std::vector<std::int64_t>(kBatchSize)).sum());
   if (mode == "torch") {
-    auto loader = torch::data::make_data_loader<torch::data::samplers::RandomSampler>(
-        TorchIndices(), torch::data::DataLoaderOptions(kBatchSize));
+    auto loader =
+        torch::data::make_data_loader<torch::data::samplers::RandomSampler>(
+            TorchIndices(), torch::data::DataLoaderOptions(kBatchSize));
     measure([&] { static_cast<void>(loader->begin()->numel()); });
     return 0;
   }

@@ -9,7 +9,10 @@ int main() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 2e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 40; ++epoch) {
     for (auto& [points, values] : loader) {
       auto micro_step = accelerator.accumulate(model);

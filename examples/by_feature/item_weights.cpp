@@ -9,16 +9,21 @@ int main() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 2e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 40; ++epoch) {
     for (auto& [points, values] : loader) {
       auto micro_step = accelerator.accumulate(model);
       optimizer.zero_grad();
       // Points near the border do not count.
-      const torch::Tensor mask = (points.abs().amax(1, /*keepdim=*/true) < 1.9).to(torch::kFloat);
+      const torch::Tensor mask =
+          (points.abs().amax(1, /*keepdim=*/true) < 1.9).to(torch::kFloat);
       const auto num_items = mask.sum().item<std::int64_t>();
       const torch::Tensor errors = torch::square(model(points) - values) * mask;
-      const torch::Tensor loss = errors.sum() / std::max<std::int64_t>(num_items, 1);
+      const torch::Tensor loss =
+          errors.sum() / std::max<std::int64_t>(num_items, 1);
       accelerator.backward(loss, {.num_items = num_items});
       optimizer.step();
     }

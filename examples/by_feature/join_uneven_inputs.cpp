@@ -8,16 +8,20 @@ int main() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 20; ++epoch) {
-    const auto train = [&, &model = model, &optimizer = optimizer, &loader = loader] {
-      for (auto& [points, values] : loader) {
-        optimizer.zero_grad();
-        const torch::Tensor loss = torch::mse_loss(model(points), values);
-        accelerator.backward(loss);
-        optimizer.step();
-      }
-    };
+    const auto train =
+        [&, &model = model, &optimizer = optimizer, &loader = loader] {
+          for (auto& [points, values] : loader) {
+            optimizer.zero_grad();
+            const torch::Tensor loss = torch::mse_loss(model(points), values);
+            accelerator.backward(loss);
+            optimizer.step();
+          }
+        };
     accelerator.join_uneven_inputs(train, {.even_batches = false});
   }
   report(accelerator, net);

@@ -12,7 +12,9 @@ struct NoisyMeasurements {
       at::Generator& generator) const {
     const std::int64_t one[] = {index};
     const auto [points, values] = data.get_batch(one);
-    return {points[0] + 1e-3 * torch::randn(points[0].sizes(), generator), values[0]};
+    return {
+        points[0] + 1e-3 * torch::randn(points[0].sizes(), generator),
+        values[0]};
   }
 };
 
@@ -22,11 +24,17 @@ int main() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 1e-2);
   const accelerate::DataLoaderOptions options{
-      .batch_size = 20, .shuffle = true, .num_workers = 2, .timeout = std::chrono::seconds(60)};
+      .batch_size = 20,
+      .shuffle = true,
+      .num_workers = 2,
+      .timeout = std::chrono::seconds(60)};
   auto [model, optimizer, loader, resumed] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(NoisyMeasurements(), options),
+      net,
+      adam,
+      accelerate::DataLoader(NoisyMeasurements(), options),
       accelerate::DataLoader(NoisyMeasurements(), options));
-  const auto step = [&](const torch::Tensor& points, const torch::Tensor& values) {
+  const auto step = [&](const torch::Tensor& points,
+                        const torch::Tensor& values) {
     optimizer.zero_grad();
     accelerator.backward(torch::mse_loss(model(points), values));
     optimizer.step();

@@ -10,7 +10,10 @@ int main() {
   Net net;
   accelerate::optim::AdaLomo lomo(net->parameters());
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, lomo, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      lomo,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       const torch::Tensor loss = torch::mse_loss(model(points), values);

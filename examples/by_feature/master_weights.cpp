@@ -11,11 +11,15 @@ int main() {
   net->to(torch::kBFloat16);
   accelerate::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
-      const torch::Tensor predicted = model(points.to(torch::kBFloat16)).to(torch::kFloat);
+      const torch::Tensor predicted =
+          model(points.to(torch::kBFloat16)).to(torch::kFloat);
       const torch::Tensor loss = torch::mse_loss(predicted, values);
       accelerator.backward(loss);
       optimizer.step();

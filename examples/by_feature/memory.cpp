@@ -15,8 +15,10 @@ int main() {
     Net net;
     torch::optim::Adam adam(net->parameters(), 1e-2);
     auto [model, optimizer, loader] = accelerator.prepare(
-        net, adam,
-        accelerate::DataLoader(training_data(), {.batch_size = batch_size, .shuffle = true}));
+        net,
+        adam,
+        accelerate::DataLoader(
+            training_data(), {.batch_size = batch_size, .shuffle = true}));
     for (int epoch = 0; epoch < 60; ++epoch) {
       for (auto& [points, values] : loader) {
         optimizer.zero_grad();
@@ -28,8 +30,9 @@ int main() {
     report(accelerator, net);
   };
   accelerate::find_executable_batch_size(
-      train, {.starting_batch_size = 128,
-              .reduce_batch_size = accelerate::halve,
-              .group = accelerator.world().group()});
+      train,
+      {.starting_batch_size = 128,
+       .reduce_batch_size = accelerate::halve,
+       .group = accelerator.world().group()});
   accelerator.finish();
 }

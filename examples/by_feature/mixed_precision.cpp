@@ -4,15 +4,20 @@
 
 int main() {
   torch::manual_seed(0);
-  accelerate::Accelerator accelerator({.mixed_precision = accelerate::Precision::bf16});
+  accelerate::Accelerator accelerator(
+      {.mixed_precision = accelerate::Precision::bf16});
   Net net;
   torch::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
-      const torch::Tensor predicted = model(points);  // computed in bf16, in fp32 again here
+      const torch::Tensor predicted =
+          model(points);  // computed in bf16, in fp32 again here
       const torch::Tensor loss = torch::mse_loss(predicted, values);
       accelerator.backward(loss);
       optimizer.step();

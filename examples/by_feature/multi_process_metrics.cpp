@@ -8,7 +8,10 @@ int main() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader, evaluation] = accelerator.prepare(
-      net, adam, accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}),
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}),
       accelerate::DataLoader(training_data(), {.batch_size = 64}));
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
@@ -23,11 +26,13 @@ int main() {
       const auto [predicted, wanted] =
           accelerator.gather_for_metrics(std::pair(model(points), values));
       seen += wanted.size(0);
-      close += ((predicted - wanted).abs() < 0.2).sum().template item<std::int64_t>();
+      close += ((predicted - wanted).abs() < 0.2)
+                   .sum()
+                   .template item<std::int64_t>();
     }
     accelerator.print(
-        "epoch " + std::to_string(epoch) + ": " + std::to_string(close) + " of " +
-        std::to_string(seen) + " within 0.2");
+        "epoch " + std::to_string(epoch) + ": " + std::to_string(close) +
+        " of " + std::to_string(seen) + " within 0.2");
   }
   report(accelerator, net);
   accelerator.finish();

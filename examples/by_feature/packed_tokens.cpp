@@ -24,15 +24,19 @@ struct DecoderImpl : torch::nn::Module {
 
   DecoderImpl() {
     tokens = register_module("tokens", torch::nn::Embedding(kWords, kWidth));
-    positions = register_module("positions", torch::nn::Embedding(kRowLength, kWidth));
+    positions =
+        register_module("positions", torch::nn::Embedding(kRowLength, kWidth));
     queries = register_module("queries", torch::nn::Linear(kWidth, 3 * kWidth));
     head = register_module("head", torch::nn::Linear(kWidth, kWords));
   }
   torch::Tensor forward(const accelerate::PackedBatch& batch) {
-    const torch::Tensor x = tokens(batch.input_ids) + positions(batch.position_ids);
+    const torch::Tensor x =
+        tokens(batch.input_ids) + positions(batch.position_ids);
     const auto qkv = queries(x).unsqueeze(1).chunk(3, -1);
-    const torch::Tensor mask = accelerate::block_attention_mask(batch.sequence_ids);
-    const torch::Tensor seen = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], mask);
+    const torch::Tensor mask =
+        accelerate::block_attention_mask(batch.sequence_ids);
+    const torch::Tensor seen =
+        at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], mask);
     return head(torch::relu(x + seen.squeeze(1)));
   }
 };
@@ -46,17 +50,21 @@ int main() {
   Decoder net;
   torch::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, adam,
+      net,
+      adam,
       accelerate::DataLoader(
-          Counting(), {.batch_size = 16, .shuffle = true, .num_workers = 2},
+          Counting(),
+          {.batch_size = 16, .shuffle = true, .num_workers = 2},
           accelerate::PackCollate({.row_length = kRowLength})));
   double last = 0;
   for (int epoch = 0; epoch < 30; ++epoch) {
     for (const accelerate::PackedBatch& batch : loader) {
       optimizer.zero_grad();
       // The next token's label at each place; the ignored ones are -100.
-      const torch::Tensor scores = model(batch).narrow(1, 0, kRowLength - 1).flatten(0, 1);
-      const torch::Tensor labels = batch.labels.narrow(1, 1, kRowLength - 1).flatten();
+      const torch::Tensor scores =
+          model(batch).narrow(1, 0, kRowLength - 1).flatten(0, 1);
+      const torch::Tensor labels =
+          batch.labels.narrow(1, 1, kRowLength - 1).flatten();
       const torch::Tensor loss = torch::cross_entropy_loss(
           scores, labels, {}, at::Reduction::Mean, accelerate::kIgnoredLabel);
       accelerator.backward(loss);

@@ -12,8 +12,11 @@ int main() {
   accelerate::optim::LambdaLR cosine(
       adam, accelerate::optim::cosine_with_warmup(steps / 10, steps));
   auto [model, optimizer, scheduler, loader] = accelerator.prepare(
-      net, adam, cosine,
-      accelerate::DataLoader(training_data(), {.batch_size = 20, .shuffle = true}));
+      net,
+      adam,
+      cosine,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();

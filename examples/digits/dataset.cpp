@@ -16,15 +16,19 @@ constexpr std::int64_t kPixels = 64;
 constexpr float kBrightest = 16;
 
 std::string read_compressed(const std::string& path) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
-  if (!file) throw std::runtime_error("cannot open \"" + path + "\"; name it with --data");
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(
+      gzopen(path.c_str(), "rb"), &gzclose);
+  if (!file)
+    throw std::runtime_error(
+        "cannot open \"" + path + "\"; name it with --data");
   std::string text;
   std::array<char, 1 << 16> block;
   int count = 0;
   while ((count = gzread(file.get(), block.data(), block.size())) > 0) {
     text.append(block.data(), static_cast<std::size_t>(count));
   }
-  if (count < 0) throw std::runtime_error("\"" + path + "\" is not a whole gzip file");
+  if (count < 0)
+    throw std::runtime_error("\"" + path + "\" is not a whole gzip file");
   return text;
 }
 
@@ -49,7 +53,8 @@ DigitsSplit read_digits(const std::string& path) {
   std::int64_t column = 0;
   for (const char* at = text.data(); at < text.data() + text.size(); ++at) {
     int value = 0;
-    const auto [end, error] = std::from_chars(at, text.data() + text.size(), value);
+    const auto [end, error] =
+        std::from_chars(at, text.data() + text.size(), value);
     const bool is_label = column == kPixels;
     if (error != std::errc() || end == text.data() + text.size() || value < 0 ||
         value > (is_label ? 9 : 16) || *end != (is_label ? '\n' : ',')) {
@@ -70,6 +75,7 @@ DigitsSplit read_digits(const std::string& path) {
   const Digits all{
       at::tensor(pixels).view({count, 1, 8, 8}), at::tensor(labels, at::kLong)};
   std::vector<std::int64_t> train, test;
-  for (std::int64_t row = 0; row < count; ++row) (row % 5 == 4 ? test : train).push_back(row);
+  for (std::int64_t row = 0; row < count; ++row)
+    (row % 5 == 4 ? test : train).push_back(row);
   return {rows_of(all, train), rows_of(all, test)};
 }

@@ -13,8 +13,8 @@
 #include <fstream>
 #include <iostream>
 
-#include <CLI/CLI.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include <accelerate/accelerate.h>
 
@@ -38,7 +38,8 @@ struct Flags {
 
 struct NetImpl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor images_N1HW) {
-    auto x = F::max_pool2d(torch::relu(conv1(images_N1HW)), F::MaxPool2dFuncOptions(2));
+    auto x = F::max_pool2d(
+        torch::relu(conv1(images_N1HW)), F::MaxPool2dFuncOptions(2));
     x = F::max_pool2d(torch::relu(conv2(x)), F::MaxPool2dFuncOptions(2));
     return fc2(torch::relu(fc1(x.flatten(1))));
   }
@@ -49,7 +50,8 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Conv2d conv2 = register_module(
       "conv2",
       torch::nn::Conv2d(torch::nn::Conv2dOptions(32, 64, 3).padding(1)));
-  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(64 * 2 * 2, 128));
+  torch::nn::Linear fc1 =
+      register_module("fc1", torch::nn::Linear(64 * 2 * 2, 128));
   torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(128, 10));
 };
 TORCH_MODULE(Net);
@@ -58,7 +60,8 @@ TORCH_MODULE(Net);
 std::uint64_t digest_of(const torch::nn::Module& module) {
   std::uint64_t digest = 0xcbf29ce484222325;
   for (const torch::Tensor& parameter : module.parameters()) {
-    const torch::Tensor bytes = parameter.detach().cpu().contiguous().view(-1).view(torch::kUInt8);
+    const torch::Tensor bytes =
+        parameter.detach().cpu().contiguous().view(-1).view(torch::kUInt8);
     const auto* data = bytes.const_data_ptr<std::uint8_t>();
     for (std::int64_t i = 0; i < bytes.numel(); ++i) {
       digest = (digest ^ data[i]) * 0x100000001b3;
@@ -70,19 +73,26 @@ std::uint64_t digest_of(const torch::nn::Module& module) {
 /// One line that is drawn over, on the first process only.
 class ProgressBar {
  public:
-  ProgressBar(bool is_shown, std::int64_t total) : is_shown_(is_shown), total_(total) {}
+  ProgressBar(bool is_shown, std::int64_t total)
+      : is_shown_(is_shown), total_(total) {}
 
   void advance(int epoch, double loss) {
     ++done_;
     const auto now = Clock::now();
-    if (!is_shown_ || (done_ < total_ && now - drawn_ < std::chrono::milliseconds(200))) return;
+    if (!is_shown_ ||
+        (done_ < total_ && now - drawn_ < std::chrono::milliseconds(200)))
+      return;
     drawn_ = now;
     constexpr int kWidth = 30;
     const auto filled = static_cast<int>(done_ * kWidth / total_);
     std::printf(
-        "[%s%s] %3d %%  epoch %d  loss %.4f%c", std::string(filled, '#').c_str(),
-        std::string(kWidth - filled, '.').c_str(), static_cast<int>(done_ * 100 / total_),
-        epoch + 1, loss, done_ == total_ ? '\n' : '\r');
+        "[%s%s] %3d %%  epoch %d  loss %.4f%c",
+        std::string(filled, '#').c_str(),
+        std::string(kWidth - filled, '.').c_str(),
+        static_cast<int>(done_ * 100 / total_),
+        epoch + 1,
+        loss,
+        done_ == total_ ? '\n' : '\r');
     std::fflush(stdout);
   }
 
@@ -128,7 +138,8 @@ void train(const Flags& flags) {
   torch::optim::AdamW adamw(
       net->parameters(), torch::optim::AdamWOptions(flags.learning_rate));
   auto [model, optimizer, loader, test_loader] = accelerator.prepare(
-      net, adamw,
+      net,
+      adamw,
       accelerate::DataLoader(
           accelerate::TensorDataset(digits.train.images, digits.train.labels),
           {.batch_size = flags.batch_size, .shuffle = true}),
@@ -143,7 +154,9 @@ void train(const Flags& flags) {
     metrics << "epoch,loss,accuracy\n";
   }
 
-  ProgressBar bar(accelerator.is_main_process(), std::int64_t{flags.epochs} * loader.size());
+  ProgressBar bar(
+      accelerator.is_main_process(),
+      std::int64_t{flags.epochs} * loader.size());
   std::chrono::duration<double> train_time{};
   double accuracy = 0;
   for (int epoch = 0; epoch < flags.epochs; ++epoch) {
@@ -160,16 +173,21 @@ void train(const Flags& flags) {
     }
     train_time += Clock::now() - start;
     accuracy = accuracy_of(accelerator, model, test_loader);
-    if (metrics.is_open()) metrics << epoch + 1 << ',' << last_loss << ',' << accuracy << std::endl;
+    if (metrics.is_open())
+      metrics << epoch + 1 << ',' << last_loss << ',' << accuracy << std::endl;
   }
 
   if (accelerator.is_main_process()) {
-    const double num_samples =
-        static_cast<double>(flags.epochs) * static_cast<double>(digits.train.images.size(0));
+    const double num_samples = static_cast<double>(flags.epochs) *
+        static_cast<double>(digits.train.images.size(0));
     std::printf(
-        "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f digest=%016llx\n",
-        accelerator.num_processes(), accelerator.num_processes() == 1 ? "" : "es",
-        num_samples / train_time.count(), flags.project_dir.c_str(), accuracy,
+        "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f "
+        "digest=%016llx\n",
+        accelerator.num_processes(),
+        accelerator.num_processes() == 1 ? "" : "es",
+        num_samples / train_time.count(),
+        flags.project_dir.c_str(),
+        accuracy,
         static_cast<unsigned long long>(digest_of(*model.module())));
   }
 }
@@ -178,20 +196,34 @@ void train(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Trains a small convolutional net on 1,797 real handwritten digits.", "digits");
+  CLI::App app(
+      "Trains a small convolutional net on 1,797 real handwritten digits.",
+      "digits");
   app.option_defaults()->always_capture_default();
   app.add_option("--epochs", flags.epochs, "passes over the training digits")
       ->check(CLI::PositiveNumber);
-  app.add_option("--batch_size", flags.batch_size, "samples of one process in one micro-step")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--seed", flags.seed, "decides the first weights and the order of the data");
-  app.add_option("--learning_rate", flags.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
   app.add_option(
-         "--gradient_accumulation_steps", flags.gradient_accumulation_steps,
+         "--batch_size",
+         flags.batch_size,
+         "samples of one process in one micro-step")
+      ->check(CLI::PositiveNumber);
+  app.add_option(
+      "--seed",
+      flags.seed,
+      "decides the first weights and the order of the data");
+  app.add_option("--learning_rate", flags.learning_rate, "of AdamW")
+      ->check(CLI::PositiveNumber);
+  app.add_option(
+         "--gradient_accumulation_steps",
+         flags.gradient_accumulation_steps,
          "micro-steps of one optimizer step; 0 takes the launcher's")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--project_dir", flags.project_dir, "where metrics.csv is written");
-  app.add_option("--precision", flags.precision, "no, bf16 or fp16; empty takes the launcher's");
+  app.add_option(
+      "--project_dir", flags.project_dir, "where metrics.csv is written");
+  app.add_option(
+      "--precision",
+      flags.precision,
+      "no, bf16 or fp16; empty takes the launcher's");
   app.add_option("--data", flags.data, "the compressed CSV file of digits");
   CLI11_PARSE(app, argc, argv);
   try {

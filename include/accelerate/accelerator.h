@@ -141,18 +141,21 @@ struct PrepareResult {
 template <class T>
 concept ModuleHolder = requires(T& holder) {
   typename T::ContainedType;
-  { holder.ptr() };
+  {holder.ptr()};
 };
 template <class T>
 struct IsModulePointer : std::false_type {};
 template <class M>
-struct IsModulePointer<std::shared_ptr<M>> : std::is_convertible<M*, torch::nn::Module*> {};
+struct IsModulePointer<std::shared_ptr<M>>
+    : std::is_convertible<M*, torch::nn::Module*> {};
 template <class T>
 concept OptimizerLike = std::is_convertible_v<T*, torch::optim::Optimizer*>;
 template <class T>
 concept SchedulerLike = std::is_constructible_v<SchedulerReference, T*>;
 template <class T>
-concept LoaderLike = requires(T& loader, LoaderContext context) { loader.attach(context); };
+concept LoaderLike = requires(T& loader, LoaderContext context) {
+  loader.attach(context);
+};
 template <class T>
 struct IsUniquePointer : std::false_type {};
 template <class L, class D>
@@ -228,7 +231,8 @@ class ACCELERATE_API Accelerator {
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
   /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
   /// negative or given in part of a window only.
-  void backward(const at::Tensor& loss, const BackwardOptions& options = {}) const;
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {})
+      const;
 
   /// Backward and step in one, for a prepared optim::Lomo or AdaLomo: each
   /// parameter is updated as soon as its gradient is there, averaged over the
@@ -236,7 +240,10 @@ class ACCELERATE_API Accelerator {
   /// prepared. Throws ConfigError without one, inside a window of several
   /// micro-steps, and with fp16.
   void lomo_backward(const at::Tensor& loss, double learning_rate) const;
-  void lomo_backward(const at::Tensor& loss, double learning_rate, const Optimizer& optimizer) const;
+  void lomo_backward(
+      const at::Tensor& loss,
+      double learning_rate,
+      const Optimizer& optimizer) const;
 
   /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
   /// these models; a loader's last batch ends the window early. Keep the
@@ -295,7 +302,9 @@ class ACCELERATE_API Accelerator {
     return clip_grad_norm_(model.parameters(), max_norm, options);
   }
   /// Cuts every gradient's values to -clip_value .. clip_value.
-  void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) const;
+  void clip_grad_value_(
+      const std::vector<at::Tensor>& parameters,
+      double clip_value) const;
   template <class M>
   void clip_grad_value_(const Model<M>& model, double clip_value) const {
     clip_grad_value_(model.parameters(), clip_value);
@@ -321,14 +330,17 @@ class ACCELERATE_API Accelerator {
     T all = gather(value);
     const std::int64_t remainder = loader_remainder();
     if (remainder > 0) {
-      visit_tensors(all, [&](at::Tensor& tensor) { tensor = first_rows(tensor, remainder); });
+      visit_tensors(all, [&](at::Tensor& tensor) {
+        tensor = first_rows(tensor, remainder);
+      });
     }
     return all;
   }
   /// The same for objects, one a sample: texts, numbers, structs (objects.h).
   template <Transferable T>
-    requires(!NestedTensors<std::vector<T>>)
-  std::vector<T> gather_for_metrics(const std::vector<T>& objects) const {
+  requires(!NestedTensors<std::vector<T>>) std::vector<T> gather_for_metrics(
+      const std::vector<T>& objects)
+  const {
     std::vector<T> all = gather_object(objects);
     const std::int64_t remainder = loader_remainder();
     if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder) {
@@ -353,7 +365,10 @@ class ACCELERATE_API Accelerator {
   }
   /// Sum, mean, maximum or minimum over all ranks, on every rank.
   template <NestedTensors T>
-  T reduce(const T& value, Reduction reduction = Reduction::sum, double scale = 1.0) const {
+  T reduce(
+      const T& value,
+      Reduction reduction = Reduction::sum,
+      double scale = 1.0) const {
     return accelerate::reduce(value, world().group(), reduction, scale);
   }
   /// Grows every tensor along `dim` to the largest size any rank has.
@@ -363,7 +378,8 @@ class ACCELERATE_API Accelerator {
       std::int64_t dim = 0,
       double pad_index = 0,
       bool pad_first = false) const {
-    return accelerate::pad_across_processes(value, world().group(), dim, pad_index, pad_first);
+    return accelerate::pad_across_processes(
+        value, world().group(), dim, pad_index, pad_first);
   }
 
   [[nodiscard]] at::Device device() const;
@@ -384,8 +400,11 @@ class ACCELERATE_API Accelerator {
   void on_main_process(const std::function<void()>& function) const;
   void on_local_main_process(const std::function<void()>& function) const;
   void on_last_process(const std::function<void()>& function) const;
-  void on_process(int process_index, const std::function<void()>& function) const;
-  void on_local_process(int local_process_index, const std::function<void()>& function) const;
+  void on_process(int process_index, const std::function<void()>& function)
+      const;
+  void on_local_process(
+      int local_process_index,
+      const std::function<void()>& function) const;
   /// Runs `function` on rank 0 first, then on the others: the first downloads
   /// or unpacks, the rest find it done. If rank 0 throws, the others throw
   /// DistributedError.
@@ -399,7 +418,8 @@ class ACCELERATE_API Accelerator {
   /// of them. See nested.h.
   template <class T>
   T split_between_processes(const T& items, bool apply_padding = false) const {
-    return accelerate::split_between_processes(items, world().group(), apply_padding);
+    return accelerate::split_between_processes(
+        items, world().group(), apply_padding);
   }
   /// The user's own module.
   template <class M>
@@ -455,19 +475,23 @@ class ACCELERATE_API Accelerator {
     } else if constexpr (detail::OptimizerLike<Item>) {
       static_assert(
           std::is_lvalue_reference_v<T>,
-          "the optimizer must outlive its handle: give it a name before prepare()");
+          "the optimizer must outlive its handle: give it a name before "
+          "prepare()");
       return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
     } else if constexpr (detail::SchedulerLike<Item>) {
       static_assert(
           std::is_lvalue_reference_v<T>,
-          "the scheduler must outlive its handle: give it a name before prepare()");
+          "the scheduler must outlive its handle: give it a name before "
+          "prepare()");
       return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
     } else if constexpr (detail::ModuleHolder<Item>) {
       using M = typename Item::ContainedType;
-      return Model<M>(item.ptr(), std::move(result.models[result.next_model++]));
+      return Model<M>(
+          item.ptr(), std::move(result.models[result.next_model++]));
     } else {
       static_assert(
-          !std::is_lvalue_reference_v<T>, "move the loader in: prepare(std::move(loader))");
+          !std::is_lvalue_reference_v<T>,
+          "move the loader in: prepare(std::move(loader))");
       if constexpr (detail::LoaderLike<Item>) {
         Item loader(std::move(item));
         loader.attach(loader_context());

@@ -19,19 +19,25 @@
 namespace accelerate::detail {
 
 using LoaderClock = std::chrono::steady_clock;
-inline double seconds_between(LoaderClock::time_point begin, LoaderClock::time_point end) {
+inline double seconds_between(
+    LoaderClock::time_point begin,
+    LoaderClock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
 /// Inside a catch block: throws DataError with the exception in hand nested.
 /// "sample 17: get() failed: …"
-[[noreturn]] ACCELERATE_API void throw_sample_error(std::int64_t sample, const char* verb);
+[[noreturn]] ACCELERATE_API void throw_sample_error(
+    std::int64_t sample,
+    const char* verb);
 [[noreturn]] ACCELERATE_API void throw_batch_error(
     std::int64_t batch,
     const std::vector<std::int64_t>& samples,
     const char* verb);
 /// Throws DataError.
-[[noreturn]] ACCELERATE_API void throw_shrunk(std::int64_t sample, std::int64_t size);
+[[noreturn]] ACCELERATE_API void throw_shrunk(
+    std::int64_t sample,
+    std::int64_t size);
 
 /// Says now and then how far it has come; silent while it takes no time.
 class ACCELERATE_API SkipProgress {
@@ -53,14 +59,16 @@ class ACCELERATE_API SkipProgress {
 /// Reads a dataset batch by batch: claims what is next, then makes it. Shared
 /// between a loader and its workers.
 template <class Dataset, class Collate>
-class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Collate>> {
+class BatchReader
+    : public std::enable_shared_from_this<BatchReader<Dataset, Collate>> {
  public:
   static constexpr bool kIsStream = StreamDataset<Dataset>;
 
  private:
   static auto sample_type() {
     if constexpr (kIsStream) {
-      return std::type_identity<std::decay_t<decltype(*std::declval<Dataset&>().next())>>{};
+      return std::type_identity<
+          std::decay_t<decltype(*std::declval<Dataset&>().next())>>{};
     } else if constexpr (BatchDataset<Dataset>) {
       return std::type_identity<void>{};
     } else {
@@ -72,22 +80,27 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
  public:
   using Sample = typename decltype(sample_type())::type;
   // Without a sample type there is never one.
-  using Samples = std::vector<std::conditional_t<std::is_void_v<Sample>, char, Sample>>;
+  using Samples =
+      std::vector<std::conditional_t<std::is_void_v<Sample>, char, Sample>>;
 
  private:
   static auto batch_type() {
     if constexpr (!kIsStream && BatchDataset<Dataset>) {
       return std::type_identity<std::decay_t<decltype(get_samples(
-          std::declval<Dataset&>(), std::span<const std::int64_t>(),
+          std::declval<Dataset&>(),
+          std::span<const std::int64_t>(),
           std::declval<at::Generator&>()))>>{};
-    } else if constexpr (requires(Collate& collate, Samples samples, at::Generator& generator) {
+    } else if constexpr (requires(
+                             Collate & collate,
+                             Samples samples,
+                             at::Generator & generator) {
                            collate(std::move(samples), generator);
                          }) {
       return std::type_identity<std::decay_t<decltype(std::declval<Collate&>()(
           std::declval<Samples>(), std::declval<at::Generator&>()))>>{};
     } else {
-      return std::type_identity<
-          std::decay_t<decltype(std::declval<Collate&>()(std::declval<Samples>()))>>{};
+      return std::type_identity<std::decay_t<decltype(std::declval<Collate&>()(
+          std::declval<Samples>()))>>{};
     }
   }
 
@@ -151,7 +164,8 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
         }
       }
       SkipProgress progress(source.context().logger, source.first());
-      while (num_read_ < source.first() && next_sample()) progress.say(num_read_);
+      while (num_read_ < source.first() && next_sample())
+        progress.say(num_read_);
     }
   }
 
@@ -181,7 +195,8 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
 
   void skip(std::int64_t num_batches) {
     if constexpr (kIsStream) {
-      for (std::int64_t i = 0; i < num_batches && claim(self); ++i) {}
+      for (std::int64_t i = 0; i < num_batches && claim(self); ++i) {
+      }
     } else {
       next_number_ += num_batches;
     }
@@ -235,7 +250,9 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
     }
     const auto copy = [&] {
       job.batch = send_to_device(
-          *std::move(job.batch), device, options.non_blocking || options.pin_memory);
+          *std::move(job.batch),
+          device,
+          options.non_blocking || options.pin_memory);
     };
     if (&worker == &self) {
       copy();
@@ -254,14 +271,17 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
   void read_batch(Job& job, Worker& worker) {
     const std::vector<std::int64_t>& indices = job.read.indices;
     worker.now(Worker::Doing::reading, indices.empty() ? 0 : indices.front());
-    if (!indices.empty()) require_present(*std::max_element(indices.begin(), indices.end()));
+    if (!indices.empty())
+      require_present(*std::max_element(indices.begin(), indices.end()));
     try {
       if constexpr (BatchRandomDataset<Dataset>) {
         job.batch.emplace(dataset.get_batch(
             std::span<const std::int64_t>(indices),
-            worker.generator(seed_at(job.read.pass_seed, job.read.first_position))));
+            worker.generator(
+                seed_at(job.read.pass_seed, job.read.first_position))));
       } else {
-        job.batch.emplace(dataset.get_batch(std::span<const std::int64_t>(indices)));
+        job.batch.emplace(
+            dataset.get_batch(std::span<const std::int64_t>(indices)));
       }
     } catch (...) {
       throw_batch_error(job.number, indices, "get_batch()");
@@ -277,7 +297,9 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
       require_present(index);
       try {
         if constexpr (RandomDataset<Dataset>) {
-          samples.push_back(dataset.get(index, worker.generator(seed_at(job.read.pass_seed, position++))));
+          samples.push_back(dataset.get(
+              index,
+              worker.generator(seed_at(job.read.pass_seed, position++))));
         } else {
           samples.push_back(dataset.get(index));
         }
@@ -291,12 +313,12 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
   void join(Job& job, Samples samples, Worker& worker) {
     worker.now(Worker::Doing::collating, job.number);
     try {
-      if constexpr (requires(at::Generator& generator) {
+      if constexpr (requires(at::Generator & generator) {
                       collate(std::move(samples), generator);
                     }) {
         // Not what the first sample was given.
-        at::Generator& generator =
-            worker.generator(seed_at(job.read.pass_seed, ~job.read.first_position));
+        at::Generator& generator = worker.generator(
+            seed_at(job.read.pass_seed, ~job.read.first_position));
         job.batch.emplace(collate(std::move(samples), generator));
       } else {
         job.batch.emplace(collate(std::move(samples)));
@@ -328,23 +350,29 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
     Round round;
     while (!stream_has_ended_ && round.samples.size() < size) {
       worker.now(Worker::Doing::reading, num_read_);
-      if (auto sample = next_sample()) round.samples.push_back(*std::move(sample));
+      if (auto sample = next_sample())
+        round.samples.push_back(*std::move(sample));
     }
     const bool is_partial = round.samples.size() < size;
-    if (round.samples.empty() || (is_partial && options.drop_last)) return std::nullopt;
-    if constexpr (RestorableDataset<Dataset>) round.state = dataset.state_dict();
+    if (round.samples.empty() || (is_partial && options.drop_last))
+      return std::nullopt;
+    if constexpr (RestorableDataset<Dataset>)
+      round.state = dataset.state_dict();
     return round;
   }
 
   // Which of a round's samples this rank gets; past `rows` they are repeated.
-  [[nodiscard]] std::pair<std::int64_t, std::int64_t> share_of_round(std::int64_t rows) const {
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> share_of_round(
+      std::int64_t rows) const {
     const std::int64_t size = source.rank_batch_size();
     const std::int64_t begin = source.share() * size;
-    return {begin, source.fills_up() ? begin + size : std::min(begin + size, rows)};
+    return {
+        begin, source.fills_up() ? begin + size : std::min(begin + size, rows)};
   }
   [[nodiscard]] bool has_share(const std::optional<Round>& round) const {
     if (!round || source.is_dispatching()) return round.has_value();
-    const auto [begin, end] = share_of_round(static_cast<std::int64_t>(round->samples.size()));
+    const auto [begin, end] =
+        share_of_round(static_cast<std::int64_t>(round->samples.size()));
     return begin < end;
   }
 
@@ -363,7 +391,8 @@ class BatchReader : public std::enable_shared_from_this<BatchReader<Dataset, Col
       job.samples = std::move(round.samples);
       return true;
     }
-    if (source.fills_up() && first_samples_.empty()) first_samples_ = round.samples;
+    if (source.fills_up() && first_samples_.empty())
+      first_samples_ = round.samples;
     const auto [begin, end] = share_of_round(rows);
     for (std::int64_t i = begin; i < end; ++i) {
       const auto position = static_cast<std::size_t>(i < rows ? i : i - rows);

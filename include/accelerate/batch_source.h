@@ -60,7 +60,9 @@ struct BatchIndices {
 };
 
 /// For the random numbers of what is read at a position of the order.
-ACCELERATE_API std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position);
+ACCELERATE_API std::uint64_t seed_at(
+    std::uint64_t pass_seed,
+    std::int64_t position);
 
 class BatchOrder;
 
@@ -93,7 +95,8 @@ class ACCELERATE_API BatchSource {
   /// Samples, or batches of a batch sampler, that the pass leaves out at its
   /// beginning, because they were read before.
   [[nodiscard]] std::int64_t first() const;
-  [[nodiscard]] StateDict state_dict(std::int64_t num_given, bool has_ended) const;
+  [[nodiscard]] StateDict state_dict(std::int64_t num_given, bool has_ended)
+      const;
   void load_state_dict(const StateDict& state);
 
   /// Starts a pass over so many samples; ends one that was left.

@@ -35,41 +35,38 @@ class StructureWriter {
  private:
   void write(const at::Tensor&) {}
   template <class T>
-    requires(!HoldsTensors<T>::value && Transferable<T>)
-  void write(const T& value) {
+  requires(!HoldsTensors<T>::value && Transferable<T>) void write(
+      const T& value) {
     parts_.push_back(object_to_bytes(value));
   }
   template <class T>
-    requires HoldsTensors<T>::value
-  void write(const std::optional<T>& value) {
+  requires HoldsTensors<T>::value void write(const std::optional<T>& value) {
     write(value.has_value());
     if (value) write(*value);
   }
   template <class T, class A>
-    requires HoldsTensors<T>::value
-  void write(const std::vector<T, A>& values) {
+  requires HoldsTensors<T>::value void write(const std::vector<T, A>& values) {
     write(values.size());
     for (const T& value : values) write(value);
   }
   template <class T, std::size_t n>
-    requires HoldsTensors<T>::value
-  void write(const std::array<T, n>& values) {
+  requires HoldsTensors<T>::value void write(const std::array<T, n>& values) {
     for (const T& value : values) write(value);
   }
   template <class A, class B>
-    requires HoldsTensors<std::pair<A, B>>::value
-  void write(const std::pair<A, B>& pair) {
+  requires HoldsTensors<std::pair<A, B>>::value void write(
+      const std::pair<A, B>& pair) {
     write(pair.first);
     write(pair.second);
   }
   template <class... Ts>
-    requires HoldsTensors<std::tuple<Ts...>>::value
-  void write(const std::tuple<Ts...>& values) {
+  requires HoldsTensors<std::tuple<Ts...>>::value void write(
+      const std::tuple<Ts...>& values) {
     std::apply([&](const Ts&... value) { (write(value), ...); }, values);
   }
   template <class K, class V, class C, class A>
-    requires HoldsTensors<V>::value
-  void write(const std::map<K, V, C, A>& values) {
+  requires HoldsTensors<V>::value void write(
+      const std::map<K, V, C, A>& values) {
     write(values.size());
     for (const auto& [key, value] : values) {
       write(key);
@@ -77,8 +74,8 @@ class StructureWriter {
     }
   }
   template <class K, class V, class H, class E, class A>
-    requires HoldsTensors<V>::value
-  void write(const std::unordered_map<K, V, H, E, A>& values) {
+  requires HoldsTensors<V>::value void write(
+      const std::unordered_map<K, V, H, E, A>& values) {
     write(values.size());
     for (const auto& [key, value] : values) {
       write(key);
@@ -87,8 +84,7 @@ class StructureWriter {
   }
   // A user's type: its tensors travel, the rest stays as constructed.
   template <class T>
-    requires(HoldsTensors<T>::value && std::is_class_v<T>)
-  void write(const T&) {}
+  requires(HoldsTensors<T>::value&& std::is_class_v<T>) void write(const T&) {}
 
   std::vector<std::string> parts_;
 };
@@ -96,7 +92,8 @@ class StructureWriter {
 /// Rebuilds a value from what StructureWriter wrote, its tensors undefined.
 class StructureReader {
  public:
-  explicit StructureReader(std::string_view bytes) : parts_(unpack_bytes(bytes)) {}
+  explicit StructureReader(std::string_view bytes)
+      : parts_(unpack_bytes(bytes)) {}
 
   template <class T>
   void operator()(T& value) {
@@ -106,57 +103,51 @@ class StructureReader {
  private:
   void read(at::Tensor&) {}
   template <class T>
-    requires(!HoldsTensors<T>::value && Transferable<T>)
-  void read(T& value) {
+  requires(!HoldsTensors<T>::value && Transferable<T>) void read(T& value) {
     if (next_ >= parts_.size()) throw_wrong_size(parts_.size(), next_ + 1);
     object_from_bytes(parts_[next_++], value);
   }
   template <class T>
-    requires HoldsTensors<T>::value
-  void read(std::optional<T>& value) {
+  requires HoldsTensors<T>::value void read(std::optional<T>& value) {
     bool has_value = false;
     read(has_value);
     if (has_value) read(value.emplace());
   }
   template <class T, class A>
-    requires HoldsTensors<T>::value
-  void read(std::vector<T, A>& values) {
+  requires HoldsTensors<T>::value void read(std::vector<T, A>& values) {
     std::size_t size = 0;
     read(size);
     values.resize(size);
     for (T& value : values) read(value);
   }
   template <class T, std::size_t n>
-    requires HoldsTensors<T>::value
-  void read(std::array<T, n>& values) {
+  requires HoldsTensors<T>::value void read(std::array<T, n>& values) {
     for (T& value : values) read(value);
   }
   template <class A, class B>
-    requires HoldsTensors<std::pair<A, B>>::value
-  void read(std::pair<A, B>& pair) {
+  requires HoldsTensors<std::pair<A, B>>::value void read(
+      std::pair<A, B>& pair) {
     read(pair.first);
     read(pair.second);
   }
   template <class... Ts>
-    requires HoldsTensors<std::tuple<Ts...>>::value
-  void read(std::tuple<Ts...>& values) {
+  requires HoldsTensors<std::tuple<Ts...>>::value void read(
+      std::tuple<Ts...>& values) {
     std::apply([&](Ts&... value) { (read(value), ...); }, values);
   }
   template <class K, class V, class C, class A>
-    requires HoldsTensors<V>::value
-  void read(std::map<K, V, C, A>& values) {
+  requires HoldsTensors<V>::value void read(std::map<K, V, C, A>& values) {
     read_map(values);
   }
   // In the sender's order only if both sides insert alike; the tensors are
   // assigned by that order too.
   template <class K, class V, class H, class E, class A>
-    requires HoldsTensors<V>::value
-  void read(std::unordered_map<K, V, H, E, A>& values) {
+  requires HoldsTensors<V>::value void read(
+      std::unordered_map<K, V, H, E, A>& values) {
     read_map(values);
   }
   template <class T>
-    requires(HoldsTensors<T>::value && std::is_class_v<T>)
-  void read(T&) {}
+  requires(HoldsTensors<T>::value&& std::is_class_v<T>) void read(T&) {}
 
   template <class Map>
   void read_map(Map& values) {
@@ -181,9 +172,9 @@ struct IsObjectList<std::vector<T, A>>
     : std::bool_constant<!HoldsTensors<T>::value && Transferable<T>> {};
 template <class T>
 concept Dispatchable = std::default_initializable<T> &&
-    (IsObjectList<T>::value || (NestedTensors<T> && requires(T& value, StructureReader& reader) {
-       reader(value);
-     }));
+    (IsObjectList<T>::value ||
+     (NestedTensors<T> &&
+      requires(T & value, StructureReader& reader) { reader(value); }));
 
 template <Dispatchable Batch>
 std::int64_t rows_of(const Batch& batch) {
@@ -244,7 +235,9 @@ RoundSlice slice_to_send(const Batch& slice) {
 }
 
 /// Throws ConfigError: a user's type has fewer tensors when it is new.
-[[noreturn]] ACCELERATE_API void throw_lost_tensors(std::size_t sent, std::size_t found);
+[[noreturn]] ACCELERATE_API void throw_lost_tensors(
+    std::size_t sent,
+    std::size_t found);
 
 template <Dispatchable Batch>
 Batch received_batch(RoundSlice slice) {
@@ -256,10 +249,12 @@ Batch received_batch(RoundSlice slice) {
     reader(batch);
     std::size_t next = 0;
     visit_tensors(batch, TensorVisitor{[&](at::Tensor& tensor) {
-      if (next < slice.tensors.size()) tensor = slice.tensors[next];
-      ++next;
-    }});
-    if (next != slice.tensors.size()) throw_lost_tensors(slice.tensors.size(), next);
+                    if (next < slice.tensors.size())
+                      tensor = slice.tensors[next];
+                    ++next;
+                  }});
+    if (next != slice.tensors.size())
+      throw_lost_tensors(slice.tensors.size(), next);
   }
   return batch;
 }

@@ -15,7 +15,9 @@ namespace detail {
 /// Throws ConfigError if shapes differ.
 ACCELERATE_API at::Tensor stack_rows(const std::vector<at::Tensor>& rows);
 /// Throws ConfigError: samples with so many tensors each.
-[[noreturn]] ACCELERATE_API void throw_ragged(std::size_t first, std::size_t other);
+[[noreturn]] ACCELERATE_API void throw_ragged(
+    std::size_t first,
+    std::size_t other);
 }  // namespace detail
 
 /// Joins samples into a batch of the same form: corresponding tensors are
@@ -24,16 +26,20 @@ ACCELERATE_API at::Tensor stack_rows(const std::vector<at::Tensor>& rows);
 struct DefaultCollate {
   template <NestedTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {
-    std::vector<std::vector<at::Tensor>> columns(tensors_of(samples.front()).size());
+    std::vector<std::vector<at::Tensor>> columns(
+        tensors_of(samples.front()).size());
     for (const Sample& sample : samples) {
       const std::vector<at::Tensor> tensors = tensors_of(sample);
-      if (tensors.size() != columns.size()) detail::throw_ragged(columns.size(), tensors.size());
-      for (std::size_t i = 0; i < tensors.size(); ++i) columns[i].push_back(tensors[i]);
+      if (tensors.size() != columns.size())
+        detail::throw_ragged(columns.size(), tensors.size());
+      for (std::size_t i = 0; i < tensors.size(); ++i)
+        columns[i].push_back(tensors[i]);
     }
     Sample batch = std::move(samples.front());
     std::size_t next = 0;
-    visit_tensors(
-        batch, [&](at::Tensor& tensor) { tensor = detail::stack_rows(columns[next++]); });
+    visit_tensors(batch, [&](at::Tensor& tensor) {
+      tensor = detail::stack_rows(columns[next++]);
+    });
     return batch;
   }
 };

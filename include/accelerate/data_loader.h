@@ -34,7 +34,9 @@ struct EndOfPass {};
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
 /// Throws Error: a thread left behind is still inside the stream, or sampler.
 [[noreturn]] ACCELERATE_API void throw_stuck(const std::string& where);
-ACCELERATE_API void warn_left_behind(const Logger& logger, const std::string& where);
+ACCELERATE_API void warn_left_behind(
+    const Logger& logger,
+    const std::string& where);
 
 }  // namespace detail
 
@@ -94,8 +96,8 @@ class DataLoader {
   using Batch = typename Reader::Batch;
   /// Rows [begin, end) of a round; the last round may have fewer rows than
   /// that: the slice is then filled up as its author likes.
-  using SliceFunction =
-      std::function<Batch(const Batch& round, std::int64_t begin, std::int64_t end)>;
+  using SliceFunction = std::function<
+      Batch(const Batch& round, std::int64_t begin, std::int64_t end)>;
 
   /// The loader owns the dataset: give a pointer-like dataset to share one.
   /// Throws ConfigError for options that are impossible or contradict.
@@ -103,7 +105,10 @@ class DataLoader {
       Dataset dataset,
       const DataLoaderOptions& options = {},
       Collate collate = {})
-      : reader_(std::make_shared<Reader>(std::move(dataset), std::move(collate), options)) {}
+      : reader_(std::make_shared<Reader>(
+            std::move(dataset),
+            std::move(collate),
+            options)) {}
 
   class Iterator {
    public:
@@ -120,7 +125,8 @@ class DataLoader {
       if (loader_ != nullptr) loader_->end_pass();
     }
     Iterator(Iterator&& other) noexcept
-        : loader_(std::exchange(other.loader_, nullptr)), batch_(std::move(other.batch_)) {}
+        : loader_(std::exchange(other.loader_, nullptr)),
+          batch_(std::move(other.batch_)) {}
     Iterator(const Iterator&) = delete;
     Iterator& operator=(const Iterator&) = delete;
 
@@ -154,18 +160,18 @@ class DataLoader {
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
   /// Batches that this rank gets in a pass.
-  [[nodiscard]] std::int64_t size() const
-    requires detail::SizedDataset<Dataset>
-  {
+  [[nodiscard]] std::int64_t size()
+      const requires detail::SizedDataset<Dataset> {
     return source().size();
   }
   /// Samples of all ranks together in one micro-step; 0 with a batch sampler,
   /// whose batches differ.
-  [[nodiscard]] std::int64_t total_batch_size() const { return source().round_size(); }
+  [[nodiscard]] std::int64_t total_batch_size() const {
+    return source().round_size();
+  }
   /// Samples of the whole dataset.
-  [[nodiscard]] std::int64_t total_dataset_length() const
-    requires detail::SizedDataset<Dataset>
-  {
+  [[nodiscard]] std::int64_t total_dataset_length()
+      const requires detail::SizedDataset<Dataset> {
     return reader_->num_samples();
   }
   /// The number of the next pass, or of the one under way; the first is 0.
@@ -179,7 +185,8 @@ class DataLoader {
   /// where rank 0 alone reads, take rank 0's.
   [[nodiscard]] StateDict state_dict() const {
     StateDict state = source().state_dict(num_given(), pass_.has_ended);
-    const bool is_inside = source().is_reading() ? !pass_.has_ended : stream_state_.has_value();
+    const bool is_inside =
+        source().is_reading() ? !pass_.has_ended : stream_state_.has_value();
     if (stream_state_ && is_inside) state.set("stream", *stream_state_);
     return state;
   }
@@ -201,31 +208,37 @@ class DataLoader {
 
   /// With dispatch_batches: how rank 0 cuts a round, in place of cutting its
   /// tensors, or list, by rows.
-  void slice_fn_for_dispatch(SliceFunction slice)
-    requires detail::Dispatchable<Batch>
-  {
+  void slice_fn_for_dispatch(
+      SliceFunction slice) requires detail::Dispatchable<Batch> {
     slice_ = std::move(slice);
   }
 
   /// Of the pass under way, or the last one.
   [[nodiscard]] PrefetchReport prefetch_report() const { return report_; }
   [[nodiscard]] const Dataset& dataset() const { return reader_->dataset; }
-  [[nodiscard]] const DataLoaderOptions& options() const { return reader_->options; }
+  [[nodiscard]] const DataLoaderOptions& options() const {
+    return reader_->options;
+  }
 
   /// For prepare(). Throws ConfigError if batches cannot be split or sent, or if
   /// the ranks' loaders do not go together.
   void attach(detail::LoaderContext context) {
     const bool can_dispatch = detail::Dispatchable<Batch>;
     const std::optional<bool> wanted = options().dispatch_batches;
-    if (wanted.value_or(false) && !can_dispatch) detail::throw_not_dispatchable();
-    const bool by_default = Reader::kIsStream && can_dispatch && !options().already_sharded;
-    const bool is_dispatching = wanted.value_or(by_default) && context.group.size() > 1;
+    if (wanted.value_or(false) && !can_dispatch)
+      detail::throw_not_dispatchable();
+    const bool by_default =
+        Reader::kIsStream && can_dispatch && !options().already_sharded;
+    const bool is_dispatching =
+        wanted.value_or(by_default) && context.group.size() > 1;
     source().attach(std::move(context), is_dispatching);
   }
 
  private:
   detail::BatchSource& source() { return reader_->source; }
-  [[nodiscard]] const detail::BatchSource& source() const { return reader_->source; }
+  [[nodiscard]] const detail::BatchSource& source() const {
+    return reader_->source;
+  }
 
   void begin_pass() {
     end_pass();
@@ -246,7 +259,8 @@ class DataLoader {
       bool is_claiming = false;
       const std::string left_behind = pool_->stop(is_claiming);
       pool_.reset();
-      if (!left_behind.empty()) detail::warn_left_behind(source().context().logger, left_behind);
+      if (!left_behind.empty())
+        detail::warn_left_behind(source().context().logger, left_behind);
       if (is_claiming) {
         stuck_ = left_behind;
         source().abandon_pass();
@@ -276,7 +290,8 @@ class DataLoader {
   // In the unit of rounds.
   [[nodiscard]] std::int64_t num_given() const {
     const bool is_out_of_order = pool_ && !options().in_order;
-    return pass_.num_skipped + (is_out_of_order ? pool_->num_in_turn() : report_.num_batches);
+    return pass_.num_skipped +
+        (is_out_of_order ? pool_->num_in_turn() : report_.num_batches);
   }
 
   // Of this rank; nothing at the end.
@@ -316,10 +331,13 @@ class DataLoader {
     pool_ = std::make_unique<detail::WorkerPool>(
         detail::WorkerPoolOptions{
             .num_workers = num_workers,
-            .capacity = std::int64_t{num_workers} * options().prefetch_factor.value_or(2),
+            .capacity = std::int64_t{num_workers} *
+                options().prefetch_factor.value_or(2),
             .in_order = options().in_order,
             .timeout = options().timeout},
-        [reader = reader_](detail::Worker& worker) { return reader->claim(worker); });
+        [reader = reader_](detail::Worker& worker) {
+          return reader->claim(worker);
+        });
   }
 
   void hand_out(Job& job, std::optional<Batch>& batch) {
@@ -341,7 +359,8 @@ class DataLoader {
 
   void keep_stream_state(Job& job) {
     // Out of order there may be batches before it that were not handed out.
-    if (job.stream_state && options().in_order) stream_state_ = std::move(job.stream_state);
+    if (job.stream_state && options().in_order)
+      stream_state_ = std::move(job.stream_state);
   }
 
   // What rank 0 read, or this rank's slice of it.
@@ -360,19 +379,25 @@ class DataLoader {
       }
     }
     const auto sending = detail::LoaderClock::now();
-    detail::RoundSlice mine = detail::scatter_round(context.group, header, slices);
+    detail::RoundSlice mine =
+        detail::scatter_round(context.group, header, slices);
     if (failure) std::rethrow_exception(failure);
     pass_.has_ended = header.is_last;
     if (!header.has_batch) return;
     batch = detail::received_batch<Batch>(std::move(mine));
     if constexpr (NestedTensors<Batch>) {
-      batch = send_to_device(*std::move(batch), context.device, options().non_blocking);
+      batch = send_to_device(
+          *std::move(batch), context.device, options().non_blocking);
     }
-    report_.transfer_seconds += detail::seconds_between(sending, detail::LoaderClock::now());
-    source().announce(header.is_last, header.rows % context.batch_count == 0 ? 0 : header.rows);
+    report_.transfer_seconds +=
+        detail::seconds_between(sending, detail::LoaderClock::now());
+    source().announce(
+        header.is_last,
+        header.rows % context.batch_count == 0 ? 0 : header.rows);
   }
 
-  std::vector<detail::RoundSlice> slice_next_round(detail::RoundHeader& header) {
+  std::vector<detail::RoundSlice> slice_next_round(
+      detail::RoundHeader& header) {
     const std::unique_ptr<Job> job = next_job();
     if (!job) return {};
     const Batch& round = *job->batch;
@@ -380,13 +405,15 @@ class DataLoader {
     keep_stream_state(*job);
     const detail::LoaderContext& context = source().context();
     const std::int64_t rows = detail::rows_of(round);
-    const std::int64_t share = (rows + context.batch_count - 1) / context.batch_count;
+    const std::int64_t share =
+        (rows + context.batch_count - 1) / context.batch_count;
     std::vector<detail::RoundSlice> slices;
     for (const int batch_rank : context.batch_ranks) {
       const std::int64_t begin = batch_rank * share;
       slices.push_back(detail::slice_to_send(
           slice_ ? slice_(round, begin, begin + share)
-                 : detail::slice_filled(round, *pass_.first_round, begin, begin + share)));
+                 : detail::slice_filled(
+                       round, *pass_.first_round, begin, begin + share)));
     }
     header.has_batch = true;
     header.is_last = job->is_last;
@@ -424,7 +451,9 @@ DataLoader(Dataset, DataLoaderOptions, Collate) -> DataLoader<Dataset, Collate>;
 /// rank: `for (auto& batch : skip_first_batches(loader, 100))`. Later passes
 /// are whole.
 template <class Loader>
-SkippedBatches<Loader> skip_first_batches(Loader& loader, std::int64_t num_batches = 0) {
+SkippedBatches<Loader> skip_first_batches(
+    Loader& loader,
+    std::int64_t num_batches = 0) {
   return {loader, num_batches};
 }
 

@@ -14,13 +14,17 @@
 namespace accelerate::detail {
 
 template <class D>
-concept BatchRandomDataset =
-    requires(D& dataset, std::span<const std::int64_t> indices, at::Generator& generator) {
-      dataset.get_batch(indices, generator);
-    };
+concept BatchRandomDataset = requires(
+    D& dataset,
+    std::span<const std::int64_t> indices,
+    at::Generator& generator) {
+  dataset.get_batch(indices, generator);
+};
 template <class D>
 concept BatchDataset = BatchRandomDataset<D> ||
-    requires(D& dataset, std::span<const std::int64_t> indices) { dataset.get_batch(indices); };
+    requires(D& dataset, std::span<const std::int64_t> indices) {
+  dataset.get_batch(indices);
+};
 
 template <class D>
 concept RandomDataset = requires(D& dataset, at::Generator& generator) {
@@ -29,15 +33,18 @@ concept RandomDataset = requires(D& dataset, at::Generator& generator) {
 
 template <class D>
 concept StreamDataset = requires(D& dataset) {
-  { static_cast<bool>(dataset.next()) };
+  {static_cast<bool>(dataset.next())};
   *dataset.next();
 };
 
 template <class D>
-concept SizedDataset = requires(const D& dataset) { dataset.size(); };
+concept SizedDataset = requires(const D& dataset) {
+  dataset.size();
+};
 
 template <class D>
-concept RestorableDataset = requires(D& dataset, const D& constant, const StateDict& state) {
+concept RestorableDataset =
+    requires(D& dataset, const D& constant, const StateDict& state) {
   { constant.state_dict() } -> std::same_as<StateDict>;
   dataset.load_state_dict(state);
 };
@@ -55,7 +62,9 @@ std::int64_t size_of(const D& dataset) {
 /// Whether the dataset says that it holds one rank's part only.
 template <class D>
 bool says_is_sharded(const D& dataset) {
-  if constexpr (requires { { dataset.is_sharded() } -> std::convertible_to<bool>; }) {
+  if constexpr (requires {
+                  { dataset.is_sharded() } -> std::convertible_to<bool>;
+                }) {
     return dataset.is_sharded();
   } else {
     return false;

@@ -30,7 +30,8 @@ struct ImageFolderOptions {
   int channels = 3;
   /// Of the image, [channels, height, width] kByte after resizing, with the
   /// sample's own random numbers. Unset: kFloat from 0 to 1.
-  std::function<at::Tensor(at::Tensor image, at::Generator& generator)> transform = nullptr;
+  std::function<at::Tensor(at::Tensor image, at::Generator& generator)>
+      transform = nullptr;
 };
 
 /// Images in one folder a class. A sample is a tuple of the image and its class,
@@ -40,13 +41,19 @@ struct ImageFolderOptions {
 class ACCELERATE_API ImageFolder {
  public:
   /// Throws Error if the folder cannot be read, ConfigError if it has no images.
-  explicit ImageFolder(const std::string& path, ImageFolderOptions options = {});
+  explicit ImageFolder(
+      const std::string& path,
+      ImageFolderOptions options = {});
 
-  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(files_.size()); }
+  [[nodiscard]] std::int64_t size() const {
+    return static_cast<std::int64_t>(files_.size());
+  }
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> get(
       std::int64_t index,
       at::Generator& generator) const;
-  [[nodiscard]] const std::vector<std::string>& classes() const { return classes_; }
+  [[nodiscard]] const std::vector<std::string>& classes() const {
+    return classes_;
+  }
   [[nodiscard]] const std::string& path(std::int64_t index) const;
   [[nodiscard]] std::int64_t label(std::int64_t index) const;
 

@@ -30,7 +30,9 @@ class ACCELERATE_API JsonRecord {
   [[nodiscard]] std::vector<std::string> texts(const std::string& key) const;
   /// A number or truth value gives a 0-d tensor, lists of lists give more
   /// dimensions, all of equal length within one.
-  [[nodiscard]] at::Tensor tensor(const std::string& key, at::ScalarType dtype = at::kFloat) const;
+  [[nodiscard]] at::Tensor tensor(
+      const std::string& key,
+      at::ScalarType dtype = at::kFloat) const;
   /// "data.jsonl:17", for messages of your own.
   [[nodiscard]] std::string place() const;
 
@@ -68,14 +70,16 @@ class ACCELERATE_API JsonLinesFile {
 ///       return std::tuple{r.tensor("x"), r.tensor("y")};
 ///     })
 template <class MakeSample>
-  requires std::is_invocable_v<const MakeSample&, const JsonRecord&>
+requires std::is_invocable_v<const MakeSample&, const JsonRecord&>
 class JsonLinesDataset {
  public:
   JsonLinesDataset(const std::string& path, MakeSample make_sample)
       : file_(path), make_sample_(std::move(make_sample)) {}
 
   [[nodiscard]] std::int64_t size() const { return file_.size(); }
-  [[nodiscard]] auto get(std::int64_t index) const { return make_sample_(file_.record(index)); }
+  [[nodiscard]] auto get(std::int64_t index) const {
+    return make_sample_(file_.record(index));
+  }
   [[nodiscard]] const JsonLinesFile& file() const { return file_; }
 
  private:

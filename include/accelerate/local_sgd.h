@@ -29,7 +29,10 @@ struct LocalSGDOptions {
 class ACCELERATE_API LocalSGD {
  public:
   template <class M>
-  LocalSGD(const Accelerator& accelerator, const Model<M>& model, const LocalSGDOptions& options)
+  LocalSGD(
+      const Accelerator& accelerator,
+      const Model<M>& model,
+      const LocalSGDOptions& options)
       : LocalSGD(accelerator, model.prepared(), options) {}
   /// Ends the scope without averaging, for a loop that threw.
   ~LocalSGD();

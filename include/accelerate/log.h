@@ -33,7 +33,8 @@ class ACCELERATE_API Logger {
   Logger(LogSink sink, LogLevel level);
 
   /// Says it on every rank.
-  void log(LogLevel level, std::string_view area, std::string_view message) const;
+  void log(LogLevel level, std::string_view area, std::string_view message)
+      const;
   /// Says it on rank 0 only (or while no rank is known).
   void log_once_per_world(
       LogLevel level,

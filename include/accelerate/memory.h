@@ -43,7 +43,8 @@ struct BatchSizeSearchOptions {
   std::int64_t starting_batch_size = 128;
   /// The next batch size to try after one that was too large. Unset: nine
   /// tenths, rounded down; `halve` is the other usual choice.
-  std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size = nullptr;
+  std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size =
+      nullptr;
   /// Ranks that must train with one batch size: all try again if one ran out
   /// of memory. The function must come to its end on every rank, so it must not
   /// communicate where another rank may have failed.
@@ -51,7 +52,9 @@ struct BatchSizeSearchOptions {
 };
 
 /// Half, rounded down.
-[[nodiscard]] constexpr std::int64_t halve(std::int64_t batch_size) { return batch_size / 2; }
+[[nodiscard]] constexpr std::int64_t halve(std::int64_t batch_size) {
+  return batch_size / 2;
+}
 
 /// Finds the largest batch size, of a falling row, with which a function does
 /// not run out of memory. What was found is kept: a later call begins there.
@@ -73,7 +76,8 @@ class ACCELERATE_API BatchSizeSearch {
         if (attempt([&] { function(batch_size_); })) return;
       } else {
         std::optional<Result> result;
-        if (attempt([&] { result.emplace(function(batch_size_)); })) return std::move(*result);
+        if (attempt([&] { result.emplace(function(batch_size_)); }))
+          return std::move(*result);
       }
     }
   }
@@ -92,7 +96,9 @@ class ACCELERATE_API BatchSizeSearch {
 
 /// One search: `find_executable_batch_size([&](std::int64_t batch_size) {...})`.
 template <class Function>
-auto find_executable_batch_size(Function&& function, BatchSizeSearchOptions options = {}) {
+auto find_executable_batch_size(
+    Function&& function,
+    BatchSizeSearchOptions options = {}) {
   return BatchSizeSearch(std::move(options))(std::forward<Function>(function));
 }
 

@@ -59,7 +59,9 @@ class ACCELERATE_API ForwardScope {
 template <class M>
 class Model {
  public:
-  Model(std::shared_ptr<M> module, std::shared_ptr<detail::PreparedModel> prepared)
+  Model(
+      std::shared_ptr<M> module,
+      std::shared_ptr<detail::PreparedModel> prepared)
       : module_(std::move(module)), prepared_(std::move(prepared)) {}
 
   /// The module's `forward`, with the arguments given.
@@ -99,7 +101,9 @@ class Model {
   void train(bool on = true) const { module_->train(on); }
   void eval() const { module_->eval(); }
   [[nodiscard]] bool is_training() const { return module_->is_training(); }
-  [[nodiscard]] std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+  [[nodiscard]] std::vector<at::Tensor> parameters() const {
+    return module_->parameters();
+  }
 
   [[nodiscard]] const std::shared_ptr<detail::PreparedModel>& prepared() const {
     return prepared_;

@@ -38,7 +38,7 @@ void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
   visitor(tensor);
 }
 template <class T, class Visitor>
-  requires std::is_arithmetic_v<T>
+requires std::is_arithmetic_v<T>
 void visit_tensors(T&, Visitor&&) {}
 template <class Visitor>
 void visit_tensors(std::string&, Visitor&&) {}
@@ -56,12 +56,14 @@ void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor);
 template <class K, class V, class C, class A, class Visitor>
 void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor);
 template <class K, class V, class H, class E, class A, class Visitor>
-void visit_tensors(std::unordered_map<K, V, H, E, A>& values, Visitor&& visitor);
+void visit_tensors(
+    std::unordered_map<K, V, H, E, A>& values,
+    Visitor&& visitor);
 template <class Example, class Visitor>
-  requires requires(Example& example) {
-    typename Example::DataType;
-    typename Example::TargetType;
-  }
+requires requires(Example& example) {
+  typename Example::DataType;
+  typename Example::TargetType;
+}
 void visit_tensors(Example& example, Visitor&& visitor);
 
 template <class T, class Visitor>
@@ -83,21 +85,24 @@ void visit_tensors(std::pair<A, B>& values, Visitor&& visitor) {
 }
 template <class... Ts, class Visitor>
 void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor) {
-  std::apply([&](Ts&... value) { (visit_tensors(value, visitor), ...); }, values);
+  std::apply(
+      [&](Ts&... value) { (visit_tensors(value, visitor), ...); }, values);
 }
 template <class K, class V, class C, class A, class Visitor>
 void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor) {
   for (auto& [key, value] : values) visit_tensors(value, visitor);
 }
 template <class K, class V, class H, class E, class A, class Visitor>
-void visit_tensors(std::unordered_map<K, V, H, E, A>& values, Visitor&& visitor) {
+void visit_tensors(
+    std::unordered_map<K, V, H, E, A>& values,
+    Visitor&& visitor) {
   for (auto& [key, value] : values) visit_tensors(value, visitor);
 }
 template <class Example, class Visitor>
-  requires requires(Example& example) {
-    typename Example::DataType;
-    typename Example::TargetType;
-  }
+requires requires(Example& example) {
+  typename Example::DataType;
+  typename Example::TargetType;
+}
 void visit_tensors(Example& example, Visitor&& visitor) {
   visit_tensors(example.data, visitor);
   visit_tensors(example.target, visitor);
@@ -131,9 +136,11 @@ struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
 template <class T, std::size_t n>
 struct HoldsTensors<std::array<T, n>> : HoldsTensors<T> {};
 template <class A, class B>
-struct HoldsTensors<std::pair<A, B>> : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
+struct HoldsTensors<std::pair<A, B>>
+    : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
 template <class... Ts>
-struct HoldsTensors<std::tuple<Ts...>> : std::disjunction<HoldsTensors<Ts>...> {};
+struct HoldsTensors<std::tuple<Ts...>> : std::disjunction<HoldsTensors<Ts>...> {
+};
 template <class K, class V, class C, class A>
 struct HoldsTensors<std::map<K, V, C, A>> : HoldsTensors<V> {};
 template <class K, class V, class H, class E, class A>
@@ -142,8 +149,9 @@ struct HoldsTensors<std::unordered_map<K, V, H, E, A>> : HoldsTensors<V> {};
 
 /// A value that visit_tensors can open, with tensors in it.
 template <class T>
-concept NestedTensors = detail::HoldsTensors<T>::value &&
-    requires(T& value) { visit_tensors(value, detail::AnyVisitor{}); };
+concept NestedTensors = detail::HoldsTensors<T>::value && requires(T& value) {
+  visit_tensors(value, detail::AnyVisitor{});
+};
 
 /// The tensors in `value`, in order.
 template <NestedTensors T>
@@ -157,7 +165,8 @@ std::vector<at::Tensor> tensors_of(T value) {
 template <NestedTensors T>
 T send_to_device(T value, at::Device device, bool non_blocking = false) {
   visit_tensors(value, [&](at::Tensor& tensor) {
-    if (tensor.defined() && tensor.device() != device) tensor = tensor.to(device, non_blocking);
+    if (tensor.defined() && tensor.device() != device)
+      tensor = tensor.to(device, non_blocking);
   });
   return value;
 }
@@ -167,7 +176,9 @@ enum class Reduction { none, sum, mean, max, min };
 
 namespace detail {
 // In place of each tensor, the result. Undefined tensors stay undefined.
-ACCELERATE_API void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group);
+ACCELERATE_API void gather_in_place(
+    std::vector<at::Tensor>& tensors,
+    const Group& group);
 ACCELERATE_API void reduce_in_place(
     std::vector<at::Tensor>& tensors,
     const Group& group,
@@ -183,23 +194,23 @@ ACCELERATE_API void pad_in_place(
     std::int64_t dim,
     double pad_index,
     bool pad_first);
-ACCELERATE_API at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t dim);
+ACCELERATE_API at::Tensor concatenate_rows(
+    const std::vector<at::Tensor>& parts,
+    std::int64_t dim);
 ACCELERATE_API at::Tensor pad_rows(
     const at::Tensor& tensor,
     std::int64_t batch_size,
     std::int64_t num_processes,
     std::int64_t dim);
-ACCELERATE_API void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers);
-ACCELERATE_API at::Tensor slice_rows(
+ACCELERATE_API void copy_numbers(
     const at::Tensor& tensor,
-    std::int64_t begin,
-    std::int64_t end);
+    std::vector<double>& numbers);
+ACCELERATE_API at::Tensor
+slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end);
 /// This rank's part of `size` items as [begin, end): the first `size % count`
 /// ranks have one more.
-ACCELERATE_API std::pair<std::int64_t, std::int64_t> share_of(
-    std::int64_t size,
-    int rank,
-    int count);
+ACCELERATE_API std::pair<std::int64_t, std::int64_t>
+share_of(std::int64_t size, int rank, int count);
 
 /// Throws ConfigError unless all are equal and, for padding, above 0.
 ACCELERATE_API void require_equal_lengths(
@@ -218,7 +229,9 @@ T with_tensors(T value, Change&& change) {
   std::vector<at::Tensor> tensors = tensors_of(value);
   change(tensors);
   std::size_t next = 0;
-  visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) { tensor = tensors[next++]; }});
+  visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) {
+                  tensor = tensors[next++];
+                }});
   return value;
 }
 }  // namespace detail
@@ -230,7 +243,8 @@ T with_tensors(T value, Change&& change) {
 /// tensors; nothing is recorded by autograd.
 template <NestedTensors T>
 T gather(const T& value, const Group& group) {
-  return detail::with_tensors(value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
+  return detail::with_tensors(
+      value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
 
 /// Every tensor of `value` as the sum, mean, maximum or minimum over all ranks,
@@ -251,8 +265,9 @@ T reduce(
 /// those of the other ranks' own tensors, which must agree. New tensors.
 template <NestedTensors T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
-  return detail::with_tensors(
-      value, [&](auto& tensors) { detail::broadcast_in_place(tensors, group, from_process); });
+  return detail::with_tensors(value, [&](auto& tensors) {
+    detail::broadcast_in_place(tensors, group, from_process);
+  });
 }
 
 /// Every tensor of `value`, grown along `dim` to the largest size that any rank
@@ -279,7 +294,9 @@ T concatenate(const std::vector<T>& values, std::int64_t dim = 0);
 /// Rows [begin, end) of every tensor, as views; `end` is cut to the size.
 template <NestedTensors T>
 T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
-  visit_tensors(value, [&](at::Tensor& tensor) { tensor = detail::slice_rows(tensor, begin, end); });
+  visit_tensors(value, [&](at::Tensor& tensor) {
+    tensor = detail::slice_rows(tensor, begin, end);
+  });
   return value;
 }
 
@@ -313,7 +330,8 @@ T pad_input_tensors(
 template <NestedTensors T>
 std::vector<double> listify(const T& value) {
   std::vector<double> numbers;
-  for (const at::Tensor& tensor : tensors_of(value)) detail::copy_numbers(tensor, numbers);
+  for (const at::Tensor& tensor : tensors_of(value))
+    detail::copy_numbers(tensor, numbers);
   return numbers;
 }
 
@@ -322,7 +340,8 @@ template <NestedTensors T>
 T convert_to_fp32(T value) {
   visit_tensors(value, [](at::Tensor& tensor) {
     if (tensor.defined() &&
-        (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16)) {
+        (tensor.scalar_type() == at::kHalf ||
+         tensor.scalar_type() == at::kBFloat16)) {
       tensor = tensor.to(at::kFloat);
     }
   });
@@ -341,7 +360,8 @@ std::vector<T> split_between_processes(
   const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
   std::vector<T> part(items.begin() + begin, items.begin() + end);
   const std::int64_t most = (size + group.size() - 1) / group.size();
-  while (apply_padding && size > 0 && static_cast<std::int64_t>(part.size()) < most) {
+  while (apply_padding && size > 0 &&
+         static_cast<std::int64_t>(part.size()) < most) {
     part.push_back(items.back());
   }
   return part;
@@ -359,7 +379,8 @@ std::map<K, V, C> split_between_processes(
     const Group& group,
     bool apply_padding = false) {
   std::vector<std::int64_t> lengths;
-  for (const auto& [key, value] : values) lengths.push_back(detail::length_of(value));
+  for (const auto& [key, value] : values)
+    lengths.push_back(detail::length_of(value));
   detail::require_equal_lengths(lengths, apply_padding);
   std::map<K, V, C> part;
   for (const auto& [key, value] : values) {
@@ -381,7 +402,8 @@ T concatenate(const std::vector<T>& values, std::int64_t dim) {
   for (const auto& column : columns) {
     if (column.size() != values.size()) columns.clear();
   }
-  if (values.empty() || columns.empty()) detail::concatenate_rows({}, dim);  // throws
+  if (values.empty() || columns.empty())
+    detail::concatenate_rows({}, dim);  // throws
   return detail::with_tensors(values.front(), [&](auto& tensors) {
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       tensors[i] = detail::concatenate_rows(columns[i], dim);

@@ -24,30 +24,32 @@ namespace accelerate {
 ///
 /// All ranks must run the same build on machines of one byte order.
 inline std::string object_to_bytes(const std::string& text) { return text; }
-inline void object_from_bytes(std::string_view bytes, std::string& text) { text = bytes; }
+inline void object_from_bytes(std::string_view bytes, std::string& text) {
+  text = bytes;
+}
 
 template <class T>
-  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
-std::string object_to_bytes(const T& object) {
+requires std::is_trivially_copyable_v<T> &&(!std::is_pointer_v<T>)std::string
+    object_to_bytes(const T& object) {
   return {reinterpret_cast<const char*>(&object), sizeof object};
 }
 template <class T>
-  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
-void object_from_bytes(std::string_view bytes, T& object);
+requires std::is_trivially_copyable_v<T> &&
+    (!std::is_pointer_v<T>)void object_from_bytes(
+        std::string_view bytes,
+        T& object);
 
 template <class Json>
-  requires requires(const Json& json) {
-    { json.dump() } -> std::convertible_to<std::string>;
-    Json::parse(std::string());
-  }
-std::string object_to_bytes(const Json& json) {
-  return json.dump();
+requires requires(const Json& json) {
+  { json.dump() } -> std::convertible_to<std::string>;
+  Json::parse(std::string());
 }
+std::string object_to_bytes(const Json& json) { return json.dump(); }
 template <class Json>
-  requires requires(const Json& json) {
-    { json.dump() } -> std::convertible_to<std::string>;
-    Json::parse(std::string());
-  }
+requires requires(const Json& json) {
+  { json.dump() } -> std::convertible_to<std::string>;
+  Json::parse(std::string());
+}
 void object_from_bytes(std::string_view bytes, Json& json) {
   json = Json::parse(std::string(bytes));
 }
@@ -58,35 +60,43 @@ namespace detail {
 ACCELERATE_API std::string pack_bytes(const std::vector<std::string>& parts);
 ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
 /// Throws DistributedError: ranks run different programs.
-[[noreturn]] ACCELERATE_API void throw_wrong_size(std::size_t found, std::size_t expected);
+[[noreturn]] ACCELERATE_API void throw_wrong_size(
+    std::size_t found,
+    std::size_t expected);
 }  // namespace detail
 
 template <class T>
-  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
-void object_from_bytes(std::string_view bytes, T& object) {
-  if (bytes.size() != sizeof object) detail::throw_wrong_size(bytes.size(), sizeof object);
+requires std::is_trivially_copyable_v<T> &&
+    (!std::is_pointer_v<T>)void object_from_bytes(
+        std::string_view bytes,
+        T& object) {
+  if (bytes.size() != sizeof object)
+    detail::throw_wrong_size(bytes.size(), sizeof object);
   std::memcpy(&object, bytes.data(), sizeof object);
 }
 
 template <class A, class B>
-  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
-std::string object_to_bytes(const std::pair<A, B>& pair);
+requires(!std::is_trivially_copyable_v<std::pair<A, B>>) std::string
+    object_to_bytes(const std::pair<A, B>& pair);
 template <class A, class B>
-  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
-void object_from_bytes(std::string_view bytes, std::pair<A, B>& pair);
+requires(!std::is_trivially_copyable_v<std::pair<A, B>>) void object_from_bytes(
+    std::string_view bytes,
+    std::pair<A, B>& pair);
 template <class T>
 std::string object_to_bytes(const std::vector<T>& list);
 template <class T>
 void object_from_bytes(std::string_view bytes, std::vector<T>& list);
 
 template <class A, class B>
-  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
-std::string object_to_bytes(const std::pair<A, B>& pair) {
-  return detail::pack_bytes({object_to_bytes(pair.first), object_to_bytes(pair.second)});
+requires(!std::is_trivially_copyable_v<std::pair<A, B>>) std::string
+    object_to_bytes(const std::pair<A, B>& pair) {
+  return detail::pack_bytes(
+      {object_to_bytes(pair.first), object_to_bytes(pair.second)});
 }
 template <class A, class B>
-  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
-void object_from_bytes(std::string_view bytes, std::pair<A, B>& pair) {
+requires(!std::is_trivially_copyable_v<std::pair<A, B>>) void object_from_bytes(
+    std::string_view bytes,
+    std::pair<A, B>& pair) {
   const std::vector<std::string> parts = detail::unpack_bytes(bytes);
   if (parts.size() != 2) detail::throw_wrong_size(parts.size(), 2);
   object_from_bytes(parts[0], pair.first);
@@ -112,17 +122,20 @@ void object_from_bytes(std::string_view bytes, std::vector<T>& list) {
 template <class T>
 concept Transferable = std::is_default_constructible_v<T> &&
     requires(const T& object, T& target) {
-      { object_to_bytes(object) } -> std::convertible_to<std::string>;
-      object_from_bytes(std::string_view(), target);
-    };
+  { object_to_bytes(object) } -> std::convertible_to<std::string>;
+  object_from_bytes(std::string_view(), target);
+};
 
 /// The lists of all ranks, joined in rank order, on every rank. Their lengths
 /// may differ.
 template <Transferable T>
-std::vector<T> gather_object(const std::vector<T>& objects, const Group& group) {
+std::vector<T> gather_object(
+    const std::vector<T>& objects,
+    const Group& group) {
   if (group.size() == 1) return objects;
   std::vector<T> all;
-  for (const std::string& bytes : group.all_gather_bytes(object_to_bytes(objects))) {
+  for (const std::string& bytes :
+       group.all_gather_bytes(object_to_bytes(objects))) {
     std::vector<T> part;
     object_from_bytes(bytes, part);
     for (T& object : part) all.push_back(std::move(object));
@@ -137,7 +150,9 @@ T broadcast_object(const T& object, const Group& group, int from_process = 0) {
   T result{};
   object_from_bytes(
       group.broadcast_bytes(
-          group.rank() == from_process ? object_to_bytes(object) : std::string(), from_process),
+          group.rank() == from_process ? object_to_bytes(object)
+                                       : std::string(),
+          from_process),
       result);
   return result;
 }

@@ -43,7 +43,8 @@ class ACCELERATE_API Optimizer {
   /// The user's own optimizer: its options, groups and state.
   [[nodiscard]] torch::optim::Optimizer& inner() const;
 
-  [[nodiscard]] const std::shared_ptr<detail::PreparedOptimizer>& prepared() const {
+  [[nodiscard]] const std::shared_ptr<detail::PreparedOptimizer>& prepared()
+      const {
     return prepared_;
   }
 

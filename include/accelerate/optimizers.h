@@ -82,7 +82,10 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
       std::optional<double> clip_grad_value);
 
   /// Steps on one parameter with its whole gradient.
-  virtual void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) = 0;
+  virtual void update(
+      at::Tensor& parameter,
+      const at::Tensor& gradient,
+      double learning_rate) = 0;
   /// A new backward pass begins.
   virtual void begin_step() {}
 
@@ -102,10 +105,15 @@ struct LomoOptions {
 /// Language Models with Limited Resources): gradient descent, no state.
 class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
  public:
-  explicit Lomo(std::vector<at::Tensor> parameters, const LomoOptions& options = {});
+  explicit Lomo(
+      std::vector<at::Tensor> parameters,
+      const LomoOptions& options = {});
 
  protected:
-  void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) override;
+  void update(
+      at::Tensor& parameter,
+      const at::Tensor& gradient,
+      double learning_rate) override;
 
  private:
   LomoOptions options_;
@@ -113,10 +121,10 @@ class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
 
 struct AdaLomoOptions {
   double weight_decay = 0;
-  double decay_rate = -0.8;       ///< of the second moments, as a power of the step
-  double clip_threshold = 1.0;    ///< of the root mean square of an update
-  double eps_square = 1e-30;      ///< added to squared gradients
-  double eps_scale = 1e-3;        ///< the least size a parameter is taken for
+  double decay_rate = -0.8;  ///< of the second moments, as a power of the step
+  double clip_threshold = 1.0;  ///< of the root mean square of an update
+  double eps_square = 1e-30;    ///< added to squared gradients
+  double eps_scale = 1e-3;      ///< the least size a parameter is taken for
   std::optional<double> clip_grad_norm = std::nullopt;
   std::optional<double> clip_grad_value = std::nullopt;
 };
@@ -124,10 +132,15 @@ struct AdaLomoOptions {
 /// AdaLomo): state of a row and a column for each matrix.
 class ACCELERATE_API AdaLomo : public FusedBackwardOptimizer {
  public:
-  explicit AdaLomo(std::vector<at::Tensor> parameters, const AdaLomoOptions& options = {});
+  explicit AdaLomo(
+      std::vector<at::Tensor> parameters,
+      const AdaLomoOptions& options = {});
 
  protected:
-  void update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) override;
+  void update(
+      at::Tensor& parameter,
+      const at::Tensor& gradient,
+      double learning_rate) override;
   void begin_step() override;
 
  private:

@@ -19,7 +19,9 @@ struct SeedOptions {
 };
 
 /// Seeds LibTorch's generators of the CPU and all devices.
-ACCELERATE_API void set_seed(std::uint64_t seed, const SeedOptions& options = {});
+ACCELERATE_API void set_seed(
+    std::uint64_t seed,
+    const SeedOptions& options = {});
 /// `world` says which rank this is, for `device_specific`.
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
@@ -37,6 +39,8 @@ ACCELERATE_API void synchronize_rng_states(
     const World& world,
     const std::vector<RNGType>& types = {RNGType::torch});
 /// The same for a generator of the user's.
-ACCELERATE_API void synchronize_rng_state(const Group& group, at::Generator& generator);
+ACCELERATE_API void synchronize_rng_state(
+    const Group& group,
+    at::Generator& generator);
 
 }  // namespace accelerate

@@ -35,10 +35,13 @@ class ACCELERATE_API Sampler {
 /// 0, 1, 2 …
 class ACCELERATE_API SequentialSampler final : public Sampler {
  public:
-  explicit SequentialSampler(std::int64_t num_samples) : num_samples_(num_samples) {}
+  explicit SequentialSampler(std::int64_t num_samples)
+      : num_samples_(num_samples) {}
   [[nodiscard]] std::int64_t size() const override { return num_samples_; }
   void begin_pass(std::uint64_t, std::uint64_t) override {}
-  [[nodiscard]] std::int64_t at(std::int64_t position) const override { return position; }
+  [[nodiscard]] std::int64_t at(std::int64_t position) const override {
+    return position;
+  }
 
  private:
   std::int64_t num_samples_;
@@ -80,7 +83,9 @@ struct RandomSamplerOptions {
 class ACCELERATE_API RandomSampler final : public Sampler {
  public:
   /// Throws ConfigError for sizes below 0, or samples of an empty dataset.
-  explicit RandomSampler(std::int64_t dataset_size, const RandomSamplerOptions& options = {});
+  explicit RandomSampler(
+      std::int64_t dataset_size,
+      const RandomSamplerOptions& options = {});
   [[nodiscard]] std::int64_t size() const override;
   void begin_pass(std::uint64_t seed, std::uint64_t epoch) override;
   [[nodiscard]] std::int64_t at(std::int64_t position) const override;
@@ -128,7 +133,8 @@ class ACCELERATE_API BatchSampler {
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
   /// Indices in the dataset of the samples of batch `batch`, from 0 to
   /// size() - 1; at least one.
-  [[nodiscard]] virtual std::vector<std::int64_t> at(std::int64_t batch) const = 0;
+  [[nodiscard]] virtual std::vector<std::int64_t> at(
+      std::int64_t batch) const = 0;
 };
 
 struct LengthBucketOptions {
@@ -148,7 +154,9 @@ struct LengthBucketOptions {
 class ACCELERATE_API LengthBucketSampler final : public BatchSampler {
  public:
   /// One length a sample. Throws ConfigError for options below 1.
-  LengthBucketSampler(std::vector<std::int64_t> lengths, const LengthBucketOptions& options);
+  LengthBucketSampler(
+      std::vector<std::int64_t> lengths,
+      const LengthBucketOptions& options);
   [[nodiscard]] std::int64_t size() const override;
   void begin_pass(std::uint64_t seed, std::uint64_t epoch) override;
   [[nodiscard]] std::vector<std::int64_t> at(std::int64_t batch) const override;

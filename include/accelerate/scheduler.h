@@ -23,7 +23,8 @@ struct SchedulerReference {
   SchedulerReference() = default;
   SchedulerReference(optim::LRScheduler* schedule) : own(schedule) {}
   SchedulerReference(torch::optim::LRScheduler* schedule) : torch(schedule) {}
-  SchedulerReference(torch::optim::ReduceLROnPlateauScheduler* schedule) : plateau(schedule) {}
+  SchedulerReference(torch::optim::ReduceLROnPlateauScheduler* schedule)
+      : plateau(schedule) {}
 
   [[nodiscard]] const void* address() const;
 

@@ -55,13 +55,17 @@ class ACCELERATE_API LRScheduler {
   virtual void step(double metric);
 
   /// One learning rate per parameter group.
-  [[nodiscard]] const std::vector<double>& get_last_lr() const { return last_lrs_; }
+  [[nodiscard]] const std::vector<double>& get_last_lr() const {
+    return last_lrs_;
+  }
   /// Steps so far; PyTorch calls it last_epoch.
   [[nodiscard]] std::int64_t step_count() const { return step_; }
   /// Steps after which `step()` throws; none for most schedules.
   [[nodiscard]] virtual std::optional<std::int64_t> total_steps() const;
   /// Null if unbound.
-  [[nodiscard]] torch::optim::Optimizer* optimizer() const { return optimizer_; }
+  [[nodiscard]] torch::optim::Optimizer* optimizer() const {
+    return optimizer_;
+  }
 
   /// Enough to go on exactly here in another process, with an optimizer of as
   /// many groups. Loading sets the optimizer's learning rates too. Throws
@@ -120,7 +124,9 @@ class ACCELERATE_API LambdaLR : public LRScheduler {
  public:
   explicit LambdaLR(std::vector<LRLambda> lr_lambdas);
   explicit LambdaLR(LRLambda lr_lambda);
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambdas);
+  LambdaLR(
+      torch::optim::Optimizer& optimizer,
+      std::vector<LRLambda> lr_lambdas);
   LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
 
  protected:
@@ -136,7 +142,9 @@ class ACCELERATE_API MultiplicativeLR : public LRScheduler {
  public:
   explicit MultiplicativeLR(std::vector<LRLambda> lr_lambdas);
   explicit MultiplicativeLR(LRLambda lr_lambda);
-  MultiplicativeLR(torch::optim::Optimizer& optimizer, std::vector<LRLambda> lr_lambdas);
+  MultiplicativeLR(
+      torch::optim::Optimizer& optimizer,
+      std::vector<LRLambda> lr_lambdas);
   MultiplicativeLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda);
 
  protected:
@@ -191,7 +199,9 @@ struct ConstantLROptions {
 class ACCELERATE_API ConstantLR : public LRScheduler {
  public:
   explicit ConstantLR(const ConstantLROptions& options);
-  ConstantLR(torch::optim::Optimizer& optimizer, const ConstantLROptions& options);
+  ConstantLR(
+      torch::optim::Optimizer& optimizer,
+      const ConstantLROptions& options);
 
  protected:
   double get_lr(const LRContext& context) const override;
@@ -239,7 +249,9 @@ struct PolynomialLROptions {
 class ACCELERATE_API PolynomialLR : public LRScheduler {
  public:
   explicit PolynomialLR(const PolynomialLROptions& options);
-  PolynomialLR(torch::optim::Optimizer& optimizer, const PolynomialLROptions& options);
+  PolynomialLR(
+      torch::optim::Optimizer& optimizer,
+      const PolynomialLROptions& options);
 
  protected:
   double get_lr(const LRContext& context) const override;
@@ -258,7 +270,9 @@ struct CosineAnnealingLROptions {
 class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
  public:
   explicit CosineAnnealingLR(const CosineAnnealingLROptions& options);
-  CosineAnnealingLR(torch::optim::Optimizer& optimizer, const CosineAnnealingLROptions& options);
+  CosineAnnealingLR(
+      torch::optim::Optimizer& optimizer,
+      const CosineAnnealingLROptions& options);
 
  protected:
   double get_lr(const LRContext& context) const override;
@@ -275,7 +289,8 @@ struct CosineAnnealingWarmRestartsOptions {
 /// Half a cosine, begun again and again (Loshchilov and Hutter, SGDR).
 class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
  public:
-  explicit CosineAnnealingWarmRestarts(const CosineAnnealingWarmRestartsOptions& options);
+  explicit CosineAnnealingWarmRestarts(
+      const CosineAnnealingWarmRestartsOptions& options);
   CosineAnnealingWarmRestarts(
       torch::optim::Optimizer& optimizer,
       const CosineAnnealingWarmRestartsOptions& options);
@@ -289,7 +304,8 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
 
 /// Sets a group's momentum, for optimizers other than LibTorch's own and those
 /// of this library; theirs (momentum, or the first beta) is found by itself.
-using SetMomentum = std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
+using SetMomentum =
+    std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
 
 enum class AnnealStrategy { cos, linear };
 
@@ -301,9 +317,9 @@ struct OneCycleLROptions {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  double div_factor = 25;           ///< begins at max_lr / div_factor
-  double final_div_factor = 1e4;    ///< ends at the beginning / final_div_factor
-  bool three_phase = false;         ///< rise, fall symmetrically, then fall to the end
+  double div_factor = 25;         ///< begins at max_lr / div_factor
+  double final_div_factor = 1e4;  ///< ends at the beginning / final_div_factor
+  bool three_phase = false;  ///< rise, fall symmetrically, then fall to the end
   SetMomentum set_momentum = {};
 };
 /// Up and down once (Smith and Topin, Super-Convergence); momentum the other
@@ -322,7 +338,9 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
  private:
   struct Phase;
   [[nodiscard]] std::vector<Phase> phases(std::size_t group) const;
-  [[nodiscard]] std::pair<double, double> lr_and_momentum(std::int64_t step, std::size_t group) const;
+  [[nodiscard]] std::pair<double, double> lr_and_momentum(
+      std::int64_t step,
+      std::size_t group) const;
 
   OneCycleLROptions options_;
 };
@@ -368,14 +386,15 @@ enum class PlateauMode { min, max };
 enum class ThresholdMode { rel, abs };
 
 struct ReduceLROnPlateauOptions {
-  PlateauMode mode = PlateauMode::min;  ///< whether the metric should fall or rise
+  PlateauMode mode =
+      PlateauMode::min;  ///< whether the metric should fall or rise
   double factor = 0.1;
   std::int64_t patience = 10;  ///< bad steps that are borne
   double threshold = 1e-4;     ///< the least change that counts as better
   ThresholdMode threshold_mode = ThresholdMode::rel;
-  std::int64_t cooldown = 0;        ///< steps after a reduction in which none is bad
+  std::int64_t cooldown = 0;  ///< steps after a reduction in which none is bad
   std::vector<double> min_lr = {0};  ///< one, or one for each group
-  double eps = 1e-8;                ///< smaller reductions are left out
+  double eps = 1e-8;                 ///< smaller reductions are left out
 };
 /// x factor when the metric given to `step(metric)` no longer improves. Give
 /// every rank the same metric, or their learning rates part.
@@ -408,7 +427,8 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
 using LRSchedulers = std::vector<std::unique_ptr<LRScheduler>>;
 
 template <class... Ts>
-concept UnboundSchedules = (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
+concept UnboundSchedules = (std::is_base_of_v<LRScheduler, Ts> && ...) &&
+    sizeof...(Ts) > 0;
 
 /// One schedule after another; milestone i is the step at which part i + 1
 /// begins, from its own step 0. Throws ConfigError unless there is one
@@ -421,12 +441,11 @@ class ACCELERATE_API SequentialLR : public LRScheduler {
       std::vector<std::int64_t> milestones,
       LRSchedulers parts);
   template <class... Ts>
-    requires UnboundSchedules<Ts...>
+  requires UnboundSchedules<Ts...>
   explicit SequentialLR(std::vector<std::int64_t> milestones, Ts&&... parts)
       : SequentialLR(std::move(milestones), own(std::move(parts)...)) {}
   template <class... Ts>
-    requires UnboundSchedules<Ts...>
-  SequentialLR(
+  requires UnboundSchedules<Ts...> SequentialLR(
       torch::optim::Optimizer& optimizer,
       std::vector<std::int64_t> milestones,
       Ts&&... parts)
@@ -454,11 +473,11 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
   explicit ChainedScheduler(LRSchedulers parts);
   ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers parts);
   template <class... Ts>
-    requires UnboundSchedules<Ts...>
+  requires UnboundSchedules<Ts...>
   explicit ChainedScheduler(Ts&&... parts)
       : ChainedScheduler(own(std::move(parts)...)) {}
   template <class... Ts>
-    requires UnboundSchedules<Ts...>
+  requires UnboundSchedules<Ts...>
   explicit ChainedScheduler(torch::optim::Optimizer& optimizer, Ts&&... parts)
       : ChainedScheduler(optimizer, own(std::move(parts)...)) {}
   std::optional<std::int64_t> total_steps() const override;
@@ -498,11 +517,13 @@ ACCELERATE_API LRLambda cosine_with_restarts_and_warmup(
 struct PolynomialWithWarmupOptions {
   std::int64_t num_warmup_steps = 0;
   std::int64_t num_training_steps = 1;
-  double lr_init = 1e-3;  ///< the optimizer's learning rate, which is above lr_end
+  double lr_init =
+      1e-3;  ///< the optimizer's learning rate, which is above lr_end
   double lr_end = 1e-7;
   double power = 1.0;
 };
-ACCELERATE_API LRLambda polynomial_with_warmup(const PolynomialWithWarmupOptions& options);
+ACCELERATE_API LRLambda
+polynomial_with_warmup(const PolynomialWithWarmupOptions& options);
 
 /// `timescale` unset: num_warmup_steps, or 10,000 without a warm-up.
 ACCELERATE_API LRLambda inverse_sqrt_with_warmup(
@@ -516,9 +537,10 @@ struct WarmupStableDecayOptions {
   std::int64_t num_decay_steps = 0;
   RampShape warmup_type = RampShape::linear;
   RampShape decay_type = RampShape::cosine;
-  double min_lr_ratio = 0;   ///< where the warm-up begins and the decay ends
-  double num_cycles = 0.5;   ///< waves of a cosine decay
+  double min_lr_ratio = 0;  ///< where the warm-up begins and the decay ends
+  double num_cycles = 0.5;  ///< waves of a cosine decay
 };
-ACCELERATE_API LRLambda warmup_stable_decay(const WarmupStableDecayOptions& options);
+ACCELERATE_API LRLambda
+warmup_stable_decay(const WarmupStableDecayOptions& options);
 
 }  // namespace accelerate::optim

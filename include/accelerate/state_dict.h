@@ -43,7 +43,8 @@ class ACCELERATE_API StateDict {
   }
   [[nodiscard]] bool empty() const { return values_.empty(); }
   /// By key, in the order of the alphabet.
-  [[nodiscard]] const std::map<std::string, Value, std::less<>>& values() const& {
+  [[nodiscard]] const std::map<std::string, Value, std::less<>>& values()
+      const& {
     return values_;
   }
   /// By value from a temporary, so that a loop may run over it.

@@ -28,14 +28,16 @@ class TensorDataset {
  public:
   /// Throws ConfigError if the numbers of rows differ.
   template <std::same_as<at::Tensor>... Tensors>
-    requires(sizeof...(Tensors) == n && n > 0)
-  explicit TensorDataset(Tensors... tensors)
+  requires(sizeof...(Tensors) == n && n > 0) explicit TensorDataset(
+      Tensors... tensors)
       : tensors_{std::move(tensors)...}, size_(detail::common_rows(tensors_)) {}
 
   [[nodiscard]] std::int64_t size() const { return size_; }
   [[nodiscard]] auto get_batch(std::span<const std::int64_t> indices) const {
     return std::apply(
-        [&](const auto&... tensor) { return std::tuple{detail::take_rows(tensor, indices)...}; },
+        [&](const auto&... tensor) {
+          return std::tuple{detail::take_rows(tensor, indices)...};
+        },
         tensors_);
   }
 

@@ -100,9 +100,10 @@ namespace detail {
 using TokenSequence = std::pair<at::Tensor, at::Tensor>;
 /// Of a sample's tensors. Throws ConfigError unless they are one or two 1-d
 /// tensors of whole numbers, equally long.
-ACCELERATE_API TokenSequence token_sequence(const std::vector<at::Tensor>& tensors);
-ACCELERATE_API PaddedBatch pad(
-    const std::vector<TokenSequence>& sequences,
+ACCELERATE_API TokenSequence
+token_sequence(const std::vector<at::Tensor>& tensors);
+ACCELERATE_API PaddedBatch
+pad(const std::vector<TokenSequence>& sequences,
     const PadCollateOptions& options);
 ACCELERATE_API PackedBatch pack(
     const std::vector<TokenSequence>& sequences,
@@ -110,7 +111,8 @@ ACCELERATE_API PackedBatch pack(
 template <class Sample>
 std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
   std::vector<TokenSequence> sequences;
-  for (const Sample& sample : samples) sequences.push_back(token_sequence(tensors_of(sample)));
+  for (const Sample& sample : samples)
+    sequences.push_back(token_sequence(tensors_of(sample)));
   return sequences;
 }
 }  // namespace detail
@@ -159,6 +161,7 @@ class ACCELERATE_API PackCollate {
 /// Where each sequence of all rows, laid one after another, begins and the last
 /// ends: kInt, [sequences + 1], as attention kernels for unequal lengths want it.
 /// Padding counts as a sequence of its own.
-[[nodiscard]] ACCELERATE_API at::Tensor cumulative_lengths(const at::Tensor& sequence_ids);
+[[nodiscard]] ACCELERATE_API at::Tensor cumulative_lengths(
+    const at::Tensor& sequence_ids);
 
 }  // namespace accelerate

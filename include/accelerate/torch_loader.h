@@ -19,14 +19,17 @@ namespace accelerate {
 template <class Loader>
 class TorchLoader {
  public:
-  explicit TorchLoader(std::unique_ptr<Loader> loader) : loader_(std::move(loader)) {}
+  explicit TorchLoader(std::unique_ptr<Loader> loader)
+      : loader_(std::move(loader)) {}
 
   using Batch = std::decay_t<decltype(*std::declval<Loader&>().begin())>;
 
   class Iterator {
    public:
     explicit Iterator(TorchLoader& owner)
-        : owner_(&owner), at_(owner.loader_->begin()), end_(owner.loader_->end()) {
+        : owner_(&owner),
+          at_(owner.loader_->begin()),
+          end_(owner.loader_->end()) {
       if (owner_->context_.begin) owner_->context_.begin();
       fetch_round();
       hand_out();
@@ -67,9 +70,12 @@ class TorchLoader {
       }
       is_first_round_ = false;
       if (place > mine || place == 0) return;
-      if (owner_->context_.even_batches && !owner_->context_.even_batches().value_or(true)) return;
+      if (owner_->context_.even_batches &&
+          !owner_->context_.even_batches().value_or(true))
+        return;
       // Rounds begin at rank 0: fill up with the first batches, in order.
-      next_ = first_round_[static_cast<std::size_t>(mine - place) % first_round_.size()];
+      next_ = first_round_
+          [static_cast<std::size_t>(mine - place) % first_round_.size()];
     }
 
     void hand_out() {
@@ -77,7 +83,8 @@ class TorchLoader {
       if (!batch_) return;
       fetch_round();
       *batch_ = send_to_device(std::move(*batch_), owner_->context_.device);
-      if (owner_->context_.on_batch) owner_->context_.on_batch(!next_.has_value(), 0);
+      if (owner_->context_.on_batch)
+        owner_->context_.on_batch(!next_.has_value(), 0);
     }
 
     using Position = decltype(std::declval<Loader&>().begin());

@@ -32,15 +32,21 @@ class ACCELERATE_API Worker {
     place_.store(place, std::memory_order_relaxed);
     doing_.store(doing, std::memory_order_relaxed);
   }
-  [[nodiscard]] Doing doing() const { return doing_.load(std::memory_order_relaxed); }
-  [[nodiscard]] std::int64_t place() const { return place_.load(std::memory_order_relaxed); }
+  [[nodiscard]] Doing doing() const {
+    return doing_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::int64_t place() const {
+    return place_.load(std::memory_order_relaxed);
+  }
 
   /// For one sample's random numbers; made when first asked for.
   at::Generator& generator(std::uint64_t seed);
 
   /// Runs `copy` so that device work is queued on a stream of this worker's
   /// own. Returns what lets another stream wait for it.
-  std::shared_ptr<void> on_side_stream(at::Device device, const std::function<void()>& copy);
+  std::shared_ptr<void> on_side_stream(
+      at::Device device,
+      const std::function<void()>& copy);
 
   struct Stopped {};
 
@@ -57,7 +63,9 @@ class ACCELERATE_API Worker {
 
 /// The calling thread's stream of `device` waits for what on_side_stream
 /// returned, and `tensor` may be used on it.
-ACCELERATE_API void wait_for_side_stream(const std::shared_ptr<void>& done, at::Device device);
+ACCELERATE_API void wait_for_side_stream(
+    const std::shared_ptr<void>& done,
+    at::Device device);
 ACCELERATE_API void use_on_current_stream(const at::Tensor& tensor);
 
 /// One batch on its way: claimed, then made.

@@ -58,16 +58,21 @@ class ACCELERATE_API Group {
   /// In place: `tensor` becomes the reduction over all ranks.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
   /// In place on rank `dst`; elsewhere `tensor` keeps its values.
-  void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum) const;
+  void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum)
+      const;
   /// In place: `tensor` becomes what rank `src` holds.
   void broadcast(const at::Tensor& tensor, int src) const;
 
   /// One tensor a rank, each of this tensor's shape.
-  [[nodiscard]] std::vector<at::Tensor> all_gather(const at::Tensor& tensor) const;
+  [[nodiscard]] std::vector<at::Tensor> all_gather(
+      const at::Tensor& tensor) const;
   /// One tensor a rank; shapes, even numbers of dimensions, may differ.
-  [[nodiscard]] std::vector<at::Tensor> all_gather_uneven(const at::Tensor& tensor) const;
+  [[nodiscard]] std::vector<at::Tensor> all_gather_uneven(
+      const at::Tensor& tensor) const;
   /// On rank `dst` one tensor a rank; elsewhere nothing.
-  [[nodiscard]] std::vector<at::Tensor> gather(const at::Tensor& tensor, int dst) const;
+  [[nodiscard]] std::vector<at::Tensor> gather(
+      const at::Tensor& tensor,
+      int dst) const;
 
   /// The reduction of `tensor`, cut along dimension 0 into `size()` equal
   /// parts: this rank's part.
@@ -76,10 +81,14 @@ class ACCELERATE_API Group {
       ReduceOp op = ReduceOp::sum) const;
   /// Fills `output` with the part that rank `src` holds for this rank. `parts`
   /// is read on `src` only: one tensor a rank, each of `output`'s shape.
-  void scatter(const at::Tensor& output, std::span<const at::Tensor> parts, int src) const;
+  void scatter(
+      const at::Tensor& output,
+      std::span<const at::Tensor> parts,
+      int src) const;
   /// Sends `parts[r]` to rank r and returns what the ranks sent to this one.
   /// Sizes along dimension 0 may differ from part to part; the rest may not.
-  [[nodiscard]] std::vector<at::Tensor> all_to_all(std::span<const at::Tensor> parts) const;
+  [[nodiscard]] std::vector<at::Tensor> all_to_all(
+      std::span<const at::Tensor> parts) const;
 
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
@@ -91,15 +100,20 @@ class ACCELERATE_API Group {
   void monitored_barrier(std::chrono::milliseconds timeout) const;
 
   /// Any bytes, of any length: a serialised object, say.
-  [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src) const;
-  [[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
-  [[nodiscard]] std::string scatter_bytes(std::span<const std::string> parts, int src) const;
+  [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src)
+      const;
+  [[nodiscard]] std::vector<std::string> all_gather_bytes(
+      std::string_view bytes) const;
+  [[nodiscard]] std::string scatter_bytes(
+      std::span<const std::string> parts,
+      int src) const;
 
   /// Objects as JSON. `Json` is nlohmann::json or any type with `dump()` and a
   /// static `parse(text)`.
   template <class Json>
   [[nodiscard]] Json broadcast_object(const Json& object, int src) const {
-    return Json::parse(broadcast_bytes(rank() == src ? object.dump() : "", src));
+    return Json::parse(
+        broadcast_bytes(rank() == src ? object.dump() : "", src));
   }
   template <class Json>
   [[nodiscard]] std::vector<Json> all_gather_object(const Json& object) const {
@@ -110,7 +124,9 @@ class ACCELERATE_API Group {
     return objects;
   }
 
-  [[nodiscard]] const std::shared_ptr<detail::GroupImpl>& impl() const { return impl_; }
+  [[nodiscard]] const std::shared_ptr<detail::GroupImpl>& impl() const {
+    return impl_;
+  }
 
  private:
   std::shared_ptr<detail::GroupImpl> impl_;
@@ -147,7 +163,9 @@ class ACCELERATE_API Store {
   [[nodiscard]] int port() const;
 
   explicit Store(std::shared_ptr<detail::StoreImpl> impl);
-  [[nodiscard]] const std::shared_ptr<detail::StoreImpl>& impl() const { return impl_; }
+  [[nodiscard]] const std::shared_ptr<detail::StoreImpl>& impl() const {
+    return impl_;
+  }
 
  private:
   std::shared_ptr<detail::StoreImpl> impl_;

@@ -18,11 +18,10 @@ namespace accelerate::detail {
 
 namespace {
 
-[[noreturn]] void fail(
-    std::string_view what,
-    const std::filesystem::path& path,
-    int code) {
-  throw Error(concat("[files] cannot ", what, " ", path, ": ", std::strerror(code)));
+[[noreturn]] void
+fail(std::string_view what, const std::filesystem::path& path, int code) {
+  throw Error(
+      concat("[files] cannot ", what, " ", path, ": ", std::strerror(code)));
 }
 
 class Descriptor {
@@ -64,7 +63,8 @@ std::filesystem::path sibling_of(const std::filesystem::path& path) {
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
-  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  return path.has_parent_path() ? path.parent_path()
+                                : std::filesystem::path(".");
 }
 
 }  // namespace
@@ -76,7 +76,8 @@ std::string read_file(const std::filesystem::path& path) {
   std::size_t used = 0;
   while (true) {
     if (used == contents.size()) contents.resize(used < 4096 ? 8192 : used * 2);
-    const ssize_t got = ::read(file.get(), contents.data() + used, contents.size() - used);
+    const ssize_t got =
+        ::read(file.get(), contents.data() + used, contents.size() - used);
     if (got < 0) {
       if (errno == EINTR) continue;
       fail("read", path, errno);
@@ -92,10 +93,13 @@ void sync_folder(const std::filesystem::path& folder) {
   const Descriptor fd(folder, O_RDONLY | O_DIRECTORY);
   if (!fd.is_open()) fail("open folder", folder, errno);
   // Some network file systems cannot sync a folder and say EINVAL.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL) fail("sync folder", folder, errno);
+  if (::fsync(fd.get()) != 0 && errno != EINVAL)
+    fail("sync folder", folder, errno);
 }
 
-void replace_file(const std::filesystem::path& path, std::string_view contents) {
+void replace_file(
+    const std::filesystem::path& path,
+    std::string_view contents) {
   const std::filesystem::path folder = folder_of(path);
   std::error_code code;
   std::filesystem::create_directories(folder, code);
@@ -129,7 +133,8 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) fail("map", path, EINVAL);
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) return;
-  void* const address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  void* const address =
+      ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (address == MAP_FAILED) fail("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
 }

@@ -14,12 +14,17 @@ namespace accelerate {
 namespace {
 
 constexpr std::array<std::string_view, 5> kNames{
-    "debug", "info", "warning", "error", "off"};
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "off"};
 
 void write_to_stderr(const LogRecord& record) {
   const std::string line = format_log_line(record) + "\n";
   // One write per line: lines of several processes do not mix.
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+  [[maybe_unused]] const auto written =
+      ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 }  // namespace
@@ -50,7 +55,8 @@ LogLevel parse_log_level(std::string_view name) {
     if (word == kNames[i]) return static_cast<LogLevel>(i);
   }
   throw ConfigError(detail::concat(
-      "[log] \"", name,
+      "[log] \"",
+      name,
       "\" is not a log level; use debug, info, warning, error or off"));
 }
 

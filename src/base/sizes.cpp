@@ -33,7 +33,8 @@ constexpr std::array<Unit, 9> kUnits{{
 
 [[noreturn]] void refuse(std::string_view text) {
   throw ConfigError(concat(
-      "[size] \"", text,
+      "[size] \"",
+      text,
       "\" is not a size; write a number with a unit, such as 10GB or 1.5GiB"));
 }
 
@@ -72,7 +73,11 @@ std::string format_size(std::int64_t bytes) {
   }
   std::array<char, 32> text{};
   std::snprintf(
-      text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kNames[unit]);
+      text.data(),
+      text.size(),
+      unit == 0 ? "%.0f %s" : "%.2f %s",
+      value,
+      kNames[unit]);
   return text.data();
 }
 

@@ -39,13 +39,15 @@ std::string_view trim(std::string_view text) {
 
 std::string to_lower(std::string_view text) {
   std::string out(text);
-  for (char& c : out) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (char& c : out)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return out;
 }
 
 std::string to_upper(std::string_view text) {
   std::string out(text);
-  for (char& c : out) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char& c : out)
+    c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return out;
 }
 
@@ -73,11 +75,14 @@ std::optional<double> parse_double(std::string_view text) {
 }
 
 std::optional<bool> parse_bool(std::string_view text) {
-  constexpr std::array<std::string_view, 6> kTrue{"y", "yes", "t", "true", "on", "1"};
-  constexpr std::array<std::string_view, 6> kFalse{"n", "no", "f", "false", "off", "0"};
+  constexpr std::array<std::string_view, 6> kTrue{
+      "y", "yes", "t", "true", "on", "1"};
+  constexpr std::array<std::string_view, 6> kFalse{
+      "n", "no", "f", "false", "off", "0"};
   const std::string word = to_lower(text);
   if (std::find(kTrue.begin(), kTrue.end(), word) != kTrue.end()) return true;
-  if (std::find(kFalse.begin(), kFalse.end(), word) != kFalse.end()) return false;
+  if (std::find(kFalse.begin(), kFalse.end(), word) != kFalse.end())
+    return false;
   return std::nullopt;
 }
 
@@ -89,7 +94,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   for (std::size_t i = 1; i <= a.size(); ++i) {
     current[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      const std::size_t replaced =
+          previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
       current[j] = std::min({previous[j] + 1, current[j - 1] + 1, replaced});
     }
     std::swap(previous, current);

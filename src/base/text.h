@@ -19,7 +19,9 @@ std::string concat(const Parts&... parts) {
   return std::move(out).str();
 }
 
-std::string join(std::span<const std::string> items, std::string_view separator);
+std::string join(
+    std::span<const std::string> items,
+    std::string_view separator);
 std::vector<std::string> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);

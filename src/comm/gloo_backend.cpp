@@ -8,19 +8,25 @@ class GlooDevice {
  public:
   explicit GlooDevice(std::shared_ptr<gloo::transport::Device> device)
       : device_(std::move(device)) {}
-  [[nodiscard]] const std::shared_ptr<gloo::transport::Device>& get() const { return device_; }
+  [[nodiscard]] const std::shared_ptr<gloo::transport::Device>& get() const {
+    return device_;
+  }
 
  private:
   std::shared_ptr<gloo::transport::Device> device_;
 };
 
-std::shared_ptr<GlooDevice> make_gloo_device(bool single_machine, const std::string& interface) {
+std::shared_ptr<GlooDevice> make_gloo_device(
+    bool single_machine,
+    const std::string& interface) {
   using c10d::ProcessGroupGloo;
   if (!interface.empty()) {
-    return std::make_shared<GlooDevice>(ProcessGroupGloo::createDeviceForInterface(interface));
+    return std::make_shared<GlooDevice>(
+        ProcessGroupGloo::createDeviceForInterface(interface));
   }
   if (single_machine) {
-    return std::make_shared<GlooDevice>(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    return std::make_shared<GlooDevice>(
+        ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   }
   return std::make_shared<GlooDevice>(ProcessGroupGloo::createDefaultDevice());
 }
@@ -33,7 +39,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
     std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->devices.push_back(device->get());
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(
+      store, rank, size, options);
 }
 
 }  // namespace accelerate::detail

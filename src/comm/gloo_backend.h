@@ -15,7 +15,9 @@ class GlooDevice;
 
 /// Listens on loopback if all ranks are on this machine, else on `interface`,
 /// or, if that is empty, on the address of this host's name.
-std::shared_ptr<GlooDevice> make_gloo_device(bool single_machine, const std::string& interface);
+std::shared_ptr<GlooDevice> make_gloo_device(
+    bool single_machine,
+    const std::string& interface);
 
 /// Connects all ranks with each other; returns when that is done.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(

@@ -44,25 +44,34 @@ std::string first_line(const std::exception& error) {
 
 bool is_timeout(const std::string& text) {
   const std::string lower = to_lower(text);
-  return lower.find("timeout") != std::string::npos || lower.find("timed out") != std::string::npos;
+  return lower.find("timeout") != std::string::npos ||
+      lower.find("timed out") != std::string::npos;
 }
 
 // Ranks that did not report the failure of `sequence` in time.
-std::vector<int> find_missing(const GroupImpl& group, const std::string& prefix) {
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, own_client(group.world->store));
+std::vector<int> find_missing(
+    const GroupImpl& group,
+    const std::string& prefix) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      prefix, own_client(group.world->store));
   store->set(std::to_string(group.rank), std::string("here"));
   std::vector<int> missing;
   const auto deadline = steady_clock::now() + kDiagnosisTime;
   for (int peer = 0; peer < group.size; ++peer) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    if (!wait_for_key(*store, std::to_string(peer), std::max(left, milliseconds(0)))) {
+    const auto left = std::chrono::duration_cast<milliseconds>(
+        deadline - steady_clock::now());
+    if (!wait_for_key(
+            *store, std::to_string(peer), std::max(left, milliseconds(0)))) {
       missing.push_back(group.peer_in_world(peer));
     }
   }
   return missing;
 }
 
-std::string diagnose(const GroupImpl& group, std::uint64_t sequence, const std::string& text) {
+std::string diagnose(
+    const GroupImpl& group,
+    std::uint64_t sequence,
+    const std::string& text) {
   std::vector<int> missing;
   try {
     missing = find_missing(group, concat("failed/", group.name, "/", sequence));
@@ -70,17 +79,25 @@ std::string diagnose(const GroupImpl& group, std::uint64_t sequence, const std::
     return "rank 0, which keeps the store, is gone";
   }
   if (missing.empty()) {
-    return "every rank is still there, so they disagreed about the operation or its sizes; "
+    return "every rank is still there, so they disagreed about the operation "
+           "or its sizes; "
            "run again with --debug to see how";
   }
   const std::string who = list_of(missing);
   const char* const verb = missing.size() == 1 ? " has" : " have";
   if (is_timeout(text)) {
     return concat(
-        who, verb, " not come within ", seconds(group.world->timeout),
-        ": stopped, stuck, or in another place of the program; raise timeout_seconds if it is only slow");
+        who,
+        verb,
+        " not come within ",
+        seconds(group.world->timeout),
+        ": stopped, stuck, or in another place of the program; raise "
+        "timeout_seconds if it is only slow");
   }
-  return concat(who, verb, " ended or closed the connection; look at its own output for the reason");
+  return concat(
+      who,
+      verb,
+      " ended or closed the connection; look at its own output for the reason");
 }
 
 }  // namespace
@@ -101,26 +118,35 @@ c10::intrusive_ptr<c10d::Backend> connect(
     const c10::intrusive_ptr<c10d::Store>& store) {
   constexpr int kAttempts = 4;
   // Gloo itself waits for several times this.
-  const milliseconds connect_timeout = milliseconds(5000) + group.size * milliseconds(20);
+  const milliseconds connect_timeout =
+      milliseconds(5000) + group.size * milliseconds(20);
   std::string failure;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const auto place = c10::make_intrusive<c10d::PrefixStore>(concat("attempt/", attempt), store);
+    const auto place = c10::make_intrusive<c10d::PrefixStore>(
+        concat("attempt/", attempt), store);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
       backend = make_gloo_backend(
-          group.world->gloo, place, group.rank, group.size,
+          group.world->gloo,
+          place,
+          group.rank,
+          group.size,
           std::min(connect_timeout, group.world->timeout));
     } catch (const std::exception& error) {
       failure = first_line(error);
     }
-    place->set(concat("is_connected/", group.rank), std::string(backend ? "1" : "0"));
+    place->set(
+        concat("is_connected/", group.rank), std::string(backend ? "1" : "0"));
     bool all_connected = true;
     for (int peer = 0; peer < group.size; ++peer) {
       const std::string key = concat("is_connected/", peer);
       if (!wait_for_key(*place, key, 10 * connect_timeout)) {
         throw DistributedError(concat(
-            "[comm] rank ", group.peer_in_world(peer), " is gone or stuck while the ranks of group \"",
-            group.name, "\" connect"));
+            "[comm] rank ",
+            group.peer_in_world(peer),
+            " is gone or stuck while the ranks of group \"",
+            group.name,
+            "\" connect"));
       }
       all_connected = all_connected && place->get_to_str(key) == "1";
     }
@@ -129,10 +155,16 @@ c10::intrusive_ptr<c10d::Backend> connect(
       return backend;
     }
     group.world->logger.log(
-        LogLevel::info, "comm",
-        concat("connecting group \"", group.name, "\" failed and is tried again: ", failure));
+        LogLevel::info,
+        "comm",
+        concat(
+            "connecting group \"",
+            group.name,
+            "\" failed and is tried again: ",
+            failure));
   }
-  throw std::runtime_error(failure.empty() ? "another rank failed each time" : failure);
+  throw std::runtime_error(
+      failure.empty() ? "another rank failed each time" : failure);
 }
 
 }  // namespace
@@ -158,30 +190,47 @@ std::shared_ptr<GroupImpl> make_group(
   const auto deadline = steady_clock::now() + group->world->timeout;
   std::vector<int> missing;
   for (int peer = 0; peer < group->size; ++peer) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    if (!wait_for_key(*store, concat("here/", peer), std::max(left, milliseconds(0)))) {
+    const auto left = std::chrono::duration_cast<milliseconds>(
+        deadline - steady_clock::now());
+    if (!wait_for_key(
+            *store, concat("here/", peer), std::max(left, milliseconds(0)))) {
       missing.push_back(group->peer_in_world(peer));
     }
   }
   if (!missing.empty()) {
     throw DistributedError(concat(
-        "[comm] group \"", group->name, "\" needs ", group->size, " ranks, but ", list_of(missing),
-        missing.size() == 1 ? " has" : " have", " not come within ", seconds(group->world->timeout)));
+        "[comm] group \"",
+        group->name,
+        "\" needs ",
+        group->size,
+        " ranks, but ",
+        list_of(missing),
+        missing.size() == 1 ? " has" : " have",
+        " not come within ",
+        seconds(group->world->timeout)));
   }
   try {
     group->backend = connect(*group, store);
     group->process_group = c10::make_intrusive<c10d::ProcessGroup>(
-        c10::make_intrusive<c10d::PrefixStore>("process_group", store), group->rank, group->size);
+        c10::make_intrusive<c10d::PrefixStore>("process_group", store),
+        group->rank,
+        group->size);
     group->process_group->setBackend(
-        c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, group->backend);
-    group->process_group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+        c10::DeviceType::CPU,
+        c10d::ProcessGroup::BackendType::GLOO,
+        group->backend);
+    group->process_group->setDefaultBackend(
+        c10d::ProcessGroup::BackendType::GLOO);
     group->process_group->setGroupName(group->name);
     group->process_group->setGroupDesc(group->name);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw DistributedError(concat(
-        "[comm] the ranks of group \"", group->name, "\" could not connect: ", first_line(error)));
+        "[comm] the ranks of group \"",
+        group->name,
+        "\" could not connect: ",
+        first_line(error)));
   }
   return group;
 }
@@ -193,11 +242,25 @@ void fail_collective(
     const std::exception& error) {
   const std::string text = first_line(error);
   throw DistributedError(concat(
-      "[comm] ", operation, " number ", sequence, " of group \"", group.name, "\" failed on rank ",
-      group.peer_in_world(group.rank), ": ", diagnose(group, sequence, text), " (", text, ")"));
+      "[comm] ",
+      operation,
+      " number ",
+      sequence,
+      " of group \"",
+      group.name,
+      "\" failed on rank ",
+      group.peer_in_world(group.rank),
+      ": ",
+      diagnose(group, sequence, text),
+      " (",
+      text,
+      ")"));
 }
 
-void check_agreement(const GroupImpl& group, const char* operation, const std::string& detail) {
+void check_agreement(
+    const GroupImpl& group,
+    const char* operation,
+    const std::string& detail) {
   constexpr std::int64_t kWidth = 256;
   std::string mine = concat(operation, " ", detail);
   mine.resize(kWidth - 1, '\0');
@@ -210,14 +273,20 @@ void check_agreement(const GroupImpl& group, const char* operation, const std::s
   bool equal = true;
   for (int peer = 0; peer < group.size; ++peer) {
     const auto* const begin =
-        reinterpret_cast<const char*>(output.data_ptr<std::uint8_t>()) + peer * kWidth;
+        reinterpret_cast<const char*>(output.data_ptr<std::uint8_t>()) +
+        peer * kWidth;
     equal = equal && std::equal(mine.begin(), mine.end(), begin);
-    all.push_back(concat("rank ", group.peer_in_world(peer), ": ", std::string(begin).c_str()));
+    all.push_back(concat(
+        "rank ", group.peer_in_world(peer), ": ", std::string(begin).c_str()));
   }
   if (equal) return;
   throw DistributedError(concat(
-      "[comm] the ranks of group \"", group.name, "\" disagree about collective number ",
-      group.sequence.load(), ":\n  ", join(all, "\n  ")));
+      "[comm] the ranks of group \"",
+      group.name,
+      "\" disagree about collective number ",
+      group.sequence.load(),
+      ":\n  ",
+      join(all, "\n  ")));
 }
 
 }  // namespace accelerate::detail

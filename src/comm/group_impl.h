@@ -71,6 +71,9 @@ std::shared_ptr<GroupImpl> make_group(
 
 /// Debug mode: all ranks compare what they are about to do. Throws
 /// DistributedError with each rank's version if they differ.
-void check_agreement(const GroupImpl& group, const char* operation, const std::string& detail);
+void check_agreement(
+    const GroupImpl& group,
+    const char* operation,
+    const std::string& detail);
 
 }  // namespace accelerate::detail

@@ -17,7 +17,11 @@ namespace accelerate {
 namespace {
 
 constexpr std::array<std::string_view, kNumAxes> kNames{
-    "pipeline", "replicate", "shard", "context", "tensor"};
+    "pipeline",
+    "replicate",
+    "shard",
+    "context",
+    "tensor"};
 
 using Degrees = std::array<int, kNumAxes>;
 using AxisSet = std::array<bool, kNumAxes>;
@@ -25,7 +29,8 @@ using AxisSet = std::array<bool, kNumAxes>;
 std::size_t index_of(Axis axis) { return static_cast<std::size_t>(axis); }
 
 int product(const Degrees& degrees) {
-  return std::accumulate(degrees.begin(), degrees.end(), 1, std::multiplies<>());
+  return std::accumulate(
+      degrees.begin(), degrees.end(), 1, std::multiplies<>());
 }
 
 // "set shard to 2 or launch 16 processes": the first is offered where changing
@@ -34,7 +39,13 @@ std::string way_out(const Degrees& degrees, int size) {
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     const int rest = product(degrees) / degrees[i];
     if (degrees[i] > 1 && size % rest == 0) {
-      return detail::concat("set ", kNames[i], " to ", size / rest, " or launch ", product(degrees),
+      return detail::concat(
+          "set ",
+          kNames[i],
+          " to ",
+          size / rest,
+          " or launch ",
+          product(degrees),
           " processes");
     }
   }
@@ -47,19 +58,33 @@ std::string_view name_of(Axis axis) { return kNames[index_of(axis)]; }
 
 namespace detail {
 
-std::optional<std::string> mesh_complaint(const Degrees& degrees, int world_size) {
+std::optional<std::string> mesh_complaint(
+    const Degrees& degrees,
+    int world_size) {
   std::vector<std::string> factors;
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     if (degrees[i] < 1) {
-      return concat("[parallel] ", kNames[i], " is ", degrees[i], "; a degree is at least 1");
+      return concat(
+          "[parallel] ",
+          kNames[i],
+          " is ",
+          degrees[i],
+          "; a degree is at least 1");
     }
-    if (degrees[i] > 1) factors.push_back(concat(kNames[i], " (", degrees[i], ")"));
+    if (degrees[i] > 1)
+      factors.push_back(concat(kNames[i], " (", degrees[i], ")"));
   }
   if (product(degrees) == world_size) return std::nullopt;
   if (factors.empty()) factors.emplace_back("every degree (1)");
   return concat(
-      "[parallel] ", join(factors, " x "), " = ", product(degrees),
-      " ranks, but the launcher started ", world_size, "; ", way_out(degrees, world_size));
+      "[parallel] ",
+      join(factors, " x "),
+      " = ",
+      product(degrees),
+      " ranks, but the launcher started ",
+      world_size,
+      "; ",
+      way_out(degrees, world_size));
 }
 
 struct MeshImpl {
@@ -106,7 +131,8 @@ Mesh::Mesh(const World& world, const Degrees& degrees) {
   if (const auto complaint = detail::mesh_complaint(degrees, world.size())) {
     throw ConfigError(*complaint);
   }
-  impl_ = std::make_shared<detail::MeshImpl>(detail::MeshImpl{world, degrees, {}, {}, {}});
+  impl_ = std::make_shared<detail::MeshImpl>(
+      detail::MeshImpl{world, degrees, {}, {}, {}});
   impl_->coordinates = impl_->place_of(world.rank());
   for (std::size_t i = 0; i < kNumAxes; ++i) {
     AxisSet axes{};
@@ -117,9 +143,13 @@ Mesh::Mesh(const World& world, const Degrees& degrees) {
 
 int Mesh::degree(Axis axis) const { return impl_->degrees[index_of(axis)]; }
 
-int Mesh::coordinate(Axis axis) const { return impl_->coordinates[index_of(axis)]; }
+int Mesh::coordinate(Axis axis) const {
+  return impl_->coordinates[index_of(axis)];
+}
 
-const Group& Mesh::group(Axis axis) const { return impl_->groups[index_of(axis)]; }
+const Group& Mesh::group(Axis axis) const {
+  return impl_->groups[index_of(axis)];
+}
 
 Group Mesh::group(std::initializer_list<Axis> axes) const {
   AxisSet set{};
@@ -128,7 +158,8 @@ Group Mesh::group(std::initializer_list<Axis> axes) const {
   const auto count = std::count(set.begin(), set.end(), true);
   if (count == 0) return {};
   if (count == 1) {
-    return impl_->groups[static_cast<std::size_t>(std::find(set.begin(), set.end(), true) - set.begin())];
+    return impl_->groups[static_cast<std::size_t>(
+        std::find(set.begin(), set.end(), true) - set.begin())];
   }
   const auto found = impl_->joint_groups.find(set);
   if (found != impl_->joint_groups.end()) return found->second;
@@ -136,10 +167,13 @@ Group Mesh::group(std::initializer_list<Axis> axes) const {
 }
 
 int Mesh::batch_rank() const {
-  return coordinate(Axis::replicate) * degree(Axis::shard) + coordinate(Axis::shard);
+  return coordinate(Axis::replicate) * degree(Axis::shard) +
+      coordinate(Axis::shard);
 }
 
-int Mesh::batch_count() const { return degree(Axis::replicate) * degree(Axis::shard); }
+int Mesh::batch_count() const {
+  return degree(Axis::replicate) * degree(Axis::shard);
+}
 
 const World& Mesh::world() const { return impl_->world; }
 

@@ -18,20 +18,29 @@ namespace {
 
 ReduceOp op_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::mean: return ReduceOp::mean;
-    case Reduction::max: return ReduceOp::max;
-    case Reduction::min: return ReduceOp::min;
+    case Reduction::mean:
+      return ReduceOp::mean;
+    case Reduction::max:
+      return ReduceOp::max;
+    case Reduction::min:
+      return ReduceOp::min;
     case Reduction::sum:
-    case Reduction::none: break;
+    case Reduction::none:
+      break;
   }
   return ReduceOp::sum;
 }
 
-void require_same_shapes(const at::Tensor& tensor, const Group& group, const char* operation) {
+void require_same_shapes(
+    const at::Tensor& tensor,
+    const Group& group,
+    const char* operation) {
   const GroupImpl& impl = *group.impl();
   if (!impl.world || !impl.world->debug) return;
   check_agreement(
-      impl, operation, concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes()));
+      impl,
+      operation,
+      concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes()));
 }
 
 }  // namespace
@@ -87,7 +96,8 @@ void pad_in_place(
     if (!tensor.defined()) continue;
     const GroupImpl& impl = *group.impl();
     if (impl.world && impl.world->debug) {
-      check_agreement(impl, "pad_across_processes", concat(tensor.dim(), " dimensions"));
+      check_agreement(
+          impl, "pad_across_processes", concat(tensor.dim(), " dimensions"));
     }
     if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
     const at::Tensor most = at::full({}, tensor.size(dim), at::kLong);
@@ -104,10 +114,13 @@ void pad_in_place(
   }
 }
 
-at::Tensor concatenate_rows(const std::vector<at::Tensor>& parts, std::int64_t dim) {
+at::Tensor concatenate_rows(
+    const std::vector<at::Tensor>& parts,
+    std::int64_t dim) {
   if (parts.empty()) {
     throw ConfigError(
-        "[nested] concatenate was given nothing, or values of different form; give it values "
+        "[nested] concatenate was given nothing, or values of different form; "
+        "give it values "
         "with the same tensors in the same places");
   }
   return at::cat(parts, dim);
@@ -121,12 +134,16 @@ at::Tensor pad_rows(
   if (!tensor.defined() || tensor.dim() == 0) return tensor;
   if (num_processes < 1 || batch_size < 0) {
     throw ConfigError(concat(
-        "[nested] pad_input_tensors was given a batch of ", batch_size, " for ", num_processes,
+        "[nested] pad_input_tensors was given a batch of ",
+        batch_size,
+        " for ",
+        num_processes,
         " processes"));
   }
   const std::int64_t each = batch_size / num_processes;
   const std::int64_t rest = batch_size - each * num_processes;
-  std::int64_t missing = each == 0 ? num_processes - batch_size : num_processes - each;
+  std::int64_t missing =
+      each == 0 ? num_processes - batch_size : num_processes - each;
   if (missing < 1 && rest > missing) missing = rest - missing;
   if (missing <= 0) return tensor;
   std::vector<std::int64_t> shape = tensor.sizes().vec();
@@ -140,36 +157,46 @@ at::Tensor pad_rows(
 
 void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers) {
   if (!tensor.defined()) return;
-  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kDouble).contiguous();
+  const at::Tensor flat =
+      tensor.detach().to(at::kCPU, at::kDouble).contiguous();
   const double* data = flat.const_data_ptr<double>();
   numbers.insert(numbers.end(), data, data + flat.numel());
 }
 
-at::Tensor slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
+at::Tensor
+slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
   if (!tensor.defined() || tensor.dim() == 0) {
     throw ConfigError(
-        "[nested] slice_tensors was given a tensor without dimensions; give it batches");
+        "[nested] slice_tensors was given a tensor without dimensions; give it "
+        "batches");
   }
   return tensor.slice(0, begin, end);
 }
 
-std::pair<std::int64_t, std::int64_t> share_of(std::int64_t size, int rank, int count) {
+std::pair<std::int64_t, std::int64_t>
+share_of(std::int64_t size, int rank, int count) {
   const std::int64_t each = size / count;
   const std::int64_t extra = size % count;
   const std::int64_t begin = each * rank + std::min<std::int64_t>(rank, extra);
   return {begin, begin + each + (rank < extra ? 1 : 0)};
 }
 
-void require_equal_lengths(const std::vector<std::int64_t>& lengths, bool is_padded) {
+void require_equal_lengths(
+    const std::vector<std::int64_t>& lengths,
+    bool is_padded) {
   for (const std::int64_t length : lengths) {
     if (length != lengths.front()) {
       throw ConfigError(concat(
-          "[nested] split_between_processes was given values of ", lengths.front(), " and ",
-          length, " items; give it values of one length"));
+          "[nested] split_between_processes was given values of ",
+          lengths.front(),
+          " and ",
+          length,
+          " items; give it values of one length"));
     }
     if (length == 0 && is_padded) {
       throw ConfigError(
-          "[nested] split_between_processes has no item to repeat in an empty value; leave "
+          "[nested] split_between_processes has no item to repeat in an empty "
+          "value; leave "
           "apply_padding out");
     }
   }
@@ -185,7 +212,8 @@ at::Tensor split_between_processes(
   const std::int64_t size = tensor.size(0);
   const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
   at::Tensor part = tensor.slice(0, begin, end);
-  const std::int64_t missing = (size + group.size() - 1) / group.size() - part.size(0);
+  const std::int64_t missing =
+      (size + group.size() - 1) / group.size() - part.size(0);
   if (!apply_padding || size == 0 || missing <= 0) return part.clone();
   std::vector<std::int64_t> shape(static_cast<std::size_t>(tensor.dim()), -1);
   shape[0] = missing;

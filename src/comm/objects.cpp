@@ -28,7 +28,8 @@ std::string pack_bytes(const std::vector<std::string>& parts) {
 std::vector<std::string> unpack_bytes(std::string_view bytes) {
   const auto torn = [] {
     return DistributedError(
-        "[comm] an object from another rank does not read as one; run the same program on all "
+        "[comm] an object from another rank does not read as one; run the same "
+        "program on all "
         "ranks");
   };
   const auto take_number = [&] {
@@ -54,7 +55,10 @@ std::vector<std::string> unpack_bytes(std::string_view bytes) {
 
 void throw_wrong_size(std::size_t found, std::size_t expected) {
   throw DistributedError(concat(
-      "[comm] an object from another rank has size ", found, " where ", expected,
+      "[comm] an object from another rank has size ",
+      found,
+      " where ",
+      expected,
       " was expected; run the same program on all ranks"));
 }
 

@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/csrc/distributed/c10d/exception.h>
 
 #include <accelerate/error.h>
 
@@ -29,10 +29,14 @@ bool try_connect(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0) return false;
+  if (::getaddrinfo(
+          host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0)
+    return false;
   bool connected = false;
-  for (const addrinfo* entry = list; entry != nullptr && !connected; entry = entry->ai_next) {
-    const int fd = ::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, 0);
+  for (const addrinfo* entry = list; entry != nullptr && !connected;
+       entry = entry->ai_next) {
+    const int fd =
+        ::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;
     connected = ::connect(fd, entry->ai_addr, entry->ai_addrlen) == 0;
     ::close(fd);
@@ -49,7 +53,11 @@ void wait_for_server(const std::string& host, int port, milliseconds timeout) {
   while (!try_connect(host, port)) {
     if (steady_clock::now() >= deadline) {
       throw DistributedError(detail::concat(
-          "[comm] nobody listens at ", host, ":", port, " after ",
+          "[comm] nobody listens at ",
+          host,
+          ":",
+          port,
+          " after ",
           std::chrono::duration<double>(timeout).count(),
           " s; is rank 0 running, and is main_process_ip its address?"));
     }
@@ -65,7 +73,8 @@ c10::intrusive_ptr<c10d::TCPStore> make_tcp_store(
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const c10::DistStoreError& error) {
     // Builds without libuv, such as Debian's.
-    if (std::string_view(error.what()).find("libuv") == std::string_view::npos) throw;
+    if (std::string_view(error.what()).find("libuv") == std::string_view::npos)
+      throw;
   }
   options.useLibUV = false;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
@@ -77,14 +86,14 @@ auto guarded(const char* what, const std::string& key, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const std::exception& error) {
     throw DistributedError(detail::concat(
-        "[comm] the store did not ", what, " \"", key, "\": ",
-        error.what()));
+        "[comm] the store did not ", what, " \"", key, "\": ", error.what()));
   }
 }
 
 }  // namespace
 
-Store::Store(std::shared_ptr<detail::StoreImpl> impl) : impl_(std::move(impl)) {}
+Store::Store(std::shared_ptr<detail::StoreImpl> impl)
+    : impl_(std::move(impl)) {}
 
 Store Store::tcp(
     const std::string& host,
@@ -100,21 +109,32 @@ Store Store::tcp(
   try {
     auto store = make_tcp_store(host, options);
     const int bound = store->getPort();
-    return Store(std::make_shared<detail::StoreImpl>(detail::StoreImpl{std::move(store), bound}));
+    return Store(std::make_shared<detail::StoreImpl>(
+        detail::StoreImpl{std::move(store), bound}));
   } catch (const c10d::SocketError& error) {
     throw ConfigError(detail::concat(
-        "[comm] rank 0 cannot listen at port ", port, " of ", host,
-        ": it is taken, or not this machine's; choose another main_process_port, or 0 for a free one (",
-        error.what_without_backtrace(), ")"));
+        "[comm] rank 0 cannot listen at port ",
+        port,
+        " of ",
+        host,
+        ": it is taken, or not this machine's; choose another "
+        "main_process_port, or 0 for a free one (",
+        error.what_without_backtrace(),
+        ")"));
   } catch (const c10::DistError& error) {
     throw DistributedError(detail::concat(
-        "[comm] no store at ", host, ":", port, ": ", error.what_without_backtrace()));
+        "[comm] no store at ",
+        host,
+        ":",
+        port,
+        ": ",
+        error.what_without_backtrace()));
   }
 }
 
 Store Store::file(const std::string& path, int num_ranks) {
-  return Store(std::make_shared<detail::StoreImpl>(
-      detail::StoreImpl{c10::make_intrusive<c10d::FileStore>(path, num_ranks), 0}));
+  return Store(std::make_shared<detail::StoreImpl>(detail::StoreImpl{
+      c10::make_intrusive<c10d::FileStore>(path, num_ranks), 0}));
 }
 
 Store Store::in_memory() {
@@ -140,7 +160,8 @@ std::int64_t Store::add(const std::string& key, std::int64_t amount) const {
 
 Store Store::with_prefix(const std::string& prefix) const {
   return Store(std::make_shared<detail::StoreImpl>(detail::StoreImpl{
-      c10::make_intrusive<c10d::PrefixStore>(prefix, impl_->store), impl_->port}));
+      c10::make_intrusive<c10d::PrefixStore>(prefix, impl_->store),
+      impl_->port}));
 }
 
 int Store::port() const { return impl_->port; }

@@ -28,7 +28,8 @@ class ArithmeticWire {
   [[nodiscard]] ReduceOp transport_op() const { return transport_op_; }
   /// `reduced`, a buffer or part of one, as values of the original dtype, and
   /// divided for a mean over `num_ranks`.
-  [[nodiscard]] at::Tensor decode(const at::Tensor& reduced, int num_ranks) const;
+  [[nodiscard]] at::Tensor decode(const at::Tensor& reduced, int num_ranks)
+      const;
 
  private:
   at::ScalarType dtype_;

@@ -11,8 +11,8 @@
 
 #include "base/text.h"
 #include "comm/group_impl.h"
-#include "config/launch_settings.h"
 #include "config/environment.h"
+#include "config/launch_settings.h"
 #include "config/rank_variables.h"
 #include "config/settings.h"
 
@@ -31,12 +31,17 @@ struct WorldImpl {
 
 namespace {
 
-RankVariables who_is_this(const WorldOptions& options, const Environment& environment) {
+RankVariables who_is_this(
+    const WorldOptions& options,
+    const Environment& environment) {
   const bool is_explicit = options.rank || options.size;
-  RankVariables who = is_explicit ? RankVariables{} : read_rank_variables(environment);
+  RankVariables who =
+      is_explicit ? RankVariables{} : read_rank_variables(environment);
   if (is_explicit) {
     if (!options.rank || !options.size) {
-      throw ConfigError("[launch] WorldOptions names one of rank and size; name both, or neither");
+      throw ConfigError(
+          "[launch] WorldOptions names one of rank and size; name both, or "
+          "neither");
     }
     who.launcher = "options";
     who.rank = *options.rank;
@@ -48,23 +53,37 @@ RankVariables who_is_this(const WorldOptions& options, const Environment& enviro
   if (options.local_size) who.local_size = *options.local_size;
   if (options.address) who.address = *options.address;
   if (options.port) who.port = *options.port;
-  if (who.size < 1 || who.rank < 0 || who.rank >= who.size || who.local_rank < 0 ||
-      who.local_size < 1 || who.local_rank >= who.local_size || who.local_size > who.size) {
+  if (who.size < 1 || who.rank < 0 || who.rank >= who.size ||
+      who.local_rank < 0 || who.local_size < 1 ||
+      who.local_rank >= who.local_size || who.local_size > who.size) {
     throw ConfigError(concat(
-        "[launch] rank ", who.rank, " of ", who.size, " with local rank ", who.local_rank, " of ",
-        who.local_size, " is not possible; ranks count from 0"));
+        "[launch] rank ",
+        who.rank,
+        " of ",
+        who.size,
+        " with local rank ",
+        who.local_rank,
+        " of ",
+        who.local_size,
+        " is not possible; ranks count from 0"));
   }
   return who;
 }
 
-at::Device choose_device(const WorldOptions& options, const Settings& settings, int local_rank) {
+at::Device choose_device(
+    const WorldOptions& options,
+    const Settings& settings,
+    int local_rank) {
   if (options.device) return *options.device;
   if (const auto name = settings.text("device"); name && !name->empty()) {
     try {
       return at::Device(*name);
     } catch (const std::exception&) {
       throw ConfigError(concat(
-          "[launch] device \"", *name, "\" (", settings.find("device")->where,
+          "[launch] device \"",
+          *name,
+          "\" (",
+          settings.find("device")->where,
           ") is none that LibTorch knows; use cpu, cuda or cuda:1"));
     }
   }
@@ -88,7 +107,8 @@ Store open_store(
 }  // namespace
 }  // namespace detail
 
-World::World(const WorldOptions& options) : impl_(std::make_shared<detail::WorldImpl>()) {
+World::World(const WorldOptions& options)
+    : impl_(std::make_shared<detail::WorldImpl>()) {
   const detail::Environment environment = detail::Environment::current();
   const detail::Settings settings = detail::launch_settings(environment);
   impl_->who = detail::who_is_this(options, environment);
@@ -96,7 +116,8 @@ World::World(const WorldOptions& options) : impl_(std::make_shared<detail::World
 
   detail::WorldCore& core = *impl_->core;
   core.logger = options.logger.value_or(Logger());
-  if (!options.logger) core.logger.set_level(parse_log_level(*settings.text("log_level")));
+  if (!options.logger)
+    core.logger.set_level(parse_log_level(*settings.text("log_level")));
   core.logger.set_rank(who.size > 1 ? who.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
   core.timeout = options.timeout.value_or(std::chrono::milliseconds(
@@ -109,11 +130,13 @@ World::World(const WorldOptions& options) : impl_(std::make_shared<detail::World
     core.store = detail::open_store(options, who, core.timeout);
     // Ranks as threads share the address but not always the machine's names.
     core.gloo = detail::make_gloo_device(
-        who.local_size == who.size, environment.get("GLOO_SOCKET_IFNAME").value_or(""));
+        who.local_size == who.size,
+        environment.get("GLOO_SOCKET_IFNAME").value_or(""));
   } else if (options.store) {
     core.store = *options.store;
   }
-  impl_->everybody = Group(detail::make_group(impl_->core, "world", who.rank, std::move(all)));
+  impl_->everybody =
+      Group(detail::make_group(impl_->core, "world", who.rank, std::move(all)));
 }
 
 int World::rank() const { return impl_->who.rank; }
@@ -126,7 +149,9 @@ int World::local_size() const { return impl_->who.local_size; }
 
 at::Device World::device() const { return impl_->device; }
 
-std::chrono::milliseconds World::timeout() const { return impl_->core->timeout; }
+std::chrono::milliseconds World::timeout() const {
+  return impl_->core->timeout;
+}
 
 const std::string& World::launcher() const { return impl_->who.launcher; }
 
@@ -141,26 +166,37 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
   for (const int member : world_ranks) {
     if (member < 0 || member >= size()) {
       throw ConfigError(detail::concat(
-          "[comm] new_group was given rank ", member, " of a world of ", size()));
+          "[comm] new_group was given rank ",
+          member,
+          " of a world of ",
+          size()));
     }
     names.push_back(std::to_string(member));
   }
   const auto found = std::find(world_ranks.begin(), world_ranks.end(), rank());
   if (found == world_ranks.end()) {
     throw ConfigError(detail::concat(
-        "[comm] rank ", rank(), " asked for a group of the ranks ", detail::join(names, ", "),
+        "[comm] rank ",
+        rank(),
+        " asked for a group of the ranks ",
+        detail::join(names, ", "),
         ", to which it does not belong; only its members may ask"));
   }
   std::vector<int> sorted = world_ranks;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
     throw ConfigError(detail::concat(
-        "[comm] new_group was given a rank twice: ", detail::join(names, ", ")));
+        "[comm] new_group was given a rank twice: ",
+        detail::join(names, ", ")));
   }
   const int number = impl_->group_counts[world_ranks]++;
-  const std::string name = detail::concat("ranks ", detail::join(names, "-"), " #", number);
+  const std::string name =
+      detail::concat("ranks ", detail::join(names, "-"), " #", number);
   return Group(detail::make_group(
-      impl_->core, name, static_cast<int>(found - world_ranks.begin()), world_ranks));
+      impl_->core,
+      name,
+      static_cast<int>(found - world_ranks.begin()),
+      world_ranks));
 }
 
 }  // namespace accelerate

@@ -21,7 +21,8 @@ bool has_effect_elsewhere_only(std::string_view key) {
 std::vector<std::string> known_keys() {
   std::vector<std::string> keys;
   for (const OptionSpec& spec : option_table()) keys.emplace_back(spec.key);
-  for (const std::string_view key : keys_without_effect()) keys.emplace_back(key);
+  for (const std::string_view key : keys_without_effect())
+    keys.emplace_back(key);
   return keys;
 }
 
@@ -47,7 +48,10 @@ class Reader {
   }
 
  private:
-  void read_entry(const std::string& key, const std::string& section, const YAML::Node& value) {
+  void read_entry(
+      const std::string& key,
+      const std::string& section,
+      const YAML::Node& value) {
     const OptionSpec* const spec = find_option(key);
     if (spec == nullptr || spec->section != section) {
       if (has_effect_elsewhere_only(key)) {
@@ -60,8 +64,13 @@ class Reader {
     if (value.IsNull()) return;
     if (!value.IsScalar()) {
       complaints_.push_back(concat(
-          "[config] ", key, " must be a single value (", where_, ", line ",
-          value.Mark().line + 1, ")"));
+          "[config] ",
+          key,
+          " must be a single value (",
+          where_,
+          ", line ",
+          value.Mark().line + 1,
+          ")"));
       return;
     }
     file_.source.add(key, value.Scalar(), where_);
@@ -70,8 +79,8 @@ class Reader {
   // Values that Accelerate's questionnaire writes when nothing special was
   // asked for deserve no warning.
   static bool is_neutral(const std::string& key, const YAML::Node& value) {
-    if (value.IsNull() || key == "compute_environment" || key == "distributed_type" ||
-        key == "main_training_function") {
+    if (value.IsNull() || key == "compute_environment" ||
+        key == "distributed_type" || key == "main_training_function") {
       return true;
     }
     if (value.IsMap() || value.IsSequence()) return value.size() == 0;
@@ -85,7 +94,8 @@ class Reader {
   }
 
   void complain_unknown(const std::string& key) {
-    std::string text = concat("[config] unknown key \"", key, "\" (", where_, ")");
+    std::string text =
+        concat("[config] unknown key \"", key, "\" (", where_, ")");
     if (const auto meant = nearest(key, known_keys())) {
       text += concat("; did you mean \"", *meant, "\"?");
     }
@@ -99,7 +109,8 @@ class Reader {
 
 }  // namespace
 
-std::optional<std::filesystem::path> default_config_path(const Environment& environment) {
+std::optional<std::filesystem::path> default_config_path(
+    const Environment& environment) {
   std::filesystem::path folder;
   if (const auto home = environment.get("HF_HOME")) {
     folder = *home;
@@ -117,19 +128,23 @@ ConfigFile read_config_file(const std::filesystem::path& path) {
   std::error_code code;
   if (!std::filesystem::exists(path, code)) {
     throw ConfigError(concat(
-        "[config] there is no config file ", path,
+        "[config] there is no config file ",
+        path,
         "; give the path of one, or leave --config_file out"));
   }
   YAML::Node root;
   try {
     root = YAML::Load(read_file(path));
   } catch (const YAML::Exception& error) {
-    throw ConfigError(concat("[config] file ", path.string(), " does not parse: ", error.what()));
+    throw ConfigError(concat(
+        "[config] file ", path.string(), " does not parse: ", error.what()));
   }
   if (root.IsNull()) return {Source{Origin::file, {}}, {}};
   if (!root.IsMap()) {
     throw ConfigError(concat(
-        "[config] file ", path.string(), " must hold keys and values, one \"key: value\" a line"));
+        "[config] file ",
+        path.string(),
+        " must hold keys and values, one \"key: value\" a line"));
   }
   Reader reader(path);
   reader.read_map(root, "");

@@ -12,7 +12,8 @@ namespace accelerate::detail {
 
 /// Where Accelerate keeps its config file: below HF_HOME, else XDG_CACHE_HOME,
 /// else HOME. Nothing if none of them is set.
-std::optional<std::filesystem::path> default_config_path(const Environment& environment);
+std::optional<std::filesystem::path> default_config_path(
+    const Environment& environment);
 
 struct ConfigFile {
   Source source;

@@ -6,7 +6,8 @@
 
 namespace accelerate::detail {
 
-Environment::Environment(std::map<std::string, std::string, std::less<>> variables)
+Environment::Environment(
+    std::map<std::string, std::string, std::less<>> variables)
     : variables_(std::move(variables)) {}
 
 Environment Environment::current() {
@@ -15,7 +16,9 @@ Environment Environment::current() {
     const std::string_view text(*entry);
     const std::size_t equals = text.find('=');
     if (equals == std::string_view::npos) continue;
-    copy.set(std::string(text.substr(0, equals)), std::string(text.substr(equals + 1)));
+    copy.set(
+        std::string(text.substr(0, equals)),
+        std::string(text.substr(equals + 1)));
   }
   return copy;
 }

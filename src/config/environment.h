@@ -13,18 +13,22 @@ namespace accelerate::detail {
 class Environment {
  public:
   Environment() = default;
-  explicit Environment(std::map<std::string, std::string, std::less<>> variables);
+  explicit Environment(
+      std::map<std::string, std::string, std::less<>> variables);
 
   /// This process's variables at the time of the call.
   static Environment current();
 
   /// Nothing for a variable that is unset or empty.
   [[nodiscard]] std::optional<std::string> get(std::string_view name) const;
-  [[nodiscard]] bool has(std::string_view name) const { return get(name).has_value(); }
+  [[nodiscard]] bool has(std::string_view name) const {
+    return get(name).has_value();
+  }
 
   void set(std::string name, std::string value);
 
-  [[nodiscard]] const std::map<std::string, std::string, std::less<>>& all() const {
+  [[nodiscard]] const std::map<std::string, std::string, std::less<>>& all()
+      const {
     return variables_;
   }
 

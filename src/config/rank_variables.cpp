@@ -25,11 +25,21 @@ struct Family {
 // own number of tasks is what counts.
 constexpr std::array<Family, 6> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
-     "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
-    {"PALS", "PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
+    {"Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"MVAPICH",
+     "MV2_COMM_WORLD_RANK",
+     "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE"},
+    {"PALS",
+     "PALS_RANKID",
+     "PALS_SIZE",
+     "PALS_LOCAL_RANKID",
+     "PALS_LOCAL_SIZE"},
     {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
 }};
@@ -40,13 +50,17 @@ struct Values {
 
 class Reading {
  public:
-  explicit Reading(const Environment& environment) : environment_(environment) {}
+  explicit Reading(const Environment& environment)
+      : environment_(environment) {}
 
   Values read(const Family& family) {
     Values values{
-        number(family.rank), number(family.size), number(family.local_rank),
+        number(family.rank),
+        number(family.size),
+        number(family.local_rank),
         family.local_size.empty() ? std::nullopt : number(family.local_size)};
-    if (family.launcher == "Slurm" && values.size) values.local_size = slurm_local_size();
+    if (family.launcher == "Slurm" && values.size)
+      values.local_size = slurm_local_size();
     return values;
   }
 
@@ -55,7 +69,8 @@ class Reading {
     if (!text) return std::nullopt;
     const auto value = parse_int(*text);
     if (!value || *value < -1 || *value > 1'000'000'000) {
-      complain(concat(name, "=\"", *text, "\" is not a number of a rank or of ranks"));
+      complain(concat(
+          name, "=\"", *text, "\" is not a number of a rank or of ranks"));
       return std::nullopt;
     }
     // -1 is how some launchers write "unset".
@@ -63,7 +78,9 @@ class Reading {
     return static_cast<int>(*value);
   }
 
-  void complain(std::string text) { complaints_.push_back("[launch] " + std::move(text)); }
+  void complain(std::string text) {
+    complaints_.push_back("[launch] " + std::move(text));
+  }
 
   void finish() const {
     if (complaints_.empty()) return;
@@ -82,13 +99,17 @@ class Reading {
       int repeats = 1;
       if (open != std::string::npos && part.back() == ')') {
         repeats = static_cast<int>(
-            parse_int(part.substr(open + 2, part.size() - open - 3)).value_or(1));
+            parse_int(part.substr(open + 2, part.size() - open - 3))
+                .value_or(1));
       }
       if (!tasks) break;
       if (node < repeats) return static_cast<int>(*tasks);
       node -= repeats;
     }
-    complain(concat("SLURM_STEP_TASKS_PER_NODE=\"", *text, "\" has no entry for this node"));
+    complain(concat(
+        "SLURM_STEP_TASKS_PER_NODE=\"",
+        *text,
+        "\" has no entry for this node"));
     return std::nullopt;
   }
 
@@ -100,40 +121,76 @@ void check(Reading& reading, const Family& family, const Values& values) {
   const auto [rank, size, local_rank, local_size] = values;
   if (!size) {
     reading.complain(concat(
-        family.rank, "=", *rank, " is set but ", family.size,
+        family.rank,
+        "=",
+        *rank,
+        " is set but ",
+        family.size,
         " is not; set both, or start the program with accelerate-cpp launch"));
     return;
   }
   if (*size < 1) {
-    reading.complain(concat(family.size, "=", *size, "; there is at least one rank"));
+    reading.complain(
+        concat(family.size, "=", *size, "; there is at least one rank"));
     return;
   }
   if (!rank) {
     if (*size > 1) {
       reading.complain(concat(
-          family.size, "=", *size, " is set but ", family.rank,
-          " is not; set both, or start the program with accelerate-cpp launch"));
+          family.size,
+          "=",
+          *size,
+          " is set but ",
+          family.rank,
+          " is not; set both, or start the program with accelerate-cpp "
+          "launch"));
     }
     return;
   }
   if (*rank >= *size) {
     reading.complain(concat(
-        family.rank, "=", *rank, " but ", family.size, "=", *size,
-        "; ranks count from 0 to ", *size - 1));
+        family.rank,
+        "=",
+        *rank,
+        " but ",
+        family.size,
+        "=",
+        *size,
+        "; ranks count from 0 to ",
+        *size - 1));
   }
   if (local_size && (*local_size < 1 || *local_size > *size)) {
     reading.complain(concat(
-        family.local_size, "=", *local_size, " but ", family.size, "=", *size,
+        family.local_size,
+        "=",
+        *local_size,
+        " but ",
+        family.size,
+        "=",
+        *size,
         "; a machine has at least one and at most all of the ranks"));
   }
   if (local_rank && local_size && *local_rank >= *local_size) {
     reading.complain(concat(
-        family.local_rank, "=", *local_rank, " but ", family.local_size, "=", *local_size,
-        "; local ranks count from 0 to ", *local_size - 1));
+        family.local_rank,
+        "=",
+        *local_rank,
+        " but ",
+        family.local_size,
+        "=",
+        *local_size,
+        "; local ranks count from 0 to ",
+        *local_size - 1));
   }
   if (local_rank && *local_rank > *rank) {
     reading.complain(concat(
-        family.local_rank, "=", *local_rank, " but ", family.rank, "=", *rank,
+        family.local_rank,
+        "=",
+        *local_rank,
+        " but ",
+        family.rank,
+        "=",
+        *rank,
         "; a rank is at least its local rank"));
   }
 }
@@ -146,19 +203,36 @@ void check_against_job(
     const Values& torch,
     const Family& other,
     const Values& job) {
-  if (environment.has("TORCHELASTIC_RUN_ID") || environment.has("ACCELERATE_CPP_CONFIG")) return;
+  if (environment.has("TORCHELASTIC_RUN_ID") ||
+      environment.has("ACCELERATE_CPP_CONFIG"))
+    return;
   if (!job.rank || !job.size || !torch.rank || !torch.size) return;
   if (*job.rank == *torch.rank && *job.size == *torch.size) return;
   reading.complain(concat(
-      "RANK=", *torch.rank, " and WORLD_SIZE=", *torch.size, " contradict ", other.rank, "=",
-      *job.rank, " and ", other.size, "=", *job.size, "; unset the ones that are left over"));
+      "RANK=",
+      *torch.rank,
+      " and WORLD_SIZE=",
+      *torch.size,
+      " contradict ",
+      other.rank,
+      "=",
+      *job.rank,
+      " and ",
+      other.size,
+      "=",
+      *job.size,
+      "; unset the ones that are left over"));
 }
 
-std::optional<std::string> address_of(const Environment& environment, const Family& family) {
+std::optional<std::string> address_of(
+    const Environment& environment,
+    const Family& family) {
   if (auto address = environment.get("MASTER_ADDR")) return address;
   if (family.launcher != "Slurm") return std::nullopt;
-  for (const std::string_view name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
-    if (const auto nodes = environment.get(name)) return first_slurm_host(*nodes);
+  for (const std::string_view name :
+       {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    if (const auto nodes = environment.get(name))
+      return first_slurm_host(*nodes);
   }
   return std::nullopt;
 }
@@ -181,8 +255,14 @@ bool is_rank_variable(std::string_view name) {
     }
   }
   for (const std::string_view own :
-       {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
-        "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_CPP_CONFIG"}) {
+       {"GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "ACCELERATE_CPP_CONFIG"}) {
     if (name == own) return true;
   }
   return name.starts_with("TORCHELASTIC_");
@@ -212,7 +292,8 @@ RankVariables read_rank_variables(const Environment& environment) {
     if (number && *number >= 0 && *number <= 65535) {
       result.port = static_cast<int>(*number);
     } else {
-      reading.complain(concat("MASTER_PORT=\"", *port, "\" is not a port; use 0 to 65535"));
+      reading.complain(
+          concat("MASTER_PORT=\"", *port, "\" is not a port; use 0 to 65535"));
     }
   }
   reading.finish();
@@ -224,18 +305,27 @@ RankVariables read_rank_variables(const Environment& environment) {
   result.local_rank = values.local_rank.value_or(0);
   // A lone local rank says nothing of how many there are; without either,
   // every process is alone on its machine, as Kubernetes operators start them.
-  result.local_size = values.local_size.value_or(values.local_rank ? result.size : 1);
+  result.local_size =
+      values.local_size.value_or(values.local_rank ? result.size : 1);
   if (result.size == 1) return result;
 
   const auto address = address_of(environment, *chosen);
   if (!address && result.local_size != result.size) {
     throw ConfigError(concat(
-        "[launch] ", chosen->launcher, " started ", result.size, " ranks, ", result.local_size,
-        " on this machine, but MASTER_ADDR is not set; set it to the host of rank 0"));
+        "[launch] ",
+        chosen->launcher,
+        " started ",
+        result.size,
+        " ranks, ",
+        result.local_size,
+        " on this machine, but MASTER_ADDR is not set; set it to the host of "
+        "rank 0"));
   }
   result.address = address.value_or("127.0.0.1");
   result.agent_hosts_store =
-      parse_bool(environment.get("TORCHELASTIC_USE_AGENT_STORE").value_or("false")).value_or(false);
+      parse_bool(
+          environment.get("TORCHELASTIC_USE_AGENT_STORE").value_or("false"))
+          .value_or(false);
   if (const auto restarts = environment.get("TORCHELASTIC_RESTART_COUNT")) {
     result.store_prefix = concat("attempt_", *restarts);
   }

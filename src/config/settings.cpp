@@ -12,7 +12,8 @@
 namespace accelerate::detail {
 
 void Source::add(std::string_view key, std::string text, std::string where) {
-  values.insert_or_assign(std::string(key), std::pair(std::move(text), std::move(where)));
+  values.insert_or_assign(
+      std::string(key), std::pair(std::move(text), std::move(where)));
 }
 
 const Resolved* Settings::find(std::string_view key) const {
@@ -55,7 +56,12 @@ std::string Settings::explain() const {
     const auto found = values_.find(spec.key);
     if (found == values_.end()) continue;
     out += concat(
-        spec.key, " = ", format_option(found->second.value), "  (", found->second.where, ")\n");
+        spec.key,
+        " = ",
+        format_option(found->second.value),
+        "  (",
+        found->second.where,
+        ")\n");
   }
   return out;
 }
@@ -64,7 +70,8 @@ Settings resolve(std::span<const Source> sources) {
   std::vector<const Source*> strongest_first;
   for (const Source& source : sources) strongest_first.push_back(&source);
   std::stable_sort(
-      strongest_first.begin(), strongest_first.end(),
+      strongest_first.begin(),
+      strongest_first.end(),
       [](const Source* a, const Source* b) { return a->origin > b->origin; });
 
   Settings settings;
@@ -74,7 +81,8 @@ Settings resolve(std::span<const Source> sources) {
       const auto& [text, where] = entry;
       const OptionSpec* const spec = find_option(key);
       if (spec == nullptr) {
-        throw InternalError(concat("[config] no option is called \"", key, "\""));
+        throw InternalError(
+            concat("[config] no option is called \"", key, "\""));
       }
       try {
         settings.values_.try_emplace(
@@ -89,7 +97,10 @@ Settings resolve(std::span<const Source> sources) {
     if (spec.default_value.empty()) continue;
     settings.values_.try_emplace(
         std::string(spec.key),
-        Resolved{parse_option(spec, spec.default_value), Origin::default_value, "default"});
+        Resolved{
+            parse_option(spec, spec.default_value),
+            Origin::default_value,
+            "default"});
   }
   return settings;
 }
@@ -99,7 +110,10 @@ Source source_from_environment(const Environment& environment) {
   for (const OptionSpec& spec : option_table()) {
     if (spec.variable.empty()) continue;
     if (auto text = environment.get(spec.variable)) {
-      source.add(spec.key, *std::move(text), concat("environment variable ", spec.variable));
+      source.add(
+          spec.key,
+          *std::move(text),
+          concat("environment variable ", spec.variable));
     }
   }
   return source;
@@ -112,21 +126,33 @@ Source source_from_handover(const Environment& environment) {
   const nlohmann::json object = nlohmann::json::parse(*text, nullptr, false);
   if (!object.is_object()) {
     throw ConfigError(concat(
-        "[config] ", kHandoverVariable, " is not a JSON object: \"", *text,
+        "[config] ",
+        kHandoverVariable,
+        " is not a JSON object: \"",
+        *text,
         "\"; unset it, or start the program with accelerate-cpp launch"));
   }
-  const nlohmann::json origins = object.value("origins", nlohmann::json::object());
+  const nlohmann::json origins =
+      object.value("origins", nlohmann::json::object());
   std::vector<std::string> complaints;
   for (const auto& [key, value] : object.items()) {
     if (key == "origins") continue;
     if (find_option(key) == nullptr) {
       complaints.push_back(concat(
-          "[config] ", kHandoverVariable, " has \"", key,
-          "\", which this library does not know; use a launcher and a program of the same version"));
+          "[config] ",
+          kHandoverVariable,
+          " has \"",
+          key,
+          "\", which this library does not know; use a launcher and a program "
+          "of the same version"));
       continue;
     }
-    const std::string where = origins.is_object() ? origins.value(key, "launcher") : "launcher";
-    source.add(key, value.is_string() ? value.get<std::string>() : value.dump(), where);
+    const std::string where =
+        origins.is_object() ? origins.value(key, "launcher") : "launcher";
+    source.add(
+        key,
+        value.is_string() ? value.get<std::string>() : value.dump(),
+        where);
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
   return source;
@@ -138,7 +164,8 @@ std::string to_handover(const Settings& settings) {
   for (const auto& [key, resolved] : settings.all()) {
     if (resolved.origin == Origin::default_value) continue;
     object[key] = std::visit(
-        [](const auto& value) { return nlohmann::json(value); }, resolved.value);
+        [](const auto& value) { return nlohmann::json(value); },
+        resolved.value);
     origins[key] = resolved.where;
   }
   if (!origins.empty()) object["origins"] = std::move(origins);

@@ -19,7 +19,8 @@ enum class Origin { default_value, file, environment, launcher, flag, code };
 struct Source {
   Origin origin;
   /// Said to people: "environment variable X", "file run.yaml".
-  std::map<std::string, std::pair<std::string, std::string>, std::less<>> values;
+  std::map<std::string, std::pair<std::string, std::string>, std::less<>>
+      values;
   // key -> (text, where exactly)
 
   void add(std::string_view key, std::string text, std::string where);
@@ -45,7 +46,8 @@ class Settings {
   /// A line an option: name, value, origin.
   [[nodiscard]] std::string explain() const;
 
-  [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all() const {
+  [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all()
+      const {
     return values_;
   }
 

@@ -35,19 +35,30 @@ class BatchOrder {
 class SampleOrder final : public BatchOrder {
  public:
   /// `read` is what this rank reads of the rounds of `shared`.
-  SampleOrder(std::shared_ptr<Sampler> sampler, const BatchPlan& shared, const BatchPlan& read)
+  SampleOrder(
+      std::shared_ptr<Sampler> sampler,
+      const BatchPlan& shared,
+      const BatchPlan& read)
       : sampler_(std::move(sampler)), shared_(shared), read_(read) {}
 
   [[nodiscard]] std::int64_t size() const override { return read_.size(); }
   [[nodiscard]] BatchIndices at(std::int64_t index) const override {
-    BatchIndices batch{.indices = read_.positions(index), .remainder = shared_.remainder(index)};
+    BatchIndices batch{
+        .indices = read_.positions(index),
+        .remainder = shared_.remainder(index)};
     if (!batch.indices.empty()) batch.first_position = batch.indices.front();
     for (std::int64_t& i : batch.indices) i = sampler_->at(i);
     return batch;
   }
-  [[nodiscard]] std::int64_t round_size() const override { return shared_.round_size(); }
-  [[nodiscard]] std::int64_t positions_in_round() const override { return shared_.round_size(); }
-  [[nodiscard]] std::int64_t length() const override { return sampler_->size(); }
+  [[nodiscard]] std::int64_t round_size() const override {
+    return shared_.round_size();
+  }
+  [[nodiscard]] std::int64_t positions_in_round() const override {
+    return shared_.round_size();
+  }
+  [[nodiscard]] std::int64_t length() const override {
+    return sampler_->size();
+  }
 
  private:
   std::shared_ptr<Sampler> sampler_;
@@ -58,7 +69,9 @@ class SampleOrder final : public BatchOrder {
 /// A batch sampler's batches, to the ranks in turn. Positions count batches.
 class BatchSamplerOrder final : public BatchOrder {
  public:
-  BatchSamplerOrder(std::shared_ptr<BatchSampler> sampler, const BatchTurns& turns)
+  BatchSamplerOrder(
+      std::shared_ptr<BatchSampler> sampler,
+      const BatchTurns& turns)
       : sampler_(std::move(sampler)), turns_(turns) {}
 
   [[nodiscard]] std::int64_t size() const override { return turns_.size(); }
@@ -72,8 +85,12 @@ class BatchSamplerOrder final : public BatchOrder {
         .remainder = remainder(index)};
   }
   [[nodiscard]] std::int64_t round_size() const override { return 0; }
-  [[nodiscard]] std::int64_t positions_in_round() const override { return turns_.count; }
-  [[nodiscard]] std::int64_t length() const override { return sampler_->size(); }
+  [[nodiscard]] std::int64_t positions_in_round() const override {
+    return turns_.count;
+  }
+  [[nodiscard]] std::int64_t length() const override {
+    return sampler_->size();
+  }
 
  private:
   [[nodiscard]] std::int64_t remainder(std::int64_t index) const {

@@ -32,46 +32,65 @@ BatchPlan make_plan(
        .even_batches = options.even_batches});
 }
 
-void require_consistent(const DatasetFacts& dataset, const DataLoaderOptions& options) {
+void require_consistent(
+    const DatasetFacts& dataset,
+    const DataLoaderOptions& options) {
   std::string complaints;
   const auto complain = [&](bool is_wrong, std::string_view what) {
     if (is_wrong) complaints += concat(complaints.empty() ? "" : "; ", what);
   };
   complain(
       options.sampler && options.shuffle,
-      "both shuffle and a sampler were given; the sampler decides the order: unset shuffle");
+      "both shuffle and a sampler were given; the sampler decides the order: "
+      "unset shuffle");
   complain(
       options.batch_sampler &&
-          (options.sampler || options.shuffle || options.split_batches || options.batch_size != 1),
-      "a batch_sampler was given beside batch_size, shuffle, sampler or split_batches; it alone "
+          (options.sampler || options.shuffle || options.split_batches ||
+           options.batch_size != 1),
+      "a batch_sampler was given beside batch_size, shuffle, sampler or "
+      "split_batches; it alone "
       "decides which samples form a batch: unset them");
   complain(
       options.use_seedable_sampler && !options.shuffle,
-      "use_seedable_sampler was given without shuffle, whose order it decides; set shuffle");
+      "use_seedable_sampler was given without shuffle, whose order it decides; "
+      "set shuffle");
   complain(
-      dataset.is_stream && (options.shuffle || options.sampler || options.batch_sampler),
-      "shuffle was asked for, or a sampler, but a stream gives its samples in its own order; "
+      dataset.is_stream &&
+          (options.shuffle || options.sampler || options.batch_sampler),
+      "shuffle was asked for, or a sampler, but a stream gives its samples in "
+      "its own order; "
       "shuffle in the dataset's next(), or offer size() and get(index)");
   complain(
-      options.num_workers < 0, concat("num_workers is ", options.num_workers, "; it is at least 0"));
+      options.num_workers < 0,
+      concat("num_workers is ", options.num_workers, "; it is at least 0"));
   complain(
       options.prefetch_factor.value_or(1) < 1,
-      concat("prefetch_factor is ", options.prefetch_factor.value_or(1), "; it is at least 1"));
+      concat(
+          "prefetch_factor is ",
+          options.prefetch_factor.value_or(1),
+          "; it is at least 1"));
   complain(
       options.timeout.count() < 0,
-      concat("timeout is ", options.timeout.count(), " ms; it is at least 0, for no limit"));
+      concat(
+          "timeout is ",
+          options.timeout.count(),
+          " ms; it is at least 0, for no limit"));
   complain(
       options.num_workers == 0 &&
-          (options.prefetch_factor || options.timeout.count() > 0 || !options.in_order),
-      "prefetch_factor, timeout or in_order was given without workers, whom they are about; set "
+          (options.prefetch_factor || options.timeout.count() > 0 ||
+           !options.in_order),
+      "prefetch_factor, timeout or in_order was given without workers, whom "
+      "they are about; set "
       "num_workers");
   complain(
       options.already_sharded && options.dispatch_batches.value_or(false),
-      "already_sharded says that each rank reads its own part, dispatch_batches that rank 0 reads "
+      "already_sharded says that each rank reads its own part, "
+      "dispatch_batches that rank 0 reads "
       "for all; unset one of them");
   complain(
       options.already_sharded && options.split_batches,
-      "already_sharded says that each rank reads its own part, split_batches that batches are cut "
+      "already_sharded says that each rank reads its own part, split_batches "
+      "that batches are cut "
       "for the ranks; unset one of them");
   if (!complaints.empty()) throw ConfigError("[data] " + complaints);
 }
@@ -91,8 +110,11 @@ std::int64_t fingerprint(Sampler& sampler, std::uint64_t seed) {
 std::int64_t fingerprint(BatchSampler& sampler, std::uint64_t seed) {
   sampler.begin_pass(seed, 0);
   std::uint64_t sum = 0;
-  for (std::int64_t batch = 0; batch < std::min<std::int64_t>(sampler.size(), 4); ++batch) {
-    for (const std::int64_t i : sampler.at(batch)) sum = mix(sum ^ static_cast<std::uint64_t>(i));
+  for (std::int64_t batch = 0;
+       batch < std::min<std::int64_t>(sampler.size(), 4);
+       ++batch) {
+    for (const std::int64_t i : sampler.at(batch))
+      sum = mix(sum ^ static_cast<std::uint64_t>(i));
   }
   return static_cast<std::int64_t>(sum);
 }
@@ -122,7 +144,9 @@ struct BatchSource::State {
   std::int64_t first = 0;
   std::int64_t next_first = 0;
 
-  [[nodiscard]] int share() const { return options.already_sharded ? 0 : context.batch_rank; }
+  [[nodiscard]] int share() const {
+    return options.already_sharded ? 0 : context.batch_rank;
+  }
   [[nodiscard]] int num_shares() const {
     return options.already_sharded ? 1 : context.batch_count;
   }
@@ -130,15 +154,20 @@ struct BatchSource::State {
     return options.data_seed.value_or(context.seed);
   }
   // As in the enumeration Agreed.
-  [[nodiscard]] std::vector<std::int64_t> agreed_values(std::uint64_t rank_0_seed) const {
+  [[nodiscard]] std::vector<std::int64_t> agreed_values(
+      std::uint64_t rank_0_seed) const {
     const std::uint64_t seed = options.data_seed.value_or(rank_0_seed);
     std::int64_t looks = 0;
     if (options.sampler) looks = fingerprint(*options.sampler, seed);
-    if (options.batch_sampler) looks = fingerprint(*options.batch_sampler, seed);
+    if (options.batch_sampler)
+      looks = fingerprint(*options.batch_sampler, seed);
     const std::int64_t order_size =
         options.batch_sampler ? options.batch_sampler->size() : sampler->size();
     return {
-        dataset.num_samples, order_size, looks, options.batch_size,
+        dataset.num_samples,
+        order_size,
+        looks,
+        options.batch_size,
         static_cast<std::int64_t>(seed)};
   }
 
@@ -165,11 +194,16 @@ struct BatchSource::State {
       order = std::make_unique<BatchSamplerOrder>(
           options.batch_sampler,
           BatchTurns{
-              options.batch_sampler->size(), begin, share(), num_shares(), options.drop_last,
+              options.batch_sampler->size(),
+              begin,
+              share(),
+              num_shares(),
+              options.drop_last,
               even_batches});
       return;
     }
-    const BatchPlan shared = make_plan(sampler->size(), now, share(), num_shares(), begin);
+    const BatchPlan shared =
+        make_plan(sampler->size(), now, share(), num_shares(), begin);
     rank_batch_size = shared.round_size() / num_shares();
     const BatchPlan whole_rounds(
         {.num_samples = sampler->size(),
@@ -181,9 +215,12 @@ struct BatchSource::State {
   }
 };
 
-BatchSource::BatchSource(const DatasetFacts& dataset, const DataLoaderOptions& options) {
+BatchSource::BatchSource(
+    const DatasetFacts& dataset,
+    const DataLoaderOptions& options) {
   require_consistent(dataset, options);
-  state_ = std::make_unique<State>(State{.dataset = dataset, .options = options});
+  state_ =
+      std::make_unique<State>(State{.dataset = dataset, .options = options});
   state_->make_sampler();
   state_->make_order();
 }
@@ -193,28 +230,43 @@ BatchSource::~BatchSource() = default;
 namespace {
 
 // Values that all ranks must have in common, in this order.
-enum Agreed : std::size_t { kDatasetSize, kOrderSize, kOrder, kBatchSize, kSeed };
+enum Agreed : std::size_t {
+  kDatasetSize,
+  kOrderSize,
+  kOrder,
+  kBatchSize,
+  kSeed
+};
 
-void require_agreement(const Group& group, const std::vector<std::int64_t>& mine) {
+void require_agreement(
+    const Group& group,
+    const std::vector<std::int64_t>& mine) {
   constexpr std::string_view kRemedy =
-      "; give every rank the whole dataset and one order, the loader shares them out; if they are "
+      "; give every rank the whole dataset and one order, the loader shares "
+      "them out; if they are "
       "shared out already, set already_sharded";
-  const std::vector<at::Tensor> all = group.all_gather(at::tensor(mine, at::kLong));
+  const std::vector<at::Tensor> all =
+      group.all_gather(at::tensor(mine, at::kLong));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto require_equal = [&](Agreed value, std::string_view what, std::string_view remedy) {
-      const std::int64_t theirs = all[rank].const_data_ptr<std::int64_t>()[value];
-      const std::int64_t of_first = all[0].const_data_ptr<std::int64_t>()[value];
-      if (theirs == of_first) return;
-      // The numbers of an order are of no use to a reader.
-      const std::string numbers =
-          value == kOrder ? std::string() : concat(": ", of_first, " and ", theirs);
-      throw ConfigError(
-          concat("[data] ranks 0 and ", rank, " have ", what, numbers, remedy));
-    };
+    const auto require_equal =
+        [&](Agreed value, std::string_view what, std::string_view remedy) {
+          const std::int64_t theirs =
+              all[rank].const_data_ptr<std::int64_t>()[value];
+          const std::int64_t of_first =
+              all[0].const_data_ptr<std::int64_t>()[value];
+          if (theirs == of_first) return;
+          // The numbers of an order are of no use to a reader.
+          const std::string numbers = value == kOrder
+              ? std::string()
+              : concat(": ", of_first, " and ", theirs);
+          throw ConfigError(concat(
+              "[data] ranks 0 and ", rank, " have ", what, numbers, remedy));
+        };
     require_equal(kDatasetSize, "datasets of different sizes", kRemedy);
     require_equal(kOrderSize, "samplers of different sizes", kRemedy);
     require_equal(kOrder, "samplers that give different orders", kRemedy);
-    require_equal(kBatchSize, "different values of batch_size", "; make them equal");
+    require_equal(
+        kBatchSize, "different values of batch_size", "; make them equal");
     require_equal(kSeed, "different values of data_seed", "; make them equal");
   }
 }
@@ -222,7 +274,8 @@ void require_agreement(const Group& group, const std::vector<std::int64_t>& mine
 void require_dispatchable(const DataLoaderOptions& options) {
   if (options.batch_sampler) {
     throw ConfigError(
-        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives batches of its own "
+        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives "
+        "batches of its own "
         "sizes; unset one of them");
   }
 }
@@ -234,25 +287,31 @@ void BatchSource::attach(LoaderContext context, bool is_dispatching) {
   if (is_dispatching) require_dispatchable(now.options);
   if (now.context.group.size() > 1) {
     throw ConfigError(
-        "[data] this loader was prepared already, so its ranks read parts of the data; prepare it "
+        "[data] this loader was prepared already, so its ranks read parts of "
+        "the data; prepare it "
         "once");
   }
   if (now.dataset.is_sharded && !now.options.already_sharded) {
     throw ConfigError(
-        "[data] this dataset says that it is sharded already (is_sharded()), and the loader would "
-        "cut each rank's part once more; set already_sharded, or give the whole dataset");
+        "[data] this dataset says that it is sharded already (is_sharded()), "
+        "and the loader would "
+        "cut each rank's part once more; set already_sharded, or give the "
+        "whole dataset");
   }
   const int share = now.options.already_sharded ? 0 : context.batch_rank;
   const int num_shares = now.options.already_sharded ? 1 : context.batch_count;
   // Throws before anything changes.
   make_plan(now.sampler->size(), now.options, share, num_shares);
-  if (context.group.size() > 1 && !is_dispatching && !now.options.already_sharded) {
+  if (context.group.size() > 1 && !is_dispatching &&
+      !now.options.already_sharded) {
     require_agreement(context.group, now.agreed_values(context.seed));
   }
   if (now.options.pin_memory && context.device.is_cpu()) {
     context.logger.log_once_per_world(
-        LogLevel::info, "data",
-        "pin_memory changes nothing: there is no accelerator whose copies it would speed up");
+        LogLevel::info,
+        "data",
+        "pin_memory changes nothing: there is no accelerator whose copies it "
+        "would speed up");
   }
   state_->context = std::move(context);
   state_->is_dispatching = is_dispatching;
@@ -266,18 +325,22 @@ const LoaderContext& BatchSource::context() const { return state_->context; }
 std::int64_t BatchSource::size() const { return state_->order->size(); }
 
 std::int64_t BatchSource::round_size() const {
-  const int num_parts = state_->options.already_sharded ? state_->context.batch_count : 1;
+  const int num_parts =
+      state_->options.already_sharded ? state_->context.batch_count : 1;
   return state_->order->round_size() * num_parts;
 }
 
-std::int64_t BatchSource::rank_batch_size() const { return state_->rank_batch_size; }
+std::int64_t BatchSource::rank_batch_size() const {
+  return state_->rank_batch_size;
+}
 
 int BatchSource::share() const { return state_->share(); }
 
 int BatchSource::num_shares() const { return state_->num_shares(); }
 
 bool BatchSource::fills_up() const {
-  return state_->even_batches && (state_->num_shares() > 1 || state_->context.fills_up_alone);
+  return state_->even_batches &&
+      (state_->num_shares() > 1 || state_->context.fills_up_alone);
 }
 
 std::uint64_t BatchSource::epoch() const { return state_->epoch; }
@@ -290,9 +353,11 @@ std::int64_t BatchSource::first() const {
 
 bool BatchSource::is_reading() const { return state_->is_reading; }
 
-StateDict BatchSource::state_dict(std::int64_t num_given, bool has_ended) const {
+StateDict BatchSource::state_dict(std::int64_t num_given, bool has_ended)
+    const {
   const State& now = *state_;
-  const std::int64_t moved = now.is_reading ? num_given * now.order->positions_in_round() : 0;
+  const std::int64_t moved =
+      now.is_reading ? num_given * now.order->positions_in_round() : 0;
   StateDict state{
       {"epoch", static_cast<std::int64_t>(now.epoch + (has_ended ? 1 : 0))},
       {"position", has_ended ? 0 : first() + moved},
@@ -312,23 +377,32 @@ void BatchSource::load_state_dict(const StateDict& state) {
       state.contains("num_shards") ? state.get<std::int64_t>("num_shards") : 0;
   if (state_->is_reading) {
     throw ConfigError(
-        "[data] load_state_dict was called inside a pass over this loader; leave the loop first");
+        "[data] load_state_dict was called inside a pass over this loader; "
+        "leave the loop first");
   }
   if (epoch < 0 || position < 0) {
     throw CheckpointError(concat(
-        "[data] the state of a loader says epoch ", epoch, " and position ", position,
+        "[data] the state of a loader says epoch ",
+        epoch,
+        " and position ",
+        position,
         "; neither can be below 0"));
   }
-  const std::int64_t shards_now = state_->options.already_sharded ? state_->context.batch_count : 0;
+  const std::int64_t shards_now =
+      state_->options.already_sharded ? state_->context.batch_count : 0;
   if (num_shards != shards_now && position > 0) {
     throw CheckpointError(concat(
-        "[data] the state of a loader is of data sharded by the user over ", num_shards,
-        " ranks (0: by the loader), and now there are ", shards_now,
+        "[data] the state of a loader is of data sharded by the user over ",
+        num_shards,
+        " ranks (0: by the loader), and now there are ",
+        shards_now,
         "; such data goes on in the middle of a pass only on as many ranks"));
   }
-  const bool knows_length = !state_->dataset.is_stream || state_->dataset.num_samples >= 0;
-  const std::int64_t length = state_->dataset.is_stream ? state_->dataset.num_samples
-                                                        : state_->order->length();
+  const bool knows_length =
+      !state_->dataset.is_stream || state_->dataset.num_samples >= 0;
+  const std::int64_t length = state_->dataset.is_stream
+      ? state_->dataset.num_samples
+      : state_->order->length();
   // The pass had ended.
   const bool has_ended = knows_length && position >= length && position > 0;
   state_->epoch = static_cast<std::uint64_t>(epoch) + (has_ended ? 1 : 0);
@@ -348,7 +422,8 @@ void BatchSource::begin_pass(std::int64_t num_samples) {
   now.pass_epoch = now.epoch;
   now.first = std::exchange(now.next_first, 0);
   now.sampler->begin_pass(now.seed(), now.epoch);
-  if (now.options.batch_sampler) now.options.batch_sampler->begin_pass(now.seed(), now.epoch);
+  if (now.options.batch_sampler)
+    now.options.batch_sampler->begin_pass(now.seed(), now.epoch);
   now.make_order();
   if (now.context.begin) now.context.begin();
 }
@@ -375,8 +450,13 @@ BatchIndices BatchSource::at(std::int64_t index) const {
   for (const std::int64_t i : batch.indices) {
     if (i < 0 || (size >= 0 && i >= size)) {
       throw ConfigError(concat(
-          "[data] the sampler gave index ", i, " for batch ", index, ", and the dataset has ",
-          size, " samples; indices are from 0 to their number less 1"));
+          "[data] the sampler gave index ",
+          i,
+          " for batch ",
+          index,
+          ", and the dataset has ",
+          size,
+          " samples; indices are from 0 to their number less 1"));
     }
   }
   return batch;

@@ -20,9 +20,11 @@ struct BatchTurns {
 
   /// Batches of this rank.
   [[nodiscard]] std::int64_t size() const {
-    const std::int64_t num_left = std::max<std::int64_t>(num_batches - first, 0);
+    const std::int64_t num_left =
+        std::max<std::int64_t>(num_batches - first, 0);
     const std::int64_t rest = num_left % count;
-    const bool has_one_more = rest > 0 && !drop_last && (even_batches || rank < rest);
+    const bool has_one_more =
+        rest > 0 && !drop_last && (even_batches || rank < rest);
     return num_left / count + (has_one_more ? 1 : 0);
   }
   /// Which of all batches is this rank's batch `index`.

@@ -23,7 +23,11 @@ using detail::concat;
 // One field at `at`, without its quotes; `at` moves behind it. `text` is used
 // where the field is not in the file as it is.
 // Returns false if a quote is not closed.
-bool take_field(std::string_view file, std::size_t& at, char delimiter, std::string& text) {
+bool take_field(
+    std::string_view file,
+    std::size_t& at,
+    char delimiter,
+    std::string& text) {
   text.clear();
   if (at < file.size() && file[at] == '"') {
     for (++at; at < file.size(); ++at) {
@@ -41,7 +45,8 @@ bool take_field(std::string_view file, std::size_t& at, char delimiter, std::str
   while (at < file.size() && !ends(file[at])) ++at;
   text += file.substr(begin, at - begin);
   const bool ends_line = at >= file.size() || file[at] == '\n';
-  if (ends_line && !text.empty() && text.back() == '\r' && at > begin) text.pop_back();
+  if (ends_line && !text.empty() && text.back() == '\r' && at > begin)
+    text.pop_back();
   return true;
 }
 
@@ -63,18 +68,24 @@ struct CsvFile::State {
 
   State(const std::string& file, const CsvOptions& how)
       : path(file), options(how), mapping(file) {
-    text = {reinterpret_cast<const char*>(mapping.bytes().data()), mapping.bytes().size()};
+    text = {
+        reinterpret_cast<const char*>(mapping.bytes().data()),
+        mapping.bytes().size()};
     find_rows();
   }
 
   [[noreturn]] void fail(std::size_t at, const std::string& what) const {
-    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+    const auto line =
+        1 +
+        std::count(
+            text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
     throw ConfigError(concat("[data] ", path, ":", line, ": ", what));
   }
 
   void find_rows() {
     constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
-    std::size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+    std::size_t at =
+        text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
     std::string field;
     while (at < text.size()) {
       const std::size_t row = at;
@@ -92,30 +103,43 @@ struct CsvFile::State {
         continue;
       }
       if (num_fields != columns.size()) {
-        fail(row, concat(
-            "this row has ", num_fields, " fields and the first has ", columns.size()));
+        fail(
+            row,
+            concat(
+                "this row has ",
+                num_fields,
+                " fields and the first has ",
+                columns.size()));
       }
       if (!is_first || !options.has_header) rows.push_back(row);
     }
     if (options.has_header) return;
-    for (std::size_t i = 0; i < columns.size(); ++i) columns[i] = std::to_string(i);
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      columns[i] = std::to_string(i);
   }
 
   [[nodiscard]] std::size_t row_at(std::int64_t index) const {
     if (index < 0 || index >= static_cast<std::int64_t>(rows.size())) {
-      throw ConfigError(concat("[data] ", path, " has ", rows.size(), " rows and no row ", index));
+      throw ConfigError(concat(
+          "[data] ", path, " has ", rows.size(), " rows and no row ", index));
     }
     return rows[static_cast<std::size_t>(index)];
   }
 
-  [[nodiscard]] std::vector<std::size_t> places_of(const std::vector<std::string>& names) const {
+  [[nodiscard]] std::vector<std::size_t> places_of(
+      const std::vector<std::string>& names) const {
     std::vector<std::size_t> places;
     for (const std::string& name : names) {
       const auto found = std::find(columns.begin(), columns.end(), name);
       if (found == columns.end()) {
         const auto meant = detail::nearest(name, columns);
         throw ConfigError(concat(
-            "[data] ", path, " has no column '", name, "'; it has ", detail::join(columns, ", "),
+            "[data] ",
+            path,
+            " has no column '",
+            name,
+            "'; it has ",
+            detail::join(columns, ", "),
             meant ? concat("; was '", *meant, "' meant?") : ""));
       }
       places.push_back(static_cast<std::size_t>(found - columns.begin()));
@@ -142,7 +166,8 @@ struct CsvFile::State {
     if (trimmed.starts_with('+')) trimmed.remove_prefix(1);
     if constexpr (std::is_floating_point_v<Number>) {
       if (trimmed.empty()) return std::numeric_limits<Number>::quiet_NaN();
-      if (const auto value = detail::parse_double(trimmed)) return static_cast<Number>(*value);
+      if (const auto value = detail::parse_double(trimmed))
+        return static_cast<Number>(*value);
     } else if constexpr (std::is_same_v<Number, bool>) {
       const std::string word = detail::to_lower(trimmed);
       if (word == "0" || word == "false") return false;
@@ -150,11 +175,14 @@ struct CsvFile::State {
     } else {
       const auto value = detail::parse_int(trimmed);
       if (value && *value >= std::numeric_limits<Number>::min() &&
-          *value <= static_cast<long long>(std::numeric_limits<Number>::max())) {
+          *value <=
+              static_cast<long long>(std::numeric_limits<Number>::max())) {
         return static_cast<Number>(*value);
       }
     }
-    fail(row_at(row), concat("column '", columns[column], "': '", field, "' is no ", kind));
+    fail(
+        row_at(row),
+        concat("column '", columns[column], "': '", field, "' is no ", kind));
   }
 
   [[nodiscard]] at::Tensor numbers(
@@ -164,7 +192,8 @@ struct CsvFile::State {
       const auto& row_of) const {
     const std::vector<std::size_t> places = places_of(names);
     const auto width = static_cast<std::int64_t>(places.size());
-    at::Tensor result = at::empty({num_rows, width}, at::TensorOptions().dtype(dtype));
+    at::Tensor result =
+        at::empty({num_rows, width}, at::TensorOptions().dtype(dtype));
     const auto fill = [&]<class Number>(Number* out, std::string_view kind) {
       for (std::int64_t i = 0; i < num_rows; ++i) {
         const std::vector<std::string> fields = fields_of(row_of(i));
@@ -174,16 +203,36 @@ struct CsvFile::State {
       }
     };
     switch (dtype) {
-      case at::kFloat: fill(result.mutable_data_ptr<float>(), "number"); break;
-      case at::kDouble: fill(result.mutable_data_ptr<double>(), "number"); break;
-      case at::kByte: fill(result.mutable_data_ptr<std::uint8_t>(), "whole number of 8 bits"); break;
-      case at::kShort: fill(result.mutable_data_ptr<std::int16_t>(), "whole number of 16 bits"); break;
-      case at::kInt: fill(result.mutable_data_ptr<std::int32_t>(), "whole number of 32 bits"); break;
-      case at::kLong: fill(result.mutable_data_ptr<std::int64_t>(), "whole number"); break;
-      case at::kBool: fill(result.mutable_data_ptr<bool>(), "truth value (0, 1, true, false)"); break;
+      case at::kFloat:
+        fill(result.mutable_data_ptr<float>(), "number");
+        break;
+      case at::kDouble:
+        fill(result.mutable_data_ptr<double>(), "number");
+        break;
+      case at::kByte:
+        fill(result.mutable_data_ptr<std::uint8_t>(), "whole number of 8 bits");
+        break;
+      case at::kShort:
+        fill(
+            result.mutable_data_ptr<std::int16_t>(), "whole number of 16 bits");
+        break;
+      case at::kInt:
+        fill(
+            result.mutable_data_ptr<std::int32_t>(), "whole number of 32 bits");
+        break;
+      case at::kLong:
+        fill(result.mutable_data_ptr<std::int64_t>(), "whole number");
+        break;
+      case at::kBool:
+        fill(
+            result.mutable_data_ptr<bool>(), "truth value (0, 1, true, false)");
+        break;
       default:
         throw ConfigError(concat(
-            "[data] numbers of ", path, " were asked for as ", dtype,
+            "[data] numbers of ",
+            path,
+            " were asked for as ",
+            dtype,
             "; possible are Float, Double, Byte, Short, Int, Long and Bool"));
     }
     return result;
@@ -193,14 +242,23 @@ struct CsvFile::State {
 CsvFile::CsvFile(const std::string& path, const CsvOptions& options)
     : state_(std::make_shared<const State>(path, options)) {}
 
-std::int64_t CsvFile::num_rows() const { return static_cast<std::int64_t>(state_->rows.size()); }
+std::int64_t CsvFile::num_rows() const {
+  return static_cast<std::int64_t>(state_->rows.size());
+}
 
-const std::vector<std::string>& CsvFile::columns() const { return state_->columns; }
+const std::vector<std::string>& CsvFile::columns() const {
+  return state_->columns;
+}
 
-std::vector<std::string> CsvFile::row(std::int64_t index) const { return state_->fields_of(index); }
+std::vector<std::string> CsvFile::row(std::int64_t index) const {
+  return state_->fields_of(index);
+}
 
-at::Tensor CsvFile::numbers(const std::vector<std::string>& columns, at::ScalarType dtype) const {
-  return state_->numbers(columns, dtype, num_rows(), [](std::int64_t i) { return i; });
+at::Tensor CsvFile::numbers(
+    const std::vector<std::string>& columns,
+    at::ScalarType dtype) const {
+  return state_->numbers(
+      columns, dtype, num_rows(), [](std::int64_t i) { return i; });
 }
 
 at::Tensor CsvFile::numbers(
@@ -208,7 +266,9 @@ at::Tensor CsvFile::numbers(
     at::ScalarType dtype,
     std::span<const std::int64_t> rows) const {
   return state_->numbers(
-      columns, dtype, static_cast<std::int64_t>(rows.size()),
+      columns,
+      dtype,
+      static_cast<std::int64_t>(rows.size()),
       [&](std::int64_t i) { return rows[static_cast<std::size_t>(i)]; });
 }
 

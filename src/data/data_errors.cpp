@@ -50,8 +50,8 @@ std::string list(const std::vector<std::int64_t>& samples) {
 
 void throw_sample_error(std::int64_t sample, const char* verb) {
   if (is_stop()) throw;
-  std::throw_with_nested(
-      DataError(concat("[data] sample ", sample, ": ", verb, " failed: ", what_went_wrong())));
+  std::throw_with_nested(DataError(concat(
+      "[data] sample ", sample, ": ", verb, " failed: ", what_went_wrong())));
 }
 
 void throw_batch_error(
@@ -59,35 +59,53 @@ void throw_batch_error(
     const std::vector<std::int64_t>& samples,
     const char* verb) {
   if (is_stop()) throw;
-  const std::string which =
-      samples.empty() ? std::string() : concat(" (samples ", list(samples), ")");
-  std::throw_with_nested(DataError(
-      concat("[data] batch ", batch, which, ": ", verb, " failed: ", what_went_wrong())));
+  const std::string which = samples.empty()
+      ? std::string()
+      : concat(" (samples ", list(samples), ")");
+  std::throw_with_nested(DataError(concat(
+      "[data] batch ",
+      batch,
+      which,
+      ": ",
+      verb,
+      " failed: ",
+      what_went_wrong())));
 }
 
 void throw_shrunk(std::int64_t sample, std::int64_t size) {
   throw DataError(concat(
-      "[data] sample ", sample, " is to be read, but the dataset has only ", size,
-      " now: it has shrunk since the pass began; let its size() change between passes only"));
+      "[data] sample ",
+      sample,
+      " is to be read, but the dataset has only ",
+      size,
+      " now: it has shrunk since the pass began; let its size() change between "
+      "passes only"));
 }
 
 void throw_not_dispatchable() {
   throw ConfigError(
-      "[data] dispatch_batches needs batches that can be cut and sent: nested tensors (nested.h) "
-      "or a vector of objects (objects.h), default-constructible; this loader's are neither");
+      "[data] dispatch_batches needs batches that can be cut and sent: nested "
+      "tensors (nested.h) "
+      "or a vector of objects (objects.h), default-constructible; this "
+      "loader's are neither");
 }
 
 void throw_stuck(const std::string& where) {
   throw Error(concat(
-      "[data] a worker of an earlier pass over this loader has not come back, it is ", where,
-      "; a stream is read by one thread at a time, so no new pass can begin: end the process"));
+      "[data] a worker of an earlier pass over this loader has not come back, "
+      "it is ",
+      where,
+      "; a stream is read by one thread at a time, so no new pass can begin: "
+      "end the process"));
 }
 
 void warn_left_behind(const Logger& logger, const std::string& where) {
   logger.log(
-      LogLevel::warning, "data",
+      LogLevel::warning,
+      "data",
       concat(
-          "a worker did not come back within the timeout, it is ", where,
+          "a worker did not come back within the timeout, it is ",
+          where,
           "; its thread was left behind"));
 }
 
@@ -96,9 +114,13 @@ void SkipProgress::say(std::int64_t num_skipped) {
   if (now - said_ < interval_) return;
   said_ = now;
   logger_->log(
-      LogLevel::warning, "data",
+      LogLevel::warning,
+      "data",
       concat(
-          "resuming a stream that has no state of its own: ", num_skipped, " of ", num_samples_,
+          "resuming a stream that has no state of its own: ",
+          num_skipped,
+          " of ",
+          num_samples_,
           " samples skipped"));
 }
 

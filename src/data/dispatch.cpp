@@ -17,7 +17,8 @@ std::string describe(const std::vector<at::Tensor>& tensors) {
       lines.push_back({-1});
       continue;
     }
-    std::vector<std::int64_t> line{static_cast<std::int64_t>(tensor.scalar_type())};
+    std::vector<std::int64_t> line{
+        static_cast<std::int64_t>(tensor.scalar_type())};
     line.insert(line.end(), tensor.sizes().begin(), tensor.sizes().end());
     lines.push_back(std::move(line));
   }
@@ -33,7 +34,8 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
         line.at(0) < 0 ? at::Tensor()
                        : at::empty(
                              at::IntArrayRef(line).slice(1),
-                             at::TensorOptions().dtype(static_cast<at::ScalarType>(line[0]))));
+                             at::TensorOptions().dtype(
+                                 static_cast<at::ScalarType>(line[0]))));
   }
   return tensors;
 }
@@ -42,8 +44,12 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
 
 void throw_lost_tensors(std::size_t sent, std::size_t found) {
   throw ConfigError(concat(
-      "[data] dispatch_batches sent a batch of ", sent, " tensors, but a default-constructed one has ",
-      found, " to put them in: batches of a type of your own need a fixed number of tensors; use "
+      "[data] dispatch_batches sent a batch of ",
+      sent,
+      " tensors, but a default-constructed one has ",
+      found,
+      " to put them in: batches of a type of your own need a fixed number of "
+      "tensors; use "
       "vectors, maps and tuples of the standard library around it"));
 }
 
@@ -56,27 +62,34 @@ RoundSlice scatter_round(
   if (is_sender) {
     for (int rank = 0; rank < group.size(); ++rank) {
       const RoundSlice nothing;
-      const RoundSlice& slice = slices.empty() ? nothing : slices[static_cast<std::size_t>(rank)];
+      const RoundSlice& slice =
+          slices.empty() ? nothing : slices[static_cast<std::size_t>(rank)];
       messages.push_back(pack_bytes(
-          {object_to_bytes(header.has_batch), object_to_bytes(header.is_last),
-           object_to_bytes(header.rows), header.error, slice.structure,
+          {object_to_bytes(header.has_batch),
+           object_to_bytes(header.is_last),
+           object_to_bytes(header.rows),
+           header.error,
+           slice.structure,
            describe(slice.tensors)}));
     }
   }
-  const std::vector<std::string> parts = unpack_bytes(group.scatter_bytes(messages, 0));
+  const std::vector<std::string> parts =
+      unpack_bytes(group.scatter_bytes(messages, 0));
   if (parts.size() != 6) throw_wrong_size(parts.size(), 6);
   object_from_bytes(parts[0], header.has_batch);
   object_from_bytes(parts[1], header.is_last);
   object_from_bytes(parts[2], header.rows);
   header.error = parts[3];
   if (!header.error.empty() && !is_sender) {
-    throw Error(concat("[data] rank 0, which reads for all ranks, failed: ", header.error));
+    throw Error(concat(
+        "[data] rank 0, which reads for all ranks, failed: ", header.error));
   }
   RoundSlice mine{parts[4], make_described(parts[5])};
   for (std::size_t i = 0; i < mine.tensors.size(); ++i) {
     if (!mine.tensors[i].defined()) continue;
     std::vector<at::Tensor> pieces;
-    for (const RoundSlice& slice : slices) pieces.push_back(slice.tensors.at(i).contiguous());
+    for (const RoundSlice& slice : slices)
+      pieces.push_back(slice.tensors.at(i).contiguous());
     group.scatter(mine.tensors[i], pieces, 0);
   }
   return mine;

@@ -24,8 +24,10 @@ struct JsonRecord::State {
   std::int64_t index;
   json object = {};
 
-  [[noreturn]] void fail(const std::string& key, const std::string& what) const {
-    throw ConfigError(concat("[data] ", file.place(index), ": '", key, "' ", what));
+  [[noreturn]] void fail(const std::string& key, const std::string& what)
+      const {
+    throw ConfigError(
+        concat("[data] ", file.place(index), ": '", key, "' ", what));
   }
   [[nodiscard]] const json& value(const std::string& key) const {
     const auto found = object.find(key);
@@ -34,37 +36,45 @@ struct JsonRecord::State {
   }
 };
 
-JsonRecord::JsonRecord(std::unique_ptr<State> state) : state_(std::move(state)) {}
+JsonRecord::JsonRecord(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
 JsonRecord::JsonRecord(JsonRecord&&) noexcept = default;
 JsonRecord& JsonRecord::operator=(JsonRecord&&) noexcept = default;
 JsonRecord::~JsonRecord() = default;
 
-bool JsonRecord::contains(const std::string& key) const { return state_->object.contains(key); }
+bool JsonRecord::contains(const std::string& key) const {
+  return state_->object.contains(key);
+}
 
 std::string JsonRecord::text(const std::string& key) const {
   const json& value = state_->value(key);
-  if (!value.is_string()) state_->fail(key, concat("is a ", value.type_name(), ", not a text"));
+  if (!value.is_string())
+    state_->fail(key, concat("is a ", value.type_name(), ", not a text"));
   return value.get<std::string>();
 }
 
 std::int64_t JsonRecord::integer(const std::string& key) const {
   const json& value = state_->value(key);
   const bool fits = value.is_number_integer() &&
-      !(value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()});
+      !(value.is_number_unsigned() &&
+        value.get<std::uint64_t>() >
+            std::uint64_t{std::numeric_limits<std::int64_t>::max()});
   if (!fits) state_->fail(key, "is no whole number of 64 bits");
   return value.get<std::int64_t>();
 }
 
 double JsonRecord::number(const std::string& key) const {
   const json& value = state_->value(key);
-  if (!value.is_number()) state_->fail(key, concat("is a ", value.type_name(), ", not a number"));
+  if (!value.is_number())
+    state_->fail(key, concat("is a ", value.type_name(), ", not a number"));
   return value.get<double>();
 }
 
 bool JsonRecord::boolean(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_boolean()) {
-    state_->fail(key, concat("is a ", value.type_name(), ", not true or false"));
+    state_->fail(
+        key, concat("is a ", value.type_name(), ", not true or false"));
   }
   return value.get<bool>();
 }
@@ -94,12 +104,15 @@ bool append_numbers(
       out.push_back(static_cast<Number>(value.get<bool>()));
       return true;
     }
-    const bool is_right =
-        std::is_floating_point_v<Number> ? value.is_number() : value.is_number_integer();
+    const bool is_right = std::is_floating_point_v<Number>
+        ? value.is_number()
+        : value.is_number_integer();
     if (is_right) out.push_back(value.get<Number>());
     return is_right;
   }
-  if (!value.is_array() || static_cast<std::int64_t>(value.size()) != sizes[depth]) return false;
+  if (!value.is_array() ||
+      static_cast<std::int64_t>(value.size()) != sizes[depth])
+    return false;
   for (const json& item : value) {
     if (!append_numbers(item, sizes, depth + 1, out)) return false;
   }
@@ -114,12 +127,14 @@ std::optional<at::Tensor> to_tensor(
     at::ScalarType dtype) {
   std::vector<Number> numbers;
   if (!append_numbers(value, sizes, 0, numbers)) return std::nullopt;
-  return at::from_blob(numbers.data(), sizes, at::TensorOptions().dtype(wide)).to(dtype, false, true);
+  return at::from_blob(numbers.data(), sizes, at::TensorOptions().dtype(wide))
+      .to(dtype, false, true);
 }
 
 }  // namespace
 
-at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype) const {
+at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
+    const {
   const json& value = state_->value(key);
   std::vector<std::int64_t> sizes;
   for (const json* at = &value; at->is_array(); at = &at->front()) {
@@ -132,14 +147,19 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype) cons
       ? to_tensor<std::int64_t>(value, sizes, at::kLong, dtype)
       : to_tensor<double>(value, sizes, at::kDouble, dtype);
   if (!tensor) {
-    state_->fail(key, concat(
-        "is no ", is_whole ? "whole number" : "number",
-        " or list of them, nor lists of equal length in lists"));
+    state_->fail(
+        key,
+        concat(
+            "is no ",
+            is_whole ? "whole number" : "number",
+            " or list of them, nor lists of equal length in lists"));
   }
   return *tensor;
 }
 
-std::string JsonRecord::place() const { return state_->file.place(state_->index); }
+std::string JsonRecord::place() const {
+  return state_->file.place(state_->index);
+}
 
 struct JsonLinesFile::State {
   std::string path;
@@ -149,12 +169,16 @@ struct JsonLinesFile::State {
 
   // Blank lines count in it. Counted when asked for.
   [[nodiscard]] std::string place_of(std::int64_t index) const {
-    const auto begin = static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
-    return concat(path, ":", 1 + std::count(text.begin(), text.begin() + begin, '\n'));
+    const auto begin =
+        static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
+    return concat(
+        path, ":", 1 + std::count(text.begin(), text.begin() + begin, '\n'));
   }
 
   explicit State(const std::string& file) : path(file), mapping(file) {
-    text = {reinterpret_cast<const char*>(mapping.bytes().data()), mapping.bytes().size()};
+    text = {
+        reinterpret_cast<const char*>(mapping.bytes().data()),
+        mapping.bytes().size()};
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find('\n', at), text.size());
       if (!detail::trim(text.substr(at, end - at)).empty()) lines.push_back(at);
@@ -166,15 +190,23 @@ struct JsonLinesFile::State {
 JsonLinesFile::JsonLinesFile(const std::string& path)
     : state_(std::make_shared<const State>(path)) {}
 
-std::int64_t JsonLinesFile::size() const { return static_cast<std::int64_t>(state_->lines.size()); }
+std::int64_t JsonLinesFile::size() const {
+  return static_cast<std::int64_t>(state_->lines.size());
+}
 
 std::string_view JsonLinesFile::line(std::int64_t index) const {
   if (index < 0 || index >= size()) {
-    throw ConfigError(
-        concat("[data] ", state_->path, " has ", size(), " lines and no line ", index));
+    throw ConfigError(concat(
+        "[data] ",
+        state_->path,
+        " has ",
+        size(),
+        " lines and no line ",
+        index));
   }
   const std::size_t begin = state_->lines[static_cast<std::size_t>(index)];
-  return detail::trim(state_->text.substr(begin, state_->text.find('\n', begin) - begin));
+  return detail::trim(
+      state_->text.substr(begin, state_->text.find('\n', begin) - begin));
 }
 
 std::string JsonLinesFile::place(std::int64_t index) const {
@@ -184,7 +216,8 @@ std::string JsonLinesFile::place(std::int64_t index) const {
 
 JsonRecord JsonLinesFile::record(std::int64_t index) const {
   const std::string_view text = line(index);
-  auto state = std::make_unique<JsonRecord::State>(JsonRecord::State{*this, index});
+  auto state =
+      std::make_unique<JsonRecord::State>(JsonRecord::State{*this, index});
   try {
     state->object = json::parse(text);
   } catch (const json::exception& error) {
@@ -192,7 +225,9 @@ JsonRecord JsonLinesFile::record(std::int64_t index) const {
   }
   if (!state->object.is_object()) {
     throw ConfigError(concat(
-        "[data] ", place(index), ": a line of a JSON lines file is an object, this is a ",
+        "[data] ",
+        place(index),
+        ": a line of a JSON lines file is an object, this is a ",
         state->object.type_name()));
   }
   return JsonRecord(std::move(state));

@@ -17,11 +17,16 @@ LengthBucketSampler::LengthBucketSampler(
     std::vector<std::int64_t> lengths,
     const LengthBucketOptions& options)
     : lengths_(std::move(lengths)), options_(options) {
-  if (options.batch_size < 1 || options.batches_in_pool < 1 || options.max_items.value_or(1) < 1) {
+  if (options.batch_size < 1 || options.batches_in_pool < 1 ||
+      options.max_items.value_or(1) < 1) {
     throw ConfigError(detail::concat(
-        "[data] LengthBucketSampler was given batch_size ", options.batch_size,
-        ", batches_in_pool ", options.batches_in_pool, " and max_items ",
-        options.max_items.value_or(1), "; each is at least 1"));
+        "[data] LengthBucketSampler was given batch_size ",
+        options.batch_size,
+        ", batches_in_pool ",
+        options.batches_in_pool,
+        " and max_items ",
+        options.max_items.value_or(1),
+        "; each is at least 1"));
   }
   begin_pass(0, 0);
 }
@@ -42,7 +47,9 @@ void LengthBucketSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
     const detail::Permutation permutation(count, seed, epoch);
     for (std::int64_t& i : order) i = permutation(i);
   }
-  const auto length_of = [&](std::int64_t i) { return lengths_[static_cast<std::size_t>(i)]; };
+  const auto length_of = [&](std::int64_t i) {
+    return lengths_[static_cast<std::size_t>(i)];
+  };
   const std::int64_t pool = options_.batch_size * options_.batches_in_pool;
   batches_.clear();
   for (std::int64_t begin = 0; begin < count; begin += pool) {
@@ -55,10 +62,13 @@ void LengthBucketSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
     std::vector<std::int64_t> batch;
     for (auto i = first; i != last; ++i) {
       // Sorted, so the newest is the longest.
-      const std::int64_t items = length_of(*i) * static_cast<std::int64_t>(batch.size() + 1);
-      const bool is_full = static_cast<std::int64_t>(batch.size()) == options_.batch_size ||
+      const std::int64_t items =
+          length_of(*i) * static_cast<std::int64_t>(batch.size() + 1);
+      const bool is_full =
+          static_cast<std::int64_t>(batch.size()) == options_.batch_size ||
           (options_.max_items && items > *options_.max_items);
-      if (is_full && !batch.empty()) batches_.push_back(std::exchange(batch, {}));
+      if (is_full && !batch.empty())
+        batches_.push_back(std::exchange(batch, {}));
       batch.push_back(*i);
     }
     if (!batch.empty()) batches_.push_back(std::move(batch));

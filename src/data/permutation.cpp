@@ -4,9 +4,14 @@
 
 namespace accelerate::detail {
 
-Permutation::Permutation(std::int64_t size, std::uint64_t seed, std::uint64_t epoch)
+Permutation::Permutation(
+    std::int64_t size,
+    std::uint64_t seed,
+    std::uint64_t epoch)
     : size_(size) {
-  while ((std::uint64_t{1} << (2 * half_bits_)) < static_cast<std::uint64_t>(size)) ++half_bits_;
+  while ((std::uint64_t{1} << (2 * half_bits_)) <
+         static_cast<std::uint64_t>(size))
+    ++half_bits_;
   half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
   std::uint64_t state = mix(seed) ^ mix(~epoch);
   for (std::uint64_t& key : keys_) key = state = mix(state);

@@ -22,7 +22,8 @@ std::string_view verdict(const PrefetchReport& report) {
   if (report.wait_fraction() < kFelt) return "the loop is the bottleneck";
   const bool reads_longest = report.read_seconds >= report.collate_seconds &&
       report.read_seconds >= report.transfer_seconds;
-  if (reads_longest) return "the loader is the bottleneck, reading takes longest";
+  if (reads_longest)
+    return "the loader is the bottleneck, reading takes longest";
   return report.collate_seconds >= report.transfer_seconds
       ? "the loader is the bottleneck, collating takes longest"
       : "the loader is the bottleneck, transfer takes longest";
@@ -39,10 +40,23 @@ std::string PrefetchReport::text() const {
   char percent[16];
   std::snprintf(percent, sizeof percent, "%.0f %%", 100 * wait_fraction());
   return detail::concat(
-      num_batches, " batches, ", num_workers, " workers: read ", seconds(read_seconds),
-      ", collate ", seconds(collate_seconds), ", transfer ", seconds(transfer_seconds),
-      "; the loop waited ", seconds(wait_seconds), " (", percent, ") and worked ",
-      seconds(loop_seconds), ": ", verdict(*this));
+      num_batches,
+      " batches, ",
+      num_workers,
+      " workers: read ",
+      seconds(read_seconds),
+      ", collate ",
+      seconds(collate_seconds),
+      ", transfer ",
+      seconds(transfer_seconds),
+      "; the loop waited ",
+      seconds(wait_seconds),
+      " (",
+      percent,
+      ") and worked ",
+      seconds(loop_seconds),
+      ": ",
+      verdict(*this));
 }
 
 }  // namespace accelerate

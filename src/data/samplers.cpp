@@ -33,11 +33,16 @@ void KeyedSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
   state_->order.emplace(state_->num_samples, seed, epoch);
 }
 
-std::int64_t KeyedSampler::at(std::int64_t position) const { return (*state_->order)(position); }
+std::int64_t KeyedSampler::at(std::int64_t position) const {
+  return (*state_->order)(position);
+}
 
 namespace {
 
-void append(std::vector<std::int64_t>& order, const at::Tensor& indices, std::int64_t count) {
+void append(
+    std::vector<std::int64_t>& order,
+    const at::Tensor& indices,
+    std::int64_t count) {
   const auto* const data = indices.const_data_ptr<std::int64_t>();
   order.insert(order.end(), data, data + count);
 }
@@ -56,8 +61,9 @@ std::vector<std::int64_t> draw(
     const std::int64_t size = std::min(left, piece);
     append(
         order,
-        options.replacement ? at::randint(0, dataset_size, {size}, generator, at::kLong)
-                            : at::randperm(dataset_size, generator, at::kLong),
+        options.replacement
+            ? at::randint(0, dataset_size, {size}, generator, at::kLong)
+            : at::randperm(dataset_size, generator, at::kLong),
         size);
   }
   return order;
@@ -78,16 +84,23 @@ std::vector<std::int64_t> random_order(
   return order;
 }
 
-RandomSampler::RandomSampler(std::int64_t dataset_size, const RandomSamplerOptions& options)
+RandomSampler::RandomSampler(
+    std::int64_t dataset_size,
+    const RandomSamplerOptions& options)
     : dataset_size_(dataset_size), options_(options) {
   const std::int64_t count = options.num_samples.value_or(dataset_size);
   if (dataset_size < 0 || count < 0 || (dataset_size == 0 && count > 0)) {
     throw ConfigError(concat(
-        "[data] RandomSampler cannot draw ", count, " samples of ", dataset_size));
+        "[data] RandomSampler cannot draw ",
+        count,
+        " samples of ",
+        dataset_size));
   }
 }
 
-std::int64_t RandomSampler::size() const { return options_.num_samples.value_or(dataset_size_); }
+std::int64_t RandomSampler::size() const {
+  return options_.num_samples.value_or(dataset_size_);
+}
 
 void RandomSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
   at::Generator generator = at::detail::createCPUGenerator(seed + epoch);
@@ -102,27 +115,42 @@ WeightedRandomSampler::WeightedRandomSampler(
     std::vector<double> weights,
     std::int64_t num_samples,
     bool replacement)
-    : weights_(at::empty({static_cast<std::int64_t>(weights.size())}, at::kDouble)),
+    : weights_(
+          at::empty({static_cast<std::int64_t>(weights.size())}, at::kDouble)),
       num_samples_(num_samples),
       replacement_(replacement) {
-  std::copy(weights.begin(), weights.end(), weights_.mutable_data_ptr<double>());
+  std::copy(
+      weights.begin(), weights.end(), weights_.mutable_data_ptr<double>());
   const auto num_possible = std::count_if(
       weights.begin(), weights.end(), [](double weight) { return weight > 0; });
-  const bool has_wrong_one = std::any_of(
-      weights.begin(), weights.end(), [](double weight) { return !(weight >= 0); });
-  if (has_wrong_one || num_samples < 0 || (num_samples > 0 && num_possible == 0) ||
+  const bool has_wrong_one =
+      std::any_of(weights.begin(), weights.end(), [](double weight) {
+        return !(weight >= 0);
+      });
+  if (has_wrong_one || num_samples < 0 ||
+      (num_samples > 0 && num_possible == 0) ||
       (!replacement && num_samples > num_possible)) {
     throw ConfigError(concat(
-        "[data] WeightedRandomSampler cannot draw ", num_samples, " samples ",
-        replacement ? "with" : "without", " replacement: of ", weights.size(), " weights ",
-        num_possible, " are above 0", has_wrong_one ? ", and some are below 0 or no numbers" : ""));
+        "[data] WeightedRandomSampler cannot draw ",
+        num_samples,
+        " samples ",
+        replacement ? "with" : "without",
+        " replacement: of ",
+        weights.size(),
+        " weights ",
+        num_possible,
+        " are above 0",
+        has_wrong_one ? ", and some are below 0 or no numbers" : ""));
   }
 }
 
-void WeightedRandomSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
+void WeightedRandomSampler::begin_pass(
+    std::uint64_t seed,
+    std::uint64_t epoch) {
   const at::Generator generator = at::detail::createCPUGenerator(seed + epoch);
-  order_ = num_samples_ == 0 ? at::empty({0}, at::kLong)
-                             : at::multinomial(weights_, num_samples_, replacement_, generator);
+  order_ = num_samples_ == 0
+      ? at::empty({0}, at::kLong)
+      : at::multinomial(weights_, num_samples_, replacement_, generator);
 }
 
 std::int64_t WeightedRandomSampler::at(std::int64_t position) const {

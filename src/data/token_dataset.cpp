@@ -36,16 +36,25 @@ struct TokenDataset::State {
 
 void TokenDataset::State::add(const std::string& path) {
   detail::MappedFile mapping(path);
-  const auto bytes = static_cast<std::int64_t>(mapping.bytes().size()) - options.header_bytes;
+  const auto bytes =
+      static_cast<std::int64_t>(mapping.bytes().size()) - options.header_bytes;
   if (bytes < 0 || bytes % width != 0) {
     throw ConfigError(concat(
-        "[data] ", path, " has ", mapping.bytes().size(), " bytes, which is no header of ",
-        options.header_bytes, " and whole tokens of ", width, "; set dtype or header_bytes"));
+        "[data] ",
+        path,
+        " has ",
+        mapping.bytes().size(),
+        " bytes, which is no header of ",
+        options.header_bytes,
+        " and whole tokens of ",
+        width,
+        "; set dtype or header_bytes"));
   }
   const std::int64_t tokens = bytes / width;
   // One more than a block: the last token's successor.
-  const std::int64_t samples =
-      tokens > options.block_size ? (tokens - options.block_size - 1) / stride + 1 : 0;
+  const std::int64_t samples = tokens > options.block_size
+      ? (tokens - options.block_size - 1) / stride + 1
+      : 0;
   files.push_back({std::move(mapping), tokens, num_samples});
   num_samples += samples;
   num_tokens += tokens;
@@ -57,8 +66,9 @@ void TokenDataset::State::copy(
     std::int64_t count,
     std::int64_t* out) const {
   const auto after = std::upper_bound(
-      files.begin(), files.end(), sample,
-      [](std::int64_t s, const File& file) { return s < file.first_sample; });
+      files.begin(), files.end(), sample, [](std::int64_t s, const File& file) {
+        return s < file.first_sample;
+      });
   const File& file = *std::prev(after);
   const std::byte* at = file.mapping.bytes().data() + options.header_bytes +
       (sample - file.first_sample) * stride * width;
@@ -72,23 +82,34 @@ void TokenDataset::State::copy(
 TokenDataset::TokenDataset(
     const std::vector<std::string>& paths,
     const TokenDatasetOptions& options) {
-  const bool is_known = options.dtype == at::kUInt16 || options.dtype == at::kUInt32 ||
-      options.dtype == at::kInt || options.dtype == at::kLong || options.dtype == at::kShort ||
+  const bool is_known = options.dtype == at::kUInt16 ||
+      options.dtype == at::kUInt32 || options.dtype == at::kInt ||
+      options.dtype == at::kLong || options.dtype == at::kShort ||
       options.dtype == at::kByte;
   if (!is_known) {
     throw ConfigError(concat(
-        "[data] a TokenDataset was given dtype ", options.dtype,
+        "[data] a TokenDataset was given dtype ",
+        options.dtype,
         "; tokens are UInt16, UInt32, Int, Long, Short or Byte"));
   }
   const std::int64_t stride = options.stride.value_or(options.block_size);
-  if (options.block_size < 1 || stride < 1 || options.header_bytes < 0 || paths.empty()) {
+  if (options.block_size < 1 || stride < 1 || options.header_bytes < 0 ||
+      paths.empty()) {
     throw ConfigError(concat(
-        "[data] a TokenDataset was given ", paths.size(), " files, block_size ",
-        options.block_size, ", stride ", stride, " and header_bytes ", options.header_bytes,
+        "[data] a TokenDataset was given ",
+        paths.size(),
+        " files, block_size ",
+        options.block_size,
+        ", stride ",
+        stride,
+        " and header_bytes ",
+        options.header_bytes,
         "; the first three are at least 1, the last is at least 0"));
   }
   auto state = std::make_shared<State>(State{
-      options, stride, static_cast<std::int64_t>(c10::elementSize(options.dtype))});
+      options,
+      stride,
+      static_cast<std::int64_t>(c10::elementSize(options.dtype))});
   for (const std::string& path : paths) state->add(path);
   state_ = std::move(state);
 }
@@ -102,7 +123,8 @@ std::tuple<at::Tensor, at::Tensor> TokenDataset::get_batch(
   const State& state = *state_;
   const std::int64_t count = state.options.block_size + 1;
   const auto batch = static_cast<std::int64_t>(indices.size());
-  const at::Tensor inputs = at::empty({batch, state.options.block_size}, at::kLong);
+  const at::Tensor inputs =
+      at::empty({batch, state.options.block_size}, at::kLong);
   const at::Tensor targets = at::empty_like(inputs);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(count));
   auto* input = inputs.mutable_data_ptr<std::int64_t>();
@@ -110,15 +132,30 @@ std::tuple<at::Tensor, at::Tensor> TokenDataset::get_batch(
   for (const std::int64_t index : indices) {
     if (index < 0 || index >= state.num_samples) {
       throw ConfigError(concat(
-          "[data] a TokenDataset has ", state.num_samples, " samples and no sample ", index));
+          "[data] a TokenDataset has ",
+          state.num_samples,
+          " samples and no sample ",
+          index));
     }
     switch (state.options.dtype) {
-      case at::kUInt16: state.copy<std::uint16_t>(index, count, tokens.data()); break;
-      case at::kUInt32: state.copy<std::uint32_t>(index, count, tokens.data()); break;
-      case at::kInt: state.copy<std::int32_t>(index, count, tokens.data()); break;
-      case at::kLong: state.copy<std::int64_t>(index, count, tokens.data()); break;
-      case at::kShort: state.copy<std::int16_t>(index, count, tokens.data()); break;
-      default: state.copy<std::uint8_t>(index, count, tokens.data()); break;
+      case at::kUInt16:
+        state.copy<std::uint16_t>(index, count, tokens.data());
+        break;
+      case at::kUInt32:
+        state.copy<std::uint32_t>(index, count, tokens.data());
+        break;
+      case at::kInt:
+        state.copy<std::int32_t>(index, count, tokens.data());
+        break;
+      case at::kLong:
+        state.copy<std::int64_t>(index, count, tokens.data());
+        break;
+      case at::kShort:
+        state.copy<std::int16_t>(index, count, tokens.data());
+        break;
+      default:
+        state.copy<std::uint8_t>(index, count, tokens.data());
+        break;
     }
     input = std::copy(tokens.begin(), tokens.end() - 1, input);
     target = std::copy(tokens.begin() + 1, tokens.end(), target);

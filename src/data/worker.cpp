@@ -27,8 +27,8 @@ std::shared_ptr<void> Worker::on_side_stream(
     const std::function<void()>& copy) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   if (!side_stream_ || side_stream_->stream.device() != device) {
-    side_stream_ =
-        std::make_unique<SideStream>(SideStream{guard.getStreamFromGlobalPool(device)});
+    side_stream_ = std::make_unique<SideStream>(
+        SideStream{guard.getStreamFromGlobalPool(device)});
   }
   const c10::StreamGuard on_stream(side_stream_->stream);
   copy();
@@ -37,7 +37,9 @@ std::shared_ptr<void> Worker::on_side_stream(
   return done;
 }
 
-void wait_for_side_stream(const std::shared_ptr<void>& done, at::Device device) {
+void wait_for_side_stream(
+    const std::shared_ptr<void>& done,
+    at::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   static_cast<c10::Event*>(done.get())->block(guard.getStream(device));
 }

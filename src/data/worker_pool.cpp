@@ -24,10 +24,14 @@ namespace {
 
 std::string describe(const Worker& worker) {
   switch (worker.doing()) {
-    case Worker::Doing::waiting: return "waiting";
-    case Worker::Doing::reading: return concat("reading sample ", worker.place());
-    case Worker::Doing::collating: return concat("collating batch ", worker.place());
-    case Worker::Doing::transferring: return concat("transferring batch ", worker.place());
+    case Worker::Doing::waiting:
+      return "waiting";
+    case Worker::Doing::reading:
+      return concat("reading sample ", worker.place());
+    case Worker::Doing::collating:
+      return concat("collating batch ", worker.place());
+    case Worker::Doing::transferring:
+      return concat("transferring batch ", worker.place());
   }
   return {};
 }
@@ -73,7 +77,8 @@ struct WorkerPool::Shared {
   // The slot that may be handed out now; null: none yet.
   Slot* find_made() {
     if (slots.empty()) return nullptr;
-    if (options.in_order) return slots.front().is_made ? &slots.front() : nullptr;
+    if (options.in_order)
+      return slots.front().is_made ? &slots.front() : nullptr;
     for (Slot& slot : slots) {
       const bool is_its_turn = !slot.is_last || num_held == 1;
       if (slot.is_made && !slot.is_taken && is_its_turn) return &slot;
@@ -81,15 +86,16 @@ struct WorkerPool::Shared {
     return nullptr;
   }
   // Claims a slot and the work for it. Nothing: there is no more, or no room.
-  std::unique_ptr<BatchJob> claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
+  std::unique_ptr<BatchJob>
+  claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
   // Runs a claimed job and puts it into its slot. Nothing is kept after a stop.
   void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
   // Whether making a batch takes no longer than sleeping until one is made.
   // Only of what cannot be stuck without being noticed: a timeout is for it.
   [[nodiscard]] bool should_help() const {
     constexpr double kSleepSeconds = 200e-6;
-    return mean_seconds < kSleepSeconds && options.timeout.count() == 0 && !has_ended &&
-        num_held < options.capacity;
+    return mean_seconds < kSleepSeconds && options.timeout.count() == 0 &&
+        !has_ended && num_held < options.capacity;
   }
   // False: there was nothing to do.
   bool help();
@@ -102,11 +108,13 @@ std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
     bool waits_for_room) {
   {
     std::unique_lock lock(mutex);
-    while (waits_for_room && !is_stopping && !has_ended && num_held >= options.capacity) {
+    while (waits_for_room && !is_stopping && !has_ended &&
+           num_held >= options.capacity) {
       worker_waits = true;
       room.wait(lock);
     }
-    if (is_stopping || has_ended || num_held >= options.capacity) return nullptr;
+    if (is_stopping || has_ended || num_held >= options.capacity)
+      return nullptr;
     ++num_claiming;
   }
   std::unique_ptr<BatchJob> job;
@@ -144,7 +152,8 @@ void WorkerPool::Shared::make(
   } catch (...) {
     failure = std::current_exception();
   }
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const std::chrono::duration<double> elapsed =
+      std::chrono::steady_clock::now() - start;
   worker.doing_.store(Worker::Doing::waiting, std::memory_order_relaxed);
   const std::lock_guard lock(mutex);
   if (is_stopping) return;
@@ -194,7 +203,9 @@ WorkerPool::~WorkerPool() {
   stop(is_claiming);
 }
 
-void WorkerPool::work(const std::shared_ptr<Shared>& shared, std::size_t index) {
+void WorkerPool::work(
+    const std::shared_ptr<Shared>& shared,
+    std::size_t index) {
   // Grad mode and the like are those of the loop.
   const at::ThreadLocalStateGuard same_state(shared->thread_state);
   // Workers are parallel among themselves. The first call makes LibTorch
@@ -219,7 +230,8 @@ void WorkerPool::work(const std::shared_ptr<Shared>& shared, std::size_t index) 
 std::unique_ptr<BatchJob> WorkerPool::next() {
   Shared& shared = *shared_;
   std::unique_lock lock(shared.mutex);
-  const auto deadline = std::chrono::steady_clock::now() + shared.options.timeout;
+  const auto deadline =
+      std::chrono::steady_clock::now() + shared.options.timeout;
   Slot* slot = nullptr;
   while ((slot = shared.find_made()) == nullptr) {
     if (shared.has_ended && shared.num_held == 0) return nullptr;
@@ -238,11 +250,19 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
         shared.find_made() == nullptr) {
       std::string busy;
       for (std::size_t i = 0; i < shared.workers.size(); ++i) {
-        busy += concat(i == 0 ? "" : ", ", "worker ", i, " is ", describe(*shared.workers[i]));
+        busy += concat(
+            i == 0 ? "" : ", ",
+            "worker ",
+            i,
+            " is ",
+            describe(*shared.workers[i]));
       }
       throw Error(concat(
-          "[data] no batch was ready within timeout = ", shared.options.timeout.count(), " ms: ",
-          busy, "; look at what is slow there, or raise timeout"));
+          "[data] no batch was ready within timeout = ",
+          shared.options.timeout.count(),
+          " ms: ",
+          busy,
+          "; look at what is slow there, or raise timeout"));
     }
   }
   shared.loop_waits = false;
@@ -279,7 +299,9 @@ std::string WorkerPool::stop(bool& is_claiming) noexcept {
     worker->is_stopping_.store(true, std::memory_order_relaxed);
   }
   shared.room.notify_all();
-  const auto all_are_gone = [&] { return shared.num_gone == shared.threads.size(); };
+  const auto all_are_gone = [&] {
+    return shared.num_gone == shared.threads.size();
+  };
   if (shared.options.timeout.count() > 0 &&
       !shared.gone.wait_for(lock, shared.options.timeout, all_are_gone)) {
     is_claiming = shared.num_claiming > 0;

@@ -13,12 +13,16 @@ namespace {
 using accelerate::detail::concat;
 
 void require_parts(const LRSchedulers& parts, const char* name) {
-  if (parts.empty()) throw ConfigError(concat("[optim] ", name, " was given no parts"));
+  if (parts.empty())
+    throw ConfigError(concat("[optim] ", name, " was given no parts"));
   for (const auto& part : parts) {
-    if (!part) throw ConfigError(concat("[optim] ", name, " was given an empty part"));
+    if (!part)
+      throw ConfigError(concat("[optim] ", name, " was given an empty part"));
     if (dynamic_cast<const ReduceLROnPlateau*>(part.get()) != nullptr) {
       throw ConfigError(concat(
-          "[optim] ", name, " cannot hold ReduceLROnPlateau, which needs a metric; step it by "
+          "[optim] ",
+          name,
+          " cannot hold ReduceLROnPlateau, which needs a metric; step it by "
           "itself"));
     }
   }
@@ -36,7 +40,9 @@ void load_parts(const StateDict& state, const LRSchedulers& parts) {
   const auto states = state.get<std::vector<StateDict>>("parts");
   if (states.size() != parts.size()) {
     throw CheckpointError(concat(
-        "[optim] the state is for ", states.size(), " schedules in one, but there are ",
+        "[optim] the state is for ",
+        states.size(),
+        " schedules in one, but there are ",
         parts.size()));
   }
   std::vector<StateDict> before;
@@ -47,7 +53,8 @@ void load_parts(const StateDict& state, const LRSchedulers& parts) {
       before.push_back(std::move(present));
     }
   } catch (...) {
-    for (std::size_t i = before.size(); i-- > 0;) parts[i]->load_state_dict(before[i]);
+    for (std::size_t i = before.size(); i-- > 0;)
+      parts[i]->load_state_dict(before[i]);
     throw;
   }
 }
@@ -72,16 +79,22 @@ void load_with_parts(
 
 }  // namespace
 
-SequentialLR::SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers parts)
+SequentialLR::SequentialLR(
+    std::vector<std::int64_t> milestones,
+    LRSchedulers parts)
     : milestones_(std::move(milestones)), parts_(std::move(parts)) {
   require_parts(parts_, "SequentialLR");
   if (milestones_.size() + 1 != parts_.size()) {
     throw ConfigError(concat(
-        "[optim] SequentialLR was given ", milestones_.size(), " milestones for ", parts_.size(),
+        "[optim] SequentialLR was given ",
+        milestones_.size(),
+        " milestones for ",
+        parts_.size(),
         " schedules; there is one milestone between two schedules"));
   }
   if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
-    throw ConfigError("[optim] the milestones of SequentialLR are not in ascending order");
+    throw ConfigError(
+        "[optim] the milestones of SequentialLR are not in ascending order");
   }
 }
 SequentialLR::SequentialLR(
@@ -104,9 +117,11 @@ void SequentialLR::begin() {
 double SequentialLR::get_lr(const LRContext& at) const { return at.lr; }
 
 void SequentialLR::apply() {
-  const auto passed = std::upper_bound(milestones_.begin(), milestones_.end(), step_);
+  const auto passed =
+      std::upper_bound(milestones_.begin(), milestones_.end(), step_);
   const auto index = static_cast<std::size_t>(passed - milestones_.begin());
-  const bool begins = step_ == 0 || (index > 0 && milestones_[index - 1] == step_);
+  const bool begins =
+      step_ == 0 || (index > 0 && milestones_[index - 1] == step_);
   LRScheduler& part = *parts_[index];
   if (begins) {
     part.restart();
@@ -127,15 +142,19 @@ StateDict SequentialLR::state_dict() const {
 
 void SequentialLR::load_state_dict(const StateDict& state) {
   require_bound();
-  load_with_parts(*this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
+  load_with_parts(
+      *this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
   // The parts have set theirs.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 
-ChainedScheduler::ChainedScheduler(LRSchedulers parts) : parts_(std::move(parts)) {
+ChainedScheduler::ChainedScheduler(LRSchedulers parts)
+    : parts_(std::move(parts)) {
   require_parts(parts_, "ChainedScheduler");
 }
-ChainedScheduler::ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers parts)
+ChainedScheduler::ChainedScheduler(
+    torch::optim::Optimizer& optimizer,
+    LRSchedulers parts)
     : ChainedScheduler(std::move(parts)) {
   bind(optimizer);
 }
@@ -184,7 +203,8 @@ StateDict ChainedScheduler::state_dict() const {
 
 void ChainedScheduler::load_state_dict(const StateDict& state) {
   require_bound();
-  load_with_parts(*this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
+  load_with_parts(
+      *this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
   // The parts have set theirs.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }

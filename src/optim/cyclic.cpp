@@ -16,11 +16,19 @@ namespace {
 using accelerate::detail::concat;
 
 // One for each group, from one for all or one for each.
-void spread(std::vector<double>& values, std::size_t num_groups, const char* name) {
+void spread(
+    std::vector<double>& values,
+    std::size_t num_groups,
+    const char* name) {
   if (values.size() == 1) values.resize(num_groups, values[0]);
   if (values.size() != num_groups) {
     throw ConfigError(concat(
-        "[optim] ", values.size(), " values of ", name, " were given for ", num_groups,
+        "[optim] ",
+        values.size(),
+        " values of ",
+        name,
+        " were given for ",
+        num_groups,
         " parameter groups; give one, or one for each group"));
   }
 }
@@ -34,27 +42,37 @@ struct OneCycleLR::Phase {
   std::pair<double, double> momentum;
 };
 
-OneCycleLR::OneCycleLR(OneCycleLROptions options) : options_(std::move(options)) {
+OneCycleLR::OneCycleLR(OneCycleLROptions options)
+    : options_(std::move(options)) {
   if (options_.total_steps < 1) {
     throw ConfigError(concat(
-        "[optim] the total_steps of OneCycleLR is ", options_.total_steps, "; it is at least 1"));
+        "[optim] the total_steps of OneCycleLR is ",
+        options_.total_steps,
+        "; it is at least 1"));
   }
   if (!(options_.pct_start >= 0 && options_.pct_start <= 1)) {
     throw ConfigError(concat(
-        "[optim] the pct_start of OneCycleLR is ", options_.pct_start, "; it is from 0 to 1"));
+        "[optim] the pct_start of OneCycleLR is ",
+        options_.pct_start,
+        "; it is from 0 to 1"));
   }
 }
-OneCycleLR::OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options)
+OneCycleLR::OneCycleLR(
+    torch::optim::Optimizer& optimizer,
+    OneCycleLROptions options)
     : OneCycleLR(std::move(options)) {
   bind(optimizer);
 }
 
-std::optional<std::int64_t> OneCycleLR::total_steps() const { return options_.total_steps; }
+std::optional<std::int64_t> OneCycleLR::total_steps() const {
+  return options_.total_steps;
+}
 
 void OneCycleLR::begin() {
   spread(options_.max_lr, num_groups(), "max_lr");
   if (options_.cycle_momentum) {
-    accelerate::detail::require_momentum(*optimizer(), options_.set_momentum, "OneCycleLR");
+    accelerate::detail::require_momentum(
+        *optimizer(), options_.set_momentum, "OneCycleLR");
   }
   for (std::size_t i = 0; i < base_lrs_.size(); ++i) {
     base_lrs_[i] = options_.max_lr[i] / options_.div_factor;
@@ -86,7 +104,8 @@ std::pair<double, double> OneCycleLR::lr_and_momentum(
       return (ends.second - ends.first) * part + ends.first;
     }
     return ends.second +
-        (ends.first - ends.second) / 2 * (std::cos(std::numbers::pi * part) + 1);
+        (ends.first - ends.second) / 2 *
+        (std::cos(std::numbers::pi * part) + 1);
   };
   const auto at = static_cast<double>(step);
   const std::vector<Phase> all = phases(group);
@@ -111,14 +130,18 @@ void OneCycleLR::apply() {
   auto& groups = optimizer()->param_groups();
   for (std::size_t i = 0; i < groups.size(); ++i) {
     accelerate::detail::set_momentum(
-        groups[i].options(), lr_and_momentum(step_, i).second, options_.set_momentum);
+        groups[i].options(),
+        lr_and_momentum(step_, i).second,
+        options_.set_momentum);
   }
 }
 
 CyclicLR::CyclicLR(CyclicLROptions options) : options_(std::move(options)) {
   if (options_.step_size_up < 1 || options_.step_size_down.value_or(1) < 1) {
     throw ConfigError(concat(
-        "[optim] CyclicLR was asked to rise in ", options_.step_size_up, " and fall in ",
+        "[optim] CyclicLR was asked to rise in ",
+        options_.step_size_up,
+        " and fall in ",
         options_.step_size_down.value_or(options_.step_size_up),
         " steps; both are at least 1"));
   }
@@ -132,7 +155,8 @@ void CyclicLR::begin() {
   spread(options_.base_lr, num_groups(), "base_lr");
   spread(options_.max_lr, num_groups(), "max_lr");
   if (options_.cycle_momentum) {
-    accelerate::detail::require_momentum(*optimizer(), options_.set_momentum, "CyclicLR");
+    accelerate::detail::require_momentum(
+        *optimizer(), options_.set_momentum, "CyclicLR");
   }
   base_lrs_ = options_.base_lr;
 }
@@ -144,19 +168,24 @@ void CyclicLR::restart() {
 
 double CyclicLR::height_at(std::int64_t step) const {
   const auto up = static_cast<double>(options_.step_size_up);
-  const auto total =
-      up + static_cast<double>(options_.step_size_down.value_or(options_.step_size_up));
+  const auto total = up +
+      static_cast<double>(options_.step_size_down.value_or(
+          options_.step_size_up));
   const auto at = static_cast<double>(step);
   const double cycle = std::floor(1 + at / total);
   const double x = 1.0 + at / total - cycle;
   const double ratio = up / total;
   const double slope = x <= ratio ? x / ratio : (x - 1) / (ratio - 1);
   const auto scale = [&]() -> double {
-    if (options_.scale_fn) return options_.scale_fn(options_.scale_by_step ? at : cycle);
+    if (options_.scale_fn)
+      return options_.scale_fn(options_.scale_by_step ? at : cycle);
     switch (options_.mode) {
-      case CyclicMode::triangular: return 1.0;
-      case CyclicMode::triangular2: return 1 / std::pow(2.0, cycle - 1);
-      case CyclicMode::exp_range: return std::pow(options_.gamma, at);
+      case CyclicMode::triangular:
+        return 1.0;
+      case CyclicMode::triangular2:
+        return 1 / std::pow(2.0, cycle - 1);
+      case CyclicMode::exp_range:
+        return std::pow(options_.gamma, at);
     }
     return 1.0;
   };
@@ -174,7 +203,8 @@ void CyclicLR::apply() {
   const double momentum = options_.max_momentum -
       (options_.max_momentum - options_.base_momentum) * height_at(step_);
   for (auto& group : optimizer()->param_groups()) {
-    accelerate::detail::set_momentum(group.options(), momentum, options_.set_momentum);
+    accelerate::detail::set_momentum(
+        group.options(), momentum, options_.set_momentum);
   }
 }
 

@@ -68,7 +68,8 @@ class Batches {
     Batch& batch = batch_for(dense, step);
     batch.parameters.push_back(dense);
     batch.gradients.push_back(dense_.input(as_real(parameter.grad()), dense));
-    const auto add_state = [&](std::vector<at::Tensor>& list, const at::Tensor& state) {
+    const auto add_state = [&](std::vector<at::Tensor>& list,
+                               const at::Tensor& state) {
       if (state.defined()) list.push_back(dense_.output(as_real(state), dense));
     };
     add_state(batch.first, first);
@@ -80,7 +81,8 @@ class Batches {
   void run(Kernel&& kernel) {
     for (Batch& batch : batches_) {
       const at::Tensor step = at::full(
-          {}, static_cast<double>(batch.step),
+          {},
+          static_cast<double>(batch.step),
           at::TensorOptions().dtype(at::kFloat).device(batch.device));
       kernel(batch, std::vector<at::Tensor>(batch.parameters.size(), step));
     }
@@ -95,8 +97,8 @@ class Batches {
         return batch;
       }
     }
-    return batches_.emplace_back(
-        Batch{parameter.scalar_type(), parameter.device(), step, {}, {}, {}, {}, {}});
+    return batches_.emplace_back(Batch{
+        parameter.scalar_type(), parameter.device(), step, {}, {}, {}, {}, {}});
   }
 
   std::vector<Batch> batches_;
@@ -113,7 +115,8 @@ bool has_gradient(const at::Tensor& parameter) {
   if (!parameter.grad().defined()) return false;
   if (parameter.grad().is_sparse()) {
     throw ConfigError(
-        "[optim] a fused optimizer was given a sparse gradient; use the torch::optim class of the "
+        "[optim] a fused optimizer was given a sparse gradient; use the "
+        "torch::optim class of the "
         "same name, or an embedding without sparse gradients");
   }
   return true;
@@ -142,18 +145,32 @@ void adam_step(auto& groups, auto& states, Kernel&& kernel) {
         return made;
       });
       if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
-        state.max_exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+        state.max_exp_avg_sq(
+            at::zeros_like(parameter, at::MemoryFormat::Preserve));
       }
       state.step(state.step() + 1);
       batches.add(
-          parameter, state.step(), state.exp_avg(), state.exp_avg_sq(),
+          parameter,
+          state.step(),
+          state.exp_avg(),
+          state.exp_avg_sq(),
           options.amsgrad() ? state.max_exp_avg_sq() : at::Tensor());
     }
     batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
       const auto [beta1, beta2] = options.betas();
       kernel(
-          batch.parameters, batch.gradients, batch.first, batch.second, batch.largest, steps,
-          options.lr(), beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(),
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          batch.second,
+          batch.largest,
+          steps,
+          options.lr(),
+          beta1,
+          beta2,
+          options.weight_decay(),
+          options.eps(),
+          options.amsgrad(),
           /*maximize=*/false);
     });
   }
@@ -165,7 +182,9 @@ at::Tensor AdamW::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
-      param_groups_, state_, [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+      param_groups_, state_, [](const auto&... arguments) {
+        at::_fused_adamw_(arguments...);
+      });
   return loss;
 }
 
@@ -173,7 +192,9 @@ at::Tensor Adam::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
-      param_groups_, state_, [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+      param_groups_, state_, [](const auto&... arguments) {
+        at::_fused_adam_(arguments...);
+      });
   return loss;
 }
 
@@ -181,7 +202,8 @@ at::Tensor SGD::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   for (auto& group : param_groups_) {
-    const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
+    const auto& options =
+        static_cast<const torch::optim::SGDOptions&>(group.options());
     Batches batches;
     // "Steps": 0 where the kernel is to fill the buffer, as the first step does.
     for (const at::Tensor& parameter : group.params()) {
@@ -190,18 +212,28 @@ at::Tensor SGD::step(LossClosure closure) {
         batches.add(parameter, 1, {});
         continue;
       }
-      auto& state = state_of<torch::optim::SGDParamState>(state_, parameter, [] {
-        return std::make_unique<torch::optim::SGDParamState>();
-      });
+      auto& state =
+          state_of<torch::optim::SGDParamState>(state_, parameter, [] {
+            return std::make_unique<torch::optim::SGDParamState>();
+          });
       const bool is_first = !state.momentum_buffer().defined();
-      if (is_first) state.momentum_buffer(at::empty_like(parameter, at::MemoryFormat::Preserve));
+      if (is_first)
+        state.momentum_buffer(
+            at::empty_like(parameter, at::MemoryFormat::Preserve));
       batches.add(parameter, is_first ? 0 : 1, state.momentum_buffer());
     }
     batches.run([&](Batch& batch, const std::vector<at::Tensor>&) {
       at::_fused_sgd_(
-          batch.parameters, batch.gradients, batch.first, options.weight_decay(),
-          options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-          /*maximize=*/false, /*is_first_step=*/batch.step == 0);
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          options.weight_decay(),
+          options.momentum(),
+          options.lr(),
+          options.dampening(),
+          options.nesterov(),
+          /*maximize=*/false,
+          /*is_first_step=*/batch.step == 0);
     });
   }
   return loss;
@@ -211,15 +243,18 @@ at::Tensor Adagrad::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   for (auto& group : param_groups_) {
-    const auto& options = static_cast<const torch::optim::AdagradOptions&>(group.options());
+    const auto& options =
+        static_cast<const torch::optim::AdagradOptions&>(group.options());
     Batches batches;
     for (const at::Tensor& parameter : group.params()) {
       if (!has_gradient(parameter)) continue;
-      auto& state = state_of<torch::optim::AdagradParamState>(state_, parameter, [&] {
-        auto made = std::make_unique<torch::optim::AdagradParamState>();
-        made->sum(at::full_like(parameter, options.initial_accumulator_value()));
-        return made;
-      });
+      auto& state =
+          state_of<torch::optim::AdagradParamState>(state_, parameter, [&] {
+            auto made = std::make_unique<torch::optim::AdagradParamState>();
+            made->sum(
+                at::full_like(parameter, options.initial_accumulator_value()));
+            return made;
+          });
       // Made by the constructor, before the parameter was moved or got a master.
       if (state.sum().scalar_type() != parameter.scalar_type() ||
           state.sum().device() != parameter.device()) {
@@ -230,8 +265,15 @@ at::Tensor Adagrad::step(LossClosure closure) {
     }
     batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
       at::_fused_adagrad_(
-          batch.parameters, batch.gradients, batch.first, steps, options.lr(), options.lr_decay(),
-          options.weight_decay(), options.eps(), /*maximize=*/false);
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          steps,
+          options.lr(),
+          options.lr_decay(),
+          options.weight_decay(),
+          options.eps(),
+          /*maximize=*/false);
     });
   }
   return loss;

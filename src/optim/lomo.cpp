@@ -21,7 +21,8 @@ using Visit = std::function<void(at::Tensor& parameter)>;
 
 class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit AfterGradient(std::weak_ptr<Visit> visit) : visit_(std::move(visit)) {}
+  explicit AfterGradient(std::weak_ptr<Visit> visit)
+      : visit_(std::move(visit)) {}
 
   // One per parameter; sees it with its gradient complete.
   void operator()(const at::Tensor& parameter) override {
@@ -60,14 +61,17 @@ FusedBackwardOptimizer::FusedBackwardOptimizer(
       clip_grad_value_(clip_grad_value) {
   if ((clip_grad_norm_ && !(*clip_grad_norm_ > 0)) ||
       (clip_grad_value_ && !(*clip_grad_value_ > 0))) {
-    throw ConfigError("[optim] a clipping bound of 0 or less was given; leave it unset not to clip");
+    throw ConfigError(
+        "[optim] a clipping bound of 0 or less was given; leave it unset not "
+        "to clip");
   }
   for (const auto& group : param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
       if (torch::autograd::impl::post_acc_grad_hooks(parameter)) {
         throw ConfigError(
-            "[optim] a parameter belongs to another optimizer that updates inside the backward");
+            "[optim] a parameter belongs to another optimizer that updates "
+            "inside the backward");
       }
       torch::autograd::impl::set_post_acc_grad_hooks(
           parameter, std::make_unique<AfterGradient>(pass_->visit));
@@ -97,18 +101,21 @@ void FusedBackwardOptimizer::fused_backward(
     Visit& visit;
     ~Close() { visit = nullptr; }
   };
-  const auto run = [&](bool keeps_graph, const std::function<void(at::Tensor&, at::Tensor&)>& use) {
-    *pass_->visit = [&](at::Tensor& parameter) {
-      const at::NoGradGuard no_grad;
-      at::Tensor gradient = parameter.grad();
-      parameter.mutable_grad().reset();
-      if (average) average(gradient);
-      if (clip_grad_value_) gradient.clamp_(-*clip_grad_value_, *clip_grad_value_);
-      use(parameter, gradient);
-    };
-    const Close close{*pass_->visit};
-    torch::autograd::backward({loss}, {}, keeps_graph);
-  };
+  const auto run =
+      [&](bool keeps_graph,
+          const std::function<void(at::Tensor&, at::Tensor&)>& use) {
+        *pass_->visit = [&](at::Tensor& parameter) {
+          const at::NoGradGuard no_grad;
+          at::Tensor gradient = parameter.grad();
+          parameter.mutable_grad().reset();
+          if (average) average(gradient);
+          if (clip_grad_value_)
+            gradient.clamp_(-*clip_grad_value_, *clip_grad_value_);
+          use(parameter, gradient);
+        };
+        const Close close{*pass_->visit};
+        torch::autograd::backward({loss}, {}, keeps_graph);
+      };
 
   double factor = 1;
   if (clip_grad_norm_) {
@@ -136,9 +143,14 @@ Lomo::Lomo(std::vector<at::Tensor> parameters, const LomoOptions& options)
           options.clip_grad_value),
       options_(options) {}
 
-void Lomo::update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) {
-  at::Tensor wide = parameter.detach().to(at::promote_types(parameter.scalar_type(), at::kFloat));
-  if (options_.weight_decay != 0) wide.mul_(1 - learning_rate * options_.weight_decay);
+void Lomo::update(
+    at::Tensor& parameter,
+    const at::Tensor& gradient,
+    double learning_rate) {
+  at::Tensor wide = parameter.detach().to(
+      at::promote_types(parameter.scalar_type(), at::kFloat));
+  if (options_.weight_decay != 0)
+    wide.mul_(1 - learning_rate * options_.weight_decay);
   wide.add_(gradient.to(wide.scalar_type()), -learning_rate);
   if (!wide.is_alias_of(parameter)) parameter.detach().copy_(wide);
 }
@@ -156,7 +168,9 @@ at::Tensor root_mean_square(const at::Tensor& tensor) {
 
 }  // namespace
 
-AdaLomo::AdaLomo(std::vector<at::Tensor> parameters, const AdaLomoOptions& options)
+AdaLomo::AdaLomo(
+    std::vector<at::Tensor> parameters,
+    const AdaLomoOptions& options)
     : FusedBackwardOptimizer(
           std::move(parameters),
           std::make_unique<RateOptions>(),
@@ -166,12 +180,17 @@ AdaLomo::AdaLomo(std::vector<at::Tensor> parameters, const AdaLomoOptions& optio
 
 void AdaLomo::begin_step() { ++step_; }
 
-void AdaLomo::update(at::Tensor& parameter, const at::Tensor& gradient, double learning_rate) {
+void AdaLomo::update(
+    at::Tensor& parameter,
+    const at::Tensor& gradient,
+    double learning_rate) {
   if (parameter.numel() == 0) return;
-  const at::ScalarType wide = at::promote_types(parameter.scalar_type(), at::kFloat);
+  const at::ScalarType wide =
+      at::promote_types(parameter.scalar_type(), at::kFloat);
   const at::Tensor g = gradient.to(wide);
   at::Tensor p = parameter.detach().to(wide);
-  const double keep = 1 - std::pow(static_cast<double>(step_), options_.decay_rate);
+  const double keep =
+      1 - std::pow(static_cast<double>(step_), options_.decay_rate);
   const at::Tensor square = g.square() + options_.eps_square;
   const bool is_factored = g.dim() >= 2;
   auto& slot = state_[parameter.unsafeGetTensorImpl()];
@@ -190,14 +209,18 @@ void AdaLomo::update(at::Tensor& parameter, const at::Tensor& gradient, double l
   if (is_factored) {
     state.row.mul_(keep).add_(square.mean(-1), 1 - keep);
     state.column.mul_(keep).add_(square.mean(-2), 1 - keep);
-    const at::Tensor by_row = (state.row / state.row.mean(-1, /*keepdim=*/true)).rsqrt_().unsqueeze(-1);
+    const at::Tensor by_row = (state.row / state.row.mean(-1, /*keepdim=*/true))
+                                  .rsqrt_()
+                                  .unsqueeze(-1);
     update = by_row * state.column.unsqueeze(-2).rsqrt() * g;
   } else {
     state.whole.mul_(keep).add_(square, 1 - keep);
     update = state.whole.rsqrt() * g;
   }
-  update.div_((root_mean_square(update) / options_.clip_threshold).clamp_min(1.0));
-  const at::Tensor rate = root_mean_square(p).clamp_min(options_.eps_scale) * learning_rate;
+  update.div_(
+      (root_mean_square(update) / options_.clip_threshold).clamp_min(1.0));
+  const at::Tensor rate =
+      root_mean_square(p).clamp_min(options_.eps_scale) * learning_rate;
   if (options_.weight_decay != 0) p.mul_(1 - rate * options_.weight_decay);
   p.sub_(update * rate);
   if (!p.is_alias_of(parameter)) parameter.detach().copy_(p);

@@ -19,7 +19,8 @@ template <class Options>
 bool set_first_beta(OptimizerOptions& options, const double* momentum) {
   auto* typed = dynamic_cast<Options*>(&options);
   if (typed == nullptr) return false;
-  if (momentum != nullptr) typed->betas({*momentum, std::get<1>(typed->betas())});
+  if (momentum != nullptr)
+    typed->betas({*momentum, std::get<1>(typed->betas())});
   return true;
 }
 
@@ -61,7 +62,9 @@ void require_momentum(
   for (auto& group : optimizer.param_groups()) {
     if (!set_known(group.options(), nullptr)) {
       throw ConfigError(concat(
-          "[optim] ", schedule, " was asked to cycle the momentum of an optimizer that has none it "
+          "[optim] ",
+          schedule,
+          " was asked to cycle the momentum of an optimizer that has none it "
           "knows; set cycle_momentum to false, or give set_momentum"));
     }
   }

@@ -14,7 +14,9 @@ ReduceLROnPlateau::ReduceLROnPlateau(ReduceLROnPlateauOptions options)
     : options_(std::move(options)) {
   if (!(options_.factor < 1)) {
     throw ConfigError(concat(
-        "[optim] the factor of ReduceLROnPlateau is ", options_.factor, "; it is below 1"));
+        "[optim] the factor of ReduceLROnPlateau is ",
+        options_.factor,
+        "; it is below 1"));
   }
 }
 ReduceLROnPlateau::ReduceLROnPlateau(
@@ -29,11 +31,15 @@ void ReduceLROnPlateau::begin() {
   if (least.size() == 1) least.resize(num_groups(), least[0]);
   if (least.size() != num_groups()) {
     throw ConfigError(concat(
-        "[optim] ", least.size(), " values of min_lr were given for ", num_groups(),
+        "[optim] ",
+        least.size(),
+        " values of min_lr were given for ",
+        num_groups(),
         " parameter groups; give one, or one for each group"));
   }
-  best_ = options_.mode == PlateauMode::min ? std::numeric_limits<double>::infinity()
-                                            : -std::numeric_limits<double>::infinity();
+  best_ = options_.mode == PlateauMode::min
+      ? std::numeric_limits<double>::infinity()
+      : -std::numeric_limits<double>::infinity();
   num_bad_steps_ = 0;
   cooldown_counter_ = 0;
 }
@@ -47,17 +53,19 @@ double ReduceLROnPlateau::get_lr(const LRContext& at) const { return at.lr; }
 
 void ReduceLROnPlateau::step() {
   throw ConfigError(
-      "[optim] ReduceLROnPlateau was stepped without a metric; call step(metric), with the same "
+      "[optim] ReduceLROnPlateau was stepped without a metric; call "
+      "step(metric), with the same "
       "metric on every rank");
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {
   const bool is_relative = options_.threshold_mode == ThresholdMode::rel;
   if (options_.mode == PlateauMode::min) {
-    return metric <
-        (is_relative ? best_ * (1 - options_.threshold) : best_ - options_.threshold);
+    return metric < (is_relative ? best_ * (1 - options_.threshold)
+                                 : best_ - options_.threshold);
   }
-  return metric > (is_relative ? best_ * (1 + options_.threshold) : best_ + options_.threshold);
+  return metric > (is_relative ? best_ * (1 + options_.threshold)
+                               : best_ + options_.threshold);
 }
 
 void ReduceLROnPlateau::step(double metric) {
@@ -76,7 +84,8 @@ void ReduceLROnPlateau::step(double metric) {
   std::vector<double> lrs = present_lrs();
   if (num_bad_steps_ > options_.patience) {
     for (std::size_t i = 0; i < lrs.size(); ++i) {
-      const double lower = std::max(lrs[i] * options_.factor, options_.min_lr[i]);
+      const double lower =
+          std::max(lrs[i] * options_.factor, options_.min_lr[i]);
       if (lrs[i] - lower > options_.eps) lrs[i] = lower;
     }
     cooldown_counter_ = options_.cooldown;

@@ -17,7 +17,8 @@ LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
 void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
   if (optimizer_ != nullptr) {
     throw ConfigError(
-        "[optim] a schedule was given to a second optimizer, or made a part after it had one; "
+        "[optim] a schedule was given to a second optimizer, or made a part "
+        "after it had one; "
         "make parts of SequentialLR and ChainedScheduler without an optimizer");
   }
   optimizer_ = &optimizer;
@@ -31,7 +32,10 @@ void LRScheduler::step() {
   require_bound();
   if (const auto total = total_steps(); total && step_ >= *total) {
     throw ConfigError(concat(
-        "[optim] step ", step_ + 1, " of a schedule of ", *total,
+        "[optim] step ",
+        step_ + 1,
+        " of a schedule of ",
+        *total,
         " steps; raise its total_steps, or stop stepping it"));
   }
   ++step_;
@@ -40,10 +44,13 @@ void LRScheduler::step() {
 
 void LRScheduler::step(double) {
   throw ConfigError(
-      "[optim] step() was given a metric, which only ReduceLROnPlateau uses; call step()");
+      "[optim] step() was given a metric, which only ReduceLROnPlateau uses; "
+      "call step()");
 }
 
-std::optional<std::int64_t> LRScheduler::total_steps() const { return std::nullopt; }
+std::optional<std::int64_t> LRScheduler::total_steps() const {
+  return std::nullopt;
+}
 
 void LRScheduler::apply() {
   std::vector<double> lrs = present_lrs();
@@ -62,21 +69,26 @@ void LRScheduler::restart() {
 void LRScheduler::require_bound() const {
   if (optimizer_ != nullptr) return;
   throw ConfigError(
-      "[optim] this schedule has no optimizer; give it one when you make it, or make it a part of "
+      "[optim] this schedule has no optimizer; give it one when you make it, "
+      "or make it a part of "
       "SequentialLR or ChainedScheduler");
 }
 
 std::vector<double> LRScheduler::present_lrs() const {
   std::vector<double> lrs;
-  for (const auto& group : optimizer_->param_groups()) lrs.push_back(group.options().get_lr());
+  for (const auto& group : optimizer_->param_groups())
+    lrs.push_back(group.options().get_lr());
   return lrs;
 }
 
-std::size_t LRScheduler::num_groups() const { return optimizer_->param_groups().size(); }
+std::size_t LRScheduler::num_groups() const {
+  return optimizer_->param_groups().size();
+}
 
 void LRScheduler::set_lrs(const std::vector<double>& lrs) {
   auto& groups = optimizer_->param_groups();
-  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lrs.at(i));
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    groups[i].options().set_lr(lrs.at(i));
   last_lrs_ = lrs;
 }
 
@@ -91,8 +103,10 @@ void LRScheduler::load_state_dict(const StateDict& state) {
   const auto last_lrs = state.get<std::vector<double>>("last_lrs");
   if (base_lrs.size() != num_groups() || last_lrs.size() != num_groups()) {
     throw CheckpointError(concat(
-        "[optim] the state of a schedule is for ", base_lrs.size(),
-        " parameter groups, but the optimizer has ", num_groups()));
+        "[optim] the state of a schedule is for ",
+        base_lrs.size(),
+        " parameter groups, but the optimizer has ",
+        num_groups()));
   }
   step_ = step;
   base_lrs_ = std::move(base_lrs);

@@ -15,7 +15,8 @@ namespace {
 template <class Body>
 FutureTensor after(const FutureTensor& future, Body&& body) {
   return future->then(
-      [body = std::forward<Body>(body)](c10::ivalue::Future& done) -> c10::IValue {
+      [body =
+           std::forward<Body>(body)](c10::ivalue::Future& done) -> c10::IValue {
         const at::NoGradGuard no_grad;
         return body(c10d::detail::parseCppCommHookResult(done.value()));
       },
@@ -24,7 +25,8 @@ FutureTensor after(const FutureTensor& future, Body&& body) {
 
 class Average final : public GradientReduction {
  public:
-  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context) override {
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
     bucket.getBufferRef().div_(context.divisor);
     return sum_over_ranks(bucket.getBuffer(), context);
   }
@@ -34,13 +36,14 @@ class CastAverage final : public GradientReduction {
  public:
   explicit CastAverage(at::ScalarType dtype) : dtype_(dtype) {}
 
-  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context) override {
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
     const at::Tensor buffer = bucket.getBuffer();
     // Divided while it is wide: fewer bits are lost.
     const at::Tensor narrow = buffer.div_(context.divisor).to(dtype_);
-    return after(sum_over_ranks(narrow, context), [buffer](const at::Tensor& sum) {
-      return buffer.copy_(sum);
-    });
+    return after(
+        sum_over_ranks(narrow, context),
+        [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
   }
 
  private:
@@ -52,23 +55,30 @@ class CastWrapper final : public GradientReduction {
   CastWrapper(at::ScalarType dtype, std::unique_ptr<GradientReduction> inner)
       : dtype_(dtype), inner_(std::move(inner)) {}
 
-  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context) override {
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
     const at::Tensor buffer = bucket.getBuffer();
     at::Tensor narrow = buffer.to(dtype_);
     bucket.setBuffer(narrow);
-    return after(inner_->reduce(bucket, context), [buffer](const at::Tensor& mean) {
-      return buffer.copy_(mean);
-    });
+    return after(
+        inner_->reduce(bucket, context),
+        [buffer](const at::Tensor& mean) { return buffer.copy_(mean); });
   }
-  [[nodiscard]] StateDict state_dict() const override { return inner_->state_dict(); }
-  void load_state_dict(const StateDict& state) override { inner_->load_state_dict(state); }
+  [[nodiscard]] StateDict state_dict() const override {
+    return inner_->state_dict();
+  }
+  void load_state_dict(const StateDict& state) override {
+    inner_->load_state_dict(state);
+  }
 
  private:
   at::ScalarType dtype_;
   std::unique_ptr<GradientReduction> inner_;
 };
 
-std::unique_ptr<GradientReduction> make_hook(const ReplicateOptions& options, NameOf name_of) {
+std::unique_ptr<GradientReduction> make_hook(
+    const ReplicateOptions& options,
+    NameOf name_of) {
   switch (options.comm_hook) {
     case CommHook::none:
       break;
@@ -87,18 +97,26 @@ std::unique_ptr<GradientReduction> make_hook(const ReplicateOptions& options, Na
 }  // namespace
 
 std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
-  if (options.comm_wrapper != CommWrapper::none && options.comm_hook == CommHook::none) {
-    return "[parallel] comm_wrapper was given without a comm_hook to wrap; choose a comm_hook, or "
+  if (options.comm_wrapper != CommWrapper::none &&
+      options.comm_hook == CommHook::none) {
+    return "[parallel] comm_wrapper was given without a comm_hook to wrap; "
+           "choose a comm_hook, or "
            "comm_hook fp16 or bf16 for compression alone";
   }
   const PowerSGDOptions& power = options.power_sgd;
   if (power.matrix_approximation_rank < 1 || power.start_power_sgd_iter < 0 ||
-      !(power.min_compression_rate > 0) || !(power.orthogonalization_epsilon >= 0)) {
+      !(power.min_compression_rate > 0) ||
+      !(power.orthogonalization_epsilon >= 0)) {
     return concat(
         "[parallel] PowerSGD was given matrix_approximation_rank ",
-        power.matrix_approximation_rank, ", start_power_sgd_iter ", power.start_power_sgd_iter,
-        ", min_compression_rate ", power.min_compression_rate, ", orthogonalization_epsilon ",
-        power.orthogonalization_epsilon, "; they are at least 1, at least 0, above 0, at least 0");
+        power.matrix_approximation_rank,
+        ", start_power_sgd_iter ",
+        power.start_power_sgd_iter,
+        ", min_compression_rate ",
+        power.min_compression_rate,
+        ", orthogonalization_epsilon ",
+        power.orthogonalization_epsilon,
+        "; they are at least 1, at least 0, above 0, at least 0");
   }
   return std::nullopt;
 }
@@ -109,10 +127,13 @@ std::unique_ptr<GradientReduction> make_reduction(
   auto hook = make_hook(options, std::move(name_of));
   if (options.comm_wrapper == CommWrapper::none) return hook;
   return std::make_unique<CastWrapper>(
-      options.comm_wrapper == CommWrapper::fp16 ? at::kHalf : at::kBFloat16, std::move(hook));
+      options.comm_wrapper == CommWrapper::fp16 ? at::kHalf : at::kBFloat16,
+      std::move(hook));
 }
 
-FutureTensor sum_over_ranks(const at::Tensor& tensor, const ReductionContext& context) {
+FutureTensor sum_over_ranks(
+    const at::Tensor& tensor,
+    const ReductionContext& context) {
   std::vector<at::Tensor> tensors{tensor};
   return context.process_group->allreduce(tensors)->getFuture();
 }

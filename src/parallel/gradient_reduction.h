@@ -33,7 +33,9 @@ class GradientReduction {
   virtual ~GradientReduction() = default;
 
   /// The future holds the bucket's buffer with the result.
-  virtual FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context) = 0;
+  virtual FutureTensor reduce(
+      c10d::GradBucket& bucket,
+      const ReductionContext& context) = 0;
   /// What later reductions depend on; different on each rank.
   [[nodiscard]] virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
@@ -51,14 +53,19 @@ ACCELERATE_API std::unique_ptr<GradientReduction> make_reduction(
     NameOf name_of);
 
 /// The sum over the ranks, in place.
-FutureTensor sum_over_ranks(const at::Tensor& tensor, const ReductionContext& context);
+FutureTensor sum_over_ranks(
+    const at::Tensor& tensor,
+    const ReductionContext& context);
 
 /// Lets c10d::Reducer call any function for its buckets.
 class CommHookFunction final
-    : public c10d::CppCommHookInterface<std::function<FutureTensor(c10d::GradBucket&)>> {
+    : public c10d::CppCommHookInterface<
+          std::function<FutureTensor(c10d::GradBucket&)>> {
  public:
   using CppCommHookInterface::CppCommHookInterface;
-  FutureTensor runHook(c10d::GradBucket& bucket) override { return state_(bucket); }
+  FutureTensor runHook(c10d::GradBucket& bucket) override {
+    return state_(bucket);
+  }
 };
 
 }  // namespace accelerate::detail

@@ -39,7 +39,9 @@ class JoinRound {
   /// The lowest of the ranks that had data when somebody last had.
   [[nodiscard]] int first_active() const { return first_active_; }
   /// What a sum over the ranks is divided by.
-  [[nodiscard]] double divisor() const { return divides_by_all_ ? group_.size() : num_active_; }
+  [[nodiscard]] double divisor() const {
+    return divides_by_all_ ? group_.size() : num_active_;
+  }
 
  private:
   Group group_;

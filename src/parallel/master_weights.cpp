@@ -13,22 +13,28 @@ namespace {
 
 class MasterWeights final : public Strategy {
  public:
-  [[nodiscard]] std::string_view name() const override { return "master_weights"; }
+  [[nodiscard]] std::string_view name() const override {
+    return "master_weights";
+  }
 
   void prepare(torch::nn::Module&, ParameterTable& table) override {
     for (Parameter& row : table.rows()) {
-      if (!row.tensor.requires_grad() || !at::isReducedFloatingType(row.tensor.scalar_type())) {
+      if (!row.tensor.requires_grad() ||
+          !at::isReducedFloatingType(row.tensor.scalar_type())) {
         continue;
       }
-      const auto options = row.tensor.options().dtype(at::kFloat).requires_grad(false);
-      table.set_local(row, at::empty_like(row.tensor, options).requires_grad_(true));
+      const auto options =
+          row.tensor.options().dtype(at::kFloat).requires_grad(false);
+      table.set_local(
+          row, at::empty_like(row.tensor, options).requires_grad_(true));
       models_.push_back(row.tensor);
       masters_.push_back(row.local);
     }
   }
 
   // Filled only now: until every strategy is prepared, weights may change.
-  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table) override {
+  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
+      override {
     const at::NoGradGuard no_grad;
     if (!std::exchange(are_filled_, true) && !masters_.empty()) {
       at::_foreach_copy_(masters_, models_);
@@ -78,6 +84,8 @@ class MasterWeights final : public Strategy {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_master_weights() { return std::make_unique<MasterWeights>(); }
+std::unique_ptr<Strategy> make_master_weights() {
+  return std::make_unique<MasterWeights>();
+}
 
 }  // namespace accelerate::detail

@@ -28,22 +28,40 @@ struct StrategyRow {
 template <Axis axis>
 std::optional<std::string> validate_absent(const ParallelOptions&) {
   return concat(
-      "[parallel] ", name_of(axis), " was asked for, which this version does not have; set ",
-      name_of(axis), " to 1");
+      "[parallel] ",
+      name_of(axis),
+      " was asked for, which this version does not have; set ",
+      name_of(axis),
+      " to 1");
 }
 
 // The only list of techniques. Order of rows is order of application.
 constexpr StrategyRow kStrategies[] = {
-    {Axis::pipeline, "parallelism_config_pp_size", &ParallelOptions::pipeline,
-     &validate_absent<Axis::pipeline>, nullptr},
-    {Axis::tensor, "parallelism_config_tp_size", &ParallelOptions::tensor,
-     &validate_absent<Axis::tensor>, nullptr},
-    {Axis::context, "parallelism_config_cp_size", &ParallelOptions::context,
-     &validate_absent<Axis::context>, nullptr},
-    {Axis::shard, "parallelism_config_dp_shard_size", &ParallelOptions::shard,
-     &validate_absent<Axis::shard>, nullptr},
-    {Axis::replicate, "parallelism_config_dp_replicate_size", &ParallelOptions::replicate,
-     &validate_replicate, &make_replicate},
+    {Axis::pipeline,
+     "parallelism_config_pp_size",
+     &ParallelOptions::pipeline,
+     &validate_absent<Axis::pipeline>,
+     nullptr},
+    {Axis::tensor,
+     "parallelism_config_tp_size",
+     &ParallelOptions::tensor,
+     &validate_absent<Axis::tensor>,
+     nullptr},
+    {Axis::context,
+     "parallelism_config_cp_size",
+     &ParallelOptions::context,
+     &validate_absent<Axis::context>,
+     nullptr},
+    {Axis::shard,
+     "parallelism_config_dp_shard_size",
+     &ParallelOptions::shard,
+     &validate_absent<Axis::shard>,
+     nullptr},
+    {Axis::replicate,
+     "parallelism_config_dp_replicate_size",
+     &ParallelOptions::replicate,
+     &validate_replicate,
+     &make_replicate},
 };
 
 std::optional<int> asked_degree(
@@ -51,7 +69,8 @@ std::optional<int> asked_degree(
     const ParallelOptions& options,
     const Settings& settings) {
   if (const auto degree = options.*row.degree) return degree;
-  if (const auto degree = settings.integer(row.option)) return static_cast<int>(*degree);
+  if (const auto degree = settings.integer(row.option))
+    return static_cast<int>(*degree);
   return std::nullopt;
 }
 
@@ -70,7 +89,11 @@ std::array<int, kNumAxes> plan_degrees(
     const auto degree = asked_degree(row, options, settings);
     if (degree && *degree < 1) {
       complaints.push_back(concat(
-          "[parallel] ", name_of(row.axis), " is ", *degree, "; a degree is at least 1"));
+          "[parallel] ",
+          name_of(row.axis),
+          " is ",
+          *degree,
+          "; a degree is at least 1"));
       continue;
     }
     if (row.axis == Axis::replicate && !degree) {
@@ -85,7 +108,8 @@ std::array<int, kNumAxes> plan_degrees(
   }
   for (const StrategyRow& row : kStrategies) {
     if (degrees[static_cast<std::size_t>(row.axis)] == 1) continue;
-    if (auto complaint = row.validate(options)) complaints.push_back(*std::move(complaint));
+    if (auto complaint = row.validate(options))
+      complaints.push_back(*std::move(complaint));
   }
   if (auto complaint = mesh_complaint(degrees, world_size)) {
     complaints.push_back(*std::move(complaint));
@@ -102,7 +126,8 @@ std::vector<std::unique_ptr<Strategy>> make_strategies(
   // own dtype.
   if (options.master_weights) strategies.push_back(make_master_weights());
   for (const StrategyRow& row : kStrategies) {
-    if (mesh.degree(row.axis) > 1) strategies.push_back(row.make(mesh, options.parallel));
+    if (mesh.degree(row.axis) > 1)
+      strategies.push_back(row.make(mesh, options.parallel));
   }
   return strategies;
 }

@@ -31,7 +31,8 @@ at::Tensor orthogonal_columns(const at::Tensor& matrix, double epsilon) {
   const bool is_narrow = matrix.scalar_type() == at::kHalf ||
       matrix.scalar_type() == at::kBFloat16;
   const at::Tensor wide = is_narrow ? matrix.to(at::kFloat) : matrix.clone();
-  if (epsilon == 0) return std::get<0>(at::linalg_qr(wide)).to(matrix.scalar_type());
+  if (epsilon == 0)
+    return std::get<0>(at::linalg_qr(wide)).to(matrix.scalar_type());
   for (std::int64_t i = 0; i < wide.size(1); ++i) {
     const at::Tensor column = wide.narrow(1, i, 1);
     column.div_(column.norm() + epsilon);
@@ -48,7 +49,8 @@ std::vector<at::Tensor> views_of(
   std::vector<at::Tensor> views;
   std::int64_t begin = 0;
   for (const auto& [rows, columns] : shapes) {
-    views.push_back(flat.narrow(0, begin, rows * columns).view({rows, columns}));
+    views.push_back(
+        flat.narrow(0, begin, rows * columns).view({rows, columns}));
     begin += rows * columns;
   }
   return views;
@@ -57,9 +59,12 @@ std::vector<at::Tensor> views_of(
 class PowerSgd final : public GradientReduction {
  public:
   PowerSgd(const PowerSGDOptions& options, NameOf name_of, bool is_batched)
-      : options_(options), name_of_(std::move(name_of)), is_batched_(is_batched) {}
+      : options_(options),
+        name_of_(std::move(name_of)),
+        is_batched_(is_batched) {}
 
-  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context) override {
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
     const at::NoGradGuard no_grad;
     // Left by a backward that threw.
     if (bucket.getIndex() == 0) pending_.clear();
@@ -83,7 +88,8 @@ class PowerSgd final : public GradientReduction {
     StateDict errors, factors;
     for (const auto& [name, error] : errors_) errors.set(name, error);
     for (const auto& [name, factor] : factors_) factors.set(name, factor);
-    return {{"iteration", iteration_}, {"errors", errors}, {"factors", factors}};
+    return {
+        {"iteration", iteration_}, {"errors", errors}, {"factors", factors}};
   }
 
   void load_state_dict(const StateDict& state) override {
@@ -122,11 +128,16 @@ class PowerSgd final : public GradientReduction {
 
   [[nodiscard]] bool shrinks(std::int64_t rows, std::int64_t columns) const {
     const std::int64_t rank = rank_of(rows, columns);
-    return static_cast<double>((rows + columns) * rank) * options_.min_compression_rate <
+    return static_cast<double>((rows + columns) * rank) *
+        options_.min_compression_rate <
         static_cast<double>(rows * columns);
   }
-  [[nodiscard]] std::int64_t rank_of(std::int64_t rows, std::int64_t columns) const {
-    return std::min({rows, columns, static_cast<std::int64_t>(options_.matrix_approximation_rank)});
+  [[nodiscard]] std::int64_t rank_of(std::int64_t rows, std::int64_t columns)
+      const {
+    return std::min(
+        {rows,
+         columns,
+         static_cast<std::int64_t>(options_.matrix_approximation_rank)});
   }
 
   void begin(c10d::GradBucket& bucket, const ReductionContext& context) {
@@ -134,7 +145,8 @@ class PowerSgd final : public GradientReduction {
     now.buffer = bucket.getBuffer();
     now.result = c10::make_intrusive<c10::ivalue::Future>(
         c10::TensorType::get(),
-        now.buffer.is_cpu() ? std::vector<at::Device>{} : std::vector{now.buffer.device()});
+        now.buffer.is_cpu() ? std::vector<at::Device>{}
+                            : std::vector{now.buffer.device()});
     collect(bucket, now);
     if (options_.use_error_feedback) {
       for (const auto& [name, slice] : now.slices) {
@@ -149,7 +161,8 @@ class PowerSgd final : public GradientReduction {
     first_factors(now);
     if (!now.uncompressed.empty()) {
       std::vector<at::Tensor> flat;
-      for (const at::Tensor& gradient : now.uncompressed) flat.push_back(gradient.view(-1));
+      for (const at::Tensor& gradient : now.uncompressed)
+        flat.push_back(gradient.view(-1));
       now.uncompressed_sum = at::cat(flat);
       now.uncompressed_work = sum_over_ranks(now.uncompressed_sum, context);
     }
@@ -180,12 +193,16 @@ class PowerSgd final : public GradientReduction {
 
   static void make_square(c10d::GradBucket& bucket, Pending& now) {
     const std::int64_t size = now.buffer.numel();
-    const auto side = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(size))));
+    const auto side = static_cast<std::int64_t>(
+        std::ceil(std::sqrt(static_cast<double>(size))));
     now.square = at::zeros({side * side}, now.buffer.options());
     now.square.narrow(0, 0, size).copy_(now.buffer);
     if (side > 0) {
       now.matrices.push_back(
-          {concat("bucket ", bucket.getIndex()), now.square.view({side, side}), {}, {}});
+          {concat("bucket ", bucket.getIndex()),
+           now.square.view({side, side}),
+           {},
+           {}});
     }
   }
 
@@ -194,7 +211,8 @@ class PowerSgd final : public GradientReduction {
     std::vector<std::array<std::int64_t, 2>> p_shapes, q_shapes;
     std::int64_t p_size = 0, q_size = 0;
     for (const Matrix& matrix : now.matrices) {
-      const std::int64_t rows = matrix.gradient.size(0), columns = matrix.gradient.size(1);
+      const std::int64_t rows = matrix.gradient.size(0),
+                         columns = matrix.gradient.size(1);
       const std::int64_t rank = rank_of(rows, columns);
       p_shapes.push_back({rows, rank});
       q_shapes.push_back({columns, rank});
@@ -211,7 +229,8 @@ class PowerSgd final : public GradientReduction {
       matrix.q = qs[i];
       const at::Tensor start = start_of(matrix);
       at::matmul_out(
-          matrix.p, matrix.gradient,
+          matrix.p,
+          matrix.gradient,
           orthogonal_columns(start, options_.orthogonalization_epsilon));
     }
   }
@@ -226,7 +245,10 @@ class PowerSgd final : public GradientReduction {
     const std::uint64_t seed = options_.random_seed ^ hash_of(matrix.name) ^
         (static_cast<std::uint64_t>(iteration_) * 0x9e3779b97f4a7c15);
     const at::Generator generator = at::detail::createCPUGenerator(seed);
-    return at::randn(matrix.q.sizes(), generator, at::TensorOptions().dtype(at::kFloat))
+    return at::randn(
+               matrix.q.sizes(),
+               generator,
+               at::TensorOptions().dtype(at::kFloat))
         .to(matrix.q.options());
   }
 
@@ -235,7 +257,8 @@ class PowerSgd final : public GradientReduction {
       if (!one.ps_work) continue;
       one.ps_work->waitAndThrow();
       for (Matrix& matrix : one.matrices) {
-        matrix.p.copy_(orthogonal_columns(matrix.p, options_.orthogonalization_epsilon));
+        matrix.p.copy_(
+            orthogonal_columns(matrix.p, options_.orthogonalization_epsilon));
         at::matmul_out(matrix.q, matrix.gradient.t(), matrix.p);
       }
       one.qs_work = sum_over_ranks(one.qs, context);
@@ -263,7 +286,9 @@ class PowerSgd final : public GradientReduction {
     pending_.clear();
   }
 
-  static void take_uncompressed(const Pending& one, const ReductionContext& context) {
+  static void take_uncompressed(
+      const Pending& one,
+      const ReductionContext& context) {
     if (!one.uncompressed_work) return;
     one.uncompressed_work->waitAndThrow();
     std::int64_t begin = 0;
@@ -277,11 +302,13 @@ class PowerSgd final : public GradientReduction {
 
   // So that without compression the errors of all ranks add up to nothing.
   void keep_errors(const Pending& one, const ReductionContext& context) {
-    const at::Tensor error = one.before.sub_(one.buffer, context.divisor / context.num_ranks());
+    const at::Tensor error =
+        one.before.sub_(one.buffer, context.divisor / context.num_ranks());
     const std::int64_t origin = one.buffer.storage_offset();
     for (const auto& [name, slice] : one.slices) {
-      errors_[name] = error.narrow(0, slice.storage_offset() - origin, slice.numel())
-                          .view(slice.sizes());
+      errors_[name] =
+          error.narrow(0, slice.storage_offset() - origin, slice.numel())
+              .view(slice.sizes());
     }
   }
 
@@ -296,7 +323,9 @@ class PowerSgd final : public GradientReduction {
 
 }  // namespace
 
-std::unique_ptr<GradientReduction> make_power_sgd(const PowerSGDOptions& options, NameOf name_of) {
+std::unique_ptr<GradientReduction> make_power_sgd(
+    const PowerSGDOptions& options,
+    NameOf name_of) {
   return std::make_unique<PowerSgd>(options, std::move(name_of), false);
 }
 

@@ -13,7 +13,9 @@ namespace accelerate::detail {
 /// Sums of P travel while backward goes on; those of Q when the last bucket is
 /// there, in the same order on all ranks. What is kept between steps is kept by
 /// parameter, so that it outlives changes of the buckets.
-std::unique_ptr<GradientReduction> make_power_sgd(const PowerSGDOptions& options, NameOf name_of);
+std::unique_ptr<GradientReduction> make_power_sgd(
+    const PowerSGDOptions& options,
+    NameOf name_of);
 
 /// The same with each bucket as one square matrix, filled up with zeros.
 std::unique_ptr<GradientReduction> make_batched_power_sgd(

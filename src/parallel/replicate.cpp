@@ -9,9 +9,9 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <torch/nn/module.h>
 
 #include <accelerate/error.h>
 
@@ -79,10 +79,18 @@ std::unique_ptr<Reducer> make_reducer(
   // Gradients become ready from the last layer to the first.
   std::reverse(buckets.begin(), buckets.end());
   auto reducer = std::make_unique<Reducer>(
-      rows.tensors, std::move(buckets), process_group, dense, options.bucket_bytes,
-      options.find_unused_parameters, options.gradient_as_bucket_view, rows.names,
-      options.first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
-      /*use_python_reducer=*/false, std::vector<std::int64_t>{});
+      rows.tensors,
+      std::move(buckets),
+      process_group,
+      dense,
+      options.bucket_bytes,
+      options.find_unused_parameters,
+      options.gradient_as_bucket_view,
+      rows.names,
+      options.first_bucket_bytes,
+      /*skip_all_reduce_unused_params=*/false,
+      /*use_python_reducer=*/false,
+      std::vector<std::int64_t>{});
   if (options.static_graph) reducer->set_static_graph();
   return reducer;
 }
@@ -99,7 +107,9 @@ std::vector<std::string> names_in(
   while (at != std::string::npos && ++at < message.size()) {
     if (message[at] == ' ') continue;
     std::size_t end = at;
-    while (end < message.size() && std::isdigit(static_cast<unsigned char>(message[end]))) ++end;
+    while (end < message.size() &&
+           std::isdigit(static_cast<unsigned char>(message[end])))
+      ++end;
     if (end == at) break;
     const auto name = names.find(std::stoul(message.substr(at, end - at)));
     if (name != names.end()) found.push_back(concat("\"", name->second, "\""));
@@ -132,16 +142,18 @@ class Replicate final : public Strategy {
     }
     guard("comparing the models of all ranks", [&] {
       std::vector<at::Tensor> parameters;
-      for (const Parameter& row : table.rows()) parameters.push_back(row.tensor);
+      for (const Parameter& row : table.rows())
+        parameters.push_back(row.tensor);
       require_same_model(table);
       broadcast(parameters);
       broadcast(buffers_);
     });
     rows_ = trainable_rows(table);
     if (rows_.tensors.empty()) return;
-    reduction_ = make_reduction(options_, [this](const at::Tensor& tensor) -> const std::string& {
-      return rows_.names_by_tensor.at(tensor.unsafeGetTensorImpl());
-    });
+    reduction_ = make_reduction(
+        options_, [this](const at::Tensor& tensor) -> const std::string& {
+          return rows_.names_by_tensor.at(tensor.unsafeGetTensorImpl());
+        });
     connect(group_);
   }
 
@@ -155,12 +167,14 @@ class Replicate final : public Strategy {
     if (!needs_outputs()) return;
     if (!outputs.is_known) {
       throw ConfigError(
-          "[parallel] find_unused_parameters must see what the model returns, but its type is not "
+          "[parallel] find_unused_parameters must see what the model returns, "
+          "but its type is not "
           "known; give it a visit_tensors function (nested.h)");
     }
     if (std::exchange(outputs_are_spent_, false)) outputs_.clear();
     for (const at::Tensor& tensor : outputs.tensors) {
-      if (tensor.defined() && tensor.requires_grad()) outputs_.push_back(tensor);
+      if (tensor.defined() && tensor.requires_grad())
+        outputs_.push_back(tensor);
     }
   }
 
@@ -181,8 +195,10 @@ class Replicate final : public Strategy {
     }
     if (round_ != nullptr) {
       // Passed by: nobody without data has anything to do for it.
-      if (!std::exchange(was_reduced_, false)) return reducer_->ignore_gradients();
-      round_->announce(JoinEvent{JoinEvent::Kind::end_of_backward, join_index_, 0});
+      if (!std::exchange(was_reduced_, false))
+        return reducer_->ignore_gradients();
+      round_->announce(
+          JoinEvent{JoinEvent::Kind::end_of_backward, join_index_, 0});
     }
     try {
       // Fails if this backward reached some parameters and not others.
@@ -201,7 +217,11 @@ class Replicate final : public Strategy {
 
   void on_failure(const std::exception& error) override {
     if (!is_about_communication(error)) return;
-    fail_collective(*group().impl(), "averaging gradients", ++group().impl()->sequence, error);
+    fail_collective(
+        *group().impl(),
+        "averaging gradients",
+        ++group().impl()->sequence,
+        error);
   }
 
   [[nodiscard]] StateDict state_dict() const override {
@@ -221,7 +241,8 @@ class Replicate final : public Strategy {
   }
 
   void shadow(const JoinEvent& event) override {
-    if (event.kind == JoinEvent::Kind::bucket) return shadow_bucket(event.bucket);
+    if (event.kind == JoinEvent::Kind::bucket)
+      return shadow_bucket(event.bucket);
     reducer_->push_rebuilt_params_for_all_indices();
     reducer_->rebuild_buckets();
     send_buffers();
@@ -234,8 +255,11 @@ class Replicate final : public Strategy {
   }
 
  private:
-  [[nodiscard]] const Group& group() const { return round_ != nullptr ? round_->group() : group_; }
-  [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
+  [[nodiscard]] const Group& group() const {
+    return round_ != nullptr ? round_->group() : group_;
+  }
+  [[nodiscard]] const c10::intrusive_ptr<c10d::ProcessGroup>& process_group()
+      const {
     return group().impl()->process_group;
   }
 
@@ -253,11 +277,14 @@ class Replicate final : public Strategy {
 
   FutureTensor reduce(c10d::GradBucket& bucket) {
     if (round_ == nullptr) {
-      return reduction_->reduce(bucket, {process_group(), static_cast<double>(group_.size())});
+      return reduction_->reduce(
+          bucket, {process_group(), static_cast<double>(group_.size())});
     }
     was_reduced_ = true;
-    round_->announce(
-        JoinEvent{JoinEvent::Kind::bucket, join_index_, static_cast<int>(bucket.getIndex())});
+    round_->announce(JoinEvent{
+        JoinEvent::Kind::bucket,
+        join_index_,
+        static_cast<int>(bucket.getIndex())});
     return reduction_->reduce(bucket, {process_group(), round_->divisor()});
   }
 
@@ -265,16 +292,20 @@ class Replicate final : public Strategy {
     const at::NoGradGuard no_grad;
     guard("averaging gradients", [&] {
       if (index == 0) {
-        empty_buckets_ = reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
+        empty_buckets_ =
+            reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
         futures_.clear();
       }
-      c10d::GradBucket& bucket = empty_buckets_.at(static_cast<std::size_t>(index));
-      futures_.push_back(reduction_->reduce(bucket, {process_group(), round_->divisor()}));
+      c10d::GradBucket& bucket =
+          empty_buckets_.at(static_cast<std::size_t>(index));
+      futures_.push_back(
+          reduction_->reduce(bucket, {process_group(), round_->divisor()}));
       if (!bucket.isLast()) return;
       for (const FutureTensor& future : futures_) future->waitAndThrow();
       if (!options_.find_unused_parameters) return;
       // The others now ask which parameters anybody used.
-      std::vector<at::Tensor> none_used{at::zeros_like(reducer_->get_local_used_map_on_device())};
+      std::vector<at::Tensor> none_used{
+          at::zeros_like(reducer_->get_local_used_map_on_device())};
       process_group()->allreduce(none_used)->wait();
     });
   }
@@ -309,11 +340,21 @@ class Replicate final : public Strategy {
     std::string mine;
     for (const Parameter& row : table.rows()) {
       mine += concat(
-          row.name, " ", c10::toString(row.tensor.scalar_type()), " ", row.tensor.sizes(),
-          row.tensor.requires_grad() ? "" : " frozen", "\n");
+          row.name,
+          " ",
+          c10::toString(row.tensor.scalar_type()),
+          " ",
+          row.tensor.sizes(),
+          row.tensor.requires_grad() ? "" : " frozen",
+          "\n");
     }
     for (const at::Tensor& buffer : buffers_) {
-      mine += concat("buffer ", c10::toString(buffer.scalar_type()), " ", buffer.sizes(), "\n");
+      mine += concat(
+          "buffer ",
+          c10::toString(buffer.scalar_type()),
+          " ",
+          buffer.sizes(),
+          "\n");
     }
     const std::vector<std::string> all = group_.all_gather_bytes(mine);
     std::vector<std::string> complaints;
@@ -322,14 +363,25 @@ class Replicate final : public Strategy {
       const std::vector<std::string> first = split(all[0], '\n');
       const std::vector<std::string> other = split(all[rank], '\n');
       std::size_t line = 0;
-      while (line < std::min(first.size(), other.size()) && first[line] == other[line]) ++line;
+      while (line < std::min(first.size(), other.size()) &&
+             first[line] == other[line])
+        ++line;
       const auto at = [&](const std::vector<std::string>& lines) {
-        return line < lines.size() && !lines[line].empty() ? lines[line] : std::string("nothing");
+        return line < lines.size() && !lines[line].empty()
+            ? lines[line]
+            : std::string("nothing");
       };
       complaints.push_back(concat(
-          "[parallel] the model of rank ", group_.world_ranks()[rank],
-          " is not that of rank ", group_.world_ranks()[0], ": it has \"", at(other),
-          "\" where rank ", group_.world_ranks()[0], " has \"", at(first),
+          "[parallel] the model of rank ",
+          group_.world_ranks()[rank],
+          " is not that of rank ",
+          group_.world_ranks()[0],
+          ": it has \"",
+          at(other),
+          "\" where rank ",
+          group_.world_ranks()[0],
+          " has \"",
+          at(first),
           "\"; build the same model on all ranks"));
     }
     if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
@@ -337,11 +389,13 @@ class Replicate final : public Strategy {
 
   [[noreturn]] void explain_unused(const c10::Error& error) {
     if (!reducer_->is_unfinished()) throw;
-    const std::vector<std::string> unused = names_in(error.what_without_backtrace(), rows_.names);
+    const std::vector<std::string> unused =
+        names_in(error.what_without_backtrace(), rows_.names);
     throw ConfigError(concat(
         "[parallel] the backward pass gave no gradient to ",
         unused.empty() ? std::string("some parameters") : join(unused, ", "),
-        ", so ranks would wait for each other; let them take part in the loss, freeze them "
+        ", so ranks would wait for each other; let them take part in the loss, "
+        "freeze them "
         "(requires_grad_(false)) before prepare(), or set "
         "ReplicateOptions::find_unused_parameters"));
   }
@@ -371,19 +425,26 @@ std::optional<std::string> validate_replicate(const ParallelOptions& options) {
   const ReplicateOptions& replicate = options.replicate_options;
   if (replicate.bucket_bytes < 1 || replicate.first_bucket_bytes < 1) {
     return concat(
-        "[parallel] bucket_bytes is ", replicate.bucket_bytes, " and first_bucket_bytes ",
-        replicate.first_bucket_bytes, "; both are at least 1");
+        "[parallel] bucket_bytes is ",
+        replicate.bucket_bytes,
+        " and first_bucket_bytes ",
+        replicate.first_bucket_bytes,
+        "; both are at least 1");
   }
   if (replicate.find_unused_parameters && replicate.static_graph) {
-    return "[parallel] find_unused_parameters and static_graph were both asked for; a static "
+    return "[parallel] find_unused_parameters and static_graph were both asked "
+           "for; a static "
            "graph finds unused parameters by itself in the first step: unset "
            "find_unused_parameters";
   }
   return validate_reduction(replicate);
 }
 
-std::unique_ptr<Strategy> make_replicate(const Mesh& mesh, const ParallelOptions& options) {
-  return std::make_unique<Replicate>(mesh.group(Axis::replicate), options.replicate_options);
+std::unique_ptr<Strategy> make_replicate(
+    const Mesh& mesh,
+    const ParallelOptions& options) {
+  return std::make_unique<Replicate>(
+      mesh.group(Axis::replicate), options.replicate_options);
 }
 
 }  // namespace accelerate::detail

@@ -17,6 +17,8 @@ std::optional<std::string> validate_replicate(const ParallelOptions& options);
 /// model; gradients are averaged in buckets while backward still runs. (Li et
 /// al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
 /// Training", VLDB 2020.)
-std::unique_ptr<Strategy> make_replicate(const Mesh& mesh, const ParallelOptions& options);
+std::unique_ptr<Strategy> make_replicate(
+    const Mesh& mesh,
+    const ParallelOptions& options);
 
 }  // namespace accelerate::detail

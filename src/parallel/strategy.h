@@ -67,7 +67,9 @@ class Strategy {
 
   /// Why ranks with different numbers of steps cannot be joined; nothing if
   /// they can.
-  [[nodiscard]] virtual std::optional<std::string> join_complaint() const { return std::nullopt; }
+  [[nodiscard]] virtual std::optional<std::string> join_complaint() const {
+    return std::nullopt;
+  }
   /// From here, to the end of the round, messages are announced in `round`, as
   /// those of model number `model`.
   virtual void begin_join(JoinRound& /*round*/, int /*model*/) {}

@@ -19,19 +19,23 @@ namespace {
 // Norms of a list in as few kernels as its dtypes and devices allow, each in
 // at least single precision, so that half-precision sums do not overflow.
 at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
-  std::map<std::pair<c10::DeviceType, at::ScalarType>, std::vector<at::Tensor>> alike;
+  std::map<std::pair<c10::DeviceType, at::ScalarType>, std::vector<at::Tensor>>
+      alike;
   for (const at::Tensor& gradient : gradients) {
-    alike[{gradient.device().type(), gradient.scalar_type()}].push_back(gradient);
+    alike[{gradient.device().type(), gradient.scalar_type()}].push_back(
+        gradient);
   }
   std::vector<at::Tensor> norms;
   for (const auto& [kind, list] : alike) {
-    const at::ScalarType wide = at::isReducedFloatingType(kind.second) ? at::kFloat : kind.second;
+    const at::ScalarType wide =
+        at::isReducedFloatingType(kind.second) ? at::kFloat : kind.second;
     for (const at::Tensor& norm : at::_foreach_norm(list, p, wide)) {
       norms.push_back(norm.to(gradients[0].device()));
     }
   }
   at::ScalarType common = norms[0].scalar_type();
-  for (const at::Tensor& norm : norms) common = at::promote_types(common, norm.scalar_type());
+  for (const at::Tensor& norm : norms)
+    common = at::promote_types(common, norm.scalar_type());
   for (at::Tensor& norm : norms) norm = norm.to(common);
   return at::stack(norms).norm(p);
 }
@@ -48,7 +52,8 @@ struct AlikeSplit {
     device = row.local.device();
     // The infinity norm of nothing is an error in LibTorch.
     const at::Tensor& gradient = row.local.grad();
-    if (gradient.defined() && gradient.numel() > 0) gradients.push_back(gradient);
+    if (gradient.defined() && gradient.numel() > 0)
+      gradients.push_back(gradient);
   }
 };
 
@@ -60,7 +65,9 @@ at::Tensor gradient_norm(
     double norm_type) {
   if (!(norm_type > 0)) {
     throw ConfigError(concat(
-        "[params] a gradient norm of type ", norm_type, " was asked for; use a number above 0, or infinity"));
+        "[params] a gradient norm of type ",
+        norm_type,
+        " was asked for; use a number above 0, or infinity"));
   }
   const at::NoGradGuard no_grad;
   std::map<std::vector<Axis>, AlikeSplit> by_axes;
@@ -76,7 +83,8 @@ at::Tensor gradient_norm(
     if (!axes.empty()) {
       if (!is_infinite) norm = norm.pow(norm_type);
       for (const Axis axis : axes) {
-        mesh.group(axis).all_reduce(norm, is_infinite ? ReduceOp::max : ReduceOp::sum);
+        mesh.group(axis).all_reduce(
+            norm, is_infinite ? ReduceOp::max : ReduceOp::sum);
       }
       if (!is_infinite) norm = norm.pow(1.0 / norm_type);
     }
@@ -85,7 +93,8 @@ at::Tensor gradient_norm(
     } else if (is_infinite) {
       total = at::maximum(total, norm.to(total.device()));
     } else {
-      total = (total.pow(norm_type) + norm.to(total.device()).pow(norm_type)).pow(1.0 / norm_type);
+      total = (total.pow(norm_type) + norm.to(total.device()).pow(norm_type))
+                  .pow(1.0 / norm_type);
     }
   }
   return total.defined() ? total : at::zeros({});

@@ -18,7 +18,8 @@ bool is_writer(const Layout& layout, const Mesh& mesh) {
     const auto axis = static_cast<Axis>(i);
     // Stages hold different parameters altogether, so each writes its own.
     if (axis == Axis::pipeline) continue;
-    const bool is_split = std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=
+    const bool is_split =
+        std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=
         layout.split_axes.end();
     if (!is_split && mesh.coordinate(axis) != 0) return false;
   }

@@ -10,11 +10,13 @@ ParameterTable::ParameterTable(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     if (!tensor.defined()) continue;
-    const auto [entry, is_new] = by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
+    const auto [entry, is_new] =
+        by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
     // A tied tensor is one row; its other names find it too.
     by_name_.emplace(item.key(), entry->second);
     if (is_new) {
-      rows_.push_back({item.key(), tensor, tensor, Layout::whole(tensor.sizes().vec())});
+      rows_.push_back(
+          {item.key(), tensor, tensor, Layout::whole(tensor.sizes().vec())});
     }
   }
 }
@@ -30,7 +32,8 @@ const Parameter* ParameterTable::find(const at::Tensor& tensor) const {
 }
 
 void ParameterTable::set_local(Parameter& row, at::Tensor local) {
-  by_local_[local.unsafeGetTensorImpl()] = static_cast<std::size_t>(&row - rows_.data());
+  by_local_[local.unsafeGetTensorImpl()] =
+      static_cast<std::size_t>(&row - rows_.data());
   row.local = std::move(local);
 }
 

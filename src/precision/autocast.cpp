@@ -9,10 +9,14 @@ namespace accelerate {
 
 std::string_view name_of(Precision precision) {
   switch (precision) {
-    case Precision::no: return "no";
-    case Precision::fp16: return "fp16";
-    case Precision::bf16: return "bf16";
-    case Precision::fp8: return "fp8";
+    case Precision::no:
+      return "no";
+    case Precision::fp16:
+      return "fp16";
+    case Precision::bf16:
+      return "bf16";
+    case Precision::fp8:
+      return "fp8";
   }
   return "unknown";
 }
@@ -24,7 +28,9 @@ Precision parse_precision(std::string_view name) {
     if (word == name_of(precision)) return precision;
   }
   throw ConfigError(detail::concat(
-      "[precision] mixed precision \"", name, "\" was asked for; use no, fp16, bf16 or fp8"));
+      "[precision] mixed precision \"",
+      name,
+      "\" was asked for; use no, fp16, bf16 or fp8"));
 }
 
 AutocastScope::AutocastScope(
@@ -35,9 +41,11 @@ AutocastScope::AutocastScope(
       was_enabled_(at::autocast::is_autocast_enabled(device_type)),
       was_caching_(at::autocast::is_autocast_cache_enabled()),
       previous_dtype_(at::autocast::get_autocast_dtype(device_type)) {
-  at::autocast::set_autocast_enabled(device_type, dtype.has_value() && options.enabled);
+  at::autocast::set_autocast_enabled(
+      device_type, dtype.has_value() && options.enabled);
   if (dtype) at::autocast::set_autocast_dtype(device_type, *dtype);
-  at::autocast::set_autocast_cache_enabled(options.cache_enabled.value_or(was_caching_));
+  at::autocast::set_autocast_cache_enabled(
+      options.cache_enabled.value_or(was_caching_));
   at::autocast::increment_nesting();
 }
 

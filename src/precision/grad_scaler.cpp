@@ -19,19 +19,21 @@ namespace {
 
 using detail::concat;
 
-
 struct DeviceOrder {
   bool operator()(const auto& a, const auto& b) const {
     const auto key = [](const auto& x) {
       return std::tuple(
-          static_cast<int>(x.first.type()), static_cast<int>(x.first.index()),
+          static_cast<int>(x.first.type()),
+          static_cast<int>(x.first.index()),
           static_cast<int>(x.second));
     };
     return key(a) < key(b);
   }
 };
-using GradientLists =
-    std::map<std::pair<c10::Device, at::ScalarType>, std::vector<at::Tensor>, DeviceOrder>;
+using GradientLists = std::map<
+    std::pair<c10::Device, at::ScalarType>,
+    std::vector<at::Tensor>,
+    DeviceOrder>;
 
 GradientLists gradients_of(const torch::optim::Optimizer& optimizer) {
   GradientLists lists;
@@ -48,17 +50,32 @@ GradientLists gradients_of(const torch::optim::Optimizer& optimizer) {
 
 void require_valid(const GradScalerOptions& options) {
   std::vector<std::string> complaints;
-  const auto complain = [&](bool is_wrong, const char* name, auto value, const char* rule) {
+  const auto complain = [&](bool is_wrong,
+                            const char* name,
+                            auto value,
+                            const char* rule) {
     if (is_wrong) {
-      complaints.push_back(concat("[precision] the scaler's ", name, " is ", value, "; it is ", rule));
+      complaints.push_back(concat(
+          "[precision] the scaler's ", name, " is ", value, "; it is ", rule));
     }
   };
-  complain(!(options.init_scale > 0), "init_scale", options.init_scale, "above 0");
-  complain(!(options.growth_factor > 1), "growth_factor", options.growth_factor, "above 1");
   complain(
-      !(options.backoff_factor > 0 && options.backoff_factor < 1), "backoff_factor",
-      options.backoff_factor, "between 0 and 1");
-  complain(options.growth_interval < 1, "growth_interval", options.growth_interval, "at least 1");
+      !(options.init_scale > 0), "init_scale", options.init_scale, "above 0");
+  complain(
+      !(options.growth_factor > 1),
+      "growth_factor",
+      options.growth_factor,
+      "above 1");
+  complain(
+      !(options.backoff_factor > 0 && options.backoff_factor < 1),
+      "backoff_factor",
+      options.backoff_factor,
+      "between 0 and 1");
+  complain(
+      options.growth_interval < 1,
+      "growth_interval",
+      options.growth_interval,
+      "at least 1");
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
 
@@ -78,10 +95,12 @@ GradScaler::GradScaler(
     const GradScalerOptions& options,
     c10::Device device,
     std::optional<Group> group)
-    : state_(std::make_shared<State>(State{options, device, std::move(group), {}, {}})) {
+    : state_(std::make_shared<State>(
+          State{options, device, std::move(group), {}, {}})) {
   require_valid(options);
   const auto on_device = at::TensorOptions().device(device);
-  state_->scale = at::full({1}, options.init_scale, on_device.dtype(at::kFloat));
+  state_->scale =
+      at::full({1}, options.init_scale, on_device.dtype(at::kFloat));
   state_->growth_tracker = at::zeros({1}, on_device.dtype(at::kInt));
 }
 
@@ -95,25 +114,31 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) const {
   if (!is_enabled()) return;
   if (is_unscaled(optimizer)) {
     throw ConfigError(
-        "[precision] unscale_() was called twice for one optimizer since the last update()");
+        "[precision] unscale_() was called twice for one optimizer since the "
+        "last update()");
   }
   const at::NoGradGuard no_grad;
   const GradientLists lists = gradients_of(optimizer);
   for (const auto& [kind, list] : lists) {
     if (kind.second == at::kHalf) {
       throw ConfigError(
-          "[precision] gradients in fp16 were to be unscaled, which would lose the small ones; keep "
-          "the model in fp32 (autocast computes in fp16), or set master_weights");
+          "[precision] gradients in fp16 were to be unscaled, which would lose "
+          "the small ones; keep "
+          "the model in fp32 (autocast computes in fp16), or set "
+          "master_weights");
     }
   }
   at::Tensor found = at::zeros({1}, state_->scale.options());
-  const at::Tensor inverse = state_->scale.to(at::kDouble).reciprocal().to(at::kFloat);
+  const at::Tensor inverse =
+      state_->scale.to(at::kDouble).reciprocal().to(at::kFloat);
   for (const auto& [kind, list] : lists) {
     if (kind.first == state_->device) {
       at::_amp_foreach_non_finite_check_and_unscale_(list, found, inverse);
     } else {
-      at::Tensor found_there = at::zeros({1}, found.options().device(kind.first));
-      at::_amp_foreach_non_finite_check_and_unscale_(list, found_there, inverse.to(kind.first));
+      at::Tensor found_there =
+          at::zeros({1}, found.options().device(kind.first));
+      at::_amp_foreach_non_finite_check_and_unscale_(
+          list, found_there, inverse.to(kind.first));
       found = at::maximum(found, found_there.to(state_->device));
     }
   }
@@ -125,7 +150,8 @@ void GradScaler::undo_unscale_(torch::optim::Optimizer& optimizer) const {
   if (state_->found.erase(&optimizer) == 0) return;
   const at::NoGradGuard no_grad;
   for (const auto& [kind, list] : gradients_of(optimizer)) {
-    at::_foreach_mul_(list, state_->scale.squeeze(0).to(kind.first, kind.second));
+    at::_foreach_mul_(
+        list, state_->scale.squeeze(0).to(kind.first, kind.second));
   }
 }
 
@@ -144,7 +170,8 @@ bool GradScaler::step(
   if (is_enabled()) {
     if (closure) {
       throw ConfigError(
-          "[precision] an optimizer was stepped with a closure while gradients are scaled; the "
+          "[precision] an optimizer was stepped with a closure while gradients "
+          "are scaled; the "
           "closure's gradients could not be unscaled: use bf16 or no");
     }
     if (!is_unscaled(optimizer)) unscale_(optimizer);
@@ -158,18 +185,27 @@ void GradScaler::update(std::optional<double> new_scale) const {
   if (!is_enabled()) return;
   if (new_scale) {
     if (!(*new_scale > 0)) {
-      throw ConfigError(concat("[precision] update() was given the scale ", *new_scale, "; it is above 0"));
+      throw ConfigError(concat(
+          "[precision] update() was given the scale ",
+          *new_scale,
+          "; it is above 0"));
     }
     state_->scale.fill_(*new_scale);
   } else {
     if (state_->found.empty()) {
-      throw ConfigError("[precision] update() was called before step(); there is nothing to judge by");
+      throw ConfigError(
+          "[precision] update() was called before step(); there is nothing to "
+          "judge by");
     }
     at::Tensor any = at::zeros({1}, state_->scale.options());
     for (const auto& [optimizer, found] : state_->found) any += found;
     at::_amp_update_scale_(
-        state_->scale, state_->growth_tracker, any, state_->options.growth_factor,
-        state_->options.backoff_factor, state_->options.growth_interval);
+        state_->scale,
+        state_->growth_tracker,
+        any,
+        state_->options.growth_factor,
+        state_->options.backoff_factor,
+        state_->options.growth_interval);
   }
   state_->found.clear();
 }
@@ -178,7 +214,9 @@ double GradScaler::get_scale() const {
   return is_enabled() ? static_cast<double>(state_->scale.item<float>()) : 1.0;
 }
 
-std::int64_t GradScaler::growth_tracker() const { return state_->growth_tracker.item<int>(); }
+std::int64_t GradScaler::growth_tracker() const {
+  return state_->growth_tracker.item<int>();
+}
 
 bool GradScaler::is_enabled() const { return state_->options.enabled; }
 
@@ -199,7 +237,8 @@ void GradScaler::load_state_dict(const StateDict& state) const {
   if (!is_enabled()) return;
   if (state.empty()) {
     throw CheckpointError(
-        "[precision] the state is that of a scaler that was not enabled; train with the precision "
+        "[precision] the state is that of a scaler that was not enabled; train "
+        "with the precision "
         "it was saved with, or leave the scaler's state out");
   }
   GradScalerOptions options = state_->options;

@@ -8,24 +8,34 @@ namespace accelerate::detail {
 
 std::optional<c10::ScalarType> autocast_dtype(Precision precision) {
   switch (precision) {
-    case Precision::no: return std::nullopt;
-    case Precision::fp16: return c10::kHalf;
-    case Precision::bf16: return c10::kBFloat16;
-    case Precision::fp8: return c10::kBFloat16;
+    case Precision::no:
+      return std::nullopt;
+    case Precision::fp16:
+      return c10::kHalf;
+    case Precision::bf16:
+      return c10::kBFloat16;
+    case Precision::fp8:
+      return c10::kBFloat16;
   }
   return std::nullopt;
 }
 
-std::optional<std::string> precision_complaint(Precision precision, c10::Device device) {
+std::optional<std::string> precision_complaint(
+    Precision precision,
+    c10::Device device) {
   if (precision == Precision::no) return std::nullopt;
   if (precision == Precision::fp8) {
     return concat(
-        "[precision] mixed precision fp8 was asked for, which this version does not have; use bf16, "
+        "[precision] mixed precision fp8 was asked for, which this version "
+        "does not have; use bf16, "
         "fp16 or no");
   }
   if (!at::autocast::is_autocast_available(device.type())) {
     return concat(
-        "[precision] mixed precision ", name_of(precision), " was asked for on ", device.str(),
+        "[precision] mixed precision ",
+        name_of(precision),
+        " was asked for on ",
+        device.str(),
         ", for which LibTorch has no autocast; use no");
   }
   return std::nullopt;

@@ -10,7 +10,8 @@
 namespace accelerate::detail {
 
 /// In what autocast computes; nothing for `no`.
-ACCELERATE_API std::optional<c10::ScalarType> autocast_dtype(Precision precision);
+ACCELERATE_API std::optional<c10::ScalarType> autocast_dtype(
+    Precision precision);
 
 /// Why `device` cannot compute in `precision`, and what to do instead; nothing
 /// if it can.

@@ -35,9 +35,13 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
     if (value) source.add(key, concat(*value), "code");
   };
   if (options.mixed_precision) {
-    source.add("mixed_precision", std::string(name_of(*options.mixed_precision)), "code");
+    source.add(
+        "mixed_precision",
+        std::string(name_of(*options.mixed_precision)),
+        "code");
   }
-  if (options.cpu) source.add("use_cpu", *options.cpu ? "true" : "false", "code");
+  if (options.cpu)
+    source.add("use_cpu", *options.cpu ? "true" : "false", "code");
   add("gradient_accumulation_steps", options.gradient_accumulation_steps);
   add("parallelism_config_dp_replicate_size", options.parallel.replicate);
   add("parallelism_config_dp_shard_size", options.parallel.shard);
@@ -47,8 +51,11 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
   return source;
 }
 
-int choose_window(const AcceleratorOptions& options, const detail::Settings& settings) {
-  if (options.gradient_accumulation_steps) return *options.gradient_accumulation_steps;
+int choose_window(
+    const AcceleratorOptions& options,
+    const detail::Settings& settings) {
+  if (options.gradient_accumulation_steps)
+    return *options.gradient_accumulation_steps;
   return static_cast<int>(*settings.integer("gradient_accumulation_steps"));
 }
 
@@ -77,16 +84,20 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   const int window = choose_window(options, settings);
   if (window < 1) {
     complaints.push_back(concat(
-        "[train] gradient_accumulation_steps is ", window, "; it is at least 1"));
+        "[train] gradient_accumulation_steps is ",
+        window,
+        "; it is at least 1"));
   }
   std::array<int, kNumAxes> degrees{};
-  note_complaints(complaints, [&] { const GradScaler checked(options.grad_scaler); });
+  note_complaints(
+      complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
     degrees = detail::plan_degrees(options.parallel, settings, world.size());
   });
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   const std::array sources{
-      detail::source_from_handover(environment), detail::source_from_environment(environment),
+      detail::source_from_handover(environment),
+      detail::source_from_environment(environment),
       source_from_code(options)};
   settings = detail::resolve(sources);
 
@@ -94,7 +105,8 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   std::optional<GradScaler> scaler;
   if (precision == Precision::fp16) {
     scaler.emplace(
-        options.grad_scaler, world.device(),
+        options.grad_scaler,
+        world.device(),
         world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
   }
   return std::make_shared<Session>(Session{
@@ -118,9 +130,12 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
 
 }  // namespace
 
-Accelerator::Accelerator(const AcceleratorOptions& options) : session_(make_session(options)) {}
+Accelerator::Accelerator(const AcceleratorOptions& options)
+    : session_(make_session(options)) {}
 
-AutocastScope Accelerator::autocast() const { return autocast(session_->autocast); }
+AutocastScope Accelerator::autocast() const {
+  return autocast(session_->autocast);
+}
 
 AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
   return AutocastScope(
@@ -133,17 +148,25 @@ int Accelerator::num_processes() const { return session_->world.size(); }
 
 int Accelerator::process_index() const { return session_->world.rank(); }
 
-int Accelerator::local_process_index() const { return session_->world.local_rank(); }
+int Accelerator::local_process_index() const {
+  return session_->world.local_rank();
+}
 
 bool Accelerator::is_main_process() const { return process_index() == 0; }
 
-bool Accelerator::is_local_main_process() const { return local_process_index() == 0; }
+bool Accelerator::is_local_main_process() const {
+  return local_process_index() == 0;
+}
 
-bool Accelerator::is_last_process() const { return process_index() == num_processes() - 1; }
+bool Accelerator::is_last_process() const {
+  return process_index() == num_processes() - 1;
+}
 
 Precision Accelerator::mixed_precision() const { return session_->precision; }
 
-const std::string& Accelerator::project_dir() const { return session_->project_dir; }
+const std::string& Accelerator::project_dir() const {
+  return session_->project_dir;
+}
 
 const World& Accelerator::world() const { return session_->world; }
 
@@ -159,15 +182,20 @@ bool Accelerator::check_trigger() const {
   return was_set;
 }
 
-std::string Accelerator::explain_settings() const { return session_->settings.explain(); }
+std::string Accelerator::explain_settings() const {
+  return session_->settings.explain();
+}
 
 std::int64_t Accelerator::loader_remainder() const {
   const detail::LoaderProgress* loader = session_->active_loader();
   return loader != nullptr && loader->is_last_batch ? loader->remainder : 0;
 }
 
-at::Tensor Accelerator::first_rows(const at::Tensor& tensor, std::int64_t rows) {
-  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) <= rows) return tensor;
+at::Tensor Accelerator::first_rows(
+    const at::Tensor& tensor,
+    std::int64_t rows) {
+  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) <= rows)
+    return tensor;
   return tensor.narrow(0, 0, rows);
 }
 

@@ -31,7 +31,8 @@ void multiply_pending_gradients(Session& session, double factor) {
   };
   for (const auto& model : session.models) {
     const auto& named = session.micro_step_models;
-    if (!named.empty() && std::find(named.begin(), named.end(), model.get()) == named.end()) {
+    if (!named.empty() &&
+        std::find(named.begin(), named.end(), model.get()) == named.end()) {
       continue;
     }
     for (const detail::Parameter& row : model->table.rows()) {
@@ -56,7 +57,8 @@ double weight_of_micro_step(Session& session) {
     return 1.0 / clock.window();
   }
   if (std::exchange(session.aligned_serial, clock.serial()) != clock.serial()) {
-    multiply_pending_gradients(session, static_cast<double>(clock.window()) / clock.length());
+    multiply_pending_gradients(
+        session, static_cast<double>(clock.window()) / clock.length());
   }
   return 1.0 / clock.length();
 }
@@ -78,8 +80,12 @@ double weight_of_items(Session& session, std::int64_t num_items) {
     // Another loss of the same micro-step.
     if (num_items != items.of_micro_step) {
       throw ConfigError(concat(
-          "[train] backward() was given num_items ", num_items, " after ", items.of_micro_step,
-          " in the same micro-step; losses of one micro-batch are means over equally many items"));
+          "[train] backward() was given num_items ",
+          num_items,
+          " after ",
+          items.of_micro_step,
+          " in the same micro-step; losses of one micro-batch are means over "
+          "equally many items"));
     }
     return static_cast<double>(num_items) / items.unit;
   }
@@ -100,19 +106,25 @@ double weight_of_items(Session& session, std::int64_t num_items) {
   return static_cast<double>(num_items) / items.unit;
 }
 
-void require_same_weighting(const Session& session, const BackwardOptions& options) {
+void require_same_weighting(
+    const Session& session,
+    const BackwardOptions& options) {
   const detail::StepClock& clock = session.clock;
-  if (options.num_items) detail::require_no_join(session, "backward() with num_items counts");
+  if (options.num_items)
+    detail::require_no_join(session, "backward() with num_items counts");
   if (options.num_items.value_or(0) < 0) {
     throw ConfigError(concat(
-        "[train] backward() was given num_items ", *options.num_items, "; it is at least 0"));
+        "[train] backward() was given num_items ",
+        *options.num_items,
+        "; it is at least 0"));
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
   const bool had_items = session.items.serial == clock.serial() ||
       session.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {
     throw ConfigError(
-        "[train] backward() was given num_items in some micro-steps of a window and not in others; "
+        "[train] backward() was given num_items in some micro-steps of a "
+        "window and not in others; "
         "give it in all or in none");
   }
 }
@@ -125,15 +137,20 @@ void run_backward(const at::Tensor& loss, const BackwardOptions& options) {
 
 }  // namespace
 
-void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) const {
+void Accelerator::backward(
+    const at::Tensor& loss,
+    const BackwardOptions& options) const {
   Session& session = *session_;
   if (!loss.defined()) {
-    throw ConfigError("[train] backward() was given an undefined loss; give it the model's loss");
+    throw ConfigError(
+        "[train] backward() was given an undefined loss; give it the model's "
+        "loss");
   }
   require_same_weighting(session, options);
   detail::settle_scale(session);
-  const double weight = options.num_items ? weight_of_items(session, *options.num_items)
-                                          : weight_of_micro_step(session);
+  const double weight = options.num_items
+      ? weight_of_items(session, *options.num_items)
+      : weight_of_micro_step(session);
   at::Tensor weighted = weight == 1 ? loss : loss * weight;
   if (session.scaler) weighted = session.scaler->scale(weighted);
   for (const auto& model : session.models) {
@@ -145,30 +162,37 @@ void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& option
     run_backward(weighted, options);
   } catch (const std::exception& error) {
     for (const auto& model : session.models) {
-      for (const auto& strategy : model->strategies) strategy->on_failure(error);
+      for (const auto& strategy : model->strategies)
+        strategy->on_failure(error);
     }
     throw;
   }
   for (const auto& model : session.models) {
     auto& strategies = model->strategies;
-    for (auto strategy = strategies.rbegin(); strategy != strategies.rend(); ++strategy) {
+    for (auto strategy = strategies.rbegin(); strategy != strategies.rend();
+         ++strategy) {
       (*strategy)->after_backward(model->sync_gradients);
     }
   }
-  for (const auto& optimizer : session.optimizers) optimizer->is_accumulating = true;
+  for (const auto& optimizer : session.optimizers)
+    optimizer->is_accumulating = true;
 }
 
-void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate) const {
+void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
+    const {
   std::vector<std::shared_ptr<detail::PreparedOptimizer>> found;
   for (const auto& optimizer : session_->optimizers) {
-    if (dynamic_cast<optim::FusedBackwardOptimizer*>(optimizer->inner) != nullptr) {
+    if (dynamic_cast<optim::FusedBackwardOptimizer*>(optimizer->inner) !=
+        nullptr) {
       found.emplace_back(session_, optimizer.get());
     }
   }
   if (found.size() != 1) {
     throw ConfigError(concat(
-        "[train] lomo_backward() was called with ", found.size(),
-        " optimizers prepared that update inside the backward; prepare an optim::Lomo or "
+        "[train] lomo_backward() was called with ",
+        found.size(),
+        " optimizers prepared that update inside the backward; prepare an "
+        "optim::Lomo or "
         "optim::AdaLomo, and name it where there are several"));
   }
   lomo_backward(loss, learning_rate, Optimizer(found[0]));
@@ -184,22 +208,29 @@ void Accelerator::lomo_backward(
   std::vector<std::string> complaints;
   if (lomo == nullptr) {
     complaints.emplace_back(
-        "[train] lomo_backward() was given an optimizer that does not update inside the backward; "
+        "[train] lomo_backward() was given an optimizer that does not update "
+        "inside the backward; "
         "use backward() and step()");
   }
-  if (!loss.defined()) complaints.emplace_back("[train] lomo_backward() was given an undefined loss");
+  if (!loss.defined())
+    complaints.emplace_back(
+        "[train] lomo_backward() was given an undefined loss");
   if (session.clock.window() > 1) {
     complaints.push_back(concat(
-        "[train] lomo_backward() keeps no gradients to add to, but gradient_accumulation_steps is ",
-        session.clock.window(), "; set it to 1"));
+        "[train] lomo_backward() keeps no gradients to add to, but "
+        "gradient_accumulation_steps is ",
+        session.clock.window(),
+        "; set it to 1"));
   }
   if (session.scaler) {
-    complaints.emplace_back("[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
+    complaints.emplace_back(
+        "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   // Averaged here, one by one, not in buckets that would keep them all.
   for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) strategy->before_backward(false);
+    for (const auto& strategy : model->strategies)
+      strategy->before_backward(false);
   }
   const Group& group = session.mesh.group(Axis::replicate);
   const int ranks = group.size();
@@ -210,7 +241,8 @@ void Accelerator::lomo_backward(
     }
   });
   for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) strategy->after_backward(false);
+    for (const auto& strategy : model->strategies)
+      strategy->after_backward(false);
   }
 }
 
@@ -227,7 +259,8 @@ MicroStep::MicroStep(
 }
 
 MicroStep::~MicroStep() {
-  for (std::size_t i = 0; i < models_.size(); ++i) models_[i]->sync_gradients = before_[i];
+  for (std::size_t i = 0; i < models_.size(); ++i)
+    models_[i]->sync_gradients = before_[i];
 }
 
 MicroStep Accelerator::begin_micro_step(
@@ -235,16 +268,22 @@ MicroStep Accelerator::begin_micro_step(
   Session& session = *session_;
   const detail::LoaderProgress* loader = session.active_loader();
   session.clock.begin_micro_step(
-      session.accumulation.sync_with_dataloader && loader != nullptr && loader->is_last_batch);
+      session.accumulation.sync_with_dataloader && loader != nullptr &&
+      loader->is_last_batch);
   session.micro_step_models.clear();
-  for (const auto& model : models) session.micro_step_models.push_back(model.get());
+  for (const auto& model : models)
+    session.micro_step_models.push_back(model.get());
   const bool sync_gradients =
       session.clock.sync_gradients() || session.accumulation.sync_each_batch;
   return MicroStep(session_, std::move(models), sync_gradients);
 }
 
-bool Accelerator::sync_gradients() const { return session_->clock.sync_gradients(); }
+bool Accelerator::sync_gradients() const {
+  return session_->clock.sync_gradients();
+}
 
-int Accelerator::gradient_accumulation_steps() const { return session_->clock.window(); }
+int Accelerator::gradient_accumulation_steps() const {
+  return session_->clock.window();
+}
 
 }  // namespace accelerate

@@ -27,7 +27,9 @@ struct Rows {
   std::vector<std::unique_ptr<Parameter>> own;
 };
 
-Rows rows_of(const detail::Session& session, const std::vector<at::Tensor>& parameters) {
+Rows rows_of(
+    const detail::Session& session,
+    const std::vector<at::Tensor>& parameters) {
   Rows rows;
   std::unordered_set<const void*> seen;
   for (const at::Tensor& parameter : parameters) {
@@ -37,25 +39,31 @@ Rows rows_of(const detail::Session& session, const std::vector<at::Tensor>& para
     }
     if (row == nullptr) {
       rows.own.push_back(std::make_unique<Parameter>(Parameter{
-          "", parameter, parameter, detail::Layout::whole(parameter.sizes().vec())}));
+          "",
+          parameter,
+          parameter,
+          detail::Layout::whole(parameter.sizes().vec())}));
       row = rows.own.back().get();
     }
     // A tied tensor may be named twice and counts once.
-    if (seen.insert(row->tensor.unsafeGetTensorImpl()).second) rows.all.push_back(row);
+    if (seen.insert(row->tensor.unsafeGetTensorImpl()).second)
+      rows.all.push_back(row);
   }
   return rows;
 }
 
 // Gradients that one kernel can take together: alike in dtype and device.
-std::vector<std::vector<at::Tensor>> gradients_of(const std::vector<const Parameter*>& rows) {
+std::vector<std::vector<at::Tensor>> gradients_of(
+    const std::vector<const Parameter*>& rows) {
   std::vector<std::vector<at::Tensor>> lists;
   for (const Parameter* row : rows) {
     const at::Tensor& gradient = row->local.grad();
     if (!gradient.defined()) continue;
-    const auto list = std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
-      return other[0].scalar_type() == gradient.scalar_type() &&
-          other[0].device() == gradient.device();
-    });
+    const auto list =
+        std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
+          return other[0].scalar_type() == gradient.scalar_type() &&
+              other[0].device() == gradient.device();
+        });
     if (list == lists.end()) {
       lists.push_back({gradient});
     } else {
@@ -74,11 +82,14 @@ at::Tensor Accelerator::clip_grad_norm_(
   const at::NoGradGuard no_grad;
   detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_of(*session_, parameters);
-  const at::Tensor norm = detail::gradient_norm(rows.all, session_->mesh, options.norm_type);
+  const at::Tensor norm =
+      detail::gradient_norm(rows.all, session_->mesh, options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
     throw ConfigError(detail::concat(
-        "[train] the gradient norm is ", norm.item<double>(),
-        "; skip this step, lower the learning rate, or unset error_if_nonfinite"));
+        "[train] the gradient norm is ",
+        norm.item<double>(),
+        "; skip this step, lower the learning rate, or unset "
+        "error_if_nonfinite"));
   }
   // As torch: the small term keeps a norm of zero from dividing.
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
@@ -97,7 +108,8 @@ void Accelerator::clip_grad_value_(
   for (const auto& list : gradients_of(rows.all)) {
     if (list[0].is_cpu()) {
       // One pass over each; the foreach kernels are loops here, and two of them.
-      for (const at::Tensor& gradient : list) gradient.clamp_(-clip_value, clip_value);
+      for (const at::Tensor& gradient : list)
+        gradient.clamp_(-clip_value, clip_value);
       continue;
     }
     at::_foreach_clamp_min_(list, -clip_value);

@@ -18,7 +18,10 @@ namespace accelerate {
 void detail::require_no_join(const Session& session, std::string_view what) {
   if (!session.join) return;
   throw ConfigError(concat(
-      "[train] ", what, " over all ranks, but inside join_uneven_inputs() some may have ended; do "
+      "[train] ",
+      what,
+      " over all ranks, but inside join_uneven_inputs() some may have ended; "
+      "do "
       "it outside"));
 }
 
@@ -31,16 +34,19 @@ using detail::Session;
 void require_joinable(const Session& session) {
   std::vector<std::string> complaints;
   if (session.join) {
-    complaints.emplace_back("[train] join_uneven_inputs() was called inside itself");
+    complaints.emplace_back(
+        "[train] join_uneven_inputs() was called inside itself");
   }
   if (session.scaler) {
     complaints.emplace_back(
-        "[train] join_uneven_inputs() cannot be used with fp16, whose loss scale all ranks decide "
+        "[train] join_uneven_inputs() cannot be used with fp16, whose loss "
+        "scale all ranks decide "
         "together at each step; use bf16 or no, or even_batches");
   }
   for (const auto& model : session.models) {
     for (const auto& strategy : model->strategies) {
-      if (auto complaint = strategy->join_complaint()) complaints.push_back(*complaint);
+      if (auto complaint = strategy->join_complaint())
+        complaints.push_back(*complaint);
     }
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
@@ -79,7 +85,8 @@ class JoinScope {
   ~JoinScope() {
     session_.even_batches = even_batches_before_;
     if (!session_.join) return;
-    for_each_strategy(session_, [](detail::Strategy& strategy, int) { strategy.end_join(); });
+    for_each_strategy(
+        session_, [](detail::Strategy& strategy, int) { strategy.end_join(); });
     session_.join.reset();
   }
 
@@ -88,7 +95,10 @@ class JoinScope {
   std::optional<bool> even_batches_before_;
 };
 
-void send_model(const detail::PreparedModel& model, const Group& group, int from) {
+void send_model(
+    const detail::PreparedModel& model,
+    const Group& group,
+    int from) {
   const at::NoGradGuard no_grad;
   for (const detail::Parameter& row : model.table.rows()) {
     group.broadcast(row.local.detach(), from);
@@ -99,7 +109,10 @@ void send_model(const detail::PreparedModel& model, const Group& group, int from
   }
 }
 
-void send_optimizer(torch::optim::Optimizer& optimizer, const Group& group, int from) {
+void send_optimizer(
+    torch::optim::Optimizer& optimizer,
+    const Group& group,
+    int from) {
   std::string bytes;
   if (group.rank() == from) {
     torch::serialize::OutputArchive archive;
@@ -117,7 +130,10 @@ void send_optimizer(torch::optim::Optimizer& optimizer, const Group& group, int 
 }
 
 // Steps that this rank missed.
-void send_schedule(detail::PreparedScheduler& scheduler, const Group& group, int from) {
+void send_schedule(
+    detail::PreparedScheduler& scheduler,
+    const Group& group,
+    int from) {
   const auto journal = broadcast_object(scheduler.journal, group, from);
   for (std::size_t i = scheduler.journal.size(); i < journal.size(); ++i) {
     detail::take_step(scheduler, journal[i]);
@@ -128,7 +144,8 @@ void keep_company(Session& session) {
   detail::JoinRound& round = *session.join;
   while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
     for (const auto& strategy :
-         session.models.at(static_cast<std::size_t>(event->model))->strategies) {
+         session.models.at(static_cast<std::size_t>(event->model))
+             ->strategies) {
       strategy->shadow(*event);
     }
   }
@@ -141,10 +158,12 @@ void keep_company(Session& session) {
   }
   // A schedule changes its optimizer, which then takes over everything.
   for (const auto& scheduler : session.schedulers) {
-    if (scheduler->inner.address() != nullptr) send_schedule(*scheduler, group, from);
+    if (scheduler->inner.address() != nullptr)
+      send_schedule(*scheduler, group, from);
   }
   for (const auto& optimizer : session.optimizers) {
-    if (optimizer->inner != nullptr) send_optimizer(*optimizer->inner, group, from);
+    if (optimizer->inner != nullptr)
+      send_optimizer(*optimizer->inner, group, from);
   }
 }
 

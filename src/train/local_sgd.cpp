@@ -24,7 +24,8 @@ LocalSGD::LocalSGD(
   if (!options.enabled || accelerator.num_processes() == 1) return;
   if (group.size() != accelerator.num_processes()) {
     throw ConfigError(
-        "[train] LocalSGD averages whole models, but this one is split over ranks; use it with "
+        "[train] LocalSGD averages whole models, but this one is split over "
+        "ranks; use it with "
         "replicate alone");
   }
   group_ = group;

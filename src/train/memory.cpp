@@ -19,7 +19,8 @@ namespace accelerate {
 
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
+    return true;
   // The kinds that LibTorch's allocators throw; a logic error that quotes such
   // a text is none.
   if (dynamic_cast<const std::runtime_error*>(&error) == nullptr &&
@@ -27,9 +28,11 @@ bool is_out_of_memory(const std::exception& error) {
     return false;
   }
   static constexpr std::array<std::string_view, 5> kPhrases{
-      " out of memory.", "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+      " out of memory.",
+      "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
       "DefaultCPUAllocator: can't allocate memory",
-      "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed", "MPS backend out of memory"};
+      "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
+      "MPS backend out of memory"};
   const std::string_view text = error.what();
   for (const std::string_view phrase : kPhrases) {
     if (text.find(phrase) != std::string_view::npos) return true;
@@ -39,7 +42,8 @@ bool is_out_of_memory(const std::exception& error) {
 
 void clear_device_cache() {
   const auto accelerator = at::accelerator::getAccelerator(/*checked=*/false);
-  if (accelerator && at::accelerator::deviceCount() > 0) at::accelerator::emptyCache();
+  if (accelerator && at::accelerator::deviceCount() > 0)
+    at::accelerator::emptyCache();
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
@@ -49,14 +53,17 @@ BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
     throw ConfigError(detail::concat(
-        "[train] a search for a batch size was to begin at ", batch_size_, "; begin at 1 or more"));
+        "[train] a search for a batch size was to begin at ",
+        batch_size_,
+        "; begin at 1 or more"));
   }
 }
 
 void BatchSizeSearch::require_batch_size() const {
   if (batch_size_ > 0) return;
   throw Error(detail::concat(
-      "[train] no batch size works: of ", options_.starting_batch_size,
+      "[train] no batch size works: of ",
+      options_.starting_batch_size,
       " down to 0 all ran out of memory; use a smaller model, or shard it"));
 }
 
@@ -76,11 +83,16 @@ bool BatchSizeSearch::attempt(const std::function<void()>& function) {
   if (!ran_out) return true;
   // Not in the handler: the exception may hold what is to be freed.
   clear_device_cache();
-  const std::int64_t next = options_.reduce_batch_size ? options_.reduce_batch_size(batch_size_)
-                                                       : batch_size_ * 9 / 10;
+  const std::int64_t next = options_.reduce_batch_size
+      ? options_.reduce_batch_size(batch_size_)
+      : batch_size_ * 9 / 10;
   if (next >= batch_size_) {
     throw ConfigError(detail::concat(
-        "[train] reduce_batch_size made ", next, " of ", batch_size_, "; it must make less"));
+        "[train] reduce_batch_size made ",
+        next,
+        " of ",
+        batch_size_,
+        "; it must make less"));
   }
   batch_size_ = next < 0 ? 0 : next;
   return false;

@@ -7,13 +7,15 @@
 namespace accelerate::detail {
 
 ForwardScope::ForwardScope(PreparedModel& model)
-    : model_(model), has_work_(!model.strategies.empty() || model.autocast_dtype.has_value()) {
+    : model_(model),
+      has_work_(!model.strategies.empty() || model.autocast_dtype.has_value()) {
   if (has_work_) begin();
 }
 
 void ForwardScope::begin() {
   if (model_.autocast_dtype) {
-    autocast_.emplace(model_.session->world.device().type(), *model_.autocast_dtype);
+    autocast_.emplace(
+        model_.session->world.device().type(), *model_.autocast_dtype);
   }
   needs_outputs_ = model_.autocast_dtype.has_value();
   if (!at::GradMode::is_enabled()) return;
@@ -22,7 +24,8 @@ void ForwardScope::begin() {
 }
 
 at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
-  if (!model_.autocast_dtype || !output.defined() || output.scalar_type() != *model_.autocast_dtype) {
+  if (!model_.autocast_dtype || !output.defined() ||
+      output.scalar_type() != *model_.autocast_dtype) {
     return output;
   }
   return output.to(at::kFloat);

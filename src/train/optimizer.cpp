@@ -17,7 +17,8 @@ namespace {
 void require_prepared(const detail::PreparedOptimizer& prepared) {
   if (prepared.inner != nullptr) return;
   throw ConfigError(
-      "[train] this handle was released by free_memory() or finish(); prepare the optimizer again");
+      "[train] this handle was released by free_memory() or finish(); prepare "
+      "the optimizer again");
 }
 
 void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
@@ -53,7 +54,8 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
 
 void Optimizer::zero_grad(bool set_to_none) const {
   require_prepared(*prepared_);
-  if (prepared_->is_accumulating && prepared_->session->clock.window() > 1) return;
+  if (prepared_->is_accumulating && prepared_->session->clock.window() > 1)
+    return;
   const bool was_waiting = std::exchange(prepared_->is_accumulating, false);
   // LibTorch's own detaches in place, which gradients that are views of
   // communication buckets refuse.

@@ -36,24 +36,32 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
   std::vector<const void*> modules, optimizers, schedulers;
   for (const auto& module : request.modules) {
-    if (!module) complaints.emplace_back("[train] prepare() was given an empty module holder");
+    if (!module)
+      complaints.emplace_back(
+          "[train] prepare() was given an empty module holder");
     modules.push_back(module.get());
   }
   // Null where free_memory() let go.
   for (const auto& model : session.models) {
     if (model->module) modules.push_back(model->module.get());
   }
-  for (const auto* optimizer : request.optimizers) optimizers.push_back(optimizer);
+  for (const auto* optimizer : request.optimizers)
+    optimizers.push_back(optimizer);
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
-  for (const auto& scheduler : request.schedulers) schedulers.push_back(scheduler.address());
+  for (const auto& scheduler : request.schedulers)
+    schedulers.push_back(scheduler.address());
   for (const auto& scheduler : session.schedulers) {
-    if (const void* inner = scheduler->inner.address()) schedulers.push_back(inner);
+    if (const void* inner = scheduler->inner.address())
+      schedulers.push_back(inner);
   }
-  if (count_repeated(modules) + count_repeated(optimizers) + count_repeated(schedulers) > 0) {
+  if (count_repeated(modules) + count_repeated(optimizers) +
+          count_repeated(schedulers) >
+      0) {
     complaints.emplace_back(
-        "[train] prepare() was given something twice, or something prepared before; "
+        "[train] prepare() was given something twice, or something prepared "
+        "before; "
         "keep the first handle");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
@@ -71,16 +79,19 @@ std::unique_ptr<PreparedModel> prepare_model(
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
   model->strategies = detail::make_strategies(session.mesh, session.techniques);
-  for (const auto& strategy : model->strategies) strategy->prepare(*module, model->table);
-  model->strategies_need_outputs =
-      std::any_of(model->strategies.begin(), model->strategies.end(), [](const auto& strategy) {
-        return strategy->needs_outputs();
-      });
+  for (const auto& strategy : model->strategies)
+    strategy->prepare(*module, model->table);
+  model->strategies_need_outputs = std::any_of(
+      model->strategies.begin(),
+      model->strategies.end(),
+      [](const auto& strategy) { return strategy->needs_outputs(); });
   return model;
 }
 
 // Gradients of such parameters are nobody's to average.
-void warn_of_strangers(const Session& session, torch::optim::Optimizer& optimizer) {
+void warn_of_strangers(
+    const Session& session,
+    torch::optim::Optimizer& optimizer) {
   if (session.world.size() == 1) return;
   std::size_t num_strangers = 0;
   for (const auto& group : optimizer.param_groups()) {
@@ -93,10 +104,13 @@ void warn_of_strangers(const Session& session, torch::optim::Optimizer& optimize
   }
   if (num_strangers == 0) return;
   session.world.logger().log_once_per_world(
-      LogLevel::warning, "train",
+      LogLevel::warning,
+      "train",
       concat(
-          "an optimizer steps on ", num_strangers,
-          " tensors of no prepared model; their gradients are not averaged over the ranks; "
+          "an optimizer steps on ",
+          num_strangers,
+          " tensors of no prepared model; their gradients are not averaged "
+          "over the ranks; "
           "prepare their model with or before it"));
 }
 
@@ -108,7 +122,8 @@ std::vector<const detail::PreparedOptimizer*> optimizers_of(
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner == nullptr) continue;
     all.push_back(optimizer.get());
-    if (scheduler.own != nullptr && scheduler.own->optimizer() == optimizer->inner) {
+    if (scheduler.own != nullptr &&
+        scheduler.own->optimizer() == optimizer->inner) {
       own.push_back(optimizer.get());
     }
   }
@@ -128,15 +143,17 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
     warn_of_strangers(session, *optimizer);
     for (const auto& model : session.models) {
-      for (const auto& strategy : model->strategies) strategy->bind(*optimizer, model->table);
+      for (const auto& strategy : model->strategies)
+        strategy->bind(*optimizer, model->table);
     }
     session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
         detail::PreparedOptimizer{&session, optimizer}));
     result.optimizers.emplace_back(session_, session.optimizers.back().get());
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
-    session.schedulers.push_back(std::make_unique<detail::PreparedScheduler>(
-        detail::PreparedScheduler{&session, scheduler, optimizers_of(session, scheduler)}));
+    session.schedulers.push_back(
+        std::make_unique<detail::PreparedScheduler>(detail::PreparedScheduler{
+            &session, scheduler, optimizers_of(session, scheduler)}));
     result.schedulers.emplace_back(session_, session.schedulers.back().get());
   }
   return result;
@@ -153,11 +170,14 @@ detail::LoaderContext Accelerator::loader_context() const {
   // torch::manual_seed there decides the order of data.
   const std::vector<std::int64_t> mine{
       context.batch_rank,
-      static_cast<std::int64_t>(at::globalContext().defaultGenerator(at::kCPU).current_seed())};
+      static_cast<std::int64_t>(
+          at::globalContext().defaultGenerator(at::kCPU).current_seed())};
   context.batch_ranks.clear();
-  for (const at::Tensor& of_rank : world().group().all_gather(at::tensor(mine, at::kLong))) {
+  for (const at::Tensor& of_rank :
+       world().group().all_gather(at::tensor(mine, at::kLong))) {
     const auto* const values = of_rank.const_data_ptr<std::int64_t>();
-    if (context.batch_ranks.empty()) context.seed = static_cast<std::uint64_t>(values[1]);
+    if (context.batch_ranks.empty())
+      context.seed = static_cast<std::uint64_t>(values[1]);
     context.batch_ranks.push_back(static_cast<int>(values[0]));
   }
 

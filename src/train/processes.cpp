@@ -17,7 +17,9 @@ namespace accelerate {
 namespace {
 
 // The first rank of the group runs alone; then, if it did not throw, the rest.
-void first_rank_first(const Group& group, const std::function<void()>& function) {
+void first_rank_first(
+    const Group& group,
+    const std::function<void()>& function) {
   std::exception_ptr failure;
   std::string reason;
   if (group.rank() == 0) {
@@ -33,8 +35,10 @@ void first_rank_first(const Group& group, const std::function<void()>& function)
   if (failure) std::rethrow_exception(failure);
   if (!reason.empty()) {
     throw DistributedError(detail::concat(
-        "[train] rank ", group.world_ranks()[0],
-        " went first and failed, so this rank does not follow: ", reason.substr(1)));
+        "[train] rank ",
+        group.world_ranks()[0],
+        " went first and failed, so this rank does not follow: ",
+        reason.substr(1)));
   }
   if (group.rank() != 0) function();
 }
@@ -47,7 +51,8 @@ void Accelerator::on_main_process(const std::function<void()>& function) const {
   on_process(0, function);
 }
 
-void Accelerator::on_local_main_process(const std::function<void()>& function) const {
+void Accelerator::on_local_main_process(
+    const std::function<void()>& function) const {
   on_local_process(0, function);
 }
 
@@ -55,29 +60,39 @@ void Accelerator::on_last_process(const std::function<void()>& function) const {
   on_process(num_processes() - 1, function);
 }
 
-void Accelerator::on_process(int index, const std::function<void()>& function) const {
+void Accelerator::on_process(int index, const std::function<void()>& function)
+    const {
   if (index < 0 || index >= num_processes()) {
     throw ConfigError(detail::concat(
-        "[train] on_process was asked for rank ", index, " of ", num_processes(),
+        "[train] on_process was asked for rank ",
+        index,
+        " of ",
+        num_processes(),
         "; ranks count from 0"));
   }
   if (process_index() == index) function();
 }
 
-void Accelerator::on_local_process(int index, const std::function<void()>& function) const {
+void Accelerator::on_local_process(
+    int index,
+    const std::function<void()>& function) const {
   if (local_process_index() == index) function();
 }
 
-void Accelerator::main_process_first(const std::function<void()>& function) const {
+void Accelerator::main_process_first(
+    const std::function<void()>& function) const {
   first_rank_first(world().group(), function);
 }
 
-void Accelerator::local_main_process_first(const std::function<void()>& function) const {
-  if (world().local_size() == world().size()) return main_process_first(function);
+void Accelerator::local_main_process_first(
+    const std::function<void()>& function) const {
+  if (world().local_size() == world().size())
+    return main_process_first(function);
   if (!session_->local_group) {
     // Ranks of one machine are neighbours under every launcher we read.
     std::vector<int> ranks(static_cast<std::size_t>(world().local_size()));
-    std::iota(ranks.begin(), ranks.end(), world().rank() - world().local_rank());
+    std::iota(
+        ranks.begin(), ranks.end(), world().rank() - world().local_rank());
     session_->local_group = world().new_group(ranks);
   }
   first_rank_first(*session_->local_group, function);
@@ -95,7 +110,8 @@ void Accelerator::free_memory() const {
   }
   for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
   for (const auto& scheduler : session_->schedulers) scheduler->inner = {};
-  if (at::accelerator::isAccelerator(device().type())) at::accelerator::emptyCache();
+  if (at::accelerator::isAccelerator(device().type()))
+    at::accelerator::emptyCache();
 }
 
 void Accelerator::finish() const {

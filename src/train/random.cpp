@@ -24,15 +24,20 @@ void seed_everything(std::uint64_t seed, bool deterministic) {
 void set_seed(std::uint64_t seed, const SeedOptions& options) {
   if (options.device_specific) {
     throw ConfigError(
-        "[train] set_seed was asked for a seed for each rank without being told the rank; give it "
+        "[train] set_seed was asked for a seed for each rank without being "
+        "told the rank; give it "
         "accelerator.world()");
   }
   seed_everything(seed, options.deterministic);
 }
 
-void set_seed(std::uint64_t seed, const World& world, const SeedOptions& options) {
+void set_seed(
+    std::uint64_t seed,
+    const World& world,
+    const SeedOptions& options) {
   const auto rank = static_cast<std::uint64_t>(world.rank());
-  seed_everything(options.device_specific ? seed + rank : seed, options.deterministic);
+  seed_everything(
+      options.device_specific ? seed + rank : seed, options.deterministic);
 }
 
 void synchronize_rng_state(const Group& group, at::Generator& generator) {
@@ -47,10 +52,13 @@ void synchronize_rng_state(const Group& group, at::Generator& generator) {
   locked([&] { generator.set_state(state); });
 }
 
-void synchronize_rng_states(const World& world, const std::vector<RNGType>& types) {
+void synchronize_rng_states(
+    const World& world,
+    const std::vector<RNGType>& types) {
   for (const RNGType type : types) {
     if (type == RNGType::device && world.device().is_cpu()) continue;
-    const at::Device device = type == RNGType::torch ? at::Device(at::kCPU) : world.device();
+    const at::Device device =
+        type == RNGType::torch ? at::Device(at::kCPU) : world.device();
     at::Generator generator = at::globalContext().defaultGenerator(device);
     synchronize_rng_state(world.group(), generator);
   }

@@ -12,7 +12,9 @@ namespace accelerate::detail {
 
 namespace {
 
-void multiply_gradients(const torch::optim::Optimizer& optimizer, double factor) {
+void multiply_gradients(
+    const torch::optim::Optimizer& optimizer,
+    double factor) {
   const at::NoGradGuard no_grad;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -23,17 +25,21 @@ void multiply_gradients(const torch::optim::Optimizer& optimizer, double factor)
 
 bool has_gradients(const torch::optim::Optimizer& optimizer) {
   return std::any_of(
-      optimizer.param_groups().begin(), optimizer.param_groups().end(), [](const auto& group) {
-        return std::any_of(group.params().begin(), group.params().end(), [](const auto& parameter) {
-          return parameter.grad().defined();
-        });
+      optimizer.param_groups().begin(),
+      optimizer.param_groups().end(),
+      [](const auto& group) {
+        return std::any_of(
+            group.params().begin(),
+            group.params().end(),
+            [](const auto& parameter) { return parameter.grad().defined(); });
       });
 }
 
 std::vector<PreparedOptimizer*> waiting(Session& session) {
   std::vector<PreparedOptimizer*> found;
   for (const auto& optimizer : session.optimizers) {
-    if (optimizer->inner != nullptr && optimizer->is_accumulating) found.push_back(optimizer.get());
+    if (optimizer->inner != nullptr && optimizer->is_accumulating)
+      found.push_back(optimizer.get());
   }
   return found;
 }
@@ -51,24 +57,33 @@ void settle_scale(Session& session) {
   if (!session.scaler || !session.scaler->is_enabled()) return;
   const GradScaler& scaler = *session.scaler;
   std::vector<PreparedOptimizer*> holding = waiting(session);
-  std::erase_if(holding, [](const auto* optimizer) { return !has_gradients(*optimizer->inner); });
-  for (const PreparedOptimizer* optimizer : holding) scaler.undo_unscale_(*optimizer->inner);
+  std::erase_if(holding, [](const auto* optimizer) {
+    return !has_gradients(*optimizer->inner);
+  });
+  for (const PreparedOptimizer* optimizer : holding)
+    scaler.undo_unscale_(*optimizer->inner);
   if (!std::exchange(session.scale_is_due, false)) return;
   if (holding.empty()) return scaler.update();
   const double before = scaler.get_scale();
   scaler.update();
   const double ratio = scaler.get_scale() / before;
   if (ratio == 1) return;
-  for (const PreparedOptimizer* optimizer : holding) multiply_gradients(*optimizer->inner, ratio);
+  for (const PreparedOptimizer* optimizer : holding)
+    multiply_gradients(*optimizer->inner, ratio);
 }
 
 void unscale(Session& session, PreparedOptimizer& optimizer) {
   complete_gradients(session);
-  if (!session.scaler || optimizer.inner == nullptr || !optimizer.is_accumulating) return;
-  if (!session.scaler->is_unscaled(*optimizer.inner)) session.scaler->unscale_(*optimizer.inner);
+  if (!session.scaler || optimizer.inner == nullptr ||
+      !optimizer.is_accumulating)
+    return;
+  if (!session.scaler->is_unscaled(*optimizer.inner))
+    session.scaler->unscale_(*optimizer.inner);
 }
 
-void unscale_parameters(Session& session, const std::vector<at::Tensor>& parameters) {
+void unscale_parameters(
+    Session& session,
+    const std::vector<at::Tensor>& parameters) {
   complete_gradients(session);
   if (!session.scaler) return;
   std::unordered_set<const void*> chosen;
@@ -82,9 +97,12 @@ void unscale_parameters(Session& session, const std::vector<at::Tensor>& paramet
   }
   for (PreparedOptimizer* optimizer : waiting(session)) {
     for (const auto& group : optimizer->inner->param_groups()) {
-      if (std::any_of(group.params().begin(), group.params().end(), [&](const auto& parameter) {
-            return chosen.contains(parameter.unsafeGetTensorImpl());
-          })) {
+      if (std::any_of(
+              group.params().begin(),
+              group.params().end(),
+              [&](const auto& parameter) {
+                return chosen.contains(parameter.unsafeGetTensorImpl());
+              })) {
         unscale(session, *optimizer);
         break;
       }
@@ -117,18 +135,22 @@ at::Tensor scaled_step(
 namespace accelerate {
 
 void Accelerator::unscale_gradients() const {
-  for (const auto& optimizer : session_->optimizers) detail::unscale(*session_, *optimizer);
+  for (const auto& optimizer : session_->optimizers)
+    detail::unscale(*session_, *optimizer);
 }
 
 void Accelerator::unscale_gradients(const Optimizer& optimizer) const {
   detail::unscale(*session_, *optimizer.prepared());
 }
 
-const std::optional<GradScaler>& Accelerator::scaler() const { return session_->scaler; }
+const std::optional<GradScaler>& Accelerator::scaler() const {
+  return session_->scaler;
+}
 
 bool Accelerator::optimizer_step_was_skipped() const {
   return std::any_of(
-      session_->optimizers.begin(), session_->optimizers.end(),
+      session_->optimizers.begin(),
+      session_->optimizers.end(),
       [](const auto& optimizer) { return optimizer->step_was_skipped; });
 }
 

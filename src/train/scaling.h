@@ -18,7 +18,9 @@ void settle_scale(Session& session);
 /// Unscales gradients that wait for a step of this optimizer, once.
 void unscale(Session& session, PreparedOptimizer& optimizer);
 /// The same for every optimizer that steps on any of `parameters`.
-void unscale_parameters(Session& session, const std::vector<at::Tensor>& parameters);
+void unscale_parameters(
+    Session& session,
+    const std::vector<at::Tensor>& parameters);
 
 /// The optimizer's step with what fp16 needs around it. Returns what the
 /// closure gave.

@@ -24,7 +24,8 @@ using detail::PreparedScheduler;
 void require_prepared(const PreparedScheduler& prepared) {
   if (prepared.inner.address() != nullptr) return;
   throw ConfigError(
-      "[train] this handle was released by free_memory() or finish(); prepare the scheduler again");
+      "[train] this handle was released by free_memory() or finish(); prepare "
+      "the scheduler again");
 }
 
 // How many steps the schedule takes for this call.
@@ -32,9 +33,10 @@ int steps_due(const PreparedScheduler& prepared) {
   const detail::Session& session = *prepared.session;
   if (!session.scheduling.step_with_optimizer) return 1;
   if (!session.clock.sync_gradients()) return 0;
-  if (std::any_of(prepared.optimizers.begin(), prepared.optimizers.end(), [](const auto* one) {
-        return one->step_was_skipped;
-      })) {
+  if (std::any_of(
+          prepared.optimizers.begin(),
+          prepared.optimizers.end(),
+          [](const auto* one) { return one->step_was_skipped; })) {
     return 0;
   }
   return session.scheduling.step_with_processes ? session.world.size() : 1;
@@ -50,7 +52,8 @@ bool has_ended(const PreparedScheduler& prepared) {
 
 void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
   if (prepared.inner.own != nullptr) {
-    step.has_metric ? prepared.inner.own->step(step.metric) : prepared.inner.own->step();
+    step.has_metric ? prepared.inner.own->step(step.metric)
+                    : prepared.inner.own->step();
   } else if (prepared.inner.torch != nullptr) {
     prepared.inner.torch->step();
   } else {
@@ -63,10 +66,12 @@ void Scheduler::step() const {
   require_prepared(*prepared_);
   if (prepared_->inner.plateau != nullptr) {
     throw ConfigError(
-        "[train] ReduceLROnPlateauScheduler was stepped without a metric; call step(metric), with "
+        "[train] ReduceLROnPlateauScheduler was stepped without a metric; call "
+        "step(metric), with "
         "the same metric on every rank");
   }
-  for (int left = steps_due(*prepared_); left > 0 && !has_ended(*prepared_); --left) {
+  for (int left = steps_due(*prepared_); left > 0 && !has_ended(*prepared_);
+       --left) {
     take_step(*prepared_, {});
   }
 }
@@ -75,7 +80,8 @@ void Scheduler::step(double metric) const {
   require_prepared(*prepared_);
   if (prepared_->inner.torch != nullptr) {
     throw ConfigError(
-        "[train] step() was given a metric, which only ReduceLROnPlateau uses; call step()");
+        "[train] step() was given a metric, which only ReduceLROnPlateau uses; "
+        "call step()");
   }
   if (steps_due(*prepared_) == 0) return;
   // Once, however many processes: the metric is one observation.
@@ -86,7 +92,8 @@ const std::vector<double>& Scheduler::get_last_lr() const {
   require_prepared(*prepared_);
   if (prepared_->inner.own == nullptr) {
     throw ConfigError(
-        "[train] a LibTorch schedule does not tell its learning rates; read them from the "
+        "[train] a LibTorch schedule does not tell its learning rates; read "
+        "them from the "
         "optimizer's param_groups(), or use the schedule of accelerate::optim");
   }
   return prepared_->inner.own->get_last_lr();
@@ -96,7 +103,8 @@ torch::optim::LRScheduler& Scheduler::inner() const {
   require_prepared(*prepared_);
   if (prepared_->inner.torch == nullptr) {
     throw ConfigError(
-        "[train] inner() is for schedules of torch::optim; this one is the variable given to "
+        "[train] inner() is for schedules of torch::optim; this one is the "
+        "variable given to "
         "prepare()");
   }
   return *prepared_->inner.torch;

@@ -25,7 +25,9 @@ class StepClock {
   /// window's outside all.
   [[nodiscard]] int length() const { return length_; }
   /// The window ends with this micro-step, before it is full.
-  [[nodiscard]] bool is_short() const { return sync_gradients_ && length_ < window_; }
+  [[nodiscard]] bool is_short() const {
+    return sync_gradients_ && length_ < window_;
+  }
   /// Micro-steps ever begun; 0 outside all windows.
   [[nodiscard]] std::int64_t serial() const { return serial_; }
 

@@ -15,7 +15,9 @@ namespace {
 
 std::size_t count_entries(const std::filesystem::path& folder) {
   std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator(folder))
+    ++count;
   return count;
 }
 
@@ -41,7 +43,8 @@ TEST(FilesTest, KeepsTheOldFileWhenTheNewOneCannotBePut) {
   const testing::TemporaryFolder folder;
   const auto path = folder / "taken";
   std::filesystem::create_directory(path);
-  testing::expect_error<Error>([&] { replace_file(path, "x"); }, "cannot replace");
+  testing::expect_error<Error>(
+      [&] { replace_file(path, "x"); }, "cannot replace");
   EXPECT_TRUE(std::filesystem::is_directory(path));
   EXPECT_EQ(count_entries(folder.path()), 1u);
 }

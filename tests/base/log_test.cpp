@@ -13,7 +13,9 @@ namespace {
 
 struct Collected {
   std::vector<std::string> lines;
-  Logger logger{[this](const LogRecord& r) { lines.push_back(format_log_line(r)); }, LogLevel::info};
+  Logger logger{
+      [this](const LogRecord& r) { lines.push_back(format_log_line(r)); },
+      LogLevel::info};
 };
 
 TEST(LogTest, DropsWhatIsBelowItsLevel) {
@@ -22,7 +24,9 @@ TEST(LogTest, DropsWhatIsBelowItsLevel) {
   seen.logger.log(LogLevel::warning, "data", "loud");
   seen.logger.set_level(LogLevel::off);
   seen.logger.log(LogLevel::error, "data", "never");
-  EXPECT_EQ(seen.lines, std::vector<std::string>{"[accelerate] warning: [data] loud"});
+  EXPECT_EQ(
+      seen.lines,
+      std::vector<std::string>{"[accelerate] warning: [data] loud"});
 }
 
 TEST(LogTest, NamesTheRankAndSpeaksOncePerWorld) {
@@ -35,12 +39,14 @@ TEST(LogTest, NamesTheRankAndSpeaksOncePerWorld) {
   EXPECT_EQ(
       seen.lines,
       (std::vector<std::string>{
-          "[accelerate rank 2] error: here", "[accelerate rank 0] info: here too"}));
+          "[accelerate rank 2] error: here",
+          "[accelerate rank 0] info: here too"}));
 }
 
 TEST(LogTest, RefusesUnknownLevels) {
   EXPECT_EQ(parse_log_level("WARNING"), LogLevel::warning);
-  testing::expect_error<ConfigError>([] { parse_log_level("loud"); }, "\"loud\"");
+  testing::expect_error<ConfigError>(
+      [] { parse_log_level("loud"); }, "\"loud\"");
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ TEST(SizesTest, ReadsDecimalAndBinaryUnits) {
 
 TEST(SizesTest, RefusesWhatIsNotASize) {
   for (const char* text : {"", "GB", "-1GB", "10XB", "1e30GB", "nan", "inf"}) {
-    testing::expect_error<ConfigError>([&] { parse_size(text); }, "is not a size");
+    testing::expect_error<ConfigError>(
+        [&] { parse_size(text); }, "is not a size");
   }
 }
 

@@ -35,7 +35,8 @@ TEST(TextTest, SplitsAndJoinsBack) {
 }
 
 TEST(TextTest, FindsTheNameThatWasMeant) {
-  const std::vector<std::string> known{"num_processes", "num_machines", "use_cpu"};
+  const std::vector<std::string> known{
+      "num_processes", "num_machines", "use_cpu"};
   EXPECT_EQ(nearest("num_proceses", known), "num_processes");
   EXPECT_EQ(nearest("num_machine", known), "num_machines");
   EXPECT_EQ(nearest("elephant", known), std::nullopt);

@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <nlohmann/json.hpp>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/tool.h"
 #include "config/option_table.h"
@@ -24,7 +24,8 @@ using testing::Tool;
 using testing::ToolResult;
 
 std::vector<std::string> launch(int count, const std::string& script) {
-  return {"launch", "--num_processes", std::to_string(count), "bash", "-c", script};
+  return {
+      "launch", "--num_processes", std::to_string(count), "bash", "-c", script};
 }
 
 std::vector<std::string> sorted_lines(const std::string& text) {
@@ -37,31 +38,41 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 
 TEST(Launch, TellsEachRankWhoItIs) {
   const ToolResult result = run_tool(launch(
-      3, "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR; test $MASTER_PORT -gt 0"));
+      3,
+      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR; test "
+      "$MASTER_PORT -gt 0"));
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(
       sorted_lines(result.out),
       ::testing::ElementsAre(
-          "[0] 0/3 0/3 127.0.0.1", "[1] 1/3 1/3 127.0.0.1", "[2] 2/3 2/3 127.0.0.1"));
+          "[0] 0/3 0/3 127.0.0.1",
+          "[1] 1/3 1/3 127.0.0.1",
+          "[2] 2/3 2/3 127.0.0.1"));
   EXPECT_EQ(result.err, "");
 }
 
 TEST(Launch, LeavesTheOutputOfOneProcessAlone) {
-  const ToolResult result = run_tool(launch(1, "printf 'no newline'; echo oops >&2; exit 7"));
+  const ToolResult result =
+      run_tool(launch(1, "printf 'no newline'; echo oops >&2; exit 7"));
   EXPECT_EQ(result.out, "no newline");
   EXPECT_EQ(result.err, "oops\n");
   EXPECT_EQ(result.code, 7);
 }
 
 TEST(Launch, PassesArgumentsOnUntouched) {
-  const ToolResult result =
-      run_tool({"launch", "printf", "%s|", "--num_processes", "a b", "--help", ""});
+  const ToolResult result = run_tool(
+      {"launch", "printf", "%s|", "--num_processes", "a b", "--help", ""});
   EXPECT_EQ(result.out, "--num_processes|a b|--help||");
 }
 
 TEST(Launch, HandsItsDecisionsOverAsJson) {
   const ToolResult result = run_tool(
-      {"launch", "--mixed-precision", "bf16", "bash", "-c", "echo $ACCELERATE_CPP_CONFIG"});
+      {"launch",
+       "--mixed-precision",
+       "bf16",
+       "bash",
+       "-c",
+       "echo $ACCELERATE_CPP_CONFIG"});
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json.at("mixed_precision"), "bf16");
   EXPECT_EQ(json.at("origins").at("mixed_precision"), "flag --mixed_precision");
@@ -70,42 +81,59 @@ TEST(Launch, HandsItsDecisionsOverAsJson) {
 TEST(Launch, PrefersFlagsToTheEnvironmentAndThatToTheFile) {
   const testing::TemporaryFolder folder;
   const std::string file = folder.path() / "config.yaml";
-  std::ofstream(file) << "mixed_precision: fp16\ngradient_accumulation_steps: 4\nnum_processes: 2\n";
+  std::ofstream(file) << "mixed_precision: fp16\ngradient_accumulation_steps: "
+                         "4\nnum_processes: 2\n";
   const ToolResult result = run_tool(
-      {"launch", "--config_file", file, "--mixed_precision", "no", "--dry_run", "bash"},
-      {{"ACCELERATE_MIXED_PRECISION", "bf16"}, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8"}});
+      {"launch",
+       "--config_file",
+       file,
+       "--mixed_precision",
+       "no",
+       "--dry_run",
+       "bash"},
+      {{"ACCELERATE_MIXED_PRECISION", "bf16"},
+       {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8"}});
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("mixed_precision = no  (flag --mixed_precision)"));
+  EXPECT_THAT(
+      result.out, HasSubstr("mixed_precision = no  (flag --mixed_precision)"));
   EXPECT_THAT(
       result.out,
       HasSubstr("gradient_accumulation_steps = 8  (environment variable "
                 "ACCELERATE_GRADIENT_ACCUMULATION_STEPS)"));
-  EXPECT_THAT(result.out, AllOf(HasSubstr("num_processes = 2"), HasSubstr("config.yaml")));
+  EXPECT_THAT(
+      result.out,
+      AllOf(HasSubstr("num_processes = 2"), HasSubstr("config.yaml")));
 }
 
 TEST(Launch, SharesTheCoresOutUnlessTold) {
   const ToolResult shared = run_tool(launch(2, "echo $OMP_NUM_THREADS"));
   EXPECT_THAT(shared.out, ::testing::ContainsRegex("\\[0\\] [1-9]"));
-  const ToolResult told = run_tool(launch(2, "echo $OMP_NUM_THREADS"), {{"OMP_NUM_THREADS", "5"}});
+  const ToolResult told =
+      run_tool(launch(2, "echo $OMP_NUM_THREADS"), {{"OMP_NUM_THREADS", "5"}});
   EXPECT_THAT(sorted_lines(told.out), ::testing::ElementsAre("[0] 5", "[1] 5"));
 }
 
 TEST(Launch, HidesTheRanksOfAnotherLauncher) {
   const ToolResult result = run_tool(
-      launch(1, "echo ${OMPI_COMM_WORLD_RANK:-none} ${TORCHELASTIC_RUN_ID:-none}"),
+      launch(
+          1, "echo ${OMPI_COMM_WORLD_RANK:-none} ${TORCHELASTIC_RUN_ID:-none}"),
       {{"OMPI_COMM_WORLD_RANK", "3"}, {"TORCHELASTIC_RUN_ID", "x"}});
   EXPECT_EQ(result.out, "none none\n");
 }
 
 TEST(Launch, EndsTheOthersWhenOneFailsAndSaysWhyLast) {
-  const ToolResult result = run_tool(
-      launch(3, "if [ $RANK = 1 ]; then echo 'no such file' >&2; exit 5; fi; sleep 1000"));
+  const ToolResult result = run_tool(launch(
+      3,
+      "if [ $RANK = 1 ]; then echo 'no such file' >&2; exit 5; fi; sleep "
+      "1000"));
   EXPECT_EQ(result.code, 5);
   EXPECT_THAT(result.err, HasSubstr("[1] no such file\n"));
   EXPECT_THAT(
       result.err,
-      ::testing::ContainsRegex("accelerate-cpp: rank 1 \\(process [0-9]+\\) exited with code 5"));
-  EXPECT_TRUE(result.err.ends_with("accelerate-cpp: its last words:\n    no such file\n"))
+      ::testing::ContainsRegex(
+          "accelerate-cpp: rank 1 \\(process [0-9]+\\) exited with code 5"));
+  EXPECT_TRUE(result.err.ends_with(
+      "accelerate-cpp: its last words:\n    no such file\n"))
       << result.err;
 }
 
@@ -114,15 +142,19 @@ TEST(Launch, BlamesTheRankThatDidNotLoseAPeer) {
   const testing::TemporaryFolder folder;
   const std::string fifo = folder.path() / "fifo";
   const ToolResult result = run_tool(launch(
-      2, "if [ $RANK = 1 ]; then until [ -e " + fifo + " ]; do :; done; echo 'out of disk' >&2; exit 9; fi;"
-         "echo '[comm] rank 1 is gone' >&2; touch " + fifo + "; exit 3"));
+      2,
+      "if [ $RANK = 1 ]; then until [ -e " + fifo +
+          " ]; do :; done; echo 'out of disk' >&2; exit 9; fi;"
+          "echo '[comm] rank 1 is gone' >&2; touch " +
+          fifo + "; exit 3"));
   EXPECT_EQ(result.code, 9);
   EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
   EXPECT_TRUE(result.err.ends_with("    out of disk\n")) << result.err;
 }
 
 TEST(Launch, TranslatesTheSignalThatKilledARank) {
-  const ToolResult several = run_tool(launch(2, "if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 1000"));
+  const ToolResult several = run_tool(
+      launch(2, "if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 1000"));
   EXPECT_EQ(several.code, 128 + SIGKILL);
   EXPECT_THAT(several.err, HasSubstr("was killed by SIGKILL (out of memory?"));
   const ToolResult one = run_tool(launch(1, "kill -SEGV $$"));
@@ -131,13 +163,18 @@ TEST(Launch, TranslatesTheSignalThatKilledARank) {
 }
 
 TEST(Launch, ForwardsSignals) {
-  Tool tool(launch(2, "trap 'echo caught; kill $!; exit 0' TERM; sleep 1000 & echo ready; wait"));
+  Tool tool(launch(
+      2,
+      "trap 'echo caught; kill $!; exit 0' TERM; sleep 1000 & echo ready; "
+      "wait"));
   tool.read_line();
   tool.read_line();
   kill(tool.pid(), SIGTERM);
   const ToolResult result = tool.wait();
   EXPECT_EQ(result.code, 128 + SIGTERM);
-  EXPECT_THAT(sorted_lines(result.out), ::testing::ElementsAre("[0] caught", "[1] caught"));
+  EXPECT_THAT(
+      sorted_lines(result.out),
+      ::testing::ElementsAre("[0] caught", "[1] caught"));
 }
 
 TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
@@ -146,14 +183,16 @@ TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
     Tool tool(launch(count, "echo $$; exec sleep 1000"));
     const std::string line = tool.read_line();
     if (count == 2) tool.read_line();
-    const auto pid = static_cast<pid_t>(std::stol(line.substr(line.find(']') + 1)));
+    const auto pid =
+        static_cast<pid_t>(std::stol(line.substr(line.find(']') + 1)));
     kill(tool.pid(), SIGKILL);
     tool.wait();  // also waits for the last writer of its output
     // Killed; at most a zombie until its new parent looks.
     std::ifstream status("/proc/" + std::to_string(pid) + "/status");
     std::stringstream text;
     text << status.rdbuf();
-    while (kill(pid, 0) == 0 && text.str().find("State:\tZ") == std::string::npos) {
+    while (kill(pid, 0) == 0 &&
+           text.str().find("State:\tZ") == std::string::npos) {
       status = std::ifstream("/proc/" + std::to_string(pid) + "/status");
       text.str("");
       text << status.rdbuf();
@@ -166,13 +205,15 @@ TEST(Launch, RefusesAPortThatIsTaken) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ASSERT_EQ(bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(
+      bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address),
+      0);
   ASSERT_EQ(listen(descriptor, 1), 0);
   socklen_t length = sizeof address;
   getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
   const std::string port = std::to_string(ntohs(address.sin_port));
-  const ToolResult result =
-      run_tool({"launch", "--num_processes", "2", "--main_process_port", port, "true"});
+  const ToolResult result = run_tool(
+      {"launch", "--num_processes", "2", "--main_process_port", port, "true"});
   close(descriptor);
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("port " + port + " of 127.0.0.1 is taken"));
@@ -190,7 +231,11 @@ TEST(Launch, ReportsAllWrongSettingsTogether) {
       {{"ACCELERATE_DEBUG_MODE", "perhaps"}});
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(
-      result.err, AllOf(HasSubstr("num_processes is \"0\""), HasSubstr("fp12"), HasSubstr("perhaps")));
+      result.err,
+      AllOf(
+          HasSubstr("num_processes is \"0\""),
+          HasSubstr("fp12"),
+          HasSubstr("perhaps")));
 }
 
 TEST(Launch, NamesAnUnknownKeyOfTheFile) {
@@ -199,13 +244,20 @@ TEST(Launch, NamesAnUnknownKeyOfTheFile) {
   std::ofstream(file) << "mixed_precison: bf16\n";
   const ToolResult result = run_tool({"launch", "--config_file", file, "true"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("mixed_precison"), HasSubstr("mixed_precision")));
+  EXPECT_THAT(
+      result.err,
+      AllOf(HasSubstr("mixed_precison"), HasSubstr("mixed_precision")));
 }
 
 TEST(Launch, SaysWhatIsWrongWithTheProgram) {
-  EXPECT_THAT(run_tool({"launch", "./nowhere"}).err, HasSubstr("\"./nowhere\" does not exist"));
-  EXPECT_THAT(run_tool({"launch", "no-such-program"}).err, HasSubstr("is not on PATH"));
-  EXPECT_THAT(run_tool({"launch", "/etc/passwd"}).err, HasSubstr("is not an executable file"));
+  EXPECT_THAT(
+      run_tool({"launch", "./nowhere"}).err,
+      HasSubstr("\"./nowhere\" does not exist"));
+  EXPECT_THAT(
+      run_tool({"launch", "no-such-program"}).err, HasSubstr("is not on PATH"));
+  EXPECT_THAT(
+      run_tool({"launch", "/etc/passwd"}).err,
+      HasSubstr("is not an executable file"));
   EXPECT_EQ(run_tool({"launch"}).code, 2);
 }
 

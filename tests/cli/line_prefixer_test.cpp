@@ -16,7 +16,8 @@ TEST(LinePrefixer, LetsOnlyWholeLinesThrough) {
 
 TEST(LinePrefixer, TakesACarriageReturnAsTheEndOfALine) {
   LinePrefixer prefixer("[0] ");
-  EXPECT_EQ(prefixer.feed("10 %\r20 %\rdone\n"), "[0] 10 %\r[0] 20 %\r[0] done\n");
+  EXPECT_EQ(
+      prefixer.feed("10 %\r20 %\rdone\n"), "[0] 10 %\r[0] 20 %\r[0] done\n");
 }
 
 TEST(LinePrefixer, TakesReturnAndNewlineAsOneEnd) {

@@ -32,7 +32,12 @@ int listen_at(int port) {
   const int on = 1;
   setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const sockaddr_in address = loopback(port);
-  EXPECT_EQ(bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(
+      bind(
+          descriptor,
+          reinterpret_cast<const sockaddr*>(&address),
+          sizeof address),
+      0);
   EXPECT_EQ(listen(descriptor, 1), 0);
   return descriptor;
 }
@@ -51,7 +56,10 @@ TEST(PortReservation, LetsTheStoreListenThere) {
   const int server = listen_at(reservation.port());
   const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_in address = loopback(reservation.port());
-  EXPECT_EQ(connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(
+      connect(
+          client, reinterpret_cast<const sockaddr*>(&address), sizeof address),
+      0);
   close(client);
   close(server);
 }

@@ -38,11 +38,14 @@ Tool::Tool(
   words.insert(words.end(), arguments.begin(), arguments.end());
   const char* path = std::getenv("PATH");
   std::vector<std::string> environment{
-      std::string("PATH=") + (path != nullptr ? path : "/usr/bin:/bin"), "HOME=/nonexistent"};
-  for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
+      std::string("PATH=") + (path != nullptr ? path : "/usr/bin:/bin"),
+      "HOME=/nonexistent"};
+  for (const auto& [name, value] : variables)
+    environment.push_back(name + "=" + value);
 
   int out[2], err[2];
-  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
+    throw std::runtime_error("pipe2");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
@@ -50,7 +53,12 @@ Tool::Tool(
   auto word_pointers = pointers_to(words);
   auto variable_pointers = pointers_to(environment);
   const int error = posix_spawn(
-      &pid_, words[0].c_str(), &actions, nullptr, word_pointers.data(), variable_pointers.data());
+      &pid_,
+      words[0].c_str(),
+      &actions,
+      nullptr,
+      word_pointers.data(),
+      variable_pointers.data());
   posix_spawn_file_actions_destroy(&actions);
   close(out[1]);
   close(err[1]);
@@ -82,7 +90,8 @@ ToolResult Tool::wait() {
   int status = 0;
   waitpid(pid_, &status, 0);
   pid_ = -1;
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.code =
+      WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return result;
 }
 

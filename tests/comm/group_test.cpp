@@ -13,9 +13,20 @@ using testing::run_in_worlds;
 using testing::run_on_ranks;
 
 const std::vector<at::ScalarType> kAllTypes{
-    at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf,
-    at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble,
-    at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+    at::kBool,
+    at::kByte,
+    at::kChar,
+    at::kShort,
+    at::kInt,
+    at::kLong,
+    at::kHalf,
+    at::kBFloat16,
+    at::kFloat,
+    at::kDouble,
+    at::kComplexFloat,
+    at::kComplexDouble,
+    at::kFloat8_e4m3fn,
+    at::kFloat8_e5m2};
 
 class GroupOfRanks : public ::testing::TestWithParam<int> {};
 
@@ -23,10 +34,14 @@ TEST_P(GroupOfRanks, SumsEveryType) {
   run_in_worlds(GetParam(), [](const World& world) {
     const int n = world.size();
     for (const at::ScalarType type : kAllTypes) {
-      const auto value = torch::full({3}, world.rank() + 1, at::kFloat).to(type);
+      const auto value =
+          torch::full({3}, world.rank() + 1, at::kFloat).to(type);
       world.group().all_reduce(value);
-      const auto expected = type == at::kBool ? torch::ones({3}) : torch::full({3}, n * (n + 1) / 2.0);
-      EXPECT_TRUE(torch::equal(value.to(at::kComplexDouble), expected.to(at::kComplexDouble)))
+      const auto expected = type == at::kBool
+          ? torch::ones({3})
+          : torch::full({3}, n * (n + 1) / 2.0);
+      EXPECT_TRUE(torch::equal(
+          value.to(at::kComplexDouble), expected.to(at::kComplexDouble)))
           << c10::toString(type) << " " << value;
     }
   });
@@ -35,7 +50,8 @@ TEST_P(GroupOfRanks, SumsEveryType) {
 TEST_P(GroupOfRanks, MovesEveryTypeUnchanged) {
   run_in_worlds(GetParam(), [](const World& world) {
     for (const at::ScalarType type : kAllTypes) {
-      const auto own = torch::full({2, 2}, world.rank() + 1, at::kFloat).to(type);
+      const auto own =
+          torch::full({2, 2}, world.rank() + 1, at::kFloat).to(type);
       const auto parts = world.group().all_gather(own);
       ASSERT_EQ(parts.size(), static_cast<std::size_t>(world.size()));
       for (int r = 0; r < world.size(); ++r) {
@@ -45,7 +61,9 @@ TEST_P(GroupOfRanks, MovesEveryTypeUnchanged) {
             << c10::toString(type);
       }
       world.group().broadcast(own, world.size() - 1);
-      EXPECT_EQ(own.to(at::kDouble)[0][0].item<double>(), type == at::kBool ? 1 : world.size());
+      EXPECT_EQ(
+          own.to(at::kDouble)[0][0].item<double>(),
+          type == at::kBool ? 1 : world.size());
     }
   });
 }
@@ -87,7 +105,9 @@ TEST_P(GroupOfRanks, TakesViewsScalarsAndEmptyTensors) {
     EXPECT_EQ(base.sum().item<double>(), sum * 12);
     const auto empty = torch::zeros({0, 3});
     world.group().all_reduce(empty);
-    EXPECT_EQ(world.group().all_gather(empty).size(), static_cast<std::size_t>(world.size()));
+    EXPECT_EQ(
+        world.group().all_gather(empty).size(),
+        static_cast<std::size_t>(world.size()));
   });
 }
 
@@ -95,7 +115,8 @@ TEST_P(GroupOfRanks, GathersUnevenShapes) {
   run_in_worlds(GetParam(), [](const World& world) {
     const std::vector<std::int64_t> shape(
         static_cast<std::size_t>(world.rank() % 3), world.rank() + 1);
-    const auto parts = world.group().all_gather_uneven(torch::full(shape, world.rank()));
+    const auto parts =
+        world.group().all_gather_uneven(torch::full(shape, world.rank()));
     for (int r = 0; r < world.size(); ++r) {
       const auto& part = parts[static_cast<std::size_t>(r)];
       EXPECT_EQ(part.dim(), r % 3);
@@ -115,24 +136,30 @@ TEST_P(GroupOfRanks, ScattersAndCollects) {
     EXPECT_EQ(output[0].item<int>(), world.rank() * 10);
 
     const auto gathered = world.group().gather(output, root);
-    EXPECT_EQ(gathered.size(), world.rank() == root ? static_cast<std::size_t>(n) : 0u);
+    EXPECT_EQ(
+        gathered.size(),
+        world.rank() == root ? static_cast<std::size_t>(n) : 0u);
 
     const auto mine = world.group().reduce_scatter(torch::arange(2 * n));
-    EXPECT_TRUE(torch::equal(mine, torch::arange(2 * n).narrow(0, 2 * world.rank(), 2) * n));
+    EXPECT_TRUE(torch::equal(
+        mine, torch::arange(2 * n).narrow(0, 2 * world.rank(), 2) * n));
 
     std::vector<at::Tensor> uneven;
-    for (int r = 0; r < n; ++r) uneven.push_back(torch::full({r + 1}, world.rank()));
+    for (int r = 0; r < n; ++r)
+      uneven.push_back(torch::full({r + 1}, world.rank()));
     const auto received = world.group().all_to_all(uneven);
     for (int r = 0; r < n; ++r) {
       EXPECT_TRUE(torch::equal(
-          received[static_cast<std::size_t>(r)], torch::full({world.rank() + 1}, r)));
+          received[static_cast<std::size_t>(r)],
+          torch::full({world.rank() + 1}, r)));
     }
   });
 }
 
 TEST_P(GroupOfRanks, MovesBytesAndObjects) {
   run_in_worlds(GetParam(), [](const World& world) {
-    const auto all = world.group().all_gather_bytes(std::string(world.rank() * 5, 'x'));
+    const auto all =
+        world.group().all_gather_bytes(std::string(world.rank() * 5, 'x'));
     for (int r = 0; r < world.size(); ++r) {
       EXPECT_EQ(all[static_cast<std::size_t>(r)], std::string(r * 5, 'x'));
     }
@@ -141,7 +168,8 @@ TEST_P(GroupOfRanks, MovesBytesAndObjects) {
     EXPECT_EQ(world.group().broadcast_bytes("", 0), "");
     std::vector<std::string> texts;
     for (int r = 0; r < world.size(); ++r) texts.push_back(std::to_string(r));
-    EXPECT_EQ(world.group().scatter_bytes(texts, 0), std::to_string(world.rank()));
+    EXPECT_EQ(
+        world.group().scatter_bytes(texts, 0), std::to_string(world.rank()));
   });
 }
 
@@ -208,12 +236,20 @@ TEST(Group, MakesSeparateGroupsOfTheSameRanks) {
 TEST(Group, RefusesWhatCannotBeHonoured) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
-        [&] { world.group().all_reduce(torch::ones({2}, at::kLong), ReduceOp::mean); }, "mean");
-    expect_error<ConfigError>([&] { world.group().broadcast(torch::ones({2}), 2); }, "2");
+        [&] {
+          world.group().all_reduce(torch::ones({2}, at::kLong), ReduceOp::mean);
+        },
+        "mean");
     expect_error<ConfigError>(
-        [&] { static_cast<void>(world.group().reduce_scatter(torch::ones({3}))); }, "3");
+        [&] { world.group().broadcast(torch::ones({2}), 2); }, "2");
     expect_error<ConfigError>(
-        [&] { static_cast<void>(world.new_group({1 - world.rank()})); }, "does not belong");
+        [&] {
+          static_cast<void>(world.group().reduce_scatter(torch::ones({3})));
+        },
+        "3");
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(world.new_group({1 - world.rank()})); },
+        "does not belong");
     // Nothing was sent: the group works.
     world.group().barrier();
   });
@@ -241,7 +277,10 @@ TEST(Group, NamesThePeerThatIsGone) {
       seen = error.what();
     }
   });
-  EXPECT_THAT(seen, ::testing::AllOf(::testing::HasSubstr("all_reduce"), ::testing::HasSubstr("rank 1")));
+  EXPECT_THAT(
+      seen,
+      ::testing::AllOf(
+          ::testing::HasSubstr("all_reduce"), ::testing::HasSubstr("rank 1")));
 }
 
 TEST(Group, NamesThePeerThatStaysSilent) {

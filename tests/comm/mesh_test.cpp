@@ -12,13 +12,18 @@ using testing::run_in_worlds;
 
 TEST(Mesh, PutsNeighbouringRanksIntoOneTensorGroup) {
   run_in_worlds(4, [](const World& world) {
-    const Mesh mesh(world, {1, 2, 1, 1, 2});  // pipeline, replicate, shard, context, tensor
+    const Mesh mesh(
+        world, {1, 2, 1, 1, 2});  // pipeline, replicate, shard, context, tensor
     EXPECT_EQ(mesh.coordinate(Axis::tensor), world.rank() % 2);
     EXPECT_EQ(mesh.coordinate(Axis::replicate), world.rank() / 2);
     const int pair = world.rank() / 2 * 2;
-    EXPECT_EQ(mesh.group(Axis::tensor).world_ranks(), (std::vector<int>{pair, pair + 1}));
+    EXPECT_EQ(
+        mesh.group(Axis::tensor).world_ranks(),
+        (std::vector<int>{pair, pair + 1}));
     const int column = world.rank() % 2;
-    EXPECT_EQ(mesh.group(Axis::replicate).world_ranks(), (std::vector<int>{column, column + 2}));
+    EXPECT_EQ(
+        mesh.group(Axis::replicate).world_ranks(),
+        (std::vector<int>{column, column + 2}));
     EXPECT_EQ(mesh.group(Axis::shard).size(), 1);
     EXPECT_EQ(mesh.batch_rank(), world.rank() / 2);
     EXPECT_EQ(mesh.batch_count(), 2);
@@ -41,9 +46,16 @@ TEST(Mesh, GivesReplicasAndShardsDifferentData) {
 TEST(Mesh, SaysHowDegreesWouldFit) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
-        [&] { Mesh(world, {1, 2, 2, 1, 1}); },
-        "[parallel] replicate (2) x shard (2) = 4 ranks, but the launcher started 2");
-    expect_error<ConfigError>([&] { Mesh(world, {1, 0, 1, 1, 1}); }, "at least 1");
+        [&] {
+          Mesh(world, {1, 2, 2, 1, 1});
+        },
+        "[parallel] replicate (2) x shard (2) = 4 ranks, but the launcher "
+        "started 2");
+    expect_error<ConfigError>(
+        [&] {
+          Mesh(world, {1, 0, 1, 1, 1});
+        },
+        "at least 1");
   });
 }
 

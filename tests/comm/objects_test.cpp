@@ -33,18 +33,23 @@ TEST(Objects, AreGatheredInRankOrder) {
   run_in_worlds(3, [](const World& world) {
     const int rank = world.rank();
     const auto texts = gather_object(
-        std::vector<std::string>(static_cast<std::size_t>(rank), std::to_string(rank)),
+        std::vector<std::string>(
+            static_cast<std::size_t>(rank), std::to_string(rank)),
         world.group());
     EXPECT_EQ(texts, (std::vector<std::string>{"1", "2", "2"}));
-    EXPECT_EQ(gather_object(std::vector<int>{rank}, world.group()), (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(
+        gather_object(std::vector<int>{rank}, world.group()),
+        (std::vector<int>{0, 1, 2}));
     const auto episodes = gather_object(
-        std::vector<games::Episode>{{"map" + std::to_string(rank), {0.5 * rank, -1}}},
+        std::vector<games::Episode>{
+            {"map" + std::to_string(rank), {0.5 * rank, -1}}},
         world.group());
     ASSERT_EQ(episodes.size(), 3U);
     EXPECT_EQ(episodes[2].map, "map2");
     EXPECT_EQ(episodes[2].rewards, (std::vector<double>{1, -1}));
     const auto nested = gather_object(
-        std::vector<std::pair<std::string, std::vector<std::string>>>{{"", {"a", ""}}},
+        std::vector<std::pair<std::string, std::vector<std::string>>>{
+            {"", {"a", ""}}},
         world.group());
     EXPECT_EQ(nested.size(), 3U);
     EXPECT_EQ(nested[1].second, (std::vector<std::string>{"a", ""}));
@@ -53,8 +58,11 @@ TEST(Objects, AreGatheredInRankOrder) {
 
 TEST(Objects, AreBroadcastFromAnyRank) {
   run_in_worlds(2, [](const World& world) {
-    const nlohmann::json json = world.rank() == 1 ? nlohmann::json{{"epoch", 3}} : nlohmann::json();
-    EXPECT_EQ(broadcast_object(json, world.group(), 1), (nlohmann::json{{"epoch", 3}}));
+    const nlohmann::json json =
+        world.rank() == 1 ? nlohmann::json{{"epoch", 3}} : nlohmann::json();
+    EXPECT_EQ(
+        broadcast_object(json, world.group(), 1),
+        (nlohmann::json{{"epoch", 3}}));
     const games::Episode mine{world.rank() == 0 ? "start" : "", {}};
     EXPECT_EQ(broadcast_object(mine, world.group()).map, "start");
   });

@@ -24,7 +24,8 @@ TEST(World, IsOneRankByItself) {
 }
 
 TEST(World, RefusesImpossibleRanks) {
-  expect_error<ConfigError>([] { World({.rank = 2, .size = 2}); }, "rank 2 of 2");
+  expect_error<ConfigError>(
+      [] { World({.rank = 2, .size = 2}); }, "rank 2 of 2");
   expect_error<ConfigError>([] { World({.rank = 0}); }, "name both");
 }
 
@@ -35,7 +36,8 @@ TEST(World, MeetsInAFile) {
   std::vector<double> sums(2);
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      const World world({.rank = rank, .size = 2, .store = Store::file(path, 2)});
+      const World world(
+          {.rank = rank, .size = 2, .store = Store::file(path, 2)});
       const auto value = torch::full({}, rank + 1.0);
       world.group().all_reduce(value);
       sums[static_cast<std::size_t>(rank)] = value.item<double>();
@@ -57,13 +59,18 @@ TEST(Store, KeepsAnyBytesBehindItsPrefix) {
 }
 
 TEST(Store, ListensOnAFreePortAndRefusesATakenOne) {
-  const Store server = Store::tcp("127.0.0.1", 0, true, std::chrono::seconds(5));
+  const Store server =
+      Store::tcp("127.0.0.1", 0, true, std::chrono::seconds(5));
   EXPECT_GT(server.port(), 0);
-  const Store client = Store::tcp("127.0.0.1", server.port(), false, std::chrono::seconds(5));
+  const Store client =
+      Store::tcp("127.0.0.1", server.port(), false, std::chrono::seconds(5));
   client.set("a", "b");
   EXPECT_EQ(server.get("a"), "b");
   expect_error<ConfigError>(
-      [&] { Store::tcp("127.0.0.1", server.port(), true, std::chrono::seconds(5)); }, "port");
+      [&] {
+        Store::tcp("127.0.0.1", server.port(), true, std::chrono::seconds(5));
+      },
+      "port");
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <accelerate/accelerator.h>
 
-at::Tensor run(const accelerate::Model<torch::nn::LinearImpl>& model, const at::Tensor& x) {
+at::Tensor run(
+    const accelerate::Model<torch::nn::LinearImpl>& model,
+    const at::Tensor& x) {
   struct Net : torch::nn::Module {
     at::Tensor forward(const at::Tensor& input) { return input; }
   };

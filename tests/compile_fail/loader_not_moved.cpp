@@ -1,7 +1,8 @@
 #include <accelerate/accelerator.h>
 
 void prepare(accelerate::Accelerator& accelerator, const at::Tensor& x) {
-  accelerate::DataLoader loader(accelerate::TensorDataset{x}, {.batch_size = 2});
+  accelerate::DataLoader loader(
+      accelerate::TensorDataset{x}, {.batch_size = 2});
 #ifdef MUST_FAIL
   auto prepared = accelerator.prepare(loader);
 #else

@@ -5,7 +5,8 @@
 
 void prepare(accelerate::Accelerator& accelerator, torch::nn::Linear& net) {
 #ifdef MUST_FAIL
-  auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+  auto optimizer =
+      accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
 #else
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto optimizer = accelerator.prepare(sgd);

@@ -15,11 +15,15 @@ using testing::expect_error;
 
 class ConfigFileTest : public ::testing::Test {
  protected:
-  ConfigFile read(const std::string& text, const std::string& name = "config.yaml") {
+  ConfigFile read(
+      const std::string& text,
+      const std::string& name = "config.yaml") {
     std::ofstream(folder_ / name) << text;
     return read_config_file(folder_ / name);
   }
-  Settings settings(const std::string& text, const std::string& name = "config.yaml") {
+  Settings settings(
+      const std::string& text,
+      const std::string& name = "config.yaml") {
     const std::array sources{read(text, name).source};
     return resolve(sources);
   }
@@ -29,7 +33,8 @@ class ConfigFileTest : public ::testing::Test {
 
 TEST_F(ConfigFileTest, ReadsTheFilesThatAccelerateWrites) {
   const std::string text =
-      "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_CPU\n"
+      "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: "
+      "MULTI_CPU\n"
       "mixed_precision: bf16\nnum_processes: 4\nuse_cpu: true\n"
       "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n";
   const Settings values = settings(text);
@@ -37,11 +42,15 @@ TEST_F(ConfigFileTest, ReadsTheFilesThatAccelerateWrites) {
   EXPECT_EQ(values.integer("num_processes"), 4);
   EXPECT_TRUE(values.boolean("use_cpu"));
   EXPECT_EQ(values.integer("parallelism_config_dp_replicate_size"), 4);
-  EXPECT_THAT(values.find("num_processes")->where, ::testing::HasSubstr("config.yaml"));
+  EXPECT_THAT(
+      values.find("num_processes")->where, ::testing::HasSubstr("config.yaml"));
 }
 
 TEST_F(ConfigFileTest, ReadsJson) {
-  EXPECT_EQ(settings(R"({"num_processes": 3})", "config.json").integer("num_processes"), 3);
+  EXPECT_EQ(
+      settings(R"({"num_processes": 3})", "config.json")
+          .integer("num_processes"),
+      3);
 }
 
 TEST_F(ConfigFileTest, NamesKeysWithoutEffect) {
@@ -51,12 +60,14 @@ TEST_F(ConfigFileTest, NamesKeysWithoutEffect) {
 }
 
 TEST_F(ConfigFileTest, NamesUnknownKeysAndTheNearestKnown) {
-  expect_error<ConfigError>([&] { read("num_procesess: 2\n"); }, "num_processes");
+  expect_error<ConfigError>(
+      [&] { read("num_procesess: 2\n"); }, "num_processes");
 }
 
 TEST_F(ConfigFileTest, NamesTheFileThatDoesNotParseOrDoesNotExist) {
   expect_error<ConfigError>([&] { read("a: [1, 2\n"); }, "config.yaml");
-  expect_error<ConfigError>([&] { read_config_file(folder_ / "none.yaml"); }, "none.yaml");
+  expect_error<ConfigError>(
+      [&] { read_config_file(folder_ / "none.yaml"); }, "none.yaml");
 }
 
 TEST_F(ConfigFileTest, TakesAnEmptyFileAsNoSettings) {
@@ -71,9 +82,12 @@ TEST(DefaultConfigPath, FollowsAccelerate) {
       default_config_path(environment),
       "/home/u/.cache/huggingface/accelerate/default_config.yaml");
   environment.set("XDG_CACHE_HOME", "/c");
-  EXPECT_EQ(default_config_path(environment), "/c/huggingface/accelerate/default_config.yaml");
+  EXPECT_EQ(
+      default_config_path(environment),
+      "/c/huggingface/accelerate/default_config.yaml");
   environment.set("HF_HOME", "/hf");
-  EXPECT_EQ(default_config_path(environment), "/hf/accelerate/default_config.yaml");
+  EXPECT_EQ(
+      default_config_path(environment), "/hf/accelerate/default_config.yaml");
 }
 
 }  // namespace

@@ -17,8 +17,10 @@ TEST(OptionTable, HasEveryNameOnceAndDefaultsThatParse) {
   std::set<std::string_view> keys, flags, variables;
   for (const OptionSpec& spec : option_table()) {
     EXPECT_TRUE(keys.insert(spec.key).second) << spec.key;
-    EXPECT_TRUE(spec.flag.empty() || flags.insert(spec.flag).second) << spec.flag;
-    EXPECT_TRUE(spec.variable.empty() || variables.insert(spec.variable).second) << spec.variable;
+    EXPECT_TRUE(spec.flag.empty() || flags.insert(spec.flag).second)
+        << spec.flag;
+    EXPECT_TRUE(spec.variable.empty() || variables.insert(spec.variable).second)
+        << spec.variable;
     if (!spec.default_value.empty()) {
       EXPECT_NO_THROW(parse_option(spec, spec.default_value));
     }
@@ -30,25 +32,32 @@ TEST(OptionTable, ReadsBackWhatItWrites) {
   EXPECT_TRUE(rc::check([] {
     const auto value = *rc::gen::inRange<std::int64_t>(1, 1'000'000);
     const OptionSpec& spec = *find_option("num_processes");
-    RC_ASSERT(parse_option(spec, format_option(OptionValue(value))) == OptionValue(value));
+    RC_ASSERT(
+        parse_option(spec, format_option(OptionValue(value))) ==
+        OptionValue(value));
   }));
 }
 
 TEST(OptionTable, SaysWhatIsAllowed) {
   expect_error<ConfigError>(
-      [] { parse_option(*find_option("mixed_precision"), "fp12"); }, "one of no, fp16, bf16, fp8");
+      [] { parse_option(*find_option("mixed_precision"), "fp12"); },
+      "one of no, fp16, bf16, fp8");
   expect_error<ConfigError>(
       [] { parse_option(*find_option("main_process_port"), "70000"); },
       "at least 0 and at most 65535");
-  expect_error<ConfigError>([] { parse_option(*find_option("num_processes"), "2.5"); }, "whole");
+  expect_error<ConfigError>(
+      [] { parse_option(*find_option("num_processes"), "2.5"); }, "whole");
 }
 
 TEST(OptionTable, NeverAcceptsATextAsANumberInPart) {
   EXPECT_TRUE(rc::check([] {
     const auto digits = *rc::gen::inRange(1, 1000);
-    const auto tail = *rc::gen::element<std::string>("x", " 1", ".", "e", "-", "\t2");
+    const auto tail =
+        *rc::gen::element<std::string>("x", " 1", ".", "e", "-", "\t2");
     EXPECT_THROW(
-        parse_option(*find_option("num_processes"), std::to_string(digits) + tail), ConfigError);
+        parse_option(
+            *find_option("num_processes"), std::to_string(digits) + tail),
+        ConfigError);
   }));
 }
 

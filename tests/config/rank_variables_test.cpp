@@ -23,9 +23,15 @@ TEST(RankVariables, AreOneProcessWithoutALauncher) {
 
 TEST(RankVariables, FollowTorchrun) {
   const RankVariables found = read(
-      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-       {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-       {"TORCHELASTIC_RUN_ID", "a"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+      {{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"},
+       {"MASTER_ADDR", "node1"},
+       {"MASTER_PORT", "1234"},
+       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+       {"TORCHELASTIC_RUN_ID", "a"},
+       {"TORCHELASTIC_RESTART_COUNT", "2"}});
   EXPECT_EQ(found.rank, 5);
   EXPECT_EQ(found.size, 8);
   EXPECT_EQ(found.local_rank, 1);
@@ -38,20 +44,28 @@ TEST(RankVariables, FollowTorchrun) {
 
 TEST(RankVariables, FollowMpi) {
   const RankVariables open_mpi = read(
-      {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
-       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+      {{"OMPI_COMM_WORLD_RANK", "1"},
+       {"OMPI_COMM_WORLD_SIZE", "2"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_EQ(open_mpi.launcher, "Open MPI");
   EXPECT_EQ(open_mpi.rank, 1);
   const RankVariables mpich = read(
-      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
+      {{"PMI_RANK", "1"},
+       {"PMI_SIZE", "2"},
+       {"MPI_LOCALRANKID", "1"},
+       {"MPI_LOCALNRANKS", "2"}});
   EXPECT_EQ(mpich.launcher, "MPI");
   EXPECT_EQ(mpich.local_rank, 1);
 }
 
 TEST(RankVariables, FollowSlurm) {
   const RankVariables found = read(
-      {{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_LOCALID", "1"},
-       {"SLURM_NODEID", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"},
+      {{"SLURM_PROCID", "5"},
+       {"SLURM_STEP_NUM_TASKS", "6"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_NODEID", "2"},
+       {"SLURM_STEP_TASKS_PER_NODE", "2(x3)"},
        {"SLURM_STEP_NODELIST", "node[03-05]"}});
   EXPECT_EQ(found.launcher, "Slurm");
   EXPECT_EQ(found.rank, 5);
@@ -67,16 +81,27 @@ TEST(RankVariables, KnowTheFirstHostOfAList) {
 
 TEST(RankVariables, RefuseContradictionsAllTogether) {
   const auto wrong = [] {
-    read({{"RANK", "4"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_PORT", "99999"}});
+    read(
+        {{"RANK", "4"},
+         {"WORLD_SIZE", "2"},
+         {"LOCAL_RANK", "0"},
+         {"MASTER_PORT", "99999"}});
   };
   expect_error<ConfigError>(wrong, "RANK=4 but WORLD_SIZE=2");
   expect_error<ConfigError>(wrong, "MASTER_PORT=\"99999\"");
   expect_error<ConfigError>([] { read({{"RANK", "0"}}); }, "WORLD_SIZE is not");
-  expect_error<ConfigError>([] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); }, "not a number");
   expect_error<ConfigError>(
       [] {
-        read({{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "1"},
-              {"OMPI_COMM_WORLD_SIZE", "2"}});
+        read({{"RANK", "x"}, {"WORLD_SIZE", "2"}});
+      },
+      "not a number");
+  expect_error<ConfigError>(
+      [] {
+        read(
+            {{"RANK", "0"},
+             {"WORLD_SIZE", "4"},
+             {"OMPI_COMM_WORLD_RANK", "1"},
+             {"OMPI_COMM_WORLD_SIZE", "2"}});
       },
       "contradict");
 }

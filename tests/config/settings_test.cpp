@@ -31,7 +31,9 @@ TEST(Settings, TakesTheStrongestSourceWhateverTheOrder) {
 TEST(Settings, KnowsThatAValueIsTheDefault) {
   const Settings settings = resolve({});
   EXPECT_EQ(settings.integer("gradient_accumulation_steps"), 1);
-  EXPECT_EQ(settings.find("gradient_accumulation_steps")->origin, Origin::default_value);
+  EXPECT_EQ(
+      settings.find("gradient_accumulation_steps")->origin,
+      Origin::default_value);
   EXPECT_EQ(settings.find("parallelism_config_dp_replicate_size"), nullptr);
 }
 
@@ -51,7 +53,8 @@ TEST(Settings, ComeBackFromTheHandoverWithTheirOrigins) {
       source_of(Origin::file, "timeout_seconds", "12.5"),
       source_of(Origin::file, "use_cpu", "yes")};
   Environment environment;
-  environment.set(std::string(kHandoverVariable), to_handover(resolve(sources)));
+  environment.set(
+      std::string(kHandoverVariable), to_handover(resolve(sources)));
   environment.set("ACCELERATE_MIXED_PRECISION", "fp16");
   const Settings settings = launch_settings(environment);
   EXPECT_EQ(settings.text("mixed_precision"), "bf16");
@@ -63,9 +66,11 @@ TEST(Settings, ComeBackFromTheHandoverWithTheirOrigins) {
 TEST(Settings, RefusesAHandoverOfAnotherVersion) {
   Environment environment;
   environment.set(std::string(kHandoverVariable), R"({"warp_drive": 9})");
-  expect_error<ConfigError>([&] { launch_settings(environment); }, "\"warp_drive\"");
+  expect_error<ConfigError>(
+      [&] { launch_settings(environment); }, "\"warp_drive\"");
   environment.set(std::string(kHandoverVariable), "[1, 2");
-  expect_error<ConfigError>([&] { launch_settings(environment); }, "is not a JSON object");
+  expect_error<ConfigError>(
+      [&] { launch_settings(environment); }, "is not a JSON object");
 }
 
 }  // namespace

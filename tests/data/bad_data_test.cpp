@@ -98,7 +98,8 @@ TEST_P(BadData, OfDifferentShapes) {
       [&] {
         for (auto& batch : loader) static_cast<void>(batch);
       },
-      "[data] batch 1 (samples 2, 3): the collate function failed: [data] the samples of a batch "
+      "[data] batch 1 (samples 2, 3): the collate function failed: [data] the "
+      "samples of a batch "
       "have different shapes, [2, 1] first and [5, 1] at place 1");
 }
 
@@ -106,7 +107,8 @@ TEST_P(BadData, OfDifferentNumbersOfTensors) {
   struct Ragged {
     [[nodiscard]] std::int64_t size() const { return 2; }
     [[nodiscard]] std::vector<torch::Tensor> get(std::int64_t i) const {
-      return std::vector<torch::Tensor>(static_cast<std::size_t>(i + 1), torch::zeros({1}));
+      return std::vector<torch::Tensor>(
+          static_cast<std::size_t>(i + 1), torch::zeros({1}));
     }
   };
   DataLoader loader(Ragged(), options(2));
@@ -121,7 +123,8 @@ TEST_P(BadData, OfTensorsThatSomeLack) {
   struct Lacking {
     std::int64_t first;
     [[nodiscard]] std::int64_t size() const { return 4; }
-    [[nodiscard]] std::tuple<torch::Tensor, torch::Tensor> get(std::int64_t i) const {
+    [[nodiscard]] std::tuple<torch::Tensor, torch::Tensor> get(
+        std::int64_t i) const {
       return {torch::tensor(i), i < first ? torch::tensor(i) : torch::Tensor()};
     }
   };
@@ -138,7 +141,8 @@ TEST_P(BadData, OfTensorsThatSomeLack) {
 TEST_P(BadData, ThrowsForWholeBatches) {
   struct Broken {
     [[nodiscard]] std::int64_t size() const { return 40; }
-    [[nodiscard]] std::tuple<torch::Tensor> get_batch(std::span<const std::int64_t> indices) const {
+    [[nodiscard]] std::tuple<torch::Tensor> get_batch(
+        std::span<const std::int64_t> indices) const {
       if (indices.front() >= 10) TORCH_CHECK(false, "no such row");
       return {torch::zeros({1})};
     }
@@ -146,12 +150,14 @@ TEST_P(BadData, ThrowsForWholeBatches) {
   DataLoader loader(Broken(), options(10));
   expect_error<DataError>(
       [&] { read(loader); },
-      "[data] batch 1 (samples 10, 11, 12, 13, 14, 15, 16, 17, …): get_batch() failed: no such row");
+      "[data] batch 1 (samples 10, 11, 12, 13, 14, 15, 16, 17, …): get_batch() "
+      "failed: no such row");
 }
 
 class WrongSampler final : public Sampler {
  public:
-  WrongSampler(std::int64_t size, std::int64_t wrong) : size_(size), wrong_(wrong) {}
+  WrongSampler(std::int64_t size, std::int64_t wrong)
+      : size_(size), wrong_(wrong) {}
   [[nodiscard]] std::int64_t size() const override { return size_; }
   void begin_pass(std::uint64_t, std::uint64_t) override {}
   [[nodiscard]] std::int64_t at(std::int64_t position) const override {
@@ -175,8 +181,10 @@ TEST_P(BadData, FromASamplerThatGivesWrongIndices) {
 }
 
 TEST_P(BadData, InBatchesOfNothing) {
-  expect_error<ConfigError>([&] { DataLoader loader(growing(4), options(0)); }, "batch_size is 0");
-  expect_error<ConfigError>([&] { DataLoader loader(growing(4), options(-3)); }, "batch_size is -3");
+  expect_error<ConfigError>(
+      [&] { DataLoader loader(growing(4), options(0)); }, "batch_size is 0");
+  expect_error<ConfigError>(
+      [&] { DataLoader loader(growing(4), options(-3)); }, "batch_size is -3");
 }
 
 TEST_P(BadData, OfFewerSamplesThanRanks) {
@@ -187,7 +195,8 @@ TEST_P(BadData, OfFewerSamplesThanRanks) {
     const auto rank = static_cast<std::size_t>(accelerator.process_index());
     for (auto& [x] : loader) {
       for (const std::int64_t value : listify(x)) seen[rank].push_back(value);
-      for (const std::int64_t value : listify(accelerator.gather_for_metrics(x))) {
+      for (const std::int64_t value :
+           listify(accelerator.gather_for_metrics(x))) {
         metrics[rank].push_back(value);
       }
     }
@@ -206,29 +215,38 @@ void expect_refusal(const std::string& phrase, Make&& make) {
   run_on_ranks(3, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
     expect_error<ConfigError>(
-        [&] { auto loader = accelerator.prepare(make(accelerator.process_index())); }, phrase);
+        [&] {
+          auto loader = accelerator.prepare(make(accelerator.process_index()));
+        },
+        phrase);
     ++num_refused;
   });
   EXPECT_EQ(num_refused, 3);
 }
 
 TEST(ShardedTwice, IsRefusedOnEveryRank) {
-  expect_refusal("ranks 0 and 1 have datasets of different sizes: 10 and 11", [](int rank) {
-    return DataLoader(growing(10 + rank), {.batch_size = 2});
-  });
+  expect_refusal(
+      "ranks 0 and 1 have datasets of different sizes: 10 and 11",
+      [](int rank) {
+        return DataLoader(growing(10 + rank), {.batch_size = 2});
+      });
   expect_refusal("have samplers of different sizes: 5 and 6", [](int rank) {
-    return DataLoader(growing(10), {.sampler = std::make_shared<WrongSampler>(5 + rank, 0)});
-  });
-  expect_refusal("ranks 0 and 2 have samplers that give different orders", [](int rank) {
     return DataLoader(
-        growing(10), {.sampler = std::make_shared<WrongSampler>(5, rank == 2 ? 7 : 1)});
+        growing(10), {.sampler = std::make_shared<WrongSampler>(5 + rank, 0)});
   });
+  expect_refusal(
+      "ranks 0 and 2 have samplers that give different orders", [](int rank) {
+        return DataLoader(
+            growing(10),
+            {.sampler = std::make_shared<WrongSampler>(5, rank == 2 ? 7 : 1)});
+      });
   expect_refusal("different values of batch_size: 4 and 5", [](int rank) {
     return DataLoader(growing(10), {.batch_size = 4 + rank});
   });
   expect_refusal("different values of data_seed: 1 and 2", [](int rank) {
     return DataLoader(
-        growing(10), {.shuffle = true, .data_seed = static_cast<std::uint64_t>(1 + rank)});
+        growing(10),
+        {.shuffle = true, .data_seed = static_cast<std::uint64_t>(1 + rank)});
   });
 }
 
@@ -240,7 +258,9 @@ TEST(ShardedTwice, IsKnownFromADatasetThatSaysSo) {
       return {torch::tensor(i)};
     }
   };
-  expect_refusal("says that it is sharded already", [](int) { return DataLoader(Part()); });
+  expect_refusal("says that it is sharded already", [](int) {
+    return DataLoader(Part());
+  });
 }
 
 TEST(ShardedTwice, IsRefusedForALoaderPreparedBefore) {
@@ -248,7 +268,8 @@ TEST(ShardedTwice, IsRefusedForALoaderPreparedBefore) {
     Accelerator accelerator({.world = world});
     auto loader = accelerator.prepare(DataLoader(growing(4)));
     expect_error<ConfigError>(
-        [&] { auto again = accelerator.prepare(std::move(loader)); }, "prepared already");
+        [&] { auto again = accelerator.prepare(std::move(loader)); },
+        "prepared already");
   });
 }
 
@@ -266,8 +287,8 @@ TEST(AlreadySharded, ReadsAllOfItsPart) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
     const int rank = accelerator.process_index();
-    auto loader = accelerator.prepare(
-        DataLoader(Part{rank * 100}, {.batch_size = 2, .already_sharded = true}));
+    auto loader = accelerator.prepare(DataLoader(
+        Part{rank * 100}, {.batch_size = 2, .already_sharded = true}));
     EXPECT_EQ(loader.size(), 3);
     EXPECT_EQ(loader.total_batch_size(), 4);
     auto& mine = seen[static_cast<std::size_t>(rank)];
@@ -278,9 +299,11 @@ TEST(AlreadySharded, ReadsAllOfItsPart) {
       if (mine.size() == 2) state = loader.state_dict();
     }
     loader.load_state_dict(state);
-    EXPECT_EQ(read(loader), (Values{rank * 100 + 2, rank * 100 + 3, rank * 100 + 4}));
+    EXPECT_EQ(
+        read(loader), (Values{rank * 100 + 2, rank * 100 + 3, rank * 100 + 4}));
     state.set("num_shards", std::int64_t{3});
-    expect_error<CheckpointError>([&] { loader.load_state_dict(state); }, "over 3 ranks");
+    expect_error<CheckpointError>(
+        [&] { loader.load_state_dict(state); }, "over 3 ranks");
   });
   EXPECT_EQ(seen[0], (Values{0, 1, 2, 3, 4}));
   EXPECT_EQ(seen[1], (Values{100, 101, 102, 103, 104}));
@@ -305,8 +328,8 @@ TEST(AlreadySharded, StreamsAreReadByTheirOwnRank) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
     const int rank = accelerator.process_index();
-    auto loader = accelerator.prepare(
-        DataLoader(PartStream(rank * 10), {.batch_size = 2, .already_sharded = true}));
+    auto loader = accelerator.prepare(DataLoader(
+        PartStream(rank * 10), {.batch_size = 2, .already_sharded = true}));
     seen[static_cast<std::size_t>(rank)] = read(loader);
   });
   EXPECT_EQ(seen[0], (Values{0, 1, 2}));
@@ -315,10 +338,16 @@ TEST(AlreadySharded, StreamsAreReadByTheirOwnRank) {
 
 TEST(AlreadySharded, ContradictsSharingOut) {
   expect_error<ConfigError>(
-      [] { DataLoader loader(growing(4), {.dispatch_batches = true, .already_sharded = true}); },
+      [] {
+        DataLoader loader(
+            growing(4), {.dispatch_batches = true, .already_sharded = true});
+      },
       "dispatch_batches that rank 0 reads for all");
   expect_error<ConfigError>(
-      [] { DataLoader loader(growing(4), {.split_batches = true, .already_sharded = true}); },
+      [] {
+        DataLoader loader(
+            growing(4), {.split_batches = true, .already_sharded = true});
+      },
       "split_batches that batches are cut");
 }
 
@@ -326,9 +355,13 @@ TEST(Dispatch, CutsRoundsAsTheUserSays) {
   std::vector<Values> seen(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
-    DataLoader loader(TensorDataset{torch::arange(7)}, {.batch_size = 2, .dispatch_batches = true});
+    DataLoader loader(
+        TensorDataset{torch::arange(7)},
+        {.batch_size = 2, .dispatch_batches = true});
     // The other way round, and rows past the end are -1.
-    loader.slice_fn_for_dispatch([](const auto& round, std::int64_t begin, std::int64_t end) {
+    loader.slice_fn_for_dispatch([](const auto& round,
+                                    std::int64_t begin,
+                                    std::int64_t end) {
       const torch::Tensor& x = std::get<0>(round);
       std::vector<std::int64_t> rows;
       for (std::int64_t i = begin; i < end; ++i) {
@@ -338,7 +371,8 @@ TEST(Dispatch, CutsRoundsAsTheUserSays) {
       return std::tuple{torch::tensor(rows)};
     });
     auto prepared = accelerator.prepare(std::move(loader));
-    seen[static_cast<std::size_t>(accelerator.process_index())] = read(prepared);
+    seen[static_cast<std::size_t>(accelerator.process_index())] =
+        read(prepared);
   });
   EXPECT_EQ(seen[0], (Values{3, 2, 6, 5}));
   EXPECT_EQ(seen[1], (Values{1, 0, 4, -1}));
@@ -356,7 +390,9 @@ class Restorable {
   }
   void reset() { next_ = 0; }
   [[nodiscard]] StateDict state_dict() const { return {{"next", next_}}; }
-  void load_state_dict(const StateDict& state) { next_ = state.get<std::int64_t>("next"); }
+  void load_state_dict(const StateDict& state) {
+    next_ = state.get<std::int64_t>("next");
+  }
 
  private:
   std::int64_t next_ = 0;
@@ -375,7 +411,9 @@ TEST_P(BadData, StreamsGoOnThroughTheirOwnState) {
   *num_read = 0;
   DataLoader second(Restorable(num_read), options(2));
   second.load_state_dict(state);
-  EXPECT_EQ(second.state_dict().get<StateDict>("stream").get<std::int64_t>("next"), 6);
+  EXPECT_EQ(
+      second.state_dict().get<StateDict>("stream").get<std::int64_t>("next"),
+      6);
   EXPECT_EQ(read(second), (Values{6, 7, 8, 9}));
   EXPECT_EQ(*num_read, 4);
   EXPECT_FALSE(second.state_dict().contains("stream"));

@@ -16,12 +16,14 @@ Batches batches_of(BatchPlanOptions options, int rank) {
   options.rank = rank;
   const BatchPlan plan(options);
   Batches batches;
-  for (std::int64_t i = 0; i < plan.size(); ++i) batches.push_back(plan.positions(i));
+  for (std::int64_t i = 0; i < plan.size(); ++i)
+    batches.push_back(plan.positions(i));
   return batches;
 }
 
 TEST(BatchPlan, GivesWholeBatchesToTheRanksInTurn) {
-  const BatchPlanOptions options{.num_samples = 10, .batch_size = 2, .count = 3};
+  const BatchPlanOptions options{
+      .num_samples = 10, .batch_size = 2, .count = 3};
   EXPECT_EQ(batches_of(options, 0), (Batches{{0, 1}, {6, 7}}));
   EXPECT_EQ(batches_of(options, 1), (Batches{{2, 3}, {8, 9}}));
   EXPECT_EQ(batches_of(options, 2), (Batches{{4, 5}, {0, 1}}));
@@ -36,16 +38,20 @@ TEST(BatchPlan, LeavesTheLastRoundAsItIsWithoutEvenBatches) {
 
 TEST(BatchPlan, RepeatsATinyDatasetAsOftenAsNeeded) {
   const BatchPlanOptions options{.num_samples = 1, .batch_size = 4, .count = 3};
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(batches_of(options, rank), (Batches{{0, 0, 0, 0}}));
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_EQ(batches_of(options, rank), (Batches{{0, 0, 0, 0}}));
 }
 
 TEST(BatchPlan, KeepsTheShortLastBatchOfOneRank) {
   EXPECT_EQ(
-      batches_of({.num_samples = 7, .batch_size = 3}, 0), (Batches{{0, 1, 2}, {3, 4, 5}, {6}}));
+      batches_of({.num_samples = 7, .batch_size = 3}, 0),
+      (Batches{{0, 1, 2}, {3, 4, 5}, {6}}));
 }
 
 TEST(BatchPlan, HasNoBatchesOfNothing) {
-  EXPECT_EQ(batches_of({.num_samples = 0, .batch_size = 3, .count = 2}, 1), Batches{});
+  EXPECT_EQ(
+      batches_of({.num_samples = 0, .batch_size = 3, .count = 2}, 1),
+      Batches{});
 }
 
 TEST(BatchPlan, CountsTheRealSamplesOfTheLastRound) {
@@ -56,9 +62,16 @@ TEST(BatchPlan, CountsTheRealSamplesOfTheLastRound) {
 
 TEST(BatchPlan, RefusesWhatCannotBeCut) {
   expect_error<ConfigError>(
-      [] { BatchPlan({.num_samples = 8, .batch_size = 3, .count = 2, .split_batches = true}); },
+      [] {
+        BatchPlan(
+            {.num_samples = 8,
+             .batch_size = 3,
+             .count = 2,
+             .split_batches = true});
+      },
       "make batch_size a multiple of 2");
-  expect_error<ConfigError>([] { BatchPlan({.num_samples = 8, .batch_size = 0}); }, "at least 1");
+  expect_error<ConfigError>(
+      [] { BatchPlan({.num_samples = 8, .batch_size = 0}); }, "at least 1");
 }
 
 TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
@@ -77,7 +90,8 @@ TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
       const Batches batches = batches_of(options, rank);
       most = std::max(most, static_cast<std::int64_t>(batches.size()));
       for (const auto& batch : batches) {
-        for (const std::int64_t p : batch) repeated += seen[static_cast<std::size_t>(p)]++ > 0;
+        for (const std::int64_t p : batch)
+          repeated += seen[static_cast<std::size_t>(p)]++ > 0;
       }
     }
     for (const int times : seen) RC_ASSERT(times >= 1);
@@ -86,7 +100,8 @@ TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
     if (options.num_samples > 0) {
       const BatchPlan plan(options);
       const std::int64_t remainder = plan.remainder(plan.size() - 1);
-      RC_ASSERT(repeated == (remainder == 0 ? 0 : plan.round_size() - remainder));
+      RC_ASSERT(
+          repeated == (remainder == 0 ? 0 : plan.round_size() - remainder));
     }
   }));
 }

@@ -1,6 +1,6 @@
 #include <accelerate/data_loader.h>
-#include <accelerate/torch_loader.h>
 #include <accelerate/error.h>
+#include <accelerate/torch_loader.h>
 
 #include "support/expect_error.h"
 
@@ -14,7 +14,9 @@ TensorDataset<2> numbers(std::int64_t count) {
 }
 
 std::vector<std::int64_t> values_of(const torch::Tensor& tensor) {
-  return {tensor.data_ptr<std::int64_t>(), tensor.data_ptr<std::int64_t>() + tensor.numel()};
+  return {
+      tensor.data_ptr<std::int64_t>(),
+      tensor.data_ptr<std::int64_t>() + tensor.numel()};
 }
 
 template <class Loader>
@@ -39,7 +41,8 @@ TEST(DataLoader, DropsTheShortBatchIfAsked) {
 }
 
 TEST(DataLoader, ShufflesEachEpochAnewAndReproducibly) {
-  DataLoader loader(numbers(50), {.batch_size = 7, .shuffle = true, .data_seed = 3});
+  DataLoader loader(
+      numbers(50), {.batch_size = 7, .shuffle = true, .data_seed = 3});
   const auto first = read_all(loader);
   const auto second = read_all(loader);
   EXPECT_NE(first, second);
@@ -65,12 +68,15 @@ TEST(DataLoader, TellsWhichBatchIsTheLastBeforeHandingItOut) {
   context.begin = [&] { events.emplace_back("begin"); };
   context.end = [&] { events.emplace_back("end"); };
   context.on_batch = [&](bool is_last, std::int64_t remainder) {
-    events.push_back((is_last ? "last " : "batch ") + std::to_string(remainder));
+    events.push_back(
+        (is_last ? "last " : "batch ") + std::to_string(remainder));
   };
   loader.attach(context);
-  for (auto& batch : loader) events.push_back(std::to_string(std::get<0>(batch)[0].item<int>()));
+  for (auto& batch : loader)
+    events.push_back(std::to_string(std::get<0>(batch)[0].item<int>()));
   EXPECT_THAT(
-      events, ::testing::ElementsAre("begin", "batch 0", "0", "last 3", "4", "end"));
+      events,
+      ::testing::ElementsAre("begin", "batch 0", "0", "last 3", "4", "end"));
 }
 
 TEST(DataLoader, HandsOutNothingOfAnEmptyDataset) {
@@ -124,7 +130,9 @@ TEST(DataLoader, CarriesAnExceptionOfTheDatasetAndGoesOnAfterwards) {
 
 TEST(DataLoader, TakesACollateFunction) {
   DataLoader loader(
-      Samples{}, {.batch_size = 2}, [](std::vector<Sample> samples) { return samples.size(); });
+      Samples{}, {.batch_size = 2}, [](std::vector<Sample> samples) {
+        return samples.size();
+      });
   std::vector<std::size_t> sizes;
   // Not nested: stays where it is.
   static_assert(!NestedTensors<std::size_t>);
@@ -134,8 +142,10 @@ TEST(DataLoader, TakesACollateFunction) {
 
 TEST(TensorDataset, RefusesTensorsOfDifferentLength) {
   expect_error<ConfigError>(
-      [] { TensorDataset(torch::ones({3}), torch::ones({4})); }, "3 and 4 rows");
-  expect_error<ConfigError>([] { TensorDataset(torch::ones({})); }, "has no dimension");
+      [] { TensorDataset(torch::ones({3}), torch::ones({4})); },
+      "3 and 4 rows");
+  expect_error<ConfigError>(
+      [] { TensorDataset(torch::ones({})); }, "has no dimension");
 }
 
 TEST(TorchLoader, GivesEachRankItsBatchesAndFillsUpTheLastRound) {
@@ -143,15 +153,20 @@ TEST(TorchLoader, GivesEachRankItsBatchesAndFillsUpTheLastRound) {
     torch::data::Example<> get(std::size_t i) override {
       return {torch::full({}, static_cast<std::int64_t>(i)), torch::zeros({})};
     }
-    [[nodiscard]] std::optional<std::size_t> size() const override { return 10; }
+    [[nodiscard]] std::optional<std::size_t> size() const override {
+      return 10;
+    }
   };
   const auto read = [](int rank) {
-    auto inner = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
-        Toy().map(torch::data::transforms::Stack<>()), 2);
+    auto inner =
+        torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
+            Toy().map(torch::data::transforms::Stack<>()), 2);
     TorchLoader loader(std::move(inner));
     std::vector<bool> is_last;
     detail::LoaderContext context{.batch_rank = rank, .batch_count = 3};
-    context.on_batch = [&](bool last, std::int64_t) { is_last.push_back(last); };
+    context.on_batch = [&](bool last, std::int64_t) {
+      is_last.push_back(last);
+    };
     loader.attach(context);
     std::vector<std::vector<std::int64_t>> batches;
     for (auto& batch : loader) batches.push_back(values_of(batch.data));
@@ -185,10 +200,13 @@ TEST(TensorDataset, TakesRowsAsIndexSelectDoes) {
     EXPECT_EQ(rows.scalar_type(), tensor.scalar_type());
   }
   const std::vector<std::int64_t> none;
-  EXPECT_EQ(std::get<0>(TensorDataset{plain}.get_batch(none)).sizes(), (torch::IntArrayRef{0, 5, 2}));
+  EXPECT_EQ(
+      std::get<0>(TensorDataset{plain}.get_batch(none)).sizes(),
+      (torch::IntArrayRef{0, 5, 2}));
   for (const std::int64_t wrong : {-1, 4}) {
     expect_error<ConfigError>(
-        [&] { (void)TensorDataset{plain}.get_batch(std::vector{wrong}); }, "4 samples and no sample");
+        [&] { (void)TensorDataset{plain}.get_batch(std::vector{wrong}); },
+        "4 samples and no sample");
   }
 }
 

@@ -64,9 +64,11 @@ TEST_F(Csv, ReadsFieldsOfEveryKind) {
 }
 
 TEST_F(Csv, WithoutHeaderNumbersItsColumns) {
-  const CsvFile file(write("a.tsv", "1\t2\n3\t4\n"), {.delimiter = '\t', .has_header = false});
+  const CsvFile file(
+      write("a.tsv", "1\t2\n3\t4\n"), {.delimiter = '\t', .has_header = false});
   EXPECT_EQ(file.columns(), (Texts{"0", "1"}));
-  EXPECT_TRUE(torch::equal(file.numbers({"1"}, torch::kLong), torch::tensor({{2}, {4}})));
+  EXPECT_TRUE(torch::equal(
+      file.numbers({"1"}, torch::kLong), torch::tensor({{2}, {4}})));
 }
 
 TEST_F(Csv, KeepsWholeNumbersExact) {
@@ -89,16 +91,22 @@ TEST_F(Csv, NamesTheLineOfWhatIsWrong) {
       [&] { static_cast<void>(csv.numbers({"n"}, torch::kByte, last)); },
       file + ":6: column 'n': '300' is no whole number of 8 bits");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(csv.numbers({"m"}, torch::kLong, last)); }, "'' is no whole number");
+      [&] { static_cast<void>(csv.numbers({"m"}, torch::kLong, last)); },
+      "'' is no whole number");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(csv.numbers({"n"}, torch::kHalf)); }, "were asked for as Half");
+      [&] { static_cast<void>(csv.numbers({"n"}, torch::kHalf)); },
+      "were asked for as Half");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(csv.numbers({"N"})); }, "has no column 'N'; it has n, m");
-  expect_error<ConfigError>([&] { static_cast<void>(csv.row(3)); }, "3 rows and no row 3");
+      [&] { static_cast<void>(csv.numbers({"N"})); },
+      "has no column 'N'; it has n, m");
   expect_error<ConfigError>(
-      [&] { CsvFile(write("b.csv", "a,b\n1,2\n1,2,3\n")); }, ":3: this row has 3 fields and the first has 2");
+      [&] { static_cast<void>(csv.row(3)); }, "3 rows and no row 3");
   expect_error<ConfigError>(
-      [&] { CsvFile(write("c.csv", "a,b\n1,\"2\n")); }, ":2: a quote is opened");
+      [&] { CsvFile(write("b.csv", "a,b\n1,2\n1,2,3\n")); },
+      ":3: this row has 3 fields and the first has 2");
+  expect_error<ConfigError>(
+      [&] { CsvFile(write("c.csv", "a,b\n1,\"2\n")); },
+      ":2: a quote is opened");
   expect_error<Error>([&] { CsvFile(path("none.csv")); }, "none.csv");
 }
 
@@ -120,7 +128,9 @@ TEST_F(Csv, GivesBatchesToALoader) {
   DataLoader loader(
       CsvDataset(
           write("a.csv", "x,y,label\n1,2,0\n3,4,1\n5,6,0\n"),
-          {.inputs = {"y", "x"}, .targets = {"label"}, .target_dtype = torch::kLong}),
+          {.inputs = {"y", "x"},
+           .targets = {"label"},
+           .target_dtype = torch::kLong}),
       {.batch_size = 2, .num_workers = 2});
   std::vector<torch::Tensor> inputs, targets;
   for (auto& [x, y] : loader) {
@@ -128,16 +138,22 @@ TEST_F(Csv, GivesBatchesToALoader) {
     targets.push_back(y);
   }
   EXPECT_TRUE(torch::equal(
-      torch::cat(inputs), torch::tensor({{2.0F, 1.0F}, {4.0F, 3.0F}, {6.0F, 5.0F}})));
-  EXPECT_TRUE(torch::equal(torch::cat(targets), torch::tensor({{0}, {1}, {0}})));
+      torch::cat(inputs),
+      torch::tensor({{2.0F, 1.0F}, {4.0F, 3.0F}, {6.0F, 5.0F}})));
+  EXPECT_TRUE(
+      torch::equal(torch::cat(targets), torch::tensor({{0}, {1}, {0}})));
   expect_error<ConfigError>(
-      [&] { CsvDataset(path("a.csv"), {.inputs = {"x", "labels"}}); }, "was 'label' meant?");
+      [&] {
+        CsvDataset(path("a.csv"), {.inputs = {"x", "labels"}});
+      },
+      "was 'label' meant?");
 }
 
 TEST_F(Csv, GivesBackWhatWasWritten) {
   EXPECT_TRUE(rc::check([&] {
     const auto width = *rc::gen::inRange<std::size_t>(1, 4);
-    const auto fields = rc::gen::container<std::string>(rc::gen::elementOf(std::string("a,\"\n\r x")));
+    const auto fields = rc::gen::container<std::string>(
+        rc::gen::elementOf(std::string("a,\"\n\r x")));
     const auto rows = *rc::gen::container<std::vector<Texts>>(
         rc::gen::container<Texts>(width, fields));
     std::string text;
@@ -145,7 +161,8 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
     for (const Texts& row : rows) {
       for (std::size_t i = 0; i < width; ++i) {
         std::string quoted = "\"";
-        for (const char c : row[i]) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+        for (const char c : row[i])
+          quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
         text += (i == 0 ? "" : ",") + quoted + "\"";
       }
       // One empty field is a blank line.
@@ -153,7 +170,8 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
       text += "\n";
     }
     const CsvFile file(write("law.csv", text), {.has_header = false});
-    RC_ASSERT(file.num_rows() == static_cast<std::int64_t>(rows.size() - num_blank));
+    RC_ASSERT(
+        file.num_rows() == static_cast<std::int64_t>(rows.size() - num_blank));
     std::int64_t next = 0;
     for (const Texts& row : rows) {
       if (width == 1 && row[0].empty()) continue;
@@ -167,14 +185,18 @@ using JsonLines = Files;
 TEST_F(JsonLines, GivesTypedValues) {
   const JsonLinesFile file(write(
       "a.jsonl",
-      "{\"text\": \"caf\\u00e9\", \"ids\": [1, 2, 9007199254740993], \"m\": [[1, 2.5], [3, 4]],"
-      " \"n\": 3, \"yes\": true, \"tags\": [\"a\", \"b\"], \"none\": []}\n\n  \n{\"n\": -1}\r\n"));
+      "{\"text\": \"caf\\u00e9\", \"ids\": [1, 2, 9007199254740993], \"m\": "
+      "[[1, 2.5], [3, 4]],"
+      " \"n\": 3, \"yes\": true, \"tags\": [\"a\", \"b\"], \"none\": []}\n\n  "
+      "\n{\"n\": -1}\r\n"));
   EXPECT_EQ(file.size(), 2);
   const JsonRecord record = file.record(0);
   EXPECT_EQ(record.text("text"), "café");
   EXPECT_TRUE(torch::equal(
-      record.tensor("ids", torch::kLong), torch::tensor({1L, 2L, 9007199254740993L})));
-  EXPECT_TRUE(torch::equal(record.tensor("m"), torch::tensor({{1.0F, 2.5F}, {3.0F, 4.0F}})));
+      record.tensor("ids", torch::kLong),
+      torch::tensor({1L, 2L, 9007199254740993L})));
+  EXPECT_TRUE(torch::equal(
+      record.tensor("m"), torch::tensor({{1.0F, 2.5F}, {3.0F, 4.0F}})));
   EXPECT_EQ(record.tensor("n").dim(), 0);
   EXPECT_EQ(record.tensor("none").sizes(), (std::vector<std::int64_t>{0}));
   EXPECT_EQ(record.integer("n"), 3);
@@ -189,23 +211,43 @@ TEST_F(JsonLines, GivesTypedValues) {
 
 TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
   const std::string path = write(
-      "a.jsonl", "\n{\"a\": [1, [2]], \"t\": 1, \"f\": 1.5, \"big\": 18446744073709551615}\n[1]\n{\"a\"\n");
+      "a.jsonl",
+      "\n{\"a\": [1, [2]], \"t\": 1, \"f\": 1.5, \"big\": "
+      "18446744073709551615}\n[1]\n{\"a\"\n");
   const JsonLinesFile file(path);
   const JsonRecord record = file.record(0);
   const auto refuse = [](auto&& body, const std::string& phrase) {
     expect_error<ConfigError>(body, phrase);
   };
-  refuse([&] { static_cast<void>(record.tensor("a")); }, path + ":2: 'a' is no number");
-  refuse([&] { static_cast<void>(record.tensor("f", torch::kLong)); }, "'f' is no whole number");
-  refuse([&] { static_cast<void>(record.text("t")); }, "'t' is a number, not a text");
-  refuse([&] { static_cast<void>(record.number("a")); }, "'a' is a array, not a number");
-  refuse([&] { static_cast<void>(record.boolean("t")); }, "'t' is a number, not true or false");
-  refuse([&] { static_cast<void>(record.texts("a")); }, "'a' is no list of texts");
-  refuse([&] { static_cast<void>(record.texts("t")); }, "'t' is no list of texts");
-  refuse([&] { static_cast<void>(record.integer("f")); }, "'f' is no whole number of 64 bits");
-  refuse([&] { static_cast<void>(record.integer("big")); }, "'big' is no whole number of 64 bits");
+  refuse(
+      [&] { static_cast<void>(record.tensor("a")); },
+      path + ":2: 'a' is no number");
+  refuse(
+      [&] { static_cast<void>(record.tensor("f", torch::kLong)); },
+      "'f' is no whole number");
+  refuse(
+      [&] { static_cast<void>(record.text("t")); },
+      "'t' is a number, not a text");
+  refuse(
+      [&] { static_cast<void>(record.number("a")); },
+      "'a' is a array, not a number");
+  refuse(
+      [&] { static_cast<void>(record.boolean("t")); },
+      "'t' is a number, not true or false");
+  refuse(
+      [&] { static_cast<void>(record.texts("a")); }, "'a' is no list of texts");
+  refuse(
+      [&] { static_cast<void>(record.texts("t")); }, "'t' is no list of texts");
+  refuse(
+      [&] { static_cast<void>(record.integer("f")); },
+      "'f' is no whole number of 64 bits");
+  refuse(
+      [&] { static_cast<void>(record.integer("big")); },
+      "'big' is no whole number of 64 bits");
   refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
-  refuse([&] { static_cast<void>(file.record(1)); }, path + ":3: a line of a JSON lines file is an object");
+  refuse(
+      [&] { static_cast<void>(file.record(1)); },
+      path + ":3: a line of a JSON lines file is an object");
   refuse([&] { static_cast<void>(file.record(2)); }, path + ":4: ");
   refuse([&] { static_cast<void>(file.record(3)); }, "3 lines and no line 3");
 }
@@ -213,12 +255,15 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
 TEST_F(JsonLines, GiveSamplesToALoader) {
   std::string text;
   for (int i = 0; i < 10; ++i) {
-    text += "{\"x\": [" + std::to_string(i) + ", 1], \"y\": " + std::to_string(i % 2) + "}\n";
+    text += "{\"x\": [" + std::to_string(i) +
+        ", 1], \"y\": " + std::to_string(i % 2) + "}\n";
   }
   DataLoader loader(
       JsonLinesDataset(
           write("a.jsonl", text),
-          [](const JsonRecord& r) { return std::tuple{r.tensor("x"), r.tensor("y", torch::kLong)}; }),
+          [](const JsonRecord& r) {
+            return std::tuple{r.tensor("x"), r.tensor("y", torch::kLong)};
+          }),
       {.batch_size = 4, .num_workers = 2});
   std::int64_t sum = 0;
   for (auto& [x, y] : loader) {
@@ -232,7 +277,9 @@ using Tokens = Files;
 
 template <class Token>
 std::string bytes_of(const std::vector<Token>& tokens) {
-  return {reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token)};
+  return {
+      reinterpret_cast<const char*>(tokens.data()),
+      tokens.size() * sizeof(Token)};
 }
 
 TEST_F(Tokens, GiveEachTokenAndTheNext) {
@@ -240,13 +287,16 @@ TEST_F(Tokens, GiveEachTokenAndTheNext) {
   std::iota(first.begin(), first.end(), std::uint16_t{65526});
   std::iota(second.begin(), second.end(), std::uint16_t{0});
   const TokenDataset dataset(
-      {write("a.bin", bytes_of(first)), write("b.bin", bytes_of(second))}, {.block_size = 3});
+      {write("a.bin", bytes_of(first)), write("b.bin", bytes_of(second))},
+      {.block_size = 3});
   EXPECT_EQ(dataset.num_tokens(), 14);
   EXPECT_EQ(dataset.size(), 4);
   const std::vector<std::int64_t> indices{3, 0, 2};
   const auto [inputs, targets] = dataset.get_batch(indices);
   EXPECT_TRUE(torch::equal(
-      inputs, torch::tensor({{0, 1, 2}, {65526, 65527, 65528}, {65532, 65533, 65534}})));
+      inputs,
+      torch::tensor(
+          {{0, 1, 2}, {65526, 65527, 65528}, {65532, 65533, 65534}})));
   EXPECT_TRUE(torch::equal(targets, inputs + 1));
 }
 
@@ -274,14 +324,19 @@ TEST_F(Tokens, TooFewAreNoSample) {
 }
 
 TEST_F(Tokens, RefuseFilesThatAreNone) {
-  expect_error<ConfigError>([&] { TokenDataset({write("a.bin", "abc")}); }, "3 bytes");
-  expect_error<ConfigError>([&] { TokenDataset({path("a.bin")}, {.dtype = torch::kHalf}); }, "Half");
-  expect_error<ConfigError>([&] { TokenDataset({path("a.bin")}, {.block_size = 0}); }, "block_size 0");
+  expect_error<ConfigError>(
+      [&] { TokenDataset({write("a.bin", "abc")}); }, "3 bytes");
+  expect_error<ConfigError>(
+      [&] { TokenDataset({path("a.bin")}, {.dtype = torch::kHalf}); }, "Half");
+  expect_error<ConfigError>(
+      [&] { TokenDataset({path("a.bin")}, {.block_size = 0}); },
+      "block_size 0");
   expect_error<ConfigError>([&] { TokenDataset({}); }, "0 files");
   expect_error<Error>([&] { TokenDataset({path("none.bin")}); }, "none.bin");
   const std::vector<std::int64_t> wrong{-1};
   const TokenDataset dataset({write("b.bin", "abcdefgh")}, {.block_size = 1});
-  expect_error<ConfigError>([&] { static_cast<void>(dataset.get_batch(wrong)); }, "no sample -1");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(dataset.get_batch(wrong)); }, "no sample -1");
 }
 
 using Idx = Files;
@@ -292,11 +347,13 @@ TEST_F(Idx, ReadsAnyDtypeAndShape) {
       read_idx(write("a", bytes)),
       torch::tensor({{1, 2, 3}, {4, 5, 255}}, torch::kByte)));
   const std::string shorts("\0\0\x0b\x01\0\0\0\x02\xff\xfe\x01\x00", 12);
-  EXPECT_TRUE(torch::equal(read_idx(write("b", shorts)), torch::tensor({-2, 256}, torch::kShort)));
+  EXPECT_TRUE(torch::equal(
+      read_idx(write("b", shorts)), torch::tensor({-2, 256}, torch::kShort)));
   const std::string number("\0\0\x0d\0\x3f\xc0\0\0", 8);
   EXPECT_TRUE(torch::equal(read_idx(write("c", number)), torch::tensor(1.5F)));
   const std::string empty("\0\0\x0e\x02\0\0\0\0\0\0\0\x03", 12);
-  EXPECT_EQ(read_idx(write("d", empty)).sizes(), (std::vector<std::int64_t>{0, 3}));
+  EXPECT_EQ(
+      read_idx(write("d", empty)).sizes(), (std::vector<std::int64_t>{0, 3}));
 }
 
 TEST_F(Idx, RefusesWhatIsNone) {
@@ -308,23 +365,35 @@ TEST_F(Idx, RefusesWhatIsNone) {
   refuse("hello", "does not begin with two zeros");
   refuse("\x1f\x8b compressed", "gunzip");
   refuse(std::string("\0\0\x07\x01\0\0\0\x01.", 9), "type code is 7");
-  refuse(std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
+  refuse(
+      std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
   refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "more or fewer");
   refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "more or fewer");
   // The product of the sizes does not fit.
-  refuse(std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...", "more or fewer");
+  refuse(
+      std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...",
+      "more or fewer");
 }
 
 class Images : public Files {
  protected:
   // A picture of one colour.
-  void write_image(const std::string& name, int height, int width, const std::string& colour) const {
+  void write_image(
+      const std::string& name,
+      int height,
+      int width,
+      const std::string& colour) const {
     std::string pixels;
     for (int i = 0; i < height * width; ++i) pixels += colour;
     const std::string file = write(name, "");
     ASSERT_NE(
         stbi_write_png(
-            file.c_str(), width, height, static_cast<int>(colour.size()), pixels.data(), 0),
+            file.c_str(),
+            width,
+            height,
+            static_cast<int>(colour.size()),
+            pixels.data(),
+            0),
         0);
   }
 };
@@ -336,17 +405,22 @@ TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
   EXPECT_EQ(image.scalar_type(), torch::kByte);
   EXPECT_TRUE(image.is_contiguous());
   EXPECT_TRUE(torch::equal(
-      image.flatten(1).select(1, 0), torch::tensor({10, 20, 30}, torch::kByte)));
+      image.flatten(1).select(1, 0),
+      torch::tensor({10, 20, 30}, torch::kByte)));
   EXPECT_EQ(read_image(path("a.png"), 1).size(0), 1);
   EXPECT_EQ(read_image(path("a.png"), 4).size(0), 4);
   EXPECT_TRUE(torch::equal(
       read_image(write("b.ppm", "P6 2 1 255 abcdef")),
-      torch::tensor({'a', 'd', 'b', 'e', 'c', 'f'}, torch::kByte).view({3, 1, 2})));
+      torch::tensor({'a', 'd', 'b', 'e', 'c', 'f'}, torch::kByte)
+          .view({3, 1, 2})));
   expect_error<ConfigError>(
-      [&] { static_cast<void>(read_image(path("a.png"), 2)); }, "with 2 channels");
+      [&] { static_cast<void>(read_image(path("a.png"), 2)); },
+      "with 2 channels");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(read_image(write("c.png", "no image"))); }, "cannot be decoded");
-  expect_error<Error>([&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
+      [&] { static_cast<void>(read_image(write("c.png", "no image"))); },
+      "cannot be decoded");
+  expect_error<Error>(
+      [&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
 }
 
 TEST_F(Images, InFoldersAreTheirClasses) {
@@ -365,20 +439,23 @@ TEST_F(Images, InFoldersAreTheirClasses) {
     EXPECT_EQ(images.sizes(), (std::vector<std::int64_t>{3, 3, 2, 3}));
     EXPECT_TRUE(torch::equal(labels, torch::tensor({0, 1, 1})));
     const torch::Tensor means = images.mean({1, 2, 3});
-    EXPECT_TRUE(torch::equal(means, torch::tensor({255, 100, 200}).div(255.0F)));
+    EXPECT_TRUE(
+        torch::equal(means, torch::tensor({255, 100, 200}).div(255.0F)));
   }
 }
 
 TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
-  for (const char* const name : {"a", "b", "c"}) write_image("t/k/" + std::string(name) + ".png", 2, 2, "x");
+  for (const char* const name : {"a", "b", "c"})
+    write_image("t/k/" + std::string(name) + ".png", 2, 2, "x");
   const auto read = [&](int num_workers) {
     DataLoader loader(
         ImageFolder(
             path("t"),
             {.channels = 1,
-             .transform = [](at::Tensor, at::Generator& generator) {
-               return torch::randint(1000, {1}, generator, torch::kLong);
-             }}),
+             .transform =
+                 [](at::Tensor, at::Generator& generator) {
+                   return torch::randint(1000, {1}, generator, torch::kLong);
+                 }}),
         {.batch_size = 2, .num_workers = num_workers});
     std::vector<torch::Tensor> seen;
     for (auto& [image, label] : loader) seen.push_back(image);
@@ -390,8 +467,10 @@ TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
 
 TEST_F(Images, NeedAFolderWithSome) {
   write("empty/cat/notes.txt", "");
-  expect_error<ConfigError>([&] { ImageFolder(path("empty")); }, "has no images");
-  expect_error<Error>([&] { ImageFolder(path("none")); }, "none cannot be read");
+  expect_error<ConfigError>(
+      [&] { ImageFolder(path("empty")); }, "has no images");
+  expect_error<Error>(
+      [&] { ImageFolder(path("none")); }, "none cannot be read");
 }
 
 }  // namespace

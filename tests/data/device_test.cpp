@@ -9,9 +9,13 @@ namespace {
 using testing::pretend_counts;
 using testing::pretend_device;
 
-TensorDataset<2> numbers() { return TensorDataset(torch::arange(40), torch::rand({40, 3})); }
+TensorDataset<2> numbers() {
+  return TensorDataset(torch::arange(40), torch::rand({40, 3}));
+}
 
-std::vector<std::int64_t> read(const DataLoaderOptions& options, int index = 0) {
+std::vector<std::int64_t> read(
+    const DataLoaderOptions& options,
+    int index = 0) {
   DataLoader loader(numbers(), options);
   detail::LoaderContext context;
   context.device = pretend_device(index);
@@ -21,7 +25,8 @@ std::vector<std::int64_t> read(const DataLoaderOptions& options, int index = 0) 
     EXPECT_EQ(x.device(), pretend_device(index));
     EXPECT_EQ(y.device(), pretend_device(index));
     const torch::Tensor here = x.cpu();
-    for (std::int64_t i = 0; i < here.size(0); ++i) all.push_back(here[i].item<std::int64_t>());
+    for (std::int64_t i = 0; i < here.size(0); ++i)
+      all.push_back(here[i].item<std::int64_t>());
   }
   return all;
 }
@@ -42,7 +47,9 @@ TEST(LoaderOnADevice, SendsBatchesFromTheLoop) {
 
 TEST(LoaderOnADevice, CopiesAheadOnSideStreamsAndWaitsForThem) {
   const auto before = pretend_counts();
-  EXPECT_EQ(read({.batch_size = 8, .num_workers = 2, .pin_memory = true}), expected());
+  EXPECT_EQ(
+      read({.batch_size = 8, .num_workers = 2, .pin_memory = true}),
+      expected());
   const auto after = pretend_counts();
   // Five batches of two tensors.
   EXPECT_EQ(after.side_copies - before.side_copies, 10);
@@ -60,7 +67,8 @@ TEST(LoaderOnADevice, CopiesFromUnpinnedMemoryWithoutQueueing) {
 }
 
 TEST(LoaderOnADevice, ReportsTheTransfer) {
-  DataLoader loader(numbers(), {.batch_size = 8, .num_workers = 1, .pin_memory = true});
+  DataLoader loader(
+      numbers(), {.batch_size = 8, .num_workers = 1, .pin_memory = true});
   detail::LoaderContext context;
   context.device = pretend_device();
   loader.attach(std::move(context));

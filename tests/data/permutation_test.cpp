@@ -7,7 +7,8 @@ namespace {
 
 std::vector<std::int64_t> order_of(const Permutation& permutation) {
   std::vector<std::int64_t> order;
-  for (std::int64_t i = 0; i < permutation.size(); ++i) order.push_back(permutation(i));
+  for (std::int64_t i = 0; i < permutation.size(); ++i)
+    order.push_back(permutation(i));
   return order;
 }
 
@@ -46,7 +47,8 @@ TEST(Permutation, SpreadsEachPositionOverAllValues) {
 TEST(Permutation, WorksAtTheLargestSizes) {
   const std::int64_t size = std::int64_t{1} << 40;
   const Permutation permutation(size, 7, 3);
-  for (const std::int64_t position : {std::int64_t{0}, std::int64_t{12345}, size - 1}) {
+  for (const std::int64_t position :
+       {std::int64_t{0}, std::int64_t{12345}, size - 1}) {
     const std::int64_t value = permutation(position);
     EXPECT_GE(value, 0);
     EXPECT_LT(value, size);

@@ -20,8 +20,8 @@ struct Ranks {
 
   Ranks(std::int64_t num_samples, DataLoaderOptions options, int count) {
     for (int rank = 0; rank < count; ++rank) {
-      loaders.push_back(
-          std::make_unique<Loader>(TensorDataset{torch::arange(num_samples)}, options));
+      loaders.push_back(std::make_unique<Loader>(
+          TensorDataset{torch::arange(num_samples)}, options));
       detail::LoaderContext context;
       context.batch_rank = rank;
       context.batch_count = count;
@@ -39,7 +39,8 @@ struct Ranks {
       std::int64_t round = 0;
       for (auto& [x] : loader) {
         auto& batch = batches[rank].emplace_back();
-        for (std::int64_t i = 0; i < x.size(0); ++i) batch.push_back(x[i].item<std::int64_t>());
+        for (std::int64_t i = 0; i < x.size(0); ++i)
+          batch.push_back(x[i].item<std::int64_t>());
         if (rank == 0) state = loader.state_dict();
         if (++round == num_rounds) break;
       }
@@ -136,16 +137,20 @@ TEST(Resume, ReadsAStreamUpToItsPlace) {
 
 TEST(Resume, RefusesStatesThatAreNone) {
   Loader loader(TensorDataset{torch::arange(4)});
-  expect_error<CheckpointError>([&] { loader.load_state_dict(StateDict()); }, "epoch");
+  expect_error<CheckpointError>(
+      [&] { loader.load_state_dict(StateDict()); }, "epoch");
   expect_error<CheckpointError>(
       [&] {
         loader.load_state_dict(
-            {{"epoch", std::int64_t{-1}}, {"position", std::int64_t{0}}, {"seed", std::int64_t{0}}});
+            {{"epoch", std::int64_t{-1}},
+             {"position", std::int64_t{0}},
+             {"seed", std::int64_t{0}}});
       },
       "below 0");
   for (auto& batch : loader) {
     static_cast<void>(batch);
-    expect_error<ConfigError>([&] { loader.load_state_dict(loader.state_dict()); }, "inside a pass");
+    expect_error<ConfigError>(
+        [&] { loader.load_state_dict(loader.state_dict()); }, "inside a pass");
     break;
   }
 }

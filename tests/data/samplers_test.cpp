@@ -16,18 +16,24 @@ namespace {
 
 using testing::expect_error;
 
-std::vector<std::int64_t> order_of(Sampler& sampler, std::uint64_t seed, std::uint64_t epoch) {
+std::vector<std::int64_t>
+order_of(Sampler& sampler, std::uint64_t seed, std::uint64_t epoch) {
   sampler.begin_pass(seed, epoch);
   std::vector<std::int64_t> order;
-  for (std::int64_t i = 0; i < sampler.size(); ++i) order.push_back(sampler.at(i));
+  for (std::int64_t i = 0; i < sampler.size(); ++i)
+    order.push_back(sampler.at(i));
   return order;
 }
 
 // Orders that PyTorch 2.11 gave.
 TEST(RandomSampler, GivesTheOrderOfPyTorch) {
   RandomSampler ten(10);
-  EXPECT_EQ(order_of(ten, 42, 0), (std::vector<std::int64_t>{2, 6, 1, 8, 4, 5, 0, 9, 3, 7}));
-  EXPECT_EQ(order_of(ten, 42, 1), (std::vector<std::int64_t>{8, 4, 9, 0, 5, 1, 6, 7, 2, 3}));
+  EXPECT_EQ(
+      order_of(ten, 42, 0),
+      (std::vector<std::int64_t>{2, 6, 1, 8, 4, 5, 0, 9, 3, 7}));
+  EXPECT_EQ(
+      order_of(ten, 42, 1),
+      (std::vector<std::int64_t>{8, 4, 9, 0, 5, 1, 6, 7, 2, 3}));
   RandomSampler six(6);
   EXPECT_EQ(order_of(six, 0, 0), (std::vector<std::int64_t>{2, 5, 3, 0, 1, 4}));
 }
@@ -37,8 +43,10 @@ TEST(RandomSampler, IsAPermutationUnlessItReplaces) {
     const auto size = *rc::gen::inRange<std::int64_t>(1, 50);
     const auto count = *rc::gen::inRange<std::int64_t>(0, 120);
     const auto replacement = *rc::gen::arbitrary<bool>();
-    RandomSampler sampler(size, {.replacement = replacement, .num_samples = count});
-    const auto order = order_of(sampler, *rc::gen::arbitrary<std::uint64_t>(), 3);
+    RandomSampler sampler(
+        size, {.replacement = replacement, .num_samples = count});
+    const auto order =
+        order_of(sampler, *rc::gen::arbitrary<std::uint64_t>(), 3);
     RC_ASSERT(static_cast<std::int64_t>(order.size()) == count);
     std::map<std::int64_t, std::int64_t> times;
     for (const std::int64_t index : order) {
@@ -47,7 +55,9 @@ TEST(RandomSampler, IsAPermutationUnlessItReplaces) {
     }
     if (replacement) return;
     for (std::int64_t index = 0; index < size; ++index) {
-      RC_ASSERT(times[index] >= count / size && times[index] <= (count + size - 1) / size);
+      RC_ASSERT(
+          times[index] >= count / size &&
+          times[index] <= (count + size - 1) / size);
     }
   }));
 }
@@ -62,20 +72,37 @@ TEST(WeightedRandomSampler, DrawsByWeight) {
   EXPECT_EQ(order_of(sampler, 1, 0), order_of(sampler, 0, 1));
   WeightedRandomSampler without({1, 0, 3}, 2, /*replacement=*/false);
   const auto order = order_of(without, 5, 0);
-  EXPECT_EQ(std::set<std::int64_t>(order.begin(), order.end()), (std::set<std::int64_t>{0, 2}));
+  EXPECT_EQ(
+      std::set<std::int64_t>(order.begin(), order.end()),
+      (std::set<std::int64_t>{0, 2}));
 }
 
 TEST(Samplers, RefuseWhatCannotBeDrawn) {
-  expect_error<ConfigError>([] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples of 0");
-  expect_error<ConfigError>([] { WeightedRandomSampler sampler({0, 0}, 1); }, "0 are above 0");
-  expect_error<ConfigError>([] { WeightedRandomSampler sampler({1, -1}, 1); }, "below 0");
-  expect_error<ConfigError>([] { WeightedRandomSampler sampler({1, 0}, 2, false); }, "without");
+  expect_error<ConfigError>(
+      [] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples of 0");
+  expect_error<ConfigError>(
+      [] {
+        WeightedRandomSampler sampler({0, 0}, 1);
+      },
+      "0 are above 0");
+  expect_error<ConfigError>(
+      [] {
+        WeightedRandomSampler sampler({1, -1}, 1);
+      },
+      "below 0");
+  expect_error<ConfigError>(
+      [] {
+        WeightedRandomSampler sampler({1, 0}, 2, false);
+      },
+      "without");
 }
 
 class Backwards final : public Sampler {
  public:
   [[nodiscard]] std::int64_t size() const override { return 4; }
-  void begin_pass(std::uint64_t, std::uint64_t epoch) override { epoch_ = epoch; }
+  void begin_pass(std::uint64_t, std::uint64_t epoch) override {
+    epoch_ = epoch;
+  }
   [[nodiscard]] std::int64_t at(std::int64_t position) const override {
     return 6 + static_cast<std::int64_t>(epoch_) - position;
   }
@@ -92,7 +119,8 @@ TEST(DataLoader, TakesASamplerOfTheUsers) {
   std::vector<std::int64_t> seen;
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& [x] : loader) {
-      for (std::int64_t i = 0; i < x.size(0); ++i) seen.push_back(x[i].template item<std::int64_t>());
+      for (std::int64_t i = 0; i < x.size(0); ++i)
+        seen.push_back(x[i].template item<std::int64_t>());
     }
   }
   EXPECT_EQ(seen, (std::vector<std::int64_t>{6, 5, 4, 3, 7, 6, 5, 4}));
@@ -103,9 +131,14 @@ TEST(DataLoader, RefusesTwoOrders) {
     DataLoader loader(TensorDataset{torch::arange(4)}, options);
   };
   expect_error<ConfigError>(
-      [&] { make({.shuffle = true, .sampler = std::make_shared<SequentialSampler>(4)}); },
+      [&] {
+        make(
+            {.shuffle = true,
+             .sampler = std::make_shared<SequentialSampler>(4)});
+      },
       "unset shuffle");
-  expect_error<ConfigError>([&] { make({.use_seedable_sampler = true}); }, "set shuffle");
+  expect_error<ConfigError>(
+      [&] { make({.use_seedable_sampler = true}); }, "set shuffle");
 }
 
 TEST(LengthBucketSampler, GroupsEverySampleOnceByLengthWithinItsLimits) {
@@ -114,7 +147,8 @@ TEST(LengthBucketSampler, GroupsEverySampleOnceByLengthWithinItsLimits) {
         rc::gen::inRange<std::int64_t>(1, 60));
     const LengthBucketOptions options{
         .batch_size = *rc::gen::inRange<std::int64_t>(1, 9),
-        .max_items = *rc::gen::element(std::optional<std::int64_t>(), std::optional<std::int64_t>(100)),
+        .max_items = *rc::gen::element(
+            std::optional<std::int64_t>(), std::optional<std::int64_t>(100)),
         .shuffle = *rc::gen::arbitrary<bool>(),
         .batches_in_pool = *rc::gen::inRange<std::int64_t>(1, 5)};
     LengthBucketSampler sampler(lengths, options);
@@ -130,17 +164,22 @@ TEST(LengthBucketSampler, GroupsEverySampleOnceByLengthWithinItsLimits) {
         longest = std::max(longest, lengths[static_cast<std::size_t>(index)]);
       }
       if (options.max_items && batch.size() > 1) {
-        RC_ASSERT(longest * static_cast<std::int64_t>(batch.size()) <= *options.max_items);
+        RC_ASSERT(
+            longest * static_cast<std::int64_t>(batch.size()) <=
+            *options.max_items);
       }
     }
-    RC_ASSERT(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
+    RC_ASSERT(std::all_of(
+        seen.begin(), seen.end(), [](int times) { return times == 1; }));
   }));
 }
 
 TEST(LengthBucketSampler, PadsLessThanChance) {
   std::vector<std::int64_t> lengths;
-  for (std::int64_t i = 0; i < 2000; ++i) lengths.push_back(1 + (i * 7919) % 500);
-  LengthBucketSampler sampler(lengths, {.batch_size = 20, .batches_in_pool = 20});
+  for (std::int64_t i = 0; i < 2000; ++i)
+    lengths.push_back(1 + (i * 7919) % 500);
+  LengthBucketSampler sampler(
+      lengths, {.batch_size = 20, .batches_in_pool = 20});
   sampler.begin_pass(1, 0);
   std::int64_t items = 0, padded = 0;
   for (std::int64_t i = 0; i < sampler.size(); ++i) {

@@ -12,18 +12,23 @@ namespace {
 using testing::expect_error;
 using testing::run_on_ranks;
 
-using Row = std::tuple<std::map<std::string, torch::Tensor>, std::vector<torch::Tensor>, double>;
+using Row = std::tuple<
+    std::map<std::string, torch::Tensor>,
+    std::vector<torch::Tensor>,
+    double>;
 
 // Nested samples; counts what it was asked for.
 class NestedStream {
  public:
-  explicit NestedStream(int size, int broken = -1) : size_(size), broken_(broken) {}
+  explicit NestedStream(int size, int broken = -1)
+      : size_(size), broken_(broken) {}
   std::optional<Row> next() {
     if (next_ == size_) return std::nullopt;
     if (next_ == broken_) throw std::runtime_error("sample 3 is broken");
     const auto i = static_cast<double>(next_++);
     return Row{
-        {{"a", torch::full({2}, i)}, {"b", torch::full({}, i, torch::kBFloat16)}},
+        {{"a", torch::full({2}, i)},
+         {"b", torch::full({}, i, torch::kBFloat16)}},
         {torch::full({1, 2}, i, torch::kLong)},
         0.5};
   }
@@ -41,7 +46,8 @@ class NestedStream {
 TEST(SkipProgress, SaysHowFarItHasCome) {
   std::vector<std::string> said;
   const Logger logger(
-      [&](const LogRecord& record) { said.emplace_back(record.message); }, LogLevel::warning);
+      [&](const LogRecord& record) { said.emplace_back(record.message); },
+      LogLevel::warning);
   detail::SkipProgress patient(logger, 10);
   patient.say(1);
   EXPECT_TRUE(said.empty());
@@ -49,7 +55,9 @@ TEST(SkipProgress, SaysHowFarItHasCome) {
   eager.say(3);
   ASSERT_EQ(said.size(), 1U);
   EXPECT_EQ(
-      said[0], "resuming a stream that has no state of its own: 3 of 10 samples skipped");
+      said[0],
+      "resuming a stream that has no state of its own: 3 of 10 samples "
+      "skipped");
 }
 
 TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
@@ -57,8 +65,8 @@ TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
   run_on_ranks(3, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
     const bool is_main = accelerator.is_main_process();
-    auto loader = accelerator.prepare(DataLoader(
-        NestedStream(is_main ? 14 : 0), {.batch_size = 2}));
+    auto loader = accelerator.prepare(
+        DataLoader(NestedStream(is_main ? 14 : 0), {.batch_size = 2}));
     auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
     for (int epoch = 0; epoch < 2; ++epoch) {
       for (auto& [by_name, list, number] : loader) {
@@ -66,13 +74,18 @@ TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
         EXPECT_EQ(number, 0.5);
         EXPECT_EQ(by_name.at("a").size(1), 2);
         EXPECT_EQ(by_name.at("b").scalar_type(), torch::kBFloat16);
-        EXPECT_EQ(list[0].sizes(), (std::vector<std::int64_t>{by_name.at("a").size(0), 1, 2}));
-        for (const double value : listify(by_name.at("b"))) mine.push_back(value);
+        EXPECT_EQ(
+            list[0].sizes(),
+            (std::vector<std::int64_t>{by_name.at("a").size(0), 1, 2}));
+        for (const double value : listify(by_name.at("b")))
+          mine.push_back(value);
       }
       mine.push_back(-1);
     }
-    EXPECT_EQ(loader.dataset().epochs, is_main ? (std::vector<std::uint64_t>{0, 1})
-                                               : std::vector<std::uint64_t>{});
+    EXPECT_EQ(
+        loader.dataset().epochs,
+        is_main ? (std::vector<std::uint64_t>{0, 1})
+                : std::vector<std::uint64_t>{});
   });
   // The last two, over three ranks, and the first again.
   const std::vector<std::vector<double>> once{
@@ -85,7 +98,9 @@ TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
 }
 
 struct JoinTexts {
-  std::vector<std::string> operator()(std::vector<std::string> samples) const { return samples; }
+  std::vector<std::string> operator()(std::vector<std::string> samples) const {
+    return samples;
+  }
 };
 
 class Texts {
@@ -106,45 +121,56 @@ TEST(Dispatch, SendsObjects) {
   std::vector<std::vector<std::string>> seen(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
-    auto loader = accelerator.prepare(DataLoader(Texts(), {.batch_size = 2}, JoinTexts()));
+    auto loader = accelerator.prepare(
+        DataLoader(Texts(), {.batch_size = 2}, JoinTexts()));
     auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
     for (auto& batch : loader) {
       for (const auto& text : batch) mine.push_back(text);
-      for (const auto& text : accelerator.gather_for_metrics(batch)) mine.push_back("all " + text);
+      for (const auto& text : accelerator.gather_for_metrics(batch))
+        mine.push_back("all " + text);
     }
   });
   EXPECT_EQ(
-      seen[0], (std::vector<std::string>{
-                   "a", "bb", "all a", "all bb", "all ", "all d", "e", "all e"}));
+      seen[0],
+      (std::vector<std::string>{
+          "a", "bb", "all a", "all bb", "all ", "all d", "e", "all e"}));
   EXPECT_EQ(
       seen[1],
-      (std::vector<std::string>{"", "d", "all a", "all bb", "all ", "all d", "a", "all e"}));
+      (std::vector<std::string>{
+          "", "d", "all a", "all bb", "all ", "all d", "a", "all e"}));
 }
 
 TEST(Dispatch, CarriesAnErrorOfTheReaderToAllRanks) {
   std::vector<std::string> errors(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
-    auto loader = accelerator.prepare(DataLoader(NestedStream(9, 3), {.batch_size = 1}));
+    auto loader =
+        accelerator.prepare(DataLoader(NestedStream(9, 3), {.batch_size = 1}));
     try {
       for (auto& batch : loader) (void)batch;
     } catch (const std::exception& error) {
-      errors[static_cast<std::size_t>(accelerator.process_index())] = error.what();
+      errors[static_cast<std::size_t>(accelerator.process_index())] =
+          error.what();
     }
   });
   EXPECT_EQ(errors[0], "[data] sample 3: next() failed: sample 3 is broken");
-  EXPECT_THAT(errors[1], ::testing::AllOf(
-      ::testing::HasSubstr("rank 0"), ::testing::HasSubstr("sample 3 is broken")));
+  EXPECT_THAT(
+      errors[1],
+      ::testing::AllOf(
+          ::testing::HasSubstr("rank 0"),
+          ::testing::HasSubstr("sample 3 is broken")));
 }
 
 TEST(Dispatch, CanBeLeftEarlyAndBegunAgain) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
-    auto loader = accelerator.prepare(
-        DataLoader(TensorDataset{torch::arange(8)}, {.batch_size = 2, .dispatch_batches = true}));
+    auto loader = accelerator.prepare(DataLoader(
+        TensorDataset{torch::arange(8)},
+        {.batch_size = 2, .dispatch_batches = true}));
     EXPECT_EQ(loader.size(), 2);
     for (auto& [x] : loader) {
-      EXPECT_EQ(x[0].template item<std::int64_t>(), accelerator.process_index() * 2);
+      EXPECT_EQ(
+          x[0].template item<std::int64_t>(), accelerator.process_index() * 2);
       break;
     }
     int rounds = 0;
@@ -160,15 +186,22 @@ TEST(Stream, IsCutByEveryRankWithoutDispatch) {
     run_on_ranks(3, [&](const WorldOptions& world) {
       Accelerator accelerator({.world = world});
       auto loader = accelerator.prepare(DataLoader(
-          NestedStream(9), {.batch_size = 2, .even_batches = even, .dispatch_batches = false}));
+          NestedStream(9),
+          {.batch_size = 2, .even_batches = even, .dispatch_batches = false}));
       auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
       for (auto& [by_name, list, number] : loader) {
-        for (const double value : listify(by_name.at("b"))) mine.push_back(value);
+        for (const double value : listify(by_name.at("b")))
+          mine.push_back(value);
       }
     });
     EXPECT_EQ(seen[0], (std::vector<double>{0, 1, 6, 7}));
-    EXPECT_EQ(seen[1], even ? (std::vector<double>{2, 3, 8, 0}) : (std::vector<double>{2, 3, 8}));
-    EXPECT_EQ(seen[2], even ? (std::vector<double>{4, 5, 1, 2}) : (std::vector<double>{4, 5}));
+    EXPECT_EQ(
+        seen[1],
+        even ? (std::vector<double>{2, 3, 8, 0})
+             : (std::vector<double>{2, 3, 8}));
+    EXPECT_EQ(
+        seen[2],
+        even ? (std::vector<double>{4, 5, 1, 2}) : (std::vector<double>{4, 5}));
   }
 }
 

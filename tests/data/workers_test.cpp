@@ -76,14 +76,16 @@ TEST(Workers, GiveWhatTheLoopWouldReadItself) {
       options.shuffle = false;
     }
     DataLoader plain_stream(
-        Counter(size), {.batch_size = options.batch_size, .drop_last = options.drop_last});
+        Counter(size),
+        {.batch_size = options.batch_size, .drop_last = options.drop_last});
     DataLoader stream(Counter(size), options);
     RC_ASSERT(read(stream) == read(plain_stream));
   }));
 }
 
 TEST(Workers, MayBeLeftAnywhereAndBegunAgain) {
-  DataLoader loader(Identity{100}, {.batch_size = 3, .shuffle = true, .num_workers = 3});
+  DataLoader loader(
+      Identity{100}, {.batch_size = 3, .shuffle = true, .num_workers = 3});
   DataLoader plain(Identity{100}, {.batch_size = 3, .shuffle = true});
   for (int pass = 0; pass < 20; ++pass) {
     EXPECT_EQ(read(loader, pass), read(plain, pass));
@@ -95,7 +97,11 @@ TEST(Workers, MayBeLeftAnywhereAndBegunAgain) {
 
 TEST(Workers, GoOnWhereAStateSaysWithBatchesInFlight) {
   const DataLoaderOptions options{
-      .batch_size = 4, .shuffle = true, .data_seed = 3, .num_workers = 2, .prefetch_factor = 4};
+      .batch_size = 4,
+      .shuffle = true,
+      .data_seed = 3,
+      .num_workers = 2,
+      .prefetch_factor = 4};
   DataLoader whole(Identity{50}, options);
   const Values expected = read(whole);
   for (std::int64_t stop = 1; stop <= 13; ++stop) {
@@ -148,7 +154,11 @@ std::shared_ptr<Gated::Gate> make_gate(std::int64_t sample) {
 TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
   const auto gate = make_gate(2);
   DataLoader loader(
-      Gated{12, gate}, {.batch_size = 2, .num_workers = 2, .prefetch_factor = 3, .in_order = false});
+      Gated{12, gate},
+      {.batch_size = 2,
+       .num_workers = 2,
+       .prefetch_factor = 3,
+       .in_order = false});
   Values seen;
   StateDict state;
   for (auto& [x] : loader) {
@@ -167,7 +177,9 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
 
 TEST(Workers, ReadNoFurtherAheadThanTheyMay) {
   const auto gate = make_gate(0);
-  DataLoader loader(Gated{1000, gate}, {.batch_size = 1, .num_workers = 2, .prefetch_factor = 2});
+  DataLoader loader(
+      Gated{1000, gate},
+      {.batch_size = 1, .num_workers = 2, .prefetch_factor = 2});
   std::thread opener([&] {
     gate->reached.wait();
     // The other worker reads samples 1 to 3 and then waits for room.
@@ -197,13 +209,15 @@ struct Throwing {
 
 TEST(Workers, CarryAnExceptionToTheLoopInItsTurn) {
   for (const int num_workers : {0, 1, 3}) {
-    DataLoader loader(Throwing{13}, {.batch_size = 2, .num_workers = num_workers});
+    DataLoader loader(
+        Throwing{13}, {.batch_size = 2, .num_workers = num_workers});
     Values seen;
     try {
       for (auto& [x] : loader) seen.push_back(x[0].item<std::int64_t>());
       ADD_FAILURE() << "nothing was thrown";
     } catch (const DataError& error) {
-      EXPECT_STREQ(error.what(), "[data] sample 13: get() failed: file is torn");
+      EXPECT_STREQ(
+          error.what(), "[data] sample 13: get() failed: file is torn");
       EXPECT_THROW(std::rethrow_if_nested(error), Mistake);
     }
     EXPECT_EQ(seen, (Values{0, 2, 4, 6, 8, 10}));
@@ -218,14 +232,17 @@ TEST(Workers, CarryWhatIsNoStandardExceptionToo) {
     [[nodiscard]] std::tuple<torch::Tensor> get(std::int64_t) const { throw 7; }
   };
   DataLoader loader(Odd(), {.num_workers = 2});
-  expect_error<DataError>([&] { read(loader); }, "sample 0: get() failed: an exception of no");
+  expect_error<DataError>(
+      [&] { read(loader); }, "sample 0: get() failed: an exception of no");
 }
 
 TEST(Workers, NameTheSampleTheyAreStuckAt) {
   const auto gate = make_gate(5);
   DataLoader loader(
       Gated{8, gate},
-      {.batch_size = 2, .num_workers = 2, .timeout = std::chrono::milliseconds(50)});
+      {.batch_size = 2,
+       .num_workers = 2,
+       .timeout = std::chrono::milliseconds(50)});
   expect_error<Error>([&] { read(loader); }, "is reading sample 5");
   // Its thread was left behind; random access may go on beside it.
   gate->opened.count_down();
@@ -236,11 +253,14 @@ class RestorableCounter : public Counter {
  public:
   using Counter::Counter;
   [[nodiscard]] StateDict state_dict() const { return {{"next", next_}}; }
-  void load_state_dict(const StateDict& state) { next_ = state.get<std::int64_t>("next"); }
+  void load_state_dict(const StateDict& state) {
+    next_ = state.get<std::int64_t>("next");
+  }
 };
 
 TEST(Workers, LoseNothingOfAStreamOutOfOrder) {
-  const DataLoaderOptions options{.batch_size = 1, .num_workers = 3, .in_order = false};
+  const DataLoaderOptions options{
+      .batch_size = 1, .num_workers = 3, .in_order = false};
   DataLoader first(RestorableCounter(30), options);
   std::set<std::int64_t> seen;
   StateDict state;
@@ -257,7 +277,8 @@ TEST(Workers, LoseNothingOfAStreamOutOfOrder) {
 
 class StuckStream {
  public:
-  explicit StuckStream(std::shared_ptr<Gated::Gate> gate) : gate_(std::move(gate)) {}
+  explicit StuckStream(std::shared_ptr<Gated::Gate> gate)
+      : gate_(std::move(gate)) {}
   std::optional<std::tuple<torch::Tensor>> next() {
     if (next_ == gate_->sample) gate_->opened.wait();
     return std::tuple{torch::tensor(next_++)};
@@ -271,7 +292,8 @@ class StuckStream {
 TEST(Workers, DoNotReadAStreamBesideOneThatIsStuckInIt) {
   const auto gate = make_gate(3);
   DataLoader loader(
-      StuckStream(gate), {.num_workers = 2, .timeout = std::chrono::milliseconds(50)});
+      StuckStream(gate),
+      {.num_workers = 2, .timeout = std::chrono::milliseconds(50)});
   expect_error<Error>([&] { read(loader); }, "is reading sample 3");
   expect_error<Error>([&] { read(loader); }, "no new pass can begin");
   gate->opened.count_down();
@@ -280,7 +302,9 @@ TEST(Workers, DoNotReadAStreamBesideOneThatIsStuckInIt) {
 // Sample i is a random number.
 struct Dice {
   [[nodiscard]] std::int64_t size() const { return 24; }
-  [[nodiscard]] std::tuple<torch::Tensor> get(std::int64_t, at::Generator& generator) const {
+  [[nodiscard]] std::tuple<torch::Tensor> get(
+      std::int64_t,
+      at::Generator& generator) const {
     return {torch::randint(1'000'000, {}, generator, torch::kLong)};
   }
 };
@@ -290,15 +314,18 @@ struct Jitter {
       std::vector<std::tuple<torch::Tensor>> samples,
       at::Generator& generator) const {
     auto [x] = DefaultCollate()(std::move(samples));
-    return {x * 1000 + torch::randint(1000, x.sizes(), generator, torch::kLong)};
+    return {
+        x * 1000 + torch::randint(1000, x.sizes(), generator, torch::kLong)};
   }
 };
 
 TEST(Workers, GiveEachSampleRandomNumbersOfItsOwn) {
-  const DataLoaderOptions options{.batch_size = 4, .shuffle = true, .data_seed = 9};
+  const DataLoaderOptions options{
+      .batch_size = 4, .shuffle = true, .data_seed = 9};
   DataLoader plain(Dice(), options, Jitter());
   const Values expected = read(plain);
-  EXPECT_EQ(std::set<std::int64_t>(expected.begin(), expected.end()).size(), 24U);
+  EXPECT_EQ(
+      std::set<std::int64_t>(expected.begin(), expected.end()).size(), 24U);
   const Values second = read(plain);
   EXPECT_NE(second, expected);
 
@@ -324,7 +351,8 @@ TEST(Workers, SeeTheGradModeOfTheLoop) {
   struct Mode {
     [[nodiscard]] std::int64_t size() const { return 4; }
     [[nodiscard]] std::tuple<torch::Tensor> get(std::int64_t) const {
-      return {torch::tensor(static_cast<std::int64_t>(torch::GradMode::is_enabled()))};
+      return {torch::tensor(
+          static_cast<std::int64_t>(torch::GradMode::is_enabled()))};
     }
   };
   DataLoader loader(Mode(), {.num_workers = 2});
@@ -338,7 +366,8 @@ TEST(Workers, ReadForAllRanksToo) {
   run_on_ranks(3, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
     auto loader = accelerator.prepare(DataLoader(
-        Counter(20), {.batch_size = 2, .num_workers = 2, .prefetch_factor = 1}));
+        Counter(20),
+        {.batch_size = 2, .num_workers = 2, .prefetch_factor = 1}));
     auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
     for (int epoch = 0; epoch < 2; ++epoch) mine = read(loader);
     EXPECT_EQ(read(loader, 1).size(), 2U);
@@ -356,7 +385,8 @@ TEST(Workers, OutOfOrderKeepGatherForMetricsExact) {
         Identity{23}, {.batch_size = 2, .num_workers = 2, .in_order = false}));
     auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
     for (auto& [x] : loader) {
-      for (const std::int64_t value : listify(accelerator.gather_for_metrics(x))) {
+      for (const std::int64_t value :
+           listify(accelerator.gather_for_metrics(x))) {
         mine.push_back(value);
       }
     }
@@ -391,29 +421,44 @@ TEST(PrefetchReport, NamesTheBottleneck) {
            .wait_seconds = 1,
            .loop_seconds = 3})
           .text(),
-      "10 batches, 2 workers: read 3.000 s, collate 1.000 s, transfer 0.500 s; the loop waited "
-      "1.000 s (25 %) and worked 3.000 s: the loader is the bottleneck, reading takes longest");
-  const auto ends_with = [](const PrefetchReport& report, std::string_view end) {
+      "10 batches, 2 workers: read 3.000 s, collate 1.000 s, transfer 0.500 s; "
+      "the loop waited "
+      "1.000 s (25 %) and worked 3.000 s: the loader is the bottleneck, "
+      "reading takes longest");
+  const auto ends_with = [](const PrefetchReport& report,
+                            std::string_view end) {
     EXPECT_TRUE(report.text().ends_with(end)) << report.text();
   };
   ends_with({}, "nothing was read");
-  ends_with({.num_batches = 1, .wait_seconds = 1, .loop_seconds = 99}, "the loop is the bottleneck");
-  ends_with({.num_batches = 1, .collate_seconds = 1, .wait_seconds = 1}, "collating takes longest");
-  ends_with({.num_batches = 1, .transfer_seconds = 1, .wait_seconds = 1}, "transfer takes longest");
+  ends_with(
+      {.num_batches = 1, .wait_seconds = 1, .loop_seconds = 99},
+      "the loop is the bottleneck");
+  ends_with(
+      {.num_batches = 1, .collate_seconds = 1, .wait_seconds = 1},
+      "collating takes longest");
+  ends_with(
+      {.num_batches = 1, .transfer_seconds = 1, .wait_seconds = 1},
+      "transfer takes longest");
 }
 
 TEST(Workers, RefuseOptionsThatContradict) {
-  const auto refuse = [](const DataLoaderOptions& options, const std::string& phrase) {
-    expect_error<ConfigError>([&] { DataLoader loader(Identity{4}, options); }, phrase);
+  const auto refuse = [](const DataLoaderOptions& options,
+                         const std::string& phrase) {
+    expect_error<ConfigError>(
+        [&] { DataLoader loader(Identity{4}, options); }, phrase);
   };
   refuse({.num_workers = -1}, "num_workers is -1");
   refuse({.num_workers = 1, .prefetch_factor = 0}, "prefetch_factor is 0");
   refuse({.prefetch_factor = 2}, "set num_workers");
   refuse({.in_order = false}, "set num_workers");
   refuse({.timeout = std::chrono::milliseconds(1)}, "set num_workers");
-  refuse({.num_workers = 1, .timeout = std::chrono::milliseconds(-1)}, "timeout is -1 ms");
+  refuse(
+      {.num_workers = 1, .timeout = std::chrono::milliseconds(-1)},
+      "timeout is -1 ms");
   // All at once.
-  refuse({.use_seedable_sampler = true, .num_workers = -1}, "set shuffle; num_workers is -1");
+  refuse(
+      {.use_seedable_sampler = true, .num_workers = -1},
+      "set shuffle; num_workers is -1");
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ void run(const std::string& what) {
   const accelerate::Group& group = accelerator.world().group();
   const bool is_bad = accelerator.is_last_process();
   group.all_reduce(at::ones({4}));
-  if (what == "throw" && is_bad) throw std::runtime_error("the user's own mistake");
+  if (what == "throw" && is_bad)
+    throw std::runtime_error("the user's own mistake");
   if (what == "kill" && is_bad) std::raise(SIGKILL);
   if (what == "silent" && is_bad) std::raise(SIGSTOP);
   if (what == "leave" && is_bad) std::exit(0);

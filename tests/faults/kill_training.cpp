@@ -38,7 +38,13 @@ class Run {
     std::vector<char*> arguments;
     for (std::string& word : command) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    if (posix_spawn(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ) != 0) {
+    if (posix_spawn(
+            &pid_,
+            arguments[0],
+            &actions,
+            nullptr,
+            arguments.data(),
+            environ) != 0) {
       std::cerr << "cannot start " << command[0] << '\n';
       std::exit(2);
     }
@@ -53,7 +59,8 @@ class Run {
   /// Until its first step is done, or it has ended.
   void wait_for_training() const {
     char byte = 0;
-    while (read(out_, &byte, 1) == 1 && byte != '\n') {}
+    while (read(out_, &byte, 1) == 1 && byte != '\n') {
+    }
   }
   void kill() const { ::kill(pid_, SIGKILL); }
   /// Whether it came to its end; false if it was killed before.
@@ -81,12 +88,17 @@ std::vector<char> seen_in(const TemporaryFolder& folder) {
 int main(int argc, char** argv) {
   const std::string rank = argv[1];
   const int num_kills = std::atoi(argv[2]);
-  std::mt19937 random(argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 1U);
-  const auto draw = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
-  const std::vector<std::string> kinds{"samples", "stream", "restorable_stream"};
+  std::mt19937 random(
+      argc > 3 ? static_cast<unsigned>(std::atoi(argv[3])) : 1U);
+  const auto draw = [&](int most) {
+    return std::uniform_int_distribution<int>(0, most)(random);
+  };
+  const std::vector<std::string> kinds{
+      "samples", "stream", "restorable_stream"};
   int killed = 0, num_runs = 0, num_different = 0;
   while (killed < num_kills) {
-    const std::string kind = kinds[static_cast<std::size_t>(num_runs) % kinds.size()];
+    const std::string kind =
+        kinds[static_cast<std::size_t>(num_runs) % kinds.size()];
     const std::string seed = std::to_string(++num_runs);
     const TemporaryFolder whole, broken;
     const Run uninterrupted({rank, whole.path().string(), kind, "1", seed});

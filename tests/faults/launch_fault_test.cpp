@@ -14,13 +14,15 @@ using testing::run_tool;
 using testing::ToolResult;
 
 ToolResult launch(int count, const std::string& what) {
-  return run_tool({"launch", "--num_processes", std::to_string(count), FAULT_RANK, what});
+  return run_tool(
+      {"launch", "--num_processes", std::to_string(count), FAULT_RANK, what});
 }
 
 TEST(Fault, OfOneRankIsSaidLastAndEndsAll) {
   const ToolResult result = launch(3, "throw");
   EXPECT_EQ(result.code, 3);
-  EXPECT_TRUE(result.err.ends_with("    the user's own mistake\n")) << result.err;
+  EXPECT_TRUE(result.err.ends_with("    the user's own mistake\n"))
+      << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank 2 (process"));
 }
 
@@ -46,13 +48,15 @@ TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {
 TEST(Fault, OfWrongDegreesIsOneClearMessage) {
   const ToolResult result = launch(2, "shard");
   EXPECT_EQ(result.code, 3);
-  EXPECT_THAT(result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
+  EXPECT_THAT(
+      result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
 }
 
 TEST(Fault, OfASampleOnOneRankEndsAllAndNamesTheSample) {
   const ToolResult result = launch(2, "torn_data");
   EXPECT_EQ(result.code, 3);
-  EXPECT_TRUE(result.err.ends_with("    [data] sample 5: get() failed: the file is torn\n"))
+  EXPECT_TRUE(result.err.ends_with(
+      "    [data] sample 5: get() failed: the file is torn\n"))
       << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
 }
@@ -63,7 +67,13 @@ TEST(LogLevel, OfTheLauncherDecidesWhatIsSaid) {
   EXPECT_THAT(usual.err, HasSubstr("[0] [accelerate rank 0] warning"));
   EXPECT_THAT(usual.err, HasSubstr("tensors of no prepared model"));
   const ToolResult quiet = run_tool(
-      {"launch", "--num_processes", "2", "--log_level", "error", FAULT_RANK, "stranger"});
+      {"launch",
+       "--num_processes",
+       "2",
+       "--log_level",
+       "error",
+       FAULT_RANK,
+       "stranger"});
   EXPECT_EQ(quiet.code, 0);
   EXPECT_EQ(quiet.err, "");
 }
@@ -75,8 +85,8 @@ TEST(CleanExit, HoldsForManyProgramsThatJustEnd) {
   for (int round = 0; round < kRounds; ++round) {
     std::vector<std::unique_ptr<testing::Tool>> tools;
     for (int i = 0; i < kAtOnce; ++i) {
-      tools.push_back(std::make_unique<testing::Tool>(
-          std::vector<std::string>{"launch", "--num_processes", "2", FAULT_RANK, "clean"}));
+      tools.push_back(std::make_unique<testing::Tool>(std::vector<std::string>{
+          "launch", "--num_processes", "2", FAULT_RANK, "clean"}));
     }
     for (const auto& tool : tools) {
       const ToolResult result = tool->wait();

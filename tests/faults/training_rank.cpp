@@ -27,7 +27,8 @@ constexpr std::uint64_t kEpochs = 3;
 
 using Sample = std::tuple<torch::Tensor, torch::Tensor>;
 Sample sample(std::int64_t i) {
-  return {torch::full({4}, static_cast<double>(i) / kSamples), torch::tensor(i)};
+  return {
+      torch::full({4}, static_cast<double>(i) / kSamples), torch::tensor(i)};
 }
 
 struct Samples {
@@ -49,7 +50,9 @@ class Stream {
 class RestorableStream : public Stream {
  public:
   [[nodiscard]] StateDict state_dict() const { return {{"next", next_}}; }
-  void load_state_dict(const StateDict& state) { next_ = state.get<std::int64_t>("next"); }
+  void load_state_dict(const StateDict& state) {
+    next_ = state.get<std::int64_t>("next");
+  }
 };
 
 // What was seen is kept in one file, which only grows; how much of it counts,
@@ -60,31 +63,38 @@ class Journal {
       : seen_path_(folder / "seen"), state_path_(folder / "state") {
     std::ifstream file(state_path_);
     std::int64_t epoch = 0, position = 0, seed = 0, next = 0;
-    has_state_ = static_cast<bool>(file >> num_seen_ >> epoch >> position >> seed >> next);
+    has_state_ = static_cast<bool>(
+        file >> num_seen_ >> epoch >> position >> seed >> next);
     if (has_state_) {
       state_ = {{"epoch", epoch}, {"position", position}, {"seed", seed}};
       if (next >= 0) state_.set("stream", StateDict{{"next", next}});
     }
     std::ofstream(seen_path_, std::ios::app).close();
     std::filesystem::resize_file(
-        seen_path_, static_cast<std::uintmax_t>(num_seen_) * sizeof(std::int64_t));
+        seen_path_,
+        static_cast<std::uintmax_t>(num_seen_) * sizeof(std::int64_t));
     seen_.open(seen_path_, std::ios::binary | std::ios::app);
   }
-  [[nodiscard]] const StateDict* state() const { return has_state_ ? &state_ : nullptr; }
+  [[nodiscard]] const StateDict* state() const {
+    return has_state_ ? &state_ : nullptr;
+  }
 
-  void commit(const std::vector<std::int64_t>& samples, const StateDict& state) {
+  void commit(
+      const std::vector<std::int64_t>& samples,
+      const StateDict& state) {
     seen_.write(
         reinterpret_cast<const char*>(samples.data()),
         static_cast<std::streamsize>(samples.size() * sizeof(std::int64_t)));
     seen_.flush();
     num_seen_ += static_cast<std::int64_t>(samples.size());
     const std::string part = state_path_.string() + ".part";
-    std::ofstream(part) << num_seen_ << ' ' << state.get<std::int64_t>("epoch") << ' '
-                        << state.get<std::int64_t>("position") << ' '
-                        << state.get<std::int64_t>("seed") << ' '
-                        << (state.contains("stream")
-                                ? state.get<StateDict>("stream").get<std::int64_t>("next")
-                                : -1);
+    std::ofstream(part)
+        << num_seen_ << ' ' << state.get<std::int64_t>("epoch") << ' '
+        << state.get<std::int64_t>("position") << ' '
+        << state.get<std::int64_t>("seed") << ' '
+        << (state.contains("stream")
+                ? state.get<StateDict>("stream").get<std::int64_t>("next")
+                : -1);
     std::filesystem::rename(part, state_path_);
   }
 
@@ -97,7 +107,11 @@ class Journal {
 };
 
 template <class Dataset>
-void train(const Dataset& dataset, Journal& journal, int num_ranks, std::uint64_t seed) {
+void train(
+    const Dataset& dataset,
+    Journal& journal,
+    int num_ranks,
+    std::uint64_t seed) {
   constexpr bool is_stream = !requires { dataset.size(); };
   const DataLoaderOptions options{
       .batch_size = 4,
@@ -113,7 +127,8 @@ void train(const Dataset& dataset, Journal& journal, int num_ranks, std::uint64_
     context.batch_rank = rank;
     context.batch_count = num_ranks;
     loaders.back()->attach(std::move(context));
-    if (journal.state() != nullptr) loaders.back()->load_state_dict(*journal.state());
+    if (journal.state() != nullptr)
+      loaders.back()->load_state_dict(*journal.state());
   }
   torch::nn::Linear net(4, 1);
   torch::optim::SGD sgd(net->parameters(), 0.1);
@@ -127,12 +142,14 @@ void train(const Dataset& dataset, Journal& journal, int num_ranks, std::uint64_
       for (auto& pass : passes) {
         if (pass == accelerate::detail::EndOfPass()) continue;
         auto& [inputs, numbers] = *pass;
-        for (const std::int64_t i : accelerate::listify(numbers)) seen.push_back(i);
+        for (const std::int64_t i : accelerate::listify(numbers))
+          seen.push_back(i);
         net->forward(inputs).square().mean().backward();
       }
       sgd.step();
       journal.commit(seen, loaders.front()->state_dict());
-      if (std::exchange(is_first_step, false)) std::cout << "training" << std::endl;
+      if (std::exchange(is_first_step, false))
+        std::cout << "training" << std::endl;
       for (auto& pass : passes) {
         if (pass != accelerate::detail::EndOfPass()) ++pass;
       }

@@ -20,7 +20,9 @@ torch::nn::Linear fixed_net() {
   torch::nn::Linear net(torch::nn::LinearOptions(3, 2));
   net->to(torch::kDouble);
   const torch::NoGradGuard no_grad;
-  net->weight.copy_(torch::tensor({0.3, -0.2, 0.9, -0.5, 0.4, 0.1}, torch::kDouble).view({2, 3}));
+  net->weight.copy_(
+      torch::tensor({0.3, -0.2, 0.9, -0.5, 0.4, 0.1}, torch::kDouble)
+          .view({2, 3}));
   net->bias.copy_(torch::tensor({0.2, -0.7}, torch::kDouble));
   return net;
 }
@@ -33,12 +35,15 @@ struct TrainRank {
 
 using Key = std::tuple<int, int, bool>;  // ranks, window, sync_each_batch
 
-RankPool<TrainRank>& pool_of(std::map<Key, std::unique_ptr<RankPool<TrainRank>>>& pools, Key key) {
+RankPool<TrainRank>& pool_of(
+    std::map<Key, std::unique_ptr<RankPool<TrainRank>>>& pools,
+    Key key) {
   auto& pool = pools[key];
   if (!pool) {
     const auto [ranks, window, sync_each_batch] = key;
     pool = std::make_unique<RankPool<TrainRank>>(
-        ranks, [window = window, each = sync_each_batch](const WorldOptions& world) {
+        ranks,
+        [window = window, each = sync_each_batch](const WorldOptions& world) {
           Accelerator accelerator(
               {.gradient_accumulation_steps = window,
                .gradient_accumulation = {.sync_each_batch = each},
@@ -60,10 +65,12 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
     const bool is_even = *rc::gen::arbitrary<bool>();
     const auto seed = *rc::gen::arbitrary<std::uint64_t>();
     // Items of each micro-step and rank; equal ones need no counting.
-    std::vector<int> items(static_cast<std::size_t>(ranks * window), *rc::gen::inRange(1, 9));
+    std::vector<int> items(
+        static_cast<std::size_t>(ranks * window), *rc::gen::inRange(1, 9));
     if (!is_even) {
-      for (int& count : items) count = *rc::gen::weightedOneOf<int>(
-          {{1, rc::gen::just(0)}, {4, rc::gen::inRange(1, 9)}});
+      for (int& count : items)
+        count = *rc::gen::weightedOneOf<int>(
+            {{1, rc::gen::just(0)}, {4, rc::gen::inRange(1, 9)}});
     }
     std::int64_t total = 0;
     for (const int count : items) total += count;
@@ -78,28 +85,35 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
     }
     std::vector<char> agrees(static_cast<std::size_t>(ranks), 0);
     pool_of(pools, {ranks, window, sync_each_batch}).run([&](TrainRank& rank) {
-      const auto me = static_cast<std::size_t>(rank.accelerator.process_index());
+      const auto me =
+          static_cast<std::size_t>(rank.accelerator.process_index());
       std::int64_t begin = 0;
       for (int m = 0; m < window; ++m) {
         const auto micro_step = rank.accelerator.accumulate(rank.model);
         for (std::size_t r = 0; r < static_cast<std::size_t>(ranks); ++r) {
-          const std::int64_t count = items[static_cast<std::size_t>(m * ranks) + r];
+          const std::int64_t count =
+              items[static_cast<std::size_t>(m * ranks) + r];
           if (r == me) {
             // With a masked row; where it is alone, the mean is no number.
             const auto rows = torch::cat(
-                {x.narrow(0, begin, count), torch::ones({1, 3}, torch::kDouble)});
+                {x.narrow(0, begin, count),
+                 torch::ones({1, 3}, torch::kDouble)});
             const auto labels = torch::cat(
-                {y.narrow(0, begin, count), torch::full({1}, -100, torch::kLong)});
+                {y.narrow(0, begin, count),
+                 torch::full({1}, -100, torch::kLong)});
             BackwardOptions options;
             if (!is_even) options.num_items = count;
-            rank.accelerator.backward(F::cross_entropy(rank.model(rows), labels), options);
+            rank.accelerator.backward(
+                F::cross_entropy(rank.model(rows), labels), options);
           }
           begin += count;
         }
       }
       agrees[me] =
-          torch::allclose(rank.net->weight.grad(), whole->weight.grad(), 1e-9, 1e-12) &&
-          torch::allclose(rank.net->bias.grad(), whole->bias.grad(), 1e-9, 1e-12);
+          torch::allclose(
+              rank.net->weight.grad(), whole->weight.grad(), 1e-9, 1e-12) &&
+          torch::allclose(
+              rank.net->bias.grad(), whole->bias.grad(), 1e-9, 1e-12);
       rank.net->weight.mutable_grad().reset();
       rank.net->bias.mutable_grad().reset();
     });

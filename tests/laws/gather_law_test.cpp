@@ -42,8 +42,6 @@ class Stream {
   std::int64_t next_ = 0;
 };
 
-
-
 std::string name_of(std::int64_t sample) {
   return std::string("s").append(std::to_string(sample));
 }
@@ -57,10 +55,8 @@ std::vector<T> sorted(std::vector<T> values) {
 // Everything that a pass gives, by batches of another shape and dtype, or of
 // texts.
 template <class Loader>
-std::vector<std::int64_t> gather_all(
-    const Accelerator& accelerator,
-    Loader loader,
-    const Case& how) {
+std::vector<std::int64_t>
+gather_all(const Accelerator& accelerator, Loader loader, const Case& how) {
   std::vector<std::int64_t> gathered;
   for (auto& [samples] : skip_first_batches(loader, how.num_skipped)) {
     if (how.as_objects) {
@@ -76,7 +72,8 @@ std::vector<std::int64_t> gather_all(
     const at::Tensor all = accelerator.gather_for_metrics(
         samples.to(torch::kDouble).view({-1, 1, 1}).expand({-1, 2, 1}));
     for (std::int64_t i = 0; i < all.size(0); ++i) {
-      gathered.push_back(static_cast<std::int64_t>(all[i][1][0].template item<double>()));
+      gathered.push_back(
+          static_cast<std::int64_t>(all[i][1][0].template item<double>()));
     }
   }
   return gathered;
@@ -86,8 +83,11 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
   constexpr int kMaxRanks = 4;
   std::array<std::unique_ptr<RankPool<Accelerator>>, kMaxRanks> pools;
   for (int ranks = 1; ranks <= kMaxRanks; ++ranks) {
-    pools[static_cast<std::size_t>(ranks - 1)] = std::make_unique<RankPool<Accelerator>>(
-        ranks, [](const WorldOptions& world) { return Accelerator({.world = world}); });
+    pools[static_cast<std::size_t>(ranks - 1)] =
+        std::make_unique<RankPool<Accelerator>>(
+            ranks, [](const WorldOptions& world) {
+              return Accelerator({.world = world});
+            });
   }
   expect_law(10'000, [&] {
     const int ranks = *rc::gen::inRange(1, kMaxRanks + 1);
@@ -101,32 +101,41 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
         .as_objects = *rc::gen::arbitrary<bool>(),
         .is_stream = *rc::gen::arbitrary<bool>(),
         .is_dispatched = *rc::gen::arbitrary<bool>(),
-        .num_skipped = *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 1}, {1, 2}})};
+        .num_skipped =
+            *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 1}, {1, 2}})};
     if (how.is_stream) how.shuffle = false;
     if (how.split_batches) how.batch_size *= ranks;
-    std::vector<std::vector<std::int64_t>> gathered(static_cast<std::size_t>(ranks));
-    pools[static_cast<std::size_t>(ranks - 1)]->run([&](Accelerator& accelerator) {
-      const auto rank = static_cast<std::size_t>(accelerator.process_index());
-      const DataLoaderOptions options{
-          .batch_size = how.batch_size,
-          .shuffle = how.shuffle,
-          .drop_last = how.drop_last,
-          .split_batches = how.split_batches,
-          .dispatch_batches = how.is_dispatched,
-          .data_seed = how.seed};
-      if (how.is_stream) {
-        gathered[rank] = gather_all(
-            accelerator, accelerator.prepare(DataLoader(Stream(how.num_samples), options)), how);
-      } else {
-        gathered[rank] = gather_all(
-            accelerator,
-            accelerator.prepare(
-                DataLoader(TensorDataset{torch::arange(how.num_samples)}, options)),
-            how);
-      }
-    });
-    const std::int64_t round = how.split_batches ? how.batch_size : how.batch_size * ranks;
-    const std::int64_t whole = how.drop_last ? how.num_samples / round * round : how.num_samples;
+    std::vector<std::vector<std::int64_t>> gathered(
+        static_cast<std::size_t>(ranks));
+    pools[static_cast<std::size_t>(ranks - 1)]->run(
+        [&](Accelerator& accelerator) {
+          const auto rank =
+              static_cast<std::size_t>(accelerator.process_index());
+          const DataLoaderOptions options{
+              .batch_size = how.batch_size,
+              .shuffle = how.shuffle,
+              .drop_last = how.drop_last,
+              .split_batches = how.split_batches,
+              .dispatch_batches = how.is_dispatched,
+              .data_seed = how.seed};
+          if (how.is_stream) {
+            gathered[rank] = gather_all(
+                accelerator,
+                accelerator.prepare(
+                    DataLoader(Stream(how.num_samples), options)),
+                how);
+          } else {
+            gathered[rank] = gather_all(
+                accelerator,
+                accelerator.prepare(DataLoader(
+                    TensorDataset{torch::arange(how.num_samples)}, options)),
+                how);
+          }
+        });
+    const std::int64_t round =
+        how.split_batches ? how.batch_size : how.batch_size * ranks;
+    const std::int64_t whole =
+        how.drop_last ? how.num_samples / round * round : how.num_samples;
     const std::int64_t first = std::min(how.num_skipped * round, whole);
     for (const auto& of_rank : gathered) RC_ASSERT(of_rank == gathered[0]);
     const std::vector<std::int64_t> seen = sorted(gathered[0]);

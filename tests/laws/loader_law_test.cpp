@@ -38,7 +38,9 @@ class RestorableStream : public Stream {
  public:
   using Stream::Stream;
   [[nodiscard]] StateDict state_dict() const { return {{"next", next_}}; }
-  void load_state_dict(const StateDict& state) { next_ = state.get<std::int64_t>("next"); }
+  void load_state_dict(const StateDict& state) {
+    next_ = state.get<std::int64_t>("next");
+  }
 };
 
 struct AsList {
@@ -121,7 +123,8 @@ class Ranks {
       all.state = loaders_.front()->state_dict();
       for (auto& pass : passes) {
         // The last round of the reading stays in hand.
-        if (all.num_rounds + 1 < most_rounds && pass != detail::EndOfPass()) ++pass;
+        if (all.num_rounds + 1 < most_rounds && pass != detail::EndOfPass())
+          ++pass;
       }
     }
     return all;
@@ -150,7 +153,8 @@ Case any_case(int split_over) {
   options.drop_last = *rc::gen::arbitrary<bool>();
   options.even_batches = *rc::gen::arbitrary<bool>();
   options.num_workers = *rc::gen::inRange(0, 3);
-  if (options.num_workers > 0) options.prefetch_factor = *rc::gen::inRange(1, 4);
+  if (options.num_workers > 0)
+    options.prefetch_factor = *rc::gen::inRange(1, 4);
   chosen.epoch = *rc::gen::inRange<std::uint64_t>(0, 4);
   return chosen;
 }
@@ -164,12 +168,18 @@ void check_union(const Dataset& dataset, const Case& how, int count) {
   Samples expected(static_cast<std::size_t>(how.size));
   std::iota(expected.begin(), expected.end(), 0);
   std::sort(read.real.begin(), read.real.end());
-  const std::int64_t round = how.options.batch_size * (how.options.split_batches ? 1 : count);
+  const std::int64_t round =
+      how.options.batch_size * (how.options.split_batches ? 1 : count);
   if (how.options.drop_last) {
-    RC_ASSERT(static_cast<std::int64_t>(read.real.size()) == how.size / round * round);
+    RC_ASSERT(
+        static_cast<std::int64_t>(read.real.size()) ==
+        how.size / round * round);
     RC_ASSERT(read.num_repeated == 0);
-    RC_ASSERT(std::includes(expected.begin(), expected.end(), read.real.begin(), read.real.end()));
-    RC_ASSERT(std::adjacent_find(read.real.begin(), read.real.end()) == read.real.end());
+    RC_ASSERT(std::includes(
+        expected.begin(), expected.end(), read.real.begin(), read.real.end()));
+    RC_ASSERT(
+        std::adjacent_find(read.real.begin(), read.real.end()) ==
+        read.real.end());
     return;
   }
   RC_ASSERT(read.real == expected);
@@ -192,7 +202,8 @@ void check_resume(const Dataset& dataset, Case how, int before, int after) {
 
   Ranks<Dataset> first(dataset, how.options, before);
   first.set_epoch(how.epoch);
-  const auto stop = *rc::gen::inRange<std::int64_t>(1, uninterrupted.num_rounds + 1);
+  const auto stop =
+      *rc::gen::inRange<std::int64_t>(1, uninterrupted.num_rounds + 1);
   const auto head = first.read(stop, is_even);
 
   how.options.num_workers = *rc::gen::inRange(0, 3);

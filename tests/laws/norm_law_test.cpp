@@ -59,14 +59,19 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
       bool over_shard, over_tensor, has_gradient;
       at::ScalarType dtype;
     };
-    const auto rows = *rc::gen::container<std::vector<std::tuple<int, int, bool, bool, int>>>(
-        rc::gen::tuple(
-            rc::gen::inRange(0, 7), rc::gen::inRange(1, 5), rc::gen::arbitrary<bool>(),
-            rc::gen::arbitrary<bool>(), rc::gen::inRange(0, 4)));
+    const auto rows =
+        *rc::gen::container<std::vector<std::tuple<int, int, bool, bool, int>>>(
+            rc::gen::tuple(
+                rc::gen::inRange(0, 7),
+                rc::gen::inRange(1, 5),
+                rc::gen::arbitrary<bool>(),
+                rc::gen::arbitrary<bool>(),
+                rc::gen::inRange(0, 4)));
     const at::Generator generator = at::detail::createCPUGenerator(seed);
     std::vector<at::Tensor> whole;
     for (const auto& [height, width, over_shard, over_tensor, dtype] : rows) {
-      constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
+      constexpr at::ScalarType kDtypes[] = {
+          at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
       whole.push_back(at::randn({height, width}, generator).to(kDtypes[dtype]));
     }
     const double expected = norm_by_hand(whole, p);
@@ -78,11 +83,12 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
         at::Tensor part = whole[i];
         detail::Parameter row;
         for (const auto& [axis, is_split] :
-             {std::pair{Axis::shard, over_shard}, std::pair{Axis::tensor, over_tensor}}) {
+             {std::pair{Axis::shard, over_shard},
+              std::pair{Axis::tensor, over_tensor}}) {
           if (!is_split) continue;
           // Uneven parts, empty ones too.
-          part = part.tensor_split(rank.mesh.degree(axis))[static_cast<std::size_t>(
-              rank.mesh.coordinate(axis))];
+          part = part.tensor_split(rank.mesh.degree(
+              axis))[static_cast<std::size_t>(rank.mesh.coordinate(axis))];
           row.layout.split_axes.push_back(axis);
         }
         row.local = at::zeros_like(part).requires_grad_();

@@ -13,22 +13,25 @@ std::vector<Tensor> awkward_parameters(torch::ScalarType dtype) {
   const auto values = [&](std::vector<std::int64_t> shape, double phase) {
     std::int64_t n = 1;
     for (const auto size : shape) n *= size;
-    return torch::sin(torch::arange(n, torch::kDouble) + phase).view(shape).to(dtype);
+    return torch::sin(torch::arange(n, torch::kDouble) + phase)
+        .view(shape)
+        .to(dtype);
   };
   std::vector<Tensor> parameters{
       values({3, 4}, 0),
       values({}, 1),
       torch::empty({0, 5}, dtype),
-      values({4, 6}, 2).t(),                                      // dense, in another order
-      values({5, 8}, 3).narrow(1, 2, 3),                          // a cut: not dense
+      values({4, 6}, 2).t(),              // dense, in another order
+      values({5, 8}, 3).narrow(1, 2, 3),  // a cut: not dense
       values({2, 3, 2, 2}, 4).contiguous(at::MemoryFormat::ChannelsLast),
-      values({7}, 5)};                                            // never gets a gradient
+      values({7}, 5)};  // never gets a gradient
   for (Tensor& parameter : parameters) parameter.requires_grad_();
   return parameters;
 }
 
 template <class Optimizer, class Options>
-std::vector<Tensor> train(const Options& options, torch::ScalarType dtype, int steps) {
+std::vector<Tensor>
+train(const Options& options, torch::ScalarType dtype, int steps) {
   std::vector<Tensor> parameters = awkward_parameters(dtype);
   const std::vector<Tensor> first(parameters.begin(), parameters.begin() + 3);
   const std::vector<Tensor> second(parameters.begin() + 3, parameters.end());
@@ -46,9 +49,11 @@ std::vector<Tensor> train(const Options& options, torch::ScalarType dtype, int s
     }
     loss.backward();
     // A gradient of another order in memory than its parameter.
-    parameters[3].mutable_grad() = parameters[3].grad().clone(at::MemoryFormat::Contiguous);
+    parameters[3].mutable_grad() =
+        parameters[3].grad().clone(at::MemoryFormat::Contiguous);
     optimizer.step();
-    for (auto& group : optimizer.param_groups()) group.options().set_lr(group.options().get_lr() * 0.9);
+    for (auto& group : optimizer.param_groups())
+      group.options().set_lr(group.options().get_lr() * 0.9);
   }
   return parameters;
 }
@@ -62,7 +67,9 @@ void expect_same(const std::vector<Options>& all) {
       const auto theirs = train<Theirs>(options, dtype, 8);
       for (std::size_t i = 0; i < ours.size(); ++i) {
         EXPECT_TRUE(torch::allclose(ours[i], theirs[i], tolerance, tolerance))
-            << "parameter " << i << "\n" << ours[i] << "\n" << theirs[i];
+            << "parameter " << i << "\n"
+            << ours[i] << "\n"
+            << theirs[i];
       }
       // The fixture itself must train, or equality says nothing.
       EXPECT_FALSE(torch::allclose(ours[0], awkward_parameters(dtype)[0]));
@@ -73,38 +80,47 @@ void expect_same(const std::vector<Options>& all) {
 TEST(FusedOptimizers, AdamWIsThatOfLibTorch) {
   using Options = torch::optim::AdamWOptions;
   expect_same<optim::AdamW, torch::optim::AdamW, Options>(
-      {Options(0.1), Options(0.01).weight_decay(0.3).betas({0.8, 0.9}), Options(0.1).amsgrad(true).eps(1e-4)});
+      {Options(0.1),
+       Options(0.01).weight_decay(0.3).betas({0.8, 0.9}),
+       Options(0.1).amsgrad(true).eps(1e-4)});
 }
 
 TEST(FusedOptimizers, AdamIsThatOfLibTorch) {
   using Options = torch::optim::AdamOptions;
   expect_same<optim::Adam, torch::optim::Adam, Options>(
-      {Options(0.1), Options(0.01).weight_decay(0.3).betas({0.8, 0.9}), Options(0.1).amsgrad(true).eps(1e-4)});
+      {Options(0.1),
+       Options(0.01).weight_decay(0.3).betas({0.8, 0.9}),
+       Options(0.1).amsgrad(true).eps(1e-4)});
 }
 
 TEST(FusedOptimizers, SgdIsThatOfLibTorch) {
   using Options = torch::optim::SGDOptions;
   expect_same<optim::SGD, torch::optim::SGD, Options>(
-      {Options(0.01), Options(0.01).weight_decay(0.1), Options(0.01).momentum(0.9),
-       Options(0.01).momentum(0.8).dampening(0.3), Options(0.01).momentum(0.9).nesterov(true)});
+      {Options(0.01),
+       Options(0.01).weight_decay(0.1),
+       Options(0.01).momentum(0.9),
+       Options(0.01).momentum(0.8).dampening(0.3),
+       Options(0.01).momentum(0.9).nesterov(true)});
 }
 
 TEST(FusedOptimizers, AdagradIsThatOfLibTorch) {
   using Options = torch::optim::AdagradOptions;
   expect_same<optim::Adagrad, torch::optim::Adagrad, Options>(
-      {Options(0.1), Options(0.1).lr_decay(0.1).weight_decay(0.01),
+      {Options(0.1),
+       Options(0.1).lr_decay(0.1).weight_decay(0.01),
        Options(0.1).initial_accumulator_value(0.5).eps(1e-3)});
 }
 
 TEST(FusedOptimizers, TakeOverTheStateThatLibTorchSaved) {
   const auto parameter = [] { return torch::ones({3}).requires_grad_(); };
-  const auto run = [](torch::optim::Optimizer& optimizer, const Tensor& p, int steps) {
-    for (int i = 0; i < steps; ++i) {
-      optimizer.zero_grad();
-      (p * torch::tensor({1., 2., 3.})).square().sum().backward();
-      optimizer.step();
-    }
-  };
+  const auto run =
+      [](torch::optim::Optimizer& optimizer, const Tensor& p, int steps) {
+        for (int i = 0; i < steps; ++i) {
+          optimizer.zero_grad();
+          (p * torch::tensor({1., 2., 3.})).square().sum().backward();
+          optimizer.step();
+        }
+      };
   Tensor p = parameter(), q = parameter();
   torch::optim::AdamW theirs({p}, torch::optim::AdamWOptions(0.1));
   run(theirs, p, 3);
@@ -135,7 +151,8 @@ TEST(FusedOptimizers, ReturnWhatTheClosureComputed) {
 }
 
 TEST(FusedOptimizers, RefuseSparseGradients) {
-  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  torch::nn::Embedding embedding(
+      torch::nn::EmbeddingOptions(4, 2).sparse(true));
   optim::SGD sgd(embedding->parameters(), torch::optim::SGDOptions(0.5));
   embedding(torch::tensor({1, 2})).sum().backward();
   expect_error<ConfigError>([&] { sgd.step(); }, "sparse gradient");
@@ -145,7 +162,8 @@ WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
 TEST(MasterWeights, KeepWhatBf16WouldRoundAway) {
   for (const bool master_weights : {false, true}) {
-    Accelerator accelerator({.master_weights = master_weights, .world = alone()});
+    Accelerator accelerator(
+        {.master_weights = master_weights, .world = alone()});
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     {
       torch::NoGradGuard no_grad;
@@ -157,7 +175,8 @@ TEST(MasterWeights, KeepWhatBf16WouldRoundAway) {
     const auto x = torch::ones({1, 1}, torch::kBFloat16);
     for (int step = 0; step < 64; ++step) {
       accelerator.backward(model(x).sum());
-      EXPECT_DOUBLE_EQ(accelerator.clip_grad_norm_(model, 10).item<double>(), 1);
+      EXPECT_DOUBLE_EQ(
+          accelerator.clip_grad_norm_(model, 10).item<double>(), 1);
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -169,7 +188,10 @@ TEST(MasterWeights, KeepWhatBf16WouldRoundAway) {
 
 TEST(MasterWeights, TrainAHalfPrecisionModelWithScaledLosses) {
   Accelerator accelerator(
-      {.mixed_precision = Precision::fp16, .grad_scaler = {.init_scale = 1024}, .master_weights = true, .world = alone()});
+      {.mixed_precision = Precision::fp16,
+       .grad_scaler = {.init_scale = 1024},
+       .master_weights = true,
+       .world = alone()});
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   {
     torch::NoGradGuard no_grad;
@@ -184,7 +206,8 @@ TEST(MasterWeights, TrainAHalfPrecisionModelWithScaledLosses) {
   };
   accelerator.backward(loss(1e-8));
   optimizer.step();
-  EXPECT_GT(optimizer.inner().param_groups()[0].params()[0].grad().item<double>(), 0);
+  EXPECT_GT(
+      optimizer.inner().param_groups()[0].params()[0].grad().item<double>(), 0);
   optimizer.zero_grad();
   accelerator.backward(loss(INFINITY));
   optimizer.step();

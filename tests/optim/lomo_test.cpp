@@ -9,22 +9,30 @@ using testing::expect_error;
 using torch::Tensor;
 
 torch::nn::Sequential fixed_net() {
-  torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::Tanh(), torch::nn::Linear(4, 2));
+  torch::nn::Sequential net(
+      torch::nn::Linear(3, 4), torch::nn::Tanh(), torch::nn::Linear(4, 2));
   torch::NoGradGuard no_grad;
   double phase = 0;
   for (Tensor& p : net->parameters()) {
-    p.copy_(torch::sin(torch::arange(p.numel(), torch::kFloat) + phase++).view(p.sizes()));
+    p.copy_(torch::sin(torch::arange(p.numel(), torch::kFloat) + phase++)
+                .view(p.sizes()));
   }
   return net;
 }
 
 Tensor loss_of(torch::nn::Sequential& net, double factor = 1) {
-  return net->forward(torch::tensor({{0.5f, -1.f, 2.f}, {1.f, 0.f, -1.f}})).square().sum() * factor;
+  return net->forward(torch::tensor({{0.5f, -1.f, 2.f}, {1.f, 0.f, -1.f}}))
+             .square()
+             .sum() *
+      factor;
 }
 
-void expect_equal(const torch::nn::Sequential& a, const torch::nn::Sequential& b) {
+void expect_equal(
+    const torch::nn::Sequential& a,
+    const torch::nn::Sequential& b) {
   const auto p = a->parameters(), q = b->parameters();
-  for (std::size_t i = 0; i < p.size(); ++i) EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6)) << i;
+  for (std::size_t i = 0; i < p.size(); ++i)
+    EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6)) << i;
 }
 
 TEST(Lomo, IsGradientDescentThatKeepsNoGradient) {
@@ -80,16 +88,19 @@ TEST(AdaLomo, TakesStepsOfTheSizeOfTheParameter) {
 
 TEST(AdaLomo, LowersTheLossOfANet) {
   auto net = fixed_net();
-  optim::AdaLomo adalomo(net->parameters(), {.weight_decay = 0.01, .clip_grad_norm = 1.0});
+  optim::AdaLomo adalomo(
+      net->parameters(), {.weight_decay = 0.01, .clip_grad_norm = 1.0});
   const double before = loss_of(net).item<double>();
-  for (int step = 0; step < 30; ++step) adalomo.fused_backward(loss_of(net), 0.05);
+  for (int step = 0; step < 30; ++step)
+    adalomo.fused_backward(loss_of(net), 0.05);
   EXPECT_LT(loss_of(net).item<double>(), before / 10);
 }
 
 TEST(Lomo, RefusesAParameterThatAnotherOneUpdates) {
   auto net = fixed_net();
   optim::Lomo lomo(net->parameters());
-  expect_error<ConfigError>([&] { optim::Lomo other(net->parameters()); }, "another optimizer");
+  expect_error<ConfigError>(
+      [&] { optim::Lomo other(net->parameters()); }, "another optimizer");
 }
 
 }  // namespace

@@ -5,15 +5,17 @@
 namespace accelerate {
 namespace {
 
-using testing::expect_error;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
+using testing::expect_error;
 using ::testing::Pointwise;
 
 // An SGD of one parameter and rate 1.
 struct Fixture {
   torch::Tensor parameter = torch::zeros({1}, torch::requires_grad());
-  torch::optim::SGD sgd{std::vector<torch::Tensor>{parameter}, torch::optim::SGDOptions(1)};
+  torch::optim::SGD sgd{
+      std::vector<torch::Tensor>{parameter},
+      torch::optim::SGDOptions(1)};
 
   std::vector<double> rates(optim::LRScheduler& schedule, int steps) {
     std::vector<double> out{schedule.get_last_lr()[0]};
@@ -34,36 +36,57 @@ std::vector<double> factors(const optim::LRLambda& f, int steps) {
 TEST(Schedulers, AreWrittenAsOneExpression) {
   Fixture f;
   optim::SequentialLR schedule(
-      f.sgd, {2}, optim::LinearLR({.start_factor = 0.5, .total_iters = 2}), optim::ExponentialLR(0.5));
-  EXPECT_THAT(f.rates(schedule, 4), Pointwise(DoubleNear(1e-12), {0.5, 0.75, 1.0, 0.5, 0.25}));
+      f.sgd,
+      {2},
+      optim::LinearLR({.start_factor = 0.5, .total_iters = 2}),
+      optim::ExponentialLR(0.5));
+  EXPECT_THAT(
+      f.rates(schedule, 4),
+      Pointwise(DoubleNear(1e-12), {0.5, 0.75, 1.0, 0.5, 0.25}));
 }
 
 TEST(Schedulers, MultiplyByAFunction) {
   Fixture f;
-  optim::MultiplicativeLR schedule(f.sgd, [](std::int64_t step) { return step == 2 ? 0.5 : 1.0; });
+  optim::MultiplicativeLR schedule(
+      f.sgd, [](std::int64_t step) { return step == 2 ? 0.5 : 1.0; });
   EXPECT_THAT(f.rates(schedule, 3), ElementsAre(1, 1, 0.5, 0.5));
 }
 
 TEST(Schedulers, WarmUpAsTransformersDoes) {
-  EXPECT_THAT(factors(optim::constant_with_warmup(2), 4), ElementsAre(0, 0.5, 1, 1, 1));
-  EXPECT_THAT(factors(optim::linear_with_warmup(2, 6), 7), ElementsAre(0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0));
+  EXPECT_THAT(
+      factors(optim::constant_with_warmup(2), 4), ElementsAre(0, 0.5, 1, 1, 1));
+  EXPECT_THAT(
+      factors(optim::linear_with_warmup(2, 6), 7),
+      ElementsAre(0, 0.5, 1, 0.75, 0.5, 0.25, 0, 0));
   EXPECT_THAT(
       factors(optim::cosine_with_warmup(0, 4), 4),
-      Pointwise(DoubleNear(1e-12), {1.0, (1 + M_SQRT1_2) / 2, 0.5, (1 - M_SQRT1_2) / 2, 0.0}));
+      Pointwise(
+          DoubleNear(1e-12),
+          {1.0, (1 + M_SQRT1_2) / 2, 0.5, (1 - M_SQRT1_2) / 2, 0.0}));
   EXPECT_THAT(
       factors(optim::cosine_with_restarts_and_warmup(0, 4, 2), 4),
       Pointwise(DoubleNear(1e-12), {1.0, 0.5, 1.0, 0.5, 0.0}));
   EXPECT_THAT(
-      factors(optim::polynomial_with_warmup({.num_training_steps = 4, .lr_init = 1, .lr_end = 0.2, .power = 2}), 5),
+      factors(
+          optim::polynomial_with_warmup(
+              {.num_training_steps = 4,
+               .lr_init = 1,
+               .lr_end = 0.2,
+               .power = 2}),
+          5),
       Pointwise(DoubleNear(1e-12), {1.0, 0.65, 0.4, 0.25, 0.2, 0.2}));
   EXPECT_THAT(
       factors(optim::inverse_sqrt_with_warmup(4), 16),
-      ::testing::Contains(DoubleNear(0.5, 1e-12)).Times(2));  // at steps 2 and 16
+      ::testing::Contains(DoubleNear(0.5, 1e-12))
+          .Times(2));  // at steps 2 and 16
   EXPECT_THAT(
       factors(
           optim::warmup_stable_decay(
-              {.num_warmup_steps = 2, .num_stable_steps = 2, .num_decay_steps = 2,
-               .decay_type = optim::RampShape::linear, .min_lr_ratio = 0.2}),
+              {.num_warmup_steps = 2,
+               .num_stable_steps = 2,
+               .num_decay_steps = 2,
+               .decay_type = optim::RampShape::linear,
+               .min_lr_ratio = 0.2}),
           7),
       Pointwise(DoubleNear(1e-12), {0.2, 0.6, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2}));
 }
@@ -71,9 +94,12 @@ TEST(Schedulers, WarmUpAsTransformersDoes) {
 TEST(Schedulers, TakeAFunctionForEachGroup) {
   Fixture f;
   f.sgd.add_param_group(
-      {{torch::zeros({1}, torch::requires_grad())}, std::make_unique<torch::optim::SGDOptions>(2.0)});
+      {{torch::zeros({1}, torch::requires_grad())},
+       std::make_unique<torch::optim::SGDOptions>(2.0)});
   optim::LambdaLR schedule(
-      f.sgd, {[](std::int64_t) { return 0.5; }, [](std::int64_t step) { return 1.0 + double(step); }});
+      f.sgd,
+      {[](std::int64_t) { return 0.5; },
+       [](std::int64_t step) { return 1.0 + double(step); }});
   schedule.step();
   EXPECT_THAT(schedule.get_last_lr(), ElementsAre(0.5, 4));
 }
@@ -82,8 +108,11 @@ TEST(Schedulers, CycleTheMomentumOfACustomOptimizerThroughAFunction) {
   Fixture f;
   double momentum = 0;
   optim::CyclicLR schedule(
-      f.sgd, {.base_lr = {0.1}, .max_lr = {1}, .step_size_up = 2,
-              .set_momentum = [&](auto&, double value) { momentum = value; }});
+      f.sgd,
+      {.base_lr = {0.1},
+       .max_lr = {1},
+       .step_size_up = 2,
+       .set_momentum = [&](auto&, double value) { momentum = value; }});
   EXPECT_DOUBLE_EQ(momentum, 0.9);
   f.rates(schedule, 2);
   EXPECT_DOUBLE_EQ(momentum, 0.8);
@@ -91,19 +120,42 @@ TEST(Schedulers, CycleTheMomentumOfACustomOptimizerThroughAFunction) {
 
 TEST(Schedulers, SayWhatIsWrong) {
   Fixture f;
-  const auto refuses = [](auto&& make, const char* phrase) { expect_error<ConfigError>(make, phrase); };
+  const auto refuses = [](auto&& make, const char* phrase) {
+    expect_error<ConfigError>(make, phrase);
+  };
   refuses([&] { optim::StepLR({.step_size = 0}); }, "step_size");
   refuses([&] { optim::LinearLR({.start_factor = 0}); }, "start_factor");
   refuses([&] { optim::ExponentialLR(0.5).step(); }, "no optimizer");
-  refuses([&] { optim::ExponentialLR(f.sgd, 0.5).bind(f.sgd); }, "second optimizer");
+  refuses(
+      [&] { optim::ExponentialLR(f.sgd, 0.5).bind(f.sgd); },
+      "second optimizer");
   refuses([&] { optim::ExponentialLR(f.sgd, 0.5).step(0.5); }, "metric");
   refuses([&] { optim::ReduceLROnPlateau(f.sgd).step(); }, "step(metric)");
-  refuses([&] { optim::SequentialLR(f.sgd, {5, 2}, optim::ExponentialLR(1), optim::ExponentialLR(1), optim::ExponentialLR(1)); }, "ascending");
-  refuses([&] { optim::SequentialLR(f.sgd, {5}, optim::ExponentialLR(1)); }, "one milestone between");
-  refuses([&] { optim::ChainedScheduler(f.sgd, optim::ReduceLROnPlateau()); }, "ReduceLROnPlateau");
-  refuses([&] { optim::OneCycleLR(f.sgd, {.max_lr = {1, 2}, .total_steps = 5}); }, "2 values of max_lr");
+  refuses(
+      [&] {
+        optim::SequentialLR(
+            f.sgd,
+            {5, 2},
+            optim::ExponentialLR(1),
+            optim::ExponentialLR(1),
+            optim::ExponentialLR(1));
+      },
+      "ascending");
+  refuses(
+      [&] { optim::SequentialLR(f.sgd, {5}, optim::ExponentialLR(1)); },
+      "one milestone between");
+  refuses(
+      [&] { optim::ChainedScheduler(f.sgd, optim::ReduceLROnPlateau()); },
+      "ReduceLROnPlateau");
+  refuses(
+      [&] {
+        optim::OneCycleLR(f.sgd, {.max_lr = {1, 2}, .total_steps = 5});
+      },
+      "2 values of max_lr");
   torch::optim::Adagrad adagrad(std::vector<torch::Tensor>{f.parameter});
-  refuses([&] { optim::OneCycleLR(adagrad, {.max_lr = {1}, .total_steps = 5}); }, "cycle_momentum");
+  refuses(
+      [&] { optim::OneCycleLR(adagrad, {.max_lr = {1}, .total_steps = 5}); },
+      "cycle_momentum");
   optim::OneCycleLR schedule(f.sgd, {.max_lr = {1}, .total_steps = 2});
   schedule.step();
   schedule.step();
@@ -112,7 +164,8 @@ TEST(Schedulers, SayWhatIsWrong) {
 
 TEST(Schedulers, LoadAStateWholeOrNotAtAll) {
   Fixture f;
-  optim::ChainedScheduler schedule(f.sgd, optim::ExponentialLR(0.5), optim::ExponentialLR(0.5));
+  optim::ChainedScheduler schedule(
+      f.sgd, optim::ExponentialLR(0.5), optim::ExponentialLR(0.5));
   schedule.step();
   const StateDict before = schedule.state_dict();
   StateDict torn = before;
@@ -120,11 +173,20 @@ TEST(Schedulers, LoadAStateWholeOrNotAtAll) {
   parts[0].set("step", std::int64_t{7});
   parts[1] = StateDict{};
   torn.set("parts", parts);
-  expect_error<CheckpointError>([&] { schedule.load_state_dict(torn); }, "\"step\"");
-  EXPECT_EQ(schedule.state_dict().get<std::vector<StateDict>>("parts")[0].get<std::int64_t>("step"), 1);
+  expect_error<CheckpointError>(
+      [&] { schedule.load_state_dict(torn); }, "\"step\"");
+  EXPECT_EQ(
+      schedule.state_dict()
+          .get<std::vector<StateDict>>("parts")[0]
+          .get<std::int64_t>("step"),
+      1);
   EXPECT_EQ(f.sgd.param_groups()[0].options().get_lr(), 0.25);
   optim::ExponentialLR other(f.sgd, 0.5);
-  expect_error<CheckpointError>([&] { other.load_state_dict({{"step", 1.5}}); }, "another type");
+  expect_error<CheckpointError>(
+      [&] {
+        other.load_state_dict({{"step", 1.5}});
+      },
+      "another type");
 }
 
 }  // namespace

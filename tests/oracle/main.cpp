@@ -30,7 +30,8 @@ std::optional<std::string> run_case(const Topic& topic, const Json& item) {
   const Tolerance tolerance{item.value("rtol", 0.0), item.value("atol", 0.0)};
   const auto differs = difference(found, item.at("expected"), tolerance);
   if (!differs) return std::nullopt;
-  if (item.contains("documented") && !difference(found, item.at("documented"), tolerance)) {
+  if (item.contains("documented") &&
+      !difference(found, item.at("documented"), tolerance)) {
     return std::nullopt;
   }
   return *differs;
@@ -56,14 +57,16 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
   const bool all = chosen.empty();
   if (all) {
     for (const auto& entry : fs::directory_iterator(folder)) {
-      if (entry.path().extension() == ".json") chosen.push_back(entry.path().stem());
+      if (entry.path().extension() == ".json")
+        chosen.push_back(entry.path().stem());
     }
     std::sort(chosen.begin(), chosen.end());
   }
   bool failed = chosen.empty();
   for (const std::string& name : chosen) {
     std::ifstream stream(folder / (name + ".json"));
-    const Json file = stream ? Json::parse(stream, nullptr, false) : Json(Json::value_t::discarded);
+    const Json file = stream ? Json::parse(stream, nullptr, false)
+                             : Json(Json::value_t::discarded);
     if (file.is_discarded() || !file.contains("cases")) {
       std::printf("%s: cannot be read from %s\n", name.c_str(), folder.c_str());
       failed = true;
@@ -76,10 +79,17 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
       continue;
     }
     const Result result = run_topic(topic->second, file);
-    std::printf("%s: %zu passed, %zu failed", name.c_str(), result.passed, result.failures.size());
-    if (result.not_built > 0) std::printf(" (%zu cases not built)", result.not_built);
+    std::printf(
+        "%s: %zu passed, %zu failed",
+        name.c_str(),
+        result.passed,
+        result.failures.size());
+    if (result.not_built > 0)
+      std::printf(" (%zu cases not built)", result.not_built);
     std::printf("\n");
-    for (std::size_t i = 0; i < std::min(kShownFailures, result.failures.size()); ++i) {
+    for (std::size_t i = 0;
+         i < std::min(kShownFailures, result.failures.size());
+         ++i) {
       std::printf("  %s\n", result.failures[i].c_str());
     }
     failed = failed || !result.failures.empty() || result.passed == 0;
@@ -106,7 +116,8 @@ int main(int argc, char** argv) {
     }
   }
   if (folder.empty() || !std::filesystem::is_directory(folder)) {
-    std::fprintf(stderr, "oracle_runner: \"%s\" is not a folder\n", folder.c_str());
+    std::fprintf(
+        stderr, "oracle_runner: \"%s\" is not a folder\n", folder.c_str());
     return 2;
   }
   return accelerate::oracle::run(folder, std::move(topics));

@@ -10,9 +10,16 @@ namespace {
 
 const std::vector<std::pair<std::string, at::ScalarType>>& dtype_names() {
   static const std::vector<std::pair<std::string, at::ScalarType>> names{
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf},
-      {"bfloat16", at::kBFloat16}, {"int8", at::kChar}, {"uint8", at::kByte},
-      {"int16", at::kShort}, {"int32", at::kInt}, {"int64", at::kLong}, {"bool", at::kBool}};
+      {"float32", at::kFloat},
+      {"float64", at::kDouble},
+      {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16},
+      {"int8", at::kChar},
+      {"uint8", at::kByte},
+      {"int16", at::kShort},
+      {"int32", at::kInt},
+      {"int64", at::kLong},
+      {"bool", at::kBool}};
   return names;
 }
 
@@ -62,7 +69,8 @@ at::Tensor read_tensor(const Json& json) {
   const at::ScalarType dtype = dtype_named(json.at("dtype"));
   const auto shape = json.at("shape").get<std::vector<std::int64_t>>();
   if (at::isIntegralType(dtype, false)) {
-    return at::tensor(json.at("data").get<std::vector<std::int64_t>>(), at::kLong)
+    return at::tensor(
+               json.at("data").get<std::vector<std::int64_t>>(), at::kLong)
         .to(dtype)
         .view(shape);
   }
@@ -83,9 +91,10 @@ Json write_tensor(const at::Tensor& tensor) {
       data.push_back(number_json(flat[i].item<double>()));
     }
   }
-  return {{"dtype", name_of(tensor.scalar_type())},
-          {"shape", tensor.sizes().vec()},
-          {"data", std::move(data)}};
+  return {
+      {"dtype", name_of(tensor.scalar_type())},
+      {"shape", tensor.sizes().vec()},
+      {"data", std::move(data)}};
 }
 
 std::optional<std::string> difference(
@@ -106,7 +115,8 @@ std::optional<std::string> difference(
       // Not compared, says the oracle.
       if (key == "remainder_at_end" && value.is_null()) continue;
       if (!found.contains(key)) return "." + key + say();
-      if (auto inner = difference(found.at(key), value, tolerance)) return "." + key + *inner;
+      if (auto inner = difference(found.at(key), value, tolerance))
+        return "." + key + *inner;
     }
     return std::nullopt;
   }
@@ -119,11 +129,14 @@ std::optional<std::string> difference(
     }
     return std::nullopt;
   }
-  const bool has_fraction = expected.is_number_float() || found.is_number_float() ||
-      is_numeric_text(expected);
-  const auto is_number = [](const Json& json) { return json.is_number() || is_numeric_text(json); };
+  const bool has_fraction = expected.is_number_float() ||
+      found.is_number_float() || is_numeric_text(expected);
+  const auto is_number = [](const Json& json) {
+    return json.is_number() || is_numeric_text(json);
+  };
   if (has_fraction && is_number(found) && is_number(expected)) {
-    if (agree(number_of(found), number_of(expected), tolerance)) return std::nullopt;
+    if (agree(number_of(found), number_of(expected), tolerance))
+      return std::nullopt;
     return say();
   }
   if (found == expected) return std::nullopt;

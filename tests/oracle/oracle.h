@@ -51,9 +51,7 @@ struct Tolerance {
 };
 
 /// What differs first, as a path with both values; nothing if they agree.
-std::optional<std::string> difference(
-    const Json& found,
-    const Json& expected,
-    const Tolerance& tolerance);
+std::optional<std::string>
+difference(const Json& found, const Json& expected, const Tolerance& tolerance);
 
 }  // namespace accelerate::oracle

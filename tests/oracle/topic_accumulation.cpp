@@ -19,7 +19,8 @@ class Rank {
  public:
   Rank(const Json& input, const WorldOptions& world)
       : accelerator_(
-            {.gradient_accumulation_steps = input.at("accumulation_steps").get<int>(),
+            {.gradient_accumulation_steps =
+                 input.at("accumulation_steps").get<int>(),
              .gradient_accumulation =
                  {.sync_with_dataloader = input.at("sync_with_dataloader"),
                   .sync_each_batch = input.at("sync_each_batch"),
@@ -36,8 +37,8 @@ class Rank {
 
   auto loader(std::int64_t length) const {
     const std::int64_t count = length * accelerator_.num_processes();
-    return accelerator_.prepare(
-        DataLoader(TensorDataset{torch::arange(1, count + 1, torch::kDouble).view({-1, 1})}));
+    return accelerator_.prepare(DataLoader(TensorDataset{
+        torch::arange(1, count + 1, torch::kDouble).view({-1, 1})}));
   }
 
   void micro_step(const Json& loader, const torch::Tensor& x) {
@@ -47,7 +48,10 @@ class Rank {
     optimizer_->step();
     optimizer_->zero_grad();
     seen_.push_back(
-        {loader, accelerator_.sync_gradients(), gradient, net_->weight.item<double>()});
+        {loader,
+         accelerator_.sync_gradients(),
+         gradient,
+         net_->weight.item<double>()});
   }
 
   [[nodiscard]] int index() const { return accelerator_.process_index(); }
@@ -63,18 +67,22 @@ class Rank {
 };
 
 void run_pattern(Rank& rank, const Json& input) {
-  const auto lengths = input.at("loader_lengths").get<std::vector<std::int64_t>>();
+  const auto lengths =
+      input.at("loader_lengths").get<std::vector<std::int64_t>>();
   const std::string pattern = input.at("pattern");
   if (pattern == "no_loader") {
     for (const std::int64_t length : lengths) {
       for (std::int64_t i = 0; i < length; ++i) {
-        rank.micro_step(nullptr, torch::full({1, 1}, double(i + 1 + rank.index()), torch::kDouble));
+        rank.micro_step(
+            nullptr,
+            torch::full({1, 1}, double(i + 1 + rank.index()), torch::kDouble));
       }
     }
     return;
   }
   std::vector<decltype(rank.loader(1))> loaders;
-  for (const std::int64_t length : lengths) loaders.push_back(rank.loader(length));
+  for (const std::int64_t length : lengths)
+    loaders.push_back(rank.loader(length));
   const auto whole = [&](std::size_t index) {
     for (auto& [x] : loaders.at(index)) rank.micro_step(index, x);
   };
@@ -118,7 +126,8 @@ Json run_accumulation(const Json& input) {
          {"gradients", gradients},
          {"weights", weights}});
   }
-  return {{"micro_steps", std::move(steps)}, {"optimizer_steps", optimizer_steps}};
+  return {
+      {"micro_steps", std::move(steps)}, {"optimizer_steps", optimizer_steps}};
 }
 
 }  // namespace accelerate::oracle

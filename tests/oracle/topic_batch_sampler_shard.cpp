@@ -15,7 +15,8 @@ class GivenBatches final : public BatchSampler {
     return static_cast<std::int64_t>(batches_.size());
   }
   void begin_pass(std::uint64_t, std::uint64_t) override {}
-  [[nodiscard]] std::vector<std::int64_t> at(std::int64_t batch) const override {
+  [[nodiscard]] std::vector<std::int64_t> at(
+      std::int64_t batch) const override {
     return batches_.at(static_cast<std::size_t>(batch));
   }
 
@@ -42,8 +43,10 @@ Json shares_of_batches(const Json& input, int count) {
       source.attach(std::move(context), false);
       source.begin_pass(kMany);
       Json batches = Json::array();
-      for (std::int64_t i = 0; i < source.size(); ++i) batches.push_back(source.at(i).indices);
-      ranks.push_back({{"batches", std::move(batches)}, {"length", source.size()}});
+      for (std::int64_t i = 0; i < source.size(); ++i)
+        batches.push_back(source.at(i).indices);
+      ranks.push_back(
+          {{"batches", std::move(batches)}, {"length", source.size()}});
     }
   } catch (const ConfigError& error) {
     return {{"error", error.what()}};
@@ -67,7 +70,8 @@ Json run_batch_sampler_shard(const Json& input) {
          .split_batches = input.at("split_batches"),
          .even_batches = input.at("even_batches")});
     Json batches = Json::array();
-    for (std::int64_t i = 0; i < plan.size(); ++i) batches.push_back(plan.positions(i));
+    for (std::int64_t i = 0; i < plan.size(); ++i)
+      batches.push_back(plan.positions(i));
     ranks.push_back({{"batches", std::move(batches)}, {"length", plan.size()}});
   }
   return {{"ranks", std::move(ranks)}};

@@ -19,7 +19,8 @@ DataLoaderOptions options_of(const Json& input) {
 
 std::vector<std::int64_t> whole_numbers(const at::Tensor& tensor) {
   std::vector<std::int64_t> numbers;
-  for (const double number : listify(tensor)) numbers.push_back(static_cast<std::int64_t>(number));
+  for (const double number : listify(tensor))
+    numbers.push_back(static_cast<std::int64_t>(number));
   return numbers;
 }
 
@@ -29,17 +30,23 @@ struct OneRank {
 };
 
 template <class Loader>
-void read(const Accelerator& accelerator, Loader loader, const Json& input, OneRank& result) {
+void read(
+    const Accelerator& accelerator,
+    Loader loader,
+    const Json& input,
+    OneRank& result) {
   const bool as_objects = input.at("gather") == "object";
   for (auto& [samples] : skip_first_batches(loader, input.at("skip"))) {
     const std::vector<std::int64_t> own = whole_numbers(samples);
     result.local_batches.push_back(own);
     if (as_objects) {
       std::vector<std::string> names;
-      for (const std::int64_t sample : own) names.push_back("s" + std::to_string(sample));
+      for (const std::int64_t sample : own)
+        names.push_back("s" + std::to_string(sample));
       result.gathered.push_back(accelerator.gather_for_metrics(names));
     } else {
-      result.gathered.push_back(whole_numbers(accelerator.gather_for_metrics(samples)));
+      result.gathered.push_back(
+          whole_numbers(accelerator.gather_for_metrics(samples)));
     }
   }
 }
@@ -49,7 +56,8 @@ std::int64_t remainder_at_end(const Json& input) {
   const std::int64_t n = input.at("n");
   const std::int64_t batch_size = input.at("batch_size");
   const std::int64_t ranks = input.at("num_processes");
-  const std::int64_t round = input.at("split_batches") ? batch_size : batch_size * ranks;
+  const std::int64_t round =
+      input.at("split_batches") ? batch_size : batch_size * ranks;
   if (input.at("dispatch_batches")) {
     const std::int64_t whole = input.at("drop_last") ? n / round * round : n;
     if (whole == 0) return -1;
@@ -66,22 +74,28 @@ Json run_gather_for_metrics(const Json& input) {
   std::vector<OneRank> ranks(static_cast<std::size_t>(count));
   testing::run_on_ranks(count, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
-    OneRank& mine = ranks[static_cast<std::size_t>(accelerator.process_index())];
+    OneRank& mine =
+        ranks[static_cast<std::size_t>(accelerator.process_index())];
     const std::int64_t n = input.at("n");
     if (input.at("kind") == "map") {
       read(
           accelerator,
-          accelerator.prepare(DataLoader(TensorDataset{torch::arange(n)}, options_of(input))),
-          input, mine);
+          accelerator.prepare(
+              DataLoader(TensorDataset{torch::arange(n)}, options_of(input))),
+          input,
+          mine);
     } else {
       read(
-          accelerator, accelerator.prepare(DataLoader(SizedStream(n), options_of(input))), input,
+          accelerator,
+          accelerator.prepare(DataLoader(SizedStream(n), options_of(input))),
+          input,
           mine);
     }
   });
   Json local_batches = Json::array();
   for (const OneRank& rank : ranks) {
-    if (rank.gathered != ranks[0].gathered) throw std::logic_error("ranks differ");
+    if (rank.gathered != ranks[0].gathered)
+      throw std::logic_error("ranks differ");
     local_batches.push_back(rank.local_batches);
   }
   return {

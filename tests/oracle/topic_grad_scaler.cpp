@@ -16,12 +16,15 @@ Json run_grad_scaler(const Json& input) {
   std::vector<torch::optim::SGD> optimizers;
   for (std::size_t i = 0; i < count; ++i) {
     weights.push_back(torch::zeros({2}, torch::requires_grad()));
-    optimizers.emplace_back(std::vector<torch::Tensor>{weights.back()}, torch::optim::SGDOptions(1));
+    optimizers.emplace_back(
+        std::vector<torch::Tensor>{weights.back()},
+        torch::optim::SGDOptions(1));
   }
   const double bad = input.at("kind") == "inf" ? INFINITY : NAN;
   const auto first_elements = [&] {
     Json row = Json::array();
-    for (const auto& weight : weights) row.push_back(weight.grad()[0].item<double>());
+    for (const auto& weight : weights)
+      row.push_back(weight.grad()[0].item<double>());
     return row;
   };
   Json steps = Json::array();
@@ -35,17 +38,24 @@ Json run_grad_scaler(const Json& input) {
     for (std::size_t i = 0; i < count; ++i) {
       if (input["found_inf"][step][i]) weights[i].grad()[1] = bad;
     }
-    Json row{{"scaled_gradients", first_elements()}, {"unscaled_gradients", nullptr}};
+    Json row{
+        {"scaled_gradients", first_elements()},
+        {"unscaled_gradients", nullptr}};
     if (input.at("unscale_first")) {
       for (auto& optimizer : optimizers) scaler.unscale_(optimizer);
       row["unscaled_gradients"] = first_elements();
     }
     row["skipped"] = Json::array();
-    for (auto& optimizer : optimizers) row["skipped"].push_back(!scaler.step(optimizer));
-    const bool sets_scale = !input.at("set_scale_at").is_null() && input["set_scale_at"] == step;
-    scaler.update(sets_scale && scaler.is_enabled() ? std::optional<double>(8) : std::nullopt);
+    for (auto& optimizer : optimizers)
+      row["skipped"].push_back(!scaler.step(optimizer));
+    const bool sets_scale =
+        !input.at("set_scale_at").is_null() && input["set_scale_at"] == step;
+    scaler.update(
+        sets_scale && scaler.is_enabled() ? std::optional<double>(8)
+                                          : std::nullopt);
     row["scale"] = scaler.get_scale();
-    row["growth_tracker"] = scaler.is_enabled() ? Json(scaler.growth_tracker()) : Json();
+    row["growth_tracker"] =
+        scaler.is_enabled() ? Json(scaler.growth_tracker()) : Json();
     steps.push_back(std::move(row));
     // A scaler restored from its state goes on as if nothing had happened.
     GradScaler restored({.init_scale = 3, .enabled = scaler.is_enabled()});
@@ -54,7 +64,8 @@ Json run_grad_scaler(const Json& input) {
   }
   Json state = Json::object();
   for (const auto& [key, value] : scaler.state_dict().values()) {
-    if (const auto* whole = std::get_if<std::int64_t>(&value)) state[key] = *whole;
+    if (const auto* whole = std::get_if<std::int64_t>(&value))
+      state[key] = *whole;
     if (const auto* real = std::get_if<double>(&value)) state[key] = *real;
   }
   return {{"steps", std::move(steps)}, {"state_dict", std::move(state)}};

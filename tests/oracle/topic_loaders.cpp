@@ -17,7 +17,8 @@ using detail::LoaderContext;
 
 std::vector<std::int64_t> whole_numbers(const at::Tensor& tensor) {
   std::vector<std::int64_t> numbers;
-  for (const double number : listify(tensor)) numbers.push_back(static_cast<std::int64_t>(number));
+  for (const double number : listify(tensor))
+    numbers.push_back(static_cast<std::int64_t>(number));
   return numbers;
 }
 
@@ -53,7 +54,10 @@ DataLoaderOptions options_of(const Json& input) {
 
 // Calls function(loader) with a loader of the samples 0 .. n - 1.
 template <class Function>
-void with_loader(const Json& input, const DataLoaderOptions& options, Function&& function) {
+void with_loader(
+    const Json& input,
+    const DataLoaderOptions& options,
+    Function&& function) {
   const std::int64_t n = input.at("n");
   if (input.value("kind", "map") == "iterable") {
     DataLoader loader(Stream(n), options);
@@ -79,7 +83,9 @@ struct Order {
     std::uint64_t hash = 0xcbf29ce484222325;
     for (const std::int64_t index : indices) {
       for (int byte = 0; byte < 8; ++byte) {
-        hash = (hash ^ (static_cast<std::uint64_t>(index) >> (8 * byte) & 0xff)) * 0x100000001b3;
+        hash =
+            (hash ^ (static_cast<std::uint64_t>(index) >> (8 * byte) & 0xff)) *
+            0x100000001b3;
       }
     }
     std::ostringstream digest;
@@ -87,7 +93,10 @@ struct Order {
     const std::size_t shown = std::min<std::size_t>(indices.size(), 64);
     return {
         {"count", indices.size()},
-        {"first", std::vector<std::int64_t>(indices.begin(), indices.begin() + static_cast<std::ptrdiff_t>(shown))},
+        {"first",
+         std::vector<std::int64_t>(
+             indices.begin(),
+             indices.begin() + static_cast<std::ptrdiff_t>(shown))},
         {"fnv1a64", digest.str()}};
   }
 };
@@ -96,7 +105,9 @@ Json prepared_orders(const Json& input) {
   Json ranks = Json::array();
   const int count = input.at("num_processes");
   for (int rank = 0; rank < count; ++rank) {
-    DataLoader loader(TensorDataset{torch::arange(input.at("n").get<std::int64_t>())}, options_of(input));
+    DataLoader loader(
+        TensorDataset{torch::arange(input.at("n").get<std::int64_t>())},
+        options_of(input));
     loader.attach(context_of(rank, count));
     Json epochs = Json::array();
     for (int epoch = 0; epoch < input.at("epochs"); ++epoch) {
@@ -117,7 +128,8 @@ Json seedable_orders(const Json& input) {
     if (!entry.is_null()) epoch = entry;
     sampler.begin_pass(input.at("data_seed"), epoch++);
     Order order;
-    for (std::int64_t i = 0; i < sampler.size(); ++i) order.indices.push_back(sampler.at(i));
+    for (std::int64_t i = 0; i < sampler.size(); ++i)
+      order.indices.push_back(sampler.at(i));
     orders.push_back(order.json());
   }
   return {{"orders", std::move(orders)}};
@@ -138,10 +150,12 @@ Json run_seedable_sampler(const Json& input) {
       options.num_samples = input.at("num_samples").get<std::int64_t>();
     }
   }
-  at::Generator generator = at::detail::createCPUGenerator(input.at("seed").get<std::uint64_t>());
+  at::Generator generator =
+      at::detail::createCPUGenerator(input.at("seed").get<std::uint64_t>());
   Json orders = Json::array();
   for (int pass = 0; pass < passes; ++pass) {
-    orders.push_back(Order{random_order(input.at("n"), options, generator)}.json());
+    orders.push_back(
+        Order{random_order(input.at("n"), options, generator)}.json());
   }
   return {{"orders", std::move(orders)}};
 }
@@ -157,7 +171,8 @@ Json run_iterable_dataset_shard(const Json& input) {
       loader.attach(std::move(context));
       std::vector<std::int64_t> elements;
       for (auto& [x] : loader) {
-        for (const std::int64_t sample : whole_numbers(x)) elements.push_back(sample);
+        for (const std::int64_t sample : whole_numbers(x))
+          elements.push_back(sample);
       }
       ranks.push_back({{"elements", elements}, {"length", elements.size()}});
     }
@@ -179,13 +194,16 @@ Json run_dispatcher(const Json& input) {
           remainder = is_last ? std::optional(real) : std::nullopt;
         };
         loader.attach(std::move(context));
-        Json batches = Json::array(), remainders = Json::array(), ends = Json::array();
+        Json batches = Json::array(), remainders = Json::array(),
+             ends = Json::array();
         for (auto& [x] : loader) {
           batches.push_back(whole_numbers(x));
           ends.push_back(remainder.has_value());
           // Ours is 0 where nothing was filled up; Accelerate's is all there was.
           remainders.push_back(
-              !remainder ? -1 : *remainder > 0 ? *remainder : x.size(0) * world.size());
+              !remainder           ? -1
+                  : *remainder > 0 ? *remainder
+                                   : x.size(0) * world.size());
         }
         Json length = nullptr;
         if constexpr (requires { loader.size(); }) length = loader.size();
@@ -219,7 +237,8 @@ Json run_skip_first_batches(const Json& input) {
       });
     };
     if (input.at("dispatch_batches")) {
-      testing::run_in_worlds(count, [&](const World& world) { read(context_of(world)); });
+      testing::run_in_worlds(
+          count, [&](const World& world) { read(context_of(world)); });
     } else {
       for (int rank = 0; rank < count; ++rank) read(context_of(rank, count));
     }

@@ -14,8 +14,12 @@ Json run_local_sgd(const Json& input) {
   for (int rank = 0; rank < count; ++rank) ranks.push_back(nullptr);
   testing::run_on_ranks(count, [&](const WorldOptions& world) {
     struct Net : torch::nn::Module {
-      explicit Net(const torch::Tensor& start) { weight = register_parameter("weight", start); }
-      torch::Tensor forward(const torch::Tensor& gradient) { return (weight * gradient).sum(); }
+      explicit Net(const torch::Tensor& start) {
+        weight = register_parameter("weight", start);
+      }
+      torch::Tensor forward(const torch::Tensor& gradient) {
+        return (weight * gradient).sum();
+      }
       torch::Tensor weight;
     };
     Accelerator accelerator({.world = world});
@@ -28,8 +32,10 @@ Json run_local_sgd(const Json& input) {
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     const torch::Tensor gradient = numbers(input.at("gradients").at(rank));
     LocalSGD local(
-        accelerator, model,
-        {.local_sgd_steps = input.at("local_sgd_steps"), .enabled = input.at("enabled")});
+        accelerator,
+        model,
+        {.local_sgd_steps = input.at("local_sgd_steps"),
+         .enabled = input.at("enabled")});
     Json after_each_step = Json::array();
     const int steps = input.at("steps");
     for (int step = 0; step < steps; ++step) {
@@ -41,13 +47,15 @@ Json run_local_sgd(const Json& input) {
     }
     local.finish();
     ranks[rank] = {
-        {"after_each_step", after_each_step}, {"after_leaving", listify(net->weight)}};
+        {"after_each_step", after_each_step},
+        {"after_leaving", listify(net->weight)}};
   });
   return {{"ranks", ranks}};
 }
 
 Json run_find_executable_batch_size(const Json& input) {
-  BatchSizeSearchOptions options{.starting_batch_size = input.at("starting_batch_size")};
+  BatchSizeSearchOptions options{
+      .starting_batch_size = input.at("starting_batch_size")};
   if (input.at("reduce") == "halve") options.reduce_batch_size = halve;
   if (input.at("reduce") == "subtract_16") {
     options.reduce_batch_size = [](std::int64_t size) { return size - 16; };
@@ -59,11 +67,13 @@ Json run_find_executable_batch_size(const Json& input) {
     Json tried = Json::array();
     try {
       // In C++ a call with an argument too many does not compile.
-      if (input.at("extra_argument")) throw std::invalid_argument("an argument too many");
+      if (input.at("extra_argument"))
+        throw std::invalid_argument("an argument too many");
       const std::int64_t returned = search([&](std::int64_t size) {
         tried.push_back(size);
         if (size <= input.at("largest_that_works")) return size;
-        if (input.at("exception") == "RuntimeError") throw std::runtime_error(message);
+        if (input.at("exception") == "RuntimeError")
+          throw std::runtime_error(message);
         throw std::invalid_argument(message);
       });
       calls.push_back({{"tried", tried}, {"returned", returned}});

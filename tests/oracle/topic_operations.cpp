@@ -12,10 +12,10 @@ namespace {
 /// A nested value as Python would hold it: the library opens it like any other
 /// user type.
 struct Tree {
-  std::string kind;             // tensor, list, tuple, dict, value, opaque
+  std::string kind;  // tensor, list, tuple, dict, value, opaque
   at::Tensor tensor;
   std::vector<Tree> children;
-  std::vector<Json> keys;       // of a dict
+  std::vector<Json> keys;  // of a dict
   Json value;
 };
 
@@ -46,12 +46,14 @@ Tree read_tree(const Json& json) {
 
 Json write_tree(const Tree& tree) {
   if (tree.kind == "tensor") return {{"tensor", write_tensor(tree.tensor)}};
-  if (tree.kind == "value" || tree.kind == "opaque") return {{tree.kind, tree.value}};
+  if (tree.kind == "value" || tree.kind == "opaque")
+    return {{tree.kind, tree.value}};
   Json content = Json::array();
   for (std::size_t i = 0; i < tree.children.size(); ++i) {
     Json child = write_tree(tree.children[i]);
     content.push_back(
-        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)}) : std::move(child));
+        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)})
+                            : std::move(child));
   }
   return {{tree.kind, std::move(content)}};
 }
@@ -86,9 +88,11 @@ Tree split(const Tree& tree, const Group& group, bool apply_padding) {
                                  : detail::length_of(child.children));
     }
     detail::require_equal_lengths(lengths, apply_padding);
-    for (Tree& child : part.children) child = split(child, group, apply_padding);
+    for (Tree& child : part.children)
+      child = split(child, group, apply_padding);
   } else if (tree.kind == "list" || tree.kind == "tuple") {
-    part.children = split_between_processes(tree.children, group, apply_padding);
+    part.children =
+        split_between_processes(tree.children, group, apply_padding);
   }
   return part;
 }
@@ -96,7 +100,8 @@ Tree split(const Tree& tree, const Group& group, bool apply_padding) {
 Json shapes_of(const Tree& tree) {
   if (tree.kind == "tensor") {
     Json sizes = Json::array();
-    for (const std::int64_t size : tree.tensor.sizes()) sizes.push_back(value_json(size));
+    for (const std::int64_t size : tree.tensor.sizes())
+      sizes.push_back(value_json(size));
     return {{"list", sizes}};
   }
   Tree as_json = tree;
@@ -104,7 +109,8 @@ Json shapes_of(const Tree& tree) {
   for (std::size_t i = 0; i < tree.children.size(); ++i) {
     Json child = shapes_of(tree.children[i]);
     content.push_back(
-        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)}) : std::move(child));
+        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)})
+                            : std::move(child));
   }
   return {{tree.kind, std::move(content)}};
 }
@@ -126,17 +132,22 @@ Json nest(const at::Tensor& tensor) {
 
 Json listed(const Tree& tree) {
   if (tree.kind == "tensor") return nest(tree.tensor);
-  if (tree.kind == "value" || tree.kind == "opaque") return {{tree.kind, tree.value}};
+  if (tree.kind == "value" || tree.kind == "opaque")
+    return {{tree.kind, tree.value}};
   Json content = Json::array();
   for (std::size_t i = 0; i < tree.children.size(); ++i) {
     Json child = listed(tree.children[i]);
     content.push_back(
-        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)}) : std::move(child));
+        tree.kind == "dict" ? Json::array({tree.keys[i], std::move(child)})
+                            : std::move(child));
   }
   return {{tree.kind, std::move(content)}};
 }
 
-Json run_one(const Json& input, const Accelerator& accelerator, const Group& group) {
+Json run_one(
+    const Json& input,
+    const Accelerator& accelerator,
+    const Group& group) {
   const std::string op = input.at("op");
   const Json& args = input.at("args");
   const auto rank = static_cast<std::size_t>(group.rank());
@@ -153,7 +164,9 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
   const Json& own = input.at("data").at(rank);
   if (op == "gather_object") {
     if (!own.contains("list")) throw NotBuilt("objects that are not lists");
-    return {{"list", gather_object(own.at("list").get<std::vector<Json>>(), group)}};
+    return {
+        {"list",
+         gather_object(own.at("list").get<std::vector<Json>>(), group)}};
   }
   if (op == "broadcast_object_list") {
     return broadcast_object(own, group, args.at("from_process").get<int>());
@@ -161,7 +174,8 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
   if (op == "concatenate") {
     const Tree list = read_tree(own);
     require_tensors(list);
-    return write_tree(concatenate(list.children, args.at("dim").get<std::int64_t>()));
+    return write_tree(
+        concatenate(list.children, args.at("dim").get<std::int64_t>()));
   }
   const Tree tree = read_tree(own);
   if (op == "split_between_processes") {
@@ -169,7 +183,8 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
   }
   if (op == "find_batch_size" || op == "ignorant_find_batch_size") {
     const auto size = find_batch_size(tree);
-    if (!size && op == "find_batch_size") throw ConfigError("there is no batch");
+    if (!size && op == "find_batch_size")
+      throw ConfigError("there is no batch");
     return value_json(size ? Json(*size) : Json());
   }
   if (op == "convert_to_fp32") return write_tree(convert_to_fp32(tree));
@@ -190,21 +205,26 @@ Json run_one(const Json& input, const Accelerator& accelerator, const Group& gro
   }
   if (op == "broadcast") {
     require_tensors(tree);
-    return write_tree(broadcast(tree, group, args.at("from_process").get<int>()));
+    return write_tree(
+        broadcast(tree, group, args.at("from_process").get<int>()));
   }
   if (op == "reduce") {
     require_tensors(tree);
-    return write_tree(
-        reduce(tree, group, reduction_named(args.at("reduction")), args.at("scale")));
+    return write_tree(reduce(
+        tree, group, reduction_named(args.at("reduction")), args.at("scale")));
   }
   if (op == "pad_across_processes") {
     require_tensors(tree);
     return write_tree(pad_across_processes(
-        tree, group, args.at("dim"), args.at("pad_index"), args.at("pad_first")));
+        tree,
+        group,
+        args.at("dim"),
+        args.at("pad_index"),
+        args.at("pad_first")));
   }
   if (op == "pad_input_tensors") {
-    return write_tree(
-        pad_input_tensors(tree, args.at("batch_size"), args.at("num_processes")));
+    return write_tree(pad_input_tensors(
+        tree, args.at("batch_size"), args.at("num_processes")));
   }
   if (op == "listify") return listed(tree);
   throw NotBuilt(op);
@@ -232,7 +252,8 @@ Json run_operations(const Json& input) {
       outcome = {{"error", error.what()}};
     }
     const std::lock_guard lock(mutex);
-    ranks[static_cast<std::size_t>(accelerator.process_index())] = std::move(outcome);
+    ranks[static_cast<std::size_t>(accelerator.process_index())] =
+        std::move(outcome);
   });
   if (!is_built) throw NotBuilt("this operation");
   return {{"ranks", std::move(ranks)}};

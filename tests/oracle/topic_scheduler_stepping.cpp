@@ -13,8 +13,10 @@ Json run_scheduler_stepping(const Json& input) {
         {.mixed_precision = Precision::fp16,
          .autocast = {.enabled = false},
          .grad_scaler = {.init_scale = 1, .growth_interval = 1 << 30},
-         .gradient_accumulation_steps = input.at("accumulation_steps").get<int>(),
-         .gradient_accumulation = {.sync_with_dataloader = input.at("sync_with_dataloader")},
+         .gradient_accumulation_steps =
+             input.at("accumulation_steps").get<int>(),
+         .gradient_accumulation =
+             {.sync_with_dataloader = input.at("sync_with_dataloader")},
          .scheduler =
              {.step_with_optimizer = input.at("step_scheduler_with_optimizer"),
               .step_with_processes = !split},
@@ -26,7 +28,9 @@ Json run_scheduler_stepping(const Json& input) {
     const std::int64_t length = input.at("batches_per_rank");
     const std::int64_t per_rank = split ? count : 1;
     auto [model, optimizer, scheduler, loader] = accelerator.prepare(
-        net, sgd, *schedule,
+        net,
+        sgd,
+        *schedule,
         DataLoader(
             TensorDataset{torch::ones({length * count, 1})},
             {.batch_size = per_rank, .split_batches = split}));
@@ -38,7 +42,8 @@ Json run_scheduler_stepping(const Json& input) {
       for (auto& [x] : loader) {
         const auto scope = accelerator.accumulate(model);
         torch::Tensor loss = model(x).sum();
-        if (std::count(overflow_at.begin(), overflow_at.end(), micro_step++) > 0) {
+        if (std::count(overflow_at.begin(), overflow_at.end(), micro_step++) >
+            0) {
           loss = loss * INFINITY;
         }
         accelerator.backward(loss);

@@ -19,9 +19,11 @@ torch::nn::Sequential make_net(const Json& layers) {
     } else {
       const torch::Tensor weight = read_tensor(layer.at("weight"));
       torch::nn::Linear linear(
-          torch::nn::LinearOptions(weight.size(1), weight.size(0)).bias(layer.contains("bias")));
+          torch::nn::LinearOptions(weight.size(1), weight.size(0))
+              .bias(layer.contains("bias")));
       linear->weight.set_data(weight);
-      if (layer.contains("bias")) linear->bias.set_data(read_tensor(layer.at("bias")));
+      if (layer.contains("bias"))
+        linear->bias.set_data(read_tensor(layer.at("bias")));
       net->push_back(linear);
     }
   }
@@ -34,36 +36,54 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
   const std::string name = optimizer.at("name");
   const Json& a = optimizer.at("args");
   const double lr = a.at("lr");
-  const auto betas = [&] { return std::tuple<double, double>(a["betas"][0], a["betas"][1]); };
+  const auto betas = [&] {
+    return std::tuple<double, double>(a["betas"][0], a["betas"][1]);
+  };
   if (name == "SGD") {
     return std::make_unique<torch::optim::SGD>(
         parameters,
-        torch::optim::SGDOptions(lr).momentum(a["momentum"]).weight_decay(a["weight_decay"]).nesterov(
-            a["nesterov"]).dampening(a["dampening"]));
+        torch::optim::SGDOptions(lr)
+            .momentum(a["momentum"])
+            .weight_decay(a["weight_decay"])
+            .nesterov(a["nesterov"])
+            .dampening(a["dampening"]));
   }
   if (name == "Adam") {
     return std::make_unique<torch::optim::Adam>(
         parameters,
-        torch::optim::AdamOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
-            a["amsgrad"]));
+        torch::optim::AdamOptions(lr)
+            .betas(betas())
+            .eps(a["eps"])
+            .weight_decay(a["weight_decay"])
+            .amsgrad(a["amsgrad"]));
   }
   if (name == "AdamW") {
     return std::make_unique<torch::optim::AdamW>(
         parameters,
-        torch::optim::AdamWOptions(lr).betas(betas()).eps(a["eps"]).weight_decay(a["weight_decay"]).amsgrad(
-            a["amsgrad"]));
+        torch::optim::AdamWOptions(lr)
+            .betas(betas())
+            .eps(a["eps"])
+            .weight_decay(a["weight_decay"])
+            .amsgrad(a["amsgrad"]));
   }
   if (name == "RMSprop") {
     return std::make_unique<torch::optim::RMSprop>(
         parameters,
-        torch::optim::RMSpropOptions(lr).alpha(a["alpha"]).eps(a["eps"]).weight_decay(a["weight_decay"])
-            .momentum(a["momentum"]).centered(a["centered"]));
+        torch::optim::RMSpropOptions(lr)
+            .alpha(a["alpha"])
+            .eps(a["eps"])
+            .weight_decay(a["weight_decay"])
+            .momentum(a["momentum"])
+            .centered(a["centered"]));
   }
   if (name == "Adagrad") {
     return std::make_unique<torch::optim::Adagrad>(
         parameters,
-        torch::optim::AdagradOptions(lr).lr_decay(a["lr_decay"]).weight_decay(a["weight_decay"])
-            .initial_accumulator_value(a["initial_accumulator_value"]).eps(a["eps"]));
+        torch::optim::AdagradOptions(lr)
+            .lr_decay(a["lr_decay"])
+            .weight_decay(a["weight_decay"])
+            .initial_accumulator_value(a["initial_accumulator_value"])
+            .eps(a["eps"]));
   }
   throw NotBuilt("optimizer " + name);
 }
@@ -81,7 +101,9 @@ void clip(
   const Json& type = how.at("norm_type");
   const double norm_type = type == "inf" ? INFINITY : type.get<double>();
   norms.push_back(
-      accelerator.clip_grad_norm_(model, how.at("max"), {.norm_type = norm_type}).item<double>());
+      accelerator
+          .clip_grad_norm_(model, how.at("max"), {.norm_type = norm_type})
+          .item<double>());
 }
 
 }  // namespace
@@ -93,17 +115,23 @@ Json run_training(const Json& input) {
   Json gradient_norms = Json::array();
   testing::run_on_ranks(count, [&](const WorldOptions& world) {
     Accelerator accelerator(
-        {.mixed_precision = parse_precision(input.at("mixed_precision").get<std::string>()),
-         .gradient_accumulation_steps = input.at("accumulation_steps").get<int>(),
+        {.mixed_precision =
+             parse_precision(input.at("mixed_precision").get<std::string>()),
+         .gradient_accumulation_steps =
+             input.at("accumulation_steps").get<int>(),
          .gradient_accumulation = {.divide_by_full_window = true},
-         .scheduler = {.step_with_processes = !input.at("split_batches").get<bool>()},
+         .scheduler =
+             {.step_with_processes = !input.at("split_batches").get<bool>()},
          .world = world});
     torch::nn::Sequential net = make_net(input.at("layers"));
     auto inner = make_optimizer(input.at("optimizer"), net->parameters());
     auto [model, optimizer, loader] = accelerator.prepare(
-        net, *inner,
+        net,
+        *inner,
         DataLoader(
-            TensorDataset(read_tensor(input.at("inputs")), read_tensor(input.at("targets"))),
+            TensorDataset(
+                read_tensor(input.at("inputs")),
+                read_tensor(input.at("targets"))),
             {.batch_size = input.at("batch_size"),
              .drop_last = input.at("drop_last"),
              .split_batches = input.at("split_batches")}));
@@ -120,12 +148,14 @@ Json run_training(const Json& input) {
       for (auto& [x, y] : loader) {
         const auto micro_step = accelerator.accumulate(model);
         const torch::Tensor output = model(x);
-        const torch::Tensor loss =
-            input.at("loss") == "mse" ? F::mse_loss(output, y) : F::cross_entropy(output, y);
+        const torch::Tensor loss = input.at("loss") == "mse"
+            ? F::mse_loss(output, y)
+            : F::cross_entropy(output, y);
         losses[static_cast<std::size_t>(accelerator.process_index())].push_back(
             loss.item<double>());
         accelerator.backward(loss);
-        if (accelerator.sync_gradients()) clip(input.at("clip"), accelerator, model, norms);
+        if (accelerator.sync_gradients())
+          clip(input.at("clip"), accelerator, model, norms);
         optimizer.step();
         if (scheduler) scheduler->step();
         optimizer.zero_grad();
@@ -144,7 +174,10 @@ Json run_training(const Json& input) {
     for (const auto& of_rank : losses) row.push_back(of_rank.at(step));
     steps.push_back(std::move(row));
   }
-  return {{"losses", std::move(steps)}, {"gradient_norms", gradient_norms}, {"weights", weights}};
+  return {
+      {"losses", std::move(steps)},
+      {"gradient_norms", gradient_norms},
+      {"weights", weights}};
 }
 
 }  // namespace accelerate::oracle

@@ -28,13 +28,15 @@ TEST(GradientNorm, IsThatOfAllGradientsTogether) {
   run_in_worlds(1, [](const World& world) {
     const Mesh mesh(world, {1, 1, 1, 1, 1});
     std::vector<Parameter> rows{
-        row_of(torch::tensor({3.0, 0.0})), row_of(torch::tensor({-4.0}).to(at::kBFloat16))};
+        row_of(torch::tensor({3.0, 0.0})),
+        row_of(torch::tensor({-4.0}).to(at::kBFloat16))};
     EXPECT_DOUBLE_EQ(norm_of(rows, mesh, 2), 5);
     EXPECT_DOUBLE_EQ(norm_of(rows, mesh, 1), 7);
     EXPECT_NEAR(norm_of(rows, mesh, 3), std::cbrt(27 + 64), 1e-6);
     EXPECT_DOUBLE_EQ(norm_of(rows, mesh, INFINITY), 4);
     EXPECT_DOUBLE_EQ(norm_of({}, mesh, 2), 0);
-    testing::expect_error<ConfigError>([&] { norm_of(rows, mesh, 0); }, "above 0");
+    testing::expect_error<ConfigError>(
+        [&] { norm_of(rows, mesh, 0); }, "above 0");
   });
 }
 
@@ -43,7 +45,9 @@ TEST(GradientNorm, CountsReplicatedRowsOnceAndSplitRowsWhole) {
     const Mesh mesh(world, {1, 2, 2, 1, 1});
     // Split over two ranks: together (3, 4). Replicated: 12 on all.
     std::vector<Parameter> rows{
-        row_of(torch::tensor({mesh.coordinate(Axis::shard) == 0 ? 3.0 : 4.0}), {Axis::shard}),
+        row_of(
+            torch::tensor({mesh.coordinate(Axis::shard) == 0 ? 3.0 : 4.0}),
+            {Axis::shard}),
         row_of(torch::tensor({12.0}))};
     EXPECT_DOUBLE_EQ(norm_of(rows, mesh, 2), 13);
     EXPECT_DOUBLE_EQ(norm_of(rows, mesh, 1), 19);

@@ -4,7 +4,8 @@ namespace accelerate::detail {
 namespace {
 
 TEST(ParameterTable, HoldsParametersInOrder) {
-  const torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+  const torch::nn::Sequential net(
+      torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
   const ParameterTable table(*net);
   ASSERT_EQ(table.rows().size(), 4u);
   EXPECT_EQ(table.rows()[0].name, "0.weight");

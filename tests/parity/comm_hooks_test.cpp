@@ -38,7 +38,8 @@ class Buckets {
       const Group& group) {
     std::vector<std::vector<std::size_t>> members;
     if (is_one_each_) {
-      for (std::size_t i = 0; i < parameters_.size(); ++i) members.push_back({i});
+      for (std::size_t i = 0; i < parameters_.size(); ++i)
+        members.push_back({i});
     } else {
       members.push_back({3, 2, 1, 0});
     }
@@ -61,12 +62,23 @@ class Buckets {
       }
       at::Tensor buffer = at::cat(flat);
       c10d::GradBucket bucket(
-          index, members.size(), buffer, offsets, lengths, sizes, parameters, std::nullopt);
+          index,
+          members.size(),
+          buffer,
+          offsets,
+          lengths,
+          sizes,
+          parameters,
+          std::nullopt);
       futures.push_back(reduction.reduce(bucket, context));
       for (std::size_t k = 0; k < members[index].size(); ++k) {
         const std::size_t i = members[index][k];
-        results[i] = buffer.narrow(
-            0, static_cast<std::int64_t>(offsets[k]), gradients[i].numel()).view(sizes[k]);
+        results[i] = buffer
+                         .narrow(
+                             0,
+                             static_cast<std::int64_t>(offsets[k]),
+                             gradients[i].numel())
+                         .view(sizes[k]);
       }
     }
     for (const auto& future : futures) future->waitAndThrow();
@@ -94,9 +106,11 @@ class Buckets {
 };
 
 std::vector<at::Tensor> mean_of(const Buckets& buckets, int step, int ranks) {
-  std::vector<at::Tensor> mean = buckets.random_gradients(static_cast<std::uint64_t>(step * 10));
+  std::vector<at::Tensor> mean =
+      buckets.random_gradients(static_cast<std::uint64_t>(step * 10));
   for (int rank = 1; rank < ranks; ++rank) {
-    const auto other = buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + rank));
+    const auto other =
+        buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + rank));
     for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += other[i];
   }
   for (at::Tensor& tensor : mean) tensor /= ranks;
@@ -116,7 +130,10 @@ void expect_close(
 }
 
 constexpr CommHook kHooks[] = {
-    CommHook::none, CommHook::fp16, CommHook::bf16, CommHook::power_sgd,
+    CommHook::none,
+    CommHook::fp16,
+    CommHook::bf16,
+    CommHook::power_sgd,
     CommHook::batched_power_sgd};
 
 ReplicateOptions with_hook(CommHook hook, const PowerSGDOptions& power = {}) {
@@ -135,20 +152,25 @@ TEST(CommHook, AveragesOverTheRanks) {
       run_in_worlds(3, [&](const World& world) {
         Buckets buckets(true);
         ReplicateOptions options = with_hook(
-            hook, {.matrix_approximation_rank = 100,
-                   .start_power_sgd_iter = 1,
-                   .min_compression_rate = 1e-3});
+            hook,
+            {.matrix_approximation_rank = 100,
+             .start_power_sgd_iter = 1,
+             .min_compression_rate = 1e-3});
         options.comm_wrapper = wrapper;
-        const auto reduction = detail::make_reduction(options, buckets.name_of());
-        const bool is_coarse = hook == CommHook::bf16 || wrapper == CommWrapper::bf16;
-        const bool is_half = hook == CommHook::fp16 || wrapper == CommWrapper::fp16;
+        const auto reduction =
+            detail::make_reduction(options, buckets.name_of());
+        const bool is_coarse =
+            hook == CommHook::bf16 || wrapper == CommWrapper::bf16;
+        const bool is_half =
+            hook == CommHook::fp16 || wrapper == CommWrapper::fp16;
         const double tolerance = is_coarse ? 5e-2 : is_half ? 1e-2 : 1e-5;
         for (int step = 0; step < 4; ++step) {
-          const auto mine =
-              buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + world.rank()));
+          const auto mine = buckets.random_gradients(
+              static_cast<std::uint64_t>(step * 10 + world.rank()));
           expect_close(
               buckets.reduce(*reduction, mine, world.group()),
-              mean_of(buckets, step, world.size()), tolerance);
+              mean_of(buckets, step, world.size()),
+              tolerance);
         }
       });
     }
@@ -159,16 +181,19 @@ TEST(PowerSgd, SendsPlainGradientsBeforeItsStart) {
   run_in_worlds(2, [](const World& world) {
     Buckets buckets(false);
     const auto reduction = detail::make_reduction(
-        with_hook(CommHook::power_sgd, {.start_power_sgd_iter = 2, .min_compression_rate = 1}),
+        with_hook(
+            CommHook::power_sgd,
+            {.start_power_sgd_iter = 2, .min_compression_rate = 1}),
         buckets.name_of());
     std::vector<double> errors;
     for (int step = 0; step < 3; ++step) {
-      const auto mine =
-          buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + world.rank()));
+      const auto mine = buckets.random_gradients(
+          static_cast<std::uint64_t>(step * 10 + world.rank()));
       const auto found = buckets.reduce(*reduction, mine, world.group());
       const auto expected = mean_of(buckets, step, world.size());
       errors.push_back((found[0] - expected[0]).abs().max().item<double>());
-      EXPECT_TRUE(at::allclose(found[1], expected[1])) << "vectors are never compressed";
+      EXPECT_TRUE(at::allclose(found[1], expected[1]))
+          << "vectors are never compressed";
     }
     EXPECT_LT(errors[1], 1e-6);
     EXPECT_GT(errors[2], 1e-2);
@@ -177,21 +202,23 @@ TEST(PowerSgd, SendsPlainGradientsBeforeItsStart) {
 
 // What one step leaves out, a later one sends: sums agree up to what is left.
 TEST(PowerSgd, LosesNothingForGood) {
-  for (const CommHook hook : {CommHook::power_sgd, CommHook::batched_power_sgd}) {
+  for (const CommHook hook :
+       {CommHook::power_sgd, CommHook::batched_power_sgd}) {
     for (const double epsilon : {0.0, 1e-8}) {
       run_in_worlds(2, [&](const World& world) {
         Buckets buckets(false);
         const auto reduction = detail::make_reduction(
             with_hook(
-                hook, {.matrix_approximation_rank = 2,
-                       .start_power_sgd_iter = 0,
-                       .min_compression_rate = 1,
-                       .orthogonalization_epsilon = epsilon}),
+                hook,
+                {.matrix_approximation_rank = 2,
+                 .start_power_sgd_iter = 0,
+                 .min_compression_rate = 1,
+                 .orthogonalization_epsilon = epsilon}),
             buckets.name_of());
         std::vector<at::Tensor> sent, wanted;
         for (int step = 0; step < 5; ++step) {
-          const auto mine =
-              buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + world.rank()));
+          const auto mine = buckets.random_gradients(
+              static_cast<std::uint64_t>(step * 10 + world.rank()));
           const auto found = buckets.reduce(*reduction, mine, world.group());
           const auto mean = mean_of(buckets, step, world.size());
           for (std::size_t i = 0; i < found.size(); ++i) {
@@ -210,7 +237,8 @@ TEST(PowerSgd, LosesNothingForGood) {
           if (!left.contains(names[i])) continue;
           at::Tensor error = left.get<at::Tensor>(names[i]).clone();
           world.group().all_reduce(error);
-          EXPECT_TRUE(at::allclose(sent[i] + error / world.size(), wanted[i], 1e-4, 1e-4))
+          EXPECT_TRUE(at::allclose(
+              sent[i] + error / world.size(), wanted[i], 1e-4, 1e-4))
               << names[i];
         }
         EXPECT_TRUE(left.contains("wide"));
@@ -221,16 +249,17 @@ TEST(PowerSgd, LosesNothingForGood) {
 
 TEST(PowerSgd, GoesOnWhereItsStateWasSavedEvenInOtherBuckets) {
   run_in_worlds(2, [](const World& world) {
-    const ReplicateOptions options =
-        with_hook(CommHook::power_sgd, {.start_power_sgd_iter = 1, .min_compression_rate = 1});
+    const ReplicateOptions options = with_hook(
+        CommHook::power_sgd,
+        {.start_power_sgd_iter = 1, .min_compression_rate = 1});
     Buckets buckets(false);
     const auto whole = detail::make_reduction(options, buckets.name_of());
     Buckets others(true);
     const auto rest = detail::make_reduction(options, others.name_of());
     for (int step = 0; step < 6; ++step) {
       if (step == 3) rest->load_state_dict(whole->state_dict());
-      const auto mine =
-          buckets.random_gradients(static_cast<std::uint64_t>(step * 10 + world.rank()));
+      const auto mine = buckets.random_gradients(
+          static_cast<std::uint64_t>(step * 10 + world.rank()));
       const auto expected = buckets.reduce(*whole, mine, world.group());
       if (step < 3) continue;
       expect_close(others.reduce(*rest, mine, world.group()), expected, 1e-5);
@@ -239,7 +268,9 @@ TEST(PowerSgd, GoesOnWhereItsStateWasSavedEvenInOtherBuckets) {
 }
 
 struct NetImpl : torch::nn::Module {
-  torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::tanh(fc1(x))); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return fc2(torch::tanh(fc1(x)));
+  }
   torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(6, 16));
   torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(16, 12));
 };
@@ -254,17 +285,22 @@ double train(int num_ranks, const ReplicateOptions& options) {
   std::vector<double> losses(static_cast<std::size_t>(num_ranks));
   std::vector<torch::Tensor> weights(losses.size());
   run_on_ranks(num_ranks, [&](const WorldOptions& world) {
-    Accelerator accelerator({.parallel = {.replicate_options = options}, .world = world});
+    Accelerator accelerator(
+        {.parallel = {.replicate_options = options}, .world = world});
     Net net;
     {
       const torch::NoGradGuard no_grad;
       auto from = first->named_parameters();
-      for (auto& item : net->named_parameters()) item.value().copy_(from[item.key()]);
+      for (auto& item : net->named_parameters())
+        item.value().copy_(from[item.key()]);
     }
     torch::optim::SGD sgd(net->parameters(), 0.5);
     auto [model, optimizer, loader] = accelerator.prepare(
-        net, sgd,
-        DataLoader(TensorDataset(inputs, targets), {.batch_size = 12, .split_batches = true}));
+        net,
+        sgd,
+        DataLoader(
+            TensorDataset(inputs, targets),
+            {.batch_size = 12, .split_batches = true}));
     for (int epoch = 0; epoch < 25; ++epoch) {
       for (auto& [x, y] : loader) {
         optimizer.zero_grad();
@@ -274,19 +310,24 @@ double train(int num_ranks, const ReplicateOptions& options) {
     }
     const torch::NoGradGuard no_grad;
     const auto rank = static_cast<std::size_t>(accelerator.process_index());
-    losses[rank] = torch::mse_loss(net->forward(inputs), targets).item<double>();
-    weights[rank] = torch::nn::utils::parameters_to_vector(net->parameters()).detach();
+    losses[rank] =
+        torch::mse_loss(net->forward(inputs), targets).item<double>();
+    weights[rank] =
+        torch::nn::utils::parameters_to_vector(net->parameters()).detach();
   });
-  for (const auto& of_rank : weights) EXPECT_TRUE(torch::equal(of_rank, weights[0]));
+  for (const auto& of_rank : weights)
+    EXPECT_TRUE(torch::equal(of_rank, weights[0]));
   return losses[0];
 }
 
 TEST(CommHook, TrainsAsWellAsPlainAveraging) {
   const double plain = train(1, {});
   for (const CommHook hook : kHooks) {
-    ReplicateOptions options =
-        with_hook(hook, {.matrix_approximation_rank = 2, .start_power_sgd_iter = 5,
-                         .min_compression_rate = 1.5});
+    ReplicateOptions options = with_hook(
+        hook,
+        {.matrix_approximation_rank = 2,
+         .start_power_sgd_iter = 5,
+         .min_compression_rate = 1.5});
     options.bucket_bytes = 512;
     options.first_bucket_bytes = 128;
     for (const int ranks : {2, 3}) {
@@ -299,14 +340,18 @@ TEST(CommHook, TrainsAsWellAsPlainAveraging) {
 TEST(CommHook, RefusesWhatCannotBe) {
   const auto make = [](const ReplicateOptions& options) {
     run_on_ranks(2, [&](const WorldOptions& world) {
-      Accelerator accelerator({.parallel = {.replicate_options = options}, .world = world});
+      Accelerator accelerator(
+          {.parallel = {.replicate_options = options}, .world = world});
     });
   };
   ReplicateOptions wrapper_alone;
   wrapper_alone.comm_wrapper = CommWrapper::fp16;
-  expect_error<ConfigError>([&] { make(wrapper_alone); }, "without a comm_hook");
   expect_error<ConfigError>(
-      [&] { make(with_hook(CommHook::power_sgd, {.matrix_approximation_rank = 0})); },
+      [&] { make(wrapper_alone); }, "without a comm_hook");
+  expect_error<ConfigError>(
+      [&] {
+        make(with_hook(CommHook::power_sgd, {.matrix_approximation_rank = 0}));
+      },
       "matrix_approximation_rank 0");
 }
 

@@ -15,7 +15,9 @@ using testing::expect_error;
 using testing::run_on_ranks;
 
 struct NetImpl : torch::nn::Module {
-  torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::tanh(fc1(x))); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return fc2(torch::tanh(fc1(x)));
+  }
   torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(3, 5));
   torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(5, 2));
 };
@@ -25,16 +27,20 @@ void fill(torch::nn::Module& net) {
   const torch::NoGradGuard no_grad;
   std::int64_t seed = 0;
   for (auto& parameter : net.parameters()) {
-    const auto values = torch::arange(parameter.numel(), torch::kFloat) + static_cast<double>(++seed);
+    const auto values = torch::arange(parameter.numel(), torch::kFloat) +
+        static_cast<double>(++seed);
     parameter.copy_(torch::sin(values).view_as(parameter));
   }
 }
 
 torch::Tensor batch_of(int rank, int step) {
-  return torch::cos(torch::arange(12, torch::kFloat) + 1.7 * rank + 0.3 * step).view({4, 3});
+  return torch::cos(torch::arange(12, torch::kFloat) + 1.7 * rank + 0.3 * step)
+      .view({4, 3});
 }
 
-torch::Tensor loss_of(const torch::Tensor& output) { return (output * output).sum(1).mean(); }
+torch::Tensor loss_of(const torch::Tensor& output) {
+  return (output * output).sum(1).mean();
+}
 
 struct How {
   std::vector<int> steps;  // of each rank
@@ -44,7 +50,8 @@ struct How {
 };
 
 torch::optim::SGD make_sgd(torch::nn::Module& net) {
-  return torch::optim::SGD(net.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+  return torch::optim::SGD(
+      net.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
 }
 
 constexpr optim::StepLROptions kSchedule{.step_size = 2, .gamma = 0.5};
@@ -57,7 +64,8 @@ torch::Tensor train_alone(const How& how) {
   optim::StepLR schedule(sgd, kSchedule);
   const int ranks = static_cast<int>(how.steps.size());
   const auto take_step = [&](const std::vector<torch::Tensor>& losses) {
-    const auto divisor = how.divide_by_all ? ranks : static_cast<int>(losses.size());
+    const auto divisor =
+        how.divide_by_all ? ranks : static_cast<int>(losses.size());
     sgd.zero_grad();
     torch::stack(losses).sum().div(divisor).backward();
     sgd.step();
@@ -67,10 +75,12 @@ torch::Tensor train_alone(const How& how) {
     std::vector<torch::Tensor> losses;
     for (int rank = 0; rank < ranks; ++rank) {
       const int begin = step * how.window;
-      const int end = std::min(begin + how.window, how.steps[static_cast<std::size_t>(rank)]);
+      const int end = std::min(
+          begin + how.window, how.steps[static_cast<std::size_t>(rank)]);
       if (begin >= end) continue;
       torch::Tensor sum = torch::zeros({});
-      for (int i = begin; i < end; ++i) sum = sum + loss_of(net->forward(batch_of(rank, i)));
+      for (int i = begin; i < end; ++i)
+        sum = sum + loss_of(net->forward(batch_of(rank, i)));
       losses.push_back(sum / how.window);
     }
     if (losses.empty()) break;
@@ -101,7 +111,8 @@ std::vector<torch::Tensor> train_joined(const How& how) {
     const int rank = accelerator.process_index();
     accelerator.join_uneven_inputs(
         [&, model = model, optimizer = optimizer, scheduler = scheduler] {
-          for (int step = 0; step < how.steps[static_cast<std::size_t>(rank)]; ++step) {
+          for (int step = 0; step < how.steps[static_cast<std::size_t>(rank)];
+               ++step) {
             auto micro_step = accelerator.accumulate(model);
             accelerator.backward(loss_of(model(batch_of(rank, step))));
             optimizer.step();
@@ -136,7 +147,15 @@ void expect_parity(const How& how) {
 TEST(JoinUnevenInputs, IsOneProcessOverAllThereIs) {
   for (const bool divide_by_all : {true, false}) {
     for (const auto& steps : std::vector<std::vector<int>>{
-             {4, 4}, {1, 5}, {5, 1}, {0, 3}, {3, 0}, {0, 0}, {2, 0, 5}, {3, 3, 1}, {6}}) {
+             {4, 4},
+             {1, 5},
+             {5, 1},
+             {0, 3},
+             {3, 0},
+             {0, 0},
+             {2, 0, 5},
+             {3, 3, 1},
+             {6}}) {
       SCOPED_TRACE(steps.size());
       expect_parity({.steps = steps, .divide_by_all = divide_by_all});
     }
@@ -146,19 +165,27 @@ TEST(JoinUnevenInputs, IsOneProcessOverAllThereIs) {
 TEST(JoinUnevenInputs, HoldsForEveryWayToReplicate) {
   const std::vector<int> steps{1, 4, 2};
   SCOPED_TRACE("small buckets");
-  expect_parity({.steps = steps, .replicate = {.bucket_bytes = 32, .first_bucket_bytes = 16}});
+  expect_parity(
+      {.steps = steps,
+       .replicate = {.bucket_bytes = 32, .first_bucket_bytes = 16}});
   SCOPED_TRACE("unused");
-  expect_parity({.steps = steps, .replicate = {.find_unused_parameters = true}});
+  expect_parity(
+      {.steps = steps, .replicate = {.find_unused_parameters = true}});
   SCOPED_TRACE("static graph");
   expect_parity({.steps = steps, .replicate = {.static_graph = true}});
   expect_parity(
       {.steps = steps,
-       .replicate = {.bucket_bytes = 32, .first_bucket_bytes = 16, .gradient_as_bucket_view = true}});
+       .replicate = {
+           .bucket_bytes = 32,
+           .first_bucket_bytes = 16,
+           .gradient_as_bucket_view = true}});
   SCOPED_TRACE("views");
   ReplicateOptions power;
   power.comm_hook = CommHook::power_sgd;
-  power.power_sgd = {.matrix_approximation_rank = 9, .start_power_sgd_iter = 1,
-                     .min_compression_rate = 1e-3};
+  power.power_sgd = {
+      .matrix_approximation_rank = 9,
+      .start_power_sgd_iter = 1,
+      .min_compression_rate = 1e-3};
   expect_parity({.steps = steps, .replicate = power});
   expect_parity({.steps = steps, .replicate = power, .divide_by_all = false});
 }
@@ -174,7 +201,9 @@ TEST(JoinUnevenInputs, LeavesLoadersUneven) {
     Accelerator accelerator({.world = world});
     torch::nn::Linear net(1, 1);
     auto [model, loader] = accelerator.prepare(
-        net, DataLoader(TensorDataset{torch::arange(3, torch::kFloat).view({3, 1})}));
+        net,
+        DataLoader(
+            TensorDataset{torch::arange(3, torch::kFloat).view({3, 1})}));
     auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
     accelerator.join_uneven_inputs(
         [&, model = model, loader = &loader] {
@@ -193,7 +222,8 @@ TEST(JoinUnevenInputs, LeavesLoadersUneven) {
 
 struct NormNetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return norm(x); }
-  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(3));
+  torch::nn::BatchNorm1d norm =
+      register_module("norm", torch::nn::BatchNorm1d(3));
 };
 TORCH_MODULE(NormNet);
 
@@ -212,7 +242,8 @@ TEST(JoinUnevenInputs, SendsBuffersOfARankThatHasData) {
     means[static_cast<std::size_t>(rank)] = net->norm->running_mean.clone();
   });
   // 0.1 of rank 0's ones, then 0.9 of that and 0.1 of rank 1's twos.
-  for (const auto& mean : means) EXPECT_TRUE(torch::allclose(mean, torch::full({3}, 0.29)));
+  for (const auto& mean : means)
+    EXPECT_TRUE(torch::allclose(mean, torch::full({3}, 0.29)));
 }
 
 TEST(JoinUnevenInputs, HoldsForTwoModelsOfAGan) {
@@ -225,21 +256,25 @@ TEST(JoinUnevenInputs, HoldsForTwoModelsOfAGan) {
     torch::optim::SGD generator_sgd(generator_net->parameters(), 0.1);
     torch::optim::SGD critic_sgd(critic_net->parameters(), 0.1);
     auto [generator, critic, generator_optimizer, critic_optimizer] =
-        accelerator.prepare(generator_net, critic_net, generator_sgd, critic_sgd);
+        accelerator.prepare(
+            generator_net, critic_net, generator_sgd, critic_sgd);
     const int rank = accelerator.process_index();
-    accelerator.join_uneven_inputs(
-        [&, generator = generator, critic = critic, generator_optimizer = generator_optimizer,
-         critic_optimizer = critic_optimizer] {
-          for (int step = 0; step < rank * 2; ++step) {
-            const auto fake = generator(torch::ones({4, 2}) * (rank + step));
-            critic_optimizer.zero_grad();
-            accelerator.backward(critic(fake.detach()).mean() - critic(batch_of(rank, step)).mean());
-            critic_optimizer.step();
-            generator_optimizer.zero_grad();
-            accelerator.backward(-critic(fake).mean());
-            generator_optimizer.step();
-          }
-        });
+    accelerator.join_uneven_inputs([&,
+                                    generator = generator,
+                                    critic = critic,
+                                    generator_optimizer = generator_optimizer,
+                                    critic_optimizer = critic_optimizer] {
+      for (int step = 0; step < rank * 2; ++step) {
+        const auto fake = generator(torch::ones({4, 2}) * (rank + step));
+        critic_optimizer.zero_grad();
+        accelerator.backward(
+            critic(fake.detach()).mean() - critic(batch_of(rank, step)).mean());
+        critic_optimizer.step();
+        generator_optimizer.zero_grad();
+        accelerator.backward(-critic(fake).mean());
+        generator_optimizer.step();
+      }
+    });
     auto parameters = generator_net->parameters();
     for (const auto& p : critic_net->parameters()) parameters.push_back(p);
     ends[static_cast<std::size_t>(rank)] =
@@ -250,16 +285,20 @@ TEST(JoinUnevenInputs, HoldsForTwoModelsOfAGan) {
 }
 
 TEST(JoinUnevenInputs, RefusesWhatNeedsAllRanks) {
-  const auto joined = [](Precision precision, const std::function<void(
-                             const Accelerator&, const Model<torch::nn::LinearImpl>&)>& body) {
-    run_on_ranks(2, [&](const WorldOptions& world) {
-      Accelerator accelerator({.mixed_precision = precision, .world = world});
-      torch::nn::Linear net(3, 1);
-      auto model = accelerator.prepare(net);
-      accelerator.join_uneven_inputs([&] { body(accelerator, model); });
-    });
-  };
-  expect_error<ConfigError>([&] { joined(Precision::fp16, [](auto&, auto&) {}); }, "fp16");
+  const auto joined =
+      [](Precision precision,
+         const std::function<void(
+             const Accelerator&, const Model<torch::nn::LinearImpl>&)>& body) {
+        run_on_ranks(2, [&](const WorldOptions& world) {
+          Accelerator accelerator(
+              {.mixed_precision = precision, .world = world});
+          torch::nn::Linear net(3, 1);
+          auto model = accelerator.prepare(net);
+          accelerator.join_uneven_inputs([&] { body(accelerator, model); });
+        });
+      };
+  expect_error<ConfigError>(
+      [&] { joined(Precision::fp16, [](auto&, auto&) {}); }, "fp16");
   expect_error<ConfigError>(
       [&] {
         joined(Precision::no, [](const Accelerator& accelerator, auto&) {
@@ -270,7 +309,8 @@ TEST(JoinUnevenInputs, RefusesWhatNeedsAllRanks) {
   expect_error<ConfigError>(
       [&] {
         joined(Precision::no, [](const Accelerator& accelerator, auto& model) {
-          accelerator.backward(model(torch::ones({2, 3})).mean(), {.num_items = 2});
+          accelerator.backward(
+              model(torch::ones({2, 3})).mean(), {.num_items = 2});
         });
       },
       "num_items");
@@ -285,7 +325,8 @@ TEST(JoinUnevenInputs, RefusesWhatNeedsAllRanks) {
   expect_error<std::runtime_error>(
       [&] {
         joined(Precision::no, [](const Accelerator& accelerator, auto&) {
-          if (accelerator.process_index() == 1) throw std::runtime_error("my own mistake");
+          if (accelerator.process_index() == 1)
+            throw std::runtime_error("my own mistake");
         });
       },
       "my own mistake");

@@ -17,7 +17,9 @@ constexpr int kSteps = 6;
 constexpr std::int64_t kGlobalBatch = 36;
 
 struct NetImpl : torch::nn::Module {
-  torch::Tensor forward(const torch::Tensor& x) { return fc2(torch::tanh(fc1(x))); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return fc2(torch::tanh(fc1(x)));
+  }
   torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(5, 7));
   torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(7, 3));
   torch::Tensor spare = register_parameter("spare", torch::ones({4}));
@@ -63,7 +65,8 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
     if (accelerator.is_main_process()) {
       const torch::NoGradGuard no_grad;
       auto from = first->named_parameters();
-      for (auto& item : net->named_parameters()) item.value().copy_(from[item.key()]);
+      for (auto& item : net->named_parameters())
+        item.value().copy_(from[item.key()]);
     }
     const auto dtype = !how.master_weights ? torch::kFloat
         : how.precision == Precision::fp16 ? torch::kHalf
@@ -71,28 +74,37 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
     net->to(dtype);
     auto inner = make_optimizer(how.optimizer, net->parameters());
     auto [model, optimizer, loader] = accelerator.prepare(
-        net, *inner,
+        net,
+        *inner,
         DataLoader(
             TensorDataset(inputs, labels),
-            {.batch_size = kGlobalBatch / how.accumulation, .split_batches = true}));
+            {.batch_size = kGlobalBatch / how.accumulation,
+             .split_batches = true}));
     for (auto& [x, y] : loader) {
       auto micro_step = accelerator.accumulate(model);
       optimizer.zero_grad();
-      accelerator.backward(torch::nn::functional::cross_entropy(model(x.to(dtype)).to(torch::kFloat), y));
+      accelerator.backward(torch::nn::functional::cross_entropy(
+          model(x.to(dtype)).to(torch::kFloat), y));
       optimizer.step();
     }
-    Weights& weights = ends[static_cast<std::size_t>(accelerator.process_index())];
+    Weights& weights =
+        ends[static_cast<std::size_t>(accelerator.process_index())];
     for (const auto& item : net->named_parameters()) {
-      weights[item.key()] = item.value().detach().to(torch::kFloat, false, /*copy=*/true);
+      weights[item.key()] =
+          item.value().detach().to(torch::kFloat, false, /*copy=*/true);
     }
   });
   return ends;
 }
 
-void expect_same(const std::vector<Weights>& many, const Weights& one, double tolerance) {
+void expect_same(
+    const std::vector<Weights>& many,
+    const Weights& one,
+    double tolerance) {
   for (std::size_t rank = 0; rank < many.size(); ++rank) {
     for (const auto& [name, tensor] : one) {
-      EXPECT_TRUE(torch::allclose(many[rank].at(name), tensor, tolerance, tolerance))
+      EXPECT_TRUE(
+          torch::allclose(many[rank].at(name), tensor, tolerance, tolerance))
           << name << " on rank " << rank << " differs by "
           << (many[rank].at(name) - tensor).abs().max().item<double>();
       EXPECT_TRUE(torch::equal(many[rank].at(name), many[0].at(name))) << name;
@@ -100,14 +112,17 @@ void expect_same(const std::vector<Weights>& many, const Weights& one, double to
   }
 }
 
-class ReplicateParity : public ::testing::TestWithParam<std::tuple<int, std::string, int>> {};
+class ReplicateParity
+    : public ::testing::TestWithParam<std::tuple<int, std::string, int>> {};
 
 TEST_P(ReplicateParity, EndsWithTheWeightsOfOneRank) {
   const auto& [num_ranks, optimizer, accumulation] = GetParam();
   // The window splits the batch, so the reference is the same global batch.
   const Weights one = train(1, {.optimizer = optimizer})[0];
   expect_same(
-      train(num_ranks, {.optimizer = optimizer, .accumulation = accumulation}), one, 1e-5);
+      train(num_ranks, {.optimizer = optimizer, .accumulation = accumulation}),
+      one,
+      1e-5);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -120,7 +135,10 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Accumulation,
     ReplicateParity,
-    ::testing::Combine(::testing::Values(1, 2), ::testing::Values("SGD"), ::testing::Values(2, 3)));
+    ::testing::Combine(
+        ::testing::Values(1, 2),
+        ::testing::Values("SGD"),
+        ::testing::Values(2, 3)));
 
 struct Way {
   std::string name;
@@ -134,22 +152,31 @@ std::vector<Way> all_ways() {
   ways.push_back({"static_graph", {.static_graph = true}});
   ways.push_back(
       {"views",
-       {.bucket_bytes = 64, .first_bucket_bytes = 16, .find_unused_parameters = true,
+       {.bucket_bytes = 64,
+        .first_bucket_bytes = 16,
+        .find_unused_parameters = true,
         .gradient_as_bucket_view = true}});
   ways.push_back({"master_weights", {.find_unused_parameters = true}, true});
-  ways.push_back({"bf16_hook", {.find_unused_parameters = true, .comm_hook = CommHook::bf16}});
-  ways.push_back({"fp16_hook", {.find_unused_parameters = true, .comm_hook = CommHook::fp16}});
+  ways.push_back(
+      {"bf16_hook",
+       {.find_unused_parameters = true, .comm_hook = CommHook::bf16}});
+  ways.push_back(
+      {"fp16_hook",
+       {.find_unused_parameters = true, .comm_hook = CommHook::fp16}});
   ways.push_back(
       {"power_sgd",
        {.find_unused_parameters = true,
         .comm_hook = CommHook::power_sgd,
-        .power_sgd = {.matrix_approximation_rank = 7, .start_power_sgd_iter = 1,
-                      .min_compression_rate = 1e-3}}});
+        .power_sgd = {
+            .matrix_approximation_rank = 7,
+            .start_power_sgd_iter = 1,
+            .min_compression_rate = 1e-3}}});
   ways.push_back(
       {"batched_power_sgd",
        {.find_unused_parameters = true,
         .comm_hook = CommHook::batched_power_sgd,
-        .power_sgd = {.matrix_approximation_rank = 20, .start_power_sgd_iter = 1}}});
+        .power_sgd = {
+            .matrix_approximation_rank = 20, .start_power_sgd_iter = 1}}});
   return ways;
 }
 
@@ -159,7 +186,8 @@ double bound_of(const Way& way, Precision precision) {
       way.options.comm_hook == CommHook::bf16) {
     return 2e-2;
   }
-  if (precision == Precision::fp16 || way.options.comm_hook == CommHook::fp16) return 3e-3;
+  if (precision == Precision::fp16 || way.options.comm_hook == CommHook::fp16)
+    return 3e-3;
   return 1e-5;
 }
 
@@ -167,19 +195,25 @@ class EveryWay : public ::testing::TestWithParam<Way> {};
 
 TEST_P(EveryWay, EndsWithTheWeightsOfOneRank) {
   const Way& way = GetParam();
-  for (const Precision precision : {Precision::no, Precision::bf16, Precision::fp16}) {
-    const Weights one =
-        train(1, {.precision = precision, .master_weights = way.master_weights})[0];
+  for (const Precision precision :
+       {Precision::no, Precision::bf16, Precision::fp16}) {
+    const Weights one = train(
+        1, {.precision = precision, .master_weights = way.master_weights})[0];
     for (const int accumulation : {1, 3}) {
       for (const int num_ranks : {1, 2, 3}) {
-        SCOPED_TRACE(::testing::Message() << name_of(precision) << ", window of " << accumulation
-                                          << ", " << num_ranks << " ranks");
+        SCOPED_TRACE(
+            ::testing::Message()
+            << name_of(precision) << ", window of " << accumulation << ", "
+            << num_ranks << " ranks");
         expect_same(
-            train(num_ranks, {.accumulation = accumulation,
-                              .replicate = way.options,
-                              .precision = precision,
-                              .master_weights = way.master_weights}),
-            one, bound_of(way, precision));
+            train(
+                num_ranks,
+                {.accumulation = accumulation,
+                 .replicate = way.options,
+                 .precision = precision,
+                 .master_weights = way.master_weights}),
+            one,
+            bound_of(way, precision));
       }
     }
   }
@@ -194,16 +228,26 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(ReplicateParity, HoldsForSmallBuckets) {
   const Weights one = train(1, {})[0];
   expect_same(
-      train(3, {.replicate = {.bucket_bytes = 64, .first_bucket_bytes = 16,
-                              .find_unused_parameters = true}}),
-      one, 1e-5);
+      train(
+          3,
+          {.replicate =
+               {.bucket_bytes = 64,
+                .first_bucket_bytes = 16,
+                .find_unused_parameters = true}}),
+      one,
+      1e-5);
 }
 
 TEST(ReplicateParity, HoldsForGradientsAsBucketViews) {
   const Weights one = train(1, {})[0];
   expect_same(
-      train(2, {.replicate = {.find_unused_parameters = true, .gradient_as_bucket_view = true}}),
-      one, 1e-5);
+      train(
+          2,
+          {.replicate =
+               {.find_unused_parameters = true,
+                .gradient_as_bucket_view = true}}),
+      one,
+      1e-5);
 }
 
 TEST(ReplicateParity, HoldsForAStaticGraph) {
@@ -222,7 +266,8 @@ TEST(Replicate, NamesUnusedParametersInsteadOfHanging) {
 
 struct NormNetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return norm(x); }
-  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(4));
+  torch::nn::BatchNorm1d norm =
+      register_module("norm", torch::nn::BatchNorm1d(4));
 };
 TORCH_MODULE(NormNet);
 
@@ -232,12 +277,14 @@ TEST(Replicate, SendsBuffersOfRankZeroAfterEachStep) {
     Accelerator accelerator({.world = world});
     NormNet net;
     auto model = accelerator.prepare(net);
-    const auto x = torch::full({4, 4}, static_cast<float>(accelerator.process_index() + 1));
+    const auto x = torch::full(
+        {4, 4}, static_cast<float>(accelerator.process_index() + 1));
     accelerator.backward(model(x).sum());
     means[static_cast<std::size_t>(accelerator.process_index())] =
         net->norm->running_mean.clone();
   });
-  for (const auto& mean : means) EXPECT_TRUE(torch::allclose(mean, torch::full({4}, 0.1)));
+  for (const auto& mean : means)
+    EXPECT_TRUE(torch::allclose(mean, torch::full({4}, 0.1)));
 }
 
 TEST(Replicate, TakesWeightsAndBuffersOfRankZeroAtTheStart) {
@@ -274,12 +321,14 @@ TEST(Replicate, TrainsTwoModelsOfAGan) {
     torch::optim::SGD generator_sgd(generator_net->parameters(), 0.1);
     torch::optim::SGD critic_sgd(critic_net->parameters(), 0.1);
     auto [generator, critic, generator_optimizer, critic_optimizer] =
-        accelerator.prepare(generator_net, critic_net, generator_sgd, critic_sgd);
+        accelerator.prepare(
+            generator_net, critic_net, generator_sgd, critic_sgd);
     for (int step = 0; step < 3; ++step) {
       const auto noise = torch::randn({4, 2});
       const auto fake = generator(noise);
       critic_optimizer.zero_grad();
-      accelerator.backward(critic(fake.detach()).mean() - critic(torch::randn({4, 3})).mean());
+      accelerator.backward(
+          critic(fake.detach()).mean() - critic(torch::randn({4, 3})).mean());
       critic_optimizer.step();
       generator_optimizer.zero_grad();
       accelerator.backward(-critic(fake).mean());
@@ -301,7 +350,8 @@ TEST(Replicate, CarriesAnExceptionOfOneRankToTheOthers) {
       Accelerator accelerator({.world = world});
       torch::nn::Linear net(3, 1);
       auto model = accelerator.prepare(net);
-      if (accelerator.process_index() == 1) throw std::runtime_error("my own mistake");
+      if (accelerator.process_index() == 1)
+        throw std::runtime_error("my own mistake");
       try {
         accelerator.backward(model(torch::ones({2, 3})).sum());
       } catch (const DistributedError& error) {

@@ -68,7 +68,8 @@ class Memory final : public c10::DeviceAllocator {
     constexpr int kGarbage = 0xa5;
     void* const data = std::malloc(size + 1);
     std::memset(data, kGarbage, size + 1);
-    return {data, data, &std::free, c10::Device(c10::kPrivateUse1, current_device)};
+    return {
+        data, data, &std::free, c10::Device(c10::kPrivateUse1, current_device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
   void copy_data(void* to, const void* from, std::size_t size) const override {
@@ -77,7 +78,10 @@ class Memory final : public c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(
+      c10::DeviceIndex) override {
+    return {};
+  }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
 };
@@ -110,23 +114,31 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device exchangeDevice(c10::Device device) const override {
     return {c10::kPrivateUse1, std::exchange(current_device, device.index())};
   }
-  c10::Device getDevice() const override { return {c10::kPrivateUse1, current_device}; }
-  void setDevice(c10::Device device) const override { current_device = device.index(); }
+  c10::Device getDevice() const override {
+    return {c10::kPrivateUse1, current_device};
+  }
+  void setDevice(c10::Device device) const override {
+    current_device = device.index();
+  }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
   }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
   static c10::Device with_index(c10::Device device) {
-    return {c10::kPrivateUse1, device.has_index() ? device.index() : current_device};
+    return {
+        c10::kPrivateUse1,
+        device.has_index() ? device.index() : current_device};
   }
   c10::Stream getStream(c10::Device device) const override {
     const c10::Device which = with_index(device);
-    return c10::Stream(c10::Stream::UNSAFE, which, current_streams[which.index()]);
+    return c10::Stream(
+        c10::Stream::UNSAFE, which, current_streams[which.index()]);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
     const std::lock_guard lock(machine().mutex);
-    return c10::Stream(c10::Stream::UNSAFE, with_index(device), machine().next_stream++);
+    return c10::Stream(
+        c10::Stream::UNSAFE, with_index(device), machine().next_stream++);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     return getNewStream(device, 0);
@@ -156,11 +168,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     machine().run(*static_cast<Stream*>(event));
   }
   bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+  void destroyEvent(void* event, const c10::DeviceIndex)
+      const noexcept override {
     delete static_cast<Stream*>(event);
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {}
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&)
+      const override {
     const std::lock_guard lock(machine().mutex);
     ++machine().counts.recorded;
   }
@@ -168,20 +182,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return generator_; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return generator_;
+  }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return kDevices; }
   c10::DeviceIndex getCurrentDevice() const override { return current_device; }
-  void setCurrentDevice(c10::DeviceIndex index) const override { current_device = index; }
+  void setCurrentDevice(c10::DeviceIndex index) const override {
+    current_device = index;
+  }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
     return std::exchange(current_device, index);
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return exchangeDevice(index);
   }
-  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    return &pinned_memory;
+  }
   bool isPinnedPtr(const void* data) const override {
     const std::lock_guard lock(machine().mutex);
     return machine().pinned.contains(data);
@@ -195,7 +215,10 @@ at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   // Its owner lives as long as the alias.
   return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {},
+      tensor.data_ptr(),
+      tensor.sizes(),
+      tensor.strides(),
+      [tensor](void*) {},
       tensor.options().device(at::kCPU));
 }
 
@@ -208,8 +231,11 @@ at::Tensor empty(
     std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(
-      sizes, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      dtype.value_or(at::kFloat), format);
+      sizes,
+      &memory,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      dtype.value_or(at::kFloat),
+      format);
 }
 
 at::Tensor empty_strided(
@@ -221,14 +247,21 @@ at::Tensor empty_strided(
     std::optional<bool>) {
   const c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(
-      sizes, strides, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      sizes,
+      strides,
+      &memory,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       dtype.value_or(at::kFloat));
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
-  const c10::DeviceIndex device = to.is_cpu() ? from.get_device() : to.get_device();
+at::Tensor
+copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const c10::DeviceIndex device =
+      to.is_cpu() ? from.get_device() : to.get_device();
   const Stream stream = current_stream(device);
-  const auto copy = [source = on_host(from), target = on_host(to)] { target.copy_(source); };
+  const auto copy = [source = on_host(from), target = on_host(to)] {
+    target.copy_(source);
+  };
   if (!non_blocking || to.is_cpu()) {
     machine().run(stream);
     copy();
@@ -264,21 +297,31 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
-  library.impl("_copy_from_and_resize", [](const at::Tensor& from, const at::Tensor& to) {
-    return copy_from(from, to, false);
+  library.impl(
+      "_copy_from_and_resize",
+      [](const at::Tensor& from, const at::Tensor& to) {
+        return copy_from(from, to, false);
+      });
+  library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
+    return on_host(tensor).item();
   });
-  library.impl("_local_scalar_dense", [](const at::Tensor& tensor) { return on_host(tensor).item(); });
   library.impl("view", [](const at::Tensor& tensor, at::IntArrayRef sizes) {
     return at::native::view(tensor, sizes);
   });
   library.impl(
-      "as_strided", [](const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides,
-                       std::optional<std::int64_t> offset) {
-        return at::native::as_strided_tensorimpl(tensor, sizes, strides, offset);
+      "as_strided",
+      [](const at::Tensor& tensor,
+         at::IntArrayRef sizes,
+         at::IntArrayRef strides,
+         std::optional<std::int64_t> offset) {
+        return at::native::as_strided_tensorimpl(
+            tensor, sizes, strides, offset);
       });
   library.impl(
       "_reshape_alias",
-      [](const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+      [](const at::Tensor& tensor,
+         at::IntArrayRef sizes,
+         at::IntArrayRef strides) {
         return at::native::_reshape_alias(tensor, sizes, strides);
       });
 }

@@ -19,20 +19,24 @@ const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 }  // namespace
 
-void run_on_ranks(int num_ranks, const std::function<void(const WorldOptions&)>& rank) {
-  if (!kHasNoRecorder) throw std::runtime_error("cannot switch the flight recorder off");
+void run_on_ranks(
+    int num_ranks,
+    const std::function<void(const WorldOptions&)>& rank) {
+  if (!kHasNoRecorder)
+    throw std::runtime_error("cannot switch the flight recorder off");
   const Store store = Store::in_memory();
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(num_ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < num_ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
-        rank({.rank = r,
-              .size = num_ranks,
-              .store = store,
-              .device = at::kCPU,
-              .timeout = std::chrono::seconds(30),
-              .logger = Logger([](const LogRecord&) {}, LogLevel::off)});
+        rank(
+            {.rank = r,
+             .size = num_ranks,
+             .store = store,
+             .device = at::kCPU,
+             .timeout = std::chrono::seconds(30),
+             .logger = Logger([](const LogRecord&) {}, LogLevel::off)});
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();
       }
@@ -51,8 +55,11 @@ void run_on_ranks(int num_ranks, const std::function<void(const WorldOptions&)>&
   if (victim) std::rethrow_exception(victim);
 }
 
-void run_in_worlds(int num_ranks, const std::function<void(const World&)>& rank) {
-  run_on_ranks(num_ranks, [&](const WorldOptions& options) { rank(World(options)); });
+void run_in_worlds(
+    int num_ranks,
+    const std::function<void(const World&)>& rank) {
+  run_on_ranks(
+      num_ranks, [&](const WorldOptions& options) { rank(World(options)); });
 }
 
 }  // namespace accelerate::testing

@@ -11,9 +11,13 @@ namespace accelerate::testing {
 /// a rank of one world over a shared in-memory store. All have ended when it
 /// returns. Throws what the first failing rank threw, an error that is not
 /// about a lost peer before one that is.
-void run_on_ranks(int num_ranks, const std::function<void(const WorldOptions&)>& rank);
+void run_on_ranks(
+    int num_ranks,
+    const std::function<void(const WorldOptions&)>& rank);
 
 /// The same, with the World made already.
-void run_in_worlds(int num_ranks, const std::function<void(const World&)>& rank);
+void run_in_worlds(
+    int num_ranks,
+    const std::function<void(const World&)>& rank);
 
 }  // namespace accelerate::testing

@@ -21,7 +21,9 @@ torch::nn::Linear one_weight() {
   return net;
 }
 
-double weight_of(const torch::nn::Linear& net) { return net->weight.item<double>(); }
+double weight_of(const torch::nn::Linear& net) {
+  return net->weight.item<double>();
+}
 
 TEST(Accelerator, ReturnsHandlesInTheOrderGiven) {
   const Accelerator accelerator({.world = alone()});
@@ -29,7 +31,10 @@ TEST(Accelerator, ReturnsHandlesInTheOrderGiven) {
   torch::optim::SGD sgd(net->parameters(), 0.5);
   torch::optim::StepLR step_lr(sgd, 1, 0.1);
   auto [scheduler, loader, model, optimizer] = accelerator.prepare(
-      step_lr, DataLoader(TensorDataset{torch::ones({4, 2})}, {.batch_size = 2}), net, sgd);
+      step_lr,
+      DataLoader(TensorDataset{torch::ones({4, 2})}, {.batch_size = 2}),
+      net,
+      sgd);
   EXPECT_EQ(&scheduler.inner(), &step_lr);
   EXPECT_EQ(loader.size(), 2);
   EXPECT_EQ(model.module(), net.ptr());
@@ -38,7 +43,8 @@ TEST(Accelerator, ReturnsHandlesInTheOrderGiven) {
 }
 
 TEST(Accelerator, AveragesAWindowAndStepsAtItsEndOnly) {
-  const Accelerator accelerator({.gradient_accumulation_steps = 2, .world = alone()});
+  const Accelerator accelerator(
+      {.gradient_accumulation_steps = 2, .world = alone()});
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);
   torch::optim::StepLR step_lr(sgd, 1, 0.5);
@@ -60,14 +66,16 @@ TEST(Accelerator, AveragesAWindowAndStepsAtItsEndOnly) {
 
 TEST(Accelerator, GivesTheSameWhetherGradientsAreDroppedFirstOrLast) {
   const auto run = [](bool first) {
-    const Accelerator accelerator({.gradient_accumulation_steps = 3, .world = alone()});
+    const Accelerator accelerator(
+        {.gradient_accumulation_steps = 3, .world = alone()});
     auto net = one_weight();
     torch::optim::SGD sgd(net->parameters(), 1.0);
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     for (int i = 1; i <= 6; ++i) {
       auto micro_step = accelerator.accumulate(model);
       if (first) optimizer.zero_grad();
-      accelerator.backward(model(torch::full({1, 1}, static_cast<double>(i))).sum());
+      accelerator.backward(
+          model(torch::full({1, 1}, static_cast<double>(i))).sum());
       optimizer.step();
       if (!first) optimizer.zero_grad();
     }
@@ -78,7 +86,8 @@ TEST(Accelerator, GivesTheSameWhetherGradientsAreDroppedFirstOrLast) {
 }
 
 TEST(Accelerator, EndsAWindowWithTheLoader) {
-  const Accelerator accelerator({.gradient_accumulation_steps = 2, .world = alone()});
+  const Accelerator accelerator(
+      {.gradient_accumulation_steps = 2, .world = alone()});
   auto net = one_weight();
   auto [model, loader] = accelerator.prepare(
       net, DataLoader(TensorDataset{torch::ones({3, 1})}, {.batch_size = 1}));
@@ -90,11 +99,13 @@ TEST(Accelerator, EndsAWindowWithTheLoader) {
       syncs.push_back(accelerator.sync_gradients());
     }
   }
-  EXPECT_THAT(syncs, ::testing::ElementsAre(false, true, true, false, true, true));
+  EXPECT_THAT(
+      syncs, ::testing::ElementsAre(false, true, true, false, true, true));
 }
 
 TEST(Accelerator, ComputesInBf16AndAnswersInFp32) {
-  const Accelerator accelerator({.mixed_precision = Precision::bf16, .world = alone()});
+  const Accelerator accelerator(
+      {.mixed_precision = Precision::bf16, .world = alone()});
   torch::nn::Linear net(4, 4);
   auto model = accelerator.prepare(net);
   at::ScalarType inside = at::kFloat;
@@ -110,12 +121,19 @@ TEST(Accelerator, ComputesInBf16AndAnswersInFp32) {
 }
 
 TEST(Accelerator, ClosesAutocastWhenTheForwardThrows) {
-  const Accelerator accelerator({.mixed_precision = Precision::bf16, .world = alone()});
+  const Accelerator accelerator(
+      {.mixed_precision = Precision::bf16, .world = alone()});
   torch::nn::Linear net(4, 4);
   auto model = accelerator.prepare(net);
   expect_error<std::runtime_error>(
-      [&] { model.call([](torch::nn::LinearImpl&) { throw std::runtime_error("mine"); }); }, "mine");
-  EXPECT_EQ(torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(), at::kFloat);
+      [&] {
+        model.call(
+            [](torch::nn::LinearImpl&) { throw std::runtime_error("mine"); });
+      },
+      "mine");
+  EXPECT_EQ(
+      torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(),
+      at::kFloat);
 }
 
 TEST(Accelerator, ReportsAllComplaintsAtOnce) {
@@ -135,14 +153,17 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
   const Accelerator accelerator({.world = alone()});
   torch::nn::Linear net(1, 1);
   auto model = accelerator.prepare(net);
-  expect_error<ConfigError>([&] { accelerator.prepare(net); }, "something prepared before");
+  expect_error<ConfigError>(
+      [&] { accelerator.prepare(net); }, "something prepared before");
   torch::nn::Linear empty = nullptr;
-  expect_error<ConfigError>([&] { accelerator.backward(at::Tensor()); }, "undefined loss");
+  expect_error<ConfigError>(
+      [&] { accelerator.backward(at::Tensor()); }, "undefined loss");
 }
 
 TEST(Accelerator, GathersMetricsWithoutTheRepeatedSamples) {
   for (const int num_ranks : {1, 2, 3}) {
-    std::vector<std::vector<std::int64_t>> seen(static_cast<std::size_t>(num_ranks));
+    std::vector<std::vector<std::int64_t>> seen(
+        static_cast<std::size_t>(num_ranks));
     run_on_ranks(num_ranks, [&](const WorldOptions& world) {
       const Accelerator accelerator({.world = world});
       auto loader = accelerator.prepare(
@@ -156,7 +177,8 @@ TEST(Accelerator, GathersMetricsWithoutTheRepeatedSamples) {
       }
     });
     for (const auto& of_rank : seen) {
-      EXPECT_THAT(of_rank, ::testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)) << num_ranks;
+      EXPECT_THAT(of_rank, ::testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
+          << num_ranks;
     }
   }
 }
@@ -186,8 +208,9 @@ TEST(Accelerator, LetsTheMainProcessGoFirst) {
   std::vector<int> places(3);
   run_on_ranks(3, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    accelerator.main_process_first(
-        [&] { places[static_cast<std::size_t>(accelerator.process_index())] = order++; });
+    accelerator.main_process_first([&] {
+      places[static_cast<std::size_t>(accelerator.process_index())] = order++;
+    });
   });
   EXPECT_EQ(places[0], 0);
   const auto fail = [] {
@@ -205,12 +228,14 @@ TEST(Accelerator, RunsFunctionsOnOneRankOnly) {
   std::vector<std::string> ran(3);
   run_on_ranks(3, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    std::string& mine = ran[static_cast<std::size_t>(accelerator.process_index())];
+    std::string& mine =
+        ran[static_cast<std::size_t>(accelerator.process_index())];
     accelerator.on_main_process([&] { mine += "main "; });
     accelerator.on_last_process([&] { mine += "last "; });
     accelerator.on_process(1, [&] { mine += "one "; });
     accelerator.on_local_main_process([&] { mine += "local "; });
-    expect_error<ConfigError>([&] { accelerator.on_process(3, [] {}); }, "rank 3 of 3");
+    expect_error<ConfigError>(
+        [&] { accelerator.on_process(3, [] {}); }, "rank 3 of 3");
   });
   EXPECT_THAT(ran, ::testing::ElementsAre("main local ", "one ", "last "));
 }
@@ -223,8 +248,9 @@ TEST(Accelerator, LetsTheFirstRankOfEachMachineGoFirst) {
     world.local_size = 2;
     const Accelerator accelerator({.world = world});
     for (int again = 0; again < 2; ++again) {
-      accelerator.local_main_process_first(
-          [&] { places[static_cast<std::size_t>(accelerator.process_index())] = order++; });
+      accelerator.local_main_process_first([&] {
+        places[static_cast<std::size_t>(accelerator.process_index())] = order++;
+      });
     }
   });
   EXPECT_LT(places[0], places[1]);
@@ -242,7 +268,9 @@ TEST(Accelerator, SplitsListsAndTensors) {
     EXPECT_EQ(
         accelerator.split_between_processes(items, true),
         is_first ? (std::vector<int>{1, 2}) : (std::vector<int>{3, 3}));
-    EXPECT_EQ(accelerator.split_between_processes(torch::arange(5)).size(0), is_first ? 3 : 2);
+    EXPECT_EQ(
+        accelerator.split_between_processes(torch::arange(5)).size(0),
+        is_first ? 3 : 2);
   });
 }
 
@@ -253,15 +281,21 @@ TEST(Accelerator, ClipsTheNormOfTheAveragedGradient) {
     auto model = accelerator.prepare(net);
     // Ranks have (2, 4) and (4, 4): the mean is (3, 4).
     const double first = accelerator.is_main_process() ? 2 : 4;
-    accelerator.backward(model(torch::tensor({{first, 4.0}}, at::kFloat)).sum());
+    accelerator.backward(
+        model(torch::tensor({{first, 4.0}}, at::kFloat)).sum());
     EXPECT_EQ(accelerator.clip_grad_norm_(model, 1.0).item<double>(), 5);
-    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.8f}})));
-    EXPECT_NEAR(accelerator.clip_grad_norm_(model, 10.0).item<double>(), 1, 1e-6);
+    EXPECT_TRUE(
+        torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.8f}})));
+    EXPECT_NEAR(
+        accelerator.clip_grad_norm_(model, 10.0).item<double>(), 1, 1e-6);
     accelerator.clip_grad_value_(model, 0.7);
-    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.7f}})));
+    EXPECT_TRUE(
+        torch::allclose(net->weight.grad(), torch::tensor({{0.6f, 0.7f}})));
     net->weight.mutable_grad().fill_(NAN);
     expect_error<ConfigError>(
-        [&] { accelerator.clip_grad_norm_(model, 1.0, {.error_if_nonfinite = true}); },
+        [&] {
+          accelerator.clip_grad_norm_(model, 1.0, {.error_if_nonfinite = true});
+        },
         "the gradient norm is nan");
   });
 }
@@ -273,7 +307,8 @@ TEST(Accelerator, ForgetsAndPreparesAgain) {
     torch::optim::SGD sgd(net->parameters(), 1.0);
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     accelerator.free_memory();
-    expect_error<ConfigError>([&, &stale = optimizer] { stale.step(); }, "released");
+    expect_error<ConfigError>(
+        [&, &stale = optimizer] { stale.step(); }, "released");
     auto [again, optimizer_again] = accelerator.prepare(net, sgd);
     accelerator.backward(
         again(torch::full({1, 1}, accelerator.process_index() + 1.0)).sum());
@@ -285,7 +320,8 @@ TEST(Accelerator, ForgetsAndPreparesAgain) {
 }
 
 TEST(Accelerator, KnowsWhatTheCodeDecided) {
-  const Accelerator accelerator({.gradient_accumulation_steps = 3, .world = alone()});
+  const Accelerator accelerator(
+      {.gradient_accumulation_steps = 3, .world = alone()});
   EXPECT_THAT(
       accelerator.explain_settings(),
       ::testing::HasSubstr("gradient_accumulation_steps = 3  (code)"));
@@ -305,8 +341,8 @@ TEST(Accelerator, GivesEveryRankTheSameShuffledOrder) {
   std::vector<std::vector<std::int64_t>> seen(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    auto loader = accelerator.prepare(
-        DataLoader(TensorDataset{torch::arange(8)}, {.batch_size = 2, .shuffle = true}));
+    auto loader = accelerator.prepare(DataLoader(
+        TensorDataset{torch::arange(8)}, {.batch_size = 2, .shuffle = true}));
     for (auto& [x] : loader) {
       auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
       mine.push_back(x[0].item<std::int64_t>());

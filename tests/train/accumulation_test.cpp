@@ -20,13 +20,19 @@ torch::nn::Linear one_weight() {
 
 // Weights after each micro-step of one pass over 1 .. n, windows of 2, the loss
 // being w x and the rate 1.
-std::vector<double> weights_of_a_pass(int n, const GradientAccumulationOptions& options) {
+std::vector<double> weights_of_a_pass(
+    int n,
+    const GradientAccumulationOptions& options) {
   Accelerator accelerator(
-      {.gradient_accumulation_steps = 2, .gradient_accumulation = options, .world = alone()});
+      {.gradient_accumulation_steps = 2,
+       .gradient_accumulation = options,
+       .world = alone()});
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, sgd, DataLoader(TensorDataset{torch::arange(1., n + 1.).view({-1, 1})}));
+      net,
+      sgd,
+      DataLoader(TensorDataset{torch::arange(1., n + 1.).view({-1, 1})}));
   std::vector<double> weights;
   for (auto& [x] : loader) {
     auto micro_step = accelerator.accumulate(model);
@@ -44,12 +50,14 @@ TEST(Accumulation, DividesAShortWindowByItsTrueLength) {
 
 TEST(Accumulation, DividesAShortWindowByTheFullOneOnRequest) {
   EXPECT_THAT(
-      weights_of_a_pass(3, {.divide_by_full_window = true}), ::testing::ElementsAre(0, -1.5, -3));
+      weights_of_a_pass(3, {.divide_by_full_window = true}),
+      ::testing::ElementsAre(0, -1.5, -3));
 }
 
 TEST(Accumulation, CarriesAWindowIntoTheNextPassOnRequest) {
   EXPECT_THAT(
-      weights_of_a_pass(3, {.sync_with_dataloader = false}), ::testing::ElementsAre(0, -1.5, -1.5));
+      weights_of_a_pass(3, {.sync_with_dataloader = false}),
+      ::testing::ElementsAre(0, -1.5, -1.5));
 }
 
 // Windows of 3 over 5 batches: the second has only 2.
@@ -63,7 +71,9 @@ TEST(Accumulation, BringsEarlierMicroStepsOfAShortWindowInLine) {
       auto net = one_weight();
       torch::optim::SGD sgd(net->parameters(), 1.0);
       auto [model, optimizer, loader] = accelerator.prepare(
-          net, sgd, DataLoader(TensorDataset{torch::arange(1., 11.).view({-1, 1})}));
+          net,
+          sgd,
+          DataLoader(TensorDataset{torch::arange(1., 11.).view({-1, 1})}));
       std::vector<double> weights;
       for (auto& [x] : loader) {
         auto micro_step = accelerator.accumulate(model);
@@ -73,7 +83,10 @@ TEST(Accumulation, BringsEarlierMicroStepsOfAShortWindowInLine) {
         weights.push_back(net->weight.item<double>());
       }
       // Means of 1 .. 6 and of 7 .. 10.
-      EXPECT_THAT(weights, ::testing::Pointwise(::testing::DoubleNear(1e-6), {0., 0., -3.5, -3.5, -12.}));
+      EXPECT_THAT(
+          weights,
+          ::testing::Pointwise(
+              ::testing::DoubleNear(1e-6), {0., 0., -3.5, -3.5, -12.}));
     });
   }
 }
@@ -81,9 +94,15 @@ TEST(Accumulation, BringsEarlierMicroStepsOfAShortWindowInLine) {
 TEST(Accumulation, AlignsAShortWindowOnceHoweverManyLosses) {
   Accelerator accelerator({.gradient_accumulation_steps = 4, .world = alone()});
   auto first = one_weight(), second = one_weight();
-  torch::optim::SGD sgd_1(first->parameters(), 1.0), sgd_2(second->parameters(), 1.0);
-  auto [model_1, model_2, optimizer_1, optimizer_2, loader] = accelerator.prepare(
-      first, second, sgd_1, sgd_2, DataLoader(TensorDataset{torch::tensor({2., 4.}).view({-1, 1})}));
+  torch::optim::SGD sgd_1(first->parameters(), 1.0),
+      sgd_2(second->parameters(), 1.0);
+  auto [model_1, model_2, optimizer_1, optimizer_2, loader] =
+      accelerator.prepare(
+          first,
+          second,
+          sgd_1,
+          sgd_2,
+          DataLoader(TensorDataset{torch::tensor({2., 4.}).view({-1, 1})}));
   for (auto& [x] : loader) {
     auto micro_step = accelerator.accumulate(model_1, model_2);
     accelerator.backward(model_1(x).sum());
@@ -100,7 +119,9 @@ TEST(Accumulation, WeighsItemsInAShortWindowToo) {
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);
   auto [model, optimizer, loader] = accelerator.prepare(
-      net, sgd, DataLoader(TensorDataset{torch::tensor({2., 5.}).view({-1, 1})}));
+      net,
+      sgd,
+      DataLoader(TensorDataset{torch::tensor({2., 5.}).view({-1, 1})}));
   std::int64_t items = 1;
   for (auto& [x] : loader) {
     auto micro_step = accelerator.accumulate(model);
@@ -127,8 +148,8 @@ TEST(Accumulation, EndsTheWindowWithALoaderOfUnknownLength) {
   Accelerator accelerator({.gradient_accumulation_steps = 2, .world = alone()});
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);
-  auto [model, optimizer, loader] =
-      accelerator.prepare(net, sgd, DataLoader(FiveNumbers(), {.batch_size = 1}));
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, sgd, DataLoader(FiveNumbers(), {.batch_size = 1}));
   std::vector<double> weights;
   for (int epoch = 0; epoch < 2; ++epoch) {
     for (auto& [x] : loader) {
@@ -136,7 +157,8 @@ TEST(Accumulation, EndsTheWindowWithALoaderOfUnknownLength) {
       optimizer.zero_grad();
       accelerator.backward(model(x).sum());
       optimizer.step();
-      if (accelerator.sync_gradients()) weights.push_back(net->weight.item<double>());
+      if (accelerator.sync_gradients())
+        weights.push_back(net->weight.item<double>());
     }
   }
   // (1 + 2) / 2, (3 + 4) / 2, then 5 alone.
@@ -152,11 +174,14 @@ TEST(Accumulation, RefusesItemCountsInPartOfAWindow) {
     auto micro_step = accelerator.accumulate(model);
     accelerator.backward(loss(), {.num_items = 3});
     expect_error<ConfigError>(
-        [&] { accelerator.backward(loss(), {.num_items = 4}); }, "equally many items");
-    expect_error<ConfigError>([&] { accelerator.backward(loss(), {.num_items = -1}); }, "at least 0");
+        [&] { accelerator.backward(loss(), {.num_items = 4}); },
+        "equally many items");
+    expect_error<ConfigError>(
+        [&] { accelerator.backward(loss(), {.num_items = -1}); }, "at least 0");
   }
   auto micro_step = accelerator.accumulate(model);
-  expect_error<ConfigError>([&] { accelerator.backward(loss()); }, "in all or in none");
+  expect_error<ConfigError>(
+      [&] { accelerator.backward(loss()); }, "in all or in none");
 }
 
 }  // namespace

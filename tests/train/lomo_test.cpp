@@ -41,7 +41,8 @@ TEST(LomoBackward, EqualsDescentOnTheWholeBatch) {
       auto [model, optimizer] = accelerator.prepare(net, lomo);
       for (int step = 0; step < 3; ++step) {
         accelerator.lomo_backward(
-            model(rows_of(accelerator.process_index(), ranks)).square().mean(), 0.1);
+            model(rows_of(accelerator.process_index(), ranks)).square().mean(),
+            0.1);
         optimizer.step();
         optimizer.zero_grad();
         EXPECT_FALSE(net->weight.grad().defined());
@@ -58,15 +59,21 @@ TEST(LomoBackward, SaysWhatItCannotDo) {
   const auto loss = [&] { return net(torch::ones({1, 2})).sum(); };
   {
     Accelerator accelerator({.world = alone});
-    expect_error<ConfigError>([&] { accelerator.lomo_backward(loss(), 0.1); }, "0 optimizers");
+    expect_error<ConfigError>(
+        [&] { accelerator.lomo_backward(loss(), 0.1); }, "0 optimizers");
   }
   Accelerator accelerator(
-      {.mixed_precision = Precision::fp16, .gradient_accumulation_steps = 2, .world = alone});
+      {.mixed_precision = Precision::fp16,
+       .gradient_accumulation_steps = 2,
+       .world = alone});
   optim::Lomo lomo(net->parameters());
   auto [model, optimizer] = accelerator.prepare(net, lomo);
-  expect_error<ConfigError>([&] { accelerator.lomo_backward(loss(), 0.1); }, "set it to 1");
-  expect_error<ConfigError>([&] { accelerator.lomo_backward({}, 0.1); }, "undefined loss");
-  expect_error<ConfigError>([&] { accelerator.lomo_backward(loss(), 0.1); }, "use bf16 or no");
+  expect_error<ConfigError>(
+      [&] { accelerator.lomo_backward(loss(), 0.1); }, "set it to 1");
+  expect_error<ConfigError>(
+      [&] { accelerator.lomo_backward({}, 0.1); }, "undefined loss");
+  expect_error<ConfigError>(
+      [&] { accelerator.lomo_backward(loss(), 0.1); }, "use bf16 or no");
 }
 
 }  // namespace

@@ -25,7 +25,9 @@ TEST(OutOfMemory, IsToldFromOtherErrors) {
   };
   EXPECT_TRUE(is_oom(take_too_much));
   EXPECT_TRUE(is_oom([] { throw std::bad_alloc(); }));
-  EXPECT_TRUE(is_oom([] { throw std::runtime_error("CUDA out of memory. Tried to allocate"); }));
+  EXPECT_TRUE(is_oom([] {
+    throw std::runtime_error("CUDA out of memory. Tried to allocate");
+  }));
   EXPECT_FALSE(is_oom([] { throw std::runtime_error("shape mismatch"); }));
   EXPECT_FALSE(is_oom([] { throw std::logic_error("CUDA out of memory."); }));
   EXPECT_FALSE(is_oom([] { torch::ones({2, 3}).matmul(torch::ones({2, 3})); }));
@@ -33,7 +35,8 @@ TEST(OutOfMemory, IsToldFromOtherErrors) {
 
 TEST(BatchSizeSearch, GoesDownUntilItFitsAndKeepsWhatItFound) {
   std::vector<std::int64_t> tried;
-  BatchSizeSearch search({.starting_batch_size = 100, .reduce_batch_size = halve});
+  BatchSizeSearch search(
+      {.starting_batch_size = 100, .reduce_batch_size = halve});
   const auto train = [&](std::int64_t batch_size) {
     tried.push_back(batch_size);
     if (batch_size > 30) take_too_much();
@@ -47,14 +50,19 @@ TEST(BatchSizeSearch, GoesDownUntilItFitsAndKeepsWhatItFound) {
 
 TEST(BatchSizeSearch, LetsOtherErrorsPassAndSaysWhenNothingFits) {
   BatchSizeSearch search({.starting_batch_size = 4});
-  expect_error<std::logic_error>([&] { search([](std::int64_t) { throw std::logic_error("mine"); }); }, "mine");
+  expect_error<std::logic_error>(
+      [&] { search([](std::int64_t) { throw std::logic_error("mine"); }); },
+      "mine");
   EXPECT_EQ(search.batch_size(), 4);
-  expect_error<Error>([&] { search([](std::int64_t) { take_too_much(); }); }, "no batch size works");
+  expect_error<Error>(
+      [&] { search([](std::int64_t) { take_too_much(); }); },
+      "no batch size works");
   expect_error<ConfigError>(
       [&] {
         find_executable_batch_size(
             [](std::int64_t) { take_too_much(); },
-            {.starting_batch_size = 4, .reduce_batch_size = [](std::int64_t size) { return size; }});
+            {.starting_batch_size = 4,
+             .reduce_batch_size = [](std::int64_t size) { return size; }});
       },
       "must make less");
 }
@@ -69,14 +77,17 @@ TEST(BatchSizeSearch, AgreesOverTheRanks) {
           if (batch_size > 64 >> rank) take_too_much();
           return batch_size;
         },
-        {.starting_batch_size = 64, .reduce_batch_size = halve, .group = accelerator.world().group()});
+        {.starting_batch_size = 64,
+         .reduce_batch_size = halve,
+         .group = accelerator.world().group()});
   });
   EXPECT_EQ(found, (std::vector<std::int64_t>{16, 16, 16}));
 }
 
 TEST(ReleaseMemory, EmptiesWhatItIsGiven) {
   torch::Tensor tensor = torch::ones({1000});
-  const c10::weak_intrusive_ptr<c10::TensorImpl> watch(tensor.getIntrusivePtr());
+  const c10::weak_intrusive_ptr<c10::TensorImpl> watch(
+      tensor.getIntrusivePtr());
   auto net = std::make_shared<torch::nn::LinearImpl>(3, 4);
   torch::nn::Linear holder(3, 4);
   std::vector<torch::Tensor> list{tensor, tensor};

@@ -27,7 +27,8 @@ TEST(SetSeed, AddsTheRankIfAsked) {
   const auto first = torch::rand({4});
   set_seed(7);
   EXPECT_TRUE(torch::equal(torch::rand({4}), first));
-  expect_error<ConfigError>([] { set_seed(7, {.device_specific = true}); }, "accelerator.world()");
+  expect_error<ConfigError>(
+      [] { set_seed(7, {.device_specific = true}); }, "accelerator.world()");
   // The default generator is one for all threads: one rank after the other.
   std::vector<torch::Tensor> of_ranks(2);
   run_in_worlds(2, [&](const World& ranks) {
@@ -53,13 +54,14 @@ TEST(SetSeed, RefusesRandomAlgorithmsIfAsked) {
 TEST(SynchronizeRngStates, GivesAllRanksTheStateOfRankZero) {
   std::vector<torch::Tensor> drawn(3);
   run_in_worlds(3, [&](const World& world) {
-    at::Generator generator =
-        at::detail::createCPUGenerator(static_cast<std::uint64_t>(world.rank() + 40));
+    at::Generator generator = at::detail::createCPUGenerator(
+        static_cast<std::uint64_t>(world.rank() + 40));
     synchronize_rng_state(world.group(), generator);
     drawn[static_cast<std::size_t>(world.rank())] = torch::rand({5}, generator);
     synchronize_rng_states(world, {RNGType::torch, RNGType::device});
   });
-  EXPECT_TRUE(torch::equal(drawn[0], torch::rand({5}, at::detail::createCPUGenerator(40))));
+  EXPECT_TRUE(torch::equal(
+      drawn[0], torch::rand({5}, at::detail::createCPUGenerator(40))));
   EXPECT_TRUE(torch::equal(drawn[1], drawn[0]));
   EXPECT_TRUE(torch::equal(drawn[2], drawn[0]));
 }

@@ -35,7 +35,8 @@ TEST(Scaling, StepsWithTheTrueGradientWhetherClippedOrNot) {
     accelerator.backward(model(torch::full({1, 1}, 4.)).sum());
     EXPECT_DOUBLE_EQ(net->weight.grad().item<double>(), 32);
     if (clips) {
-      EXPECT_DOUBLE_EQ(accelerator.clip_grad_norm_(model, 100).item<double>(), 4);
+      EXPECT_DOUBLE_EQ(
+          accelerator.clip_grad_norm_(model, 100).item<double>(), 4);
       accelerator.clip_grad_value_(model, 100);
     }
     optimizer.step();
@@ -69,12 +70,14 @@ TEST(Scaling, SkipsAnInfiniteStepOnEveryRankAndLowersTheScale) {
 TEST(Scaling, AdaptsTheScaleOnceForSeveralOptimizers) {
   Accelerator accelerator(fp16(alone()));
   auto first = one_weight(), second = one_weight();
-  torch::optim::SGD sgd_1(first->parameters(), 1.0), sgd_2(second->parameters(), 1.0);
+  torch::optim::SGD sgd_1(first->parameters(), 1.0),
+      sgd_2(second->parameters(), 1.0);
   auto [model_1, model_2, optimizer_1, optimizer_2] =
       accelerator.prepare(first, second, sgd_1, sgd_2);
   const auto x = torch::ones({1, 1});
   for (int step = 0; step < 3; ++step) {
-    accelerator.backward(model_1(x).sum() * (step == 0 ? INFINITY : 1.0) + model_2(x).sum());
+    accelerator.backward(
+        model_1(x).sum() * (step == 0 ? INFINITY : 1.0) + model_2(x).sum());
     optimizer_1.step();
     // The first step must not change by what the second is divided.
     optimizer_2.step();
@@ -91,7 +94,8 @@ TEST(Scaling, AdaptsTheScaleOnceForSeveralOptimizers) {
 TEST(Scaling, KeepsGradientsThatWaitThroughAChangeOfScale) {
   Accelerator accelerator(fp16(alone()));
   auto first = one_weight(), second = one_weight();
-  torch::optim::SGD sgd_1(first->parameters(), 1.0), sgd_2(second->parameters(), 1.0);
+  torch::optim::SGD sgd_1(first->parameters(), 1.0),
+      sgd_2(second->parameters(), 1.0);
   auto [model_1, model_2, optimizer_1, optimizer_2] =
       accelerator.prepare(first, second, sgd_1, sgd_2);
   const auto x = torch::ones({1, 1});
@@ -126,7 +130,8 @@ TEST(Scaling, AddsToGradientsThatWereUnscaledForNothing) {
 TEST(Scaling, HoldsTheScheduleBackWithTheStep) {
   Accelerator accelerator(fp16(alone()));
   auto net = one_weight(), other = one_weight();
-  torch::optim::SGD sgd(net->parameters(), 1.0), sgd_2(other->parameters(), 1.0);
+  torch::optim::SGD sgd(net->parameters(), 1.0),
+      sgd_2(other->parameters(), 1.0);
   optim::ExponentialLR halving(sgd, 0.5), halving_2(sgd_2, 0.5);
   auto [model, model_2, optimizer, optimizer_2, scheduler, scheduler_2] =
       accelerator.prepare(net, other, sgd, sgd_2, halving, halving_2);
@@ -141,7 +146,8 @@ TEST(Scaling, HoldsTheScheduleBackWithTheStep) {
 }
 
 TEST(Scaling, ComputesInHalfPrecisionOnTheCpuToo) {
-  Accelerator accelerator({.mixed_precision = Precision::fp16, .world = alone()});
+  Accelerator accelerator(
+      {.mixed_precision = Precision::fp16, .world = alone()});
   torch::nn::Linear net(4, 4);
   torch::ScalarType inside{};
   auto model = accelerator.prepare(net);
@@ -164,10 +170,15 @@ TEST(Scaling, RefusesWhatCannotBeScaled) {
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   accelerator.backward(model(torch::ones({1, 2}, torch::kHalf)).sum());
   expect_error<ConfigError>([&] { optimizer.step(); }, "master_weights");
-  expect_error<ConfigError>([&] { optimizer.step([] { return torch::Tensor(); }); }, "closure");
+  expect_error<ConfigError>(
+      [&] { optimizer.step([] { return torch::Tensor(); }); }, "closure");
   expect_error<ConfigError>(
       [] {
-        GradScaler scaler({.init_scale = 0, .growth_factor = 1, .backoff_factor = 1, .growth_interval = 0});
+        GradScaler scaler(
+            {.init_scale = 0,
+             .growth_factor = 1,
+             .backoff_factor = 1,
+             .growth_interval = 0});
       },
       "growth_interval");
 }

@@ -15,7 +15,9 @@ std::string syncs(int window, const std::string& batches) {
   return out;
 }
 
-TEST(StepClock, SyncsBeforeAnyWindow) { EXPECT_TRUE(StepClock(3).sync_gradients()); }
+TEST(StepClock, SyncsBeforeAnyWindow) {
+  EXPECT_TRUE(StepClock(3).sync_gradients());
+}
 
 TEST(StepClock, EndsEveryWindow) { EXPECT_EQ(syncs(3, "......"), "--S--S"); }
 
@@ -23,7 +25,9 @@ TEST(StepClock, EndsTheWindowAtTheLastBatchAndBeginsAnew) {
   EXPECT_EQ(syncs(3, "....L...."), "--S-S--S-");
 }
 
-TEST(StepClock, SyncsAlwaysInAWindowOfOne) { EXPECT_EQ(syncs(1, "..L."), "SSSS"); }
+TEST(StepClock, SyncsAlwaysInAWindowOfOne) {
+  EXPECT_EQ(syncs(1, "..L."), "SSSS");
+}
 
 }  // namespace
 }  // namespace accelerate::detail
