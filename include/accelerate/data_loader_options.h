@@ -64,7 +64,8 @@ struct DataLoaderOptions {
   /// faster and need not wait. Without an accelerator it changes nothing.
   bool pin_memory = false;
   /// With workers: how long the loop waits for a batch before it throws an
-  /// Error that names the samples the workers are at; 0: for ever.
+  /// Error that names the samples the workers are at, and how long it waits
+  /// for workers when it is left; 0: for ever.
   std::chrono::milliseconds timeout{0};
 };
 

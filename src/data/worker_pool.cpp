@@ -293,6 +293,7 @@ std::string WorkerPool::stop(bool& is_claiming) noexcept {
   Shared& shared = *shared_;
   is_claiming = false;
   std::string left_behind;
+  if (shared.threads.empty()) return left_behind;
   std::unique_lock lock(shared.mutex);
   shared.is_stopping = true;
   for (const auto& worker : shared.workers) {

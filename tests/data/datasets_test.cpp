@@ -473,5 +473,79 @@ TEST_F(Images, NeedAFolderWithSome) {
       [&] { ImageFolder(path("none")); }, "none cannot be read");
 }
 
+// Whatever a file holds, it is read or refused by one of our errors.
+class AnyBytes : public Images {
+ protected:
+  template <class Read>
+  static void read_or_refuse(Read&& read) {
+    try {
+      read();
+    } catch (const Error&) {
+    }
+  }
+  // Some bytes of `whole` changed, and perhaps its end lost.
+  static std::string damaged(std::string whole) {
+    const auto length = static_cast<int>(whole.size());
+    const int num_changes = *rc::gen::inRange(0, 4);
+    for (int i = 0; i < num_changes && length > 0; ++i) {
+      const auto place = static_cast<std::size_t>(*rc::gen::inRange(0, length));
+      whole[place] = *rc::gen::arbitrary<char>();
+    }
+    if (*rc::gen::arbitrary<bool>()) {
+      whole.resize(static_cast<std::size_t>(*rc::gen::inRange(0, length + 1)));
+    }
+    return whole;
+  }
+};
+
+TEST_F(AnyBytes, AreNoHarmAsCsv) {
+  EXPECT_TRUE(rc::check([&] {
+    const auto text = *rc::gen::container<std::string>(
+        rc::gen::elementOf(std::string("a1,\"\n\r.-e \xff")));
+    const std::string path = write("x.csv", text);
+    read_or_refuse([&] {
+      const CsvFile file(path);
+      for (std::int64_t i = 0; i < file.num_rows(); ++i) {
+        RC_ASSERT(file.row(i).size() == file.columns().size());
+      }
+      static_cast<void>(file.numbers(file.columns(), torch::kLong));
+    });
+  }));
+}
+
+TEST_F(AnyBytes, AreNoHarmAsJsonLines) {
+  EXPECT_TRUE(rc::check([&] {
+    const std::string path = write(
+        "x.jsonl",
+        damaged("{\"a\": [[1, 2], [3, 4]], \"b\": \"c\"}\n{\"a\": 1}\n"));
+    read_or_refuse([&] {
+      const JsonLinesFile file(path);
+      for (std::int64_t i = 0; i < file.size(); ++i) {
+        read_or_refuse([&] { static_cast<void>(file.record(i).tensor("a")); });
+        read_or_refuse([&] { static_cast<void>(file.record(i).text("b")); });
+      }
+    });
+  }));
+}
+
+TEST_F(AnyBytes, AreNoHarmAsIdx) {
+  EXPECT_TRUE(rc::check([&] {
+    const std::string whole(
+        "\0\0\x0b\x02\0\0\0\x02\0\0\0\x03\1\2\3\4\5\6\7\1\2\3\4\5", 24);
+    const std::string path = write("x.idx", damaged(whole));
+    read_or_refuse([&] { static_cast<void>(read_idx(path)); });
+  }));
+}
+
+TEST_F(AnyBytes, AreNoHarmAsImages) {
+  write_image("whole.png", 5, 7, "abc");
+  std::ifstream file(path("whole.png"), std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_TRUE(rc::check([&] {
+    const std::string path = write("x.png", damaged(whole));
+    read_or_refuse([&] { static_cast<void>(read_image(path, 3)); });
+  }));
+}
+
 }  // namespace
 }  // namespace accelerate

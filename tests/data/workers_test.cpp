@@ -275,6 +275,15 @@ TEST(Workers, LoseNothingOfAStreamOutOfOrder) {
   EXPECT_EQ(seen.size(), 30U);
 }
 
+TEST(Workers, EndAtOnceHoweverLongTheTimeout) {
+  DataLoader loader(
+      Identity{100}, {.num_workers = 2, .timeout = std::chrono::hours(1)});
+  for (int pass = 0; pass < 3; ++pass) {
+    EXPECT_EQ(read(loader, 5).size(), 5U);
+  }
+  EXPECT_EQ(read(loader).size(), 100U);
+}
+
 class StuckStream {
  public:
   explicit StuckStream(std::shared_ptr<Gated::Gate> gate)
