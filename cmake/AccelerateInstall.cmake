@@ -4,6 +4,10 @@ include(CMakePackageConfigHelpers)
 
 set_target_properties(accelerate PROPERTIES
   INSTALL_RPATH "$ORIGIN;${ACCELERATE_LIBTORCH_FOLDER}/lib")
+set_target_properties(accelerate_safetensors PROPERTIES INSTALL_RPATH "$ORIGIN")
+install(TARGETS accelerate_safetensors EXPORT accelerateSafetensorsTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS accelerate EXPORT accelerateTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -14,6 +18,7 @@ endif()
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 install(EXPORT accelerateTargets NAMESPACE accelerate:: DESTINATION ${package})
+install(EXPORT accelerateSafetensorsTargets NAMESPACE accelerate:: DESTINATION ${package})
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
   INSTALL_DESTINATION ${package})

@@ -28,7 +28,7 @@ MAY_INCLUDE = {
 }
 WITHOUT_LIBTORCH = {"base", "config", "format", "cli"}
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
-PUBLIC_WITHOUT_LIBTORCH = {"error.h", "export.h", "log.h"}
+PUBLIC_WITHOUT_LIBTORCH = {"error.h", "export.h", "log.h", "safetensors.h"}
 MOST_LINES = 600
 
 

@@ -14,7 +14,12 @@ case $how in
     cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" >"$work/log" ||
       { cat "$work/log"; exit 1; }
     cmake --build "$work/build"
-    "$work/prefix/bin/accelerate-cpp" launch --num_processes 2 "$work/build/stranger" ;;
+    "$work/prefix/bin/accelerate-cpp" launch --num_processes 2 "$work/build/stranger"
+    cmake -S "$here" -B "$work/tensors" -DTENSORS_ONLY=ON -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" >"$work/log" ||
+      { cat "$work/log"; exit 1; }
+    cmake --build "$work/tensors"
+    (cd "$work" && ./tensors/tensors)
+    ! ldd "$work/tensors/tensors" | grep -E "torch|yaml" ;;
   add_subdirectory)
     cmake -S "$here" -B "$work/build" -G Ninja -DACCELERATE_SOURCE="$source" -DACCELERATE_LIBTORCH_DIR="$libtorch" \
       -DCMAKE_BUILD_TYPE=Release -DACCELERATE_WARNINGS_AS_ERRORS=ON -DCMAKE_CXX_COMPILER="$cxx"

@@ -18,10 +18,15 @@ struct Result {
   std::vector<std::string> failures;
 };
 
-std::optional<std::string> run_case(const Topic& topic, const Json& item) {
+std::optional<std::string>
+run_case(const Topic& topic, const Json& item, const fs::path& folder) {
+  Json input = item.at("input");
+  if (input.contains("file")) {
+    input["file"] = folder / input.at("file").get<std::string>();
+  }
   Json found;
   try {
-    found = topic(item.at("input"));
+    found = topic(input);
   } catch (const NotBuilt&) {
     throw;
   } catch (const std::exception& error) {
@@ -37,11 +42,11 @@ std::optional<std::string> run_case(const Topic& topic, const Json& item) {
   return *differs;
 }
 
-Result run_topic(const Topic& topic, const Json& file) {
+Result run_topic(const Topic& topic, const Json& file, const fs::path& folder) {
   Result result;
   for (const Json& item : file.at("cases")) {
     try {
-      if (const auto differs = run_case(topic, item)) {
+      if (const auto differs = run_case(topic, item, folder)) {
         result.failures.push_back(item.at("id").get<std::string>() + *differs);
       } else {
         ++result.passed;
@@ -78,7 +83,7 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
       failed = failed || !all;
       continue;
     }
-    const Result result = run_topic(topic->second, file);
+    const Result result = run_topic(topic->second, file, folder);
     std::printf(
         "%s: %zu passed, %zu failed",
         name.c_str(),

@@ -38,6 +38,7 @@ Json run_scheduler_stepping(const Json& input);
 Json run_batch_sampler_shard(const Json& input);
 Json run_lr_schedulers(const Json& input);
 Json run_operations(const Json& input);
+Json run_safetensors_bad(const Json& input);
 Json run_training(const Json& input);
 
 at::ScalarType dtype_named(const std::string& name);
