@@ -7,6 +7,7 @@ LIBTORCH_DIR ?=
 PRESET ?= release
 PREFIX ?= /usr/local
 CASE ?= all
+TESTS ?=
 JOBS ?= $(shell nproc)
 PROCESSES ?= 2
 
@@ -27,7 +28,7 @@ export LIBTORCH LIBTORCH_DIR
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
-	@echo 'variables: LIBTORCH=2.15.0  LIBTORCH_DIR=/path  PRESET=debug|asan|tsan  JOBS=2  PREFIX=/usr/local  CASE=step_overhead'
+	@echo 'variables: LIBTORCH=2.15.0  LIBTORCH_DIR=/path  PRESET=debug|asan|tsan  JOBS=2  PREFIX=/usr/local  CASE=step_overhead  TESTS=Workers'
 
 setup:
 	@tools/bootstrap
@@ -41,8 +42,8 @@ demo: setup ## train on real data with two processes
 	@cmake --build $(BUILD) --parallel $(JOBS) --target demo_programs
 	$(BUILD)/bin/accelerate-cpp launch --num_processes $(PROCESSES) $(BUILD)/bin/digits
 
-test: build ## build everything and run all tests
-	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS)
+test: build ## build everything and run all tests, or those that TESTS=regex names
+	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 bench: setup ## measure; CASE=name picks one, a line of JSON per figure
 	@tools/configure $(PRESET) $(BUILD)

@@ -1,5 +1,6 @@
 #include "base/sizes.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -19,66 +20,69 @@ struct Unit {
 };
 
 // Longest suffixes first: "MIB" before "MB".
-constexpr std::array<Unit, 9> kUnits{{
-    {"TIB", 1099511627776.0},
+constexpr std::array<Unit, 6> kUnits{{
     {"GIB", 1073741824.0},
     {"MIB", 1048576.0},
     {"KIB", 1024.0},
-    {"TB", 1e12},
     {"GB", 1e9},
     {"MB", 1e6},
     {"KB", 1e3},
-    {"B", 1.0},
 }};
 
 [[noreturn]] void refuse(std::string_view text) {
   throw ConfigError(concat(
       "[size] \"",
       text,
-      "\" is not a size; write a number with a unit, such as 10GB or 1.5GiB"));
+      "\" is not a size; write a number and one of KB, MB, GB, KiB, MiB and "
+      "GiB, "
+      "such as 10GB or 1.5GiB"));
 }
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
 std::int64_t parse_size(std::string_view text) {
   const std::string_view whole = trim(text);
-  std::string_view number = whole;
-  double unit = 1.0;
   const std::string upper = to_upper(whole);
-  for (const Unit& candidate : kUnits) {
-    if (upper.ends_with(candidate.suffix)) {
-      number.remove_suffix(candidate.suffix.size());
-      unit = candidate.bytes;
-      const bool bits = whole.back() == 'b' && candidate.suffix.size() == 2;
-      if (bits) unit /= 8;
-      break;
+  const auto* const unit =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& candidate) {
+        return upper.ends_with(candidate.suffix);
+      });
+  if (unit == kUnits.end()) refuse(text);
+  const bool is_bits = whole.back() == 'b' && unit->suffix.size() == 2;
+  std::string number(trim(whole.substr(0, whole.size() - unit->suffix.size())));
+  // Digits may be grouped: 1_000MB.
+  for (std::size_t i = 1; i + 1 < number.size(); ++i) {
+    if (number[i] == '_' && is_digit(number[i - 1]) &&
+        is_digit(number[i + 1])) {
+      number.erase(i, 1);
     }
   }
-  const auto value = parse_double(trim(number));
+  const auto value = parse_double(number);
   if (!value || *value < 0 || !std::isfinite(*value)) refuse(text);
-  const double bytes = *value * unit;
+  const double bytes = *value * unit->bytes / (is_bits ? 8 : 1);
   if (bytes >= static_cast<double>(std::numeric_limits<std::int64_t>::max())) {
     refuse(text);
   }
   return static_cast<std::int64_t>(bytes);
 }
 
-std::string format_size(std::int64_t bytes) {
-  constexpr std::array<const char*, 5> kNames{"bytes", "KB", "MB", "GB", "TB"};
-  double value = static_cast<double>(bytes);
+std::string format_size(double bytes) {
+  constexpr std::array<const char*, 6> kNames{
+      "bytes", "KB", "MB", "GB", "TB", "PB"};
   std::size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kNames.size()) {
-    value /= 1024.0;
+  while (bytes >= 1024.0 && unit + 1 < kNames.size()) {
+    bytes /= 1024.0;
     ++unit;
   }
   std::array<char, 32> text{};
-  std::snprintf(
-      text.data(),
-      text.size(),
-      unit == 0 ? "%.0f %s" : "%.2f %s",
-      value,
-      kNames[unit]);
-  return text.data();
+  std::snprintf(text.data(), text.size(), "%.2f", bytes);
+  std::string number = text.data();
+  // "8.00" is written "8.0", and whole bytes without a point.
+  if (number.ends_with('0')) number.pop_back();
+  if (unit == 0 && number.ends_with(".0")) number.resize(number.size() - 2);
+  return number + " " + kNames[unit];
 }
 
 }  // namespace accelerate::detail

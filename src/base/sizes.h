@@ -7,11 +7,12 @@
 namespace accelerate::detail {
 
 /// Bytes named by a text such as "10GB" (powers of 1000) or "1.5GiB" (powers
-/// of 1024); a bare number is bytes. Case matters only for a trailing "b",
-/// which means bits, as in Accelerate. Throws ConfigError otherwise.
+/// of 1024), as Accelerate reads it: the units are KB, MB, GB, KiB, MiB, GiB in
+/// any case, but a last "b" after a power of 1000 means bits; digits may be
+/// grouped by "_". Throws ConfigError otherwise, and for numbers below 0.
 std::int64_t parse_size(std::string_view text);
 
-/// A size for people: "1.50 GB" (powers of 1024, as Accelerate prints them).
-std::string format_size(std::int64_t bytes);
+/// A size for people: "1.5 GB" (powers of 1024, as Accelerate prints them).
+std::string format_size(double bytes);
 
 }  // namespace accelerate::detail

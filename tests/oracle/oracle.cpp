@@ -164,6 +164,7 @@ const std::map<std::string, Topic>& topics() {
       {"safetensors_bad", &run_safetensors_bad},
       {"scheduler_stepping", &run_scheduler_stepping},
       {"seedable_sampler", &run_seedable_sampler},
+      {"shard_checkpoint", &run_shard_checkpoint},
       {"skip_first_batches", &run_skip_first_batches},
       {"training", &run_training}};
   return built;

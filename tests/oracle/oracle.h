@@ -34,6 +34,7 @@ Json run_skip_first_batches(const Json& input);
 Json run_gather_for_metrics(const Json& input);
 Json run_local_sgd(const Json& input);
 Json run_grad_scaler(const Json& input);
+Json run_shard_checkpoint(const Json& input);
 Json run_scheduler_stepping(const Json& input);
 Json run_batch_sampler_shard(const Json& input);
 Json run_lr_schedulers(const Json& input);

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <accelerate/safetensors.h>
+
+#include "format/pickle_reader.h"
+
+namespace accelerate::detail {
+
+/// A tensor in a file of torch.save: a view of a storage.
+struct TorchTensor {
+  safetensors::Dtype dtype = safetensors::Dtype::F32;
+  /// Which storage of the file: equal keys share memory.
+  std::string storage;
+  /// The whole storage, little-endian, in the file's mapping.
+  std::span<const std::byte> bytes;
+  /// In elements.
+  std::uint64_t offset = 0;
+  safetensors::Shape sizes;
+  safetensors::Shape strides;
+  bool requires_grad = false;
+
+  [[nodiscard]] bool is_contiguous() const;
+  /// The elements one row after another.
+  [[nodiscard]] std::vector<std::byte> contiguous() const;
+};
+
+/// A file of torch.save in its zip format, read without executing anything.
+class TorchFile {
+ public:
+  /// Throws Error if the file cannot be read, CheckpointError if it is of
+  /// another format, torn, or of another byte order.
+  explicit TorchFile(const std::filesystem::path& path);
+  ~TorchFile();
+  TorchFile(const TorchFile&) = delete;
+  TorchFile& operator=(const TorchFile&) = delete;
+
+  /// What was saved.
+  [[nodiscard]] Pickle::Value root() const;
+  /// The tensor, or parameter, that `value` describes; nothing if it is none.
+  /// Throws CheckpointError if it reaches beyond its storage.
+  [[nodiscard]] std::optional<TorchTensor> tensor(
+      const Pickle::Value& value) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace accelerate::detail

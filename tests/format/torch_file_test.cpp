@@ -1,0 +1,177 @@
+#include "format/torch_file.h"
+
+#include <cstring>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "format/archive.h"
+#include "support/expect_error.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate::detail {
+namespace {
+
+using safetensors::Dtype;
+using testing::archive;
+using testing::ArchiveFile;
+using ::testing::ElementsAre;
+using testing::expect_error;
+using testing::little;
+using testing::TemporaryFolder;
+
+std::string text_op(const std::string& text) {
+  return concat("X", little(text.size(), 4), text);
+}
+
+std::string number_op(std::uint64_t value) {
+  return concat("J", little(value, 4));
+}
+
+std::string tuple_op(const std::vector<std::uint64_t>& values) {
+  std::string ops = "(";
+  for (const std::uint64_t value : values) ops += number_op(value);
+  return concat(ops, "t");
+}
+
+std::string storage_op(const std::string& type, const std::string& key) {
+  return concat(
+      "(",
+      text_op("storage"),
+      "ctorch\n",
+      type,
+      "\n",
+      text_op(key),
+      text_op("cpu"),
+      number_op(6),
+      "tQ");
+}
+
+std::string tensor_op(
+    const std::string& storage,
+    std::uint64_t offset,
+    const std::vector<std::uint64_t>& sizes,
+    const std::vector<std::uint64_t>& strides) {
+  return concat(
+      "ctorch._utils\n_rebuild_tensor_v2\n(",
+      storage,
+      number_op(offset),
+      tuple_op(sizes),
+      tuple_op(strides),
+      "\x89"
+      "ccollections\nOrderedDict\n)RtR");
+}
+
+std::string pickle_of(const std::string& ops) {
+  return concat("\x80\x02", ops, ".");
+}
+
+class TorchFiles : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::filesystem::path put(
+      const std::string& pickle,
+      const std::string& storage,
+      const std::string& byte_order = "little") const {
+    const std::vector<ArchiveFile> files{
+        {"m/data.pkl", pickle},
+        {"m/byteorder", byte_order},
+        {"m/data/0", storage}};
+    std::ofstream(folder_ / "m.pt", std::ios::binary) << archive(files);
+    return folder_ / "m.pt";
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+std::vector<std::int16_t> numbers_in(const TorchTensor& tensor) {
+  const std::vector<std::byte> bytes = tensor.contiguous();
+  std::vector<std::int16_t> numbers(bytes.size() / 2);
+  std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return numbers;
+}
+
+// The numbers 0 to 5.
+std::string shorts() {
+  std::string bytes;
+  for (std::uint64_t i = 0; i < 6; ++i) bytes += little(i, 2);
+  return bytes;
+}
+
+TEST_F(TorchFiles, GiveTensorsOfAnyView) {
+  const std::string storage = storage_op("ShortStorage", "0");
+  const TorchFile file(
+      put(pickle_of(concat(
+              "](",
+              tensor_op(storage, 0, {2, 3}, {3, 1}),
+              tensor_op(storage, 1, {2, 2}, {1, 3}),
+              tensor_op(storage, 5, {}, {}),
+              tensor_op(storage, 6, {0, 4}, {4, 1}),
+              tensor_op(storage, 2, {3}, {0}),
+              "ctorch._utils\n_rebuild_parameter\n(",
+              tensor_op(storage, 0, {1}, {1}),
+              "\x88}tRK\x07"
+              "e")),
+          shorts()));
+  const Pickle::Value root = file.root();
+  const auto whole = file.tensor(root.item(0));
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->dtype, Dtype::I16);
+  EXPECT_THAT(whole->sizes, ElementsAre(2U, 3U));
+  EXPECT_EQ(whole->storage, "0");
+  EXPECT_TRUE(whole->is_contiguous());
+  EXPECT_THAT(numbers_in(*whole), ElementsAre(0, 1, 2, 3, 4, 5));
+  const auto transposed = file.tensor(root.item(1));
+  EXPECT_FALSE(transposed->is_contiguous());
+  EXPECT_THAT(numbers_in(*transposed), ElementsAre(1, 4, 2, 5));
+  EXPECT_THAT(numbers_in(*file.tensor(root.item(2))), ElementsAre(5));
+  EXPECT_THAT(numbers_in(*file.tensor(root.item(3))), ElementsAre());
+  EXPECT_THAT(numbers_in(*file.tensor(root.item(4))), ElementsAre(2, 2, 2));
+  EXPECT_TRUE(file.tensor(root.item(5))->requires_grad);
+  EXPECT_FALSE(file.tensor(root.item(6)));
+}
+
+TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
+  const std::string storage = storage_op("ShortStorage", "0");
+  const auto refuse = [&](const std::string& tensor,
+                          const std::string& phrase) {
+    const TorchFile file(put(pickle_of(tensor), shorts()));
+    expect_error<CheckpointError>(
+        [&] { static_cast<void>(file.tensor(file.root())); }, phrase);
+  };
+  refuse(tensor_op(storage, 0, {7}, {1}), "reaches beyond its storage '0'");
+  refuse(tensor_op(storage, 6, {1}, {1}), "reaches beyond");
+  refuse(tensor_op(storage, 0, {2, 2}, {1}), "reaches beyond");
+  refuse(
+      tensor_op(storage, 0, {1 << 30, 1 << 30}, {1 << 30, 1 << 30}),
+      "reaches beyond");
+  refuse(tensor_op(storage, 0, {1 << 30}, {0}), "repeats its storage");
+  refuse(tensor_op(storage, 0, {0xffffffff}, {1}), "below 0");
+  refuse(
+      tensor_op(storage_op("ShortStorage", "1"), 0, {1}, {1}),
+      "no entry 'm/data/1'");
+  refuse(
+      tensor_op(storage_op("QInt8Storage", "0"), 0, {1}, {1}),
+      "not one that safetensors has");
+  refuse(tensor_op("N", 0, {1}, {1}), "its storage is not in the file");
+}
+
+TEST_F(TorchFiles, RefuseOtherFiles) {
+  expect_error<CheckpointError>(
+      [&] { TorchFile file(put("", "", "big")); }, "another byte order");
+  TemporaryFolder folder;
+  std::ofstream(folder / "x", std::ios::binary) << archive({{"a", "b"}});
+  expect_error<CheckpointError>(
+      [&] { TorchFile file(folder / "x"); }, "it has no data.pkl");
+  std::ofstream(folder / "y") << "plain text";
+  expect_error<CheckpointError>(
+      [&] { TorchFile file(folder / "y"); }, "does not end as an archive");
+  expect_error<Error>([&] { TorchFile file(folder / "z"); }, "cannot open");
+}
+
+}  // namespace
+}  // namespace accelerate::detail
