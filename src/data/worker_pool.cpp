@@ -99,6 +99,7 @@ struct WorkerPool::Shared {
   }
   // False: there was nothing to do.
   bool help();
+  [[noreturn]] void throw_timeout() const;
 };
 
 // With `claiming` held.
@@ -180,6 +181,20 @@ bool WorkerPool::Shared::help() {
   return true;
 }
 
+void WorkerPool::Shared::throw_timeout() const {
+  std::string busy;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    busy +=
+        concat(i == 0 ? "" : ", ", "worker ", i, " is ", describe(*workers[i]));
+  }
+  throw Error(concat(
+      "[data] no batch was ready within timeout = ",
+      options.timeout.count(),
+      " ms: ",
+      busy,
+      "; look at what is slow there, or raise timeout"));
+}
+
 WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)
     : shared_(std::make_shared<Shared>()) {
   shared_->options = options;
@@ -233,36 +248,24 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
   const auto deadline =
       std::chrono::steady_clock::now() + shared.options.timeout;
   Slot* slot = nullptr;
+  bool could_help = true;
   while ((slot = shared.find_made()) == nullptr) {
     if (shared.has_ended && shared.num_held == 0) return nullptr;
-    if (shared.should_help()) {
+    if (could_help && shared.should_help()) {
       lock.unlock();
-      const bool has_helped = shared.help();
+      could_help = shared.help();
       lock.lock();
-      if (has_helped) continue;
+      // Anything may have happened meanwhile, the end too.
+      continue;
     }
-    if (shared.find_made() != nullptr) continue;
+    could_help = true;
     shared.loop_waits = true;
     if (shared.options.timeout.count() == 0) {
       shared.made.wait(lock);
     } else if (
         shared.made.wait_until(lock, deadline) == std::cv_status::timeout &&
         shared.find_made() == nullptr) {
-      std::string busy;
-      for (std::size_t i = 0; i < shared.workers.size(); ++i) {
-        busy += concat(
-            i == 0 ? "" : ", ",
-            "worker ",
-            i,
-            " is ",
-            describe(*shared.workers[i]));
-      }
-      throw Error(concat(
-          "[data] no batch was ready within timeout = ",
-          shared.options.timeout.count(),
-          " ms: ",
-          busy,
-          "; look at what is slow there, or raise timeout"));
+      shared.throw_timeout();
     }
   }
   shared.loop_waits = false;
