@@ -65,6 +65,7 @@ class BatchReader
   static constexpr bool kIsStream = StreamDataset<Dataset>;
 
  private:
+  using MakeGenerator = at::Generator& (*)();
   static auto sample_type() {
     if constexpr (kIsStream) {
       return std::type_identity<
@@ -73,7 +74,7 @@ class BatchReader
       return std::type_identity<void>{};
     } else {
       return std::type_identity<std::decay_t<decltype(get_sample(
-          std::declval<Dataset&>(), 0, std::declval<at::Generator&>()))>>{};
+          std::declval<Dataset&>(), 0, std::declval<MakeGenerator>()))>>{};
     }
   }
 
@@ -89,7 +90,7 @@ class BatchReader
       return std::type_identity<std::decay_t<decltype(get_samples(
           std::declval<Dataset&>(),
           std::span<const std::int64_t>(),
-          std::declval<at::Generator&>()))>>{};
+          std::declval<MakeGenerator>()))>>{};
     } else if constexpr (requires(
                              Collate & collate,
                              Samples samples,
@@ -271,18 +272,17 @@ class BatchReader
   void read_batch(Job& job, Worker& worker) {
     const std::vector<std::int64_t>& indices = job.read.indices;
     worker.now(Worker::Doing::reading, indices.empty() ? 0 : indices.front());
-    if (!indices.empty())
+    if (!indices.empty()) {
       require_present(*std::max_element(indices.begin(), indices.end()));
+    }
     try {
-      if constexpr (BatchRandomDataset<Dataset>) {
-        job.batch.emplace(dataset.get_batch(
-            std::span<const std::int64_t>(indices),
-            worker.generator(
-                seed_at(job.read.pass_seed, job.read.first_position))));
-      } else {
-        job.batch.emplace(
-            dataset.get_batch(std::span<const std::int64_t>(indices)));
-      }
+      job.batch.emplace(get_samples(
+          dataset,
+          std::span<const std::int64_t>(indices),
+          [&]() -> at::Generator& {
+            return worker.generator(
+                seed_at(job.read.pass_seed, job.read.first_position));
+          }));
     } catch (...) {
       throw_batch_error(job.number, indices, "get_batch()");
     }
@@ -296,16 +296,13 @@ class BatchReader
       worker.now(Worker::Doing::reading, index);
       require_present(index);
       try {
-        if constexpr (RandomDataset<Dataset>) {
-          samples.push_back(dataset.get(
-              index,
-              worker.generator(seed_at(job.read.pass_seed, position++))));
-        } else {
-          samples.push_back(dataset.get(index));
-        }
+        samples.push_back(get_sample(dataset, index, [&]() -> at::Generator& {
+          return worker.generator(seed_at(job.read.pass_seed, position));
+        }));
       } catch (...) {
         throw_sample_error(index, "get()");
       }
+      ++position;
     }
     return samples;
   }

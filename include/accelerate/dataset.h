@@ -71,22 +71,24 @@ bool says_is_sharded(const D& dataset) {
   }
 }
 
-template <class D>
-auto get_sample(D& dataset, std::int64_t index, at::Generator& generator) {
+/// `generator()` gives the at::Generator& for the sample, or batch; it is called
+/// only for datasets that take one.
+template <class D, class Generator>
+auto get_sample(D& dataset, std::int64_t index, Generator&& generator) {
   if constexpr (RandomDataset<D>) {
-    return dataset.get(index, generator);
+    return dataset.get(index, generator());
   } else {
     return dataset.get(index);
   }
 }
 
-template <class D>
+template <class D, class Generator>
 auto get_samples(
     D& dataset,
     std::span<const std::int64_t> indices,
-    at::Generator& generator) {
+    Generator&& generator) {
   if constexpr (BatchRandomDataset<D>) {
-    return dataset.get_batch(indices, generator);
+    return dataset.get_batch(indices, generator());
   } else {
     return dataset.get_batch(indices);
   }

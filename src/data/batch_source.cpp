@@ -155,7 +155,23 @@ struct BatchSource::State {
   }
   // As in the enumeration Agreed.
   [[nodiscard]] std::vector<std::int64_t> agreed_values(
-      std::uint64_t rank_0_seed) const {
+      std::uint64_t rank_0_seed,
+      bool dispatches) const {
+    std::int64_t flags = 0;
+    for (const bool flag :
+         {dispatches,
+          options.already_sharded,
+          options.split_batches,
+          options.drop_last,
+          options.even_batches,
+          options.shuffle,
+          options.use_seedable_sampler}) {
+      flags = 2 * flags + (flag ? 1 : 0);
+    }
+    // Data that is not shared out may differ.
+    if (dispatches || options.already_sharded) {
+      return {flags, options.batch_size, 0, 0, 0, 0};
+    }
     const std::uint64_t seed = options.data_seed.value_or(rank_0_seed);
     std::int64_t looks = 0;
     if (options.sampler) looks = fingerprint(*options.sampler, seed);
@@ -164,10 +180,11 @@ struct BatchSource::State {
     const std::int64_t order_size =
         options.batch_sampler ? options.batch_sampler->size() : sampler->size();
     return {
+        flags,
+        options.batch_size,
         dataset.num_samples,
         order_size,
         looks,
-        options.batch_size,
         static_cast<std::int64_t>(seed)};
   }
 
@@ -231,10 +248,11 @@ namespace {
 
 // Values that all ranks must have in common, in this order.
 enum Agreed : std::size_t {
+  kFlags,
+  kBatchSize,
   kDatasetSize,
   kOrderSize,
   kOrder,
-  kBatchSize,
   kSeed
 };
 
@@ -255,18 +273,24 @@ void require_agreement(
           const std::int64_t of_first =
               all[0].const_data_ptr<std::int64_t>()[value];
           if (theirs == of_first) return;
-          // The numbers of an order are of no use to a reader.
-          const std::string numbers = value == kOrder
+          // These numbers are of no use to a reader.
+          const std::string numbers = value == kOrder || value == kFlags
               ? std::string()
               : concat(": ", of_first, " and ", theirs);
           throw ConfigError(concat(
               "[data] ranks 0 and ", rank, " have ", what, numbers, remedy));
         };
+    require_equal(
+        kFlags,
+        "different values of one of dispatch_batches, already_sharded, "
+        "split_batches, drop_last, even_batches, shuffle and "
+        "use_seedable_sampler",
+        "; make them equal");
+    require_equal(
+        kBatchSize, "different values of batch_size", "; make them equal");
     require_equal(kDatasetSize, "datasets of different sizes", kRemedy);
     require_equal(kOrderSize, "samplers of different sizes", kRemedy);
     require_equal(kOrder, "samplers that give different orders", kRemedy);
-    require_equal(
-        kBatchSize, "different values of batch_size", "; make them equal");
     require_equal(kSeed, "different values of data_seed", "; make them equal");
   }
 }
@@ -302,9 +326,9 @@ void BatchSource::attach(LoaderContext context, bool is_dispatching) {
   const int num_shares = now.options.already_sharded ? 1 : context.batch_count;
   // Throws before anything changes.
   make_plan(now.sampler->size(), now.options, share, num_shares);
-  if (context.group.size() > 1 && !is_dispatching &&
-      !now.options.already_sharded) {
-    require_agreement(context.group, now.agreed_values(context.seed));
+  if (context.group.size() > 1) {
+    require_agreement(
+        context.group, now.agreed_values(context.seed, is_dispatching));
   }
   if (now.options.pin_memory && context.device.is_cpu()) {
     context.logger.log_once_per_world(
@@ -398,13 +422,12 @@ void BatchSource::load_state_dict(const StateDict& state) {
         shards_now,
         "; such data goes on in the middle of a pass only on as many ranks"));
   }
-  const bool knows_length =
-      !state_->dataset.is_stream || state_->dataset.num_samples >= 0;
+  // Below 0: unknown.
   const std::int64_t length = state_->dataset.is_stream
       ? state_->dataset.num_samples
       : state_->order->length();
   // The pass had ended.
-  const bool has_ended = knows_length && position >= length && position > 0;
+  const bool has_ended = length >= 0 && position >= length && position > 0;
   state_->epoch = static_cast<std::uint64_t>(epoch) + (has_ended ? 1 : 0);
   state_->next_first = has_ended ? 0 : position;
   state_->options.data_seed = static_cast<std::uint64_t>(seed);

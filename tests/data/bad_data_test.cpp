@@ -250,6 +250,19 @@ TEST(ShardedTwice, IsRefusedOnEveryRank) {
   });
 }
 
+TEST(ShardedTwice, OptionsThatDifferBetweenRanksAreRefused) {
+  expect_refusal("different values of one of dispatch_batches", [](int rank) {
+    return DataLoader(growing(10), {.already_sharded = rank == 1});
+  });
+  expect_refusal("different values of one of dispatch_batches", [](int rank) {
+    return DataLoader(
+        TensorDataset{torch::arange(10)}, {.dispatch_batches = rank == 2});
+  });
+  expect_refusal("different values of one of dispatch_batches", [](int rank) {
+    return DataLoader(growing(10), {.drop_last = rank == 1});
+  });
+}
+
 TEST(ShardedTwice, IsKnownFromADatasetThatSaysSo) {
   struct Part {
     [[nodiscard]] std::int64_t size() const { return 4; }
