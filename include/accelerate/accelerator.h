@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/export.h>
 #include <accelerate/grad_scaler.h>
@@ -83,6 +85,8 @@ struct AcceleratorOptions {
   ParallelOptions parallel = {};
   /// Where a program keeps its results; see `Accelerator::project_dir`.
   std::string project_dir = {};
+  /// Names and numbers of checkpoints; its project_dir goes before the other.
+  ProjectConfiguration project_configuration = {};
   /// Ranks, store, device, timeout and logger, where the code knows better than
   /// the launcher.
   WorldOptions world = {};
@@ -427,6 +431,54 @@ class ACCELERATE_API Accelerator {
     return model.module();
   }
 
+  /// Writes everything that is prepared or registered, so that load_state() goes
+  /// on exactly: weights and buffers, optimizers, schedules, the loss scaler,
+  /// the places of loaders, random states of every rank. All ranks must call it.
+  ///
+  /// With automatic_checkpoint_naming into the project's checkpoints, else into
+  /// `output_dir`. The checkpoint appears under its name when all of it is
+  /// durable; a crash leaves what was there before. Older ones beyond
+  /// total_limit are deleted after that.
+  ///
+  /// Throws ConfigError for a name that is taken, CheckpointError naming the
+  /// rank that could not write and why, DistributedError if ranks made
+  /// different calls.
+  SaveTicket save_state(
+      const std::filesystem::path& output_dir,
+      const SaveStateOptions& options = {}) const;
+  SaveTicket save_state(const SaveStateOptions& options = {}) const;
+  /// Gives everything prepared and registered the state of a checkpoint: the
+  /// newest complete one, or the one in `input_dir`. All ranks must call it;
+  /// they may be more or fewer than those that saved. Everything is compared
+  /// first: throws one CheckpointError with all that does not fit, and nothing
+  /// was loaded.
+  void load_state(
+      const std::filesystem::path& input_dir,
+      const LoadStateOptions& options = {}) const;
+  void load_state(const LoadStateOptions& options = {}) const;
+  /// Makes objects a part of checkpoints, in this order. They are borrowed: they
+  /// must live as long as the accelerator saves and loads.
+  template <Stateful... Objects>
+  void register_for_checkpointing(Objects&... objects) const {
+    (register_object(
+         [&objects] { return StateDict(std::as_const(objects).state_dict()); },
+         [&objects](const StateDict& state) {
+           objects.load_state_dict(state);
+         }),
+     ...);
+  }
+  /// Called by save_state() on every rank, before anything is collected, in the
+  /// order of registration.
+  HookHandle register_save_state_pre_hook(
+      std::function<void(SaveHookContext&)> hook) const;
+  /// Called by load_state() on every rank, before anything is compared.
+  HookHandle register_load_state_pre_hook(
+      std::function<void(LoadHookContext&)> hook) const;
+  [[nodiscard]] const ProjectConfiguration& project_configuration() const;
+  /// The number of the next automatic checkpoint; nothing: one more than the
+  /// highest there is.
+  void set_iteration(std::optional<std::int64_t> iteration) const;
+
   /// Asks all ranks to stop at their next check; any rank may.
   void set_trigger() const;
   /// Whether any rank has asked since the last check that said so.
@@ -504,6 +556,9 @@ class ACCELERATE_API Accelerator {
     }
   }
 
+  void register_object(
+      std::function<StateDict()> state_dict,
+      std::function<void(const StateDict&)> load_state_dict) const;
   detail::PrepareResult apply(const detail::PrepareRequest& request) const;
   [[nodiscard]] detail::LoaderContext loader_context() const;
   [[nodiscard]] MicroStep begin_micro_step(

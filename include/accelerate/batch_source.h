@@ -10,6 +10,7 @@
 
 #include <accelerate/data_loader_options.h>
 #include <accelerate/export.h>
+#include <accelerate/loader_link.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/world.h>
@@ -37,6 +38,8 @@ struct LoaderContext {
   /// Of passes that begin now, in place of the loader's own option.
   std::function<std::optional<bool>()> even_batches = nullptr;
   Logger logger = {};
+  /// How checkpoints find the loader.
+  std::shared_ptr<LoaderSlot> slot = nullptr;
 };
 
 /// What a loader knows of its dataset.

@@ -17,6 +17,7 @@
 #include <accelerate/data_loader_options.h>
 #include <accelerate/dataset.h>
 #include <accelerate/export.h>
+#include <accelerate/loader_link.h>
 #include <accelerate/nested.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/state_dict.h>
@@ -88,7 +89,7 @@ class SkippedBatches {
 /// What a dataset or collate function throws arrives in the loop as DataError.
 /// Not for several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
-class DataLoader {
+class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   using Reader = detail::BatchReader<Dataset, Collate>;
   using Job = typename Reader::Job;
 
@@ -231,6 +232,7 @@ class DataLoader {
         Reader::kIsStream && can_dispatch && !options().already_sharded;
     const bool is_dispatching =
         wanted.value_or(by_default) && context.group.size() > 1;
+    this->link(context.slot);
     source().attach(std::move(context), is_dispatching);
   }
 

@@ -151,17 +151,17 @@ ACCELERATE_API std::string header_bytes(const Header& header);
 
 /// Writes a file from beginning to end in bounded memory: all tensors are
 /// declared first, then given in pieces of any size, in the order of the data.
+/// The file appears under its name, replacing another, when it is complete.
 class ACCELERATE_API Writer {
  public:
-  /// Creates the file, or empties it. Throws Error if it cannot be written, and
-  /// as lay_out.
+  /// Throws Error if the file cannot be written, and as lay_out.
   Writer(
       const std::filesystem::path& path,
       const std::vector<Declaration>& tensors,
       std::map<std::string, std::string> metadata = {});
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
-  /// Leaves an unfinished file as it is: it cannot be read.
+  /// Removes what is unfinished.
   ~Writer();
 
   /// Where everything is; the order of `begin` is that of writing.
@@ -171,7 +171,7 @@ class ACCELERATE_API Writer {
   /// The next bytes of the data. Throws Error if they cannot be written,
   /// CheckpointError if they are more than was declared.
   void write(std::span<const std::byte> bytes);
-  /// All data was given: makes it durable and closes the file. Throws
+  /// All data was given: makes the file durable and gives it its name. Throws
   /// CheckpointError if some is missing, Error if it cannot be written.
   void finish();
 

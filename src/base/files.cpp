@@ -12,6 +12,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/file_system.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -35,27 +36,14 @@ class Descriptor {
   }
   [[nodiscard]] int get() const { return fd_; }
   [[nodiscard]] bool is_open() const { return fd_ >= 0; }
-  // Reports the error that a late write may only surface here.
-  int close_now() { return ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno; }
 
  private:
   int fd_;
 };
 
-// Returns 0 or the error number.
-int write_all(int fd, std::string_view contents) {
-  while (!contents.empty()) {
-    const ssize_t written = ::write(fd, contents.data(), contents.size());
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return errno;
-    }
-    contents.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return 0;
-}
+}  // namespace
 
-std::filesystem::path sibling_of(const std::filesystem::path& path) {
+std::filesystem::path temporary_sibling(const std::filesystem::path& path) {
   static std::atomic<unsigned> count{0};
   std::filesystem::path name = path.filename();
   name += concat(".", ::getpid(), "-", count.fetch_add(1), ".tmp");
@@ -66,8 +54,6 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path()
                                 : std::filesystem::path(".");
 }
-
-}  // namespace
 
 std::string read_file(const std::filesystem::path& path) {
   const Descriptor file(path, O_RDONLY);
@@ -89,14 +75,6 @@ std::string read_file(const std::filesystem::path& path) {
   return contents;
 }
 
-void sync_folder(const std::filesystem::path& folder) {
-  const Descriptor fd(folder, O_RDONLY | O_DIRECTORY);
-  if (!fd.is_open()) fail("open folder", folder, errno);
-  // Some network file systems cannot sync a folder and say EINVAL.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL)
-    fail("sync folder", folder, errno);
-}
-
 void replace_file(
     const std::filesystem::path& path,
     std::string_view contents) {
@@ -104,25 +82,18 @@ void replace_file(
   std::error_code code;
   std::filesystem::create_directories(folder, code);
   if (code) fail("create folder", folder, code.value());
-  const std::filesystem::path temporary = sibling_of(path);
-  {
-    Descriptor file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
-    if (!file.is_open()) fail("create", temporary, errno);
-    int error = write_all(file.get(), contents);
-    if (error == 0 && ::fsync(file.get()) != 0) error = errno;
-    const int close_error = file.close_now();
-    if (error == 0) error = close_error;
-    if (error != 0) {
-      ::unlink(temporary.c_str());
-      fail("write", path, error);
-    }
-  }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int error = errno;
+  const std::filesystem::path temporary = temporary_sibling(path);
+  const auto disk = make_file_system();
+  try {
+    const auto file = disk->create(temporary);
+    file->write_at(0, std::as_bytes(std::span(contents)));
+    file->finish();
+    disk->rename(temporary, path);
+  } catch (...) {
     ::unlink(temporary.c_str());
-    fail("replace", path, error);
+    throw;
   }
-  sync_folder(folder);
+  disk->sync_folder(folder);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

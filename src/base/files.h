@@ -17,8 +17,10 @@ std::string read_file(const std::filesystem::path& path);
 /// was and nothing is left beside it.
 void replace_file(const std::filesystem::path& path, std::string_view contents);
 
-/// Makes renames and deletions inside `folder` durable.
-void sync_folder(const std::filesystem::path& folder);
+/// A name beside `path` that nobody else uses, for what will replace it.
+std::filesystem::path temporary_sibling(const std::filesystem::path& path);
+/// The folder that holds `path`; "." for a bare name.
+std::filesystem::path folder_of(const std::filesystem::path& path);
 
 /// A read-only mapping of a whole file; an empty file maps to an empty span.
 /// Movable, unmapped by the destructor. The file must not be shortened while

@@ -399,9 +399,8 @@ void Pickle::step(unsigned char operation) {
       return;
     }
     case kStackGlobal:
-      fail(
-          "a class is named in a way that is not read; write the file with "
-          "protocol 2, as torch.save does");
+      push_global();
+      return;
     case kReduce:
     case kNewObject: {
       const std::uint32_t arguments = pop();
@@ -479,12 +478,33 @@ double Pickle::Value::real() const {
   return std::bit_cast<double>(pickle_->nodes_[node_].payload);
 }
 
+void Pickle::push_global() {
+  const Node name = nodes_[pop()];
+  const Node module = nodes_[pop()];
+  if (name.kind != Kind::text || module.kind != Kind::text) {
+    fail("the name of a class is no text");
+  }
+  const auto text_of = [&](const Node& node) {
+    return std::string_view(
+        reinterpret_cast<const char*>(input_.data()) + node.payload, node.size);
+  };
+  charge(sizeof(std::string) + module.size + name.size + 1);
+  names_.push_back(concat(text_of(module), "\n", text_of(name)));
+  push(
+      {Kind::global,
+       static_cast<std::uint32_t>(names_.back().size()),
+       kComposed | (names_.size() - 1)});
+}
+
 std::string_view Pickle::Value::text() const {
   if (kind() != Kind::text && kind() != Kind::bytes &&
       kind() != Kind::long_integer && kind() != Kind::global) {
     wrong("a text");
   }
   const Node& node = pickle_->nodes_[node_];
+  if (node.kind == Kind::global && (node.payload & kComposed) != 0) {
+    return pickle_->names_[node.payload & ~kComposed];
+  }
   return {
       reinterpret_cast<const char*>(pickle_->input_.data()) + node.payload,
       node.size};

@@ -98,6 +98,8 @@ class Pickle {
   std::string_view take_line();
   std::uint32_t add(const Node& node);
   void push(const Node& node) { stack_.push_back(add(node)); }
+  /// Of a module and a name on top of the stack.
+  void push_global();
   void push_text(Kind kind, std::uint64_t size);
   void push_container(Kind kind, std::vector<std::uint32_t> items);
   std::uint32_t pop();
@@ -117,6 +119,10 @@ class Pickle {
   bool has_stopped_ = false;
   std::uint32_t root_ = 0;
   std::vector<Node> nodes_;
+  /// Of globals put together from two texts, whose nodes have this bit and an
+  /// index here.
+  static constexpr std::uint64_t kComposed = std::uint64_t{1} << 63U;
+  std::vector<std::string> names_;
   /// Of containers: their items; of dicts, keys and values in turn.
   std::vector<std::vector<std::uint32_t>> containers_;
   std::vector<std::uint32_t> stack_;

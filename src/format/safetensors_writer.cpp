@@ -1,14 +1,11 @@
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
-
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
+#include "base/file_system.h"
+#include "base/files.h"
 #include "base/text.h"
 
 namespace accelerate::safetensors {
@@ -21,26 +18,9 @@ struct Writer::State {
   std::vector<std::string> order = {};
   std::uint64_t num_bytes = 0;
   std::uint64_t num_written = 0;
-  int file = -1;
-
-  [[noreturn]] void fail(std::string_view what) const {
-    throw Error(concat(
-        "[safetensors] cannot ",
-        what,
-        " ",
-        path.string(),
-        ": ",
-        std::strerror(errno)));
-  }
-  void put(const char* data, std::size_t size) const {
-    while (size > 0) {
-      const ssize_t written = ::write(file, data, size);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("write");
-      data += written;
-      size -= static_cast<std::size_t>(written);
-    }
-  }
+  std::shared_ptr<detail::FileSystem> disk = detail::make_file_system();
+  std::filesystem::path temporary = detail::temporary_sibling(path);
+  std::unique_ptr<detail::OutputFile> file = nullptr;
 };
 
 Writer::Writer(
@@ -53,15 +33,16 @@ Writer::Writer(
     state_->num_bytes = std::max(state_->num_bytes, info.end);
   }
   state_->order = names_in_order(state_->header);
-  state_->file =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (state_->file < 0) state_->fail("create");
   const std::string start = header_bytes(state_->header);
-  state_->put(start.data(), start.size());
+  state_->file = state_->disk->create(state_->temporary);
+  state_->file->write_at(0, std::as_bytes(std::span(start)));
 }
 
 Writer::~Writer() {
-  if (state_->file >= 0) ::close(state_->file);
+  if (state_->file == nullptr) return;
+  state_->file.reset();
+  std::error_code ignored;
+  std::filesystem::remove(state_->temporary, ignored);
 }
 
 const Header& Writer::header() const { return state_->header; }
@@ -77,7 +58,8 @@ void Writer::write(std::span<const std::byte> bytes) {
         state_->num_bytes,
         " bytes"));
   }
-  state_->put(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  state_->file->write_at(
+      state_->header.data_begin + state_->num_written, bytes);
   state_->num_written += bytes.size();
 }
 
@@ -91,8 +73,10 @@ void Writer::finish() {
         " bytes were given for ",
         state_->path.string()));
   }
-  if (::fsync(state_->file) != 0) state_->fail("sync");
-  if (::close(std::exchange(state_->file, -1)) != 0) state_->fail("close");
+  state_->file->finish();
+  state_->disk->rename(state_->temporary, state_->path);
+  state_->file.reset();
+  state_->disk->sync_folder(detail::folder_of(state_->path));
 }
 
 }  // namespace accelerate::safetensors

@@ -53,16 +53,6 @@ constexpr std::array<std::pair<std::string_view, Dtype>, 30> kDtypes{{
     {"torch float8_e8m0fnu", Dtype::F8_E8M0},
 }};
 
-std::optional<Dtype> dtype_of(const Pickle::Value& value) {
-  if (value.kind() != Pickle::Kind::global) return std::nullopt;
-  std::string name(value.text());
-  std::replace(name.begin(), name.end(), '\n', ' ');
-  for (const auto& [known, dtype] : kDtypes) {
-    if (known == name) return dtype;
-  }
-  return std::nullopt;
-}
-
 Shape shape_of(const Pickle::Value& value) {
   Shape shape;
   for (std::size_t i = 0; i < value.size(); ++i) {
@@ -108,6 +98,16 @@ std::string find_folder(const ZipReader& zip, const std::string& path) {
 
 }  // namespace
 
+std::optional<Dtype> torch_dtype_of(const Pickle::Value& value) {
+  if (value.kind() != Pickle::Kind::global) return std::nullopt;
+  std::string name(value.text());
+  std::replace(name.begin(), name.end(), '\n', ' ');
+  for (const auto& [known, dtype] : kDtypes) {
+    if (known == name) return dtype;
+  }
+  return std::nullopt;
+}
+
 bool TorchTensor::is_contiguous() const {
   std::uint64_t expected = 1;
   for (std::size_t i = sizes.size(); i-- > 0;) {
@@ -143,46 +143,52 @@ std::vector<std::byte> TorchTensor::contiguous() const {
 }
 
 struct TorchFile::State {
-  MappedFile file;
+  std::optional<MappedFile> file;
+  std::span<const std::byte> bytes;
+  std::string path;
   ZipReader zip;
   std::string folder;
-  std::string path;
   std::optional<Pickle> pickle = std::nullopt;
 
   // For what is made of the file.
   [[nodiscard]] std::size_t most_bytes() const {
     constexpr std::size_t kSlack = std::size_t{1} << 20;
-    return 2 * file.bytes().size() + kSlack;
+    return 2 * bytes.size() + kSlack;
   }
 
-  explicit State(const std::filesystem::path& where)
-      : file(where),
-        zip(file.bytes(), where.string()),
-        folder(find_folder(zip, where.string())),
-        path(where.string()) {}
+  State(std::span<const std::byte> all, std::string where)
+      : bytes(all),
+        path(std::move(where)),
+        zip(bytes, path),
+        folder(find_folder(zip, path)) {
+    const auto byte_order = zip.entries().find(folder + "/byteorder");
+    if (byte_order != zip.entries().end()) {
+      const auto text = byte_order->second.bytes;
+      constexpr std::string_view kLittle = "little";
+      const bool is_little = text.size() == kLittle.size() &&
+          std::memcmp(text.data(), kLittle.data(), text.size()) == 0;
+      if (!is_little) {
+        throw CheckpointError(concat(
+            "[torch] ",
+            path,
+            " was written on a machine of another byte order"));
+      }
+    }
+    const std::string name = folder + "/data.pkl";
+    zip.verify(name);
+    pickle.emplace(zip.at(name).bytes, path, most_bytes());
+  }
 };
 
-TorchFile::TorchFile(const std::filesystem::path& path)
-    : state_(std::make_unique<State>(path)) {
-  State& state = *state_;
-  const auto byte_order = state.zip.entries().find(state.folder + "/byteorder");
-  if (byte_order != state.zip.entries().end()) {
-    const auto text = byte_order->second.bytes;
-    constexpr std::string_view kLittle = "little";
-    const bool is_little = text.size() == kLittle.size() &&
-        std::memcmp(text.data(), kLittle.data(), text.size()) == 0;
-    if (!is_little) {
-      throw CheckpointError(concat(
-          "[torch] ",
-          state.path,
-          " was written on a machine of another byte order"));
-    }
-  }
-  const std::string name = state.folder + "/data.pkl";
-  state.zip.verify(name);
-  state.pickle.emplace(
-      state.zip.at(name).bytes, state.path, state.most_bytes());
+TorchFile::TorchFile(const std::filesystem::path& path) {
+  MappedFile file(path);
+  const auto bytes = file.bytes();
+  state_ = std::make_unique<State>(bytes, path.string());
+  state_->file.emplace(std::move(file));
 }
+
+TorchFile::TorchFile(std::span<const std::byte> bytes, const std::string& name)
+    : state_(std::make_unique<State>(bytes, name)) {}
 
 TorchFile::~TorchFile() = default;
 
@@ -211,7 +217,7 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   const Pickle::Value storage = arguments.item(0).item(0);
   if (storage.item(0).text() != "storage") fail("it has no storage");
   const std::optional<Dtype> dtype =
-      dtype_of(has_dtype ? arguments.item(6) : storage.item(1));
+      torch_dtype_of(has_dtype ? arguments.item(6) : storage.item(1));
   if (!dtype) {
     fail(concat(
         "its dtype is not one that safetensors has: ",

@@ -33,12 +33,18 @@ struct TorchTensor {
   [[nodiscard]] std::vector<std::byte> contiguous() const;
 };
 
+/// What a pickle calls a dtype, or a storage of one. Nothing for those that
+/// safetensors does not have.
+std::optional<safetensors::Dtype> torch_dtype_of(const Pickle::Value& value);
+
 /// A file of torch.save in its zip format, read without executing anything.
 class TorchFile {
  public:
   /// Throws Error if the file cannot be read, CheckpointError if it is of
   /// another format, torn, or of another byte order.
   explicit TorchFile(const std::filesystem::path& path);
+  /// Borrows `bytes`. `name`: what to call them in messages.
+  TorchFile(std::span<const std::byte> bytes, const std::string& name);
   ~TorchFile();
   TorchFile(const TorchFile&) = delete;
   TorchFile& operator=(const TorchFile&) = delete;

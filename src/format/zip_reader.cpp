@@ -1,10 +1,11 @@
 #include "format/zip_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <optional>
 #include <utility>
+
+#include <zlib.h>
 
 #include <accelerate/error.h>
 
@@ -204,41 +205,17 @@ void ZipReader::verify(const std::string& entry) const {
 }
 
 std::uint32_t crc32(Bytes bytes) {
-  // A table a byte of eight, so that eight bytes go at once.
-  static const auto tables = [] {
-    constexpr std::uint32_t kPolynomial = 0xedb88320;
-    std::array<std::array<std::uint32_t, 256>, 8> all{};
-    for (std::uint32_t i = 0; i < 256; ++i) {
-      std::uint32_t value = i;
-      for (int bit = 0; bit < 8; ++bit) {
-        value = (value >> 1) ^ ((value & 1U) != 0 ? kPolynomial : 0U);
-      }
-      all[0][i] = value;
-    }
-    for (std::size_t table = 1; table < all.size(); ++table) {
-      for (std::size_t i = 0; i < 256; ++i) {
-        const std::uint32_t before = all[table - 1][i];
-        all[table][i] = (before >> 8) ^ all[0][before & 0xffU];
-      }
-    }
-    return all;
-  }();
-  std::uint32_t crc = ~0U;
-  std::size_t at = 0;
-  for (; at + 8 <= bytes.size(); at += 8) {
-    const std::uint32_t low = crc ^ number_at<std::uint32_t>(bytes, at);
-    const auto high = number_at<std::uint32_t>(bytes, at + 4);
-    crc = 0;
-    for (std::size_t i = 0; i < 4; ++i) {
-      crc ^= tables[7 - i][low >> (8 * i) & 0xffU];
-      crc ^= tables[3 - i][high >> (8 * i) & 0xffU];
-    }
+  // zlib counts in 32 bits.
+  constexpr std::size_t kPiece = std::size_t{1} << 30;
+  uLong crc = 0;
+  for (std::size_t i = 0; i < bytes.size(); i += kPiece) {
+    const Bytes piece = bytes.subspan(i, std::min(kPiece, bytes.size() - i));
+    crc = ::crc32(
+        crc,
+        reinterpret_cast<const Bytef*>(piece.data()),
+        static_cast<uInt>(piece.size()));
   }
-  for (; at < bytes.size(); ++at) {
-    crc = (crc >> 8) ^
-        tables[0][(crc ^ std::to_integer<std::uint32_t>(bytes[at])) & 0xffU];
-  }
-  return ~crc;
+  return static_cast<std::uint32_t>(crc);
 }
 
 }  // namespace accelerate::detail

@@ -69,6 +69,14 @@ void note_complaints(std::vector<std::string>& complaints, Body&& body) {
   }
 }
 
+ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
+  ProjectConfiguration project = options.project_configuration;
+  if (project.project_dir.empty()) {
+    project.set_directories(options.project_dir);
+  }
+  return project;
+}
+
 std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   const detail::Environment environment = detail::Environment::current();
   detail::Settings settings = detail::launch_settings(environment);
@@ -115,7 +123,6 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .mesh = std::move(mesh),
       .techniques = {options.parallel, options.master_weights},
       .precision = precision,
-      .project_dir = options.project_dir,
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
@@ -125,7 +132,9 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .optimizers = {},
       .schedulers = {},
       .active_loaders = {},
-      .local_group = {}});
+      .local_group = {},
+      .checkpoints = std::make_unique<detail::Checkpoints>(
+          project_configuration(options))});
 }
 
 }  // namespace
@@ -165,7 +174,7 @@ bool Accelerator::is_last_process() const {
 Precision Accelerator::mixed_precision() const { return session_->precision; }
 
 const std::string& Accelerator::project_dir() const {
-  return session_->project_dir;
+  return session_->checkpoints->project.project_dir;
 }
 
 const World& Accelerator::world() const { return session_->world; }

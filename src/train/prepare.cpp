@@ -181,6 +181,9 @@ detail::LoaderContext Accelerator::loader_context() const {
     context.batch_ranks.push_back(static_cast<int>(values[0]));
   }
 
+  context.slot = std::make_shared<detail::LoaderSlot>();
+  session_->checkpoints->loaders.push_back(context.slot);
+
   auto progress = std::make_shared<detail::LoaderProgress>();
   context.begin = [session = session_, progress] {
     *progress = {};

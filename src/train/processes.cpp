@@ -103,6 +103,8 @@ void Accelerator::print(std::string_view line) const {
 }
 
 void Accelerator::free_memory() const {
+  session_->checkpoints->saver.wait();
+  session_->checkpoints->loaders.clear();
   for (const auto& model : session_->models) {
     model->strategies.clear();
     model->table = {};
@@ -115,6 +117,7 @@ void Accelerator::free_memory() const {
 }
 
 void Accelerator::finish() const {
+  session_->checkpoints->saver.wait();
   wait_for_everyone();
   free_memory();
 }

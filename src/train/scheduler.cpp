@@ -51,6 +51,10 @@ bool has_ended(const PreparedScheduler& prepared) {
 }  // namespace
 
 void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
+  if (prepared.inner.own == nullptr) {
+    ++prepared.num_steps;
+    if (step.has_metric) prepared.metrics.push_back(step.metric);
+  }
   if (prepared.inner.own != nullptr) {
     step.has_metric ? prepared.inner.own->step(step.metric)
                     : prepared.inner.own->step();

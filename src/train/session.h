@@ -21,6 +21,7 @@
 #include "parallel/plan.h"
 #include "parallel/strategy.h"
 #include "params/parameter_table.h"
+#include "train/checkpoints.h"
 #include "train/step_clock.h"
 
 namespace accelerate::detail {
@@ -59,6 +60,10 @@ struct PreparedScheduler {
   SchedulerReference inner = {};
   /// The optimizers whose skipped steps hold it back.
   std::vector<const PreparedOptimizer*> optimizers;
+  /// Of a LibTorch schedule, whose state nobody can read: the steps it took,
+  /// and the metrics it was given.
+  std::int64_t num_steps = 0;
+  std::vector<double> metrics = {};
   /// The steps taken inside join_uneven_inputs.
   std::vector<SchedulerStep> journal = {};
 };
@@ -93,7 +98,6 @@ struct Session {
   Mesh mesh;
   TechniqueOptions techniques;
   Precision precision = Precision::no;
-  std::string project_dir;
   AutocastOptions autocast;
   GradientAccumulationOptions accumulation;
   SchedulerOptions scheduling;
@@ -121,6 +125,8 @@ struct Session {
   std::unique_ptr<JoinRound> join = nullptr;
   /// What join_uneven_inputs said, for passes that begin inside it.
   std::optional<bool> even_batches = std::nullopt;
+  /// Last, so that a save under way ends before what it uses goes.
+  std::unique_ptr<Checkpoints> checkpoints;
 
   /// The tensor that forward reads where it is not the one an optimizer steps
   /// on; null where it is.

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include <accelerate/state_dict.h>
+
 namespace accelerate::detail {
 
 /// Which micro-step it is, and whether it ends a step. Counts only; touches no
@@ -30,6 +32,18 @@ class StepClock {
   }
   /// Micro-steps ever begun; 0 outside all windows.
   [[nodiscard]] std::int64_t serial() const { return serial_; }
+
+  [[nodiscard]] StateDict state_dict() const {
+    return {{"micro_step", micro_step_}, {"serial", serial_}};
+  }
+  /// A window that was under way begins again: its gradients are gone.
+  void load_state_dict(const StateDict& state) {
+    const auto micro_step = state.get<std::int64_t>("micro_step");
+    serial_ = state.get<std::int64_t>("serial");
+    micro_step_ = micro_step - micro_step % window_;
+    length_ = window_;
+    sync_gradients_ = true;
+  }
 
  private:
   int window_;

@@ -212,7 +212,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
       [&] { writer.write(as_bytes("abc")); }, "more data");
   writer.write(as_bytes("a"));
   expect_error<CheckpointError>([&] { writer.finish(); }, "1 of 2 bytes");
-  expect_error<CheckpointError>([&] { Reader reader(path()); }, "torn");
+  EXPECT_FALSE(std::filesystem::exists(path()));
   expect_error<Error>(
       [&] { Writer("/nowhere/x", {}); }, "cannot create /nowhere/x");
 }

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace accelerate::detail {
+
+/// Threads that help to move `num_jobs` pieces of data: one a core, four at
+/// most, for memory and disks are soon at their limit.
+std::size_t num_helpful_threads(std::size_t num_jobs);
+
+/// Calls job(thread, i) for each i below `num_jobs`, on `num_threads` threads
+/// of which the caller is number 0. The first error ends all and is thrown.
+void run_jobs(
+    std::size_t num_jobs,
+    std::size_t num_threads,
+    const std::function<void(std::size_t thread, std::size_t i)>& job);
+
+}  // namespace accelerate::detail

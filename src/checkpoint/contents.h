@@ -1,0 +1,45 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/state_dict.h>
+
+#include "params/layout.h"
+
+namespace accelerate::detail {
+
+/// A tensor of a part: what of it this rank has.
+struct PartEntry {
+  std::string name;
+  /// The box that `layout` says.
+  at::Tensor tensor;
+  Layout layout;
+  /// Of the ranks that have the same box, this one writes it.
+  bool is_writer = true;
+};
+
+/// Tensors that go to files of their own: "model", "optimizer" and so on.
+struct ACCELERATE_API Part {
+  std::string name;
+  std::vector<PartEntry> entries;
+  /// Other names of entries.
+  std::map<std::string, std::string> aliases = {};
+
+  /// Some entry is split over ranks.
+  [[nodiscard]] bool is_split() const;
+};
+
+/// Everything of one rank that a checkpoint holds.
+struct Contents {
+  std::vector<Part> parts;
+  /// What all ranks have alike; the leader's is written.
+  StateDict state;
+  /// What each rank has for itself.
+  StateDict rank_state;
+};
+
+}  // namespace accelerate::detail

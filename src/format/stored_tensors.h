@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <accelerate/safetensors.h>
+
+#include "base/files.h"
+#include "format/manifest.h"
+#include "format/tensor_writer.h"
+
+namespace accelerate::detail {
+
+/// A file of which parts are read, by several threads at once.
+class InputFile {
+ public:
+  /// Throws Error if it cannot be opened.
+  explicit InputFile(std::filesystem::path path);
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile();
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Throws CheckpointError if the file ends before, Error if it cannot be read.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+  /// The whole file, mapped when first asked for.
+  [[nodiscard]] std::span<const std::byte> bytes() const;
+
+ private:
+  std::filesystem::path path_;
+  int file_;
+  mutable std::once_flag is_mapped_;
+  mutable std::optional<MappedFile> mapped_;
+};
+
+/// A part of a tensor: where its bytes begin, one row after another.
+struct StoredBox {
+  std::shared_ptr<const InputFile> file;
+  std::uint64_t offset = 0;
+  safetensors::Box box;
+};
+
+/// A tensor in files, in whatever format they are.
+struct StoredTensor {
+  safetensors::Dtype dtype = safetensors::Dtype::F32;
+  safetensors::Shape shape;
+  /// They cover it once.
+  std::vector<StoredBox> boxes;
+  /// Tensors of equal numbers are one and the same; 0: its own.
+  std::int64_t storage = 0;
+};
+
+using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// Of a part of a checkpoint. Throws CheckpointError if a file is not what the
+/// manifest says, Error if one cannot be read.
+StoredTensors stored_in_checkpoint(
+    const std::filesystem::path& folder,
+    const SavedTensors& saved);
+
+/// Of a safetensors file.
+StoredTensors stored_in_safetensors(const std::filesystem::path& file);
+
+/// A part of a stored tensor that is wanted in memory.
+struct BoxToRead {
+  const StoredTensor* tensor = nullptr;
+  /// Of the whole tensor.
+  safetensors::Box box;
+  /// Where its bytes go, one row after another.
+  std::span<std::byte> out;
+};
+
+/// Reads boxes, however they lie in files: only the bytes that are wanted,
+/// several files and pieces at once. Throws CheckpointError if a box is not
+/// inside its tensor, or `out` has another size; Error if a file cannot be read.
+void read_boxes(const std::vector<BoxToRead>& boxes);
+
+/// The whole tensor as something to write, read piece by piece when it is.
+TensorToWrite to_write(const StoredTensor& tensor);
+
+}  // namespace accelerate::detail

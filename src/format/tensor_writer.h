@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <accelerate/safetensors.h>
+
+#include "base/file_system.h"
+#include "format/manifest.h"
+
+namespace accelerate::detail {
+
+/// Where the bytes of a tensor come from, one row after another.
+struct TensorBytes {
+  std::uint64_t num_bytes = 0;
+  /// They lie here; null: they are copied by `copy`.
+  const std::byte* data = nullptr;
+  /// Copies from byte `begin` on, at a multiple of the element's size. Several
+  /// threads call it at once.
+  std::function<void(std::uint64_t begin, std::span<std::byte> out)> copy =
+      nullptr;
+};
+
+/// A tensor to be written.
+struct TensorToWrite {
+  safetensors::Dtype dtype = safetensors::Dtype::F32;
+  safetensors::Shape shape;
+  TensorBytes bytes;
+};
+
+/// A safetensors file to be written.
+struct FileToWrite {
+  std::filesystem::path path;
+  std::map<std::string, TensorToWrite> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+struct WriteOptions {
+  /// 0: as many as help, at most four.
+  int num_threads = 0;
+};
+
+/// Writes files, several chunks at once, and makes them durable. Memory in use:
+/// a chunk a thread. Returns a record for each. The first error ends all and is
+/// thrown; files are then unfinished.
+std::vector<FileRecord> write_tensor_files(
+    FileSystem& disk,
+    const std::vector<FileToWrite>& files,
+    const WriteOptions& options = {});
+
+}  // namespace accelerate::detail

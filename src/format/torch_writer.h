@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/file_system.h"
+#include "format/tensor_writer.h"
+
+namespace accelerate::detail {
+
+/// A value that Python's torch.load(weights_only=True) understands.
+struct TorchValue {
+  using List = std::vector<TorchValue>;
+  struct Tuple {
+    List items;
+  };
+  /// In this order. Keys are texts or whole numbers.
+  using Pairs = std::vector<std::pair<TorchValue, TorchValue>>;
+  struct Dict {
+    Pairs pairs;
+  };
+  struct OrderedDict {
+    Pairs pairs;
+  };
+  /// Contiguous. Equal storages, from 1, share memory: the bytes are those of
+  /// the first. 0: its own.
+  struct Tensor {
+    TensorToWrite contents;
+    std::int64_t storage = 0;
+  };
+
+  std::variant<
+      std::monostate,
+      bool,
+      std::int64_t,
+      double,
+      std::string,
+      List,
+      Tuple,
+      Dict,
+      OrderedDict,
+      Tensor>
+      value;
+};
+
+/// Writes a file of torch.save's zip format, durably, in bounded memory. Throws
+/// Error if it cannot be written, ConfigError for a dtype torch.load does not
+/// know.
+void write_torch_file(
+    FileSystem& disk,
+    const std::filesystem::path& path,
+    const TorchValue& root);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,171 @@
+#include "params/optimizer_archive.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <unordered_map>
+
+#include <ATen/Functions.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Renaming = std::map<std::string, std::string>;
+
+// LibTorch calls a parameter by its address, in decimal.
+std::string address_of(const at::Tensor& parameter) {
+  return std::to_string(
+      reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
+}
+
+// What it is called here; no other key of an archive looks so.
+std::string label_of(const std::string& name) { return "parameter:" + name; }
+
+std::string renamed(const Renaming& renaming, const std::string& text) {
+  const auto found = renaming.find(text);
+  return found == renaming.end() ? text : found->second;
+}
+
+// A value that StateDict has no type for, as LibTorch pickles it.
+at::Tensor pickled(const c10::IValue& value) {
+  const std::vector<char> bytes = torch::jit::pickle_save(value);
+  at::Tensor tensor =
+      at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), static_cast<char*>(tensor.data_ptr()));
+  return tensor;
+}
+
+c10::IValue unpickled(const at::Tensor& tensor) {
+  const auto* const begin = static_cast<const char*>(tensor.const_data_ptr());
+  return torch::jit::pickle_load(
+      std::vector<char>(begin, begin + tensor.numel()));
+}
+
+StateDict read_tree(
+    torch::serialize::InputArchive& archive,
+    const Renaming& renaming) {
+  StateDict tree;
+  for (const std::string& key : archive.keys()) {
+    const std::string name = renamed(renaming, key);
+    torch::serialize::InputArchive inner;
+    at::Tensor tensor;
+    c10::IValue value;
+    // Parameters and buffers are tensors that an archive holds in other ways.
+    if (archive.try_read(key, inner)) {
+      tree.set(name, read_tree(inner, renaming));
+    } else if (
+        archive.try_read(key, tensor, /*is_buffer=*/true) ||
+        archive.try_read(key, tensor, /*is_buffer=*/false)) {
+      tree.set(name, tensor.detach());
+    } else if (archive.try_read(key, value)) {
+      if (value.isInt()) {
+        tree.set(name, value.toInt());
+      } else if (value.isDouble()) {
+        tree.set(name, value.toDouble());
+      } else if (value.isBool()) {
+        tree.set(name, value.toBool());
+      } else if (value.isString()) {
+        tree.set(name, renamed(renaming, value.toStringRef()));
+      } else if (value.isTensor()) {
+        tree.set(name, StateDict{{"tensor", value.toTensor().detach()}});
+      } else {
+        tree.set(name, StateDict{{"pickle", pickled(value)}});
+      }
+    }
+  }
+  return tree;
+}
+
+void write_tree(
+    const StateDict& tree,
+    const Renaming& renaming,
+    torch::serialize::OutputArchive& archive) {
+  for (const auto& [key, value] : tree.values()) {
+    const std::string name = renamed(renaming, key);
+    if (const auto* inner = std::get_if<StateDict>(&value)) {
+      if (inner->values().size() == 1 && inner->contains("tensor")) {
+        archive.write(name, c10::IValue(inner->get<at::Tensor>("tensor")));
+      } else if (inner->values().size() == 1 && inner->contains("pickle")) {
+        archive.write(name, unpickled(inner->get<at::Tensor>("pickle")));
+      } else {
+        torch::serialize::OutputArchive part(archive.compilation_unit());
+        write_tree(*inner, renaming, part);
+        archive.write(name, part);
+      }
+    } else if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      archive.write(name, *tensor, /*is_buffer=*/true);
+    } else if (const auto* whole = std::get_if<std::int64_t>(&value)) {
+      archive.write(name, c10::IValue(*whole));
+    } else if (const auto* real = std::get_if<double>(&value)) {
+      archive.write(name, c10::IValue(*real));
+    } else if (const auto* truth = std::get_if<bool>(&value)) {
+      archive.write(name, c10::IValue(*truth));
+    } else if (const auto* text = std::get_if<std::string>(&value)) {
+      archive.write(name, c10::IValue(renamed(renaming, *text)));
+    } else {
+      throw CheckpointError(concat(
+          "[checkpoint] \"", key, "\" of an optimizer's archive is damaged"));
+    }
+  }
+}
+
+std::string bytes_of_archive(torch::serialize::OutputArchive& archive) {
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return std::move(stream).str();
+}
+
+}  // namespace
+
+StateDict read_archive(
+    const torch::optim::Optimizer& optimizer,
+    const NameOfParameter& name_of) {
+  torch::serialize::OutputArchive output;
+  optimizer.save(output);
+  const std::string bytes = bytes_of_archive(output);
+  torch::serialize::InputArchive input;
+  input.load_from(bytes.data(), bytes.size());
+  Renaming to_names;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      to_names.emplace(address_of(parameter), label_of(name_of(parameter)));
+    }
+  }
+  StateDict archive = read_tree(input, to_names);
+  if (archive.empty() && !optimizer.state().empty()) {
+    throw ConfigError(
+        "[checkpoint] an optimizer of a class of its own keeps a state but its "
+        "save() writes nothing; override save() and load(), as "
+        "torch::optim::serialize<State, Options>() does");
+  }
+  return archive;
+}
+
+void write_archive(
+    torch::optim::Optimizer& optimizer,
+    const StateDict& archive,
+    const NameOfParameter& name_of) {
+  Renaming to_addresses;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      to_addresses.emplace(label_of(name_of(parameter)), address_of(parameter));
+    }
+  }
+  torch::serialize::OutputArchive output;
+  write_tree(archive, to_addresses, output);
+  const std::string bytes = bytes_of_archive(output);
+  torch::serialize::InputArchive input;
+  input.load_from(bytes.data(), bytes.size());
+  optimizer.load(input);
+}
+
+}  // namespace accelerate::detail

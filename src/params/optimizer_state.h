@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/state_dict.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace accelerate::detail {
+
+/// What an optimizer knows besides parameters, with parameters by name, so that
+/// it survives another order, other groups' sizes and other processes. Keys are
+/// those of torch: exp_avg, momentum_buffer, step, lr, betas ….
+struct OptimizerState {
+  struct Group {
+    StateDict options;
+    std::vector<std::string> parameters;
+  };
+  /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop" or "LBFGS"; "archive" for any
+  /// other class, as its own save() wrote it.
+  std::string algorithm;
+  std::vector<Group> groups;
+  /// Of parameters that have a state. LBFGS has one, of its first parameter.
+  std::map<std::string, StateDict> parameters;
+  /// What a class of another algorithm saved besides.
+  StateDict others;
+};
+
+/// The name of a tensor that an optimizer steps on, unique among all.
+using NameOfParameter = std::function<std::string(const at::Tensor&)>;
+
+/// Tensors are shared with the optimizer, not copied, for known algorithms.
+/// Throws ConfigError for a class that keeps a state but has no save().
+ACCELERATE_API OptimizerState read_optimizer_state(
+    const torch::optim::Optimizer& optimizer,
+    const NameOfParameter& name_of);
+
+/// What would go wrong in write_optimizer_state: another algorithm, another
+/// number of groups and, if `strict`, parameters unknown to either side. Empty:
+/// nothing.
+ACCELERATE_API std::vector<std::string> optimizer_complaints(
+    const torch::optim::Optimizer& optimizer,
+    const OptimizerState& state,
+    const NameOfParameter& name_of,
+    bool strict);
+
+/// Takes the state over, tensors as they are. Parameters without an entry lose
+/// theirs. Groups are matched by their place; a parameter may have moved.
+ACCELERATE_API void write_optimizer_state(
+    torch::optim::Optimizer& optimizer,
+    const OptimizerState& state,
+    const NameOfParameter& name_of);
+
+/// As one tree, and back. Throws CheckpointError for one that is none.
+ACCELERATE_API StateDict to_state_dict(const OptimizerState& state);
+ACCELERATE_API OptimizerState optimizer_state_from(const StateDict& state);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,232 @@
+#include "train/checkpoints.h"
+
+#include <numeric>
+#include <unordered_map>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// The key of a dictionary that stands for a tensor.
+constexpr const char* kTensorKey = "tensor of the part";
+
+// Parameters of the first model are called as the model calls them.
+std::string qualified(std::size_t model, const std::string& name) {
+  return model == 0 ? name : concat("model_", model, "/", name);
+}
+
+struct Found {
+  std::size_t model = 0;
+  const Parameter* row = nullptr;
+};
+
+Found find_row(const Session& session, const at::Tensor& parameter) {
+  for (std::size_t i = 0; i < session.models.size(); ++i) {
+    const ParameterTable& table = session.models[i]->table;
+    const Parameter* row = table.find_local(parameter);
+    if (row == nullptr) row = table.find(parameter);
+    if (row != nullptr) return {i, row};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string numbered(const std::string& kind, std::size_t i) {
+  return i == 0 ? kind : concat(kind, "_", i);
+}
+
+void open_meetings(Session& session) {
+  Checkpoints& checkpoints = *session.checkpoints;
+  if (checkpoints.calls) return;
+  const World& world = session.world;
+  std::vector<int> everybody(static_cast<std::size_t>(world.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  checkpoints.writers = everybody;
+  if (checkpoints.project.save_on_each_node && world.size() > 1) {
+    checkpoints.writers.clear();
+    // Ranks of a machine follow one another.
+    const int first = world.rank() - world.local_rank();
+    for (int i = 0; i < world.local_size(); ++i) {
+      checkpoints.writers.push_back(first + i);
+    }
+  }
+  checkpoints.calls.emplace(world, "checkpoint calls", everybody);
+  checkpoints.saves.emplace(
+      world,
+      concat("checkpoint saves of ", checkpoints.writers.front()),
+      checkpoints.writers);
+}
+
+void require_same_call(
+    Session& session,
+    const std::string& call,
+    const std::string& arguments) {
+  open_meetings(session);
+  const std::string mine =
+      arguments.empty() ? call : concat(call, " ", arguments);
+  const std::vector<std::string> all =
+      session.checkpoints->calls->exchange(mine, call);
+  std::vector<std::string> lines;
+  bool are_equal = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    are_equal = are_equal && all[i] == mine;
+    lines.push_back(concat("rank ", i, ": ", all[i]));
+  }
+  if (are_equal) return;
+  throw DistributedError(concat(
+      "[checkpoint] the ranks made different calls; all must make the same:\n "
+      " ",
+      join(lines, "\n  ")));
+}
+
+bool writes(const Session& session, const Layout& layout) {
+  if (!session.checkpoints->project.save_on_each_node) {
+    return is_writer(layout, session.mesh);
+  }
+  if (!layout.is_whole()) {
+    throw ConfigError(
+        "[checkpoint] save_on_each_node needs every machine to have all of the "
+        "model, but it is split over machines; unset it and save to a file "
+        "system that all see");
+  }
+  return session.checkpoints->writers.front() == session.world.rank();
+}
+
+Part model_part(
+    const Session& session,
+    const PreparedModel& model,
+    std::size_t i) {
+  Part part{numbered("model", i), {}};
+  std::unordered_map<const void*, std::string> known;
+  for (const Parameter& row : model.table.rows()) {
+    known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
+    part.entries.push_back(
+        {row.name,
+         row.layout.is_whole() ? row.tensor : row.local,
+         row.layout,
+         writes(session, row.layout)});
+  }
+  for (const auto& item : model.module->named_parameters()) {
+    if (!item.value().defined()) continue;
+    const auto found = known.find(item.value().unsafeGetTensorImpl());
+    if (found != known.end() && found->second != item.key()) {
+      part.aliases.emplace(item.key(), found->second);
+    }
+  }
+  for (const auto& item : model.module->named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined()) continue;
+    const auto [place, is_new] =
+        known.emplace(buffer.unsafeGetTensorImpl(), item.key());
+    if (!is_new) {
+      part.aliases.emplace(item.key(), place->second);
+      continue;
+    }
+    const Layout whole = Layout::whole(buffer.sizes().vec());
+    part.entries.push_back({item.key(), buffer, whole, writes(session, whole)});
+  }
+  return part;
+}
+
+NameOfParameter parameter_names(
+    const Session& session,
+    const PreparedOptimizer& optimizer) {
+  auto names = std::make_shared<std::unordered_map<const void*, std::string>>();
+  const auto& groups = optimizer.inner->param_groups();
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i) {
+      const at::Tensor& parameter = groups[g].params()[i];
+      const Found found = find_row(session, parameter);
+      names->emplace(
+          parameter.unsafeGetTensorImpl(),
+          found.row != nullptr ? qualified(found.model, found.row->name)
+                               : concat("group_", g, "/", i));
+    }
+  }
+  return [names](const at::Tensor& parameter) {
+    return names->at(parameter.unsafeGetTensorImpl());
+  };
+}
+
+Layout layout_of_parameter(const Session& session, const std::string& name) {
+  for (std::size_t i = 0; i < session.models.size(); ++i) {
+    for (const Parameter& row : session.models[i]->table.rows()) {
+      if (qualified(i, row.name) == name) return row.layout;
+    }
+  }
+  return {};
+}
+
+std::vector<std::pair<std::string, at::Tensor>> masters_of(
+    const Session& session,
+    const PreparedOptimizer& optimizer) {
+  std::vector<std::pair<std::string, at::Tensor>> masters;
+  for (const auto& group : optimizer.inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const Found found = find_row(session, parameter);
+      if (found.row != nullptr && found.row->layout.is_whole() &&
+          !found.row->local.is_same(found.row->tensor)) {
+        masters.emplace_back(
+            concat(qualified(found.model, found.row->name), "/master"),
+            found.row->local);
+      }
+    }
+  }
+  return masters;
+}
+
+StateDict emptied(
+    const StateDict& state,
+    const std::string& prefix,
+    std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  StateDict bare;
+  for (const auto& [key, value] : state.values()) {
+    const std::string name = concat(prefix, "/", key);
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      tensors.emplace_back(name, *tensor);
+      bare.set(key, StateDict{{kTensorKey, name}});
+    } else if (const auto* inner = std::get_if<StateDict>(&value)) {
+      bare.set(key, emptied(*inner, name, tensors));
+    } else {
+      bare.set(key, value);
+    }
+  }
+  return bare;
+}
+
+StateDict refilled(
+    const StateDict& state,
+    const std::function<at::Tensor(const std::string& name)>& tensor_of) {
+  StateDict whole;
+  for (const auto& [key, value] : state.values()) {
+    const auto* inner = std::get_if<StateDict>(&value);
+    if (inner == nullptr) {
+      whole.set(key, value);
+    } else if (inner->contains(kTensorKey)) {
+      whole.set(key, tensor_of(inner->get<std::string>(kTensorKey)));
+    } else {
+      whole.set(key, refilled(*inner, tensor_of));
+    }
+  }
+  return whole;
+}
+
+std::vector<std::string> tensor_names(const StateDict& state) {
+  std::vector<std::string> names;
+  static_cast<void>(refilled(state, [&](const std::string& name) {
+    names.push_back(name);
+    return at::Tensor();
+  }));
+  return names;
+}
+
+}  // namespace accelerate::detail

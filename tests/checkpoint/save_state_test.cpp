@@ -1,0 +1,488 @@
+#include <accelerate/accelerate.h>
+#include <accelerate/optimizers.h>
+
+#include <fstream>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::expect_error;
+using testing::run_on_ranks;
+using testing::TemporaryFolder;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 8));
+    norm = register_module("norm", torch::nn::BatchNorm1d(8));
+    second = register_module("second", torch::nn::Linear(8, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return second(torch::dropout(norm(first(x)), 0.25, is_training()));
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+struct Counter {
+  std::int64_t count = 0;
+  double ratio = 0;
+  std::string name;
+  [[nodiscard]] StateDict state_dict() const {
+    return {{"count", count}, {"ratio", ratio}, {"name", name}};
+  }
+  void load_state_dict(const StateDict& state) {
+    count = state.get<std::int64_t>("count");
+    ratio = state.get<double>("ratio");
+    name = state.get<std::string>("name");
+  }
+};
+
+// A training of a few steps, all of whose parts have a state.
+template <class Optimizer, class Options>
+class Training {
+ public:
+  Training(
+      AcceleratorOptions options,
+      const Options& optimizer_options,
+      std::uint64_t seed)
+      : accelerator_([&] {
+          // Before anything is made, on every rank alike.
+          torch::manual_seed(seed);
+          return std::move(options);
+        }()),
+        net_(),
+        optimizer_(net_->parameters(), optimizer_options),
+        schedule_(optimizer_, {.step_size = 3, .gamma = 0.5}),
+        prepared_(accelerator_.prepare(
+            net_,
+            optimizer_,
+            schedule_,
+            DataLoader(
+                TensorDataset(
+                    torch::arange(96, torch::kFloat).reshape({24, 4}) / 50,
+                    torch::arange(24) % 2),
+                {.batch_size = 2, .shuffle = true}))) {
+    accelerator_.register_for_checkpointing(counter_);
+  }
+
+  const Accelerator& accelerator() const { return accelerator_; }
+  Counter& counter() { return counter_; }
+  Net& net() { return net_; }
+  auto& loader() { return std::get<3>(prepared_); }
+
+  // Makes `steps` steps; returns the losses. The loader goes on.
+  std::vector<double> run(
+      int steps,
+      int save_after = 0,
+      const std::function<void()>& save = nullptr) {
+    auto& [model, optimizer, schedule, loader] = prepared_;
+    std::vector<double> losses;
+    while (steps > 0) {
+      for (auto& [x, y] : loader) {
+        const auto micro_step = accelerator_.accumulate(model);
+        const at::Tensor loss =
+            torch::nn::functional::cross_entropy(model(x), y);
+        accelerator_.backward(loss);
+        optimizer.step();
+        schedule.step();
+        optimizer.zero_grad();
+        losses.push_back(loss.item<double>());
+        ++counter_.count;
+        counter_.ratio += losses.back();
+        counter_.name += "x";
+        if (static_cast<int>(losses.size()) == save_after) save();
+        if (--steps == 0) break;
+      }
+    }
+    return losses;
+  }
+
+ private:
+  Accelerator accelerator_;
+  Net net_;
+  Optimizer optimizer_;
+  optim::StepLR schedule_;
+  decltype(accelerator_.prepare(
+      net_,
+      optimizer_,
+      schedule_,
+      std::declval<DataLoader<TensorDataset<2>>>())) prepared_;
+  Counter counter_;
+};
+
+AcceleratorOptions automatic(
+    const WorldOptions& world,
+    const fs::path& folder,
+    std::optional<int> limit = std::nullopt) {
+  AcceleratorOptions options;
+  options.world = world;
+  options.project_configuration = {
+      .project_dir = folder.string(),
+      .automatic_checkpoint_naming = true,
+      .total_limit = limit};
+  return options;
+}
+
+const WorldOptions kAlone{.rank = 0, .size = 1};
+
+std::vector<at::Tensor> values_of(Net& net) {
+  std::vector<at::Tensor> values;
+  for (const auto& each : net->parameters()) values.push_back(each.clone());
+  for (const auto& each : net->buffers()) values.push_back(each.clone());
+  return values;
+}
+
+bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!a[i].equal(b[i])) return false;
+  }
+  return true;
+}
+
+template <class Optimizer, class Options>
+void expect_exact_resume(const Options& options, bool asynchronous = false) {
+  const TemporaryFolder folder;
+  using T = Training<Optimizer, Options>;
+  T whole(automatic(kAlone, folder.path()), options, 1);
+  // In the middle of the second pass.
+  const auto losses = whole.run(20, 15, [&] {
+    const SaveTicket ticket =
+        whole.accelerator().save_state({.asynchronous = asynchronous});
+    EXPECT_EQ(ticket.path().filename(), "checkpoint_0");
+  });
+  whole.accelerator().finish();
+  T resumed(automatic(kAlone, folder.path()), options, 2);
+  resumed.run(2);
+  resumed.accelerator().load_state();
+  EXPECT_EQ(resumed.counter().count, 15);
+  EXPECT_EQ(resumed.counter().name, std::string(15, 'x'));
+  const auto rest = resumed.run(5);
+  EXPECT_EQ(rest, std::vector<double>(losses.begin() + 15, losses.end()));
+  EXPECT_EQ(resumed.counter().ratio, whole.counter().ratio);
+  EXPECT_TRUE(equal(values_of(resumed.net()), values_of(whole.net())));
+}
+
+TEST(SaveState, GoesOnExactlyWithAdamW) {
+  expect_exact_resume<optim::AdamW>(
+      torch::optim::AdamWOptions(0.05).amsgrad(true));
+}
+TEST(SaveState, GoesOnExactlyWithSGD) {
+  expect_exact_resume<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+TEST(SaveState, GoesOnExactlyWithAdagrad) {
+  expect_exact_resume<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1));
+}
+TEST(SaveState, GoesOnExactlyWithRMSprop) {
+  expect_exact_resume<torch::optim::RMSprop>(
+      torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
+}
+TEST(SaveState, GoesOnExactlyAfterAnAsynchronousSave) {
+  expect_exact_resume<optim::Adam>(torch::optim::AdamOptions(0.05), true);
+}
+
+using Adam = Training<optim::Adam, torch::optim::AdamOptions>;
+const torch::optim::AdamOptions kAdam(0.05);
+
+TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerToo) {
+  const TemporaryFolder folder;
+  std::vector<double> losses;
+  std::vector<at::Tensor> weights;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam whole(automatic(world, folder.path()), kAdam, 1);
+    const auto own = whole.run(
+        10, 8, [&] { static_cast<void>(whole.accelerator().save_state()); });
+    if (world.rank == 0) {
+      losses = own;
+      weights = values_of(whole.net());
+    }
+    whole.accelerator().finish();
+  });
+  EXPECT_TRUE(
+      fs::exists(folder / "checkpoints/checkpoint_0/rank-00001.safetensors"));
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    Adam resumed(automatic(world, folder.path()), kAdam, 2);
+    resumed.accelerator().load_state();
+    EXPECT_EQ(resumed.counter().count, 8);
+    resumed.run(1);
+    resumed.accelerator().finish();
+  });
+  Adam alone(automatic(kAlone, folder.path()), kAdam, 2);
+  alone.accelerator().load_state();
+  EXPECT_EQ(alone.counter().count, 8);
+}
+
+TEST(SaveState, KeepsAsManyAsItShouldAndGoesOnCounting) {
+  const TemporaryFolder folder;
+  Adam training(automatic(kAlone, folder.path(), 2), kAdam, 1);
+  for (int i = 0; i < 4; ++i) {
+    training.run(1);
+    EXPECT_EQ(
+        training.accelerator().save_state().path().filename(),
+        "checkpoint_" + std::to_string(i));
+  }
+  EXPECT_FALSE(fs::exists(folder / "checkpoints/checkpoint_1"));
+  EXPECT_TRUE(fs::exists(folder / "checkpoints/checkpoint_2"));
+  Adam next(automatic(kAlone, folder.path(), 2), kAdam, 1);
+  next.accelerator().load_state();
+  EXPECT_EQ(next.counter().count, 4);
+  EXPECT_EQ(next.accelerator().save_state().path().filename(), "checkpoint_4");
+  next.accelerator().set_iteration(4);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(next.accelerator().save_state()); },
+      "is there already");
+}
+
+TEST(SaveState, ReplacesAFolderOfItsOwnButNothingElse) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  Adam training(options, kAdam, 1);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(training.accelerator().save_state()); },
+      "needs a folder");
+  const fs::path out = folder / "out";
+  static_cast<void>(training.accelerator().save_state(out));
+  std::ofstream(out / "note.txt") << "mine";
+  training.run(3);
+  static_cast<void>(training.accelerator().save_state(out));
+  EXPECT_TRUE(fs::exists(out / "note.txt"));
+  Adam other(options, kAdam, 2);
+  other.accelerator().load_state(out);
+  EXPECT_EQ(other.counter().count, 3);
+
+  fs::create_directory(folder / "precious");
+  std::ofstream(folder / "precious/thesis.tex") << "years";
+  expect_error<CheckpointError>(
+      [&] {
+        static_cast<void>(
+            training.accelerator().save_state(folder / "precious"));
+      },
+      "is no checkpoint (it holds thesis.tex)");
+  EXPECT_TRUE(fs::exists(folder / "precious/thesis.tex"));
+  fs::create_directory(out / "plots");
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(training.accelerator().save_state(out)); },
+      "move it away first");
+}
+
+struct OtherImpl : torch::nn::Module {
+  OtherImpl() {
+    first = register_module("first", torch::nn::Linear(4, 9));
+    third = register_module("third", torch::nn::Linear(8, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return first(x); }
+  torch::nn::Linear first{nullptr}, third{nullptr};
+};
+TORCH_MODULE(Other);
+
+TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  {
+    Adam training(options, kAdam, 1);
+    training.run(1);
+    static_cast<void>(training.accelerator().save_state(folder / "out"));
+  }
+  const Accelerator accelerator(options);
+  Other other;
+  torch::optim::SGD optimizer(other->parameters(), 0.1);
+  auto prepared = accelerator.prepare(other, optimizer);
+  const at::Tensor before = other->first->bias.clone();
+  try {
+    accelerator.load_state(folder / "out");
+    ADD_FAILURE();
+  } catch (const CheckpointError& error) {
+    const std::string text = error.what();
+    for (const char* part :
+         {"first.weight has shape [8, 4] in the checkpoint and [9, 4] here",
+          "not in the checkpoint: third.weight, third.bias",
+          "in the checkpoint only: norm.bias",
+          "the state is of Adam, the optimizer is SGD",
+          "1 schedulers, here are 0",
+          "1 loaders, here are 0",
+          "1 objects, here are 0",
+          "nothing was loaded"}) {
+      EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+    }
+  }
+  EXPECT_TRUE(other->first->bias.equal(before));
+}
+
+TEST(LoadState, TakesPatternsOfWhatToLeave) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  Adam training(options, kAdam, 1);
+  training.run(2);
+  static_cast<void>(training.accelerator().save_state(folder / "out"));
+  Adam other(options, kAdam, 2);
+  other.run(1);
+  const at::Tensor kept = other.net()->second->weight.clone();
+  other.accelerator().load_state(folder / "out", {.skip = {"second.*"}});
+  EXPECT_TRUE(other.net()->second->weight.equal(kept));
+  EXPECT_TRUE(other.net()->first->weight.equal(training.net()->first->weight));
+}
+
+TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
+  const TemporaryFolder folder;
+  std::string said;
+  AcceleratorOptions options = automatic(kAlone, folder.path());
+  options.world.logger = Logger(
+      [&](const LogRecord& record) { said += std::string(record.message); },
+      LogLevel::warning);
+  Adam training(options, kAdam, 1);
+  for (int i = 0; i < 3; ++i) {
+    training.run(1);
+    static_cast<void>(training.accelerator().save_state());
+  }
+  const fs::path base = folder / "checkpoints";
+  fs::resize_file(base / "checkpoint_2/model.safetensors", 100);
+  fs::create_directory(base / "checkpoint_7");
+  Adam other(options, kAdam, 2);
+  other.accelerator().load_state();
+  EXPECT_EQ(other.counter().count, 2);
+  EXPECT_NE(said.find("model.safetensors has 100 bytes"), std::string::npos)
+      << said;
+  EXPECT_NE(said.find("checkpoint_7"), std::string::npos);
+}
+
+TEST(LoadState, VerifiesChecksumsWhenAsked) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  Adam training(options, kAdam, 1);
+  static_cast<void>(training.accelerator().save_state(folder / "out"));
+  {
+    std::fstream file(
+        folder / "out/model.safetensors",
+        std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x55');
+  }
+  expect_error<CheckpointError>(
+      [&] {
+        training.accelerator().load_state(folder / "out", {.verify = true});
+      },
+      "the contents of model.safetensors have changed");
+}
+
+TEST(SaveState, HooksRunOnEveryRankAndTheirFilesBelongToIt) {
+  const TemporaryFolder folder;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam training(automatic(world, folder.path()), kAdam, 1);
+    const Accelerator& accelerator = training.accelerator();
+    const HookHandle handle =
+        accelerator.register_save_state_pre_hook([&](SaveHookContext& context) {
+          EXPECT_EQ(context.models.size(), 1u);
+          context.save_weights[0] = false;
+          const fs::path mine =
+              context.output_dir / ("of_" + std::to_string(*world.rank));
+          fs::create_directory(mine);
+          std::ofstream(mine / "notes.txt") << "rank " << *world.rank;
+        });
+    static_cast<void>(accelerator.save_state());
+    int num_calls = 0;
+    const HookHandle load =
+        accelerator.register_load_state_pre_hook([&](LoadHookContext& context) {
+          ++num_calls;
+          EXPECT_TRUE(fs::exists(context.input_dir / "of_1/notes.txt"));
+          context.load_weights[0] = false;
+        });
+    accelerator.load_state({.verify = true});
+    EXPECT_EQ(num_calls, 1);
+    handle.remove();
+    load.remove();
+    static_cast<void>(accelerator.save_state());
+    accelerator.load_state();
+    EXPECT_EQ(num_calls, 1);
+    accelerator.finish();
+  });
+  const fs::path base = folder / "checkpoints";
+  EXPECT_FALSE(fs::exists(base / "checkpoint_0/model.safetensors"));
+  EXPECT_TRUE(fs::exists(base / "checkpoint_1/model.safetensors"));
+}
+
+TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
+  const TemporaryFolder folder;
+  expect_error<DistributedError>(
+      [&] {
+        run_on_ranks(2, [&](const WorldOptions& world) {
+          Adam training(automatic(world, folder.path()), kAdam, 1);
+          if (world.rank == 0) {
+            static_cast<void>(training.accelerator().save_state());
+          } else {
+            training.accelerator().load_state();
+          }
+        });
+      },
+      "rank 1: load_state");
+}
+
+TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {
+  const TemporaryFolder folder;
+  expect_error<CheckpointError>(
+      [&] {
+        run_on_ranks(2, [&](const WorldOptions& world) {
+          Adam training(automatic(world, folder.path()), kAdam, 1);
+          auto handle = training.accelerator().register_save_state_pre_hook(
+              [&](SaveHookContext&) {
+                if (world.rank == 1) throw Error("no room on rank 1");
+              });
+          static_cast<void>(training.accelerator().save_state());
+        });
+      },
+      "rank 1: no room on rank 1");
+  EXPECT_TRUE(fs::is_empty(folder / "checkpoints"));
+}
+
+TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  options.master_weights = true;
+  const auto make = [] {
+    torch::nn::Sequential net(
+        torch::nn::Linear(4, 4), torch::nn::ReLU(), torch::nn::Linear(4, 4));
+    net->to(torch::kBFloat16);
+    return net;
+  };
+  torch::manual_seed(1);
+  auto net = make();
+  const auto step = [](const auto& accelerator, auto& model, auto& optimizer) {
+    for (int i = 0; i < 3; ++i) {
+      accelerator.backward(model(torch::ones({2, 4}, torch::kBFloat16)).sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  const Accelerator accelerator(options);
+  torch::optim::Adam inner(net->parameters(), 1e-3);
+  auto [model, optimizer] = accelerator.prepare(net, inner);
+  step(accelerator, model, optimizer);
+  static_cast<void>(accelerator.save_state(folder / "out"));
+  step(accelerator, model, optimizer);
+
+  torch::manual_seed(2);
+  auto again = make();
+  const Accelerator second(options);
+  torch::optim::Adam inner2(again->parameters(), 1e-3);
+  auto [model2, optimizer2] = second.prepare(again, inner2);
+  second.load_state(folder / "out");
+  step(second, model2, optimizer2);
+  for (std::size_t i = 0; i < inner.param_groups()[0].params().size(); ++i) {
+    EXPECT_TRUE(inner.param_groups()[0].params()[i].equal(
+        inner2.param_groups()[0].params()[i]));
+  }
+}
+
+}  // namespace
+}  // namespace accelerate

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/file_system.h"
+
+namespace accelerate::testing {
+
+/// Files and folders as a disk knows them: by number, with names in folders.
+struct DiskNode {
+  bool is_folder = false;
+  std::string bytes;
+  std::map<std::string, int> entries;
+};
+
+/// What happened to a disk, in terms of nodes.
+struct DiskOperation {
+  enum class Kind { write, sync, names } kind = Kind::names;
+  /// Of writes and syncs: the file or folder. Of names: the folder.
+  int node = 0;
+  std::uint64_t offset = 0;
+  std::string bytes;
+  /// Names that come to mean another node, or none (below 0), all at once.
+  std::vector<std::pair<std::string, int>> names;
+};
+
+/// Does what it is told in a real folder and remembers it, to give every state
+/// in which a crash could have left the disk.
+class RecordedDisk : public detail::FileSystem {
+ public:
+  /// What lies in `root` now is durable.
+  explicit RecordedDisk(std::filesystem::path root, bool can_exchange = true);
+
+  std::unique_ptr<detail::OutputFile> create(
+      const std::filesystem::path& path) override;
+  void create_folder(const std::filesystem::path& path) override;
+  void rename(
+      const std::filesystem::path& from,
+      const std::filesystem::path& to) override;
+  bool exchange(
+      const std::filesystem::path& one,
+      const std::filesystem::path& other) override;
+  void link(const std::filesystem::path& from, const std::filesystem::path& to)
+      override;
+  void remove_file(const std::filesystem::path& path) override;
+  void remove_folder(const std::filesystem::path& path) override;
+  void sync_file(const std::filesystem::path& path) override;
+  void sync_folder(const std::filesystem::path& folder) override;
+
+  [[nodiscard]] std::size_t num_operations() const {
+    return operations_.size();
+  }
+  /// After the first `num_operations`: calls `check` with a folder that holds
+  /// what was synced, and, of what was not, each of many subsets: none, all,
+  /// each prefix, each one and each pair alone or missing, all of them if they
+  /// are few; writes also by half. Returns the number of states.
+  std::size_t for_each_state(
+      std::size_t num_operations,
+      const std::filesystem::path& scratch,
+      const std::function<void(const std::filesystem::path&)>& check) const;
+
+ private:
+  class File;
+  int read_node(const std::filesystem::path& path);
+  int find(const std::filesystem::path& path) const;
+  void record(DiskOperation operation);
+  void name(const std::filesystem::path& path, int node);
+  static void apply(
+      std::vector<DiskNode>& nodes,
+      const DiskOperation& operation,
+      bool by_half);
+
+  std::filesystem::path root_;
+  bool can_exchange_;
+  std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
+  mutable std::recursive_mutex mutex_;
+  std::vector<DiskNode> at_first_;
+  std::vector<DiskNode> now_;
+  std::vector<DiskOperation> operations_;
+};
+
+/// Fails at one call, the way a disk does.
+class FailingDisk : public detail::FileSystem {
+ public:
+  /// The call number `fails_at`, from 0, throws `error` (ENOSPC, EIO, EROFS).
+  /// A write writes half before. Later calls fail too if `goes_on`.
+  FailingDisk(std::size_t fails_at, int error, bool goes_on);
+
+  std::unique_ptr<detail::OutputFile> create(
+      const std::filesystem::path& path) override;
+  void create_folder(const std::filesystem::path& path) override;
+  void rename(
+      const std::filesystem::path& from,
+      const std::filesystem::path& to) override;
+  bool exchange(
+      const std::filesystem::path& one,
+      const std::filesystem::path& other) override;
+  void link(const std::filesystem::path& from, const std::filesystem::path& to)
+      override;
+  void remove_file(const std::filesystem::path& path) override;
+  void remove_folder(const std::filesystem::path& path) override;
+  void sync_file(const std::filesystem::path& path) override;
+  void sync_folder(const std::filesystem::path& folder) override;
+
+  [[nodiscard]] bool has_failed() const { return count_ > fails_at_; }
+
+ private:
+  class File;
+  [[nodiscard]] bool is_due();
+  void fail_if_due();
+  [[noreturn]] void fail() const;
+
+  std::size_t fails_at_;
+  int error_;
+  bool goes_on_;
+  std::size_t count_ = 0;
+  std::mutex mutex_;
+  std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
+};
+
+}  // namespace accelerate::testing
