@@ -32,6 +32,9 @@ struct Flags {
   double learning_rate = 3e-3;
   int gradient_accumulation_steps = 0;
   std::string project_dir = "digits_run";
+  int checkpoint_every = 0;
+  int total_limit = 0;
+  std::string resume;
   std::string precision;
   std::string data = DIGITS_CSV;
 };
@@ -122,8 +125,43 @@ double accuracy_of(
   return static_cast<double>(num_right) / static_cast<double>(num_seen);
 }
 
+/// Optimizer steps so far: a part of checkpoints.
+struct Steps {
+  std::int64_t count = 0;
+  accelerate::StateDict state_dict() const { return {{"count", count}}; }
+  void load_state_dict(const accelerate::StateDict& state) {
+    count = state.get<std::int64_t>("count");
+  }
+};
+
+/// "latest" takes the newest checkpoint of the project, or starts afresh where
+/// there is none; anything else is a checkpoint's folder.
+bool resume(
+    const accelerate::Accelerator& accelerator,
+    const std::string& from) {
+  if (from.empty()) return false;
+  if (from != "latest") {
+    accelerator.load_state(std::filesystem::path(from));
+    accelerator.print("resumed from " + from);
+    return true;
+  }
+  const auto newest = accelerator.latest_checkpoint();
+  if (!newest) {
+    accelerator.print("nothing to resume from yet: starting afresh");
+    return false;
+  }
+  accelerator.load_state(*newest);
+  accelerator.print("resumed from " + newest->string());
+  return true;
+}
+
 void train(const Flags& flags) {
-  accelerate::AcceleratorOptions options{.project_dir = flags.project_dir};
+  accelerate::AcceleratorOptions options;
+  options.project_configuration = {
+      .project_dir = flags.project_dir, .automatic_checkpoint_naming = true};
+  if (flags.total_limit > 0) {
+    options.project_configuration.total_limit = flags.total_limit;
+  }
   if (!flags.precision.empty()) {
     options.mixed_precision = accelerate::parse_precision(flags.precision);
   }
@@ -147,19 +185,29 @@ void train(const Flags& flags) {
           accelerate::TensorDataset(digits.test.images, digits.test.labels),
           {.batch_size = flags.batch_size}));
 
+  Steps steps;
+  accelerator.register_for_checkpointing(steps);
+  const bool has_resumed = resume(accelerator, flags.resume);
+
   std::ofstream metrics;
   if (accelerator.is_main_process()) {
     std::filesystem::create_directories(flags.project_dir);
-    metrics.open(std::filesystem::path(flags.project_dir) / "metrics.csv");
-    metrics << "epoch,loss,accuracy\n";
+    metrics.open(
+        std::filesystem::path(flags.project_dir) / "metrics.csv",
+        has_resumed ? std::ios::app : std::ios::trunc);
+    if (!has_resumed) metrics << "epoch,loss,accuracy\n";
   }
 
   ProgressBar bar(
       accelerator.is_main_process(),
       std::int64_t{flags.epochs} * loader.size());
+  const auto first_epoch = static_cast<int>(loader.epoch());
   std::chrono::duration<double> train_time{};
-  double accuracy = 0;
-  for (int epoch = 0; epoch < flags.epochs; ++epoch) {
+  std::int64_t num_samples = 0;
+  double accuracy = first_epoch < flags.epochs
+      ? 0
+      : accuracy_of(accelerator, model, test_loader);
+  for (int epoch = first_epoch; epoch < flags.epochs; ++epoch) {
     const auto start = Clock::now();
     double last_loss = 0;
     for (auto& [images, labels] : loader) {
@@ -169,6 +217,11 @@ void train(const Flags& flags) {
       accelerator.backward(loss);
       optimizer.step();
       last_loss = loss.item<double>();
+      num_samples += loader.total_batch_size();
+      if (flags.checkpoint_every > 0 && accelerator.sync_gradients() &&
+          ++steps.count % flags.checkpoint_every == 0) {
+        accelerator.save_state();
+      }
       bar.advance(epoch, last_loss);
     }
     train_time += Clock::now() - start;
@@ -178,14 +231,14 @@ void train(const Flags& flags) {
   }
 
   if (accelerator.is_main_process()) {
-    const double num_samples = static_cast<double>(flags.epochs) *
-        static_cast<double>(digits.train.images.size(0));
     std::printf(
         "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f "
         "digest=%016llx\n",
         accelerator.num_processes(),
         accelerator.num_processes() == 1 ? "" : "es",
-        num_samples / train_time.count(),
+        train_time.count() > 0
+            ? static_cast<double>(num_samples) / train_time.count()
+            : 0.0,
         flags.project_dir.c_str(),
         accuracy,
         static_cast<unsigned long long>(digest_of(*model.module())));
@@ -219,7 +272,22 @@ int main(int argc, char** argv) {
          "micro-steps of one optimizer step; 0 takes the launcher's")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
-      "--project_dir", flags.project_dir, "where metrics.csv is written");
+      "--project_dir",
+      flags.project_dir,
+      "where metrics.csv and checkpoints are written");
+  app.add_option(
+         "--checkpoint_every",
+         flags.checkpoint_every,
+         "optimizer steps from one checkpoint to the next; 0: none")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option(
+         "--total_limit", flags.total_limit, "checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option(
+      "--resume",
+      flags.resume,
+      "\"latest\", which starts afresh where there is none yet, or a "
+      "checkpoint's folder");
   app.add_option(
       "--precision",
       flags.precision,

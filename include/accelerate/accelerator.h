@@ -456,6 +456,9 @@ class ACCELERATE_API Accelerator {
       const std::filesystem::path& input_dir,
       const LoadStateOptions& options = {}) const;
   void load_state(const LoadStateOptions& options = {}) const;
+  /// What load_state() without a path would load; nothing if there is no complete
+  /// checkpoint. Needs automatic_checkpoint_naming. All ranks must call it.
+  [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
   /// Makes objects a part of checkpoints, in this order. They are borrowed: they
   /// must live as long as the accelerator saves and loads.
   template <Stateful... Objects>

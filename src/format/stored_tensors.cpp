@@ -123,7 +123,7 @@ void add_runs(
   for_each_run(both, part.box, wanted.box, [&](auto, auto, auto run) {
     run_bytes = run * width;
   });
-  if (run_bytes >= kLeastRun) {
+  if (run_bytes >= kLeastRun && !part.memory) {
     for_each_run(both, part.box, wanted.box, [&](auto from, auto to, auto run) {
       for (std::uint64_t i = 0; i < run * width; i += kReadBytes) {
         jobs.push_back(
@@ -137,7 +137,9 @@ void add_runs(
   }
   jobs.push_back(
       {part.file.get(), 0, {}, [&part, &wanted, both, width] {
-         const auto data = part.file->bytes().subspan(part.offset);
+         const std::span<const std::byte> data = part.memory
+             ? std::span<const std::byte>(*part.memory)
+             : part.file->bytes().subspan(part.offset);
          for_each_run(
              both, part.box, wanted.box, [&](auto from, auto to, auto run) {
                std::memcpy(
@@ -154,7 +156,8 @@ void add_jobs(const BoxToRead& wanted, std::vector<Job>& jobs) {
   for (const StoredBox& part : wanted.tensor->boxes) {
     const auto both = intersection(part.box, wanted.box);
     if (!both) continue;
-    if (both->size == part.box.size && both->size == wanted.box.size) {
+    if (both->size == part.box.size && both->size == wanted.box.size &&
+        !part.memory) {
       for (std::uint64_t i = 0; i < wanted.out.size(); i += kReadBytes) {
         jobs.push_back(
             {part.file.get(),
@@ -326,7 +329,7 @@ TensorToWrite to_write(const StoredTensor& tensor) {
   wanted.bytes.num_bytes =
       safetensors::bytes_of(tensor.dtype, tensor.shape).value_or(0);
   wanted.bytes.copy = [tensor](std::uint64_t begin, std::span<std::byte> out) {
-    if (tensor.boxes.size() == 1) {
+    if (tensor.boxes.size() == 1 && !tensor.boxes.front().memory) {
       tensor.boxes.front().file->read_at(
           tensor.boxes.front().offset + begin, out);
       return;

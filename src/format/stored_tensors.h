@@ -46,6 +46,8 @@ struct StoredBox {
   std::shared_ptr<const InputFile> file;
   std::uint64_t offset = 0;
   safetensors::Box box;
+  /// In place of a file, where they had to be put together.
+  std::shared_ptr<const std::vector<std::byte>> memory = nullptr;
 };
 
 /// A tensor in files, in whatever format they are.

@@ -248,4 +248,8 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   return found;
 }
 
+std::uint64_t TorchFile::place_of(const TorchTensor& tensor) const {
+  return static_cast<std::uint64_t>(tensor.bytes.data() - state_->bytes.data());
+}
+
 }  // namespace accelerate::detail

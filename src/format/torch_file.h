@@ -55,6 +55,8 @@ class TorchFile {
   /// Throws CheckpointError if it reaches beyond its storage.
   [[nodiscard]] std::optional<TorchTensor> tensor(
       const Pickle::Value& value) const;
+  /// Where in the file the tensor's storage begins.
+  [[nodiscard]] std::uint64_t place_of(const TorchTensor& tensor) const;
 
  private:
   struct State;

@@ -240,7 +240,8 @@ void write_torch_file(
   std::vector<const TorchValue::Tensor*> storages;
   const std::string pickle = Pickler(storages).document(root);
   ZipWriter zip(disk.create(path));
-  const std::string folder = path.stem().string();
+  // What torch calls an archive without a name of its own.
+  const std::string folder = "archive";
   zip.add(folder + "/data.pkl", pickle);
   zip.add(folder + "/.format_version", "1");
   zip.add(folder + "/.storage_alignment", "64");

@@ -31,8 +31,9 @@ using detail::Destination;
 using detail::MatchRules;
 using detail::Session;
 
-// The newest complete checkpoint of the project, said which were passed over.
-std::filesystem::path choose_newest(const Session& session) {
+// The newest complete checkpoint of the project, said which were passed over;
+// empty if there is none.
+std::filesystem::path find_newest(const Session& session) {
   const Checkpoints& checkpoints = *session.checkpoints;
   const ProjectConfiguration& project = checkpoints.project;
   if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
@@ -54,19 +55,31 @@ std::filesystem::path choose_newest(const Session& session) {
       passed_over += concat("\n  ", entry.name, ": ", entry.complaint);
     }
   }
-  if (newest == nullptr) {
-    throw CheckpointError(concat(
-        "[checkpoint] there is no complete checkpoint in ",
-        base.string(),
-        passed_over));
-  }
   if (!passed_over.empty()) {
     session.world.logger().log(
         LogLevel::warning,
         "checkpoint",
-        concat("loading ", newest->name, "; passed over:", passed_over));
+        concat(
+            "the newest complete checkpoint in ",
+            base.string(),
+            " is ",
+            newest == nullptr ? "none" : newest->name,
+            "; passed over:",
+            passed_over));
   }
-  return base / newest->name;
+  return newest == nullptr ? std::filesystem::path() : base / newest->name;
+}
+
+std::filesystem::path choose_newest(const Session& session) {
+  const std::filesystem::path newest = find_newest(session);
+  if (newest.empty()) {
+    throw CheckpointError(concat(
+        "[checkpoint] there is no complete checkpoint in ",
+        session.checkpoints->project.project_dir,
+        "/",
+        detail::kCheckpointsFolder));
+  }
+  return newest;
 }
 
 std::filesystem::path choose_source(
@@ -487,6 +500,26 @@ std::string failure_of(Body&& body) {
 }
 
 }  // namespace
+
+std::optional<std::filesystem::path> Accelerator::latest_checkpoint() const {
+  Session& session = *session_;
+  require_no_join(session, "latest_checkpoint()");
+  Checkpoints& checkpoints = *session.checkpoints;
+  detail::require_same_call(session, "latest_checkpoint", "");
+  checkpoints.saver.wait();
+  std::filesystem::path newest;
+  const bool looks =
+      checkpoints.calls->is_leader() || checkpoints.project.save_on_each_node;
+  const std::string failure = failure_of([&] {
+    if (looks) newest = find_newest(session);
+  });
+  require_success(session, failure, "");
+  const std::string told =
+      checkpoints.calls->tell(newest.string(), "latest_checkpoint");
+  if (!checkpoints.project.save_on_each_node) newest = told;
+  if (newest.empty()) return std::nullopt;
+  return newest;
+}
 
 void Accelerator::load_state(const LoadStateOptions& options) const {
   load_state(std::filesystem::path(), options);

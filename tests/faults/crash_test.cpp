@@ -1,0 +1,416 @@
+// Kills ranks with SIGKILL while they save, again and again, and lets fresh
+// processes load what is left and compare it with what was saved.
+//
+//   crash_test --trials 1000 --mode sync|async|sharded --keep 1
+//
+// prints a line of JSON and ends with 1 if a complete checkpoint could not be
+// loaded, if nothing could although a save had returned, or if anything loaded
+// was not what was saved.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+
+#include <accelerate/accelerate.h>
+#include <accelerate/optimizers.h>
+
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "format/checkpoint_folder.h"
+#include "format/commit.h"
+#include "support/temporary_folder.h"
+
+extern char** environ;
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate;
+using accelerate::testing::TemporaryFolder;
+
+constexpr int kNumRanks = 2;
+constexpr std::int64_t kRows = 512;
+constexpr std::int64_t kColumns = 512;
+
+struct Flags {
+  int trials = 100;
+  std::string mode = "sync";
+  int keep = 1;
+  unsigned seed = 1;
+  // Of a worker only.
+  std::string folder;
+  std::string store;
+  int rank = 0;
+};
+
+// What tensor `which` holds in save `number`.
+torch::Tensor values(std::int64_t number, int which) {
+  return torch::arange(kRows * kColumns, torch::kFloat)
+             .reshape({kRows, kColumns}) +
+      static_cast<double>(number * 16 + which);
+}
+
+[[noreturn]] void end_as(const char* verdict, const std::string& why) {
+  std::cout << verdict << ' ' << why << std::endl;
+  std::_Exit(0);
+}
+
+struct Number {
+  std::int64_t value = -1;
+  [[nodiscard]] StateDict state_dict() const { return {{"value", value}}; }
+  void load_state_dict(const StateDict& state) {
+    value = state.get<std::int64_t>("value");
+  }
+};
+
+WorldOptions world_options(const Flags& flags) {
+  return {
+      .rank = flags.rank,
+      .size = kNumRanks,
+      .local_rank = flags.rank,
+      .local_size = kNumRanks,
+      .store = Store::file(flags.store, kNumRanks),
+      .device = at::kCPU,
+      .timeout = std::chrono::seconds(20),
+      .logger = Logger([](const LogRecord&) {}, LogLevel::off)};
+}
+
+// Saves through the verbs.
+class Verbs {
+ public:
+  explicit Verbs(const Flags& flags)
+      : is_asynchronous_(flags.mode == "async"),
+        accelerator_(options_of(flags)),
+        net_(torch::nn::LinearOptions(kColumns, kRows).bias(false)),
+        adam_(net_->parameters(), 1e-3),
+        prepared_(accelerator_.prepare(net_, adam_)) {
+    accelerator_.register_for_checkpointing(number_);
+  }
+
+  // The number that was loaded; -1 if there is nothing.
+  std::int64_t load() {
+    if (!accelerator_.latest_checkpoint()) return -1;
+    accelerator_.load_state({.verify = true});
+    const auto& state = static_cast<const torch::optim::AdamParamState&>(
+        *adam_.state().at(net_->weight.unsafeGetTensorImpl()));
+    if (!net_->weight.equal(values(number_.value, 0)) ||
+        !state.exp_avg().equal(values(number_.value, 1)) ||
+        !state.exp_avg_sq().equal(values(number_.value, 2)) ||
+        state.step() != number_.value) {
+      end_as("wrong", "number " + std::to_string(number_.value));
+    }
+    return number_.value;
+  }
+
+  void save(std::int64_t number) {
+    const torch::NoGradGuard no_grad;
+    number_.value = number;
+    net_->weight.copy_(values(number, 0));
+    auto& slot = adam_.state()[net_->weight.unsafeGetTensorImpl()];
+    auto state = std::make_unique<torch::optim::AdamParamState>();
+    state->step(number);
+    state->exp_avg(values(number, 1));
+    state->exp_avg_sq(values(number, 2));
+    slot = std::move(state);
+    const SaveTicket ticket =
+        accelerator_.save_state({.asynchronous = is_asynchronous_});
+    if (is_asynchronous_) {
+      // Training goes on meanwhile.
+      net_->weight.zero_();
+      if (last_) last_->wait();
+      if (last_) report(number - 1);
+      last_ = ticket;
+    } else {
+      report(number);
+    }
+  }
+
+ private:
+  static AcceleratorOptions options_of(const Flags& flags) {
+    AcceleratorOptions options;
+    options.world = world_options(flags);
+    options.project_configuration = {
+        .project_dir = flags.folder,
+        .automatic_checkpoint_naming = true,
+        .total_limit = flags.keep};
+    return options;
+  }
+  static void report(std::int64_t number) {
+    std::cout << "saved " << number << std::endl;
+  }
+
+  bool is_asynchronous_;
+  Accelerator accelerator_;
+  torch::nn::Linear net_;
+  optim::Adam adam_;
+  std::tuple<Model<torch::nn::LinearImpl>, Optimizer> prepared_;
+  Number number_;
+  std::optional<SaveTicket> last_;
+};
+
+// Saves boxes: each rank has half of the rows.
+class Boxes {
+ public:
+  explicit Boxes(const Flags& flags)
+      : flags_(flags),
+        world_(world_options(flags)),
+        meeting_(world_, "saves", {0, 1}) {}
+
+  std::int64_t load() {
+    const auto entries = detail::list_checkpoints(flags_.folder);
+    const auto* const newest = detail::newest_of(entries);
+    if (newest == nullptr) return -1;
+    const detail::Checkpoint checkpoint(fs::path(flags_.folder) / newest->name);
+    checkpoint.verify();
+    const torch::Tensor found = torch::empty({kRows, kColumns});
+    detail::read_into(
+        checkpoint.tensors("model"),
+        {{"weight", found, detail::Layout::whole({kRows, kColumns})}});
+    if (!found.equal(values(*newest->number, 0))) {
+      end_as("wrong", newest->name);
+    }
+    return *newest->number;
+  }
+
+  void save(std::int64_t number) {
+    detail::SaveJob job;
+    job.target =
+        fs::path(flags_.folder) / ("checkpoint_" + std::to_string(number));
+    job.rank = flags_.rank;
+    job.num_processes = kNumRanks;
+    job.iteration = number;
+    job.disk = detail::make_file_system();
+    const auto plan = detail::plan_retention(
+        detail::list_checkpoints(flags_.folder),
+        job.target.filename().string(),
+        flags_.keep);
+    if (meeting_.is_leader()) {
+      for (const std::string& old : plan->deleted) {
+        job.deleted.push_back(fs::path(flags_.folder) / old);
+      }
+    }
+    detail::Layout rows = detail::Layout::whole({kRows, kColumns});
+    rows.offset = {flags_.rank * kRows / 2, 0};
+    rows.extent = {kRows / 2, kColumns};
+    rows.split_axes = {Axis::shard};
+    job.contents.parts.push_back(
+        {"model",
+         {{"weight",
+           values(number, 0).narrow(0, rows.offset[0], kRows / 2),
+           rows,
+           true}},
+         {}});
+    detail::CheckpointWriter(std::move(job), meeting_).write();
+    std::cout << "saved " << number << std::endl;
+  }
+
+ private:
+  Flags flags_;
+  World world_;
+  detail::Meeting meeting_;
+};
+
+template <class Saver>
+void work(const Flags& flags) {
+  Saver saver(flags);
+  std::int64_t number = -1;
+  try {
+    number = saver.load();
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    for (char& c : text) c = c == '\n' ? ' ' : c;
+    end_as("unloadable", text);
+  }
+  std::cout << "loaded " << number << std::endl;
+  while (true) saver.save(++number);
+}
+
+int run_worker(const Flags& flags) {
+  torch::set_num_threads(1);
+  try {
+    flags.mode == "sharded" ? work<Boxes>(flags) : work<Verbs>(flags);
+  } catch (const std::exception&) {
+    // The other rank was killed.
+  }
+  return 0;
+}
+
+// A worker, and what it says.
+class Worker {
+ public:
+  Worker(const char* program, const Flags& flags, int rank) {
+    std::vector<std::string> words{
+        program,
+        "--mode",
+        flags.mode,
+        "--keep",
+        std::to_string(flags.keep),
+        "--folder",
+        flags.folder,
+        "--store",
+        flags.store,
+        "--rank",
+        std::to_string(rank)};
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) std::exit(2);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    if (posix_spawn(
+            &pid_, program, &actions, nullptr, arguments.data(), environ) !=
+        0) {
+      std::exit(2);
+    }
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    out_ = ends[0];
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() {
+    kill();
+    waitpid(pid_, nullptr, 0);
+    close(out_);
+  }
+
+  void kill() const { ::kill(pid_, SIGKILL); }
+  /// The next line; nothing if it ended.
+  std::optional<std::string> line() {
+    while (true) {
+      const std::size_t end = text_.find('\n');
+      if (end != std::string::npos) {
+        std::string found = text_.substr(0, end);
+        text_.erase(0, end + 1);
+        return found;
+      }
+      char buffer[4096];
+      const ssize_t got = read(out_, buffer, sizeof buffer);
+      if (got <= 0) return std::nullopt;
+      text_.append(buffer, static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1;
+  std::string text_;
+};
+
+int run_trials(const char* program, Flags flags) {
+  std::mt19937 random(flags.seed);
+  const auto draw = [&](int most) {
+    return std::uniform_int_distribution<int>(0, most)(random);
+  };
+  constexpr int kTrialsInAFolder = 20;
+  int unloadable = 0, nothing = 0, wrong = 0, lost = 0, done = 0, saves = 0;
+  std::optional<TemporaryFolder> folder;
+  std::int64_t promised = -1;
+  // One more start than kills, so that each outcome is loaded.
+  for (int trial = 0; trial <= flags.trials; ++trial) {
+    const bool is_new = trial % kTrialsInAFolder == 0 && trial < flags.trials;
+    if (is_new && trial == 0) {
+      folder.emplace();
+    }
+    flags.folder = (*folder / "project").string();
+    fs::create_directories(flags.folder);
+    const TemporaryFolder meeting;
+    flags.store = (meeting / "store").string();
+    {
+      Worker first(program, flags, 0), second(program, flags, 1);
+      const auto said = first.line();
+      if (!said) {
+        std::cerr << "a worker failed before it loaded\n";
+        return 2;
+      }
+      if (said->starts_with("unloadable")) ++unloadable;
+      if (said->starts_with("wrong")) ++wrong;
+      if (said->starts_with("loaded ")) {
+        const std::int64_t number = std::stoll(said->substr(7));
+        if (number < 0 && promised >= 0) ++nothing;
+        if (number < promised && number >= 0) ++lost;
+      } else {
+        std::cerr << *said << '\n';
+      }
+      if (trial == flags.trials) break;
+      // A save takes some tens of milliseconds.
+      std::this_thread::sleep_for(std::chrono::microseconds(draw(120'000)));
+      const int who = draw(2);
+      if (who != 1) first.kill();
+      if (who != 0) second.kill();
+      if (who != 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      first.kill();
+      second.kill();
+      promised = said->starts_with("loaded ") ? std::stoll(said->substr(7))
+                                              : std::int64_t{-1};
+      while (const auto line = first.line()) {
+        if (!line->starts_with("saved ")) continue;
+        promised = std::max(
+            promised, static_cast<std::int64_t>(std::stoll(line->substr(6))));
+        ++saves;
+      }
+      ++done;
+    }
+    if (!(trial + 1 < flags.trials) || (trial + 1) % kTrialsInAFolder != 0) {
+      continue;
+    }
+    // The last outcome of this folder is looked at too.
+    {
+      const TemporaryFolder other;
+      flags.store = (other / "store").string();
+      Worker first(program, flags, 0), second(program, flags, 1);
+      const auto said = first.line();
+      if (!said || !said->starts_with("loaded ")) {
+        ++unloadable;
+        std::cerr << said.value_or("nothing") << '\n';
+      } else if (std::stoll(said->substr(7)) < promised) {
+        ++lost;
+      }
+    }
+    folder.emplace();
+    promised = -1;
+  }
+  std::cout << "{\"mode\": \"" << flags.mode << "\", \"keep\": " << flags.keep
+            << ", \"kills\": " << done << ", \"saves_returned\": " << saves
+            << ", \"newest_unloadable\": " << unloadable
+            << ", \"nothing_loadable\": " << nothing
+            << ", \"returned_but_lost\": " << lost
+            << ", \"silently_wrong\": " << wrong << "}" << std::endl;
+  return unloadable + nothing + wrong + lost == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Kills ranks while they save.", "crash_test");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--trials", flags.trials, "kills");
+  app.add_option("--mode", flags.mode, "sync, async or sharded")
+      ->check(CLI::IsMember({"sync", "async", "sharded"}));
+  app.add_option("--keep", flags.keep, "checkpoints to keep");
+  app.add_option("--seed", flags.seed, "of the moments of the kills");
+  app.add_option("--folder", flags.folder)->group("");
+  app.add_option("--store", flags.store)->group("");
+  app.add_option("--rank", flags.rank)->group("");
+  CLI11_PARSE(app, argc, argv);
+  if (!flags.store.empty()) return run_worker(flags);
+  return run_trials(argv[0], flags);
+}
