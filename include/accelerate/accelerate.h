@@ -21,4 +21,5 @@
 #include <accelerate/state_dict.h>
 #include <accelerate/tensor_dataset.h>
 #include <accelerate/torch_loader.h>
+#include <accelerate/weights.h>
 #include <accelerate/world.h>

@@ -26,6 +26,7 @@
 #include <accelerate/precision.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/torch_loader.h>
+#include <accelerate/weights.h>
 #include <accelerate/world.h>
 
 namespace torch::nn {
@@ -86,7 +87,7 @@ struct AcceleratorOptions {
   /// Where a program keeps its results; see `Accelerator::project_dir`.
   std::string project_dir = {};
   /// Names and numbers of checkpoints; its project_dir goes before the other.
-  ProjectConfiguration project_configuration = {};
+  ProjectConfiguration project_configuration = ProjectConfiguration();
   /// Ranks, store, device, timeout and logger, where the code knows better than
   /// the launcher.
   WorldOptions world = {};
@@ -470,6 +471,21 @@ class ACCELERATE_API Accelerator {
          }),
      ...);
   }
+  /// Writes a prepared model's weights for others to use (weights.h): on rank 0,
+  /// or, with save_on_each_node, on each machine's first rank. All ranks must
+  /// call it; if one cannot write, all throw.
+  template <class M>
+  void save_model(
+      const Model<M>& model,
+      const std::filesystem::path& folder,
+      const SaveModelOptions& options = {}) const {
+    save_weights(*model.module(), folder, options);
+  }
+  /// The model's whole tensors by name, on every rank.
+  template <class M>
+  [[nodiscard]] WeightList get_state_dict(const Model<M>& model) const {
+    return accelerate::get_state_dict(*model.module());
+  }
   /// Called by save_state() on every rank, before anything is collected, in the
   /// order of registration.
   HookHandle register_save_state_pre_hook(
@@ -559,6 +575,10 @@ class ACCELERATE_API Accelerator {
     }
   }
 
+  void save_weights(
+      const torch::nn::Module& module,
+      const std::filesystem::path& folder,
+      const SaveModelOptions& options) const;
   void register_object(
       std::function<StateDict()> state_dict,
       std::function<void(const StateDict&)> load_state_dict) const;

@@ -85,4 +85,23 @@ std::string format_size(double bytes) {
   return number + " " + kNames[unit];
 }
 
+double dtype_bytes(std::string_view dtype) {
+  if (dtype.starts_with("torch.")) dtype.remove_prefix(6);
+  if (dtype == "bool") return 1.0 / 8;
+  if (dtype == "fp8") return 1;
+  // The last number before a letter or the end says the bits: "float8_e4m3fn",
+  // "int32", "complex64".
+  std::size_t begin = 0;
+  while (begin < dtype.size() && (dtype[begin] < '0' || dtype[begin] > '9')) {
+    ++begin;
+  }
+  std::size_t end = begin;
+  while (end < dtype.size() && dtype[end] >= '0' && dtype[end] <= '9') ++end;
+  const auto bits = parse_int(dtype.substr(begin, end - begin));
+  if (!bits || *bits <= 0) {
+    throw ConfigError(concat("[sizes] \"", dtype, "\" is no dtype"));
+  }
+  return static_cast<double>(*bits) / 8;
+}
+
 }  // namespace accelerate::detail

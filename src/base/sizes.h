@@ -12,6 +12,10 @@ namespace accelerate::detail {
 /// grouped by "_". Throws ConfigError otherwise, and for numbers below 0.
 std::int64_t parse_size(std::string_view text);
 
+/// Bytes of one element of a dtype as Accelerate names it, "float16" or "fp8";
+/// below one for "int4" and "int2". Throws ConfigError for another name.
+double dtype_bytes(std::string_view dtype);
+
 /// A size for people: "1.5 GB" (powers of 1024, as Accelerate prints them).
 std::string format_size(double bytes);
 

@@ -15,9 +15,11 @@
 
 #include "base/text.h"
 #include "checkpoint/save.h"
+#include "checkpoint/source.h"
 #include "checkpoint/state_json.h"
 #include "checkpoint/tensor_bytes.h"
 #include "format/checksums.h"
+#include "format/weights.h"
 
 namespace accelerate::detail {
 
@@ -213,6 +215,34 @@ StateDict Checkpoint::state(const std::string& file) const {
     std::copy(bytes.begin(), bytes.end(), bytes_of(tensor).begin());
     return tensor;
   });
+}
+
+CheckpointSource
+open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
+  if (!std::filesystem::exists(folder / kManifestName) &&
+      std::filesystem::exists(folder / "random_states_0.pkl")) {
+    return open_python_checkpoint(folder, rank);
+  }
+  const Checkpoint checkpoint(folder);
+  if (verify) checkpoint.verify();
+  CheckpointSource source;
+  source.folder = folder;
+  source.num_processes = checkpoint.manifest().num_processes;
+  for (const auto& [part, tensors] : checkpoint.manifest().parts) {
+    source.parts.emplace(part, checkpoint.tensors(part));
+  }
+  for (std::size_t i = 0;; ++i) {
+    const std::string part = i == 0 ? "model" : concat("model_", i);
+    if (source.parts.contains(part)) continue;
+    const std::string file = torch_file_of(part);
+    if (!checkpoint.manifest().files.contains(file)) break;
+    source.parts.emplace(part, stored_in_torch_file(folder / file));
+  }
+  source.state = checkpoint.state(part_file(kStatePart, false, 0, 1));
+  if (checkpoint.manifest().files.contains(rank_file(rank))) {
+    source.rank_state = checkpoint.state(rank_file(rank));
+  }
+  return source;
 }
 
 void Checkpoint::verify() const {

@@ -12,9 +12,11 @@
 #include "base/text.h"
 #include "checkpoint/state_json.h"
 #include "checkpoint/tensor_bytes.h"
+#include "format/checksums.h"
 #include "format/commit.h"
 #include "format/manifest.h"
 #include "format/tensor_writer.h"
+#include "format/torch_writer.h"
 
 namespace accelerate::detail {
 
@@ -86,6 +88,37 @@ void add_part(
   share.files.push_back(std::move(to_file));
 }
 
+void write_torch_part(
+    FileSystem& disk,
+    const std::filesystem::path& file,
+    const Part& part) {
+  if (part.is_split()) {
+    throw ConfigError(
+        "[checkpoint] a model that is split over ranks cannot be saved as a "
+        "file of torch.save; leave safe_serialization on");
+  }
+  TorchValue::OrderedDict dict;
+  std::map<std::string, std::int64_t> storages;
+  for (const PartEntry& entry : part.entries) {
+    const auto storage = static_cast<std::int64_t>(storages.size()) + 1;
+    storages.emplace(entry.name, storage);
+    dict.add(
+        TorchValue{entry.name},
+        TorchValue{
+            TorchValue::Tensor{to_write(entry.name, entry.tensor), storage}});
+  }
+  for (const auto& [alias, name] : part.aliases) {
+    for (const PartEntry& entry : part.entries) {
+      if (entry.name != name) continue;
+      dict.add(
+          TorchValue{alias},
+          TorchValue{TorchValue::Tensor{
+              to_write(name, entry.tensor), storages.at(name)}});
+    }
+  }
+  write_torch_file(disk, file, TorchValue{std::move(dict)});
+}
+
 void add_state(
     Share& share,
     const std::filesystem::path& path,
@@ -150,6 +183,10 @@ part_file(const std::string& part, bool is_split, int rank, int num_processes) {
       ".safetensors");
 }
 
+std::string torch_file_of(const std::string& part) {
+  return concat("pytorch_", part, ".bin");
+}
+
 std::string rank_file(int rank) {
   return concat("rank-", five_digits(rank), ".safetensors");
 }
@@ -176,8 +213,14 @@ std::string CheckpointWriter::write_share() const {
   }
   const bool is_leader = meeting_.is_leader();
   Share share;
+  std::vector<std::string> torch_files;
   for (const Part& part : job_.contents.parts) {
-    add_part(share, job_, folder_, part, is_leader);
+    if (job_.safe_serialization || !part.name.starts_with("model")) {
+      add_part(share, job_, folder_, part, is_leader);
+    } else if (is_leader) {
+      torch_files.push_back(torch_file_of(part.name));
+      write_torch_part(*job_.disk, folder_ / torch_files.back(), part);
+    }
   }
   if (is_leader) {
     add_state(
@@ -191,6 +234,9 @@ std::string CheckpointWriter::write_share() const {
   for (std::size_t i = 0; i < records.size(); ++i) {
     share.fragment.files.emplace(
         share.files[i].path.filename().string(), records[i]);
+  }
+  for (const std::string& name : torch_files) {
+    share.fragment.files.emplace(name, record_of(folder_ / name));
   }
   return fragment_text(share.fragment);
 }

@@ -24,6 +24,8 @@ inline constexpr const char* kStateKey = "state";
 /// "model-00002-of-00004.safetensors" for rank 1 of 4.
 std::string
 part_file(const std::string& part, bool is_split, int rank, int num_processes);
+/// "pytorch_model_1.bin" for "model_1".
+ACCELERATE_API std::string torch_file_of(const std::string& part);
 /// "rank-00003.safetensors".
 ACCELERATE_API std::string rank_file(int rank);
 
@@ -38,6 +40,8 @@ struct SaveJob {
   std::vector<std::filesystem::path> deleted;
   std::shared_ptr<FileSystem> disk;
   Logger logger;
+  /// False: models as files of torch.save.
+  bool safe_serialization = true;
 };
 
 /// Writes a checkpoint together with the other ranks of a meeting, whose leader

@@ -13,16 +13,18 @@
 namespace accelerate::detail {
 
 /// Nothing where the format has no such dtype (complex double, quantized).
-std::optional<safetensors::Dtype> file_dtype(c10::ScalarType dtype);
+ACCELERATE_API std::optional<safetensors::Dtype> file_dtype(
+    c10::ScalarType dtype);
 /// Nothing where LibTorch has none (F6_E2M3 and F6_E3M2).
-std::optional<c10::ScalarType> torch_dtype(safetensors::Dtype dtype);
+ACCELERATE_API std::optional<c10::ScalarType> torch_dtype(
+    safetensors::Dtype dtype);
 
 /// As the format counts elements: two for each of LibTorch's packed 4-bit ones,
 /// along the last dimension.
 safetensors::Shape file_shape(const at::Tensor& tensor);
 /// The other way. Throws CheckpointError where packed elements do not fill
 /// bytes.
-std::vector<std::int64_t> torch_shape(
+ACCELERATE_API std::vector<std::int64_t> torch_shape(
     safetensors::Dtype dtype,
     const safetensors::Shape& shape);
 
@@ -30,9 +32,10 @@ std::vector<std::int64_t> torch_shape(
 /// through copies of a chunk each. `tensor` stays alive as long as the result.
 /// Throws ConfigError naming `name` for what a file cannot hold: a dtype the
 /// format has not, sparse and meta tensors.
-TensorToWrite to_write(const std::string& name, const at::Tensor& tensor);
+ACCELERATE_API TensorToWrite
+to_write(const std::string& name, const at::Tensor& tensor);
 
 /// The memory of a contiguous CPU tensor.
-std::span<std::byte> bytes_of(const at::Tensor& tensor);
+ACCELERATE_API std::span<std::byte> bytes_of(const at::Tensor& tensor);
 
 }  // namespace accelerate::detail

@@ -53,11 +53,21 @@ std::string Meeting::wait_for(
     const std::string& key,
     int world_rank,
     const std::string& what) {
+  constexpr std::chrono::milliseconds kLook{500};
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
   try {
-    if (wait_for_key(*store_, key, timeout_)) {
-      const std::vector<std::uint8_t> bytes = store_->get(key);
-      return {bytes.begin(), bytes.end()};
+    while (true) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      if (wait_for_key(*store_, key, look_ ? std::min(left, kLook) : left)) {
+        const std::vector<std::uint8_t> bytes = store_->get(key);
+        return {bytes.begin(), bytes.end()};
+      }
+      if (std::chrono::steady_clock::now() >= deadline) break;
+      look_(what);
     }
+  } catch (const Error&) {
+    throw;
   } catch (const std::exception& error) {
     throw DistributedError(concat(
         "[comm] the store is gone in ",

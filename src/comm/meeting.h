@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -28,6 +30,12 @@ class ACCELERATE_API Meeting {
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
+  /// Called about twice a second by a rank that waits for others; may throw what
+  /// it found out about them.
+  void while_waiting(std::function<void(const std::string& what)> look) {
+    look_ = std::move(look);
+  }
+
   /// On the leader what every rank said, in the order of `ranks`; elsewhere
   /// nothing. `what`: what they meet for.
   std::vector<std::string> gather(
@@ -50,6 +58,7 @@ class ACCELERATE_API Meeting {
   std::vector<int> ranks_;
   std::size_t place_ = 0;
   std::uint64_t count_ = 0;
+  std::function<void(const std::string& what)> look_;
   /// What the leader said and not everybody has read for certain.
   std::vector<std::string> said_;
 };

@@ -478,6 +478,16 @@ double Pickle::Value::real() const {
   return std::bit_cast<double>(pickle_->nodes_[node_].payload);
 }
 
+std::vector<Pickle::Value> Pickle::all(Kind kind) const {
+  std::vector<Value> found;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].kind == kind) {
+      found.push_back(Value(*this, static_cast<std::uint32_t>(i)));
+    }
+  }
+  return found;
+}
+
 void Pickle::push_global() {
   const Node name = nodes_[pop()];
   const Node module = nodes_[pop()];

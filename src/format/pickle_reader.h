@@ -79,6 +79,8 @@ class Pickle {
       std::size_t most_bytes);
 
   [[nodiscard]] Value root() const { return {*this, root_}; }
+  /// Every place of this kind, in the order in which they were read.
+  [[nodiscard]] std::vector<Value> all(Kind kind) const;
   /// Bytes of the input that the pickle took: others may follow.
   [[nodiscard]] std::size_t size() const { return at_; }
 

@@ -4,12 +4,15 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <memory>
 #include <utility>
 
 #include <accelerate/error.h>
 
 #include "base/files.h"
 #include "base/text.h"
+#include "format/torch_legacy.h"
 #include "format/zip_reader.h"
 
 namespace accelerate::detail {
@@ -146,9 +149,11 @@ struct TorchFile::State {
   std::optional<MappedFile> file;
   std::span<const std::byte> bytes;
   std::string path;
-  ZipReader zip;
+  std::optional<ZipReader> zip;
   std::string folder;
-  std::optional<Pickle> pickle = std::nullopt;
+  std::unique_ptr<Pickle> pickle;
+  /// Of a file before the zip format.
+  std::map<std::string, std::span<const std::byte>> storages;
 
   // For what is made of the file.
   [[nodiscard]] std::size_t most_bytes() const {
@@ -157,12 +162,17 @@ struct TorchFile::State {
   }
 
   State(std::span<const std::byte> all, std::string where)
-      : bytes(all),
-        path(std::move(where)),
-        zip(bytes, path),
-        folder(find_folder(zip, path)) {
-    const auto byte_order = zip.entries().find(folder + "/byteorder");
-    if (byte_order != zip.entries().end()) {
+      : bytes(all), path(std::move(where)) {
+    if (is_legacy_torch(bytes)) {
+      LegacyTorch legacy = read_legacy_torch(bytes, path);
+      pickle = std::move(legacy.pickle);
+      storages = std::move(legacy.storages);
+      return;
+    }
+    zip.emplace(bytes, path);
+    folder = find_folder(*zip, path);
+    const auto byte_order = zip->entries().find(folder + "/byteorder");
+    if (byte_order != zip->entries().end()) {
       const auto text = byte_order->second.bytes;
       constexpr std::string_view kLittle = "little";
       const bool is_little = text.size() == kLittle.size() &&
@@ -175,8 +185,19 @@ struct TorchFile::State {
       }
     }
     const std::string name = folder + "/data.pkl";
-    zip.verify(name);
-    pickle.emplace(zip.at(name).bytes, path, most_bytes());
+    zip->verify(name);
+    pickle = std::make_unique<Pickle>(zip->at(name).bytes, path, most_bytes());
+  }
+
+  [[nodiscard]] std::span<const std::byte> storage(
+      const std::string& key) const {
+    if (zip) return zip->at(concat(folder, "/data/", key)).bytes;
+    const auto found = storages.find(key);
+    if (found == storages.end()) {
+      throw CheckpointError(
+          concat("[torch] ", path, " has no storage '", key, "'"));
+    }
+    return found->second;
   }
 };
 
@@ -232,8 +253,7 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   found.sizes = shape_of(arguments.item(2));
   found.strides = shape_of(arguments.item(3));
   found.requires_grad = arguments.item(4).integer() != 0;
-  found.bytes =
-      state_->zip.at(concat(state_->folder, "/data/", found.storage)).bytes;
+  found.bytes = state_->storage(found.storage);
   const auto end = found.sizes.size() == found.strides.size()
       ? reach(found.offset, found.sizes, found.strides)
       : std::nullopt;

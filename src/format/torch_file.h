@@ -37,7 +37,8 @@ struct TorchTensor {
 /// safetensors does not have.
 std::optional<safetensors::Dtype> torch_dtype_of(const Pickle::Value& value);
 
-/// A file of torch.save in its zip format, read without executing anything.
+/// A file of torch.save, in its zip format or the one before, read without
+/// executing anything.
 class TorchFile {
  public:
   /// Throws Error if the file cannot be read, CheckpointError if it is of

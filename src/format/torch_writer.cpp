@@ -124,12 +124,12 @@ class Pickler {
   }
   void boolean(bool value) { op(value ? '\x88' : '\x89'); }
 
-  void pairs(const TorchValue::Pairs& pairs) {
-    if (pairs.empty()) return;
+  void pairs(const TorchValue::Dict& dict) {
+    if (dict.keys.empty()) return;
     op('(');
-    for (const auto& [key, item] : pairs) {
-      value(key);
-      value(item);
+    for (std::size_t i = 0; i < dict.keys.size(); ++i) {
+      value(dict.keys[i]);
+      value(dict.values[i]);
     }
     op('u');
   }
@@ -214,11 +214,11 @@ class Pickler {
             op('t');
           } else if constexpr (std::is_same_v<T, TorchValue::Dict>) {
             op('}');
-            pairs(inner.pairs);
+            pairs(inner);
           } else if constexpr (std::is_same_v<T, TorchValue::OrderedDict>) {
             global("collections", "OrderedDict");
             out_ += ")R";
-            pairs(inner.pairs);
+            pairs(inner);
           } else {
             tensor(inner);
           }

@@ -18,14 +18,13 @@ struct TorchValue {
   struct Tuple {
     List items;
   };
-  /// In this order. Keys are texts or whole numbers.
-  using Pairs = std::vector<std::pair<TorchValue, TorchValue>>;
+  /// In this order. Keys are texts or whole numbers, as many as values.
   struct Dict {
-    Pairs pairs;
+    List keys;
+    List values;
+    void add(TorchValue key, TorchValue value);
   };
-  struct OrderedDict {
-    Pairs pairs;
-  };
+  struct OrderedDict : Dict {};
   /// Contiguous. Equal storages, from 1, share memory: the bytes are those of
   /// the first. 0: its own.
   struct Tensor {
@@ -46,6 +45,11 @@ struct TorchValue {
       Tensor>
       value;
 };
+
+inline void TorchValue::Dict::add(TorchValue key, TorchValue item) {
+  keys.push_back(std::move(key));
+  values.push_back(std::move(item));
+}
 
 /// Writes a file of torch.save's zip format, durably, in bounded memory. Throws
 /// Error if it cannot be written, ConfigError for a dtype torch.load does not

@@ -187,9 +187,9 @@ void write_file(
   }
   TorchValue::OrderedDict dict;
   for (const NamedTensor* tensor : tensors) {
-    dict.pairs.push_back(
-        {TorchValue{tensor->name},
-         TorchValue{TorchValue::Tensor{tensor->tensor, tensor->storage}}});
+    dict.add(
+        TorchValue{tensor->name},
+        TorchValue{TorchValue::Tensor{tensor->tensor, tensor->storage}});
   }
   write_torch_file(disk, file, TorchValue{std::move(dict)});
 }

@@ -401,6 +401,54 @@ void write_optimizer_state(
   }
 }
 
+OptimizerState adapt_python_state(
+    const Optimizer& optimizer,
+    const OptimizerState& state,
+    const NameOfParameter& name_of) {
+  const OptimizerState present = read_optimizer_state(optimizer, name_of);
+  std::vector<std::string> names, numbers;
+  for (const auto& group : present.groups) {
+    names.insert(names.end(), group.parameters.begin(), group.parameters.end());
+  }
+  for (const auto& group : state.groups) {
+    numbers.insert(
+        numbers.end(), group.parameters.begin(), group.parameters.end());
+  }
+  if (names.size() != numbers.size() ||
+      state.groups.size() != present.groups.size()) {
+    throw CheckpointError(concat(
+        "[checkpoint] the state is of ",
+        numbers.size(),
+        " parameters in ",
+        state.groups.size(),
+        " groups, the optimizer has ",
+        names.size(),
+        " in ",
+        present.groups.size()));
+  }
+  OptimizerState adapted;
+  adapted.algorithm = present.algorithm;
+  adapted.groups = present.groups;
+  for (std::size_t g = 0; g < state.groups.size(); ++g) {
+    const StateDict& theirs = state.groups[g].options;
+    StateDict& ours = adapted.groups[g].options;
+    for (const auto& [key, value] : present.groups[g].options.values()) {
+      if (!theirs.contains(key)) continue;
+      if (std::holds_alternative<std::int64_t>(value)) {
+        ours.set(key, static_cast<std::int64_t>(theirs.get<double>(key)));
+      } else {
+        ours.set(key, theirs.values().find(key)->second);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto found = state.parameters.find(numbers[i]);
+    if (found == state.parameters.end() || found->second.empty()) continue;
+    adapted.parameters.emplace(names[i], found->second);
+  }
+  return adapted;
+}
+
 StateDict to_state_dict(const OptimizerState& state) {
   StateDict tree;
   tree.set("algorithm", state.algorithm);

@@ -58,6 +58,15 @@ ACCELERATE_API void write_optimizer_state(
     const OptimizerState& state,
     const NameOfParameter& name_of);
 
+/// The state, as Python's optimizer gave it, for this one: parameters by their
+/// number get names, in the order of the groups; options of Python's class that
+/// this one does not have are left out. Throws CheckpointError if it is for
+/// another number of parameters.
+OptimizerState adapt_python_state(
+    const torch::optim::Optimizer& optimizer,
+    const OptimizerState& state,
+    const NameOfParameter& name_of);
+
 /// As one tree, and back. Throws CheckpointError for one that is none.
 ACCELERATE_API StateDict to_state_dict(const OptimizerState& state);
 ACCELERATE_API OptimizerState optimizer_state_from(const StateDict& state);

@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/group_impl.h"
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
@@ -117,7 +118,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
         world.device(),
         world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
   }
-  return std::make_shared<Session>(Session{
+  auto session = std::make_shared<Session>(Session{
       .settings = std::move(settings),
       .world = std::move(world),
       .mesh = std::move(mesh),
@@ -135,6 +136,14 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .local_group = {},
       .checkpoints = std::make_unique<detail::Checkpoints>(
           project_configuration(options))});
+  session->checkpoints->watch = std::make_unique<detail::Watch>(
+      session->world,
+      [passes = session->num_averaging_passes,
+       group = session->world.group().impl()] {
+        return detail::Watch::Position{
+            passes->load(), static_cast<std::int64_t>(group->sequence.load())};
+      });
+  return session;
 }
 
 }  // namespace

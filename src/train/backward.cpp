@@ -158,6 +158,13 @@ void Accelerator::backward(
       strategy->before_backward(model->sync_gradients);
     }
   }
+  if (session.world.size() > 1 &&
+      std::any_of(
+          session.models.begin(), session.models.end(), [](const auto& model) {
+            return model->sync_gradients;
+          })) {
+    ++*session.num_averaging_passes;
+  }
   try {
     run_backward(weighted, options);
   } catch (const std::exception& error) {

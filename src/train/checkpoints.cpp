@@ -15,9 +15,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// The key of a dictionary that stands for a tensor.
-constexpr const char* kTensorKey = "tensor of the part";
-
 // Parameters of the first model are called as the model calls them.
 std::string qualified(std::size_t model, const std::string& name) {
   return model == 0 ? name : concat("model_", model, "/", name);
@@ -60,6 +57,12 @@ void open_meetings(Session& session) {
     }
   }
   checkpoints.calls.emplace(world, "checkpoint calls", everybody);
+  if (checkpoints.watch) {
+    checkpoints.calls->while_waiting(
+        [watch = checkpoints.watch.get()](const std::string& call) {
+          watch->ask(call + "()");
+        });
+  }
   checkpoints.saves.emplace(
       world,
       concat("checkpoint saves of ", checkpoints.writers.front()),
@@ -182,51 +185,6 @@ std::vector<std::pair<std::string, at::Tensor>> masters_of(
     }
   }
   return masters;
-}
-
-StateDict emptied(
-    const StateDict& state,
-    const std::string& prefix,
-    std::vector<std::pair<std::string, at::Tensor>>& tensors) {
-  StateDict bare;
-  for (const auto& [key, value] : state.values()) {
-    const std::string name = concat(prefix, "/", key);
-    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-      tensors.emplace_back(name, *tensor);
-      bare.set(key, StateDict{{kTensorKey, name}});
-    } else if (const auto* inner = std::get_if<StateDict>(&value)) {
-      bare.set(key, emptied(*inner, name, tensors));
-    } else {
-      bare.set(key, value);
-    }
-  }
-  return bare;
-}
-
-StateDict refilled(
-    const StateDict& state,
-    const std::function<at::Tensor(const std::string& name)>& tensor_of) {
-  StateDict whole;
-  for (const auto& [key, value] : state.values()) {
-    const auto* inner = std::get_if<StateDict>(&value);
-    if (inner == nullptr) {
-      whole.set(key, value);
-    } else if (inner->contains(kTensorKey)) {
-      whole.set(key, tensor_of(inner->get<std::string>(kTensorKey)));
-    } else {
-      whole.set(key, refilled(*inner, tensor_of));
-    }
-  }
-  return whole;
-}
-
-std::vector<std::string> tensor_names(const StateDict& state) {
-  std::vector<std::string> names;
-  static_cast<void>(refilled(state, [&](const std::string& name) {
-    names.push_back(name);
-    return at::Tensor();
-  }));
-  return names;
 }
 
 }  // namespace accelerate::detail

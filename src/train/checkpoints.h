@@ -16,7 +16,9 @@
 #include "base/file_system.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/saver.h"
+#include "checkpoint/tensor_tree.h"
 #include "comm/meeting.h"
+#include "comm/watch.h"
 #include "params/optimizer_state.h"
 
 namespace accelerate::detail {
@@ -49,6 +51,7 @@ struct Checkpoints {
   std::int64_t next_hook = 0;
   /// Where ranks agree on what they call, and where a save goes on; made when
   /// first needed.
+  std::unique_ptr<Watch> watch;
   std::optional<Meeting> calls;
   std::optional<Meeting> saves;
   /// The ranks that write one folder: all, or those of this machine.
@@ -92,17 +95,5 @@ bool writes(const Session& session, const Layout& layout);
 std::vector<std::pair<std::string, at::Tensor>> masters_of(
     const Session& session,
     const PreparedOptimizer& optimizer);
-
-/// Every tensor of `state` replaced by its name, which begins with `prefix`.
-StateDict emptied(
-    const StateDict& state,
-    const std::string& prefix,
-    std::vector<std::pair<std::string, at::Tensor>>& tensors);
-/// The other way.
-StateDict refilled(
-    const StateDict& state,
-    const std::function<at::Tensor(const std::string& name)>& tensor_of);
-/// The names that refilled() would ask for.
-std::vector<std::string> tensor_names(const StateDict& state);
 
 }  // namespace accelerate::detail

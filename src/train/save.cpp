@@ -191,6 +191,23 @@ std::shared_ptr<detail::SaveProgress> skipped(std::filesystem::path path) {
   return progress;
 }
 
+// All go on, or all throw what any of them had to say.
+void throw_failures(
+    Session& session,
+    const std::string& failure,
+    const std::string& call,
+    const std::string& what) {
+  std::vector<std::string> failures;
+  const auto said = session.checkpoints->calls->exchange(failure, call);
+  for (std::size_t i = 0; i < said.size(); ++i) {
+    if (!said[i].empty()) {
+      failures.push_back(concat("rank ", i, ": ", said[i]));
+    }
+  }
+  if (failures.empty()) return;
+  throw CheckpointError(concat(what, ":\n", detail::join(failures, "\n")));
+}
+
 void warn_inside_window(const Session& session) {
   if (session.clock.sync_gradients()) return;
   session.world.logger().log_once_per_world(
@@ -212,9 +229,6 @@ SaveTicket Accelerator::save_state(
   Session& session = *session_;
   require_no_join(session, "save_state()");
   Checkpoints& checkpoints = *session.checkpoints;
-  if (!options.safe_serialization) {
-    throw ConfigError("[checkpoint] safe_serialization = false is missing");
-  }
   Target target;
   std::string refusal;
   try {
@@ -264,7 +278,8 @@ SaveTicket Accelerator::save_state(
           session.world.size(),
           target.deleted,
           checkpoints.disk,
-          session.world.logger()},
+          session.world.logger(),
+          options.safe_serialization},
       *checkpoints.saves);
   context.output_dir = writer->folder();
   std::string failure;
@@ -274,23 +289,11 @@ SaveTicket Accelerator::save_state(
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  // All go on, or none.
-  if (session.world.size() > 1 || !failure.empty()) {
-    std::vector<std::string> failures;
-    const auto said = checkpoints.calls->exchange(failure, "save_state");
-    for (std::size_t i = 0; i < said.size(); ++i) {
-      if (!said[i].empty()) {
-        failures.push_back(concat("rank ", i, ": ", said[i]));
-      }
-    }
-    if (!failures.empty()) {
-      throw CheckpointError(concat(
-          "[checkpoint] ",
-          target.path.string(),
-          " was not saved:\n",
-          detail::join(failures, "\n")));
-    }
-  }
+  throw_failures(
+      session,
+      failure,
+      "save_state",
+      concat("[checkpoint] ", target.path.string(), " was not saved"));
   const std::uint64_t wanted =
       detail::SnapshotMemory::bytes_for(writer->contents());
   const bool fits = options.memory_limit == 0 || wanted <= options.memory_limit;
@@ -311,6 +314,29 @@ SaveTicket Accelerator::save_state(
     checkpoints.project.iteration = target.iteration + 1;
   }
   return SaveTicket(std::move(progress));
+}
+
+void Accelerator::save_weights(
+    const torch::nn::Module& module,
+    const std::filesystem::path& folder,
+    const SaveModelOptions& options) const {
+  Session& session = *session_;
+  require_no_join(session, "save_model()");
+  detail::require_same_call(session, "save_model", folder.string());
+  Checkpoints& checkpoints = *session.checkpoints;
+  std::string failure;
+  if (checkpoints.writers.front() == session.world.rank()) {
+    try {
+      accelerate::save_model(module, folder, options);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  }
+  throw_failures(
+      session,
+      failure,
+      "save_model",
+      concat("[checkpoint] the model was not saved to ", folder.string()));
 }
 
 void Accelerator::register_object(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -125,6 +126,9 @@ struct Session {
   std::unique_ptr<JoinRound> join = nullptr;
   /// What join_uneven_inputs said, for passes that begin inside it.
   std::optional<bool> even_batches = std::nullopt;
+  /// Backward passes that average gradients over ranks; read by another thread.
+  std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
+      std::make_shared<std::atomic<std::int64_t>>(0);
   /// Last, so that a save under way ends before what it uses goes.
   std::unique_ptr<Checkpoints> checkpoints;
 

@@ -427,6 +427,25 @@ TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
       "rank 1: load_state");
 }
 
+TEST(SaveState, ByOneRankOnlyIsAnErrorNamingTheCall) {
+  const TemporaryFolder folder;
+  expect_error<DistributedError>(
+      [&] {
+        run_on_ranks(2, [&](const WorldOptions& world) {
+          Adam training(automatic(world, folder.path()), kAdam, 1);
+          // The classic: on the main process only, then on with training.
+          training.run(3, 2, [&] {
+            if (training.accelerator().is_main_process()) {
+              training.accelerator().save_state();
+            }
+          });
+        });
+      },
+      "save_state() was called on rank 0, but rank 1 has gone on without it, "
+      "to "
+      "backward pass 3");
+}
+
 TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {
   const TemporaryFolder folder;
   expect_error<CheckpointError>(

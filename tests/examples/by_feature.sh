@@ -2,6 +2,9 @@
 # by_feature.sh TOOL EXAMPLE: it learns, alone and on two ranks.
 set -euo pipefail
 tool=$1 example=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
 for ranks in 1 2; do
   output=$("$tool" launch --num_processes "$ranks" "$example")
   loss=$(sed -nE 's/^(\[0\] )?loss ([0-9.]+)$/\2/p' <<<"$output")

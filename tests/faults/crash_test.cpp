@@ -40,7 +40,20 @@ extern char** environ;
 namespace {
 
 namespace fs = std::filesystem;
-using namespace accelerate;
+using accelerate::Accelerator;
+using accelerate::AcceleratorOptions;
+using accelerate::Axis;
+using accelerate::Logger;
+using accelerate::LogLevel;
+using accelerate::LogRecord;
+using accelerate::Model;
+using accelerate::Optimizer;
+using accelerate::SaveTicket;
+using accelerate::StateDict;
+using accelerate::Store;
+using accelerate::World;
+using accelerate::WorldOptions;
+namespace detail = accelerate::detail;
 using accelerate::testing::TemporaryFolder;
 
 constexpr int kNumRanks = 2;
@@ -157,7 +170,7 @@ class Verbs {
   bool is_asynchronous_;
   Accelerator accelerator_;
   torch::nn::Linear net_;
-  optim::Adam adam_;
+  accelerate::optim::Adam adam_;
   std::tuple<Model<torch::nn::LinearImpl>, Optimizer> prepared_;
   Number number_;
   std::optional<SaveTicket> last_;

@@ -24,6 +24,17 @@ run_case(const Topic& topic, const Json& item, const fs::path& folder) {
   if (input.contains("file")) {
     input["file"] = folder / input.at("file").get<std::string>();
   }
+  const Json& expected = item.at("expected");
+  for (const Json* where :
+       std::initializer_list<const Json*>{&input, &expected}) {
+    if (where->is_object() && where->contains("directory")) {
+      input["folder"] = folder / where->at("directory").get<std::string>();
+      input["directory"] = where->at("directory");
+      if (where->contains("state_dict")) {
+        input["state_dict"] = where->at("state_dict");
+      }
+    }
+  }
   Json found;
   try {
     found = topic(input);

@@ -25,6 +25,10 @@ using Topic = std::function<Json(const Json& input)>;
 /// The topics that are built, by name.
 const std::map<std::string, Topic>& topics();
 
+Json run_checkpoint_rotation(const Json& input);
+Json run_checkpoints(const Json& input);
+Json run_merge_weights(const Json& input);
+Json run_sizes(const Json& input);
 Json run_accumulation(const Json& input);
 Json run_find_executable_batch_size(const Json& input);
 Json run_dispatcher(const Json& input);

@@ -1,6 +1,7 @@
 #include <accelerate/accelerate.h>
 
 #include "oracle/schedules.h"
+#include "oracle/training.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate::oracle {
@@ -106,9 +107,28 @@ void clip(
           .item<double>());
 }
 
+// What the recorded trainings register.
+struct RecordedObject {
+  std::int64_t count = 0;
+  torch::Tensor history;
+  std::string name;
+  [[nodiscard]] StateDict state_dict() const {
+    return {{"count", count}, {"history", history}, {"name", name}};
+  }
+  void load_state_dict(const StateDict& state) {
+    count = state.get<std::int64_t>("count");
+    history = state.get<torch::Tensor>("history");
+    name = state.get<std::string>("name");
+  }
+};
+
 }  // namespace
 
 Json run_training(const Json& input) {
+  return run_training_from(input, std::nullopt);
+}
+
+Json run_training_from(const Json& input, const std::optional<Resume>& resume) {
   const int count = input.at("num_processes");
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(count));
   Json weights = Json::object();
@@ -144,8 +164,23 @@ Json run_training(const Json& input) {
     }
     Json norms = Json::array();
     const int epochs = input.at("epochs");
-    for (int epoch = 0; epoch < epochs; ++epoch) {
-      for (auto& [x, y] : loader) {
+    int first_epoch = 0;
+    std::int64_t num_skipped = 0;
+    RecordedObject object;
+    if (resume) {
+      const torch::NoGradGuard no_grad;
+      for (torch::Tensor& parameter : net->parameters()) parameter.zero_();
+      accelerator.register_for_checkpointing(object);
+      accelerator.load_state(resume->checkpoint);
+      if (object.count != resume->micro_steps) {
+        throw std::runtime_error("the registered object was not restored");
+      }
+      first_epoch = resume->micro_steps / static_cast<int>(loader.size());
+      num_skipped = resume->micro_steps % loader.size();
+    }
+    for (int epoch = first_epoch; epoch < epochs; ++epoch) {
+      const std::int64_t skipped = std::exchange(num_skipped, 0);
+      for (auto& [x, y] : skip_first_batches(loader, skipped)) {
         const auto micro_step = accelerator.accumulate(model);
         const torch::Tensor output = model(x);
         const torch::Tensor loss = input.at("loss") == "mse"

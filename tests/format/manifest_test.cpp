@@ -1,0 +1,110 @@
+#include "format/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "format/checkpoint_folder.h"
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace {
+
+using safetensors::Dtype;
+using testing::expect_error;
+
+Manifest example() {
+  Manifest manifest;
+  manifest.writer = "accelerate.cpp test";
+  manifest.created = "2026-11-21T14:00:00Z";
+  manifest.iteration = 7;
+  manifest.num_processes = 2;
+  manifest.files["a"] = {kChunkBytes + 1, {1, 0xfedcba9876543210}};
+  manifest.files["b/c"] = {0, {}};
+  manifest.parts["model"]["w"] = {
+      Dtype::F32, {4, 2}, {{"a", {{0, 0}, {3, 2}}}, {"b/c", {{3, 0}, {1, 2}}}}};
+  manifest.parts["model"]["scalar"] = {Dtype::I64, {}, {{"a", {{}, {}}}}};
+  manifest.aliases["model"]["head"] = "w";
+  return manifest;
+}
+
+TEST(ManifestText, ComesBackAsItWas) {
+  const std::string text = manifest_text(example());
+  const Manifest again = parse_manifest(text, "m");
+  EXPECT_EQ(manifest_text(again), text);
+  EXPECT_EQ(again.files.at("a").checksums[1], 0xfedcba9876543210);
+  EXPECT_EQ(again.parts.at("model").at("w").boxes[1].box.begin[0], 3u);
+  EXPECT_EQ(again.aliases.at("model").at("head"), "w");
+}
+
+TEST(ManifestText, OfAnyOtherByteIsRefused) {
+  const std::string text = manifest_text(example());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = text;
+      changed[i] = static_cast<char>(changed[i] ^ (1 << bit));
+      EXPECT_THROW(
+          static_cast<void>(parse_manifest(changed, "m")), CheckpointError)
+          << i;
+    }
+  }
+  for (std::size_t size = 0; size < text.size(); ++size) {
+    EXPECT_THROW(
+        static_cast<void>(parse_manifest(text.substr(0, size), "m")),
+        CheckpointError);
+  }
+}
+
+TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
+  const auto refuse = [](const Manifest& manifest, const std::string& phrase) {
+    expect_error<CheckpointError>(
+        [&] {
+          static_cast<void>(parse_manifest(manifest_text(manifest), "m"));
+        },
+        phrase);
+  };
+  Manifest manifest = example();
+  manifest.parts["model"]["w"].boxes[1].box.begin[0] = 2;
+  refuse(manifest, "overlap");
+  manifest = example();
+  manifest.parts["model"]["w"].boxes.pop_back();
+  refuse(manifest, "in no file");
+  manifest = example();
+  manifest.parts["model"]["w"].boxes[1].box.begin[0] = 4;
+  refuse(manifest, "not inside");
+  manifest = example();
+  manifest.files.erase("b/c");
+  refuse(manifest, "not listed: b/c");
+  manifest = example();
+  manifest.files["../x"] = {};
+  refuse(manifest, "not inside the folder");
+  manifest = example();
+  manifest.files["a"].checksums.pop_back();
+  refuse(manifest, "one checksum for each chunk");
+}
+
+TEST(Retention, KeepsTheHighestNumbersAndNeverWhatItDoesNotKnow) {
+  const auto entry = [](const char* name, CheckpointKind kind) {
+    return CheckpointEntry{name, number_of(name), kind, ""};
+  };
+  const std::vector<CheckpointEntry> entries{
+      entry("notes", CheckpointKind::unusable),
+      entry("checkpoint_0", CheckpointKind::complete),
+      entry("checkpoint_2", CheckpointKind::unusable),
+      entry("checkpoint_9", CheckpointKind::accelerate),
+      entry("checkpoint_10", CheckpointKind::complete)};
+  const auto plan = plan_retention(entries, "checkpoint_11", 2);
+  ASSERT_TRUE(plan);
+  EXPECT_FALSE(plan->replaces);
+  EXPECT_EQ(
+      plan->deleted,
+      (std::vector<std::string>{"checkpoint_0", "checkpoint_9"}));
+  EXPECT_TRUE(plan_retention(entries, "checkpoint_11", {})->deleted.empty());
+  EXPECT_FALSE(plan_retention(entries, "checkpoint_10", 5));
+  EXPECT_FALSE(plan_retention(entries, "checkpoint_2", 1));
+  EXPECT_TRUE(plan_retention(entries, "checkpoint_0", 1)->replaces);
+  EXPECT_EQ(newest_of(entries)->name, "checkpoint_10");
+}
+
+}  // namespace
+}  // namespace accelerate::detail

@@ -1,0 +1,203 @@
+// Weights from one format to another and back, without LibTorch.
+#include <memory>
+
+#include "format/weights.h"
+
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "support/expect_error.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate::detail {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::Dtype;
+using testing::expect_error;
+using testing::TemporaryFolder;
+
+// Bytes that tell where they belong.
+TensorToWrite made(
+    const std::shared_ptr<std::vector<std::byte>>& bytes,
+    Dtype dtype,
+    const safetensors::Shape& shape,
+    int seed) {
+  bytes->resize(*safetensors::bytes_of(dtype, shape));
+  for (std::size_t i = 0; i < bytes->size(); ++i) {
+    (*bytes)[i] = static_cast<std::byte>((i * 7 + seed) % 251);
+  }
+  TensorToWrite tensor{dtype, shape, {}};
+  tensor.bytes.num_bytes = bytes->size();
+  tensor.bytes.data = bytes->data();
+  return tensor;
+}
+
+std::vector<std::byte> contents(const StoredTensor& tensor) {
+  const TensorToWrite source = to_write(tensor);
+  std::vector<std::byte> bytes(source.bytes.num_bytes);
+  if (!bytes.empty()) source.bytes.copy(0, bytes);
+  return bytes;
+}
+
+class Weights : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::pair<const char*, Dtype> kinds[] = {
+        {"a.bool", Dtype::BOOL},
+        {"a.u8", Dtype::U8},
+        {"a.i16", Dtype::I16},
+        {"a.u16", Dtype::U16},
+        {"a.u32", Dtype::U32},
+        {"a.u64", Dtype::U64},
+        {"b.f16", Dtype::F16},
+        {"b.bf16", Dtype::BF16},
+        {"b.f32", Dtype::F32},
+        {"b.f64", Dtype::F64},
+        {"b.c64", Dtype::C64},
+        {"b.e4m3", Dtype::F8_E4M3},
+        {"b.e5m2", Dtype::F8_E5M2},
+        {"b.e8m0", Dtype::F8_E8M0},
+        {"b.fnuz", Dtype::F8_E4M3FNUZ}};
+    int seed = 0;
+    for (const auto& [name, dtype] : kinds) {
+      for (const safetensors::Shape& shape :
+           {safetensors::Shape{}, {0, 3}, {5}, {2, 3, 4}}) {
+        bytes_.push_back(std::make_shared<std::vector<std::byte>>());
+        tensors_.push_back(
+            {name + std::to_string(tensors_.size()),
+             made(bytes_.back(), dtype, shape, ++seed),
+             0});
+      }
+    }
+  }
+  void expect_same(const StoredTensors& found) const {
+    ASSERT_EQ(found.size(), tensors_.size());
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const StoredTensor& tensor = found.at(tensors_[i].name);
+      EXPECT_EQ(tensor.dtype, tensors_[i].tensor.dtype) << tensors_[i].name;
+      EXPECT_EQ(tensor.shape, tensors_[i].tensor.shape) << tensors_[i].name;
+      EXPECT_EQ(contents(tensor), *bytes_[i]) << tensors_[i].name;
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::vector<std::shared_ptr<std::vector<std::byte>>> bytes_;
+  std::vector<NamedTensor> tensors_;
+  std::shared_ptr<FileSystem> disk_ = make_file_system();
+};
+
+TEST_F(Weights, GoThroughEveryFormat) {
+  write_model(*disk_, folder_ / "safe", tensors_);
+  expect_same(open_weights(folder_ / "safe"));
+  write_weights_file(*disk_, folder_ / "x.bin", open_weights(folder_ / "safe"));
+  expect_same(open_weights(folder_ / "x.bin"));
+  write_weights_file(
+      *disk_, folder_ / "y.safetensors", open_weights(folder_ / "x.bin"));
+  EXPECT_EQ(
+      read_file(folder_ / "y.safetensors"),
+      read_file(folder_ / "safe/model.safetensors"));
+}
+
+TEST_F(Weights, AreSpreadOverFilesAndStaleOnesGo) {
+  const fs::path out = folder_ / "out";
+  for (const ModelFormat format :
+       {ModelFormat::safetensors, ModelFormat::torch}) {
+    write_model(*disk_, out, tensors_, {format, 100});
+    std::size_t num_files = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(out)) {
+      ++num_files;
+    }
+    EXPECT_GT(num_files, 5u);
+    expect_same(open_weights(out));
+    write_model(*disk_, out, tensors_, {format, 1 << 20});
+    expect_same(open_weights(out));
+    num_files = 0;
+    for ([[maybe_unused]] const auto& entry : fs::directory_iterator(out)) {
+      ++num_files;
+    }
+    EXPECT_EQ(num_files, 1u);
+    fs::remove_all(out);
+  }
+}
+
+TEST_F(Weights, SharedTensorsAreWrittenOnce) {
+  std::vector<NamedTensor> tied{
+      {"embed", tensors_[3].tensor, 1}, {"head", tensors_[3].tensor, 1}};
+  EXPECT_EQ(
+      write_model(*disk_, folder_ / "safe", tied),
+      std::vector<std::string>{"head"});
+  EXPECT_EQ(open_weights(folder_ / "safe").size(), 1u);
+  EXPECT_TRUE(
+      write_model(
+          *disk_, folder_ / "torch", tied, {ModelFormat::torch, 1 << 20})
+          .empty());
+  const StoredTensors found = open_weights(folder_ / "torch");
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found.at("embed").storage, found.at("head").storage);
+}
+
+TEST_F(Weights, SaysWhatItCannotRead) {
+  fs::create_directory(folder_ / "empty");
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(open_weights(folder_ / "empty")); },
+      "holds no model");
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(open_weights(folder_ / "nowhere")); },
+      "does not exist");
+  std::ofstream(folder_ / "bad.index.json")
+      << R"({"weight_map": {"a": "../secret"}})";
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(open_weights(folder_ / "bad.index.json")); },
+      "outside its folder");
+  std::ofstream(folder_ / "text.bin") << "no archive";
+  EXPECT_THROW(
+      static_cast<void>(open_weights(folder_ / "text.bin")), CheckpointError);
+}
+
+TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
+  // A tensor of 6 x 10 in a grid of four boxes, each in a file of its own.
+  std::vector<std::uint16_t> whole(60);
+  std::iota(whole.begin(), whole.end(), std::uint16_t{0});
+  SavedTensors saved;
+  SavedTensor& tensor = saved["t"];
+  tensor.dtype = Dtype::U16;
+  tensor.shape = {6, 10};
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    for (std::uint64_t j = 0; j < 2; ++j) {
+      const safetensors::Box box{
+          {i * 4, j * 3}, {i == 0 ? 4U : 2U, j == 0 ? 3U : 7U}};
+      const std::string file = std::to_string(2 * i + j) + ".safetensors";
+      std::vector<std::uint16_t> part;
+      for (std::uint64_t r = 0; r < box.size[0]; ++r) {
+        for (std::uint64_t c = 0; c < box.size[1]; ++c) {
+          part.push_back(whole[(box.begin[0] + r) * 10 + box.begin[1] + c]);
+        }
+      }
+      safetensors::Writer writer(folder_ / file, {{"t", Dtype::U16, box.size}});
+      writer.write(std::as_bytes(std::span(part)));
+      writer.finish();
+      tensor.boxes.push_back({file, box});
+    }
+  }
+  const StoredTensors stored = stored_in_checkpoint(folder_.path(), saved);
+  const TensorToWrite source = to_write(stored.at("t"));
+  for (std::uint64_t begin = 0; begin < 60; ++begin) {
+    for (std::uint64_t end = begin + 1; end <= 60; ++end) {
+      std::vector<std::uint16_t> found(end - begin);
+      source.bytes.copy(begin * 2, std::as_writable_bytes(std::span(found)));
+      ASSERT_TRUE(std::equal(
+          found.begin(), found.end(), whole.begin() + static_cast<long>(begin)))
+          << begin << " to " << end;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace accelerate::detail

@@ -1,0 +1,28 @@
+// replay CORPUS: runs every kept input through its target, in any build. Inputs
+// of a target are in the folder of its name.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+#include "fuzz/targets.h"
+
+int main(int, char** argv) {
+  std::size_t total = 0;
+  for (const accelerate::fuzz::Target& target : accelerate::fuzz::kTargets) {
+    std::size_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(
+             std::filesystem::path(argv[1]) / target.name)) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+      target.run(std::as_bytes(std::span(bytes)));
+      ++count;
+    }
+    std::printf("%s: %zu inputs\n", target.name.data(), count);
+    if (count == 0) return 1;
+    total += count;
+  }
+  std::printf("all of %zu inputs read or refused\n", total);
+  return 0;
+}

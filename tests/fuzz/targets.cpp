@@ -1,0 +1,154 @@
+#include "fuzz/targets.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <accelerate/error.h>
+#include <accelerate/safetensors.h>
+
+#include "base/text.h"
+#include "format/manifest.h"
+#include "format/pickle_reader.h"
+#include "format/torch_distributed.h"
+#include "format/torch_file.h"
+#include "format/weights.h"
+#include "format/zip_reader.h"
+
+namespace accelerate::fuzz {
+
+namespace {
+
+std::string_view text_of(Input input) {
+  return {reinterpret_cast<const char*>(input.data()), input.size()};
+}
+
+// For what reads files: a folder of this process's own, in memory if possible.
+const std::filesystem::path& scratch() {
+  static const std::filesystem::path folder = [] {
+    const std::filesystem::path base = std::filesystem::exists("/dev/shm")
+        ? "/dev/shm"
+        : std::filesystem::temp_directory_path();
+    auto made = base / detail::concat("accelerate-fuzz-", ::getpid());
+    std::filesystem::create_directories(made);
+    return made;
+  }();
+  return folder;
+}
+
+void put(const std::filesystem::path& path, std::string_view contents) {
+  std::ofstream(path, std::ios::binary)
+      .write(contents.data(), static_cast<std::streamsize>(contents.size()));
+}
+
+// Looks at everything in a tree, not deeper than any file needs.
+std::size_t visit(const detail::Pickle::Value& value, int depth) {
+  using Kind = detail::Pickle::Kind;
+  if (depth > 20) return 0;
+  std::size_t sum = 1;
+  switch (value.kind()) {
+    case Kind::dict:
+      for (std::size_t i = 0; i < std::min<std::size_t>(value.size(), 8); ++i) {
+        sum +=
+            visit(value.key(i), depth + 1) + visit(value.value(i), depth + 1);
+      }
+      break;
+    case Kind::list:
+    case Kind::tuple:
+    case Kind::set:
+    case Kind::call:
+    case Kind::persistent:
+      for (std::size_t i = 0; i < std::min<std::size_t>(value.size(), 8); ++i) {
+        sum += visit(value.item(i), depth + 1);
+      }
+      break;
+    case Kind::text:
+    case Kind::bytes:
+    case Kind::global:
+    case Kind::long_integer:
+      for (const char c : value.text()) sum += static_cast<unsigned char>(c);
+      break;
+    default:
+      break;
+  }
+  return sum;
+}
+
+template <class Body>
+void guarded(Body&& body) {
+  try {
+    std::forward<Body>(body)();
+  } catch (const Error&) {
+    // Refused, as it should be.
+  }
+}
+
+}  // namespace
+
+void safetensors_header(Input input) {
+  guarded([&] {
+    const auto header = safetensors::parse_header(input, input.size(), "input");
+    // What is read can be written again.
+    static_cast<void>(safetensors::header_bytes(header));
+  });
+}
+
+void manifest(Input input) {
+  guarded([&] {
+    // The checksum would stop nearly everything; the body is what is parsed.
+    static_cast<void>(detail::parse_manifest(text_of(input), "input"));
+  });
+  guarded([&] { static_cast<void>(detail::parse_fragment(text_of(input))); });
+}
+
+void model_index(Input input) {
+  const auto path = scratch() / "x.index.json";
+  put(path, text_of(input));
+  guarded([&] { static_cast<void>(detail::open_weights(path)); });
+}
+
+void pickle(Input input) {
+  guarded([&] {
+    const detail::Pickle parsed(input, "input", 2 * input.size() + 4096);
+    static_cast<void>(visit(parsed.root(), 0));
+  });
+}
+
+void zip(Input input) {
+  guarded([&] {
+    const detail::ZipReader archive(input, "input");
+    for (const auto& entry : archive.entries()) {
+      guarded([&] { archive.verify(entry.first); });
+    }
+  });
+}
+
+void torch_file(Input input) {
+  guarded([&] {
+    const detail::TorchFile file(input, "input");
+    const auto tensor = file.tensor(file.root());
+    if (tensor) static_cast<void>(tensor->contiguous());
+    static_cast<void>(visit(file.root(), 0));
+  });
+  const auto path = scratch() / "x.bin";
+  put(path, text_of(input));
+  guarded([&] {
+    for (const auto& [name, tensor] : detail::open_weights(path)) {
+      const auto source = detail::to_write(tensor);
+      std::vector<std::byte> bytes(source.bytes.num_bytes);
+      if (!bytes.empty()) source.bytes.copy(0, bytes);
+    }
+  });
+}
+
+void state_of_distributed(Input input) {
+  const auto folder = scratch() / "distributed";
+  std::filesystem::create_directories(folder);
+  put(folder / ".metadata", text_of(input));
+  put(folder / "__0_0.distcp", text_of(input));
+  guarded([&] { static_cast<void>(detail::read_torch_distributed(folder)); });
+}
+
+}  // namespace accelerate::fuzz

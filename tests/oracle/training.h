@@ -1,0 +1,25 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "oracle/oracle.h"
+
+namespace accelerate::oracle {
+
+/// From where a recorded training goes on.
+struct Resume {
+  std::filesystem::path checkpoint;
+  /// Of each rank, already done.
+  int micro_steps = 0;
+};
+
+/// Replays a training, from its beginning or, with a net of zeros, from a
+/// checkpoint.
+Json run_training_from(const Json& input, const std::optional<Resume>& resume);
+
+}  // namespace accelerate::oracle
