@@ -436,8 +436,8 @@ class ACCELERATE_API Accelerator {
   /// on exactly: weights and buffers, optimizers, schedules, the loss scaler,
   /// the places of loaders, random states of every rank. All ranks must call it.
   ///
-  /// With automatic_checkpoint_naming into the project's checkpoints, else into
-  /// `output_dir`. The checkpoint appears under its name when all of it is
+  /// Into `output_dir`; without one, and with automatic_checkpoint_naming, into
+  /// the project's checkpoints. The checkpoint appears under its name when all of it is
   /// durable; a crash leaves what was there before. Older ones beyond
   /// total_limit are deleted after that.
   ///

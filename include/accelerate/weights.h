@@ -27,9 +27,25 @@ using WeightList = std::vector<std::pair<std::string, at::Tensor>>;
 /// The module's own tensors, not copies. Undefined ones are left out.
 ACCELERATE_API WeightList get_state_dict(const torch::nn::Module& module);
 
+/// A number of bytes, or a text that says one: "10GB" (powers of 1000), "5GiB"
+/// (of 1024).
+class ACCELERATE_API ByteSize {
+ public:
+  /// Throws ConfigError for a number below 0.
+  ByteSize(std::int64_t bytes);
+  ByteSize(int bytes) : ByteSize(std::int64_t{bytes}) {}
+  /// Throws ConfigError for a text that is no size.
+  ByteSize(const std::string& text);
+  ByteSize(const char* text) : ByteSize(std::string(text)) {}
+  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::int64_t bytes_;
+};
+
 struct SaveModelOptions {
-  /// Of each file: a number of bytes, or a text such as "10GB" or "5GiB".
-  std::string max_shard_size = "10GB";
+  /// Of each file, if no tensor is larger alone.
+  ByteSize max_shard_size = "10GB";
   /// False: pytorch_model.bin, a file of torch.save, in place of safetensors.
   bool safe_serialization = true;
 };

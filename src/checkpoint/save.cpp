@@ -273,8 +273,10 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
   }
 }
 
-void CheckpointWriter::write() {
-  const std::string answer = attempt([&] { return write_share(); });
+void CheckpointWriter::write(const std::string& failure) {
+  const std::string answer = failure.empty()
+      ? attempt([&] { return write_share(); })
+      : concat(kFailed, failure);
   const std::vector<std::string> answers =
       meeting_.gather(answer, "the end of save_state");
   std::string outcome;

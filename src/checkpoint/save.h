@@ -59,8 +59,9 @@ class ACCELERATE_API CheckpointWriter {
     return job_.target;
   }
   [[nodiscard]] Contents& contents() { return job_.contents; }
-  /// Also on another thread. Returns when the checkpoint is durable.
-  void write();
+  /// Also on another thread. Returns when the checkpoint is durable. With a
+  /// `failure` of this rank nothing is written, and all ranks learn of it.
+  void write(const std::string& failure = {});
 
  private:
   [[nodiscard]] std::string write_share() const;

@@ -80,20 +80,27 @@ std::shared_ptr<SaveProgress> Saver::run(
 
 std::shared_ptr<SaveProgress> Saver::start(
     std::unique_ptr<CheckpointWriter> writer) {
-  memory_.take(writer->contents());
+  std::string failure;
+  try {
+    memory_.take(writer->contents());
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
   current_ = progress_of(*writer);
-  thread_ = std::thread(
-      [this, progress = current_, writer = std::move(writer)]() mutable {
-        std::exception_ptr error;
-        try {
-          memory_.wait();
-          writer->write();
-        } catch (...) {
-          error = std::current_exception();
-        }
-        writer.reset();
-        finish(*progress, std::move(error));
-      });
+  thread_ = std::thread([this,
+                         failure,
+                         progress = current_,
+                         writer = std::move(writer)]() mutable {
+    std::exception_ptr error;
+    try {
+      if (failure.empty()) memory_.wait();
+      writer->write(failure);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    writer.reset();
+    finish(*progress, std::move(error));
+  });
   return current_;
 }
 

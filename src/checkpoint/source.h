@@ -32,7 +32,7 @@ struct CheckpointSource {
 /// Throws CheckpointError naming what is wrong, also if `verify` and anything
 /// changed since it was written; Error if a file cannot be read. Nothing in the
 /// files is executed.
-CheckpointSource
+ACCELERATE_API CheckpointSource
 open_checkpoint(const std::filesystem::path& folder, int rank, bool verify);
 
 /// A folder that Python's Accelerate wrote by save_state().

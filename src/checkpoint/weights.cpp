@@ -69,6 +69,15 @@ StoredTensors renamed(
 
 }  // namespace
 
+ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
+  if (bytes < 0) {
+    throw ConfigError(concat("[size] ", bytes, " bytes: a size is at least 0"));
+  }
+}
+
+ByteSize::ByteSize(const std::string& text)
+    : bytes_(detail::parse_size(text)) {}
+
 WeightList get_state_dict(const torch::nn::Module& module) {
   WeightList list;
   collect(module, "", list);
@@ -83,7 +92,7 @@ std::vector<std::string> save_model(
   how.format = options.safe_serialization ? detail::ModelFormat::safetensors
                                           : detail::ModelFormat::torch;
   how.max_shard_bytes =
-      static_cast<std::uint64_t>(detail::parse_size(options.max_shard_size));
+      static_cast<std::uint64_t>(options.max_shard_size.bytes());
   if (std::filesystem::exists(folder) &&
       !std::filesystem::is_directory(folder)) {
     throw ConfigError(concat(

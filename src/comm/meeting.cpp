@@ -53,18 +53,22 @@ std::string Meeting::wait_for(
     const std::string& key,
     int world_rank,
     const std::string& what) {
-  constexpr std::chrono::milliseconds kLook{500};
+  constexpr std::chrono::milliseconds kLook{400};
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   try {
     while (true) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           deadline - std::chrono::steady_clock::now());
-      if (wait_for_key(*store_, key, look_ ? std::min(left, kLook) : left)) {
+      if (wait_for_key(*store_, key, std::min(left, kLook))) {
         const std::vector<std::uint8_t> bytes = store_->get(key);
         return {bytes.begin(), bytes.end()};
       }
       if (std::chrono::steady_clock::now() >= deadline) break;
-      look_(what);
+      if (is_cancelled_) {
+        throw DistributedError(
+            concat("[comm] this rank gave up waiting in ", what));
+      }
+      if (look_) look_(what);
     }
   } catch (const Error&) {
     throw;

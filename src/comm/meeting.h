@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -36,6 +37,10 @@ class ACCELERATE_API Meeting {
     look_ = std::move(look);
   }
 
+  /// From any thread: a call that waits now, or would, throws DistributedError
+  /// soon. For a rank that fails and must not wait for others.
+  void cancel() { is_cancelled_ = true; }
+
   /// On the leader what every rank said, in the order of `ranks`; elsewhere
   /// nothing. `what`: what they meet for.
   std::vector<std::string> gather(
@@ -59,6 +64,7 @@ class ACCELERATE_API Meeting {
   std::size_t place_ = 0;
   std::uint64_t count_ = 0;
   std::function<void(const std::string& what)> look_;
+  std::atomic<bool> is_cancelled_{false};
   /// What the leader said and not everybody has read for certain.
   std::vector<std::string> said_;
 };

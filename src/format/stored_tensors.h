@@ -58,6 +58,8 @@ struct StoredTensor {
   std::vector<StoredBox> boxes;
   /// Tensors of equal numbers are one and the same; 0: its own.
   std::int64_t storage = 0;
+  /// Its place in the order that the file gives; 0: it gives none.
+  std::size_t place = 0;
 };
 
 using StoredTensors = std::map<std::string, StoredTensor>;

@@ -45,7 +45,8 @@ class MetadataReader {
         found.others.push_back(name);
         continue;
       }
-      found.tensors.emplace(name, describe(what.as_dict()));
+      found.tensors.emplace(name, describe(what.as_dict()))
+          .first->second.place = i + 1;
     }
     place(member(root, "storage_data"), found.tensors);
     for (const auto& [name, tensor] : found.tensors) {

@@ -71,7 +71,8 @@ class TorchEntries {
         std::make_tuple(
             tensor.storage, tensor.offset, tensor.sizes, tensor.strides),
         static_cast<std::int64_t>(storages_.size()) + 1);
-    StoredTensor stored{tensor.dtype, tensor.sizes, {}, storage->second};
+    StoredTensor stored{
+        tensor.dtype, tensor.sizes, {}, storage->second, tensors_.size() + 1};
     StoredBox box{
         input_,
         0,
@@ -296,6 +297,10 @@ std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     named.push_back({name, to_write(tensor), tensor.storage});
   }
+  std::stable_sort(
+      named.begin(), named.end(), [&](const auto& a, const auto& b) {
+        return tensors.at(a.name).place < tensors.at(b.name).place;
+      });
   return named;
 }
 

@@ -1,5 +1,6 @@
 #include "train/checkpoints.h"
 
+#include <exception>
 #include <numeric>
 #include <unordered_map>
 
@@ -36,6 +37,10 @@ Found find_row(const Session& session, const at::Tensor& parameter) {
 }
 
 }  // namespace
+
+Checkpoints::~Checkpoints() {
+  if (saves && std::uncaught_exceptions() > 0) saves->cancel();
+}
 
 std::string numbered(const std::string& kind, std::size_t i) {
   return i == 0 ? kind : concat(kind, "_", i);

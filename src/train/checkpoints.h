@@ -40,6 +40,9 @@ using HookList = std::vector<std::pair<std::int64_t, Hook>>;
 struct Checkpoints {
   explicit Checkpoints(ProjectConfiguration configuration)
       : project(std::move(configuration)) {}
+  /// Waits for the save under way; not for other ranks while an exception is on
+  /// its way out.
+  ~Checkpoints();
 
   ProjectConfiguration project;
   std::shared_ptr<FileSystem> disk = make_file_system();

@@ -30,21 +30,44 @@ using detail::Session;
 struct Target {
   std::filesystem::path path;
   std::int64_t iteration = 0;
-  std::vector<std::filesystem::path> deleted;
+  std::vector<std::filesystem::path> deleted = {};
+  /// Another save is still being written.
+  bool is_skipped = false;
 };
+
+// The automatic checkpoints that go when one is saved as `path`. Throws
+// ConfigError if it must not be.
+std::vector<std::filesystem::path> deleted_by(
+    const Session& session,
+    const std::filesystem::path& path) {
+  const std::filesystem::path base = path.parent_path();
+  const auto plan = detail::plan_retention(
+      detail::list_checkpoints(base),
+      path.filename().string(),
+      session.checkpoints->project.total_limit);
+  if (!plan) {
+    throw ConfigError(concat(
+        "[checkpoint] ",
+        path.string(),
+        " is there already; set ProjectConfiguration::iteration higher than "
+        "those there are, or leave it unset"));
+  }
+  std::vector<std::filesystem::path> deleted;
+  for (const std::string& old : plan->deleted) deleted.push_back(base / old);
+  return deleted;
+}
 
 Target choose_target(
     const Session& session,
     const std::filesystem::path& output_dir) {
   const ProjectConfiguration& project = session.checkpoints->project;
+  if (!output_dir.empty()) {
+    return {output_dir, project.iteration.value_or(0)};
+  }
   if (!project.automatic_checkpoint_naming) {
-    if (output_dir.empty()) {
-      throw ConfigError(
-          "[checkpoint] save_state() needs a folder, or "
-          "ProjectConfiguration::automatic_checkpoint_naming and a "
-          "project_dir");
-    }
-    return {output_dir, project.iteration.value_or(0), {}};
+    throw ConfigError(
+        "[checkpoint] save_state() needs a folder, or "
+        "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
   }
   if (project.project_dir.empty()) {
     throw ConfigError(
@@ -61,21 +84,43 @@ Target choose_target(
   const auto entries = detail::list_checkpoints(base);
   const std::int64_t highest =
       entries.empty() ? -1 : entries.back().number.value_or(-1);
-  const std::int64_t iteration = project.iteration.value_or(highest + 1);
-  const std::string name = concat(detail::kCheckpointPrefix, iteration);
-  const auto plan = detail::plan_retention(entries, name, project.total_limit);
-  if (!plan) {
-    throw ConfigError(concat(
-        "[checkpoint] ",
-        (base / name).string(),
-        " is there already; set ProjectConfiguration::iteration (now ",
-        iteration,
-        ") higher than those there are, or leave it unset"));
+  Target target;
+  target.iteration = project.iteration.value_or(highest + 1);
+  target.path = base / concat(detail::kCheckpointPrefix, target.iteration);
+  target.deleted = deleted_by(session, target.path);
+  return target;
+}
+
+// Rank 0 decides, should others see the folder differently.
+Target agree_on_target(
+    const Session& session,
+    const std::filesystem::path& output_dir,
+    const SaveStateOptions& options) {
+  Checkpoints& checkpoints = *session.checkpoints;
+  Target target;
+  std::string decision;
+  if (checkpoints.calls->is_leader()) {
+    try {
+      target = choose_target(session, output_dir);
+      target.is_skipped =
+          options.when_busy == WhenBusy::skip && checkpoints.saver.is_busy();
+      decision = concat(
+          target.is_skipped ? "skip " : "save ",
+          target.iteration,
+          " ",
+          target.path.string());
+    } catch (const Error& error) {
+      decision = concat("refuse ", error.what());
+    }
   }
-  Target target{base / name, iteration, {}};
-  for (const std::string& old : plan->deleted) {
-    target.deleted.push_back(base / old);
-  }
+  decision = checkpoints.calls->tell(decision, "save_state");
+  const std::string verdict = decision.substr(0, decision.find(' '));
+  decision.erase(0, verdict.size() + 1);
+  if (verdict == "refuse") throw ConfigError(decision);
+  target.is_skipped = verdict == "skip";
+  target.iteration =
+      detail::parse_int(decision.substr(0, decision.find(' '))).value_or(0);
+  target.path = decision.substr(decision.find(' ') + 1);
   return target;
 }
 
@@ -229,38 +274,9 @@ SaveTicket Accelerator::save_state(
   Session& session = *session_;
   require_no_join(session, "save_state()");
   Checkpoints& checkpoints = *session.checkpoints;
-  Target target;
-  std::string refusal;
-  try {
-    target = choose_target(session, output_dir);
-  } catch (const Error& error) {
-    refusal = error.what();
-  }
-  // A rank that must refuse meets the others first.
-  detail::require_same_call(
-      session,
-      "save_state",
-      refusal.empty() ? "" : concat("refused: ", refusal));
-  if (!refusal.empty()) throw ConfigError(refusal);
-  const bool skips = options.when_busy == WhenBusy::skip;
-  const std::string leader_says = checkpoints.calls->tell(
-      concat(
-          skips && checkpoints.saver.is_busy() ? "skip" : "save",
-          " ",
-          target.iteration,
-          " ",
-          target.path.string()),
-      "save_state");
-  if (leader_says.starts_with("skip ")) {
-    return SaveTicket(skipped(target.path));
-  }
-  if (!checkpoints.project.save_on_each_node) {
-    // Rank 0 decides, should they see the folder differently.
-    const std::string rest = leader_says.substr(5);
-    const std::size_t space = rest.find(' ');
-    target.iteration = *detail::parse_int(rest.substr(0, space));
-    target.path = rest.substr(space + 1);
-  }
+  detail::require_same_call(session, "save_state", output_dir.string());
+  Target target = agree_on_target(session, output_dir, options);
+  if (target.is_skipped) return SaveTicket(skipped(target.path));
   checkpoints.saver.wait();
   warn_inside_window(session);
 
@@ -269,6 +285,16 @@ SaveTicket Accelerator::save_state(
     if (model->module) context.models.push_back(model->module);
   }
   context.save_weights.assign(context.models.size(), true);
+  std::string failure;
+  const bool is_other_leader = !checkpoints.calls->is_leader() &&
+      checkpoints.writers.front() == session.world.rank();
+  if (is_other_leader && output_dir.empty()) {
+    try {
+      target.deleted = deleted_by(session, target.path);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
   auto writer = std::make_unique<detail::CheckpointWriter>(
       detail::SaveJob{
           {},
@@ -282,10 +308,11 @@ SaveTicket Accelerator::save_state(
           options.safe_serialization},
       *checkpoints.saves);
   context.output_dir = writer->folder();
-  std::string failure;
   try {
-    for (const auto& [id, hook] : checkpoints.save_hooks) hook(context);
-    writer->contents() = contents_of(session, context.save_weights);
+    if (failure.empty()) {
+      for (const auto& [id, hook] : checkpoints.save_hooks) hook(context);
+      writer->contents() = contents_of(session, context.save_weights);
+    }
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -309,8 +336,7 @@ SaveTicket Accelerator::save_state(
   auto progress = options.asynchronous && fits
       ? checkpoints.saver.start(std::move(writer))
       : checkpoints.saver.run(std::move(writer));
-  if (checkpoints.project.automatic_checkpoint_naming ||
-      checkpoints.project.iteration) {
+  if (output_dir.empty() || checkpoints.project.iteration) {
     checkpoints.project.iteration = target.iteration + 1;
   }
   return SaveTicket(std::move(progress));

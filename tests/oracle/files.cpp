@@ -90,6 +90,9 @@ Json tree_of(const TorchFile& file, const Pickle::Value& value) {
     default:
       return {{"opaque", "other"}};
   }
+  const bool is_counter =
+      value.is_call_of("collections Counter") && value.item(1).size() == 1;
+  if (is_counter) return tree_of(file, value.item(1).item(0));
   Json pairs = Json::array();
   if (value.kind() == Kind::dict || value.size() > 2) {
     const Pickle::Value dict = value.as_dict();

@@ -1,7 +1,68 @@
+#include <accelerate/weights.h>
+
 #include "base/sizes.h"
+#include "format/memory_estimate.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
+
+namespace {
+
+std::vector<detail::ModuleNode::Tensor> tensors_of(const Json& list) {
+  std::vector<detail::ModuleNode::Tensor> tensors;
+  for (const Json& entry : list) {
+    double bytes = detail::dtype_bytes(entry[1].at("dtype").get<std::string>());
+    for (const Json& size : entry[1].at("shape")) bytes *= size.get<double>();
+    tensors.push_back({entry[0], static_cast<std::uint64_t>(bytes)});
+  }
+  return tensors;
+}
+
+detail::ModuleNode module_of(const Json& json) {
+  detail::ModuleNode module;
+  module.class_name = json.at("class");
+  module.parameters = tensors_of(json.at("parameters"));
+  module.buffers = tensors_of(json.at("buffers"));
+  for (const Json& child : json.at("children")) {
+    module.children.emplace_back(child[0], module_of(child[1]));
+  }
+  return module;
+}
+
+Json run_estimate(const Json& input) {
+  const detail::ModuleNode module = module_of(input.at("module"));
+  const auto total = detail::total_bytes(module);
+  const auto largest = detail::largest_layers(
+      module,
+      input.at("no_split_modules").is_null()
+          ? std::vector<std::string>()
+          : input.at("no_split_modules").get<std::vector<std::string>>());
+  std::vector<detail::MemoryEstimate> estimates;
+  Json rows = Json::array();
+  for (const Json& dtype : input.at("dtypes")) {
+    estimates.push_back(detail::estimate_memory(
+        dtype.get<std::string>(), largest.num_bytes, total));
+    const auto& each = estimates.back();
+    rows.push_back(
+        {{"dtype", each.dtype},
+         {"largest", each.largest_layer},
+         {"total", each.total},
+         {"training",
+          {{"model", each.training.model},
+           {"gradients", each.training.gradients},
+           {"optimizer", each.training.optimizer},
+           {"step", each.training.step}}}});
+  }
+  return {
+      {"total", total},
+      {"largest", largest.num_bytes},
+      {"largest_names", largest.names},
+      {"rows", std::move(rows)},
+      {"table",
+       detail::memory_table(input.at("name").get<std::string>(), estimates)}};
+}
+
+}  // namespace
 
 Json run_sizes(const Json& input) {
   const std::string kind = input.at("kind");
@@ -10,7 +71,8 @@ Json run_sizes(const Json& input) {
     if (size.is_string()) {
       return {{"bytes", detail::parse_size(size.get<std::string>())}};
     }
-    return {{"bytes", detail::parse_size(size.dump())}};
+    // A number is one of bytes.
+    return {{"bytes", ByteSize(size.get<std::int64_t>()).bytes()}};
   }
   if (kind == "convert_bytes") {
     return {{"text", detail::format_size(input.at("bytes").get<double>())}};
@@ -19,6 +81,7 @@ Json run_sizes(const Json& input) {
     return {
         {"bytes", detail::dtype_bytes(input.at("dtype").get<std::string>())}};
   }
+  if (kind == "estimate") return run_estimate(input);
   throw NotBuilt(kind);
 }
 

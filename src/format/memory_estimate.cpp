@@ -1,0 +1,188 @@
+#include "format/memory_estimate.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <accelerate/error.h>
+
+#include "base/sizes.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::uint64_t bytes_of(const std::vector<ModuleNode::Tensor>& tensors) {
+  std::uint64_t total = 0;
+  for (const auto& tensor : tensors) total += tensor.num_bytes;
+  return total;
+}
+
+void note(
+    LargestLayers& largest,
+    const std::string& name,
+    std::uint64_t num_bytes) {
+  if (num_bytes > largest.num_bytes) largest = {num_bytes, {}};
+  if (num_bytes == largest.num_bytes) largest.names.push_back(name);
+}
+
+void visit(
+    LargestLayers& largest,
+    const std::string& name,
+    const ModuleNode& module,
+    const std::vector<std::string>& no_split_classes) {
+  const bool is_whole = std::find(
+                            no_split_classes.begin(),
+                            no_split_classes.end(),
+                            module.class_name) != no_split_classes.end();
+  if (module.children.empty() || is_whole) {
+    note(largest, name, total_bytes(module));
+    return;
+  }
+  for (const auto& [step, child] : module.children) {
+    visit(largest, concat(name, ".", step), child, no_split_classes);
+  }
+}
+
+std::size_t characters(std::string_view text) {
+  // Of UTF-8.
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+// In the middle; of an odd rest the left side gets more in an odd width, as
+// Python does it.
+std::string centered(const std::string& text, std::size_t width) {
+  const std::size_t size = characters(text);
+  if (size >= width) return text;
+  const std::size_t rest = width - size;
+  const std::size_t left = rest / 2 + (rest & width & 1U);
+  return std::string(left, ' ') + text + std::string(rest - left, ' ');
+}
+
+std::string line_of(std::size_t length) {
+  std::string line;
+  for (std::size_t i = 0; i < length; ++i) line += "─";
+  return line;
+}
+
+constexpr std::size_t kColumns = 4;
+using Row = std::array<std::string, kColumns>;
+using Widths = std::array<std::size_t, kColumns>;
+
+std::string rule(
+    const Widths& widths,
+    std::string_view left,
+    std::string_view middle,
+    std::string_view right) {
+  std::string text(left);
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    if (i > 0) text += middle;
+    text += line_of(widths[i]);
+  }
+  return text + std::string(right) + "\n";
+}
+
+std::string cells(const Row& row, const Widths& widths) {
+  std::string text = "│";
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    text += centered(row[i], widths[i]) + "│";
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+std::uint64_t total_bytes(const ModuleNode& module) {
+  std::uint64_t total = bytes_of(module.parameters) + bytes_of(module.buffers);
+  for (const auto& [name, child] : module.children) total += total_bytes(child);
+  return total;
+}
+
+LargestLayers largest_layers(
+    const ModuleNode& root,
+    const std::vector<std::string>& no_split_classes) {
+  LargestLayers largest;
+  for (const auto& tensor : root.parameters) {
+    note(largest, tensor.name, tensor.num_bytes);
+  }
+  for (const auto& [name, child] : root.children) {
+    visit(largest, name, child, no_split_classes);
+  }
+  return largest;
+}
+
+MemoryEstimate estimate_memory(
+    const std::string& dtype,
+    std::uint64_t largest_layer,
+    std::uint64_t total) {
+  double divisor = 1;
+  if (dtype == "float16" || dtype == "bfloat16") {
+    divisor = 2;
+  } else if (dtype == "int8") {
+    divisor = 4;
+  } else if (dtype == "int4") {
+    divisor = 8;
+  } else if (dtype != "float32") {
+    throw ConfigError(concat(
+        "[estimate] nothing is known of \"",
+        dtype,
+        "\"; give float32, float16, bfloat16, int8 or int4"));
+  }
+  MemoryEstimate estimate{
+      dtype,
+      static_cast<double>(largest_layer) / divisor,
+      static_cast<double>(total) / divisor,
+      {}};
+  const auto full = static_cast<std::int64_t>(total);
+  if (dtype == "float32") {
+    estimate.training = {full, full, 2 * full, 4 * full};
+  } else if (divisor == 2) {
+    estimate.training = {full, full + full / 2, 2 * full, 2 * full};
+  }
+  return estimate;
+}
+
+std::string memory_table(
+    const std::string& model,
+    const std::vector<MemoryEstimate>& estimates) {
+  std::vector<Row> rows{
+      {"dtype", "Largest Layer", "Total Size", "Training using Adam"}};
+  for (const MemoryEstimate& each : estimates) {
+    const auto most = std::max(
+        {each.training.model,
+         each.training.gradients,
+         each.training.optimizer,
+         each.training.step});
+    rows.push_back(
+        {each.dtype,
+         format_size(each.largest_layer),
+         format_size(each.total),
+         most < 0 ? "N/A" : format_size(static_cast<double>(most))});
+  }
+  Widths widths{};
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    for (const Row& row : rows) {
+      widths[i] = std::max(widths[i], characters(row[i]));
+    }
+    total += widths[i];
+  }
+  const std::string title = concat("Memory Usage for loading `", model, "`");
+  std::size_t inside = total + kColumns - 1;
+  if (characters(title) > inside) {
+    widths.back() += characters(title) - inside;
+    inside = characters(title);
+  }
+  std::string table = rule(widths, "┌", "─", "┐");
+  table += "│" + centered(title, inside) + "│\n";
+  table += rule(widths, "├", "┬", "┤") + cells(rows.front(), widths) +
+      rule(widths, "├", "┼", "┤");
+  for (std::size_t i = 1; i < rows.size(); ++i) table += cells(rows[i], widths);
+  std::string end = rule(widths, "└", "┴", "┘");
+  end.pop_back();
+  return table + end;
+}
+
+}  // namespace accelerate::detail

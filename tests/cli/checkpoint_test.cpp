@@ -1,0 +1,155 @@
+// checkpoint ls|verify|show|prune, merge-weights and convert.
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/tool.h"
+#include "format/commit.h"
+#include "format/tensor_writer.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_tool;
+using testing::TemporaryFolder;
+using testing::ToolResult;
+
+// A complete checkpoint with one weight of this value in two boxes.
+void make_checkpoint(const fs::path& target, float value) {
+  const auto disk = detail::make_file_system();
+  detail::PendingCheckpoint pending(disk, target);
+  const std::vector<float> values(6, value);
+  std::vector<detail::FileToWrite> files;
+  detail::Manifest manifest;
+  manifest.writer = "test";
+  manifest.created = "2026-11-21T14:00:00Z";
+  detail::SavedTensor& saved = manifest.parts["model"]["weight"];
+  saved.shape = {4, 3};
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    const std::string name =
+        "model-0000" + std::to_string(i + 1) + "-of-00002.safetensors";
+    detail::TensorToWrite tensor{safetensors::Dtype::F32, {2, 3}, {}};
+    tensor.bytes.num_bytes = 24;
+    tensor.bytes.data = reinterpret_cast<const std::byte*>(values.data());
+    files.push_back({pending.folder() / name, {{"weight", tensor}}, {}});
+    saved.boxes.push_back({name, {{2 * i, 0}, {2, 3}}});
+  }
+  const auto records = detail::write_tensor_files(*disk, files);
+  for (std::size_t i = 0; i < 2; ++i) {
+    manifest.files[files[i].path.filename().string()] = records[i];
+  }
+  pending.commit(manifest);
+}
+
+class CheckpointCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < 3; ++i) {
+      make_checkpoint(
+          base_ / ("checkpoint_" + std::to_string(i)), static_cast<float>(i));
+    }
+  }
+  TemporaryFolder folder_;
+  fs::path base_ = folder_ / "run/checkpoints";
+};
+
+TEST_F(CheckpointCommand, ListsWhatIsThere) {
+  fs::create_directory(base_ / "checkpoint_9");
+  fs::create_directory(base_ / "notes");
+  const ToolResult result = run_tool({"checkpoint", "ls", folder_ / "run"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr("checkpoint_2"));
+  EXPECT_THAT(result.out, HasSubstr("1 process"));
+  EXPECT_THAT(result.out, HasSubstr("INCOMPLETE"));
+  EXPECT_THAT(result.out, Not(HasSubstr("notes")));
+  EXPECT_EQ(run_tool({"checkpoint", "ls", "/nowhere"}).code, 2);
+}
+
+TEST_F(CheckpointCommand, FindsDamage) {
+  EXPECT_EQ(run_tool({"checkpoint", "verify", folder_ / "run"}).code, 0);
+  {
+    std::fstream file(
+        base_ / "checkpoint_1/model-00002-of-00002.safetensors",
+        std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('!');
+  }
+  const ToolResult result = run_tool({"checkpoint", "verify", folder_ / "run"});
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, HasSubstr("checkpoint_0: good"));
+  EXPECT_THAT(result.out, HasSubstr("checkpoint_1: DAMAGED"));
+  EXPECT_THAT(result.out, HasSubstr("model-00002-of-00002.safetensors has"));
+}
+
+TEST_F(CheckpointCommand, ShowsTensorsAndDifferences) {
+  const ToolResult newest = run_tool({"checkpoint", "show", folder_ / "run"});
+  EXPECT_EQ(newest.code, 0);
+  EXPECT_THAT(newest.out, HasSubstr("checkpoint_2"));
+  EXPECT_THAT(newest.out, HasSubstr("weight  F32   [4, 3]"));
+  const ToolResult differ = run_tool(
+      {"checkpoint",
+       "show",
+       base_ / "checkpoint_0",
+       "--diff",
+       base_ / "checkpoint_1"});
+  EXPECT_EQ(differ.code, 1);
+  EXPECT_THAT(differ.out, HasSubstr("~ model: weight  values differ"));
+  EXPECT_EQ(
+      run_tool({"checkpoint",
+                "show",
+                base_ / "checkpoint_0",
+                "--diff",
+                base_ / "checkpoint_0"})
+          .code,
+      0);
+}
+
+TEST_F(CheckpointCommand, PrunesTheOldestAndWhatDeadSavesLeft) {
+  fs::create_directory(base_ / ".checkpoint_3.saving-1-2");
+  const ToolResult dry = run_tool(
+      {"checkpoint", "prune", folder_ / "run", "--keep", "1", "--dry_run"});
+  EXPECT_THAT(dry.out, HasSubstr("would delete"));
+  EXPECT_TRUE(fs::exists(base_ / "checkpoint_0"));
+  EXPECT_EQ(
+      run_tool({"checkpoint", "prune", folder_ / "run", "--keep", "1"}).code,
+      0);
+  EXPECT_FALSE(fs::exists(base_ / "checkpoint_1"));
+  EXPECT_TRUE(fs::exists(base_ / "checkpoint_2"));
+  EXPECT_FALSE(fs::exists(base_ / ".checkpoint_3.saving-1-2"));
+}
+
+TEST_F(CheckpointCommand, MergesAndConverts) {
+  const fs::path merged = folder_ / "merged";
+  ASSERT_EQ(
+      run_tool({"merge-weights", base_ / "checkpoint_1", merged}).code, 0);
+  ASSERT_TRUE(fs::exists(merged / "model.safetensors"));
+  ASSERT_EQ(
+      run_tool({"convert", merged / "model.safetensors", folder_ / "model.bin"})
+          .code,
+      0);
+  const ToolResult same = run_tool(
+      {"checkpoint",
+       "show",
+       base_ / "checkpoint_1",
+       "--diff",
+       folder_ / "model.bin"});
+  EXPECT_EQ(same.code, 0) << same.out;
+  EXPECT_THAT(same.out, HasSubstr("1 tensors equal, 0 different"));
+  const ToolResult unclear =
+      run_tool({"convert", folder_ / "model.bin", folder_ / "model.xyz"});
+  EXPECT_EQ(unclear.code, 2);
+  EXPECT_THAT(unclear.err, HasSubstr("is not clear"));
+  const ToolResult missing =
+      run_tool({"merge-weights", folder_ / "run", merged});
+  EXPECT_EQ(missing.code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("holds no sharded checkpoint"));
+}
+
+}  // namespace
+}  // namespace accelerate

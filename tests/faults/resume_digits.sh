@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# resume_digits.sh TOOL DIGITS RANKS TRIALS: a training that is killed again and again at random moments, and resumed from its newest
+# checkpoint, ends with exactly the weights of one that nobody killed.
+set -euo pipefail
+tool=$1 digits=$2 ranks=$3 trials=$4
+RANDOM=${SEED:-1}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+run() { # PROJECT: to its end, or until it is killed
+  "$tool" launch --num_processes "$ranks" "$digits" --epochs 3 --seed 3 --project_dir "$1" \
+    --checkpoint_every 7 --total_limit 2 --resume latest
+}
+digest_in() { tr '\r' '\n' <"$1" | sed -nE 's/.*digest=([0-9a-f]{16}).*/\1/p'; }
+run whole >whole.out
+expected=$(digest_in whole.out)
+[ -n "$expected" ] || { cat whole.out; exit 1; }
+kills=0 wrong=0
+for trial in $(seq "$trials"); do
+  rm -rf broken
+  while true; do
+    # A process group of its own, so that all of it can be killed at once.
+    setsid bash -c "$(declare -f run); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
+    pid=$!
+    # Starting takes some 300 ms; the training about as long.
+    sleep "0.$(printf %03d $((250 + RANDOM % 550)))"
+    if kill -KILL -- "-$pid" 2>/dev/null; then
+      wait "$pid" 2>/dev/null || true
+      kills=$((kills + 1))
+      # Sooner or later it must get through.
+      [ $((kills % 4)) -eq 0 ] && { run broken >broken.out; break; }
+    else
+      wait "$pid" || { cat broken.err; exit 1; }
+      break
+    fi
+  done
+  found=$(digest_in broken.out)
+  [ "$found" = "$expected" ] || { wrong=$((wrong + 1)); echo "trial $trial: $found, not $expected"; tail -2 broken.out; }
+done
+echo "{\"ranks\": $ranks, \"trials\": $trials, \"kills\": $kills, \"other_digests\": $wrong}"
+[ "$wrong" -eq 0 ] && echo "all as expected"
