@@ -70,12 +70,13 @@ std::size_t element_bytes(Dtype dtype) {
   return static_cast<std::size_t>(safetensors::bits_of(dtype)) / 8;
 }
 
-// One past the last element that a view of these sizes and strides reaches.
+// One past the last element that a view of these sizes and strides reaches; an
+// empty one reaches nothing, wherever it begins.
 std::optional<std::uint64_t>
 reach(std::uint64_t offset, const Shape& sizes, const Shape& strides) {
   std::uint64_t last = offset;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return offset;
+    if (sizes[i] == 0) return 0;
     const std::uint64_t room = std::numeric_limits<std::uint64_t>::max() - last;
     if (strides[i] != 0 && (sizes[i] - 1) > room / strides[i]) {
       return std::nullopt;
