@@ -165,13 +165,16 @@ NameOfParameter parameter_names(
   };
 }
 
-Layout layout_of_parameter(const Session& session, const std::string& name) {
+std::map<std::string, Layout> split_layouts(const Session& session) {
+  std::map<std::string, Layout> layouts;
   for (std::size_t i = 0; i < session.models.size(); ++i) {
     for (const Parameter& row : session.models[i]->table.rows()) {
-      if (qualified(i, row.name) == name) return row.layout;
+      if (!row.layout.is_whole()) {
+        layouts.emplace(qualified(i, row.name), row.layout);
+      }
     }
   }
-  return {};
+  return layouts;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> masters_of(

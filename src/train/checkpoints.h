@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -87,8 +88,8 @@ NameOfParameter parameter_names(
     const Session& session,
     const PreparedOptimizer& optimizer);
 
-/// Layout of the i-th parameter of that name; whole for those of no model.
-Layout layout_of_parameter(const Session& session, const std::string& name);
+/// By the names that parameter_names() gives; those that are split only.
+std::map<std::string, Layout> split_layouts(const Session& session);
 
 /// This rank is the one that writes a tensor of this layout.
 bool writes(const Session& session, const Layout& layout);

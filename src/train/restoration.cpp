@@ -156,37 +156,85 @@ void require_counts(
   }
 }
 
-// This rank's box of a saved tensor of the optimizer, in new memory.
-Destination new_tensor(
-    const Session& session,
-    const OptimizerLoad& load,
-    const StoredTensors& saved,
-    const std::string& parameter,
-    const std::string& name) {
-  const auto found = saved.find(name);
-  if (found == saved.end()) {
-    throw CheckpointError(
-        concat("[checkpoint] ", load.part, " has no tensor \"", name, "\""));
+// Where this rank's boxes of an optimizer's tensors go: to the memory of those
+// it has, if they fit, else to new memory.
+class StateTensors {
+ public:
+  StateTensors(
+      const Session& session,
+      const OptimizerLoad& load,
+      const StoredTensors& saved,
+      const OptimizerState& present)
+      : session_(session),
+        part_(load.part),
+        saved_(saved),
+        layouts_(split_layouts(session)) {
+    std::vector<std::pair<std::string, at::Tensor>> tensors;
+    for (const auto& [name, values] : present.parameters) {
+      static_cast<void>(emptied(values, name, tensors));
+    }
+    present_.insert(tensors.begin(), tensors.end());
   }
-  const StoredTensor& tensor = found->second;
-  const auto dtype = torch_dtype(tensor.dtype);
-  if (!dtype) {
-    throw CheckpointError(concat(
-        "[checkpoint] \"",
-        name,
-        "\" is of a dtype that LibTorch does not have"));
+
+  // Called for what a parameter's state, or the rest, refers to.
+  void add(const StateDict& tree, const std::string& parameter) {
+    for (const std::string& name : tensor_names(tree)) {
+      destinations_.push_back(destination(parameter, name));
+      made_.emplace(name, destinations_.back().tensor);
+    }
   }
-  const std::vector<std::int64_t> shape =
-      torch_shape(tensor.dtype, tensor.shape);
-  Layout layout = layout_of_parameter(session, parameter);
-  if (layout.is_whole() || layout.global_shape != shape) {
-    layout = Layout::whole(shape);
+  [[nodiscard]] std::vector<Destination>& destinations() {
+    return destinations_;
   }
-  const at::Tensor made = at::empty(
-      layout.extent,
-      at::TensorOptions().dtype(*dtype).device(session.world.device()));
-  return {name, made, layout};
-}
+  [[nodiscard]] const at::Tensor& at(const std::string& name) const {
+    return made_.at(name);
+  }
+
+ private:
+  [[nodiscard]] Destination destination(
+      const std::string& parameter,
+      const std::string& name) const {
+    const auto found = saved_.find(name);
+    if (found == saved_.end()) {
+      throw CheckpointError(
+          concat("[checkpoint] ", part_, " has no tensor \"", name, "\""));
+    }
+    const StoredTensor& tensor = found->second;
+    const auto dtype = torch_dtype(tensor.dtype);
+    if (!dtype) {
+      throw CheckpointError(concat(
+          "[checkpoint] \"",
+          name,
+          "\" is of a dtype that LibTorch does not have"));
+    }
+    const std::vector<std::int64_t> shape =
+        torch_shape(tensor.dtype, tensor.shape);
+    const auto split = layouts_.find(parameter);
+    const Layout layout =
+        split != layouts_.end() && split->second.global_shape == shape
+        ? split->second
+        : Layout::whole(shape);
+    const auto present = present_.find(name);
+    if (present != present_.end() && present->second.defined() &&
+        present->second.sizes() == at::IntArrayRef(layout.extent) &&
+        present->second.scalar_type() == *dtype) {
+      return {name, present->second, layout};
+    }
+    const at::Tensor made = at::empty(
+        layout.extent,
+        at::TensorOptions().dtype(*dtype).device(session_.world.device()));
+    prefer_huge_pages(made);
+    return {name, made, layout};
+  }
+
+  const Session& session_;
+  const std::string& part_;
+  const StoredTensors& saved_;
+  std::map<std::string, Layout> layouts_;
+  std::map<std::string, at::Tensor> present_;
+  std::vector<Destination> destinations_;
+  std::map<std::string, at::Tensor> made_;
+};
 
 void load_optimizer(
     const Session& session,
@@ -197,41 +245,34 @@ void load_optimizer(
   const auto part = checkpoint.parts.find(load.part);
   const StoredTensors& saved =
       part == checkpoint.parts.end() ? kNone : part->second;
-  std::vector<Destination> destinations;
-  std::map<std::string, at::Tensor> made;
-  const auto plan_tensors = [&](const StateDict& tree,
-                                const std::string& parameter) {
-    for (const std::string& name : tensor_names(tree)) {
-      destinations.push_back(new_tensor(session, load, saved, parameter, name));
-      made.emplace(name, destinations.back().tensor);
-    }
-  };
-  // What is skipped keeps the state it has.
-  const OptimizerState present = rules.skip.empty() && rules.strict
-      ? OptimizerState()
-      : read_optimizer_state(*load.optimizer->inner, load.name_of);
+  const OptimizerState present =
+      read_optimizer_state(*load.optimizer->inner, load.name_of);
+  StateTensors tensors(session, load, saved, present);
   std::erase_if(load.state.parameters, [&](const auto& entry) {
     return matches_any(rules.skip, entry.first);
   });
   for (const auto& [name, values] : load.state.parameters) {
-    plan_tensors(values, name);
+    tensors.add(values, name);
   }
-  plan_tensors(load.state.others, "");
+  tensors.add(load.state.others, "");
   for (const auto& [name, tensor] : load.masters) {
     if (saved.contains(name)) {
-      destinations.push_back(
+      tensors.destinations().push_back(
           {name, tensor, Layout::whole(tensor.sizes().vec())});
     }
   }
-  read_into(saved, destinations);
-  const auto tensor_of = [&](const std::string& name) { return made.at(name); };
+  read_into(saved, tensors.destinations());
+  const auto tensor_of = [&](const std::string& name) {
+    return tensors.at(name);
+  };
   for (auto& [name, values] : load.state.parameters) {
     values = refilled(values, tensor_of);
   }
   load.state.others = refilled(load.state.others, tensor_of);
+  // What is skipped keeps the state it has.
   for (const auto& [name, values] : present.parameters) {
-    const bool is_kept =
-        matches_any(rules.skip, name) || !load.state.parameters.contains(name);
+    const bool is_kept = matches_any(rules.skip, name) ||
+        (!rules.strict && !load.state.parameters.contains(name));
     if (is_kept) load.state.parameters.insert_or_assign(name, values);
   }
   write_optimizer_state(*load.optimizer->inner, load.state, load.name_of);

@@ -169,6 +169,7 @@ Contents contents_of(
     ++number;
   }
 
+  const auto layouts = detail::split_layouts(session);
   std::vector<StateDict> optimizers;
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner == nullptr) continue;
@@ -180,12 +181,13 @@ Contents contents_of(
     for (auto& [name, values] : bare.parameters) {
       tensors.clear();
       values = detail::emptied(values, name, tensors);
-      const detail::Layout layout = detail::layout_of_parameter(session, name);
+      const auto layout = layouts.find(name);
       for (auto& [key, tensor] : tensors) {
-        const bool is_box = !layout.is_whole() &&
-            tensor.sizes() == at::IntArrayRef(layout.extent);
-        const detail::Layout own =
-            is_box ? layout : detail::Layout::whole(tensor.sizes().vec());
+        const bool is_box = layout != layouts.end() &&
+            tensor.sizes() == at::IntArrayRef(layout->second.extent);
+        const detail::Layout own = is_box
+            ? layout->second
+            : detail::Layout::whole(tensor.sizes().vec());
         part.entries.push_back(
             {key, tensor, own, detail::writes(session, own)});
       }
