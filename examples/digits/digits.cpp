@@ -7,6 +7,7 @@
 //   2 processes, 21000 samples/s, results in digits_run, accuracy=0.9889 digest=3f0c...
 //
 // The same seed on the same number of processes gives the same digest.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -76,8 +77,8 @@ std::uint64_t digest_of(const torch::nn::Module& module) {
 /// One line that is drawn over, on the first process only.
 class ProgressBar {
  public:
-  ProgressBar(bool is_shown, std::int64_t total)
-      : is_shown_(is_shown), total_(total) {}
+  ProgressBar(bool is_shown, std::int64_t total, std::int64_t done)
+      : is_shown_(is_shown), total_(total), done_(done) {}
 
   void advance(int epoch, double loss) {
     ++done_;
@@ -87,7 +88,8 @@ class ProgressBar {
       return;
     drawn_ = now;
     constexpr int kWidth = 30;
-    const auto filled = static_cast<int>(done_ * kWidth / total_);
+    const auto filled =
+        static_cast<int>(std::min(done_, total_) * kWidth / total_);
     std::printf(
         "[%s%s] %3d %%  epoch %d  loss %.4f%c",
         std::string(filled, '#').c_str(),
@@ -102,7 +104,7 @@ class ProgressBar {
  private:
   bool is_shown_;
   std::int64_t total_;
-  std::int64_t done_ = 0;
+  std::int64_t done_;
   Clock::time_point drawn_{};
 };
 
@@ -125,12 +127,16 @@ double accuracy_of(
   return static_cast<double>(num_right) / static_cast<double>(num_seen);
 }
 
-/// Optimizer steps so far: a part of checkpoints.
-struct Steps {
-  std::int64_t count = 0;
-  accelerate::StateDict state_dict() const { return {{"count", count}}; }
+/// How far the training is: a part of checkpoints.
+struct Progress {
+  std::int64_t batches = 0;
+  std::int64_t steps = 0;
+  accelerate::StateDict state_dict() const {
+    return {{"batches", batches}, {"steps", steps}};
+  }
   void load_state_dict(const accelerate::StateDict& state) {
-    count = state.get<std::int64_t>("count");
+    batches = state.get<std::int64_t>("batches");
+    steps = state.get<std::int64_t>("steps");
   }
 };
 
@@ -185,8 +191,10 @@ void train(const Flags& flags) {
           accelerate::TensorDataset(digits.test.images, digits.test.labels),
           {.batch_size = flags.batch_size}));
 
-  Steps steps;
-  accelerator.register_for_checkpointing(steps);
+  Progress progress;
+  accelerator.register_for_checkpointing(progress);
+  // A pass that is resumed is shorter.
+  const std::int64_t batches_of_pass = loader.size();
   const bool has_resumed = resume(accelerator, flags.resume);
 
   std::ofstream metrics;
@@ -200,7 +208,8 @@ void train(const Flags& flags) {
 
   ProgressBar bar(
       accelerator.is_main_process(),
-      std::int64_t{flags.epochs} * loader.size());
+      std::int64_t{flags.epochs} * batches_of_pass,
+      progress.batches);
   const auto first_epoch = static_cast<int>(loader.epoch());
   std::chrono::duration<double> train_time{};
   std::int64_t num_samples = 0;
@@ -218,8 +227,10 @@ void train(const Flags& flags) {
       optimizer.step();
       last_loss = loss.item<double>();
       num_samples += loader.total_batch_size();
+      ++progress.batches;
+      if (accelerator.sync_gradients()) ++progress.steps;
       if (flags.checkpoint_every > 0 && accelerator.sync_gradients() &&
-          ++steps.count % flags.checkpoint_every == 0) {
+          progress.steps % flags.checkpoint_every == 0) {
         accelerator.save_state();
       }
       bar.advance(epoch, last_loss);

@@ -68,8 +68,13 @@ std::vector<CheckpointEntry> list_checkpoints(
     throw Error(
         concat("[files] cannot list ", folder.string(), ": ", code.message()));
   }
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.number, a.name) < std::tie(b.number, b.name);
+  // Of equal numbers, a name that a user chose counts as older.
+  const auto key = [](const CheckpointEntry& entry) {
+    const bool is_automatic = entry.name.starts_with(kCheckpointPrefix);
+    return std::tuple(entry.number, is_automatic, std::string_view(entry.name));
+  };
+  std::sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
+    return key(a) < key(b);
   });
   return entries;
 }

@@ -67,6 +67,14 @@ std::string line_of(std::size_t length) {
   return line;
 }
 
+// As Python prints a quotient: whole ones with ".0".
+std::string quotient(double bytes, const std::string& dtype) {
+  std::string text = format_size(bytes);
+  const bool is_whole = text.find('.') == std::string::npos;
+  if (dtype != "float32" && is_whole) text.insert(text.find(' '), ".0");
+  return text;
+}
+
 constexpr std::size_t kColumns = 4;
 using Row = std::array<std::string, kColumns>;
 using Widths = std::array<std::size_t, kColumns>;
@@ -157,8 +165,8 @@ std::string memory_table(
          each.training.step});
     rows.push_back(
         {each.dtype,
-         format_size(each.largest_layer),
-         format_size(each.total),
+         quotient(each.largest_layer, each.dtype),
+         quotient(each.total, each.dtype),
          most < 0 ? "N/A" : format_size(static_cast<double>(most))});
   }
   Widths widths{};
@@ -180,9 +188,7 @@ std::string memory_table(
   table += rule(widths, "├", "┬", "┤") + cells(rows.front(), widths) +
       rule(widths, "├", "┼", "┤");
   for (std::size_t i = 1; i < rows.size(); ++i) table += cells(rows[i], widths);
-  std::string end = rule(widths, "└", "┴", "┘");
-  end.pop_back();
-  return table + end;
+  return table + rule(widths, "└", "┴", "┘");
 }
 
 }  // namespace accelerate::detail
