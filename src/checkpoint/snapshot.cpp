@@ -166,6 +166,8 @@ void SnapshotMemory::take(Contents& contents) {
 
   std::vector<Piece> pieces;
   Copies plain, queued;
+  // Some are nobody else's.
+  std::vector<at::Tensor> sources;
   std::size_t used = 0;
   for (Part& part : contents.parts) {
     for (PartEntry& entry : part.entries) {
@@ -174,6 +176,7 @@ void SnapshotMemory::take(Contents& contents) {
         continue;
       }
       const at::Tensor source = entry.tensor.detach();
+      sources.push_back(source);
       const at::Tensor copy = at::from_blob(
           memory + used,
           source.sizes(),

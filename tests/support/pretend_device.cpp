@@ -167,6 +167,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     machine().run(*static_cast<Stream*>(event));
   }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) machine().run(*static_cast<Stream*>(event));
+  }
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void* event, const c10::DeviceIndex)
       const noexcept override {
@@ -262,12 +265,12 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const auto copy = [source = on_host(from), target = on_host(to)] {
     target.copy_(source);
   };
-  if (!non_blocking || to.is_cpu()) {
+  if (!non_blocking || (to.is_cpu() && !to.is_pinned())) {
     machine().run(stream);
     copy();
     return to;
   }
-  const bool is_pinned = from.is_cpu() && from.is_pinned();
+  const bool is_pinned = to.is_cpu() || (from.is_cpu() && from.is_pinned());
   const std::lock_guard lock(machine().mutex);
   machine().queued[stream].push_back(copy);
   if (stream.second != 0) {
