@@ -136,6 +136,9 @@ class ACCELERATE_API AdaLomo : public FusedBackwardOptimizer {
       std::vector<at::Tensor> parameters,
       const AdaLomoOptions& options = {});
 
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
  protected:
   void update(
       at::Tensor& parameter,

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/serialize/archive.h>
 
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
@@ -38,6 +39,17 @@ class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
 
 // LibTorch's schedules ask every optimizer's options for a learning rate.
 struct RateOptions : torch::optim::OptimizerCloneableOptions<RateOptions> {
+  RateOptions() = default;
+  // As torch::optim::serialize makes them.
+  explicit RateOptions(double rate) : lr(rate) {}
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("lr", c10::IValue(lr));
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    c10::IValue value;
+    archive.read("lr", value);
+    lr = value.toDouble();
+  }
   double get_lr() const override { return lr; }
   void set_lr(double rate) override { lr = rate; }
   double lr = 0;
@@ -160,6 +172,17 @@ namespace {
 /// Second moments: of a matrix its row and column means, else whole.
 struct AdaLomoState : torch::optim::OptimizerCloneableParamState<AdaLomoState> {
   at::Tensor row, column, whole;
+
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    if (row.defined()) archive.write("row", row, /*is_buffer=*/true);
+    if (column.defined()) archive.write("column", column, /*is_buffer=*/true);
+    if (whole.defined()) archive.write("whole", whole, /*is_buffer=*/true);
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    archive.try_read("row", row, /*is_buffer=*/true);
+    archive.try_read("column", column, /*is_buffer=*/true);
+    archive.try_read("whole", whole, /*is_buffer=*/true);
+  }
 };
 
 at::Tensor root_mean_square(const at::Tensor& tensor) {
@@ -179,6 +202,18 @@ AdaLomo::AdaLomo(
       options_(options) {}
 
 void AdaLomo::begin_step() { ++step_; }
+
+void AdaLomo::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<AdaLomoState, RateOptions>(archive, *this);
+  archive.write("step", c10::IValue(step_));
+}
+
+void AdaLomo::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<AdaLomoState, RateOptions>(archive, *this);
+  c10::IValue step;
+  archive.read("step", step);
+  step_ = step.toInt();
+}
 
 void AdaLomo::update(
     at::Tensor& parameter,

@@ -118,6 +118,32 @@ void write_tree(
   }
 }
 
+// torch::optim::serialize matches the parameters of a group by their place: lists
+// them as this optimizer has them, whose states are found by name.
+StateDict in_order_of(
+    const torch::optim::Optimizer& optimizer,
+    const StateDict& archive,
+    const NameOfParameter& name_of) {
+  if (!archive.contains("param_groups")) return archive;
+  StateDict groups = archive.get<StateDict>("param_groups");
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::string key = concat("param_groups/", g);
+    if (!groups.contains(key)) continue;
+    StateDict group = groups.get<StateDict>(key);
+    const auto& parameters = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const std::string place = concat("params/", i);
+      if (group.contains(place)) {
+        group.set(place, label_of(name_of(parameters[i])));
+      }
+    }
+    groups.set(key, std::move(group));
+  }
+  StateDict ordered = archive;
+  ordered.set("param_groups", std::move(groups));
+  return ordered;
+}
+
 std::string bytes_of_archive(torch::serialize::OutputArchive& archive) {
   std::ostringstream stream;
   archive.save_to(stream);
@@ -154,6 +180,8 @@ void write_archive(
     torch::optim::Optimizer& optimizer,
     const StateDict& archive,
     const NameOfParameter& name_of) {
+  // A class without a state.
+  if (archive.empty()) return;
   Renaming to_addresses;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -161,7 +189,7 @@ void write_archive(
     }
   }
   torch::serialize::OutputArchive output;
-  write_tree(archive, to_addresses, output);
+  write_tree(in_order_of(optimizer, archive, name_of), to_addresses, output);
   const std::string bytes = bytes_of_archive(output);
   torch::serialize::InputArchive input;
   input.load_from(bytes.data(), bytes.size());

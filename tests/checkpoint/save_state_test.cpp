@@ -188,6 +188,34 @@ TEST(SaveState, GoesOnExactlyAfterAnAsynchronousSave) {
   expect_exact_resume<optim::Adam>(torch::optim::AdamOptions(0.05), true);
 }
 
+TEST(SaveState, GoesOnExactlyWithAdaLomo) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  const auto train = [&](std::uint64_t seed, bool resumes) {
+    torch::manual_seed(seed);
+    const Accelerator accelerator(options);
+    torch::nn::Linear net(6, 3);
+    optim::AdaLomo lomo(net->parameters());
+    auto [model, optimizer] = accelerator.prepare(net, lomo);
+    const auto step = [&, &model = model] {
+      accelerator.lomo_backward(
+          model(torch::ones({2, 6})).square().sum(), 0.05);
+    };
+    if (resumes) {
+      accelerator.load_state(folder / "out");
+    } else {
+      for (int i = 0; i < 3; ++i) step();
+      accelerator.save_state(folder / "out", {.asynchronous = true});
+    }
+    for (int i = 0; i < 3; ++i) step();
+    accelerator.finish();
+    return net->weight.detach().clone();
+  };
+  const at::Tensor whole = train(1, false);
+  EXPECT_TRUE(train(2, true).equal(whole));
+}
+
 using Adam = Training<optim::Adam, torch::optim::AdamOptions>;
 const torch::optim::AdamOptions kAdam(0.05);
 

@@ -1,0 +1,191 @@
+#include "params/optimizer_state.h"
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace {
+
+using testing::expect_error;
+
+// A class of the user's, with options and a state that only it knows.
+struct PullOptions : torch::optim::OptimizerCloneableOptions<PullOptions> {
+  PullOptions(double pull = 0.5) : pull_(pull) {}
+  TORCH_ARG(double, pull);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, pull);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(pull);
+  }
+  double get_lr() const override { return pull_; }
+  void set_lr(double lr) override { pull_ = lr; }
+};
+struct PullState : torch::optim::OptimizerCloneableParamState<PullState> {
+  TORCH_ARG(torch::Tensor, anchor);
+  TORCH_ARG(int64_t, visits) = 0;
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, anchor);
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, visits);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(anchor);
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(visits);
+  }
+};
+// Pulls parameters towards where they were first.
+class Pull : public torch::optim::Optimizer {
+ public:
+  explicit Pull(std::vector<at::Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<PullOptions>()) {}
+  at::Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups_) {
+      for (at::Tensor& parameter : group.params()) {
+        auto& slot = state_[parameter.unsafeGetTensorImpl()];
+        if (!slot) {
+          auto made = std::make_unique<PullState>();
+          made->anchor(parameter.clone());
+          slot = std::move(made);
+        }
+        auto& state = static_cast<PullState&>(*slot);
+        state.visits(state.visits() + 1);
+        parameter.lerp_(
+            state.anchor(), static_cast<PullOptions&>(group.options()).pull());
+      }
+    }
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    torch::optim::serialize<PullState, PullOptions>(archive, *this);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::optim::serialize<PullState, PullOptions>(archive, *this);
+  }
+};
+
+// By what comes first in them.
+std::string by_value(const at::Tensor& parameter) {
+  return concat("p", parameter.numel());
+}
+
+std::vector<at::Tensor> parameters() {
+  return {
+      torch::full({3}, 1.0).requires_grad_(true),
+      torch::full({5}, 2.0).requires_grad_(true)};
+}
+
+TEST(OptimizerStateOfAnyClass, ComesBackThroughItsOwnArchive) {
+  auto values = parameters();
+  Pull pull(values);
+  pull.step();
+  {
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& each : values) each.add_(8);
+  }
+  const OptimizerState state = read_optimizer_state(pull, by_value);
+  EXPECT_EQ(state.algorithm, "archive");
+  const OptimizerState again = optimizer_state_from(to_state_dict(state));
+  // In another order.
+  auto other_values = parameters();
+  std::swap(other_values[0], other_values[1]);
+  Pull other(other_values);
+  write_optimizer_state(other, again, by_value);
+  const torch::NoGradGuard no_grad;
+  other_values[0].fill_(10);
+  other_values[1].fill_(10);
+  other.step();
+  // Half of the way back to where they were.
+  EXPECT_TRUE(other_values[0].equal(torch::full({5}, 6.0)));
+  EXPECT_TRUE(other_values[1].equal(torch::full({3}, 5.5)));
+}
+
+class Forgetful : public Pull {
+ public:
+  using Pull::Pull;
+  void save(torch::serialize::OutputArchive&) const override {}
+};
+
+TEST(OptimizerStateOfAnyClass, ThatWritesNothingIsRefused) {
+  Forgetful forgetful(parameters());
+  forgetful.step();
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(read_optimizer_state(forgetful, by_value)); },
+      "its save() writes nothing");
+}
+
+TEST(OptimizerState, OfLbfgsComesBackWhole) {
+  const auto loss = [](torch::optim::LBFGS& lbfgs, const at::Tensor& x) {
+    return lbfgs
+        .step([&] {
+          lbfgs.zero_grad();
+          const at::Tensor value =
+              (x.pow(4).sum() + (x - 1).square().sum()).sum();
+          value.backward();
+          return value;
+        })
+        .item<double>();
+  };
+  const auto options =
+      torch::optim::LBFGSOptions(0.3).max_iter(3).history_size(4);
+  at::Tensor x = torch::full({4}, 3.0).requires_grad_(true);
+  torch::optim::LBFGS lbfgs({x}, options);
+  for (int i = 0; i < 3; ++i) loss(lbfgs, x);
+  const OptimizerState state = optimizer_state_from(
+      to_state_dict(read_optimizer_state(lbfgs, by_value)));
+  at::Tensor y = x.detach().clone().requires_grad_(true);
+  torch::optim::LBFGS other({y}, torch::optim::LBFGSOptions(0.9));
+  // Not shared with the first, which goes on.
+  OptimizerState copy = state;
+  for (auto& [name, values] : copy.parameters) {
+    StateDict cloned;
+    for (const auto& [key, value] : values.values()) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        cloned.set(key, tensor->clone());
+      } else if (const auto* list = std::get_if<StateDict>(&value)) {
+        StateDict items;
+        for (const auto& [index, item] : list->values()) {
+          const auto* one = std::get_if<at::Tensor>(&item);
+          items.set(index, one != nullptr ? one->clone() : item);
+        }
+        cloned.set(key, std::move(items));
+      } else {
+        cloned.set(key, value);
+      }
+    }
+    values = std::move(cloned);
+  }
+  write_optimizer_state(other, copy, by_value);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(loss(other, y), loss(lbfgs, x));
+  EXPECT_TRUE(x.equal(y));
+}
+
+TEST(OptimizerState, FollowsNamesIntoOtherGroupsAndSaysWhatIsMissing) {
+  auto values = parameters();
+  torch::optim::SGD sgd(values, torch::optim::SGDOptions(0.1).momentum(0.9));
+  (values[0].sum() + values[1].sum()).backward();
+  sgd.step();
+  const OptimizerState state = read_optimizer_state(sgd, by_value);
+  auto more = parameters();
+  more.push_back(torch::ones({7}).requires_grad_(true));
+  torch::optim::SGD other(more, torch::optim::SGDOptions(0.3));
+  EXPECT_EQ(
+      optimizer_complaints(other, state, by_value, true),
+      std::vector<std::string>{"nothing is known of parameter p7"});
+  EXPECT_TRUE(optimizer_complaints(other, state, by_value, false).empty());
+  write_optimizer_state(other, state, by_value);
+  const auto& options = static_cast<const torch::optim::SGDOptions&>(
+      other.param_groups()[0].options());
+  EXPECT_EQ(options.lr(), 0.1);
+  EXPECT_EQ(options.momentum(), 0.9);
+  EXPECT_EQ(other.state().size(), 2u);
+}
+
+}  // namespace
+}  // namespace accelerate::detail
