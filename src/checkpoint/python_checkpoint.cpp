@@ -13,6 +13,7 @@
 #include "checkpoint/tensor_bytes.h"
 #include "checkpoint/tensor_tree.h"
 #include "format/checkpoint_folder.h"
+#include "format/torch_distributed.h"
 #include "format/torch_file.h"
 #include "format/weights.h"
 
@@ -327,11 +328,16 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
   for (std::size_t i = 0;; ++i) {
     const std::string safe = numbered("model", i) + ".safetensors";
     const std::string pickled = numbered("pytorch_model", i) + ".bin";
+    const std::string sharded = concat("pytorch_model_fsdp_", i);
     if (has(safe)) {
       source.parts[numbered("model", i)] = stored_in_safetensors(folder / safe);
     } else if (has(pickled)) {
       source.parts[numbered("model", i)] =
           stored_in_torch_file(folder / pickled);
+    } else if (is_torch_distributed(folder / sharded)) {
+      // As FSDP's sharded state dicts are left.
+      source.parts[numbered("model", i)] =
+          read_torch_distributed(folder / sharded).tensors;
     } else {
       break;
     }

@@ -267,9 +267,15 @@ PendingCheckpoint::PendingCheckpoint(
   if (std::filesystem::exists(target_)) {
     static_cast<void>(strangers_in(target_));
   }
-  folder_ = hidden_name(target_, kSaving);
-  disk_->create_folder(folder_);
-  lock_.emplace(folder_);
+  // Another save's sweep may be faster than the lock, but not again and again.
+  constexpr int kAttempts = 8;
+  for (int i = 0; i < kAttempts; ++i) {
+    folder_ = hidden_name(target_, kSaving);
+    disk_->create_folder(folder_);
+    lock_.emplace(folder_);
+    // There but not locked: this file system knows no locks on folders.
+    if (std::filesystem::exists(folder_)) break;
+  }
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
