@@ -23,6 +23,7 @@ using detail::Layout;
 using detail::Meeting;
 using detail::SaveJob;
 using testing::FailingDisk;
+using testing::make_unsynced_disk;
 using testing::RecordedDisk;
 using testing::TemporaryFolder;
 
@@ -96,7 +97,7 @@ void save(
 // -1 if there is none.
 int load_newest(const fs::path& base) {
   if (fs::is_directory(base)) {
-    detail::restore_put_aside(*detail::make_file_system(), base);
+    detail::restore_put_aside(*make_unsynced_disk(), base);
   }
   const auto entries = detail::list_checkpoints(base);
   const auto* const newest = detail::newest_of(entries);
@@ -139,12 +140,12 @@ class CrashStates : public ::testing::TestWithParam<Scenario> {};
 
 TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
   const Scenario scenario = GetParam();
-  const TemporaryFolder folder;
+  const TemporaryFolder folder(TemporaryFolder::memory());
   const fs::path root = folder / "disk";
   const fs::path base = root / "checkpoints";
   fs::create_directories(root);
   for (int i = 0; i < scenario.num_before; ++i) {
-    save(detail::make_file_system(), base, i, 10);
+    save(make_unsynced_disk(), base, i, 10);
   }
   auto disk = std::make_shared<RecordedDisk>(root, scenario.can_exchange);
   testing::run_in_worlds(scenario.num_ranks, [&](const World& world) {
@@ -168,7 +169,7 @@ TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
           // A life after the crash.
           if (num_states % 16 == 0) {
             save(
-                detail::make_file_system(),
+                make_unsynced_disk(),
                 state / "checkpoints",
                 100,
                 scenario.limit);
@@ -204,9 +205,9 @@ TEST_P(Faults, AtAnyCallLeaveTheOldCheckpointAndAClearError) {
   for (const bool goes_on : {false, true}) {
     for (const int limit : {1, 3}) {
       for (std::size_t call = 0;; ++call) {
-        const TemporaryFolder folder;
+        const TemporaryFolder folder(TemporaryFolder::memory());
         const fs::path base = folder / "checkpoints";
-        save(detail::make_file_system(), base, 0, limit);
+        save(make_unsynced_disk(), base, 0, limit);
         const auto disk =
             std::make_shared<FailingDisk>(call, GetParam(), goes_on);
         bool has_thrown = false;
@@ -224,7 +225,7 @@ TEST_P(Faults, AtAnyCallLeaveTheOldCheckpointAndAClearError) {
         if (!has_thrown) {
           EXPECT_EQ(newest, 1) << call;
         }
-        save(detail::make_file_system(), base, 2, limit);
+        save(make_unsynced_disk(), base, 2, limit);
         EXPECT_EQ(load_newest(base), 2) << call;
         EXPECT_EQ(num_hidden(base), 0u) << call;
         if (!disk->has_failed()) break;

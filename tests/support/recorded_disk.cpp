@@ -17,6 +17,56 @@ namespace fs = std::filesystem;
 using detail::Bytes;
 using detail::OutputFile;
 
+namespace {
+
+class UnsyncedFile final : public OutputFile {
+ public:
+  explicit UnsyncedFile(std::unique_ptr<OutputFile> file)
+      : file_(std::move(file)) {}
+  using OutputFile::write_at;
+  void write_at(std::uint64_t offset, std::span<const Bytes> pieces) override {
+    file_->write_at(offset, pieces);
+  }
+  void finish() override { file_.reset(); }
+
+ private:
+  std::unique_ptr<OutputFile> file_;
+};
+
+class UnsyncedDisk final : public detail::FileSystem {
+ public:
+  std::unique_ptr<OutputFile> create(const fs::path& path) override {
+    return std::make_unique<UnsyncedFile>(disk_->create(path));
+  }
+  void create_folder(const fs::path& path) override {
+    disk_->create_folder(path);
+  }
+  void rename(const fs::path& from, const fs::path& to) override {
+    disk_->rename(from, to);
+  }
+  bool exchange(const fs::path& one, const fs::path& other) override {
+    return disk_->exchange(one, other);
+  }
+  void link(const fs::path& from, const fs::path& to) override {
+    disk_->link(from, to);
+  }
+  void remove_file(const fs::path& path) override { disk_->remove_file(path); }
+  void remove_folder(const fs::path& path) override {
+    disk_->remove_folder(path);
+  }
+  void sync_file(const fs::path&) override {}
+  void sync_folder(const fs::path&) override {}
+
+ private:
+  std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
+};
+
+}  // namespace
+
+std::shared_ptr<detail::FileSystem> make_unsynced_disk() {
+  return std::make_shared<UnsyncedDisk>();
+}
+
 class RecordedDisk::File final : public OutputFile {
  public:
   File(RecordedDisk& disk, std::unique_ptr<OutputFile> file, int node)
@@ -204,7 +254,7 @@ std::set<Choice> choices_of(const std::vector<std::size_t>& loose) {
     choices.emplace(std::move(chosen), false);
   };
   const std::set<std::size_t> all(loose.begin(), loose.end());
-  constexpr std::size_t kFew = 8;
+  constexpr std::size_t kFew = 9;
   if (loose.size() <= kFew) {
     for (std::size_t bits = 0; bits < std::size_t{1} << loose.size(); ++bits) {
       std::set<std::size_t> chosen;

@@ -13,6 +13,10 @@
 
 namespace accelerate::testing {
 
+/// The system's own, but nothing waits for the disk: for tests that do not cut
+/// the power.
+std::shared_ptr<detail::FileSystem> make_unsynced_disk();
+
 /// Files and folders as a disk knows them: by number, with names in folders.
 struct DiskNode {
   bool is_folder = false;
@@ -79,7 +83,7 @@ class RecordedDisk : public detail::FileSystem {
 
   std::filesystem::path root_;
   bool can_exchange_;
-  std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
+  std::shared_ptr<detail::FileSystem> disk_ = make_unsynced_disk();
   mutable std::recursive_mutex mutex_;
   std::vector<DiskNode> at_first_;
   std::vector<DiskNode> now_;
@@ -122,7 +126,7 @@ class FailingDisk : public detail::FileSystem {
   bool goes_on_;
   std::size_t count_ = 0;
   std::mutex mutex_;
-  std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
+  std::shared_ptr<detail::FileSystem> disk_ = make_unsynced_disk();
 };
 
 }  // namespace accelerate::testing

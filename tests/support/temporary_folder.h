@@ -11,13 +11,20 @@ namespace accelerate::testing {
 /// A fresh folder, removed with everything in it.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "accelerate-XXXXXX").string();
+  explicit TemporaryFolder(
+      const std::filesystem::path& base =
+          std::filesystem::temp_directory_path()) {
+    std::string name = (base / "accelerate-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
       throw std::runtime_error("cannot create " + name);
     }
     path_ = name;
+  }
+  /// Where files live in memory, if there is such a place: for thousands of them.
+  static std::filesystem::path memory() {
+    return std::filesystem::is_directory("/dev/shm")
+        ? "/dev/shm"
+        : std::filesystem::temp_directory_path();
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
