@@ -12,6 +12,9 @@
 
 namespace accelerate::detail {
 
+/// "model", "model_1", … for the i-th of a kind.
+ACCELERATE_API std::string numbered(const std::string& kind, std::size_t i);
+
 /// A tensor of a part: what of it this rank has.
 struct PartEntry {
   std::string name;

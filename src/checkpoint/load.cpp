@@ -232,7 +232,7 @@ open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
     source.parts.emplace(part, checkpoint.tensors(part));
   }
   for (std::size_t i = 0;; ++i) {
-    const std::string part = i == 0 ? "model" : concat("model_", i);
+    const std::string part = numbered("model", i);
     if (source.parts.contains(part)) continue;
     const std::string file = torch_file_of(part);
     if (!checkpoint.manifest().files.contains(file)) break;

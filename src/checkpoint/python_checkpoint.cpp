@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "checkpoint/contents.h"
 #include "checkpoint/source.h"
 #include "checkpoint/tensor_bytes.h"
 #include "checkpoint/tensor_tree.h"
@@ -24,10 +25,6 @@ namespace {
 namespace fs = std::filesystem;
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
-
-std::string numbered(const std::string& stem, std::size_t i) {
-  return i == 0 ? stem : concat(stem, "_", i);
-}
 
 at::Tensor tensor_from(const TorchTensor& tensor) {
   const auto dtype = torch_dtype(tensor.dtype);
@@ -382,10 +379,6 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
       {"step", StateDict{{"micro_step", step}, {"serial", step}}}};
   if (has("scaler.pt")) {
     source.state.set("scaler", read_scaler(folder / "scaler.pt"));
-  }
-  if (source.parts.empty() && source.state.empty()) {
-    throw CheckpointError(concat(
-        "[checkpoint] ", folder.string(), " is no checkpoint of Accelerate"));
   }
   return source;
 }

@@ -164,6 +164,10 @@ std::string attempt(Body&& body) {
 
 }  // namespace
 
+std::string numbered(const std::string& kind, std::size_t i) {
+  return i == 0 ? kind : concat(kind, "_", i);
+}
+
 bool Part::is_split() const {
   for (const PartEntry& entry : entries) {
     if (!entry.layout.is_whole()) return true;

@@ -233,6 +233,9 @@ void restore_put_aside(FileSystem& disk, const path& parent) {
   for (const path& entry : entries_of(parent)) {
     const auto name = visible_name(entry.filename().string(), kAside);
     if (!name || std::filesystem::exists(parent / *name)) continue;
+    // A live save is between its two renames.
+    const FolderLock lock(entry);
+    if (!lock.is_held()) continue;
     disk.rename(entry, parent / *name);
     disk.sync_folder(parent);
   }
@@ -308,6 +311,7 @@ std::vector<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
   } else if (disk_->exchange(folder_, target_)) {
     replaced = folder_;
   } else {
+    const FolderLock lock(target_);
     replaced = hidden_name(target_, kAside);
     disk_->rename(target_, *replaced);
     try {

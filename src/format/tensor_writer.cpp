@@ -122,8 +122,7 @@ class ChunkWriter {
 
 std::vector<FileRecord> write_tensor_files(
     FileSystem& disk,
-    const std::vector<FileToWrite>& files,
-    const WriteOptions& options) {
+    const std::vector<FileToWrite>& files) {
   std::vector<std::unique_ptr<OpenFile>> open_files;
   std::vector<std::pair<OpenFile*, std::uint64_t>> jobs;
   for (const FileToWrite& file : files) {
@@ -136,9 +135,7 @@ std::vector<FileRecord> write_tensor_files(
     }
   }
 
-  const std::size_t num_threads = options.num_threads > 0
-      ? static_cast<std::size_t>(options.num_threads)
-      : num_helpful_threads(jobs.size());
+  const std::size_t num_threads = num_helpful_threads(jobs.size());
   std::vector<ChunkWriter> writers(num_threads);
   run_jobs(jobs.size(), num_threads, [&](std::size_t thread, std::size_t i) {
     auto& [open, chunk] = jobs[i];

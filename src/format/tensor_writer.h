@@ -42,17 +42,11 @@ struct FileToWrite {
   std::map<std::string, std::string> metadata;
 };
 
-struct WriteOptions {
-  /// 0: as many as help, at most four.
-  int num_threads = 0;
-};
-
 /// Writes files, several chunks at once, and makes them durable. Memory in use:
 /// a chunk a thread. Returns a record for each. The first error ends all and is
 /// thrown; files are then unfinished.
 std::vector<FileRecord> write_tensor_files(
     FileSystem& disk,
-    const std::vector<FileToWrite>& files,
-    const WriteOptions& options = {});
+    const std::vector<FileToWrite>& files);
 
 }  // namespace accelerate::detail

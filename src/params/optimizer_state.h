@@ -43,13 +43,13 @@ ACCELERATE_API OptimizerState read_optimizer_state(
     const NameOfParameter& name_of);
 
 /// What would go wrong in write_optimizer_state: another algorithm, another
-/// number of groups and, if `strict`, parameters unknown to either side. Empty:
-/// nothing.
+/// number of groups, parameters unknown to either side unless `may_be_missing`
+/// says so of their names. Empty: nothing.
 ACCELERATE_API std::vector<std::string> optimizer_complaints(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of,
-    bool strict);
+    const std::function<bool(const std::string& name)>& may_be_missing);
 
 /// Takes the state over, tensors as they are. Parameters without an entry lose
 /// theirs. Groups are matched by their place; a parameter may have moved.

@@ -42,10 +42,6 @@ Checkpoints::~Checkpoints() {
   if (saves && std::uncaught_exceptions() > 0) saves->cancel();
 }
 
-std::string numbered(const std::string& kind, std::size_t i) {
-  return i == 0 ? kind : concat(kind, "_", i);
-}
-
 void open_meetings(Session& session) {
   Checkpoints& checkpoints = *session.checkpoints;
   if (checkpoints.calls) return;
@@ -94,6 +90,30 @@ void require_same_call(
       "[checkpoint] the ranks made different calls; all must make the same:\n "
       " ",
       join(lines, "\n  ")));
+}
+
+void require_success(
+    Session& session,
+    const std::string& failure,
+    const std::string& call,
+    const std::string& what) {
+  std::vector<std::string> lines;
+  const auto said = session.checkpoints->calls->exchange(failure, call);
+  for (std::size_t i = 0; i < said.size(); ++i) {
+    // Alike on all ranks, mostly.
+    if (said[i].empty() || (i > 0 && said[i] == said[0])) continue;
+    lines.push_back(
+        said.size() == 1 ? said[i] : concat("rank ", i, ": ", said[i]));
+  }
+  if (lines.empty()) return;
+  throw CheckpointError(concat(what, join(lines, "\n")));
+}
+
+const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders(
+    const Session& session) {
+  auto& loaders = session.checkpoints->loaders;
+  while (!loaders.empty() && !loaders.back()->state_dict) loaders.pop_back();
+  return loaders;
 }
 
 bool writes(const Session& session, const Layout& layout) {

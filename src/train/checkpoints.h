@@ -74,8 +74,17 @@ void require_same_call(
     const std::string& call,
     const std::string& arguments);
 
-/// "model", "model_1", … for the i-th of a kind.
-std::string numbered(const std::string& kind, std::size_t i);
+/// Every rank says what failed for it, empty for nothing. If anything did, all
+/// throw CheckpointError that begins with `what`.
+void require_success(
+    Session& session,
+    const std::string& failure,
+    const std::string& call,
+    const std::string& what);
+
+/// Slots of loaders, without those at the end whose loaders are gone.
+const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders(
+    const Session& session);
 
 /// The tensors of a model: parameters, then buffers, each once.
 Part model_part(

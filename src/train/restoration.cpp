@@ -88,6 +88,11 @@ void plan_models(
   }
 }
 
+bool may_be_missing(const MatchRules& rules, const std::string& name) {
+  return !rules.strict || matches_any(rules.skip, name) ||
+      matches_any(rules.allow_missing, name);
+}
+
 void plan_optimizers(
     LoadPlan& plan,
     const Session& session,
@@ -121,7 +126,12 @@ void plan_optimizers(
     }
     load.masters = masters_of(session, *optimizers[i]);
     for (const std::string& complaint : optimizer_complaints(
-             *optimizers[i]->inner, load.state, load.name_of, rules.strict)) {
+             *optimizers[i]->inner,
+             load.state,
+             load.name_of,
+             [&](const std::string& name) {
+               return may_be_missing(rules, name);
+             })) {
       plan.complaints.push_back(concat(load.part, ": ", complaint));
     }
     plan.optimizers.push_back(std::move(load));
@@ -146,7 +156,7 @@ void require_counts(
   compare("objects", session.checkpoints->objects.size());
   // Python's places of loaders cannot be read.
   if (!checkpoint.is_python) {
-    compare("loaders", session.checkpoints->loaders.size());
+    compare("loaders", live_loaders(session).size());
   }
   if (state.contains("scaler") != session.scaler.has_value()) {
     plan.complaints.push_back(concat(
@@ -272,7 +282,7 @@ void load_optimizer(
   // What is skipped keeps the state it has.
   for (const auto& [name, values] : present.parameters) {
     const bool is_kept = matches_any(rules.skip, name) ||
-        (!rules.strict && !load.state.parameters.contains(name));
+        (may_be_missing(rules, name) && !load.state.parameters.contains(name));
     if (is_kept) load.state.parameters.insert_or_assign(name, values);
   }
   write_optimizer_state(*load.optimizer->inner, load.state, load.name_of);
@@ -328,7 +338,7 @@ void load_loaders(
   if (rank_state != nullptr) {
     own = rank_state->get<std::vector<StateDict>>("loaders");
   }
-  const auto& slots = session.checkpoints->loaders;
+  const auto& slots = live_loaders(session);
   for (std::size_t i = 0; i < std::min(slots.size(), common.size()); ++i) {
     // Data that each rank reads for itself is at a place of each rank's own.
     const bool is_own = i < own.size() && own[i].contains("num_shards") &&

@@ -115,24 +115,6 @@ std::optional<StateDict> own_rank_state(
   return std::nullopt;
 }
 
-// All ranks go on, or all throw what any of them had to say.
-void require_success(
-    Session& session,
-    const std::string& failure,
-    std::string_view what) {
-  std::vector<std::string> lines;
-  const auto said = session.checkpoints->calls->exchange(failure, "load_state");
-  for (std::size_t i = 0; i < said.size(); ++i) {
-    if (said[i].empty()) continue;
-    // Alike on all ranks, mostly.
-    if (i > 0 && said[i] == said[0]) continue;
-    lines.push_back(
-        said.size() == 1 ? said[i] : concat("rank ", i, ": ", said[i]));
-  }
-  if (lines.empty()) return;
-  throw CheckpointError(concat(what, detail::join(lines, "\n")));
-}
-
 template <class Body>
 std::string failure_of(Body&& body) {
   try {
@@ -157,7 +139,7 @@ std::optional<std::filesystem::path> Accelerator::latest_checkpoint() const {
   const std::string failure = failure_of([&] {
     if (looks) newest = find_newest(session);
   });
-  require_success(session, failure, "");
+  detail::require_success(session, failure, "latest_checkpoint", "");
   const std::string told =
       checkpoints.calls->tell(newest.string(), "latest_checkpoint");
   if (!checkpoints.project.save_on_each_node) newest = told;
@@ -196,7 +178,7 @@ void Accelerator::load_state(
       folder = choose_source(session, input_dir);
     }
   });
-  require_success(session, failure, "");
+  detail::require_success(session, failure, "load_state", "");
   const std::string chosen =
       checkpoints.calls->tell(folder.string(), "load_state");
   if (!checkpoints.project.save_on_each_node) folder = chosen;
@@ -220,13 +202,14 @@ void Accelerator::load_state(
                          "patterns of names, strict = false takes what fits"
                        : ""));
   });
-  require_success(session, failure, "");
+  detail::require_success(session, failure, "load_state", "");
   failure = failure_of([&] {
     detail::carry_out(plan, session, *checkpoint, rank_state, rules);
   });
-  require_success(
+  detail::require_success(
       session,
       failure,
+      "load_state",
       "[checkpoint] loading failed half-way; what is prepared is neither old "
       "nor new:\n");
 }

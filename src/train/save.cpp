@@ -39,10 +39,11 @@ struct Target {
 // ConfigError if it must not be.
 std::vector<std::filesystem::path> deleted_by(
     const Session& session,
-    const std::filesystem::path& path) {
+    const std::filesystem::path& path,
+    const std::vector<detail::CheckpointEntry>& entries) {
   const std::filesystem::path base = path.parent_path();
   const auto plan = detail::plan_retention(
-      detail::list_checkpoints(base),
+      entries,
       path.filename().string(),
       session.checkpoints->project.total_limit);
   if (!plan) {
@@ -87,7 +88,7 @@ Target choose_target(
   Target target;
   target.iteration = project.iteration.value_or(highest + 1);
   target.path = base / concat(detail::kCheckpointPrefix, target.iteration);
-  target.deleted = deleted_by(session, target.path);
+  target.deleted = deleted_by(session, target.path, entries);
   return target;
 }
 
@@ -138,7 +139,7 @@ StateDict random_state(const at::Device& device) {
 
 std::vector<StateDict> loader_states(const Session& session) {
   std::vector<StateDict> states;
-  for (const auto& slot : session.checkpoints->loaders) {
+  for (const auto& slot : detail::live_loaders(session)) {
     states.push_back(slot->state_dict ? slot->state_dict() : StateDict());
   }
   return states;
@@ -238,23 +239,6 @@ std::shared_ptr<detail::SaveProgress> skipped(std::filesystem::path path) {
   return progress;
 }
 
-// All go on, or all throw what any of them had to say.
-void throw_failures(
-    Session& session,
-    const std::string& failure,
-    const std::string& call,
-    const std::string& what) {
-  std::vector<std::string> failures;
-  const auto said = session.checkpoints->calls->exchange(failure, call);
-  for (std::size_t i = 0; i < said.size(); ++i) {
-    if (!said[i].empty()) {
-      failures.push_back(concat("rank ", i, ": ", said[i]));
-    }
-  }
-  if (failures.empty()) return;
-  throw CheckpointError(concat(what, ":\n", detail::join(failures, "\n")));
-}
-
 void warn_inside_window(const Session& session) {
   if (session.clock.sync_gradients()) return;
   session.world.logger().log_once_per_world(
@@ -292,7 +276,10 @@ SaveTicket Accelerator::save_state(
       checkpoints.writers.front() == session.world.rank();
   if (is_other_leader && output_dir.empty()) {
     try {
-      target.deleted = deleted_by(session, target.path);
+      target.deleted = deleted_by(
+          session,
+          target.path,
+          detail::list_checkpoints(target.path.parent_path()));
     } catch (const Error& error) {
       failure = error.what();
     }
@@ -318,11 +305,11 @@ SaveTicket Accelerator::save_state(
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  throw_failures(
+  detail::require_success(
       session,
       failure,
       "save_state",
-      concat("[checkpoint] ", target.path.string(), " was not saved"));
+      concat("[checkpoint] ", target.path.string(), " was not saved:\n"));
   const std::uint64_t wanted =
       detail::SnapshotMemory::bytes_for(writer->contents());
   const bool fits = options.memory_limit == 0 || wanted <= options.memory_limit;
@@ -360,11 +347,12 @@ void Accelerator::save_weights(
       failure = error.what();
     }
   }
-  throw_failures(
+  detail::require_success(
       session,
       failure,
       "save_model",
-      concat("[checkpoint] the model was not saved to ", folder.string()));
+      concat(
+          "[checkpoint] the model was not saved to ", folder.string(), ":\n"));
 }
 
 void Accelerator::register_object(

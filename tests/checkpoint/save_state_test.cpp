@@ -360,6 +360,48 @@ TEST(LoadState, TakesPatternsOfWhatToLeave) {
   EXPECT_TRUE(other.net()->first->weight.equal(training.net()->first->weight));
 }
 
+TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
+  const TemporaryFolder folder;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  struct BodyImpl : torch::nn::Module {
+    explicit BodyImpl(const char* name_of_head) {
+      body = register_module("body", torch::nn::Linear(3, 3));
+      head = register_module(name_of_head, torch::nn::Linear(3, 2));
+    }
+    at::Tensor forward(const at::Tensor& x) { return head(body(x)); }
+    torch::nn::Linear body{nullptr}, head{nullptr};
+  };
+  const auto make = [&](const char* head, auto&& use) {
+    const Accelerator accelerator(options);
+    auto net = std::make_shared<BodyImpl>(head);
+    torch::optim::Adam adam(net->parameters(), 0.1);
+    auto [model, optimizer] = accelerator.prepare(net, adam);
+    accelerator.backward(model(torch::ones({2, 3})).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+    use(accelerator, net, adam);
+  };
+  at::Tensor body;
+  make("old_head", [&](const auto& accelerator, auto& net, auto&) {
+    accelerator.save_state(folder / "out");
+    body = net->body->weight.detach().clone();
+  });
+  make("new_head", [&](const auto& accelerator, auto& net, auto& adam) {
+    expect_error<CheckpointError>(
+        [&] { accelerator.load_state(folder / "out"); },
+        "nothing is known of parameter new_head.weight");
+    const at::Tensor head = net->head->weight.detach().clone();
+    accelerator.load_state(
+        folder / "out",
+        {.skip = {"old_head.*"}, .allow_missing = {"new_head.*"}});
+    EXPECT_TRUE(net->body->weight.equal(body));
+    EXPECT_TRUE(net->head->weight.equal(head));
+    // Its own state stays.
+    EXPECT_EQ(adam.state().size(), 4u);
+  });
+}
+
 TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
   const TemporaryFolder folder;
   std::string said;

@@ -338,10 +338,7 @@ int run_trials(const char* program, Flags flags) {
   std::int64_t promised = -1;
   // One more start than kills, so that each outcome is loaded.
   for (int trial = 0; trial <= flags.trials; ++trial) {
-    const bool is_new = trial % kTrialsInAFolder == 0 && trial < flags.trials;
-    if (is_new && trial == 0) {
-      folder.emplace();
-    }
+    if (!folder) folder.emplace();
     flags.folder = (*folder / "project").string();
     fs::create_directories(flags.folder);
     const TemporaryFolder meeting;
