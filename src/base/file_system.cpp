@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
 #include <accelerate/error.h>
 
+#include "base/direct_writer.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -29,14 +31,52 @@ using std::filesystem::path;
       "[files] cannot ", what, " ", where.string(), ": ", std::strerror(code)));
 }
 
-// The disk is set to work on pieces at least this large while the next are on
-// their way; else it idles until the file is synced.
-constexpr std::size_t kLeastEarlyWrite = 1U << 20U;
+// Less than this goes the usual way.
+constexpr std::size_t kLeastDirectWrite = 1U << 20U;
+
+// The one that all files being written share: its memory is bounded, and given
+// back after the last of them.
+class SharedWriter {
+ public:
+  std::shared_ptr<DirectWriter> get() {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<DirectWriter> writer = writer_.lock();
+    if (writer == nullptr) {
+      writer = std::make_shared<DirectWriter>();
+      writer_ = writer;
+    }
+    return writer;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<DirectWriter> writer_;
+};
+
+std::uint64_t num_bytes_of(std::span<const Bytes> pieces) {
+  std::uint64_t total = 0;
+  for (const Bytes piece : pieces) total += piece.size();
+  return total;
+}
+
+std::vector<Bytes> without_front(
+    std::span<const Bytes> pieces,
+    std::uint64_t num_bytes) {
+  std::vector<Bytes> rest;
+  for (const Bytes piece : pieces) {
+    const std::uint64_t skipped =
+        std::min<std::uint64_t>(piece.size(), num_bytes);
+    num_bytes -= skipped;
+    if (skipped < piece.size()) rest.push_back(piece.subspan(skipped));
+  }
+  return rest;
+}
 
 class PosixOutputFile final : public OutputFile {
  public:
-  explicit PosixOutputFile(path where)
+  PosixOutputFile(path where, std::shared_ptr<SharedWriter> writer)
       : path_(std::move(where)),
+        shared_writer_(std::move(writer)),
         file_(::open(
             path_.c_str(),
             O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
@@ -44,11 +84,52 @@ class PosixOutputFile final : public OutputFile {
     if (file_ < 0) fail("create", path_, errno);
   }
   ~PosixOutputFile() override {
+    static_cast<void>(end_direct_writes());
     if (file_ >= 0) ::close(file_);
   }
 
   using OutputFile::write_at;
   void write_at(std::uint64_t offset, std::span<const Bytes> pieces) override {
+    const std::uint64_t total = num_bytes_of(pieces);
+    std::uint64_t direct = 0;
+    if (total >= kLeastDirectWrite && offset % DirectWriter::kAlignment == 0 &&
+        can_write_directly()) {
+      direct = total - total % DirectWriter::kAlignment;
+      const int error = writer_->write(direct_, offset, direct, pieces);
+      if (error != 0) fail("write", path_, error);
+    }
+    if (direct == 0) {
+      write_buffered(offset, pieces);
+    } else if (direct < total) {
+      write_buffered(offset + direct, without_front(pieces, direct));
+    }
+  }
+
+  void finish() override {
+    if (const int error = end_direct_writes()) fail("write", path_, error);
+    if (::fsync(file_) != 0) fail("sync", path_, errno);
+    if (::close(std::exchange(file_, -1)) != 0) fail("close", path_, errno);
+  }
+
+ private:
+  bool can_write_directly() {
+    std::call_once(direct_once_, [&] {
+      direct_.direct = ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+      direct_.plain = file_;
+      if (direct_.direct >= 0) writer_ = shared_writer_->get();
+    });
+    return direct_.direct >= 0;
+  }
+
+  int end_direct_writes() {
+    if (writer_ == nullptr) return 0;
+    const int error = writer_->wait(direct_);
+    writer_ = nullptr;
+    ::close(std::exchange(direct_.direct, -1));
+    return error;
+  }
+
+  void write_buffered(std::uint64_t offset, std::span<const Bytes> pieces) {
     const std::uint64_t begin = offset;
     std::vector<iovec> parts;
     parts.reserve(std::min<std::size_t>(pieces.size(), IOV_MAX));
@@ -62,8 +143,9 @@ class PosixOutputFile final : public OutputFile {
       }
       write_parts(offset, parts);
     }
-    if (offset - begin >= kLeastEarlyWrite) {
-      // A hint: its failure says nothing about the data.
+    if (offset - begin >= kLeastDirectWrite) {
+      // The disk works on these while the next are on their way. A hint: its
+      // failure says nothing about the data.
       ::sync_file_range(
           file_,
           static_cast<off_t>(begin),
@@ -72,12 +154,6 @@ class PosixOutputFile final : public OutputFile {
     }
   }
 
-  void finish() override {
-    if (::fsync(file_) != 0) fail("sync", path_, errno);
-    if (::close(std::exchange(file_, -1)) != 0) fail("close", path_, errno);
-  }
-
- private:
   void write_parts(std::uint64_t& offset, std::vector<iovec>& parts) {
     std::size_t first = 0;
     while (first < parts.size()) {
@@ -105,13 +181,17 @@ class PosixOutputFile final : public OutputFile {
   }
 
   path path_;
+  std::shared_ptr<SharedWriter> shared_writer_;
   int file_;
+  std::once_flag direct_once_;
+  std::shared_ptr<DirectWriter> writer_;
+  DirectWriter::File direct_;
 };
 
 class PosixFileSystem final : public FileSystem {
  public:
   std::unique_ptr<OutputFile> create(const path& where) override {
-    return std::make_unique<PosixOutputFile>(where);
+    return std::make_unique<PosixOutputFile>(where, writer_);
   }
   void create_folder(const path& where) override {
     if (::mkdir(where.c_str(), 0777) != 0) fail("create folder", where, errno);
@@ -141,6 +221,8 @@ class PosixFileSystem final : public FileSystem {
   }
 
  private:
+  std::shared_ptr<SharedWriter> writer_ = std::make_shared<SharedWriter>();
+
   static void sync(const path& where, int flags) {
     const int file = ::open(where.c_str(), flags | O_CLOEXEC);
     if (file < 0) fail("open", where, errno);

@@ -1,0 +1,224 @@
+#include "base/direct_writer.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#ifdef ACCELERATE_HAS_IO_URING
+#include <liburing.h>
+#endif
+
+namespace accelerate::detail {
+
+struct DirectWriter::Block {
+  Block()
+      : memory(::mmap(
+            nullptr,
+            kBlockBytes,
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+            0)) {
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    // Fewer first touches, where the system has huge pages.
+    ::madvise(memory, kBlockBytes, MADV_HUGEPAGE);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { ::munmap(memory, kBlockBytes); }
+
+  std::byte* data() { return static_cast<std::byte*>(memory); }
+
+  void* memory;
+  std::size_t size = 0;
+  std::uint64_t offset = 0;
+  File* file = nullptr;
+};
+
+#ifdef ACCELERATE_HAS_IO_URING
+
+struct DirectWriter::Ring {
+  static std::unique_ptr<Ring> make() {
+    auto made = std::make_unique<Ring>();
+    made->is_open = ::io_uring_queue_init(2 * kMostBlocks, &made->ring, 0) == 0;
+    return made->is_open ? std::move(made) : nullptr;
+  }
+  Ring() = default;
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() {
+    if (is_open) ::io_uring_queue_exit(&ring);
+  }
+
+  bool submit(Block& block) {
+    io_uring_sqe* const entry = ::io_uring_get_sqe(&ring);
+    if (entry == nullptr) return false;
+    ::io_uring_prep_write(
+        entry,
+        block.file->direct,
+        block.data(),
+        static_cast<unsigned>(block.size),
+        block.offset);
+    ::io_uring_sqe_set_data(entry, &block);
+    int result = 0;
+    do {
+      result = ::io_uring_submit(&ring);
+    } while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
+    return result == 1;
+  }
+  std::pair<Block*, int> wait() {
+    io_uring_cqe* entry = nullptr;
+    while (::io_uring_wait_cqe(&ring, &entry) != 0) {
+    }
+    const std::pair<Block*, int> ended{
+        static_cast<Block*>(::io_uring_cqe_get_data(entry)), entry->res};
+    ::io_uring_cqe_seen(&ring, entry);
+    return ended;
+  }
+
+  io_uring ring{};
+  bool is_open = false;
+};
+
+#else
+
+struct DirectWriter::Ring {
+  static std::unique_ptr<Ring> make() { return nullptr; }
+  static bool submit(Block&) { return false; }
+  static std::pair<Block*, int> wait() { return {}; }
+};
+
+#endif
+
+DirectWriter::DirectWriter(bool may_use_io_uring)
+    : ring_(may_use_io_uring ? Ring::make() : nullptr) {}
+DirectWriter::~DirectWriter() = default;
+
+int write_all(int file, std::uint64_t offset, Bytes bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written =
+        ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    if (written == 0) return EIO;
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+  return 0;
+}
+
+int DirectWriter::write(
+    File& file,
+    std::uint64_t offset,
+    std::uint64_t num_bytes,
+    std::span<const Bytes> pieces) {
+  std::size_t from = 0;  // in the first piece
+  while (num_bytes > 0) {
+    Block* const taken = take_block(file);
+    if (taken == nullptr) break;
+    Block& block = *taken;
+    block.file = &file;
+    block.offset = offset;
+    block.size = std::min<std::uint64_t>(kBlockBytes, num_bytes);
+    for (std::size_t used = 0; used < block.size;) {
+      const Bytes rest = pieces.front().subspan(from);
+      const std::size_t size = std::min(rest.size(), block.size - used);
+      if (size > 0) std::memcpy(block.data() + used, rest.data(), size);
+      used += size;
+      from += size;
+      if (size == rest.size()) {
+        pieces = pieces.subspan(1);
+        from = 0;
+      }
+    }
+    const std::size_t size = block.size;
+    start(block);
+    offset += size;
+    num_bytes -= size;
+  }
+  const Lock lock(mutex_);
+  return file.error;
+}
+
+int DirectWriter::wait(File& file) {
+  Lock lock(mutex_);
+  while (file.num_on_the_way > 0) let_one_end(lock);
+  return file.error;
+}
+
+DirectWriter::Block* DirectWriter::take_block(const File& file) {
+  Lock lock(mutex_);
+  if (file.error != 0) return nullptr;
+  if (free_.empty() && blocks_.size() < kMostBlocks) {
+    free_.push_back(blocks_.emplace_back(std::make_unique<Block>()).get());
+  }
+  while (free_.empty()) let_one_end(lock);
+  Block* const block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
+void DirectWriter::start(Block& block) {
+  {
+    const Lock lock(mutex_);
+    ++block.file->num_on_the_way;
+    if (ring_ != nullptr && ring_->submit(block)) {
+      ++num_on_the_way_;
+      // Somebody may wait for a block while none was on its way.
+      changed_.notify_all();
+      return;
+    }
+  }
+  ssize_t written = 0;
+  do {
+    written = ::pwrite(
+        block.file->direct,
+        block.data(),
+        block.size,
+        static_cast<off_t>(block.offset));
+  } while (written < 0 && errno == EINTR);
+  const int result = written < 0 ? -errno : static_cast<int>(written);
+  const Lock lock(mutex_);
+  end(block, result);
+}
+
+// Waits until something ends: one thread for the ring, the others for it.
+void DirectWriter::let_one_end(Lock& lock) {
+  if (num_on_the_way_ == 0 || somebody_waits_) {
+    changed_.wait(lock);
+    return;
+  }
+  somebody_waits_ = true;
+  lock.unlock();
+  const auto [block, result] = ring_->wait();
+  lock.lock();
+  somebody_waits_ = false;
+  --num_on_the_way_;
+  end(*block, result);
+}
+
+void DirectWriter::end(Block& block, int result) {
+  // What a file system refuses to take directly, and what is left of a write
+  // that ended early, goes the usual way; that says what is wrong, too.
+  const std::size_t done = result > 0 ? static_cast<std::size_t>(result) : 0;
+  int error = 0;
+  if (done < block.size) {
+    error = write_all(
+        block.file->plain,
+        block.offset + done,
+        Bytes(block.data() + done, block.size - done));
+  }
+  if (block.file->error == 0) block.file->error = error;
+  --block.file->num_on_the_way;
+  free_.push_back(&block);
+  changed_.notify_all();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace accelerate::detail {
+
+using Bytes = std::span<const std::byte>;
+
+/// Writes past the page cache: a checkpoint is not read soon, so it need not
+/// displace what is, nor wait for the kernel to write its copy back. Works on
+/// whole blocks from aligned memory of its own, a bounded number of them on
+/// their way at once: by io_uring where the kernel allows it, so that a caller
+/// goes on at once; else each call waits for its own. Safe for several threads.
+class DirectWriter {
+ public:
+  static constexpr std::size_t kBlockBytes = 8U << 20U;
+  static constexpr std::size_t kMostBlocks = 4;
+  /// What offsets and sizes must be multiples of.
+  static constexpr std::size_t kAlignment = 4096;
+
+  /// A file, and what of it is on its way. Lives until wait() has returned.
+  struct File {
+    int direct = -1;  // opened with O_DIRECT
+    int plain = -1;   // takes what the first one refuses
+    std::size_t num_on_the_way = 0;
+    int error = 0;
+  };
+
+  explicit DirectWriter(bool may_use_io_uring = true);
+  DirectWriter(const DirectWriter&) = delete;
+  DirectWriter& operator=(const DirectWriter&) = delete;
+  /// Every file has been waited for.
+  ~DirectWriter();
+
+  /// The first `num_bytes` of the pieces, one after another, at `offset`, both
+  /// multiples of kAlignment. When it returns they may change. Returns the error
+  /// number of what is known to have failed, or 0.
+  int write(
+      File& file,
+      std::uint64_t offset,
+      std::uint64_t num_bytes,
+      std::span<const Bytes> pieces);
+  /// Waits for all of the file. Returns the error number of what failed, or 0.
+  int wait(File& file);
+
+ private:
+  struct Block;
+  struct Ring;
+  using Lock = std::unique_lock<std::mutex>;
+
+  Block* take_block(const File& file);
+  void start(Block& block);
+  void let_one_end(Lock& lock);
+  void end(Block& block, int result);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::vector<Block*> free_;
+  std::unique_ptr<Ring> ring_;  // null: the kernel has none for us
+  std::size_t num_on_the_way_ = 0;
+  bool somebody_waits_ = false;  // for the ring
+};
+
+/// Writes all of it, as the system takes it. Returns an error number, or 0.
+int write_all(int file, std::uint64_t offset, Bytes bytes);
+
+}  // namespace accelerate::detail
