@@ -40,8 +40,8 @@ void visit(
     note(largest, name, total_bytes(module));
     return;
   }
-  for (const auto& [step, child] : module.children) {
-    visit(largest, concat(name, ".", step), child, no_split_classes);
+  for (const ModuleNode& child : module.children) {
+    visit(largest, concat(name, ".", child.name), child, no_split_classes);
   }
 }
 
@@ -104,7 +104,7 @@ std::string cells(const Row& row, const Widths& widths) {
 
 std::uint64_t total_bytes(const ModuleNode& module) {
   std::uint64_t total = bytes_of(module.parameters) + bytes_of(module.buffers);
-  for (const auto& [name, child] : module.children) total += total_bytes(child);
+  for (const ModuleNode& child : module.children) total += total_bytes(child);
   return total;
 }
 
@@ -115,8 +115,8 @@ LargestLayers largest_layers(
   for (const auto& tensor : root.parameters) {
     note(largest, tensor.name, tensor.num_bytes);
   }
-  for (const auto& [name, child] : root.children) {
-    visit(largest, name, child, no_split_classes);
+  for (const ModuleNode& child : root.children) {
+    visit(largest, child.name, child, no_split_classes);
   }
   return largest;
 }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace accelerate::detail {
@@ -13,10 +12,11 @@ struct ModuleNode {
     std::string name;
     std::uint64_t num_bytes = 0;
   };
+  std::string name;  // in its parent
   std::string class_name;
   std::vector<Tensor> parameters;
   std::vector<Tensor> buffers;
-  std::vector<std::pair<std::string, ModuleNode>> children;
+  std::vector<ModuleNode> children;
 };
 
 /// Bytes of all parameters and buffers.

@@ -24,7 +24,8 @@ detail::ModuleNode module_of(const Json& json) {
   module.parameters = tensors_of(json.at("parameters"));
   module.buffers = tensors_of(json.at("buffers"));
   for (const Json& child : json.at("children")) {
-    module.children.emplace_back(child[0], module_of(child[1]));
+    module.children.push_back(module_of(child[1]));
+    module.children.back().name = child[0];
   }
   return module;
 }
