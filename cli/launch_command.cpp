@@ -1,149 +1,137 @@
 #include "cli/launch_command.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <map>
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/foreign_launchers.h"
+#include "cli/launch_decision.h"
+#include "cli/launch_flags.h"
 #include "cli/launch_plan.h"
-#include "cli/rank_group.h"
+#include "cli/launcher.h"
 #include "config/config_file.h"
-#include "config/option_table.h"
-#include "config/settings.h"
 
 namespace accelerate::cli {
 
 namespace {
 
 using detail::concat;
-using detail::OptionSpec;
 
-struct Flags {
-  std::map<std::string, std::string, std::less<>> values;  // option key -> text
-  std::map<std::string, bool, std::less<>> switches;
-  std::string config_file;
-  bool is_dry_run = false;
-};
-
-// Accelerate spells its flags with _ and takes - as well.
-std::string both_spellings(std::string_view flag) {
-  std::string dashed(flag);
-  for (std::size_t i = 2; i < dashed.size(); ++i) {
-    if (dashed[i] == '_') dashed[i] = '-';
-  }
-  return dashed == flag ? dashed : concat(flag, ",", dashed);
-}
-
-void add_flags(CLI::App& launch, Flags& flags) {
-  for (const OptionSpec& spec : detail::option_table()) {
-    if (spec.flag.empty()) continue;
-    const std::string key(spec.key);
-    std::string help(spec.help);
-    if (!spec.default_value.empty())
-      help += concat(" [", spec.default_value, "]");
-    if (spec.kind == detail::OptionKind::boolean) {
-      launch.add_flag(both_spellings(spec.flag), flags.switches[key], help);
-    } else {
-      launch.add_option(both_spellings(spec.flag), flags.values[key], help)
-          ->type_name(
-              spec.kind == detail::OptionKind::choice ? std::string(spec.limits)
-                                                      : "VALUE");
-    }
-  }
-  launch
-      .add_option(
-          "--config_file,--config-file",
-          flags.config_file,
-          "YAML or JSON file of settings; else Accelerate's own, if there is "
-          "one")
-      ->type_name("FILE");
-  launch.add_flag(
-      "--dry_run,--dry-run",
-      flags.is_dry_run,
-      "print command, variables and where each setting came from, and start "
-      "nothing");
-}
-
-[[noreturn]] void refuse_flag(const CLI::App& launch, const std::string& flag) {
-  const std::string name = flag.substr(0, flag.find('='));
-  std::vector<std::string> known;
-  for (const CLI::Option* option : launch.get_options()) {
-    for (const std::string& long_name : option->get_lnames())
-      known.push_back("--" + long_name);
-  }
-  const auto guess = detail::nearest(name, known);
-  throw ConfigError(concat(
-      "[launch] there is no flag \"",
-      name,
-      "\"",
-      guess ? concat("; did you mean ", *guess, "?") : std::string(),
-      " Flags of the program itself go behind its name; see accelerate-cpp "
-      "launch --help"));
-}
-
-detail::Settings resolve_settings(
-    const CLI::App& launch,
-    const Flags& flags,
+// The file that --config_file names, or Accelerate's own if there is one; with
+// --cpu alone that one is left out.
+std::optional<detail::ConfigDocument> find_config(
+    const LaunchFlags& flags,
+    const detail::Source& given,
     const detail::Environment& environment) {
-  std::vector<detail::Source> sources;
-  detail::Source from_flags{detail::Origin::flag, {}};
-  for (const OptionSpec& spec : detail::option_table()) {
-    if (spec.flag.empty() || launch.count(std::string(spec.flag)) == 0)
-      continue;
-    const std::string key(spec.key);
-    const bool is_switch = spec.kind == detail::OptionKind::boolean;
-    from_flags.add(
-        key,
-        is_switch ? (flags.switches.at(key) ? "true" : "false")
-                  : flags.values.at(key),
-        concat("flag ", spec.flag));
+  if (!flags.config_file().empty()) {
+    return detail::read_config_document(flags.config_file());
   }
-  sources.push_back(std::move(from_flags));
-  sources.push_back(detail::source_from_environment(environment));
-
-  std::optional<std::filesystem::path> path;
-  if (!flags.config_file.empty()) {
-    path = flags.config_file;
-  } else if (auto usual = detail::default_config_path(environment);
-             usual && std::filesystem::exists(*usual)) {
-    path = std::move(usual);
+  const auto usual = detail::default_config_path(environment);
+  if (!usual || given.values.contains("use_cpu") ||
+      !std::filesystem::exists(*usual)) {
+    return std::nullopt;
   }
-  if (path) {
-    detail::ConfigFile file = detail::read_config_file(*path);
-    if (!file.without_effect.empty()) {
-      std::fprintf(
-          stderr,
-          "accelerate-cpp: warning: %s sets %s, which have no effect in this "
-          "version\n",
-          path->c_str(),
-          detail::join(file.without_effect, ", ").c_str());
-    }
-    sources.push_back(std::move(file.source));
-  }
-  return detail::resolve(sources);
+  return detail::read_config_document(*usual);
 }
 
-int launch_program(const CLI::App& launch, const Flags& flags) {
-  std::vector<std::string> command = launch.remaining();
-  if (!command.empty() && command.front() == "--")
-    command.erase(command.begin());
-  if (!command.empty() && command.front().starts_with("-"))
-    refuse_flag(launch, command.front());
-  if (command.empty()) {
-    throw ConfigError(
-        "[launch] no program was named; write accelerate-cpp launch [flags] "
-        "PROGRAM [arguments]");
+void refuse_what_cannot_be(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const std::string& program) {
+  if (settings.boolean("module")) {
+    throw ConfigError(concat(
+        "[launch] --module is Python's: write accelerate-cpp launch python -m ",
+        program));
   }
+  if (decision.paradigm == Paradigm::tpu) {
+    throw ConfigError(
+        "[launch] TPUs need torch_xla, which exists for Python alone: launch "
+        "with Accelerate's own launcher, or without --tpu");
+  }
+}
+
+// Others start the ranks: this process becomes theirs.
+int become_foreign_launcher(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const LaunchPlan& plan,
+    bool is_dry_run,
+    const detail::Environment& environment) {
+  std::string program;
+  std::vector<std::string> words;
+  if (decision.paradigm == Paradigm::deepspeed) {
+    words = deepspeed_command(decision, settings);
+    words.emplace_back("--no_python");
+    program = find_program(words.front(), environment);
+  } else {
+    const MpiLauncher mpi = find_mpi(environment);
+    words = mpi_command(decision, mpi);
+    program = mpi.program;
+  }
+  words.insert(words.end(), plan.arguments.begin(), plan.arguments.end());
+  detail::Environment variables = plan.environment;
+  if (decision.address) variables.set("MASTER_ADDR", *decision.address);
+  if (decision.port) {
+    variables.set("MASTER_PORT", std::to_string(*decision.port));
+  }
+  if (is_dry_run) {
+    std::printf(
+        "command: %s\nvariables:\n  %s\nsettings:\n%s",
+        detail::join(words, " ").c_str(),
+        detail::join(plan.added, "\n  ").c_str(),
+        settings.explain().c_str());
+    return 0;
+  }
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : variables.all()) {
+    lines.push_back(concat(name, "=", value));
+  }
+  std::vector<char*> arguments, pointers;
+  for (std::string& word : words) arguments.push_back(word.data());
+  for (std::string& line : lines) pointers.push_back(line.data());
+  arguments.push_back(nullptr);
+  pointers.push_back(nullptr);
+  execve(program.c_str(), arguments.data(), pointers.data());
+  throw ConfigError(
+      concat("[launch] cannot start ", program, ": ", std::strerror(errno)));
+}
+
+int launch_program(const LaunchFlags& flags) {
+  const std::vector<std::string> command = flags.program();
   const detail::Environment environment = detail::Environment::current();
-  const detail::Settings settings =
-      resolve_settings(launch, flags, environment);
-  const LaunchPlan plan = make_launch_plan(settings, environment, command);
-  if (flags.is_dry_run) {
+  std::vector<detail::Source> sources{flags.source()};
+  const auto file = find_config(flags, sources.front(), environment);
+  sources.push_back(detail::source_from_environment(environment));
+  if (file) sources.push_back(detail::source_from_config(*file));
+  const detail::Settings settings = detail::resolve(sources);
+  const Machine machine = look_at_machine(environment);
+  const int devices =
+      settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
+  const LaunchDecision decision =
+      decide_launch(settings, file ? &*file : nullptr, devices);
+  refuse_what_cannot_be(decision, settings, command.front());
+  const LaunchPlan plan =
+      make_launch_plan(decision, settings, environment, machine, command);
+  if (!settings.boolean("quiet")) {
+    for (const std::string& line :
+         launch_warnings(decision, settings, plan.program)) {
+      std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
+    }
+  }
+  if (is_left_to_others(decision, settings)) {
+    return become_foreign_launcher(
+        decision, settings, plan, flags.is_dry_run(), environment);
+  }
+  if (flags.is_dry_run()) {
     std::fputs(describe(plan, settings).c_str(), stdout);
     return 0;
   }
@@ -153,15 +141,14 @@ int launch_program(const CLI::App& launch, const Flags& flags) {
 }  // namespace
 
 std::function<int()> add_launch_command(CLI::App& tool) {
-  auto flags = std::make_shared<Flags>();
   CLI::App* launch = tool.add_subcommand(
       "launch", "start a program on one or several processes");
   launch->footer(
       "Then PROGRAM and its own arguments: accelerate-cpp launch [flags] "
       "PROGRAM [arguments]");
   launch->prefix_command();
-  add_flags(*launch, *flags);
-  return [launch, flags] { return launch_program(*launch, *flags); };
+  auto flags = std::make_shared<LaunchFlags>(*launch);
+  return [flags] { return launch_program(*flags); };
 }
 
 }  // namespace accelerate::cli

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/processor_sets.h"
 #include "config/rank_variables.h"
 
 namespace accelerate::cli {
@@ -16,18 +16,75 @@ namespace accelerate::cli {
 namespace {
 
 using detail::concat;
+using detail::Settings;
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
+// Of several machines, all launchers must name the same one.
+constexpr int kUsualPort = 29500;
 
 bool is_executable(const std::filesystem::path& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored) &&
       access(path.c_str(), X_OK) == 0;
+}
+
+Shown shown_of(const std::string& digit) {
+  if (digit == "0") return {false, false};
+  if (digit == "1") return {true, false};
+  if (digit == "2") return {false, true};
+  if (digit == "3") return {true, true};
+  throw ConfigError(concat(
+      "[launch] tee has \"",
+      digit,
+      "\"; write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local "
+      "rank, such as 0:3,1:2"));
+}
+
+// "3", or "0:3,1:2": who is not named shows nothing.
+std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
+  std::vector<Shown> shown(static_cast<std::size_t>(num_ranks));
+  if (text.find(':') == std::string::npos) {
+    std::fill(shown.begin(), shown.end(), shown_of(text));
+    return shown;
+  }
+  std::fill(shown.begin(), shown.end(), Shown{false, false});
+  for (const std::string& part : detail::split(text, ',')) {
+    const std::size_t colon = part.find(':');
+    const auto rank = detail::parse_int(part.substr(0, colon));
+    if (colon == std::string::npos || !rank || *rank < 0 ||
+        *rank >= num_ranks) {
+      throw ConfigError(concat(
+          "[launch] tee has \"",
+          part,
+          "\"; write LOCAL_RANK:WHAT with ranks 0 to ",
+          num_ranks - 1));
+    }
+    shown[static_cast<std::size_t>(*rank)] = shown_of(part.substr(colon + 1));
+  }
+  return shown;
+}
+
+void share_cores(
+    LaunchPlan& plan,
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment,
+    const Machine& machine) {
+  const int here = plan.processes_here();
+  const std::string wish = *settings.text("cpu_affinity");
+  if (wish == "auto" || settings.boolean("enable_cpu_affinity")) {
+    plan.processors = share_processors(with_topology(machine.processors), here);
+  } else if (wish != "none") {
+    plan.processors = parse_processors(wish, here, machine.processors);
+  }
+  plan.num_threads = static_cast<int>(
+      settings.integer("num_cpu_threads_per_process").value_or(0));
+  if (plan.num_threads > 0) return;
+  if (is_python(plan.program)) {
+    plan.num_threads =
+        python_threads(decision, settings, environment, machine.physical_cores);
+  } else if (here > 1) {
+    plan.num_threads = std::max(1, machine.usable_cores / here);
+  }
 }
 
 }  // namespace
@@ -55,73 +112,173 @@ std::string find_program(
       "[launch] program \"",
       name,
       "\" is not on PATH",
-      is_executable(name)
+      name.ends_with(".py")
+          ? concat("; a Python script starts with python ", name)
+          : is_executable(name)
           ? concat("; for the one in this folder write ./", name)
           : std::string("; write its path")));
 }
 
-LaunchPlan make_launch_plan(
-    const detail::Settings& settings,
-    const detail::Environment& environment,
-    const std::vector<std::string>& command) {
-  const auto count = static_cast<int>(*settings.integer("num_processes"));
-  const std::string address = *settings.text("main_process_ip");
-  const auto asked_port =
-      static_cast<int>(*settings.integer("main_process_port"));
+bool is_python(const std::string& program) {
+  const std::string name = std::filesystem::path(program).filename();
+  return name.starts_with("python") || name.ends_with(".py");
+}
 
+LaunchPlan make_launch_plan(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment,
+    const Machine& machine,
+    const std::vector<std::string>& command) {
+  if (decision.num_processes % decision.num_machines != 0) {
+    throw ConfigError(concat(
+        "[launch] ",
+        decision.num_processes,
+        " processes cannot be shared equally by ",
+        decision.num_machines,
+        " machines; change --num_processes, which counts all of them"));
+  }
   LaunchPlan plan;
   plan.program = find_program(command.front(), environment);
   plan.arguments = command;
-  if (count > 1 || asked_port != 0) {
-    plan.reservation = std::make_unique<PortReservation>(address, asked_port);
+  plan.num_processes = decision.num_processes;
+  plan.num_machines = decision.num_machines;
+  plan.machine_rank = decision.machine_rank;
+  plan.address = decision.address.value_or("127.0.0.1");
+  if (plan.num_machines > 1) {
+    plan.port = decision.port.value_or(kUsualPort);
+  } else if (plan.num_processes > 1 || decision.port) {
+    plan.port = decision.port.value_or(0);
   }
-  const int port = plan.reservation ? plan.reservation->port() : 0;
+  if (plan.num_machines > 1 && plan.port == 0) {
+    throw ConfigError(
+        "[launch] main_process_port is 0, but several machines must all know "
+        "the port; name one");
+  }
+  plan.is_alone = plan.num_processes == 1 && is_python(plan.program);
+  share_cores(plan, decision, settings, environment, machine);
+  plan.role = *settings.text("role");
+  plan.log_dir = settings.text("log_dir");
+  plan.shown = parse_tee(
+      settings.is_given("tee") ? *settings.text("tee") : "3",
+      plan.processes_here());
+  plan.max_restarts = static_cast<int>(*settings.integer("max_restarts"));
+  plan.is_quiet = settings.boolean("quiet");
 
   std::map<std::string, std::string, std::less<>> shared;
   for (const auto& [name, value] : environment.all()) {
     if (!detail::is_rank_variable(name)) shared.emplace(name, value);
   }
-  std::int64_t threads =
-      settings.integer("num_cpu_threads_per_process").value_or(0);
-  if (threads == 0 && count > 1) threads = std::max(1, usable_cores() / count);
-
-  for (int rank = 0; rank < count; ++rank) {
-    std::vector<std::pair<std::string, std::string>> own{
-        {"RANK", std::to_string(rank)},
-        {"LOCAL_RANK", std::to_string(rank)},
-        {"WORLD_SIZE", std::to_string(count)},
-        {"LOCAL_WORLD_SIZE", std::to_string(count)},
-        {"MASTER_ADDR", address},
-        {"MASTER_PORT", std::to_string(port)},
-        {std::string(detail::kHandoverVariable),
-         detail::to_handover(settings)}};
-    if (threads > 0)
-      own.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
-    detail::Environment variables{shared};
-    std::vector<std::string> lines;
-    for (const auto& [name, value] : own) {
-      variables.set(name, value);
-      lines.push_back(concat(name, "=", value));
-    }
-    plan.environments.push_back(std::move(variables));
-    plan.own_variables.push_back(std::move(lines));
+  plan.environment = detail::Environment(std::move(shared));
+  const auto add = [&](const std::string& name, const std::string& value) {
+    plan.environment.set(name, value);
+    plan.added.push_back(concat(name, "=", value));
+  };
+  for (const auto& [name, value] :
+       python_variables(decision, settings, environment)) {
+    // Intel's OpenMP would bind all ranks to the same cores.
+    if (name.starts_with("KMP_") && !plan.is_alone) continue;
+    add(name, value);
+  }
+  add(std::string(detail::kHandoverVariable), detail::to_handover(settings));
+  if (plan.num_threads > 0) {
+    add("OMP_NUM_THREADS", std::to_string(plan.num_threads));
   }
   return plan;
 }
 
-std::string describe(const LaunchPlan& plan, const detail::Settings& settings) {
+std::vector<std::string>
+rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
+  if (plan.is_alone) return {};
+  const int rank = plan.rank_of(local_rank);
+  std::vector<std::string> own{
+      concat("RANK=", rank),
+      concat("LOCAL_RANK=", local_rank),
+      concat("WORLD_SIZE=", plan.num_processes),
+      concat("LOCAL_WORLD_SIZE=", plan.processes_here()),
+      concat("GROUP_RANK=", plan.machine_rank),
+      concat("GROUP_WORLD_SIZE=", plan.num_machines),
+      concat("ROLE_RANK=", rank),
+      concat("ROLE_WORLD_SIZE=", plan.num_processes),
+      concat("ROLE_NAME=", plan.role)};
+  if (!plan.port) return own;
+  // The store is the launcher's, as torchrun's is its agent's.
+  for (std::string line :
+       {concat("MASTER_ADDR=", plan.address),
+        concat("MASTER_PORT=", port),
+        std::string("TORCHELASTIC_USE_AGENT_STORE=True"),
+        std::string("TORCHELASTIC_RUN_ID=none"),
+        concat("TORCHELASTIC_RESTART_COUNT=", attempt),
+        concat("TORCHELASTIC_MAX_RESTARTS=", plan.max_restarts)}) {
+    own.push_back(std::move(line));
+  }
+  return own;
+}
+
+std::string describe(const LaunchPlan& plan, const Settings& settings) {
   std::string out =
       concat("command: ", detail::join(plan.arguments, " "), "\n");
   out += concat("program: ", plan.program, "\n");
-  for (std::size_t rank = 0; rank < plan.own_variables.size(); ++rank) {
-    out += concat(
-        "rank ",
-        rank,
-        ":\n  ",
-        detail::join(plan.own_variables[rank], "\n  "),
-        "\n");
+  out += concat("every rank:\n  ", detail::join(plan.added, "\n  "), "\n");
+  for (int i = 0; i < plan.processes_here(); ++i) {
+    out += concat("rank ", plan.rank_of(i), ":\n");
+    for (const std::string& line :
+         rank_variables(plan, i, 0, plan.port.value_or(0))) {
+      out += concat(
+          "  ",
+          line == "MASTER_PORT=0" ? "MASTER_PORT=(a free one)" : line,
+          "\n");
+    }
+    if (!plan.processors.empty()) {
+      out += concat(
+          "  processors: ",
+          format_processors(plan.processors[static_cast<std::size_t>(i)]),
+          "\n");
+    }
   }
   return out + "settings:\n" + settings.explain();
+}
+
+std::vector<std::string> launch_warnings(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const std::string& program) {
+  if (is_python(program)) return {};
+  std::vector<std::string> later, never;
+  for (const detail::OptionSpec& spec : detail::option_table()) {
+    if (spec.use == detail::OptionUse::acts || !settings.is_given(spec.key))
+      continue;
+    // What every file of Accelerate says.
+    if (spec.key == "compute_environment" || spec.key == "distributed_type" ||
+        spec.key == "main_training_function" || spec.key == "no_python" ||
+        spec.key == "rdzv_backend") {
+      continue;
+    }
+    const detail::Resolved& found = *settings.find(spec.key);
+    if (!spec.default_value.empty() &&
+        found.value == detail::parse_option(spec, spec.default_value)) {
+      continue;
+    }
+    (spec.use == detail::OptionUse::carried ? later : never)
+        .emplace_back(spec.key);
+  }
+  std::vector<std::string> lines;
+  if (decision.paradigm == Paradigm::fsdp) later.emplace_back("FSDP");
+  if (decision.paradigm == Paradigm::deepspeed) later.emplace_back("DeepSpeed");
+  if (decision.paradigm == Paradigm::megatron)
+    never.emplace_back("Megatron-LM");
+  if (!later.empty()) {
+    lines.push_back(concat(
+        "handed on, but without effect on a program of this version of the "
+        "library: ",
+        detail::join(later, ", ")));
+  }
+  if (!never.empty()) {
+    lines.push_back(concat(
+        "only for Python programs, which this is not: ",
+        detail::join(never, ", ")));
+  }
+  return lines;
 }
 
 }  // namespace accelerate::cli

@@ -14,19 +14,22 @@ std::string LinePrefixer::feed(std::string_view piece) {
       continue;
     }
     line_ += c;
-    if (c != '\n' && c != '\r') continue;
+    const bool is_whole = c == '\n' || c == '\r';
+    if (!is_whole && line_.size() < kMostBytes) continue;
     // A carriage return on an empty line only moves the cursor.
-    if (line_ != "\r") out += prefix_;
+    if (!is_continued_ && line_ != "\r") out += prefix_;
     out += line_;
     line_.clear();
+    is_continued_ = !is_whole;
   }
   return out;
 }
 
 std::string LinePrefixer::finish() {
-  if (line_.empty()) return {};
-  std::string out = prefix_ + line_ + '\n';
+  if (line_.empty() && !is_continued_) return {};
+  std::string out = (is_continued_ ? std::string() : prefix_) + line_ + '\n';
   line_.clear();
+  is_continued_ = false;
   return out;
 }
 

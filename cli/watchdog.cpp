@@ -24,7 +24,11 @@ constexpr pid_t kDismissed = 0;
     if (count < 0 && errno == EINTR) continue;
     if (count != sizeof message) break;
     if (message == kDismissed) _exit(0);
-    groups.push_back(message);
+    if (message > 0) {
+      groups.push_back(message);
+    } else {
+      std::erase(groups, -message);
+    }
   }
   for (const pid_t group : groups) kill(-group, SIGKILL);
   _exit(0);
@@ -56,6 +60,8 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::watch(pid_t process_group) { say(process_group); }
+
+void Watchdog::forget(pid_t process_group) { say(-process_group); }
 
 void Watchdog::say(pid_t message) const {
   if (pipe_ < 0) return;

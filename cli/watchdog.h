@@ -8,7 +8,8 @@ namespace accelerate::cli {
 /// kills the process groups of the ranks, grandchildren included.
 class Watchdog {
  public:
-  /// Must be made before any rank, so that it does not hold their pipes.
+  /// Must be made before any rank, so that it does not hold their pipes, and
+  /// before the launcher has threads.
   Watchdog();
   /// Lets it go without killing anything.
   ~Watchdog();
@@ -16,6 +17,8 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
   void watch(pid_t process_group);
+  /// It is gone, and its number may become somebody else's.
+  void forget(pid_t process_group);
 
  private:
   void say(pid_t message) const;

@@ -2,108 +2,114 @@
 
 #include <algorithm>
 
-#include <yaml-cpp/yaml.h>
-
 #include <accelerate/error.h>
 
-#include "base/files.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-bool has_effect_elsewhere_only(std::string_view key) {
-  const auto keys = keys_without_effect();
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
-}
-
-std::vector<std::string> known_keys() {
-  std::vector<std::string> keys;
-  for (const OptionSpec& spec : option_table()) keys.emplace_back(spec.key);
-  for (const std::string_view key : keys_without_effect())
-    keys.emplace_back(key);
-  return keys;
-}
-
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path)
-      : where_(concat("file ", path.string())) {}
+  explicit Reader(const ConfigDocument& document) : document_(document) {}
 
-  void read_map(const YAML::Node& map, const std::string& section) {
-    for (const auto& entry : map) {
-      const std::string key = entry.first.as<std::string>();
-      if (entry.second.IsMap() && key == "parallelism_config") {
-        read_map(entry.second, key);
-      } else {
-        read_entry(key, section, entry.second);
+  Source read(const ConfigJson& values) {
+    for (const auto& [key, value] : values.items()) {
+      if (value.is_object()) {
+        for (const auto& [inner, entry] : value.items()) {
+          take(with_prefix(key, inner), key, concat(key, ".", inner), entry);
+        }
+      } else if (document_.values.contains(key) || is_replaced(key)) {
+        // The others are defaults.
+        take(key, "", key, value);
       }
     }
-  }
-
-  ConfigFile finish() {
+    if (values.value("distributed_type", "") == "NO" &&
+        !document_.values.contains("num_processes")) {
+      add(*find_option("num_processes"), "num_processes", 1);
+    }
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
-    return std::move(file_);
+    return std::move(source_);
   }
 
  private:
-  void read_entry(
+  [[nodiscard]] bool is_replaced(const std::string& key) const {
+    return key == "mixed_precision" && document_.values.contains("fp16");
+  }
+
+  // fsdp_config: {version: 2} is fsdp_version.
+  static std::string with_prefix(
+      const std::string& section,
+      const std::string& key) {
+    for (const std::string_view family : {"fsdp", "fp8", "dynamo"}) {
+      if (section == concat(family, "_config") &&
+          !key.starts_with(concat(family, "_"))) {
+        return concat(family, "_", key);
+      }
+    }
+    return key;
+  }
+
+  void take(
+      std::string key,
+      const std::string& section,
+      const std::string& name,
+      const ConfigJson& value) {
+    // The name in Accelerate's documentation.
+    if (key == "fsdp_backward_prefetch_policy") key = "fsdp_backward_prefetch";
+    const OptionSpec* const spec = find_option(key);
+    // DeepSpeed's map holds keys that are not only DeepSpeed's.
+    const bool fits = spec != nullptr &&
+        (spec->section == section ||
+         (section == "deepspeed_config" && spec->section.empty()));
+    if (!fits) {
+      complain_unknown(key, section, name);
+      return;
+    }
+    // Files of Accelerate that leave the number to the command line.
+    const bool is_unset = value.is_null() ||
+        (key == "num_processes" && value.is_number() && value == -1);
+    if (!is_unset) add(*spec, name, value);
+  }
+
+  void add(
+      const OptionSpec& spec,
+      const std::string& name,
+      const ConfigJson& value) {
+    // NO without quotes is a boolean to YAML, and a word to us.
+    const auto word = document_.words.find(name);
+    const bool is_word = spec.kind == OptionKind::choice &&
+        word != document_.words.end() && !value.is_string();
+    source_.add(
+        spec.key,
+        is_word ? word->second : python_text(value),
+        concat("file ", document_.path.string()));
+  }
+
+  void complain_unknown(
       const std::string& key,
       const std::string& section,
-      const YAML::Node& value) {
-    const OptionSpec* const spec = find_option(key);
-    if (spec == nullptr || spec->section != section) {
-      if (has_effect_elsewhere_only(key)) {
-        if (!is_neutral(key, value)) file_.without_effect.push_back(key);
-        return;
-      }
-      complain_unknown(key);
-      return;
+      const std::string& name) {
+    std::vector<std::string> known;
+    for (const OptionSpec& spec : option_table()) {
+      if (spec.section == section) known.emplace_back(spec.key);
     }
-    if (value.IsNull()) return;
-    if (!value.IsScalar()) {
-      complaints_.push_back(concat(
-          "[config] ",
-          key,
-          " must be a single value (",
-          where_,
-          ", line ",
-          value.Mark().line + 1,
-          ")"));
-      return;
-    }
-    file_.source.add(key, value.Scalar(), where_);
+    const auto line = document_.lines.find(name);
+    const auto meant = nearest(key, known);
+    complaints_.push_back(concat(
+        "[config] unknown key \"",
+        name,
+        "\" (file ",
+        document_.path.string(),
+        line == document_.lines.end() ? std::string()
+                                      : concat(", line ", line->second),
+        ")",
+        meant ? concat("; did you mean \"", *meant, "\"?") : std::string()));
   }
 
-  // Values that Accelerate's questionnaire writes when nothing special was
-  // asked for deserve no warning.
-  static bool is_neutral(const std::string& key, const YAML::Node& value) {
-    if (value.IsNull() || key == "compute_environment" ||
-        key == "distributed_type" || key == "main_training_function") {
-      return true;
-    }
-    if (value.IsMap() || value.IsSequence()) return value.size() == 0;
-    const std::string text = to_lower(value.Scalar());
-    if (key == "num_machines") return text == "1";
-    if (key == "machine_rank") return text == "0";
-    if (key == "gpu_ids") return text == "all";
-    if (key == "rdzv_backend") return text == "static";
-    if (key == "same_network") return true;
-    return text.empty() || text == "no" || text == "false" || text == "none";
-  }
-
-  void complain_unknown(const std::string& key) {
-    std::string text =
-        concat("[config] unknown key \"", key, "\" (", where_, ")");
-    if (const auto meant = nearest(key, known_keys())) {
-      text += concat("; did you mean \"", *meant, "\"?");
-    }
-    complaints_.push_back(std::move(text));
-  }
-
-  std::string where_;
-  ConfigFile file_{Source{Origin::file, {}}, {}};
+  const ConfigDocument& document_;
+  Source source_{Origin::file, {}};
   std::vector<std::string> complaints_;
 };
 
@@ -124,31 +130,18 @@ std::optional<std::filesystem::path> default_config_path(
   return folder / "accelerate" / "default_config.yaml";
 }
 
-ConfigFile read_config_file(const std::filesystem::path& path) {
-  std::error_code code;
-  if (!std::filesystem::exists(path, code)) {
+Source source_from_config(const ConfigDocument& document) {
+  if (document.values.empty()) return {Origin::file, {}};
+  const ConfigJson values = values_in_force(document);
+  if (values["compute_environment"] == "AMAZON_SAGEMAKER") {
     throw ConfigError(concat(
-        "[config] there is no config file ",
-        path,
-        "; give the path of one, or leave --config_file out"));
+        "[config] ",
+        document.path,
+        " describes a job for Amazon SageMaker, which only Amazon's Python SDK "
+        "starts; give a file with compute_environment: LOCAL_MACHINE by "
+        "--config_file"));
   }
-  YAML::Node root;
-  try {
-    root = YAML::Load(read_file(path));
-  } catch (const YAML::Exception& error) {
-    throw ConfigError(concat(
-        "[config] file ", path.string(), " does not parse: ", error.what()));
-  }
-  if (root.IsNull()) return {Source{Origin::file, {}}, {}};
-  if (!root.IsMap()) {
-    throw ConfigError(concat(
-        "[config] file ",
-        path.string(),
-        " must hold keys and values, one \"key: value\" a line"));
-  }
-  Reader reader(path);
-  reader.read_map(root, "");
-  return reader.finish();
+  return Reader(document).read(values);
 }
 
 }  // namespace accelerate::detail

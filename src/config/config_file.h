@@ -2,9 +2,8 @@
 
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <vector>
 
+#include "config/config_document.h"
 #include "config/environment.h"
 #include "config/settings.h"
 
@@ -15,14 +14,8 @@ namespace accelerate::detail {
 std::optional<std::filesystem::path> default_config_path(
     const Environment& environment);
 
-struct ConfigFile {
-  Source source;
-  /// Keys that are set but have no effect in this version.
-  std::vector<std::string> without_effect;
-};
-
-/// Reads a YAML or JSON config file. Throws ConfigError with every unknown key
-/// and the nearest known one, and for text that does not parse, with the line.
-ConfigFile read_config_file(const std::filesystem::path& path);
+/// What the file sets. Throws one ConfigError with every unknown key and the
+/// nearest known one, and for a file of a SageMaker job.
+Source source_from_config(const ConfigDocument& document);
 
 }  // namespace accelerate::detail

@@ -1,202 +1,19 @@
 #include "config/option_table.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <optional>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "config/option_rows.h"
 
 namespace accelerate::detail {
 
 namespace {
 
 using enum OptionKind;
-
-constexpr std::array kOptions{
-    OptionSpec{
-        "num_processes",
-        "",
-        "--num_processes",
-        "",
-        integer,
-        "1",
-        "1..",
-        "processes on this machine; each is one rank"},
-    OptionSpec{
-        "use_cpu",
-        "",
-        "--cpu",
-        "ACCELERATE_USE_CPU",
-        boolean,
-        "false",
-        "",
-        "stay on the CPU even where there is an accelerator"},
-    OptionSpec{
-        "device",
-        "",
-        "",
-        "ACCELERATE_TORCH_DEVICE",
-        text,
-        "",
-        "",
-        "the device of every rank, such as cpu or cuda:1, instead of the one "
-        "chosen by local rank"},
-    OptionSpec{
-        "mixed_precision",
-        "",
-        "--mixed_precision",
-        "ACCELERATE_MIXED_PRECISION",
-        choice,
-        "no",
-        "no|fp16|bf16|fp8",
-        "precision of the forward pass"},
-    OptionSpec{
-        "gradient_accumulation_steps",
-        "",
-        "--gradient_accumulation_steps",
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        integer,
-        "1",
-        "1..",
-        "micro-batches whose gradients are added before the optimizer steps"},
-    OptionSpec{
-        "main_process_ip",
-        "",
-        "--main_process_ip",
-        "",
-        text,
-        "127.0.0.1",
-        "",
-        "address of the machine with rank 0"},
-    OptionSpec{
-        "main_process_port",
-        "",
-        "--main_process_port",
-        "",
-        integer,
-        "0",
-        "0..65535",
-        "port where rank 0 keeps the key-value store; 0 takes a free one"},
-    OptionSpec{
-        "num_cpu_threads_per_process",
-        "",
-        "--num_cpu_threads_per_process",
-        "OMP_NUM_THREADS",
-        integer,
-        "0",
-        "0..",
-        "threads that one rank computes with; 0 shares the cores out among the "
-        "ranks"},
-    OptionSpec{
-        "timeout_seconds",
-        "",
-        "--timeout_seconds",
-        "ACCELERATE_TIMEOUT_SECONDS",
-        number,
-        "1800",
-        "0..",
-        "how long a collective waits for a silent peer"},
-    OptionSpec{
-        "debug",
-        "",
-        "--debug",
-        "ACCELERATE_DEBUG_MODE",
-        boolean,
-        "false",
-        "",
-        "check before each collective that all ranks call the same one with "
-        "the same shapes"},
-    OptionSpec{
-        "log_level",
-        "",
-        "--log_level",
-        "ACCELERATE_LOG_LEVEL",
-        choice,
-        "warning",
-        "debug|info|warning|error|off",
-        "which of the library's messages are shown"},
-    OptionSpec{
-        "parallelism_config_dp_replicate_size",
-        "parallelism_config",
-        "--parallelism_config_dp_replicate_size",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE",
-        integer,
-        "",
-        "1..",
-        "copies of the model; unset takes all ranks the other degrees leave"},
-    OptionSpec{
-        "parallelism_config_dp_shard_size",
-        "parallelism_config",
-        "--parallelism_config_dp_shard_size",
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE",
-        integer,
-        "1",
-        "1..",
-        "ranks that split parameters, gradients and optimizer state"},
-    OptionSpec{
-        "parallelism_config_tp_size",
-        "parallelism_config",
-        "--parallelism_config_tp_size",
-        "PARALLELISM_CONFIG_TP_SIZE",
-        integer,
-        "1",
-        "1..",
-        "ranks that split each layer"},
-    OptionSpec{
-        "parallelism_config_cp_size",
-        "parallelism_config",
-        "--parallelism_config_cp_size",
-        "PARALLELISM_CONFIG_CP_SIZE",
-        integer,
-        "1",
-        "1..",
-        "ranks that split the sequence"},
-    OptionSpec{
-        "parallelism_config_pp_size",
-        "parallelism_config",
-        "--parallelism_config_pp_size",
-        "PARALLELISM_CONFIG_PP_SIZE",
-        integer,
-        "1",
-        "1..",
-        "pipeline stages"},
-};
-
-constexpr std::array<std::string_view, 31> kWithoutEffect{
-    "compute_environment",
-    "distributed_type",
-    "machine_rank",
-    "num_machines",
-    "gpu_ids",
-    "rdzv_backend",
-    "same_network",
-    "main_training_function",
-    "enable_cpu_affinity",
-    "fp8_config",
-    "deepspeed_config",
-    "fsdp_config",
-    "megatron_lm_config",
-    "mpirun_config",
-    "downcast_bf16",
-    "tpu_name",
-    "tpu_zone",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "command_file",
-    "commands",
-    "tpu_vm",
-    "tpu_env",
-    "dynamo_config",
-    "fp16",
-    "parallelism_config_cp_comm_strategy",
-    "parallelism_config_cp_backend",
-    "parallelism_config_sp_size",
-    "parallelism_config_sp_backend",
-    "parallelism_config_sp_seq_length",
-    "dynamo_backend"};
 
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
@@ -216,6 +33,7 @@ Range range_of(std::string_view limits) {
 std::string allowed(const OptionSpec& spec) {
   switch (spec.kind) {
     case boolean:
+    case truth:
       return "yes or no";
     case text:
       return "a text";
@@ -248,6 +66,7 @@ std::optional<OptionValue> try_parse(
     std::string_view text) {
   switch (spec.kind) {
     case boolean:
+    case truth:
       if (const auto value = parse_bool(text)) return *value;
       break;
     case integer:
@@ -260,13 +79,11 @@ std::optional<OptionValue> try_parse(
       if (const auto value = parse_double(text); value && within(spec, *value))
         return *value;
       break;
-    case choice: {
-      const std::string word = to_lower(text);
-      const std::vector<std::string> words = split(spec.limits, '|');
-      if (std::find(words.begin(), words.end(), word) != words.end())
-        return word;
+    case choice:
+      for (std::string& word : split(spec.limits, '|')) {
+        if (to_lower(word) == to_lower(text)) return std::move(word);
+      }
       break;
-    }
     case OptionKind::text:
       return std::string(text);
   }
@@ -275,18 +92,29 @@ std::optional<OptionValue> try_parse(
 
 }  // namespace
 
-std::span<const OptionSpec> option_table() { return kOptions; }
-
-const OptionSpec* find_option(std::string_view key) {
-  const auto found = std::find_if(
-      kOptions.begin(), kOptions.end(), [&](const OptionSpec& spec) {
-        return spec.key == key;
-      });
-  return found == kOptions.end() ? nullptr : &*found;
+std::span<const OptionSpec> option_table() {
+  static const std::vector<OptionSpec> table = [] {
+    std::vector<OptionSpec> all;
+    for (const auto rows :
+         {launch_option_rows(),
+          sharding_option_rows(),
+          engine_option_rows(),
+          compute_option_rows(),
+          python_option_rows()}) {
+      all.insert(all.end(), rows.begin(), rows.end());
+    }
+    return all;
+  }();
+  return table;
 }
 
-std::span<const std::string_view> keys_without_effect() {
-  return kWithoutEffect;
+const OptionSpec* find_option(std::string_view key) {
+  const auto table = option_table();
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const OptionSpec& spec) {
+        return spec.key == key;
+      });
+  return found == table.end() ? nullptr : &*found;
 }
 
 OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
@@ -315,13 +143,32 @@ std::string options_page() {
       "environment over the file, the file over the default; every resolved "
       "value knows which of them it came from.\n\n"
       "This page is printed by `accelerate-cpp options`; a test keeps the two "
-      "equal.\n\n"
-      "| key | flag | variable | value | default | meaning |\n"
-      "| --- | --- | --- | --- | --- | --- |\n";
+      "equal. Marks: `py` is handed to Python programs\n"
+      "and has no effect on programs of this library yet, `py!` never will.\n";
   const auto code = [](std::string_view word) {
     return word.empty() ? std::string() : concat("`", word, "`");
   };
-  for (const OptionSpec& spec : kOptions) {
+  const auto mark = [](OptionUse use) {
+    switch (use) {
+      case OptionUse::acts:
+        break;
+      case OptionUse::carried:
+        return "py";
+      case OptionUse::python_only:
+        return "py!";
+    }
+    return "";
+  };
+  std::string_view group;
+  for (const OptionSpec& spec : option_table()) {
+    if (spec.group != group) {
+      group = spec.group;
+      page += concat(
+          "\n## ",
+          group,
+          "\n\n| key | flag | variable | value | default | | meaning |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |\n");
+    }
     page += concat(
         "| ",
         code(spec.key),
@@ -334,15 +181,17 @@ std::string options_page() {
         " | ",
         code(spec.default_value),
         " | ",
+        mark(spec.use),
+        " | ",
         spec.help,
         " |\n");
   }
   page +=
-      "\nIn the file, keys that begin with `parallelism_config_` live in the "
-      "map `parallelism_config`, as in\n"
-      "Accelerate's files. Accelerate's other keys are read, and a warning "
-      "names those that have no effect yet;\n"
-      "a key that neither knows is an error that names the nearest one.\n";
+      "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
+      "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
+      "that name, as in Accelerate's files, and DeepSpeed's in "
+      "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
+      "neither knows is an error that names the nearest one.\n";
   return page;
 }
 

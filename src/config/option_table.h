@@ -9,7 +9,15 @@
 
 namespace accelerate::detail {
 
-enum class OptionKind { boolean, integer, number, text, choice };
+/// `truth` is a boolean whose flag takes a word: --flag true.
+enum class OptionKind { boolean, truth, integer, number, text, choice };
+
+/// Who does something with an option's value.
+enum class OptionUse {
+  acts,         ///< the launcher or the library
+  carried,      ///< Python programs; this library does not yet
+  python_only,  ///< Python programs; this library never will
+};
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
 
@@ -23,6 +31,8 @@ struct OptionSpec {
   OptionKind kind;
   std::string_view default_value;  ///< nothing: unset
   std::string_view limits;  ///< choice: "a|b|c"; numbers: "1.." or "0..65535"
+  OptionUse use;
+  std::string_view group;  ///< the heading its flag stands under
   std::string_view help;
 };
 
@@ -30,10 +40,6 @@ std::span<const OptionSpec> option_table();
 
 /// Null if the table has no such key.
 const OptionSpec* find_option(std::string_view key);
-
-/// Keys that Accelerate's config files hold and this version does not act on.
-/// Files that have them are read; a warning names those that are set.
-std::span<const std::string_view> keys_without_effect();
 
 /// The value that `text` stands for. Throws ConfigError saying what is allowed.
 OptionValue parse_option(const OptionSpec& spec, std::string_view text);

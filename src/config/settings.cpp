@@ -50,11 +50,17 @@ bool Settings::boolean(std::string_view key) const {
   return value_as<bool>(find(key)).value_or(false);
 }
 
+bool Settings::is_given(std::string_view key) const {
+  const Resolved* const resolved = find(key);
+  return resolved != nullptr && resolved->origin != Origin::default_value;
+}
+
 std::string Settings::explain() const {
   std::string out;
   for (const OptionSpec& spec : option_table()) {
     const auto found = values_.find(spec.key);
     if (found == values_.end()) continue;
+    if (spec.use != OptionUse::acts && !is_given(spec.key)) continue;
     out += concat(
         spec.key,
         " = ",
@@ -86,7 +92,8 @@ Settings resolve(std::span<const Source> sources) {
       }
       try {
         settings.values_.try_emplace(
-            key, Resolved{parse_option(*spec, text), source->origin, where});
+            key,
+            Resolved{parse_option(*spec, text), text, source->origin, where});
       } catch (const ConfigError& error) {
         complaints.push_back(concat(error.what(), " (", where, ")"));
       }
@@ -99,6 +106,7 @@ Settings resolve(std::span<const Source> sources) {
         std::string(spec.key),
         Resolved{
             parse_option(spec, spec.default_value),
+            std::string(spec.default_value),
             Origin::default_value,
             "default"});
   }

@@ -28,6 +28,8 @@ struct Source {
 
 struct Resolved {
   OptionValue value;
+  /// As its source wrote it.
+  std::string text;
   Origin origin;
   std::string where;
 };
@@ -43,7 +45,11 @@ class Settings {
   [[nodiscard]] std::optional<std::string> text(std::string_view key) const;
   [[nodiscard]] bool boolean(std::string_view key) const;
 
-  /// A line an option: name, value, origin.
+  /// Whether anybody gave it: not merely its default.
+  [[nodiscard]] bool is_given(std::string_view key) const;
+
+  /// A line an option: name, value, origin. Those that only Python programs
+  /// know, if they are given.
   [[nodiscard]] std::string explain() const;
 
   [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all()

@@ -72,7 +72,9 @@ class Pickle {
 
   /// Borrows `input`, one pickle of protocol 2 to 5. Throws CheckpointError if it
   /// is malformed, ends before its end, needs more than `most_bytes` of memory,
-  /// or has operations that only run code. `name`: what to call it in messages.
+  /// has operations that only run code, or is no tree of a sensible depth and
+  /// size: it may name a thing twice, but not so that looking at each place of
+  /// the tree never ends. `name`: what to call it in messages.
   Pickle(
       std::span<const std::byte> input,
       std::string name,
@@ -87,7 +89,13 @@ class Pickle {
  private:
   /// 16 bytes each, so that a short operation costs little.
   struct Node {
+    Node(Kind what, std::uint32_t its_size = 0, std::uint64_t its_payload = 0)
+        : kind(what), size(its_size), payload(its_payload) {}
     Kind kind = Kind::none;
+    /// Of containers: how many levels are below, once measured.
+    std::uint16_t height = 0;
+    /// Of texts: their bytes. Of containers: the places of the tree below and
+    /// including this one, once measured.
     std::uint32_t size = 0;
     std::uint64_t payload = 0;
   };
@@ -111,6 +119,9 @@ class Pickle {
   void remember(std::uint64_t key);
   void recall(std::uint64_t key);
   void charge(std::size_t bytes);
+  void measure();
+  void measure_from(std::uint32_t start, std::uint64_t most_places);
+  [[nodiscard]] static bool is_container(Kind kind);
   [[noreturn]] void fail(const std::string& what) const;
 
   std::span<const std::byte> input_;

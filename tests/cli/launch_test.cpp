@@ -81,7 +81,8 @@ TEST(Launch, HandsItsDecisionsOverAsJson) {
 TEST(Launch, PrefersFlagsToTheEnvironmentAndThatToTheFile) {
   const testing::TemporaryFolder folder;
   const std::string file = folder.path() / "config.yaml";
-  std::ofstream(file) << "mixed_precision: fp16\ngradient_accumulation_steps: "
+  std::ofstream(file) << "distributed_type: MULTI_CPU\nmixed_precision: "
+                         "fp16\ngradient_accumulation_steps: "
                          "4\nnum_processes: 2\n";
   const ToolResult result = run_tool(
       {"launch",

@@ -15,16 +15,16 @@ using testing::expect_error;
 
 class ConfigFileTest : public ::testing::Test {
  protected:
-  ConfigFile read(
+  Source read(
       const std::string& text,
       const std::string& name = "config.yaml") {
     std::ofstream(folder_ / name) << text;
-    return read_config_file(folder_ / name);
+    return source_from_config(read_config_document(folder_ / name));
   }
   Settings settings(
       const std::string& text,
       const std::string& name = "config.yaml") {
-    const std::array sources{read(text, name).source};
+    const std::array sources{read(text, name)};
     return resolve(sources);
   }
 
@@ -48,15 +48,96 @@ TEST_F(ConfigFileTest, ReadsTheFilesThatAccelerateWrites) {
 
 TEST_F(ConfigFileTest, ReadsJson) {
   EXPECT_EQ(
-      settings(R"({"num_processes": 3})", "config.json")
+      settings(
+          R"({"distributed_type": "MULTI_CPU", "num_processes": 3})",
+          "config.json")
           .integer("num_processes"),
       3);
 }
 
-TEST_F(ConfigFileTest, NamesKeysWithoutEffect) {
-  EXPECT_THAT(
-      read("fsdp_config:\n  fsdp_version: 2\n").without_effect,
-      ::testing::ElementsAre("fsdp_config"));
+TEST_F(ConfigFileTest, FlattensMapsAndAddsTheirPrefixes) {
+  const Settings values = settings(
+      "distributed_type: FSDP\nnum_processes: 2\n"
+      "fsdp_config:\n  fsdp_version: 2\n  min_num_params: 7\n"
+      "  fsdp_offload_params: yes\n"
+      "deepspeed_config: {gradient_accumulation_steps: 4}\n"
+      "fp8_config: {format: e4m3}\n");
+  EXPECT_EQ(values.text("fsdp_version"), "2");
+  EXPECT_EQ(values.integer("fsdp_min_num_params"), 7);
+  EXPECT_TRUE(values.boolean("fsdp_offload_params"));
+  EXPECT_EQ(values.integer("gradient_accumulation_steps"), 4);
+  EXPECT_EQ(values.text("fp8_format"), "E4M3");
+}
+
+TEST_F(ConfigFileTest, TakesNoWithoutQuotesAsTheWordItIs) {
+  const Settings values =
+      settings("distributed_type: NO\nmixed_precision: no\n");
+  EXPECT_EQ(values.text("distributed_type"), "NO");
+  EXPECT_EQ(values.text("mixed_precision"), "no");
+  EXPECT_EQ(values.integer("num_processes"), 1);
+}
+
+TEST_F(ConfigFileTest, ReplacesKeysOfOldVersions) {
+  const Settings values = settings(
+      "distributed_type: 'NO'\nfp16: true\ndynamo_backend: INDUCTOR\n");
+  EXPECT_EQ(values.text("mixed_precision"), "fp16");
+  EXPECT_EQ(values.text("dynamo_backend"), "inductor");
+}
+
+TEST_F(ConfigFileTest, AsksForTheTypeThatAccelerateAsksFor) {
+  expect_error<ConfigError>(
+      [&] { read("num_processes: 2\n"); }, "distributed_type is missing");
+  expect_error<ConfigError>(
+      [&] { read("distributed_type: MULTI_CUP\n"); }, "line 1");
+}
+
+TEST_F(ConfigFileTest, RefusesAJobOfSageMaker) {
+  expect_error<ConfigError>(
+      [&] {
+        read(
+            "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n"
+            "ec2_instance_type: x\niam_role_name: y\n");
+      },
+      "Amazon's Python SDK");
+}
+
+TEST_F(ConfigFileTest, NamesUnknownKeysInMapsWithTheirLines) {
+  expect_error<ConfigError>(
+      [&] {
+        read("distributed_type: FSDP\nfsdp_config:\n  fsdp_verzion: 2\n");
+      },
+      "line 3); did you mean \"fsdp_version\"");
+}
+
+TEST(UpdatedText, KeepsCommentsAndOrder) {
+  const auto document = parse_config(
+      "# ours\nnum_processes: 2 # two\ndistributed_type: MULTI_CPU\n\n"
+      "# old\nfp16: true\n# last\n",
+      "config.yaml");
+  EXPECT_EQ(
+      updated_text(
+          document,
+          {{"distributed_type", "MULTI_CPU"},
+           {"num_processes", 2},
+           {"mixed_precision", "fp16"},
+           {"debug", false}}),
+      "# ours\nnum_processes: 2 # two\ndistributed_type: MULTI_CPU\n"
+      "debug: false\nmixed_precision: fp16\n");
+}
+
+TEST(WriteConfig, QuotesWhatWouldReadAsSomethingElse) {
+  const ConfigJson values{
+      {"a", "no"},
+      {"b", "12"},
+      {"c", "it's: #1"},
+      {"d", nlohmann::ordered_json::array({"x", "yes"})},
+      {"e", {{"inner", 1.5}}},
+      {"f", "two\nlines"},
+      {"g", ""},
+      {"h", nullptr}};
+  const auto read = parse_config(write_config(values, false), "x.yaml");
+  EXPECT_EQ(read.values, values) << write_config(values, false);
+  EXPECT_EQ(parse_config(write_config(values, true), "x.json").values, values);
 }
 
 TEST_F(ConfigFileTest, NamesUnknownKeysAndTheNearestKnown) {
@@ -67,11 +148,11 @@ TEST_F(ConfigFileTest, NamesUnknownKeysAndTheNearestKnown) {
 TEST_F(ConfigFileTest, NamesTheFileThatDoesNotParseOrDoesNotExist) {
   expect_error<ConfigError>([&] { read("a: [1, 2\n"); }, "config.yaml");
   expect_error<ConfigError>(
-      [&] { read_config_file(folder_ / "none.yaml"); }, "none.yaml");
+      [&] { read_config_document(folder_ / "none.yaml"); }, "none.yaml");
 }
 
 TEST_F(ConfigFileTest, TakesAnEmptyFileAsNoSettings) {
-  EXPECT_TRUE(read("").source.values.empty());
+  EXPECT_TRUE(read("").values.empty());
 }
 
 TEST(DefaultConfigPath, FollowsAccelerate) {

@@ -85,11 +85,35 @@ TEST(Pickle, DescribesCallsAndDoesNotMakeThem) {
   EXPECT_EQ(reference.root().item(0).integer(), 3);
 }
 
-TEST(Pickle, MayHoldItself) {
-  const Pickle pickle =
-      read(PICKLE("\x80\x02]q\x00h\x00"
-                  "a."));
-  EXPECT_EQ(pickle.root().item(0).item(0).item(0).size(), 1U);
+// Whoever walks such trees would never be done.
+TEST(Pickle, RefusesTreesWithoutEnd) {
+  expect_error<CheckpointError>(
+      [] {
+        read(
+            PICKLE("\x80\x02]q\x00h\x00"
+                   "a."));
+      },
+      "something holds itself");
+  // A pair of a pair of a pair ..., each twice the same.
+  std::string doubled = "\x80\x02";
+  doubled += "N";
+  for (int i = 0; i < 60; ++i) doubled += "2\x86";
+  expect_error<CheckpointError>(
+      [&] { read(doubled + "."); }, "names the same things too often");
+  expect_error<CheckpointError>(
+      [] {
+        read(
+            "\x80\x02" + std::string(1, 'N') + std::string(5000, '\x85') + ".");
+      },
+      "nested too deeply");
+}
+
+TEST(Pickle, LetsThingsBeNamedTwice) {
+  std::string several = PICKLE(
+      "\x80\x02]q\x00"
+      "0(");
+  for (int i = 0; i < 200; ++i) several += PICKLE("h\x00");
+  EXPECT_EQ(read(several + "t.").root().size(), 200U);
 }
 
 TEST(Pickle, RefusesWhatIsMalformed) {

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/settings.h"
+
+namespace CLI {
+class App;
+}
+
+namespace accelerate::cli {
+
+/// What stood on the command line of `launch`.
+class LaunchFlags {
+ public:
+  /// Adds every flag of the option table, and those of the launch itself, to
+  /// `command`, which must not end before this.
+  explicit LaunchFlags(CLI::App& command);
+
+  /// The settings given as flags. Throws ConfigError for a flag that there is
+  /// not, with the nearest one, and for a choice that is none.
+  [[nodiscard]] detail::Source source() const;
+  /// The program and its arguments. Throws ConfigError if there is none.
+  [[nodiscard]] std::vector<std::string> program() const;
+
+  [[nodiscard]] const std::string& config_file() const { return config_file_; }
+  [[nodiscard]] bool is_dry_run() const { return is_dry_run_; }
+
+ private:
+  [[noreturn]] void refuse(const std::string& flag) const;
+
+  CLI::App& command_;
+  std::map<std::string, std::string, std::less<>> texts_;  // by option key
+  std::map<std::string, bool, std::less<>> switches_;
+  std::string config_file_;
+  bool is_dry_run_ = false;
+};
+
+/// Accelerate spells its flags with _ and takes - as well.
+std::string both_spellings(std::string_view flag);
+
+}  // namespace accelerate::cli

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <csignal>
+#include <optional>
+
+#include <sys/signalfd.h>
+
+namespace accelerate::cli {
+
+/// The signals a launcher hears of, as a descriptor. They are blocked while
+/// this lives, also in threads that are started meanwhile.
+class Signals {
+ public:
+  Signals();
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  [[nodiscard]] int descriptor() const { return descriptor_; }
+  [[nodiscard]] std::optional<signalfd_siginfo> next() const;
+
+ private:
+  sigset_t before_{};
+  int descriptor_ = -1;
+};
+
+}  // namespace accelerate::cli

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace accelerate::detail {
+
+using ConfigJson = nlohmann::ordered_json;
+
+/// A config file as it stands: keys in its order, values of the types that
+/// Accelerate's reader gives them (`yes` is a boolean, `'yes'` a text).
+struct ConfigDocument {
+  std::filesystem::path path;
+  std::string text;
+  bool is_json = false;
+  ConfigJson values = ConfigJson::object();
+  /// Texts as written, by "key" or "map.key": for words such as NO, which are
+  /// booleans to YAML.
+  std::map<std::string, std::string, std::less<>> words;
+  /// Lines from 1, by the same names.
+  std::map<std::string, int, std::less<>> lines;
+};
+
+/// Throws ConfigError for text that does not parse, with the line, and for one
+/// that is no map.
+ConfigDocument parse_config(std::string text, std::filesystem::path path);
+ConfigDocument read_config_document(const std::filesystem::path& path);
+
+/// Every key of Accelerate's with the value in force: defaults filled in, keys
+/// of old versions replaced. Throws one ConfigError with every unknown key and
+/// the nearest known one, a missing or unknown `distributed_type`.
+ConfigJson values_in_force(const ConfigDocument& document);
+
+/// What of these is written to a file: no nulls, no empty maps.
+ConfigJson values_to_write(const ConfigJson& in_force);
+
+/// The whole as JSON or YAML, keys sorted.
+std::string write_config(const ConfigJson& values, bool as_json);
+
+/// The document's own text with these values: lines of keys that are as they
+/// were stay, with their comments; keys that are gone, too; new ones follow.
+/// JSON is written anew.
+std::string updated_text(
+    const ConfigDocument& document,
+    const ConfigJson& values);
+
+/// What a word without quotes means in YAML 1.1, which Accelerate follows.
+ConfigJson yaml_value(const std::string& word);
+
+/// A value as Python writes it: True, 1.0, text as it is.
+std::string python_text(const ConfigJson& value);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <span>
+
+#include "config/option_table.h"
+
+namespace accelerate::detail {
+
+// The table's parts, in the order in which people read them.
+std::span<const OptionSpec> launch_option_rows();
+std::span<const OptionSpec> sharding_option_rows();
+std::span<const OptionSpec> engine_option_rows();
+std::span<const OptionSpec> compute_option_rows();
+std::span<const OptionSpec> python_option_rows();
+
+}  // namespace accelerate::detail

@@ -1,0 +1,249 @@
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cli/tool.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_tool;
+using testing::ToolResult;
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(Restarts, StartTheGroupAgainUntilItGetsThrough) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--max_restarts",
+       "3",
+       "bash",
+       "-c",
+       "echo attempt $TORCHELASTIC_RESTART_COUNT; "
+       "if [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then "
+       "[ $RANK = 1 ] && exit 7; sleep 1000; fi"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("[0] attempt 0"),
+          HasSubstr("[0] attempt 1"),
+          HasSubstr("[1] attempt 2"),
+          Not(HasSubstr("attempt 3"))));
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("rank 1 (process"),
+          HasSubstr("starting again, 1 of at most 3 times"),
+          HasSubstr("starting again, 2 of at most 3 times")));
+}
+
+TEST(Restarts, EndWithTheLastFailure) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--max_restarts",
+       "1",
+       "bash",
+       "-c",
+       "exit $((3 + TORCHELASTIC_RESTART_COUNT))"});
+  EXPECT_EQ(result.code, 4);
+}
+
+TEST(Restarts, AreForOneProcessToo) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--max_restarts",
+       "1",
+       "--main_process_port",
+       "0",
+       "bash",
+       "-c",
+       "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"});
+  EXPECT_EQ(result.code, 0) << result.err;
+}
+
+TEST(Restarts, DoNotFollowASignalToTheLauncher) {
+  testing::Tool tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--max_restarts",
+       "5",
+       "bash",
+       "-c",
+       "echo up; exec sleep 1000"});
+  tool.read_line();
+  tool.read_line();
+  kill(tool.pid(), SIGTERM);
+  const ToolResult result = tool.wait();
+  EXPECT_EQ(result.code, 128 + SIGTERM);
+  EXPECT_THAT(result.err, Not(HasSubstr("starting again")));
+}
+
+TEST(Logs, HoldTheOutputOfEveryRankAndAttempt) {
+  const testing::TemporaryFolder folder;
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--max_restarts",
+       "1",
+       "--log_dir",
+       folder / "logs",
+       "--tee",
+       "1:2",
+       "--role",
+       "worker",
+       "bash",
+       "-c",
+       "echo out $RANK; echo err $RANK >&2; exit $((1 - "
+       "TORCHELASTIC_RESTART_COUNT))"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* const attempt : {"attempt_0", "attempt_1"}) {
+    for (const std::string rank : {"0", "1"}) {
+      const auto where = folder.path() / "logs" / attempt / rank;
+      EXPECT_EQ(text_of(where / "stdout.log"), "out " + rank + "\n");
+      EXPECT_EQ(text_of(where / "stderr.log"), "err " + rank + "\n");
+    }
+  }
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(
+      result.err,
+      AllOf(HasSubstr("[worker 1] err 1"), Not(HasSubstr("[worker 0]"))));
+}
+
+TEST(Logs, ThatCannotBeWrittenAreOneClearErrorAtTheStart) {
+  const ToolResult result = run_tool(
+      {"launch", "--num_processes", "2", "--log_dir", "/proc/logs", "true"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(
+      result.err, HasSubstr("cannot write /proc/logs/attempt_0/0/stdout.log"));
+}
+
+TEST(Logs, ThatFillTheDiskDoNotEndTheTraining) {
+  const testing::TemporaryFolder folder;
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "1",
+       "--log_dir",
+       folder / "logs",
+       "bash",
+       "-c",
+       // The launcher's limit; the rank itself writes to a pipe.
+       "prlimit --fsize=4096 --pid $PPID; head -c 20000 /dev/zero | tr '\\0' "
+       "x; echo; echo done"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("done"));
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("warning: cannot write"),
+          HasSubstr("stdout.log: File too large")));
+}
+
+TEST(Affinity, BindsEachRankToProcessorsOfItsOwn) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--cpu_affinity",
+       "auto",
+       "bash",
+       "-c",
+       "echo $(taskset -cp $$ | sed 's/.*: //')"});
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("accelerate-cpp: rank 0: processors "));
+  const auto of = [&](const char* prefix) {
+    const auto at = result.out.find(prefix);
+    return result.out.substr(at + 4, result.out.find('\n', at) - at - 4);
+  };
+  EXPECT_NE(of("[0] "), of("[1] "));
+}
+
+TEST(Quiet, SaysNothingItself) {
+  const ToolResult result = run_tool(
+      {"launch", "-q", "--num_processes", "2", "bash", "-c", "exit 3"});
+  EXPECT_EQ(result.code, 3);
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(PythonPrograms, GetTheVariablesOfAccelerate) {
+  const testing::TemporaryFolder folder;
+  const auto python = folder.path() / "python3";
+  std::ofstream(python) << "#!/bin/sh\nenv\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  const ToolResult alone = run_tool(
+      {"launch", "--cpu", "--mixed_precision", "bf16", python, "train.py"});
+  EXPECT_THAT(
+      alone.out,
+      AllOf(
+          HasSubstr("ACCELERATE_USE_CPU=True\n"),
+          HasSubstr("ACCELERATE_MIXED_PRECISION=bf16\n"),
+          HasSubstr("ACCELERATE_DYNAMO_BACKEND=NO\n"),
+          Not(HasSubstr("LOCAL_RANK="))));
+  const ToolResult sharded = run_tool(
+      {"launch",
+       "--use_fsdp",
+       "--num_processes",
+       "2",
+       "--fsdp_offload_params",
+       "true",
+       python,
+       "train.py"});
+  EXPECT_THAT(
+      sharded.out,
+      AllOf(
+          HasSubstr("ACCELERATE_USE_FSDP=true\n"),
+          HasSubstr("FSDP_OFFLOAD_PARAMS=true\n"),
+          HasSubstr("TORCHELASTIC_USE_AGENT_STORE=True\n")));
+  EXPECT_EQ(sharded.err, "");
+}
+
+TEST(OtherPrograms, AreWarnedOfWhatHasNoEffect) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--use_fsdp",
+       "--dynamo_backend",
+       "inductor",
+       "--num_processes",
+       "2",
+       "true"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("without effect on a program of this version"),
+          HasSubstr("only for Python programs, which this is not: "
+                    "dynamo_backend")));
+}
+
+TEST(Launch, SaysHowPythonIsStarted) {
+  EXPECT_THAT(
+      run_tool({"launch", "--module", "package.train"}).err,
+      HasSubstr("accelerate-cpp launch python -m package.train"));
+  EXPECT_THAT(
+      run_tool({"launch", "train.py"}).err, HasSubstr("python train.py"));
+  EXPECT_THAT(
+      run_tool({"launch", "--tpu", "true"}).err, HasSubstr("torch_xla"));
+}
+
+}  // namespace
+}  // namespace accelerate
