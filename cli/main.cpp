@@ -1,38 +1,62 @@
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
 
 #include "cli/checkpoint_command.h"
+#include "cli/completion_command.h"
+#include "cli/config_command.h"
+#include "cli/estimate_command.h"
 #include "cli/launch_command.h"
+#include "cli/report_command.h"
 #include "cli/weights_command.h"
 #include "config/option_table.h"
 
 int main(int argc, char** argv) {
+  namespace cli = accelerate::cli;
   constexpr int kWrongUse = 2;
   CLI::App tool(
       "Launches programs that train or serve with accelerate.cpp.",
       "accelerate-cpp");
   tool.set_version_flag("--version", "accelerate-cpp " ACCELERATE_VERSION);
   tool.require_subcommand(1);
-  const auto launch = accelerate::cli::add_launch_command(tool);
-  const auto checkpoint = accelerate::cli::add_checkpoint_command(tool);
-  const auto merge = accelerate::cli::add_merge_weights_command(tool);
-  const auto convert = accelerate::cli::add_convert_command(tool);
-  const CLI::App* options = tool.add_subcommand(
+  const std::vector<std::pair<std::string, std::function<int()>>> commands{
+      {"config", cli::add_config_command(tool)},
+      {"env", cli::add_env_command(tool)},
+      {"launch", cli::add_launch_command(tool)},
+      {"test", cli::add_test_command(tool)},
+      {"estimate-memory", cli::add_estimate_command(tool)},
+      {"checkpoint", cli::add_checkpoint_command(tool)},
+      {"merge-weights", cli::add_merge_weights_command(tool)},
+      {"convert", cli::add_convert_command(tool)},
+      {"to-fsdp2", cli::add_to_fsdp2_command(tool)},
+      {"tpu-config", cli::add_tpu_config_command(tool)},
+      {"completion", cli::add_completion_command(tool)},
+      {"man", cli::add_man_command(tool)}};
+  const CLI::App* const options = tool.add_subcommand(
       "options", "print every setting with its flag, variable and default");
+  // For the docs.
+  CLI::App* const pages = tool.add_subcommand("help-pages")->group("");
   try {
     tool.parse(argc, argv);
     if (options->parsed()) {
       std::fputs(accelerate::detail::options_page().c_str(), stdout);
       return 0;
     }
-    if (tool.got_subcommand("checkpoint")) return checkpoint();
-    if (tool.got_subcommand("merge-weights")) return merge();
-    if (tool.got_subcommand("convert")) return convert();
-    return launch();
+    if (pages->parsed()) {
+      std::fputs(cli::help_pages(tool).c_str(), stdout);
+      return 0;
+    }
+    for (const auto& [name, run] : commands) {
+      if (tool.got_subcommand(name)) return run();
+    }
+    return kWrongUse;
   } catch (const CLI::ParseError& error) {
     return tool.exit(error) == 0 ? 0 : kWrongUse;
   } catch (const accelerate::ConfigError& error) {

@@ -14,6 +14,16 @@ install(TARGETS accelerate EXPORT accelerateTargets
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET accelerate-cpp)
   install(TARGETS accelerate-cpp RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS accelerate-cpp-probe accelerate-cpp-self-check RUNTIME DESTINATION libexec/accelerate)
+  install(CODE "
+    file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
+    execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man
+      OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp.1\")
+    foreach(command config env launch test estimate-memory checkpoint merge-weights convert to-fsdp2 tpu-config completion)
+      execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man \${command}
+        OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp-\${command}.1\")
+    endforeach()
+  ")
 endif()
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)

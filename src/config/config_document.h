@@ -48,6 +48,9 @@ std::string updated_text(
     const ConfigDocument& document,
     const ConfigJson& values);
 
+/// The JSON schema of config files, for editors.
+std::string config_schema();
+
 /// What a word without quotes means in YAML 1.1, which Accelerate follows.
 ConfigJson yaml_value(const std::string& word);
 

@@ -1,0 +1,39 @@
+// Says what LibTorch and the library see of this machine, a line each, for
+// `accelerate-cpp env`.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/headeronly/version.h>
+
+namespace {
+
+void say(const char* name, const std::string& value) {
+  std::printf("%s\t%s\n", name, value.c_str());
+}
+
+}  // namespace
+
+int main() {
+  try {
+    say("LibTorch", TORCH_VERSION);
+    const auto& hooks = at::detail::getCUDAHooks();
+    const bool has_cuda = at::hasCUDA();
+    say("CUDA in LibTorch", has_cuda ? "yes" : "no");
+    const int devices = has_cuda ? static_cast<int>(hooks.deviceCount()) : 0;
+    say("CUDA devices LibTorch sees", std::to_string(devices));
+    say("Threads of LibTorch",
+        std::to_string(at::get_num_threads()) + " within an operation, " +
+            std::to_string(at::get_num_interop_threads()) + " between");
+    say("Processor's instructions", at::get_cpu_capability());
+    say("MKL in LibTorch", at::hasMKL() ? "yes" : "no");
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

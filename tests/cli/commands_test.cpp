@@ -1,0 +1,240 @@
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/tool.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_tool;
+using testing::ToolResult;
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+class ConfigCommand : public ::testing::Test {
+ protected:
+  std::filesystem::path write(const std::string& text) {
+    std::ofstream(folder_ / "config.yaml") << text;
+    return folder_.path() / "config.yaml";
+  }
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
+  const std::map<std::string, std::string> home{
+      {"HF_HOME", folder_.path() / "hf"}};
+  const ToolResult first =
+      run_tool({"config", "default", "--mixed_precision", "bf16"}, home);
+  EXPECT_EQ(first.code, 0) << first.err;
+  const auto file = folder_.path() / "hf/accelerate/default_config.yaml";
+  EXPECT_THAT(text_of(file), HasSubstr("mixed_precision: bf16\n"));
+  const ToolResult second = run_tool({"config", "default"}, home);
+  EXPECT_EQ(second.code, 0);
+  EXPECT_THAT(second.out, HasSubstr("is there already"));
+  EXPECT_THAT(text_of(file), HasSubstr("mixed_precision: bf16\n"));
+  // It is what launch takes.
+  EXPECT_THAT(
+      run_tool({"launch", "--dry_run", "true"}, home).out,
+      HasSubstr("mixed_precision = bf16  (file "));
+}
+
+TEST_F(ConfigCommand, UpdateKeepsComments) {
+  const auto file = write("# mine\ndistributed_type: MULTI_CPU # two\n");
+  EXPECT_EQ(run_tool({"config", "update", "--config_file", file}).code, 0);
+  EXPECT_THAT(
+      text_of(file),
+      AllOf(
+          HasSubstr("# mine\ndistributed_type: MULTI_CPU # two\n"),
+          HasSubstr("num_machines: 1\n")));
+}
+
+TEST_F(ConfigCommand, ShowExplainsWhereValuesComeFrom) {
+  const auto file =
+      write("distributed_type: MULTI_CPU\nnum_processes: 2\ndebug: true\n");
+  EXPECT_THAT(
+      run_tool({"config", "show", "--config_file", file}).out,
+      AllOf(HasSubstr("num_processes: 2\n"), HasSubstr("debug: true\n")));
+  EXPECT_THAT(
+      run_tool(
+          {"config", "show", "--explain", "--config_file", file},
+          {{"ACCELERATE_MIXED_PRECISION", "bf16"}})
+          .out,
+      AllOf(
+          HasSubstr("num_processes = 2  (file "),
+          HasSubstr("mixed_precision = bf16  (environment variable "
+                    "ACCELERATE_MIXED_PRECISION)"),
+          HasSubstr("max_restarts = 0  (default)")));
+}
+
+TEST_F(ConfigCommand, NeedsAnswers) {
+  const auto file = folder_.path() / "new.yaml";
+  const ToolResult result = run_tool({"config", "--config_file", file});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("nothing was written"));
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+TEST_F(ConfigCommand, SchemaKnowsEveryKey) {
+  const auto schema = nlohmann::json::parse(run_tool({"config", "schema"}).out);
+  const auto& properties = schema.at("properties");
+  EXPECT_EQ(properties.at("num_processes").at("type"), "integer");
+  EXPECT_TRUE(properties.at("fsdp_config")
+                  .at("properties")
+                  .contains("fsdp_offload_params"));
+}
+
+TEST_F(ConfigCommand, ToFsdp2SaysWhatItLeavesOut) {
+  const auto file = write(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n"
+      "  fsdp_sharding_strategy: SHARD_GRAD_OP\n"
+      "  fsdp_backward_prefetch: BACKWARD_PRE\n");
+  const ToolResult refused = run_tool({"to-fsdp2", "--config_file", file});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--output_file FILE, or --overwrite"));
+  const ToolResult done =
+      run_tool({"to-fsdp2", "--config_file", file, "--overwrite"});
+  EXPECT_EQ(done.code, 0);
+  EXPECT_THAT(done.err, HasSubstr("fsdp_backward_prefetch is left out"));
+  EXPECT_THAT(
+      text_of(file), HasSubstr("  fsdp_reshard_after_forward: false\n"));
+}
+
+TEST_F(ConfigCommand, TpuConfigPrintsItsCommand) {
+  const auto file = write(
+      "distributed_type: XLA\ntpu_name: pod\ntpu_zone: z\ncommands: [ls, "
+      "pwd]\n");
+  EXPECT_EQ(
+      run_tool({"tpu-config", "--config_file", file}).out,
+      "gcloud compute tpus tpu-vm ssh pod --zone z --command \"cd /usr/share; "
+      "ls; pwd\" --worker all\n");
+  EXPECT_EQ(
+      run_tool({"tpu-config",
+                "--tpu_name",
+                "a",
+                "--tpu-zone",
+                "b",
+                "--use_alpha",
+                "--install_accelerate",
+                "--command",
+                "echo 1",
+                "--command",
+                "echo 2",
+                "--debug"})
+          .out,
+      "gcloud alpha compute tpus tpu-vm ssh a --zone b --command \"cd "
+      "/usr/share; pip install accelerate -U; echo 1; echo 2\" --worker all\n");
+  EXPECT_EQ(run_tool({"tpu-config"}).code, 2);
+}
+
+TEST(EstimateMemory, CountsWhatBertTakes) {
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder / "config.json")
+      << R"({"model_type": "bert", "vocab_size": 28996, "hidden_size": 768,
+             "num_hidden_layers": 12, "num_attention_heads": 12,
+             "intermediate_size": 3072, "max_position_embeddings": 512,
+             "type_vocab_size": 2})";
+  const ToolResult result = run_tool(
+      {"estimate-memory",
+       folder.path(),
+       "--dtypes",
+       "float32",
+       "--sequence_length",
+       "128",
+       "--shards",
+       "4"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  // 433249280 and 90669056 bytes, as Accelerate says of bert-base-cased.
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("413.18 MB"),
+          HasSubstr("86.47 MB"),
+          HasSubstr("one of 4 devices"),
+          HasSubstr("activations")));
+}
+
+TEST(EstimateMemory, SaysWhatItCannotRead) {
+  EXPECT_THAT(
+      run_tool({"estimate-memory", "bert-base-cased"}).err,
+      HasSubstr("nothing is fetched"));
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder / "config.json") << R"({"model_type": "mamba"})";
+  EXPECT_THAT(
+      run_tool({"estimate-memory", folder.path()}).err,
+      HasSubstr("known are bert, gpt2, llama"));
+}
+
+TEST(Completion, ScriptsAreWhatTheirShellsTake) {
+  const ToolResult bash = run_tool({"completion", "bash"});
+  EXPECT_EQ(bash.code, 0);
+  const testing::TemporaryFolder folder;
+  std::ofstream(folder / "script") << bash.out;
+  const std::string check = "bash -n " + (folder / "script").string() +
+      " && bash -c 'source " + (folder / "script").string() +
+      "; COMP_WORDS=(accelerate-cpp launch --num_p); COMP_CWORD=2; "
+      "_accelerate_cpp; printf \"%s\\n\" \"${COMPREPLY[@]}\"' > " +
+      (folder / "found").string();
+  EXPECT_EQ(std::system(check.c_str()), 0);
+  EXPECT_EQ(text_of(folder / "found"), "--num_processes\n");
+  for (const char* const shell : {"zsh", "fish"}) {
+    EXPECT_THAT(
+        run_tool({"completion", shell}).out, HasSubstr("num_processes"));
+  }
+  EXPECT_EQ(run_tool({"completion", "tcsh"}).code, 2);
+}
+
+TEST(Manual, HasAPageForEveryCommand) {
+  EXPECT_THAT(
+      run_tool({"man"}).out,
+      AllOf(HasSubstr(".TH ACCELERATE-CPP 1"), HasSubstr("launch")));
+  EXPECT_THAT(
+      run_tool({"man", "launch"}).out, HasSubstr("\\-\\-num_processes"));
+  EXPECT_EQ(run_tool({"man", "nothing"}).code, 2);
+}
+
+TEST(Env, ReportsVersionsAndSettings) {
+  const ToolResult result =
+      run_tool({"env"}, {{"ACCELERATE_MIXED_PRECISION", "bf16"}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("- accelerate.cpp: 0."),
+          HasSubstr("- LibTorch: 2."),
+          HasSubstr("- Memory: "),
+          HasSubstr("- mixed_precision: bf16 (environment variable")));
+}
+
+TEST(SelfTest, GetsThroughOnTwoRanks) {
+  const ToolResult result = run_tool({"test", "--cpu", "--num_processes", "2"});
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("[0] 2 ranks, device cpu"),
+          HasSubstr("[0] training as in one process: ok"),
+          HasSubstr("[0] checkpoint and back: ok"),
+          HasSubstr("All is well")));
+}
+
+TEST(HelpPages, AreTheDocs) {
+  EXPECT_EQ(run_tool({"help-pages"}).out, text_of(COMMAND_LINE_PAGE));
+  EXPECT_EQ(run_tool({"config", "schema"}).out, text_of(CONFIG_SCHEMA));
+}
+
+}  // namespace
+}  // namespace accelerate
