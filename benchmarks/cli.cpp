@@ -1,15 +1,20 @@
-// How long the launcher takes to say --help, and two ranks from the command
-// line to the end of their first all-reduce, beside one bare LibTorch process.
+// How long the tool takes for what needs no LibTorch, and for its report; two
+// ranks from the command line to the end of their first all-reduce, beside one
+// bare LibTorch process; and from the death of a rank to the first step of the
+// group that is started again.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "report.h"
 
@@ -34,7 +39,7 @@ double milliseconds_of(std::vector<std::string> command) {
       &child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0 || waitpid(child, &status, 0) != child || status != 0) {
-    std::fprintf(stderr, "launch: \"%s\" failed\n", command[0].c_str());
+    std::fprintf(stderr, "cli: \"%s\" failed\n", command[0].c_str());
     std::exit(1);
   }
   return std::chrono::duration<double, std::milli>(Clock::now() - start)
@@ -50,21 +55,69 @@ int main(int, char** argv) {
   const std::string launcher = bin / "accelerate-cpp";
   const std::string hello = bin / "bench_hello_torch";
   const std::string ranks = bin / "bench_first_all_reduce";
+  const std::string restarting = bin / "bench_restart_rank";
 
-  std::vector<double> help, nothing;
+  // The slowest of those that need nothing but the tool.
+  const std::filesystem::path scratch = std::filesystem::temp_directory_path() /
+      ("bench_cli_" + std::to_string(getpid()));
+  std::filesystem::create_directories(scratch);
+  const std::string file = scratch / "config.yaml";
+  std::vector<double> help, nothing, env;
   milliseconds_of({launcher, "--help"});
   for (int run = 0; run < 51; ++run) {
     nothing.push_back(milliseconds_of({"/bin/true"}));
-    help.push_back(milliseconds_of({launcher, "--help"}));
+    double slowest = 0;
+    for (const std::vector<std::string>& words :
+         std::vector<std::vector<std::string>>{
+             {launcher, "--help"},
+             {launcher, "launch", "--help"},
+             {launcher, "merge-weights", "--help"},
+             {launcher, "config", "default", "--config_file", file}}) {
+      slowest = std::max(slowest, milliseconds_of(words));
+    }
+    std::filesystem::remove(file);
+    help.push_back(slowest);
   }
   report(
-      {"launch",
+      {"cli",
        "help_ms",
        median(help),
        "ms",
        median(nothing),
        median(help) / median(nothing),
        help.size()});
+
+  for (int run = 0; run < 7; ++run) {
+    env.push_back(milliseconds_of({launcher, "env"}));
+  }
+  report(
+      {"cli",
+       "env_ms",
+       median(env),
+       "ms",
+       median(nothing),
+       median(env) / median(nothing),
+       env.size()});
+
+  std::vector<double> restarts;
+  for (int run = 0; run < 15; ++run) {
+    const std::string stamps = scratch / ("stamps" + std::to_string(run));
+    milliseconds_of(
+        {launcher,
+         "launch",
+         "--quiet",
+         "--num_processes",
+         "2",
+         "--max_restarts",
+         "1",
+         restarting,
+         stamps});
+    std::ifstream in(stamps);
+    long long died = 0, stepped = 0;
+    in >> died >> stepped;
+    restarts.push_back(static_cast<double>(stepped - died) / 1e6);
+  }
+  std::filesystem::remove_all(scratch);
 
   std::vector<double> one, two;
   milliseconds_of({hello});
@@ -75,7 +128,7 @@ int main(int, char** argv) {
         milliseconds_of({launcher, "launch", "--num_processes", "2", ranks}));
   }
   report(
-      {"launch",
+      {"cli",
        "two_ranks_ms",
        median(two),
        "ms",
@@ -83,12 +136,20 @@ int main(int, char** argv) {
        median(two) / median(one),
        two.size()});
   report(
-      {"launch",
+      {"cli",
        "two_ranks_over_hello",
        median(two) / median(one),
        "ratio",
        1.0,
        median(two) / median(one),
        two.size()});
+  report(
+      {"cli",
+       "restart_ms",
+       median(restarts),
+       "ms",
+       median(one),
+       median(restarts) / median(one),
+       restarts.size()});
   return 0;
 }

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# kill_ranks.sh RANK_PROGRAM TRIALS LAUNCH...: two ranks under a launcher that restarts once; a random one is killed at a random moment,
+# and the group must come back and end well. With TRIALS 100, for example:
+# kill_ranks.sh build/bin/restart_rank 100 build/bin/accelerate-cpp launch --quiet --num_processes 2 --max_restarts 1
+# kill_ranks.sh build/bin/restart_rank 100 torchrun --no-python --nproc_per_node 2 --max_restarts 1
+set -euo pipefail
+rank=$1 trials=$2
+shift 2
+RANDOM=${SEED:-1}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+back=0 lost=0 hung=0
+for trial in $(seq "$trials"); do
+  rm -rf "${folder:?}/run"
+  mkdir "$folder/run"
+  setsid timeout --signal KILL 60 "$@" "$rank" "$folder/run" >"$folder/out" 2>&1 &
+  launcher=$!
+  # A moment within the start or the steps of the first attempt.
+  victim=$((RANDOM % 2))
+  until [ -s "$folder/run/pid_$victim" ] || ! kill -0 $launcher 2>/dev/null; do :; done
+  sleep "0.$(printf %03d $((RANDOM % 500)))"
+  kill -KILL "$(cat "$folder/run/pid_$victim")" 2>/dev/null || true
+  code=0
+  wait $launcher || code=$?
+  case $code in
+    0) back=$((back + 1)) ;;
+    137) hung=$((hung + 1)); pkill -KILL -f "$folder/run" || true ;;
+    *) lost=$((lost + 1)); echo "trial $trial: exit code $code"; tail -5 "$folder/out" ;;
+  esac
+done
+echo "{\"trials\": $trials, \"came_back\": $back, \"ended\": $lost, \"hung\": $hung}"
+[ "$back" -eq "$trials" ]
