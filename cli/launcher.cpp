@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/text.h"
+#include "cli/machines.h"
 #include "cli/processor_sets.h"
 #include "cli/rank_group.h"
 #include "cli/signals.h"
@@ -34,6 +35,15 @@ void say_processors(const LaunchPlan& plan) {
   }
 }
 
+// How the attempt ended for all machines.
+void tell_others(Machines& machines, int attempt, GroupEnd& end) {
+  const Machines::End all =
+      machines.finish(attempt, end.was_stopped ? 0 : end.code);
+  if (end.was_told) return;
+  end.code = all.code;
+  if (end.reason.empty()) end.reason = all.reason;
+}
+
 }  // namespace
 
 int run_ranks(const LaunchPlan& plan) {
@@ -48,13 +58,22 @@ int run_ranks(const LaunchPlan& plan) {
   }
   const int port = store ? store->port() : plan.port.value_or(0);
   say_processors(plan);
+  std::optional<Machines> machines;
+  if (plan.num_machines > 1) machines.emplace(plan, port, signals);
   for (int attempt = 0;; ++attempt) {
-    const GroupEnd end = RankGroup(
-                             plan,
-                             {.attempt = attempt, .port = port},
-                             signals,
-                             watchdog ? &*watchdog : nullptr)
-                             .run();
+    GroupEnd end;
+    try {
+      const int stop = machines ? machines->begin(attempt) : -1;
+      end = RankGroup(
+                plan,
+                {.attempt = attempt, .port = port, .stop = stop},
+                signals,
+                watchdog ? &*watchdog : nullptr)
+                .run();
+      if (machines) tell_others(*machines, attempt, end);
+    } catch (const Machines::Stopped& stopped) {
+      return 128 + stopped.signal;
+    }
     const bool is_last = attempt == plan.max_restarts;
     if (!plan.is_quiet) say(end.reason);
     if (end.code == 0 || end.was_told || is_last) return end.code;

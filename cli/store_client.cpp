@@ -1,0 +1,194 @@
+#include "cli/store_client.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "cli/store_protocol.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::concat;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// A connection, or -1; `problem` says why.
+int try_connect(const std::string& address, int port, std::string& problem) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(
+      address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
+      found, &freeaddrinfo);
+  if (error != 0) {
+    problem = ::gai_strerror(error);
+    return -1;
+  }
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    const int socket =
+        ::socket(each->ai_family, each->ai_socktype | SOCK_CLOEXEC, 0);
+    if (socket < 0) continue;
+    if (::connect(socket, each->ai_addr, each->ai_addrlen) == 0) return socket;
+    problem = std::strerror(errno);
+    ::close(socket);
+  }
+  return -1;
+}
+
+class Message {
+ public:
+  explicit Message(StoreQuery query) { value(query); }
+  template <class T>
+  Message& value(T value) {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Message& text(const std::string& text) {
+    value(static_cast<std::uint64_t>(text.size()));
+    bytes_ += text;
+    return *this;
+  }
+  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+}  // namespace
+
+StoreClient::StoreClient(
+    const std::string& address,
+    int port,
+    milliseconds patience)
+    : peer_(concat(address, ":", port)) {
+  const auto deadline = steady_clock::now() + patience;
+  std::string problem;
+  for (milliseconds pause(2);; pause = std::min(pause * 2, milliseconds(200))) {
+    socket_ = try_connect(address, port, problem);
+    if (socket_ >= 0) break;
+    if (steady_clock::now() >= deadline) {
+      throw DistributedError(concat(
+          "[launch] nobody answers at ",
+          peer_,
+          " (",
+          problem,
+          "); is the launcher of machine 0 running there, and can this machine "
+          "reach it?"));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  const int on = 1;
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A machine that is gone without a word is noticed.
+  ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  const int idle = 5, interval = 3, count = 3;
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  send(Message(StoreQuery::validate).value(kStoreMagic).bytes());
+}
+
+StoreClient::~StoreClient() { ::close(socket_); }
+
+void StoreClient::disconnect() { ::shutdown(socket_, SHUT_RDWR); }
+
+void StoreClient::set(const std::string& key, const std::string& value) {
+  send(Message(StoreQuery::set).text(key).text(value).bytes());
+}
+
+std::string StoreClient::get(const std::string& key) {
+  send(Message(StoreQuery::get).text(key).bytes());
+  return receive_text();
+}
+
+std::int64_t StoreClient::add(const std::string& key, std::int64_t value) {
+  send(Message(StoreQuery::add).text(key).value(value).bytes());
+  std::int64_t now = 0;
+  receive(&now, sizeof now);
+  return now;
+}
+
+std::string StoreClient::set_once(
+    const std::string& key,
+    const std::string& value) {
+  send(Message(StoreQuery::compare_set).text(key).text("").text(value).bytes());
+  return receive_text();
+}
+
+std::string StoreClient::wait(const std::string& key) {
+  send(Message(StoreQuery::wait).value(std::uint64_t{1}).text(key).bytes());
+  StoreAnswer answer{};
+  receive(&answer, sizeof answer);
+  return get(key);
+}
+
+std::string StoreClient::own_address() const {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  std::array<char, NI_MAXHOST> name{};
+  ::getsockname(socket_, reinterpret_cast<sockaddr*>(&own), &length);
+  ::getnameinfo(
+      reinterpret_cast<sockaddr*>(&own),
+      length,
+      name.data(),
+      name.size(),
+      nullptr,
+      0,
+      NI_NUMERICHOST);
+  std::string address = name.data();
+  // As version 4 where it is one: ::ffff:10.0.0.1.
+  if (address.starts_with("::ffff:")) address.erase(0, 7);
+  return address;
+}
+
+void StoreClient::send(const std::string& bytes) {
+  for (std::size_t sent = 0; sent < bytes.size();) {
+    const ssize_t count =
+        ::send(socket_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      throw DistributedError(
+          concat("[launch] the connection to ", peer_, " is gone"));
+    }
+    sent += static_cast<std::size_t>(count);
+  }
+}
+
+void StoreClient::receive(void* into, std::size_t size) {
+  auto* bytes = static_cast<char*>(into);
+  while (size > 0) {
+    const ssize_t count = ::recv(socket_, bytes, size, 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) {
+      throw DistributedError(
+          concat("[launch] the connection to ", peer_, " is gone"));
+    }
+    bytes += count;
+    size -= static_cast<std::size_t>(count);
+  }
+}
+
+std::string StoreClient::receive_text() {
+  std::uint64_t size = 0;
+  receive(&size, sizeof size);
+  std::string text(size, '\0');
+  receive(text.data(), text.size());
+  return text;
+}
+
+}  // namespace accelerate::cli

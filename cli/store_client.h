@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace accelerate::cli {
+
+/// A connection to a StoreServer, for launchers. For one thread, but for
+/// disconnect(). Every function throws DistributedError when the connection is
+/// gone.
+class StoreClient {
+ public:
+  /// Tries until somebody listens there. Throws DistributedError after
+  /// `patience`.
+  StoreClient(
+      const std::string& address,
+      int port,
+      std::chrono::milliseconds patience);
+  StoreClient(const StoreClient&) = delete;
+  StoreClient& operator=(const StoreClient&) = delete;
+  ~StoreClient();
+
+  void set(const std::string& key, const std::string& value);
+  /// Of a key that is there; nothing for another.
+  std::string get(const std::string& key);
+  std::int64_t add(const std::string& key, std::int64_t value);
+  /// Sets it unless it is there already. Returns what is there then.
+  std::string set_once(const std::string& key, const std::string& value);
+  /// Until somebody sets it, and returns it.
+  std::string wait(const std::string& key);
+
+  /// From another thread: ends a wait, and everything after.
+  void disconnect();
+  /// This end's address, as the other machine sees it.
+  [[nodiscard]] std::string own_address() const;
+
+ private:
+  void send(const std::string& bytes);
+  void receive(void* into, std::size_t size);
+  std::string receive_text();
+
+  std::string peer_;
+  int socket_ = -1;
+};
+
+}  // namespace accelerate::cli
