@@ -1,7 +1,10 @@
 #include "cli/launch_command.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,8 +15,11 @@
 
 #include <accelerate/error.h>
 
+#include "base/files.h"
 #include "base/text.h"
 #include "cli/foreign_launchers.h"
+#include "cli/helper.h"
+#include "cli/hosts.h"
 #include "cli/launch_decision.h"
 #include "cli/launch_flags.h"
 #include "cli/launch_plan.h"
@@ -105,6 +111,50 @@ int become_foreign_launcher(
       concat("[launch] cannot start ", program, ": ", std::strerror(errno)));
 }
 
+// One launch on each host of the file.
+int launch_on_hosts(
+    const LaunchFlags& flags,
+    const detail::Settings& settings,
+    const std::vector<std::string>& command) {
+  HostLaunch launch;
+  launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));
+  const auto hosts = static_cast<int>(launch.hosts.size());
+  const int slots = launch.hosts.front().slots;
+  const auto given = settings.integer("num_processes");
+  if (!given && slots == 0) {
+    throw ConfigError(
+        "[launch] the host file says no slots=N; add them, or give "
+        "--num_processes for all hosts together");
+  }
+  launch.num_processes = given ? static_cast<int>(*given) : hosts * slots;
+  launch.tool = own_path().string();
+  launch.folder = std::filesystem::current_path().string();
+  launch.shell = *settings.text("remote_shell");
+  launch.address =
+      settings.text("main_process_ip").value_or(launch.hosts.front().name);
+  launch.port =
+      static_cast<int>(settings.integer("main_process_port").value_or(29500));
+  launch.flags = flags.words_without(
+      {"hostfile",
+       "remote_shell",
+       "num_machines",
+       "num_processes",
+       "machine_rank",
+       "main_process_ip",
+       "main_process_port"});
+  launch.program = command;
+  const auto commands = host_commands(launch);
+  if (flags.is_dry_run()) {
+    for (const auto& words : commands) {
+      std::string line;
+      for (const std::string& word : words) line += quoted(word) + " ";
+      std::printf("%s\n", line.c_str());
+    }
+    return 0;
+  }
+  return run_commands(commands);
+}
+
 int launch_program(const LaunchFlags& flags) {
   const std::vector<std::string> command = flags.program();
   const detail::Environment environment = detail::Environment::current();
@@ -113,6 +163,9 @@ int launch_program(const LaunchFlags& flags) {
   sources.push_back(detail::source_from_environment(environment));
   if (file) sources.push_back(detail::source_from_config(*file));
   const detail::Settings settings = detail::resolve(sources);
+  if (settings.text("hostfile")) {
+    return launch_on_hosts(flags, settings, command);
+  }
   const Machine machine = look_at_machine(environment);
   const int devices =
       settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);

@@ -121,6 +121,24 @@ std::vector<std::string> LaunchFlags::program() const {
   return words;
 }
 
+std::vector<std::string> LaunchFlags::words_without(
+    const std::vector<std::string>& keys) const {
+  std::vector<std::string> words;
+  if (!config_file_.empty()) {
+    words.insert(words.end(), {"--config_file", config_file_});
+  }
+  for (const OptionSpec& spec : detail::option_table()) {
+    const std::string key(spec.key);
+    if (spec.flag.empty() || command_.count(std::string(spec.flag)) == 0 ||
+        std::find(keys.begin(), keys.end(), key) != keys.end()) {
+      continue;
+    }
+    words.emplace_back(spec.flag);
+    if (spec.kind != OptionKind::boolean) words.push_back(texts_.at(key));
+  }
+  return words;
+}
+
 detail::Source LaunchFlags::source() const {
   detail::Source source{detail::Origin::flag, {}};
   std::vector<std::string> complaints;

@@ -26,6 +26,10 @@ class LaunchFlags {
   /// The program and its arguments. Throws ConfigError if there is none.
   [[nodiscard]] std::vector<std::string> program() const;
 
+  /// The flags as words, without these.
+  [[nodiscard]] std::vector<std::string> words_without(
+      const std::vector<std::string>& keys) const;
+
   [[nodiscard]] const std::string& config_file() const { return config_file_; }
   [[nodiscard]] bool is_dry_run() const { return is_dry_run_; }
 

@@ -37,10 +37,12 @@ Tool::Tool(
   std::vector<std::string> words{ACCELERATE_TOOL};
   words.insert(words.end(), arguments.begin(), arguments.end());
   const char* path = std::getenv("PATH");
-  std::vector<std::string> environment{
-      std::string("PATH=") + (path != nullptr ? path : "/usr/bin:/bin"),
-      "HOME=/nonexistent"};
-  for (const auto& [name, value] : variables)
+  std::map<std::string, std::string> all{
+      {"PATH", path != nullptr ? path : "/usr/bin:/bin"},
+      {"HOME", "/nonexistent"}};
+  for (const auto& [name, value] : variables) all[name] = value;
+  std::vector<std::string> environment;
+  for (const auto& [name, value] : all)
     environment.push_back(name + "=" + value);
 
   int out[2], err[2];

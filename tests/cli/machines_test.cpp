@@ -1,0 +1,189 @@
+// Several machines, played by launchers on this one.
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cli/tool.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::run_tool;
+using testing::Tool;
+using testing::ToolResult;
+
+std::string free_port() {
+  const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address);
+  socklen_t length = sizeof address;
+  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(descriptor);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+std::vector<ToolResult> run_machines(
+    int count,
+    const std::vector<std::string>& flags,
+    const std::string& script) {
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Tool>> tools;
+  // The others first: they wait for machine 0.
+  for (int rank = count - 1; rank >= 0; --rank) {
+    std::vector<std::string> words{
+        "launch",
+        "--num_machines",
+        std::to_string(count),
+        "--num_processes",
+        std::to_string(2 * count),
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        port,
+        "--machine_rank",
+        std::to_string(rank)};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.insert(words.end(), {"bash", "-c", script});
+    tools.push_back(std::make_unique<Tool>(words));
+  }
+  std::vector<ToolResult> results;
+  for (auto tool = tools.rbegin(); tool != tools.rend(); ++tool) {
+    results.push_back((*tool)->wait());
+  }
+  return results;
+}
+
+TEST(Machines, NumberTheirRanksThrough) {
+  const auto results = run_machines(
+      3,
+      {},
+      "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK");
+  for (const ToolResult& result : results) {
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  EXPECT_THAT(
+      results[0].out,
+      AllOf(HasSubstr("[0] 0/6 0/2 0"), HasSubstr("[1] 1/6 1/2 0")));
+  EXPECT_THAT(
+      results[2].out,
+      AllOf(HasSubstr("[4] 4/6 0/2 2"), HasSubstr("[5] 5/6 1/2 2")));
+}
+
+TEST(Machines, EndTogetherWhenARankFails) {
+  const auto results =
+      run_machines(2, {}, "if [ $RANK = 3 ]; then exit 5; fi; exec sleep 1000");
+  EXPECT_EQ(results[0].code, 5);
+  EXPECT_EQ(results[1].code, 5);
+  EXPECT_THAT(
+      results[0].err, HasSubstr("ranks on machine 1 failed with exit code 5"));
+  EXPECT_THAT(results[1].err, HasSubstr("rank 3 (process"));
+}
+
+TEST(Machines, StartAgainTogether) {
+  const auto results = run_machines(
+      2,
+      {"--max_restarts", "2"},
+      "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then echo through; exit; fi;"
+      "if [ $RANK = $TORCHELASTIC_RESTART_COUNT ]; then exit 5; fi;"
+      "exec sleep 1000");
+  for (const ToolResult& result : results) {
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("through"));
+  }
+}
+
+TEST(Machines, CanBeToldToEndWhileTheyWait) {
+  Tool tool(
+      {"launch",
+       "--num_machines",
+       "2",
+       "--num_processes",
+       "2",
+       "--main_process_ip",
+       "127.0.0.1",
+       "--main_process_port",
+       free_port(),
+       "true"});
+  // It waits for machine 1.
+  kill(tool.pid(), SIGTERM);
+  EXPECT_NE(tool.wait().code, 0);
+}
+
+TEST(Machines, NeedToKnowThePort) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_machines",
+       "2",
+       "--num_processes",
+       "2",
+       "--main_process_ip",
+       "127.0.0.1",
+       "--main_process_port",
+       "0",
+       "true"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("must all know the port"));
+}
+
+class HostFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(folder_ / "bin");
+    std::ofstream(folder_ / "bin/ssh")
+        << "#!/bin/sh\n# -o BatchMode=yes HOST LINE\n"
+           "[ \"$3\" = dark ] && { echo no route >&2; exit 255; }\n"
+           "exec sh -c \"$4\"\n";
+    std::filesystem::permissions(
+        folder_ / "bin/ssh", std::filesystem::perms::owner_all);
+  }
+  ToolResult launch(const std::string& hosts, const std::string& script) {
+    std::ofstream(folder_ / "hosts") << hosts;
+    return run_tool(
+        {"launch",
+         "--hostfile",
+         folder_ / "hosts",
+         "--main_process_ip",
+         "127.0.0.1",
+         "--main_process_port",
+         free_port(),
+         "bash",
+         "-c",
+         script},
+        {{"PATH",
+          (folder_ / "bin").string() + ":" +
+              std::string(std::getenv("PATH"))}});
+  }
+  testing::TemporaryFolder folder_;
+};
+
+TEST_F(HostFile, StartsOnEveryHost) {
+  const ToolResult result =
+      launch("localhost slots=2\nnode1 slots=2\n", "echo $RANK of $WORLD_SIZE");
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* const line : {"[0] 0 of 4", "[1] 1 of 4", "[3] 3 of 4"}) {
+    EXPECT_THAT(result.out, HasSubstr(line));
+  }
+}
+
+TEST_F(HostFile, FailsWithTheRankThatFails) {
+  const ToolResult result = launch(
+      "localhost slots=1\nnode1 slots=1\n",
+      "[ $RANK = 1 ] && exit 7; exec sleep 1000");
+  EXPECT_EQ(result.code, 7) << result.err;
+}
+
+}  // namespace
+}  // namespace accelerate
