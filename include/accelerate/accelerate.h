@@ -4,6 +4,7 @@
 #include <accelerate/data_loader.h>
 #include <accelerate/error.h>
 #include <accelerate/grad_scaler.h>
+#include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
 #include <accelerate/memory.h>

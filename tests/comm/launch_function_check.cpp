@@ -1,0 +1,119 @@
+// Starts its own ranks, again and again: a program of its own, since every rank
+// is a new start of it.
+//
+//   launch_function_check FOLDER
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <unistd.h>
+
+#include <ATen/Functions.h>
+
+#include <accelerate/error.h>
+#include <accelerate/launch.h>
+#include <accelerate/world.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate;
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  std::exit(1);
+}
+
+template <class Wanted>
+void expect_failure(
+    const std::string& name,
+    int num_processes,
+    const std::function<void()>& function,
+    const std::string& phrase) {
+  try {
+    launch_function(
+        function, {.num_processes = num_processes, .name = name, .cpu = true});
+  } catch (const Wanted& error) {
+    const std::string text = error.what();
+    if (text.find(phrase) == std::string::npos) {
+      std::fprintf(stderr, "%s: %s\n", name.c_str(), text.c_str());
+    }
+    require(text.find(phrase) != std::string::npos, "the error's text");
+    return;
+  }
+  // A rank passes calls that are not its own.
+  require(std::getenv("ACCELERATE_CPP_FUNCTION") != nullptr, "an error came");
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const fs::path folder = argv[1];
+  const bool is_parent = std::getenv("ACCELERATE_CPP_FUNCTION") == nullptr;
+  if (is_parent) {
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+  }
+
+  launch_function(
+      [&] {
+        const World world;
+        const at::Tensor value = at::ones({2});
+        world.group().all_reduce(value);
+        std::ofstream(folder / std::to_string(world.rank()))
+            << value.sum().item<double>();
+      },
+      {.num_processes = 3, .name = "sum", .cpu = true});
+  for (const char* const rank : {"0", "1", "2"}) {
+    double sum = 0;
+    std::ifstream(folder / rank) >> sum;
+    require(sum == 6, "three ranks add up");
+  }
+
+  expect_failure<ConfigError>(
+      "throws",
+      2,
+      [] {
+        const World world;
+        if (world.rank() == 1) throw ConfigError("the user's mistake");
+        world.group().all_reduce(at::ones({2}));
+      },
+      "rank 1: the user's mistake");
+  expect_failure<DistributedError>(
+      "dies",
+      2,
+      [] {
+        const World world;
+        if (world.rank() == 0) std::raise(SIGKILL);
+        world.group().all_reduce(at::ones({2}));
+      },
+      "rank 0 of launch_function() was killed by signal 9");
+  expect_failure<Error>(
+      "anything",
+      2,
+      [] { throw 5; },
+      "something that is no exception was thrown");
+
+  debug_launcher([&] {
+    const World world;
+    require(world.size() == 2, "two ranks");
+    world.group().barrier();
+    std::ofstream(folder / ("debug" + std::to_string(world.rank())));
+  });
+  require(fs::exists(folder / "debug1"), "debug_launcher ran");
+
+  pid_t where = 0;
+  launch_function([&] { where = ::getpid(); }, {.name = "alone"});
+  require(where == ::getpid(), "one process is this one");
+  try {
+    launch_function([] {}, {.num_processes = 0, .name = "none"});
+    require(false, "no processes are refused");
+  } catch (const ConfigError&) {
+  }
+  fs::remove_all(folder);
+  return 0;
+}
