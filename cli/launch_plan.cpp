@@ -164,6 +164,7 @@ LaunchPlan make_launch_plan(
       plan.processes_here());
   plan.max_restarts = static_cast<int>(*settings.integer("max_restarts"));
   plan.is_quiet = settings.boolean("quiet");
+  plan.checks_machines = settings.boolean("check");
 
   std::map<std::string, std::string, std::less<>> shared;
   for (const auto& [name, value] : environment.all()) {

@@ -45,6 +45,7 @@ struct LaunchPlan {
   std::vector<Shown> shown;  ///< of each rank here
   int max_restarts = 0;
   bool is_quiet = false;
+  bool checks_machines = false;
 
   [[nodiscard]] int processes_here() const {
     return num_processes / num_machines;

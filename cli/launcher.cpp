@@ -2,11 +2,15 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
+#include <accelerate/error.h>
+
 #include "base/text.h"
 #include "cli/machines.h"
+#include "cli/preflight.h"
 #include "cli/processor_sets.h"
 #include "cli/rank_group.h"
 #include "cli/signals.h"
@@ -35,6 +39,26 @@ void say_processors(const LaunchPlan& plan) {
   }
 }
 
+// Machine 0 says what was measured; all end if a pair cannot be.
+void require_reachable(const LaunchPlan& plan, int port) {
+  if (plan.num_machines == 1) return;
+  const std::vector<Reach> results = check_machines(plan, port);
+  if (plan.machine_rank == 0) say(describe(results));
+  for (const Reach& each : results) {
+    if (each.problem.empty()) continue;
+    throw ConfigError(detail::concat(
+        "[launch] --check: machine ",
+        each.from,
+        " (",
+        each.interface,
+        ") does not reach machine ",
+        each.to,
+        ": ",
+        each.problem,
+        "; look at the firewall and the route between them"));
+  }
+}
+
 // How the attempt ended for all machines.
 void tell_others(Machines& machines, int attempt, GroupEnd& end) {
   const Machines::End all =
@@ -58,6 +82,7 @@ int run_ranks(const LaunchPlan& plan) {
   }
   const int port = store ? store->port() : plan.port.value_or(0);
   say_processors(plan);
+  if (plan.checks_machines) require_reachable(plan, port);
   std::optional<Machines> machines;
   if (plan.num_machines > 1) machines.emplace(plan, port, signals);
   for (int attempt = 0;; ++attempt) {

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // What the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 29> kRows{{
+constexpr std::array<OptionSpec, 30> kRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", acts, "Training",
      "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
@@ -54,6 +54,8 @@ constexpr std::array<OptionSpec, 29> kRows{{
      "hosts to start on, one a line, such as node1 slots=4; rank 0 is on the first"},
     {"remote_shell", "", "--remote_shell", "", choice, "ssh", "ssh|pdsh", acts, "Machines",
      "how hosts of --hostfile are reached"},
+    {"check", "", "--check", "", boolean, "false", "", acts, "Machines",
+     "before the start, every machine connects to every other and measures; a pair that cannot is named"},
     {"rdzv_backend", "", "--rdzv_backend", "", text, "static", "", carried, "Machines",
      "torchrun's way of meeting; here the address of rank 0 is always given"},
     {"rdzv_conf", "", "--rdzv_conf", "", text, "", "", carried, "Machines",

@@ -105,6 +105,19 @@ TEST(Machines, StartAgainTogether) {
   }
 }
 
+TEST(Machines, MeasureTheWaysBetweenThem) {
+  const auto results = run_machines(3, {"--check"}, "echo $RANK");
+  for (const ToolResult& result : results) {
+    EXPECT_EQ(result.code, 0) << result.err;
+  }
+  for (const char* const pair :
+       {"machine 0 (lo 127.0.0.1) to machine 1: ",
+        "machine 2 (lo 127.0.0.1) to machine 0: ",
+        " us there and back, "}) {
+    EXPECT_THAT(results[0].err, HasSubstr(pair));
+  }
+}
+
 TEST(Machines, CanBeToldToEndWhileTheyWait) {
   Tool tool(
       {"launch",

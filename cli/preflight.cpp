@@ -1,0 +1,342 @@
+#include "cli/preflight.h"
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "cli/store_client.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::concat;
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+constexpr std::chrono::seconds kPatience{60};
+constexpr int kConnectMilliseconds = 5000;
+constexpr int kPings = 20;
+constexpr std::uint64_t kBytes = 16U << 20U;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool send_all(int socket, const char* bytes, std::size_t size) {
+  while (size > 0) {
+    const ssize_t count = ::send(socket, bytes, size, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes += count;
+    size -= static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+bool receive_all(int socket, char* bytes, std::size_t size) {
+  while (size > 0) {
+    const ssize_t count = ::recv(socket, bytes, size, 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes += count;
+    size -= static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+// Takes a length and as many bytes, and answers with one, until the end.
+void answer(int socket) {
+  std::vector<char> block(1U << 20U);
+  std::uint64_t size = 0;
+  while (receive_all(socket, reinterpret_cast<char*>(&size), sizeof size)) {
+    while (size > 0) {
+      const std::size_t part = std::min<std::uint64_t>(size, block.size());
+      if (!receive_all(socket, block.data(), part)) break;
+      size -= part;
+    }
+    const char done = 1;
+    if (!send_all(socket, &done, 1)) break;
+  }
+  ::close(socket);
+}
+
+/// Listens at a free port and answers whoever comes.
+class Listener {
+ public:
+  Listener() {
+    socket_ = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in6 any{};
+    any.sin6_family = AF_INET6;
+    const int off = 0;
+    ::setsockopt(socket_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (socket_ < 0 ||
+        ::bind(socket_, reinterpret_cast<sockaddr*>(&any), sizeof any) != 0 ||
+        ::listen(socket_, SOMAXCONN) != 0) {
+      throw ConfigError(concat(
+          "[launch] this machine cannot listen at a port: ",
+          std::strerror(errno)));
+    }
+    socklen_t length = sizeof any;
+    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&any), &length);
+    port_ = ntohs(any.sin6_port);
+    thread_ = std::thread([this] { serve(); });
+  }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+  ~Listener() {
+    ends_ = true;
+    thread_.join();
+    for (std::thread& thread : answering_) thread.join();
+    ::close(socket_);
+  }
+  [[nodiscard]] int port() const { return port_; }
+
+ private:
+  void serve() {
+    while (!ends_) {
+      pollfd wait{socket_, POLLIN, 0};
+      if (::poll(&wait, 1, 50) <= 0) continue;
+      const int client = ::accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (client >= 0) answering_.emplace_back([client] { answer(client); });
+    }
+  }
+
+  int socket_ = -1;
+  int port_ = 0;
+  std::atomic<bool> ends_{false};
+  std::thread thread_;
+  std::vector<std::thread> answering_;
+};
+
+// A connection, or minus the error number.
+int connect_to(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(
+          address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    return -EINVAL;
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
+      found, &freeaddrinfo);
+  const int socket =
+      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (socket < 0) return -errno;
+  int problem = 0;
+  if (::connect(socket, found->ai_addr, found->ai_addrlen) != 0) {
+    problem = errno;
+    if (problem == EINPROGRESS) {
+      pollfd wait{socket, POLLOUT, 0};
+      problem = ETIMEDOUT;
+      if (::poll(&wait, 1, kConnectMilliseconds) > 0) {
+        socklen_t length = sizeof problem;
+        ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &problem, &length);
+      }
+    }
+  }
+  if (problem != 0) {
+    ::close(socket);
+    return -problem;
+  }
+  // Blocking from now on, but not for ever.
+  const int flags = 0, on = 1;
+  const timeval patience{20, 0};
+  ::ioctl(socket, FIONBIO, &flags);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  return socket;
+}
+
+bool ask(int socket, std::uint64_t size, const std::vector<char>& bytes) {
+  char done = 0;
+  if (!send_all(socket, reinterpret_cast<const char*>(&size), sizeof size)) {
+    return false;
+  }
+  while (size > 0) {
+    const std::size_t part = std::min<std::uint64_t>(size, bytes.size());
+    if (!send_all(socket, bytes.data(), part)) return false;
+    size -= part;
+  }
+  return receive_all(socket, &done, 1);
+}
+
+void measure(Reach& reach, const std::string& address, int port) {
+  const int socket = connect_to(address, port);
+  if (socket < 0) {
+    reach.problem = concat(
+        "cannot connect to ", address, ":", port, ": ", std::strerror(-socket));
+    return;
+  }
+  const std::vector<char> bytes(1U << 20U, 'x');
+  bool works = ask(socket, 1, bytes);
+  auto start = Clock::now();
+  for (int i = 0; i < kPings && works; ++i) works = ask(socket, 1, bytes);
+  reach.round_trip_us = seconds_since(start) / kPings * 1e6;
+  start = Clock::now();
+  works = works && ask(socket, kBytes, bytes);
+  reach.megabytes_per_second =
+      static_cast<double>(kBytes) / 1e6 / seconds_since(start);
+  if (!works) reach.problem = concat("the connection to ", address, " broke");
+  ::close(socket);
+}
+
+std::string interface_of(const std::string& address) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return address;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(
+      list, &freeifaddrs);
+  for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
+    if (each->ifa_addr == nullptr) continue;
+    const int family = each->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    std::array<char, NI_MAXHOST> name{};
+    ::getnameinfo(
+        each->ifa_addr,
+        family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6),
+        name.data(),
+        name.size(),
+        nullptr,
+        0,
+        NI_NUMERICHOST);
+    if (address == name.data()) return concat(each->ifa_name, " ", address);
+  }
+  return address;
+}
+
+// Of machine 0, whose own connection to the store does not leave it.
+std::string numeric(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return host;
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
+      found, &freeaddrinfo);
+  std::array<char, NI_MAXHOST> name{};
+  ::getnameinfo(
+      found->ai_addr,
+      found->ai_addrlen,
+      name.data(),
+      name.size(),
+      nullptr,
+      0,
+      NI_NUMERICHOST);
+  return name.data();
+}
+
+std::string key_of(const char* what, int machine) {
+  return concat("accelerate-cpp/check/", what, "/", machine);
+}
+
+// Throws if a machine does not come.
+std::string wait_for(StoreClient& store, const std::string& key, int machine) {
+  const auto start = Clock::now();
+  while (true) {
+    std::string value = store.get(key);
+    if (!value.empty()) return value;
+    if (Clock::now() - start > kPatience) {
+      throw DistributedError(concat(
+          "[launch] --check: machine ",
+          machine,
+          " did not come within ",
+          kPatience.count(),
+          " s"));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace
+
+std::vector<Reach> check_machines(const LaunchPlan& plan, int store_port) {
+  const int own = plan.machine_rank;
+  StoreClient store(
+      own == 0 ? "localhost" : plan.address, store_port, kPatience);
+  const Listener listener;
+  const std::string address =
+      own == 0 ? numeric(plan.address) : store.own_address();
+  store.set(key_of("address", own), concat(address, " ", listener.port()));
+  Json found = Json::array();
+  for (int other = 0; other < plan.num_machines; ++other) {
+    const std::string where = wait_for(store, key_of("address", other), other);
+    if (other == own) continue;
+    const std::size_t space = where.find(' ');
+    Reach reach;
+    measure(
+        reach,
+        where.substr(0, space),
+        static_cast<int>(
+            detail::parse_int(where.substr(space + 1)).value_or(0)));
+    found.push_back(
+        {other,
+         interface_of(address),
+         reach.problem,
+         reach.round_trip_us,
+         reach.megabytes_per_second});
+  }
+  store.set(key_of("result", own), found.dump());
+  std::vector<Reach> results;
+  for (int from = 0; from < plan.num_machines; ++from) {
+    for (const Json& each :
+         Json::parse(wait_for(store, key_of("result", from), from))) {
+      results.push_back({from, each[0], each[1], each[2], each[3], each[4]});
+    }
+  }
+  // Nobody leaves while another is still measured.
+  store.set(key_of("done", own), "1");
+  for (int other = 0; other < plan.num_machines; ++other) {
+    wait_for(store, key_of("done", other), other);
+  }
+  return results;
+}
+
+std::string describe(const std::vector<Reach>& results) {
+  std::string text;
+  for (const Reach& each : results) {
+    std::array<char, 80> figures{};
+    std::snprintf(
+        figures.data(),
+        figures.size(),
+        "%.0f us there and back, %.0f MB/s",
+        each.round_trip_us,
+        each.megabytes_per_second);
+    text += concat(
+        "machine ",
+        each.from,
+        " (",
+        each.interface,
+        ") to machine ",
+        each.to,
+        ": ",
+        each.problem.empty() ? std::string(figures.data())
+                             : concat("FAILED: ", each.problem),
+        "\n");
+  }
+  return text;
+}
+
+}  // namespace accelerate::cli
