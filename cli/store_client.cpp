@@ -100,6 +100,14 @@ StoreClient::StoreClient(
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  // Nor is a question on a cut line waited for.
+  const unsigned milliseconds_unheard = 15000;
+  ::setsockopt(
+      socket_,
+      IPPROTO_TCP,
+      TCP_USER_TIMEOUT,
+      &milliseconds_unheard,
+      sizeof milliseconds_unheard);
   send(Message(StoreQuery::validate).value(kStoreMagic).bytes());
 }
 

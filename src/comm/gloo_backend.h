@@ -14,10 +14,12 @@ namespace accelerate::detail {
 class GlooDevice;
 
 /// Listens on loopback if all ranks are on this machine, else on `interface`,
-/// or, if that is empty, on the address of this host's name.
+/// or, if that is empty, on the address from which this machine reaches
+/// `main_address`, that of rank 0: others reach it there.
 std::shared_ptr<GlooDevice> make_gloo_device(
     bool single_machine,
-    const std::string& interface);
+    const std::string& interface,
+    const std::string& main_address);
 
 /// Connects all ranks with each other; returns when that is done.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(

@@ -131,7 +131,8 @@ World::World(const WorldOptions& options)
     // Ranks as threads share the address but not always the machine's names.
     core.gloo = detail::make_gloo_device(
         who.local_size == who.size,
-        environment.get("GLOO_SOCKET_IFNAME").value_or(""));
+        environment.get("GLOO_SOCKET_IFNAME").value_or(""),
+        who.address);
   } else if (options.store) {
     core.store = *options.store;
   }
