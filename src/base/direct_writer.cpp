@@ -56,7 +56,7 @@ struct DirectWriter::Ring {
   }
 
   bool submit(Block& block) {
-    io_uring_sqe* const entry = ::io_uring_get_sqe(&ring);
+    io_uring_sqe* const entry = is_broken ? nullptr : ::io_uring_get_sqe(&ring);
     if (entry == nullptr) return false;
     ::io_uring_prep_write(
         entry,
@@ -68,8 +68,11 @@ struct DirectWriter::Ring {
     int result = 0;
     do {
       result = ::io_uring_submit(&ring);
-    } while (result == -EINTR || result == -EAGAIN || result == -EBUSY);
-    return result == 1;
+    } while (result == -EINTR);
+    // What was refused stays in the queue, and would be written with the next,
+    // from a block that by then holds other bytes: there is no next.
+    is_broken = result != 1;
+    return !is_broken;
   }
   std::pair<Block*, int> wait() {
     io_uring_cqe* entry = nullptr;
@@ -83,6 +86,7 @@ struct DirectWriter::Ring {
 
   io_uring ring{};
   bool is_open = false;
+  bool is_broken = false;  // nothing more is submitted
 };
 
 #else
