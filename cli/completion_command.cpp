@@ -25,8 +25,7 @@ struct Flag {
 
 // Of this one, whichever command was given.
 std::string help_of(const CLI::App& app, const std::string& name) {
-  return app.get_formatter()->make_help(
-      &app, name, CLI::AppFormatMode::Normal);
+  return app.get_formatter()->make_help(&app, name, CLI::AppFormatMode::Normal);
 }
 
 // One spelling of each: the one with underscores.
@@ -243,11 +242,7 @@ std::string help_pages(const CLI::App& tool) {
   for (const Command& command : commands_of(tool)) {
     const std::string name = concat("accelerate-cpp ", command.path);
     page += concat(
-        "\n## ",
-        name,
-        "\n\n```text\n",
-        help_of(*command.app, name),
-        "```\n");
+        "\n## ", name, "\n\n```text\n", help_of(*command.app, name), "```\n");
   }
   return page;
 }

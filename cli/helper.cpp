@@ -12,6 +12,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/exec_words.h"
 #include "base/text.h"
 #include "cli/exit_reason.h"
 
@@ -34,9 +35,7 @@ class Actions {
 };
 
 pid_t spawn(std::vector<std::string> command, Actions& actions) {
-  std::vector<char*> words;
-  for (std::string& word : command) words.push_back(word.data());
-  words.push_back(nullptr);
+  const std::vector<char*> words = detail::exec_words(command);
   pid_t pid = 0;
   const int problem = posix_spawn(
       &pid, words[0], actions.get(), nullptr, words.data(), environ);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include <poll.h>
 #include <spawn.h>
@@ -17,6 +18,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/exec_words.h"
 #include "base/text.h"
 #include "cli/exit_reason.h"
 #include "cli/signals.h"
@@ -39,9 +41,8 @@ bool is_this_machine(const std::string& host) {
   return host == own || host == own.substr(0, own.find('.'));
 }
 
-std::vector<std::string> launch_words(
-    const HostLaunch& launch,
-    const std::string& machine_rank) {
+// All but the number of the machine and the program.
+std::vector<std::string> launch_words(const HostLaunch& launch) {
   std::vector<std::string> words{launch.tool, "launch"};
   words.insert(words.end(), launch.flags.begin(), launch.flags.end());
   words.insert(
@@ -53,21 +54,21 @@ std::vector<std::string> launch_words(
        "--main_process_ip",
        launch.address,
        "--main_process_port",
-       std::to_string(launch.port),
-       "--machine_rank",
-       machine_rank});
-  words.insert(words.end(), launch.program.begin(), launch.program.end());
+       std::to_string(launch.port)});
   return words;
 }
 
+// `machine_rank` may be something for the shell to count.
 std::string shell_line(
     const HostLaunch& launch,
     const std::string& machine_rank) {
-  std::vector<std::string> words = launch_words(launch, "RANK");
   std::string line = concat("cd ", quoted(launch.folder), " && exec");
-  for (const std::string& word : words) {
-    // A shell counts the machines that pdsh reaches.
-    line += concat(" ", word == "RANK" ? machine_rank : quoted(word));
+  for (const std::string& word : launch_words(launch)) {
+    line += concat(" ", quoted(word));
+  }
+  line += concat(" --machine_rank ", machine_rank);
+  for (const std::string& word : launch.program) {
+    line += concat(" ", quoted(word));
   }
   return line;
 }
@@ -79,9 +80,7 @@ struct Child {
 };
 
 pid_t start(std::vector<std::string> command) {
-  std::vector<char*> words;
-  for (std::string& word : command) words.push_back(word.data());
-  words.push_back(nullptr);
+  const std::vector<char*> words = detail::exec_words(command);
   pid_t pid = -1;
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -174,7 +173,10 @@ std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
   for (std::size_t i = 0; i < launch.hosts.size(); ++i) {
     const std::string& name = launch.hosts[i].name;
     if (i == 0 && is_this_machine(name)) {
-      commands.push_back(launch_words(launch, "0"));
+      std::vector<std::string> words = launch_words(launch);
+      words.insert(words.end(), {"--machine_rank", "0"});
+      words.insert(words.end(), launch.program.begin(), launch.program.end());
+      commands.push_back(std::move(words));
     } else if (launch.shell == "pdsh") {
       elsewhere.push_back(name);
     } else {

@@ -15,6 +15,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/exec_words.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "cli/foreign_launchers.h"
@@ -101,12 +102,10 @@ int become_foreign_launcher(
   for (const auto& [name, value] : variables.all()) {
     lines.push_back(concat(name, "=", value));
   }
-  std::vector<char*> arguments, pointers;
-  for (std::string& word : words) arguments.push_back(word.data());
-  for (std::string& line : lines) pointers.push_back(line.data());
-  arguments.push_back(nullptr);
-  pointers.push_back(nullptr);
-  execve(program.c_str(), arguments.data(), pointers.data());
+  execve(
+      program.c_str(),
+      detail::exec_words(words).data(),
+      detail::exec_words(lines).data());
   throw ConfigError(
       concat("[launch] cannot start ", program, ": ", std::strerror(errno)));
 }
@@ -132,6 +131,11 @@ int launch_on_hosts(
   launch.shell = *settings.text("remote_shell");
   launch.address =
       settings.text("main_process_ip").value_or(launch.hosts.front().name);
+  if (hosts > 1 && launch.address == "localhost") {
+    throw ConfigError(
+        "[launch] the first host of the file is localhost, which means another "
+        "machine on the others; give its name, or --main_process_ip");
+  }
   launch.port =
       static_cast<int>(settings.integer("main_process_port").value_or(29500));
   launch.flags = flags.words_without(

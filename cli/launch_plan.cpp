@@ -18,9 +18,6 @@ namespace {
 using detail::concat;
 using detail::Settings;
 
-// Of several machines, all launchers must name the same one.
-constexpr int kUsualPort = 29500;
-
 bool is_executable(const std::filesystem::path& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored) &&
@@ -145,15 +142,14 @@ LaunchPlan make_launch_plan(
   plan.num_machines = decision.num_machines;
   plan.machine_rank = decision.machine_rank;
   plan.address = decision.address.value_or("127.0.0.1");
-  if (plan.num_machines > 1) {
-    plan.port = decision.port.value_or(kUsualPort);
-  } else if (plan.num_processes > 1 || decision.port) {
+  if (plan.num_processes > 1 || decision.port) {
     plan.port = decision.port.value_or(0);
   }
-  if (plan.num_machines > 1 && plan.port == 0) {
+  if (plan.num_machines > 1 && (!decision.address || plan.port == 0)) {
     throw ConfigError(
-        "[launch] main_process_port is 0, but several machines must all know "
-        "the port; name one");
+        "[launch] several machines must all know the address and port of rank "
+        "0, and the port cannot be a free one; give --main_process_ip and "
+        "--main_process_port");
   }
   plan.is_alone = plan.num_processes == 1 && is_python(plan.program);
   share_cores(plan, decision, settings, environment, machine);
@@ -190,29 +186,29 @@ LaunchPlan make_launch_plan(
 
 std::vector<std::string>
 rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
-  if (plan.is_alone) return {};
-  const int rank = plan.rank_of(local_rank);
   std::vector<std::string> own{
-      concat("RANK=", rank),
-      concat("LOCAL_RANK=", local_rank),
-      concat("WORLD_SIZE=", plan.num_processes),
-      concat("LOCAL_WORLD_SIZE=", plan.processes_here()),
-      concat("GROUP_RANK=", plan.machine_rank),
-      concat("GROUP_WORLD_SIZE=", plan.num_machines),
-      concat("ROLE_RANK=", rank),
-      concat("ROLE_WORLD_SIZE=", plan.num_processes),
-      concat("ROLE_NAME=", plan.role)};
+      concat("TORCHELASTIC_RESTART_COUNT=", attempt),
+      concat("TORCHELASTIC_MAX_RESTARTS=", plan.max_restarts)};
+  const auto add = [&](const char* name, const auto& value) {
+    own.push_back(concat(name, "=", value));
+  };
+  if (plan.is_alone) return own;
+  const int rank = plan.rank_of(local_rank);
+  add("RANK", rank);
+  add("LOCAL_RANK", local_rank);
+  add("WORLD_SIZE", plan.num_processes);
+  add("LOCAL_WORLD_SIZE", plan.processes_here());
+  add("GROUP_RANK", plan.machine_rank);
+  add("GROUP_WORLD_SIZE", plan.num_machines);
+  add("ROLE_RANK", rank);
+  add("ROLE_WORLD_SIZE", plan.num_processes);
+  add("ROLE_NAME", plan.role);
   if (!plan.port) return own;
   // The store is the launcher's, as torchrun's is its agent's.
-  for (std::string line :
-       {concat("MASTER_ADDR=", plan.address),
-        concat("MASTER_PORT=", port),
-        std::string("TORCHELASTIC_USE_AGENT_STORE=True"),
-        std::string("TORCHELASTIC_RUN_ID=none"),
-        concat("TORCHELASTIC_RESTART_COUNT=", attempt),
-        concat("TORCHELASTIC_MAX_RESTARTS=", plan.max_restarts)}) {
-    own.push_back(std::move(line));
-  }
+  add("MASTER_ADDR", plan.address);
+  add("MASTER_PORT", port);
+  add("TORCHELASTIC_USE_AGENT_STORE", "True");
+  add("TORCHELASTIC_RUN_ID", "none");
   return own;
 }
 

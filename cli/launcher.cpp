@@ -40,9 +40,11 @@ void say_processors(const LaunchPlan& plan) {
 }
 
 // Machine 0 says what was measured; all end if a pair cannot be.
-void require_reachable(const LaunchPlan& plan, int port) {
-  if (plan.num_machines == 1) return;
-  const std::vector<Reach> results = check_machines(plan, port);
+void require_reachable(
+    const LaunchPlan& plan,
+    int port,
+    const Signals& signals) {
+  const std::vector<Reach> results = check_machines(plan, port, signals);
   if (plan.machine_rank == 0) say(describe(results));
   for (const Reach& each : results) {
     if (each.problem.empty()) continue;
@@ -68,6 +70,39 @@ void tell_others(Machines& machines, int attempt, GroupEnd& end) {
   if (end.reason.empty()) end.reason = all.reason;
 }
 
+int run_attempts(
+    const LaunchPlan& plan,
+    int port,
+    const Signals& signals,
+    Watchdog* watchdog) {
+  std::optional<Machines> machines;
+  if (plan.num_machines > 1) {
+    if (plan.checks_machines) require_reachable(plan, port, signals);
+    machines.emplace(plan, port, signals);
+  }
+  for (int attempt = 0;; ++attempt) {
+    const int stop = machines ? machines->begin(attempt) : -1;
+    GroupEnd end = RankGroup(
+                       plan,
+                       {.attempt = attempt, .port = port, .stop = stop},
+                       signals,
+                       watchdog)
+                       .run();
+    if (machines) tell_others(*machines, attempt, end);
+    const bool is_last = attempt == plan.max_restarts;
+    if (!plan.is_quiet) say(end.reason);
+    if (end.code == 0 || end.was_told || is_last) return end.code;
+    if (!plan.is_quiet) {
+      say(detail::concat(
+          "accelerate-cpp: starting again, ",
+          attempt + 1,
+          " of at most ",
+          plan.max_restarts,
+          plan.max_restarts == 1 ? " time\n" : " times\n"));
+    }
+  }
+}
+
 }  // namespace
 
 int run_ranks(const LaunchPlan& plan) {
@@ -82,34 +117,10 @@ int run_ranks(const LaunchPlan& plan) {
   }
   const int port = store ? store->port() : plan.port.value_or(0);
   say_processors(plan);
-  if (plan.checks_machines) require_reachable(plan, port);
-  std::optional<Machines> machines;
-  if (plan.num_machines > 1) machines.emplace(plan, port, signals);
-  for (int attempt = 0;; ++attempt) {
-    GroupEnd end;
-    try {
-      const int stop = machines ? machines->begin(attempt) : -1;
-      end = RankGroup(
-                plan,
-                {.attempt = attempt, .port = port, .stop = stop},
-                signals,
-                watchdog ? &*watchdog : nullptr)
-                .run();
-      if (machines) tell_others(*machines, attempt, end);
-    } catch (const Machines::Stopped& stopped) {
-      return 128 + stopped.signal;
-    }
-    const bool is_last = attempt == plan.max_restarts;
-    if (!plan.is_quiet) say(end.reason);
-    if (end.code == 0 || end.was_told || is_last) return end.code;
-    if (!plan.is_quiet) {
-      say(detail::concat(
-          "accelerate-cpp: starting again, ",
-          attempt + 1,
-          " of at most ",
-          plan.max_restarts,
-          plan.max_restarts == 1 ? " time\n" : " times\n"));
-    }
+  try {
+    return run_attempts(plan, port, signals, watchdog ? &*watchdog : nullptr);
+  } catch (const Stopped& stopped) {
+    return 128 + stopped.signal;
   }
 }
 

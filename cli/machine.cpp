@@ -1,24 +1,20 @@
 #include "cli/machine.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <set>
-#include <string_view>
 #include <utility>
 
-#include <netinet/in.h>
 #include <sched.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/helper.h"
 #include "cli/launch_plan.h"
+#include "cli/processor_sets.h"
 
 namespace accelerate::cli {
 
@@ -46,13 +42,9 @@ std::vector<int> allowed_processors() {
 }
 
 int physical_cores(const std::vector<int>& processors) {
-  std::set<std::pair<std::string, std::string>> cores;
-  for (const int processor : processors) {
-    const fs::path folder =
-        concat("/sys/devices/system/cpu/cpu", processor, "/topology");
-    const std::string core = first_line(folder / "core_id");
-    if (core.empty()) return static_cast<int>(processors.size());
-    cores.emplace(first_line(folder / "physical_package_id"), core);
+  std::set<std::pair<int, int>> cores;
+  for (const Processor& each : with_topology(processors)) {
+    cores.emplace(each.package, each.core);
   }
   return std::max(static_cast<int>(cores.size()), 1);
 }
@@ -125,37 +117,15 @@ MpiLauncher find_mpi(const detail::Environment& environment) {
     } catch (const ConfigError&) {
       continue;
     }
-    const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
-        ::popen(concat("'", found.program, "' --version 2>&1").c_str(), "r"),
-        &::pclose);
-    std::array<char, 256> line{};
-    while (pipe && std::fgets(line.data(), line.size(), pipe.get())) {
-      const std::string_view text(line.data());
-      if (text.find("Open MPI") != std::string_view::npos ||
-          text.find("OpenRTE") != std::string_view::npos) {
-        found.is_open_mpi = true;
-      }
-    }
+    const Output said = run_program({found.program, "--version"});
+    const std::string text = said.out + said.err;
+    found.is_open_mpi = text.find("Open MPI") != std::string::npos ||
+        text.find("OpenRTE") != std::string::npos;
     return found;
   }
   throw ConfigError(
       "[launch] mpirun_hostfile asks for MPI, but neither mpirun nor mpiexec "
-      "is "
-      "on PATH; install Open MPI or MPICH, or give --hostfile instead");
-}
-
-bool is_port_in_use(int port) {
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const bool answers =
-      ::connect(
-          descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address) ==
-      0;
-  ::close(descriptor);
-  return answers;
+      "is on PATH; install Open MPI or MPICH, or give --hostfile instead");
 }
 
 }  // namespace accelerate::cli

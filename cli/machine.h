@@ -30,7 +30,4 @@ struct MpiLauncher {
 /// Throws ConfigError if there is none.
 MpiLauncher find_mpi(const detail::Environment& environment);
 
-/// Whether somebody listens or is bound there on this machine.
-bool is_port_in_use(int port);
-
 }  // namespace accelerate::cli

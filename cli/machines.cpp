@@ -1,6 +1,5 @@
 #include "cli/machines.h"
 
-#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -73,7 +72,7 @@ Machines::Machines(const LaunchPlan& plan, int port, const Signals& signals)
       address_(machine_ == 0 ? "localhost" : plan.address),
       port_(port),
       signals_(signals),
-      client_(address_, port_, kPatience) {
+      client_(address_, port_, kPatience, [&] { signals.heed(); }) {
   stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
@@ -91,12 +90,7 @@ std::string Machines::wait_for(
   while (true) {
     std::string value = client_.get(key);
     if (!value.empty()) return value;
-    while (const auto info = signals_.next()) {
-      const auto signal = static_cast<int>(info->ssi_signo);
-      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-        throw Stopped{signal};
-      }
-    }
+    signals_.heed();
     const auto waited = Clock::now() - start;
     if (waited > patience) {
       throw DistributedError(concat(

@@ -17,16 +17,11 @@ namespace accelerate::cli {
 /// everywhere.
 class Machines {
  public:
-  /// Waits until the store answers. Throws DistributedError.
+  /// Waits until the store answers. Throws DistributedError and Stopped.
   Machines(const LaunchPlan& plan, int port, const Signals& signals);
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
   ~Machines();
-
-  /// Thrown when somebody ends this launcher while it waits for others.
-  struct Stopped {
-    int signal;
-  };
 
   /// Waits for all machines, and begins to listen for the attempt's end.
   /// Returns a descriptor that becomes readable when ranks elsewhere failed, or

@@ -1,5 +1,6 @@
 #include "cli/preflight.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -11,9 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -25,6 +24,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/network.h"
 #include "base/text.h"
 #include "cli/store_client.h"
 
@@ -33,6 +33,8 @@ namespace accelerate::cli {
 namespace {
 
 using detail::concat;
+using detail::receive_all;
+using detail::send_all;
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
@@ -45,42 +47,29 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-bool send_all(int socket, const char* bytes, std::size_t size) {
-  while (size > 0) {
-    const ssize_t count = ::send(socket, bytes, size, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    bytes += count;
-    size -= static_cast<std::size_t>(count);
-  }
-  return true;
-}
-
-bool receive_all(int socket, char* bytes, std::size_t size) {
-  while (size > 0) {
-    const ssize_t count = ::recv(socket, bytes, size, 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    bytes += count;
-    size -= static_cast<std::size_t>(count);
-  }
-  return true;
-}
-
 // Takes a length and as many bytes, and answers with one, until the end.
 void answer(int socket) {
   std::vector<char> block(1U << 20U);
   std::uint64_t size = 0;
-  while (receive_all(socket, reinterpret_cast<char*>(&size), sizeof size)) {
-    while (size > 0) {
+  bool works = receive_all(socket, &size, sizeof size);
+  while (works) {
+    while (works && size > 0) {
       const std::size_t part = std::min<std::uint64_t>(size, block.size());
-      if (!receive_all(socket, block.data(), part)) break;
+      works = receive_all(socket, block.data(), part);
       size -= part;
     }
     const char done = 1;
-    if (!send_all(socket, &done, 1)) break;
+    works = works && send_all(socket, &done, 1) &&
+        receive_all(socket, &size, sizeof size);
   }
   ::close(socket);
+}
+
+// Of a connection that may be cut.
+void limit_waits(int socket) {
+  const timeval patience{20, 0};
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
 /// Listens at a free port and answers whoever comes.
@@ -99,9 +88,7 @@ class Listener {
           "[launch] this machine cannot listen at a port: ",
           std::strerror(errno)));
     }
-    socklen_t length = sizeof any;
-    ::getsockname(socket_, reinterpret_cast<sockaddr*>(&any), &length);
-    port_ = ntohs(any.sin6_port);
+    port_ = detail::own_port(socket_);
     thread_ = std::thread([this] { serve(); });
   }
   Listener(const Listener&) = delete;
@@ -120,7 +107,9 @@ class Listener {
       pollfd wait{socket_, POLLIN, 0};
       if (::poll(&wait, 1, 50) <= 0) continue;
       const int client = ::accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC);
-      if (client >= 0) answering_.emplace_back([client] { answer(client); });
+      if (client < 0) continue;
+      limit_waits(client);
+      answering_.emplace_back([client] { answer(client); });
     }
   }
 
@@ -133,16 +122,9 @@ class Listener {
 
 // A connection, or minus the error number.
 int connect_to(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(
-          address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    return -EINVAL;
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
-      found, &freeaddrinfo);
+  const detail::Addresses addresses(address, port, SOCK_STREAM, AI_NUMERICHOST);
+  const addrinfo* const found = addresses.first();
+  if (found == nullptr) return -EINVAL;
   const int socket =
       ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket < 0) return -errno;
@@ -164,17 +146,15 @@ int connect_to(const std::string& address, int port) {
   }
   // Blocking from now on, but not for ever.
   const int flags = 0, on = 1;
-  const timeval patience{20, 0};
   ::ioctl(socket, FIONBIO, &flags);
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  limit_waits(socket);
   return socket;
 }
 
 bool ask(int socket, std::uint64_t size, const std::vector<char>& bytes) {
   char done = 0;
-  if (!send_all(socket, reinterpret_cast<const char*>(&size), sizeof size)) {
+  if (!send_all(socket, &size, sizeof size)) {
     return false;
   }
   while (size > 0) {
@@ -214,38 +194,21 @@ std::string interface_of(const std::string& address) {
     if (each->ifa_addr == nullptr) continue;
     const int family = each->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    std::array<char, NI_MAXHOST> name{};
-    ::getnameinfo(
+    const std::string own = detail::numeric_address(
         each->ifa_addr,
-        family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6),
-        name.data(),
-        name.size(),
-        nullptr,
-        0,
-        NI_NUMERICHOST);
-    if (address == name.data()) return concat(each->ifa_name, " ", address);
+        family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (address == own) return concat(each->ifa_name, " ", address);
   }
   return address;
 }
 
 // Of machine 0, whose own connection to the store does not leave it.
 std::string numeric(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return host;
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
-      found, &freeaddrinfo);
-  std::array<char, NI_MAXHOST> name{};
-  ::getnameinfo(
-      found->ai_addr,
-      found->ai_addrlen,
-      name.data(),
-      name.size(),
-      nullptr,
-      0,
-      NI_NUMERICHOST);
-  return name.data();
+  const detail::Addresses addresses(host, 0);
+  const addrinfo* const first = addresses.first();
+  return first == nullptr
+      ? host
+      : detail::numeric_address(first->ai_addr, first->ai_addrlen);
 }
 
 std::string key_of(const char* what, int machine) {
@@ -253,11 +216,16 @@ std::string key_of(const char* what, int machine) {
 }
 
 // Throws if a machine does not come.
-std::string wait_for(StoreClient& store, const std::string& key, int machine) {
+std::string wait_for(
+    StoreClient& store,
+    const std::string& key,
+    int machine,
+    const Signals& signals) {
   const auto start = Clock::now();
   while (true) {
     std::string value = store.get(key);
     if (!value.empty()) return value;
+    signals.heed();
     if (Clock::now() - start > kPatience) {
       throw DistributedError(concat(
           "[launch] --check: machine ",
@@ -272,17 +240,21 @@ std::string wait_for(StoreClient& store, const std::string& key, int machine) {
 
 }  // namespace
 
-std::vector<Reach> check_machines(const LaunchPlan& plan, int store_port) {
+std::vector<Reach>
+check_machines(const LaunchPlan& plan, int store_port, const Signals& signals) {
   const int own = plan.machine_rank;
   StoreClient store(
-      own == 0 ? "localhost" : plan.address, store_port, kPatience);
+      own == 0 ? "localhost" : plan.address, store_port, kPatience, [&] {
+        signals.heed();
+      });
   const Listener listener;
   const std::string address =
       own == 0 ? numeric(plan.address) : store.own_address();
   store.set(key_of("address", own), concat(address, " ", listener.port()));
   Json found = Json::array();
   for (int other = 0; other < plan.num_machines; ++other) {
-    const std::string where = wait_for(store, key_of("address", other), other);
+    const std::string where =
+        wait_for(store, key_of("address", other), other, signals);
     if (other == own) continue;
     const std::size_t space = where.find(' ');
     Reach reach;
@@ -302,14 +274,14 @@ std::vector<Reach> check_machines(const LaunchPlan& plan, int store_port) {
   std::vector<Reach> results;
   for (int from = 0; from < plan.num_machines; ++from) {
     for (const Json& each :
-         Json::parse(wait_for(store, key_of("result", from), from))) {
+         Json::parse(wait_for(store, key_of("result", from), from, signals))) {
       results.push_back({from, each[0], each[1], each[2], each[3], each[4]});
     }
   }
   // Nobody leaves while another is still measured.
   store.set(key_of("done", own), "1");
   for (int other = 0; other < plan.num_machines; ++other) {
-    wait_for(store, key_of("done", other), other);
+    wait_for(store, key_of("done", other), other, signals);
   }
   return results;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/launch_plan.h"
+#include "cli/signals.h"
 
 namespace accelerate::cli {
 
@@ -19,8 +20,10 @@ struct Reach {
 
 /// Before the start: each machine binds a port, connects to every other and
 /// measures. All machines call this at the same time; all get all results.
-/// Throws DistributedError if machine 0 cannot be reached or one does not come.
-std::vector<Reach> check_machines(const LaunchPlan& plan, int store_port);
+/// Throws DistributedError if machine 0 cannot be reached or one does not come,
+/// and Stopped.
+std::vector<Reach>
+check_machines(const LaunchPlan& plan, int store_port, const Signals& signals);
 
 /// A line for each pair.
 std::string describe(const std::vector<Reach>& results);

@@ -16,6 +16,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/exec_words.h"
 #include "base/text.h"
 
 namespace accelerate::cli {
@@ -23,13 +24,6 @@ namespace accelerate::cli {
 namespace {
 
 using detail::concat;
-
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 class Pipe {
  public:
@@ -141,8 +135,8 @@ RankProcess start_rank(
   for (const auto& [name, value] : plan.environment.all()) {
     variables.push_back(concat(name, "=", value));
   }
-  const std::vector<char*> argument_pointers = pointers_to(arguments);
-  const std::vector<char*> variable_pointers = pointers_to(variables);
+  const std::vector<char*> argument_pointers = detail::exec_words(arguments);
+  const std::vector<char*> variable_pointers = detail::exec_words(variables);
   std::optional<Pipe> out, err;
   if (options.is_isolated) {
     out.emplace();

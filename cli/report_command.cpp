@@ -143,7 +143,11 @@ int report(const std::string& file) {
   say("System",
       concat(system.sysname, " ", system.release, " ", system.machine));
   say("C library", concat("glibc ", gnu_get_libc_version()));
-  say("Compiler of the tool", concat("g++ or clang ", __VERSION__));
+#ifdef __clang__
+  say("Compiler of the tool", concat("clang ", __clang_version__));
+#else
+  say("Compiler of the tool", concat("g++ ", __VERSION__));
+#endif
   say("Processor", proc_value("/proc/cpuinfo", "model name"));
   say("Processors",
       concat(

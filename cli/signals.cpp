@@ -31,4 +31,13 @@ std::optional<signalfd_siginfo> Signals::next() const {
   return std::nullopt;
 }
 
+void Signals::heed() const {
+  while (const auto info = next()) {
+    const auto signal = static_cast<int>(info->ssi_signo);
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      throw Stopped{signal};
+    }
+  }
+}
+
 }  // namespace accelerate::cli

@@ -1,13 +1,10 @@
 #include "cli/store_client.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -15,6 +12,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/network.h"
 #include "base/text.h"
 #include "cli/store_protocol.h"
 
@@ -28,18 +26,10 @@ using std::chrono::steady_clock;
 
 // A connection, or -1; `problem` says why.
 int try_connect(const std::string& address, int port, std::string& problem) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(
-      address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
-      found, &freeaddrinfo);
-  if (error != 0) {
-    problem = ::gai_strerror(error);
-    return -1;
-  }
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+  const detail::Addresses found(address, port);
+  problem = found.problem();
+  for (const addrinfo* each = found.first(); each != nullptr;
+       each = each->ai_next) {
     const int socket =
         ::socket(each->ai_family, each->ai_socktype | SOCK_CLOEXEC, 0);
     if (socket < 0) continue;
@@ -74,7 +64,8 @@ class Message {
 StoreClient::StoreClient(
     const std::string& address,
     int port,
-    milliseconds patience)
+    milliseconds patience,
+    const std::function<void()>& between)
     : peer_(concat(address, ":", port)) {
   const auto deadline = steady_clock::now() + patience;
   std::string problem;
@@ -90,6 +81,7 @@ StoreClient::StoreClient(
           "); is the launcher of machine 0 running there, and can this machine "
           "reach it?"));
     }
+    if (between) between();
     std::this_thread::sleep_for(pause);
   }
   const int on = 1;
@@ -112,8 +104,6 @@ StoreClient::StoreClient(
 }
 
 StoreClient::~StoreClient() { ::close(socket_); }
-
-void StoreClient::disconnect() { ::shutdown(socket_, SHUT_RDWR); }
 
 void StoreClient::set(const std::string& key, const std::string& value) {
   send(Message(StoreQuery::set).text(key).text(value).bytes());
@@ -138,57 +128,21 @@ std::string StoreClient::set_once(
   return receive_text();
 }
 
-std::string StoreClient::wait(const std::string& key) {
-  send(Message(StoreQuery::wait).value(std::uint64_t{1}).text(key).bytes());
-  StoreAnswer answer{};
-  receive(&answer, sizeof answer);
-  return get(key);
-}
-
 std::string StoreClient::own_address() const {
-  sockaddr_storage own{};
-  socklen_t length = sizeof own;
-  std::array<char, NI_MAXHOST> name{};
-  ::getsockname(socket_, reinterpret_cast<sockaddr*>(&own), &length);
-  ::getnameinfo(
-      reinterpret_cast<sockaddr*>(&own),
-      length,
-      name.data(),
-      name.size(),
-      nullptr,
-      0,
-      NI_NUMERICHOST);
-  std::string address = name.data();
-  // As version 4 where it is one: ::ffff:10.0.0.1.
-  if (address.starts_with("::ffff:")) address.erase(0, 7);
-  return address;
+  return detail::own_address(socket_);
 }
 
 void StoreClient::send(const std::string& bytes) {
-  for (std::size_t sent = 0; sent < bytes.size();) {
-    const ssize_t count =
-        ::send(socket_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      throw DistributedError(
-          concat("[launch] the connection to ", peer_, " is gone"));
-    }
-    sent += static_cast<std::size_t>(count);
-  }
+  if (!detail::send_all(socket_, bytes.data(), bytes.size())) lose();
 }
 
 void StoreClient::receive(void* into, std::size_t size) {
-  auto* bytes = static_cast<char*>(into);
-  while (size > 0) {
-    const ssize_t count = ::recv(socket_, bytes, size, 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) {
-      throw DistributedError(
-          concat("[launch] the connection to ", peer_, " is gone"));
-    }
-    bytes += count;
-    size -= static_cast<std::size_t>(count);
-  }
+  if (!detail::receive_all(socket_, into, size)) lose();
+}
+
+void StoreClient::lose() const {
+  throw DistributedError(
+      concat("[launch] the connection to ", peer_, " is gone"));
 }
 
 std::string StoreClient::receive_text() {

@@ -2,21 +2,22 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace accelerate::cli {
 
-/// A connection to a StoreServer, for launchers. For one thread, but for
-/// disconnect(). Every function throws DistributedError when the connection is
-/// gone.
+/// A connection to a StoreServer, for launchers. For one thread. Every
+/// function throws DistributedError when the connection is gone.
 class StoreClient {
  public:
-  /// Tries until somebody listens there. Throws DistributedError after
-  /// `patience`.
+  /// Tries until somebody listens there, and calls `between` meanwhile, which
+  /// may throw. Throws DistributedError after `patience`.
   StoreClient(
       const std::string& address,
       int port,
-      std::chrono::milliseconds patience);
+      std::chrono::milliseconds patience,
+      const std::function<void()>& between = {});
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
   ~StoreClient();
@@ -27,11 +28,6 @@ class StoreClient {
   std::int64_t add(const std::string& key, std::int64_t value);
   /// Sets it unless it is there already. Returns what is there then.
   std::string set_once(const std::string& key, const std::string& value);
-  /// Until somebody sets it, and returns it.
-  std::string wait(const std::string& key);
-
-  /// From another thread: ends a wait, and everything after.
-  void disconnect();
   /// This end's address, as the other machine sees it.
   [[nodiscard]] std::string own_address() const;
 
@@ -39,6 +35,7 @@ class StoreClient {
   void send(const std::string& bytes);
   void receive(void* into, std::size_t size);
   std::string receive_text();
+  [[noreturn]] void lose() const;
 
   std::string peer_;
   int socket_ = -1;

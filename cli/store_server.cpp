@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -22,6 +21,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/network.h"
 #include "base/text.h"
 #include "cli/store_protocol.h"
 
@@ -299,27 +299,6 @@ class Server {
   std::unordered_map<std::string, std::string> values_;
 };
 
-struct FoundAddress {
-  explicit FoundAddress(const std::string& address, int port, bool is_open) {
-    addrinfo hints{};
-    hints.ai_family = AF_UNSPEC;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_PASSIVE;
-    error = ::getaddrinfo(
-        is_open ? nullptr : address.c_str(),
-        std::to_string(port).c_str(),
-        &hints,
-        &list);
-  }
-  FoundAddress(const FoundAddress&) = delete;
-  FoundAddress& operator=(const FoundAddress&) = delete;
-  ~FoundAddress() {
-    if (list != nullptr) ::freeaddrinfo(list);
-  }
-  addrinfo* list = nullptr;
-  int error = 0;
-};
-
 // Returns the socket, or minus the error number.
 int listen_at(const addrinfo& where) {
   const int socket =
@@ -339,32 +318,23 @@ int listen_at(const addrinfo& where) {
   return -problem;
 }
 
-int port_of(int socket) {
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&bound), &length);
-  return ntohs(
-      bound.ss_family == AF_INET6
-          ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
-          : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-}
-
 }  // namespace
 
 StoreServer::StoreServer(const std::string& address, int port, bool is_open) {
-  const FoundAddress found(address, port, is_open);
-  if (found.error != 0) {
+  const detail::Addresses found(
+      is_open ? "" : address, port, SOCK_STREAM, AI_PASSIVE);
+  if (found.first() == nullptr) {
     throw ConfigError(concat(
         "[launch] main_process_ip is \"",
         address,
         "\", which is no address of this machine (",
-        ::gai_strerror(found.error),
+        found.problem(),
         "); use 127.0.0.1, or the host name of rank 0"));
   }
   int socket = -EADDRNOTAVAIL;
   // Of all interfaces, the one of version 6 takes version 4, too.
   for (const int family : {AF_INET6, AF_INET}) {
-    for (const addrinfo* each = found.list; each != nullptr && socket < 0;
+    for (const addrinfo* each = found.first(); each != nullptr && socket < 0;
          each = each->ai_next) {
       if (each->ai_family == family) socket = listen_at(*each);
     }
@@ -389,7 +359,7 @@ StoreServer::StoreServer(const std::string& address, int port, bool is_open) {
         std::strerror(-socket)));
   }
   listener_ = socket;
-  port_ = port_of(listener_);
+  port_ = detail::own_port(listener_);
   if (::pipe2(end_, O_CLOEXEC) != 0) {
     ::close(listener_);
     throw ConfigError(

@@ -1,15 +1,15 @@
 #include "comm/gloo_backend.h"
 
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/network.h"
 
 namespace accelerate::detail {
 
@@ -30,32 +30,16 @@ namespace {
 // The name of a host often means its loopback, to itself. Nothing is sent: the
 // system only says which address it would send from.
 std::string address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
-      found, &freeaddrinfo);
-  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+  const Addresses found(host, 9, SOCK_DGRAM);
+  for (const addrinfo* each = found.first(); each != nullptr;
+       each = each->ai_next) {
     const int socket = ::socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (socket < 0) continue;
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    std::array<char, NI_MAXHOST> name{};
     const bool is_known =
-        ::connect(socket, each->ai_addr, each->ai_addrlen) == 0 &&
-        ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) ==
-            0 &&
-        ::getnameinfo(
-            reinterpret_cast<sockaddr*>(&own),
-            length,
-            name.data(),
-            name.size(),
-            nullptr,
-            0,
-            NI_NUMERICHOST) == 0;
+        ::connect(socket, each->ai_addr, each->ai_addrlen) == 0;
+    std::string address = is_known ? own_address(socket) : std::string();
     ::close(socket);
-    if (is_known) return name.data();
+    if (is_known) return address;
   }
   return {};
 }

@@ -1,6 +1,8 @@
 #include <accelerate/launch.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
+#include "base/exec_words.h"
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/rank_variables.h"
@@ -58,13 +61,6 @@ std::vector<std::string> own_arguments() {
   std::vector<std::string> words = detail::split(text, '\0');
   if (!words.empty()) words.pop_back();
   return words;
-}
-
-std::vector<char*> pointers_to(std::vector<std::string>& texts) {
-  std::vector<char*> pointers;
-  for (std::string& text : texts) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 std::vector<std::string> variables_of(
@@ -129,8 +125,8 @@ Rank start_rank(
       "/proc/self/exe",
       &actions,
       nullptr,
-      pointers_to(words).data(),
-      pointers_to(lines).data());
+      detail::exec_words(words).data(),
+      detail::exec_words(lines).data());
   ::posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   if (problem != 0) {
@@ -252,6 +248,11 @@ void report(int pipe, Kind kind, const std::string& text) {
 [[noreturn]] void run_as_rank(const std::function<void()>& function, int pipe) {
   ::fcntl(pipe, F_SETFD, FD_CLOEXEC);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Or is the one who reads it gone already?
+  pollfd reader{pipe, 0, 0};
+  if (::poll(&reader, 1, 0) > 0 && (reader.revents & POLLERR) != 0) {
+    std::_Exit(1);
+  }
   int code = 1;
   try {
     function();

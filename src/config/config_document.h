@@ -48,6 +48,9 @@ std::string updated_text(
     const ConfigDocument& document,
     const ConfigJson& values);
 
+/// Whether a key may stand outside the maps of a file for this machine.
+bool is_config_key(std::string_view key);
+
 /// The JSON schema of config files, for editors.
 std::string config_schema();
 

@@ -257,6 +257,15 @@ class InForce {
 
 }  // namespace
 
+bool is_config_key(std::string_view key) {
+  const auto has = [&](const std::vector<Field>& fields) {
+    return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
+      return field.key == key;
+    });
+  };
+  return has(base_fields()) || has(local_fields()) || contains(kOwnKeys, key);
+}
+
 ConfigJson values_in_force(const ConfigDocument& document) {
   return InForce(document).read();
 }

@@ -49,6 +49,8 @@ std::string config_schema() {
   ConfigJson properties = ConfigJson::object();
   for (const OptionSpec& spec : option_table()) {
     if (spec.section.empty()) {
+      // Some are for one launch alone.
+      if (!is_config_key(spec.key)) continue;
       properties[std::string(spec.key)] = schema_of(spec);
       continue;
     }

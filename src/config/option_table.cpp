@@ -191,7 +191,9 @@ std::string options_page() {
       "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
       "that name, as in Accelerate's files, and DeepSpeed's in "
       "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
-      "neither knows is an error that names the nearest one.\n";
+      "neither knows, such as one for a single launch (`use_fsdp`: there it is "
+      "`distributed_type`), is an error that names the\n"
+      "nearest one. The schema, config.schema.json, lists those of a file.\n";
   return page;
 }
 

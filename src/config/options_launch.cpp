@@ -47,7 +47,7 @@ constexpr std::array<OptionSpec, 30> kRows{{
     {"main_process_ip", "", "--main_process_ip", "", text, "", "", acts, "Machines",
      "address of the machine with rank 0"},
     {"main_process_port", "", "--main_process_port", "", integer, "", "0..65535", acts, "Machines",
-     "port where rank 0 keeps the key-value store. Unset: a free one, or 29500 for several machines; 0: a free one"},
+     "port where rank 0 keeps the key-value store. Unset or 0: a free one, which several machines cannot take"},
     {"same_network", "", "--same_network", "", boolean, "false", "", acts, "Machines",
      "all machines are in one network; only for files of Accelerate"},
     {"hostfile", "", "--hostfile", "", text, "", "", acts, "Machines",

@@ -1,11 +1,11 @@
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "cli/tool.h"
 #include "support/temporary_folder.h"
 
@@ -17,13 +17,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_tool;
 using testing::ToolResult;
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 class ConfigCommand : public ::testing::Test {
  protected:
@@ -41,11 +34,11 @@ TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
       run_tool({"config", "default", "--mixed_precision", "bf16"}, home);
   EXPECT_EQ(first.code, 0) << first.err;
   const auto file = folder_.path() / "hf/accelerate/default_config.yaml";
-  EXPECT_THAT(text_of(file), HasSubstr("mixed_precision: bf16\n"));
+  EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   const ToolResult second = run_tool({"config", "default"}, home);
   EXPECT_EQ(second.code, 0);
   EXPECT_THAT(second.out, HasSubstr("is there already"));
-  EXPECT_THAT(text_of(file), HasSubstr("mixed_precision: bf16\n"));
+  EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   // It is what launch takes.
   EXPECT_THAT(
       run_tool({"launch", "--dry_run", "true"}, home).out,
@@ -56,7 +49,7 @@ TEST_F(ConfigCommand, UpdateKeepsComments) {
   const auto file = write("# mine\ndistributed_type: MULTI_CPU # two\n");
   EXPECT_EQ(run_tool({"config", "update", "--config_file", file}).code, 0);
   EXPECT_THAT(
-      text_of(file),
+      detail::read_file(file),
       AllOf(
           HasSubstr("# mine\ndistributed_type: MULTI_CPU # two\n"),
           HasSubstr("num_machines: 1\n")));
@@ -92,6 +85,7 @@ TEST_F(ConfigCommand, SchemaKnowsEveryKey) {
   const auto schema = nlohmann::json::parse(run_tool({"config", "schema"}).out);
   const auto& properties = schema.at("properties");
   EXPECT_EQ(properties.at("num_processes").at("type"), "integer");
+  EXPECT_FALSE(properties.contains("use_fsdp"));
   EXPECT_TRUE(properties.at("fsdp_config")
                   .at("properties")
                   .contains("fsdp_offload_params"));
@@ -110,7 +104,8 @@ TEST_F(ConfigCommand, ToFsdp2SaysWhatItLeavesOut) {
   EXPECT_EQ(done.code, 0);
   EXPECT_THAT(done.err, HasSubstr("fsdp_backward_prefetch is left out"));
   EXPECT_THAT(
-      text_of(file), HasSubstr("  fsdp_reshard_after_forward: false\n"));
+      detail::read_file(file),
+      HasSubstr("  fsdp_reshard_after_forward: false\n"));
 }
 
 TEST_F(ConfigCommand, TpuConfigPrintsItsCommand) {
@@ -189,7 +184,7 @@ TEST(Completion, ScriptsAreWhatTheirShellsTake) {
       "_accelerate_cpp; printf \"%s\\n\" \"${COMPREPLY[@]}\"' > " +
       (folder / "found").string();
   EXPECT_EQ(std::system(check.c_str()), 0);
-  EXPECT_EQ(text_of(folder / "found"), "--num_processes\n");
+  EXPECT_EQ(detail::read_file(folder / "found"), "--num_processes\n");
   for (const char* const shell : {"zsh", "fish"}) {
     EXPECT_THAT(
         run_tool({"completion", shell}).out, HasSubstr("num_processes"));
@@ -232,8 +227,9 @@ TEST(SelfTest, GetsThroughOnTwoRanks) {
 }
 
 TEST(HelpPages, AreTheDocs) {
-  EXPECT_EQ(run_tool({"help-pages"}).out, text_of(COMMAND_LINE_PAGE));
-  EXPECT_EQ(run_tool({"config", "schema"}).out, text_of(CONFIG_SCHEMA));
+  EXPECT_EQ(run_tool({"help-pages"}).out, detail::read_file(COMMAND_LINE_PAGE));
+  EXPECT_EQ(
+      run_tool({"config", "schema"}).out, detail::read_file(CONFIG_SCHEMA));
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ HostLaunch launch_on(std::vector<Host> hosts) {
   launch.port = 29500;
   launch.num_processes = 4;
   launch.flags = {"--mixed_precision", "bf16"};
-  launch.program = {"./train", "it's"};
+  launch.program = {"./train", "it's", "RANK"};
   return launch;
 }
 
@@ -64,7 +64,8 @@ TEST(HostCommands, ReachOthersThroughSsh) {
               "--machine_rank",
               "0",
               "./train",
-              "it's"),
+              "it's",
+              "RANK"),
           ElementsAre(
               "ssh",
               "-o",
@@ -73,7 +74,7 @@ TEST(HostCommands, ReachOthersThroughSsh) {
               "cd '/my run' && exec /opt/accelerate-cpp launch "
               "--mixed_precision bf16 --num_machines 2 --num_processes 4 "
               "--main_process_ip node1 --main_process_port 29500 "
-              "--machine_rank 1 ./train 'it'\\''s'")));
+              "--machine_rank 1 ./train 'it'\\''s' RANK")));
 }
 
 TEST(HostCommands, ReachSeveralThroughOnePdsh) {

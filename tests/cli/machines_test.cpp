@@ -135,6 +135,24 @@ TEST(Machines, CanBeToldToEndWhileTheyWait) {
   EXPECT_NE(tool.wait().code, 0);
 }
 
+TEST(Machines, CanBeToldToEndWhileNobodyAnswers) {
+  Tool tool(
+      {"launch",
+       "--num_machines",
+       "2",
+       "--machine_rank",
+       "1",
+       "--num_processes",
+       "2",
+       "--main_process_ip",
+       "127.0.0.1",
+       "--main_process_port",
+       free_port(),
+       "true"});
+  kill(tool.pid(), SIGTERM);
+  EXPECT_EQ(tool.wait().code, 128 + SIGTERM);
+}
+
 TEST(Machines, NeedToKnowThePort) {
   const ToolResult result = run_tool(
       {"launch",
@@ -148,7 +166,7 @@ TEST(Machines, NeedToKnowThePort) {
        "0",
        "true"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("must all know the port"));
+  EXPECT_THAT(result.err, HasSubstr("must all know the address and port"));
 }
 
 class HostFile : public ::testing::Test {

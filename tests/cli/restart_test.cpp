@@ -1,10 +1,10 @@
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/files.h"
 #include "cli/tool.h"
 #include "support/temporary_folder.h"
 
@@ -16,13 +16,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_tool;
 using testing::ToolResult;
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 TEST(Restarts, StartTheGroupAgainUntilItGetsThrough) {
   const ToolResult result = run_tool(
@@ -70,8 +63,6 @@ TEST(Restarts, AreForOneProcessToo) {
       {"launch",
        "--max_restarts",
        "1",
-       "--main_process_port",
-       "0",
        "bash",
        "-c",
        "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"});
@@ -118,8 +109,8 @@ TEST(Logs, HoldTheOutputOfEveryRankAndAttempt) {
   for (const char* const attempt : {"attempt_0", "attempt_1"}) {
     for (const std::string rank : {"0", "1"}) {
       const auto where = folder.path() / "logs" / attempt / rank;
-      EXPECT_EQ(text_of(where / "stdout.log"), "out " + rank + "\n");
-      EXPECT_EQ(text_of(where / "stderr.log"), "err " + rank + "\n");
+      EXPECT_EQ(detail::read_file(where / "stdout.log"), "out " + rank + "\n");
+      EXPECT_EQ(detail::read_file(where / "stderr.log"), "err " + rank + "\n");
     }
   }
   EXPECT_EQ(result.out, "");
