@@ -26,6 +26,7 @@
 #include "cli/launch_plan.h"
 #include "cli/launcher.h"
 #include "config/config_file.h"
+#include "config/machine_variables.h"
 
 namespace accelerate::cli {
 
@@ -165,6 +166,7 @@ int launch_program(const LaunchFlags& flags) {
   std::vector<detail::Source> sources{flags.source()};
   const auto file = find_config(flags, sources.front(), environment);
   sources.push_back(detail::source_from_environment(environment));
+  sources.push_back(detail::source_from_scheduler(environment));
   if (file) sources.push_back(detail::source_from_config(*file));
   const detail::Settings settings = detail::resolve(sources);
   if (settings.text("hostfile")) {

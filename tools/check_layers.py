@@ -12,6 +12,7 @@ MAY_INCLUDE = {
     "base": set(),
     "config": {"base"},
     "format": {"base"},
+    "engines": {"base", "config"},
     "comm": {"base", "config"},
     "params": {"base", "comm"},
     "gate": {"base", "comm"},
@@ -19,16 +20,16 @@ MAY_INCLUDE = {
     "precision": {"base", "comm"},
     "track": {"base", "comm"},
     "data": {"base", "comm"},
-    "parallel": {"base", "config", "comm", "params", "gate"},
+    "parallel": {"base", "config", "engines", "comm", "params", "gate"},
     "checkpoint": {"base", "format", "comm", "params"},
     "big_model": {"base", "format", "params", "gate"},
-    "train": {"base", "config", "format", "comm", "params", "gate", "optim", "precision", "data", "track", "parallel", "checkpoint", "big_model"},
+    "train": {"base", "config", "engines", "format", "comm", "params", "gate", "optim", "precision", "data", "track", "parallel", "checkpoint", "big_model"},
     "cuda": {"base", "config", "comm", "params", "gate", "precision", "data", "parallel"},
-    "cli": {"base", "config", "format"},
+    "cli": {"base", "config", "engines", "format"},
 }
-WITHOUT_LIBTORCH = {"base", "config", "format", "cli"}
+WITHOUT_LIBTORCH = {"base", "config", "engines", "format", "cli"}
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
-PUBLIC_WITHOUT_LIBTORCH = {"error.h", "export.h", "log.h", "safetensors.h"}
+PUBLIC_WITHOUT_LIBTORCH = {"deepspeed.h", "error.h", "export.h", "fully_sharded.h", "log.h", "megatron_lm.h", "parallelism_config.h", "safetensors.h"}
 MOST_LINES = 600
 
 

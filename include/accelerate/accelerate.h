@@ -2,11 +2,14 @@
 
 #include <accelerate/accelerator.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/deepspeed.h>
 #include <accelerate/error.h>
+#include <accelerate/fully_sharded.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
+#include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
 #include <accelerate/model.h>
 #include <accelerate/nested.h>
@@ -14,7 +17,9 @@
 #include <accelerate/optimizer.h>
 #include <accelerate/optimizers.h>
 #include <accelerate/parallel.h>
+#include <accelerate/parallelism_config.h>
 #include <accelerate/precision.h>
+#include <accelerate/profiler.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
 #include <accelerate/scheduler.h>

@@ -40,6 +40,9 @@ namespace accelerate {
 
 /// How micro-steps add up to a step.
 struct GradientAccumulationOptions {
+  /// Another place for `gradient_accumulation_steps`, where Accelerate's plugin
+  /// has it. Giving both above 1, and different, is an error.
+  std::optional<int> num_steps = std::nullopt;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
   bool sync_with_dataloader = true;

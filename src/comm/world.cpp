@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "comm/group_impl.h"
+#include "comm/timeout.h"
 #include "config/environment.h"
 #include "config/launch_settings.h"
 #include "config/rank_variables.h"
@@ -94,6 +95,16 @@ at::Device choose_device(
   return {*accelerator, static_cast<at::DeviceIndex>(local_rank % count)};
 }
 
+std::chrono::milliseconds choose_timeout(
+    const WorldOptions& options,
+    const Settings& settings,
+    at::Device device) {
+  if (options.timeout) return *options.timeout;
+  const auto seconds = settings.number("timeout_seconds");
+  if (!seconds) return default_timeout(device.type());
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
+}
+
 Store open_store(
     const WorldOptions& options,
     const RankVariables& who,
@@ -120,9 +131,8 @@ World::World(const WorldOptions& options)
     core.logger.set_level(parse_log_level(*settings.text("log_level")));
   core.logger.set_rank(who.size > 1 ? who.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
-  core.timeout = options.timeout.value_or(std::chrono::milliseconds(
-      static_cast<std::int64_t>(*settings.number("timeout_seconds") * 1000)));
   impl_->device = detail::choose_device(options, settings, who.local_rank);
+  core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
   std::vector<int> all(static_cast<std::size_t>(who.size));
   std::iota(all.begin(), all.end(), 0);

@@ -26,7 +26,7 @@ constexpr std::array<OptionSpec, 30> kRows{{
      "precision of the forward pass"},
     {"gradient_accumulation_steps", "", "--gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", integer, "1", "1..", acts, "Training",
      "micro-batches whose gradients are added before the optimizer steps"},
-    {"timeout_seconds", "", "--timeout_seconds", "ACCELERATE_TIMEOUT_SECONDS", number, "1800", "0..", acts, "Training",
+    {"timeout_seconds", "", "--timeout_seconds", "ACCELERATE_TIMEOUT_SECONDS", number, "", "0..", acts, "Training",
      "how long a collective waits for a silent peer"},
     {"debug", "", "--debug", "ACCELERATE_DEBUG_MODE", boolean, "false", "", acts, "Training",
      "check before each collective that all ranks call the same one with the same shapes"},

@@ -113,11 +113,22 @@ Settings resolve(std::span<const Source> sources) {
   return settings;
 }
 
+namespace {
+
+// DeepSpeed's word for a number that the program knows better.
+bool is_left_open(const OptionSpec& spec, std::string_view text) {
+  return text == "auto" &&
+      (spec.kind == OptionKind::integer || spec.kind == OptionKind::number);
+}
+
+}  // namespace
+
 Source source_from_environment(const Environment& environment) {
   Source source{Origin::environment, {}};
   for (const OptionSpec& spec : option_table()) {
     if (spec.variable.empty()) continue;
     if (auto text = environment.get(spec.variable)) {
+      if (is_left_open(spec, *text)) continue;
       source.add(
           spec.key,
           *std::move(text),

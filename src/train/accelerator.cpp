@@ -13,6 +13,7 @@
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
+#include "train/accumulation_window.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -43,21 +44,16 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
   }
   if (options.cpu)
     source.add("use_cpu", *options.cpu ? "true" : "false", "code");
-  add("gradient_accumulation_steps", options.gradient_accumulation_steps);
+  add("gradient_accumulation_steps",
+      options.gradient_accumulation.num_steps
+          ? options.gradient_accumulation.num_steps
+          : options.gradient_accumulation_steps);
   add("parallelism_config_dp_replicate_size", options.parallel.replicate);
   add("parallelism_config_dp_shard_size", options.parallel.shard);
   add("parallelism_config_tp_size", options.parallel.tensor);
   add("parallelism_config_cp_size", options.parallel.context);
   add("parallelism_config_pp_size", options.parallel.pipeline);
   return source;
-}
-
-int choose_window(
-    const AcceleratorOptions& options,
-    const detail::Settings& settings) {
-  if (options.gradient_accumulation_steps)
-    return *options.gradient_accumulation_steps;
-  return static_cast<int>(*settings.integer("gradient_accumulation_steps"));
 }
 
 // Collects what `body` has to complain about; other errors pass.
@@ -90,13 +86,10 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   if (auto complaint = detail::precision_complaint(precision, world.device())) {
     complaints.push_back(*complaint);
   }
-  const int window = choose_window(options, settings);
-  if (window < 1) {
-    complaints.push_back(concat(
-        "[train] gradient_accumulation_steps is ",
-        window,
-        "; it is at least 1"));
-  }
+  int window = 1;
+  note_complaints(complaints, [&] {
+    window = detail::accumulation_window(options, settings);
+  });
   std::array<int, kNumAxes> degrees{};
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
@@ -147,6 +140,32 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
 }
 
 }  // namespace
+
+int detail::accumulation_window(
+    const AcceleratorOptions& options,
+    const Settings& settings) {
+  const auto& steps = options.gradient_accumulation_steps;
+  const auto& num_steps = options.gradient_accumulation.num_steps;
+  if (steps && num_steps && *steps != 1 && *steps != *num_steps) {
+    throw ConfigError(concat(
+        "[train] gradient_accumulation_steps is ",
+        *steps,
+        " and gradient_accumulation.num_steps ",
+        *num_steps,
+        "; give one of them"));
+  }
+  const int window = num_steps ? *num_steps
+      : steps
+      ? *steps
+      : static_cast<int>(*settings.integer("gradient_accumulation_steps"));
+  if (window < 1) {
+    throw ConfigError(concat(
+        "[train] gradient_accumulation_steps is ",
+        window,
+        "; it is at least 1"));
+  }
+  return window;
+}
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
     : session_(make_session(options)) {}

@@ -1,50 +1,124 @@
 #!/usr/bin/env bash
-# machines_netns.sh TOOL RANK_PROGRAM: two network namespaces play two machines: ranks meet over the wire, and when it is cut both
+# machines_netns.sh TOOL RANK_PROGRAM: network namespaces play machines on one switch. Ranks meet on two and three of them: by static
+# addresses, by a host file, under torchrun (where there is one; TORCHRUN names it), over a slow line; and when a line is cut, all
 # launchers end with a message. Needs root and iproute2; else it is skipped (77).
 set -uo pipefail
 tool=$1 rank=$2
 id=$$
-one=acc-$id-a two=acc-$id-b
-ip netns add "$one" 2>/dev/null || { echo "cannot make network namespaces"; exit 77; }
+switch=acc-$id-s
+machine() { echo "acc-$id-$1"; }
+ip netns add "$switch" 2>/dev/null || { echo "cannot make network namespaces"; exit 77; }
 out=$(mktemp -d)
 clean() {
-  for each in "$one" "$two"; do
+  for each in "$(machine 0)" "$(machine 1)" "$(machine 2)" "$switch"; do
     ip netns pids "$each" 2>/dev/null | xargs -r kill -KILL 2>/dev/null
     ip netns del "$each" 2>/dev/null
   done
   rm -rf "$out"
 }
 trap clean EXIT
-ip netns add "$two" && ip link add "a$id" type veth peer name "b$id" || exit 77
-ip link set "a$id" netns "$one" && ip link set "b$id" netns "$two"
-ip -n "$one" addr add 10.77.0.1/24 dev "a$id"
-ip -n "$two" addr add 10.77.0.2/24 dev "b$id"
-for each in "$one" "$two"; do ip -n "$each" link set lo up; done
-ip -n "$one" link set "a$id" up
-ip -n "$two" link set "b$id" up
-# Both machines; the exit codes are left in $first and $second.
-both() {
-  local flags=(launch --num_machines 2 --num_processes 4 --main_process_ip 10.77.0.1 --main_process_port 29611)
-  ip netns exec "$two" timeout -k 2 80 "$tool" "${flags[@]}" --machine_rank 1 "$@" >"$out/1" 2>&1 &
-  local pid=$!
-  ip netns exec "$one" timeout -k 2 80 "$tool" "${flags[@]}" --machine_rank 0 "$@" >"$out/0" 2>&1
-  first=$?
-  wait $pid
-  second=$?
+ip -n "$switch" link add bridge type bridge 2>/dev/null && ip -n "$switch" link set bridge up || exit 77
+for i in 0 1 2; do
+  ip netns add "$(machine $i)" && ip link add "n$i" netns "$(machine $i)" type veth peer name "port$i" netns "$switch" || exit 77
+  ip -n "$switch" link set "port$i" master bridge up
+  ip -n "$(machine $i)" addr add 10.77.0.$((i + 1))/24 dev "n$i"
+  ip -n "$(machine $i)" link set lo up
+  ip -n "$(machine $i)" link set "n$i" up
+done
+
+codes=()
+# on_machines N WORD...: WORD... on machines 0 to N-1, with NODE in it replaced; leaves the exit codes in $codes.
+on_machines() {
+  local count=$1 i
+  local -a pids=()
+  shift
+  rm -f "$out"/[0-9]
+  for ((i = 0; i < count; ++i)); do
+    ip netns exec "$(machine $i)" timeout -k 2 80 "${@//NODE/$i}" >"$out/$i" 2>&1 &
+    pids+=($!)
+  done
+  codes=()
+  for pid in "${pids[@]}"; do
+    wait "$pid"
+    codes+=($?)
+  done
+}
+launch() {
+  local count=$1
+  shift
+  on_machines "$count" "$tool" launch --num_machines "$count" --num_processes $((2 * count)) \
+    --main_process_ip 10.77.0.1 --main_process_port 29611 --machine_rank NODE "$@"
 }
 fail() {
-  echo "$1 (exit codes $first, $second)"
-  tail -5 "$out/0" "$out/1"
+  echo "$1 (exit codes ${codes[*]})"
+  tail -n 6 "$out"/[0-9]
   exit 1
 }
-both --check "$rank" clean
-[ $first -eq 0 ] && [ $second -eq 0 ] || fail "ranks did not meet"
-grep -q "machine 1 (b$id 10.77.0.2) to machine 0" "$out/0" || fail "no measurement"
-(
-  until grep -q up "$out/0" "$out/1" 2>/dev/null; do sleep 0.1; done
-  ip -n "$one" link set "a$id" down
-) &
-both bash -c 'echo up; exec sleep 1000'
-[ $first -ne 0 ] && [ $first -lt 124 ] && [ $second -ne 0 ] && [ $second -lt 124 ] || fail "a cut line was not noticed"
-grep -q "launcher is gone" "$out/0" && grep -q "is gone" "$out/1" || fail "no message"
-echo "both as expected"
+all_well() {
+  local code
+  for code in "${codes[@]}"; do [ "$code" -eq 0 ] || fail "$1"; done
+}
+measured() { grep -q "machine 2 (n2 10.77.0.3) to machine 0" "$out/0" || fail "the machines $1 did not see each other"; }
+none_hung() {
+  local code
+  for code in "${codes[@]}"; do [ "$code" -ne 0 ] && [ "$code" -lt 124 ] || fail "$1"; done
+}
+
+for count in 2 3; do
+  launch $count --check "$rank" clean
+  all_well "ranks on $count machines did not meet"
+  grep -q "machine 1 (n1 10.77.0.2) to machine 0" "$out/0" || fail "no measurement of $count machines"
+done
+
+# A scheduler's variables instead of flags.
+SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NODELIST=10.77.0.1 \
+  on_machines 3 env SLURM_NODEID=NODE SLURM_PROCID=NODE "$tool" launch --check "$rank" clean
+all_well "launchers started by Slurm did not meet"
+measured "started by Slurm"
+
+mkdir "$out/bin"
+# Reaches a machine by its address, as ssh would: ssh -o OPTION ADDRESS LINE.
+cat >"$out/bin/ssh" <<SHIM
+#!/bin/sh
+number=\$((\${3##*.} - 1))
+exec ip netns exec acc-$id-\$number sh -c "\$4"
+SHIM
+chmod +x "$out/bin/ssh"
+printf '10.77.0.1 slots=1\n10.77.0.2 slots=1\n10.77.0.3 slots=1\n' >"$out/hosts"
+PATH=$out/bin:$PATH on_machines 1 "$tool" launch --hostfile "$out/hosts" --check "$rank" clean
+all_well "ranks of the host file did not meet"
+measured "of the host file"
+
+torchrun=${TORCHRUN:-$(command -v torchrun || true)}
+if [ -n "$torchrun" ]; then
+  on_machines 3 "$torchrun" --nnodes 3 --nproc-per-node 1 --node-rank NODE --master-addr 10.77.0.1 --master-port 29622 \
+    --no-python "$rank" clean
+  all_well "ranks under torchrun did not meet"
+else
+  echo "torchrun: left out, there is none"
+fi
+
+# Eight million bits a second to and from the last machine.
+if ip netns exec "$switch" tc qdisc add dev port2 root tbf rate 8mbit burst 16kb latency 400ms 2>/dev/null &&
+  ip netns exec "$(machine 2)" tc qdisc add dev n2 root tbf rate 8mbit burst 16kb latency 400ms; then
+  launch 3 --check "$rank" clean
+  all_well "ranks over a slow line did not meet"
+  slowest=$(sed -n 's/.*machine 2 .* \([0-9.]*\) MB\/s.*/\1/p' "$out/0" | sort -g | head -n 1)
+  [ -n "$slowest" ] && [ "${slowest%.*}" -le 2 ] || fail "--check did not show the slow line: ${slowest:-nothing} MB/s"
+  ip netns exec "$switch" tc qdisc del dev port2 root
+  ip netns exec "$(machine 2)" tc qdisc del dev n2 root
+else
+  echo "slow line: left out, the kernel cannot"
+fi
+
+for count in 2 3; do
+  (
+    until grep -q up "$out/0" "$out/$((count - 1))" 2>/dev/null; do sleep 0.1; done
+    ip -n "$switch" link set "port$((count - 1))" down
+  ) &
+  launch $count bash -c 'echo up; exec sleep 1000'
+  none_hung "a cut line between $count machines was not noticed"
+  for ((i = 0; i < count; ++i)); do grep -q "is gone" "$out/$i" || fail "machine $i said nothing"; done
+  ip -n "$switch" link set "port$((count - 1))" up
+done
+echo "all as expected"

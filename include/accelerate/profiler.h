@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+/// Which steps of a training loop a profiler records: `skip_first` steps are
+/// passed over, then cycles of `wait` steps without it, `warmup` with it but
+/// thrown away, and `active` recorded. As torch.profiler.schedule.
+struct ProfileSchedule {
+  std::int64_t wait = 0;
+  std::int64_t warmup = 0;
+  /// At least 1.
+  std::int64_t active = 1;
+  /// Cycles; 0: until the end.
+  std::int64_t repeat = 0;
+  std::int64_t skip_first = 0;
+};
+
+enum class ProfilerAction {
+  none,
+  warmup,
+  record,
+  record_and_save,  ///< the last recorded step of a cycle
+};
+
+/// What a profiler does in step number `step`, counted from 0. Throws
+/// ConfigError if the schedule has a negative number or no active step.
+ACCELERATE_API ProfilerAction
+profiler_action(const ProfileSchedule& schedule, std::int64_t step);
+
+enum class ProfilerActivity { cpu, cuda };
+
+/// "cpu" or "cuda". Throws ConfigError for another word.
+ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view word);
+
+}  // namespace accelerate

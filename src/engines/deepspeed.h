@@ -1,0 +1,62 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/deepspeed.h>
+
+#include "config/environment.h"
+#include "config/settings.h"
+
+namespace accelerate::detail {
+
+/// A DeepSpeed configuration, completed step by step: values of "auto" are
+/// filled in as they become known.
+class DeepSpeedConfig {
+ public:
+  /// Reads DeepSpeed's own configuration if there is one, and brings it and
+  /// the options in line. Throws ConfigError if it cannot be read, has no
+  /// "zero_optimization", or contradicts the launcher's config file.
+  DeepSpeedConfig(
+      const DeepSpeedOptions& given,
+      const Settings& settings,
+      const Environment& environment);
+
+  /// Every field with its value.
+  [[nodiscard]] const DeepSpeedOptions& options() const { return options_; }
+  /// As DeepSpeed writes it.
+  [[nodiscard]] const nlohmann::json& json() const { return json_; }
+
+  [[nodiscard]] int zero_stage() const { return stage_; }
+  /// Optimizer state or parameters are kept off the device, in stages 2 and 3.
+  [[nodiscard]] bool is_offload() const { return is_offload_; }
+
+  /// "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws ConfigError
+  /// if the configuration says another.
+  void set_mixed_precision(std::string_view word);
+
+  /// Replaces each "auto" by the value of its dotted path, such as
+  /// "optimizer.params.lr". Throws ConfigError naming an "auto" that `values`
+  /// lacks and, with `must_match`, all values that differ.
+  void fill(const nlohmann::json& values, bool must_match = true);
+
+  /// Null if nothing is there.
+  [[nodiscard]] const nlohmann::json* find(std::string_view dotted_path) const;
+
+ private:
+  void read_options(const DeepSpeedOptions& given, const Settings& settings);
+  void merge();
+  void compose();
+  void find_stage();
+  void fill_one(std::string_view path, const nlohmann::json& values);
+
+  DeepSpeedOptions options_;
+  nlohmann::json json_;
+  int stage_ = -1;
+  bool is_offload_ = false;
+};
+
+}  // namespace accelerate::detail

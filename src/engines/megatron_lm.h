@@ -1,0 +1,15 @@
+#pragma once
+
+#include <accelerate/megatron_lm.h>
+
+#include "config/settings.h"
+
+namespace accelerate::detail {
+
+/// `given` with every unset field filled in: from the launcher's `settings`,
+/// else the default. Throws ConfigError for a degree below 1.
+MegatronLMOptions resolve_megatron_lm(
+    const MegatronLMOptions& given,
+    const Settings& settings);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,202 @@
+#include "engines/parallelism.h"
+
+#include <algorithm>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+class Resolution {
+ public:
+  Resolution(const ParallelismConfig& given, const Settings& settings)
+      : config_(given), settings_(settings) {}
+
+  ParallelismConfig run() {
+    take_degree(config_.dp_replicate_size, "dp_replicate_size");
+    take_degree(config_.dp_shard_size, "dp_shard_size");
+    take_degree(config_.tp_size, "tp_size");
+    take_degree(config_.cp_size, "cp_size");
+    take_degree(config_.sp_size, "sp_size");
+    take_word(config_.cp_backend, "cp_backend", "torch");
+    take_word(config_.sp_backend, "sp_backend", "deepspeed");
+    require_word("cp_backend", *config_.cp_backend, {"torch"});
+    require_word("sp_backend", *config_.sp_backend, {"deepspeed"});
+    if (*config_.cp_size > 1 || config_.cp_comm_strategy) {
+      take_word(config_.cp_comm_strategy, "cp_comm_strategy", "allgather");
+      require_word(
+          "cp_comm_strategy",
+          *config_.cp_comm_strategy,
+          {"allgather", "alltoall"});
+    }
+    if (*config_.sp_size > 1) choose_sequences();
+    check_together();
+    if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
+    return config_;
+  }
+
+ private:
+  void take_degree(std::optional<int>& field, std::string_view name) {
+    const std::string key = concat("parallelism_config_", name);
+    if (!field) {
+      field = settings_.is_given(key)
+          ? static_cast<int>(*settings_.integer(key))
+          : 1;
+    }
+    if (*field >= 1) return;
+    complaints_.push_back(
+        concat("[config] ", name, " is ", *field, "; it is at least 1"));
+  }
+
+  void take_word(
+      std::optional<std::string>& field,
+      std::string_view name,
+      std::string_view otherwise) const {
+    if (field) return;
+    const std::string key = concat("parallelism_config_", name);
+    field =
+        settings_.is_given(key) ? *settings_.text(key) : std::string(otherwise);
+  }
+
+  void require_word(
+      std::string_view name,
+      const std::string& word,
+      const std::vector<std::string>& allowed) {
+    if (std::find(allowed.begin(), allowed.end(), word) != allowed.end())
+      return;
+    complaints_.push_back(concat(
+        "[config] ",
+        name,
+        " is \"",
+        word,
+        "\"; it must be ",
+        join(allowed, " or ")));
+  }
+
+  void choose_sequences() {
+    const auto said = [&](std::string_view name) {
+      return settings_.is_given(concat("parallelism_config_", name));
+    };
+    if (!config_.sp_seq_length_is_variable) {
+      config_.sp_seq_length_is_variable = !said("sp_seq_length_is_variable") ||
+          settings_.boolean("parallelism_config_sp_seq_length_is_variable");
+    }
+    if (!config_.sp_seq_length && said("sp_seq_length")) {
+      const auto text = *settings_.text("parallelism_config_sp_seq_length");
+      const auto length = parse_int(text);
+      if (length) config_.sp_seq_length = static_cast<int>(*length);
+      if (!length && text != "None") {
+        complaints_.push_back(concat(
+            "[config] sp_seq_length is \"", text, "\"; it must be a number"));
+      }
+    }
+    if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length) {
+      complaints_.emplace_back(
+          "[config] sp_seq_length_is_variable is false, so sp_seq_length must "
+          "say how long sequences are");
+    }
+    if (!config_.sp_attn_implementation && said("sp_attn_implementation")) {
+      config_.sp_attn_implementation =
+          settings_.text("parallelism_config_sp_attn_implementation");
+    }
+  }
+
+  void check_together() {
+    if (*config_.cp_size > 1 && *config_.sp_size > 1) {
+      complaints_.push_back(concat(
+          "[config] cp_size is ",
+          *config_.cp_size,
+          " and sp_size ",
+          *config_.sp_size,
+          ", but a sequence is split in one way; set one of them to 1"));
+    }
+    if ((*config_.tp_size > 1 || *config_.cp_size > 1) &&
+        *config_.dp_replicate_size > 1 && *config_.dp_shard_size == 1) {
+      complaints_.push_back(concat(
+          "[config] tp_size or cp_size goes with copies of the model ",
+          "(dp_replicate_size ",
+          *config_.dp_replicate_size,
+          ") only if these are sharded, too; set dp_shard_size above 1, or "
+          "dp_replicate_size to 1"));
+    }
+  }
+
+  ParallelismConfig config_;
+  const Settings& settings_;
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace
+
+ParallelismConfig resolve_parallelism(
+    const ParallelismConfig& given,
+    const Settings& settings) {
+  return Resolution(given, settings).run();
+}
+
+NamedMesh::NamedMesh(const ParallelismConfig& config) {
+  for (const MeshDimension& dimension :
+       {MeshDimension{"dp_replicate", config.dp_replicate_size.value_or(1)},
+        MeshDimension{"dp_shard", config.dp_shard_size.value_or(1)},
+        MeshDimension{"cp", config.cp_size.value_or(1)},
+        MeshDimension{"sp", config.sp_size.value_or(1)},
+        MeshDimension{"tp", config.tp_size.value_or(1)}}) {
+    if (dimension.size > 1) dimensions_.push_back(dimension);
+  }
+}
+
+int NamedMesh::size() const {
+  int product = 1;
+  for (const MeshDimension& dimension : dimensions_) product *= dimension.size;
+  return product;
+}
+
+int NamedMesh::size_of(std::string_view name) const {
+  for (const MeshDimension& dimension : dimensions_) {
+    if (dimension.name == name) return dimension.size;
+  }
+  return 1;
+}
+
+std::vector<std::string> NamedMesh::active(
+    const std::vector<std::string_view>& names) const {
+  std::vector<std::string> larger;
+  for (const std::string_view name : names) {
+    if (size_of(name) > 1) larger.emplace_back(name);
+  }
+  return larger;
+}
+
+std::vector<int> NamedMesh::coordinate(int rank) const {
+  std::vector<int> place(dimensions_.size());
+  for (std::size_t i = dimensions_.size(); i-- > 0;) {
+    place[i] = rank % dimensions_[i].size;
+    rank /= dimensions_[i].size;
+  }
+  return place;
+}
+
+std::vector<int> NamedMesh::group(
+    int rank,
+    const std::vector<std::string>& names) const {
+  const auto is_free = [&](std::size_t i) {
+    return std::find(names.begin(), names.end(), dimensions_[i].name) !=
+        names.end();
+  };
+  const std::vector<int> mine = coordinate(rank);
+  std::vector<int> ranks;
+  for (int other = 0; other < size(); ++other) {
+    const std::vector<int> place = coordinate(other);
+    bool belongs = true;
+    for (std::size_t i = 0; i < place.size(); ++i) {
+      belongs = belongs && (is_free(i) || place[i] == mine[i]);
+    }
+    if (belongs) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+}  // namespace accelerate::detail

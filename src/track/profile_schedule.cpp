@@ -1,0 +1,37 @@
+#include <accelerate/profiler.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate {
+
+ProfilerAction profiler_action(
+    const ProfileSchedule& schedule,
+    std::int64_t step) {
+  if (schedule.wait < 0 || schedule.warmup < 0 || schedule.active < 1 ||
+      schedule.repeat < 0 || schedule.skip_first < 0 || step < 0) {
+    throw ConfigError(
+        "[track] a profile schedule counts steps: wait, warmup, repeat and "
+        "skip_first are at least 0, active is at least 1");
+  }
+  if (step < schedule.skip_first) return ProfilerAction::none;
+  const std::int64_t cycle = schedule.wait + schedule.warmup + schedule.active;
+  const std::int64_t since = step - schedule.skip_first;
+  if (schedule.repeat > 0 && since / cycle >= schedule.repeat)
+    return ProfilerAction::none;
+  const std::int64_t at = since % cycle;
+  if (at < schedule.wait) return ProfilerAction::none;
+  if (at < schedule.wait + schedule.warmup) return ProfilerAction::warmup;
+  return at + 1 < cycle ? ProfilerAction::record
+                        : ProfilerAction::record_and_save;
+}
+
+ProfilerActivity parse_profiler_activity(std::string_view word) {
+  if (word == "cpu") return ProfilerActivity::cpu;
+  if (word == "cuda") return ProfilerActivity::cuda;
+  throw ConfigError(detail::concat(
+      "[track] \"", word, "\" is no activity; use \"cpu\" or \"cuda\""));
+}
+
+}  // namespace accelerate
