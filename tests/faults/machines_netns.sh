@@ -27,14 +27,14 @@ for i in 0 1 2; do
 done
 
 codes=()
-# on_machines N WORD...: WORD... on machines 0 to N-1, with NODE in it replaced; leaves the exit codes in $codes.
+# on_machines N WORD...: WORD... on machines 0 to N-1, with @ in it replaced; leaves the exit codes in $codes.
 on_machines() {
   local count=$1 i
   local -a pids=()
   shift
   rm -f "$out"/[0-9]
   for ((i = 0; i < count; ++i)); do
-    ip netns exec "$(machine $i)" timeout -k 2 80 "${@//NODE/$i}" >"$out/$i" 2>&1 &
+    ip netns exec "$(machine $i)" timeout -k 2 80 "${@//@/$i}" >"$out/$i" 2>&1 &
     pids+=($!)
   done
   codes=()
@@ -47,7 +47,7 @@ launch() {
   local count=$1
   shift
   on_machines "$count" "$tool" launch --num_machines "$count" --num_processes $((2 * count)) \
-    --main_process_ip 10.77.0.1 --main_process_port 29611 --machine_rank NODE "$@"
+    --main_process_ip 10.77.0.1 --main_process_port 29611 --machine_rank @ "$@"
 }
 fail() {
   echo "$1 (exit codes ${codes[*]})"
@@ -72,7 +72,7 @@ done
 
 # A scheduler's variables instead of flags.
 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=3 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NODELIST=10.77.0.1 \
-  on_machines 3 env SLURM_NODEID=NODE SLURM_PROCID=NODE "$tool" launch --check "$rank" clean
+  on_machines 3 env SLURM_NODEID=@ SLURM_PROCID=@ "$tool" launch --check "$rank" clean
 all_well "launchers started by Slurm did not meet"
 measured "started by Slurm"
 
@@ -91,7 +91,7 @@ measured "of the host file"
 
 torchrun=${TORCHRUN:-$(command -v torchrun || true)}
 if [ -n "$torchrun" ]; then
-  on_machines 3 "$torchrun" --nnodes 3 --nproc-per-node 1 --node-rank NODE --master-addr 10.77.0.1 --master-port 29622 \
+  on_machines 3 "$torchrun" --nnodes 3 --nproc-per-node 1 --node-rank @ --master-addr 10.77.0.1 --master-port 29622 \
     --no-python "$rank" clean
   all_well "ranks under torchrun did not meet"
 else
@@ -112,6 +112,7 @@ else
 fi
 
 for count in 2 3; do
+  rm -f "$out"/[0-9]
   (
     until grep -q up "$out/0" "$out/$((count - 1))" 2>/dev/null; do sleep 0.1; done
     ip -n "$switch" link set "port$((count - 1))" down
