@@ -130,6 +130,7 @@ struct JoinOptions {
 namespace detail {
 
 struct Session;
+struct PreparedModel;
 
 /// Everything one prepare() was given, before any of it is touched.
 struct PrepareRequest {
@@ -191,6 +192,19 @@ class ACCELERATE_API MicroStep {
   std::shared_ptr<detail::Session> session_;
   std::vector<std::shared_ptr<detail::PreparedModel>> models_;
   std::vector<bool> before_;
+};
+
+/// While it lives, a model's parameters are whole on every rank.
+class ACCELERATE_API FullParameters {
+ public:
+  FullParameters(
+      std::shared_ptr<detail::Session> session,
+      std::vector<std::shared_ptr<void>> open)
+      : session_(std::move(session)), open_(std::move(open)) {}
+
+ private:
+  std::shared_ptr<detail::Session> session_;
+  std::vector<std::shared_ptr<void>> open_;
 };
 
 /// The verbs a training program needs, the same on one process and on many.
@@ -279,6 +293,14 @@ class ACCELERATE_API Accelerator {
   void join_uneven_inputs(
       const std::function<void()>& body,
       const JoinOptions& options = {}) const;
+  /// While the returned scope lives, the module's parameters are whole, to be
+  /// read or changed; changes must be the same on all ranks, and are kept. All
+  /// ranks must call it, outside forward and backward. Of use where parameters
+  /// are split; else they always are.
+  template <class M>
+  [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
+    return open_parameters(*model.prepared());
+  }
   /// Whether this micro-step ends a window: true unless inside accumulate.
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
@@ -590,6 +612,8 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] MicroStep begin_micro_step(
       std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
   [[nodiscard]] std::int64_t loader_remainder() const;
+  [[nodiscard]] FullParameters open_parameters(
+      detail::PreparedModel& model) const;
   static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
 
   std::shared_ptr<detail::Session> session_;

@@ -1,10 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace accelerate {
 
@@ -89,8 +94,12 @@ struct FullyShardedDataParallelOptions {
   /// false in version 1; version 2 refuses it.
   std::optional<bool> forward_prefetch = std::nullopt;
   std::optional<MixedPrecisionPolicy> mixed_precision_policy = std::nullopt;
-  /// Unset: no_wrap.
+  /// Unset and not said by the launcher: the elements of the outermost
+  /// Sequentials and ModuleLists become units.
   std::optional<AutoWrapPolicy> auto_wrap_policy = std::nullopt;
+  /// In place of a policy: whether the module of this name becomes a unit.
+  std::function<bool(const std::string& name, const torch::nn::Module& module)>
+      custom_auto_wrap_policy = nullptr;
   /// Names of classes, for transformer_based_wrap.
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap =
       std::nullopt;

@@ -21,6 +21,19 @@ namespace detail {
 
 struct PreparedModel;
 
+/// In the dtype that a sharded model computes in; else as it is.
+ACCELERATE_API at::Tensor adapt_input(
+    const PreparedModel& model,
+    const at::Tensor& input);
+
+template <class T>
+inline constexpr bool kIsTensor =
+    std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
+
+/// What a forward's argument of type T may be handed on as.
+template <class T>
+using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
+
 /// One forward pass of a prepared model: opens autocast and tells the
 /// strategies. Destroyed on the thread that made it.
 class ACCELERATE_API ForwardScope {
@@ -68,7 +81,14 @@ class Model {
   template <class... Args>
   auto operator()(Args&&... args) const {
     return call([&](M& module) -> decltype(auto) {
-      return module.forward(std::forward<Args>(args)...);
+      // A forward that takes a tensor by reference gets the user's own.
+      if constexpr (requires {
+                      module.forward(std::declval<detail::Adapted<Args>>()...);
+                    }) {
+        return module.forward(adapt(std::forward<Args>(args))...);
+      } else {
+        return module.forward(std::forward<Args>(args)...);
+      }
     });
   }
 
@@ -110,6 +130,15 @@ class Model {
   }
 
  private:
+  template <class T>
+  detail::Adapted<T> adapt(T&& argument) const {
+    if constexpr (detail::kIsTensor<T>) {
+      return detail::adapt_input(*prepared_, argument);
+    } else {
+      return std::forward<T>(argument);
+    }
+  }
+
   template <class Output>
   static void hand_over(detail::ForwardScope& scope, Output& output) {
     if constexpr (NestedTensors<Output>) {

@@ -8,7 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include <accelerate/deepspeed.h>
 #include <accelerate/export.h>
+#include <accelerate/fully_sharded.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -98,6 +100,11 @@ struct ParallelOptions {
   std::optional<int> pipeline = std::nullopt;
 
   ReplicateOptions replicate_options = {};
+  /// How `shard` splits. Given without `shard`: over all ranks that the other
+  /// degrees leave, or with a hybrid strategy over those of a machine.
+  std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
+  /// The same in DeepSpeed's words; not beside `fully_sharded`.
+  std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
 };
 
 namespace detail {
@@ -129,6 +136,10 @@ class ACCELERATE_API Mesh {
   [[nodiscard]] int batch_count() const;
 
   [[nodiscard]] const World& world() const;
+
+  [[nodiscard]] const std::shared_ptr<detail::MeshImpl>& impl() const {
+    return impl_;
+  }
 
  private:
   std::shared_ptr<detail::MeshImpl> impl_;

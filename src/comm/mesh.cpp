@@ -93,6 +93,8 @@ struct MeshImpl {
   Degrees coordinates;
   std::array<Group, kNumAxes> groups;
   std::map<AxisSet, Group> joint_groups;
+  std::map<std::pair<std::size_t, std::string>, Group> purpose_groups;
+  int next_tag = 1;
 
   // World ranks that differ from this one only along `axes`.
   [[nodiscard]] std::vector<int> members(const AxisSet& axes) const {
@@ -132,7 +134,7 @@ Mesh::Mesh(const World& world, const Degrees& degrees) {
     throw ConfigError(*complaint);
   }
   impl_ = std::make_shared<detail::MeshImpl>(
-      detail::MeshImpl{world, degrees, {}, {}, {}});
+      detail::MeshImpl{world, degrees, {}, {}, {}, {}});
   impl_->coordinates = impl_->place_of(world.rank());
   for (std::size_t i = 0; i < kNumAxes; ++i) {
     AxisSet axes{};
@@ -176,5 +178,25 @@ int Mesh::batch_count() const {
 }
 
 const World& Mesh::world() const { return impl_->world; }
+
+namespace detail {
+
+Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
+  const Group& group = mesh.group(axis);
+  if (group.size() == 1) return group;
+  MeshImpl& impl = *mesh.impl();
+  const auto key = std::pair(index_of(axis), purpose);
+  const auto found = impl.purpose_groups.find(key);
+  if (found != impl.purpose_groups.end()) return found->second;
+  return impl.purpose_groups
+      .emplace(key, impl.world.new_group(group.world_ranks()))
+      .first->second;
+}
+
+int claim_tags(const Mesh& mesh, int count) {
+  return std::exchange(mesh.impl()->next_tag, mesh.impl()->next_tag + count);
+}
+
+}  // namespace detail
 
 }  // namespace accelerate

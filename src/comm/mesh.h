@@ -14,4 +14,14 @@ std::optional<std::string> mesh_complaint(
     const std::array<int, kNumAxes>& degrees,
     int world_size);
 
+/// The ranks of an axis once more, for traffic that overlaps other traffic
+/// among them; `purpose` names it. Made at the first call, which all of them
+/// must make.
+ACCELERATE_API Group
+mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose);
+
+/// First of `count` tags that nobody else of this mesh uses. Called by all
+/// ranks in the same order.
+ACCELERATE_API int claim_tags(const Mesh& mesh, int count);
+
 }  // namespace accelerate::detail

@@ -5,7 +5,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/optimizer.h>
+
+#include "parallel/bind_locals.h"
 
 namespace accelerate::detail {
 
@@ -39,20 +40,7 @@ class MasterWeights final : public Strategy {
     if (!std::exchange(are_filled_, true) && !masters_.empty()) {
       at::_foreach_copy_(masters_, models_);
     }
-    for (auto& group : optimizer.param_groups()) {
-      for (at::Tensor& parameter : group.params()) {
-        const Parameter* row = table.find(parameter);
-        if (row == nullptr || row->local.is_same(row->tensor)) continue;
-        auto& states = optimizer.state();
-        const auto state = states.find(parameter.unsafeGetTensorImpl());
-        if (state != states.end()) {
-          auto kept = std::move(state->second);
-          states.erase(state);
-          states[row->local.unsafeGetTensorImpl()] = std::move(kept);
-        }
-        parameter = row->local;
-      }
-    }
+    bind_locals(optimizer, table);
   }
 
   void before_step() override {

@@ -8,13 +8,15 @@
 #include "comm/mesh.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate.h"
+#include "parallel/shard_options.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-using Validate = std::optional<std::string> (*)(const ParallelOptions&);
-using Make = std::unique_ptr<Strategy> (*)(const Mesh&, const ParallelOptions&);
+using Validate = std::optional<std::string> (*)(const PlanRequest&);
+using Make =
+    std::unique_ptr<Strategy> (*)(const Mesh&, const TechniqueOptions&);
 
 struct StrategyRow {
   Axis axis;
@@ -22,11 +24,37 @@ struct StrategyRow {
   std::optional<int> ParallelOptions::*degree;
   Validate validate;
   Make make;
+  /// This axis, where it is split too, does the technique's work as well.
+  std::optional<Axis> yields_to = std::nullopt;
 };
+
+std::optional<std::string> check_replicate(const PlanRequest& request) {
+  return validate_replicate(request.parallel);
+}
+
+std::optional<std::string> check_shard(const PlanRequest& request) {
+  if (request.device.is_cpu()) return std::nullopt;
+  return concat(
+      "[parallel] sharding was asked for on ",
+      request.device.str(),
+      ", and this version does it on the CPU only; set cpu, or shard to 1");
+}
+
+std::unique_ptr<Strategy> replicate(
+    const Mesh& mesh,
+    const TechniqueOptions& options) {
+  return make_replicate(mesh, options.parallel);
+}
+
+std::unique_ptr<Strategy> shard(
+    const Mesh& mesh,
+    const TechniqueOptions& options) {
+  return make_shard(mesh, options.shard);
+}
 
 // What this version cannot do yet refuses here, before anything is touched.
 template <Axis axis>
-std::optional<std::string> validate_absent(const ParallelOptions&) {
+std::optional<std::string> validate_absent(const PlanRequest&) {
   return concat(
       "[parallel] ",
       name_of(axis),
@@ -55,13 +83,14 @@ constexpr StrategyRow kStrategies[] = {
     {Axis::shard,
      "parallelism_config_dp_shard_size",
      &ParallelOptions::shard,
-     &validate_absent<Axis::shard>,
-     nullptr},
+     &check_shard,
+     &shard},
     {Axis::replicate,
      "parallelism_config_dp_replicate_size",
      &ParallelOptions::replicate,
-     &validate_replicate,
-     &make_replicate},
+     &check_replicate,
+     &replicate,
+     Axis::shard},
 };
 
 std::optional<int> asked_degree(
@@ -76,17 +105,58 @@ std::optional<int> asked_degree(
 
 }  // namespace
 
-std::array<int, kNumAxes> plan_degrees(
-    const ParallelOptions& options,
-    const Settings& settings,
-    int world_size) {
-  std::array<int, kNumAxes> degrees{};
-  degrees.fill(1);
+namespace {
+
+using Degrees = std::array<int, kNumAxes>;
+
+int& at_axis(Degrees& degrees, Axis axis) {
+  return degrees[static_cast<std::size_t>(axis)];
+}
+
+// What the open degrees, if any, are filled up with.
+void fill_up(
+    Degrees& degrees,
+    bool replicate_is_open,
+    bool shard_is_open,
+    ShardSpan span,
+    const PlanRequest& request) {
   int others = 1;
-  bool replicate_is_open = false;
+  for (const int degree : degrees) others *= degree;
+  if (others < 1 || request.num_ranks % others != 0) return;
+  int left = request.num_ranks / others;
+  if (shard_is_open) {
+    const bool is_hybrid = span == ShardSpan::machine && replicate_is_open &&
+        left % request.num_local_ranks == 0;
+    at_axis(degrees, Axis::shard) = is_hybrid ? request.num_local_ranks : left;
+    left /= at_axis(degrees, Axis::shard);
+  }
+  if (replicate_is_open) at_axis(degrees, Axis::replicate) = left;
+}
+
+}  // namespace
+
+ParallelPlan make_plan(
+    const PlanRequest& request,
+    const Settings& settings,
+    const Environment& environment) {
+  ParallelPlan plan;
+  Degrees& degrees = plan.degrees;
+  degrees.fill(1);
   std::vector<std::string> complaints;
+  std::optional<ShardRequest> sharding;
+  try {
+    sharding = read_shard_request(
+        request.parallel, settings, environment, request.mixed_precision);
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
+  const ShardSpan span = sharding ? sharding->span : ShardSpan::none;
+  bool replicate_is_open = false, shard_is_open = false;
   for (const StrategyRow& row : kStrategies) {
-    const auto degree = asked_degree(row, options, settings);
+    const auto degree = asked_degree(row, request.parallel, settings);
+    // The launcher's table has 1 for who does not say.
+    const bool is_said = (request.parallel.*row.degree).has_value() ||
+        settings.is_given(row.option);
     if (degree && *degree < 1) {
       complaints.push_back(concat(
           "[parallel] ",
@@ -94,28 +164,43 @@ std::array<int, kNumAxes> plan_degrees(
           " is ",
           *degree,
           "; a degree is at least 1"));
-      continue;
-    }
-    if (row.axis == Axis::replicate && !degree) {
+    } else if (row.axis == Axis::replicate && !degree) {
       replicate_is_open = true;
-      continue;
+    } else if (row.axis == Axis::shard && !is_said && span != ShardSpan::none) {
+      shard_is_open = true;
+    } else {
+      at_axis(degrees, row.axis) = degree.value_or(1);
     }
-    degrees[static_cast<std::size_t>(row.axis)] = degree.value_or(1);
-    if (row.axis != Axis::replicate) others *= degree.value_or(1);
   }
-  if (replicate_is_open && others > 0 && world_size % others == 0) {
-    degrees[static_cast<std::size_t>(Axis::replicate)] = world_size / others;
-  }
+  fill_up(degrees, replicate_is_open, shard_is_open, span, request);
   for (const StrategyRow& row : kStrategies) {
-    if (degrees[static_cast<std::size_t>(row.axis)] == 1) continue;
-    if (auto complaint = row.validate(options))
+    if (at_axis(degrees, row.axis) == 1) continue;
+    if (auto complaint = row.validate(request))
       complaints.push_back(*std::move(complaint));
   }
-  if (auto complaint = mesh_complaint(degrees, world_size)) {
+  if (auto complaint = mesh_complaint(degrees, request.num_ranks)) {
     complaints.push_back(*std::move(complaint));
   }
+  if (sharding && span == ShardSpan::none &&
+      at_axis(degrees, Axis::shard) > 1) {
+    complaints.push_back(concat(
+        "[parallel] shard is ",
+        at_axis(degrees, Axis::shard),
+        ", but the strategy splits nothing (NO_SHARD, or ZeRO stage 0); "
+        "correct one of them"));
+  }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
-  return degrees;
+
+  plan.techniques.parallel = request.parallel;
+  plan.techniques.master_weights = request.master_weights;
+  if (sharding) {
+    plan.techniques.shard = std::move(sharding->options);
+    plan.ignored = std::move(sharding->ignored);
+  }
+  plan.techniques.shard.master_weights = request.master_weights;
+  plan.techniques.shard.broadcast_buffers =
+      request.parallel.replicate_options.broadcast_buffers;
+  return plan;
 }
 
 std::vector<std::unique_ptr<Strategy>> make_strategies(
@@ -124,10 +209,12 @@ std::vector<std::unique_ptr<Strategy>> make_strategies(
   std::vector<std::unique_ptr<Strategy>> strategies;
   // First, so that after a backward it comes last: ranks agree in the model's
   // own dtype.
-  if (options.master_weights) strategies.push_back(make_master_weights());
+  if (options.master_weights && mesh.degree(Axis::shard) == 1)
+    strategies.push_back(make_master_weights());
   for (const StrategyRow& row : kStrategies) {
-    if (mesh.degree(row.axis) > 1)
-      strategies.push_back(row.make(mesh, options.parallel));
+    const bool yields = row.yields_to && mesh.degree(*row.yields_to) > 1;
+    if (mesh.degree(row.axis) > 1 && !yields)
+      strategies.push_back(row.make(mesh, options));
   }
   return strategies;
 }

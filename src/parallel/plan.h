@@ -1,28 +1,52 @@
 #pragma once
 
+#include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <accelerate/parallel.h>
 
+#include "config/environment.h"
 #include "config/settings.h"
+#include "parallel/shard.h"
 #include "parallel/strategy.h"
 
 namespace accelerate::detail {
 
-/// Degrees of every axis: from `options`, else from the launcher, else 1, with
-/// replicate taking all ranks that the rest leave. Runs every technique's
-/// validation; throws one ConfigError with all complaints, touching nothing.
-std::array<int, kNumAxes> plan_degrees(
-    const ParallelOptions& options,
-    const Settings& settings,
-    int world_size);
-
 /// What decides besides the mesh.
 struct TechniqueOptions {
   ParallelOptions parallel = {};
+  ShardOptions shard = {};
   bool master_weights = false;
 };
+
+struct ParallelPlan {
+  std::array<int, kNumAxes> degrees{};
+  TechniqueOptions techniques = {};
+  /// Settings that were given and do nothing.
+  std::vector<std::string> ignored = {};
+};
+
+/// Who asks.
+struct PlanRequest {
+  ParallelOptions parallel = {};
+  bool master_weights = false;
+  /// "no", "fp16" or "bf16".
+  std::string mixed_precision = "no";
+  int num_ranks = 1;
+  int num_local_ranks = 1;
+  at::Device device = at::kCPU;
+};
+
+/// Degrees of every axis: from the request, else from the launcher, else 1,
+/// with replicate, or shard where that was asked for without a number, taking
+/// all ranks that the rest leave. Runs every technique's validation; throws one
+/// ConfigError with all complaints, touching nothing.
+ParallelPlan make_plan(
+    const PlanRequest& request,
+    const Settings& settings,
+    const Environment& environment);
 
 /// The techniques that mesh and options ask for, in order of application, for
 /// one model.

@@ -18,12 +18,11 @@
 #include "base/text.h"
 #include "comm/group_impl.h"
 #include "parallel/gradient_reduction.h"
+#include "parallel/same_model.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-constexpr std::size_t kBroadcastBytes = 250 << 20;
 
 // Reducer keeps to itself whether a backward has begun and not ended.
 class OpenReducer : public c10d::Reducer {
@@ -144,9 +143,9 @@ class Replicate final : public Strategy {
       std::vector<at::Tensor> parameters;
       for (const Parameter& row : table.rows())
         parameters.push_back(row.tensor);
-      require_same_model(table);
-      broadcast(parameters);
-      broadcast(buffers_);
+      require_same_model(group_, table, buffers_);
+      broadcast_all(group_, parameters);
+      broadcast_all(group_, buffers_);
     });
     rows_ = trainable_rows(table);
     if (rows_.tensors.empty()) return;
@@ -157,14 +156,16 @@ class Replicate final : public Strategy {
     connect(group_);
   }
 
-  void before_forward() override { had_forward_ = true; }
+  void before_forward() override {
+    had_forward_ = had_forward_ || at::GradMode::is_enabled();
+  }
 
   [[nodiscard]] bool needs_outputs() const override {
     return reducer_ != nullptr && options_.find_unused_parameters;
   }
 
   void after_forward(const ForwardOutputs& outputs) override {
-    if (!needs_outputs()) return;
+    if (!needs_outputs() || !at::GradMode::is_enabled()) return;
     if (!outputs.is_known) {
       throw ConfigError(
           "[parallel] find_unused_parameters must see what the model returns, "
@@ -314,7 +315,8 @@ class Replicate final : public Strategy {
     if (!options_.broadcast_buffers || buffers_.empty()) return;
     const at::NoGradGuard no_grad;
     guard("sending buffers to all ranks", [&] {
-      broadcast(buffers_, round_ != nullptr ? round_->first_active() : 0);
+      broadcast_all(
+          group(), buffers_, round_ != nullptr ? round_->first_active() : 0);
     });
   }
 
@@ -328,63 +330,6 @@ class Replicate final : public Strategy {
     } catch (const std::exception& error) {
       fail_collective(*group().impl(), operation, sequence, error);
     }
-  }
-
-  void broadcast(const std::vector<at::Tensor>& tensors, int from = 0) {
-    if (tensors.empty()) return;
-    c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes, from);
-  }
-
-  // Broadcasting over different models would hang or mix up their weights.
-  void require_same_model(const ParameterTable& table) {
-    std::string mine;
-    for (const Parameter& row : table.rows()) {
-      mine += concat(
-          row.name,
-          " ",
-          c10::toString(row.tensor.scalar_type()),
-          " ",
-          row.tensor.sizes(),
-          row.tensor.requires_grad() ? "" : " frozen",
-          "\n");
-    }
-    for (const at::Tensor& buffer : buffers_) {
-      mine += concat(
-          "buffer ",
-          c10::toString(buffer.scalar_type()),
-          " ",
-          buffer.sizes(),
-          "\n");
-    }
-    const std::vector<std::string> all = group_.all_gather_bytes(mine);
-    std::vector<std::string> complaints;
-    for (std::size_t rank = 1; rank < all.size(); ++rank) {
-      if (all[rank] == all[0]) continue;
-      const std::vector<std::string> first = split(all[0], '\n');
-      const std::vector<std::string> other = split(all[rank], '\n');
-      std::size_t line = 0;
-      while (line < std::min(first.size(), other.size()) &&
-             first[line] == other[line])
-        ++line;
-      const auto at = [&](const std::vector<std::string>& lines) {
-        return line < lines.size() && !lines[line].empty()
-            ? lines[line]
-            : std::string("nothing");
-      };
-      complaints.push_back(concat(
-          "[parallel] the model of rank ",
-          group_.world_ranks()[rank],
-          " is not that of rank ",
-          group_.world_ranks()[0],
-          ": it has \"",
-          at(other),
-          "\" where rank ",
-          group_.world_ranks()[0],
-          " has \"",
-          at(first),
-          "\"; build the same model on all ranks"));
-    }
-    if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
   }
 
   [[noreturn]] void explain_unused(const c10::Error& error) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <accelerate/state_dict.h>
 
@@ -31,7 +33,7 @@ struct ForwardOutputs {
 };
 
 /// One technique, for one model. Events arrive in the order below; a strategy
-/// overrides those it needs. Forward events come only while gradients are
+/// overrides those it needs. Forward events also come while no gradients are
 /// recorded. Events before backward run in the order of the table, those after
 /// it in reverse.
 class Strategy {
@@ -46,6 +48,13 @@ class Strategy {
   virtual void prepare(torch::nn::Module& module, ParameterTable& table) = 0;
   /// Makes an optimizer step on the rows' `local`.
   virtual void bind(torch::optim::Optimizer&, const ParameterTable&) {}
+  /// What floating inputs of a forward are cast to, and what it returns.
+  [[nodiscard]] virtual std::optional<at::ScalarType> input_dtype() const {
+    return std::nullopt;
+  }
+  [[nodiscard]] virtual std::optional<at::ScalarType> output_dtype() const {
+    return std::nullopt;
+  }
   virtual void before_forward() {}
   virtual void after_forward(const ForwardOutputs&) {}
   /// Whether after_forward uses the outputs; collecting them costs time.
@@ -57,6 +66,13 @@ class Strategy {
   /// or used; may come several times.
   virtual void before_step() {}
   virtual void after_step() {}
+  /// Parameters' `local` were changed from outside: a checkpoint was loaded.
+  virtual void after_load() {}
+  /// Until the object is gone, the module's parameters are whole and may be
+  /// changed; all ranks alike. Null: they always are.
+  [[nodiscard]] virtual std::shared_ptr<void> open_parameters() {
+    return nullptr;
+  }
   /// The forward or backward threw `error`. May throw one that says more;
   /// else the first goes on.
   virtual void on_failure(const std::exception& /*error*/) {}

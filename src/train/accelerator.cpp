@@ -90,11 +90,19 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   note_complaints(complaints, [&] {
     window = detail::accumulation_window(options, settings);
   });
-  std::array<int, kNumAxes> degrees{};
+  detail::ParallelPlan plan;
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
-    degrees = detail::plan_degrees(options.parallel, settings, world.size());
+    plan = detail::make_plan(
+        {.parallel = options.parallel,
+         .master_weights = options.master_weights,
+         .mixed_precision = std::string(name_of(precision)),
+         .num_ranks = world.size(),
+         .num_local_ranks = world.local_size(),
+         .device = world.device()},
+        settings,
+        environment);
   });
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   const std::array sources{
@@ -103,7 +111,16 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       source_from_code(options)};
   settings = detail::resolve(sources);
 
-  Mesh mesh(world, degrees);
+  if (!plan.ignored.empty()) {
+    world.logger().log_once_per_world(
+        LogLevel::warning,
+        "parallel",
+        concat(
+            "settings of the DeepSpeed configuration that have no counterpart "
+            "here and do nothing: ",
+            detail::join(plan.ignored, ", ")));
+  }
+  Mesh mesh(world, plan.degrees);
   std::optional<GradScaler> scaler;
   if (precision == Precision::fp16) {
     scaler.emplace(
@@ -115,7 +132,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .settings = std::move(settings),
       .world = std::move(world),
       .mesh = std::move(mesh),
-      .techniques = {options.parallel, options.master_weights},
+      .techniques = std::move(plan.techniques),
       .precision = precision,
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,

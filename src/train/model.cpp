@@ -17,13 +17,23 @@ void ForwardScope::begin() {
     autocast_.emplace(
         model_.session->world.device().type(), *model_.autocast_dtype);
   }
-  needs_outputs_ = model_.autocast_dtype.has_value();
-  if (!at::GradMode::is_enabled()) return;
-  needs_outputs_ = needs_outputs_ || model_.strategies_need_outputs;
+  needs_outputs_ =
+      model_.autocast_dtype.has_value() || model_.output_dtype.has_value();
+  if (at::GradMode::is_enabled()) {
+    needs_outputs_ = needs_outputs_ || model_.strategies_need_outputs;
+  }
   for (const auto& strategy : model_.strategies) strategy->before_forward();
 }
 
+at::Tensor adapt_input(const PreparedModel& model, const at::Tensor& input) {
+  if (!model.input_dtype || !input.defined() || !input.is_floating_point())
+    return input;
+  return input.to(*model.input_dtype);
+}
+
 at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
+  if (model_.output_dtype && output.defined() && output.is_floating_point())
+    return output.to(*model_.output_dtype);
   if (!model_.autocast_dtype || !output.defined() ||
       output.scalar_type() != *model_.autocast_dtype) {
     return output;
@@ -33,7 +43,7 @@ at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
 
 void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
   autocast_.reset();
-  if (!has_work_ || !at::GradMode::is_enabled()) return;
+  if (!has_work_) return;
   ForwardOutputs seen;
   if (outputs != nullptr) seen = {true, *outputs};
   for (const auto& strategy : model_.strategies) strategy->after_forward(seen);

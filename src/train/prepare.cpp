@@ -79,8 +79,12 @@ std::unique_ptr<PreparedModel> prepare_model(
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
   model->strategies = detail::make_strategies(session.mesh, session.techniques);
-  for (const auto& strategy : model->strategies)
+  for (const auto& strategy : model->strategies) {
     strategy->prepare(*module, model->table);
+    if (const auto dtype = strategy->input_dtype()) model->input_dtype = dtype;
+    if (const auto dtype = strategy->output_dtype())
+      model->output_dtype = dtype;
+  }
   model->strategies_need_outputs = std::any_of(
       model->strategies.begin(),
       model->strategies.end(),
@@ -157,6 +161,16 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
     result.schedulers.emplace_back(session_, session.schedulers.back().get());
   }
   return result;
+}
+
+FullParameters Accelerator::open_parameters(
+    detail::PreparedModel& model) const {
+  std::vector<std::shared_ptr<void>> open;
+  for (const auto& strategy : model.strategies) {
+    if (auto scope = strategy->open_parameters())
+      open.push_back(std::move(scope));
+  }
+  return FullParameters(session_, std::move(open));
 }
 
 detail::LoaderContext Accelerator::loader_context() const {

@@ -212,6 +212,9 @@ void Accelerator::load_state(
       "load_state",
       "[checkpoint] loading failed half-way; what is prepared is neither old "
       "nor new:\n");
+  for (const auto& model : session.models) {
+    for (const auto& strategy : model->strategies) strategy->after_load();
+  }
 }
 
 }  // namespace accelerate

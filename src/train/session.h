@@ -37,6 +37,9 @@ struct PreparedModel {
   /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype;
   bool strategies_need_outputs = false;
+  /// What strategies want of floating inputs and outputs.
+  std::optional<c10::ScalarType> input_dtype;
+  std::optional<c10::ScalarType> output_dtype;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
 };

@@ -1,0 +1,86 @@
+#include "parallel/same_model.h"
+
+#include <algorithm>
+#include <string>
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/group_impl.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kBroadcastBytes = 250 << 20;
+
+}  // namespace
+
+// Broadcasting over different models would hang or mix up their weights.
+void require_same_model(
+    const Group& group,
+    const ParameterTable& table,
+    const std::vector<at::Tensor>& buffers) {
+  std::string mine;
+  for (const Parameter& row : table.rows()) {
+    mine += concat(
+        row.name,
+        " ",
+        c10::toString(row.tensor.scalar_type()),
+        " ",
+        row.tensor.sizes(),
+        row.tensor.requires_grad() ? "" : " frozen",
+        "\n");
+  }
+  for (const at::Tensor& buffer : buffers) {
+    mine += concat(
+        "buffer ",
+        c10::toString(buffer.scalar_type()),
+        " ",
+        buffer.sizes(),
+        "\n");
+  }
+  const std::vector<std::string> all = group.all_gather_bytes(mine);
+  std::vector<std::string> complaints;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const std::vector<std::string> first = split(all[0], '\n');
+    const std::vector<std::string> other = split(all[rank], '\n');
+    std::size_t line = 0;
+    while (line < std::min(first.size(), other.size()) &&
+           first[line] == other[line])
+      ++line;
+    const auto at = [&](const std::vector<std::string>& lines) {
+      return line < lines.size() && !lines[line].empty()
+          ? lines[line]
+          : std::string("nothing");
+    };
+    complaints.push_back(concat(
+        "[parallel] the model of rank ",
+        group.world_ranks()[rank],
+        " is not that of rank ",
+        group.world_ranks()[0],
+        ": it has \"",
+        at(other),
+        "\" where rank ",
+        group.world_ranks()[0],
+        " has \"",
+        at(first),
+        "\"; build the same model on all ranks"));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
+
+void broadcast_all(
+    const Group& group,
+    const std::vector<at::Tensor>& tensors,
+    int from) {
+  if (tensors.empty() || group.size() == 1) return;
+  c10d::broadcast_coalesced(
+      group.impl()->process_group, tensors, kBroadcastBytes, from);
+}
+
+}  // namespace accelerate::detail

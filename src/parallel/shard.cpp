@@ -1,0 +1,432 @@
+#include "parallel/shard.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/mesh.h"
+#include "parallel/bind_locals.h"
+#include "parallel/same_model.h"
+#include "parallel/shard_unit.h"
+#include "parallel/touch_order.h"
+#include "parallel/units.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Units whose gradients are on their way at once.
+constexpr std::size_t kReducesAtOnce = 2;
+
+// Tells when a parameter's gradient of this backward is complete.
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit GradientHook(std::function<void()> tell) : tell_(std::move(tell)) {}
+  void operator()(const at::Tensor&) override { tell_(); }
+
+ private:
+  std::function<void()> tell_;
+};
+
+// Of one thread, which may handle tensors behind the gate.
+struct Turn {
+  explicit Turn(std::mutex& mutex) : lock(mutex) {}
+  std::lock_guard<std::mutex> lock;
+  PassGates passing;
+};
+
+class Shard final : public Strategy, public GateKeeper {
+ public:
+  Shard(const Mesh& mesh, ShardOptions options)
+      : mesh_(mesh),
+        options_(std::move(options)),
+        data_group_(mesh.group({Axis::replicate, Axis::shard})) {}
+
+  ~Shard() override {
+    for (const at::Tensor& parameter : hooked_)
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+  }
+
+  [[nodiscard]] std::string_view name() const override { return "shard"; }
+
+  void prepare(torch::nn::Module& module, ParameterTable& table) override {
+    const at::NoGradGuard no_grad;
+    const PassGates passing;
+    for (const auto& buffer : module.buffers()) {
+      if (buffer.defined()) buffers_.push_back(buffer);
+    }
+    UnitPlan plan = plan_units(module, table, options_.policy);
+    require_same_model(data_group_, table, buffers_);
+    std::vector<at::Tensor> parameters;
+    for (const Parameter& row : table.rows())
+      parameters.push_back(row.tensor.detach());
+    broadcast_all(data_group_, parameters);
+    broadcast_all(data_group_, buffers_);
+    parameters.clear();
+
+    const ShardGroups groups{
+        mesh_.group(Axis::shard),
+        mesh_group(mesh_, Axis::shard, "gradients"),
+        mesh_.group(Axis::replicate)};
+    for (const UnitOfRows& rows : plan.units) {
+      std::vector<ShardedParameter> split;
+      for (Parameter* row : rows.rows) {
+        split.push_back(cut(*row, table, plan.full_precision.contains(row)));
+      }
+      const int tags = claim_tags(mesh_, ShardUnit::num_tags(rows.rows.size()));
+      units_.push_back(std::make_unique<ShardUnit>(
+          rows.name, groups, std::move(split), options_.reduce_dtype, tags));
+    }
+    for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
+    cast_buffers(module, plan.full_precision_modules);
+    pending_.resize(units_.size());
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      for (const ShardedParameter& parameter : units_[u]->parameters()) {
+        if (!parameter.whole.requires_grad()) continue;
+        hooked_.push_back(parameter.whole);
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            parameter.whole,
+            std::make_unique<GradientHook>([this, u] { on_gradient(u); }));
+      }
+      if (options_.frees_parameters) units_[u]->release();
+    }
+  }
+
+  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
+      override {
+    bind_locals(optimizer, table);
+  }
+
+  [[nodiscard]] std::optional<at::ScalarType> input_dtype() const override {
+    return options_.param_dtype;
+  }
+  [[nodiscard]] std::optional<at::ScalarType> output_dtype() const override {
+    return options_.output_dtype;
+  }
+
+  void before_forward() override {
+    const Turn turn(mutex_);
+    if (num_forwards_++ > 0) return;
+    require_gates();
+    had_forward_ = had_forward_ || at::GradMode::is_enabled();
+    order_ = at::GradMode::is_enabled() ? &forward_order_ : &evaluation_order_;
+    order_->begin();
+    is_open_ = true;
+  }
+
+  void after_forward(const ForwardOutputs&) override {
+    const Turn turn(mutex_);
+    if (--num_forwards_ > 0) return;
+    order_->end();
+    is_open_ = is_held_open_;
+    if (!options_.frees_parameters) return;
+    // What was computed last is what the backward begins with.
+    const bool keeps_last = at::GradMode::is_enabled();
+    const bool keeps_all = keeps_last && !options_.frees_after_forward;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      if (is_held_open_ || keeps_all || (keeps_last && current_ == u)) continue;
+      units_[u]->finish_gather();
+      units_[u]->release();
+    }
+    if (!keeps_last) current_.reset();
+  }
+
+  void before_backward(bool sync_gradients) override {
+    const Turn turn(mutex_);
+    reduces_ = sync_gradients || options_.reduces_every_backward;
+    for (std::size_t u = 0; u < units_.size(); ++u)
+      pending_[u] = units_[u]->num_trainable();
+    was_reached_ = false;
+    order_ = &backward_order_;
+    order_->begin();
+    is_in_backward_ = true;
+    is_open_ = true;
+  }
+
+  void after_backward(bool sync_gradients) override {
+    const Turn turn(mutex_);
+    is_in_backward_ = false;
+    is_open_ = is_held_open_;
+    order_->end();
+    if (reduces_ && was_reached_) {
+      for (std::size_t u = 0; u < units_.size(); ++u) {
+        // Not reached by this backward, or only in part; the other ranks may
+        // have reached it.
+        if (pending_[u] > 0 || units_[u]->has_gradient()) start_reduce(u);
+      }
+    }
+    finish_reduces(0);
+    if (options_.frees_parameters && !is_held_open_) release_all();
+    if (!sync_gradients || !was_reached_) return;
+    average_whole();
+    if (std::exchange(had_forward_, false) && options_.broadcast_buffers) {
+      const at::NoGradGuard no_grad;
+      broadcast_all(data_group_, buffers_);
+    }
+  }
+
+  // Whole parameters, wherever they are, are those of before.
+  void after_step() override { refresh(); }
+  void after_load() override { refresh(); }
+
+  [[nodiscard]] std::shared_ptr<void> open_parameters() override {
+    {
+      const Turn turn(mutex_);
+      for (const auto& unit : units_) unit->start_gather();
+      for (const auto& unit : units_) unit->finish_gather();
+      is_held_open_ = true;
+      is_open_ = true;
+    }
+    return {this, [](Shard* shard) { shard->close_parameters(); }};
+  }
+
+  void on_failure(const std::exception&) override {
+    const Turn turn(mutex_);
+    if (num_forwards_ == 0 && !is_in_backward_) return;
+    num_forwards_ = 0;
+    is_in_backward_ = false;
+    is_open_ = is_held_open_;
+    reducing_.clear();
+    current_.reset();
+    for (const auto& unit : units_) unit->abandon();
+  }
+
+  [[nodiscard]] std::optional<std::string> join_complaint() const override {
+    return "[parallel] a sharded model needs all ranks in every step; use "
+           "even_batches, or replicate the model";
+  }
+
+ private:
+  // This rank's rows of a parameter; the table's row then names them.
+  ShardedParameter
+  cut(Parameter& row, ParameterTable& table, bool keeps_precision) {
+    const Group& group = mesh_.group(Axis::shard);
+    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr};
+    parameter.row_begins = row_begins(row.tensor.size(0), group.size());
+    const at::ScalarType stored = row.tensor.scalar_type();
+    const bool is_float = at::isFloatingType(stored);
+    const at::ScalarType kept =
+        options_.master_weights && at::isReducedFloatingType(stored)
+        ? at::kFloat
+        : stored;
+    const at::ScalarType computed =
+        is_float && !keeps_precision && options_.param_dtype
+        ? *options_.param_dtype
+        : stored;
+    at::Tensor own = parameter.rows_of(row.tensor.detach(), group.rank());
+    const bool shares_memory = !options_.frees_parameters && kept == computed &&
+        row.tensor.is_contiguous();
+    if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
+    const bool is_trained = row.tensor.requires_grad();
+    make_dense(row.tensor, computed);
+    if (options_.frees_parameters) {
+      parameter.gate = std::make_unique<GatedTensor>(
+          row.tensor, row.name, *this, units_.size());
+    }
+    parameter.local = own.detach().requires_grad_(is_trained);
+    row.layout.offset[0] =
+        parameter.row_begins[static_cast<std::size_t>(group.rank())];
+    row.layout.extent[0] = parameter.local.size(0);
+    row.layout.split_axes.push_back(Axis::shard);
+    table.set_local(row, parameter.local);
+    return parameter;
+  }
+
+  // Memory of its own, in order, and in the dtype that is computed in; the same
+  // TensorImpl, so that the module sees it.
+  static void make_dense(const at::Tensor& tensor, at::ScalarType dtype) {
+    if (tensor.is_contiguous() && tensor.scalar_type() == dtype &&
+        tensor.storage().nbytes() == tensor.nbytes()) {
+      return;
+    }
+    const at::Tensor dense =
+        tensor.detach().to(dtype, false, /*copy=*/true).contiguous();
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(dense.getIntrusivePtr());
+  }
+
+  // Those of batch normalisation stay as they are.
+  void cast_buffers(
+      torch::nn::Module& module,
+      const std::vector<std::string>& full_precision) const {
+    if (!options_.buffer_dtype) return;
+    for (const auto& item : module.named_buffers()) {
+      const at::Tensor& buffer = item.value();
+      const std::string owner =
+          item.key().substr(0, item.key().find_last_of('.'));
+      if (buffer.defined() && buffer.is_floating_point() &&
+          std::find(full_precision.begin(), full_precision.end(), owner) ==
+              full_precision.end()) {
+        make_dense(buffer, *options_.buffer_dtype);
+      }
+    }
+  }
+
+  void require_gates() const {
+    for (const auto& unit : units_) {
+      for (const ShardedParameter& parameter : unit->parameters()) {
+        if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
+        throw ConfigError(concat(
+            "[parallel] the data of parameter \"",
+            parameter.name,
+            "\" was replaced after prepare() (by Module::to or set_data), so "
+            "that its parts are not known any more; do that before prepare()"));
+      }
+    }
+  }
+
+  void before_read(std::size_t unit) override {
+    // Elsewhere a rank may be alone, and must not wait for others.
+    if (!is_open_) return;
+    const Turn turn(mutex_);
+    if (is_held_open_) return;
+    if (current_ == unit && units_[unit]->is_whole()) return;
+    order_->touch(unit);
+    units_[unit]->start_gather();
+    units_[unit]->finish_gather();
+    const auto previous = std::exchange(current_, unit);
+    const bool frees = is_in_backward_ || options_.frees_after_forward;
+    if (previous && *previous != unit && frees &&
+        !order_->is_due_soon(*previous)) {
+      units_[*previous]->release();
+    }
+    if (!options_.prefetches) return;
+    const auto next = order_->next();
+    if (next && *next != unit) units_[*next]->start_gather();
+  }
+
+  void on_gradient(std::size_t unit) {
+    const Turn turn(mutex_);
+    if (!is_in_backward_) return;
+    was_reached_ = true;
+    if (pending_[unit] == 0 || --pending_[unit] > 0) return;
+    if (reduces_) start_reduce(unit);
+    if (options_.frees_parameters && !is_held_open_ &&
+        !order_->is_due_soon(unit)) {
+      units_[unit]->release();
+    }
+  }
+
+  void start_reduce(std::size_t unit) {
+    if (units_[unit]->num_trainable() == 0) return;
+    pending_[unit] = 0;
+    // A unit has one reduction under way.
+    if (units_[unit]->is_reducing()) finish_reduces(0);
+    finish_reduces(kReducesAtOnce - 1);
+    units_[unit]->start_reduce();
+    reducing_.push_back(unit);
+  }
+
+  void finish_reduces(std::size_t left) {
+    while (reducing_.size() > left) {
+      units_[reducing_.front()]->finish_reduce();
+      reducing_.pop_front();
+    }
+  }
+
+  void release_all() {
+    for (const auto& unit : units_) {
+      unit->finish_gather();
+      unit->release();
+    }
+    current_.reset();
+  }
+
+  void refresh() {
+    const Turn turn(mutex_);
+    if (is_held_open_) return;
+    release_all();
+    if (options_.frees_parameters) return;
+    for (const auto& unit : units_) {
+      unit->start_gather();
+      unit->finish_gather();
+    }
+  }
+
+  void close_parameters() {
+    const Turn turn(mutex_);
+    for (const auto& unit : units_) unit->keep_changes();
+    is_held_open_ = false;
+    is_open_ = false;
+    if (options_.frees_parameters) release_all();
+  }
+
+  // Gradients of parameters that every rank has whole: one message, with who
+  // has one.
+  void average_whole() {
+    std::vector<at::Tensor> trained;
+    for (const at::Tensor& tensor : whole_) {
+      if (tensor.requires_grad()) trained.push_back(tensor);
+    }
+    if (trained.empty()) return;
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> parts;
+    std::vector<double> used;
+    for (const at::Tensor& tensor : trained) {
+      const at::Tensor gradient = tensor.grad();
+      used.push_back(gradient.defined() ? 1 : 0);
+      parts.push_back(
+          gradient.defined() ? gradient.reshape(-1).to(at::kDouble)
+                             : at::zeros({tensor.numel()}, at::kDouble));
+    }
+    parts.push_back(at::tensor(used, at::kDouble));
+    const at::Tensor all = at::cat(parts);
+    data_group_.all_reduce(all);
+    std::int64_t at = 0;
+    const std::int64_t flags = all.numel() - std::ssize(trained);
+    for (std::int64_t i = 0; i < std::ssize(trained); ++i) {
+      const at::Tensor& tensor = trained[static_cast<std::size_t>(i)];
+      const at::Tensor mean =
+          all.narrow(0, at, tensor.numel()).div(data_group_.size());
+      at += tensor.numel();
+      if (all[flags + i].item<double>() == 0) continue;
+      tensor.mutable_grad() =
+          mean.to(tensor.scalar_type()).view(tensor.sizes());
+    }
+  }
+
+  Mesh mesh_;
+  ShardOptions options_;
+  Group data_group_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<at::Tensor> whole_;
+  std::vector<at::Tensor> hooked_;
+  std::vector<std::unique_ptr<ShardUnit>> units_;
+
+  // Backward runs on other threads where there is an accelerator.
+  std::mutex mutex_;
+  std::atomic<bool> is_open_{false};
+  bool is_held_open_ = false;
+  bool is_in_backward_ = false;
+  int num_forwards_ = 0;
+  bool had_forward_ = false;
+  std::optional<std::size_t> current_;
+  TouchOrder forward_order_, evaluation_order_, backward_order_;
+  TouchOrder* order_ = &forward_order_;
+
+  bool reduces_ = false;
+  bool was_reached_ = false;
+  /// Trainable parameters of each unit without a gradient of this backward.
+  std::vector<std::size_t> pending_;
+  std::deque<std::size_t> reducing_;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_shard(
+    const Mesh& mesh,
+    const ShardOptions& options) {
+  return std::make_unique<Shard>(mesh, options);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include <ATen/core/ScalarType.h>
+
+#include <accelerate/parallel.h>
+
+#include "parallel/strategy.h"
+
+namespace accelerate::detail {
+
+/// What sharding does, whoever's words said it.
+struct ShardOptions {
+  /// Units, ignored modules; resolved.
+  FullyShardedDataParallelOptions policy = {};
+  /// Whole parameters come and go; else only gradients and optimizer state are
+  /// split, and each step's result is gathered (ZeRO-1 and 2).
+  bool frees_parameters = true;
+  /// They go after their last use in a forward (ZeRO-3); else after a backward.
+  bool frees_after_forward = true;
+  /// Gradients are reduced in every micro-step, so that none stay whole.
+  bool reduces_every_backward = false;
+  /// The next unit is gathered while the present one computes.
+  bool prefetches = true;
+  bool broadcast_buffers = true;
+  /// Of whole parameters; unset: as they are.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  /// Gradients travel in it; unset: as they are.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  /// Of floating buffers; unset: as they are.
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;
+  /// Of what a forward returns; unset: as it is.
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
+  /// Parts of bf16 and fp16 parameters are in fp32.
+  bool master_weights = false;
+};
+
+/// Fully sharded data parallel: each rank keeps some rows of every parameter,
+/// with their gradients and optimizer state; units of parameters are gathered
+/// just before they are read (gate/) and gradients are reduced to the parts as
+/// they are complete. (Rajbhandari et al., "ZeRO: Memory Optimizations Toward
+/// Training Trillion Parameter Models", SC 2020; Zhao et al., "PyTorch FSDP:
+/// Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.)
+std::unique_ptr<Strategy> make_shard(
+    const Mesh& mesh,
+    const ShardOptions& options);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/parallel.h>
+
+#include "config/environment.h"
+#include "config/settings.h"
+#include "parallel/shard.h"
+
+namespace accelerate::detail {
+
+/// Over which ranks.
+enum class ShardSpan {
+  none,     ///< nothing is split
+  all,      ///< over all ranks that other degrees leave
+  machine,  ///< over those of each machine
+};
+
+struct ShardRequest {
+  ShardSpan span = ShardSpan::none;
+  ShardOptions options = {};
+  /// Settings that are understood and have no counterpart here.
+  std::vector<std::string> ignored = {};
+};
+
+/// What code and launcher ask for, in FSDP's words, in DeepSpeed's, or by a
+/// degree alone. Nothing if they do not. `mixed_precision`: "no", "fp16",
+/// "bf16". Throws one ConfigError with everything that contradicts itself or
+/// that this version cannot do.
+std::optional<ShardRequest> read_shard_request(
+    const ParallelOptions& options,
+    const Settings& settings,
+    const Environment& environment,
+    std::string_view mixed_precision);
+
+}  // namespace accelerate::detail

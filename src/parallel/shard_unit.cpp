@@ -1,0 +1,331 @@
+#include "parallel/shard_unit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kSmallBytes = 32 << 10;
+constexpr int kGather = 0;
+constexpr int kReduce = 1;
+
+// Ranks other than `mine`, each rank beginning with another.
+std::vector<int> peers(int mine, int size) {
+  std::vector<int> others;
+  for (int step = 1; step < size; ++step)
+    others.push_back((mine + step) % size);
+  return others;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks) {
+  std::vector<std::int64_t> begins;
+  for (int rank = 0; rank <= num_ranks; ++rank)
+    begins.push_back(num_rows * rank / num_ranks);
+  return begins;
+}
+
+at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
+  const auto r = static_cast<std::size_t>(rank);
+  return tensor.narrow(0, row_begins[r], row_begins[r + 1] - row_begins[r]);
+}
+
+// Whole parameters on their way, and the messages that small ones share.
+struct ShardUnit::Gather {
+  Exchange exchange;
+  std::vector<at::Tensor> memory;
+  std::vector<at::Tensor> packs;  // one a rank; bytes
+};
+
+// Gradients on their way.
+struct ShardUnit::Reduce {
+  Exchange exchange;
+  std::vector<at::Tensor> outgoing;               // whole, by parameter
+  std::vector<std::vector<at::Tensor>> incoming;  // by parameter and rank
+  std::vector<at::Tensor> sent_packs;             // one a rank
+  std::vector<at::Tensor> packs;                  // one a rank
+};
+
+ShardUnit::ShardUnit(
+    std::string name,
+    ShardGroups groups,
+    std::vector<ShardedParameter> parameters,
+    std::optional<at::ScalarType> reduce_dtype,
+    int first_tag)
+    : name_(std::move(name)),
+      groups_(std::move(groups)),
+      parameters_(std::move(parameters)),
+      reduce_dtype_(reduce_dtype),
+      first_tag_(first_tag) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].whole.requires_grad()) trainable_.push_back(i);
+  }
+}
+
+ShardUnit::ShardUnit(ShardUnit&&) noexcept = default;
+ShardUnit::~ShardUnit() = default;
+
+std::int64_t ShardUnit::whole_bytes() const {
+  std::int64_t bytes = 0;
+  for (const ShardedParameter& parameter : parameters_)
+    bytes += static_cast<std::int64_t>(parameter.whole.nbytes());
+  return bytes;
+}
+
+// Two of each kind in turn: a rank may be one round ahead of another.
+int ShardUnit::tag(std::size_t message, int kind, std::uint64_t round) const {
+  return first_tag_ + 4 * static_cast<int>(message) + 2 * kind +
+      static_cast<int>(round % 2);
+}
+
+bool ShardUnit::is_small(const ShardedParameter& parameter) const {
+  return parameter.whole.nbytes() < kSmallBytes;
+}
+
+void ShardUnit::start_gather() {
+  if (is_whole_ || gather_) return;
+  const at::NoGradGuard no_grad;
+  const Group& group = groups_.gathering;
+  const int mine = group.rank();
+  gather_ = std::unique_ptr<Gather>(new Gather{
+      Exchange(group, concat("gathering the parameters of ", name_)), {}, {}});
+  const std::uint64_t round = num_gathers_++;
+  std::vector<std::vector<at::Tensor>> small_rows(
+      static_cast<std::size_t>(group.size()));
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const ShardedParameter& parameter = parameters_[i];
+    // A parameter without a gate keeps its memory, and gets the others' rows.
+    at::Tensor memory = parameter.gate
+        ? at::empty(
+              parameter.whole.sizes(),
+              parameter.whole.options().requires_grad(false))
+        : parameter.whole.detach();
+    const at::Tensor own = parameter.rows_of(memory, mine);
+    if (!own.is_alias_of(parameter.local)) own.copy_(parameter.local);
+    if (is_small(parameter)) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        small_rows[static_cast<std::size_t>(rank)].push_back(
+            parameter.rows_of(memory, rank).reshape(-1).view(at::kByte));
+      }
+    } else {
+      for (const int peer : peers(mine, group.size())) {
+        gather_->exchange.receive(
+            parameter.rows_of(memory, peer), peer, tag(i, kGather, round));
+      }
+      for (const int peer : peers(mine, group.size()))
+        gather_->exchange.send(own, peer, tag(i, kGather, round));
+    }
+    gather_->memory.push_back(std::move(memory));
+  }
+  const std::size_t last = parameters_.size();
+  for (const auto& rows : small_rows) {
+    gather_->packs.push_back(
+        rows.empty() ? at::empty({0}, at::kByte) : at::cat(rows));
+  }
+  for (const int peer : peers(mine, group.size())) {
+    at::Tensor& pack = gather_->packs[static_cast<std::size_t>(peer)];
+    gather_->exchange.receive(pack, peer, tag(last, kGather, round));
+    gather_->exchange.send(
+        gather_->packs[static_cast<std::size_t>(mine)],
+        peer,
+        tag(last, kGather, round));
+  }
+}
+
+void ShardUnit::finish_gather() {
+  if (!gather_) return;
+  const at::NoGradGuard no_grad;
+  gather_->exchange.wait();
+  const Group& group = groups_.gathering;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) continue;
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!is_small(parameters_[i])) continue;
+      const at::Tensor rows =
+          parameters_[i].rows_of(gather_->memory[i], rank).reshape(-1);
+      const auto size = static_cast<std::int64_t>(rows.nbytes());
+      rows.view(at::kByte).copy_(
+          gather_->packs[static_cast<std::size_t>(rank)].narrow(0, at, size));
+      at += size;
+    }
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].gate) parameters_[i].gate->fill(gather_->memory[i]);
+  }
+  gather_.reset();
+  is_whole_ = true;
+}
+
+void ShardUnit::release() {
+  finish_gather();
+  for (const ShardedParameter& parameter : parameters_) {
+    if (parameter.gate) parameter.gate->release();
+  }
+  is_whole_ = false;
+}
+
+void ShardUnit::keep_changes() {
+  const at::NoGradGuard no_grad;
+  for (const ShardedParameter& parameter : parameters_) {
+    const at::Tensor own =
+        parameter.rows_of(parameter.whole.detach(), groups_.gathering.rank());
+    if (!own.is_alias_of(parameter.local)) parameter.local.detach().copy_(own);
+  }
+}
+
+bool ShardUnit::has_gradient() const {
+  return std::any_of(trainable_.begin(), trainable_.end(), [&](std::size_t i) {
+    return parameters_[i].whole.grad().defined();
+  });
+}
+
+at::Tensor ShardUnit::reducible_gradient(
+    const ShardedParameter& parameter) const {
+  const at::ScalarType dtype =
+      reduce_dtype_.value_or(parameter.whole.scalar_type());
+  at::Tensor gradient = parameter.whole.grad();
+  if (!gradient.defined()) {
+    return at::zeros(
+        parameter.whole.sizes(),
+        parameter.whole.options().dtype(dtype).requires_grad(false));
+  }
+  if (gradient.is_sparse()) gradient = gradient.to_dense();
+  return gradient.to(dtype).contiguous();
+}
+
+void ShardUnit::start_reduce() {
+  const at::NoGradGuard no_grad;
+  const Group& group = groups_.reducing;
+  const int mine = group.rank();
+  const auto num_ranks = static_cast<std::size_t>(group.size());
+  reduce_ = std::unique_ptr<Reduce>(new Reduce{
+      Exchange(group, concat("reducing the gradients of ", name_)),
+      {},
+      {},
+      {},
+      {}});
+  const std::uint64_t round = num_reduces_++;
+  // Whether this rank used each parameter, before the small gradients.
+  std::vector<double> used;
+  std::vector<std::vector<at::Tensor>> small_rows(num_ranks);
+  for (const std::size_t i : trainable_) {
+    const ShardedParameter& parameter = parameters_[i];
+    used.push_back(parameter.whole.grad().defined() ? 1 : 0);
+    const at::Tensor gradient = reducible_gradient(parameter);
+    parameter.whole.mutable_grad().reset();
+    std::vector<at::Tensor> incoming(num_ranks);
+    if (is_small(parameter)) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        small_rows[static_cast<std::size_t>(rank)].push_back(
+            parameter.rows_of(gradient, rank).reshape(-1).view(at::kByte));
+      }
+    } else {
+      for (const int peer : peers(mine, group.size())) {
+        at::Tensor& part = incoming[static_cast<std::size_t>(peer)];
+        part = at::empty_like(parameter.rows_of(gradient, mine));
+        reduce_->exchange.receive(part, peer, tag(i, kReduce, round));
+      }
+      for (const int peer : peers(mine, group.size())) {
+        reduce_->exchange.send(
+            parameter.rows_of(gradient, peer), peer, tag(i, kReduce, round));
+      }
+    }
+    reduce_->outgoing.push_back(gradient);
+    reduce_->incoming.push_back(std::move(incoming));
+  }
+  const at::Tensor flags = at::tensor(used, at::kDouble).view(at::kByte);
+  for (auto& rows : small_rows) {
+    rows.insert(rows.begin(), flags);
+    reduce_->sent_packs.push_back(at::cat(rows));
+  }
+  const std::size_t last = parameters_.size();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    reduce_->packs.push_back(
+        rank == mine
+            ? reduce_->sent_packs[r]
+            : at::empty_like(
+                  reduce_->sent_packs[static_cast<std::size_t>(mine)]));
+  }
+  for (const int peer : peers(mine, group.size())) {
+    const auto p = static_cast<std::size_t>(peer);
+    reduce_->exchange.receive(
+        reduce_->packs[p], peer, tag(last, kReduce, round));
+    reduce_->exchange.send(
+        reduce_->sent_packs[p], peer, tag(last, kReduce, round));
+  }
+}
+
+void ShardUnit::finish_reduce() {
+  if (!reduce_) return;
+  const at::NoGradGuard no_grad;
+  reduce_->exchange.wait();
+  const Group& group = groups_.reducing;
+  const int mine = group.rank();
+  const auto num_flags = static_cast<std::int64_t>(trainable_.size());
+  at::Tensor used = at::zeros({num_flags}, at::kDouble);
+  const std::int64_t flag_bytes = num_flags * 8;
+  for (const at::Tensor& pack : reduce_->packs)
+    used.add_(pack.narrow(0, 0, flag_bytes).clone().view(at::kDouble));
+  if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(used);
+
+  std::int64_t at_byte = flag_bytes;
+  for (std::size_t t = 0; t < trainable_.size(); ++t) {
+    const ShardedParameter& parameter = parameters_[trainable_[t]];
+    const at::Tensor own = parameter.rows_of(reduce_->outgoing[t], mine);
+    const auto size = static_cast<std::int64_t>(own.nbytes());
+    at::Tensor sum;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const at::Tensor part = is_small(parameter)
+          ? reduce_->packs[r]
+                .narrow(0, at_byte, size)
+                .clone()
+                .view(own.scalar_type())
+                .view(own.sizes())
+          : rank == mine ? own
+                         : reduce_->incoming[t][r];
+      if (sum.defined()) {
+        sum.add_(part);
+      } else {
+        sum = part.to(parameter.local.scalar_type(), false, /*copy=*/true);
+      }
+    }
+    if (is_small(parameter)) at_byte += size;
+    reduce_->outgoing[t].reset();
+    reduce_->incoming[t].clear();
+    if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(sum);
+    if (used[static_cast<std::int64_t>(t)].item<double>() == 0) continue;
+    sum.div_(groups_.num_data_ranks());
+    at::Tensor& gradient = parameter.local.mutable_grad();
+    if (gradient.defined()) {
+      gradient.add_(sum);
+    } else {
+      gradient = sum;
+    }
+  }
+  reduce_.reset();
+}
+
+void ShardUnit::abandon() {
+  gather_.reset();
+  reduce_.reset();
+  for (const std::size_t i : trainable_)
+    parameters_[i].whole.mutable_grad().reset();
+  if (parameters_.empty() || !parameters_.front().gate) return;
+  for (const ShardedParameter& parameter : parameters_)
+    parameter.gate->release();
+  is_whole_ = false;
+}
+
+}  // namespace accelerate::detail

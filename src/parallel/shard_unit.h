@@ -1,0 +1,122 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/world.h>
+
+#include "comm/exchange.h"
+#include "gate/gate.h"
+#include "params/parameter_table.h"
+
+namespace accelerate::detail {
+
+/// Among whom parameters are split and gradients are summed up.
+struct ShardGroups {
+  /// The ranks that share one copy. Parameters travel in one of the groups,
+  /// gradients in the other.
+  Group gathering;
+  Group reducing;
+  /// The ranks with the same part of other copies.
+  Group replicas;
+
+  [[nodiscard]] int num_data_ranks() const {
+    return gathering.size() * replicas.size();
+  }
+};
+
+/// A parameter of which each rank keeps some rows. Rank r of R keeps those
+/// from floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
+struct ShardedParameter {
+  std::string name;
+  at::Tensor whole;  ///< the module's own
+  at::Tensor local;  ///< this rank's rows, on which the optimizer steps
+  std::vector<std::int64_t> row_begins;  ///< one a rank, and the end
+  std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays
+
+  /// The rows that `rank` keeps, of a tensor of the whole shape.
+  [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
+};
+
+/// Where `num_rows` rows are cut.
+std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks);
+
+/// Parameters that are gathered, and whose gradients are reduced, together.
+/// Large ones travel straight into place; small ones share a message.
+class ShardUnit {
+ public:
+  /// `first_tag`: of `num_tags(parameters.size())`.
+  ShardUnit(
+      std::string name,
+      ShardGroups groups,
+      std::vector<ShardedParameter> parameters,
+      std::optional<at::ScalarType> reduce_dtype,
+      int first_tag);
+
+  static int num_tags(std::size_t num_parameters) {
+    return 4 * (static_cast<int>(num_parameters) + 1);
+  }
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::vector<ShardedParameter>& parameters() const {
+    return parameters_;
+  }
+  /// Bytes of the whole parameters.
+  [[nodiscard]] std::int64_t whole_bytes() const;
+
+  /// All of these are called by all ranks of a group alike.
+  void start_gather();
+  void finish_gather();
+  [[nodiscard]] bool is_gathering() const { return gather_ != nullptr; }
+  [[nodiscard]] bool is_whole() const { return is_whole_; }
+  /// Lets go of the memory of gated parameters.
+  void release();
+  /// What the user wrote into the whole parameters becomes the parts.
+  void keep_changes();
+
+  [[nodiscard]] std::size_t num_trainable() const { return trainable_.size(); }
+  [[nodiscard]] bool has_gradient() const;
+  /// Takes the gradients of the whole parameters and sends them off.
+  void start_reduce();
+  /// Adds the mean over the data ranks to the parts' gradients. Sums run in
+  /// the order of the ranks, so results do not depend on timing. A parameter
+  /// that no rank used gets none.
+  void finish_reduce();
+  [[nodiscard]] bool is_reducing() const { return reduce_ != nullptr; }
+
+  /// After a failure: what is under way is left alone, nothing stays whole.
+  void abandon();
+
+ private:
+  struct Gather;
+  struct Reduce;
+
+  [[nodiscard]] int tag(std::size_t message, int kind, std::uint64_t round)
+      const;
+  [[nodiscard]] bool is_small(const ShardedParameter& parameter) const;
+  [[nodiscard]] at::Tensor reducible_gradient(
+      const ShardedParameter& parameter) const;
+
+  std::string name_;
+  ShardGroups groups_;
+  std::vector<ShardedParameter> parameters_;
+  std::vector<std::size_t> trainable_;
+  std::optional<at::ScalarType> reduce_dtype_;
+  int first_tag_;
+  bool is_whole_ = true;
+  std::uint64_t num_gathers_ = 0;
+  std::uint64_t num_reduces_ = 0;
+  std::unique_ptr<Gather> gather_;
+  std::unique_ptr<Reduce> reduce_;
+
+ public:
+  ShardUnit(ShardUnit&&) noexcept;
+  ~ShardUnit();
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,366 @@
+// Sharded over N ranks, models of many kinds end with the weights of one
+// process that takes the same samples.
+#include <map>
+
+#include <accelerate/accelerate.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int kSteps = 3;
+constexpr std::int64_t kBatch = 4;  // of one rank in one micro-step
+
+/// A model whose forward takes one batch and gives a loss.
+struct Task : nn::Module {
+  virtual Tensor loss(const Tensor& x) = 0;
+  [[nodiscard]] virtual Tensor batch() const {
+    return torch::randn({kBatch, 6});
+  }
+};
+
+struct MlpTask : Task {
+  MlpTask() {
+    for (int i = 0; i < 4; ++i) {
+      layers->push_back(nn::Sequential(
+          nn::Linear(6, 6),
+          nn::LayerNorm(nn::LayerNormOptions({6})),
+          nn::GELU()));
+    }
+    register_module("layers", layers);
+    register_module("head", head);
+    scale = register_parameter("scale", torch::ones({}));
+  }
+  Tensor loss(const Tensor& x) override {
+    Tensor h = x;
+    for (const auto& layer : *layers)
+      h = h + layer->as<nn::Sequential>()->forward(h);
+    return (head(h) * scale).pow(2).mean();
+  }
+  nn::ModuleList layers;
+  nn::Linear head{6, 3};
+  Tensor scale;
+};
+
+// Large enough to travel in messages of their own.
+struct WideTask : Task {
+  WideTask() {
+    register_module("in", in);
+    register_module("out", out);
+  }
+  Tensor loss(const Tensor& x) override {
+    return out(torch::relu(in(x))).pow(2).mean();
+  }
+  nn::Linear in{6, 1501};
+  nn::Linear out{1501, 7};
+};
+
+struct LstmTask : Task {
+  LstmTask() {
+    register_module("lstm", lstm);
+    register_module("head", head);
+  }
+  Tensor loss(const Tensor& x) override {
+    const auto [states, last] = lstm(x.view({2, kBatch / 2, 6}));
+    return head(states).pow(2).mean();
+  }
+  nn::LSTM lstm{nn::LSTMOptions(6, 5).num_layers(2)};
+  nn::Linear head{5, 2};
+};
+
+struct TransformerTask : Task {
+  TransformerTask() {
+    for (int i = 0; i < 2; ++i) {
+      layers->push_back(nn::TransformerEncoderLayer(
+          nn::TransformerEncoderLayerOptions(6, 2).dim_feedforward(12).dropout(
+              0)));
+    }
+    register_module("layers", layers);
+  }
+  Tensor loss(const Tensor& x) override {
+    Tensor h = x.view({2, kBatch / 2, 6});
+    for (const auto& layer : *layers)
+      h = layer->as<nn::TransformerEncoderLayer>()->forward(h);
+    return h.pow(2).mean();
+  }
+  nn::ModuleList layers;
+};
+
+struct AttentionImpl : nn::Module {
+  AttentionImpl() {
+    register_module("norm", norm);
+    register_module("qkv", qkv);
+    register_module("mlp", mlp);
+  }
+  Tensor forward(const Tensor& x) {
+    const auto parts = qkv(norm(x)).chunk(3, -1);
+    const Tensor scores =
+        torch::matmul(parts[0], parts[1].transpose(1, 2)) / std::sqrt(8.0);
+    const Tensor mask = torch::ones({x.size(1), x.size(1)}).tril() == 0;
+    const Tensor mixed =
+        torch::matmul(scores.masked_fill(mask, -1e9).softmax(-1), parts[2]);
+    return x + mlp->forward(x + mixed);
+  }
+  nn::LayerNorm norm{nn::LayerNormOptions({8})};
+  nn::Linear qkv{8, 24};
+  nn::Sequential mlp{nn::Linear(8, 16), nn::GELU(), nn::Linear(16, 8)};
+};
+TORCH_MODULE(Attention);
+
+// The embedding is the head, too.
+struct GptTask : Task {
+  GptTask() {
+    register_module("tokens", tokens);
+    for (int i = 0; i < 3; ++i) blocks->push_back(Attention());
+    register_module("blocks", blocks);
+    register_module("norm", norm);
+  }
+  Tensor loss(const Tensor& x) override {
+    const Tensor inputs = x.narrow(1, 0, 5), targets = x.narrow(1, 1, 5);
+    Tensor h = tokens(inputs);
+    for (const auto& block : *blocks) h = block->as<Attention>()->forward(h);
+    const Tensor logits = torch::matmul(norm(h), tokens->weight.t());
+    return nn::functional::cross_entropy(
+        logits.reshape({-1, 11}), targets.reshape({-1}));
+  }
+  [[nodiscard]] Tensor batch() const override {
+    return torch::randint(11, {kBatch, 6});
+  }
+  nn::Embedding tokens{11, 8};
+  nn::ModuleList blocks;
+  nn::LayerNorm norm{nn::LayerNormOptions({8})};
+};
+
+// Modules used twice, in another order, not at all; frozen ones; a parameter
+// used outside its module.
+struct OddTask : Task {
+  OddTask() {
+    for (int i = 0; i < 5; ++i) layers->push_back(nn::Linear(6, 6));
+    register_module("layers", layers);
+    layers[2]->as<nn::Linear>()->weight.set_requires_grad(false);
+    for (Tensor& parameter : layers[4]->parameters())
+      parameter.set_requires_grad(false);
+  }
+  Tensor loss(const Tensor& x) override {
+    auto layer = [&](int i) {
+      return layers[static_cast<std::size_t>(i)]->as<nn::Linear>();
+    };
+    Tensor h = torch::tanh(layer(3)->forward(x));
+    h = torch::tanh(layer(0)->forward(h));
+    h = torch::tanh(layer(4)->forward(h));
+    h = torch::tanh(layer(0)->forward(h)) + layer(2)->weight.sum();
+    return torch::tanh(layer(2)->forward(h)).pow(2).mean();
+  }
+  nn::ModuleList layers;
+};
+
+struct Kind {
+  std::string name;
+  std::function<std::shared_ptr<Task>()> make;
+};
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all{
+      {"mlp", [] { return std::make_shared<MlpTask>(); }},
+      {"wide", [] { return std::make_shared<WideTask>(); }},
+      {"lstm", [] { return std::make_shared<LstmTask>(); }},
+      {"transformer", [] { return std::make_shared<TransformerTask>(); }},
+      {"gpt", [] { return std::make_shared<GptTask>(); }},
+      {"odd", [] { return std::make_shared<OddTask>(); }}};
+  return all;
+}
+
+using Weights = std::map<std::string, Tensor>;
+
+Weights weights_of(const nn::Module& module) {
+  Weights weights;
+  for (const auto& item : module.named_parameters())
+    weights[item.key()] = item.value().detach().clone();
+  return weights;
+}
+
+// Batches of all ranks and micro-steps, in order of step, micro-step and rank.
+std::vector<Tensor> all_batches(const Task& task, std::size_t count) {
+  torch::manual_seed(5);
+  std::vector<Tensor> batches;
+  for (std::size_t i = 0; i < count; ++i) batches.push_back(task.batch());
+  return batches;
+}
+
+torch::optim::AdamWOptions adamw() {
+  // Gradients that are nothing but rounding (of keys' biases) stay so.
+  return torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4);
+}
+
+std::shared_ptr<Task> first_model(const Kind& kind) {
+  torch::manual_seed(3);
+  return kind.make();
+}
+
+Weights train_alone(const Kind& kind, int num_ranks, int accumulation) {
+  const auto task = first_model(kind);
+  torch::optim::AdamW optimizer(task->parameters(), adamw());
+  const auto per_step = static_cast<std::size_t>(num_ranks * accumulation);
+  const auto batches = all_batches(*task, kSteps * per_step);
+  for (std::size_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (std::size_t i = 0; i < per_step; ++i) {
+      const Tensor loss = task->loss(batches[step * per_step + i]);
+      (loss / static_cast<double>(per_step)).backward();
+    }
+    nn::utils::clip_grad_norm_(task->parameters(), 0.5);
+    optimizer.step();
+  }
+  return weights_of(*task);
+}
+
+struct Way {
+  std::string name;
+  ParallelOptions parallel;
+};
+
+Weights train_sharded(
+    const Kind& kind,
+    const Way& way,
+    int num_ranks,
+    int accumulation) {
+  const auto first = first_model(kind);
+  const auto per_step = static_cast<std::size_t>(num_ranks * accumulation);
+  const auto batches = all_batches(*first, kSteps * per_step);
+  Weights end;
+  run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.gradient_accumulation_steps = accumulation,
+         .parallel = way.parallel,
+         .world = world});
+    const auto task = std::shared_ptr<Task>(kind.make());
+    if (accelerator.is_main_process()) {
+      const torch::NoGradGuard no_grad;
+      auto from = first->named_parameters();
+      for (auto& item : task->named_parameters())
+        item.value().copy_(from[item.key()]);
+    }
+    torch::optim::AdamW inner(task->parameters(), adamw());
+    auto [model, optimizer] = accelerator.prepare(task, inner);
+    const auto rank = static_cast<std::size_t>(accelerator.process_index());
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      for (int micro = 0; micro < accumulation; ++micro) {
+        const auto scope = accelerator.accumulate(model);
+        optimizer.zero_grad();
+        const Tensor& batch = batches
+            [step * per_step + static_cast<std::size_t>(micro * num_ranks) +
+             rank];
+        accelerator.backward(
+            model.call([&](Task& module) { return module.loss(batch); }));
+        if (accelerator.sync_gradients())
+          accelerator.clip_grad_norm_(model, 0.5);
+        optimizer.step();
+      }
+    }
+    const auto whole = accelerator.full_parameters(model);
+    Weights mine = weights_of(*task);
+    if (accelerator.is_main_process()) end = std::move(mine);
+  });
+  return end;
+}
+
+void expect_near(
+    const Weights& found,
+    const Weights& expected,
+    double tolerance,
+    const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (const auto& [name, tensor] : expected) {
+    EXPECT_TRUE(torch::allclose(found.at(name), tensor, tolerance, tolerance))
+        << what << ": " << name << " differs by "
+        << (found.at(name) - tensor).abs().max().item<double>();
+  }
+}
+
+FullyShardedDataParallelOptions by_class(const std::string& name) {
+  return {
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = std::vector<std::string>{name}};
+}
+
+std::vector<Way> ways() {
+  FullyShardedDataParallelOptions sizes{
+      .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+      .min_num_params = 20};
+  return {
+      {"shard", {.fully_sharded = FullyShardedDataParallelOptions()}},
+      {"root_only",
+       {.fully_sharded =
+            FullyShardedDataParallelOptions{
+                .auto_wrap_policy = AutoWrapPolicy::no_wrap}}},
+      {"by_size", {.fully_sharded = sizes}},
+      {"grad_op",
+       {.fully_sharded =
+            FullyShardedDataParallelOptions{
+                .fsdp_version = 2, .reshard_after_forward = false}}},
+      {"no_prefetch",
+       {.fully_sharded =
+            FullyShardedDataParallelOptions{
+                .backward_prefetch = BackwardPrefetch::none}}},
+      {"zero1", {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
+      {"zero2", {.deepspeed = DeepSpeedOptions{.zero_stage = 2}}},
+      {"zero3", {.deepspeed = DeepSpeedOptions{.zero_stage = 3}}},
+  };
+}
+
+class ShardParity : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(ShardParity, EndsWithTheWeightsOfOneProcess) {
+  const auto [num_ranks, accumulation] = GetParam();
+  for (const Kind& kind : kinds()) {
+    const Weights expected = train_alone(kind, num_ranks, accumulation);
+    for (const Way& way : ways()) {
+      expect_near(
+          train_sharded(kind, way, num_ranks, accumulation),
+          expected,
+          2e-5,
+          kind.name + " " + way.name);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks,
+    ShardParity,
+    ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values(1, 3)));
+
+TEST(HybridShard, EndsWithTheWeightsOfOneProcess) {
+  const Way way{"hybrid", {.replicate = 2, .shard = 2}};
+  for (const Kind& kind : kinds()) {
+    expect_near(
+        train_sharded(kind, way, 4, 1),
+        train_alone(kind, 4, 1),
+        2e-5,
+        kind.name);
+  }
+}
+
+TEST(Shard, WrapsClassesByName) {
+  const Kind& gpt = kinds()[4];
+  expect_near(
+      train_sharded(
+          gpt, {"class", {.fully_sharded = by_class("Attention")}}, 2, 1),
+      train_alone(gpt, 2, 1),
+      2e-5,
+      "gpt");
+  expect_error<ConfigError>(
+      [&] {
+        train_sharded(
+            gpt, {"class", {.fully_sharded = by_class("Attentoin")}}, 2, 1);
+      },
+      "Attentoin");
+}
+
+}  // namespace
+}  // namespace accelerate
