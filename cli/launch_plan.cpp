@@ -260,8 +260,6 @@ std::vector<std::string> launch_warnings(
         .emplace_back(spec.key);
   }
   std::vector<std::string> lines;
-  if (decision.paradigm == Paradigm::fsdp) later.emplace_back("FSDP");
-  if (decision.paradigm == Paradigm::deepspeed) later.emplace_back("DeepSpeed");
   if (decision.paradigm == Paradigm::megatron)
     never.emplace_back("Megatron-LM");
   if (!later.empty()) {

@@ -17,6 +17,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/export.h>
+#include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/model.h>
 #include <accelerate/nested.h>
@@ -25,6 +26,7 @@
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/scheduler.h>
+#include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>
@@ -96,37 +98,6 @@ struct AcceleratorOptions {
   WorldOptions world = {};
 };
 
-struct BackwardOptions {
-  /// Keep the graph for another backward through it.
-  bool retain_graph = false;
-  /// Record the backward itself, for gradients of gradients.
-  bool create_graph = false;
-  /// The loss is a mean over so many items of this rank's micro-batch: tokens
-  /// that are not masked, say. The gradient of the step is then that of the
-  /// mean over all items of all micro-steps and ranks, however unevenly they
-  /// are spread; 0 is allowed. Give it in every micro-step of a window or in
-  /// none. Costs one or two messages of a number for each window.
-  std::optional<std::int64_t> num_items = std::nullopt;
-};
-
-struct ClipNormOptions {
-  /// 1, 2, any number above 0, or infinity: the largest gradient.
-  double norm_type = 2.0;
-  /// Throw ConfigError if the norm is infinite or no number. Waits for the
-  /// device.
-  bool error_if_nonfinite = false;
-};
-
-struct JoinOptions {
-  /// For passes over prepared loaders that begin inside: false leaves the last
-  /// round as it is, so that ranks may have different numbers of batches. Unset:
-  /// each loader's own option.
-  std::optional<bool> even_batches = std::nullopt;
-  /// Sums of gradients are divided by the number of ranks, also when some have
-  /// no data left. False: by the number of those that have.
-  bool divide_by_initial_world_size = true;
-};
-
 namespace detail {
 
 struct Session;
@@ -192,19 +163,6 @@ class ACCELERATE_API MicroStep {
   std::shared_ptr<detail::Session> session_;
   std::vector<std::shared_ptr<detail::PreparedModel>> models_;
   std::vector<bool> before_;
-};
-
-/// While it lives, a model's parameters are whole on every rank.
-class ACCELERATE_API FullParameters {
- public:
-  FullParameters(
-      std::shared_ptr<detail::Session> session,
-      std::vector<std::shared_ptr<void>> open)
-      : session_(std::move(session)), open_(std::move(open)) {}
-
- private:
-  std::shared_ptr<detail::Session> session_;
-  std::vector<std::shared_ptr<void>> open_;
 };
 
 /// The verbs a training program needs, the same on one process and on many.

@@ -12,15 +12,15 @@ using enum OptionUse;
 // DeepSpeed and Megatron-LM.
 // clang-format off
 constexpr std::array<OptionSpec, 43> kRows{{
-    {"use_deepspeed", "", "--use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, "false", "", carried, "DeepSpeed",
+    {"use_deepspeed", "", "--use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, "false", "", acts, "DeepSpeed",
      "train as DeepSpeed's ZeRO would"},
-    {"zero_stage", "deepspeed_config", "--zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", integer, "", "0..3", carried, "DeepSpeed",
+    {"zero_stage", "deepspeed_config", "--zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", integer, "", "0..3", acts, "DeepSpeed",
      "what is split: 1 optimizer state, 2 gradients, too, 3 parameters, too"},
     {"gradient_clipping", "deepspeed_config", "--gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", number, "", "0..", carried, "DeepSpeed",
      "norm that gradients are clipped to"},
-    {"offload_optimizer_device", "deepspeed_config", "--offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", text, "", "", carried, "DeepSpeed",
+    {"offload_optimizer_device", "deepspeed_config", "--offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", text, "", "", acts, "DeepSpeed",
      "where optimizer state is kept: none, cpu or nvme"},
-    {"offload_param_device", "deepspeed_config", "--offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", text, "", "", carried, "DeepSpeed",
+    {"offload_param_device", "deepspeed_config", "--offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", text, "", "", acts, "DeepSpeed",
      "where parameters are kept: none, cpu or nvme"},
     {"offload_optimizer_nvme_path", "deepspeed_config", "--offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", text, "", "", carried, "DeepSpeed",
      "folder for optimizer state"},
@@ -30,7 +30,7 @@ constexpr std::array<OptionSpec, 43> kRows{{
      "split parameters as they are made"},
     {"zero3_save_16bit_model", "deepspeed_config", "--zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", truth, "", "", carried, "DeepSpeed",
      "gather weights of 16 bits for saving"},
-    {"deepspeed_config_file", "deepspeed_config", "--deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", text, "", "", carried, "DeepSpeed",
+    {"deepspeed_config_file", "deepspeed_config", "--deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE", text, "", "", acts, "DeepSpeed",
      "DeepSpeed's own JSON file"},
     {"deepspeed_hostfile", "deepspeed_config", "--deepspeed_hostfile", "", text, "", "", python_only, "DeepSpeed",
      "hosts for DeepSpeed's launcher; for ours: --hostfile"},

@@ -95,7 +95,8 @@ GatedTensor::GatedTensor(
     std::size_t unit)
     : tensor_(tensor), name_(std::move(name)) {
   register_trap();
-  at::Tensor memory = tensor.detach();
+  // Not detach(): what is written to the memory is no change of the tensor.
+  at::Tensor memory = tensor.variable_data();
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(),
       tensor.nbytes(),
@@ -149,8 +150,8 @@ void GatedTensor::fill(const at::Tensor& memory) {
       storage_.device()));
 }
 
-void GatedTensor::release() {
-  entry_->memory.reset();
+at::Tensor GatedTensor::release() {
+  at::Tensor memory = std::exchange(entry_->memory, at::Tensor());
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(
       at::DataPtr(nullptr, entry_.get(), &mark, storage_.device()));
@@ -162,6 +163,7 @@ void GatedTensor::release() {
           "\" is split over the ranks and not whole here; read or change it "
           "in the prepared model's forward, or while Accelerator::"
           "full_parameters() lives"));
+  return memory;
 }
 
 bool GatedTensor::is_filled() const { return entry_->memory.defined(); }

@@ -62,8 +62,8 @@ class ACCELERATE_API GatedTensor {
   /// From now on the tensor's values are those of `memory`: dense, and of its
   /// type and number of elements. Nothing is copied.
   void fill(const at::Tensor& memory);
-  /// Lets go of the memory.
-  void release();
+  /// Lets go of the memory, and returns it.
+  at::Tensor release();
   [[nodiscard]] bool is_filled() const;
 
   /// Somebody replaced the tensor's data after it was put behind the gate

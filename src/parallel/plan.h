@@ -43,7 +43,7 @@ struct PlanRequest {
 /// with replicate, or shard where that was asked for without a number, taking
 /// all ranks that the rest leave. Runs every technique's validation; throws one
 /// ConfigError with all complaints, touching nothing.
-ParallelPlan make_plan(
+ACCELERATE_API ParallelPlan make_plan(
     const PlanRequest& request,
     const Settings& settings,
     const Environment& environment);

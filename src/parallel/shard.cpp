@@ -27,7 +27,7 @@ namespace accelerate::detail {
 namespace {
 
 // Units whose gradients are on their way at once.
-constexpr std::size_t kReducesAtOnce = 2;
+constexpr std::size_t kReducesAtOnce = 1;
 
 // Tells when a parameter's gradient of this backward is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
@@ -86,8 +86,17 @@ class Shard final : public Strategy, public GateKeeper {
       }
       const int tags = claim_tags(mesh_, ShardUnit::num_tags(rows.rows.size()));
       units_.push_back(std::make_unique<ShardUnit>(
-          rows.name, groups, std::move(split), options_.reduce_dtype, tags));
+          rows.name,
+          groups,
+          std::move(split),
+          options_.reduce_dtype,
+          pool_,
+          tags));
     }
+    std::int64_t largest = 0;
+    for (const auto& unit : units_)
+      largest = std::max(largest, unit->whole_bytes());
+    pool_->keep_up_to(2 * largest);
     for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
     cast_buffers(module, plan.full_precision_modules);
     pending_.resize(units_.size());
@@ -310,11 +319,11 @@ class Shard final : public Strategy, public GateKeeper {
     if (!is_in_backward_) return;
     was_reached_ = true;
     if (pending_[unit] == 0 || --pending_[unit] > 0) return;
-    if (reduces_) start_reduce(unit);
     if (options_.frees_parameters && !is_held_open_ &&
         !order_->is_due_soon(unit)) {
       units_[unit]->release();
     }
+    if (reduces_) start_reduce(unit);
   }
 
   void start_reduce(std::size_t unit) {
@@ -401,6 +410,7 @@ class Shard final : public Strategy, public GateKeeper {
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> whole_;
   std::vector<at::Tensor> hooked_;
+  std::shared_ptr<BlockPool> pool_ = std::make_shared<BlockPool>();
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads where there is an accelerator.

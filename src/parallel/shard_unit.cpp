@@ -60,11 +60,13 @@ ShardUnit::ShardUnit(
     ShardGroups groups,
     std::vector<ShardedParameter> parameters,
     std::optional<at::ScalarType> reduce_dtype,
+    std::shared_ptr<BlockPool> pool,
     int first_tag)
     : name_(std::move(name)),
       groups_(std::move(groups)),
       parameters_(std::move(parameters)),
       reduce_dtype_(reduce_dtype),
+      pool_(std::move(pool)),
       first_tag_(first_tag) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].whole.requires_grad()) trainable_.push_back(i);
@@ -105,7 +107,7 @@ void ShardUnit::start_gather() {
     const ShardedParameter& parameter = parameters_[i];
     // A parameter without a gate keeps its memory, and gets the others' rows.
     at::Tensor memory = parameter.gate
-        ? at::empty(
+        ? pool_->take(
               parameter.whole.sizes(),
               parameter.whole.options().requires_grad(false))
         : parameter.whole.detach();
@@ -169,7 +171,8 @@ void ShardUnit::finish_gather() {
 void ShardUnit::release() {
   finish_gather();
   for (const ShardedParameter& parameter : parameters_) {
-    if (parameter.gate) parameter.gate->release();
+    if (!parameter.gate || !parameter.gate->is_filled()) continue;
+    pool_->give(parameter.gate->release());
   }
   is_whole_ = false;
 }
@@ -232,7 +235,8 @@ void ShardUnit::start_reduce() {
     } else {
       for (const int peer : peers(mine, group.size())) {
         at::Tensor& part = incoming[static_cast<std::size_t>(peer)];
-        part = at::empty_like(parameter.rows_of(gradient, mine));
+        const at::Tensor own = parameter.rows_of(gradient, mine);
+        part = pool_->take(own.sizes(), own.options());
         reduce_->exchange.receive(part, peer, tag(i, kReduce, round));
       }
       for (const int peer : peers(mine, group.size())) {
@@ -303,6 +307,9 @@ void ShardUnit::finish_reduce() {
     }
     if (is_small(parameter)) at_byte += size;
     reduce_->outgoing[t].reset();
+    for (at::Tensor& part : reduce_->incoming[t]) {
+      if (part.defined()) pool_->give(std::move(part));
+    }
     reduce_->incoming[t].clear();
     if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(sum);
     if (used[static_cast<std::int64_t>(t)].item<double>() == 0) continue;

@@ -12,6 +12,7 @@
 
 #include "comm/exchange.h"
 #include "gate/gate.h"
+#include "parallel/block_pool.h"
 #include "params/parameter_table.h"
 
 namespace accelerate::detail {
@@ -56,6 +57,7 @@ class ShardUnit {
       ShardGroups groups,
       std::vector<ShardedParameter> parameters,
       std::optional<at::ScalarType> reduce_dtype,
+      std::shared_ptr<BlockPool> pool,
       int first_tag);
 
   static int num_tags(std::size_t num_parameters) {
@@ -107,6 +109,7 @@ class ShardUnit {
   std::vector<ShardedParameter> parameters_;
   std::vector<std::size_t> trainable_;
   std::optional<at::ScalarType> reduce_dtype_;
+  std::shared_ptr<BlockPool> pool_;
   int first_tag_;
   bool is_whole_ = true;
   std::uint64_t num_gathers_ = 0;

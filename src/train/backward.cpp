@@ -233,6 +233,18 @@ void Accelerator::lomo_backward(
     complaints.emplace_back(
         "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
+  const bool is_split = std::any_of(
+      session.models.begin(), session.models.end(), [](const auto& model) {
+        const auto& rows = model->table.rows();
+        return std::any_of(rows.begin(), rows.end(), [](const auto& row) {
+          return !row.layout.is_whole();
+        });
+      });
+  if (is_split) {
+    complaints.emplace_back(
+        "[train] lomo_backward() updates whole parameters, but a prepared "
+        "model is split over ranks; use backward() and another optimizer");
+  }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   // Averaged here, one by one, not in buckets that would keep them all.
   for (const auto& model : session.models) {

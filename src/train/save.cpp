@@ -339,6 +339,10 @@ void Accelerator::save_weights(
   require_no_join(session, "save_model()");
   detail::require_same_call(session, "save_model", folder.string());
   Checkpoints& checkpoints = *session.checkpoints;
+  std::optional<FullParameters> whole;
+  for (const auto& model : session.models) {
+    if (model->module.get() == &module) whole = open_parameters(*model);
+  }
   std::string failure;
   if (checkpoints.writers.front() == session.world.rank()) {
     try {

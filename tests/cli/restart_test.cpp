@@ -212,6 +212,8 @@ TEST(OtherPrograms, AreWarnedOfWhatHasNoEffect) {
   const ToolResult result = run_tool(
       {"launch",
        "--use_fsdp",
+       "--fsdp_state_dict_type",
+       "SHARDED_STATE_DICT",
        "--dynamo_backend",
        "inductor",
        "--num_processes",
@@ -221,7 +223,8 @@ TEST(OtherPrograms, AreWarnedOfWhatHasNoEffect) {
   EXPECT_THAT(
       result.err,
       AllOf(
-          HasSubstr("without effect on a program of this version"),
+          HasSubstr("without effect on a program of this version of the "
+                    "library: fsdp_state_dict_type\n"),
           HasSubstr("only for Python programs, which this is not: "
                     "dynamo_backend")));
 }

@@ -5,6 +5,8 @@
 #include <string>
 
 #include <ATen/Functions.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <accelerate/accelerate.h>
@@ -33,10 +35,49 @@ void read_torn_data(const accelerate::Accelerator& accelerator) {
   for (auto& [x] : loader) accelerator.world().group().all_reduce(x);
 }
 
+// The last rank leaves in the first forward, before the order is known and
+// parameters are sent ahead; or before the third backward.
+struct LeavingImpl : torch::nn::Module {
+  LeavingImpl() { register_module("layers", layers); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor h = layers[0]->as<torch::nn::Linear>()->forward(x);
+    if (leaves) std::_Exit(0);
+    return layers[1]->as<torch::nn::Linear>()->forward(h);
+  }
+  torch::nn::ModuleList layers{
+      torch::nn::Linear(64, 256),
+      torch::nn::Linear(256, 64)};
+  bool leaves = false;
+};
+TORCH_MODULE(Leaving);
+
+void train_sharded(
+    const accelerate::Accelerator& accelerator,
+    bool in_forward) {
+  Leaving net;
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  for (int step = 0; step < 4; ++step) {
+    const bool is_time =
+        step == (in_forward ? 0 : 2) && accelerator.is_last_process();
+    net->leaves = is_time && in_forward;
+    optimizer.zero_grad();
+    const at::Tensor loss = model(at::ones({2, 64})).pow(2).mean();
+    if (is_time) std::_Exit(0);
+    accelerator.backward(loss);
+    optimizer.step();
+  }
+}
+
 void run(const std::string& what) {
   accelerate::AcceleratorOptions options;
   if (what == "silent") options.world.timeout = std::chrono::seconds(2);
   if (what == "shard") options.parallel.shard = 3;
+  if (what == "gather")
+    options.parallel.fully_sharded =
+        accelerate::FullyShardedDataParallelOptions();
+  if (what == "reduce")
+    options.parallel.deepspeed = accelerate::DeepSpeedOptions{.zero_stage = 1};
   const accelerate::Accelerator accelerator(options);
   const accelerate::Group& group = accelerator.world().group();
   const bool is_bad = accelerator.is_last_process();
@@ -47,6 +88,8 @@ void run(const std::string& what) {
   if (what == "silent" && is_bad) std::raise(SIGSTOP);
   if (what == "leave" && is_bad) std::exit(0);
   if (what == "torn_data") read_torn_data(accelerator);
+  if (what == "gather" || what == "reduce")
+    train_sharded(accelerator, what == "gather");
   if (what == "stranger") prepare_a_stranger(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }

@@ -39,6 +39,26 @@ TEST(Fault, OfARankThatLeavesEarlyIsNamedByThePeers) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
 }
 
+TEST(Fault, OfARankThatLeavesWhileParametersAreGatheredIsNamed) {
+  const ToolResult result = launch(3, "gather");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("gathering the parameters of layers.1"),
+          HasSubstr("rank 2")));
+}
+
+TEST(Fault, OfARankThatLeavesWhileGradientsAreReducedIsNamed) {
+  const ToolResult result = launch(3, "reduce");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("reducing the gradients of layers."),
+          HasSubstr("rank 2")));
+}
+
 TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {
   const ToolResult result = launch(2, "silent");
   EXPECT_EQ(result.code, 3);
