@@ -241,6 +241,7 @@ void train(const Flags& flags) {
       metrics << epoch + 1 << ',' << last_loss << ',' << accuracy << std::endl;
   }
 
+  const auto whole = accelerator.full_parameters(model);
   if (accelerator.is_main_process()) {
     std::printf(
         "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f "

@@ -1,0 +1,182 @@
+// Trains a small GPT on the bytes of text files: by default on the sources and
+// documents of this repository.
+//
+//   accelerate-cpp launch --num_processes 2 build/bin/gpt --text novel.txt
+//
+// With several processes the model is fully sharded over them. Losses are the
+// same on any number of them, and a run goes on from a checkpoint on another
+// number: --resume latest.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+#include <CLI/CLI.hpp>
+
+#include <accelerate/accelerate.h>
+#include <accelerate/token_dataset.h>
+
+#include "model.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace F = torch::nn::functional;
+
+struct Flags {
+  std::vector<std::string> text;
+  GptOptions model;
+  std::int64_t steps = 200;
+  std::int64_t batch_size = 16;  // of all processes together
+  double learning_rate = 3e-3;
+  std::uint64_t seed = 1;
+  std::string precision;
+  std::string project_dir = "gpt_run";
+  std::int64_t checkpoint_every = 0;
+  std::string resume;
+};
+
+/// The files themselves, and what is in folders: sources and documents.
+std::vector<std::string> text_files(const std::vector<std::string>& given) {
+  std::vector<std::string> files;
+  for (const std::string& path : given) {
+    if (!fs::is_directory(path)) {
+      files.push_back(path);
+      continue;
+    }
+    for (const char* const below : {"src", "include", "cli", "docs"}) {
+      if (!fs::is_directory(fs::path(path) / below)) continue;
+      for (const auto& entry :
+           fs::recursive_directory_iterator(fs::path(path) / below)) {
+        const std::string kind = entry.path().extension();
+        if (kind == ".cpp" || kind == ".h" || kind == ".md")
+          files.push_back(entry.path());
+      }
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// How many steps were done: a part of checkpoints.
+struct Progress {
+  std::int64_t steps = 0;
+  accelerate::StateDict state_dict() const { return {{"steps", steps}}; }
+  void load_state_dict(const accelerate::StateDict& state) {
+    steps = state.get<std::int64_t>("steps");
+  }
+};
+
+accelerate::AcceleratorOptions options_of(const Flags& flags) {
+  accelerate::AcceleratorOptions options;
+  options.project_configuration = {
+      .project_dir = flags.project_dir, .automatic_checkpoint_naming = true};
+  if (!flags.precision.empty())
+    options.mixed_precision = accelerate::parse_precision(flags.precision);
+  accelerate::FullyShardedDataParallelOptions sharding;
+  sharding.auto_wrap_policy =
+      accelerate::AutoWrapPolicy::transformer_based_wrap;
+  sharding.transformer_cls_names_to_wrap = {"Block"};
+  options.parallel.fully_sharded = sharding;
+  return options;
+}
+
+void train(const Flags& flags) {
+  const accelerate::Accelerator accelerator(options_of(flags));
+  torch::manual_seed(flags.seed);
+  Gpt gpt(flags.model);
+  torch::optim::AdamW adamw(
+      gpt->parameters(), torch::optim::AdamWOptions(flags.learning_rate));
+  const accelerate::TokenDataset text(
+      text_files(flags.text),
+      {.dtype = torch::kByte, .block_size = flags.model.block_size});
+  auto [model, optimizer, loader] = accelerator.prepare(
+      gpt,
+      adamw,
+      accelerate::DataLoader(
+          text,
+          {.batch_size = flags.batch_size,
+           .shuffle = true,
+           .drop_last = true,
+           .split_batches = true,
+           .data_seed = flags.seed}));
+  Progress progress;
+  accelerator.register_for_checkpointing(progress);
+  if (flags.resume == "latest") {
+    if (const auto newest = accelerator.latest_checkpoint())
+      accelerator.load_state(*newest);
+  } else if (!flags.resume.empty()) {
+    accelerator.load_state(fs::path(flags.resume));
+  }
+
+  const auto start = std::chrono::steady_clock::now();
+  const std::int64_t first = progress.steps;
+  while (progress.steps < flags.steps) {
+    for (auto& [tokens, targets] : loader) {
+      optimizer.zero_grad();
+      const torch::Tensor loss = F::cross_entropy(
+          model(tokens).view({-1, GptImpl::kTokens}), targets.view(-1));
+      accelerator.backward(loss);
+      accelerator.clip_grad_norm_(model, 1.0);
+      optimizer.step();
+      ++progress.steps;
+      const torch::Tensor mean =
+          accelerator.gather(loss.detach().view({1})).mean();
+      if (accelerator.is_main_process()) {
+        std::printf(
+            "step %lld loss %.4f\n",
+            static_cast<long long>(progress.steps),
+            mean.item<double>());
+      }
+      if (flags.checkpoint_every > 0 &&
+          progress.steps % flags.checkpoint_every == 0)
+        accelerator.save_state();
+      if (progress.steps >= flags.steps) break;
+    }
+  }
+  const std::chrono::duration<double> seconds =
+      std::chrono::steady_clock::now() - start;
+  if (accelerator.is_main_process()) {
+    std::printf(
+        "%d process%s, %.0f tokens/s\n",
+        accelerator.num_processes(),
+        accelerator.num_processes() == 1 ? "" : "es",
+        static_cast<double>(
+            (progress.steps - first) * flags.batch_size *
+            flags.model.block_size) /
+            seconds.count());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("Trains a small GPT on the bytes of text files.");
+  app.add_option("--text", flags.text, "files, or a source tree");
+  app.add_option("--steps", flags.steps);
+  app.add_option("--batch_size", flags.batch_size, "of all processes together");
+  app.add_option("--block_size", flags.model.block_size, "bytes of a sample");
+  app.add_option("--layers", flags.model.num_layers);
+  app.add_option("--heads", flags.model.num_heads);
+  app.add_option("--width", flags.model.width);
+  app.add_option("--learning_rate", flags.learning_rate);
+  app.add_option("--seed", flags.seed);
+  app.add_option("--precision", flags.precision, "no, bf16 or fp16");
+  app.add_option("--project_dir", flags.project_dir);
+  app.add_option("--checkpoint_every", flags.checkpoint_every, "steps");
+  app.add_option("--resume", flags.resume, "latest, or a checkpoint's folder");
+  CLI11_PARSE(app, argc, argv);
+  if (flags.text.empty()) flags.text = {GPT_TEXT};
+  try {
+    train(flags);
+  } catch (const std::exception& error) {
+    std::cerr << "gpt: " << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

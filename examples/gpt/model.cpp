@@ -1,0 +1,65 @@
+#include "model.h"
+
+#include <cmath>
+
+#include <torch/torch.h>
+
+namespace nn = torch::nn;
+
+BlockImpl::BlockImpl(const GptOptions& options)
+    : num_heads(options.num_heads),
+      norm1(nn::LayerNormOptions({options.width})),
+      norm2(nn::LayerNormOptions({options.width})),
+      qkv(options.width, 3 * options.width),
+      out(options.width, options.width),
+      mlp(nn::Linear(options.width, 4 * options.width),
+          nn::GELU(),
+          nn::Linear(4 * options.width, options.width)) {
+  register_module("norm1", norm1);
+  register_module("norm2", norm2);
+  register_module("qkv", qkv);
+  register_module("out", out);
+  register_module("mlp", mlp);
+}
+
+at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
+  const std::int64_t batch = x_BTW.size(0), time = x_BTW.size(1),
+                     width = x_BTW.size(2);
+  const auto heads = [&](const at::Tensor& part) {
+    return part.view({batch, time, num_heads, width / num_heads})
+        .transpose(1, 2);
+  };
+  const auto parts = qkv(norm1(x_BTW)).chunk(3, -1);
+  const at::Tensor mixed = at::scaled_dot_product_attention(
+      heads(parts[0]),
+      heads(parts[1]),
+      heads(parts[2]),
+      /*attn_mask=*/{},
+      /*dropout_p=*/0,
+      /*is_causal=*/true);
+  const at::Tensor x =
+      x_BTW + out(mixed.transpose(1, 2).reshape({batch, time, width}));
+  return x + mlp->forward(norm2(x));
+}
+
+GptImpl::GptImpl(const GptOptions& options)
+    : tokens(kTokens, options.width),
+      positions(options.block_size, options.width),
+      norm(nn::LayerNormOptions({options.width})) {
+  register_module("tokens", tokens);
+  register_module("positions", positions);
+  for (std::int64_t i = 0; i < options.num_layers; ++i)
+    blocks->push_back(Block(options));
+  register_module("blocks", blocks);
+  register_module("norm", norm);
+  const torch::NoGradGuard no_grad;
+  for (const at::Tensor& weight : {tokens->weight, positions->weight})
+    weight.normal_(0, 0.02);
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
+  at::Tensor x = tokens(tokens_BT) +
+      positions(torch::arange(tokens_BT.size(1), tokens_BT.options()));
+  for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+  return torch::matmul(norm(x), tokens->weight.t());
+}

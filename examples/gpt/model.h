@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+
+struct GptOptions {
+  std::int64_t block_size = 64;
+  std::int64_t num_layers = 4;
+  std::int64_t num_heads = 4;
+  std::int64_t width = 64;
+};
+
+/// Attention to what came before, then two layers on each token.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(const GptOptions& options);
+  at::Tensor forward(const at::Tensor& x_BTW);
+
+  std::int64_t num_heads;
+  torch::nn::LayerNorm norm1, norm2;
+  torch::nn::Linear qkv, out;
+  torch::nn::Sequential mlp;
+};
+TORCH_MODULE(Block);
+
+/// A language model of bytes. The embedding of tokens is its last layer, too.
+struct GptImpl : torch::nn::Module {
+  static constexpr std::int64_t kTokens = 256;
+
+  explicit GptImpl(const GptOptions& options);
+  /// Logits of the token that follows each: [batch, time, kTokens].
+  at::Tensor forward(const at::Tensor& tokens_BT);
+
+  torch::nn::Embedding tokens, positions;
+  torch::nn::ModuleList blocks;
+  torch::nn::LayerNorm norm;
+};
+TORCH_MODULE(Gpt);
