@@ -229,7 +229,8 @@ Weights train_sharded(
     const Kind& kind,
     const Way& way,
     int num_ranks,
-    int accumulation) {
+    int accumulation,
+    bool clips = true) {
   const auto first = first_model(kind);
   const auto per_step = static_cast<std::size_t>(num_ranks * accumulation);
   const auto batches = all_batches(*first, kSteps * per_step);
@@ -258,7 +259,7 @@ Weights train_sharded(
              rank];
         accelerator.backward(
             model.call([&](Task& module) { return module.loss(batch); }));
-        if (accelerator.sync_gradients())
+        if (clips && accelerator.sync_gradients())
           accelerator.clip_grad_norm_(model, 0.5);
         optimizer.step();
       }
@@ -345,6 +346,58 @@ TEST(HybridShard, EndsWithTheWeightsOfOneProcess) {
         kind.name);
   }
 }
+
+// One process that adds up the gradients of the ranks' batches in their order.
+Weights train_in_order(const Kind& kind, int num_ranks) {
+  const auto task = first_model(kind);
+  torch::optim::AdamW optimizer(task->parameters(), adamw());
+  const auto ranks = static_cast<std::size_t>(num_ranks);
+  const auto batches = all_batches(*task, kSteps * ranks);
+  for (std::size_t step = 0; step < kSteps; ++step) {
+    std::vector<Tensor> sums;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      optimizer.zero_grad();
+      task->loss(batches[step * ranks + rank]).backward();
+      std::size_t i = 0;
+      for (const Tensor& parameter : task->parameters()) {
+        const Tensor gradient =
+            parameter.grad().defined() ? parameter.grad().clone() : Tensor();
+        if (rank == 0) {
+          sums.push_back(gradient);
+        } else if (gradient.defined()) {
+          sums[i].add_(gradient);
+        }
+        ++i;
+      }
+    }
+    std::size_t i = 0;
+    for (Tensor& parameter : task->parameters()) {
+      if (sums[i].defined()) sums[i].div_(num_ranks);
+      parameter.mutable_grad() = sums[i++];
+    }
+    optimizer.step();
+  }
+  return weights_of(*task);
+}
+
+class ShardExactness : public ::testing::TestWithParam<int> {};
+
+TEST_P(ShardExactness, IsToTheLastBitThatOfSumsInTheOrderOfTheRanks) {
+  for (const Kind& kind : kinds()) {
+    const Weights expected = train_in_order(kind, GetParam());
+    for (const Way& way : ways()) {
+      const Weights found =
+          train_sharded(kind, way, GetParam(), 1, /*clips=*/false);
+      for (const auto& [name, tensor] : expected) {
+        EXPECT_TRUE(torch::equal(found.at(name), tensor))
+            << kind.name << " " << way.name << " " << name << " differs by "
+            << (found.at(name) - tensor).abs().max().item<double>();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ShardExactness, ::testing::Values(2, 3, 4));
 
 TEST(Shard, WrapsClassesByName) {
   const Kind& gpt = kinds()[4];
