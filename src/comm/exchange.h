@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// where they are to where they belong. Both sides name the same tag, which no
 /// other exchange between them uses meanwhile. Tensors are dense, on the host,
 /// and must not be touched until wait(). Used by one thread at a time.
-class Exchange {
+class ACCELERATE_API Exchange {
  public:
   /// `what` is said when it fails: "gathering block 3".
   Exchange(Group group, std::string what);

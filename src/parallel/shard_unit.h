@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/export.h>
 #include <accelerate/world.h>
 
 #include "comm/exchange.h"
@@ -45,7 +46,9 @@ struct ShardedParameter {
 };
 
 /// Where `num_rows` rows are cut.
-std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks);
+ACCELERATE_API std::vector<std::int64_t> row_begins(
+    std::int64_t num_rows,
+    int num_ranks);
 
 /// Parameters that are gathered, and whose gradients are reduced, together.
 /// Large ones travel straight into place; small ones share a message.

@@ -1,0 +1,81 @@
+#include "parallel/touch_order.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include "parallel/shard_unit.h"
+
+namespace accelerate::detail {
+namespace {
+
+void pass(TouchOrder& order, const std::vector<std::size_t>& units) {
+  order.begin();
+  for (const std::size_t unit : units) order.touch(unit);
+  order.end();
+}
+
+TEST(TouchOrder, KnowsNothingBeforeTheFirstPass) {
+  TouchOrder order;
+  order.begin();
+  order.touch(3);
+  EXPECT_FALSE(order.is_known());
+  EXPECT_FALSE(order.next());
+  EXPECT_FALSE(order.is_due_soon(3));
+}
+
+TEST(TouchOrder, SaysWhatComesNext) {
+  TouchOrder order;
+  pass(order, {0, 0, 1, 1, 2, 0});
+  order.begin();
+  EXPECT_EQ(order.next(), 0u);
+  order.touch(0);
+  EXPECT_EQ(order.next(), 1u);
+  EXPECT_TRUE(order.is_due_soon(2));
+  EXPECT_FALSE(order.is_due_soon(0)) << "it comes, but not soon";
+  order.touch(1);
+  EXPECT_TRUE(order.is_due_soon(0));
+  order.touch(2);
+  order.touch(0);
+  EXPECT_FALSE(order.next());
+}
+
+TEST(TouchOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
+  TouchOrder order;
+  pass(order, {0, 1, 2});
+  order.begin();
+  order.touch(0);
+  order.touch(2);
+  EXPECT_FALSE(order.is_known());
+  EXPECT_FALSE(order.next());
+  order.end();
+  order.begin();
+  order.touch(0);
+  EXPECT_EQ(order.next(), 2u);
+}
+
+TEST(TouchOrder, KeepsWhatItKnowsOverAnEmptyPass) {
+  TouchOrder order;
+  pass(order, {4, 5});
+  pass(order, {});
+  order.begin();
+  EXPECT_EQ(order.next(), 4u);
+}
+
+TEST(RowBegins, CutAllRowsIntoPartsThatDifferByOneAtMost) {
+  EXPECT_TRUE(rc::check([] {
+    const auto rows = *rc::gen::inRange<std::int64_t>(0, 1000);
+    const auto ranks = *rc::gen::inRange(1, 40);
+    const auto begins = row_begins(rows, ranks);
+    RC_ASSERT(begins.size() == static_cast<std::size_t>(ranks) + 1);
+    RC_ASSERT(begins.front() == 0);
+    RC_ASSERT(begins.back() == rows);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      const std::int64_t part = begins[r + 1] - begins[r];
+      RC_ASSERT(part == rows / ranks || part == rows / ranks + 1);
+    }
+  }));
+}
+
+}  // namespace
+}  // namespace accelerate::detail
