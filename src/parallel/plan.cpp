@@ -195,6 +195,8 @@ ParallelPlan make_plan(
   plan.techniques.master_weights = request.master_weights;
   if (sharding) {
     plan.techniques.shard = std::move(sharding->options);
+    plan.gradient_accumulation_steps = sharding->gradient_accumulation_steps;
+    plan.gradient_clipping = sharding->gradient_clipping;
     plan.ignored = std::move(sharding->ignored);
   }
   plan.techniques.shard.master_weights = request.master_weights;

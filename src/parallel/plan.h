@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct TechniqueOptions {
 struct ParallelPlan {
   std::array<int, kNumAxes> degrees{};
   TechniqueOptions techniques = {};
+  /// What DeepSpeed's words say of a step, if they do.
+  std::optional<int> gradient_accumulation_steps = std::nullopt;
+  std::optional<double> gradient_clipping = std::nullopt;
   /// Settings that were given and do nothing.
   std::vector<std::string> ignored = {};
 };

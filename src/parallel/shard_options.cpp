@@ -112,6 +112,7 @@ bool is_known_key(std::string_view path) {
        {"train_batch_size",
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
+        "gradient_clipping",
         "steps_per_print",
         "fp16.enabled",
         "fp16.auto_cast",
@@ -170,6 +171,11 @@ ShardRequest read_deepspeed(
   options.reduces_every_backward = stage >= 2;
   if (mixed_precision != "no")
     set_precision(options, policy_named(mixed_precision, 1));
+  // 1 is also what a configuration gets that says nothing.
+  if (*found.gradient_accumulation_steps > 1)
+    request.gradient_accumulation_steps = found.gradient_accumulation_steps;
+  if (*found.gradient_clipping > 0)
+    request.gradient_clipping = found.gradient_clipping;
   list_ignored(config.json(), "", request.ignored);
   return request;
 }

@@ -23,6 +23,9 @@ enum class ShardSpan {
 struct ShardRequest {
   ShardSpan span = ShardSpan::none;
   ShardOptions options = {};
+  /// DeepSpeed's, where it says numbers.
+  std::optional<int> gradient_accumulation_steps = std::nullopt;
+  std::optional<double> gradient_clipping = std::nullopt;
   /// Settings that are understood and have no counterpart here.
   std::vector<std::string> ignored = {};
 };

@@ -104,6 +104,20 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
         settings,
         environment);
   });
+  if (const auto steps = plan.gradient_accumulation_steps) {
+    const bool is_said = options.gradient_accumulation_steps.value_or(1) > 1 ||
+        options.gradient_accumulation.num_steps;
+    if (is_said && window != *steps) {
+      complaints.push_back(concat(
+          "[train] gradient_accumulation_steps is ",
+          window,
+          ", and ",
+          *steps,
+          " in the DeepSpeed configuration; correct it there, or write "
+          "\"auto\""));
+    }
+    window = *steps;
+  }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   const std::array sources{
       detail::source_from_handover(environment),
@@ -138,6 +152,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
       .clock = detail::StepClock(window),
+      .max_gradient_norm = plan.gradient_clipping,
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},

@@ -27,7 +27,7 @@ struct Rows {
   std::vector<std::unique_ptr<Parameter>> own;
 };
 
-Rows rows_of(
+Rows rows_for(
     const detail::Session& session,
     const std::vector<at::Tensor>& parameters) {
   Rows rows;
@@ -36,6 +36,7 @@ Rows rows_of(
     const Parameter* row = nullptr;
     for (const auto& model : session.models) {
       if (row == nullptr) row = model->table.find(parameter);
+      if (row == nullptr) row = model->table.find_local(parameter);
     }
     if (row == nullptr) {
       rows.own.push_back(std::make_unique<Parameter>(Parameter{
@@ -75,15 +76,16 @@ std::vector<std::vector<at::Tensor>> gradients_of(
 
 }  // namespace
 
-at::Tensor Accelerator::clip_grad_norm_(
+at::Tensor detail::clip_gradients(
+    Session& session,
     const std::vector<at::Tensor>& parameters,
     double max_norm,
-    const ClipNormOptions& options) const {
+    const ClipNormOptions& options) {
   const at::NoGradGuard no_grad;
-  detail::unscale_parameters(*session_, parameters);
-  const Rows rows = rows_of(*session_, parameters);
+  detail::unscale_parameters(session, parameters);
+  const Rows rows = rows_for(session, parameters);
   const at::Tensor norm =
-      detail::gradient_norm(rows.all, session_->mesh, options.norm_type);
+      detail::gradient_norm(rows.all, session.mesh, options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
     throw ConfigError(detail::concat(
         "[train] the gradient norm is ",
@@ -99,12 +101,19 @@ at::Tensor Accelerator::clip_grad_norm_(
   return norm;
 }
 
+at::Tensor Accelerator::clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    const ClipNormOptions& options) const {
+  return detail::clip_gradients(*session_, parameters, max_norm, options);
+}
+
 void Accelerator::clip_grad_value_(
     const std::vector<at::Tensor>& parameters,
     double clip_value) const {
   const at::NoGradGuard no_grad;
   detail::unscale_parameters(*session_, parameters);
-  const Rows rows = rows_of(*session_, parameters);
+  const Rows rows = rows_for(*session_, parameters);
   for (const auto& list : gradients_of(rows.all)) {
     if (list[0].is_cpu()) {
       // One pass over each; the foreach kernels are loops here, and two of them.

@@ -38,6 +38,14 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
   detail::complete_gradients(session);
+  if (session.max_gradient_norm) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : prepared_->inner->param_groups()) {
+      parameters.insert(
+          parameters.end(), group.params().begin(), group.params().end());
+    }
+    detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
+  }
   at::Tensor loss;
   if (session.scaler) {
     loss = detail::scaled_step(session, *prepared_, closure);

@@ -106,6 +106,8 @@ struct Session {
   GradientAccumulationOptions accumulation;
   SchedulerOptions scheduling;
   StepClock clock;
+  /// Gradients are clipped to it in every step, besides what the program does.
+  std::optional<double> max_gradient_norm = std::nullopt;
   /// With fp16 only.
   std::optional<GradScaler> scaler;
   /// Optimizers have stepped since the scale was last adapted.
@@ -148,6 +150,14 @@ struct Session {
     return active_loaders.empty() ? nullptr : active_loaders.back();
   }
 };
+
+/// Accelerator::clip_grad_norm_. `parameters` are models' tensors, or what
+/// optimizers step on.
+at::Tensor clip_gradients(
+    Session& session,
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    const ClipNormOptions& options);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks: `what` needs
 /// all of them.

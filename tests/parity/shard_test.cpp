@@ -399,6 +399,30 @@ TEST_P(ShardExactness, IsToTheLastBitThatOfSumsInTheOrderOfTheRanks) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardExactness, ::testing::Values(2, 3, 4));
 
+TEST(DeepSpeed, ClipsAndAccumulatesAsItsConfigurationSays) {
+  DeepSpeedOptions options;
+  options.hf_ds_config =
+      R"({"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5,
+          "gradient_accumulation_steps": 3})";
+  const Kind& mlp = kinds().front();
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.deepspeed = options}, .world = world});
+    EXPECT_EQ(accelerator.gradient_accumulation_steps(), 3);
+  });
+  expect_near(
+      train_sharded(
+          mlp, {"deepspeed", {.deepspeed = options}}, 2, 3, /*clips=*/false),
+      train_alone(mlp, 2, 3),
+      2e-5,
+      "mlp");
+  expect_error<ConfigError>(
+      [&] {
+        train_sharded(mlp, {"deepspeed", {.deepspeed = options}}, 2, 4);
+      },
+      "DeepSpeed configuration");
+}
+
 TEST(Shard, WrapsClassesByName) {
   const Kind& gpt = kinds()[4];
   expect_near(
