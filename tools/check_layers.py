@@ -69,6 +69,7 @@ def main(root):
         if folder.is_dir():
             files += [(p, folder.name) for p in folder.rglob("*") if p.suffix in (".h", ".cpp")]
     count = 0
+    seen = {}
     for path, room in files:
         if "gloo_headers" in path.parts:
             continue
@@ -79,6 +80,12 @@ def main(root):
         for number, text in breaches_in(path, room, path.read_text()):
             print(f"{path}:{number}: {text}")
             count += 1
+        # Two types of one name in one namespace are nobody's error, and a crash.
+        if path.suffix == ".h" and room != "cli":
+            for found in re.finditer(r"^(?:struct|class|enum class) (?:ACCELERATE_API )?(\w+)[^;{]*\{", path.read_text(), re.MULTILINE):
+                if seen.setdefault(found[1], path) != path:
+                    print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
+                    count += 1
     print(f"{len(files)} files, {count} breaches")
     return 1 if count or not files else 0
 

@@ -14,12 +14,12 @@ namespace {
 
 using Parameters = std::map<std::uint64_t, std::int64_t>;
 
-void collect(const ModuleNode& module, Parameters& parameters) {
+void collect(const WrapNode& module, Parameters& parameters) {
   parameters.insert(module.parameters.begin(), module.parameters.end());
-  for (const ModuleNode& child : module.children) collect(child, parameters);
+  for (const WrapNode& child : module.children) collect(child, parameters);
 }
 
-std::int64_t num_elements(const ModuleNode& module) {
+std::int64_t num_elements(const WrapNode& module) {
   Parameters parameters;
   collect(module, parameters);
   std::int64_t sum = 0;
@@ -28,7 +28,7 @@ std::int64_t num_elements(const ModuleNode& module) {
 }
 
 bool is_one_of(
-    const ModuleNode& module,
+    const WrapNode& module,
     const std::vector<std::string>& classes) {
   return std::any_of(classes.begin(), classes.end(), [&](const auto& name) {
     return is_class(module, name);
@@ -36,11 +36,11 @@ bool is_one_of(
 }
 
 void wrap_by_class(
-    const ModuleNode& module,
+    const WrapNode& module,
     const std::vector<std::string>& classes,
     bool is_root,
     std::vector<std::string>& wrapped) {
-  for (const ModuleNode& child : module.children)
+  for (const WrapNode& child : module.children)
     wrap_by_class(child, classes, false, wrapped);
   if (!is_root && is_one_of(module, classes)) wrapped.push_back(module.name);
 }
@@ -52,14 +52,14 @@ const std::vector<std::string> kNeverEntered{"MultiheadAttention"};
 // Returns how many elements were wrapped. A parent counts what its children
 // left.
 std::int64_t wrap_by_remainder(
-    const ModuleNode& module,
+    const WrapNode& module,
     std::int64_t least,
     bool is_root,
     std::vector<std::string>& wrapped) {
   const std::int64_t all = num_elements(module);
   if (all < least || is_one_of(module, kNeverEntered)) return 0;
   std::int64_t by_children = 0;
-  for (const ModuleNode& child : module.children)
+  for (const WrapNode& child : module.children)
     by_children += wrap_by_remainder(child, least, false, wrapped);
   if (is_root || all - by_children < least || is_one_of(module, kNeverWrapped))
     return by_children;
@@ -68,26 +68,26 @@ std::int64_t wrap_by_remainder(
 }
 
 void wrap_by_size(
-    const ModuleNode& module,
+    const WrapNode& module,
     std::int64_t limit,
     bool is_root,
     std::vector<std::string>& wrapped) {
-  for (const ModuleNode& child : module.children)
+  for (const WrapNode& child : module.children)
     wrap_by_size(child, limit, false, wrapped);
   if (!is_root && num_elements(module) > limit) wrapped.push_back(module.name);
 }
 
-bool has_class(const ModuleNode& module, const std::string& name) {
+bool has_class(const WrapNode& module, const std::string& name) {
   return is_class(module, name) ||
       std::any_of(
              module.children.begin(),
              module.children.end(),
-             [&](const ModuleNode& child) { return has_class(child, name); });
+             [&](const WrapNode& child) { return has_class(child, name); });
 }
 
 }  // namespace
 
-bool is_class(const ModuleNode& module, const std::string& name) {
+bool is_class(const WrapNode& module, const std::string& name) {
   const std::string_view full = module.class_name;
   if (full == name) return true;
   const std::size_t colon = full.rfind("::");
@@ -100,7 +100,7 @@ bool is_class(const ModuleNode& module, const std::string& name) {
 }
 
 std::vector<std::string> wrapped_modules(
-    const ModuleNode& root,
+    const WrapNode& root,
     const FullyShardedDataParallelOptions& options) {
   std::vector<std::string> wrapped;
   switch (options.auto_wrap_policy.value_or(AutoWrapPolicy::no_wrap)) {

@@ -19,11 +19,11 @@ std::string dotted(const std::string& parent, const std::string& name) {
   return parent.empty() ? name : concat(parent, ".", name);
 }
 
-ModuleNode node_of(
+WrapNode node_of(
     const torch::nn::Module& module,
     const std::string& name,
     const ParameterTable& table) {
-  ModuleNode node{name, module.name(), {}, {}};
+  WrapNode node{name, module.name(), {}, {}};
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     if (!item.value().defined()) continue;
     const Parameter* const row = table.find(item.value());
@@ -41,16 +41,16 @@ ModuleNode node_of(
   return node;
 }
 
-bool has_parameters(const ModuleNode& node) {
+bool has_parameters(const WrapNode& node) {
   return !node.parameters.empty() ||
       std::any_of(node.children.begin(), node.children.end(), has_parameters);
 }
 
 // The elements of containers, which are the same thing several times.
-void find_blocks(const ModuleNode& node, std::vector<std::string>& names) {
+void find_blocks(const WrapNode& node, std::vector<std::string>& names) {
   const bool is_container =
       is_class(node, "ModuleList") || is_class(node, "Sequential");
-  for (const ModuleNode& child : node.children) {
+  for (const WrapNode& child : node.children) {
     if (is_container && has_parameters(child)) {
       names.push_back(child.name);
     } else {
@@ -84,11 +84,11 @@ const std::string* innermost(
   return found;
 }
 
-void find_batch_norms(const ModuleNode& node, std::vector<std::string>& names) {
+void find_batch_norms(const WrapNode& node, std::vector<std::string>& names) {
   for (const char* const name : {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d"}) {
     if (is_class(node, name)) names.push_back(node.name);
   }
-  for (const ModuleNode& child : node.children) find_batch_norms(child, names);
+  for (const WrapNode& child : node.children) find_batch_norms(child, names);
 }
 
 // Names of modules that match, in full.
@@ -114,7 +114,7 @@ std::vector<std::string> ignored_modules(
 
 }  // namespace
 
-ModuleNode module_tree(
+WrapNode module_tree(
     const torch::nn::Module& module,
     const ParameterTable& table) {
   return node_of(module, "", table);

@@ -23,7 +23,7 @@ struct UnitOfRows {
 
 /// The module as wrapping policies see it; parameters are numbered by their
 /// rows.
-ModuleNode module_tree(
+WrapNode module_tree(
     const torch::nn::Module& module,
     const ParameterTable& table);
 

@@ -7,13 +7,13 @@ namespace accelerate::oracle {
 
 namespace {
 
-using detail::ModuleNode;
+using detail::WrapNode;
 
-ModuleNode tree_of(
+WrapNode tree_of(
     const Json& json,
     const std::string& name,
     std::uint64_t& next_parameter) {
-  ModuleNode node{name, json.at("class"), {}, {}};
+  WrapNode node{name, json.at("class"), {}, {}};
   for (const Json& parameter : json.at("parameters")) {
     std::int64_t count = 1;
     for (const std::int64_t size : parameter.at(1).at("shape")) count *= size;
