@@ -8,17 +8,9 @@
 
 #include "base/text.h"
 #include "comm/group_impl.h"
+#include "comm/wire.h"
 
 namespace accelerate::detail {
-
-namespace {
-
-// Gloo knows few types, and sending does not look at them.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return tensor.detach().view(-1).view(at::kByte);
-}
-
-}  // namespace
 
 Exchange::Exchange(Group group, std::string what)
     : group_(std::move(group)), what_(std::move(what)) {}
@@ -28,30 +20,28 @@ Exchange::~Exchange() {
 }
 
 void Exchange::send(const at::Tensor& tensor, int to, int tag) {
-  if (tensor.numel() == 0) return;
-  const at::NoGradGuard no_grad;
-  const at::Tensor bytes = bytes_of(tensor);
-  std::vector<at::Tensor> buffers{bytes};
-  try {
-    messages_.push_back(
-        {group_.impl()->backend->send(buffers, to, tag), bytes});
-  } catch (const std::exception& error) {
-    fail_collective(
-        *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
-  }
+  start(&c10d::Backend::send, tensor, to, tag);
 }
 
 void Exchange::receive(const at::Tensor& tensor, int from, int tag) {
+  start(&c10d::Backend::recv, tensor, from, tag);
+}
+
+void Exchange::start(
+    c10::intrusive_ptr<c10d::Work> (
+        c10d::Backend::*direction)(std::vector<at::Tensor>&, int, int),
+    const at::Tensor& tensor,
+    int peer,
+    int tag) {
   if (tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
-  const at::Tensor bytes = bytes_of(tensor);
+  const at::Tensor bytes = as_bytes(tensor);
   std::vector<at::Tensor> buffers{bytes};
   try {
     messages_.push_back(
-        {group_.impl()->backend->recv(buffers, from, tag), bytes});
+        {((*group_.impl()->backend).*direction)(buffers, peer, tag), bytes});
   } catch (const std::exception& error) {
-    fail_collective(
-        *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
+    fail(error);
   }
 }
 
@@ -64,10 +54,14 @@ void Exchange::wait() {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      fail_collective(
-          *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
+      fail(error);
     }
   }
+}
+
+void Exchange::fail(const std::exception& error) const {
+  fail_collective(
+      *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
 }
 
 }  // namespace accelerate::detail

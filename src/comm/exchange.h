@@ -1,8 +1,11 @@
 #pragma once
 
+#include <exception>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <accelerate/world.h>
@@ -34,6 +37,14 @@ class ACCELERATE_API Exchange {
     c10::intrusive_ptr<c10d::Work> work;
     at::Tensor bytes;
   };
+
+  void start(
+      c10::intrusive_ptr<c10d::Work> (
+          c10d::Backend::*direction)(std::vector<at::Tensor>&, int, int),
+      const at::Tensor& tensor,
+      int peer,
+      int tag);
+  [[noreturn]] void fail(const std::exception& error) const;
 
   Group group_;
   std::string what_;
