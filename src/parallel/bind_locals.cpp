@@ -10,9 +10,10 @@
 
 namespace accelerate::detail {
 
-void bind_locals(
+bool bind_locals(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table) {
+  bool has_any = false;
   auto& states = optimizer.state();
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
@@ -32,8 +33,10 @@ void bind_locals(
         states[row->local.unsafeGetTensorImpl()] = std::move(kept);
       }
       parameter = row->local;
+      has_any = true;
     }
   }
+  return has_any;
 }
 
 }  // namespace accelerate::detail

@@ -10,8 +10,8 @@ namespace accelerate::detail {
 
 /// Makes `optimizer` step on `local` where a row's is not the row's tensor.
 /// A state that it has of the tensor goes over to the local, if it is of the
-/// same shape; else ConfigError.
-void bind_locals(
+/// same shape; else ConfigError. Returns whether it steps on any of them.
+bool bind_locals(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table);
 

@@ -27,8 +27,9 @@ class BlockPool {
     return block.view(options.dtype().toScalarType()).view(sizes);
   }
 
-  /// `memory` is nobody else's.
+  /// Left to the system if somebody else holds on to it.
   void give(at::Tensor memory) {
+    if (memory.storage().use_count() > 1) return;
     const auto bytes = static_cast<std::int64_t>(memory.nbytes());
     if (bytes == 0 || kept_bytes_ + bytes > most_bytes_) return;
     kept_bytes_ += bytes;

@@ -58,7 +58,7 @@ class MasterWeights final : public Strategy {
     }
   }
 
-  void after_step() override {
+  void after_step(const torch::optim::Optimizer&) override {
     if (masters_.empty()) return;
     const at::NoGradGuard no_grad;
     at::_foreach_copy_(models_, masters_);

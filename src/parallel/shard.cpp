@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -114,7 +116,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
       override {
-    bind_locals(optimizer, table);
+    if (bind_locals(optimizer, table)) optimizers_.insert(&optimizer);
   }
 
   [[nodiscard]] std::optional<at::ScalarType> input_dtype() const override {
@@ -127,7 +129,7 @@ class Shard final : public Strategy, public GateKeeper {
   void before_forward() override {
     const Turn turn(mutex_);
     if (num_forwards_++ > 0) return;
-    require_gates();
+    require_unchanged();
     had_forward_ = had_forward_ || at::GradMode::is_enabled();
     order_ = at::GradMode::is_enabled() ? &forward_order_ : &evaluation_order_;
     order_->begin();
@@ -138,13 +140,14 @@ class Shard final : public Strategy, public GateKeeper {
     const Turn turn(mutex_);
     if (--num_forwards_ > 0) return;
     order_->end();
-    is_open_ = is_held_open_;
+    is_open_ = false;
     if (!options_.frees_parameters) return;
     // What was computed last is what the backward begins with.
     const bool keeps_last = at::GradMode::is_enabled();
     const bool keeps_all = keeps_last && !options_.frees_after_forward;
     for (std::size_t u = 0; u < units_.size(); ++u) {
-      if (is_held_open_ || keeps_all || (keeps_last && current_ == u)) continue;
+      if (is_held_open() || keeps_all || (keeps_last && current_ == u))
+        continue;
       units_[u]->finish_gather();
       units_[u]->release();
     }
@@ -153,6 +156,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   void before_backward(bool sync_gradients) override {
     const Turn turn(mutex_);
+    require_no_scope("backward() was called");
     reduces_ = sync_gradients || options_.reduces_every_backward;
     for (std::size_t u = 0; u < units_.size(); ++u)
       pending_[u] = units_[u]->num_trainable();
@@ -166,7 +170,7 @@ class Shard final : public Strategy, public GateKeeper {
   void after_backward(bool sync_gradients) override {
     const Turn turn(mutex_);
     is_in_backward_ = false;
-    is_open_ = is_held_open_;
+    is_open_ = false;
     order_->end();
     if (reduces_ && was_reached_) {
       for (std::size_t u = 0; u < units_.size(); ++u) {
@@ -176,7 +180,7 @@ class Shard final : public Strategy, public GateKeeper {
       }
     }
     finish_reduces(0);
-    if (options_.frees_parameters && !is_held_open_) release_all();
+    if (options_.frees_parameters && !is_held_open()) release_all();
     if (!sync_gradients || !was_reached_) return;
     average_whole();
     if (std::exchange(had_forward_, false) && options_.broadcast_buffers) {
@@ -186,7 +190,14 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   // Whole parameters, wherever they are, are those of before.
-  void after_step() override { refresh(); }
+  void after_step(const torch::optim::Optimizer& optimizer) override {
+    if (!optimizers_.contains(&optimizer)) return;
+    {
+      const Turn turn(mutex_);
+      require_no_scope("an optimizer stepped");
+    }
+    refresh();
+  }
   void after_load() override { refresh(); }
 
   [[nodiscard]] std::shared_ptr<void> open_parameters() override {
@@ -194,10 +205,13 @@ class Shard final : public Strategy, public GateKeeper {
       const Turn turn(mutex_);
       for (const auto& unit : units_) unit->start_gather();
       for (const auto& unit : units_) unit->finish_gather();
-      is_held_open_ = true;
-      is_open_ = true;
+      if (num_scopes_++ == 0) {
+        for (const auto& unit : units_) unit->watch_for_changes();
+      }
     }
-    return {this, [](Shard* shard) { shard->close_parameters(); }};
+    return {this, [alive = std::weak_ptr(alive_)](Shard* shard) {
+              if (!alive.expired()) shard->close_parameters();
+            }};
   }
 
   void on_failure(const std::exception&) override {
@@ -205,7 +219,8 @@ class Shard final : public Strategy, public GateKeeper {
     if (num_forwards_ == 0 && !is_in_backward_) return;
     num_forwards_ = 0;
     is_in_backward_ = false;
-    is_open_ = is_held_open_;
+    is_open_ = false;
+    if (is_held_open()) return;
     reducing_.clear();
     current_.reset();
     for (const auto& unit : units_) unit->abandon();
@@ -221,7 +236,7 @@ class Shard final : public Strategy, public GateKeeper {
   ShardedParameter
   cut(Parameter& row, ParameterTable& table, bool keeps_precision) {
     const Group& group = mesh_.group(Axis::shard);
-    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr};
+    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, 0};
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
     const at::ScalarType stored = row.tensor.scalar_type();
     const bool is_float = at::isFloatingType(stored);
@@ -281,9 +296,18 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
-  void require_gates() const {
+  void require_unchanged() const {
     for (const auto& unit : units_) {
       for (const ShardedParameter& parameter : unit->parameters()) {
+        if (parameter.whole.requires_grad() &&
+            !parameter.local.requires_grad()) {
+          throw ConfigError(concat(
+              "[parallel] parameter \"",
+              parameter.name,
+              "\" was frozen when it was prepared and is not any more, but "
+              "nobody waits for its gradients; unfreeze it before prepare(), "
+              "or prepare the model anew"));
+        }
         if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
         throw ConfigError(concat(
             "[parallel] the data of parameter \"",
@@ -298,7 +322,7 @@ class Shard final : public Strategy, public GateKeeper {
     // Elsewhere a rank may be alone, and must not wait for others.
     if (!is_open_) return;
     const Turn turn(mutex_);
-    if (is_held_open_) return;
+    if (is_held_open()) return;
     if (current_ == unit && units_[unit]->is_whole()) return;
     order_->touch(unit);
     units_[unit]->start_gather();
@@ -319,7 +343,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (!is_in_backward_) return;
     was_reached_ = true;
     if (pending_[unit] == 0 || --pending_[unit] > 0) return;
-    if (options_.frees_parameters && !is_held_open_ &&
+    if (options_.frees_parameters && !is_held_open() &&
         !order_->is_due_soon(unit)) {
       units_[unit]->release();
     }
@@ -343,6 +367,17 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
+  [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
+
+  void require_no_scope(std::string_view what) const {
+    if (!is_held_open()) return;
+    throw ConfigError(concat(
+        "[parallel] ",
+        what,
+        " while full_parameters() lives, whose parameters would not be those "
+        "of the step; let it end before"));
+  }
+
   void release_all() {
     for (const auto& unit : units_) {
       unit->finish_gather();
@@ -353,20 +388,19 @@ class Shard final : public Strategy, public GateKeeper {
 
   void refresh() {
     const Turn turn(mutex_);
-    if (is_held_open_) return;
     release_all();
-    if (options_.frees_parameters) return;
+    if (options_.frees_parameters && !is_held_open()) return;
     for (const auto& unit : units_) {
       unit->start_gather();
       unit->finish_gather();
+      unit->watch_for_changes();
     }
   }
 
   void close_parameters() {
     const Turn turn(mutex_);
+    if (--num_scopes_ > 0) return;
     for (const auto& unit : units_) unit->keep_changes();
-    is_held_open_ = false;
-    is_open_ = false;
     if (options_.frees_parameters) release_all();
   }
 
@@ -410,13 +444,17 @@ class Shard final : public Strategy, public GateKeeper {
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> whole_;
   std::vector<at::Tensor> hooked_;
+  /// Those that step on this model's parts.
+  std::set<const torch::optim::Optimizer*> optimizers_;
   std::shared_ptr<BlockPool> pool_ = std::make_shared<BlockPool>();
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads where there is an accelerator.
   std::mutex mutex_;
   std::atomic<bool> is_open_{false};
-  bool is_held_open_ = false;
+  /// Of full_parameters().
+  int num_scopes_ = 0;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   bool is_in_backward_ = false;
   int num_forwards_ = 0;
   bool had_forward_ = false;

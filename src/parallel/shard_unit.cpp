@@ -177,12 +177,21 @@ void ShardUnit::release() {
   is_whole_ = false;
 }
 
+void ShardUnit::watch_for_changes() {
+  for (ShardedParameter& parameter : parameters_)
+    parameter.version_when_opened = parameter.whole._version();
+}
+
 void ShardUnit::keep_changes() {
   const at::NoGradGuard no_grad;
   for (const ShardedParameter& parameter : parameters_) {
     const at::Tensor own =
         parameter.rows_of(parameter.whole.detach(), groups_.gathering.rank());
-    if (!own.is_alias_of(parameter.local)) parameter.local.detach().copy_(own);
+    if (own.is_alias_of(parameter.local)) continue;
+    // Where the part is more precise, only a real change may round it.
+    const bool is_exact = own.scalar_type() == parameter.local.scalar_type();
+    if (is_exact || parameter.whole._version() != parameter.version_when_opened)
+      parameter.local.detach().copy_(own);
   }
 }
 
@@ -327,8 +336,6 @@ void ShardUnit::finish_reduce() {
 void ShardUnit::abandon() {
   gather_.reset();
   reduce_.reset();
-  for (const std::size_t i : trainable_)
-    parameters_[i].whole.mutable_grad().reset();
   if (parameters_.empty() || !parameters_.front().gate) return;
   for (const ShardedParameter& parameter : parameters_)
     parameter.gate->release();

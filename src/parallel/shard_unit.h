@@ -40,6 +40,7 @@ struct ShardedParameter {
   at::Tensor local;  ///< this rank's rows, on which the optimizer steps
   std::vector<std::int64_t> row_begins;  ///< one a rank, and the end
   std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays
+  std::int64_t version_when_opened = 0;
 
   /// The rows that `rank` keeps, of a tensor of the whole shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
@@ -81,7 +82,9 @@ class ShardUnit {
   [[nodiscard]] bool is_whole() const { return is_whole_; }
   /// Lets go of the memory of gated parameters.
   void release();
-  /// What the user wrote into the whole parameters becomes the parts.
+  /// What the user writes into the whole parameters from here to
+  /// keep_changes() becomes the parts.
+  void watch_for_changes();
   void keep_changes();
 
   [[nodiscard]] std::size_t num_trainable() const { return trainable_.size(); }

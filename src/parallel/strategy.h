@@ -65,7 +65,7 @@ class Strategy {
   /// The gradients of a step are complete, and about to be unscaled, clipped
   /// or used; may come several times.
   virtual void before_step() {}
-  virtual void after_step() {}
+  virtual void after_step(const torch::optim::Optimizer& /*optimizer*/) {}
   /// Parameters' `local` were changed from outside: a checkpoint was loaded.
   virtual void after_load() {}
   /// Until the object is gone, the module's parameters are whole and may be

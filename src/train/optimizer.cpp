@@ -55,7 +55,9 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
     prepared_->is_accumulating = false;
   }
   for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) strategy->after_step();
+    for (const auto& strategy : model->strategies) {
+      strategy->after_step(*prepared_->inner);
+    }
   }
   return loss;
 }

@@ -269,6 +269,24 @@ TEST(Shard, LeavesNothingWholeAfterAnException) {
   });
 }
 
+TEST(Shard, KeepsGradientsOfEarlierMicroStepsThroughAFailedForward) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.gradient_accumulation_steps = 2,
+         .parallel = sharded(),
+         .world = world});
+    Net net;
+    torch::optim::SGD inner(net->parameters(), sgd());
+    auto [model, optimizer] = accelerator.prepare(net, inner);
+    const auto scope = accelerator.accumulate(model);
+    accelerator.backward(model(rows(accelerator, 0)).pow(2).mean());
+    const Tensor gradient = net->parameters()[0].grad().clone();
+    net->fails_at = 2;
+    EXPECT_THROW(model(rows(accelerator, 1)), std::runtime_error);
+    EXPECT_TRUE(torch::equal(net->parameters()[0].grad(), gradient));
+  });
+}
+
 TEST(Shard, NamesAParameterThatIsReadElsewhere) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
@@ -303,6 +321,69 @@ TEST(Shard, KeepsChangesMadeToFullParameters) {
       expected =
           torch::tanh((expected * 0.25).sum(-1, true) + 0.25).expand({1, 8});
     EXPECT_TRUE(torch::allclose(model(x), expected));
+  });
+}
+
+TEST(Shard, DoesNotRoundPartsThatAreOnlyRead) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.mixed_precision = Precision::bf16,
+         .parallel = sharded(),
+         .world = world});
+    Net net;
+    torch::optim::SGD inner(net->parameters(), sgd());
+    auto [model, optimizer] = accelerator.prepare(net, inner);
+    const Tensor part = inner.param_groups()[0].params()[0];
+    const Tensor before = part.detach().clone();
+    ASSERT_FALSE(
+        torch::equal(before, before.to(torch::kBFloat16).to(torch::kFloat)));
+    { const auto whole = accelerator.full_parameters(model); }
+    EXPECT_TRUE(torch::equal(part, before));
+    {
+      const auto whole = accelerator.full_parameters(model);
+      const torch::NoGradGuard no_grad;
+      net->parameters()[0].fill_(0.5);
+    }
+    EXPECT_TRUE(torch::all(part == 0.5).item<bool>());
+    EXPECT_FALSE(
+        torch::all(inner.param_groups()[0].params()[2] == 0.5).item<bool>());
+  });
+}
+
+TEST(Shard, CountsScopesAndRefusesStepsInThem) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator({.parallel = sharded(), .world = world});
+    Net net, other;
+    torch::optim::SGD inner(net->parameters(), sgd());
+    auto [model, rest, optimizer] = accelerator.prepare(net, other, inner);
+    const Tensor loss = model(rows(accelerator, 0)).pow(2).mean();
+    {
+      const auto first = accelerator.full_parameters(model);
+      { const auto second = accelerator.full_parameters(model); }
+      EXPECT_EQ(net->num_whole(), kLayers);
+      net->fails_at = 1;
+      EXPECT_THROW(model(rows(accelerator, 1)), std::runtime_error);
+      net->fails_at = -1;
+      expect_error<ConfigError>(
+          [&] { accelerator.backward(loss); }, "full_parameters() lives");
+    }
+    EXPECT_EQ(net->num_whole(), 0);
+    auto outliving = accelerator.full_parameters(rest);
+    accelerator.free_memory();
+  });
+}
+
+TEST(Shard, DoesNotWriteIntoMemoryThatSomebodyElseHolds) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator({.parallel = sharded(), .world = world});
+    Net net;
+    const Tensor mine = net->parameters()[0].detach();
+    const Tensor values = mine.clone();
+    torch::optim::SGD inner(net->parameters(), sgd());
+    auto [model, optimizer] = accelerator.prepare(net, inner);
+    for (int step = 0; step < 3; ++step)
+      train_step(accelerator, model, optimizer, step);
+    EXPECT_TRUE(torch::equal(mine, values));
   });
 }
 
@@ -479,6 +560,16 @@ TEST(Shard, RefusesWhatWouldGoWrong) {
         [&] { accelerator.join_uneven_inputs([] {}); }, "even_batches");
     expect_error<c10::Error>(
         [&] { moved->to(torch::kDouble); }, "layers.0.weight");
+    Net frozen;
+    for (Tensor& parameter : frozen->parameters())
+      parameter.set_requires_grad(false);
+    auto sleeping = accelerator.prepare(frozen);
+    frozen->parameters()[2].set_requires_grad(true);
+    expect_error<ConfigError>(
+        [&] {
+          sleeping(torch::ones({1, 8}));
+        },
+        "layers.1.weight");
     moved->parameters()[0].set_data(torch::zeros({8, 8}));
     expect_error<ConfigError>(
         [&] {
