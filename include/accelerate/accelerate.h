@@ -1,6 +1,7 @@
 #pragma once
 
 #include <accelerate/accelerator.h>
+#include <accelerate/activation_checkpointing.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/error.h>

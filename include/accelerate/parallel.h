@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <accelerate/activation_checkpointing.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
@@ -105,6 +106,10 @@ struct ParallelOptions {
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
   /// The same in DeepSpeed's words; not beside `fully_sharded`.
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
+  /// Compute activations again in backward, with any of the above or none.
+  /// Unset: as `fully_sharded` says.
+  std::optional<ActivationCheckpointingOptions> activation_checkpointing =
+      std::nullopt;
 };
 
 namespace detail {

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
+#include "parallel/activation_checkpointing.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate.h"
 #include "parallel/shard_options.h"
@@ -195,9 +196,15 @@ ParallelPlan make_plan(
   plan.techniques.master_weights = request.master_weights;
   if (sharding) {
     plan.techniques.shard = std::move(sharding->options);
+    plan.techniques.activation_checkpointing =
+        std::move(sharding->activation_checkpointing);
     plan.gradient_accumulation_steps = sharding->gradient_accumulation_steps;
     plan.gradient_clipping = sharding->gradient_clipping;
     plan.ignored = std::move(sharding->ignored);
+  }
+  if (request.parallel.activation_checkpointing) {
+    plan.techniques.activation_checkpointing =
+        request.parallel.activation_checkpointing;
   }
   plan.techniques.shard.master_weights = request.master_weights;
   plan.techniques.shard.broadcast_buffers =
@@ -217,6 +224,10 @@ std::vector<std::unique_ptr<Strategy>> make_strategies(
     const bool yields = row.yields_to && mesh.degree(*row.yields_to) > 1;
     if (mesh.degree(row.axis) > 1 && !yields)
       strategies.push_back(row.make(mesh, options));
+  }
+  if (options.activation_checkpointing) {
+    strategies.push_back(
+        make_activation_checkpointing(*options.activation_checkpointing));
   }
   return strategies;
 }

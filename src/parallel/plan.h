@@ -19,6 +19,8 @@ namespace accelerate::detail {
 struct TechniqueOptions {
   ParallelOptions parallel = {};
   ShardOptions shard = {};
+  std::optional<ActivationCheckpointingOptions> activation_checkpointing =
+      std::nullopt;
   bool master_weights = false;
 };
 

@@ -99,8 +99,16 @@ ShardRequest read_fully_sharded(
         "sharding with cpu_offload", "leave it out, or shard over more ranks"));
   }
   if (*policy.activation_checkpointing) {
-    complaints.push_back(not_yet(
-        "activation_checkpointing", "leave it out, or use smaller batches"));
+    ActivationCheckpointingOptions& checkpointing =
+        request.activation_checkpointing.emplace();
+    checkpointing.auto_wrap_policy = policy.auto_wrap_policy;
+    checkpointing.custom_auto_wrap_policy = policy.custom_auto_wrap_policy;
+    checkpointing.transformer_cls_names_to_wrap =
+        policy.transformer_cls_names_to_wrap.value_or(
+            std::vector<std::string>());
+    checkpointing.min_num_params = policy.min_num_params.value_or(0);
+    checkpointing.options.offload_inputs =
+        policy.activation_checkpointing_offload.value_or(false);
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
   return request;

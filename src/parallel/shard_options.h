@@ -23,6 +23,8 @@ enum class ShardSpan {
 struct ShardRequest {
   ShardSpan span = ShardSpan::none;
   ShardOptions options = {};
+  std::optional<ActivationCheckpointingOptions> activation_checkpointing =
+      std::nullopt;
   /// DeepSpeed's, where it says numbers.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;

@@ -138,7 +138,7 @@ UnitPlan plan_units(
 
   UnitPlan plan;
   find_batch_norms(module_tree(module, table), plan.full_precision_modules);
-  plan.units.push_back({"the model", {}});
+  plan.units.push_back({std::string(kRestOfModel), {}});
   std::map<std::string, std::size_t> by_name;
   for (Parameter& row : table.rows()) {
     if (innermost(plan.full_precision_modules, row.name) != nullptr)

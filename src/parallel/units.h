@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -15,9 +16,12 @@ class Module;
 
 namespace accelerate::detail {
 
+/// What the unit of all that no other holds is called.
+inline constexpr std::string_view kRestOfModel = "the model";
+
 /// Rows that are gathered together.
 struct UnitOfRows {
-  std::string name;  ///< of the module; "the model" for the rest
+  std::string name;  ///< of the module, or kRestOfModel
   std::vector<Parameter*> rows;
 };
 

@@ -112,16 +112,18 @@ PinnedMemory pinned_memory;
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kPrivateUse1; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {c10::kPrivateUse1, std::exchange(current_device, device.index())};
+    return {
+        c10::kPrivateUse1,
+        std::exchange(current_device, with_index(device).index())};
   }
   c10::Device getDevice() const override {
     return {c10::kPrivateUse1, current_device};
   }
   void setDevice(c10::Device device) const override {
-    current_device = device.index();
+    current_device = with_index(device).index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
-    current_device = device.index();
+    current_device = with_index(device).index();
   }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 

@@ -1,0 +1,120 @@
+#include "activations/recorder.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/library.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+thread_local Recording* current = nullptr;
+
+void note(
+    const c10::OperatorHandle& operation,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  // Operators inside this one come with it.
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
+  const c10::DispatchKeySet below = keys &
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
+  if (current != nullptr) {
+    current->run(operation, below, stack);
+  } else {
+    operation.redispatchBoxed(below, stack);
+  }
+}
+
+// A process has one fallback of a key.
+void register_fallback() {
+  static const auto library = [] {
+    auto made = std::make_unique<torch::Library>(
+        torch::Library::IMPL, "_", kRecordingKey, __FILE__, __LINE__);
+    made->fallback(torch::CppFunction::makeFromBoxedFunction<&note>());
+    return made;
+  }();
+}
+
+}  // namespace
+
+Recording::Recording(
+    const Regions& regions,
+    const CheckpointOptions& options,
+    std::shared_ptr<ComparedOperators> compared)
+    : regions_(&regions), options_(options), compared_(std::move(compared)) {
+  begin();
+}
+
+Recording::Recording(
+    std::string name,
+    const CheckpointOptions& options,
+    std::shared_ptr<ComparedOperators> compared)
+    : options_(options), compared_(std::move(compared)) {
+  begin();
+  if (scope_)
+    tape_ = std::make_shared<Tape>(std::move(name), options_, compared_);
+}
+
+void Recording::begin() {
+  if (!at::GradMode::is_enabled()) return;
+  if (current != nullptr && current->tape_) return;
+  register_fallback();
+  around_ = std::exchange(current, this);
+  include_.emplace(kRecordingKey);
+  scope_.emplace(*this);
+}
+
+Recording::~Recording() {
+  if (!scope_) return;
+  if (tape_) tape_->close();
+  scope_.reset();
+  include_.reset();
+  current = around_;
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> Recording::make_hooks() {
+  return tape_ ? tape_->make_hooks() : nullptr;
+}
+
+void Recording::enter(
+    const torch::jit::Stack& stack,
+    std::size_t num_arguments) {
+  const auto visit = [&](const at::Tensor& tensor) {
+    const auto found = regions_->region_of.find(tensor.unsafeGetTensorImpl());
+    if (found == regions_->region_of.end() || found->second == region_) return;
+    region_ = found->second;
+    if (tape_) tape_->close();
+    tape_.reset();
+    if (region_ != Regions::kUnrecorded && at::GradMode::is_enabled()) {
+      tape_ =
+          std::make_shared<Tape>(regions_->names[region_], options_, compared_);
+    }
+  };
+  for (std::size_t i = stack.size() - num_arguments; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      visit(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      for (const c10::IValue& item : stack[i].toListRef())
+        visit(item.toTensor());
+    }
+  }
+}
+
+void Recording::run(
+    const c10::OperatorHandle& operation,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  if (regions_ != nullptr) enter(*stack, operation.schema().arguments().size());
+  const std::shared_ptr<Tape> tape = tape_;
+  const bool is_noted = tape && tape->begin(operation, *stack);
+  try {
+    operation.redispatchBoxed(keys, stack);
+  } catch (...) {
+    if (is_noted) tape->cancel();
+    throw;
+  }
+  if (is_noted) tape->end(*stack);
+}
+
+}  // namespace accelerate::detail

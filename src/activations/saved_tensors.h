@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+namespace accelerate::detail {
+
+/// Decides what autograd keeps in place of the tensors that operators of this
+/// thread save for backward. It is asked once for each; null leaves the tensor
+/// to the scope around, or as it is.
+class SavedTensorKeeper {
+ public:
+  SavedTensorKeeper() = default;
+  SavedTensorKeeper(const SavedTensorKeeper&) = delete;
+  SavedTensorKeeper& operator=(const SavedTensorKeeper&) = delete;
+  virtual ~SavedTensorKeeper() = default;
+
+  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() = 0;
+};
+
+/// While it lives, `keeper` is asked, before those of scopes around. Destroyed
+/// on the thread that made it, the innermost first.
+///
+/// How: LibTorch asks its autograd engine for such hooks, and the engine for C++
+/// has none; the first scope of a process puts one in its place that has.
+class SavedTensorScope {
+ public:
+  explicit SavedTensorScope(SavedTensorKeeper& keeper);
+  ~SavedTensorScope();
+  SavedTensorScope(const SavedTensorScope&) = delete;
+  SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,697 @@
+#include "activations/tape.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <accelerate/error.h>
+
+#include "activations/host_copy.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// These change what autograd knows of a tensor, not what is in it.
+bool only_marks(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return name == "aten::requires_grad_" || name == "aten::detach_" ||
+      name == "aten::retain_grad" || name == "aten::set_requires_grad";
+}
+
+// Normalisations write running statistics, and their schemas do not say so.
+bool changes_unannounced(const c10::Argument& argument) {
+  return argument.name() == "running_mean" || argument.name() == "running_var";
+}
+
+bool holds_tensors(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  for (const c10::TypePtr& inner : type->containedTypes()) {
+    if (holds_tensors(inner)) return true;
+  }
+  return false;
+}
+
+// What is the same in every call of an operator.
+struct Facts {
+  bool leaves_trace = false;
+  bool is_random = false;
+  std::vector<bool> changes_argument;
+};
+
+Facts facts_of(const c10::OperatorHandle& operation) {
+  Facts facts;
+  const c10::FunctionSchema& schema = operation.schema();
+  for (const c10::Argument& value : schema.returns())
+    facts.leaves_trace = facts.leaves_trace || holds_tensors(value.type());
+  for (const c10::Argument& argument : schema.arguments()) {
+    const bool changes = changes_unannounced(argument) ||
+        (argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
+         !only_marks(schema));
+    facts.changes_argument.push_back(changes);
+    facts.leaves_trace = facts.leaves_trace || changes;
+  }
+  facts.is_random = operation.hasTag(at::Tag::nondeterministic_seeded);
+  return facts;
+}
+
+const Facts& known_facts_of(const c10::OperatorHandle& operation) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, Facts> known;
+  const auto [entry, is_new] = known.try_emplace(&operation.schema());
+  if (is_new) entry->second = facts_of(operation);
+  return entry->second;
+}
+
+// What an operator draws from.
+at::Generator generator_of(
+    const torch::jit::Stack& stack,
+    std::size_t num_arguments) {
+  at::Device device = at::kCPU;
+  for (std::size_t i = stack.size(); i > stack.size() - num_arguments; --i) {
+    const c10::IValue& value = stack[i - 1];
+    if (value.isGenerator()) return value.toGenerator();
+    if (value.isDevice()) device = value.toDevice();
+    if (value.isTensor() && value.toTensor().defined())
+      device = value.toTensor().device();
+  }
+  return at::globalContext().defaultGenerator(device);
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+// Draws as before; afterwards the generator is where it was.
+class RandomStateScope {
+ public:
+  RandomStateScope(const at::Generator& generator, const at::Tensor& state)
+      : generator_(generator) {
+    if (!generator_.defined()) return;
+    const std::lock_guard lock(generator_.mutex());
+    before_ = generator_.get_state();
+    generator_.set_state(state);
+  }
+  ~RandomStateScope() {
+    if (!generator_.defined()) return;
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(before_);
+  }
+  RandomStateScope(const RandomStateScope&) = delete;
+  RandomStateScope& operator=(const RandomStateScope&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor before_;
+};
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                              : nullptr;
+}
+
+Fingerprint fingerprint_of(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  // Bytes are work space of a kernel, some of which nobody ever writes.
+  if (tensor.numel() == 0 || tensor.layout() != at::kStrided ||
+      tensor.is_complex() || tensor.is_quantized() ||
+      tensor.scalar_type() == at::kByte) {
+    return {};
+  }
+  const double sum = tensor.sum(at::kDouble).item<double>();
+  if (!tensor.is_floating_point()) return {sum, std::abs(sum)};
+  return {
+      sum,
+      at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
+}
+
+}  // namespace
+
+// Room for what an accelerator adds up in another order each time.
+bool Fingerprint::is_like(const Fingerprint& other) const {
+  const auto alike = [&](double mine, double theirs) {
+    if (std::isnan(mine) || std::isnan(theirs))
+      return std::isnan(mine) && std::isnan(theirs);
+    if (std::isinf(mine) || std::isinf(theirs)) return mine == theirs;
+    return std::abs(mine - theirs) <=
+        1e-3 * std::max(magnitude, other.magnitude);
+  };
+  return alike(sum, other.sum) && alike(magnitude, other.magnitude);
+}
+
+/// Where a tensor is found.
+struct Tape::Place {
+  enum class Kind { nowhere, outside, made, by_operator, kept };
+  Kind kind = Kind::nowhere;
+  /// Of the outside tensor, of the made one, or of the operator.
+  std::size_t index = 0;
+  /// Of what the operator saved.
+  std::size_t number = 0;
+};
+
+/// A tensor among an operator's arguments: one of them, or of a list.
+struct Tape::Input {
+  std::size_t argument;
+  std::optional<std::size_t> item;
+  Place place;
+  bool requires_grad;
+};
+
+/// A tensor that an operator returned for the first time.
+struct Tape::Output {
+  std::size_t value;
+  std::optional<std::size_t> item;
+  std::size_t made;
+};
+
+struct Tape::Saved {
+  bool is_wanted = true;
+  /// It is changed in place later, so that replaying must copy it.
+  bool is_changed_later = false;
+  std::optional<Fingerprint> fingerprint;
+  at::Tensor value;
+};
+
+struct Tape::Operator {
+  c10::OperatorHandle operation;
+  /// Without the tensors.
+  torch::jit::Stack arguments;
+  std::vector<Input> inputs = {};
+  std::vector<Output> outputs = {};
+  std::vector<Saved> saved = {};
+  bool grad_mode = true;
+  AutocastState autocast = {};
+  at::Generator generator = {};
+  at::Tensor random_state = {};
+  std::uint64_t history = 0;
+  /// It threw, and the program went on.
+  bool has_failed = false;
+  /// Made tensors that no later operator takes.
+  std::vector<std::size_t> last_uses = {};
+};
+
+struct Tape::Outside {
+  at::Tensor tensor;
+  bool requires_grad = false;
+  c10::VariableVersion counter;
+  std::optional<std::uint32_t> version;
+  /// Its memory's number in copies_, if it is changed on the tape.
+  std::optional<std::size_t> copy;
+  std::optional<HostCopy> on_host;
+};
+
+struct Tape::Known {
+  using Weak =
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  Place place;
+  Weak tensor;
+};
+
+/// In autograd's node, in place of what it saved.
+class Tape::Hooks final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Hooks(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
+  ~Hooks() override {
+    if (!kept_.defined()) tape_->forget(place_);
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
+    place_ = tape_->pack(tensor);
+    if (place_.kind == Place::Kind::kept) kept_ = tensor.variable_data();
+  }
+  at::Tensor call_unpack_hook() override {
+    return kept_.defined() ? kept_ : tape_->unpack(place_);
+  }
+
+ private:
+  std::shared_ptr<Tape> tape_;
+  Place place_ = {};
+  at::Tensor kept_;
+};
+
+/// Takes what an operator saves when it runs again.
+class Tape::Collector final : public SavedTensorKeeper {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
+    return std::make_unique<Taker>(*this);
+  }
+
+  void begin(Operator& entry) {
+    entry_ = &entry;
+    num_saved_ = 0;
+  }
+  [[nodiscard]] std::size_t num_saved() const { return num_saved_; }
+
+ private:
+  class Taker final : public torch::autograd::SavedVariableHooks {
+   public:
+    explicit Taker(Collector& collector) : collector_(collector) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      collector_.take(tensor);
+    }
+    at::Tensor call_unpack_hook() override {
+      throw InternalError(
+          "[activations] what is computed again has no backward");
+    }
+
+   private:
+    Collector& collector_;
+  };
+
+  void take(const at::Tensor& tensor) {
+    const std::size_t number = num_saved_++;
+    if (entry_ == nullptr || number >= entry_->saved.size()) return;
+    Saved& saved = entry_->saved[number];
+    if (!saved.is_wanted) return;
+    const at::NoGradGuard no_grad;
+    saved.value = saved.is_changed_later ? tensor.detach().clone()
+                                         : tensor.variable_data();
+  }
+
+  Operator* entry_ = nullptr;
+  std::size_t num_saved_ = 0;
+};
+
+Tape::Tape(
+    std::string name,
+    const CheckpointOptions& options,
+    std::shared_ptr<ComparedOperators> compared)
+    : name_(std::move(name)),
+      options_(options),
+      compared_(std::move(compared)) {}
+
+Tape::~Tape() = default;
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> Tape::make_hooks() {
+  return std::make_unique<Hooks>(shared_from_this());
+}
+
+bool Tape::begin(
+    const c10::OperatorHandle& operation,
+    const torch::jit::Stack& stack) {
+  const Facts& facts = known_facts_of(operation);
+  if (!facts.leaves_trace) return false;
+  const std::lock_guard lock(mutex_);
+  const std::size_t count = facts.changes_argument.size();
+  Operator entry{
+      operation,
+      torch::jit::Stack(
+          stack.end() - static_cast<std::ptrdiff_t>(count), stack.end())};
+  entry.grad_mode = at::GradMode::is_enabled();
+  entry.autocast = AutocastState::now();
+  if (facts.is_random) {
+    entry.generator = generator_of(stack, count);
+    entry.random_state = state_of(entry.generator);
+  }
+  // FNV-1a.
+  history_ =
+      (history_ ^ reinterpret_cast<std::uintptr_t>(&operation.schema())) *
+      1099511628211ULL;
+  entry.history = history_;
+  for (std::size_t i = 0; i < count; ++i) {
+    c10::IValue& argument = entry.arguments[i];
+    if (argument.isTensor()) {
+      const at::Tensor tensor = argument.toTensor();
+      if (!tensor.defined()) continue;
+      if (facts.changes_argument[i]) keep_before_change(tensor);
+      note_input(entry, tensor, i, std::nullopt);
+      argument = c10::IValue();
+    } else if (argument.isTensorList() || argument.isOptionalTensorList()) {
+      c10::List<c10::IValue> items = argument.toList().copy();
+      for (std::size_t item = 0; item < items.size(); ++item) {
+        const c10::IValue value = items.get(item);
+        if (!value.isTensor() || !value.toTensor().defined()) continue;
+        if (facts.changes_argument[i]) keep_before_change(value.toTensor());
+        note_input(entry, value.toTensor(), i, item);
+        items.set(item, at::Tensor());
+      }
+      argument = c10::IValue(std::move(items));
+    }
+  }
+  operators_.push_back(std::move(entry));
+  is_in_operator_ = true;
+  return true;
+}
+
+void Tape::end(const torch::jit::Stack& stack) {
+  const std::lock_guard lock(mutex_);
+  is_in_operator_ = false;
+  Operator& entry = operators_.back();
+  const std::size_t count = entry.operation.schema().returns().size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const c10::IValue& value = stack[stack.size() - count + i];
+    if (value.isTensor()) {
+      note_output(entry, value.toTensor(), i, std::nullopt);
+    } else if (value.isTensorList()) {
+      const auto items = value.toListRef();
+      for (std::size_t item = 0; item < items.size(); ++item)
+        note_output(entry, items[item].toTensor(), i, item);
+    }
+  }
+}
+
+void Tape::cancel() {
+  const std::lock_guard lock(mutex_);
+  is_in_operator_ = false;
+  operators_.back().has_failed = true;
+}
+
+Tape::Place Tape::place_of(const at::Tensor& tensor) {
+  c10::TensorImpl* const address = tensor.unsafeGetTensorImpl();
+  const auto found = known_.find(address);
+  if (found != known_.end()) return found->second.place;
+  const Place place{Place::Kind::outside, outside_.size()};
+  Outside outside;
+  outside.requires_grad = tensor.requires_grad();
+  // A parameter stays the one that it is; of others, not what made them.
+  outside.tensor = tensor.is_leaf() && tensor.requires_grad()
+      ? tensor
+      : tensor.variable_data();
+  if (!tensor.is_inference()) {
+    outside.counter = address->version_counter();
+    outside.version = outside.counter.current_version();
+  }
+  if (const auto* const storage = storage_of(tensor))
+    outside_storages_.try_emplace(storage);
+  outside_.push_back(std::move(outside));
+  known_.emplace(address, Known{place, Known::Weak(tensor.getIntrusivePtr())});
+  return place;
+}
+
+void Tape::note_input(
+    Operator& entry,
+    const at::Tensor& tensor,
+    std::size_t argument,
+    std::optional<std::size_t> item) {
+  entry.inputs.push_back(
+      {argument, item, place_of(tensor), tensor.requires_grad()});
+}
+
+void Tape::note_output(
+    Operator& entry,
+    const at::Tensor& tensor,
+    std::size_t value,
+    std::optional<std::size_t> item) {
+  if (!tensor.defined()) return;
+  const auto [known, is_new] = known_.try_emplace(
+      tensor.unsafeGetTensorImpl(),
+      Known{
+          Place{Place::Kind::made, num_made_},
+          Known::Weak(tensor.getIntrusivePtr())});
+  if (!is_new) return;
+  entry.outputs.push_back({value, item, num_made_++});
+}
+
+void Tape::keep_before_change(const at::Tensor& tensor) {
+  const c10::StorageImpl* const storage = storage_of(tensor);
+  if (storage == nullptr) return;
+  if (const auto savings = savings_of_.find(storage);
+      savings != savings_of_.end()) {
+    for (const Place& place : savings->second)
+      saved_at(place).is_changed_later = true;
+  }
+  place_of(tensor);
+  const auto found = outside_storages_.find(storage);
+  if (found == outside_storages_.end() || found->second) return;
+  const at::NoGradGuard no_grad;
+  const auto items =
+      static_cast<std::int64_t>(storage->nbytes() / tensor.itemsize());
+  found->second = copies_.size();
+  copies_.push_back(
+      at::as_strided(tensor.variable_data(), {items}, {1}, 0).clone());
+}
+
+Tape::Place Tape::pack(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_) return {Place::Kind::kept};
+  if (!is_in_operator_) {
+    // A node of the user's own; what it saves was made here, or stays.
+    const auto found = known_.find(tensor.unsafeGetTensorImpl());
+    if (found == known_.end() || found->second.place.kind != Place::Kind::made)
+      return {Place::Kind::kept};
+    ++num_wanted_;
+    saved_made_[found->second.place.index];
+    return found->second.place;
+  }
+  Operator& entry = operators_.back();
+  const Place place{
+      Place::Kind::by_operator, operators_.size() - 1, entry.saved.size()};
+  ++num_wanted_;
+  Saved saved;
+  const c10::StorageImpl* const storage = storage_of(tensor);
+  const bool is_outside =
+      storage != nullptr && outside_storages_.contains(storage);
+  const bool compares = options_.compare == CompareRecomputed::always ||
+      (options_.compare == CompareRecomputed::first &&
+       !compared_->has(entry.history));
+  if (compares && !is_outside) saved.fingerprint = fingerprint_of(tensor);
+  entry.saved.push_back(std::move(saved));
+  if (storage != nullptr) savings_of_[storage].push_back(place);
+  return place;
+}
+
+void Tape::close() {
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
+  const std::lock_guard lock(mutex_);
+  is_closed_ = true;
+  find_copies();
+  known_.clear();
+  savings_of_.clear();
+  outside_storages_.clear();
+  find_last_uses();
+  if (options_.offload_inputs) offload_outside();
+}
+
+void Tape::find_copies() {
+  for (Outside& outside : outside_) {
+    const auto* const storage = storage_of(outside.tensor);
+    if (storage != nullptr) outside.copy = outside_storages_.at(storage);
+  }
+}
+
+void Tape::find_last_uses() {
+  std::vector<std::optional<std::size_t>> last(num_made_);
+  std::vector<bool> is_used(outside_.size());
+  std::size_t num_needed = 0;
+  for (std::size_t o = 0; o < operators_.size(); ++o) {
+    if (!operators_[o].saved.empty()) num_needed = o + 1;
+    for (const Output& output : operators_[o].outputs) {
+      last[output.made] = o;
+      if (saved_made_.contains(output.made)) num_needed = o + 1;
+    }
+  }
+  operators_.erase(
+      operators_.begin() + static_cast<std::ptrdiff_t>(num_needed),
+      operators_.end());
+  for (std::size_t o = 0; o < operators_.size(); ++o) {
+    for (const Input& input : operators_[o].inputs) {
+      if (input.place.kind == Place::Kind::made) last[input.place.index] = o;
+      if (input.place.kind == Place::Kind::outside)
+        is_used[input.place.index] = true;
+    }
+  }
+  for (std::size_t made = 0; made < last.size(); ++made) {
+    if (last[made] && *last[made] < operators_.size())
+      operators_[*last[made]].last_uses.push_back(made);
+  }
+  for (std::size_t i = 0; i < outside_.size(); ++i) {
+    if (!is_used[i]) outside_[i] = Outside();
+  }
+}
+
+void Tape::offload_outside() {
+  for (Outside& outside : outside_) {
+    const at::Tensor& tensor = outside.tensor;
+    const bool is_parameter = tensor.defined() && tensor.is_leaf() &&
+        outside.requires_grad && tensor.requires_grad();
+    if (!tensor.defined() || tensor.is_cpu() || is_parameter || outside.copy ||
+        !HostCopy::is_possible(tensor)) {
+      continue;
+    }
+    outside.on_host.emplace(tensor, /*pin_memory=*/true);
+    outside.tensor = at::Tensor();
+  }
+}
+
+Tape::Saved& Tape::saved_at(const Place& place) {
+  if (place.kind == Place::Kind::made) return saved_made_.at(place.index);
+  return operators_.at(place.index).saved.at(place.number);
+}
+
+at::Tensor Tape::unpack(const Place& place) {
+  const std::lock_guard lock(mutex_);
+  if (!saved_at(place).value.defined()) replay();
+  return saved_at(place).value;
+}
+
+void Tape::forget(const Place& place) {
+  if (place.kind == Place::Kind::nowhere) return;
+  const std::lock_guard lock(mutex_);
+  Saved& saved = saved_at(place);
+  saved.is_wanted = false;
+  saved.value = at::Tensor();
+  if (--num_wanted_ > 0 || !is_closed_) return;
+  operators_.clear();
+  outside_.clear();
+  copies_.clear();
+}
+
+at::Tensor Tape::outside_again(
+    const Outside& outside,
+    std::vector<at::Tensor>& copies) const {
+  if (outside.copy) {
+    const at::AutoGradMode grad_mode(true);
+    at::Tensor& copy = copies[*outside.copy];
+    if (!copy.defined()) {
+      const at::Tensor& kept = copies_[*outside.copy];
+      // Autograd forbids changing a leaf; a clone of one is none.
+      copy = outside.requires_grad
+          ? kept.variable_data().requires_grad_(true).clone()
+          : kept.clone();
+    }
+    if (copy.scalar_type() != outside.tensor.scalar_type()) {
+      throw Error(concat(
+          "[activations] ",
+          name_,
+          " changes a tensor from outside that it also reads as another type, "
+          "which cannot be computed again; copy it before"));
+    }
+    return at::as_strided(
+        copy,
+        outside.tensor.sizes(),
+        outside.tensor.strides(),
+        outside.tensor.storage_offset());
+  }
+  if (outside.version &&
+      outside.counter.current_version() != *outside.version) {
+    throw Error(concat(
+        "[activations] a tensor that ",
+        name_,
+        " took from outside was changed in place before its backward: it was "
+        "at version ",
+        *outside.version,
+        " and is at ",
+        outside.counter.current_version(),
+        "; copy it before the change"));
+  }
+  at::Tensor tensor =
+      outside.on_host ? outside.on_host->back() : outside.tensor;
+  if (outside.requires_grad && !tensor.requires_grad())
+    tensor = tensor.variable_data().requires_grad_(true);
+  return tensor;
+}
+
+void Tape::replay() {
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
+  const AutocastStateScope autocast;
+  Collector collector;
+  const SavedTensorScope collecting(collector);
+  std::vector<at::Tensor> made(num_made_), outside(outside_.size()),
+      copies(copies_.size());
+  std::size_t end = operators_.size();
+  if (!is_closed_) find_copies();
+  const auto is_wanted = [&](const Operator& entry) {
+    return std::any_of(
+               entry.saved.begin(),
+               entry.saved.end(),
+               [](const Saved& saved) { return saved.is_wanted; }) ||
+        std::any_of(
+               entry.outputs.begin(),
+               entry.outputs.end(),
+               [&](const Output& output) {
+                 const auto found = saved_made_.find(output.made);
+                 return found != saved_made_.end() && found->second.is_wanted;
+               });
+  };
+  while (end > 0 && !is_wanted(operators_[end - 1])) --end;
+
+  for (std::size_t o = 0; o < end; ++o) {
+    Operator& entry = operators_[o];
+    if (entry.has_failed) continue;
+    torch::jit::Stack stack = entry.arguments;
+    for (const Input& input : entry.inputs) {
+      at::Tensor tensor;
+      if (input.place.kind == Place::Kind::made) {
+        tensor = made[input.place.index];
+      } else {
+        at::Tensor& again = outside[input.place.index];
+        if (!again.defined())
+          again = outside_again(outside_[input.place.index], copies);
+        tensor = again;
+      }
+      // Of a node of the user's own, which does not run again.
+      if (input.requires_grad && !tensor.requires_grad())
+        tensor = tensor.detach().requires_grad_(true);
+      if (!input.item) {
+        stack[input.argument] = std::move(tensor);
+      } else {
+        c10::List<c10::IValue> items = stack[input.argument].toList().copy();
+        items.set(*input.item, std::move(tensor));
+        stack[input.argument] = std::move(items);
+      }
+    }
+    {
+      const at::AutoGradMode grad_mode(entry.grad_mode);
+      entry.autocast.set();
+      const RandomStateScope random(entry.generator, entry.random_state);
+      collector.begin(entry);
+      entry.operation.callBoxed(stack);
+    }
+    if (collector.num_saved() != entry.saved.size()) {
+      throw Error(concat(
+          "[activations] ",
+          entry.operation.schema().name(),
+          " in ",
+          name_,
+          " saved ",
+          entry.saved.size(),
+          " tensors for backward, and ",
+          collector.num_saved(),
+          " when it was computed again; leave this part out of checkpointing"));
+    }
+    compare(entry);
+    for (const Output& output : entry.outputs) {
+      const c10::IValue& value = stack[output.value];
+      made[output.made] = output.item
+          ? value.toListRef()[*output.item].toTensor()
+          : value.toTensor();
+      const auto found = saved_made_.find(output.made);
+      if (found != saved_made_.end() && found->second.is_wanted)
+        found->second.value = made[output.made].variable_data();
+    }
+    for (const std::size_t unused : entry.last_uses) made[unused].reset();
+  }
+}
+
+void Tape::compare(const Operator& entry) const {
+  bool has_compared = false;
+  for (const Saved& saved : entry.saved) {
+    if (!saved.fingerprint || !saved.value.defined()) continue;
+    has_compared = true;
+    const Fingerprint again = fingerprint_of(saved.value);
+    if (again.is_like(*saved.fingerprint)) continue;
+    throw Error(concat(
+        "[activations] what ",
+        entry.operation.schema().name(),
+        " in ",
+        name_,
+        " saved for backward came out different when it was computed again "
+        "(sum ",
+        saved.fingerprint->sum,
+        ", now ",
+        again.sum,
+        "): memory of a tensor was written without an operator; register that "
+        "kernel with TORCH_LIBRARY, or leave this part out of checkpointing"));
+  }
+  if (has_compared) compared_->add(entry.history);
+}
+
+}  // namespace accelerate::detail

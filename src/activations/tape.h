@@ -1,0 +1,151 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
+
+#include <accelerate/activation_checkpointing.h>
+
+#include "activations/autocast_state.h"
+#include "activations/saved_tensors.h"
+
+namespace accelerate::detail {
+
+/// The dispatch key that notes operators while a thread includes it. LibTorch
+/// uses it in tests of its dispatcher only; it comes before autograd, autocast
+/// and the gate.
+inline constexpr c10::DispatchKey kRecordingKey =
+    c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+/// Of what was saved and of what was computed in its place: alike, unless
+/// somebody wrote behind LibTorch's operators.
+struct Fingerprint {
+  double sum = 0;
+  double magnitude = 0;
+  [[nodiscard]] bool is_like(const Fingerprint& other) const;
+};
+
+/// What was compared already: operators, by all that ran before them.
+class ComparedOperators {
+ public:
+  [[nodiscard]] bool has(std::uint64_t history) const {
+    const std::lock_guard lock(mutex_);
+    return histories_.contains(history);
+  }
+  void add(std::uint64_t history) {
+    const std::lock_guard lock(mutex_);
+    histories_.insert(history);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_set<std::uint64_t> histories_;
+};
+
+/// Operators of a stretch of a forward pass, with what they took from outside
+/// of it. What they saved for backward is not kept; when backward asks for the
+/// first of it, they run once more, up to the last whose savings are wanted.
+///
+/// Results are those of the first run: arguments, random states, autocast and
+/// gradient modes are as they were; tensors from outside that the stretch
+/// changes are copied before, and the copy is changed the second time. What
+/// was changed since by others is an error, as autograd would have it.
+///
+/// Recorded by one thread; replayed by any, one at a time.
+class Tape : public std::enable_shared_from_this<Tape> {
+ public:
+  /// `name`: for messages.
+  Tape(
+      std::string name,
+      const CheckpointOptions& options,
+      std::shared_ptr<ComparedOperators> compared);
+  ~Tape();
+
+  /// An operator is about to run with the arguments on top of `stack`; false:
+  /// it leaves no trace, and is not noted. If noted, end() or cancel() follows.
+  bool begin(
+      const c10::OperatorHandle& operation,
+      const torch::jit::Stack& stack);
+  void end(const torch::jit::Stack& stack);
+  void cancel();
+  /// Nothing more will be recorded.
+  void close();
+
+  /// For autograd, which saves a tensor.
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks();
+
+ private:
+  struct Place;
+  struct Input;
+  struct Output;
+  struct Saved;
+  struct Operator;
+  struct Outside;
+  struct Known;
+  class Hooks;
+  class Collector;
+
+  Place place_of(const at::Tensor& tensor);
+  void note_input(
+      Operator& entry,
+      const at::Tensor& tensor,
+      std::size_t argument,
+      std::optional<std::size_t> item);
+  void note_output(
+      Operator& entry,
+      const at::Tensor& tensor,
+      std::size_t value,
+      std::optional<std::size_t> item);
+  void keep_before_change(const at::Tensor& tensor);
+  void offload_outside();
+  void find_copies();
+  void find_last_uses();
+
+  /// For the hooks.
+  Place pack(const at::Tensor& tensor);
+  at::Tensor unpack(const Place& place);
+  void forget(const Place& place);
+
+  void replay();
+  [[nodiscard]] at::Tensor outside_again(
+      const Outside& outside,
+      std::vector<at::Tensor>& copies) const;
+  Saved& saved_at(const Place& place);
+  void compare(const Operator& entry) const;
+
+  std::string name_;
+  CheckpointOptions options_;
+  std::shared_ptr<ComparedOperators> compared_;
+  std::recursive_mutex mutex_;
+  std::vector<Operator> operators_;
+  std::vector<Outside> outside_;
+  /// Memory from outside as it was before it was changed here, flat.
+  std::vector<at::Tensor> copies_;
+  std::size_t num_made_ = 0;
+  std::size_t num_wanted_ = 0;
+  /// Tensors made here that a node saved beside any operator.
+  std::unordered_map<std::size_t, Saved> saved_made_;
+  bool is_in_operator_ = false;
+  bool is_closed_ = false;
+  std::uint64_t history_ = 0;
+
+  // While recording. Weak references keep addresses from being used again.
+  std::unordered_map<const c10::TensorImpl*, Known> known_;
+  std::unordered_map<const c10::StorageImpl*, std::vector<Place>> savings_of_;
+  std::unordered_map<const c10::StorageImpl*, std::optional<std::size_t>>
+      outside_storages_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,84 @@
+#include "parallel/activation_checkpointing.h"
+
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "activations/recorder.h"
+#include "parallel/units.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+FullyShardedDataParallelOptions policy_of(
+    const ActivationCheckpointingOptions& options) {
+  FullyShardedDataParallelOptions policy;
+  policy.auto_wrap_policy = options.auto_wrap_policy;
+  policy.custom_auto_wrap_policy = options.custom_auto_wrap_policy;
+  policy.transformer_cls_names_to_wrap = options.transformer_cls_names_to_wrap;
+  policy.min_num_params = options.min_num_params;
+  return policy;
+}
+
+class ActivationCheckpointing final : public Strategy {
+ public:
+  explicit ActivationCheckpointing(ActivationCheckpointingOptions options)
+      : options_(std::move(options)) {}
+
+  [[nodiscard]] std::string_view name() const override {
+    return "activation_checkpointing";
+  }
+
+  void prepare(torch::nn::Module& module, ParameterTable& table) override {
+    const UnitPlan plan = plan_units(module, table, policy_of(options_));
+    for (const UnitOfRows& unit : plan.units) {
+      const bool is_rest = unit.name == kRestOfModel;
+      const std::size_t region =
+          is_rest ? Regions::kUnrecorded : regions_.names.size();
+      if (!is_rest) regions_.names.push_back(unit.name);
+      for (const Parameter* row : unit.rows)
+        regions_.region_of.emplace(row->tensor.unsafeGetTensorImpl(), region);
+    }
+    if (regions_.names.size() == 1) {
+      throw ConfigError(
+          "[parallel] activation checkpointing was asked for, but its policy "
+          "chose no module of the model; name classes of modules that it has, "
+          "or give a smaller number of parameters");
+    }
+  }
+
+  void before_forward() override {
+    if (depth_++ > 0) return;
+    recording_ =
+        std::make_unique<Recording>(regions_, options_.options, compared_);
+  }
+
+  void after_forward(const ForwardOutputs&) override {
+    if (--depth_ == 0) recording_.reset();
+  }
+
+  void on_failure(const std::exception&) override {
+    depth_ = 0;
+    recording_.reset();
+  }
+
+ private:
+  ActivationCheckpointingOptions options_;
+  Regions regions_;
+  std::shared_ptr<ComparedOperators> compared_ =
+      std::make_shared<ComparedOperators>();
+  int depth_ = 0;
+  std::unique_ptr<Recording> recording_;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_activation_checkpointing(
+    const ActivationCheckpointingOptions& options) {
+  return std::make_unique<ActivationCheckpointing>(options);
+}
+
+}  // namespace accelerate::detail
