@@ -20,6 +20,7 @@
 #include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/model.h>
+#include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
@@ -456,18 +457,37 @@ class ACCELERATE_API Accelerator {
   }
   /// Writes a prepared model's weights for others to use (weights.h): on rank 0,
   /// or, with save_on_each_node, on each machine's first rank. All ranks must
-  /// call it; if one cannot write, all throw.
+  /// call it; if one cannot write, all throw. A model that is split is gathered
+  /// a piece at a time: none of the ranks ever holds a whole tensor of it.
   template <class M>
   void save_model(
       const Model<M>& model,
       const std::filesystem::path& folder,
       const SaveModelOptions& options = {}) const {
-    save_weights(*model.module(), folder, options);
+    detail::save_prepared(*model.prepared(), folder, options);
   }
-  /// The model's whole tensors by name, on every rank.
+  /// Reads such files (weights.h) into a prepared model; all ranks must call it.
+  /// Of a model that is split, each rank reads its own part.
   template <class M>
-  [[nodiscard]] WeightList get_state_dict(const Model<M>& model) const {
-    return accelerate::get_state_dict(*model.module());
+  void load_model(
+      const Model<M>& model,
+      const std::filesystem::path& path,
+      const LoadModelOptions& options = {}) const {
+    detail::load_prepared(*model.prepared(), path, options);
+  }
+  /// The model's tensors by name: its own, or, of a model that is split, what
+  /// `options` say. All ranks must call it.
+  template <class M>
+  [[nodiscard]] WeightList get_state_dict(
+      const Model<M>& model,
+      const StateDictOptions& options = {}) const {
+    return detail::weights_of(*model.prepared(), options);
+  }
+  /// What this rank has of the model's tensors, and where it belongs.
+  template <class M>
+  [[nodiscard]] std::vector<WeightPart> state_dict_parts(
+      const Model<M>& model) const {
+    return detail::parts_of(*model.prepared());
   }
   /// Called by save_state() on every rank, before anything is collected, in the
   /// order of registration.
@@ -558,10 +578,6 @@ class ACCELERATE_API Accelerator {
     }
   }
 
-  void save_weights(
-      const torch::nn::Module& module,
-      const std::filesystem::path& folder,
-      const SaveModelOptions& options) const;
   void register_object(
       std::function<StateDict()> state_dict,
       std::function<void(const StateDict&)> load_state_dict) const;

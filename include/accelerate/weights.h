@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/export.h>
+#include <accelerate/fully_sharded.h>
 
 namespace torch::nn {
 class Module;
@@ -75,6 +76,28 @@ struct LoadModelOptions {
   /// of a Python and a C++ program may; empty for a tensor that is to be left
   /// out. See rename_prefixes().
   std::function<std::string(const std::string& name)> rename = nullptr;
+  /// Only rank 0 reads, and gives the others theirs: where the files are on its
+  /// machine alone, or the disk is slower than the network. Of
+  /// Accelerator::load_model() only.
+  bool broadcast_from_rank0 = false;
+};
+
+/// What Accelerator::get_state_dict() gives of a model that is split.
+struct StateDictOptions {
+  /// full_state_dict: whole tensors, copies on the CPU. Else this rank's own
+  /// parts, not copies; WeightPart says where they belong.
+  StateDictType type = StateDictType::full_state_dict;
+  /// Whole tensors on rank 0 only, and nothing elsewhere.
+  bool rank0_only = true;
+};
+
+/// Some rows of a tensor that is split over ranks, or a whole one.
+struct WeightPart {
+  std::string name;
+  at::Tensor tensor;
+  /// Where its first element is in the whole tensor.
+  std::vector<std::int64_t> offset;
+  std::vector<std::int64_t> global_shape;
 };
 
 /// For LoadModelOptions::rename: of the first prefix that a name has, the
@@ -82,7 +105,8 @@ struct LoadModelOptions {
 ACCELERATE_API std::function<std::string(const std::string& name)>
 rename_prefixes(std::vector<std::pair<std::string, std::string>> prefixes);
 
-/// Reads weights into a module's tensors, converted to their dtype and device.
+/// Reads weights into a module's tensors, converted to their dtype and device;
+/// meta tensors get memory on the CPU.
 /// `path` is a safetensors file, a torch.save file, a Hugging Face index of
 /// either, a folder that holds one of these, a checkpoint of save_state(), or a
 /// distributed checkpoint of torch. Nothing in the files is executed. Throws one

@@ -82,6 +82,18 @@ bool matches_any(
       });
 }
 
+void take_other_names(
+    StoredTensors& saved,
+    const std::map<std::string, std::string>& aliases) {
+  for (const auto& [alias, name] : aliases) {
+    if (saved.contains(name)) continue;
+    auto entry = saved.extract(alias);
+    if (entry.empty()) continue;
+    entry.key() = name;
+    saved.insert(std::move(entry));
+  }
+}
+
 std::vector<std::string> mismatches(
     const std::string& part,
     const StoredTensors& saved,

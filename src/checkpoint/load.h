@@ -47,6 +47,12 @@ ACCELERATE_API std::vector<std::string> mismatches(
     const std::map<std::string, std::string>& aliases,
     const MatchRules& rules);
 
+/// Of tensors with several names another than ours may have been kept: gives
+/// it the name in `aliases`.
+void take_other_names(
+    StoredTensors& saved,
+    const std::map<std::string, std::string>& aliases);
+
 /// Reads all destinations that are saved and not skipped, whole tensors
 /// straight into their memory where that is possible.
 ACCELERATE_API void read_into(

@@ -119,30 +119,39 @@ std::vector<std::int64_t> torch_shape(
   return sizes;
 }
 
-TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
+TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](std::string_view why) {
     throw ConfigError(
         concat("[checkpoint] \"", name, "\" cannot be saved: ", why));
   };
-  if (given.layout() != c10::kStrided) {
+  if (tensor.layout() != c10::kStrided) {
     refuse("it is sparse; save its values and indices as tensors of their own");
   }
-  if (given.is_meta()) {
-    refuse("it has no values (a meta tensor); materialise it first");
-  }
-  if (given.is_quantized()) refuse("it is quantized; save its int_repr()");
-  const auto dtype = file_dtype(given.scalar_type());
+  if (tensor.is_quantized()) refuse("it is quantized; save its int_repr()");
+  const auto dtype = file_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse(concat(
         "safetensors knows no dtype ",
-        c10::toString(given.scalar_type()),
+        c10::toString(tensor.scalar_type()),
         "; save a view of another dtype"));
   }
-  const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
   TensorToWrite wanted;
   wanted.dtype = *dtype;
   wanted.shape = file_shape(tensor);
   wanted.bytes.num_bytes = tensor.nbytes();
+  return wanted;
+}
+
+TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
+  if (given.is_meta()) {
+    throw ConfigError(concat(
+        "[checkpoint] \"",
+        name,
+        "\" cannot be saved: it has no values (a meta tensor); materialise it "
+        "first"));
+  }
+  TensorToWrite wanted = described(name, given);
+  const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
   if (tensor.is_cpu() && tensor.is_contiguous()) {
     wanted.bytes.data = static_cast<const std::byte*>(tensor.const_data_ptr());
     // Keeps the memory alive; never called.

@@ -35,6 +35,9 @@ ACCELERATE_API std::vector<std::int64_t> torch_shape(
 ACCELERATE_API TensorToWrite
 to_write(const std::string& name, const at::Tensor& tensor);
 
+/// The same without its bytes; meta tensors too.
+TensorToWrite described(const std::string& name, const at::Tensor& tensor);
+
 /// Before fresh memory is written to: large pages make the first touch, which
 /// else costs about as much as reading from a disk, several times cheaper.
 void prefer_huge_pages(const at::Tensor& tensor);

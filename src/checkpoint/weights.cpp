@@ -11,8 +11,10 @@
 #include "base/sizes.h"
 #include "base/text.h"
 #include "checkpoint/load.h"
+#include "checkpoint/module_weights.h"
 #include "checkpoint/tensor_bytes.h"
 #include "format/weights.h"
+#include "params/materialize.h"
 
 namespace accelerate {
 
@@ -50,23 +52,6 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 
-StoredTensors renamed(
-    const StoredTensors& saved,
-    const LoadModelOptions& options) {
-  if (!options.rename) return saved;
-  StoredTensors tensors;
-  for (const auto& [name, tensor] : saved) {
-    const std::string here = options.rename(name);
-    if (here.empty()) continue;
-    if (!tensors.emplace(here, tensor).second) {
-      throw ConfigError(concat(
-          "[checkpoint] LoadModelOptions::rename gives two tensors the name ",
-          here));
-    }
-  }
-  return tensors;
-}
-
 }  // namespace
 
 ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
@@ -88,38 +73,7 @@ std::vector<std::string> save_model(
     const torch::nn::Module& module,
     const std::filesystem::path& folder,
     const SaveModelOptions& options) {
-  detail::WriteModelOptions how;
-  how.format = options.safe_serialization ? detail::ModelFormat::safetensors
-                                          : detail::ModelFormat::torch;
-  how.max_shard_bytes =
-      static_cast<std::uint64_t>(options.max_shard_size.bytes());
-  if (std::filesystem::exists(folder) &&
-      !std::filesystem::is_directory(folder)) {
-    throw ConfigError(concat(
-        "[checkpoint] ",
-        folder.string(),
-        " is a file; a model is saved in a "
-        "folder"));
-  }
-  std::vector<detail::NamedTensor> tensors;
-  std::map<Place, std::int64_t> places;
-  for (const auto& [name, tensor] : get_state_dict(module)) {
-    std::int64_t storage = 0;
-    if (!tensor.is_meta() && tensor.numel() > 0) {
-      storage = places
-                    .emplace(
-                        Place{
-                            tensor.const_data_ptr(),
-                            tensor.sizes().vec(),
-                            tensor.strides().vec(),
-                            tensor.scalar_type()},
-                        static_cast<std::int64_t>(places.size()) + 1)
-                    .first->second;
-    }
-    tensors.push_back({name, detail::to_write(name, tensor), storage});
-  }
-  const auto disk = detail::make_file_system();
-  return detail::write_model(*disk, folder, tensors, how);
+  return detail::write_module(module, folder, options);
 }
 
 std::function<std::string(const std::string& name)> rename_prefixes(
@@ -136,7 +90,12 @@ void load_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
     const LoadModelOptions& options) {
-  StoredTensors saved = renamed(detail::open_weights(path), options);
+  if (options.broadcast_from_rank0) {
+    throw ConfigError(
+        "[checkpoint] broadcast_from_rank0 needs other ranks; give it to "
+        "Accelerator::load_model()");
+  }
+  StoredTensors saved = detail::open_renamed(path, options);
   std::vector<Destination> destinations;
   std::map<std::string, std::string> aliases;
   std::unordered_map<const void*, std::string> known;
@@ -146,27 +105,17 @@ void load_model(
     if (is_new) {
       destinations.push_back(
           {name, tensor, detail::Layout::whole(tensor.sizes().vec())});
-      continue;
-    }
-    aliases.emplace(name, first->second);
-    // Of tensors with several names another may have been kept.
-    if (saved.contains(name) && !saved.contains(first->second)) {
-      auto entry = saved.extract(name);
-      entry.key() = first->second;
-      saved.insert(std::move(entry));
+    } else {
+      aliases.emplace(name, first->second);
     }
   }
+  detail::take_other_names(saved, aliases);
   const detail::MatchRules rules{
       options.strict, options.skip, options.allow_missing};
-  const auto complaints =
-      detail::mismatches("model", saved, destinations, aliases, rules);
-  if (!complaints.empty()) {
-    throw CheckpointError(concat(
-        "[checkpoint] ",
-        path.string(),
-        " does not fit the model; nothing was loaded:\n  ",
-        detail::join(complaints, "\n  ")));
-  }
+  detail::require_fit(
+      path, detail::mismatches("model", saved, destinations, aliases, rules));
+  for (const Destination& destination : destinations)
+    detail::materialize(destination.tensor, at::kCPU);
   detail::read_into(saved, destinations, rules);
 }
 
@@ -211,5 +160,83 @@ std::map<std::string, at::Tensor> load_state_dict(
   detail::read_into(saved, destinations);
   return tensors;
 }
+
+namespace detail {
+
+std::vector<std::string> write_module(
+    const torch::nn::Module& module,
+    const std::filesystem::path& folder,
+    const SaveModelOptions& options,
+    const SplitTensor& split) {
+  WriteModelOptions how;
+  how.format = options.safe_serialization ? ModelFormat::safetensors
+                                          : ModelFormat::torch;
+  how.max_shard_bytes =
+      static_cast<std::uint64_t>(options.max_shard_size.bytes());
+  if (std::filesystem::exists(folder) &&
+      !std::filesystem::is_directory(folder)) {
+    throw ConfigError(concat(
+        "[checkpoint] ",
+        folder.string(),
+        " is a file; a model is saved in a "
+        "folder"));
+  }
+  std::vector<NamedTensor> tensors;
+  std::map<Place, std::int64_t> places;
+  for (const auto& [name, tensor] : get_state_dict(module)) {
+    std::optional<TensorToWrite> wanted;
+    if (split) wanted = split(name, tensor);
+    const bool is_split = wanted.has_value();
+    if (!is_split) wanted = to_write(name, tensor);
+    std::int64_t storage = 0;
+    if (tensor.numel() > 0) {
+      const void* const data =
+          is_split ? tensor.unsafeGetTensorImpl() : tensor.const_data_ptr();
+      storage = places
+                    .emplace(
+                        Place{
+                            data,
+                            tensor.sizes().vec(),
+                            tensor.strides().vec(),
+                            tensor.scalar_type()},
+                        static_cast<std::int64_t>(places.size()) + 1)
+                    .first->second;
+    }
+    tensors.push_back({name, *std::move(wanted), storage});
+  }
+  const auto disk = make_file_system();
+  return write_model(*disk, folder, tensors, how);
+}
+
+StoredTensors open_renamed(
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  StoredTensors saved = open_weights(path);
+  if (!options.rename) return saved;
+  StoredTensors tensors;
+  for (const auto& [name, tensor] : saved) {
+    const std::string here = options.rename(name);
+    if (here.empty()) continue;
+    if (!tensors.emplace(here, tensor).second) {
+      throw ConfigError(concat(
+          "[checkpoint] LoadModelOptions::rename gives two tensors the name ",
+          here));
+    }
+  }
+  return tensors;
+}
+
+void require_fit(
+    const std::filesystem::path& path,
+    const std::vector<std::string>& complaints) {
+  if (complaints.empty()) return;
+  throw CheckpointError(concat(
+      "[checkpoint] ",
+      path.string(),
+      " does not fit the model; nothing was loaded:\n  ",
+      join(complaints, "\n  ")));
+}
+
+}  // namespace detail
 
 }  // namespace accelerate

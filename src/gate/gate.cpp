@@ -1,13 +1,16 @@
 #include "gate/gate.h"
 
+#include <optional>
 #include <utility>
 
+#include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 
 #include "base/text.h"
@@ -24,20 +27,47 @@ void mark(void*) {}
 
 thread_local bool passes_gates = false;
 
+thread_local int num_empty_scopes = 0;
+
 void visit(const c10::IValue& value);
+
+// Tensors made from nothing, and for the CPU, are made on the meta device.
+// False: the operator takes tensors, and makes what is like them.
+bool make_empty(
+    const c10::OperatorHandle& operation,
+    torch::jit::Stack* stack) {
+  const auto& arguments = operation.schema().arguments();
+  c10::IValue* device = nullptr;
+  c10::IValue* pins = nullptr;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
+    if (value.isTensor() || value.isTensorList()) return false;
+    if (arguments[i].name() == "device") device = &value;
+    if (arguments[i].name() == "pin_memory") pins = &value;
+  }
+  const bool is_for_cpu = device != nullptr &&
+      (device->isNone() || (device->isDevice() && device->toDevice().is_cpu()));
+  if (!is_for_cpu) return true;
+  *device = c10::Device(c10::kMeta);
+  if (pins != nullptr) *pins = c10::IValue();
+  return true;
+}
 
 void trap(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
+  const bool makes_empty = num_empty_scopes > 0 && make_empty(operation, stack);
   if (!passes_gates) {
     const PassGates passing;
     const std::size_t count = operation.schema().arguments().size();
     for (std::size_t i = stack->size() - count; i < stack->size(); ++i)
       visit((*stack)[i]);
   }
-  // Operators inside this one take the same tensors and need no second call.
-  const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
+  // Operators inside this one take the same tensors and need no second call;
+  // those that make tensors do.
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
+  if (!makes_empty) exclude.emplace(kKey);
   operation.redispatchBoxed(
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
@@ -92,26 +122,36 @@ GatedTensor::GatedTensor(
     const at::Tensor& tensor,
     std::string name,
     GateKeeper& keeper,
-    std::size_t unit)
+    std::size_t unit,
+    c10::Device device)
     : tensor_(tensor), name_(std::move(name)) {
   register_trap();
+  const bool is_empty = tensor.is_meta();
   // Not detach(): what is written to the memory is no change of the tensor.
-  at::Tensor memory = tensor.variable_data();
+  const at::Tensor memory = is_empty
+      ? at::empty({0}, tensor.options().device(device).requires_grad(false))
+      : tensor.variable_data();
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(),
       tensor.nbytes(),
-      at::DataPtr(nullptr, tensor.device()),
+      at::DataPtr(nullptr, memory.device()),
       /*allocator=*/nullptr,
       /*resizable=*/false);
   storage_ = c10::Storage(std::move(storage));
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   auto gated = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(storage_), impl->key_set().add(kKey), tensor.dtype());
+      c10::Storage(storage_),
+      memory.unsafeGetTensorImpl()->key_set().add(kKey),
+      tensor.dtype());
   gated->set_sizes_and_strides(tensor.sizes(), tensor.strides());
   // The same TensorImpl, so every handle to the parameter sees it.
   impl->shallow_copy_from(gated);
   entry_ = std::make_unique<Entry>(Entry{keeper, unit, at::Tensor()});
-  fill(memory);
+  if (is_empty) {
+    release();
+  } else {
+    fill(memory);
+  }
 }
 
 GatedTensor::~GatedTensor() {
@@ -175,3 +215,23 @@ bool GatedTensor::is_bypassed() const {
 }
 
 }  // namespace accelerate::detail
+
+namespace accelerate {
+
+struct InitEmptyWeights::Scope {
+  Scope() { ++detail::num_empty_scopes; }
+  ~Scope() { --detail::num_empty_scopes; }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+  c10::impl::IncludeDispatchKeyGuard include{detail::kKey};
+};
+
+InitEmptyWeights::InitEmptyWeights() {
+  detail::register_trap();
+  scope_ = std::make_unique<Scope>();
+}
+
+InitEmptyWeights::~InitEmptyWeights() = default;
+
+}  // namespace accelerate

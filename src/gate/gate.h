@@ -47,13 +47,14 @@ class ACCELERATE_API PassGates {
 /// a process, finds the keeper through the storage and passes the call on.
 class ACCELERATE_API GatedTensor {
  public:
-  /// `tensor` is dense and not a view. It has its memory still. `keeper`
-  /// outlives this object.
+  /// `tensor` is dense and not a view. It has its memory still, or, if it is a
+  /// meta tensor, gets some on `device` later. `keeper` outlives this object.
   GatedTensor(
       const at::Tensor& tensor,
       std::string name,
       GateKeeper& keeper,
-      std::size_t unit);
+      std::size_t unit,
+      c10::Device device = at::kCPU);
   /// The tensor keeps what memory it has, and stays without if it has none.
   ~GatedTensor();
   GatedTensor(const GatedTensor&) = delete;

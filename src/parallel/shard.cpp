@@ -19,6 +19,7 @@
 #include "base/text.h"
 #include "comm/mesh.h"
 #include "parallel/bind_locals.h"
+#include "parallel/first_values.h"
 #include "parallel/same_model.h"
 #include "parallel/shard_unit.h"
 #include "parallel/touch_order.h"
@@ -61,6 +62,9 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   [[nodiscard]] std::string_view name() const override { return "shard"; }
+  [[nodiscard]] bool takes_empty() const override {
+    return options_.frees_parameters;
+  }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
@@ -70,12 +74,10 @@ class Shard final : public Strategy, public GateKeeper {
     }
     UnitPlan plan = plan_units(module, table, options_.policy);
     require_same_model(data_group_, table, buffers_);
-    std::vector<at::Tensor> parameters;
-    for (const Parameter& row : table.rows())
-      parameters.push_back(row.tensor.detach());
-    broadcast_all(data_group_, parameters);
+    FirstValues values(mesh_, data_group_, table);
+    for (const Parameter* row : plan.whole) values.make_whole(*row);
+    values.broadcast(table);
     broadcast_all(data_group_, buffers_);
-    parameters.clear();
 
     const ShardGroups groups{
         mesh_.group(Axis::shard),
@@ -84,7 +86,8 @@ class Shard final : public Strategy, public GateKeeper {
     for (const UnitOfRows& rows : plan.units) {
       std::vector<ShardedParameter> split;
       for (Parameter* row : rows.rows) {
-        split.push_back(cut(*row, table, plan.full_precision.contains(row)));
+        split.push_back(
+            cut(*row, table, values, plan.full_precision.contains(row)));
       }
       const int tags = claim_tags(mesh_, ShardUnit::num_tags(rows.rows.size()));
       units_.push_back(std::make_unique<ShardUnit>(
@@ -233,8 +236,11 @@ class Shard final : public Strategy, public GateKeeper {
 
  private:
   // This rank's rows of a parameter; the table's row then names them.
-  ShardedParameter
-  cut(Parameter& row, ParameterTable& table, bool keeps_precision) {
+  ShardedParameter cut(
+      Parameter& row,
+      ParameterTable& table,
+      const FirstValues& values,
+      bool keeps_precision) {
     const Group& group = mesh_.group(Axis::shard);
     ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, 0};
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
@@ -248,7 +254,7 @@ class Shard final : public Strategy, public GateKeeper {
         is_float && !keeps_precision && options_.param_dtype
         ? *options_.param_dtype
         : stored;
-    at::Tensor own = parameter.rows_of(row.tensor.detach(), group.rank());
+    at::Tensor own = values.own_rows(row, parameter);
     const bool shares_memory = !options_.frees_parameters && kept == computed &&
         row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
@@ -256,7 +262,7 @@ class Shard final : public Strategy, public GateKeeper {
     make_dense(row.tensor, computed);
     if (options_.frees_parameters) {
       parameter.gate = std::make_unique<GatedTensor>(
-          row.tensor, row.name, *this, units_.size());
+          row.tensor, row.name, *this, units_.size(), mesh_.world().device());
     }
     parameter.local = own.detach().requires_grad_(is_trained);
     row.layout.offset[0] =

@@ -44,6 +44,9 @@ class Strategy {
   virtual ~Strategy() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
+  /// Whether prepare() takes parameters without memory (meta tensors); else
+  /// they get some before.
+  [[nodiscard]] virtual bool takes_empty() const { return false; }
   /// Rewrites rows: split, place, broadcast.
   virtual void prepare(torch::nn::Module& module, ParameterTable& table) = 0;
   /// Makes an optimizer step on the rows' `local`.

@@ -2,17 +2,27 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <accelerate/error.h>
+
 #include "train/session.h"
 
 namespace accelerate::detail {
 
 ForwardScope::ForwardScope(PreparedModel& model)
     : model_(model),
-      has_work_(!model.strategies.empty() || model.autocast_dtype.has_value()) {
+      has_work_(
+          !model.strategies.empty() || model.autocast_dtype.has_value() ||
+          model.awaits_values) {
   if (has_work_) begin();
 }
 
 void ForwardScope::begin() {
+  if (model_.awaits_values) {
+    throw ConfigError(
+        "[train] the model was built inside init_empty_weights() and has no "
+        "values yet; give it some with Accelerator::load_model() or "
+        "load_state()");
+  }
   if (model_.autocast_dtype) {
     autocast_.emplace(
         model_.session->world.device().type(), *model_.autocast_dtype);

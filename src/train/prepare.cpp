@@ -6,12 +6,14 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
 #include "parallel/plan.h"
+#include "params/materialize.h"
 #include "precision/support.h"
 #include "train/session.h"
 
@@ -67,18 +69,74 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
 
+std::vector<at::Tensor> tensors_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> tensors = module.parameters();
+  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
+  std::erase_if(tensors, [](const at::Tensor& t) { return !t.defined(); });
+  return tensors;
+}
+
+bool is_empty(const at::Tensor& tensor) { return tensor.is_meta(); }
+
+// Module::to() refuses tensors without memory.
+void move_to_device(torch::nn::Module& module, const at::Device& device) {
+  const auto tensors = tensors_of(module);
+  if (std::none_of(tensors.begin(), tensors.end(), is_empty))
+    return module.to(device);
+  const at::NoGradGuard no_grad;
+  for (at::Tensor tensor : tensors) {
+    if (!is_empty(tensor) && tensor.device() != device)
+      tensor.set_data(tensor.to(device));
+  }
+}
+
+// Whether rank 0, whose values all begin with, has none. Collective.
+bool lacks_values(const Session& session, const torch::nn::Module& module) {
+  const auto tensors = tensors_of(module);
+  const bool mine = std::any_of(tensors.begin(), tensors.end(), is_empty);
+  const auto all =
+      session.world.group().all_gather_bytes(mine ? "empty" : "full");
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[0] == "full" || all[rank] == "empty") continue;
+    throw ConfigError(concat(
+        "[train] rank 0 built its model inside init_empty_weights() and rank ",
+        rank,
+        " did not, but all begin with rank 0's values; build it with values on "
+        "rank 0, or without on all"));
+  }
+  return all[0] == "empty";
+}
+
+// Where nobody takes them without.
+void give_memory(PreparedModel& model) {
+  const at::NoGradGuard no_grad;
+  const bool takes_empty = std::any_of(
+      model.strategies.begin(),
+      model.strategies.end(),
+      [](const auto& strategy) { return strategy->takes_empty(); });
+  const auto tensors =
+      takes_empty ? model.module->buffers() : tensors_of(*model.module);
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !is_empty(tensor)) continue;
+    detail::materialize(tensor, model.session->world.device());
+    tensor.detach().zero_();
+  }
+}
+
 std::unique_ptr<PreparedModel> prepare_model(
     Session& session,
     const std::shared_ptr<torch::nn::Module>& module) {
   auto model = std::make_unique<PreparedModel>();
   model->session = &session;
   model->module = module;
-  module->to(session.world.device());
+  model->awaits_values = lacks_values(session, *module);
+  move_to_device(*module, session.world.device());
   model->table = detail::ParameterTable(*module);
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
   model->strategies = detail::make_strategies(session.mesh, session.techniques);
+  give_memory(*model);
   for (const auto& strategy : model->strategies) {
     strategy->prepare(*module, model->table);
     if (const auto dtype = strategy->input_dtype()) model->input_dtype = dtype;
@@ -165,6 +223,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
 
 FullParameters Accelerator::open_parameters(
     detail::PreparedModel& model) const {
+  model.awaits_values = false;
   std::vector<std::shared_ptr<void>> open;
   for (const auto& strategy : model.strategies) {
     if (auto scope = strategy->open_parameters())

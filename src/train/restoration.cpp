@@ -63,13 +63,7 @@ void plan_models(
       load.destinations.push_back({entry.name, entry.tensor, entry.layout});
     }
     load.saved = saved->second;
-    // Of tensors with several names another may have been kept.
-    for (const auto& [alias, name] : part.aliases) {
-      auto entry = load.saved.extract(alias);
-      if (entry.empty() || load.saved.contains(name)) continue;
-      entry.key() = name;
-      load.saved.insert(std::move(entry));
-    }
+    take_other_names(load.saved, part.aliases);
     auto complaints = mismatches(
         part.name, load.saved, load.destinations, part.aliases, rules);
     plan.complaints.insert(

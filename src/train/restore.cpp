@@ -212,6 +212,10 @@ void Accelerator::load_state(
       "load_state",
       "[checkpoint] loading failed half-way; what is prepared is neither old "
       "nor new:\n");
+  for (std::size_t i = 0; i < context.models.size(); ++i) {
+    if (context.load_weights[i])
+      detail::models_of(session)[i]->awaits_values = false;
+  }
   for (const auto& model : session.models) {
     for (const auto& strategy : model->strategies) strategy->after_load();
   }

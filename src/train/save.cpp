@@ -331,34 +331,6 @@ SaveTicket Accelerator::save_state(
   return SaveTicket(std::move(progress));
 }
 
-void Accelerator::save_weights(
-    const torch::nn::Module& module,
-    const std::filesystem::path& folder,
-    const SaveModelOptions& options) const {
-  Session& session = *session_;
-  require_no_join(session, "save_model()");
-  detail::require_same_call(session, "save_model", folder.string());
-  Checkpoints& checkpoints = *session.checkpoints;
-  std::optional<FullParameters> whole;
-  for (const auto& model : session.models) {
-    if (model->module.get() == &module) whole = open_parameters(*model);
-  }
-  std::string failure;
-  if (checkpoints.writers.front() == session.world.rank()) {
-    try {
-      accelerate::save_model(module, folder, options);
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  }
-  detail::require_success(
-      session,
-      failure,
-      "save_model",
-      concat(
-          "[checkpoint] the model was not saved to ", folder.string(), ":\n"));
-}
-
 void Accelerator::register_object(
     std::function<StateDict()> state_dict,
     std::function<void(const StateDict&)> load_state_dict) const {

@@ -42,6 +42,8 @@ struct PreparedModel {
   std::optional<c10::ScalarType> output_dtype;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
+  /// It was built without values, and none have been loaded.
+  bool awaits_values = false;
 };
 
 struct PreparedOptimizer {

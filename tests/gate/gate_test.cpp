@@ -1,5 +1,6 @@
 #include "gate/gate.h"
 
+#include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
@@ -185,6 +186,52 @@ TEST(Gate, TakesEmptyTensors) {
   nn::Linear linear(nn::LinearOptions(3, 0).bias(false));
   Vault vault(*linear);
   EXPECT_EQ(linear(torch::rand({2, 3})).sizes(), (std::vector<int64_t>{2, 0}));
+}
+
+template <class Make>
+void expect_empty(const std::string& what, Make make) {
+  const auto module = init_empty_weights(make);
+  std::size_t count = 0;
+  for (const auto& item : module->named_parameters()) {
+    EXPECT_TRUE(item.value().is_meta()) << what << " " << item.key();
+    EXPECT_TRUE(item.value().is_leaf() && item.value().requires_grad())
+        << what << " " << item.key();
+    ++count;
+  }
+  for (const auto& item : module->named_buffers())
+    EXPECT_TRUE(item.value().is_meta()) << what << " " << item.key();
+  EXPECT_GT(count, 0U) << what;
+}
+
+TEST(InitEmptyWeights, MakesModulesOfAnySizeAtOnce) {
+  expect_empty("linear", [] { return nn::Linear(1 << 17, 1 << 17); });
+  expect_empty("embedding", [] { return nn::Embedding(1 << 20, 1 << 12); });
+  expect_empty("padded embedding", [] {
+    return nn::Embedding(nn::EmbeddingOptions(10, 4).padding_idx(0));
+  });
+  expect_empty("convolution", [] { return nn::Conv2d(3, 8, 3); });
+  expect_empty("batch normalisation", [] { return nn::BatchNorm2d(8); });
+  expect_empty("layer normalisation", [] {
+    return nn::LayerNorm(nn::LayerNormOptions({8}));
+  });
+  expect_empty("LSTM", [] { return nn::LSTM(8, 8); });
+  expect_empty("attention", [] { return nn::MultiheadAttention(8, 2); });
+  expect_empty("transformer", [] {
+    return nn::Transformer(nn::TransformerOptions(16, 2));
+  });
+}
+
+TEST(InitEmptyWeights, EndsWithTheScopeAndLeavesOtherTensorsAlone) {
+  const Tensor before = torch::ones({3});
+  {
+    const InitEmptyWeights outer;
+    { const InitEmptyWeights inner; }
+    EXPECT_TRUE(torch::rand({3}).is_meta());
+    EXPECT_TRUE(torch::zeros({3}, torch::kCPU).pow(2).is_meta());
+    EXPECT_FALSE(before.add(1).is_meta());
+    EXPECT_FALSE(torch::zeros_like(before).is_meta());
+  }
+  EXPECT_FALSE(torch::ones({3}).is_meta());
 }
 
 }  // namespace

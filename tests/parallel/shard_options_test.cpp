@@ -120,7 +120,6 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
     expect_error<ConfigError>([&] { plan(options, 2, 1, variables); }, why);
   };
   refused(with({.cpu_offload = true}), "cpu_offload");
-  refused(with({.activation_checkpointing = true}), "activation_checkpointing");
   refused(
       with({.fsdp_version = 2, .reshard_after_forward = 4}), "number of ranks");
   refused(

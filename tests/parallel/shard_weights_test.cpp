@@ -1,0 +1,318 @@
+// Weights of sharded models: on their way in and out, without whole copies.
+#include <map>
+
+#include <accelerate/accelerate.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_folder.h"
+
+namespace accelerate {
+namespace {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+using testing::TemporaryFolder;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+bool has_memory(const Tensor& tensor) {
+  return tensor.storage()
+             .unsafeGetStorageImpl()
+             ->_mutable_data_ptr_no_checks()
+             .get() != nullptr;
+}
+
+struct Head : nn::Module {
+  explicit Head(const Tensor& tied) {
+    weight = register_parameter("weight", tied);
+    bias = register_parameter("bias", torch::zeros({tied.size(0)}));
+  }
+  Tensor weight, bias;
+};
+
+// Odd sizes, a tied weight, a buffer, a scalar and a parameter that is ignored.
+struct NetImpl : nn::Module {
+  explicit NetImpl(double scale = 1) {
+    for (int i = 0; i < 3; ++i) layers->push_back(nn::Linear(7, 7));
+    register_module("layers", layers);
+    embed = register_module("embed", nn::Embedding(5, 7));
+    head = register_module("head", std::make_shared<Head>(embed->weight));
+    factor = register_parameter("factor", torch::ones({}));
+    mean = register_buffer("mean", torch::zeros({3}));
+    const torch::NoGradGuard no_grad;
+    double number = 0;
+    for (Tensor& parameter : parameters()) {
+      const Tensor values =
+          torch::sin(torch::arange(parameter.numel()) + 37 * number++);
+      parameter.copy_((values * 0.3 * scale).view(parameter.sizes()));
+    }
+    mean.add_(scale);
+  }
+  Tensor forward(const Tensor& tokens) {
+    Tensor h = embed(tokens);
+    for (const auto& layer : *layers)
+      h = torch::tanh(layer->as<nn::Linear>()->forward(h));
+    return nn::functional::linear(h, head->weight, head->bias) * factor +
+        mean.sum();
+  }
+  nn::ModuleList layers;
+  nn::Embedding embed{nullptr};
+  std::shared_ptr<Head> head;
+  Tensor factor, mean;
+};
+TORCH_MODULE(Net);
+
+using Weights = std::map<std::string, Tensor>;
+
+Weights named(const WeightList& list) {
+  Weights weights;
+  for (const auto& [name, tensor] : list)
+    weights[name] = tensor.detach().clone();
+  return weights;
+}
+
+void expect_equal(const Weights& found, const Weights& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    EXPECT_EQ(found.at(name).scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(torch::equal(found.at(name), tensor)) << name;
+  }
+}
+
+ParallelOptions fully_sharded() {
+  return {.fully_sharded = FullyShardedDataParallelOptions()};
+}
+
+Tensor tokens(const Accelerator& accelerator, int step) {
+  const Tensor all = torch::arange(24).add(step).remainder(5).view({12, 2});
+  const int size = 12 / accelerator.num_processes();
+  return all.narrow(0, accelerator.process_index() * size, size);
+}
+
+// Weights after some steps, whole.
+template <class M>
+Weights train(const Accelerator& accelerator, const Model<M>& model) {
+  torch::optim::SGD inner(model.module()->parameters(), 0.1);
+  const auto optimizer = accelerator.prepare(inner);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    accelerator.backward(model(tokens(accelerator, step)).pow(2).mean());
+    optimizer.step();
+  }
+  return named(accelerator.get_state_dict(model, {.rank0_only = false}));
+}
+
+TEST(ShardedWeights, AreSavedPieceByPiece) {
+  for (const bool bf16 : {false, true}) {
+    const TemporaryFolder folder;
+    run_on_ranks(3, [&](const WorldOptions& world) {
+      ParallelOptions parallel = fully_sharded();
+      if (bf16) {
+        parallel.fully_sharded->mixed_precision_policy =
+            MixedPrecisionPolicy{.param_dtype = FloatType::bf16};
+      }
+      const Accelerator accelerator({.parallel = parallel, .world = world});
+      Net net;
+      const auto model = accelerator.prepare(net);
+      accelerator.save_model(model, folder.path() / "whole");
+      accelerator.save_model(
+          model, folder.path() / "files", {.max_shard_size = 100});
+      EXPECT_FALSE(has_memory(net->embed->weight));
+    });
+    // Parts are fp32, whatever is computed in.
+    Net expected;
+    for (const char* const name : {"whole", "files"}) {
+      SCOPED_TRACE(name);
+      Net loaded(0);
+      load_model(*loaded, folder.path() / name);
+      expect_equal(
+          named(get_state_dict(*loaded)), named(get_state_dict(*expected)));
+    }
+  }
+}
+
+TEST(ShardedWeights, ArePutTogetherOnRank0OrAll) {
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = fully_sharded(), .world = world});
+    const Weights expected = named(get_state_dict(*Net()));
+    Net net;
+    const auto model = accelerator.prepare(net);
+    const WeightList on_rank_0 = accelerator.get_state_dict(model);
+    if (accelerator.is_main_process()) {
+      expect_equal(named(on_rank_0), expected);
+    } else {
+      EXPECT_TRUE(on_rank_0.empty());
+    }
+    const WeightList everywhere =
+        accelerator.get_state_dict(model, {.rank0_only = false});
+    expect_equal(named(everywhere), expected);
+    // Names of one tensor stay names of one tensor.
+    const auto find = [&](const std::string& name) {
+      return std::find_if(
+                 everywhere.begin(),
+                 everywhere.end(),
+                 [&](const auto& item) { return item.first == name; })
+          ->second;
+    };
+    EXPECT_TRUE(find("embed.weight").is_same(find("head.weight")));
+  });
+}
+
+TEST(ShardedWeights, AreGivenInPartsThatSayWhereTheyBelong) {
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = fully_sharded(), .world = world});
+    const Weights expected = named(get_state_dict(*Net()));
+    Net net;
+    const auto model = accelerator.prepare(net);
+    std::int64_t count = 0;
+    for (const WeightPart& part : accelerator.state_dict_parts(model)) {
+      Tensor box = expected.at(part.name);
+      EXPECT_EQ(box.sizes(), at::IntArrayRef(part.global_shape)) << part.name;
+      for (std::int64_t axis = 0; axis < box.dim(); ++axis) {
+        box = box.narrow(
+            axis,
+            part.offset[static_cast<std::size_t>(axis)],
+            part.tensor.size(axis));
+      }
+      EXPECT_TRUE(torch::equal(part.tensor, box)) << part.name;
+      count += part.tensor.numel();
+    }
+    EXPECT_LT(count, 130);
+    for (const auto& [name, tensor] : accelerator.get_state_dict(
+             model, {.type = StateDictType::sharded_state_dict})) {
+      if (tensor.dim() < 2) continue;
+      EXPECT_LE(tensor.size(0), 3) << name;
+    }
+  });
+}
+
+TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
+  const TemporaryFolder folder;
+  save_model(*Net(2), folder.path());
+  const Weights expected = named(get_state_dict(*Net(2)));
+  for (const bool from_rank_0 : {false, true}) {
+    for (const bool shards : {true, false}) {
+      run_on_ranks(2, [&](const WorldOptions& world) {
+        const Accelerator accelerator(
+            {.parallel = shards ? fully_sharded() : ParallelOptions(),
+             .world = world});
+        Net net;
+        const auto model = accelerator.prepare(net);
+        accelerator.load_model(
+            model, folder.path(), {.broadcast_from_rank0 = from_rank_0});
+        expect_equal(
+            named(accelerator.get_state_dict(model, {.rank0_only = false})),
+            expected);
+        // What does not fit is refused by all.
+        expect_error<CheckpointError>(
+            [&] {
+              accelerator.load_model(
+                  model,
+                  folder.path(),
+                  {.rename = rename_prefixes({{"factor", "divisor"}}),
+                   .broadcast_from_rank0 = from_rank_0});
+            },
+            "divisor");
+      });
+    }
+  }
+  Net alone;
+  expect_error<ConfigError>(
+      [&] {
+        load_model(*alone, folder.path(), {.broadcast_from_rank0 = true});
+      },
+      "Accelerator::load_model()");
+}
+
+TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
+  const TemporaryFolder folder;
+  save_model(*Net(2), folder.path());
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = fully_sharded(), .world = world});
+    Net full(2);
+    const Weights expected = train(accelerator, accelerator.prepare(full));
+    Net net = init_empty_weights([] { return Net(); });
+    const auto model = accelerator.prepare(net);
+    EXPECT_FALSE(has_memory(net->embed->weight));
+    EXPECT_TRUE(net->embed->weight.is_cpu());
+    expect_error<ConfigError>(
+        [&] { model(tokens(accelerator, 0)); }, "has no values yet");
+    accelerator.load_model(
+        model, folder.path(), {.broadcast_from_rank0 = true});
+    expect_equal(train(accelerator, model), expected);
+  });
+}
+
+TEST(EmptyWeights, AreFilledByRank0sAtPrepare) {
+  for (const bool shards : {true, false}) {
+    run_on_ranks(3, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.parallel = shards ? fully_sharded() : ParallelOptions(),
+           .world = world});
+      Net net = accelerator.is_main_process()
+          ? Net(3)
+          : init_empty_weights([] { return Net(); });
+      const auto model = accelerator.prepare(net);
+      const Weights expected = named(get_state_dict(*Net(3)));
+      expect_equal(
+          named(accelerator.get_state_dict(model, {.rank0_only = false})),
+          expected);
+      train(accelerator, model);
+      // The other way round there would be nothing to begin with.
+      Net other = accelerator.is_main_process()
+          ? init_empty_weights([] { return Net(); })
+          : Net(3);
+      expect_error<ConfigError>(
+          [&] { accelerator.prepare(other); },
+          "build it with values on rank 0");
+    });
+  }
+}
+
+TEST(EmptyWeights, AreLoadedFromCheckpoints) {
+  const TemporaryFolder folder;
+  for (const bool shards : {true, false}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.parallel = shards ? fully_sharded() : ParallelOptions(),
+           .world = world});
+      Net net(2);
+      const auto model = accelerator.prepare(net);
+      accelerator.save_state(folder.path() / (shards ? "s" : "r"));
+    });
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.parallel = shards ? fully_sharded() : ParallelOptions(),
+           .world = world});
+      Net net = init_empty_weights([] { return Net(); });
+      const auto model = accelerator.prepare(net);
+      accelerator.load_state(folder.path() / (shards ? "s" : "r"));
+      expect_equal(
+          named(accelerator.get_state_dict(model, {.rank0_only = false})),
+          named(get_state_dict(*Net(2))));
+      EXPECT_NO_THROW(model(tokens(accelerator, 0)));
+    });
+  }
+}
+
+TEST(EmptyWeights, OfAModuleAreLoadedInPlace) {
+  const TemporaryFolder folder;
+  save_model(*Net(2), folder.path());
+  Net net = init_empty_weights([] { return Net(); });
+  const Tensor weight = net->embed->weight;
+  EXPECT_TRUE(weight.is_meta());
+  EXPECT_TRUE(weight.requires_grad());
+  load_model(*net, folder.path());
+  EXPECT_TRUE(weight.is_cpu());
+  expect_equal(named(get_state_dict(*net)), named(get_state_dict(*Net(2))));
+  net->forward(torch::arange(5)).sum().backward();
+  EXPECT_TRUE(weight.grad().defined());
+}
+
+}  // namespace
+}  // namespace accelerate
