@@ -72,20 +72,20 @@ at::Tensor FirstValues::own_rows(
     return parameter.rows_of(row.tensor.detach(), rank);
   const at::Tensor rows = at::zeros(
       parameter.rows_of(row.tensor, rank).sizes(),
-      row.tensor.options().device(mesh_.world().device()).requires_grad(false));
+      at::TensorOptions(row.tensor.scalar_type()));
   if (is_sent) {
     Exchange exchange(data_group_, concat("receiving ", row.name));
     exchange.receive(rows, 0, kTag);
     exchange.wait();
   }
-  return rows;
+  return rows.to(mesh_.world().device());
 }
 
 void FirstValues::send_rows(
     const Parameter& row,
     const ShardedParameter& parameter) const {
   Exchange exchange(data_group_, concat("sending ", row.name));
-  const at::Tensor whole = row.tensor.detach().contiguous();
+  const at::Tensor whole = row.tensor.detach().cpu().contiguous();
   // Shards are neighbours.
   const int num_parts = mesh_.degree(Axis::shard);
   for (int rank = 1; rank < data_group_.size(); ++rank) {

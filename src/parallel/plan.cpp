@@ -23,7 +23,7 @@ struct StrategyRow {
   Axis axis;
   std::string_view option;  // the launcher's name for the degree
   std::optional<int> ParallelOptions::*degree;
-  Validate validate;
+  Validate validate;  // null: it always can
   Make make;
   /// This axis, where it is split too, does the technique's work as well.
   std::optional<Axis> yields_to = std::nullopt;
@@ -31,14 +31,6 @@ struct StrategyRow {
 
 std::optional<std::string> check_replicate(const PlanRequest& request) {
   return validate_replicate(request.parallel);
-}
-
-std::optional<std::string> check_shard(const PlanRequest& request) {
-  if (request.device.is_cpu()) return std::nullopt;
-  return concat(
-      "[parallel] sharding was asked for on ",
-      request.device.str(),
-      ", and this version does it on the CPU only; set cpu, or shard to 1");
 }
 
 std::unique_ptr<Strategy> replicate(
@@ -84,7 +76,7 @@ constexpr StrategyRow kStrategies[] = {
     {Axis::shard,
      "parallelism_config_dp_shard_size",
      &ParallelOptions::shard,
-     &check_shard,
+     nullptr,
      &shard},
     {Axis::replicate,
      "parallelism_config_dp_replicate_size",
@@ -175,7 +167,7 @@ ParallelPlan make_plan(
   }
   fill_up(degrees, replicate_is_open, shard_is_open, span, request);
   for (const StrategyRow& row : kStrategies) {
-    if (at_axis(degrees, row.axis) == 1) continue;
+    if (at_axis(degrees, row.axis) == 1 || row.validate == nullptr) continue;
     if (auto complaint = row.validate(request))
       complaints.push_back(*std::move(complaint));
   }

@@ -79,6 +79,14 @@ void broadcast_all(
     const std::vector<at::Tensor>& tensors,
     int from) {
   if (tensors.empty() || group.size() == 1) return;
+  const bool is_on_host =
+      std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+        return tensor.is_cpu();
+      });
+  if (!is_on_host) {
+    for (const at::Tensor& tensor : tensors) group.broadcast(tensor, from);
+    return;
+  }
   c10d::broadcast_coalesced(
       group.impl()->process_group, tensors, kBroadcastBytes, from);
 }

@@ -54,7 +54,10 @@ class Shard final : public Strategy, public GateKeeper {
   Shard(const Mesh& mesh, ShardOptions options)
       : mesh_(mesh),
         options_(std::move(options)),
-        data_group_(mesh.group({Axis::replicate, Axis::shard})) {}
+        data_group_(mesh.group({Axis::replicate, Axis::shard})) {
+    if (!mesh.world().device().is_cpu())
+      pools_.host = std::make_shared<BlockPool>();
+  }
 
   ~Shard() override {
     for (const at::Tensor& parameter : hooked_)
@@ -95,13 +98,14 @@ class Shard final : public Strategy, public GateKeeper {
           groups,
           std::move(split),
           options_.reduce_dtype,
-          pool_,
+          pools_,
           tags));
     }
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->whole_bytes());
-    pool_->keep_up_to(2 * largest);
+    pools_.whole->keep_up_to(2 * largest);
+    pools_.host->keep_up_to(2 * largest);
     for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
     cast_buffers(module, plan.full_precision_modules);
     pending_.resize(units_.size());
@@ -255,9 +259,11 @@ class Shard final : public Strategy, public GateKeeper {
         ? *options_.param_dtype
         : stored;
     at::Tensor own = values.own_rows(row, parameter);
-    const bool shares_memory = !options_.frees_parameters && kept == computed &&
+    const bool shares_memory = !options_.frees_parameters &&
+        !options_.offloads_parts && kept == computed &&
         row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
+    if (options_.offloads_parts && !own.is_cpu()) own = own.cpu().pin_memory();
     const bool is_trained = row.tensor.requires_grad();
     make_dense(row.tensor, computed);
     if (options_.frees_parameters) {
@@ -425,10 +431,13 @@ class Shard final : public Strategy, public GateKeeper {
       const at::Tensor gradient = tensor.grad();
       used.push_back(gradient.defined() ? 1 : 0);
       parts.push_back(
-          gradient.defined() ? gradient.reshape(-1).to(at::kDouble)
-                             : at::zeros({tensor.numel()}, at::kDouble));
+          gradient.defined()
+              ? gradient.reshape(-1).to(at::kDouble)
+              : at::zeros(
+                    {tensor.numel()},
+                    tensor.options().dtype(at::kDouble).requires_grad(false)));
     }
-    parts.push_back(at::tensor(used, at::kDouble));
+    parts.push_back(at::tensor(used, at::kDouble).to(parts[0].device()));
     const at::Tensor all = at::cat(parts);
     data_group_.all_reduce(all);
     std::int64_t at = 0;
@@ -452,7 +461,7 @@ class Shard final : public Strategy, public GateKeeper {
   std::vector<at::Tensor> hooked_;
   /// Those that step on this model's parts.
   std::set<const torch::optim::Optimizer*> optimizers_;
-  std::shared_ptr<BlockPool> pool_ = std::make_shared<BlockPool>();
+  ShardPools pools_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads where there is an accelerator.

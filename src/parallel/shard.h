@@ -25,6 +25,9 @@ struct ShardOptions {
   /// The next unit is gathered while the present one computes.
   bool prefetches = true;
   bool broadcast_buffers = true;
+  /// Parts, with their gradients and optimizer state, are in host memory, and
+  /// optimizers step there. On the CPU they are there anyway.
+  bool offloads_parts = false;
   /// Of whole parameters; unset: as they are.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Gradients travel in it; unset: as they are.

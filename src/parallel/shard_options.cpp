@@ -94,10 +94,7 @@ ShardRequest read_fully_sharded(
     complaints.push_back(not_yet(
         "reshard_after_forward to a number of ranks", "use true or false"));
   }
-  if (*policy.cpu_offload) {
-    complaints.push_back(not_yet(
-        "sharding with cpu_offload", "leave it out, or shard over more ranks"));
-  }
+  options.offloads_parts = *policy.cpu_offload;
   if (*policy.activation_checkpointing) {
     ActivationCheckpointingOptions& checkpointing =
         request.activation_checkpointing.emplace();
@@ -158,14 +155,16 @@ ShardRequest read_deepspeed(
   DeepSpeedConfig config(given, settings, environment);
   config.set_mixed_precision(mixed_precision);
   const DeepSpeedOptions& found = config.options();
+  const std::string& of_optimizer = *found.offload_optimizer_device;
+  const std::string& of_parameters = *found.offload_param_device;
   std::vector<std::string> complaints;
   for (const auto& [what, device] :
-       {std::pair("optimizer", *found.offload_optimizer_device),
-        std::pair("parameters", *found.offload_param_device)}) {
-    if (device != "none") {
+       {std::pair("optimizer", of_optimizer),
+        std::pair("parameters", of_parameters)}) {
+    if (device != "none" && device != "cpu") {
       complaints.push_back(not_yet(
           concat("offloading the ", what, " to ", device),
-          "leave it out, or shard over more ranks"));
+          "use cpu, leave it out, or shard over more ranks"));
     }
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
@@ -177,6 +176,8 @@ ShardRequest read_deepspeed(
   options.frees_parameters = stage == 3;
   options.frees_after_forward = stage == 3;
   options.reduces_every_backward = stage >= 2;
+  // Parts and their optimizer state are in one place.
+  options.offloads_parts = of_optimizer == "cpu" || of_parameters == "cpu";
   if (mixed_precision != "no")
     set_precision(options, policy_named(mixed_precision, 1));
   // 1 is also what a configuration gets that says nothing.

@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text.h"
 
@@ -43,6 +44,8 @@ at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
 struct ShardUnit::Gather {
   Exchange exchange;
   std::vector<at::Tensor> memory;
+  std::vector<at::Tensor>
+      on_host;                    // `memory` itself, or what it is copied from
   std::vector<at::Tensor> packs;  // one a rank; bytes
 };
 
@@ -60,13 +63,13 @@ ShardUnit::ShardUnit(
     ShardGroups groups,
     std::vector<ShardedParameter> parameters,
     std::optional<at::ScalarType> reduce_dtype,
-    std::shared_ptr<BlockPool> pool,
+    ShardPools pools,
     int first_tag)
     : name_(std::move(name)),
       groups_(std::move(groups)),
       parameters_(std::move(parameters)),
       reduce_dtype_(reduce_dtype),
-      pool_(std::move(pool)),
+      pools_(std::move(pools)),
       first_tag_(first_tag) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].whole.requires_grad()) trainable_.push_back(i);
@@ -99,7 +102,10 @@ void ShardUnit::start_gather() {
   const Group& group = groups_.gathering;
   const int mine = group.rank();
   gather_ = std::unique_ptr<Gather>(new Gather{
-      Exchange(group, concat("gathering the parameters of ", name_)), {}, {}});
+      Exchange(group, concat("gathering the parameters of ", name_)),
+      {},
+      {},
+      {}});
   const std::uint64_t round = num_gathers_++;
   std::vector<std::vector<at::Tensor>> small_rows(
       static_cast<std::size_t>(group.size()));
@@ -107,26 +113,28 @@ void ShardUnit::start_gather() {
     const ShardedParameter& parameter = parameters_[i];
     // A parameter without a gate keeps its memory, and gets the others' rows.
     at::Tensor memory = parameter.gate
-        ? pool_->take(
+        ? pools_.whole->take(
               parameter.whole.sizes(),
               parameter.whole.options().requires_grad(false))
         : parameter.whole.detach();
-    const at::Tensor own = parameter.rows_of(memory, mine);
+    const at::Tensor on_host = host_memory(memory);
+    const at::Tensor own = parameter.rows_of(on_host, mine);
     if (!own.is_alias_of(parameter.local)) own.copy_(parameter.local);
     if (is_small(parameter)) {
       for (int rank = 0; rank < group.size(); ++rank) {
         small_rows[static_cast<std::size_t>(rank)].push_back(
-            parameter.rows_of(memory, rank).reshape(-1).view(at::kByte));
+            parameter.rows_of(on_host, rank).reshape(-1).view(at::kByte));
       }
     } else {
       for (const int peer : peers(mine, group.size())) {
         gather_->exchange.receive(
-            parameter.rows_of(memory, peer), peer, tag(i, kGather, round));
+            parameter.rows_of(on_host, peer), peer, tag(i, kGather, round));
       }
       for (const int peer : peers(mine, group.size()))
         gather_->exchange.send(own, peer, tag(i, kGather, round));
     }
     gather_->memory.push_back(std::move(memory));
+    gather_->on_host.push_back(on_host);
   }
   const std::size_t last = parameters_.size();
   for (const auto& rows : small_rows) {
@@ -154,13 +162,14 @@ void ShardUnit::finish_gather() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (!is_small(parameters_[i])) continue;
       const at::Tensor rows =
-          parameters_[i].rows_of(gather_->memory[i], rank).reshape(-1);
+          parameters_[i].rows_of(gather_->on_host[i], rank).reshape(-1);
       const auto size = static_cast<std::int64_t>(rows.nbytes());
       rows.view(at::kByte).copy_(
           gather_->packs[static_cast<std::size_t>(rank)].narrow(0, at, size));
       at += size;
     }
   }
+  queue_copies(*gather_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].gate) parameters_[i].gate->fill(gather_->memory[i]);
   }
@@ -168,11 +177,42 @@ void ShardUnit::finish_gather() {
   is_whole_ = true;
 }
 
+at::Tensor ShardUnit::host_memory(const at::Tensor& memory) const {
+  if (memory.is_cpu()) return memory;
+  return pools_.host->take(
+      memory.sizes(),
+      at::TensorOptions(memory.scalar_type()).pinned_memory(true));
+}
+
+void ShardUnit::queue_copies(Gather& gather) {
+  finish_copies();
+  c10::Device device = at::kCPU;
+  for (std::size_t i = 0; i < gather.memory.size(); ++i) {
+    if (gather.memory[i].is_cpu()) continue;
+    device = gather.memory[i].device();
+    gather.memory[i].copy_(gather.on_host[i], /*non_blocking=*/true);
+    being_copied_.push_back(std::move(gather.on_host[i]));
+  }
+  if (being_copied_.empty()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  copied_.emplace(device.type());
+  copied_->record(guard.getStream(device));
+}
+
+void ShardUnit::finish_copies() {
+  if (!copied_) return;
+  copied_->synchronize();
+  copied_.reset();
+  for (at::Tensor& memory : being_copied_) pools_.host->give(std::move(memory));
+  being_copied_.clear();
+}
+
 void ShardUnit::release() {
   finish_gather();
+  finish_copies();
   for (const ShardedParameter& parameter : parameters_) {
     if (!parameter.gate || !parameter.gate->is_filled()) continue;
-    pool_->give(parameter.gate->release());
+    pools_.whole->give(parameter.gate->release());
   }
   is_whole_ = false;
 }
@@ -207,12 +247,10 @@ at::Tensor ShardUnit::reducible_gradient(
       reduce_dtype_.value_or(parameter.whole.scalar_type());
   at::Tensor gradient = parameter.whole.grad();
   if (!gradient.defined()) {
-    return at::zeros(
-        parameter.whole.sizes(),
-        parameter.whole.options().dtype(dtype).requires_grad(false));
+    return at::zeros(parameter.whole.sizes(), at::TensorOptions(dtype));
   }
   if (gradient.is_sparse()) gradient = gradient.to_dense();
-  return gradient.to(dtype).contiguous();
+  return gradient.to(dtype).to(at::kCPU).contiguous();
 }
 
 void ShardUnit::start_reduce() {
@@ -245,7 +283,7 @@ void ShardUnit::start_reduce() {
       for (const int peer : peers(mine, group.size())) {
         at::Tensor& part = incoming[static_cast<std::size_t>(peer)];
         const at::Tensor own = parameter.rows_of(gradient, mine);
-        part = pool_->take(own.sizes(), own.options());
+        part = pools_.host->take(own.sizes(), own.options());
         reduce_->exchange.receive(part, peer, tag(i, kReduce, round));
       }
       for (const int peer : peers(mine, group.size())) {
@@ -317,12 +355,12 @@ void ShardUnit::finish_reduce() {
     if (is_small(parameter)) at_byte += size;
     reduce_->outgoing[t].reset();
     for (at::Tensor& part : reduce_->incoming[t]) {
-      if (part.defined()) pool_->give(std::move(part));
+      if (part.defined()) pools_.host->give(std::move(part));
     }
     reduce_->incoming[t].clear();
     if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(sum);
     if (used[static_cast<std::int64_t>(t)].item<double>() == 0) continue;
-    sum.div_(groups_.num_data_ranks());
+    sum = sum.div_(groups_.num_data_ranks()).to(parameter.local.device());
     at::Tensor& gradient = parameter.local.mutable_grad();
     if (gradient.defined()) {
       gradient.add_(sum);
@@ -336,6 +374,7 @@ void ShardUnit::finish_reduce() {
 void ShardUnit::abandon() {
   gather_.reset();
   reduce_.reset();
+  finish_copies();
   if (parameters_.empty() || !parameters_.front().gate) return;
   for (const ShardedParameter& parameter : parameters_)
     parameter.gate->release();

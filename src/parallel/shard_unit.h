@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <accelerate/export.h>
 #include <accelerate/world.h>
@@ -51,8 +52,18 @@ ACCELERATE_API std::vector<std::int64_t> row_begins(
     std::int64_t num_rows,
     int num_ranks);
 
+/// Memory that units share, kept between uses.
+struct ShardPools {
+  /// Of whole parameters, where the model is.
+  std::shared_ptr<BlockPool> whole = std::make_shared<BlockPool>();
+  /// Of what travels, on the host; the same if the model is there too.
+  std::shared_ptr<BlockPool> host = whole;
+};
+
 /// Parameters that are gathered, and whose gradients are reduced, together.
-/// Large ones travel straight into place; small ones share a message.
+/// Large ones travel straight into place; small ones share a message. Ranks
+/// meet in host memory: of another device, parts are copied there and whole
+/// parameters from there, queued on its current stream.
 class ShardUnit {
  public:
   /// `first_tag`: of `num_tags(parameters.size())`.
@@ -61,7 +72,7 @@ class ShardUnit {
       ShardGroups groups,
       std::vector<ShardedParameter> parameters,
       std::optional<at::ScalarType> reduce_dtype,
-      std::shared_ptr<BlockPool> pool,
+      ShardPools pools,
       int first_tag);
 
   static int num_tags(std::size_t num_parameters) {
@@ -109,18 +120,24 @@ class ShardUnit {
   [[nodiscard]] bool is_small(const ShardedParameter& parameter) const;
   [[nodiscard]] at::Tensor reducible_gradient(
       const ShardedParameter& parameter) const;
+  [[nodiscard]] at::Tensor host_memory(const at::Tensor& memory) const;
+  void queue_copies(Gather& gather);
+  void finish_copies();
 
   std::string name_;
   ShardGroups groups_;
   std::vector<ShardedParameter> parameters_;
   std::vector<std::size_t> trainable_;
   std::optional<at::ScalarType> reduce_dtype_;
-  std::shared_ptr<BlockPool> pool_;
+  ShardPools pools_;
   int first_tag_;
   bool is_whole_ = true;
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_reduces_ = 0;
   std::unique_ptr<Gather> gather_;
+  /// Host memory that a device may still be copying from, until the event.
+  std::vector<at::Tensor> being_copied_;
+  std::optional<c10::Event> copied_;
   std::unique_ptr<Reduce> reduce_;
 
  public:

@@ -7,6 +7,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
@@ -78,15 +79,23 @@ std::vector<at::Tensor> tensors_of(const torch::nn::Module& module) {
 
 bool is_empty(const at::Tensor& tensor) { return tensor.is_meta(); }
 
-// Module::to() refuses tensors without memory.
+// In every handle to it, as Module::to() does, which refuses some devices.
+void move_tensor(at::Tensor tensor, const at::Device& device) {
+  const at::Tensor moved = tensor.detach().to(device);
+  if (at::_has_compatible_shallow_copy_type(tensor, moved))
+    return tensor.set_data(moved);
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
+  // What adds up gradients remembers the device.
+  if (tensor.requires_grad())
+    torch::autograd::impl::set_grad_accumulator(tensor, {});
+}
+
+// Tensors without memory are moved when they get some.
 void move_to_device(torch::nn::Module& module, const at::Device& device) {
-  const auto tensors = tensors_of(module);
-  if (std::none_of(tensors.begin(), tensors.end(), is_empty))
-    return module.to(device);
   const at::NoGradGuard no_grad;
-  for (at::Tensor tensor : tensors) {
+  for (const at::Tensor& tensor : tensors_of(module)) {
     if (!is_empty(tensor) && tensor.device() != device)
-      tensor.set_data(tensor.to(device));
+      move_tensor(tensor, device);
   }
 }
 

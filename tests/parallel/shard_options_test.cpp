@@ -119,7 +119,6 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
                           const Variables& variables = {}) {
     expect_error<ConfigError>([&] { plan(options, 2, 1, variables); }, why);
   };
-  refused(with({.cpu_offload = true}), "cpu_offload");
   refused(
       with({.fsdp_version = 2, .reshard_after_forward = 4}), "number of ranks");
   refused(
@@ -138,15 +137,6 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
       {},
       "FULL_SHARD",
       {{"ACCELERATE_USE_FSDP", "1"}, {"FSDP_SHARDING_STRATEGY", "FUL"}});
-  expect_error<ConfigError>(
-      [&] {
-        const Environment environment;
-        make_plan(
-            {.parallel = with({}), .num_ranks = 2, .device = at::kCUDA},
-            resolve({}),
-            environment);
-      },
-      "on the CPU only");
 }
 
 }  // namespace

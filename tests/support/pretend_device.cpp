@@ -31,7 +31,8 @@ constexpr int kDevices = 2;
 
 using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 
-// What the devices share. One for the process, as LibTorch's registries are.
+// What the devices share. One for the process, as LibTorch's registries are,
+// and never destroyed: queued work may hold pinned memory to the end.
 struct Machine {
   std::mutex mutex;
   std::map<Stream, std::vector<std::function<void()>>> queued;
@@ -50,8 +51,8 @@ struct Machine {
 };
 
 Machine& machine() {
-  static Machine machine;
-  return machine;
+  static auto* const machine = new Machine();
+  return *machine;
 }
 
 thread_local c10::DeviceIndex current_device = 0;
