@@ -1,150 +1,30 @@
 #include "activations/tape.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/core/enum_tag.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <accelerate/error.h>
 
+#include "activations/fingerprint.h"
 #include "activations/host_copy.h"
+#include "activations/operator_facts.h"
+#include "activations/random_state.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// These change what autograd knows of a tensor, not what is in it.
-bool only_marks(const c10::FunctionSchema& schema) {
-  const std::string& name = schema.name();
-  return name == "aten::requires_grad_" || name == "aten::detach_" ||
-      name == "aten::retain_grad" || name == "aten::set_requires_grad";
-}
-
-// Normalisations write running statistics, and their schemas do not say so.
-bool changes_unannounced(const c10::Argument& argument) {
-  return argument.name() == "running_mean" || argument.name() == "running_var";
-}
-
-bool holds_tensors(const c10::TypePtr& type) {
-  if (type->kind() == c10::TypeKind::TensorType) return true;
-  for (const c10::TypePtr& inner : type->containedTypes()) {
-    if (holds_tensors(inner)) return true;
-  }
-  return false;
-}
-
-// What is the same in every call of an operator.
-struct Facts {
-  bool leaves_trace = false;
-  bool is_random = false;
-  std::vector<bool> changes_argument;
-};
-
-Facts facts_of(const c10::OperatorHandle& operation) {
-  Facts facts;
-  const c10::FunctionSchema& schema = operation.schema();
-  for (const c10::Argument& value : schema.returns())
-    facts.leaves_trace = facts.leaves_trace || holds_tensors(value.type());
-  for (const c10::Argument& argument : schema.arguments()) {
-    const bool changes = changes_unannounced(argument) ||
-        (argument.alias_info() != nullptr && argument.alias_info()->isWrite() &&
-         !only_marks(schema));
-    facts.changes_argument.push_back(changes);
-    facts.leaves_trace = facts.leaves_trace || changes;
-  }
-  facts.is_random = operation.hasTag(at::Tag::nondeterministic_seeded);
-  return facts;
-}
-
-const Facts& known_facts_of(const c10::OperatorHandle& operation) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, Facts> known;
-  const auto [entry, is_new] = known.try_emplace(&operation.schema());
-  if (is_new) entry->second = facts_of(operation);
-  return entry->second;
-}
-
-// What an operator draws from.
-at::Generator generator_of(
-    const torch::jit::Stack& stack,
-    std::size_t num_arguments) {
-  at::Device device = at::kCPU;
-  for (std::size_t i = stack.size(); i > stack.size() - num_arguments; --i) {
-    const c10::IValue& value = stack[i - 1];
-    if (value.isGenerator()) return value.toGenerator();
-    if (value.isDevice()) device = value.toDevice();
-    if (value.isTensor() && value.toTensor().defined())
-      device = value.toTensor().device();
-  }
-  return at::globalContext().defaultGenerator(device);
-}
-
-at::Tensor state_of(at::Generator& generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-// Draws as before; afterwards the generator is where it was.
-class RandomStateScope {
- public:
-  RandomStateScope(const at::Generator& generator, const at::Tensor& state)
-      : generator_(generator) {
-    if (!generator_.defined()) return;
-    const std::lock_guard lock(generator_.mutex());
-    before_ = generator_.get_state();
-    generator_.set_state(state);
-  }
-  ~RandomStateScope() {
-    if (!generator_.defined()) return;
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(before_);
-  }
-  RandomStateScope(const RandomStateScope&) = delete;
-  RandomStateScope& operator=(const RandomStateScope&) = delete;
-
- private:
-  at::Generator generator_;
-  at::Tensor before_;
-};
-
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
                               : nullptr;
 }
 
-Fingerprint fingerprint_of(const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
-  // Bytes are work space of a kernel, some of which nobody ever writes.
-  if (tensor.numel() == 0 || tensor.layout() != at::kStrided ||
-      tensor.is_complex() || tensor.is_quantized() ||
-      tensor.scalar_type() == at::kByte) {
-    return {};
-  }
-  const double sum = tensor.sum(at::kDouble).item<double>();
-  if (!tensor.is_floating_point()) return {sum, std::abs(sum)};
-  return {
-      sum,
-      at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
-}
-
 }  // namespace
-
-// Room for what an accelerator adds up in another order each time.
-bool Fingerprint::is_like(const Fingerprint& other) const {
-  const auto alike = [&](double mine, double theirs) {
-    if (std::isnan(mine) || std::isnan(theirs))
-      return std::isnan(mine) && std::isnan(theirs);
-    if (std::isinf(mine) || std::isinf(theirs)) return mine == theirs;
-    return std::abs(mine - theirs) <=
-        1e-3 * std::max(magnitude, other.magnitude);
-  };
-  return alike(sum, other.sum) && alike(magnitude, other.magnitude);
-}
 
 /// Where a tensor is found.
 struct Tape::Place {
@@ -297,7 +177,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Tape::make_hooks() {
 bool Tape::begin(
     const c10::OperatorHandle& operation,
     const torch::jit::Stack& stack) {
-  const Facts& facts = known_facts_of(operation);
+  const OperatorFacts& facts = facts_of(operation);
   if (!facts.leaves_trace) return false;
   const std::lock_guard lock(mutex_);
   const std::size_t count = facts.changes_argument.size();

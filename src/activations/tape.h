@@ -19,6 +19,7 @@
 #include <accelerate/activation_checkpointing.h>
 
 #include "activations/autocast_state.h"
+#include "activations/fingerprint.h"
 #include "activations/saved_tensors.h"
 
 namespace accelerate::detail {
@@ -28,14 +29,6 @@ namespace accelerate::detail {
 /// and the gate.
 inline constexpr c10::DispatchKey kRecordingKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
-
-/// Of what was saved and of what was computed in its place: alike, unless
-/// somebody wrote behind LibTorch's operators.
-struct Fingerprint {
-  double sum = 0;
-  double magnitude = 0;
-  [[nodiscard]] bool is_like(const Fingerprint& other) const;
-};
 
 /// What was compared already: operators, by all that ran before them.
 class ComparedOperators {

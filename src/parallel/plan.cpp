@@ -174,6 +174,20 @@ ParallelPlan make_plan(
   if (auto complaint = mesh_complaint(degrees, request.num_ranks)) {
     complaints.push_back(*std::move(complaint));
   }
+  if (sharding) {
+    const int neighbours = sharding->options.neighbours;
+    const int shards = at_axis(degrees, Axis::shard);
+    if (neighbours < 0 || (neighbours > 1 && shards % neighbours != 0)) {
+      complaints.push_back(concat(
+          "[parallel] reshard_after_forward is ",
+          neighbours,
+          " ranks, which do not divide the ",
+          shards,
+          " that share the parameters; give a divisor, true or false"));
+    }
+    // All of them: as if nothing was said.
+    if (neighbours == shards) sharding->options.neighbours = 0;
+  }
   if (sharding && span == ShardSpan::none &&
       at_axis(degrees, Axis::shard) > 1) {
     complaints.push_back(concat(

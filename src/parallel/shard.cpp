@@ -85,7 +85,8 @@ class Shard final : public Strategy, public GateKeeper {
     const ShardGroups groups{
         mesh_.group(Axis::shard),
         mesh_group(mesh_, Axis::shard, "gradients"),
-        mesh_.group(Axis::replicate)};
+        mesh_.group(Axis::replicate),
+        neighbours()};
     for (const UnitOfRows& rows : plan.units) {
       std::vector<ShardedParameter> split;
       for (Parameter* row : rows.rows) {
@@ -240,6 +241,18 @@ class Shard final : public Strategy, public GateKeeper {
 
  private:
   // This rank's rows of a parameter; the table's row then names them.
+  // Of this rank, if parameters stay among them after a forward.
+  [[nodiscard]] Group neighbours() const {
+    if (options_.neighbours <= 1) return {};
+    const Group& group = mesh_.group(Axis::shard);
+    const int first = group.rank() / options_.neighbours * options_.neighbours;
+    std::vector<int> ranks;
+    for (int i = 0; i < options_.neighbours; ++i) {
+      ranks.push_back(group.world_ranks()[static_cast<std::size_t>(first + i)]);
+    }
+    return mesh_.world().new_group(ranks);
+  }
+
   ShardedParameter cut(
       Parameter& row,
       ParameterTable& table,
@@ -343,7 +356,9 @@ class Shard final : public Strategy, public GateKeeper {
     const bool frees = is_in_backward_ || options_.frees_after_forward;
     if (previous && *previous != unit && frees &&
         !order_->is_due_soon(*previous)) {
-      units_[*previous]->release();
+      units_[*previous]->release(
+          /*neighbours_keep_it=*/!is_in_backward_ &&
+          at::GradMode::is_enabled());
     }
     if (!options_.prefetches) return;
     const auto next = order_->next();

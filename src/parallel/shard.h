@@ -20,6 +20,9 @@ struct ShardOptions {
   bool frees_parameters = true;
   /// They go after their last use in a forward (ZeRO-3); else after a backward.
   bool frees_after_forward = true;
+  /// Above 1: from then to the backward they stay split over so many
+  /// neighbouring ranks, who gather them faster.
+  int neighbours = 0;
   /// Gradients are reduced in every micro-step, so that none stay whole.
   bool reduces_every_backward = false;
   /// The next unit is gathered while the present one computes.

@@ -76,7 +76,6 @@ ShardRequest read_fully_sharded(
       (given->forward_prefetch.value_or(true) &&
        given->backward_prefetch != BackwardPrefetch::none);
 
-  std::vector<std::string> complaints;
   request.span = ShardSpan::all;
   if (policy.sharding_strategy) {
     const ShardingStrategy strategy = *policy.sharding_strategy;
@@ -91,8 +90,8 @@ ShardRequest read_fully_sharded(
       const bool* frees = std::get_if<bool>(&*policy.reshard_after_forward)) {
     options.frees_after_forward = *frees;
   } else {
-    complaints.push_back(not_yet(
-        "reshard_after_forward to a number of ranks", "use true or false"));
+    options.neighbours = std::get<int>(*policy.reshard_after_forward);
+    options.frees_after_forward = options.neighbours != 1;
   }
   options.offloads_parts = *policy.cpu_offload;
   if (*policy.activation_checkpointing) {
@@ -107,7 +106,6 @@ ShardRequest read_fully_sharded(
     checkpointing.options.offload_inputs =
         policy.activation_checkpointing_offload.value_or(false);
   }
-  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
   return request;
 }
 

@@ -35,14 +35,23 @@ std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks) {
   return begins;
 }
 
+at::Tensor rows_between(
+    const at::Tensor& tensor,
+    const std::vector<std::int64_t>& begins,
+    int part) {
+  const auto p = static_cast<std::size_t>(part);
+  return tensor.narrow(0, begins[p], begins[p + 1] - begins[p]);
+}
+
 at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
-  const auto r = static_cast<std::size_t>(rank);
-  return tensor.narrow(0, row_begins[r], row_begins[r + 1] - row_begins[r]);
+  return rows_between(tensor, row_begins, rank);
 }
 
 // Whole parameters on their way, and the messages that small ones share.
 struct ShardUnit::Gather {
   Exchange exchange;
+  Group group;
+  bool is_from_neighbours;
   std::vector<at::Tensor> memory;
   std::vector<at::Tensor>
       on_host;                    // `memory` itself, or what it is copied from
@@ -72,7 +81,10 @@ ShardUnit::ShardUnit(
       pools_(std::move(pools)),
       first_tag_(first_tag) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].whole.requires_grad()) trainable_.push_back(i);
+    ShardedParameter& parameter = parameters_[i];
+    if (parameter.whole.requires_grad()) trainable_.push_back(i);
+    parameter.neighbour_begins =
+        row_begins(parameter.whole.size(0), groups_.neighbours.size());
   }
 }
 
@@ -99,14 +111,18 @@ bool ShardUnit::is_small(const ShardedParameter& parameter) const {
 void ShardUnit::start_gather() {
   if (is_whole_ || gather_) return;
   const at::NoGradGuard no_grad;
-  const Group& group = groups_.gathering;
+  const bool is_near = neighbours_have_it_;
+  const Group& group = is_near ? groups_.neighbours : groups_.gathering;
   const int mine = group.rank();
   gather_ = std::unique_ptr<Gather>(new Gather{
       Exchange(group, concat("gathering the parameters of ", name_)),
+      group,
+      is_near,
       {},
       {},
       {}});
-  const std::uint64_t round = num_gathers_++;
+  const std::uint64_t round =
+      is_near ? num_neighbour_gathers_++ : num_gathers_++;
   std::vector<std::vector<at::Tensor>> small_rows(
       static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -118,17 +134,20 @@ void ShardUnit::start_gather() {
               parameter.whole.options().requires_grad(false))
         : parameter.whole.detach();
     const at::Tensor on_host = host_memory(memory);
-    const at::Tensor own = parameter.rows_of(on_host, mine);
-    if (!own.is_alias_of(parameter.local)) own.copy_(parameter.local);
+    const auto& begins =
+        is_near ? parameter.neighbour_begins : parameter.row_begins;
+    const at::Tensor own = rows_between(on_host, begins, mine);
+    const at::Tensor& kept = is_near ? parameter.kept_rows : parameter.local;
+    if (!own.is_alias_of(kept)) own.copy_(kept);
     if (is_small(parameter)) {
       for (int rank = 0; rank < group.size(); ++rank) {
         small_rows[static_cast<std::size_t>(rank)].push_back(
-            parameter.rows_of(on_host, rank).reshape(-1).view(at::kByte));
+            rows_between(on_host, begins, rank).reshape(-1).view(at::kByte));
       }
     } else {
       for (const int peer : peers(mine, group.size())) {
         gather_->exchange.receive(
-            parameter.rows_of(on_host, peer), peer, tag(i, kGather, round));
+            rows_between(on_host, begins, peer), peer, tag(i, kGather, round));
       }
       for (const int peer : peers(mine, group.size()))
         gather_->exchange.send(own, peer, tag(i, kGather, round));
@@ -155,14 +174,19 @@ void ShardUnit::finish_gather() {
   if (!gather_) return;
   const at::NoGradGuard no_grad;
   gather_->exchange.wait();
-  const Group& group = groups_.gathering;
+  const Group& group = gather_->group;
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) continue;
     std::int64_t at = 0;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (!is_small(parameters_[i])) continue;
       const at::Tensor rows =
-          parameters_[i].rows_of(gather_->on_host[i], rank).reshape(-1);
+          rows_between(
+              gather_->on_host[i],
+              gather_->is_from_neighbours ? parameters_[i].neighbour_begins
+                                          : parameters_[i].row_begins,
+              rank)
+              .reshape(-1);
       const auto size = static_cast<std::int64_t>(rows.nbytes());
       rows.view(at::kByte).copy_(
           gather_->packs[static_cast<std::size_t>(rank)].narrow(0, at, size));
@@ -207,11 +231,22 @@ void ShardUnit::finish_copies() {
   being_copied_.clear();
 }
 
-void ShardUnit::release() {
+void ShardUnit::release(bool neighbours_keep_it) {
   finish_gather();
   finish_copies();
-  for (const ShardedParameter& parameter : parameters_) {
+  const bool keeps = neighbours_keep_it && groups_.neighbours.size() > 1;
+  neighbours_have_it_ = keeps && (is_whole_ || neighbours_have_it_);
+  for (ShardedParameter& parameter : parameters_) {
+    if (!keeps) parameter.kept_rows.reset();
     if (!parameter.gate || !parameter.gate->is_filled()) continue;
+    if (keeps && !parameter.kept_rows.defined()) {
+      const at::NoGradGuard no_grad;
+      parameter.kept_rows = rows_between(
+                                parameter.whole.detach(),
+                                parameter.neighbour_begins,
+                                groups_.neighbours.rank())
+                                .clone();
+    }
     pools_.whole->give(parameter.gate->release());
   }
   is_whole_ = false;
@@ -376,9 +411,12 @@ void ShardUnit::abandon() {
   reduce_.reset();
   finish_copies();
   if (parameters_.empty() || !parameters_.front().gate) return;
-  for (const ShardedParameter& parameter : parameters_)
+  for (ShardedParameter& parameter : parameters_) {
     parameter.gate->release();
+    parameter.kept_rows.reset();
+  }
   is_whole_ = false;
+  neighbours_have_it_ = false;
 }
 
 }  // namespace accelerate::detail

@@ -27,6 +27,9 @@ struct ShardGroups {
   Group reducing;
   /// The ranks with the same part of other copies.
   Group replicas;
+  /// Some neighbours of `gathering`, who keep a copy among themselves from a
+  /// forward to its backward; one rank: nobody does.
+  Group neighbours = {};
 
   [[nodiscard]] int num_data_ranks() const {
     return gathering.size() * replicas.size();
@@ -43,9 +46,19 @@ struct ShardedParameter {
   std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays
   std::int64_t version_when_opened = 0;
 
+  /// The same among neighbours; and this rank's rows, in between.
+  std::vector<std::int64_t> neighbour_begins = {};
+  at::Tensor kept_rows = {};
+
   /// The rows that `rank` keeps, of a tensor of the whole shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
 };
+
+/// Of a tensor that is cut at `begins`, part number `part`.
+at::Tensor rows_between(
+    const at::Tensor& tensor,
+    const std::vector<std::int64_t>& begins,
+    int part);
 
 /// Where `num_rows` rows are cut.
 ACCELERATE_API std::vector<std::int64_t> row_begins(
@@ -91,8 +104,9 @@ class ShardUnit {
   void finish_gather();
   [[nodiscard]] bool is_gathering() const { return gather_ != nullptr; }
   [[nodiscard]] bool is_whole() const { return is_whole_; }
-  /// Lets go of the memory of gated parameters.
-  void release();
+  /// Lets go of the memory of gated parameters; neighbours may keep a copy
+  /// among themselves, for the next gather.
+  void release(bool neighbours_keep_it = false);
   /// What the user writes into the whole parameters from here to
   /// keep_changes() becomes the parts.
   void watch_for_changes();
@@ -132,7 +146,9 @@ class ShardUnit {
   ShardPools pools_;
   int first_tag_;
   bool is_whole_ = true;
+  bool neighbours_have_it_ = false;
   std::uint64_t num_gathers_ = 0;
+  std::uint64_t num_neighbour_gathers_ = 0;
   std::uint64_t num_reduces_ = 0;
   std::unique_ptr<Gather> gather_;
   /// Host memory that a device may still be copying from, until the event.

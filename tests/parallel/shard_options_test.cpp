@@ -120,7 +120,8 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
     expect_error<ConfigError>([&] { plan(options, 2, 1, variables); }, why);
   };
   refused(
-      with({.fsdp_version = 2, .reshard_after_forward = 4}), "number of ranks");
+      with({.fsdp_version = 2, .reshard_after_forward = 4}),
+      "do not divide the 2");
   refused(
       {.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"}}, "nvme");
   refused(

@@ -49,6 +49,27 @@ struct MlpTask : Task {
   Tensor scale;
 };
 
+// Each micro-batch is normalised by itself, on whatever rank.
+struct ConvTask : Task {
+  ConvTask() {
+    register_module("layers", layers);
+    register_module("head", head);
+  }
+  Tensor loss(const Tensor& x) override {
+    return head(layers->forward(x).flatten(1)).pow(2).mean();
+  }
+  [[nodiscard]] Tensor batch() const override {
+    return torch::randn({kBatch, 2, 6, 6});
+  }
+  nn::Sequential layers{
+      nn::Conv2d(2, 5, 3),
+      nn::BatchNorm2d(5),
+      nn::ReLU(),
+      nn::Conv2d(nn::Conv2dOptions(5, 3, 3).bias(false)),
+      nn::BatchNorm2d(3)};
+  nn::Linear head{12, 3};
+};
+
 // Large enough to travel in messages of their own.
 struct WideTask : Task {
   WideTask() {
@@ -168,6 +189,7 @@ struct Kind {
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all{
       {"mlp", [] { return std::make_shared<MlpTask>(); }},
+      {"conv", [] { return std::make_shared<ConvTask>(); }},
       {"wide", [] { return std::make_shared<WideTask>(); }},
       {"lstm", [] { return std::make_shared<LstmTask>(); }},
       {"transformer", [] { return std::make_shared<TransformerTask>(); }},
@@ -294,6 +316,8 @@ std::vector<Way> ways() {
   FullyShardedDataParallelOptions sizes{
       .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
       .min_num_params = 20};
+  FullyShardedDataParallelOptions checkpointed = sizes;
+  checkpointed.activation_checkpointing = true;
   return {
       {"shard", {.fully_sharded = FullyShardedDataParallelOptions()}},
       {"root_only",
@@ -309,6 +333,15 @@ std::vector<Way> ways() {
        {.fully_sharded =
             FullyShardedDataParallelOptions{
                 .backward_prefetch = BackwardPrefetch::none}}},
+      {"offloaded",
+       {.fully_sharded = FullyShardedDataParallelOptions{.cpu_offload = true}}},
+      {"checkpointed", {.fully_sharded = checkpointed}},
+      {"zero1 checkpointed",
+       {.deepspeed = DeepSpeedOptions{.zero_stage = 1},
+        .activation_checkpointing =
+            ActivationCheckpointingOptions{
+                .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                .min_num_params = 20}}},
       {"zero1", {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
       {"zero2", {.deepspeed = DeepSpeedOptions{.zero_stage = 2}}},
       {"zero3", {.deepspeed = DeepSpeedOptions{.zero_stage = 3}}},
@@ -344,6 +377,30 @@ TEST(HybridShard, EndsWithTheWeightsOfOneProcess) {
         train_alone(kind, 4, 1),
         2e-5,
         kind.name);
+  }
+}
+
+// Parameters stay split over two neighbours of four between forward and
+// backward.
+TEST(Neighbours, EndWithTheWeightsOfOneProcess) {
+  FullyShardedDataParallelOptions options{
+      .fsdp_version = 2, .reshard_after_forward = 2};
+  for (const bool checkpoints : {false, true}) {
+    if (checkpoints) {
+      options.activation_checkpointing = true;
+      options.auto_wrap_policy = AutoWrapPolicy::size_based_wrap;
+      options.min_num_params = 20;
+    }
+    for (const Kind& kind : kinds()) {
+      for (const int accumulation : {1, 3}) {
+        expect_near(
+            train_sharded(
+                kind, {"", {.fully_sharded = options}}, 4, accumulation),
+            train_alone(kind, 4, accumulation),
+            2e-5,
+            kind.name);
+      }
+    }
   }
 }
 
@@ -424,7 +481,10 @@ TEST(DeepSpeed, ClipsAndAccumulatesAsItsConfigurationSays) {
 }
 
 TEST(Shard, WrapsClassesByName) {
-  const Kind& gpt = kinds()[4];
+  const Kind& gpt =
+      *std::find_if(kinds().begin(), kinds().end(), [](const Kind& kind) {
+        return kind.name == "gpt";
+      });
   expect_near(
       train_sharded(
           gpt, {"class", {.fully_sharded = by_class("Attention")}}, 2, 1),
