@@ -98,7 +98,6 @@ class Shard final : public Strategy, public GateKeeper {
           rows.name,
           groups,
           std::move(split),
-          options_.reduce_dtype,
           pools_,
           tags));
     }
@@ -259,7 +258,8 @@ class Shard final : public Strategy, public GateKeeper {
       const FirstValues& values,
       bool keeps_precision) {
     const Group& group = mesh_.group(Axis::shard);
-    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, 0};
+    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};
+    if (!keeps_precision) parameter.reduce_dtype = options_.reduce_dtype;
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
     const at::ScalarType stored = row.tensor.scalar_type();
     const bool is_float = at::isFloatingType(stored);

@@ -71,13 +71,11 @@ ShardUnit::ShardUnit(
     std::string name,
     ShardGroups groups,
     std::vector<ShardedParameter> parameters,
-    std::optional<at::ScalarType> reduce_dtype,
     ShardPools pools,
     int first_tag)
     : name_(std::move(name)),
       groups_(std::move(groups)),
       parameters_(std::move(parameters)),
-      reduce_dtype_(reduce_dtype),
       pools_(std::move(pools)),
       first_tag_(first_tag) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -279,7 +277,7 @@ bool ShardUnit::has_gradient() const {
 at::Tensor ShardUnit::reducible_gradient(
     const ShardedParameter& parameter) const {
   const at::ScalarType dtype =
-      reduce_dtype_.value_or(parameter.whole.scalar_type());
+      parameter.reduce_dtype.value_or(parameter.whole.scalar_type());
   at::Tensor gradient = parameter.whole.grad();
   if (!gradient.defined()) {
     return at::zeros(parameter.whole.sizes(), at::TensorOptions(dtype));

@@ -44,6 +44,8 @@ struct ShardedParameter {
   at::Tensor local;  ///< this rank's rows, on which the optimizer steps
   std::vector<std::int64_t> row_begins;  ///< one a rank, and the end
   std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays
+  /// Its gradients travel in it; unset: as they are.
+  std::optional<at::ScalarType> reduce_dtype;
   std::int64_t version_when_opened = 0;
 
   /// The same among neighbours; and this rank's rows, in between.
@@ -84,7 +86,6 @@ class ShardUnit {
       std::string name,
       ShardGroups groups,
       std::vector<ShardedParameter> parameters,
-      std::optional<at::ScalarType> reduce_dtype,
       ShardPools pools,
       int first_tag);
 
@@ -142,7 +143,6 @@ class ShardUnit {
   ShardGroups groups_;
   std::vector<ShardedParameter> parameters_;
   std::vector<std::size_t> trainable_;
-  std::optional<at::ScalarType> reduce_dtype_;
   ShardPools pools_;
   int first_tag_;
   bool is_whole_ = true;
