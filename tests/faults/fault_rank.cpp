@@ -1,6 +1,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <string>
 
@@ -35,45 +36,76 @@ void read_torn_data(const accelerate::Accelerator& accelerator) {
   for (auto& [x] : loader) accelerator.world().group().all_reduce(x);
 }
 
-// The last rank leaves in the first forward, before the order is known and
-// parameters are sent ahead; or before the third backward.
+// The last rank leaves, or asks for too much memory, in the first forward,
+// before the order is known and parameters are sent ahead; or it leaves before
+// the third backward.
 struct LeavingImpl : torch::nn::Module {
   LeavingImpl() { register_module("layers", layers); }
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor h = layers[0]->as<torch::nn::Linear>()->forward(x);
     if (leaves) std::_Exit(0);
+    if (wants_memory) h = h + at::empty({std::int64_t{1} << 50}).sum();
     return layers[1]->as<torch::nn::Linear>()->forward(h);
   }
   torch::nn::ModuleList layers{
       torch::nn::Linear(64, 256),
       torch::nn::Linear(256, 64)};
   bool leaves = false;
+  bool wants_memory = false;
 };
 TORCH_MODULE(Leaving);
 
 void train_sharded(
     const accelerate::Accelerator& accelerator,
-    bool in_forward) {
+    const std::string& what) {
+  const bool in_forward = what != "reduce";
   Leaving net;
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   for (int step = 0; step < 4; ++step) {
     const bool is_time =
         step == (in_forward ? 0 : 2) && accelerator.is_last_process();
-    net->leaves = is_time && in_forward;
+    net->leaves = is_time && what == "gather";
+    net->wants_memory = is_time && what == "memory";
     optimizer.zero_grad();
     const at::Tensor loss = model(at::ones({2, 64})).pow(2).mean();
-    if (is_time) std::_Exit(0);
+    if (is_time && !in_forward) std::_Exit(0);
     accelerator.backward(loss);
     optimizer.step();
   }
 }
 
-void run(const std::string& what) {
+// The last rank is killed in the second save, when all have begun it.
+void save_sharded(
+    const accelerate::Accelerator& accelerator,
+    const std::filesystem::path& folder) {
+  Leaving net;
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  accelerator.save_state(folder / "first");
+  const auto hook = accelerator.register_save_state_pre_hook(
+      [&](accelerate::SaveHookContext&) {
+        if (accelerator.is_last_process()) std::raise(SIGKILL);
+      });
+  accelerator.save_state(folder / "second");
+}
+
+void load_sharded(
+    const accelerate::Accelerator& accelerator,
+    const std::filesystem::path& folder) {
+  Leaving net;
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  accelerator.load_state(folder / "first");
+}
+
+void run(const std::string& what, const std::filesystem::path& folder) {
+  const bool is_sharded =
+      what == "gather" || what == "memory" || what == "save" || what == "load";
   accelerate::AcceleratorOptions options;
   if (what == "silent") options.world.timeout = std::chrono::seconds(2);
   if (what == "shard") options.parallel.shard = 3;
-  if (what == "gather")
+  if (is_sharded)
     options.parallel.fully_sharded =
         accelerate::FullyShardedDataParallelOptions();
   if (what == "reduce")
@@ -88,17 +120,19 @@ void run(const std::string& what) {
   if (what == "silent" && is_bad) std::raise(SIGSTOP);
   if (what == "leave" && is_bad) std::exit(0);
   if (what == "torn_data") read_torn_data(accelerator);
-  if (what == "gather" || what == "reduce")
-    train_sharded(accelerator, what == "gather");
+  if (what == "gather" || what == "reduce" || what == "memory")
+    train_sharded(accelerator, what);
+  if (what == "save") save_sharded(accelerator, folder);
+  if (what == "load") load_sharded(accelerator, folder);
   if (what == "stranger") prepare_a_stranger(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   try {
-    run(argv[1]);
+    run(argv[1], argc > 2 ? argv[2] : "");
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
     return 3;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/tool.h"
+#include "support/temporary_folder.h"
 
 namespace accelerate {
 namespace {
@@ -55,8 +56,36 @@ TEST(Fault, OfARankThatLeavesWhileGradientsAreReducedIsNamed) {
   EXPECT_THAT(
       result.err,
       AllOf(
-          HasSubstr("reducing the gradients of layers."),
-          HasSubstr("rank 2")));
+          HasSubstr("reducing the gradients of layers."), HasSubstr("rank 2")));
+}
+
+TEST(Fault, OfARankWithoutMemoryIsSaidAndEndsAll) {
+  const ToolResult result = launch(3, "memory");
+  EXPECT_EQ(result.code, 3);
+  EXPECT_THAT(
+      result.err,
+      AllOf(HasSubstr("rank 2 (process"), HasSubstr("can't allocate memory")));
+}
+
+TEST(Fault, OfARankKilledInASaveOfPartsIsNamedAndLosesNothing) {
+  const testing::TemporaryFolder folder;
+  const auto with_folder = [&](const std::string& count,
+                               const std::string& what) {
+    return run_tool(
+        {"launch",
+         "--num_processes",
+         count,
+         FAULT_RANK,
+         what,
+         folder.path().string()});
+  };
+  const ToolResult result = with_folder("3", "save");
+  EXPECT_EQ(result.code, 128 + SIGKILL);
+  EXPECT_THAT(
+      result.err,
+      AllOf(HasSubstr("rank 2"), HasSubstr("was killed by SIGKILL")));
+  EXPECT_FALSE(std::filesystem::exists(folder / "second"));
+  EXPECT_EQ(with_folder("2", "load").code, 0);
 }
 
 TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {
