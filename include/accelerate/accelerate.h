@@ -4,6 +4,7 @@
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/deepspeed.h>
+#include <accelerate/deepspeed_training.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 #include <accelerate/fully_sharded.h>

@@ -263,6 +263,8 @@ class ACCELERATE_API Accelerator {
   /// Whether this micro-step ends a window: true unless inside accumulate.
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
+  /// The DeepSpeed configuration in force, JSON; empty without one.
+  [[nodiscard]] const std::string& deepspeed_config() const;
 
   /// With fp16, divides gradients by the scale ahead of the step, for a user
   /// who reads or changes them; clipping does so by itself. Nothing else needs

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 #include <accelerate/export.h>
+#include <accelerate/model.h>
 #include <accelerate/weights.h>
 
 namespace accelerate::detail {
@@ -22,5 +24,18 @@ ACCELERATE_API void load_prepared(
 ACCELERATE_API WeightList
 weights_of(const PreparedModel& model, const StateDictOptions& options);
 ACCELERATE_API std::vector<WeightPart> parts_of(const PreparedModel& model);
+ACCELERATE_API std::string describe_prepared(const PreparedModel& model);
 
 }  // namespace accelerate::detail
+
+namespace accelerate {
+
+/// A line for each parameter of a prepared model: its name, dtype and shape,
+/// the unit it is gathered with, the rows that this rank keeps, and the dtypes
+/// it is kept, computed and reduced in. For people.
+template <class M>
+std::string describe(const Model<M>& model) {
+  return detail::describe_prepared(*model.prepared());
+}
+
+}  // namespace accelerate

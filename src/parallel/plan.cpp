@@ -206,6 +206,7 @@ ParallelPlan make_plan(
         std::move(sharding->activation_checkpointing);
     plan.gradient_accumulation_steps = sharding->gradient_accumulation_steps;
     plan.gradient_clipping = sharding->gradient_clipping;
+    plan.deepspeed_config = std::move(sharding->deepspeed_config);
     plan.ignored = std::move(sharding->ignored);
   }
   if (request.parallel.activation_checkpointing) {

@@ -30,6 +30,7 @@ struct ParallelPlan {
   /// What DeepSpeed's words say of a step, if they do.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
+  std::string deepspeed_config = {};
   /// Settings that were given and do nothing.
   std::vector<std::string> ignored = {};
 };

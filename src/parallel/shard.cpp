@@ -87,20 +87,21 @@ class Shard final : public Strategy, public GateKeeper {
         mesh_group(mesh_, Axis::shard, "gradients"),
         mesh_.group(Axis::replicate),
         neighbours()};
+    int num_raised = 0;
     for (const UnitOfRows& rows : plan.units) {
       std::vector<ShardedParameter> split;
       for (Parameter* row : rows.rows) {
+        const at::ScalarType stored = row->tensor.scalar_type();
         split.push_back(
             cut(*row, table, values, plan.full_precision.contains(row)));
+        row->policy = policy_of(*row, split.back(), rows.name);
+        num_raised += row->local.scalar_type() == stored ? 0 : 1;
       }
       const int tags = claim_tags(mesh_, ShardUnit::num_tags(rows.rows.size()));
       units_.push_back(std::make_unique<ShardUnit>(
-          rows.name,
-          groups,
-          std::move(split),
-          pools_,
-          tags));
+          rows.name, groups, std::move(split), pools_, tags));
     }
+    say_raised(num_raised);
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->whole_bytes());
@@ -240,6 +241,38 @@ class Shard final : public Strategy, public GateKeeper {
 
  private:
   // This rank's rows of a parameter; the table's row then names them.
+  static std::string policy_of(
+      const Parameter& row,
+      const ShardedParameter& parameter,
+      const std::string& unit) {
+    const at::ScalarType computed = row.tensor.scalar_type();
+    const bool is_offloaded = row.local.is_cpu() && !row.tensor.is_cpu();
+    return concat(
+        "in the unit of ",
+        unit,
+        ", rows ",
+        row.layout.offset[0],
+        " to ",
+        row.layout.offset[0] + row.layout.extent[0],
+        is_offloaded ? " kept on the host in " : " kept here in ",
+        c10::toString(row.local.scalar_type()),
+        ", computed in ",
+        c10::toString(computed),
+        ", reduced in ",
+        c10::toString(parameter.reduce_dtype.value_or(computed)));
+  }
+
+  void say_raised(int count) const {
+    if (count == 0) return;
+    mesh_.world().logger().log_once_per_world(
+        LogLevel::info,
+        "parallel",
+        concat(
+            count,
+            " parameters of lower precision are kept in Float, in which "
+            "optimizers step (describe() says which)"));
+  }
+
   // Of this rank, if parameters stay among them after a forward.
   [[nodiscard]] Group neighbours() const {
     if (options_.neighbours <= 1) return {};
@@ -263,10 +296,11 @@ class Shard final : public Strategy, public GateKeeper {
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
     const at::ScalarType stored = row.tensor.scalar_type();
     const bool is_float = at::isFloatingType(stored);
+    // Whoever lowers what is computed in wants to step in full precision.
+    const bool raises = options_.master_weights ||
+        (options_.param_dtype && row.tensor.requires_grad());
     const at::ScalarType kept =
-        options_.master_weights && at::isReducedFloatingType(stored)
-        ? at::kFloat
-        : stored;
+        raises && at::isReducedFloatingType(stored) ? at::kFloat : stored;
     const at::ScalarType computed =
         is_float && !keeps_precision && options_.param_dtype
         ? *options_.param_dtype

@@ -39,7 +39,8 @@ struct ShardOptions {
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
   /// Of what a forward returns; unset: as it is.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
-  /// Parts of bf16 and fp16 parameters are in fp32.
+  /// Parts of bf16 and fp16 parameters are in fp32, even without param_dtype,
+  /// with which those that are trained are in any case.
   bool master_weights = false;
 };
 

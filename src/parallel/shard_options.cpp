@@ -137,6 +137,9 @@ void list_ignored(
     std::vector<std::string>& ignored) {
   for (const auto& [name, value] : node.items()) {
     const std::string below = path.empty() ? name : concat(path, ".", name);
+    // Whoever wants these makes them by optimizer_from_deepspeed() and
+    // scheduler_from_deepspeed().
+    if (below == "optimizer" || below == "scheduler") continue;
     if (value.is_object()) {
       list_ignored(value, below, ignored);
     } else if (!is_known_key(below) && value != "auto") {
@@ -183,6 +186,7 @@ ShardRequest read_deepspeed(
     request.gradient_accumulation_steps = found.gradient_accumulation_steps;
   if (*found.gradient_clipping > 0)
     request.gradient_clipping = found.gradient_clipping;
+  request.deepspeed_config = config.json().dump();
   list_ignored(config.json(), "", request.ignored);
   return request;
 }

@@ -28,6 +28,8 @@ struct ShardRequest {
   /// DeepSpeed's, where it says numbers.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
+  /// DeepSpeed's configuration, JSON.
+  std::string deepspeed_config = {};
   /// Settings that are understood and have no counterpart here.
   std::vector<std::string> ignored = {};
 };

@@ -22,6 +22,7 @@ struct Parameter {
   at::Tensor tensor;  ///< what forward reads
   at::Tensor local;   ///< what the optimizer steps on; `tensor` itself if whole
   Layout layout;
+  std::string policy = {};  ///< what strategies do with it, in words
 };
 
 /// The parameters of one model, in the order of named_parameters(), a tensor

@@ -153,6 +153,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .scheduling = options.scheduler,
       .clock = detail::StepClock(window),
       .max_gradient_norm = plan.gradient_clipping,
+      .deepspeed_config = std::move(plan.deepspeed_config),
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
@@ -209,6 +210,10 @@ AutocastScope Accelerator::autocast() const {
 AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
   return AutocastScope(
       device().type(), detail::autocast_dtype(session_->precision), options);
+}
+
+const std::string& Accelerator::deepspeed_config() const {
+  return session_->deepspeed_config;
 }
 
 at::Device Accelerator::device() const { return session_->world.device(); }

@@ -110,6 +110,7 @@ struct Session {
   StepClock clock;
   /// Gradients are clipped to it in every step, besides what the program does.
   std::optional<double> max_gradient_norm = std::nullopt;
+  std::string deepspeed_config = {};
   /// With fp16 only.
   std::optional<GradScaler> scaler;
   /// Optimizers have stepped since the scale was last adapted.

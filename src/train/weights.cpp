@@ -238,6 +238,23 @@ std::vector<WeightPart> parts_of(const PreparedModel& model) {
   return parts;
 }
 
+std::string describe_prepared(const PreparedModel& model) {
+  std::string text;
+  for (const Parameter& row : model.table.rows()) {
+    text += concat(
+        row.name,
+        ": ",
+        c10::toString(row.local.scalar_type()),
+        " ",
+        at::IntArrayRef(row.layout.global_shape),
+        row.tensor.requires_grad() ? "" : ", frozen",
+        row.policy.empty() ? ", whole on every rank" : ", ",
+        row.policy,
+        "\n");
+  }
+  return text;
+}
+
 void load_prepared(
     PreparedModel& model,
     const std::filesystem::path& path,

@@ -228,6 +228,34 @@ TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
       "Accelerator::load_model()");
 }
 
+TEST(ShardedWeights, AreDescribedOneByOne) {
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    ParallelOptions parallel = fully_sharded();
+    parallel.fully_sharded->ignored_modules = "layers.2";
+    parallel.fully_sharded->mixed_precision_policy = MixedPrecisionPolicy{
+        .param_dtype = FloatType::bf16, .reduce_dtype = FloatType::fp32};
+    const Accelerator accelerator({.parallel = parallel, .world = world});
+    Net net;
+    net->layers[0]->to(torch::kBFloat16);
+    const auto model = accelerator.prepare(net);
+    const std::string text = describe(model);
+    const std::string rows =
+        accelerator.is_main_process() ? "0 to 3" : "3 to 7";
+    EXPECT_THAT(
+        text,
+        ::testing::AllOf(
+            ::testing::HasSubstr(
+                "layers.0.weight: Float [7, 7], in the unit of layers.0, "
+                "rows " +
+                rows +
+                " kept here in Float, computed in BFloat16, reduced in "
+                "Float\n"),
+            ::testing::HasSubstr(
+                "layers.2.weight: Float [7, 7], whole on every rank\n"),
+            ::testing::HasSubstr("factor: Float [], whole on every rank\n")));
+  });
+}
+
 TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
   const TemporaryFolder folder;
   save_model(*Net(2), folder.path());

@@ -1,0 +1,283 @@
+#include <accelerate/deepspeed_training.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+#include <accelerate/optimizers.h>
+
+#include "base/text.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::concat;
+using nlohmann::json;
+
+// A section {"type": ..., "params": {...}}, whose parameters are taken one by
+// one; what is left at the end is unknown.
+class Section {
+ public:
+  Section(
+      const std::string& config,
+      std::string name,
+      std::map<std::string, double> automatic)
+      : name_(std::move(name)), automatic_(std::move(automatic)) {
+    const json all = json::parse(config, nullptr, /*allow_exceptions=*/false);
+    const auto found = all.is_object() ? all.find(name_) : all.end();
+    if (!all.is_object() || found == all.end() || !found->is_object() ||
+        !found->contains("type") || !(*found)["type"].is_string()) {
+      throw ConfigError(concat(
+          "[optim] the DeepSpeed configuration has no section \"",
+          name_,
+          "\" with a type; add one, or make the ",
+          name_,
+          " in code"));
+    }
+    type_ = (*found)["type"].get<std::string>();
+    params_ = found->value("params", json::object());
+    for (const auto& [key, value] : params_.items()) unknown_.insert(key);
+  }
+
+  [[nodiscard]] const std::string& type() const { return type_; }
+
+  double number(const std::string& key, double otherwise) {
+    const json* const value = take(key);
+    if (value == nullptr) return otherwise;
+    if (value->is_number()) return value->get<double>();
+    if (*value == "auto") {
+      const auto filled = automatic_.find(key);
+      if (filled != automatic_.end()) return filled->second;
+    }
+    refuse(key, "a number");
+  }
+
+  bool truth(const std::string& key, bool otherwise) {
+    const json* const value = take(key);
+    if (value == nullptr) return otherwise;
+    if (value->is_boolean()) return value->get<bool>();
+    refuse(key, "true or false");
+  }
+
+  std::string text(const std::string& key, const std::string& otherwise) {
+    const json* const value = take(key);
+    if (value == nullptr) return otherwise;
+    if (value->is_string()) return value->get<std::string>();
+    refuse(key, "a text");
+  }
+
+  std::tuple<double, double> pair(
+      const std::string& key,
+      const std::tuple<double, double>& otherwise) {
+    const json* const value = take(key);
+    if (value == nullptr) return otherwise;
+    if (value->is_array() && value->size() == 2 && (*value)[0].is_number() &&
+        (*value)[1].is_number()) {
+      return {(*value)[0].get<double>(), (*value)[1].get<double>()};
+    }
+    refuse(key, "two numbers");
+  }
+
+  // Says nothing here: how DeepSpeed computes, not what.
+  void pass_over(const std::string& key) { unknown_.erase(key); }
+
+  void require_all_known() const {
+    if (unknown_.empty()) return;
+    throw ConfigError(concat(
+        "[optim] ",
+        name_,
+        " ",
+        type_,
+        " of the DeepSpeed configuration has parameters that it does not have "
+        "here: ",
+        detail::join(
+            std::vector<std::string>(unknown_.begin(), unknown_.end()), ", "),
+        "; leave them out"));
+  }
+
+  [[noreturn]] void refuse_type(std::string_view known) const {
+    throw ConfigError(concat(
+        "[optim] ",
+        name_,
+        " ",
+        type_,
+        " of the DeepSpeed configuration is none of those there are here: ",
+        known));
+  }
+
+ private:
+  const json* take(const std::string& key) {
+    unknown_.erase(key);
+    const auto found = params_.find(key);
+    return found == params_.end() ? nullptr : &*found;
+  }
+
+  [[noreturn]] void refuse(const std::string& key, std::string_view wanted) {
+    throw ConfigError(concat(
+        "[optim] ",
+        name_,
+        ".params.",
+        key,
+        " of the DeepSpeed configuration is ",
+        params_[key].dump(),
+        ", not ",
+        wanted));
+  }
+
+  std::string name_;
+  std::map<std::string, double> automatic_;
+  std::string type_;
+  json params_;
+  std::set<std::string> unknown_;
+};
+
+template <class Options>
+Options adam_options(Section& section) {
+  Options options(section.number("lr", 0.001));
+  options.betas(section.pair("betas", {0.9, 0.999}));
+  options.eps(section.number("eps", 1e-8));
+  options.weight_decay(section.number("weight_decay", 0));
+  options.amsgrad(section.truth("amsgrad", false));
+  if (!section.truth("bias_correction", true)) {
+    throw ConfigError(
+        "[optim] optimizer.params.bias_correction of the DeepSpeed "
+        "configuration is false, which Adam here cannot be");
+  }
+  return options;
+}
+
+}  // namespace
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_from_deepspeed(
+    const std::string& config,
+    std::vector<at::Tensor> parameters,
+    const DummyOptim& automatic) {
+  Section section(
+      config,
+      "optimizer",
+      {{"lr", automatic.lr}, {"weight_decay", automatic.weight_decay}});
+  section.pass_over("torch_adam");
+  const std::string& type = section.type();
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (type == "Adam" || type == "AdamW") {
+    const bool decouples =
+        type == "AdamW" || section.truth("adam_w_mode", true);
+    if (decouples) {
+      auto options = adam_options<torch::optim::AdamWOptions>(section);
+      section.require_all_known();
+      optimizer =
+          std::make_unique<optim::AdamW>(std::move(parameters), options);
+    } else {
+      auto options = adam_options<torch::optim::AdamOptions>(section);
+      section.require_all_known();
+      optimizer = std::make_unique<optim::Adam>(std::move(parameters), options);
+    }
+  } else if (type == "SGD") {
+    torch::optim::SGDOptions options(section.number("lr", 0.001));
+    options.momentum(section.number("momentum", 0));
+    options.dampening(section.number("dampening", 0));
+    options.weight_decay(section.number("weight_decay", 0));
+    options.nesterov(section.truth("nesterov", false));
+    section.require_all_known();
+    optimizer = std::make_unique<optim::SGD>(std::move(parameters), options);
+  } else if (type == "Adagrad") {
+    torch::optim::AdagradOptions options(section.number("lr", 0.01));
+    options.eps(section.number("eps", 1e-10));
+    options.weight_decay(section.number("weight_decay", 0));
+    section.require_all_known();
+    optimizer =
+        std::make_unique<optim::Adagrad>(std::move(parameters), options);
+  } else {
+    section.refuse_type("Adam, AdamW, SGD, Adagrad");
+  }
+  return optimizer;
+}
+
+std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
+    const std::string& config,
+    torch::optim::Optimizer& optimizer,
+    const DummyScheduler& automatic) {
+  const double base = optimizer.param_groups().empty()
+      ? 0
+      : optimizer.param_groups()[0].options().get_lr();
+  Section section(
+      config,
+      "scheduler",
+      {{"warmup_min_lr", 0},
+       {"warmup_max_lr", base},
+       {"warmup_num_steps", static_cast<double>(automatic.warmup_num_steps)},
+       {"total_num_steps", static_cast<double>(automatic.total_num_steps)}});
+  const std::string& type = section.type();
+  const bool is_cosine = type == "WarmupCosineLR";
+  const bool has_end = is_cosine || type == "WarmupDecayLR";
+  if (!has_end && type != "WarmupLR")
+    section.refuse_type("WarmupLR, WarmupDecayLR, WarmupCosineLR");
+  const double warmup = std::max(2.0, section.number("warmup_num_steps", 1000));
+  const std::string shape = section.text("warmup_type", "log");
+  if (shape != "log" && shape != "linear") {
+    throw ConfigError(concat(
+        "[optim] scheduler.params.warmup_type of the DeepSpeed configuration "
+        "is \"",
+        shape,
+        "\"; it is log or linear"));
+  }
+  const double total = has_end ? section.number("total_num_steps", 0) : 0;
+  if (has_end && total <= 0) {
+    throw ConfigError(concat(
+        "[optim] scheduler ",
+        type,
+        " of the DeepSpeed configuration needs total_num_steps, which is ",
+        total));
+  }
+  // From 0 to 1 during the warm-up.
+  const auto rise = [warmup, shape](double step) {
+    return shape == "log" ? std::log(step + 1) / std::log(warmup)
+                          : step / warmup;
+  };
+  if (is_cosine) {
+    const double first = section.number("warmup_min_ratio", 0);
+    const double last = section.number("cos_min_ratio", 0.0001);
+    section.require_all_known();
+    return std::make_unique<optim::LambdaLR>(
+        optimizer, [=](std::int64_t number) -> double {
+          if (number == 0) return first;
+          const auto step = static_cast<double>(number - 1);
+          if (step < warmup) return first + (1 - first) * rise(step);
+          const double progress = std::clamp(
+              (step - warmup + 1) / std::max(1.0, total - warmup), 0.0, 1.0);
+          return last +
+              (1 - last) * (1 + std::cos(std::numbers::pi * progress)) / 2;
+        });
+  }
+  const double least = section.number("warmup_min_lr", 0);
+  const double most = section.number("warmup_max_lr", 0.001);
+  section.require_all_known();
+  if (base == 0) {
+    throw ConfigError(
+        "[optim] the optimizer's learning rate is 0, from which no schedule "
+        "leads anywhere; give it one");
+  }
+  return std::make_unique<optim::LambdaLR>(
+      optimizer, [=](std::int64_t number) -> double {
+        const auto step = static_cast<double>(number - 1);
+        double share = 0;
+        if (number > 0 && step < warmup) {
+          share = rise(step);
+        } else if (number > 0) {
+          share = has_end
+              ? std::max(0.0, (total - step) / std::max(1.0, total - warmup))
+              : 1;
+        }
+        return (least + (most - least) * share) / base;
+      });
+}
+
+}  // namespace accelerate
