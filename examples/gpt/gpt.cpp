@@ -35,6 +35,7 @@ struct Flags {
   double learning_rate = 3e-3;
   std::uint64_t seed = 1;
   std::string precision;
+  bool checkpointing = false;
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
   std::string resume;
@@ -81,6 +82,8 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   sharding.auto_wrap_policy =
       accelerate::AutoWrapPolicy::transformer_based_wrap;
   sharding.transformer_cls_names_to_wrap = {"Block"};
+  // Each block's activations are computed again in backward.
+  sharding.activation_checkpointing = flags.checkpointing;
   options.parallel.fully_sharded = sharding;
   return options;
 }
@@ -167,6 +170,10 @@ int main(int argc, char** argv) {
   app.add_option("--learning_rate", flags.learning_rate);
   app.add_option("--seed", flags.seed);
   app.add_option("--precision", flags.precision, "no, bf16 or fp16");
+  app.add_flag(
+      "--checkpointing",
+      flags.checkpointing,
+      "compute activations again in backward");
   app.add_option("--project_dir", flags.project_dir);
   app.add_option("--checkpoint_every", flags.checkpoint_every, "steps");
   app.add_option("--resume", flags.resume, "latest, or a checkpoint's folder");

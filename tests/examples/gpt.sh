@@ -24,6 +24,8 @@ tail -n 6 one.txt >tail.txt
 rm -r run3/checkpoints/checkpoint_1
 "$tool" launch --num_processes 2 "$gpt" "${flags[@]}" --project_dir run3 --resume latest | steps >resumed.txt
 same tail.txt resumed.txt 0.0005
-"$tool" launch --num_processes 2 "$gpt" "${flags[@]}" --project_dir half --precision bf16 | steps >half.txt
+"$tool" launch --num_processes 2 "$gpt" "${flags[@]}" --project_dir again --checkpointing | steps >again.txt
+same ranks2.txt again.txt 0
+"$tool" launch --num_processes 2 "$gpt" "${flags[@]}" --project_dir half --precision bf16 --checkpointing | steps >half.txt
 same one.txt half.txt 0.05
 echo "all as expected"
