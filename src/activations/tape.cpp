@@ -52,7 +52,8 @@ struct Tape::Output {
 };
 
 struct Tape::Saved {
-  bool is_wanted = true;
+  /// In nodes that live still.
+  int num_hooks = 0;
   /// It is changed in place later, so that replaying must copy it.
   bool is_changed_later = false;
   std::optional<Fingerprint> fingerprint;
@@ -150,7 +151,7 @@ class Tape::Collector final : public SavedTensorKeeper {
     const std::size_t number = num_saved_++;
     if (entry_ == nullptr || number >= entry_->saved.size()) return;
     Saved& saved = entry_->saved[number];
-    if (!saved.is_wanted) return;
+    if (saved.num_hooks == 0) return;
     const at::NoGradGuard no_grad;
     saved.value = saved.is_changed_later ? tensor.detach().clone()
                                          : tensor.variable_data();
@@ -318,7 +319,7 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
     if (found == known_.end() || found->second.place.kind != Place::Kind::made)
       return {Place::Kind::kept};
     ++num_wanted_;
-    saved_made_[found->second.place.index];
+    ++saved_made_[found->second.place.index].num_hooks;
     return found->second.place;
   }
   Operator& entry = operators_.back();
@@ -326,6 +327,7 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
       Place::Kind::by_operator, operators_.size() - 1, entry.saved.size()};
   ++num_wanted_;
   Saved saved;
+  saved.num_hooks = 1;
   const c10::StorageImpl* const storage = storage_of(tensor);
   const bool is_outside =
       storage != nullptr && outside_storages_.contains(storage);
@@ -416,8 +418,7 @@ void Tape::forget(const Place& place) {
   if (place.kind == Place::Kind::nowhere) return;
   const std::lock_guard lock(mutex_);
   Saved& saved = saved_at(place);
-  saved.is_wanted = false;
-  saved.value = at::Tensor();
+  if (--saved.num_hooks == 0) saved.value = at::Tensor();
   if (--num_wanted_ > 0 || !is_closed_) return;
   operators_.clear();
   outside_.clear();
@@ -482,13 +483,14 @@ void Tape::replay() {
     return std::any_of(
                entry.saved.begin(),
                entry.saved.end(),
-               [](const Saved& saved) { return saved.is_wanted; }) ||
+               [](const Saved& saved) { return saved.num_hooks > 0; }) ||
         std::any_of(
                entry.outputs.begin(),
                entry.outputs.end(),
                [&](const Output& output) {
                  const auto found = saved_made_.find(output.made);
-                 return found != saved_made_.end() && found->second.is_wanted;
+                 return found != saved_made_.end() &&
+                     found->second.num_hooks > 0;
                });
   };
   while (end > 0 && !is_wanted(operators_[end - 1])) --end;
@@ -544,7 +546,7 @@ void Tape::replay() {
           ? value.toListRef()[*output.item].toTensor()
           : value.toTensor();
       const auto found = saved_made_.find(output.made);
-      if (found != saved_made_.end() && found->second.is_wanted)
+      if (found != saved_made_.end() && found->second.num_hooks > 0)
         found->second.value = made[output.made].variable_data();
     }
     for (const std::size_t unused : entry.last_uses) made[unused].reset();

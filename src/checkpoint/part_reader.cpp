@@ -1,7 +1,6 @@
 #include "checkpoint/part_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -19,9 +18,8 @@ namespace {
 
 constexpr std::int64_t kNoMore = -1;
 
-at::Tensor bytes_at(const std::byte* data, std::int64_t count) {
-  return at::from_blob(
-      const_cast<std::byte*>(data), {count}, at::TensorOptions(at::kByte));
+at::Tensor bytes_at(std::byte* data, std::int64_t count) {
+  return at::from_blob(data, {count}, at::TensorOptions(at::kByte));
 }
 
 }  // namespace
@@ -63,14 +61,16 @@ std::int64_t PartReader::bytes_per_index(std::size_t row) const {
   return bytes;
 }
 
-std::span<const std::byte> PartReader::own_bytes(
+at::Tensor PartReader::own_bytes(
     std::size_t row,
     std::int64_t begin,
-    std::int64_t end) const {
-  return bytes_of(rows_[row]->local)
-      .subspan(
-          static_cast<std::size_t>(begin),
-          static_cast<std::size_t>(end - begin));
+    std::int64_t count) const {
+  return rows_[row]
+      ->local.detach()
+      .view(-1)
+      .view(at::kByte)
+      .narrow(0, begin, count)
+      .to(at::kCPU);
 }
 
 void PartReader::copy(
@@ -90,8 +90,7 @@ void PartReader::copy(
     const std::int64_t inside = first - box.begin * width;
     const std::int64_t count = last - first;
     if (rank == group_.rank()) {
-      const auto bytes = own_bytes(row, inside, inside + count);
-      std::memcpy(target, bytes.data(), bytes.size());
+      bytes_at(target, count).copy_(own_bytes(row, inside, count));
       continue;
     }
     Exchange exchange(group_, concat("reading a part of ", rows_[row]->name));
@@ -133,9 +132,10 @@ void PartReader::serve() {
     exchange.wait();
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
     if (values[0] == kNoMore) return;
-    const auto bytes = own_bytes(
-        static_cast<std::size_t>(values[0]), values[1], values[1] + values[2]);
-    exchange.send(bytes_at(bytes.data(), values[2]), reader_, first_tag_ + 1);
+    exchange.send(
+        own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]),
+        reader_,
+        first_tag_ + 1);
     exchange.wait();
   }
 }

@@ -6,6 +6,8 @@
 #include <span>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <accelerate/world.h>
 
 #include "format/tensor_writer.h"
@@ -45,8 +47,9 @@ class PartReader {
   };
 
   [[nodiscard]] std::int64_t bytes_per_index(std::size_t row) const;
-  [[nodiscard]] std::span<const std::byte>
-  own_bytes(std::size_t row, std::int64_t begin, std::int64_t end) const;
+  /// Bytes of this rank's rows, on the host.
+  [[nodiscard]] at::Tensor
+  own_bytes(std::size_t row, std::int64_t begin, std::int64_t count) const;
 
   Group group_;
   std::vector<const Parameter*> rows_;

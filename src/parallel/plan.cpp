@@ -185,6 +185,14 @@ ParallelPlan make_plan(
           shards,
           " that share the parameters; give a divisor, true or false"));
     }
+    if (sharding->options.offloads_parts && shards == 1 &&
+        !request.device.is_cpu()) {
+      complaints.push_back(concat(
+          "[parallel] offload to the CPU was asked for on ",
+          request.device.str(),
+          ", but nothing is split, so there are no parts to keep there; shard "
+          "over several ranks, or leave it out"));
+    }
     // All of them: as if nothing was said.
     if (neighbours == shards) sharding->options.neighbours = 0;
   }
@@ -214,6 +222,9 @@ ParallelPlan make_plan(
         request.parallel.activation_checkpointing;
   }
   plan.techniques.shard.master_weights = request.master_weights;
+  // Who has said how the heap works is left alone.
+  plan.techniques.shard.keeps_heap_tight = request.device.is_cpu() &&
+      !environment.has("MALLOC_MMAP_THRESHOLD_");
   plan.techniques.shard.broadcast_buffers =
       request.parallel.replicate_options.broadcast_buffers;
   return plan;

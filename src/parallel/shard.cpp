@@ -8,6 +8,10 @@
 #include <set>
 #include <utility>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -32,6 +36,14 @@ namespace {
 // Units whose gradients are on their way at once.
 constexpr std::size_t kReducesAtOnce = 1;
 
+void keep_heap_tight() {
+#ifdef __GLIBC__
+  constexpr int kLarge = 1 << 20;
+  static const int is_set = mallopt(M_MMAP_THRESHOLD, kLarge);
+  static_cast<void>(is_set);
+#endif
+}
+
 // Tells when a parameter's gradient of this backward is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -55,6 +67,7 @@ class Shard final : public Strategy, public GateKeeper {
       : mesh_(mesh),
         options_(std::move(options)),
         data_group_(mesh.group({Axis::replicate, Axis::shard})) {
+    if (options_.keeps_heap_tight) keep_heap_tight();
     if (!mesh.world().device().is_cpu())
       pools_.host = std::make_shared<BlockPool>();
   }

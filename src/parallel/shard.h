@@ -31,6 +31,9 @@ struct ShardOptions {
   /// Parts, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. On the CPU they are there anyway.
   bool offloads_parts = false;
+  /// Large blocks come from the system and go back to it, in the whole process:
+  /// glibc's heap would keep a tenth more in holes.
+  bool keeps_heap_tight = false;
   /// Of whole parameters; unset: as they are.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Gradients travel in it; unset: as they are.

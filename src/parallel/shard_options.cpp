@@ -188,6 +188,10 @@ ShardRequest read_deepspeed(
     request.gradient_clipping = found.gradient_clipping;
   request.deepspeed_config = config.json().dump();
   list_ignored(config.json(), "", request.ignored);
+  if (given.zero3_init_flag.value_or(false)) {
+    request.ignored.emplace_back(
+        "zero3_init_flag (build the model inside init_empty_weights())");
+  }
   return request;
 }
 

@@ -1,6 +1,7 @@
 #include <accelerate/accelerator.h>
 
 #include <algorithm>
+#include <memory>
 #include <unordered_set>
 #include <utility>
 
@@ -79,6 +80,16 @@ std::vector<at::Tensor> tensors_of(const torch::nn::Module& module) {
 
 bool is_empty(const at::Tensor& tensor) { return tensor.is_meta(); }
 
+// Shared pointers, or, in newer versions, intrusive ones.
+template <class Pointer>
+auto weak(const Pointer& pointer) {
+  if constexpr (requires { std::weak_ptr(pointer); }) {
+    return std::weak_ptr(pointer);
+  } else {
+    return c10::weak_intrusive_ptr<typename Pointer::element_type>(pointer);
+  }
+}
+
 // In every handle to it, as Module::to() does, which refuses some devices.
 void move_tensor(at::Tensor tensor, const at::Device& device) {
   const at::Tensor moved = tensor.detach().to(device);
@@ -86,8 +97,10 @@ void move_tensor(at::Tensor tensor, const at::Device& device) {
     return tensor.set_data(moved);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
   // What adds up gradients remembers the device.
+  namespace impl = torch::autograd::impl;
+  using Accumulator = decltype(impl::try_get_grad_accumulator(tensor));
   if (tensor.requires_grad())
-    torch::autograd::impl::set_grad_accumulator(tensor, {});
+    impl::set_grad_accumulator(tensor, weak(Accumulator()));
 }
 
 // Tensors without memory are moved when they get some.

@@ -93,19 +93,29 @@ Layout from_box(const Layout& like, const at::Tensor& box) {
   return layout;
 }
 
-// Rank 0 reads a box at a time, and sends it where it belongs.
-void read_and_send(
+// Rank 0 reads a box at a time, and sends it where it belongs. Returns what
+// failed; the others are not left waiting then.
+std::string read_and_send(
     const Session& session,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
     const std::vector<bool>& is_saved,
     int tag) {
   const Group& group = session.world.group();
+  std::string failure;
+  const auto read = [&](const Destination& destination) {
+    if (!failure.empty()) return;
+    try {
+      read_into(saved, {destination});
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     if (!is_saved[i]) continue;
     const Destination& mine = destinations[i];
     if (mine.layout.is_whole()) {
-      if (group.rank() == 0) read_into(saved, {mine});
+      if (group.rank() == 0) read(mine);
       group.broadcast(mine.tensor.detach(), 0);
       continue;
     }
@@ -115,21 +125,26 @@ void read_and_send(
       if (group.rank() != 0 && !is_mine) continue;
       Exchange exchange(group, concat("sending ", mine.name));
       if (group.rank() != 0) {
-        exchange.receive(mine.tensor.detach(), 0, tag);
+        // Messages travel between hosts.
+        const at::Tensor part = at::empty(
+            mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
+        exchange.receive(part, 0, tag);
+        exchange.wait();
+        mine.tensor.detach().copy_(part);
       } else if (is_mine) {
-        read_into(saved, {mine});
+        read(mine);
       } else {
         const Layout box =
             from_box(mine.layout, boxes[static_cast<std::size_t>(rank)]);
         const at::Tensor part =
-            at::empty(box.extent, mine.tensor.options().requires_grad(false));
-        read_into(saved, {{mine.name, part, box}});
+            at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
+        read({mine.name, part, box});
         exchange.send(part, rank, tag);
         exchange.wait();
       }
-      exchange.wait();
     }
   }
+  return failure;
 }
 
 }  // namespace
@@ -198,6 +213,8 @@ WeightList weights_of(
     return weights;
   }
   require_no_join(session, "get_state_dict()");
+  require_same_call(
+      session, "get_state_dict", options.rank0_only ? "rank0_only" : "");
   const int tags = claim_tags(session.mesh, PartReader::kNumTags);
   const Group& group = copy_group(session);
   WeightList weights;
@@ -296,7 +313,7 @@ void load_prepared(
     const auto* const values = told.const_data_ptr<std::uint8_t>();
     const std::vector<bool> is_saved(values, values + told.numel());
     const int tag = claim_tags(session.mesh, 1);
-    read_and_send(session, saved, destinations, is_saved, tag);
+    failure = read_and_send(session, saved, destinations, is_saved, tag);
   } else {
     attempt([&] { read_into(saved, destinations, rules); });
   }

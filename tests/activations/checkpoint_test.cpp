@@ -295,14 +295,14 @@ TEST(Checkpoint, NamesTheOperatorAfterWhichMemoryWasWrittenOtherwise) {
 struct Square : torch::autograd::Function<Square> {
   static Tensor forward(torch::autograd::AutogradContext* context, Tensor x) {
     const Tensor middle = x * 2;
-    context->save_for_backward({x, middle});
+    context->save_for_backward({x, middle, middle});
     return middle * x / 2;
   }
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* context,
       torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    return {gradients[0] * saved[1]};
+    return {gradients[0] * (saved[1] + saved[2]) / 2};
   }
 };
 

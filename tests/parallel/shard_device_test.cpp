@@ -5,6 +5,7 @@
 
 #include "support/pretend_device.h"
 #include "support/run_on_ranks.h"
+#include "support/temporary_folder.h"
 
 namespace accelerate {
 namespace {
@@ -114,6 +115,37 @@ TEST(ShardOnDevice, IsThatOfTheCpu) {
       for (std::size_t i = 0; i < found.size(); ++i) {
         EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-5, 1e-6))
             << i << " " << (found[i] - expected[i]).abs().max().item<double>();
+      }
+    });
+  }
+}
+
+TEST(ShardOnDevice, SavesAndLoadsWeights) {
+  pretend_device();
+  const testing::TemporaryFolder folder;
+  const Net before;
+  for (const bool from_rank_0 : {false, true}) {
+    run_on_ranks(2, [&](const WorldOptions& options) {
+      WorldOptions world = options;
+      world.device = pretend_device(*options.rank);
+      const Accelerator accelerator(
+          {.parallel = {.fully_sharded = FullyShardedDataParallelOptions()},
+           .world = world});
+      Net net;
+      const auto model = accelerator.prepare(net);
+      if (!from_rank_0) accelerator.save_model(model, folder.path());
+      Net empty = init_empty_weights([] { return Net(); });
+      const auto other = accelerator.prepare(empty);
+      EXPECT_EQ(empty->layers[0]->parameters()[0].device(), *world.device);
+      accelerator.load_model(
+          other, folder.path(), {.broadcast_from_rank0 = from_rank_0});
+      const WeightList found = accelerator.get_state_dict(other);
+      if (!accelerator.is_main_process()) return;
+      const WeightList expected = get_state_dict(*before);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(torch::equal(found[i].second, expected[i].second))
+            << found[i].first;
       }
     });
   }

@@ -124,6 +124,15 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
       "do not divide the 2");
   refused(
       {.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"}}, "nvme");
+  expect_error<ConfigError>(
+      [] {
+        const Environment environment;
+        make_plan(
+            {.parallel = with({.cpu_offload = true}), .device = at::kCUDA},
+            resolve({}),
+            environment);
+      },
+      "nothing is split");
   refused(
       {.fully_sharded = FullyShardedDataParallelOptions(),
        .deepspeed = DeepSpeedOptions()},
