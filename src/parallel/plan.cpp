@@ -10,6 +10,7 @@
 #include "parallel/master_weights.h"
 #include "parallel/replicate.h"
 #include "parallel/shard_options.h"
+#include "parallel/tight_heap.h"
 
 namespace accelerate::detail {
 
@@ -210,6 +211,9 @@ ParallelPlan make_plan(
   plan.techniques.master_weights = request.master_weights;
   if (sharding) {
     plan.techniques.shard = std::move(sharding->options);
+    // Who has said how the heap works is left alone.
+    plan.techniques.keeps_heap_tight =
+        request.device.is_cpu() && !environment.has("MALLOC_MMAP_THRESHOLD_");
     plan.techniques.activation_checkpointing =
         std::move(sharding->activation_checkpointing);
     plan.gradient_accumulation_steps = sharding->gradient_accumulation_steps;
@@ -222,9 +226,6 @@ ParallelPlan make_plan(
         request.parallel.activation_checkpointing;
   }
   plan.techniques.shard.master_weights = request.master_weights;
-  // Who has said how the heap works is left alone.
-  plan.techniques.shard.keeps_heap_tight = request.device.is_cpu() &&
-      !environment.has("MALLOC_MMAP_THRESHOLD_");
   plan.techniques.shard.broadcast_buffers =
       request.parallel.replicate_options.broadcast_buffers;
   return plan;
@@ -233,6 +234,7 @@ ParallelPlan make_plan(
 std::vector<std::unique_ptr<Strategy>> make_strategies(
     const Mesh& mesh,
     const TechniqueOptions& options) {
+  if (options.keeps_heap_tight) keep_heap_tight();
   std::vector<std::unique_ptr<Strategy>> strategies;
   // First, so that after a backward it comes last: ranks agree in the model's
   // own dtype.

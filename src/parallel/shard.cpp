@@ -8,10 +8,6 @@
 #include <set>
 #include <utility>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -36,14 +32,6 @@ namespace {
 // Units whose gradients are on their way at once.
 constexpr std::size_t kReducesAtOnce = 1;
 
-void keep_heap_tight() {
-#ifdef __GLIBC__
-  constexpr int kLarge = 1 << 20;
-  static const int is_set = mallopt(M_MMAP_THRESHOLD, kLarge);
-  static_cast<void>(is_set);
-#endif
-}
-
 // Tells when a parameter's gradient of this backward is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -67,7 +55,6 @@ class Shard final : public Strategy, public GateKeeper {
       : mesh_(mesh),
         options_(std::move(options)),
         data_group_(mesh.group({Axis::replicate, Axis::shard})) {
-    if (options_.keeps_heap_tight) keep_heap_tight();
     if (!mesh.world().device().is_cpu())
       pools_.host = std::make_shared<BlockPool>();
   }
@@ -118,8 +105,8 @@ class Shard final : public Strategy, public GateKeeper {
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->whole_bytes());
-    pools_.whole->keep_up_to(2 * largest);
-    pools_.host->keep_up_to(2 * largest);
+    pools_.whole->keep_up_to(largest);
+    pools_.host->keep_up_to(largest);
     for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
     cast_buffers(module, plan.full_precision_modules);
     pending_.resize(units_.size());
@@ -407,6 +394,11 @@ class Shard final : public Strategy, public GateKeeper {
           /*neighbours_keep_it=*/!is_in_backward_ &&
           at::GradMode::is_enabled());
     }
+    if (!(options_.prefetches_late && is_in_backward_)) prefetch(unit);
+  }
+
+  // Whatever comes after `unit`, if that is known.
+  void prefetch(std::size_t unit) {
     if (!options_.prefetches) return;
     const auto next = order_->next();
     if (next && *next != unit) units_[*next]->start_gather();
@@ -416,12 +408,16 @@ class Shard final : public Strategy, public GateKeeper {
     const Turn turn(mutex_);
     if (!is_in_backward_) return;
     was_reached_ = true;
-    if (pending_[unit] == 0 || --pending_[unit] > 0) return;
+    if (pending_[unit] == 0) return;
+    // Make room for the rest of this unit's.
+    if (options_.prefetches_late) finish_reduces(0);
+    if (--pending_[unit] > 0) return;
     if (options_.frees_parameters && !is_held_open() &&
         !order_->is_due_soon(unit)) {
       units_[unit]->release();
     }
     if (reduces_) start_reduce(unit);
+    if (options_.prefetches_late && options_.frees_parameters) prefetch(unit);
   }
 
   void start_reduce(std::size_t unit) {

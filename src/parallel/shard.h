@@ -27,13 +27,13 @@ struct ShardOptions {
   bool reduces_every_backward = false;
   /// The next unit is gathered while the present one computes.
   bool prefetches = true;
+  /// In a backward only when the present unit's gradients are complete: less
+  /// memory.
+  bool prefetches_late = false;
   bool broadcast_buffers = true;
   /// Parts, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. On the CPU they are there anyway.
   bool offloads_parts = false;
-  /// Large blocks come from the system and go back to it, in the whole process:
-  /// glibc's heap would keep a tenth more in holes.
-  bool keeps_heap_tight = false;
   /// Of whole parameters; unset: as they are.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Gradients travel in it; unset: as they are.

@@ -76,6 +76,8 @@ ShardRequest read_fully_sharded(
       (given->forward_prefetch.value_or(true) &&
        given->backward_prefetch != BackwardPrefetch::none);
 
+  options.prefetches_late =
+      policy.backward_prefetch == BackwardPrefetch::backward_post;
   request.span = ShardSpan::all;
   if (policy.sharding_strategy) {
     const ShardingStrategy strategy = *policy.sharding_strategy;

@@ -341,6 +341,10 @@ std::vector<Way> ways() {
        {.fully_sharded =
             FullyShardedDataParallelOptions{
                 .backward_prefetch = BackwardPrefetch::none}}},
+      {"late_prefetch",
+       {.fully_sharded =
+            FullyShardedDataParallelOptions{
+                .backward_prefetch = BackwardPrefetch::backward_post}}},
       {"offloaded",
        {.fully_sharded = FullyShardedDataParallelOptions{.cpu_offload = true}}},
       {"checkpointed", {.fully_sharded = checkpointed}},
