@@ -2,7 +2,6 @@
 // a transformer of eight layers on one CPU: with its layers' activations
 // computed again in backward, against kept.
 #include <chrono>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "memory.h"
 #include "report.h"
 
 namespace {
@@ -23,16 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayers = 8;
 constexpr int kSteps = 4;
 constexpr int kRepeats = 3;
-
-double memory_of_process(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with(field + ":"))
-      return std::stod(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
-}
 
 struct NetImpl : nn::Module {
   NetImpl() {
@@ -68,9 +58,8 @@ void measure(bool checkpoints, Measured& measured) {
   torch::optim::SGD sgd(net->parameters(), 1e-3);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   const auto x = torch::randn({256, 8, 256});
-  malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << 5;
-  const double before = memory_of_process("VmRSS");
+  benchmarks::forget_peak();
+  const double before = benchmarks::memory_of_process("VmRSS");
   for (int step = 0; step < kSteps; ++step) {
     const auto start = Clock::now();
     optimizer.zero_grad();
@@ -80,7 +69,7 @@ void measure(bool checkpoints, Measured& measured) {
     // The first compares what it computes again, and fetches memory.
     if (step > 0) measured.milliseconds.push_back(took.count());
   }
-  measured.bytes.push_back(memory_of_process("VmHWM") - before);
+  measured.bytes.push_back(benchmarks::memory_of_process("VmHWM") - before);
 }
 
 }  // namespace

@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
-#include <malloc.h>
-
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>
 
+#include "memory.h"
 #include "report.h"
 
 namespace {
@@ -39,21 +38,8 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
-// From /proc: "VmHWM", the highest so far, or "VmRSS", in bytes.
-double memory_of_process(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with(field + ":"))
-      return std::stod(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
-void forget_peak() {
-  malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << 5;
-}
+using benchmarks::forget_peak;
+using benchmarks::memory_of_process;
 
 // On rank 0: the peak above an idle rank's, in bytes.
 void measure(const std::string& file) {

@@ -110,7 +110,9 @@ struct FullyShardedDataParallelOptions {
   /// Modules that stay whole and are not touched: a regular expression that
   /// matches their names in full.
   std::optional<std::string> ignored_modules = std::nullopt;
-  /// Unset: full_state_dict in version 1, sharded_state_dict in version 2.
+  /// Understood; save_state() writes parts in any case, and get_state_dict()
+  /// takes its own. Unset: full_state_dict in version 1, sharded_state_dict in
+  /// version 2.
   std::optional<StateDictType> state_dict_type = std::nullopt;
   /// At most two units are whole at a time; false leaves it to how far the
   /// host runs ahead. Unset: true.
