@@ -181,8 +181,7 @@ int launch_program(const LaunchFlags& flags) {
   const LaunchPlan plan =
       make_launch_plan(decision, settings, environment, machine, command);
   if (!settings.boolean("quiet")) {
-    for (const std::string& line :
-         launch_warnings(decision, settings, plan.program)) {
+    for (const std::string& line : launch_warnings(settings, plan.program)) {
       std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
     }
   }

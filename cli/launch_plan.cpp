@@ -237,7 +237,6 @@ std::string describe(const LaunchPlan& plan, const Settings& settings) {
 }
 
 std::vector<std::string> launch_warnings(
-    const LaunchDecision& decision,
     const Settings& settings,
     const std::string& program) {
   if (is_python(program)) return {};
@@ -260,8 +259,6 @@ std::vector<std::string> launch_warnings(
         .emplace_back(spec.key);
   }
   std::vector<std::string> lines;
-  if (decision.paradigm == Paradigm::megatron)
-    never.emplace_back("Megatron-LM");
   if (!later.empty()) {
     lines.push_back(concat(
         "handed on, but without effect on a program of this version of the "

@@ -82,7 +82,6 @@ std::string describe(const LaunchPlan& plan, const detail::Settings& settings);
 /// What the settings ask for and a program of this library does not get, a line
 /// for each; nothing for a Python program.
 std::vector<std::string> launch_warnings(
-    const LaunchDecision& decision,
     const detail::Settings& settings,
     const std::string& program);
 

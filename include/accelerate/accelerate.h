@@ -1,6 +1,7 @@
 #pragma once
 
 #include <accelerate/accelerator.h>
+#include <accelerate/accelerator_options.h>
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/deepspeed.h>
@@ -15,6 +16,7 @@
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
 #include <accelerate/model.h>
+#include <accelerate/model_options.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>

@@ -14,138 +14,28 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/accelerator_options.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/export.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/model.h>
+#include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/prepare_items.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>
 
-namespace torch::nn {
-class Module;
-}
-namespace torch::optim {
-class ReduceLROnPlateauScheduler;
-}
-
 namespace accelerate {
-
-/// How micro-steps add up to a step.
-struct GradientAccumulationOptions {
-  /// Another place for `gradient_accumulation_steps`, where Accelerate's plugin
-  /// has it. Giving both above 1, and different, is an error.
-  std::optional<int> num_steps = std::nullopt;
-  /// A loader's last batch ends the window, so that no gradient is carried into
-  /// the next epoch.
-  bool sync_with_dataloader = true;
-  /// Average over the ranks in every micro-step, not in a window's last only:
-  /// more traffic, but no rank keeps gradients of its own.
-  bool sync_each_batch = false;
-  /// Divide the losses of a window that a loader's end cut short by the full
-  /// number of micro-steps, as Accelerate does; such a step then counts for
-  /// less. Else they are divided by the true number.
-  bool divide_by_full_window = false;
-};
-
-/// When prepared schedules step.
-struct SchedulerOptions {
-  /// Only when the optimizer really stepped. False: at every call.
-  bool step_with_optimizer = true;
-  /// As many steps of the schedule as there are processes for each of the
-  /// optimizer's, as Accelerate does unless batches are split: for schedules
-  /// that were written in steps of one process.
-  bool step_with_processes = false;
-};
-
-/// What the code decides. A field left unset takes what the launcher said (its
-/// flags, the environment, the config file), else the default.
-struct AcceleratorOptions {
-  /// Autocast around every prepared model's forward; with `fp16` losses are
-  /// scaled too. `fp8` is refused in this version. Unset without a launcher:
-  /// `no`.
-  std::optional<Precision> mixed_precision = std::nullopt;
-  AutocastOptions autocast = {};
-  /// Used with `fp16` only.
-  GradScalerOptions grad_scaler = {};
-  /// Parameters in bf16 or fp16 get fp32 copies that the optimizer steps on;
-  /// after each step they are rounded into the model. Half the memory of an
-  /// fp32 model in forward and backward, with nearly its results.
-  bool master_weights = false;
-  /// Micro-steps whose gradients are averaged before the optimizer steps; used
-  /// by `accumulate`. Unset without a launcher: 1.
-  std::optional<int> gradient_accumulation_steps = std::nullopt;
-  GradientAccumulationOptions gradient_accumulation = {};
-  SchedulerOptions scheduler = {};
-  /// True keeps to the CPU where there is an accelerator.
-  std::optional<bool> cpu = std::nullopt;
-  ParallelOptions parallel = {};
-  /// Where a program keeps its results; see `Accelerator::project_dir`.
-  std::string project_dir = {};
-  /// Names and numbers of checkpoints; its project_dir goes before the other.
-  ProjectConfiguration project_configuration = ProjectConfiguration();
-  /// Ranks, store, device, timeout and logger, where the code knows better than
-  /// the launcher.
-  WorldOptions world = {};
-};
-
-namespace detail {
-
-struct Session;
-struct PreparedModel;
-
-/// Everything one prepare() was given, before any of it is touched.
-struct PrepareRequest {
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;
-  std::vector<torch::optim::Optimizer*> optimizers;
-  std::vector<SchedulerReference> schedulers;
-};
-
-/// What it made of them, in the same orders.
-struct PrepareResult {
-  std::vector<std::shared_ptr<PreparedModel>> models;
-  std::vector<std::shared_ptr<PreparedOptimizer>> optimizers;
-  std::vector<std::shared_ptr<PreparedScheduler>> schedulers;
-  std::size_t next_model = 0, next_optimizer = 0, next_scheduler = 0;
-};
-
-template <class T>
-concept ModuleHolder = requires(T& holder) {
-  typename T::ContainedType;
-  {holder.ptr()};
-};
-template <class T>
-struct IsModulePointer : std::false_type {};
-template <class M>
-struct IsModulePointer<std::shared_ptr<M>>
-    : std::is_convertible<M*, torch::nn::Module*> {};
-template <class T>
-concept OptimizerLike = std::is_convertible_v<T*, torch::optim::Optimizer*>;
-template <class T>
-concept SchedulerLike = std::is_constructible_v<SchedulerReference, T*>;
-template <class T>
-concept LoaderLike = requires(T& loader, LoaderContext context) {
-  loader.attach(context);
-};
-template <class T>
-struct IsUniquePointer : std::false_type {};
-template <class L, class D>
-struct IsUniquePointer<std::unique_ptr<L, D>> : std::true_type {};
-
-template <class>
-inline constexpr bool kNever = false;
-
-}  // namespace detail
 
 /// While it lives, one micro-step of a window: in all but the last of a window
 /// the models it names keep their gradients to themselves, and optimizers and
@@ -184,7 +74,8 @@ class ACCELERATE_API Accelerator {
   /// returns handles in the order given: a tuple, or one handle for one item.
   ///
   /// * a module (holder or `shared_ptr`) gives Model: it is moved to
-  ///   `device()`, and takes rank 0's weights;
+  ///   `device()`, and takes rank 0's weights; with_options() gives it options
+  ///   that other models do not have (model_options.h);
   /// * a `torch::optim` optimizer or LRScheduler gives Optimizer or Scheduler;
   ///   it is borrowed, so a temporary does not compile;
   /// * an accelerate::DataLoader, moved in, gives itself: this rank's part of
@@ -205,6 +96,20 @@ class ACCELERATE_API Accelerator {
       return std::tuple<decltype(wrap(result, std::forward<Items>(items)))...>{
           wrap(result, std::forward<Items>(items))...};
     }
+  }
+
+  /// What `function`, which makes modules, returns. Where sharding settings say
+  /// cpu_ram_efficient_loading or zero3_init_flag (which is on in DeepSpeed's
+  /// stage 3), only rank 0 gives them memory and values; the other ranks make
+  /// them as init_empty_weights() does, and prepare() gives each rank its part.
+  /// Random generators that were alike are alike after it. All ranks must call
+  /// it. The modules of all models that are split may be made so.
+  template <class Function>
+  auto init_model(Function&& function) const {
+    detail::ModelConstruction construction = begin_construction();
+    auto modules = std::forward<Function>(function)();
+    construction.finish();
+    return modules;
   }
 
   /// Instead of `loss.backward()`: divides by the window's length (its true
@@ -525,20 +430,26 @@ class ACCELERATE_API Accelerator {
 
  private:
   template <class T>
-  static void collect(detail::PrepareRequest& request, T& item) {
+  static void collect(
+      detail::PrepareRequest& request,
+      T& item,
+      const ModelOptions* options = nullptr) {
     using Item = std::remove_cv_t<T>;
     if constexpr (detail::IsModulePointer<Item>::value) {
-      request.modules.push_back(item);
+      request.add(item, options);
+    } else if constexpr (detail::IsModuleWithOptions<Item>::value) {
+      collect(request, item.module, &item.options);
     } else if constexpr (detail::OptimizerLike<Item>) {
       request.optimizers.push_back(&item);
     } else if constexpr (detail::SchedulerLike<Item>) {
       request.schedulers.emplace_back(&item);
     } else if constexpr (detail::ModuleHolder<Item>) {
-      request.modules.push_back(item.ptr());
+      request.add(item.ptr(), options);
     } else {
       static_assert(
           detail::LoaderLike<Item> || detail::IsUniquePointer<Item>::value,
-          "prepare() takes modules, optimizers, LRSchedulers and data loaders");
+          "prepare() takes modules (holders, shared_ptr, with_options()), "
+          "optimizers, LRSchedulers and data loaders");
     }
   }
 
@@ -548,6 +459,8 @@ class ACCELERATE_API Accelerator {
     if constexpr (detail::IsModulePointer<Item>::value) {
       using M = typename Item::element_type;
       return Model<M>(item, std::move(result.models[result.next_model++]));
+    } else if constexpr (detail::IsModuleWithOptions<Item>::value) {
+      return wrap(result, item.module);
     } else if constexpr (detail::OptimizerLike<Item>) {
       static_assert(
           std::is_lvalue_reference_v<T>,
@@ -590,6 +503,7 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] std::int64_t loader_remainder() const;
   [[nodiscard]] FullParameters open_parameters(
       detail::PreparedModel& model) const;
+  [[nodiscard]] detail::ModelConstruction begin_construction() const;
   static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
 
   std::shared_ptr<detail::Session> session_;

@@ -30,8 +30,8 @@ struct DeepSpeedOptions {
   /// Folders for what is offloaded to "nvme". Unset: "none".
   std::optional<std::string> offload_optimizer_nvme_path = std::nullopt;
   std::optional<std::string> offload_param_nvme_path = std::nullopt;
-  /// Split parameters as the model is made; stage 3 only. Unset: in stage 3.
-  /// Understood; here a model is built inside init_empty_weights() for that.
+  /// No rank but the first makes whole parameters; stage 3 only. What
+  /// Accelerator::init_model() goes by. Unset: in stage 3.
   std::optional<bool> zero3_init_flag = std::nullopt;
   /// Gather weights of 16 bits for saving; stage 3 only. Unset: false.
   std::optional<bool> zero3_save_16bit_model = std::nullopt;

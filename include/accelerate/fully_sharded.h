@@ -110,27 +110,28 @@ struct FullyShardedDataParallelOptions {
   /// Modules that stay whole and are not touched: a regular expression that
   /// matches their names in full.
   std::optional<std::string> ignored_modules = std::nullopt;
-  /// Understood; save_state() writes parts in any case, and get_state_dict()
-  /// takes its own. Unset: full_state_dict in version 1, sharded_state_dict in
-  /// version 2.
+  /// Understood; save_state() writes parts in any case, which any number of
+  /// ranks loads, and get_state_dict() gives whole weights, as Accelerate's
+  /// does, unless StateDictOptions say otherwise. Unset: full_state_dict in
+  /// version 1, sharded_state_dict in version 2.
   std::optional<StateDictType> state_dict_type = std::nullopt;
-  /// At most two units are whole at a time. Understood; here it is always so.
+  /// At most two units are whole at a time, the one that computes and the
+  /// next; false: at most three, for links that take longer than computing.
   /// Unset: true.
   std::optional<bool> limit_all_gathers = std::nullopt;
   /// Understood; the module keeps its own parameters in any case. Unset: false
   /// in version 1, nothing in version 2.
   std::optional<bool> use_orig_params = std::nullopt;
   /// Begin with the weights of rank 0. Understood; here all always do. Unset:
-  /// false in version 1, unless
-  /// cpu_ram_efficient_loading, which needs it; nothing in version 2.
+  /// false in version 1, unless cpu_ram_efficient_loading, which needs it;
+  /// nothing in version 2.
   std::optional<bool> sync_module_states = std::nullopt;
   /// Compute a unit's activations again in the backward pass. Unset: false.
   std::optional<bool> activation_checkpointing = std::nullopt;
   /// Keep the inputs of such units in host memory. Unset: false.
   std::optional<bool> activation_checkpointing_offload = std::nullopt;
-  /// Only rank 0 reads weights; the others receive them. Understood; here the
-  /// others build inside init_empty_weights(), or load_model() is told
-  /// broadcast_from_rank0. Unset: false.
+  /// Only rank 0 makes or reads weights; the others receive them. What
+  /// Accelerator::init_model() and load_model() go by. Unset: false.
   std::optional<bool> cpu_ram_efficient_loading = std::nullopt;
 };
 

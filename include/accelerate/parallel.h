@@ -12,6 +12,8 @@
 #include <accelerate/deepspeed.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
+#include <accelerate/megatron_lm.h>
+#include <accelerate/parallelism_config.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -106,6 +108,12 @@ struct ParallelOptions {
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
   /// The same in DeepSpeed's words; not beside `fully_sharded`.
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
+  /// The degrees above in the words of Accelerate's ParallelismConfig. Where
+  /// both say one, they must say the same.
+  std::optional<ParallelismConfig> parallelism_config = std::nullopt;
+  /// Degrees and how a step is done in Megatron-LM's words; not beside the
+  /// three before.
+  std::optional<MegatronLMOptions> megatron_lm = std::nullopt;
   /// Compute activations again in backward, with any of the above or none.
   /// Unset: as `fully_sharded` says.
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =

@@ -78,8 +78,9 @@ struct LoadModelOptions {
   std::function<std::string(const std::string& name)> rename = nullptr;
   /// Only rank 0 reads, and gives the others theirs: where the files are on its
   /// machine alone, or the disk is slower than the network. Of
-  /// Accelerator::load_model() only.
-  bool broadcast_from_rank0 = false;
+  /// Accelerator::load_model() only. Unset: if the model's sharding settings
+  /// say cpu_ram_efficient_loading.
+  std::optional<bool> broadcast_from_rank0 = std::nullopt;
 };
 
 /// What Accelerator::get_state_dict() gives of a model that is split.

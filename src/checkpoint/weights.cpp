@@ -90,7 +90,7 @@ void load_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
     const LoadModelOptions& options) {
-  if (options.broadcast_from_rank0) {
+  if (options.broadcast_from_rank0.value_or(false)) {
     throw ConfigError(
         "[checkpoint] broadcast_from_rank0 needs other ranks; give it to "
         "Accelerator::load_model()");

@@ -94,7 +94,8 @@ struct MeshImpl {
   std::array<Group, kNumAxes> groups;
   std::map<AxisSet, Group> joint_groups;
   std::map<std::pair<std::size_t, std::string>, Group> purpose_groups;
-  int next_tag = 1;
+  /// Of all grids of these ranks.
+  std::shared_ptr<int> next_tag = std::make_shared<int>(1);
 
   // World ranks that differ from this one only along `axes`.
   [[nodiscard]] std::vector<int> members(const AxisSet& axes) const {
@@ -181,6 +182,14 @@ const World& Mesh::world() const { return impl_->world; }
 
 namespace detail {
 
+Mesh regrid(const Mesh& other, const Degrees& degrees) {
+  Mesh mesh(other.world(), degrees);
+  mesh.impl()->next_tag = other.impl()->next_tag;
+  return mesh;
+}
+
+const Degrees& degrees_of(const Mesh& mesh) { return mesh.impl()->degrees; }
+
 Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
   const Group& group = mesh.group(axis);
   if (group.size() == 1) return group;
@@ -194,7 +203,8 @@ Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
 }
 
 int claim_tags(const Mesh& mesh, int count) {
-  return std::exchange(mesh.impl()->next_tag, mesh.impl()->next_tag + count);
+  int& next = *mesh.impl()->next_tag;
+  return std::exchange(next, next + count);
 }
 
 }  // namespace detail

@@ -20,7 +20,15 @@ std::optional<std::string> mesh_complaint(
 ACCELERATE_API Group
 mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose);
 
-/// First of `count` tags that nobody else of this mesh uses. Called by all
+/// The same ranks as another grid, whose messages do not mix with those of
+/// `other`. Called by all ranks at once.
+ACCELERATE_API Mesh
+regrid(const Mesh& other, const std::array<int, kNumAxes>& degrees);
+[[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
+    const Mesh& mesh);
+
+/// First of `count` tags that nobody else of this mesh, or of one made from it by
+/// regrid(), uses. Called by all
 /// ranks in the same order.
 ACCELERATE_API int claim_tags(const Mesh& mesh, int count);
 

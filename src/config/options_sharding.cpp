@@ -62,7 +62,7 @@ constexpr std::array<OptionSpec, 30> kRows{{
      "gather the next unit of the forward pass early"},
     {"fsdp_use_orig_params", "fsdp_config", "--fsdp_use_orig_params", "FSDP_USE_ORIG_PARAMS", truth, "true", "", carried, "FSDP",
      "keep the module's own parameters"},
-    {"fsdp_cpu_ram_efficient_loading", "fsdp_config", "--fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", truth, "true", "", carried, "FSDP",
+    {"fsdp_cpu_ram_efficient_loading", "fsdp_config", "--fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING", truth, "true", "", acts, "FSDP",
      "only rank 0 reads weights"},
     {"fsdp_sync_module_states", "fsdp_config", "--fsdp_sync_module_states", "FSDP_SYNC_MODULE_STATES", truth, "true", "", carried, "FSDP",
      "begin with the weights of rank 0"},

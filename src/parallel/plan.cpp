@@ -8,6 +8,7 @@
 #include "comm/mesh.h"
 #include "parallel/activation_checkpointing.h"
 #include "parallel/master_weights.h"
+#include "parallel/other_words.h"
 #include "parallel/replicate.h"
 #include "parallel/shard_options.h"
 #include "parallel/tight_heap.h"
@@ -130,13 +131,19 @@ void fill_up(
 }  // namespace
 
 ParallelPlan make_plan(
-    const PlanRequest& request,
+    const PlanRequest& said,
     const Settings& settings,
     const Environment& environment) {
   ParallelPlan plan;
   Degrees& degrees = plan.degrees;
   degrees.fill(1);
   std::vector<std::string> complaints;
+  PlanRequest request = said;
+  try {
+    request.parallel = in_own_words(said.parallel, settings);
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
   std::optional<ShardRequest> sharding;
   try {
     sharding = read_shard_request(
@@ -219,6 +226,8 @@ ParallelPlan make_plan(
     plan.gradient_accumulation_steps = sharding->gradient_accumulation_steps;
     plan.gradient_clipping = sharding->gradient_clipping;
     plan.deepspeed_config = std::move(sharding->deepspeed_config);
+    plan.makes_on_rank_0 = sharding->makes_on_rank_0;
+    plan.reads_on_rank_0 = sharding->reads_on_rank_0;
     plan.ignored = std::move(sharding->ignored);
   }
   if (request.parallel.activation_checkpointing) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <accelerate/model_options.h>
 #include <accelerate/parallel.h>
 
 #include "config/environment.h"
@@ -29,6 +30,9 @@ struct TechniqueOptions {
 struct ParallelPlan {
   std::array<int, kNumAxes> degrees{};
   TechniqueOptions techniques = {};
+  /// Only rank 0 makes models' values, or reads them.
+  bool makes_on_rank_0 = false;
+  bool reads_on_rank_0 = false;
   /// What DeepSpeed's words say of a step, if they do.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
@@ -56,6 +60,20 @@ ACCELERATE_API ParallelPlan make_plan(
     const PlanRequest& request,
     const Settings& settings,
     const Environment& environment);
+
+/// What a plan is made of, kept for later ones.
+struct PlanSources {
+  PlanRequest request = {};
+  Settings settings = {};
+  Environment environment = {};
+};
+
+/// The plan of a model with options of its own; `base`: that of the others.
+/// Throws as make_plan does.
+ACCELERATE_API ParallelPlan make_model_plan(
+    const ModelOptions& options,
+    const PlanSources& sources,
+    const ParallelPlan& base);
 
 /// The techniques that mesh and options ask for, in order of application, for
 /// one model.

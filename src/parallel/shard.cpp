@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,8 +17,10 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
+#include "parallel/average_gradients.h"
 #include "parallel/bind_locals.h"
 #include "parallel/first_values.h"
+#include "parallel/gradient_messages.h"
 #include "parallel/same_model.h"
 #include "parallel/shard_unit.h"
 #include "parallel/touch_order.h"
@@ -29,8 +30,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Units whose gradients are on their way at once.
-constexpr std::size_t kReducesAtOnce = 1;
+// A unit that comes again as one of the next so many stays whole.
+constexpr std::size_t kKept = 2;
 
 // Tells when a parameter's gradient of this backward is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
@@ -85,7 +86,6 @@ class Shard final : public Strategy, public GateKeeper {
     const ShardGroups groups{
         mesh_.group(Axis::shard),
         mesh_group(mesh_, Axis::shard, "gradients"),
-        mesh_.group(Axis::replicate),
         neighbours()};
     int num_raised = 0;
     for (const UnitOfRows& rows : plan.units) {
@@ -111,15 +111,18 @@ class Shard final : public Strategy, public GateKeeper {
     cast_buffers(module, plan.full_precision_modules);
     pending_.resize(units_.size());
     for (std::size_t u = 0; u < units_.size(); ++u) {
-      for (const ShardedParameter& parameter : units_[u]->parameters()) {
-        if (!parameter.whole.requires_grad()) continue;
-        hooked_.push_back(parameter.whole);
+      const auto& trainable = units_[u]->trainable();
+      for (std::size_t i = 0; i < trainable.size(); ++i) {
+        const at::Tensor& whole = units_[u]->parameters()[trainable[i]].whole;
+        hooked_.push_back(whole);
         torch::autograd::impl::set_post_acc_grad_hooks(
-            parameter.whole,
-            std::make_unique<GradientHook>([this, u] { on_gradient(u); }));
+            whole, std::make_unique<GradientHook>([this, u, i] {
+              on_gradient(u, i);
+            }));
       }
       if (options_.frees_parameters) units_[u]->release();
     }
+    messages_.emplace(units_, !mesh_.world().device().is_cpu());
   }
 
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
@@ -169,6 +172,7 @@ class Shard final : public Strategy, public GateKeeper {
     for (std::size_t u = 0; u < units_.size(); ++u)
       pending_[u] = units_[u]->num_trainable();
     was_reached_ = false;
+    messages_->begin();
     order_ = &backward_order_;
     order_->begin();
     is_in_backward_ = true;
@@ -184,13 +188,14 @@ class Shard final : public Strategy, public GateKeeper {
       for (std::size_t u = 0; u < units_.size(); ++u) {
         // Not reached by this backward, or only in part; the other ranks may
         // have reached it.
-        if (pending_[u] > 0 || units_[u]->has_gradient()) start_reduce(u);
+        if (std::exchange(pending_[u], 0) > 0 || units_[u]->has_gradient())
+          messages_->complete(u);
       }
+      messages_->finish();
     }
-    finish_reduces(0);
     if (options_.frees_parameters && !is_held_open()) release_all();
     if (!sync_gradients || !was_reached_) return;
-    average_whole();
+    average_copies();
     if (std::exchange(had_forward_, false) && options_.broadcast_buffers) {
       const at::NoGradGuard no_grad;
       broadcast_all(data_group_, buffers_);
@@ -229,7 +234,7 @@ class Shard final : public Strategy, public GateKeeper {
     is_in_backward_ = false;
     is_open_ = false;
     if (is_held_open()) return;
-    reducing_.clear();
+    messages_->abandon();
     current_.reset();
     for (const auto& unit : units_) unit->abandon();
   }
@@ -389,7 +394,7 @@ class Shard final : public Strategy, public GateKeeper {
     const auto previous = std::exchange(current_, unit);
     const bool frees = is_in_backward_ || options_.frees_after_forward;
     if (previous && *previous != unit && frees &&
-        !order_->is_due_soon(*previous)) {
+        !order_->is_due_soon(*previous, kKept)) {
       units_[*previous]->release(
           /*neighbours_keep_it=*/!is_in_backward_ &&
           at::GradMode::is_enabled());
@@ -400,41 +405,28 @@ class Shard final : public Strategy, public GateKeeper {
   // Whatever comes after `unit`, if that is known.
   void prefetch(std::size_t unit) {
     if (!options_.prefetches) return;
-    const auto next = order_->next();
-    if (next && *next != unit) units_[*next]->start_gather();
+    for (const std::size_t next : order_->next(options_.gathers_ahead)) {
+      if (next != unit) units_[next]->start_gather();
+    }
   }
 
-  void on_gradient(std::size_t unit) {
+  // Of the parameter at `place` among those of the unit that are trained.
+  void on_gradient(std::size_t unit, std::size_t place) {
     const Turn turn(mutex_);
     if (!is_in_backward_) return;
     was_reached_ = true;
     if (pending_[unit] == 0) return;
-    // Make room for the rest of this unit's.
-    if (options_.prefetches_late) finish_reduces(0);
+    if (reduces_) {
+      if (options_.prefetches_late) messages_->make_room(unit);
+      messages_->send(unit, place);
+    }
     if (--pending_[unit] > 0) return;
     if (options_.frees_parameters && !is_held_open() &&
-        !order_->is_due_soon(unit)) {
+        !order_->is_due_soon(unit, kKept)) {
       units_[unit]->release();
     }
-    if (reduces_) start_reduce(unit);
+    if (reduces_) messages_->complete(unit);
     if (options_.prefetches_late && options_.frees_parameters) prefetch(unit);
-  }
-
-  void start_reduce(std::size_t unit) {
-    if (units_[unit]->num_trainable() == 0) return;
-    pending_[unit] = 0;
-    // A unit has one reduction under way.
-    if (units_[unit]->is_reducing()) finish_reduces(0);
-    finish_reduces(kReducesAtOnce - 1);
-    units_[unit]->start_reduce();
-    reducing_.push_back(unit);
-  }
-
-  void finish_reduces(std::size_t left) {
-    while (reducing_.size() > left) {
-      units_[reducing_.front()]->finish_reduce();
-      reducing_.pop_front();
-    }
   }
 
   [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
@@ -467,48 +459,26 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
+  // Parts of the other copies, and parameters that every rank has whole.
+  void average_copies() {
+    std::vector<at::Tensor> parts;
+    for (const auto& unit : units_) {
+      for (const std::size_t i : unit->trainable())
+        parts.push_back(unit->parameters()[i].local);
+    }
+    average_gradients(mesh_.group(Axis::replicate), parts);
+    std::vector<at::Tensor> whole;
+    for (const at::Tensor& tensor : whole_) {
+      if (tensor.requires_grad()) whole.push_back(tensor);
+    }
+    average_gradients(data_group_, whole, at::kDouble);
+  }
+
   void close_parameters() {
     const Turn turn(mutex_);
     if (--num_scopes_ > 0) return;
     for (const auto& unit : units_) unit->keep_changes();
     if (options_.frees_parameters) release_all();
-  }
-
-  // Gradients of parameters that every rank has whole: one message, with who
-  // has one.
-  void average_whole() {
-    std::vector<at::Tensor> trained;
-    for (const at::Tensor& tensor : whole_) {
-      if (tensor.requires_grad()) trained.push_back(tensor);
-    }
-    if (trained.empty()) return;
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> parts;
-    std::vector<double> used;
-    for (const at::Tensor& tensor : trained) {
-      const at::Tensor gradient = tensor.grad();
-      used.push_back(gradient.defined() ? 1 : 0);
-      parts.push_back(
-          gradient.defined()
-              ? gradient.reshape(-1).to(at::kDouble)
-              : at::zeros(
-                    {tensor.numel()},
-                    tensor.options().dtype(at::kDouble).requires_grad(false)));
-    }
-    parts.push_back(at::tensor(used, at::kDouble).to(parts[0].device()));
-    const at::Tensor all = at::cat(parts);
-    data_group_.all_reduce(all);
-    std::int64_t at = 0;
-    const std::int64_t flags = all.numel() - std::ssize(trained);
-    for (std::int64_t i = 0; i < std::ssize(trained); ++i) {
-      const at::Tensor& tensor = trained[static_cast<std::size_t>(i)];
-      const at::Tensor mean =
-          all.narrow(0, at, tensor.numel()).div(data_group_.size());
-      at += tensor.numel();
-      if (all[flags + i].item<double>() == 0) continue;
-      tensor.mutable_grad() =
-          mean.to(tensor.scalar_type()).view(tensor.sizes());
-    }
   }
 
   Mesh mesh_;
@@ -539,7 +509,7 @@ class Shard final : public Strategy, public GateKeeper {
   bool was_reached_ = false;
   /// Trainable parameters of each unit without a gradient of this backward.
   std::vector<std::size_t> pending_;
-  std::deque<std::size_t> reducing_;
+  std::optional<GradientMessages> messages_;
 };
 
 }  // namespace

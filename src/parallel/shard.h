@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 
@@ -27,6 +28,8 @@ struct ShardOptions {
   bool reduces_every_backward = false;
   /// The next unit is gathered while the present one computes.
   bool prefetches = true;
+  /// So many units.
+  std::size_t gathers_ahead = 1;
   /// In a backward only when the present unit's gradients are complete: less
   /// memory.
   bool prefetches_late = false;

@@ -96,6 +96,9 @@ ShardRequest read_fully_sharded(
     options.frees_after_forward = options.neighbours != 1;
   }
   options.offloads_parts = *policy.cpu_offload;
+  options.gathers_ahead = *policy.limit_all_gathers ? 1 : 2;
+  request.reads_on_rank_0 = *policy.cpu_ram_efficient_loading;
+  request.makes_on_rank_0 = *policy.cpu_ram_efficient_loading;
   if (*policy.activation_checkpointing) {
     ActivationCheckpointingOptions& checkpointing =
         request.activation_checkpointing.emplace();
@@ -190,10 +193,7 @@ ShardRequest read_deepspeed(
     request.gradient_clipping = found.gradient_clipping;
   request.deepspeed_config = config.json().dump();
   list_ignored(config.json(), "", request.ignored);
-  if (given.zero3_init_flag.value_or(false)) {
-    request.ignored.emplace_back(
-        "zero3_init_flag (build the model inside init_empty_weights())");
-  }
+  request.makes_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
   return request;
 }
 
@@ -208,10 +208,18 @@ std::optional<ShardRequest> read_shard_request(
       options.deepspeed.has_value() || settings.boolean("use_deepspeed");
   const bool is_fsdp =
       options.fully_sharded.has_value() || settings.boolean("use_fsdp");
-  if (is_deepspeed && is_fsdp) {
-    throw ConfigError(
-        "[parallel] sharding was asked for in FSDP's words and in DeepSpeed's; "
-        "leave one of them out");
+  const bool is_megatron = asks_for_megatron(options, settings);
+  if (is_deepspeed + is_fsdp + is_megatron > 1) {
+    throw ConfigError(concat(
+        "[parallel] sharding was asked for in ",
+        is_fsdp ? "FSDP's words" : "DeepSpeed's words",
+        " and in ",
+        is_megatron ? "Megatron-LM's" : "DeepSpeed's",
+        "; leave one of them out"));
+  }
+  if (is_megatron) {
+    return read_megatron(
+        options.megatron_lm.value_or(MegatronLMOptions()), settings);
   }
   if (is_deepspeed) {
     return read_deepspeed(

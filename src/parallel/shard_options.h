@@ -30,12 +30,26 @@ struct ShardRequest {
   std::optional<double> gradient_clipping = std::nullopt;
   /// DeepSpeed's configuration, JSON.
   std::string deepspeed_config = {};
+  /// Only rank 0 makes models' values, or reads them.
+  bool makes_on_rank_0 = false;
+  bool reads_on_rank_0 = false;
   /// Settings that are understood and have no counterpart here.
   std::vector<std::string> ignored = {};
 };
 
-/// What code and launcher ask for, in FSDP's words, in DeepSpeed's, or by a
-/// degree alone. Nothing if they do not. `mixed_precision`: "no", "fp16",
+/// Megatron-LM's words are used, by code or launcher.
+bool asks_for_megatron(
+    const ParallelOptions& options,
+    const Settings& settings);
+
+/// What they say of copies of the model; throws ConfigError where they
+/// contradict themselves.
+ShardRequest read_megatron(
+    const MegatronLMOptions& given,
+    const Settings& settings);
+
+/// What code and launcher ask for, in FSDP's words, in DeepSpeed's, in
+/// Megatron-LM's, or by a degree alone. Nothing if they do not. `mixed_precision`: "no", "fp16",
 /// "bf16". Throws one ConfigError with everything that contradicts itself or
 /// that this version cannot do.
 std::optional<ShardRequest> read_shard_request(

@@ -9,22 +9,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text.h"
+#include "parallel/unit_reduction.h"
 
 namespace accelerate::detail {
 
 namespace {
 
 constexpr std::size_t kSmallBytes = 32 << 10;
-constexpr int kGather = 0;
-constexpr int kReduce = 1;
-
-// Ranks other than `mine`, each rank beginning with another.
-std::vector<int> peers(int mine, int size) {
-  std::vector<int> others;
-  for (int step = 1; step < size; ++step)
-    others.push_back((mine + step) % size);
-  return others;
-}
 
 }  // namespace
 
@@ -43,6 +34,24 @@ at::Tensor rows_between(
   return tensor.narrow(0, begins[p], begins[p + 1] - begins[p]);
 }
 
+std::vector<int> peers_of(const Group& group) {
+  std::vector<int> others;
+  for (int step = 1; step < group.size(); ++step)
+    others.push_back((group.rank() + step) % group.size());
+  return others;
+}
+
+int message_tag(
+    int first,
+    std::size_t message,
+    MessageKind kind,
+    std::uint64_t round) {
+  return first + 4 * static_cast<int>(message) +
+      (kind == MessageKind::reduce ? 2 : 0) + static_cast<int>(round % 2);
+}
+
+bool ShardedParameter::is_small() const { return whole.nbytes() < kSmallBytes; }
+
 at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
   return rows_between(tensor, row_begins, rank);
 }
@@ -56,15 +65,6 @@ struct ShardUnit::Gather {
   std::vector<at::Tensor>
       on_host;                    // `memory` itself, or what it is copied from
   std::vector<at::Tensor> packs;  // one a rank; bytes
-};
-
-// Gradients on their way.
-struct ShardUnit::Reduce {
-  Exchange exchange;
-  std::vector<at::Tensor> outgoing;               // whole, by parameter
-  std::vector<std::vector<at::Tensor>> incoming;  // by parameter and rank
-  std::vector<at::Tensor> sent_packs;             // one a rank
-  std::vector<at::Tensor> packs;                  // one a rank
 };
 
 ShardUnit::ShardUnit(
@@ -84,9 +84,10 @@ ShardUnit::ShardUnit(
     parameter.neighbour_begins =
         row_begins(parameter.whole.size(0), groups_.neighbours.size());
   }
+  reduction_ = std::make_unique<UnitReduction>(
+      name_, groups_, parameters_, trainable_, pools_, first_tag_);
 }
 
-ShardUnit::ShardUnit(ShardUnit&&) noexcept = default;
 ShardUnit::~ShardUnit() = default;
 
 std::int64_t ShardUnit::whole_bytes() const {
@@ -94,16 +95,6 @@ std::int64_t ShardUnit::whole_bytes() const {
   for (const ShardedParameter& parameter : parameters_)
     bytes += static_cast<std::int64_t>(parameter.whole.nbytes());
   return bytes;
-}
-
-// Two of each kind in turn: a rank may be one round ahead of another.
-int ShardUnit::tag(std::size_t message, int kind, std::uint64_t round) const {
-  return first_tag_ + 4 * static_cast<int>(message) + 2 * kind +
-      static_cast<int>(round % 2);
-}
-
-bool ShardUnit::is_small(const ShardedParameter& parameter) const {
-  return parameter.whole.nbytes() < kSmallBytes;
 }
 
 void ShardUnit::start_gather() {
@@ -121,6 +112,9 @@ void ShardUnit::start_gather() {
       {}});
   const std::uint64_t round =
       is_near ? num_neighbour_gathers_++ : num_gathers_++;
+  const auto tag = [&](std::size_t message) {
+    return message_tag(first_tag_, message, MessageKind::gather, round);
+  };
   std::vector<std::vector<at::Tensor>> small_rows(
       static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -137,18 +131,18 @@ void ShardUnit::start_gather() {
     const at::Tensor own = rows_between(on_host, begins, mine);
     const at::Tensor& kept = is_near ? parameter.kept_rows : parameter.local;
     if (!own.is_alias_of(kept)) own.copy_(kept);
-    if (is_small(parameter)) {
+    if (parameter.is_small()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         small_rows[static_cast<std::size_t>(rank)].push_back(
             rows_between(on_host, begins, rank).reshape(-1).view(at::kByte));
       }
     } else {
-      for (const int peer : peers(mine, group.size())) {
+      for (const int peer : peers_of(group)) {
         gather_->exchange.receive(
-            rows_between(on_host, begins, peer), peer, tag(i, kGather, round));
+            rows_between(on_host, begins, peer), peer, tag(i));
       }
-      for (const int peer : peers(mine, group.size()))
-        gather_->exchange.send(own, peer, tag(i, kGather, round));
+      for (const int peer : peers_of(group))
+        gather_->exchange.send(own, peer, tag(i));
     }
     gather_->memory.push_back(std::move(memory));
     gather_->on_host.push_back(on_host);
@@ -158,13 +152,11 @@ void ShardUnit::start_gather() {
     gather_->packs.push_back(
         rows.empty() ? at::empty({0}, at::kByte) : at::cat(rows));
   }
-  for (const int peer : peers(mine, group.size())) {
+  for (const int peer : peers_of(group)) {
     at::Tensor& pack = gather_->packs[static_cast<std::size_t>(peer)];
-    gather_->exchange.receive(pack, peer, tag(last, kGather, round));
+    gather_->exchange.receive(pack, peer, tag(last));
     gather_->exchange.send(
-        gather_->packs[static_cast<std::size_t>(mine)],
-        peer,
-        tag(last, kGather, round));
+        gather_->packs[static_cast<std::size_t>(mine)], peer, tag(last));
   }
 }
 
@@ -177,7 +169,7 @@ void ShardUnit::finish_gather() {
     if (rank == group.rank()) continue;
     std::int64_t at = 0;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!is_small(parameters_[i])) continue;
+      if (!parameters_[i].is_small()) continue;
       const at::Tensor rows =
           rows_between(
               gather_->on_host[i],
@@ -274,139 +266,9 @@ bool ShardUnit::has_gradient() const {
   });
 }
 
-at::Tensor ShardUnit::reducible_gradient(
-    const ShardedParameter& parameter) const {
-  const at::ScalarType dtype =
-      parameter.reduce_dtype.value_or(parameter.whole.scalar_type());
-  at::Tensor gradient = parameter.whole.grad();
-  if (!gradient.defined()) {
-    return at::zeros(parameter.whole.sizes(), at::TensorOptions(dtype));
-  }
-  if (gradient.is_sparse()) gradient = gradient.to_dense();
-  return gradient.to(dtype).to(at::kCPU).contiguous();
-}
-
-void ShardUnit::start_reduce() {
-  const at::NoGradGuard no_grad;
-  const Group& group = groups_.reducing;
-  const int mine = group.rank();
-  const auto num_ranks = static_cast<std::size_t>(group.size());
-  reduce_ = std::unique_ptr<Reduce>(new Reduce{
-      Exchange(group, concat("reducing the gradients of ", name_)),
-      {},
-      {},
-      {},
-      {}});
-  const std::uint64_t round = num_reduces_++;
-  // Whether this rank used each parameter, before the small gradients.
-  std::vector<double> used;
-  std::vector<std::vector<at::Tensor>> small_rows(num_ranks);
-  for (const std::size_t i : trainable_) {
-    const ShardedParameter& parameter = parameters_[i];
-    used.push_back(parameter.whole.grad().defined() ? 1 : 0);
-    const at::Tensor gradient = reducible_gradient(parameter);
-    parameter.whole.mutable_grad().reset();
-    std::vector<at::Tensor> incoming(num_ranks);
-    if (is_small(parameter)) {
-      for (int rank = 0; rank < group.size(); ++rank) {
-        small_rows[static_cast<std::size_t>(rank)].push_back(
-            parameter.rows_of(gradient, rank).reshape(-1).view(at::kByte));
-      }
-    } else {
-      for (const int peer : peers(mine, group.size())) {
-        at::Tensor& part = incoming[static_cast<std::size_t>(peer)];
-        const at::Tensor own = parameter.rows_of(gradient, mine);
-        part = pools_.host->take(own.sizes(), own.options());
-        reduce_->exchange.receive(part, peer, tag(i, kReduce, round));
-      }
-      for (const int peer : peers(mine, group.size())) {
-        reduce_->exchange.send(
-            parameter.rows_of(gradient, peer), peer, tag(i, kReduce, round));
-      }
-    }
-    reduce_->outgoing.push_back(gradient);
-    reduce_->incoming.push_back(std::move(incoming));
-  }
-  const at::Tensor flags = at::tensor(used, at::kDouble).view(at::kByte);
-  for (auto& rows : small_rows) {
-    rows.insert(rows.begin(), flags);
-    reduce_->sent_packs.push_back(at::cat(rows));
-  }
-  const std::size_t last = parameters_.size();
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
-    reduce_->packs.push_back(
-        rank == mine
-            ? reduce_->sent_packs[r]
-            : at::empty_like(
-                  reduce_->sent_packs[static_cast<std::size_t>(mine)]));
-  }
-  for (const int peer : peers(mine, group.size())) {
-    const auto p = static_cast<std::size_t>(peer);
-    reduce_->exchange.receive(
-        reduce_->packs[p], peer, tag(last, kReduce, round));
-    reduce_->exchange.send(
-        reduce_->sent_packs[p], peer, tag(last, kReduce, round));
-  }
-}
-
-void ShardUnit::finish_reduce() {
-  if (!reduce_) return;
-  const at::NoGradGuard no_grad;
-  reduce_->exchange.wait();
-  const Group& group = groups_.reducing;
-  const int mine = group.rank();
-  const auto num_flags = static_cast<std::int64_t>(trainable_.size());
-  at::Tensor used = at::zeros({num_flags}, at::kDouble);
-  const std::int64_t flag_bytes = num_flags * 8;
-  for (const at::Tensor& pack : reduce_->packs)
-    used.add_(pack.narrow(0, 0, flag_bytes).clone().view(at::kDouble));
-  if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(used);
-
-  std::int64_t at_byte = flag_bytes;
-  for (std::size_t t = 0; t < trainable_.size(); ++t) {
-    const ShardedParameter& parameter = parameters_[trainable_[t]];
-    const at::Tensor own = parameter.rows_of(reduce_->outgoing[t], mine);
-    const auto size = static_cast<std::int64_t>(own.nbytes());
-    at::Tensor sum;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const auto r = static_cast<std::size_t>(rank);
-      const at::Tensor part = is_small(parameter)
-          ? reduce_->packs[r]
-                .narrow(0, at_byte, size)
-                .clone()
-                .view(own.scalar_type())
-                .view(own.sizes())
-          : rank == mine ? own
-                         : reduce_->incoming[t][r];
-      if (sum.defined()) {
-        sum.add_(part);
-      } else {
-        sum = part.to(parameter.local.scalar_type(), false, /*copy=*/true);
-      }
-    }
-    if (is_small(parameter)) at_byte += size;
-    reduce_->outgoing[t].reset();
-    for (at::Tensor& part : reduce_->incoming[t]) {
-      if (part.defined()) pools_.host->give(std::move(part));
-    }
-    reduce_->incoming[t].clear();
-    if (groups_.replicas.size() > 1) groups_.replicas.all_reduce(sum);
-    if (used[static_cast<std::int64_t>(t)].item<double>() == 0) continue;
-    sum = sum.div_(groups_.num_data_ranks()).to(parameter.local.device());
-    at::Tensor& gradient = parameter.local.mutable_grad();
-    if (gradient.defined()) {
-      gradient.add_(sum);
-    } else {
-      gradient = sum;
-    }
-  }
-  reduce_.reset();
-}
-
 void ShardUnit::abandon() {
   gather_.reset();
-  reduce_.reset();
+  reduction_->abandon();
   finish_copies();
   if (parameters_.empty() || !parameters_.front().gate) return;
   for (ShardedParameter& parameter : parameters_) {

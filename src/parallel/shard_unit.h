@@ -19,21 +19,17 @@
 
 namespace accelerate::detail {
 
-/// Among whom parameters are split and gradients are summed up.
+class UnitReduction;
+
+/// Among whom parameters are split and gradients are averaged.
 struct ShardGroups {
   /// The ranks that share one copy. Parameters travel in one of the groups,
   /// gradients in the other.
   Group gathering;
   Group reducing;
-  /// The ranks with the same part of other copies.
-  Group replicas;
   /// Some neighbours of `gathering`, who keep a copy among themselves from a
   /// forward to its backward; one rank: nobody does.
   Group neighbours = {};
-
-  [[nodiscard]] int num_data_ranks() const {
-    return gathering.size() * replicas.size();
-  }
 };
 
 /// A parameter of which each rank keeps some rows. Rank r of R keeps those
@@ -54,6 +50,11 @@ struct ShardedParameter {
 
   /// The rows that `rank` keeps, of a tensor of the whole shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
+  /// It shares messages with others.
+  [[nodiscard]] bool is_small() const;
+  [[nodiscard]] at::ScalarType reduced_in() const {
+    return reduce_dtype.value_or(whole.scalar_type());
+  }
 };
 
 /// Of a tensor that is cut at `begins`, part number `part`.
@@ -67,6 +68,19 @@ ACCELERATE_API std::vector<std::int64_t> row_begins(
     std::int64_t num_rows,
     int num_ranks);
 
+/// Ranks of a group other than this one, each rank beginning with another.
+std::vector<int> peers_of(const Group& group);
+
+enum class MessageKind { gather, reduce };
+
+/// Of message number `message` of a unit whose tags begin at `first`. Two of
+/// each kind in turn: a rank may be one round ahead of another.
+int message_tag(
+    int first,
+    std::size_t message,
+    MessageKind kind,
+    std::uint64_t round);
+
 /// Memory that units share, kept between uses.
 struct ShardPools {
   /// Of whole parameters, where the model is.
@@ -75,10 +89,10 @@ struct ShardPools {
   std::shared_ptr<BlockPool> host = whole;
 };
 
-/// Parameters that are gathered, and whose gradients are reduced, together.
-/// Large ones travel straight into place; small ones share a message. Ranks
-/// meet in host memory: of another device, parts are copied there and whole
-/// parameters from there, queued on its current stream.
+/// Parameters that are gathered together. Large ones travel straight into
+/// place; small ones share a message. Ranks meet in host memory: of another
+/// device, parts are copied there and whole parameters from there, queued on its
+/// current stream.
 class ShardUnit {
  public:
   /// `first_tag`: of `num_tags(parameters.size())`.
@@ -88,6 +102,9 @@ class ShardUnit {
       std::vector<ShardedParameter> parameters,
       ShardPools pools,
       int first_tag);
+  ShardUnit(const ShardUnit&) = delete;
+  ShardUnit& operator=(const ShardUnit&) = delete;
+  ~ShardUnit();
 
   static int num_tags(std::size_t num_parameters) {
     return 4 * (static_cast<int>(num_parameters) + 1);
@@ -114,27 +131,19 @@ class ShardUnit {
   void keep_changes();
 
   [[nodiscard]] std::size_t num_trainable() const { return trainable_.size(); }
+  /// Numbers of parameters that get gradients.
+  [[nodiscard]] const std::vector<std::size_t>& trainable() const {
+    return trainable_;
+  }
   [[nodiscard]] bool has_gradient() const;
-  /// Takes the gradients of the whole parameters and sends them off.
-  void start_reduce();
-  /// Adds the mean over the data ranks to the parts' gradients. Sums run in
-  /// the order of the ranks, so results do not depend on timing. A parameter
-  /// that no rank used gets none.
-  void finish_reduce();
-  [[nodiscard]] bool is_reducing() const { return reduce_ != nullptr; }
+  [[nodiscard]] UnitReduction& reduction() { return *reduction_; }
 
   /// After a failure: what is under way is left alone, nothing stays whole.
   void abandon();
 
  private:
   struct Gather;
-  struct Reduce;
 
-  [[nodiscard]] int tag(std::size_t message, int kind, std::uint64_t round)
-      const;
-  [[nodiscard]] bool is_small(const ShardedParameter& parameter) const;
-  [[nodiscard]] at::Tensor reducible_gradient(
-      const ShardedParameter& parameter) const;
   [[nodiscard]] at::Tensor host_memory(const at::Tensor& memory) const;
   void queue_copies(Gather& gather);
   void finish_copies();
@@ -149,16 +158,11 @@ class ShardUnit {
   bool neighbours_have_it_ = false;
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_neighbour_gathers_ = 0;
-  std::uint64_t num_reduces_ = 0;
   std::unique_ptr<Gather> gather_;
   /// Host memory that a device may still be copying from, until the event.
   std::vector<at::Tensor> being_copied_;
   std::optional<c10::Event> copied_;
-  std::unique_ptr<Reduce> reduce_;
-
- public:
-  ShardUnit(ShardUnit&&) noexcept;
-  ~ShardUnit();
+  std::unique_ptr<UnitReduction> reduction_;
 };
 
 }  // namespace accelerate::detail

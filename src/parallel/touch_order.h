@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
+#include <span>
 #include <vector>
 
 namespace accelerate::detail {
@@ -32,24 +32,21 @@ class TouchOrder {
   /// Whether the order of the last pass was kept so far.
   [[nodiscard]] bool is_known() const { return follows_; }
 
-  [[nodiscard]] std::optional<std::size_t> next() const {
-    if (!follows_ || seen_.size() >= learned_.size()) return std::nullopt;
-    return learned_[seen_.size()];
+  /// The next `count`, or as many as are left; none if the order is not known.
+  [[nodiscard]] std::span<const std::size_t> next(std::size_t count) const {
+    if (!follows_) return {};
+    const std::size_t begin = std::min(seen_.size(), learned_.size());
+    return std::span(learned_).subspan(
+        begin, std::min(count, learned_.size() - begin));
   }
 
-  /// It is one of the next few.
-  [[nodiscard]] bool is_due_soon(std::size_t unit) const {
-    if (!follows_) return false;
-    const std::size_t begin = std::min(seen_.size(), learned_.size());
-    const std::size_t end = std::min(begin + kSoon, learned_.size());
-    const auto from = learned_.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto to = learned_.begin() + static_cast<std::ptrdiff_t>(end);
-    return std::find(from, to, unit) != to;
+  /// It is one of the next `count`.
+  [[nodiscard]] bool is_due_soon(std::size_t unit, std::size_t count) const {
+    const auto soon = next(count);
+    return std::find(soon.begin(), soon.end(), unit) != soon.end();
   }
 
  private:
-  static constexpr std::size_t kSoon = 2;
-
   std::vector<std::size_t> learned_;
   std::vector<std::size_t> seen_;
   bool follows_ = false;

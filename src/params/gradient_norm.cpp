@@ -1,6 +1,8 @@
 #include "params/gradient_norm.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <utility>
 
@@ -60,8 +62,7 @@ struct AlikeSplit {
 }  // namespace
 
 at::Tensor gradient_norm(
-    std::span<const Parameter* const> rows,
-    const Mesh& mesh,
+    std::span<const PlacedParameter> rows,
     double norm_type) {
   if (!(norm_type > 0)) {
     throw ConfigError(concat(
@@ -70,12 +71,27 @@ at::Tensor gradient_norm(
         " was asked for; use a number above 0, or infinity"));
   }
   const at::NoGradGuard no_grad;
-  std::map<std::vector<Axis>, AlikeSplit> by_axes;
-  // Every rank must take part for every set of axes, even without gradients.
-  for (const Parameter* row : rows) by_axes[row->layout.split_axes].add(*row);
+  // Grids in the order in which they occur, the same on all ranks.
+  std::vector<const Mesh*> meshes;
+  std::map<std::pair<std::ptrdiff_t, std::vector<Axis>>, AlikeSplit> by_split;
+  // Every rank must take part for every way to split, even without gradients.
+  for (const PlacedParameter& placed : rows) {
+    const auto& axes = placed.row->layout.split_axes;
+    std::ptrdiff_t number = -1;  // where it does not matter
+    if (!axes.empty()) {
+      const auto known =
+          std::find_if(meshes.begin(), meshes.end(), [&](const Mesh* mesh) {
+            return mesh->impl() == placed.mesh->impl();
+          });
+      number = known - meshes.begin();
+      if (known == meshes.end()) meshes.push_back(placed.mesh);
+    }
+    by_split[{number, axes}].add(*placed.row);
+  }
   const bool is_infinite = std::isinf(norm_type);
   at::Tensor total;
-  for (const auto& [axes, alike] : by_axes) {
+  for (const auto& [split, alike] : by_split) {
+    const auto& [number, axes] = split;
     at::Tensor norm = alike.gradients.empty()
         ? at::zeros({}, at::TensorOptions().device(alike.device))
         : list_norm(alike.gradients, norm_type);
@@ -83,7 +99,7 @@ at::Tensor gradient_norm(
     if (!axes.empty()) {
       if (!is_infinite) norm = norm.pow(norm_type);
       for (const Axis axis : axes) {
-        mesh.group(axis).all_reduce(
+        meshes[static_cast<std::size_t>(number)]->group(axis).all_reduce(
             norm, is_infinite ? ReduceOp::max : ReduceOp::sum);
       }
       if (!is_infinite) norm = norm.pow(1.0 / norm_type);
@@ -98,6 +114,15 @@ at::Tensor gradient_norm(
     }
   }
   return total.defined() ? total : at::zeros({});
+}
+
+at::Tensor gradient_norm(
+    std::span<const Parameter* const> rows,
+    const Mesh& mesh,
+    double norm_type) {
+  std::vector<PlacedParameter> placed;
+  for (const Parameter* row : rows) placed.push_back({row, &mesh});
+  return gradient_norm(placed, norm_type);
 }
 
 }  // namespace accelerate::detail

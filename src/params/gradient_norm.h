@@ -8,11 +8,21 @@
 
 namespace accelerate::detail {
 
+/// A parameter and the grid of ranks it is split on.
+struct PlacedParameter {
+  const Parameter* row = nullptr;
+  const Mesh* mesh = nullptr;
+};
+
 /// Norm of the gradients of `rows` as if every parameter were whole on one
 /// rank: rows are grouped by the axes they are split over, each group's sum of
 /// powers is reduced over exactly those axes, and the sums are added, so that
 /// replicated rows count once. `norm_type` is any p > 0, or infinity.
 /// Returns a 0-d tensor on the gradients' device; 0 if there are none.
+ACCELERATE_API at::Tensor gradient_norm(
+    std::span<const PlacedParameter> rows,
+    double norm_type);
+/// All of them on one grid.
 ACCELERATE_API at::Tensor gradient_norm(
     std::span<const Parameter* const> rows,
     const Mesh& mesh,

@@ -91,18 +91,20 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
     window = detail::accumulation_window(options, settings);
   });
   detail::ParallelPlan plan;
+  detail::PlanSources plan_sources{
+      {.parallel = options.parallel,
+       .master_weights = options.master_weights,
+       .mixed_precision = std::string(name_of(precision)),
+       .num_ranks = world.size(),
+       .num_local_ranks = world.local_size(),
+       .device = world.device()},
+      settings,
+      environment};
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
     plan = detail::make_plan(
-        {.parallel = options.parallel,
-         .master_weights = options.master_weights,
-         .mixed_precision = std::string(name_of(precision)),
-         .num_ranks = world.size(),
-         .num_local_ranks = world.local_size(),
-         .device = world.device()},
-        settings,
-        environment);
+        plan_sources.request, plan_sources.settings, plan_sources.environment);
   });
   if (const auto steps = plan.gradient_accumulation_steps) {
     const bool is_said = options.gradient_accumulation_steps.value_or(1) > 1 ||
@@ -125,15 +127,7 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       source_from_code(options)};
   settings = detail::resolve(sources);
 
-  if (!plan.ignored.empty()) {
-    world.logger().log_once_per_world(
-        LogLevel::warning,
-        "parallel",
-        concat(
-            "settings of the DeepSpeed configuration that have no counterpart "
-            "here and do nothing: ",
-            detail::join(plan.ignored, ", ")));
-  }
+  detail::say_ignored(world, plan.ignored);
   Mesh mesh(world, plan.degrees);
   std::optional<GradScaler> scaler;
   if (precision == Precision::fp16) {
@@ -145,15 +139,15 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   auto session = std::make_shared<Session>(Session{
       .settings = std::move(settings),
       .world = std::move(world),
+      .plan = plan,
       .mesh = std::move(mesh),
-      .techniques = std::move(plan.techniques),
+      .plan_sources = std::move(plan_sources),
       .precision = precision,
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
       .clock = detail::StepClock(window),
       .max_gradient_norm = plan.gradient_clipping,
-      .deepspeed_config = std::move(plan.deepspeed_config),
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
@@ -173,6 +167,18 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
 }
 
 }  // namespace
+
+void detail::say_ignored(
+    const World& world,
+    const std::vector<std::string>& settings) {
+  if (settings.empty()) return;
+  world.logger().log_once_per_world(
+      LogLevel::warning,
+      "parallel",
+      concat(
+          "settings that have no counterpart here and do nothing: ",
+          join(settings, ", ")));
+}
 
 int detail::accumulation_window(
     const AcceleratorOptions& options,
@@ -213,7 +219,7 @@ AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
 }
 
 const std::string& Accelerator::deepspeed_config() const {
-  return session_->deepspeed_config;
+  return session_->plan.deepspeed_config;
 }
 
 at::Device Accelerator::device() const { return session_->world.device(); }

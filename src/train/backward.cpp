@@ -251,7 +251,7 @@ void Accelerator::lomo_backward(
     for (const auto& strategy : model->strategies)
       strategy->before_backward(false);
   }
-  const Group& group = session.mesh.group(Axis::replicate);
+  const Group group = session.mesh.group({Axis::replicate, Axis::shard});
   const int ranks = group.size();
   lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
     if (ranks > 1) {

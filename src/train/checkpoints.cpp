@@ -116,9 +116,9 @@ const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders(
   return loaders;
 }
 
-bool writes(const Session& session, const Layout& layout) {
+bool writes(const Session& session, const Mesh& mesh, const Layout& layout) {
   if (!session.checkpoints->project.save_on_each_node) {
-    return is_writer(layout, session.mesh);
+    return is_writer(layout, mesh);
   }
   if (!layout.is_whole()) {
     throw ConfigError(
@@ -141,7 +141,7 @@ Part model_part(
         {row.name,
          row.layout.is_whole() ? row.tensor : row.local,
          row.layout,
-         writes(session, row.layout)});
+         writes(session, model.mesh, row.layout)});
   }
   for (const auto& item : model.module->named_parameters()) {
     if (!item.value().defined()) continue;
@@ -160,7 +160,8 @@ Part model_part(
       continue;
     }
     const Layout whole = Layout::whole(buffer.sizes().vec());
-    part.entries.push_back({item.key(), buffer, whole, writes(session, whole)});
+    part.entries.push_back(
+        {item.key(), buffer, whole, writes(session, model.mesh, whole)});
   }
   return part;
 }
@@ -185,12 +186,15 @@ NameOfParameter parameter_names(
   };
 }
 
-std::map<std::string, Layout> split_layouts(const Session& session) {
-  std::map<std::string, Layout> layouts;
+std::map<std::string, SplitLayout> split_layouts(const Session& session) {
+  std::map<std::string, SplitLayout> layouts;
   for (std::size_t i = 0; i < session.models.size(); ++i) {
-    for (const Parameter& row : session.models[i]->table.rows()) {
+    const PreparedModel& model = *session.models[i];
+    for (const Parameter& row : model.table.rows()) {
       if (!row.layout.is_whole()) {
-        layouts.emplace(qualified(i, row.name), row.layout);
+        layouts.emplace(
+            qualified(i, row.name),
+            SplitLayout{row.layout, &model.mesh, row.local.device()});
       }
     }
   }

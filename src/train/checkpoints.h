@@ -97,11 +97,18 @@ NameOfParameter parameter_names(
     const Session& session,
     const PreparedOptimizer& optimizer);
 
+/// A part, the grid of ranks it is part of, and where optimizers step on it.
+struct SplitLayout {
+  Layout layout;
+  const Mesh* mesh = nullptr;
+  at::Device device = at::kCPU;
+};
+
 /// By the names that parameter_names() gives; those that are split only.
-std::map<std::string, Layout> split_layouts(const Session& session);
+std::map<std::string, SplitLayout> split_layouts(const Session& session);
 
 /// This rank is the one that writes a tensor of this layout.
-bool writes(const Session& session, const Layout& layout);
+bool writes(const Session& session, const Mesh& mesh, const Layout& layout);
 
 /// Parameters that an optimizer steps on in another precision than the model
 /// has: names of the state, and the tensors.

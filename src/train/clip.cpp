@@ -23,7 +23,7 @@ using detail::Parameter;
 
 /// Rows of the tables, and whole rows for tensors that are in none.
 struct Rows {
-  std::vector<const Parameter*> all;
+  std::vector<detail::PlacedParameter> all;
   std::vector<std::unique_ptr<Parameter>> own;
 };
 
@@ -34,9 +34,13 @@ Rows rows_for(
   std::unordered_set<const void*> seen;
   for (const at::Tensor& parameter : parameters) {
     const Parameter* row = nullptr;
+    const Mesh* mesh = &session.mesh;
     for (const auto& model : session.models) {
-      if (row == nullptr) row = model->table.find(parameter);
+      row = model->table.find(parameter);
       if (row == nullptr) row = model->table.find_local(parameter);
+      if (row == nullptr) continue;
+      mesh = &model->mesh;
+      break;
     }
     if (row == nullptr) {
       rows.own.push_back(std::make_unique<Parameter>(Parameter{
@@ -48,17 +52,17 @@ Rows rows_for(
     }
     // A tied tensor may be named twice and counts once.
     if (seen.insert(row->tensor.unsafeGetTensorImpl()).second)
-      rows.all.push_back(row);
+      rows.all.push_back({row, mesh});
   }
   return rows;
 }
 
 // Gradients that one kernel can take together: alike in dtype and device.
 std::vector<std::vector<at::Tensor>> gradients_of(
-    const std::vector<const Parameter*>& rows) {
+    const std::vector<detail::PlacedParameter>& rows) {
   std::vector<std::vector<at::Tensor>> lists;
-  for (const Parameter* row : rows) {
-    const at::Tensor& gradient = row->local.grad();
+  for (const auto& placed : rows) {
+    const at::Tensor& gradient = placed.row->local.grad();
     if (!gradient.defined()) continue;
     const auto list =
         std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
@@ -84,8 +88,7 @@ at::Tensor detail::clip_gradients(
   const at::NoGradGuard no_grad;
   detail::unscale_parameters(session, parameters);
   const Rows rows = rows_for(session, parameters);
-  const at::Tensor norm =
-      detail::gradient_norm(rows.all, session.mesh, options.norm_type);
+  const at::Tensor norm = detail::gradient_norm(rows.all, options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
     throw ConfigError(detail::concat(
         "[train] the gradient norm is ",

@@ -19,8 +19,7 @@ LocalSGD::LocalSGD(
     throw ConfigError(detail::concat(
         "[train] local_sgd_steps is ", local_sgd_steps_, "; it is at least 1"));
   }
-  const Mesh& mesh = accelerator.mesh();
-  const Group& group = mesh.group(Axis::replicate);
+  const Group& group = model_->mesh.group(Axis::replicate);
   if (!options.enabled || accelerator.num_processes() == 1) return;
   if (group.size() != accelerator.num_processes()) {
     throw ConfigError(

@@ -14,6 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/mesh.h"
 #include "parallel/plan.h"
 #include "params/materialize.h"
 #include "precision/support.h"
@@ -24,6 +25,7 @@ namespace accelerate {
 namespace {
 
 using detail::concat;
+using detail::ParallelPlan;
 using detail::PreparedModel;
 using detail::PrepareRequest;
 using detail::Session;
@@ -39,7 +41,7 @@ std::size_t count_repeated(std::vector<T> items) {
 void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
   std::vector<const void*> modules, optimizers, schedulers;
-  for (const auto& module : request.modules) {
+  for (const auto& [module, options] : request.models) {
     if (!module)
       complaints.emplace_back(
           "[train] prepare() was given an empty module holder");
@@ -145,19 +147,81 @@ void give_memory(PreparedModel& model) {
   }
 }
 
+// What cannot differ between models, since they share a step.
+void require_same_step(
+    const Session& session,
+    const ParallelPlan& plan,
+    std::vector<std::string>& complaints) {
+  const auto steps = plan.gradient_accumulation_steps;
+  if (steps && *steps != session.clock.window()) {
+    complaints.push_back(concat(
+        "gradient_accumulation_steps is ",
+        *steps,
+        ", and ",
+        session.clock.window(),
+        " for the other models, whose steps are this one's; leave it out"));
+  }
+  if (plan.gradient_clipping &&
+      plan.gradient_clipping != session.max_gradient_norm) {
+    complaints.push_back(concat(
+        "gradient_clipping is ",
+        *plan.gradient_clipping,
+        ", which is for all models; give it in AcceleratorOptions, or call "
+        "clip_grad_norm_()"));
+  }
+}
+
+// One for each model; throws one error for all.
+std::vector<ParallelPlan> plans_of(
+    const Session& session,
+    const PrepareRequest& request) {
+  std::vector<ParallelPlan> plans;
+  std::vector<std::string> complaints;
+  for (const auto& [module, options] : request.models) {
+    plans.push_back(session.plan);
+    if (!options) continue;
+    std::vector<std::string> found;
+    try {
+      plans.back() =
+          detail::make_model_plan(*options, session.plan_sources, session.plan);
+      require_same_step(session, plans.back(), found);
+    } catch (const ConfigError& error) {
+      found.emplace_back(error.what());
+    }
+    if (found.empty()) continue;
+    complaints.push_back(concat(
+        "[train] the options of model ",
+        plans.size(),
+        " of prepare() do not work out:\n",
+        detail::join(found, "\n")));
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  return plans;
+}
+
+const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
+  if (detail::degrees_of(session.mesh) == plan.degrees) return session.mesh;
+  for (const Mesh& mesh : session.other_meshes) {
+    if (detail::degrees_of(mesh) == plan.degrees) return mesh;
+  }
+  return session.other_meshes.emplace_back(
+      detail::regrid(session.mesh, plan.degrees));
+}
+
 std::unique_ptr<PreparedModel> prepare_model(
     Session& session,
-    const std::shared_ptr<torch::nn::Module>& module) {
-  auto model = std::make_unique<PreparedModel>();
-  model->session = &session;
-  model->module = module;
+    const std::shared_ptr<torch::nn::Module>& module,
+    const ParallelPlan& plan) {
+  auto model = std::make_unique<PreparedModel>(PreparedModel{
+      .session = &session, .module = module, .mesh = mesh_of(session, plan)});
+  model->reads_on_rank_0 = plan.reads_on_rank_0;
   model->awaits_values = lacks_values(session, *module);
   move_to_device(*module, session.world.device());
   model->table = detail::ParameterTable(*module);
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
-  model->strategies = detail::make_strategies(session.mesh, session.techniques);
+  model->strategies = detail::make_strategies(model->mesh, plan.techniques);
   give_memory(*model);
   for (const auto& strategy : model->strategies) {
     strategy->prepare(*module, model->table);
@@ -216,12 +280,25 @@ std::vector<const detail::PreparedOptimizer*> optimizers_of(
 
 }  // namespace
 
+void detail::PrepareRequest::add(
+    std::shared_ptr<torch::nn::Module> module,
+    const ModelOptions* options) {
+  models.push_back(
+      {std::move(module),
+       options == nullptr ? nullptr
+                          : std::make_shared<const ModelOptions>(*options)});
+}
+
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
   require_preparable(session, request);
+  const auto plans = plans_of(session, request);
   detail::PrepareResult result;
-  for (const auto& module : request.modules) {
-    session.models.push_back(prepare_model(session, module));
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (request.models[i].options)
+      detail::say_ignored(session.world, plans[i].ignored);
+    session.models.push_back(
+        prepare_model(session, request.models[i].module, plans[i]));
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {

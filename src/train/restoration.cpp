@@ -214,10 +214,11 @@ class StateTensors {
     const std::vector<std::int64_t> shape =
         torch_shape(tensor.dtype, tensor.shape);
     const auto split = layouts_.find(parameter);
-    const Layout layout =
-        split != layouts_.end() && split->second.global_shape == shape
+    const SplitLayout place =
+        split != layouts_.end() && split->second.layout.global_shape == shape
         ? split->second
-        : Layout::whole(shape);
+        : SplitLayout{Layout::whole(shape), nullptr, session_.world.device()};
+    const Layout& layout = place.layout;
     const auto present = present_.find(name);
     if (present != present_.end() && present->second.defined() &&
         present->second.sizes() == at::IntArrayRef(layout.extent) &&
@@ -225,8 +226,7 @@ class StateTensors {
       return {name, present->second, layout};
     }
     const at::Tensor made = at::empty(
-        layout.extent,
-        at::TensorOptions().dtype(*dtype).device(session_.world.device()));
+        layout.extent, at::TensorOptions().dtype(*dtype).device(place.device));
     prefer_huge_pages(made);
     return {name, made, layout};
   }
@@ -234,7 +234,7 @@ class StateTensors {
   const Session& session_;
   const std::string& part_;
   const StoredTensors& saved_;
-  std::map<std::string, Layout> layouts_;
+  std::map<std::string, SplitLayout> layouts_;
   std::map<std::string, at::Tensor> present_;
   std::vector<Destination> destinations_;
   std::map<std::string, at::Tensor> made_;

@@ -185,12 +185,13 @@ Contents contents_of(
       const auto layout = layouts.find(name);
       for (auto& [key, tensor] : tensors) {
         const bool is_box = layout != layouts.end() &&
-            tensor.sizes() == at::IntArrayRef(layout->second.extent);
+            tensor.sizes() == at::IntArrayRef(layout->second.layout.extent);
         const detail::Layout own = is_box
-            ? layout->second
+            ? layout->second.layout
             : detail::Layout::whole(tensor.sizes().vec());
+        const Mesh& mesh = is_box ? *layout->second.mesh : session.mesh;
         part.entries.push_back(
-            {key, tensor, own, detail::writes(session, own)});
+            {key, tensor, own, detail::writes(session, mesh, own)});
       }
     }
     tensors = detail::masters_of(session, *optimizer);
@@ -202,7 +203,7 @@ Contents contents_of(
     for (auto& [key, tensor] : tensors) {
       const auto whole = detail::Layout::whole(tensor.sizes().vec());
       part.entries.push_back(
-          {key, tensor, whole, detail::writes(session, whole)});
+          {key, tensor, whole, detail::writes(session, session.mesh, whole)});
     }
     optimizers.push_back(detail::to_state_dict(bare));
     contents.parts.push_back(std::move(part));

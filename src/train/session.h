@@ -32,18 +32,22 @@ struct Session;
 struct PreparedModel {
   Session* session = nullptr;  // its owner
   std::shared_ptr<torch::nn::Module> module;
-  ParameterTable table;
-  std::vector<std::unique_ptr<Strategy>> strategies;
+  /// The session's, or its own.
+  Mesh mesh;
+  ParameterTable table = {};
+  std::vector<std::unique_ptr<Strategy>> strategies = {};
   /// Set if forwards run under autocast.
-  std::optional<c10::ScalarType> autocast_dtype;
+  std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
   bool strategies_need_outputs = false;
   /// What strategies want of floating inputs and outputs.
-  std::optional<c10::ScalarType> input_dtype;
-  std::optional<c10::ScalarType> output_dtype;
+  std::optional<c10::ScalarType> input_dtype = std::nullopt;
+  std::optional<c10::ScalarType> output_dtype = std::nullopt;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
   /// It was built without values, and none have been loaded.
   bool awaits_values = false;
+  /// load_model() reads on rank 0 only, unless told otherwise.
+  bool reads_on_rank_0 = false;
 };
 
 struct PreparedOptimizer {
@@ -101,8 +105,13 @@ struct LoaderProgress {
 struct Session {
   Settings settings;
   World world;
+  /// Of models without options of their own.
+  ParallelPlan plan;
   Mesh mesh;
-  TechniqueOptions techniques;
+  /// What plans of models with such options begin with.
+  PlanSources plan_sources = {};
+  /// Meshes of such models.
+  std::vector<Mesh> other_meshes = {};
   Precision precision = Precision::no;
   AutocastOptions autocast;
   GradientAccumulationOptions accumulation;
@@ -110,7 +119,6 @@ struct Session {
   StepClock clock;
   /// Gradients are clipped to it in every step, besides what the program does.
   std::optional<double> max_gradient_norm = std::nullopt;
-  std::string deepspeed_config = {};
   /// With fp16 only.
   std::optional<GradScaler> scaler;
   /// Optimizers have stepped since the scale was last adapted.
@@ -161,6 +169,9 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
+
+/// Warns of settings that were given and do nothing.
+void say_ignored(const World& world, const std::vector<std::string>& settings);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks: `what` needs
 /// all of them.

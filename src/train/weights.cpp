@@ -43,8 +43,8 @@ std::optional<std::size_t> number_of(
 }
 
 // The ranks that share one copy of a split model.
-const Group& copy_group(const Session& session) {
-  return session.mesh.group(Axis::shard);
+const Group& copy_group(const PreparedModel& model) {
+  return model.mesh.group(Axis::shard);
 }
 
 // Whole tensors by name on `parts`' reader.
@@ -170,8 +170,8 @@ void save_prepared(
   if (rows.empty()) {
     if (writes) write(nullptr);
   } else {
-    const int tags = claim_tags(session.mesh, PartReader::kNumTags);
-    const Group& group = copy_group(session);
+    const int tags = claim_tags(model.mesh, PartReader::kNumTags);
+    const Group& group = copy_group(model);
     const auto writers = group.all_gather_bytes(writes ? "w" : "");
     for (int reader = 0; reader < group.size(); ++reader) {
       if (writers[static_cast<std::size_t>(reader)].empty()) continue;
@@ -215,8 +215,8 @@ WeightList weights_of(
   require_no_join(session, "get_state_dict()");
   require_same_call(
       session, "get_state_dict", options.rank0_only ? "rank0_only" : "");
-  const int tags = claim_tags(session.mesh, PartReader::kNumTags);
-  const Group& group = copy_group(session);
+  const int tags = claim_tags(model.mesh, PartReader::kNumTags);
+  const Group& group = copy_group(model);
   WeightList weights;
   if (group.world_ranks()[0] == 0) {
     PartReader parts(group, rows, 0, tags);
@@ -286,7 +286,9 @@ void load_prepared(
     if (!matches_any(rules.skip, entry.name))
       destinations.push_back({entry.name, entry.tensor, entry.layout});
   }
-  const bool reads = !options.broadcast_from_rank0 || session.world.rank() == 0;
+  const bool is_sent =
+      options.broadcast_from_rank0.value_or(model.reads_on_rank_0);
+  const bool reads = !is_sent || session.world.rank() == 0;
   StoredTensors saved;
   std::string failure;
   const auto attempt = [&](auto&& body) {
@@ -304,7 +306,7 @@ void load_prepared(
         path, mismatches("model", saved, destinations, part.aliases, rules));
   });
   require_success(session, failure, "load_model", "");
-  if (options.broadcast_from_rank0) {
+  if (is_sent) {
     std::vector<std::uint8_t> flags;
     for (const Destination& destination : destinations)
       flags.push_back(saved.contains(destination.name) ? 1 : 0);
@@ -312,7 +314,7 @@ void load_prepared(
     session.world.group().broadcast(told, 0);
     const auto* const values = told.const_data_ptr<std::uint8_t>();
     const std::vector<bool> is_saved(values, values + told.numel());
-    const int tag = claim_tags(session.mesh, 1);
+    const int tag = claim_tags(model.mesh, 1);
     failure = read_and_send(session, saved, destinations, is_saved, tag);
   } else {
     attempt([&] { read_into(saved, destinations, rules); });

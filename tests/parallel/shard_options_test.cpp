@@ -95,6 +95,27 @@ TEST(ShardPlan, ReadsDeepSpeedsStages) {
           "wall_clock_breakdown", "zero_optimization.overlap_comm"}));
 }
 
+TEST(ShardPlan, GathersSoManyUnitsAhead) {
+  EXPECT_EQ(plan(with({}), 2).techniques.shard.gathers_ahead, 1u);
+  EXPECT_EQ(
+      plan(with({.limit_all_gathers = false}), 2)
+          .techniques.shard.gathers_ahead,
+      2u);
+}
+
+TEST(ShardPlan, SaysWhoMakesAndReadsValues) {
+  const auto efficient = plan(with({.cpu_ram_efficient_loading = true}), 2);
+  EXPECT_TRUE(efficient.makes_on_rank_0);
+  EXPECT_TRUE(efficient.reads_on_rank_0);
+  const auto of = [](DeepSpeedOptions options) {
+    return plan({.deepspeed = options}, 2);
+  };
+  EXPECT_TRUE(of({.zero_stage = 3}).makes_on_rank_0);
+  EXPECT_FALSE(of({.zero_stage = 3}).reads_on_rank_0);
+  EXPECT_FALSE(of({.zero_stage = 2}).makes_on_rank_0);
+  EXPECT_FALSE(of({.zero_stage = 3, .zero3_init_flag = false}).makes_on_rank_0);
+}
+
 TEST(ShardPlan, TakesThePrecisionOfTheProgram) {
   const auto found = plan(with({}), 2, 1, {}, "bf16");
   EXPECT_EQ(found.techniques.shard.param_dtype, at::kBFloat16);
@@ -147,6 +168,86 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
       {},
       "FULL_SHARD",
       {{"ACCELERATE_USE_FSDP", "1"}, {"FSDP_SHARDING_STRATEGY", "FUL"}});
+}
+
+TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
+  EXPECT_EQ(
+      degrees(plan(
+          {.parallelism_config =
+               ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 3}},
+          6)),
+      std::pair(2, 3));
+  // One that splits nothing leaves all ranks copies.
+  EXPECT_EQ(
+      degrees(plan({.parallelism_config = ParallelismConfig()}, 4)),
+      std::pair(4, 1));
+  // What it leaves unset is the launcher's.
+  EXPECT_EQ(
+      degrees(plan(
+          {.parallelism_config = ParallelismConfig{.dp_shard_size = 2}},
+          4,
+          1,
+          {{"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"}})),
+      std::pair(2, 2));
+  const auto refused = [](const ParallelOptions& options,
+                          const std::string& why,
+                          const Variables& variables = {}) {
+    expect_error<ConfigError>([&] { plan(options, 4, 1, variables); }, why);
+  };
+  refused(
+      {.parallelism_config = ParallelismConfig{.dp_shard_size = 2}},
+      "launch 2 processes");
+  refused(
+      {.shard = 2, .parallelism_config = ParallelismConfig{.dp_shard_size = 4}},
+      "shard is 2, but dp_shard_size is 4");
+  refused({.parallelism_config = ParallelismConfig{.tp_size = 4}}, "tensor");
+  refused({.parallelism_config = ParallelismConfig{.sp_size = 4}}, "sp_size");
+  refused({}, "sp_size", {{"PARALLELISM_CONFIG_SP_SIZE", "4"}});
+}
+
+TEST(MegatronPlan, DoesWhatItsWordsSay) {
+  const auto of = [](const MegatronLMOptions& options) {
+    return plan({.megatron_lm = options}, 4);
+  };
+  const auto plain = of({.num_micro_batches = 2});
+  EXPECT_EQ(degrees(plain), std::pair(4, 1));
+  EXPECT_EQ(plain.gradient_clipping, 1.0);
+  EXPECT_EQ(
+      plain.ignored,
+      (std::vector<std::string>{
+          "num_micro_batches (use gradient_accumulation_steps)"}));
+  EXPECT_EQ(of({.gradient_clipping = 0}).gradient_clipping, std::nullopt);
+  const auto split = of({.use_distributed_optimizer = true});
+  EXPECT_EQ(degrees(split), std::pair(1, 4));
+  EXPECT_FALSE(split.techniques.shard.frees_parameters);
+  EXPECT_FALSE(split.techniques.shard.reduces_every_backward);
+  EXPECT_TRUE(of({.use_custom_fsdp = true}).techniques.shard.frees_parameters);
+  EXPECT_TRUE(
+      of({.recompute_activations = true}).techniques.activation_checkpointing);
+  EXPECT_EQ(
+      degrees(plan(
+          {},
+          4,
+          1,
+          {{"ACCELERATE_USE_MEGATRON_LM", "true"},
+           {"MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER", "true"}})),
+      std::pair(1, 4));
+  const auto refused = [](const ParallelOptions& options,
+                          const std::string& why) {
+    expect_error<ConfigError>([&] { plan(options, 4); }, why);
+  };
+  refused({.megatron_lm = MegatronLMOptions{.tp_degree = 2}}, "tensor");
+  refused({.megatron_lm = MegatronLMOptions{.pp_degree = 2}}, "pipeline");
+  refused(
+      {.megatron_lm = MegatronLMOptions{.expert_model_parallel_size = 2}},
+      "expert_model_parallel_size");
+  refused(
+      {.megatron_lm = MegatronLMOptions{.optimizer_cpu_offload = true}},
+      "use_distributed_optimizer");
+  refused(
+      {.fully_sharded = FullyShardedDataParallelOptions(),
+       .megatron_lm = MegatronLMOptions()},
+      "in FSDP's words and in Megatron-LM's");
 }
 
 }  // namespace

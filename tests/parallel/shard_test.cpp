@@ -490,6 +490,84 @@ TEST(Shard, SavesAWholeModel) {
   });
 }
 
+// Large enough that each weight travels by itself.
+struct ExpertsImpl : nn::Module {
+  ExpertsImpl() {
+    for (int i = 0; i < 4; ++i) {
+      const auto block = std::make_shared<nn::Module>();
+      for (const char* const name : {"a", "b", "c"})
+        block->register_parameter(name, torch::zeros({96, 96}));
+      blocks->push_back(block);
+    }
+    register_module("blocks", blocks);
+    set_weights(*this, 0.1);
+  }
+  // `uses`: which of each block's weights, in which order.
+  Tensor forward(Tensor h, const std::vector<std::string>& uses) {
+    for (std::size_t i = 0; i < blocks->size(); ++i) {
+      for (const char name : uses[i]) {
+        const Tensor weight =
+            blocks[i]->named_parameters()[std::string(1, name)];
+        h = torch::tanh(h.matmul(weight)) + h;
+      }
+    }
+    return h;
+  }
+  nn::ModuleList blocks;
+};
+TORCH_MODULE(Experts);
+
+TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
+  const std::vector<std::vector<std::string>> usual(
+      2, {"abc", "abc", "ab", "c"});
+  const std::vector<std::vector<std::string>> mixed{
+      {"abc", "ca", "ab", "a"}, {"ba", "abc", "cb", "b"}};
+  const auto input = [](int rank) {
+    return torch::sin(torch::arange(2 * 96) + rank).view({2, 96});
+  };
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      WorldOptions options = world;
+      options.timeout = std::chrono::seconds(30);  // where ranks wait for good
+      const Accelerator accelerator(
+          {.parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = stage}},
+           .world = options});
+      Experts net, whole;
+      torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
+      const auto [model, optimizer] = accelerator.prepare(net, inner);
+      torch::optim::SGD alone(
+          whole->parameters(), torch::optim::SGDOptions(0.1));
+      for (int step = 0; step < 6; ++step) {
+        // In the first step, after it, and back again.
+        const auto& uses = step % 3 == 0 ? mixed : usual;
+        const int rank = accelerator.process_index();
+        optimizer.zero_grad();
+        accelerator.backward(
+            model(input(rank), uses[static_cast<std::size_t>(rank)])
+                .pow(2)
+                .mean());
+        optimizer.step();
+        alone.zero_grad();
+        for (int r = 0; r < 2; ++r) {
+          const Tensor loss =
+              whole->forward(input(r), uses[static_cast<std::size_t>(r)])
+                  .pow(2)
+                  .mean();
+          (loss / 2).backward();
+        }
+        alone.step();
+      }
+      const auto full = accelerator.full_parameters(model);
+      for (const auto& item : net->named_parameters()) {
+        EXPECT_TRUE(torch::allclose(
+            item.value(), whole->named_parameters()[item.key()], 1e-5, 1e-6))
+            << item.key();
+      }
+    });
+  }
+}
+
 TEST(Shard, TakesParametersOfOddShapes) {
   struct Odd : nn::Module {
     Odd() {

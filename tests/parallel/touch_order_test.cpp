@@ -1,5 +1,6 @@
 #include "parallel/touch_order.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -19,24 +20,27 @@ TEST(TouchOrder, KnowsNothingBeforeTheFirstPass) {
   order.begin();
   order.touch(3);
   EXPECT_FALSE(order.is_known());
-  EXPECT_FALSE(order.next());
-  EXPECT_FALSE(order.is_due_soon(3));
+  EXPECT_TRUE(order.next(1).empty());
+  EXPECT_FALSE(order.is_due_soon(3, 2));
 }
 
 TEST(TouchOrder, SaysWhatComesNext) {
   TouchOrder order;
   pass(order, {0, 0, 1, 1, 2, 0});
   order.begin();
-  EXPECT_EQ(order.next(), 0u);
+  EXPECT_EQ(order.next(1).front(), 0u);
   order.touch(0);
-  EXPECT_EQ(order.next(), 1u);
-  EXPECT_TRUE(order.is_due_soon(2));
-  EXPECT_FALSE(order.is_due_soon(0)) << "it comes, but not soon";
+  EXPECT_EQ(order.next(1).front(), 1u);
+  EXPECT_TRUE(order.is_due_soon(2, 2));
+  EXPECT_FALSE(order.is_due_soon(2, 1));
+  EXPECT_THAT(order.next(2), ::testing::ElementsAre(1, 2));
+  EXPECT_THAT(order.next(9), ::testing::ElementsAre(1, 2, 0));
+  EXPECT_FALSE(order.is_due_soon(0, 2)) << "it comes, but not soon";
   order.touch(1);
-  EXPECT_TRUE(order.is_due_soon(0));
+  EXPECT_TRUE(order.is_due_soon(0, 2));
   order.touch(2);
   order.touch(0);
-  EXPECT_FALSE(order.next());
+  EXPECT_TRUE(order.next(1).empty());
 }
 
 TEST(TouchOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
@@ -46,11 +50,11 @@ TEST(TouchOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
   order.touch(0);
   order.touch(2);
   EXPECT_FALSE(order.is_known());
-  EXPECT_FALSE(order.next());
+  EXPECT_TRUE(order.next(1).empty());
   order.end();
   order.begin();
   order.touch(0);
-  EXPECT_EQ(order.next(), 2u);
+  EXPECT_EQ(order.next(1).front(), 2u);
 }
 
 TEST(TouchOrder, KeepsWhatItKnowsOverAnEmptyPass) {
@@ -58,7 +62,7 @@ TEST(TouchOrder, KeepsWhatItKnowsOverAnEmptyPass) {
   pass(order, {4, 5});
   pass(order, {});
   order.begin();
-  EXPECT_EQ(order.next(), 4u);
+  EXPECT_EQ(order.next(1).front(), 4u);
 }
 
 TEST(RowBegins, CutAllRowsIntoPartsThatDifferByOneAtMost) {

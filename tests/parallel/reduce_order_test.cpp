@@ -1,0 +1,204 @@
+#include "parallel/reduce_order.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+namespace accelerate::detail {
+namespace {
+
+using Gradients = std::vector<GradientMessage>;
+
+// A rank that sends gradients as they come, and waits where it may.
+class Rank {
+ public:
+  explicit Rank(const std::vector<int>& sizes)
+      : sizes_(sizes), order_(std::vector<bool>(sizes.size(), false)) {}
+
+  void begin(const Gradients& coming) {
+    order_.begin();
+    coming_ = coming;
+    next_ = 0;
+    left_ = sizes_;
+    sent_.clear();
+    in_flight_.clear();
+    most_in_flight_ = 0;
+    is_ending_ = false;
+  }
+
+  /// Goes on as far as it can; whether it came any further.
+  template <class HasArrived>
+  bool run(const HasArrived& has_arrived) {
+    bool moved = false;
+    while (!is_done()) {
+      if (!is_ending_) {
+        if (next_ == coming_.size()) {
+          for (std::size_t unit = 0; unit < sizes_.size(); ++unit)
+            complete(unit);
+          is_ending_ = true;
+          moved = true;
+          continue;
+        }
+        const GradientMessage& gradient = coming_[next_];
+        if (is_waiting(has_arrived, gradient.unit)) return moved;
+        send(gradient);
+        if (--left_[gradient.unit] == 0)
+          send({gradient.unit, GradientMessage::kRest});
+        ++next_;
+      } else {
+        std::erase_if(in_flight_, has_arrived);
+        if (!in_flight_.empty()) return moved;
+      }
+      moved = true;
+    }
+    return moved;
+  }
+
+  void end(bool all_alike) { order_.end(all_alike); }
+
+  [[nodiscard]] bool is_done() const {
+    return is_ending_ && in_flight_.empty();
+  }
+  [[nodiscard]] bool has_sent(const GradientMessage& message) const {
+    return std::find(sent_.begin(), sent_.end(), message) != sent_.end();
+  }
+  [[nodiscard]] std::uint64_t hash() const { return order_.hash(); }
+  [[nodiscard]] std::size_t most_in_flight() const { return most_in_flight_; }
+
+ private:
+  template <class HasArrived>
+  bool is_waiting(const HasArrived& has_arrived, std::size_t present) {
+    std::erase_if(in_flight_, [&](const GradientMessage& message) {
+      return order_.may_wait_for(message, present) && has_arrived(message);
+    });
+    return std::any_of(
+        in_flight_.begin(), in_flight_.end(), [&](const auto& message) {
+          return order_.may_wait_for(message, present);
+        });
+  }
+
+  void send(const GradientMessage& message) {
+    order_.send(message);
+    sent_.push_back(message);
+    in_flight_.push_back(message);
+    most_in_flight_ = std::max(most_in_flight_, in_flight_.size());
+  }
+
+  void complete(std::size_t unit) {
+    if (left_[unit] == 0) return;
+    for (int part = 0; part < sizes_[unit]; ++part) {
+      const GradientMessage message{unit, static_cast<std::size_t>(part)};
+      if (!has_sent(message)) send(message);
+    }
+    left_[unit] = 0;
+    send({unit, GradientMessage::kRest});
+  }
+
+  std::vector<int> sizes_, left_;
+  ReduceOrder order_;
+  Gradients coming_, sent_, in_flight_;
+  std::size_t next_ = 0, most_in_flight_ = 0;
+  bool is_ending_ = false;
+};
+
+// Whether all ranks come to the end of a backward.
+bool come_to_the_end(
+    std::vector<Rank>& ranks,
+    const std::vector<Gradients>& coming) {
+  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].begin(coming[r]);
+  const auto has_arrived = [&](const GradientMessage& message) {
+    return std::all_of(ranks.begin(), ranks.end(), [&](const Rank& rank) {
+      return rank.has_sent(message);
+    });
+  };
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (Rank& rank : ranks) moves = rank.run(has_arrived) || moves;
+  }
+  const bool are_alike =
+      std::all_of(ranks.begin(), ranks.end(), [&](const Rank& rank) {
+        return rank.hash() == ranks.front().hash();
+      });
+  for (Rank& rank : ranks) rank.end(are_alike);
+  return std::all_of(ranks.begin(), ranks.end(), [](const Rank& rank) {
+    return rank.is_done();
+  });
+}
+
+Gradients all_gradients(const std::vector<int>& sizes) {
+  Gradients all;
+  for (std::size_t unit = sizes.size(); unit-- > 0;) {
+    for (int part = 0; part < sizes[unit]; ++part)
+      all.push_back({unit, static_cast<std::size_t>(part)});
+  }
+  return all;
+}
+
+Gradients shuffled(Gradients gradients) {
+  for (std::size_t i = gradients.size(); i > 1; --i)
+    std::swap(
+        gradients[i - 1], gradients[*rc::gen::inRange<std::size_t>(0, i)]);
+  return gradients;
+}
+
+TEST(ReduceOrder, LetsNoRanksWaitForEachOther) {
+  EXPECT_TRUE(rc::check([] {
+    const auto sizes = *rc::gen::nonEmpty(
+        rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 4)));
+    const auto num_ranks = *rc::gen::inRange(2, 5);
+    std::vector<Rank> ranks(static_cast<std::size_t>(num_ranks), Rank(sizes));
+    const Gradients usual = *rc::gen::arbitrary<bool>()
+        ? all_gradients(sizes)
+        : shuffled(all_gradients(sizes));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<Gradients> coming;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        Gradients mine = usual;
+        // Another order, and some that this rank does not use.
+        if (*rc::gen::inRange(0, 3) == 0) mine = shuffled(mine);
+        if (*rc::gen::inRange(0, 3) == 0) {
+          std::erase_if(
+              mine, [](const auto&) { return *rc::gen::inRange(0, 3) == 0; });
+        }
+        coming.push_back(std::move(mine));
+      }
+      RC_ASSERT(come_to_the_end(ranks, coming));
+    }
+  }));
+}
+
+TEST(ReduceOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
+  const std::vector<int> sizes{3, 2, 3};
+  std::vector<Rank> ranks(3, Rank(sizes));
+  // The first unit's are there first and last, as of an embedding and a head.
+  Gradients coming = all_gradients(sizes);
+  std::rotate(coming.begin(), coming.end() - 1, coming.end());
+  const std::vector<Gradients> of_all(3, coming);
+  ASSERT_TRUE(come_to_the_end(ranks, of_all));
+  // Units are awaited, their parts not.
+  EXPECT_EQ(ranks[0].most_in_flight(), 5u);
+  ASSERT_TRUE(come_to_the_end(ranks, of_all));
+  // One, and the rest of its unit.
+  EXPECT_EQ(ranks[0].most_in_flight(), 2u);
+}
+
+TEST(ReduceOrder, WaitsForNothingOnAnotherWay) {
+  const std::vector<int> sizes{1, 1, 1, 1};
+  std::vector<Rank> ranks(2, Rank(sizes));
+  const Gradients usual = all_gradients(sizes);
+  ASSERT_TRUE(come_to_the_end(ranks, {usual, usual}));
+  Gradients other = usual;
+  other.erase(other.begin());
+  ASSERT_TRUE(come_to_the_end(ranks, {usual, other}));
+  EXPECT_EQ(ranks[0].most_in_flight(), 2u);
+  EXPECT_EQ(ranks[1].most_in_flight(), 8u);
+  // And is back on the usual one.
+  ASSERT_TRUE(come_to_the_end(ranks, {usual, usual}));
+  EXPECT_EQ(ranks[1].most_in_flight(), 2u);
+}
+
+}  // namespace
+}  // namespace accelerate::detail
