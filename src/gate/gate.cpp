@@ -103,7 +103,7 @@ void call_keeper(const at::Tensor& tensor) {
   if (data.get_deleter() != &mark) return;
   const auto& entry =
       *static_cast<const GatedTensor::Entry*>(data.get_context());
-  entry.keeper.before_read(entry.unit);
+  entry.keeper.before_read(entry.unit, entry.memory.defined());
 }
 
 namespace {

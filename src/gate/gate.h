@@ -19,8 +19,9 @@ class GateKeeper {
   GateKeeper& operator=(const GateKeeper&) = delete;
   virtual ~GateKeeper() = default;
 
-  /// `unit`: what the tensor was put behind the gate as.
-  virtual void before_read(std::size_t unit) = 0;
+  /// `unit`: what the tensor was put behind the gate as; `is_filled`: it has its
+  /// memory.
+  virtual void before_read(std::size_t unit, bool is_filled) = 0;
 };
 
 /// While it lives, operators on this thread pass all gates unasked: for who

@@ -7,11 +7,11 @@
 #include "base/text.h"
 #include "comm/mesh.h"
 #include "parallel/activation_checkpointing.h"
+#include "parallel/large_blocks.h"
 #include "parallel/master_weights.h"
 #include "parallel/other_words.h"
 #include "parallel/replicate.h"
 #include "parallel/shard_options.h"
-#include "parallel/tight_heap.h"
 
 namespace accelerate::detail {
 
@@ -219,7 +219,7 @@ ParallelPlan make_plan(
   if (sharding) {
     plan.techniques.shard = std::move(sharding->options);
     // Who has said how the heap works is left alone.
-    plan.techniques.keeps_heap_tight =
+    plan.techniques.shard.keeps_large_blocks =
         request.device.is_cpu() && !environment.has("MALLOC_MMAP_THRESHOLD_");
     plan.techniques.activation_checkpointing =
         std::move(sharding->activation_checkpointing);
@@ -243,7 +243,6 @@ ParallelPlan make_plan(
 std::vector<std::unique_ptr<Strategy>> make_strategies(
     const Mesh& mesh,
     const TechniqueOptions& options) {
-  if (options.keeps_heap_tight) keep_heap_tight();
   std::vector<std::unique_ptr<Strategy>> strategies;
   // First, so that after a backward it comes last: ranks agree in the model's
   // own dtype.
@@ -254,6 +253,9 @@ std::vector<std::unique_ptr<Strategy>> make_strategies(
     if (mesh.degree(row.axis) > 1 && !yields)
       strategies.push_back(row.make(mesh, options));
   }
+  // After parts are cut.
+  if (options.shard.keeps_large_blocks)
+    strategies.push_back(make_keep_blocks());
   if (options.activation_checkpointing) {
     strategies.push_back(
         make_activation_checkpointing(*options.activation_checkpointing));

@@ -20,8 +20,6 @@ namespace accelerate::detail {
 struct TechniqueOptions {
   ParallelOptions parallel = {};
   ShardOptions shard = {};
-  /// Memory is what counts (tight_heap.h).
-  bool keeps_heap_tight = false;
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =
       std::nullopt;
   bool master_weights = false;

@@ -21,6 +21,7 @@
 #include "parallel/bind_locals.h"
 #include "parallel/first_values.h"
 #include "parallel/gradient_messages.h"
+#include "parallel/large_blocks.h"
 #include "parallel/same_model.h"
 #include "parallel/shard_unit.h"
 #include "parallel/touch_order.h"
@@ -105,8 +106,12 @@ class Shard final : public Strategy, public GateKeeper {
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->whole_bytes());
-    pools_.whole->keep_up_to(largest);
-    pools_.host->keep_up_to(largest);
+    if (options_.keeps_large_blocks && may_keep_large_blocks()) {
+      most_kept_ = std::max<std::int64_t>(gradient_bytes() - 2 * largest, 0);
+    } else {
+      pools_.whole->keep_up_to(largest);
+      pools_.host->keep_up_to(largest);
+    }
     for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
     cast_buffers(module, plan.full_precision_modules);
     pending_.resize(units_.size());
@@ -172,6 +177,7 @@ class Shard final : public Strategy, public GateKeeper {
     for (std::size_t u = 0; u < units_.size(); ++u)
       pending_[u] = units_[u]->num_trainable();
     was_reached_ = false;
+    if (reduces_ && most_kept_) trim_kept_blocks(*most_kept_);
     messages_->begin();
     order_ = &backward_order_;
     order_->begin();
@@ -265,6 +271,17 @@ class Shard final : public Strategy, public GateKeeper {
         c10::toString(computed),
         ", reduced in ",
         c10::toString(parameter.reduce_dtype.value_or(computed)));
+  }
+
+  // Of this rank's parts.
+  [[nodiscard]] std::int64_t gradient_bytes() const {
+    std::int64_t bytes = 0;
+    for (const auto& unit : units_) {
+      for (const std::size_t i : unit->trainable())
+        bytes +=
+            static_cast<std::int64_t>(unit->parameters()[i].local.nbytes());
+    }
+    return bytes;
   }
 
   void say_raised(int count) const {
@@ -382,12 +399,12 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
-  void before_read(std::size_t unit) override {
+  void before_read(std::size_t unit, bool is_filled) override {
     // Elsewhere a rank may be alone, and must not wait for others.
     if (!is_open_) return;
     const Turn turn(mutex_);
     if (is_held_open()) return;
-    if (current_ == unit && units_[unit]->is_whole()) return;
+    if (current_ == unit && (is_filled || units_[unit]->is_whole())) return;
     order_->touch(unit);
     units_[unit]->start_gather();
     units_[unit]->finish_gather();
@@ -416,15 +433,17 @@ class Shard final : public Strategy, public GateKeeper {
     if (!is_in_backward_) return;
     was_reached_ = true;
     if (pending_[unit] == 0) return;
+    // Whoever computes a gradient with it has done so.
+    const bool frees = options_.frees_parameters && !is_held_open() &&
+        !order_->is_due_soon(unit, kKept);
+    if (frees)
+      units_[unit]->release_parameter(units_[unit]->trainable()[place]);
     if (reduces_) {
       if (options_.prefetches_late) messages_->make_room(unit);
       messages_->send(unit, place);
     }
     if (--pending_[unit] > 0) return;
-    if (options_.frees_parameters && !is_held_open() &&
-        !order_->is_due_soon(unit, kKept)) {
-      units_[unit]->release();
-    }
+    if (frees) units_[unit]->release();
     if (reduces_) messages_->complete(unit);
     if (options_.prefetches_late && options_.frees_parameters) prefetch(unit);
   }
@@ -490,6 +509,9 @@ class Shard final : public Strategy, public GateKeeper {
   /// Those that step on this model's parts.
   std::set<const torch::optim::Optimizer*> optimizers_;
   ShardPools pools_;
+  /// Of freed memory, when a backward begins: at its end there are units and
+  /// gradients, but activations are gone.
+  std::optional<std::int64_t> most_kept_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads where there is an accelerator.

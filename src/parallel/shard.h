@@ -34,6 +34,8 @@ struct ShardOptions {
   /// memory.
   bool prefetches_late = false;
   bool broadcast_buffers = true;
+  /// See large_blocks.h.
+  bool keeps_large_blocks = false;
   /// Parts, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. On the CPU they are there anyway.
   bool offloads_parts = false;

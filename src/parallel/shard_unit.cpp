@@ -119,6 +119,12 @@ void ShardUnit::start_gather() {
       static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ShardedParameter& parameter = parameters_[i];
+    // Others of the unit may have been let go of.
+    if (parameter.gate && parameter.gate->is_filled()) {
+      gather_->memory.emplace_back();
+      gather_->on_host.emplace_back();
+      continue;
+    }
     // A parameter without a gate keeps its memory, and gets the others' rows.
     at::Tensor memory = parameter.gate
         ? pools_.whole->take(
@@ -169,7 +175,8 @@ void ShardUnit::finish_gather() {
     if (rank == group.rank()) continue;
     std::int64_t at = 0;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].is_small()) continue;
+      if (!parameters_[i].is_small() || !gather_->on_host[i].defined())
+        continue;
       const at::Tensor rows =
           rows_between(
               gather_->on_host[i],
@@ -185,7 +192,8 @@ void ShardUnit::finish_gather() {
   }
   queue_copies(*gather_);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].gate) parameters_[i].gate->fill(gather_->memory[i]);
+    if (parameters_[i].gate && gather_->memory[i].defined())
+      parameters_[i].gate->fill(gather_->memory[i]);
   }
   gather_.reset();
   is_whole_ = true;
@@ -202,7 +210,7 @@ void ShardUnit::queue_copies(Gather& gather) {
   finish_copies();
   c10::Device device = at::kCPU;
   for (std::size_t i = 0; i < gather.memory.size(); ++i) {
-    if (gather.memory[i].is_cpu()) continue;
+    if (!gather.memory[i].defined() || gather.memory[i].is_cpu()) continue;
     device = gather.memory[i].device();
     gather.memory[i].copy_(gather.on_host[i], /*non_blocking=*/true);
     being_copied_.push_back(std::move(gather.on_host[i]));
@@ -239,6 +247,16 @@ void ShardUnit::release(bool neighbours_keep_it) {
     }
     pools_.whole->give(parameter.gate->release());
   }
+  is_whole_ = false;
+}
+
+void ShardUnit::release_parameter(std::size_t i) {
+  ShardedParameter& parameter = parameters_[i];
+  if (gather_ || parameter.is_small() || !parameter.gate ||
+      !parameter.gate->is_filled()) {
+    return;
+  }
+  pools_.whole->give(parameter.gate->release());
   is_whole_ = false;
 }
 

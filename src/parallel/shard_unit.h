@@ -125,6 +125,8 @@ class ShardUnit {
   /// Lets go of the memory of gated parameters; neighbours may keep a copy
   /// among themselves, for the next gather.
   void release(bool neighbours_keep_it = false);
+  /// The same of one parameter, if it is large; the next gather brings it back.
+  void release_parameter(std::size_t i);
   /// What the user writes into the whole parameters from here to
   /// keep_changes() becomes the parts.
   void watch_for_changes();

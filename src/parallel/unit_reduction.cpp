@@ -153,17 +153,23 @@ void UnitReduction::send_rest(std::uint64_t mark) {
   is_complete_ = true;
 }
 
-at::Tensor UnitReduction::add_up(
+at::Tensor UnitReduction::mean_of(
     const ShardedParameter& of,
-    const std::vector<at::Tensor>& parts) const {
+    std::vector<at::Tensor>& parts) const {
+  const at::ScalarType dtype = of.local.scalar_type();
+  const bool may_keep = of.whole.is_cpu() && of.reduced_in() == dtype;
+  // Memory of another rank's part becomes the sum's; a + b is b + a.
+  const std::size_t kept = groups_.reducing.rank() == 0 ? 1 : 0;
   at::Tensor sum;
-  for (const at::Tensor& part : parts) {
-    if (sum.defined()) {
-      sum.add_(part);
-    } else {
-      sum = part.to(of.local.scalar_type(), false, /*copy=*/true);
-    }
+  std::size_t next = 1;
+  if (may_keep && parts.size() > 1) {
+    sum = std::move(parts[kept]);
+    sum.add_(parts[1 - kept]);
+    next = 2;
+  } else {
+    sum = parts[0].to(dtype, false, /*copy=*/true);
   }
+  for (; next < parts.size(); ++next) sum.add_(parts[next]);
   return sum.div_(groups_.reducing.size());
 }
 
@@ -178,7 +184,7 @@ void UnitReduction::finish(std::size_t place) {
   std::vector<at::Tensor> parts = std::move(large.incoming);
   at::Tensor& own = parts[static_cast<std::size_t>(mine)];
   own = of.rows_of(large.outgoing, mine);
-  sums_[place] = add_up(of, parts);
+  sums_[place] = mean_of(of, parts);
   own.reset();
   for (at::Tensor& part : parts) {
     if (part.defined()) pools_.host->give(std::move(part));
@@ -216,7 +222,7 @@ bool UnitReduction::finish_rest() {
                             .view(of.local.sizes()));
       }
       begin += bytes;
-      sums_[place] = add_up(of, parts);
+      sums_[place] = mean_of(of, parts);
     }
     if (used[static_cast<std::int64_t>(place)].item<std::int64_t>() == 0)
       continue;

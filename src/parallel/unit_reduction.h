@@ -60,9 +60,10 @@ class UnitReduction {
   }
   void begin_anew();
   [[nodiscard]] at::Tensor take_gradient(std::size_t place);
-  [[nodiscard]] at::Tensor add_up(
+  /// Of one part a rank; takes what memory it needs from `parts`.
+  [[nodiscard]] at::Tensor mean_of(
       const ShardedParameter& parameter,
-      const std::vector<at::Tensor>& parts) const;
+      std::vector<at::Tensor>& parts) const;
   [[nodiscard]] int tag(std::size_t message) const;
 
   const std::string& name_;

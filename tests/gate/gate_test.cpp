@@ -24,7 +24,7 @@ class Vault : public GateKeeper {
     release();
   }
 
-  void before_read(std::size_t unit) override {
+  void before_read(std::size_t unit, bool) override {
     ++num_calls;
     if (fails) throw Error("[gate] no such luck");
     if (!gates_[unit]->is_filled()) {

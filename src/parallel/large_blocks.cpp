@@ -1,0 +1,200 @@
+#include "parallel/large_blocks.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kLarge = std::size_t{1} << 20;
+constexpr std::size_t kPage = 4096;
+
+class LargeBlocks final : public c10::Allocator {
+ public:
+  explicit LargeBlocks(c10::Allocator& others) : others_(others) {}
+
+  c10::DataPtr allocate(std::size_t size) override {
+    void* memory = size < kLarge ? nullptr : take(round_up(size));
+    if (memory == nullptr) return others_.allocate(size);
+    return {memory, memory, &give, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  // Also of what the usual allocator gave.
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give; }
+
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+  void change_limit(std::int64_t by) {
+    const std::lock_guard lock(mutex_);
+    limit_ += by;
+    make_room(0);
+  }
+
+  void trim(std::int64_t to_bytes) {
+    const std::lock_guard lock(mutex_);
+    make_room(limit_ - to_bytes);
+  }
+
+  [[nodiscard]] std::int64_t kept_bytes() {
+    const std::lock_guard lock(mutex_);
+    return kept_bytes_;
+  }
+
+ private:
+  struct Block {
+    void* memory;
+    std::size_t size;
+  };
+
+  static std::size_t round_up(std::size_t size) {
+    return (size + kPage - 1) / kPage * kPage;
+  }
+
+  void* take(std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    if (limit_ == 0) return nullptr;
+    // The latest first: it may be in a cache.
+    const auto found =
+        std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
+          return block.size == size;
+        });
+    void* memory = nullptr;
+    if (found != kept_.rend()) {
+      memory = found->memory;
+      kept_bytes_ -= static_cast<std::int64_t>(size);
+      kept_.erase(std::next(found).base());
+    } else {
+      memory = ::mmap(
+          nullptr,
+          size,
+          PROT_READ | PROT_WRITE,
+          MAP_PRIVATE | MAP_ANONYMOUS,
+          -1,
+          0);
+      if (memory == MAP_FAILED) return nullptr;
+    }
+    sizes_.emplace(memory, size);
+    return memory;
+  }
+
+  static void give(void* memory);
+
+  bool keep(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto found = sizes_.find(memory);
+    if (found == sizes_.end()) return false;
+    const Block block{memory, found->second};
+    sizes_.erase(found);
+    const auto size = static_cast<std::int64_t>(block.size);
+    if (size > limit_) {
+      ::munmap(block.memory, block.size);
+      return true;
+    }
+    make_room(size);
+    kept_.push_back(block);
+    kept_bytes_ += size;
+    return true;
+  }
+
+  // The oldest go first.
+  void make_room(std::int64_t bytes) {
+    auto first = kept_.begin();
+    for (; first != kept_.end() && kept_bytes_ + bytes > limit_; ++first) {
+      ::munmap(first->memory, first->size);
+      kept_bytes_ -= static_cast<std::int64_t>(first->size);
+    }
+    kept_.erase(kept_.begin(), first);
+  }
+
+  c10::Allocator& others_;
+  std::mutex mutex_;
+  std::unordered_map<void*, std::size_t> sizes_;  // of blocks in use
+  std::vector<Block> kept_;                       // the oldest first
+  std::int64_t kept_bytes_ = 0;
+  std::int64_t limit_ = 0;
+};
+
+// LibTorch's, which outlives all tensors, and so does this; null where the
+// program has an allocator of its own.
+LargeBlocks* large_blocks() {
+  static LargeBlocks* const blocks = []() -> LargeBlocks* {
+    c10::Allocator* const usual = c10::GetDefaultCPUAllocator();
+    if (c10::GetCPUAllocator() != usual || usual->raw_deleter() == nullptr)
+      return nullptr;
+#ifdef __GLIBC__
+    // As it is at first, but for good: else it grows, and what is smaller than a
+    // large block leaves holes.
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);
+#endif
+    auto* const made = new LargeBlocks(*usual);
+    c10::SetCPUAllocator(made);
+    return made;
+  }();
+  return blocks;
+}
+
+void LargeBlocks::give(void* memory) {
+  // Blocks are whole pages, what others allocate hardly ever is.
+  const bool may_be_block =
+      reinterpret_cast<std::uintptr_t>(memory) % kPage == 0;
+  if (may_be_block && large_blocks()->keep(memory)) return;
+  c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
+}
+
+class KeepBlocks final : public Strategy {
+ public:
+  [[nodiscard]] std::string_view name() const override { return "keep_blocks"; }
+
+  void prepare(torch::nn::Module&, ParameterTable& table) override {
+    std::int64_t bytes = 0;
+    for (const Parameter* row : table.trainable())
+      bytes += static_cast<std::int64_t>(row->local.nbytes());
+    lease_ = keep_large_blocks(bytes);
+  }
+
+ private:
+  std::shared_ptr<void> lease_;
+};
+
+}  // namespace
+
+std::shared_ptr<void> keep_large_blocks(std::int64_t up_to_bytes) {
+  LargeBlocks* const blocks = large_blocks();
+  if (blocks == nullptr) return nullptr;
+  blocks->change_limit(up_to_bytes);
+  return {blocks, [up_to_bytes](LargeBlocks* all) {
+            all->change_limit(-up_to_bytes);
+          }};
+}
+
+bool may_keep_large_blocks() { return large_blocks() != nullptr; }
+
+void trim_kept_blocks(std::int64_t to_bytes) {
+  if (LargeBlocks* const blocks = large_blocks()) blocks->trim(to_bytes);
+}
+
+std::unique_ptr<Strategy> make_keep_blocks() {
+  return std::make_unique<KeepBlocks>();
+}
+
+std::int64_t kept_block_bytes() {
+  LargeBlocks* const blocks = large_blocks();
+  return blocks == nullptr ? 0 : blocks->kept_bytes();
+}
+
+}  // namespace accelerate::detail
