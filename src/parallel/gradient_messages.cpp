@@ -91,9 +91,9 @@ void GradientMessages::wait_for_all() {
   in_flight_.clear();
 }
 
-void GradientMessages::finish() {
+void GradientMessages::finish(bool is_usual) {
   wait_for_all();
-  order_.end(all_alike_);
+  order_.end(all_alike_ && is_usual);
 }
 
 void GradientMessages::abandon() {

@@ -24,13 +24,16 @@ class GradientMessages {
   /// The gradient at `place` among those of `unit` that are trained is
   /// complete.
   void send(std::size_t unit, std::size_t place);
+  /// No gradient will come any more.
+  void end_gradients() { order_.end_gradients(); }
   /// The others of `unit` get none on this rank.
   void complete(std::size_t unit);
   /// Bounds the memory of what is under way, ahead of a gradient of `unit`,
   /// where that keeps nobody waiting.
   void make_room(std::size_t unit);
-  /// All units are complete: waits for everything.
-  void finish();
+  /// All units are complete: waits for everything. `is_usual`: later backwards
+  /// may be like this one.
+  void finish(bool is_usual);
   /// After a failure.
   void abandon();
 

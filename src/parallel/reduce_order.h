@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 namespace accelerate::detail {
@@ -21,12 +23,16 @@ struct GradientMessage {
 
 /// Where in a backward a rank may wait for the others' gradients, to bound what
 /// is under way, so that no two ranks ever wait for each other, whichever
-/// parameters each of them uses, in whatever order. Who follows the order in
-/// which all ranks sent last time may wait for anything it has sent itself:
-/// the rank that is least far has nothing to wait for. Who leaves it must not
-/// wait before all its gradients are sent. Until there is such an order, units
-/// are expected from the last to the first: a rank waits only for units after
-/// its present one, and only if it has completed all of those.
+/// parameters each of them uses, in whatever order.
+///
+/// Backwards in which all ranks sent the same, in the same order, are
+/// remembered: a few, as several losses make, if what they have in common came
+/// in one order. Who follows one of these may wait for what they have in common
+/// and it has sent: among the ranks that wait, the one that is least far in that
+/// order waits for what all others have sent. Who leaves them must not wait
+/// before all its gradients are sent. Until there is one, units are expected
+/// from the last to the first: a rank waits only for units after its present
+/// one, and only if it has completed all of those.
 class ReduceOrder {
  public:
   /// Units that never send anything.
@@ -37,13 +43,16 @@ class ReduceOrder {
   void begin() {
     sent_.clear();
     hash_ = kOffset;
-    follows_ = true;
+    followed_.resize(learned_.size());
+    std::iota(followed_.begin(), followed_.end(), std::size_t{0});
     is_complete_ = is_silent_;
   }
 
   void send(const GradientMessage& message) {
-    follows_ = follows_ && sent_.size() < learned_.size() &&
-        learned_[sent_.size()] == message;
+    std::erase_if(followed_, [&](std::size_t way) {
+      return sent_.size() >= learned_[way].size() ||
+          learned_[way][sent_.size()] != message;
+    });
     sent_.push_back(message);
     mix(message.unit);
     mix(message.part);
@@ -55,7 +64,8 @@ class ReduceOrder {
   [[nodiscard]] bool may_wait_for(
       const GradientMessage& message,
       std::size_t present) const {
-    if (!learned_.empty()) return follows_;
+    if (!learned_.empty())
+      return !followed_.empty() && contains(common_, message);
     const auto later =
         is_complete_.begin() + static_cast<std::ptrdiff_t>(present) + 1;
     return message.unit > present &&
@@ -65,13 +75,52 @@ class ReduceOrder {
   /// Of everything sent in this backward, in its order.
   [[nodiscard]] std::uint64_t hash() const { return hash_; }
 
-  /// No gradient will come any more. `all_alike`: every rank sent the same, in
-  /// the same order; all ranks say so alike.
+  /// No gradient will come any more: what is sent from here completes units that
+  /// this backward did not reach.
+  void end_gradients() {
+    way_ = sent_;
+    mix(GradientMessage::kRest);
+  }
+
+  /// Everything is sent. `all_alike`: every rank sent the same, in the same
+  /// order; all ranks say so alike.
   void end(bool all_alike) {
-    if (all_alike) learned_ = sent_;
+    if (all_alike && !way_.empty()) learn();
   }
 
  private:
+  using Messages = std::vector<GradientMessage>;
+
+  static constexpr std::size_t kMostWays = 4;
+
+  static bool contains(
+      const Messages& messages,
+      const GradientMessage& message) {
+    return std::find(messages.begin(), messages.end(), message) !=
+        messages.end();
+  }
+
+  // What of `messages` is in `others`, in its order.
+  static Messages among(const Messages& messages, const Messages& others) {
+    Messages both;
+    for (const GradientMessage& message : messages) {
+      if (contains(others, message)) both.push_back(message);
+    }
+    return both;
+  }
+
+  void learn() {
+    if (std::find(learned_.begin(), learned_.end(), way_) != learned_.end())
+      return;
+    Messages common = learned_.empty() ? way_ : among(common_, way_);
+    if (learned_.size() == kMostWays || common != among(way_, common)) {
+      learned_.clear();
+      common = way_;
+    }
+    learned_.push_back(way_);
+    common_ = std::move(common);
+  }
+
   // FNV-1a.
   static constexpr std::uint64_t kOffset = 14695981039346656037u;
   void mix(std::uint64_t word) {
@@ -83,10 +132,13 @@ class ReduceOrder {
 
   std::vector<bool> is_silent_;
   std::vector<bool> is_complete_;
-  std::vector<GradientMessage> learned_;
-  std::vector<GradientMessage> sent_;
+  std::vector<Messages> learned_;
+  /// What these have in common, in its order.
+  Messages common_;
+  /// Those that this backward has kept to so far.
+  std::vector<std::size_t> followed_;
+  Messages sent_, way_;
   std::uint64_t hash_ = kOffset;
-  bool follows_ = true;
 };
 
 }  // namespace accelerate::detail

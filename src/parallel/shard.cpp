@@ -190,17 +190,22 @@ class Shard final : public Strategy, public GateKeeper {
     is_in_backward_ = false;
     is_open_ = false;
     order_->end();
-    if (reduces_ && was_reached_) {
+    owes_gradients_ = owes_gradients_ || was_reached_;
+    // Also where the window's last backward passed this model by.
+    const bool settles = sync_gradients && owes_gradients_;
+    if (reduces_ && (was_reached_ || settles)) {
+      messages_->end_gradients();
       for (std::size_t u = 0; u < units_.size(); ++u) {
         // Not reached by this backward, or only in part; the other ranks may
         // have reached it.
         if (std::exchange(pending_[u], 0) > 0 || units_[u]->has_gradient())
           messages_->complete(u);
       }
-      messages_->finish();
+      messages_->finish(/*is_usual=*/was_reached_);
     }
     if (options_.frees_parameters && !is_held_open()) release_all();
-    if (!sync_gradients || !was_reached_) return;
+    if (!settles) return;
+    owes_gradients_ = false;
     average_copies();
     if (std::exchange(had_forward_, false) && options_.broadcast_buffers) {
       const at::NoGradGuard no_grad;
@@ -529,6 +534,8 @@ class Shard final : public Strategy, public GateKeeper {
 
   bool reduces_ = false;
   bool was_reached_ = false;
+  /// Some of this window have not been averaged over all ranks.
+  bool owes_gradients_ = false;
   /// Trainable parameters of each unit without a gradient of this backward.
   std::vector<std::size_t> pending_;
   std::optional<GradientMessages> messages_;

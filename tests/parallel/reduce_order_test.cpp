@@ -36,6 +36,7 @@ class Rank {
     while (!is_done()) {
       if (!is_ending_) {
         if (next_ == coming_.size()) {
+          order_.end_gradients();
           for (std::size_t unit = 0; unit < sizes_.size(); ++unit)
             complete(unit);
           is_ending_ = true;
@@ -150,16 +151,24 @@ TEST(ReduceOrder, LetsNoRanksWaitForEachOther) {
         rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 4)));
     const auto num_ranks = *rc::gen::inRange(2, 5);
     std::vector<Rank> ranks(static_cast<std::size_t>(num_ranks), Rank(sizes));
-    const Gradients usual = *rc::gen::arbitrary<bool>()
-        ? all_gradients(sizes)
-        : shuffled(all_gradients(sizes));
-    for (int step = 0; step < 5; ++step) {
+    std::vector<Gradients> ways(1, all_gradients(sizes));
+    for (int i = 0; i < 3; ++i) {
+      Gradients way = ways.front();
+      if (*rc::gen::arbitrary<bool>()) way = shuffled(way);
+      if (*rc::gen::arbitrary<bool>()) way.pop_back();
+      ways.push_back(std::move(way));
+    }
+    const auto some_way = [&] {
+      return ways[*rc::gen::inRange<std::size_t>(0, ways.size())];
+    };
+    for (int step = 0; step < 8; ++step) {
+      const Gradients usual = some_way();
       std::vector<Gradients> coming;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        Gradients mine = usual;
+        Gradients mine = *rc::gen::inRange(0, 4) == 0 ? some_way() : usual;
         // Another order, and some that this rank does not use.
-        if (*rc::gen::inRange(0, 3) == 0) mine = shuffled(mine);
-        if (*rc::gen::inRange(0, 3) == 0) {
+        if (*rc::gen::inRange(0, 6) == 0) mine = shuffled(mine);
+        if (*rc::gen::inRange(0, 6) == 0) {
           std::erase_if(
               mine, [](const auto&) { return *rc::gen::inRange(0, 3) == 0; });
         }
@@ -183,6 +192,30 @@ TEST(ReduceOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
   ASSERT_TRUE(come_to_the_end(ranks, of_all));
   // One, and the rest of its unit.
   EXPECT_EQ(ranks[0].most_in_flight(), 2u);
+}
+
+TEST(ReduceOrder, RemembersTheWaysOfSeveralLosses) {
+  const std::vector<int> sizes{1, 1, 1, 1};
+  std::vector<Rank> ranks(2, Rank(sizes));
+  const Gradients one = all_gradients(sizes);
+  Gradients other = one;
+  other.erase(other.begin());
+  for (int step = 0; step < 3; ++step) {
+    for (const Gradients& way : {one, other}) {
+      ASSERT_TRUE(come_to_the_end(ranks, {way, way}));
+      // What only one of them has is not awaited.
+      if (step > 0) {
+        EXPECT_LE(ranks[0].most_in_flight(), 4u);
+      }
+    }
+  }
+  // The other way round: there is nothing that both could wait for.
+  Gradients reversed = one;
+  std::reverse(reversed.begin(), reversed.end());
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_TRUE(come_to_the_end(ranks, {reversed, reversed}));
+    ASSERT_TRUE(come_to_the_end(ranks, {one, reversed}));
+  }
 }
 
 TEST(ReduceOrder, WaitsForNothingOnAnotherWay) {

@@ -568,6 +568,58 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
   }
 }
 
+TEST(Shard, AveragesGradientsOfAWindowWhoseEndPassesTheModelBy) {
+  const auto options = [](int stage, bool is_hybrid) {
+    ParallelOptions parallel{
+        .deepspeed = DeepSpeedOptions{.zero_stage = stage}};
+    if (is_hybrid) parallel.replicate = 2;
+    return parallel;
+  };
+  Net whole_first(1), whole_second(0.5);
+  torch::optim::SGD alone(whole_first->parameters(), sgd());
+  for (const Tensor& parameter : whole_second->parameters())
+    alone.param_groups()[0].params().push_back(parameter);
+  for (int step = 0; step < 3; ++step) {
+    alone.zero_grad();
+    const Tensor x =
+        torch::sin(torch::arange(12 * 8 * 8).view({-1, 12, 8}))[step];
+    (whole_first->forward(x).pow(2).mean() / 2).backward();
+    (whole_second->forward(x).pow(2).mean() / 2).backward();
+    alone.step();
+  }
+  for (const bool is_hybrid : {false, true}) {
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      run_on_ranks(is_hybrid ? 4 : 2, [&](const WorldOptions& world) {
+        const Accelerator accelerator(
+            {.gradient_accumulation_steps = 2,
+             .parallel = options(stage, is_hybrid),
+             .world = world});
+        Net first(1), second(0.5);
+        torch::optim::SGD inner(first->parameters(), sgd());
+        for (const Tensor& parameter : second->parameters())
+          inner.param_groups()[0].params().push_back(parameter);
+        const auto [a, b, optimizer] =
+            accelerator.prepare(first, second, inner);
+        for (int step = 0; step < 3; ++step) {
+          for (const auto& model : {a, b}) {
+            const auto micro_step = accelerator.accumulate(a, b);
+            accelerator.backward(model(rows(accelerator, step)).pow(2).mean());
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        }
+        {
+          const auto full = accelerator.full_parameters(a);
+          expect_near(weights_of(*first), weights_of(*whole_first), 1e-5);
+        }
+        const auto full = accelerator.full_parameters(b);
+        expect_near(weights_of(*second), weights_of(*whole_second), 1e-5);
+      });
+    }
+  }
+}
+
 TEST(Shard, TakesParametersOfOddShapes) {
   struct Odd : nn::Module {
     Odd() {
