@@ -103,7 +103,7 @@ class ACCELERATE_API Accelerator {
   /// stage 3), only rank 0 gives them memory and values; the other ranks make
   /// them as init_empty_weights() does, and prepare() gives each rank its part.
   /// Random generators that were alike are alike after it. All ranks must call
-  /// it. The modules of all models that are split may be made so.
+  /// it.
   template <class Function>
   auto init_model(Function&& function) const {
     detail::ModelConstruction construction = begin_construction();

@@ -27,9 +27,8 @@ regrid(const Mesh& other, const std::array<int, kNumAxes>& degrees);
 [[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
     const Mesh& mesh);
 
-/// First of `count` tags that nobody else of this mesh, or of one made from it by
-/// regrid(), uses. Called by all
-/// ranks in the same order.
+/// First of `count` tags that nobody else of this mesh uses, or of one made from
+/// it by regrid(). Called by all ranks in the same order.
 ACCELERATE_API int claim_tags(const Mesh& mesh, int count);
 
 }  // namespace accelerate::detail

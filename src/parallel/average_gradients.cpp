@@ -59,13 +59,13 @@ void average_gradients(
     has_gradient.push_back(parameter.grad().defined() ? 1 : 0);
   const at::Tensor owners = at::tensor(has_gradient, at::kLong);
   group.all_reduce(owners);
+  const auto* const num_owners = owners.const_data_ptr<std::int64_t>();
 
   // By the dtype of the sum.
   std::map<at::ScalarType, std::vector<at::Tensor>> messages;
   std::map<at::ScalarType, std::int64_t> sizes;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (owners[static_cast<std::int64_t>(i)].item<std::int64_t>() == 0)
-      continue;
+    if (num_owners[i] == 0) continue;
     const auto dtype = sum_in.value_or(parameters[i].scalar_type());
     messages[dtype].push_back(parameters[i]);
     sizes[dtype] += static_cast<std::int64_t>(parameters[i].nbytes());

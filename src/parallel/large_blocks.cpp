@@ -45,11 +45,6 @@ class LargeBlocks final : public c10::Allocator {
     make_room(0);
   }
 
-  void trim(std::int64_t to_bytes) {
-    const std::lock_guard lock(mutex_);
-    make_room(limit_ - to_bytes);
-  }
-
   [[nodiscard]] std::int64_t kept_bytes() {
     const std::lock_guard lock(mutex_);
     return kept_bytes_;
@@ -183,10 +178,6 @@ std::shared_ptr<void> keep_large_blocks(std::int64_t up_to_bytes) {
 }
 
 bool may_keep_large_blocks() { return large_blocks() != nullptr; }
-
-void trim_kept_blocks(std::int64_t to_bytes) {
-  if (LargeBlocks* const blocks = large_blocks()) blocks->trim(to_bytes);
-}
 
 std::unique_ptr<Strategy> make_keep_blocks() {
   return std::make_unique<KeepBlocks>();

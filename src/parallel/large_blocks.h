@@ -22,9 +22,6 @@ ACCELERATE_API std::shared_ptr<void> keep_large_blocks(
 /// Whether that keeps anything.
 ACCELERATE_API bool may_keep_large_blocks();
 
-/// Gives what is kept beyond so many bytes back to the system, the oldest first.
-ACCELERATE_API void trim_kept_blocks(std::int64_t to_bytes);
-
 /// As a strategy: keeps as much as the gradients of the model's parts on this
 /// rank take.
 std::unique_ptr<Strategy> make_keep_blocks();

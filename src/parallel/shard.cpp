@@ -106,9 +106,8 @@ class Shard final : public Strategy, public GateKeeper {
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->whole_bytes());
-    if (options_.keeps_large_blocks && may_keep_large_blocks()) {
-      most_kept_ = std::max<std::int64_t>(gradient_bytes() - 2 * largest, 0);
-    } else {
+    // Else all freed memory of these sizes is kept.
+    if (!options_.keeps_large_blocks || !may_keep_large_blocks()) {
       pools_.whole->keep_up_to(largest);
       pools_.host->keep_up_to(largest);
     }
@@ -177,7 +176,6 @@ class Shard final : public Strategy, public GateKeeper {
     for (std::size_t u = 0; u < units_.size(); ++u)
       pending_[u] = units_[u]->num_trainable();
     was_reached_ = false;
-    if (reduces_ && most_kept_) trim_kept_blocks(*most_kept_);
     messages_->begin();
     order_ = &backward_order_;
     order_->begin();
@@ -276,17 +274,6 @@ class Shard final : public Strategy, public GateKeeper {
         c10::toString(computed),
         ", reduced in ",
         c10::toString(parameter.reduce_dtype.value_or(computed)));
-  }
-
-  // Of this rank's parts.
-  [[nodiscard]] std::int64_t gradient_bytes() const {
-    std::int64_t bytes = 0;
-    for (const auto& unit : units_) {
-      for (const std::size_t i : unit->trainable())
-        bytes +=
-            static_cast<std::int64_t>(unit->parameters()[i].local.nbytes());
-    }
-    return bytes;
   }
 
   void say_raised(int count) const {
@@ -514,9 +501,6 @@ class Shard final : public Strategy, public GateKeeper {
   /// Those that step on this model's parts.
   std::set<const torch::optim::Optimizer*> optimizers_;
   ShardPools pools_;
-  /// Of freed memory, when a backward begins: at its end there are units and
-  /// gradients, but activations are gone.
-  std::optional<std::int64_t> most_kept_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads where there is an accelerator.

@@ -120,7 +120,6 @@ class ShardUnit {
   /// All of these are called by all ranks of a group alike.
   void start_gather();
   void finish_gather();
-  [[nodiscard]] bool is_gathering() const { return gather_ != nullptr; }
   [[nodiscard]] bool is_whole() const { return is_whole_; }
   /// Lets go of the memory of gated parameters; neighbours may keep a copy
   /// among themselves, for the next gather.

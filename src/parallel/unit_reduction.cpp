@@ -208,6 +208,7 @@ bool UnitReduction::finish_rest() {
     are_alike = are_alike && at::equal(pack.narrow(0, 0, kMarkBytes), mark);
     used.add_(pack.narrow(0, kMarkBytes, count));
   }
+  const auto* const num_users = used.const_data_ptr<std::int64_t>();
   std::int64_t begin = kMarkBytes + count;
   for (std::size_t place = 0; place < trainable_.size(); ++place) {
     const ShardedParameter& of = parameter(place);
@@ -224,8 +225,7 @@ bool UnitReduction::finish_rest() {
       begin += bytes;
       sums_[place] = mean_of(of, parts);
     }
-    if (used[static_cast<std::int64_t>(place)].item<std::int64_t>() == 0)
-      continue;
+    if (num_users[place] == 0) continue;
     const at::Tensor mean = sums_[place].to(of.local.device());
     at::Tensor& gradient = of.local.mutable_grad();
     if (gradient.defined()) {

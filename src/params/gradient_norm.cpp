@@ -116,13 +116,4 @@ at::Tensor gradient_norm(
   return total.defined() ? total : at::zeros({});
 }
 
-at::Tensor gradient_norm(
-    std::span<const Parameter* const> rows,
-    const Mesh& mesh,
-    double norm_type) {
-  std::vector<PlacedParameter> placed;
-  for (const Parameter* row : rows) placed.push_back({row, &mesh});
-  return gradient_norm(placed, norm_type);
-}
-
 }  // namespace accelerate::detail

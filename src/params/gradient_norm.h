@@ -22,10 +22,5 @@ struct PlacedParameter {
 ACCELERATE_API at::Tensor gradient_norm(
     std::span<const PlacedParameter> rows,
     double norm_type);
-/// All of them on one grid.
-ACCELERATE_API at::Tensor gradient_norm(
-    std::span<const Parameter* const> rows,
-    const Mesh& mesh,
-    double norm_type);
 
 }  // namespace accelerate::detail

@@ -95,10 +95,10 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
         row.local.mutable_grad() = part;
         parameters.push_back(std::move(row));
       }
-      std::vector<const detail::Parameter*> pointers;
-      for (const auto& row : parameters) pointers.push_back(&row);
+      std::vector<detail::PlacedParameter> placed;
+      for (const auto& row : parameters) placed.push_back({&row, &rank.mesh});
       found[static_cast<std::size_t>(rank.world.rank())] =
-          detail::gradient_norm(pointers, rank.mesh, p).item<double>();
+          detail::gradient_norm(placed, p).item<double>();
     });
     // Powers of small numbers lose digits in single precision.
     const double tolerance = 1e-4 * std::max(1.0, expected);

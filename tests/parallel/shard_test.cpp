@@ -4,6 +4,7 @@
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
+#include "support/has_memory.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_folder.h"
 
@@ -11,19 +12,13 @@ namespace accelerate {
 namespace {
 
 using testing::expect_error;
+using testing::has_memory;
 using testing::run_on_ranks;
 using testing::TemporaryFolder;
 using torch::Tensor;
 namespace nn = torch::nn;
 
 constexpr int kLayers = 5;
-
-bool has_memory(const Tensor& tensor) {
-  return tensor.storage()
-             .unsafeGetStorageImpl()
-             ->_mutable_data_ptr_no_checks()
-             .get() != nullptr;
-}
 
 // Ranks are threads that share LibTorch's generator: nothing random.
 void set_weights(const nn::Module& module, double scale) {

@@ -4,6 +4,7 @@
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
+#include "support/has_memory.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_folder.h"
 
@@ -11,17 +12,11 @@ namespace accelerate {
 namespace {
 
 using testing::expect_error;
+using testing::has_memory;
 using testing::run_on_ranks;
 using testing::TemporaryFolder;
 using torch::Tensor;
 namespace nn = torch::nn;
-
-bool has_memory(const Tensor& tensor) {
-  return tensor.storage()
-             .unsafeGetStorageImpl()
-             ->_mutable_data_ptr_no_checks()
-             .get() != nullptr;
-}
 
 struct Head : nn::Module {
   explicit Head(const Tensor& tied) {

@@ -19,9 +19,9 @@ Parameter row_of(const torch::Tensor& gradient, std::vector<Axis> axes = {}) {
 }
 
 double norm_of(const std::vector<Parameter>& rows, const Mesh& mesh, double p) {
-  std::vector<const Parameter*> pointers;
-  for (const Parameter& row : rows) pointers.push_back(&row);
-  return gradient_norm(pointers, mesh, p).item<double>();
+  std::vector<PlacedParameter> placed;
+  for (const Parameter& row : rows) placed.push_back({&row, &mesh});
+  return gradient_norm(placed, p).item<double>();
 }
 
 TEST(GradientNorm, IsThatOfAllGradientsTogether) {
