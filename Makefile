@@ -46,12 +46,14 @@ test: build ## build everything and run all tests, or those that TESTS=regex nam
 	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) $(if $(TESTS),-R '$(TESTS)')
 
 bench: setup ## measure; CASE=name picks one, a line of JSON per figure
+ifneq ($(CASE),build)
 	@tools/configure $(PRESET) $(BUILD)
 	@cmake --build $(BUILD) --parallel $(JOBS) --target benchmark_programs
+endif
 	@tools/bench $(BUILD) $(CASE)
 
 format: ## lay out the sources with clang-format
-	@command -v clang-format >/dev/null || { echo 'make format needs clang-format: apt-get install clang-format, or pip install clang-format'; exit 1; }
+	@clang-format --version 2>/dev/null | grep -qE 'version (1[6-9]|[2-9][0-9])\.' || { echo 'make format needs clang-format 16 or newer: pip install clang-format==18.1.8'; exit 1; }
 	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
 install: build ## install library, headers and tool below PREFIX

@@ -85,7 +85,7 @@ void measure(const std::string& file) {
 double bound(int ranks) {
   const double per_block = 2.0 * (kWidth * kWidth + kWidth) * 4;
   const double state = 4 * per_block * kBlocks / ranks;
-  // Of each block: input of each product, the comparison's, the sum.
+  // Per block: the input of each product, that of the comparison, the sum.
   const double activations = 4.0 * kBlocks * kBatch * kWidth * 4;
   return (state + 2 * per_block + activations) * 1.05;
 }

@@ -71,7 +71,7 @@ int main() {
   microseconds_of_step(through_handles);
   std::vector<double> hand, handles, added;
   for (int block = 0; block < kBlocks; ++block) {
-    // Who goes first alternates, so that a trend favours neither.
+    // The order alternates, so that a trend favours neither.
     if (block % 2 == 0) {
       hand.push_back(microseconds_of_step(by_hand));
       handles.push_back(microseconds_of_step(through_handles));

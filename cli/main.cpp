@@ -9,14 +9,14 @@
 
 #include <accelerate/error.h>
 
-#include "cli/checkpoint_command.h"
-#include "cli/completion_command.h"
-#include "cli/config_command.h"
-#include "cli/estimate_command.h"
-#include "cli/launch_command.h"
-#include "cli/report_command.h"
-#include "cli/weights_command.h"
-#include "config/option_table.h"
+#include "cli/commands/checkpoint_command.h"
+#include "cli/commands/completion_command.h"
+#include "cli/config/config_command.h"
+#include "cli/commands/estimate_command.h"
+#include "cli/launch/launch_command.h"
+#include "cli/commands/report_command.h"
+#include "cli/commands/weights_command.h"
+#include "config/options/option_table.h"
 
 int main(int argc, char** argv) {
   namespace cli = accelerate::cli;

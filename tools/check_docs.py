@@ -3,12 +3,18 @@
 
 usage: check_docs.py ROOT links
        check_docs.py ROOT programs COMPILER FLAG...
+
+LibTorch's headers take most of the time, so the programs are compiled together: all headers they include first, then
+each program in a namespace of its own, where its includes have nothing left to do. A program that fails so is compiled
+by itself before it is called broken.
 """
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"][^>\"]+[>\"])", re.MULTILINE)
 
 
 def pages(root):
@@ -30,22 +36,45 @@ def check_links(root):
     return bad or not count
 
 
+def programs(root):
+    """(name, page, text) of every C++ block that has a main()."""
+    for page in pages(root):
+        for block in re.findall(r"```cpp\n(.*?)```", page.read_text(), flags=re.S):
+            if "int main(" in block:
+                yield page, block
+
+
+def compile_file(command, path, text):
+    path.write_text(text)
+    return subprocess.run([*command, "-fsyntax-only", str(path)], capture_output=True, text=True)
+
+
+def includes_what_it_uses(block):
+    """Together, a program could do with the includes of another: each must name at least the two it cannot do without."""
+    names = INCLUDE.findall(block)
+    return ("torch::" not in block or any("torch/" in n for n in names)) and \
+        ("accelerate::" not in block or any("accelerate/" in n for n in names))
+
+
 def check_programs(root, command):
-    count = bad = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for page in pages(root):
-            for block in re.findall(r"```cpp\n(.*?)```", page.read_text(), flags=re.S):
-                if "int main(" not in block:
-                    continue
-                count += 1
-                source = Path(folder) / f"{page.stem}_{count}.cpp"
-                source.write_text(block)
-                result = subprocess.run([*command, "-fsyntax-only", str(source)], capture_output=True, text=True)
+    found = list(programs(root))
+    bad = []
+    with tempfile.TemporaryDirectory() as directory:
+        headers = dict.fromkeys(name for _, block in found for name in INCLUDE.findall(block))
+        together = "".join(f"#include {name}\n" for name in headers)
+        for index, (page, block) in enumerate(found):
+            together += f'#line 1 "{page}: program {index}"\nnamespace program_{index} {{\n{block}\n}}\n'
+        all_compile = compile_file(command, Path(directory) / "together.cpp", together).returncode == 0
+        for index, (page, block) in enumerate(found):
+            if not includes_what_it_uses(block):
+                bad.append(f"{page}: a program uses torch:: or accelerate:: without including their headers")
+            elif not all_compile:
+                result = compile_file(command, Path(directory) / f"{page.stem}_{index}.cpp", block)
                 if result.returncode:
-                    print(f"{page}: a program does not compile\n{result.stderr}")
-                    bad += 1
-    print(f"{count} programs, {bad} do not compile")
-    return bad or not count
+                    bad.append(f"{page}: a program does not compile\n{result.stderr}")
+    print(*bad, sep="\n")
+    print(f"{len(found)} programs, {len(bad)} do not compile")
+    return bad or not found
 
 
 if __name__ == "__main__":

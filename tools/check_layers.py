@@ -7,31 +7,27 @@ import re
 import sys
 from pathlib import Path
 
-# room -> rooms of src/ it may include besides itself
-MAY_INCLUDE = {
-    "base": set(),
-    "config": {"base"},
-    "format": {"base"},
-    "engines": {"base", "config"},
-    "comm": {"base", "config"},
-    "params": {"base", "comm"},
-    "gate": {"base", "comm"},
-    "activations": {"base"},
-    "optim": {"base", "comm"},
-    "precision": {"base", "comm"},
-    "track": {"base", "comm"},
-    "data": {"base", "comm"},
-    "parallel": {"base", "config", "engines", "comm", "params", "gate", "activations"},
-    "checkpoint": {"base", "format", "comm", "params"},
-    "big_model": {"base", "format", "params", "gate"},
-    "train": {"base", "config", "engines", "format", "comm", "params", "gate", "activations", "optim", "precision", "data", "track", "parallel", "checkpoint", "big_model"},
-    "cuda": {"base", "config", "comm", "params", "gate", "precision", "data", "parallel"},
-    "cli": {"base", "config", "engines", "format"},
-}
-WITHOUT_LIBTORCH = {"base", "config", "engines", "format", "cli"}
+import growth
+
+
+def read_table(page):
+    """(room -> rooms it may include besides itself, rooms without LibTorch), from the table of the architecture page."""
+    may_include, without_libtorch = {}, set()
+    for room, holds, rooms in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|$", page.read_text(), re.MULTILINE):
+        may_include[room] = set(may_include) if rooms == "all above" else {name for name in rooms.split(", ") if name}
+        if "no LibTorch" in holds:
+            without_libtorch.add(room)
+    return may_include, without_libtorch
+
+
+MAY_INCLUDE, WITHOUT_LIBTORCH = read_table(Path(__file__).parent.parent / "docs/develop/architecture.md")
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
-PUBLIC_WITHOUT_LIBTORCH = {"deepspeed.h", "error.h", "export.h", "fully_sharded.h", "log.h", "megatron_lm.h", "parallelism_config.h", "safetensors.h"}
+PUBLIC_WITHOUT_LIBTORCH = {
+    "activation_checkpointing.h", "deepspeed.h", "error.h", "export.h", "fully_sharded.h", "launch.h", "log.h", "megatron_lm.h",
+    "model_options.h", "parallel_options.h", "parallelism_config.h", "safetensors.h"}
 MOST_LINES = 600
+# What a message may begin with in brackets besides the room it comes from: subjects that users know by these names.
+SUBJECTS = {"files", "nested", "safetensors", "torch"}
 
 
 def includes_of(text):
@@ -58,10 +54,25 @@ def breaches_in(path, room, text):
         elif quote == '"' and first in MAY_INCLUDE and first != room and first not in MAY_INCLUDE[room]:
             yield number, f"{room} must not include {first}: {name}"
     for number, line in enumerate(text.splitlines(), 1):
+        for area in re.findall(r'"\[([a-z_]+)\] ', line) if "//" not in line else ():
+            if area not in MAY_INCLUDE and area not in SUBJECTS:
+                yield number, f"messages begin with a room: [{area}] is none"
         if room != "config" and re.search(r"\b(getenv|secure_getenv|setenv|putenv|environ)\s*[(;]", line):
             yield number, "only config reads the environment"
         if room != "cli" and re.search(r"std::(cout|cerr|clog)\b|\bprintf\s*\(", line) and path.name != "log.cpp":
             yield number, "the library does not print"
+
+
+def missing_in_umbrella(folder):
+    """Public headers that accelerate.h neither includes nor names, nor one that it names includes."""
+    umbrella = folder / "accelerate.h"
+    if not umbrella.exists():
+        return []
+    known = set(re.findall(r"\w+\.h", umbrella.read_text()))
+    for name in list(known):
+        if (folder / name).exists():
+            known |= {found[2].removeprefix("accelerate/") for found in includes_of((folder / name).read_text())}
+    return sorted({path.name for path in folder.glob("*.h")} - known - {"accelerate.h"})
 
 
 def main(root):
@@ -87,6 +98,10 @@ def main(root):
                 if seen.setdefault(found[1], path) != path:
                     print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
                     count += 1
+    growth.report(root, [path for path, room in files if "gloo_headers" not in path.parts])
+    for name in missing_in_umbrella(root / "include" / "accelerate"):
+        print(f"include/accelerate/accelerate.h: does not include {name}, and does not say why")
+        count += 1
     print(f"{len(files)} files, {count} breaches")
     return 1 if count or not files else 0
 

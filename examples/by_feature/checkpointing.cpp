@@ -1,5 +1,5 @@
 // The plain loop, saving after every epoch without waiting for the disk, and
-// going on from the newest complete checkpoint when it is started again.
+// resuming from the newest complete checkpoint when it is started again.
 #include "task.h"
 
 int main() {

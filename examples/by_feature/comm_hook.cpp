@@ -1,5 +1,5 @@
 // The plain loop with gradients that travel between the ranks as bf16, half the
-// bytes. CommHook::power_sgd sends still less.
+// bytes. CommHook::power_sgd sends even less.
 #include "task.h"
 
 int main() {

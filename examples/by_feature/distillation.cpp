@@ -1,8 +1,8 @@
-// The plain loop with a second model that has settings of its own: a frozen
-// teacher, split over the ranks, whose answers the student learns.
+// The plain loop with a second model that has its own settings: a frozen
+// teacher, sharded over the ranks, whose outputs the student learns.
 #include "task.h"
 
-// As a program of one process trains it.
+// Trains the teacher as a single process would.
 Net trained_teacher() {
   Net net;
   torch::optim::Adam adam(net->parameters(), 1e-2);

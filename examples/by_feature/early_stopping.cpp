@@ -1,4 +1,4 @@
-// The plain loop, left by all ranks together as soon as one has seen a loss
+// The plain loop, which all ranks leave together as soon as one has seen a loss
 // below 0.005.
 #include "task.h"
 

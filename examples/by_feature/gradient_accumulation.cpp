@@ -16,7 +16,7 @@ int main() {
   for (int epoch = 0; epoch < 40; ++epoch) {
     for (auto& [points, values] : loader) {
       auto micro_step = accelerator.accumulate(model);
-      optimizer.zero_grad();  // does something after a step only
+      optimizer.zero_grad();  // takes effect after a step only
       const torch::Tensor loss = torch::mse_loss(model(points), values);
       accelerator.backward(loss);
       optimizer.step();  // in the last micro-step of a window only

@@ -1,6 +1,6 @@
 // Accumulation where micro-batches hold different numbers of items (tokens that
-// are not masked, say): told the number, backward() gives the gradient of the
-// mean over all items of the window and of all ranks.
+// are not masked, say): given the number, backward() computes the gradient of
+// the mean over all items of the window on all ranks.
 #include "task.h"
 
 int main() {

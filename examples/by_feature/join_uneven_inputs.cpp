@@ -1,5 +1,5 @@
-// The plain loop without filling up the last round: a rank that has no batch
-// left keeps the others company until all have ended.
+// The plain loop without filling up the last round: a rank that has run out of
+// batches shadows the others until all have ended.
 #include "task.h"
 
 int main() {

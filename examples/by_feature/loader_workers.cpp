@@ -1,8 +1,8 @@
 // The plain loop with a loader whose threads read ahead; it is stopped in the
-// middle of a pass, and another one goes on there.
+// middle of a pass, and another loader continues there.
 #include "task.h"
 
-// One measurement at a time, with noise of its own.
+// Reads one measurement at a time, with its own noise.
 struct NoisyMeasurements {
   decltype(training_data()) data = training_data();
 

@@ -1,4 +1,4 @@
-// The plain loop with AdaLOMO: each parameter is updated inside the backward,
+// The plain loop with AdaLOMO: each parameter is updated during the backward,
 // and its gradient freed at once.
 #include <accelerate/optimizers.h>
 

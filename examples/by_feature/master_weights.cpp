@@ -1,5 +1,5 @@
-// The plain loop with a model in bf16 and fp32 copies that the optimizer steps
-// on: small updates are not rounded away.
+// The plain loop with a model in bf16 and fp32 master weights on which the
+// optimizer steps, so that small updates are not rounded away.
 #include <accelerate/optimizers.h>
 
 #include "task.h"

@@ -1,5 +1,5 @@
 // The plain loop with a batch size that fits: the function is called again with
-// half of it for as long as memory runs out on any rank.
+// half the size as long as memory runs out on any rank.
 #include <accelerate/memory.h>
 
 #include "task.h"
@@ -10,7 +10,7 @@ int main() {
   const auto train = [&](std::int64_t batch_size) {
     accelerator.free_memory();
     accelerator.print("batches of " + std::to_string(batch_size));
-    // As if more than 64 samples were too many.
+    // Pretends that more than 64 samples do not fit.
     if (batch_size > 64) torch::empty({std::int64_t{1} << 58});
     Net net;
     torch::optim::Adam adam(net->parameters(), 1e-2);

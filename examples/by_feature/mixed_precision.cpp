@@ -17,7 +17,7 @@ int main() {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
       const torch::Tensor predicted =
-          model(points);  // computed in bf16, in fp32 again here
+          model(points);  // computed in bf16, returned in fp32
       const torch::Tensor loss = torch::mse_loss(predicted, values);
       accelerator.backward(loss);
       optimizer.step();

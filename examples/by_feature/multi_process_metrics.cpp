@@ -1,5 +1,5 @@
 // The plain loop with a metric over all ranks after each epoch: every sample
-// counts once, also those that the last batch was filled up with.
+// counts once, even those repeated to fill up the last batch.
 #include "task.h"
 
 int main() {

@@ -1,5 +1,5 @@
-// Sequences of different lengths, several to a row: positions begin anew in
-// each, attention stays inside it, and its first token is no label.
+// Sequences of different lengths, several per row: positions restart in each
+// sequence, attention stays inside it, and its first token is not a label.
 #include <accelerate/token_collate.h>
 
 #include "task.h"
@@ -10,7 +10,7 @@ constexpr std::int64_t kWords = 16;
 constexpr std::int64_t kRowLength = 64;
 constexpr std::int64_t kWidth = 32;
 
-// Each token is the one before it and one more.
+// Each token is its predecessor plus one.
 struct Counting {
   [[nodiscard]] std::int64_t size() const { return 256; }
   [[nodiscard]] torch::Tensor get(std::int64_t i) const {
@@ -60,7 +60,7 @@ int main() {
   for (int epoch = 0; epoch < 30; ++epoch) {
     for (const accelerate::PackedBatch& batch : loader) {
       optimizer.zero_grad();
-      // The next token's label at each place; the ignored ones are -100.
+      // The label of the next token at each position; ignored ones are -100.
       const torch::Tensor scores =
           model(batch).narrow(1, 0, kRowLength - 1).flatten(0, 1);
       const torch::Tensor labels =

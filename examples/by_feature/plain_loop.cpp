@@ -1,4 +1,4 @@
-// The plain loop. Every other file of this folder is this one plus one thing.
+// The plain loop. Every other file in this directory adds one thing to it.
 #include "task.h"
 
 int main() {

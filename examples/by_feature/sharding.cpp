@@ -1,4 +1,4 @@
-// The plain loop with each rank keeping its part of the parameters, of their
+// The plain loop with each rank keeping its shard of the parameters, of their
 // gradients and of Adam's state.
 #include "task.h"
 
@@ -7,7 +7,7 @@ int main() {
   accelerate::Accelerator accelerator(
       {.parallel = {
            .fully_sharded = accelerate::FullyShardedDataParallelOptions()}});
-  // With cpu_ram_efficient_loading only rank 0 would make values.
+  // With cpu_ram_efficient_loading only rank 0 would initialise values.
   Net net = accelerator.init_model([] { return Net(); });
   torch::optim::Adam adam(net->parameters(), 1e-2);
   auto [model, optimizer, loader] = accelerator.prepare(
@@ -23,7 +23,7 @@ int main() {
       optimizer.step();
     }
   }
-  accelerator.save_model(model, "weights");  // whole
+  accelerator.save_model(model, "weights");  // full weights
   Net whole;
   accelerate::load_model(*whole, "weights");
   report(accelerator, whole);

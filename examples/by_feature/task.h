@@ -1,4 +1,4 @@
-// What the examples of this folder train: a small net on a smooth function.
+// The task of the examples in this directory: a small net on a smooth function.
 #pragma once
 
 #include <accelerate/accelerate.h>
@@ -14,7 +14,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// 500 points of the plane, and sin(x) + cos(2 y) there.
+/// 500 points of the plane, and sin(x) + cos(2 y) at each.
 inline auto training_data() {
   const torch::Tensor points =
       torch::rand({500, 2}, at::detail::createCPUGenerator(1)) * 4 - 2;

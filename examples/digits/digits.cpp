@@ -74,7 +74,7 @@ std::uint64_t digest_of(const torch::nn::Module& module) {
   return digest;
 }
 
-/// One line that is drawn over, on the first process only.
+/// A progress line that is redrawn, on the main process only.
 class ProgressBar {
  public:
   ProgressBar(bool is_shown, std::int64_t total, std::int64_t done)
@@ -127,7 +127,7 @@ double accuracy_of(
   return static_cast<double>(num_right) / static_cast<double>(num_seen);
 }
 
-/// How far the training is: a part of checkpoints.
+/// Progress of the training, saved in checkpoints.
 struct Progress {
   std::int64_t batches = 0;
   std::int64_t steps = 0;
@@ -140,8 +140,8 @@ struct Progress {
   }
 };
 
-/// "latest" takes the newest checkpoint of the project, or starts afresh where
-/// there is none; anything else is a checkpoint's folder.
+/// "latest" takes the newest checkpoint of the project, or starts afresh if
+/// there is none; anything else is the directory of a checkpoint.
 bool resume(
     const accelerate::Accelerator& accelerator,
     const std::string& from) {

@@ -4,8 +4,8 @@
 //   accelerate-cpp launch --num_processes 2 build/bin/gpt --text novel.txt
 //
 // With several processes the model is fully sharded over them. Losses are the
-// same on any number of them, and a run goes on from a checkpoint on another
-// number: --resume latest.
+// same on any number of processes, and a run can resume from a checkpoint on
+// another number: --resume latest.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +31,7 @@ struct Flags {
   std::vector<std::string> text;
   GptOptions model;
   std::int64_t steps = 200;
-  std::int64_t batch_size = 16;  // of all processes together
+  std::int64_t batch_size = 16;  // over all processes together
   double learning_rate = 3e-3;
   std::uint64_t seed = 1;
   std::string precision;
@@ -41,7 +41,7 @@ struct Flags {
   std::string resume;
 };
 
-/// The files themselves, and what is in folders: sources and documents.
+/// The given files, and the sources and documents in given directories.
 std::vector<std::string> text_files(const std::vector<std::string>& given) {
   std::vector<std::string> files;
   for (const std::string& path : given) {
@@ -63,7 +63,7 @@ std::vector<std::string> text_files(const std::vector<std::string>& given) {
   return files;
 }
 
-/// How many steps were done: a part of checkpoints.
+/// Number of steps done, saved in checkpoints.
 struct Progress {
   std::int64_t steps = 0;
   accelerate::StateDict state_dict() const { return {{"steps", steps}}; }
@@ -82,7 +82,7 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   sharding.auto_wrap_policy =
       accelerate::AutoWrapPolicy::transformer_based_wrap;
   sharding.transformer_cls_names_to_wrap = {"Block"};
-  // Each block's activations are computed again in backward.
+  // Each block's activations are recomputed in backward.
   sharding.activation_checkpointing = flags.checkpointing;
   options.parallel.fully_sharded = sharding;
   return options;

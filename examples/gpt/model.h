@@ -16,7 +16,7 @@ struct GptOptions {
   std::int64_t width = 64;
 };
 
-/// Attention to what came before, then two layers on each token.
+/// Causal attention, then two linear layers per token.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x_BTW);
@@ -28,12 +28,12 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// A language model of bytes. The embedding of tokens is its last layer, too.
+/// A language model over bytes. The token embedding is also the last layer.
 struct GptImpl : torch::nn::Module {
   static constexpr std::int64_t kTokens = 256;
 
   explicit GptImpl(const GptOptions& options);
-  /// Logits of the token that follows each: [batch, time, kTokens].
+  /// Logits of the next token at each position: [batch, time, kTokens].
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   torch::nn::Embedding tokens, positions;

@@ -1,13 +1,21 @@
 #pragma once
 
+// Everything but what only some programs need: datasets that are read from
+// files (datasets.h), batches of texts (token_collate.h), and safetensors files
+// (safetensors.h, a library of its own that does without LibTorch).
+
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/checkpoint.h>
+#include <accelerate/collate.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
+#include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/launch.h>
@@ -17,19 +25,23 @@
 #include <accelerate/memory.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
+#include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/optimizers.h>
 #include <accelerate/parallel.h>
+#include <accelerate/parallel_options.h>
 #include <accelerate/parallelism_config.h>
 #include <accelerate/precision.h>
+#include <accelerate/prefetch_report.h>
 #include <accelerate/profiler.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/schedulers.h>
 #include <accelerate/state_dict.h>
+#include <accelerate/step_options.h>
 #include <accelerate/tensor_dataset.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/weights.h>

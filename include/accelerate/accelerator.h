@@ -17,6 +17,7 @@
 #include <accelerate/accelerator_options.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/detail/prepare_items.h>
 #include <accelerate/export.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
@@ -28,7 +29,6 @@
 #include <accelerate/optimizer.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
-#include <accelerate/prepare_items.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
@@ -36,6 +36,10 @@
 #include <accelerate/world.h>
 
 namespace accelerate {
+
+namespace detail {
+struct AddedTechnique;
+}  // namespace detail
 
 /// While it lives, one micro-step of a window: in all but the last of a window
 /// the models it names keep their gradients to themselves, and optimizers and
@@ -69,6 +73,10 @@ class ACCELERATE_API Accelerator {
   /// wrong with options and launcher, DistributedError naming ranks that do
   /// not come.
   explicit Accelerator(const AcceleratorOptions& options = {});
+  /// The same with techniques that the library does not have, for its own tests.
+  Accelerator(
+      const AcceleratorOptions& options,
+      const std::vector<detail::AddedTechnique>& added);
 
   /// Makes modules, optimizers, loaders and schedulers work on all ranks, and
   /// returns handles in the order given: a tuple, or one handle for one item.
@@ -212,10 +220,16 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  /// The values of all ranks, joined along dimension 0, on every rank.
+  // Verbs about samples speak of the ranks that read different data,
+  // `mesh().batch_group()`. With replicas and shards those are all ranks; where
+  // several ranks share a batch (as with tensor parallelism), they have the same
+  // values, and each sample counts once.
+
+  /// The values of all batches, joined along dimension 0 in the order of batch
+  /// ranks, on every rank.
   template <NestedTensors T>
   T gather(const T& value) const {
-    return accelerate::gather(value, world().group());
+    return accelerate::gather(value, mesh().batch_group());
   }
   /// The same, without the samples that the loader repeated to fill the last
   /// batch. Call it on every batch, inside the loop over the loader. Ranks may
@@ -234,9 +248,8 @@ class ACCELERATE_API Accelerator {
   }
   /// The same for objects, one a sample: texts, numbers, structs (objects.h).
   template <Transferable T>
-  requires(!NestedTensors<std::vector<T>>) std::vector<T> gather_for_metrics(
-      const std::vector<T>& objects)
-  const {
+    requires(!NestedTensors<std::vector<T>>)
+  std::vector<T> gather_for_metrics(const std::vector<T>& objects) const {
     std::vector<T> all = gather_object(objects);
     const std::int64_t remainder = loader_remainder();
     if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder) {
@@ -244,30 +257,31 @@ class ACCELERATE_API Accelerator {
     }
     return all;
   }
-  /// The lists of all ranks, joined, on every rank.
+  /// The lists of all batches, joined, on every rank.
   template <Transferable T>
   std::vector<T> gather_object(const std::vector<T>& objects) const {
-    return accelerate::gather_object(objects, world().group());
+    return accelerate::gather_object(objects, mesh().batch_group());
   }
-  /// What rank `from_process` has.
+  /// What rank `from_process` of all processes has.
   template <Transferable T>
   T broadcast_object(const T& object, int from_process = 0) const {
     return accelerate::broadcast_object(object, world().group(), from_process);
   }
-  /// Tensors as rank `from_process` has them.
+  /// Tensors as rank `from_process` of all processes has them.
   template <NestedTensors T>
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
-  /// Sum, mean, maximum or minimum over all ranks, on every rank.
+  /// Sum, mean, maximum and so on over all batches, on every rank.
   template <NestedTensors T>
   T reduce(
       const T& value,
-      Reduction reduction = Reduction::sum,
+      std::optional<ReduceOp> op = ReduceOp::sum,
       double scale = 1.0) const {
-    return accelerate::reduce(value, world().group(), reduction, scale);
+    return accelerate::reduce(value, mesh().batch_group(), op, scale);
   }
-  /// Grows every tensor along `dim` to the largest size any rank has.
+  /// Grows every tensor along `dim` to the largest size of any batch, so that
+  /// they can be gathered.
   template <NestedTensors T>
   T pad_across_processes(
       const T& value,
@@ -275,7 +289,7 @@ class ACCELERATE_API Accelerator {
       double pad_index = 0,
       bool pad_first = false) const {
     return accelerate::pad_across_processes(
-        value, world().group(), dim, pad_index, pad_first);
+        value, mesh().batch_group(), dim, pad_index, pad_first);
   }
 
   [[nodiscard]] at::Device device() const;
@@ -311,11 +325,11 @@ class ACCELERATE_API Accelerator {
   void print(std::string_view line) const;
 
   /// This rank's part of what every rank has whole: a list, a tensor, or a map
-  /// of them. See nested.h.
+  /// of them. See nested.h. Ranks that share a batch get the same part.
   template <class T>
   T split_between_processes(const T& items, bool apply_padding = false) const {
     return accelerate::split_between_processes(
-        items, world().group(), apply_padding);
+        items, mesh().batch_group(), apply_padding);
   }
   /// The user's own module.
   template <class M>
@@ -374,7 +388,7 @@ class ACCELERATE_API Accelerator {
     detail::save_prepared(*model.prepared(), folder, options);
   }
   /// Reads such files (weights.h) into a prepared model; all ranks must call it.
-  /// Of a model that is split, each rank reads its own part.
+  /// If the model is sharded, each rank reads its own shards.
   template <class M>
   void load_model(
       const Model<M>& model,

@@ -41,6 +41,8 @@ struct SchedulerOptions {
 /// What the code decides. A field left unset takes what the launcher said (its
 /// flags, the environment, the config file), else the default.
 struct AcceleratorOptions {
+  // Precision.
+
   /// Autocast around every prepared model's forward; with `fp16` losses are
   /// scaled too. `fp8` is refused in this version. Unset without a launcher:
   /// `no`.
@@ -52,18 +54,41 @@ struct AcceleratorOptions {
   /// after each step they are rounded into the model. Half the memory of an
   /// fp32 model in forward and backward, with nearly its results.
   bool master_weights = false;
+
+  // The step.
+
   /// Micro-steps whose gradients are averaged before the optimizer steps; used
   /// by `accumulate`. Unset without a launcher: 1.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   GradientAccumulationOptions gradient_accumulation = {};
   SchedulerOptions scheduler = {};
+
+  // Devices, ranks and how they share the work.
+
   /// True keeps to the CPU where there is an accelerator.
   std::optional<bool> cpu = std::nullopt;
   ParallelOptions parallel = {};
+  /// Freed memory of CPU tensors of 1 MiB and more is kept for tensors of the
+  /// same size, as much as the gradients of prepared models take on this rank,
+  /// while these models live. Steps are faster and the heap has fewer holes,
+  /// but the process is changed: LibTorch's CPU allocator is replaced by one
+  /// that passes on what it does not keep, and glibc maps every block of 128
+  /// KiB and more (`mallopt`), both until it ends. An allocator that the
+  /// program registered stays, then nothing is kept. Only where the device is
+  /// the CPU. Unset: for models where sharding was asked for, unless
+  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: neither is
+  /// touched.
+  std::optional<bool> keep_freed_blocks = std::nullopt;
+
+  // Results.
+
   /// Where a program keeps its results; see `Accelerator::project_dir`.
   std::string project_dir = {};
   /// Names and numbers of checkpoints; its project_dir goes before the other.
-  ProjectConfiguration project_configuration = ProjectConfiguration();
+  ProjectConfiguration project_configuration = {};
+
+  // The world.
+
   /// Ranks, store, device, timeout and logger, where the code knows better than
   /// the launcher.
   WorldOptions world = {};

@@ -14,49 +14,49 @@
 
 namespace accelerate {
 
-/// When what backward computed again is compared with the first time.
+/// When recomputed results are compared with the original ones.
 enum class CompareRecomputed {
   never,
-  /// The first time that the same operators ran in the same order.
+  /// The first time that the same operators run in the same order.
   first,
   always,
 };
 
 struct CheckpointOptions {
-  /// Keep what the function took from outside in host memory until backward.
-  /// Tensors of the CPU are there already.
+  /// Keep the function's inputs in host memory until backward. CPU tensors are
+  /// there already.
   bool offload_inputs = false;
   /// Compares sums over tensors: memory that was written by other means than
-  /// LibTorch's operators cannot be computed again, and becomes an error that
-  /// names the operator.
+  /// LibTorch's operators cannot be recomputed, and becomes an error that names
+  /// the operator.
   CompareRecomputed compare = CompareRecomputed::first;
 
   bool operator==(const CheckpointOptions&) const = default;
 };
 
-/// Activation checkpointing of a model's modules, whatever their classes:
-/// which are chosen as in FullyShardedDataParallelOptions. From the first use
-/// of a chosen module's parameters to the first use of another's, operators
-/// are noted and run again in backward, and nothing that they save for it is
+/// Activation checkpointing of a model's modules, whatever their classes; they
+/// are chosen as in FullyShardedDataParallelOptions. From the first use of a
+/// chosen module's parameters to the first use of another's, operators are
+/// recorded and recomputed in backward, and nothing that they save for it is
 /// kept in between. (Chen et al., "Training Deep Nets with Sublinear Memory
 /// Cost", 2016.)
 struct ActivationCheckpointingOptions {
   /// Unset: the elements of the outermost Sequentials and ModuleLists.
   std::optional<AutoWrapPolicy> auto_wrap_policy = std::nullopt;
-  /// In place of a policy: whether the module of this name is chosen.
+  /// Replaces a policy: returns whether the module of this name is chosen.
   std::function<bool(const std::string& name, const torch::nn::Module& module)>
       custom_auto_wrap_policy = nullptr;
-  /// Names of classes, for transformer_based_wrap.
+  /// Class names, for transformer_based_wrap.
   std::vector<std::string> transformer_cls_names_to_wrap = {};
-  /// For size_based_wrap.
+  /// Minimum number of parameters, for size_based_wrap.
   std::int64_t min_num_params = 0;
-  CheckpointOptions options = CheckpointOptions();
+  CheckpointOptions options = {};
 };
 
 namespace detail {
 class Recording;
 
-/// On this thread, until it is destroyed.
+/// Recomputes on this thread until it is destroyed.
 class ACCELERATE_API CheckpointScope {
  public:
   explicit CheckpointScope(const CheckpointOptions& options);
@@ -72,40 +72,40 @@ class HostKeeper;
 }  // namespace detail
 
 /// Runs `function` and returns what it returns; what its operators save for
-/// backward is not kept, but computed again when backward first needs it.
+/// backward is not kept, but recomputed when backward first needs it.
 ///
-/// `function` itself runs once: the operators that it called are noted and
+/// `function` itself runs once: the operators that it called are recorded and
 /// called again, with the same random states, autocast and gradient modes, up
 /// to the last that saved something. So its side effects happen once, running
-/// statistics are updated once, and results are those without checkpointing,
-/// to the last bit where operators are deterministic. Kernels that write to
+/// statistics are updated once, and results are those without checkpointing, to
+/// the last bit where operators are deterministic. Kernels that write to the
 /// memory of tensors without an operator of their own are found by comparing,
 /// see CheckpointOptions, and must be registered with TORCH_LIBRARY.
 ///
 /// Inside another checkpoint() it does nothing more. With gradients disabled
-/// nothing is noted. One thread at a time may run backward through it.
+/// nothing is recorded. One thread at a time may run backward through it.
 ///
 /// Backward throws Error, naming the operator, if a tensor from outside was
-/// changed in place since, or if computing again gave something else.
+/// changed in place since, or if recomputing gave another result.
 template <class Function>
 std::invoke_result_t<Function> checkpoint(
     Function&& function,
-    const CheckpointOptions& options = CheckpointOptions()) {
+    const CheckpointOptions& options = {}) {
   const detail::CheckpointScope scope(options);
   return std::invoke(std::forward<Function>(function));
 }
 
 struct SaveOnCpuOptions {
-  /// Page-locked host memory: copies run beside computation.
+  /// Page-locked host memory: copies overlap with computation.
   bool pin_memory = true;
-  /// Smaller tensors stay where they are.
+  /// Smaller tensors stay on the device.
   std::int64_t min_bytes = 1024;
 };
 
-/// While it lives, what operators of this thread save for backward waits in
-/// host memory, and comes back to its device when backward needs it.
-/// Parameters stay where they are, and so does what is on the CPU. Destroyed
-/// on the thread that made it, the innermost first.
+/// While it lives, what operators of this thread save for backward is kept in
+/// host memory, and returns to its device when backward needs it. Parameters
+/// and CPU tensors stay where they are. Destroyed on the thread that made it,
+/// the innermost first.
 class ACCELERATE_API SaveOnCpu {
  public:
   explicit SaveOnCpu(const SaveOnCpuOptions& options = SaveOnCpuOptions());

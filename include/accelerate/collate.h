@@ -12,17 +12,17 @@
 namespace accelerate {
 
 namespace detail {
-/// Throws ConfigError if shapes differ.
+/// Stacks tensors of equal shape; throws ConfigError if shapes differ.
 ACCELERATE_API at::Tensor stack_rows(const std::vector<at::Tensor>& rows);
-/// Throws ConfigError: samples with so many tensors each.
+/// Throws ConfigError for samples with these different numbers of tensors.
 [[noreturn]] ACCELERATE_API void throw_ragged(
     std::size_t first,
     std::size_t other);
 }  // namespace detail
 
-/// Joins samples into a batch of the same form: corresponding tensors are
-/// stacked along a new dimension 0; the rest is as in the first sample. Throws
-/// ConfigError if shapes differ.
+/// Collates samples into a batch of the same form: corresponding tensors are
+/// stacked along a new dimension 0; everything else is taken from the first
+/// sample. Throws ConfigError if shapes differ.
 struct DefaultCollate {
   template <NestedTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {

@@ -15,41 +15,42 @@ namespace accelerate {
 
 struct CsvOptions {
   char delimiter = ',';
-  /// The first row names the columns. Else they are named "0", "1" …
+  /// The first row names the columns. Otherwise they are named "0", "1" …
   bool has_header = true;
 };
 
-/// A column of texts as numbers.
+/// A column of strings as numbers.
 struct Categories {
-  /// kLong, one a row: which of `names`.
+  /// kLong, one per row: an index into `names`.
   at::Tensor codes;
-  /// Each once, in the order of the alphabet.
+  /// The distinct values, in alphabetical order.
   std::vector<std::string> names;
 };
 
-/// A table in a CSV file (RFC 4180: fields in double quotes may hold delimiters,
-/// newlines and doubled quotes). The file is mapped and its rows are parsed when
-/// asked for: eight bytes of memory a row. It must not change meanwhile. Copies
-/// share it. Safe to read from several threads.
+/// A table in a CSV file (RFC 4180: fields in double quotes may hold
+/// delimiters, newlines and doubled quotes). The file is memory-mapped and its
+/// rows are parsed when asked for, which takes eight bytes of memory per row.
+/// It must not change meanwhile. Copies share it. Safe to read from several
+/// threads.
 class ACCELERATE_API CsvFile {
  public:
-  /// Throws Error if it cannot be read, ConfigError naming the line where a row
-  /// has more or fewer fields than the first, or a quote is not closed. Blank
-  /// lines are passed over.
+  /// Throws Error if the file cannot be read, ConfigError naming the line if a
+  /// row has more or fewer fields than the first, or a quote is not closed.
+  /// Blank lines are skipped.
   explicit CsvFile(const std::string& path, const CsvOptions& options = {});
 
   [[nodiscard]] std::int64_t num_rows() const;
   [[nodiscard]] const std::vector<std::string>& columns() const;
   /// The fields of one row.
   [[nodiscard]] std::vector<std::string> row(std::int64_t index) const;
-  /// [num_rows, columns.size()] of a floating or whole dtype, or kBool (0, 1,
-  /// true, false). An empty field is NaN; of a whole dtype it is an error.
-  /// Throws ConfigError naming line and column of what is not a number, or for
-  /// a column that does not exist.
+  /// [num_rows, columns.size()] of a floating-point or integer dtype, or kBool
+  /// (0, 1, true, false). An empty field is NaN; for an integer dtype it is an
+  /// error. Throws ConfigError naming line and column of a field that is not a
+  /// number, or for a column that does not exist.
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype = at::kFloat) const;
-  /// The same of some rows, in their order.
+  /// The same for some rows, in the order given.
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype,
@@ -63,8 +64,8 @@ class ACCELERATE_API CsvFile {
 };
 
 struct CsvDatasetOptions {
-  /// Columns of the two tensors of a sample. `targets` may be empty: then a
-  /// sample's second tensor has no values.
+  /// Columns of the two tensors of a sample. If `targets` is empty, a sample's
+  /// second tensor has no values.
   std::vector<std::string> inputs;
   std::vector<std::string> targets = {};
   at::ScalarType input_dtype = at::kFloat;
@@ -72,8 +73,8 @@ struct CsvDatasetOptions {
   CsvOptions csv = {};
 };
 
-/// Rows of a CSV file of any size as samples: a batch is a tuple of
-/// [rows, inputs] and [rows, targets]. What fits into memory is faster as a
+/// Rows of a CSV file of any size as samples: a batch is a tuple of [rows,
+/// inputs] and [rows, targets]. A file that fits into memory is faster as a
 /// TensorDataset of CsvFile::numbers.
 class ACCELERATE_API CsvDataset {
  public:

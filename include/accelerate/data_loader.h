@@ -10,30 +10,31 @@
 #include <utility>
 #include <vector>
 
-#include <accelerate/batch_reader.h>
-#include <accelerate/batch_source.h>
-#include <accelerate/batch_transfer.h>
+#include <accelerate/detail/batch_reader.h>
+#include <accelerate/detail/batch_source.h>
+#include <accelerate/detail/batch_transfer.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader_options.h>
-#include <accelerate/dataset.h>
+#include <accelerate/detail/dataset_concepts.h>
 #include <accelerate/export.h>
-#include <accelerate/loader_link.h>
+#include <accelerate/detail/loader_link.h>
 #include <accelerate/nested.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/tensor_dataset.h>
-#include <accelerate/worker_pool.h>
+#include <accelerate/detail/worker_pool.h>
 
 namespace accelerate {
 
 namespace detail {
 
-/// The end of every loader.
+/// The end iterator of every loader.
 struct EndOfPass {};
 
-/// Throws ConfigError.
+/// Throws the ConfigError for a dataset that cannot be dispatched.
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
-/// Throws Error: a thread left behind is still inside the stream, or sampler.
+/// Throws Error: a thread that was left behind is still inside the stream, or
+/// sampler.
 [[noreturn]] ACCELERATE_API void throw_stuck(const std::string& where);
 ACCELERATE_API void warn_left_behind(
     const Logger& logger,
@@ -41,7 +42,7 @@ ACCELERATE_API void warn_left_behind(
 
 }  // namespace detail
 
-/// A loader's pass that begins later: `skip_first_batches(loader, n)`.
+/// A pass of a loader that begins later: `skip_first_batches(loader, n)`.
 template <class Loader>
 class SkippedBatches {
  public:
@@ -55,38 +56,39 @@ class SkippedBatches {
   std::int64_t num_batches_;
 };
 
-/// Batches of a dataset, each rank its own.
+/// Reads the batches of a dataset, different ones on each rank.
 ///
 /// A dataset is one of two kinds:
 /// * random access: `size()`, and either `get_batch(std::span<const
 ///   std::int64_t> indices)`, returning a batch, or `get(index)`, returning a
-///   sample that `Collate` joins (torch::data datasets do). With
+///   sample that `Collate` collates (torch::data datasets do). With
 ///   `get(index, at::Generator&)`, or `get_batch(indices, at::Generator&)`, it
-///   is given a generator for its random numbers, which depends on the seed,
-///   the epoch and the place in the order (for get_batch: of the batch's first
-///   sample) only, not on workers or on where a pass was resumed;
+///   gets a generator for its random numbers, which depends only on the seed,
+///   the epoch and the position in the order (for get_batch: that of the first
+///   sample), not on workers or on where a pass was resumed;
 /// * a stream: `next()`, returning an optional sample, empty at the end. If it
 ///   has `set_epoch(epoch)` or `reset()`, they are called, in that order,
 ///   before each pass; `size()`, if it has one, is the number of samples. It
 ///   gives the same samples on every rank, or is read by rank 0 alone
-///   (dispatch_batches), and knows no `shuffle`. With `state_dict()` and
-///   `load_state_dict()` it is resumed through them, else by reading on.
+///   (dispatch_batches), and cannot be shuffled. With `state_dict()` and
+///   `load_state_dict()` it is resumed through them, otherwise by reading on.
 ///
 /// `size()` is asked before each pass, so a dataset may grow between them. A
-/// dataset of one rank's part says so with `bool is_sharded() const`.
+/// dataset that is one rank's shard says so with `bool is_sharded() const`.
 ///
 /// With workers (DataLoaderOptions::num_workers) `get`, `get_batch` and the
 /// collate function are called by several threads at once.
 ///
 /// Batches that are nested values (nested.h) arrive on the accelerator's
-/// device; others are left alone.
+/// device; others stay where they are.
 ///
-/// Made by the user, moved into Accelerator::prepare(), read by a range-for:
+/// It is made by the user, moved into Accelerator::prepare(), and read by a
+/// range-for loop:
 ///
 ///     for (auto& [inputs, labels] : loader) …
 ///
 /// One pass at a time; it may be left early, and a new one starts a new epoch.
-/// What a dataset or collate function throws arrives in the loop as DataError.
+/// Exceptions of a dataset or collate function reach the loop as DataError.
 /// Not for several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
 class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
@@ -95,13 +97,13 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
  public:
   using Batch = typename Reader::Batch;
-  /// Rows [begin, end) of a round; the last round may have fewer rows than
-  /// that: the slice is then filled up as its author likes.
+  /// Rows [begin, end) of a round. The last round may have fewer rows than
+  /// that; the function then decides how to fill up the slice.
   using SliceFunction = std::function<
       Batch(const Batch& round, std::int64_t begin, std::int64_t end)>;
 
   /// The loader owns the dataset: give a pointer-like dataset to share one.
-  /// Throws ConfigError for options that are impossible or contradict.
+  /// Throws ConfigError for options that are invalid or contradictory.
   explicit DataLoader(
       Dataset dataset,
       const DataLoaderOptions& options = {},
@@ -141,7 +143,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
    private:
     void read() {
-      // The old batch's memory serves the new one.
+      // The old batch's memory is reused for the new one.
       batch_.reset();
       loader_->next_batch(batch_);
     }
@@ -152,25 +154,26 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   /// Begins a pass.
   Iterator begin() { return begin_after(0); }
-  /// Begins a pass after its first `num_batches` batches of each rank: at once
-  /// with random access; a stream is read and what it gives forgotten.
+  /// Begins a pass after its first `num_batches` batches of each rank: in
+  /// constant time with random access; a stream is read and its samples
+  /// dropped.
   Iterator begin_after(std::int64_t num_batches) {
     begin_pass();
     return Iterator(*this, num_batches);
   }
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
-  /// Batches that this rank gets in a pass.
+  /// Number of batches that this rank gets in a pass.
   [[nodiscard]] std::int64_t size()
       const requires detail::SizedDataset<Dataset> {
     return source().size();
   }
-  /// Samples of all ranks together in one micro-step; 0 with a batch sampler,
-  /// whose batches differ.
+  /// Number of samples of all ranks together in one micro-step; 0 with a batch
+  /// sampler, whose batches differ.
   [[nodiscard]] std::int64_t total_batch_size() const {
     return source().round_size();
   }
-  /// Samples of the whole dataset.
+  /// Number of samples of the entire dataset.
   [[nodiscard]] std::int64_t total_dataset_length()
       const requires detail::SizedDataset<Dataset> {
     return reader_->num_samples();
@@ -180,10 +183,10 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   /// Makes the next pass that of `epoch`.
   void set_epoch(std::uint64_t epoch) { source().set_epoch(epoch); }
 
-  /// Where the loader is: epoch, position in the global order, seed, and the
-  /// state of a stream that has one. The batch in hand counts as read, what
-  /// workers hold ready does not. Equal on all ranks; with uneven batches, or
-  /// where rank 0 alone reads, take rank 0's.
+  /// The position of the loader: epoch, position in the global order, seed, and
+  /// the state of a stream that has one. The current batch counts as read;
+  /// batches that workers have ready do not. Equal on all ranks; with uneven
+  /// batches, or where rank 0 alone reads, use that of rank 0.
   [[nodiscard]] StateDict state_dict() const {
     StateDict state = source().state_dict(num_given(), pass_.has_ended);
     const bool is_inside =
@@ -191,38 +194,38 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     if (stream_state_ && is_inside) state.set("stream", *stream_state_);
     return state;
   }
-  /// The next pass goes on where `state` was taken, in constant time with
+  /// The next pass continues where `state` was taken, in constant time with
   /// random access and also on another number of ranks or with another batch
-  /// size; later passes are whole. A stream goes on through its own state, or
-  /// is read up to that place. Throws CheckpointError for a state of something
-  /// else, ConfigError inside a pass.
+  /// size; later passes are complete. A stream continues through its own state,
+  /// or is read up to that position. Throws CheckpointError for a state of
+  /// something else, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
     if (!stuck_.empty()) detail::throw_stuck(stuck_);
     source().load_state_dict(state);
     stream_state_.reset();
-    // Else the pass had ended.
+    // Otherwise the pass had ended.
     const bool is_inside = source().first() > 0;
     if (is_inside && state.contains("stream")) {
       stream_state_ = state.template get<StateDict>("stream");
     }
   }
 
-  /// With dispatch_batches: how rank 0 cuts a round, in place of cutting its
-  /// tensors, or list, by rows.
+  /// With dispatch_batches: replaces how rank 0 cuts a round, which by default
+  /// cuts its tensors, or lists, by rows.
   void slice_fn_for_dispatch(
       SliceFunction slice) requires detail::Dispatchable<Batch> {
     slice_ = std::move(slice);
   }
 
-  /// Of the pass under way, or the last one.
+  /// The report of the pass under way, or of the last one.
   [[nodiscard]] PrefetchReport prefetch_report() const { return report_; }
   [[nodiscard]] const Dataset& dataset() const { return reader_->dataset; }
   [[nodiscard]] const DataLoaderOptions& options() const {
     return reader_->options;
   }
 
-  /// For prepare(). Throws ConfigError if batches cannot be split or sent, or if
-  /// the ranks' loaders do not go together.
+  /// Called by prepare(). Throws ConfigError if batches cannot be split or
+  /// sent, or if the ranks' loaders do not match.
   void attach(detail::LoaderContext context) {
     const bool can_dispatch = detail::Dispatchable<Batch>;
     const std::optional<bool> wanted = options().dispatch_batches;
@@ -279,7 +282,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     pass_.num_skipped = num_batches;
     if (!reader_->reads()) return;
     if (source().is_dispatching()) {
-      // What the last round is filled up with is still the first's.
+      // The last round is still filled up from the first.
       if (auto job = reader_->claim(reader_->self)) {
         job->run(reader_->self);
         pass_.first_round = std::move(job->batch);
@@ -289,14 +292,14 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     reader_->skip(num_batches);
   }
 
-  // In the unit of rounds.
+  // Counted in rounds.
   [[nodiscard]] std::int64_t num_given() const {
     const bool is_out_of_order = pool_ && !options().in_order;
     return pass_.num_skipped +
         (is_out_of_order ? pool_->num_in_turn() : report_.num_batches);
   }
 
-  // Of this rank; nothing at the end.
+  // The next batch of this rank; nothing at the end.
   void next_batch(std::optional<Batch>& batch) {
     const auto asked = detail::LoaderClock::now();
     if (pass_.handed_out) {
@@ -360,12 +363,12 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   }
 
   void keep_stream_state(Job& job) {
-    // Out of order there may be batches before it that were not handed out.
+    // Out of order, earlier batches may not have been handed out yet.
     if (job.stream_state && options().in_order)
       stream_state_ = std::move(job.stream_state);
   }
 
-  // What rank 0 read, or this rank's slice of it.
+  // The batch that rank 0 read, or this rank's slice of it.
   void receive_round(std::optional<Batch>& batch) {
     if (pass_.has_ended) return;
     const detail::LoaderContext& context = source().context();
@@ -425,10 +428,11 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   struct Pass {
     std::int64_t num_skipped = 0;
-    /// The last batch was handed out.
+    /// True once the last batch was handed out.
     bool has_ended = false;
     std::optional<detail::LoaderClock::time_point> handed_out = std::nullopt;
-    /// Where rank 0 reads for all: what the last round is filled up with.
+    /// Where rank 0 reads for all ranks: the samples that fill up the last
+    /// round.
     std::optional<Batch> first_round = std::nullopt;
   };
 
@@ -436,7 +440,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   SliceFunction slice_ = nullptr;
   Pass pass_;
   PrefetchReport report_;
-  /// Of a stream, after the batch in hand, or where the next pass begins.
+  /// The state of a stream after the current batch, or where the next pass
+  /// begins.
   std::optional<StateDict> stream_state_;
   /// Where a worker is that was left behind inside a stream.
   std::string stuck_;
@@ -451,7 +456,7 @@ DataLoader(Dataset, DataLoaderOptions, Collate) -> DataLoader<Dataset, Collate>;
 
 /// The next pass over `loader`, without the first `num_batches` batches of each
 /// rank: `for (auto& batch : skip_first_batches(loader, 100))`. Later passes
-/// are whole.
+/// are complete.
 template <class Loader>
 SkippedBatches<Loader> skip_first_batches(
     Loader& loader,

@@ -9,7 +9,10 @@
 
 namespace accelerate {
 
+/// How a DataLoader forms batches, gives them to the ranks, and reads ahead.
 struct DataLoaderOptions {
+  // Which samples form a batch, and in what order.
+
   /// Samples of one rank in one micro-step; of all ranks together with
   /// `split_batches`.
   std::int64_t batch_size = 1;
@@ -25,6 +28,9 @@ struct DataLoaderOptions {
   /// Which samples form each batch, in place of batch_size, shuffle, sampler
   /// and split_batches.
   std::shared_ptr<BatchSampler> batch_sampler = nullptr;
+
+  // Which rank gets which batch.
+
   /// Leave out the samples that do not fill a batch on every rank.
   bool drop_last = false;
   /// Cut each batch into one slice a rank instead of giving out whole batches
@@ -43,8 +49,14 @@ struct DataLoaderOptions {
   /// reads all it has. Make the parts equally long, or loop inside
   /// join_uneven_inputs; gather_for_metrics leaves nothing out.
   bool already_sharded = false;
-  /// Of the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
+
+  // Randomness.
+
+  /// Seeds the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
   std::optional<std::uint64_t> data_seed = std::nullopt;
+
+  // Reading ahead, and copies to the device.
+
   /// Copy to the device without waiting, for batches in pinned memory.
   bool non_blocking = false;
   /// Threads that read and collate ahead; 0: the loop's own thread does, when a

@@ -7,11 +7,11 @@
 
 namespace accelerate {
 
-/// While it lives, tensors that this thread makes from nothing have sizes and a
-/// dtype but no memory (the meta device): a model of any size is built at once.
-/// Values come later: prepare() a sharded model and load into it, of which each
-/// rank gets its part only, or load_model() into the module. Accelerate's
-/// init_empty_weights, but for buffers, which are empty as well.
+/// While it lives, tensors that this thread makes by factory functions have
+/// sizes and a dtype but no memory (the meta device): a model of any size is
+/// built at once. Values come later: prepare() a sharded model and load into
+/// it, whereby each rank gets only its shards, or load_model() into the module.
+/// Accelerate's init_empty_weights, except that buffers are empty as well.
 ///
 ///     Net net = accelerate::init_empty_weights([] { return Net(); });
 class ACCELERATE_API InitEmptyWeights {
@@ -26,7 +26,7 @@ class ACCELERATE_API InitEmptyWeights {
   std::unique_ptr<Scope> scope_;
 };
 
-/// What `function` returns, called inside such a scope.
+/// Calls `function` inside such a scope and returns its result.
 template <class Function>
 auto init_empty_weights(Function&& function) {
   const InitEmptyWeights scope;

@@ -7,10 +7,10 @@
 
 namespace accelerate {
 
-/// Base of everything this library throws by itself. LibTorch's own errors
-/// (`c10::Error` and its kin) pass through unchanged.
+/// Base of everything that this library throws itself. LibTorch's own errors
+/// (`c10::Error` and its subclasses) pass through unchanged.
 ///
-/// The text reads "[area] what was asked - what was found - what to do".
+/// The message reads "[area] what was asked - what was found - what to do".
 class ACCELERATE_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -33,22 +33,22 @@ class ACCELERATE_API DistributedError : public Error {
   ~DistributedError() override;
 };
 
-/// A sample could not be read, or a batch not be joined: the text names it. What
-/// the dataset threw is nested inside (std::rethrow_if_nested).
+/// A sample could not be read, or a batch not be collated: the message names
+/// it. The dataset's own exception is nested inside (std::rethrow_if_nested).
 class ACCELERATE_API DataError : public Error {
  public:
   using Error::Error;
   ~DataError() override;
 };
 
-/// A checkpoint is missing, torn or does not fit. Nothing was loaded.
+/// A checkpoint is missing, incomplete or does not fit. Nothing was loaded.
 class ACCELERATE_API CheckpointError : public Error {
  public:
   using Error::Error;
   ~CheckpointError() override;
 };
 
-/// A fault of this library: please report it.
+/// A bug in this library: please report it.
 class ACCELERATE_API InternalError : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
 #pragma once
 
-/// Marks what the shared library shows; everything else stays hidden.
+/// Marks the symbols that the shared library exports; all others are hidden.
 #define ACCELERATE_API __attribute__((visibility("default")))

@@ -12,7 +12,7 @@ namespace detail {
 struct Session;
 }  // namespace detail
 
-/// While it lives, a model's parameters are whole on every rank.
+/// While it lives, a model's parameters are unsharded on every rank.
 class ACCELERATE_API FullParameters {
  public:
   FullParameters(

@@ -62,13 +62,13 @@ enum class FloatType { fp32, fp16, bf16 };
 
 /// In what a sharded model computes and sends. Unset: as the parameter is.
 struct MixedPrecisionPolicy {
-  /// Of gathered parameters; parts keep their own dtype.
+  /// Dtype of unsharded parameters; shards keep their own dtype.
   std::optional<FloatType> param_dtype = std::nullopt;
   /// Gradients travel in it. Unset: param_dtype.
   std::optional<FloatType> reduce_dtype = std::nullopt;
-  /// Of floating buffers, such as running statistics.
+  /// Dtype of floating-point buffers, such as running statistics.
   std::optional<FloatType> buffer_dtype = std::nullopt;
-  /// Of what the model's forward returns.
+  /// Dtype of floating-point outputs of the model's forward.
   std::optional<FloatType> output_dtype = std::nullopt;
 
   bool operator==(const MixedPrecisionPolicy&) const = default;
@@ -79,6 +79,8 @@ struct MixedPrecisionPolicy {
 /// takes what the launcher said (`--fsdp_*`, `FSDP_*`, `fsdp_config:`), else
 /// the plugin's default, which is named.
 struct FullyShardedDataParallelOptions {
+  // What is split, and until when it stays gathered.
+
   /// Which of PyTorch's two spellings: 1 chooses by sharding_strategy, 2 by
   /// reshard_after_forward. Both do the same here. Unset: 1.
   std::optional<int> fsdp_version = std::nullopt;
@@ -89,11 +91,20 @@ struct FullyShardedDataParallelOptions {
   /// In version 1 a strategy, which sharding_strategy overrules. Unset: true.
   std::optional<std::variant<bool, int, ShardingStrategy>>
       reshard_after_forward = std::nullopt;
+
+  // What is gathered ahead of its use.
+
   std::optional<BackwardPrefetch> backward_prefetch = std::nullopt;
   /// Gather the next unit while the present one computes its forward. Unset:
   /// false in version 1; version 2 refuses it.
   std::optional<bool> forward_prefetch = std::nullopt;
+
+  // Dtypes.
+
   std::optional<MixedPrecisionPolicy> mixed_precision_policy = std::nullopt;
+
+  // Which modules become units.
+
   /// Unset and not said by the launcher: the elements of the outermost
   /// Sequentials and ModuleLists become units.
   std::optional<AutoWrapPolicy> auto_wrap_policy = std::nullopt;
@@ -105,16 +116,25 @@ struct FullyShardedDataParallelOptions {
       std::nullopt;
   /// For size_based_wrap. Unset: 0, which makes no units.
   std::optional<std::int64_t> min_num_params = std::nullopt;
+
+  // Memory, and modules that are left alone.
+
   /// Keep parts in host memory between uses, and step there. Unset: false.
   std::optional<bool> cpu_offload = std::nullopt;
   /// Modules that stay whole and are not touched: a regular expression that
   /// matches their names in full.
   std::optional<std::string> ignored_modules = std::nullopt;
+
+  // Saving and loading.
+
   /// Understood; save_state() writes parts in any case, which any number of
   /// ranks loads, and get_state_dict() gives whole weights, as Accelerate's
   /// does, unless StateDictOptions say otherwise. Unset: full_state_dict in
   /// version 1, sharded_state_dict in version 2.
   std::optional<StateDictType> state_dict_type = std::nullopt;
+
+  // Limits, and what the module keeps.
+
   /// At most two units are whole at a time, the one that computes and the
   /// next; false: at most three, for links that take longer than computing.
   /// Unset: true.
@@ -126,10 +146,16 @@ struct FullyShardedDataParallelOptions {
   /// false in version 1, unless cpu_ram_efficient_loading, which needs it;
   /// nothing in version 2.
   std::optional<bool> sync_module_states = std::nullopt;
+
+  // Activations.
+
   /// Compute a unit's activations again in the backward pass. Unset: false.
   std::optional<bool> activation_checkpointing = std::nullopt;
   /// Keep the inputs of such units in host memory. Unset: false.
   std::optional<bool> activation_checkpointing_offload = std::nullopt;
+
+  // The first weights.
+
   /// Only rank 0 makes or reads weights; the others receive them. What
   /// Accelerator::init_model() and load_model() go by. Unset: false.
   std::optional<bool> cpu_ram_efficient_loading = std::nullopt;

@@ -19,25 +19,24 @@ class Optimizer;
 namespace accelerate {
 
 struct GradScalerOptions {
-  /// What losses are multiplied with at first.
+  /// The initial factor by which losses are multiplied.
   double init_scale = 65536.0;
-  /// By which the scale grows after `growth_interval` steps without an
-  /// infinity, and shrinks at each with one.
+  /// Factors by which the scale grows after `growth_interval` steps without an
+  /// infinity, and shrinks at each step with one.
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
-  /// False: every verb passes its argument through.
+  /// False: every function passes its argument through.
   bool enabled = true;
 };
 
 /// Keeps fp16 gradients from vanishing: losses are multiplied before the
 /// backward, gradients divided after it, and a step whose gradients have an
-/// infinity or no number is left out and the scale lowered. The numbers are
-/// those of torch.amp.GradScaler.
+/// infinity or NaN is skipped and the scale lowered. The numbers are those of
+/// torch.amp.GradScaler.
 ///
 /// An Accelerator with fp16 has one and calls it in backward(),
-/// clip_grad_norm_() and Optimizer::step(); use one by hand in a loop of your
-/// own:
+/// clip_grad_norm_() and Optimizer::step(); use one directly in your own loop:
 ///
 ///     scaler.scale(loss).backward();
 ///     scaler.step(adamw);
@@ -47,8 +46,8 @@ struct GradScalerOptions {
 class ACCELERATE_API GradScaler {
  public:
   /// Throws ConfigError with everything that is wrong with the options. With a
-  /// `group`, its ranks agree on infinities: if one rank found some, all leave
-  /// the step out; `unscale_` is then collective.
+  /// `group`, its ranks agree on infinities: if one rank found some, all skip
+  /// the step; `unscale_` is then collective.
   explicit GradScaler(
       const GradScalerOptions& options = {},
       c10::Device device = c10::kCPU,
@@ -58,14 +57,15 @@ class ACCELERATE_API GradScaler {
   [[nodiscard]] at::Tensor scale(const at::Tensor& loss) const;
 
   /// Divides the gradients of all the optimizer's parameters by the scale and
-  /// looks for infinities, without waiting for the device. Once between two
-  /// updates: throws ConfigError the second time, and for fp16 gradients of
+  /// looks for infinities, without waiting for the device. Allowed once between
+  /// two updates: throws ConfigError the second time, and for fp16 gradients of
   /// fp16 parameters, which would vanish.
   void unscale_(torch::optim::Optimizer& optimizer) const;
-  /// Multiplies them again, for gradients to which a further backward adds.
+  /// Multiplies the gradients by the scale again, so that a further backward
+  /// can add to them.
   void undo_unscale_(torch::optim::Optimizer& optimizer) const;
   /// Whether the gradients that `unscale_` saw since the last update had an
-  /// infinity or no number; false if it saw none. Waits for the device.
+  /// infinity or NaN; false if it saw none. Waits for the device.
   [[nodiscard]] bool found_inf(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] bool is_unscaled(torch::optim::Optimizer& optimizer) const;
 
@@ -74,20 +74,21 @@ class ACCELERATE_API GradScaler {
   bool step(
       torch::optim::Optimizer& optimizer,
       const std::function<at::Tensor()>& closure = nullptr) const;
-  /// Ends the step of all optimizers: lowers or grows the scale, or sets it.
+  /// Ends the step of all optimizers: lowers or raises the scale, or sets it.
   void update(std::optional<double> new_scale = std::nullopt) const;
 
   /// 1 if not enabled. Waits for the device.
   [[nodiscard]] double get_scale() const;
-  /// Steps without an infinity since the scale last changed.
+  /// Number of steps without an infinity since the scale last changed.
   [[nodiscard]] std::int64_t growth_tracker() const;
   [[nodiscard]] bool is_enabled() const;
   [[nodiscard]] const GradScalerOptions& options() const;
 
-  /// Empty if not enabled. Keys as torch's: scale, growth_factor,
+  /// Empty if not enabled. Keys are those of torch: scale, growth_factor,
   /// backoff_factor, growth_interval, _growth_tracker.
   [[nodiscard]] StateDict state_dict() const;
-  /// Throws CheckpointError for a state that does not fit; nothing is changed.
+  /// Throws CheckpointError for a state that does not fit; then nothing is
+  /// changed.
   void load_state_dict(const StateDict& state) const;
 
  private:

@@ -10,12 +10,14 @@ namespace accelerate {
 
 /// The tensor in an IDX file, the format of MNIST and its relatives: of the
 /// file's shape and dtype (kByte, kChar, kShort, kInt, kFloat or kDouble), in
-/// memory of its own.
+/// its own memory.
 ///
-///     TensorDataset(read_idx(images).to(at::kFloat).div(255), read_idx(labels).to(at::kLong))
+///     TensorDataset(
+///         read_idx(images).to(at::kFloat).div(255),
+///         read_idx(labels).to(at::kLong))
 ///
-/// Throws Error if the file cannot be read, ConfigError if it is no IDX file, is
-/// compressed still, or is not as long as its header says.
+/// Throws Error if the file cannot be read, ConfigError if it is not an IDX
+/// file, is still compressed, or is not as long as its header says.
 [[nodiscard]] ACCELERATE_API at::Tensor read_idx(const std::string& path);
 
 }  // namespace accelerate

@@ -15,32 +15,35 @@
 
 namespace accelerate {
 
-/// The image in a JPEG, PNG, BMP, GIF (first picture), TGA, PSD or PNM file:
+/// The image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM file:
 /// [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4; unset: as in
-/// the file. Throws Error if the file cannot be read, ConfigError if it cannot be
-/// decoded.
+/// the file. Throws Error if the file cannot be read, ConfigError if it cannot
+/// be decoded.
 [[nodiscard]] ACCELERATE_API at::Tensor read_image(
     const std::string& path,
     std::optional<int> channels = std::nullopt);
 
 struct ImageFolderOptions {
-  /// Height and width to which images are resized (bilinear, with antialiasing).
-  /// Unset: as they are, which batches only if all are equal.
+  /// Height and width to which images are resized (bilinear, with
+  /// antialiasing). Unset: unchanged, which can be batched only if all are
+  /// equal.
   std::optional<std::pair<std::int64_t, std::int64_t>> size = std::nullopt;
   int channels = 3;
-  /// Of the image, [channels, height, width] kByte after resizing, with the
-  /// sample's own random numbers. Unset: kFloat from 0 to 1.
+  /// Transforms the image, [channels, height, width] kByte after resizing, with
+  /// the sample's own random generator. Unset: kFloat from 0 to 1.
   std::function<at::Tensor(at::Tensor image, at::Generator& generator)>
       transform = nullptr;
 };
 
-/// Images in one folder a class. A sample is a tuple of the image and its class,
-/// a 0-d kLong. Classes are numbered in the order of their folders' names; files
-/// are in the order of theirs, those in folders below included, and those of no
-/// known ending left out. Decoded when asked for: use workers.
+/// Images in one directory per class. A sample is a tuple of the image and its
+/// class, a 0-d kLong. Classes are numbered in the order of their directories'
+/// names; files are in the order of their names, including subdirectories,
+/// without those of unknown extensions. Images are decoded when asked for: use
+/// workers.
 class ACCELERATE_API ImageFolder {
  public:
-  /// Throws Error if the folder cannot be read, ConfigError if it has no images.
+  /// Throws Error if the directory cannot be read, ConfigError if it has no
+  /// images.
   explicit ImageFolder(
       const std::string& path,
       ImageFolderOptions options = {});

@@ -14,8 +14,8 @@
 
 namespace accelerate {
 
-/// One line of a JSON lines file: an object. What is missing or of another kind
-/// is a ConfigError that names file, line and key.
+/// One line of a JSON lines file: an object. A key that is missing or of
+/// another type is a ConfigError that names file, line and key.
 class ACCELERATE_API JsonRecord {
  public:
   JsonRecord(JsonRecord&&) noexcept;
@@ -28,12 +28,12 @@ class ACCELERATE_API JsonRecord {
   [[nodiscard]] double number(const std::string& key) const;
   [[nodiscard]] bool boolean(const std::string& key) const;
   [[nodiscard]] std::vector<std::string> texts(const std::string& key) const;
-  /// A number or truth value gives a 0-d tensor, lists of lists give more
-  /// dimensions, all of equal length within one.
+  /// A number or boolean gives a 0-d tensor; lists of lists give more
+  /// dimensions, with equal lengths within each.
   [[nodiscard]] at::Tensor tensor(
       const std::string& key,
       at::ScalarType dtype = at::kFloat) const;
-  /// "data.jsonl:17", for messages of your own.
+  /// "data.jsonl:17", for your own messages.
   [[nodiscard]] std::string place() const;
 
  private:
@@ -43,10 +43,10 @@ class ACCELERATE_API JsonRecord {
   std::unique_ptr<State> state_;
 };
 
-/// A file of one JSON object a line; blank lines are passed over. The file is
-/// mapped and its lines are parsed when asked for: eight bytes of memory a line.
-/// It must not change meanwhile. Copies share it. Safe to read from several
-/// threads.
+/// A file with one JSON object per line; blank lines are skipped. The file is
+/// memory-mapped and its lines are parsed when asked for, which takes eight
+/// bytes of memory per line. It must not change meanwhile. Copies share it.
+/// Safe to read from several threads.
 class ACCELERATE_API JsonLinesFile {
  public:
   /// Throws Error if the file cannot be read.
@@ -54,9 +54,9 @@ class ACCELERATE_API JsonLinesFile {
 
   [[nodiscard]] std::int64_t size() const;
   [[nodiscard]] std::string_view line(std::int64_t index) const;
-  /// "data.jsonl:17", the number as an editor shows it.
+  /// "data.jsonl:17", with the line number that an editor shows.
   [[nodiscard]] std::string place(std::int64_t index) const;
-  /// Throws ConfigError naming file and line if it is no JSON object.
+  /// Throws ConfigError naming file and line if it is not a JSON object.
   [[nodiscard]] JsonRecord record(std::int64_t index) const;
 
  private:

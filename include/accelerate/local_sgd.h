@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/export.h>
@@ -9,23 +8,23 @@
 namespace accelerate {
 
 struct LocalSGDOptions {
-  /// Optimizer steps between two averages.
+  /// Number of optimizer steps between two averages.
   int local_sgd_steps = 1;
   /// False: gradients are averaged in every step, as without LocalSGD.
   bool enabled = true;
 };
 
-/// Lets every rank train by itself and averages the weights, not the
-/// gradients, now and then (Stich, Local SGD Converges Fast and Communicates
-/// Little): less traffic, other results.
+/// Lets every rank train by itself and averages the weights, not the gradients,
+/// every few steps (Stich, Local SGD Converges Fast and Communicates Little):
+/// less traffic, other results.
 ///
 ///     LocalSGD local(accelerator, model, {.local_sgd_steps = 8});
 ///     for (auto& [x, y] : loader) { …; optimizer.step(); local.step(); }
 ///     local.finish();
 ///
-/// While it lives and is enabled, backward passes of the model are not averaged.
-/// With one rank it does nothing. `step` and `finish` are collective. Throws
-/// ConfigError where the model is not whole on every rank.
+/// While it lives and is enabled, backward passes of the model are not
+/// averaged. With one rank it does nothing. `step` and `finish` are collective.
+/// Throws ConfigError where the model is not full on every rank.
 class ACCELERATE_API LocalSGD {
  public:
   template <class M>
@@ -39,7 +38,7 @@ class ACCELERATE_API LocalSGD {
   LocalSGD(const LocalSGD&) = delete;
   LocalSGD& operator=(const LocalSGD&) = delete;
 
-  /// After an optimizer step: averages if it is time.
+  /// To be called after an optimizer step: averages if it is time.
   void step();
   /// Averages once more, and lets gradients be averaged again.
   void finish();
@@ -52,7 +51,7 @@ class ACCELERATE_API LocalSGD {
   void average();
 
   std::shared_ptr<detail::PreparedModel> model_;
-  std::optional<Group> group_;  // none where there is nothing to do
+  bool is_active_ = false;  // false also where there is nothing to do
   bool before_ = true;
   int local_sgd_steps_;
   int num_steps_ = 0;

@@ -13,29 +13,30 @@ enum class LogLevel { debug, info, warning, error, off };
 /// One message on its way to the sink.
 struct LogRecord {
   LogLevel level = LogLevel::info;
-  /// The part of the library that speaks, such as "parallel".
+  /// The area of the library that logs, such as "parallel".
   std::string_view area;
   std::string_view message;
-  /// Rank of the process (or thread acting as one), -1 before one is known.
+  /// Rank of the process (or of the thread that acts as one), -1 before one is
+  /// known.
   int rank = -1;
 };
 
 using LogSink = std::function<void(const LogRecord&)>;
 
-/// Where messages go and which pass. A value: each Accelerator holds its own,
-/// so two of them in one process do not disturb each other. Copies share
-/// nothing but the sink's own state. Safe to use from several threads if the
-/// sink is.
+/// A minimum level and the sink that messages go to. A value: each Accelerator
+/// holds its own, so two of them in one process do not disturb each other.
+/// Copies share nothing but the sink's own state. Safe to use from several
+/// threads if the sink is.
 class ACCELERATE_API Logger {
  public:
   /// Writes "[accelerate] warning: message" lines to standard error.
   Logger();
   Logger(LogSink sink, LogLevel level);
 
-  /// Says it on every rank.
+  /// Logs on every rank.
   void log(LogLevel level, std::string_view area, std::string_view message)
       const;
-  /// Says it on rank 0 only (or while no rank is known).
+  /// Logs on rank 0 only (or while no rank is known).
   void log_once_per_world(
       LogLevel level,
       std::string_view area,
@@ -55,7 +56,7 @@ class ACCELERATE_API Logger {
 /// ConfigError for another word.
 ACCELERATE_API LogLevel parse_log_level(std::string_view name);
 
-/// The default sink's line, without its newline.
+/// The line of the default sink, without its newline.
 ACCELERATE_API std::string format_log_line(const LogRecord& record);
 
 }  // namespace accelerate

@@ -14,13 +14,13 @@
 
 namespace accelerate {
 
-/// Whether `error` says that memory ran out: std::bad_alloc, LibTorch's
-/// OutOfMemoryError, or a runtime error with a text that LibTorch's CPU, CUDA,
-/// XPU and MPS allocators or cuDNN give then.
+/// Whether `error` means that memory ran out: std::bad_alloc, LibTorch's
+/// OutOfMemoryError, or a runtime error with the message of LibTorch's CPU,
+/// CUDA, XPU or MPS allocator, or of cuDNN.
 [[nodiscard]] ACCELERATE_API bool is_out_of_memory(const std::exception& error);
 
-/// Gives cached, unused memory of the accelerator back; on the CPU, of the C
-/// library's heap.
+/// Returns cached, unused memory of the accelerator to the system; on the CPU,
+/// that of the C library's heap.
 ACCELERATE_API void clear_device_cache();
 
 /// Empties tensors, module holders, pointers and containers, then
@@ -28,7 +28,7 @@ ACCELERATE_API void clear_device_cache();
 template <class... Ts>
 void release_memory(Ts&... objects) {
   const auto empty = []<class T>(T& object) {
-    // Holders: a default-constructed one would be a new module.
+    // For module holders: a default-constructed one would be a new module.
     if constexpr (std::is_constructible_v<T, std::nullptr_t>) {
       object = T(nullptr);
     } else {
@@ -45,9 +45,9 @@ struct BatchSizeSearchOptions {
   /// tenths, rounded down; `halve` is the other usual choice.
   std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size =
       nullptr;
-  /// Ranks that must train with one batch size: all try again if one ran out
-  /// of memory. The function must come to its end on every rank, so it must not
-  /// communicate where another rank may have failed.
+  /// Ranks that must train with one batch size: all try again if one ran out of
+  /// memory. The function must end on every rank, so it must not communicate
+  /// where another rank may have failed.
   std::optional<Group> group = std::nullopt;
 };
 
@@ -56,15 +56,15 @@ struct BatchSizeSearchOptions {
   return batch_size / 2;
 }
 
-/// Finds the largest batch size, of a falling row, with which a function does
-/// not run out of memory. What was found is kept: a later call begins there.
-/// Not for several threads at once.
+/// Finds the largest batch size, in a decreasing sequence, with which a
+/// function does not run out of memory. The size found is kept: a later call
+/// begins with it. Not for several threads at once.
 class ACCELERATE_API BatchSizeSearch {
  public:
   explicit BatchSizeSearch(BatchSizeSearchOptions options = {});
 
   /// Calls `function(batch_size)` until it does not run out of memory, and
-  /// returns what it returned. Everything it built must be local to it, or the
+  /// returns its result. Everything it builds must be local to it, or the
   /// memory is not free for the next try. Other exceptions pass through. Throws
   /// Error if no batch size is left.
   template <class Function>
@@ -82,12 +82,13 @@ class ACCELERATE_API BatchSizeSearch {
     }
   }
 
-  /// The next to be tried, or the one that worked; 0 if none is left.
+  /// The next size to be tried, or the one that worked; 0 if none is left.
   [[nodiscard]] std::int64_t batch_size() const { return batch_size_; }
 
  private:
   void require_batch_size() const;
-  // Whether the function worked on every rank; if not, the next size is chosen.
+  // Returns whether the function worked on every rank; if not, chooses the next
+  // size.
   bool attempt(const std::function<void()>& function);
 
   BatchSizeSearchOptions options_;

@@ -21,7 +21,8 @@ namespace detail {
 
 struct PreparedModel;
 
-/// In the dtype that a sharded model computes in; else as it is.
+/// The tensor in the dtype that a sharded model computes in; otherwise
+/// unchanged.
 ACCELERATE_API at::Tensor adapt_input(
     const PreparedModel& model,
     const at::Tensor& input);
@@ -30,11 +31,11 @@ template <class T>
 inline constexpr bool kIsTensor =
     std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
 
-/// What a forward's argument of type T may be handed on as.
+/// The type as which a forward's argument of type T may be passed on.
 template <class T>
 using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
 
-/// One forward pass of a prepared model: opens autocast and tells the
+/// One forward pass of a prepared model: opens autocast and notifies the
 /// strategies. Destroyed on the thread that made it.
 class ACCELERATE_API ForwardScope {
  public:
@@ -42,15 +43,15 @@ class ACCELERATE_API ForwardScope {
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
-  /// Whether anybody reads or changes what the forward returned.
+  /// Whether a strategy reads or changes the forward's outputs.
   [[nodiscard]] bool needs_outputs() const { return needs_outputs_; }
-  /// In single precision again if autocast lowered it.
+  /// Back in single precision if autocast lowered it.
   [[nodiscard]] at::Tensor restore_precision(const at::Tensor& output) const;
-  /// The forward ended. `outputs` null: nobody needs them, or their type is
-  /// unknown.
+  /// Called when the forward has ended. `outputs` is null if no strategy needs
+  /// them, or their type is unknown.
   void finish(const std::vector<at::Tensor>* outputs);
   /// Called while the forward's exception is handled: strategies may throw one
-  /// that says more; else it goes on.
+  /// that says more; otherwise it is rethrown.
   [[noreturn]] void fail(const std::exception& error);
 
  private:
@@ -66,7 +67,7 @@ class ACCELERATE_API ForwardScope {
 
 /// A prepared module. A cheap handle: copies are the same model. Forward passes
 /// go through it, so that autocast, sharding and gradient averaging see them;
-/// `model->forward(x)` would go around them and does not compile.
+/// `model->forward(x)` would bypass them and does not compile.
 ///
 /// Like the module itself, not for several threads at once.
 template <class M>
@@ -81,7 +82,7 @@ class Model {
   template <class... Args>
   auto operator()(Args&&... args) const {
     return call([&](M& module) -> decltype(auto) {
-      // A forward that takes a tensor by reference gets the user's own.
+      // A forward that takes a tensor by reference gets the user's own tensor.
       if constexpr (requires {
                       module.forward(std::declval<detail::Adapted<Args>>()...);
                     }) {
@@ -93,8 +94,8 @@ class Model {
   }
 
   /// Any other computation on the module as one forward pass: another method,
-  /// or several of them. `function` takes `M&`; what it returns is returned,
-  /// tensors in it in full precision even under autocast.
+  /// or several of them. `function` takes `M&`; its result is returned, with
+  /// tensors in full precision even under autocast.
   template <class Function>
   auto call(Function&& function) const {
     using Output = std::decay_t<std::invoke_result_t<Function, M&>>;
@@ -113,9 +114,9 @@ class Model {
     }
   }
 
-  /// For reading parts of the module: `model->fc1->weight`.
+  /// Read access to the module's members: `model->fc1->weight`.
   const M* operator->() const { return module_.get(); }
-  /// The user's own module. Calling its forward here skips the session.
+  /// The user's own module. Calling its forward directly bypasses the session.
   [[nodiscard]] const std::shared_ptr<M>& module() const { return module_; }
 
   void train(bool on = true) const { module_->train(on); }

@@ -3,43 +3,41 @@
 #include <optional>
 #include <utility>
 
-#include <accelerate/activation_checkpointing.h>
-#include <accelerate/deepspeed.h>
-#include <accelerate/fully_sharded.h>
-#include <accelerate/parallel.h>
+#include <accelerate/parallel_options.h>
 
 namespace accelerate {
 
-/// What one model has of its own where an Accelerator prepares several: a
-/// frozen teacher, say, that is split while the student is copied. A field left
-/// unset is as AcceleratorOptions say, or the launcher.
+/// Options of one model where an Accelerator prepares several: a frozen
+/// teacher, say, that is sharded while the student is replicated. A field left
+/// unset is as in AcceleratorOptions, or as the launcher says.
 struct ModelOptions {
-  /// Copies of this model, and ranks that split each; the product is the number
-  /// of ranks. One left unset takes what the other leaves. Both unset: as for
-  /// the other models, unless the words below ask for something else.
+  /// Numbers of replicas of this model and of ranks that shard each; the
+  /// product is the number of ranks. One left unset takes what the other
+  /// leaves. Both unset: as for the other models, unless the options below ask
+  /// for something else.
   std::optional<int> replicate = std::nullopt;
   std::optional<int> shard = std::nullopt;
-  /// How it is split, or with ShardingStrategy::no_shard that it is not. In
-  /// place of all that AcceleratorOptions say of it, in whichever words; of
-  /// fields left unset the launcher decides. DeepSpeed's stage 0 splits nothing
-  /// either. Not both.
+  /// How the model is sharded, or, with ShardingStrategy::no_shard, that it is
+  /// not. Replaces everything that AcceleratorOptions say about this, for
+  /// whichever engine; fields left unset are decided by the launcher.
+  /// DeepSpeed's stage 0 does not shard either. At most one of the two.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
-  /// Of a model that is copied.
+  /// Options for a replicated model.
   std::optional<ReplicateOptions> replicate_options = std::nullopt;
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =
       std::nullopt;
   std::optional<bool> master_weights = std::nullopt;
 };
 
-/// What with_options() returns.
+/// The result of with_options().
 template <class M>
 struct ModuleWithOptions {
   M module;
   ModelOptions options = {};
 };
 
-/// For prepare(): a module (holder or `shared_ptr`) with options of its own.
+/// For prepare(): a module (holder or `shared_ptr`) with its own options.
 ///
 ///     auto [student, teacher, optimizer] = accelerator.prepare(
 ///         net,

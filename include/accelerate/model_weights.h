@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 struct PreparedModel;
 
-// What Accelerator's functions of these purposes do.
+// Implementations of the Accelerator's functions of the same purposes.
 ACCELERATE_API void save_prepared(
     const PreparedModel& model,
     const std::filesystem::path& folder,
@@ -30,9 +30,9 @@ ACCELERATE_API std::string describe_prepared(const PreparedModel& model);
 
 namespace accelerate {
 
-/// A line for each parameter of a prepared model: its name, dtype and shape,
-/// the unit it is gathered with, the rows that this rank keeps, and the dtypes
-/// it is kept, computed and reduced in. For people.
+/// One line per parameter of a prepared model: its name, dtype and shape, the
+/// unit it is gathered with, the rows that this rank keeps, and the dtypes in
+/// which it is kept, computed and reduced. Meant for people.
 template <class M>
 std::string describe(const Model<M>& model) {
   return detail::describe_prepared(*model.prepared());

@@ -38,7 +38,7 @@ void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
   visitor(tensor);
 }
 template <class T, class Visitor>
-requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
 void visit_tensors(T&, Visitor&&) {}
 template <class Visitor>
 void visit_tensors(std::string&, Visitor&&) {}
@@ -60,10 +60,10 @@ void visit_tensors(
     std::unordered_map<K, V, H, E, A>& values,
     Visitor&& visitor);
 template <class Example, class Visitor>
-requires requires(Example& example) {
-  typename Example::DataType;
-  typename Example::TargetType;
-}
+  requires requires(Example& example) {
+    typename Example::DataType;
+    typename Example::TargetType;
+  }
 void visit_tensors(Example& example, Visitor&& visitor);
 
 template <class T, class Visitor>
@@ -99,10 +99,10 @@ void visit_tensors(
   for (auto& [key, value] : values) visit_tensors(value, visitor);
 }
 template <class Example, class Visitor>
-requires requires(Example& example) {
-  typename Example::DataType;
-  typename Example::TargetType;
-}
+  requires requires(Example& example) {
+    typename Example::DataType;
+    typename Example::TargetType;
+  }
 void visit_tensors(Example& example, Visitor&& visitor) {
   visit_tensors(example.data, visitor);
   visit_tensors(example.target, visitor);
@@ -149,9 +149,8 @@ struct HoldsTensors<std::unordered_map<K, V, H, E, A>> : HoldsTensors<V> {};
 
 /// A value that visit_tensors can open, with tensors in it.
 template <class T>
-concept NestedTensors = detail::HoldsTensors<T>::value && requires(T& value) {
-  visit_tensors(value, detail::AnyVisitor{});
-};
+concept NestedTensors = detail::HoldsTensors<T>::value &&
+    requires(T& value) { visit_tensors(value, detail::AnyVisitor{}); };
 
 /// The tensors in `value`, in order.
 template <NestedTensors T>
@@ -171,8 +170,8 @@ T send_to_device(T value, at::Device device, bool non_blocking = false) {
   return value;
 }
 
-/// How `reduce` joins the values of all ranks. `none` leaves each rank its own.
-enum class Reduction { none, sum, mean, max, min };
+/// Accelerate's name.
+using Reduction = ReduceOp;
 
 namespace detail {
 // In place of each tensor, the result. Undefined tensors stay undefined.
@@ -182,7 +181,7 @@ ACCELERATE_API void gather_in_place(
 ACCELERATE_API void reduce_in_place(
     std::vector<at::Tensor>& tensors,
     const Group& group,
-    Reduction reduction,
+    std::optional<ReduceOp> op,
     double scale);
 ACCELERATE_API void broadcast_in_place(
     std::vector<at::Tensor>& tensors,
@@ -247,17 +246,18 @@ T gather(const T& value, const Group& group) {
       value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
 
-/// Every tensor of `value` as the sum, mean, maximum or minimum over all ranks,
-/// times `scale`.
-/// The mean needs floating-point or complex values. New tensors.
+/// Every tensor of `value` as the sum, mean, maximum or whatever `op` makes of
+/// all ranks' values, times `scale`; with std::nullopt (Accelerate's "none")
+/// every rank keeps its own. The mean needs floating-point or complex values.
+/// New tensors.
 template <NestedTensors T>
 T reduce(
     const T& value,
     const Group& group,
-    Reduction reduction = Reduction::sum,
+    std::optional<ReduceOp> op = ReduceOp::sum,
     double scale = 1.0) {
   return detail::with_tensors(value, [&](auto& tensors) {
-    detail::reduce_in_place(tensors, group, reduction, scale);
+    detail::reduce_in_place(tensors, group, op, scale);
   });
 }
 

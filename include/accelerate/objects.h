@@ -29,27 +29,27 @@ inline void object_from_bytes(std::string_view bytes, std::string& text) {
 }
 
 template <class T>
-requires std::is_trivially_copyable_v<T> &&(!std::is_pointer_v<T>)std::string
-    object_to_bytes(const T& object) {
+  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
+std::string object_to_bytes(const T& object) {
   return {reinterpret_cast<const char*>(&object), sizeof object};
 }
 template <class T>
-requires std::is_trivially_copyable_v<T> &&
-    (!std::is_pointer_v<T>)void object_from_bytes(
-        std::string_view bytes,
-        T& object);
+  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
+void object_from_bytes(std::string_view bytes, T& object);
 
 template <class Json>
-requires requires(const Json& json) {
-  { json.dump() } -> std::convertible_to<std::string>;
-  Json::parse(std::string());
+  requires requires(const Json& json) {
+    { json.dump() } -> std::convertible_to<std::string>;
+    Json::parse(std::string());
+  }
+std::string object_to_bytes(const Json& json) {
+  return json.dump();
 }
-std::string object_to_bytes(const Json& json) { return json.dump(); }
 template <class Json>
-requires requires(const Json& json) {
-  { json.dump() } -> std::convertible_to<std::string>;
-  Json::parse(std::string());
-}
+  requires requires(const Json& json) {
+    { json.dump() } -> std::convertible_to<std::string>;
+    Json::parse(std::string());
+  }
 void object_from_bytes(std::string_view bytes, Json& json) {
   json = Json::parse(std::string(bytes));
 }
@@ -66,37 +66,33 @@ ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
 }  // namespace detail
 
 template <class T>
-requires std::is_trivially_copyable_v<T> &&
-    (!std::is_pointer_v<T>)void object_from_bytes(
-        std::string_view bytes,
-        T& object) {
+  requires std::is_trivially_copyable_v<T> && (!std::is_pointer_v<T>)
+void object_from_bytes(std::string_view bytes, T& object) {
   if (bytes.size() != sizeof object)
     detail::throw_wrong_size(bytes.size(), sizeof object);
   std::memcpy(&object, bytes.data(), sizeof object);
 }
 
 template <class A, class B>
-requires(!std::is_trivially_copyable_v<std::pair<A, B>>) std::string
-    object_to_bytes(const std::pair<A, B>& pair);
+  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
+std::string object_to_bytes(const std::pair<A, B>& pair);
 template <class A, class B>
-requires(!std::is_trivially_copyable_v<std::pair<A, B>>) void object_from_bytes(
-    std::string_view bytes,
-    std::pair<A, B>& pair);
+  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
+void object_from_bytes(std::string_view bytes, std::pair<A, B>& pair);
 template <class T>
 std::string object_to_bytes(const std::vector<T>& list);
 template <class T>
 void object_from_bytes(std::string_view bytes, std::vector<T>& list);
 
 template <class A, class B>
-requires(!std::is_trivially_copyable_v<std::pair<A, B>>) std::string
-    object_to_bytes(const std::pair<A, B>& pair) {
+  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
+std::string object_to_bytes(const std::pair<A, B>& pair) {
   return detail::pack_bytes(
       {object_to_bytes(pair.first), object_to_bytes(pair.second)});
 }
 template <class A, class B>
-requires(!std::is_trivially_copyable_v<std::pair<A, B>>) void object_from_bytes(
-    std::string_view bytes,
-    std::pair<A, B>& pair) {
+  requires(!std::is_trivially_copyable_v<std::pair<A, B>>)
+void object_from_bytes(std::string_view bytes, std::pair<A, B>& pair) {
   const std::vector<std::string> parts = detail::unpack_bytes(bytes);
   if (parts.size() != 2) detail::throw_wrong_size(parts.size(), 2);
   object_from_bytes(parts[0], pair.first);
@@ -120,11 +116,11 @@ void object_from_bytes(std::string_view bytes, std::vector<T>& list) {
 
 /// A value that can travel as bytes.
 template <class T>
-concept Transferable = std::is_default_constructible_v<T> &&
-    requires(const T& object, T& target) {
-  { object_to_bytes(object) } -> std::convertible_to<std::string>;
-  object_from_bytes(std::string_view(), target);
-};
+concept Transferable =
+    std::is_default_constructible_v<T> && requires(const T& object, T& target) {
+      { object_to_bytes(object) } -> std::convertible_to<std::string>;
+      object_from_bytes(std::string_view(), target);
+    };
 
 /// The lists of all ranks, joined in rank order, on every rank. Their lengths
 /// may differ.

@@ -25,18 +25,17 @@ class ACCELERATE_API Optimizer {
       : prepared_(std::move(prepared)) {}
 
   /// Steps if this micro-step ends a window (`Accelerator::sync_gradients()`);
-  /// else does nothing. With fp16 a step whose gradients are not finite, on any
-  /// rank, is left out on all. `closure` computes the loss again, for the
-  /// optimizers that need one (not with fp16); the tensor it last gave is
-  /// returned.
+  /// otherwise does nothing. With fp16 a step whose gradients are not finite on
+  /// some rank is skipped on all. `closure` recomputes the loss, for optimizers
+  /// that need that (not with fp16); the tensor it last returned is returned.
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
 
-  /// Drops the gradients, except those that a window still adds up: between a
+  /// Drops the gradients, except those of an unfinished window: between a
   /// window's first backward and its step it does nothing, so a loop may call
   /// it first or last.
   void zero_grad(bool set_to_none = true) const;
 
-  /// Whether the last step was left out because of an infinite gradient. False
+  /// Whether the last step was skipped because of an infinite gradient. False
   /// before any step.
   [[nodiscard]] bool step_was_skipped() const;
 

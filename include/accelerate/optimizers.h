@@ -18,9 +18,9 @@
 /// The first four are LibTorch's own classes with a fused step: one kernel for
 /// all parameters of a dtype and device instead of a dozen for each, on CPU and
 /// CUDA. Options, state, and what torch::save writes are LibTorch's, so they
-/// can take the place of one another at any time; results differ by rounding
-/// only. Gradients may be missing or strided in any way, but not sparse: that
-/// throws ConfigError.
+/// can replace one another at any time; results differ by rounding only.
+/// Gradients may be missing or have any strides, but not be sparse: that throws
+/// ConfigError.
 namespace accelerate::optim {
 
 class ACCELERATE_API AdamW : public torch::optim::AdamW {
@@ -50,28 +50,28 @@ class ACCELERATE_API Adagrad : public torch::optim::Adagrad {
 /// Averages a gradient over ranks, in place.
 using AverageGradient = std::function<void(const at::Tensor&)>;
 
-/// Base of optimizers that update each parameter inside the backward pass, as
+/// Base of optimizers that update each parameter during the backward pass, as
 /// soon as its gradient is complete, and free the gradient at once: the memory
 /// of all gradients is never needed. `step()` and `zero_grad()` have nothing
 /// left to do. Not for accumulation, and not with fp16, whose losses are
 /// scaled.
 ///
-/// Accelerator::lomo_backward() runs them; by hand it is
+/// Accelerator::lomo_backward() runs them; without an Accelerator, call
 ///
 ///     lomo.fused_backward(loss, learning_rate);
 class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
  public:
   ~FusedBackwardOptimizer() override;
 
-  /// Runs backward and updates, at the rate given. With `clip_grad_norm` there
-  /// are two passes, because the norm of all gradients must be known before the
-  /// first is used. `average`, if given, is called once for each gradient, in
-  /// the same order on ranks that run the same graph.
+  /// Runs backward and updates with the given learning rate. With
+  /// `clip_grad_norm` there are two passes, because the norm of all gradients
+  /// must be known before the first is used. `average`, if given, is called
+  /// once per gradient, in the same order on ranks that run the same graph.
   void fused_backward(
       const at::Tensor& loss,
       double learning_rate,
       const AverageGradient& average = nullptr);
-  /// Nothing: the backward has stepped.
+  /// Does nothing: the backward has stepped.
   at::Tensor step(LossClosure closure = nullptr) override;
 
  protected:
@@ -81,12 +81,12 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
       std::optional<double> clip_grad_norm,
       std::optional<double> clip_grad_value);
 
-  /// Steps on one parameter with its whole gradient.
+  /// Steps on one parameter with its complete gradient.
   virtual void update(
       at::Tensor& parameter,
       const at::Tensor& gradient,
       double learning_rate) = 0;
-  /// A new backward pass begins.
+  /// Called when a new backward pass begins.
   virtual void begin_step() {}
 
  private:
@@ -124,12 +124,12 @@ struct AdaLomoOptions {
   double decay_rate = -0.8;  ///< of the second moments, as a power of the step
   double clip_threshold = 1.0;  ///< of the root mean square of an update
   double eps_square = 1e-30;    ///< added to squared gradients
-  double eps_scale = 1e-3;      ///< the least size a parameter is taken for
+  double eps_scale = 1e-3;      ///< lower bound of a parameter's size
   std::optional<double> clip_grad_norm = std::nullopt;
   std::optional<double> clip_grad_value = std::nullopt;
 };
 /// The same with adaptive rates from factored second moments (Lv et al.,
-/// AdaLomo): state of a row and a column for each matrix.
+/// AdaLomo): the state of a matrix is one row and one column.
 class ACCELERATE_API AdaLomo : public FusedBackwardOptimizer {
  public:
   explicit AdaLomo(

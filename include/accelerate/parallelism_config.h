@@ -5,24 +5,32 @@
 
 namespace accelerate {
 
-/// Degrees of parallelism in the words of Accelerate's ParallelismConfig. A
-/// field left unset takes what the launcher said (`--parallelism_config_*`,
+/// Degrees of parallelism as Accelerate's ParallelismConfig spells them. A
+/// field left unset takes the launcher's value (`--parallelism_config_*`,
 /// `PARALLELISM_CONFIG_*`), else 1. The product is the number of ranks.
 struct ParallelismConfig {
-  /// Copies of the model.
+
+  // Degrees of data and tensor parallelism.
+
+  /// Number of replicas of the model.
   std::optional<int> dp_replicate_size = std::nullopt;
-  /// Ranks that split parameters, gradients and optimizer state.
+  /// Number of ranks over which parameters, gradients and optimizer state are
+  /// sharded.
   std::optional<int> dp_shard_size = std::nullopt;
-  /// Ranks that split each layer.
+  /// Number of tensor-parallel ranks.
   std::optional<int> tp_size = std::nullopt;
-  /// Ranks that split the sequence, each seeing parts of the others.
+
+  // Sequences, by context parallelism or by Ulysses.
+
+  /// Number of ranks over which the sequence is sharded, each attending to the
+  /// shards of the others.
   std::optional<int> cp_size = std::nullopt;
   /// "torch".
   std::optional<std::string> cp_backend = std::nullopt;
   /// "allgather" or "alltoall". Unset: "allgather".
   std::optional<std::string> cp_comm_strategy = std::nullopt;
-  /// Ranks that split the sequence, exchanging heads of attention for it
-  /// (Ulysses); not together with cp_size.
+  /// Number of ranks over which the sequence is sharded, exchanging attention
+  /// heads (Ulysses); not together with cp_size.
   std::optional<int> sp_size = std::nullopt;
   /// "deepspeed".
   std::optional<std::string> sp_backend = std::nullopt;

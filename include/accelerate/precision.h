@@ -10,31 +10,32 @@
 
 namespace accelerate {
 
-/// In what the forward pass computes. `no` leaves every tensor as it is.
+/// The precision in which the forward pass computes. `no` leaves every tensor
+/// unchanged.
 enum class Precision { no, fp16, bf16, fp8 };
 
 /// "no", "fp16", "bf16" or "fp8".
 ACCELERATE_API std::string_view name_of(Precision precision);
-/// In any case of letters. Throws ConfigError for another word.
+/// Ignores case. Throws ConfigError for another word.
 ACCELERATE_API Precision parse_precision(std::string_view name);
 
 struct AutocastOptions {
-  /// False: full precision, whatever scope is around, for a block that needs
-  /// it.
+  /// False: full precision, whatever the enclosing scope, for a block that
+  /// needs it.
   bool enabled = true;
   /// Keep low-precision copies of weights until the outermost scope ends, so
-  /// that a weight used twice is converted once. Costs their memory. Unset: as
-  /// it is on this thread, which is on.
+  /// that a weight used twice is converted once. Costs their memory. Unset:
+  /// this thread's setting, which is on by default.
   std::optional<bool> cache_enabled = std::nullopt;
 };
 
 /// While it lives, operations on this thread that gain from it run in `dtype`
-/// on devices of `device_type`, as in torch.autocast. Scopes nest; the
-/// outermost end drops the cached low-precision weights. Costs a few calls;
-/// destroy it on the thread that made it, in reverse order of making.
+/// on devices of `device_type`, as in torch.autocast. Scopes nest; the end of
+/// the outermost drops the cached low-precision weights. Costs a few calls;
+/// destroy it on the thread that made it, in reverse order of construction.
 class ACCELERATE_API AutocastScope {
  public:
-  /// `dtype` empty: autocast is switched off inside.
+  /// With `dtype` empty, autocast is off inside.
   AutocastScope(
       c10::DeviceType device_type,
       std::optional<c10::ScalarType> dtype,

@@ -7,28 +7,29 @@
 
 namespace accelerate {
 
-/// Where the time of one pass over a loader went, in seconds. Reading, collating
-/// and transfer are summed over the worker threads; waiting and the loop are the
-/// calling thread's.
+/// The time of one pass over a loader by activity, in seconds. Reading,
+/// collating and transfer are summed over the worker threads; waiting and the
+/// loop are those of the calling thread.
 struct ACCELERATE_API PrefetchReport {
-  /// Batches handed out.
+  /// Number of batches handed out.
   std::int64_t num_batches = 0;
   int num_workers = 0;
-  /// Inside the dataset: get, get_batch, next.
+  /// Time inside the dataset: get, get_batch, next.
   double read_seconds = 0;
-  /// Joining samples.
+  /// Time for collating samples.
   double collate_seconds = 0;
-  /// Pinning, copying to the device, sending slices between ranks.
+  /// Time for pinning, copying to the device, and sending slices between ranks.
   double transfer_seconds = 0;
-  /// The loop stood still until its batch was there.
+  /// Time during which the loop waited for its batch.
   double wait_seconds = 0;
-  /// The loop worked: from getting a batch to asking for the next.
+  /// Time during which the loop worked, from getting a batch to asking for the
+  /// next.
   double loop_seconds = 0;
 
-  /// Of the time of the pass, the part in which the loop waited: 0 to 1. Near 0
-  /// the model is the bottleneck; else the loader is.
+  /// The fraction of the pass during which the loop waited: 0 to 1. Near 0 the
+  /// model is the bottleneck; otherwise the loader is.
   [[nodiscard]] double wait_fraction() const;
-  /// One line for a person: the times, and which to improve.
+  /// One line for people: the times, and which one to improve.
   [[nodiscard]] std::string text() const;
 };
 

@@ -7,15 +7,16 @@
 
 namespace accelerate {
 
-/// Which steps of a training loop a profiler records: `skip_first` steps are
-/// passed over, then cycles of `wait` steps without it, `warmup` with it but
-/// thrown away, and `active` recorded. As torch.profiler.schedule.
+/// Decides which steps of a training loop a profiler records: `skip_first`
+/// steps are skipped, then follow cycles of `wait` steps without it, `warmup`
+/// steps whose records are dropped, and `active` recorded ones. Like
+/// torch.profiler.schedule.
 struct ProfileSchedule {
   std::int64_t wait = 0;
   std::int64_t warmup = 0;
   /// At least 1.
   std::int64_t active = 1;
-  /// Cycles; 0: until the end.
+  /// Number of cycles; 0: until the end.
   std::int64_t repeat = 0;
   std::int64_t skip_first = 0;
 };
@@ -27,7 +28,7 @@ enum class ProfilerAction {
   record_and_save,  ///< the last recorded step of a cycle
 };
 
-/// What a profiler does in step number `step`, counted from 0. Throws
+/// The action of a profiler in step number `step`, counted from 0. Throws
 /// ConfigError if the schedule has a negative number or no active step.
 ACCELERATE_API ProfilerAction
 profiler_action(const ProfileSchedule& schedule, std::int64_t step);

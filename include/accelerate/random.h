@@ -11,10 +11,11 @@
 namespace accelerate {
 
 struct SeedOptions {
-  /// Add this rank's number in the world, for noise that must differ.
+  /// Add this rank's number in the world, for noise that must differ between
+  /// ranks.
   bool device_specific = false;
-  /// Only algorithms that give the same result every time; an operation that
-  /// has none throws. Slower.
+  /// Use only algorithms that give the same result every time; an operation
+  /// that has none throws. Slower.
   bool deterministic = false;
 };
 
@@ -22,23 +23,23 @@ struct SeedOptions {
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const SeedOptions& options = {});
-/// `world` says which rank this is, for `device_specific`.
+/// `world` gives the rank, for `device_specific`.
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const World& world,
     const SeedOptions& options = {});
 
-/// Whose state to synchronise.
+/// The generator whose state is synchronised.
 enum class RNGType {
   torch,   ///< the CPU's default generator
   device,  ///< the default generator of this rank's accelerator, if there is one
 };
 
-/// Gives every rank rank 0's random states. Collective.
+/// Gives every rank the random states of rank 0. Collective.
 ACCELERATE_API void synchronize_rng_states(
     const World& world,
     const std::vector<RNGType>& types = {RNGType::torch});
-/// The same for a generator of the user's.
+/// The same for the user's own generator.
 ACCELERATE_API void synchronize_rng_state(
     const Group& group,
     at::Generator& generator);

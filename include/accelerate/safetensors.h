@@ -13,13 +13,14 @@
 #include <string_view>
 #include <vector>
 
-/// Tensors in files of the safetensors format. Knows no LibTorch.
+/// Tensors in files of the safetensors format, without LibTorch.
 namespace accelerate::safetensors {
 
-/// What a tensor's elements are. Names are the format's.
+/// The type of a tensor's elements. Names are those of the format.
 enum class Dtype {
   BOOL,
-  /// 4 and 6 bits an element, packed; a tensor's bits fill whole bytes.
+  /// 4 and 6 bits per element, packed; the bits of a tensor fill complete
+  /// bytes.
   F4,
   F6_E2M3,
   F6_E3M2,
@@ -45,65 +46,66 @@ enum class Dtype {
 
 /// "F32" and so on.
 ACCELERATE_API std::string_view name_of(Dtype dtype);
-/// Nothing for another name; names are in capitals.
+/// Returns nothing for another name; names are upper case.
 ACCELERATE_API std::optional<Dtype> parse_dtype(std::string_view name);
 ACCELERATE_API int bits_of(Dtype dtype);
 
 using Shape = std::vector<std::uint64_t>;
 
-/// Bytes of a tensor of this shape, one row after another without gaps. Nothing
-/// if the number does not fit or is no whole number of bytes.
+/// Number of bytes of a tensor of this shape, one row after another without
+/// gaps. Nothing if the number does not fit or is not a multiple of a byte.
 ACCELERATE_API std::optional<std::uint64_t> bytes_of(
     Dtype dtype,
     const Shape& shape);
 
 struct TensorInfo {
   Dtype dtype = Dtype::F32;
-  /// No sizes: one element.
+  /// Without sizes there is one element.
   Shape shape = {};
-  /// In the data, which begins after the header.
+  /// Offsets in the data, which begins after the header.
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 
   [[nodiscard]] std::uint64_t num_bytes() const { return end - begin; }
 };
 
-/// What a file says before its data.
+/// The contents of a file before its data.
 struct Header {
   std::map<std::string, TensorInfo> tensors;
   std::map<std::string, std::string> metadata;
-  /// It is in the file, perhaps empty.
+  /// True if the file has metadata, which may be empty.
   bool has_metadata = false;
-  /// Where in the file the data begins.
+  /// Offset in the file at which the data begins.
   std::uint64_t data_begin = 0;
 };
 
-/// In the order of the data.
+/// The names of the tensors in the order of the data.
 ACCELERATE_API std::vector<std::string> names_in_order(const Header& header);
 
 /// Longer headers are refused.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
-/// Reads the header of a file of `file_size` bytes. `start` holds the file's
-/// beginning, at least the header, as far as the file goes. Throws
+/// Reads the header of a file of `file_size` bytes. `start` holds the beginning
+/// of the file, at least the header, as far as the file goes. Throws
 /// CheckpointError unless the file is valid: the header is one JSON object of
 /// known fields, each once, and the tensors cover the data without holes or
-/// overlaps, as the reference reader demands; white space other than spaces
-/// after the header, doubled names, unknown fields and null metadata, which it
-/// lets pass, are refused. `name`: what to call the file in messages.
+/// overlaps, as the reference reader demands. Also refused are things that the
+/// reference reader accepts: white space other than spaces after the header,
+/// duplicate names, unknown fields and null metadata. `name` is used in
+/// messages.
 ACCELERATE_API Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,
     const std::string& name);
 
-/// A part of a tensor: for each dimension where it begins, and its size.
+/// A slice of a tensor: its beginning and size in each dimension.
 struct Box {
   Shape begin;
   Shape size;
 };
 
-/// A file of tensors, mapped: nothing is read until asked for. The file must
-/// not be shortened meanwhile. Safe to read from several threads.
+/// A file of tensors, memory-mapped: nothing is read until asked for. The file
+/// must not be shortened meanwhile. Safe to read from several threads.
 class ACCELERATE_API Reader {
  public:
   /// Throws Error if the file cannot be read, CheckpointError if it is invalid.
@@ -115,13 +117,14 @@ class ACCELERATE_API Reader {
   [[nodiscard]] const std::filesystem::path& path() const;
   [[nodiscard]] const Header& header() const;
   [[nodiscard]] bool contains(const std::string& name) const;
-  /// Throws CheckpointError for a name that is not there, naming the nearest.
+  /// Throws CheckpointError for a name that is not in the file, naming the
+  /// nearest.
   [[nodiscard]] const TensorInfo& info(const std::string& name) const;
-  /// The tensor's bytes in the mapping, little-endian, perhaps unaligned; valid
-  /// as long as the reader.
+  /// The tensor's bytes in the mapping, little-endian, possibly unaligned;
+  /// valid as long as the reader.
   [[nodiscard]] std::span<const std::byte> bytes(const std::string& name) const;
-  /// Copies a part of a tensor to `out`, one row after another, touching those
-  /// pages of the file only. Throws CheckpointError if the box is not inside
+  /// Copies a slice of a tensor to `out`, one row after another, touching only
+  /// those pages of the file. Throws CheckpointError if the box is not inside
   /// the tensor, `out` has another size, or elements are smaller than a byte.
   void read(const std::string& name, const Box& box, std::span<std::byte> out)
       const;
@@ -137,10 +140,10 @@ struct Declaration {
   Shape shape;
 };
 
-/// Lays a file out: begin and end of each tensor, in the order of the reference
+/// Lays out a file: begin and end of each tensor, in the order of the reference
 /// writer (the widest elements first, then by name), which aligns all data.
-/// Throws CheckpointError for names given twice, the name "__metadata__", and
-/// sizes that are impossible.
+/// Throws CheckpointError for duplicate names, the name "__metadata__", and
+/// impossible sizes.
 ACCELERATE_API Header lay_out(
     const std::vector<Declaration>& tensors,
     std::map<std::string, std::string> metadata = {});
@@ -151,7 +154,7 @@ ACCELERATE_API std::string header_bytes(const Header& header);
 
 /// Writes a file from beginning to end in bounded memory: all tensors are
 /// declared first, then given in pieces of any size, in the order of the data.
-/// The file appears under its name, replacing another, when it is complete.
+/// The file appears under its name, replacing another, once it is complete.
 class ACCELERATE_API Writer {
  public:
   /// Throws Error if the file cannot be written, and as lay_out.
@@ -161,18 +164,19 @@ class ACCELERATE_API Writer {
       std::map<std::string, std::string> metadata = {});
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
-  /// Removes what is unfinished.
+  /// Removes an unfinished file.
   ~Writer();
 
-  /// Where everything is; the order of `begin` is that of writing.
+  /// The layout; the order of `begin` is that of writing.
   [[nodiscard]] const Header& header() const;
   /// Names in the order in which their data must come.
   [[nodiscard]] const std::vector<std::string>& order() const;
-  /// The next bytes of the data. Throws Error if they cannot be written,
-  /// CheckpointError if they are more than was declared.
+  /// Writes the next bytes of the data. Throws Error if they cannot be written,
+  /// CheckpointError if they exceed what was declared.
   void write(std::span<const std::byte> bytes);
-  /// All data was given: makes the file durable and gives it its name. Throws
-  /// CheckpointError if some is missing, Error if it cannot be written.
+  /// To be called when all data was given: makes the file durable and gives it
+  /// its name. Throws CheckpointError if some is missing, Error if it cannot be
+  /// written.
   void finish();
 
  private:

@@ -13,8 +13,8 @@
 namespace accelerate {
 
 /// The order in which a pass visits the samples of a dataset. Every rank holds
-/// one and they agree: the order depends on seed and epoch only. A class of your
-/// own is given to a loader as DataLoaderOptions::sampler.
+/// one and they agree: the order depends on seed and epoch only. Give your own
+/// class to a loader as DataLoaderOptions::sampler.
 class ACCELERATE_API Sampler {
  public:
   Sampler() = default;
@@ -22,17 +22,17 @@ class ACCELERATE_API Sampler {
   Sampler& operator=(const Sampler&) = delete;
   virtual ~Sampler();
 
-  /// Samples of a pass.
+  /// Number of samples in a pass.
   [[nodiscard]] virtual std::int64_t size() const = 0;
-  /// The pass of `epoch` begins. `seed` is the loader's data_seed, else rank 0's
-  /// torch::manual_seed.
+  /// Begins the pass of `epoch`. `seed` is the loader's data_seed, else rank
+  /// 0's torch::manual_seed.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
-  /// The index in the dataset of the sample at `position`, from 0 to size() - 1,
-  /// of the pass begun last.
+  /// The index in the dataset of the sample at `position`, from 0 to size() -
+  /// 1, of the pass begun last.
   [[nodiscard]] virtual std::int64_t at(std::int64_t position) const = 0;
 };
 
-/// 0, 1, 2 …
+/// The order 0, 1, 2 …
 class ACCELERATE_API SequentialSampler final : public Sampler {
  public:
   explicit SequentialSampler(std::int64_t num_samples)
@@ -48,7 +48,7 @@ class ACCELERATE_API SequentialSampler final : public Sampler {
 };
 
 /// A keyed permutation: a new order in every epoch, in constant memory and
-/// start time at any size. What `shuffle` uses.
+/// start-up time for any size. `shuffle` uses it.
 class ACCELERATE_API KeyedSampler final : public Sampler {
  public:
   explicit KeyedSampler(std::int64_t num_samples);
@@ -63,26 +63,26 @@ class ACCELERATE_API KeyedSampler final : public Sampler {
 };
 
 struct RandomSamplerOptions {
-  /// Draw each sample from all, so that some come twice and some not at all.
+  /// Draw each sample from all, so that some occur twice and some not at all.
   bool replacement = false;
-  /// Of a pass; unset: as many as the dataset has. More than that go round
-  /// again.
+  /// Number of samples in a pass; unset: that of the dataset. Beyond that, the
+  /// order starts over.
   std::optional<std::int64_t> num_samples = std::nullopt;
 };
 
-/// The order that PyTorch's RandomSampler draws from this generator, which
-/// moves on by it.
+/// The order that PyTorch's RandomSampler draws from this generator, which it
+/// advances.
 [[nodiscard]] ACCELERATE_API std::vector<std::int64_t> random_order(
     std::int64_t dataset_size,
     const RandomSamplerOptions& options,
     at::Generator& generator);
 
-/// PyTorch's random order, from a generator seeded with seed + epoch: that of
-/// Accelerate's SeedableRandomSampler. Memory and start time grow with the
+/// PyTorch's random order, from a generator seeded with seed + epoch, as in
+/// Accelerate's SeedableRandomSampler. Memory and start-up time grow with the
 /// dataset.
 class ACCELERATE_API RandomSampler final : public Sampler {
  public:
-  /// Throws ConfigError for sizes below 0, or samples of an empty dataset.
+  /// Throws ConfigError for negative sizes, or samples of an empty dataset.
   explicit RandomSampler(
       std::int64_t dataset_size,
       const RandomSamplerOptions& options = {});
@@ -96,12 +96,12 @@ class ACCELERATE_API RandomSampler final : public Sampler {
   std::vector<std::int64_t> order_;
 };
 
-/// Draws each sample with a probability in proportion to its weight.
+/// Draws each sample with a probability proportional to its weight.
 class ACCELERATE_API WeightedRandomSampler final : public Sampler {
  public:
-  /// `weights`: one a sample, none below 0. Throws ConfigError if they cannot
-  /// be drawn from: all 0, or without replacement more samples than weights
-  /// above 0.
+  /// `weights` has one entry per sample, none negative. Throws ConfigError if
+  /// they cannot be drawn from: all 0, or without replacement more samples than
+  /// positive weights.
   WeightedRandomSampler(
       std::vector<double> weights,
       std::int64_t num_samples,
@@ -117,9 +117,9 @@ class ACCELERATE_API WeightedRandomSampler final : public Sampler {
   at::Tensor order_;
 };
 
-/// Which samples form each batch of a pass, for batches of different sizes.
-/// Every rank holds one and they agree. Given to a loader as
-/// DataLoaderOptions::batch_sampler; whole batches go to the ranks in turn.
+/// Decides which samples form each batch of a pass, for batches of different
+/// sizes. Every rank holds one and they agree. Give it to a loader as
+/// DataLoaderOptions::batch_sampler; batches go to the ranks in turn.
 class ACCELERATE_API BatchSampler {
  public:
   BatchSampler() = default;
@@ -127,9 +127,10 @@ class ACCELERATE_API BatchSampler {
   BatchSampler& operator=(const BatchSampler&) = delete;
   virtual ~BatchSampler();
 
-  /// Batches of the pass begun last, or of any before the first.
+  /// Number of batches of the pass begun last, or, before the first, of any
+  /// pass.
   [[nodiscard]] virtual std::int64_t size() const = 0;
-  /// As Sampler's.
+  /// As for Sampler.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
   /// Indices in the dataset of the samples of batch `batch`, from 0 to
   /// size() - 1; at least one.
@@ -138,22 +139,24 @@ class ACCELERATE_API BatchSampler {
 };
 
 struct LengthBucketOptions {
-  /// Samples of a batch, at most.
+  /// Maximum number of samples in a batch.
   std::int64_t batch_size = 1;
-  /// Items (tokens, say) of a batch when all are padded to its longest, at
-  /// most. A longer sample is a batch of its own. Unset: no limit.
+  /// Maximum number of items (tokens, say) in a batch when all samples are
+  /// padded to its longest. A longer sample forms its own batch. Unset: no
+  /// limit.
   std::optional<std::int64_t> max_items = std::nullopt;
   /// A new grouping and order of batches in every epoch.
   bool shuffle = true;
-  /// Samples are sorted by length within pools of so many batches: more, less
-  /// padding; fewer, more chance.
+  /// Samples are sorted by length within pools of this many batches: more mean
+  /// less padding; fewer, more randomness.
   std::int64_t batches_in_pool = 100;
 };
 
 /// Batches of samples of similar length, so that little is padded.
 class ACCELERATE_API LengthBucketSampler final : public BatchSampler {
  public:
-  /// One length a sample. Throws ConfigError for options below 1.
+  /// `lengths` has one entry per sample. Throws ConfigError for options below
+  /// 1.
   LengthBucketSampler(
       std::vector<std::int64_t> lengths,
       const LengthBucketOptions& options);

@@ -17,20 +17,15 @@ namespace accelerate {
 namespace detail {
 
 struct PreparedScheduler;
+class ScheduleAdapter;
 
 /// A schedule of this library or of LibTorch; borrowed.
-struct SchedulerReference {
-  SchedulerReference() = default;
-  SchedulerReference(optim::LRScheduler* schedule) : own(schedule) {}
-  SchedulerReference(torch::optim::LRScheduler* schedule) : torch(schedule) {}
-  SchedulerReference(torch::optim::ReduceLROnPlateauScheduler* schedule)
-      : plateau(schedule) {}
+struct ACCELERATE_API SchedulerReference {
+  SchedulerReference(optim::LRScheduler* schedule);
+  SchedulerReference(torch::optim::LRScheduler* schedule);
+  SchedulerReference(torch::optim::ReduceLROnPlateauScheduler* schedule);
 
-  [[nodiscard]] const void* address() const;
-
-  optim::LRScheduler* own = nullptr;
-  torch::optim::LRScheduler* torch = nullptr;
-  torch::optim::ReduceLROnPlateauScheduler* plateau = nullptr;
+  std::shared_ptr<ScheduleAdapter> schedule;
 };
 
 }  // namespace detail

@@ -20,8 +20,8 @@ class OptimizerOptions;
 /// Learning-rate schedules with the names, options and numbers of
 /// torch.optim.lr_scheduler, as functions of optimizer steps.
 ///
-/// Made with an optimizer a schedule sets its learning rates at once, and again
-/// at every `step()`. Made without one it is unbound: a part for SequentialLR
+/// A schedule made with an optimizer sets its learning rates at once, and again
+/// at every `step()`. Made without one it is unbound, a part for SequentialLR
 /// or ChainedScheduler.
 ///
 ///     optim::SequentialLR schedule(
@@ -30,7 +30,7 @@ class OptimizerOptions;
 ///         optim::CosineAnnealingLR({.T_max = 900}));
 namespace accelerate::optim {
 
-/// What a schedule computes a learning rate from.
+/// The inputs from which a schedule computes a learning rate.
 struct LRContext {
   std::int64_t step;  ///< optimizer steps so far
   double base_lr;     ///< the group's learning rate before any schedule
@@ -38,19 +38,18 @@ struct LRContext {
   std::size_t group;  ///< number of the parameter group
 };
 
-/// Base of all schedules; derive to write one. Borrows the optimizer. Not for
-/// several threads at once.
+/// Base of all schedules; derive from it to write one. Borrows the optimizer.
+/// Not for several threads at once.
 class ACCELERATE_API LRScheduler {
  public:
   virtual ~LRScheduler();
   LRScheduler(LRScheduler&&) noexcept;
   LRScheduler& operator=(LRScheduler&&) noexcept;
 
-  /// Call it after each optimizer step (the handle that prepare() returns
-  /// leaves out those the optimizer did not take). Throws ConfigError if
-  /// unbound.
+  /// Call it after each optimizer step (the handle that prepare() returns skips
+  /// those that the optimizer did not take). Throws ConfigError if unbound.
   virtual void step();
-  /// With what the training has achieved, for the schedules that ask for it
+  /// A step with the present metric, for schedules that need one
   /// (ReduceLROnPlateau); the others throw ConfigError.
   virtual void step(double metric);
 
@@ -58,7 +57,7 @@ class ACCELERATE_API LRScheduler {
   [[nodiscard]] const std::vector<double>& get_last_lr() const {
     return last_lrs_;
   }
-  /// Steps so far; PyTorch calls it last_epoch.
+  /// Number of steps so far; PyTorch calls it last_epoch.
   [[nodiscard]] std::int64_t step_count() const { return step_; }
   /// Steps after which `step()` throws; none for most schedules.
   [[nodiscard]] virtual std::optional<std::int64_t> total_steps() const;
@@ -67,15 +66,15 @@ class ACCELERATE_API LRScheduler {
     return optimizer_;
   }
 
-  /// Enough to go on exactly here in another process, with an optimizer of as
-  /// many groups. Loading sets the optimizer's learning rates too. Throws
-  /// CheckpointError if the state is of another schedule or another number of
-  /// groups; then nothing has changed.
+  /// Everything needed to continue exactly here in another process, with an
+  /// optimizer of as many groups. Loading also sets the optimizer's learning
+  /// rates. Throws CheckpointError if the state is of another schedule or
+  /// another number of groups; then nothing has changed.
   [[nodiscard]] virtual StateDict state_dict() const;
   virtual void load_state_dict(const StateDict& state);
 
-  /// Takes an optimizer, and its present learning rates as the base. Throws
-  /// ConfigError if it has one already.
+  /// Binds an optimizer, with its present learning rates as the base. Throws
+  /// ConfigError if one is already bound.
   void bind(torch::optim::Optimizer& optimizer);
 
  protected:
@@ -83,14 +82,14 @@ class ACCELERATE_API LRScheduler {
 
   /// The learning rate at `context.step`, 0 included.
   [[nodiscard]] virtual double get_lr(const LRContext& context) const = 0;
-  /// After bind() took the base learning rates: schedules that bring their own
-  /// replace them.
+  /// Called after bind() took the base learning rates: schedules that bring
+  /// their own replace them.
   virtual void begin() {}
-  /// Sets the learning rates of step `step_`, and what else the schedule
-  /// governs.
+  /// Sets the learning rates of step `step_`, and whatever else the schedule
+  /// controls.
   virtual void apply();
-  /// Begins again at step 0, from the base learning rates, without looking at
-  /// the present ones.
+  /// Restarts at step 0, from the base learning rates, without looking at the
+  /// present ones.
   virtual void restart();
 
   void set_lrs(const std::vector<double>& lrs);
@@ -119,7 +118,7 @@ class ACCELERATE_API LRScheduler {
 /// A factor as a function of steps.
 using LRLambda = std::function<double(std::int64_t step)>;
 
-/// base_lr x f(step). One function for all groups, or one for each.
+/// base_lr x f(step). One function for all groups, or one per group.
 class ACCELERATE_API LambdaLR : public LRScheduler {
  public:
   explicit LambdaLR(std::vector<LRLambda> lr_lambdas);
@@ -174,7 +173,7 @@ class ACCELERATE_API StepLR : public LRScheduler {
 };
 
 struct MultiStepLROptions {
-  /// In any order; a step named twice counts twice.
+  /// Steps in any order; a step named twice counts twice.
   std::vector<std::int64_t> milestones = {};
   double gamma = 0.1;
 };
@@ -261,8 +260,8 @@ class ACCELERATE_API PolynomialLR : public LRScheduler {
 };
 
 struct CosineAnnealingLROptions {
-  /// Steps from the base learning rate down to eta_min; afterwards it rises
-  /// again.
+  /// Number of steps from the base learning rate down to eta_min; afterwards it
+  /// rises again.
   std::int64_t T_max = 1;
   double eta_min = 0;
 };
@@ -286,7 +285,7 @@ struct CosineAnnealingWarmRestartsOptions {
   std::int64_t T_mult = 1;  ///< each cycle is so many times as long
   double eta_min = 0;
 };
-/// Half a cosine, begun again and again (Loshchilov and Hutter, SGDR).
+/// Half a cosine, restarted again and again (Loshchilov and Hutter, SGDR).
 class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
  public:
   explicit CosineAnnealingWarmRestarts(
@@ -302,8 +301,8 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   CosineAnnealingWarmRestartsOptions options_;
 };
 
-/// Sets a group's momentum, for optimizers other than LibTorch's own and those
-/// of this library; theirs (momentum, or the first beta) is found by itself.
+/// Sets a group's momentum, for optimizers other than LibTorch's and those of
+/// this library, whose momentum (or first beta) is found automatically.
 using SetMomentum =
     std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
 
@@ -354,8 +353,8 @@ struct CyclicLROptions {
   std::optional<std::int64_t> step_size_down = std::nullopt;  ///< unset: as up
   CyclicMode mode = CyclicMode::triangular;
   double gamma = 1.0;  ///< of exp_range
-  /// Instead of a mode: the height of a cycle, as a function of its number
-  /// (from 1), or with `scale_by_step` of the step.
+  /// Replaces a mode: the height of a cycle, as a function of its number (from
+  /// 1), or with `scale_by_step` of the step.
   std::function<double(double)> scale_fn = {};
   bool scale_by_step = false;
   bool cycle_momentum = true;
@@ -363,7 +362,7 @@ struct CyclicLROptions {
   double max_momentum = 0.9;
   SetMomentum set_momentum = {};
 };
-/// Up and down for ever (Smith, Cyclical Learning Rates); momentum the other
+/// Up and down repeatedly (Smith, Cyclical Learning Rates); momentum the other
 /// way round.
 class ACCELERATE_API CyclicLR : public LRScheduler {
  public:
@@ -397,7 +396,7 @@ struct ReduceLROnPlateauOptions {
   double eps = 1e-8;                 ///< smaller reductions are left out
 };
 /// x factor when the metric given to `step(metric)` no longer improves. Give
-/// every rank the same metric, or their learning rates part.
+/// every rank the same metric, or their learning rates diverge.
 class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
  public:
   explicit ReduceLROnPlateau(ReduceLROnPlateauOptions options = {});
@@ -467,7 +466,8 @@ class ACCELERATE_API SequentialLR : public LRScheduler {
   LRSchedulers parts_;
 };
 
-/// All schedules at once, each on the learning rates that the one before left.
+/// All schedules at once, each applied to the learning rates that the previous
+/// one left.
 class ACCELERATE_API ChainedScheduler : public LRScheduler {
  public:
   explicit ChainedScheduler(LRSchedulers parts);
@@ -499,7 +499,7 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
 ///
 ///     optim::LambdaLR schedule(adamw, optim::linear_with_warmup(100, 1000));
 ACCELERATE_API LRLambda constant_with_warmup(std::int64_t num_warmup_steps);
-/// Down to 0 at num_training_steps.
+/// Falls to 0 at num_training_steps.
 ACCELERATE_API LRLambda linear_with_warmup(
     std::int64_t num_warmup_steps,
     std::int64_t num_training_steps);

@@ -13,11 +13,11 @@
 
 namespace accelerate {
 
-/// Named values from which an object can be restored: numbers, texts, lists,
-/// tensors, and state dicts of parts. Tensors are shared, not copied.
+/// Named values from which an object can be restored: numbers, strings, lists,
+/// tensors, and nested state dicts. Tensors are shared, not copied.
 ///
-/// A class with `StateDict state_dict() const` and
-/// `void load_state_dict(const StateDict&)` can be saved and restored.
+/// A class with `StateDict state_dict() const` and `void load_state_dict(const
+/// StateDict&)` can be saved and restored.
 class ACCELERATE_API StateDict {
  public:
   using Value = std::variant<
@@ -42,19 +42,18 @@ class ACCELERATE_API StateDict {
     return values_.find(key) != values_.end();
   }
   [[nodiscard]] bool empty() const { return values_.empty(); }
-  /// By key, in the order of the alphabet.
+  /// All values by key, in alphabetical order.
   [[nodiscard]] const std::map<std::string, Value, std::less<>>& values()
       const& {
     return values_;
   }
-  /// By value from a temporary, so that a loop may run over it.
+  /// Returned by value from a temporary, so that a loop may run over it.
   [[nodiscard]] std::map<std::string, Value, std::less<>> values() && {
     return std::move(values_);
   }
 
-  /// The value, whose type must be T exactly; a whole number also serves as
-  /// double. Throws CheckpointError naming the key if it is missing or of
-  /// another type.
+  /// The value, whose type must be exactly T; an integer also serves as double.
+  /// Throws CheckpointError naming the key if it is missing or of another type.
   template <class T>
   [[nodiscard]] T get(std::string_view key) const {
     const Value& value = at(key);

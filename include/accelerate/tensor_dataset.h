@@ -21,8 +21,8 @@ ACCELERATE_API at::Tensor take_rows(
     std::span<const std::int64_t> indices);
 }  // namespace detail
 
-/// Tensors with equally many rows; sample i is row i of each. A batch is a
-/// tuple of tensors, made by one index_select each, in memory of its own.
+/// Tensors with equal numbers of rows; sample i is row i of each. A batch is a
+/// tuple of tensors, each made by one index_select, in its own memory.
 template <std::size_t n>
 class TensorDataset {
  public:

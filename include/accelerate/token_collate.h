@@ -12,7 +12,7 @@
 
 namespace accelerate {
 
-/// What a loss leaves out: PyTorch's ignore_index.
+/// Labels with this value are ignored by losses: PyTorch's ignore_index.
 inline constexpr std::int64_t kIgnoredLabel = -100;
 
 struct PadCollateOptions {
@@ -20,13 +20,14 @@ struct PadCollateOptions {
   /// Rows are as long as the longest sequence of the batch, rounded up to a
   /// multiple of this.
   std::int64_t pad_to_multiple_of = 1;
-  /// Longer sequences lose their end. Unset: no limit.
+  /// Longer sequences are truncated. Unset: no limit.
   std::optional<std::int64_t> max_length = std::nullopt;
-  /// Padding before the sequences instead of after them, as for generation.
+  /// Pad before the sequences instead of after them, as for generation.
   bool pad_left = false;
 };
 
-/// Sequences of a batch, padded to one length. kLong but for attention_mask.
+/// Sequences of a batch, padded to one length. All are kLong except
+/// attention_mask.
 struct PaddedBatch {
   /// [batch, length].
   at::Tensor input_ids;
@@ -34,7 +35,7 @@ struct PaddedBatch {
   at::Tensor attention_mask;
   /// [batch, length]; kIgnoredLabel where there is no token.
   at::Tensor labels;
-  /// [batch]: tokens of each row.
+  /// [batch]: number of tokens in each row.
   at::Tensor lengths;
 
   template <class Visitor>
@@ -47,34 +48,34 @@ struct PaddedBatch {
 };
 
 struct PackCollateOptions {
-  /// Tokens of a row.
+  /// Number of tokens in a row.
   std::int64_t row_length = 1024;
-  /// Rows of a batch. Unset: as many as it takes. With it, what does not fit is
-  /// an error, and rows with nothing in them are all padding.
+  /// Number of rows in a batch. Unset: as many as needed. If set, sequences
+  /// that do not fit are an error, and rows without any are all padding.
   std::optional<std::int64_t> num_rows = std::nullopt;
   std::int64_t pad_token_id = 0;
-  /// What happens to a sequence longer than a row.
+  /// How a sequence longer than a row is handled.
   enum class LongSequences { refuse, cut, split };
   LongSequences long_sequences = LongSequences::refuse;
-  /// A sequence's first token is no label: nothing before it in the row belongs
-  /// to it.
+  /// The first token of a sequence is not a label: no earlier token in the row
+  /// belongs to it.
   bool ignore_first_label = true;
 };
 
-/// Several sequences to a row, so that little is padding. kLong but for the two
-/// masks, which are kBool.
+/// Several sequences per row, so that there is little padding. All are kLong
+/// except the two masks, which are kBool.
 struct PackedBatch {
   /// [rows, row_length].
   at::Tensor input_ids;
   /// [rows, row_length]: true where there is a token.
   at::Tensor attention_mask;
-  /// [rows, row_length]: the place of each token in its sequence, from 0; 0 in
-  /// padding.
+  /// [rows, row_length]: the position of each token in its sequence, from 0; 0
+  /// in padding.
   at::Tensor position_ids;
-  /// [rows, row_length]: which sequence of its row a token belongs to, from 1; 0
-  /// in padding. block_attention_mask() makes a mask of it.
+  /// [rows, row_length]: the sequence in its row that a token belongs to, from
+  /// 1; 0 in padding. block_attention_mask() makes a mask of it.
   at::Tensor sequence_ids;
-  /// [rows, row_length]; kIgnoredLabel where the loss leaves a token out.
+  /// [rows, row_length]; kIgnoredLabel where the loss ignores a token.
   at::Tensor labels;
   /// [rows, row_length]: true where the loss counts.
   at::Tensor loss_mask;
@@ -98,8 +99,8 @@ struct PackedBatch {
 namespace detail {
 /// Tokens, and labels of the same length.
 using TokenSequence = std::pair<at::Tensor, at::Tensor>;
-/// Of a sample's tensors. Throws ConfigError unless they are one or two 1-d
-/// tensors of whole numbers, equally long.
+/// Takes the tensors of a sample. Throws ConfigError unless they are one or two
+/// 1-d integer tensors of equal length.
 ACCELERATE_API TokenSequence
 token_sequence(const std::vector<at::Tensor>& tensors);
 ACCELERATE_API PaddedBatch
@@ -117,9 +118,10 @@ std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
 }
 }  // namespace detail
 
-/// A collate function for sequences of different lengths: pads them. A sample's
-/// first tensor is its tokens, the second, if it has one, its labels, else the
-/// tokens are; both 1-d. Labels are not shifted.
+/// A collate function that pads sequences of different lengths. The first
+/// tensor of a sample holds its tokens, the second, if there is one, its
+/// labels, otherwise the tokens are the labels; both are 1-d. Labels are not
+/// shifted.
 class ACCELERATE_API PadCollate {
  public:
   /// Throws ConfigError for lengths below 1.
@@ -135,8 +137,8 @@ class ACCELERATE_API PadCollate {
 
 /// A collate function that packs sequences into rows, each into the first row
 /// with room, the longest first (first-fit decreasing: Johnson, "Near-optimal
-/// bin packing algorithms", 1973). Samples as PadCollate's. Sequences without
-/// tokens are left out.
+/// bin packing algorithms", 1973). Samples are those of PadCollate. Sequences
+/// without tokens are dropped.
 class ACCELERATE_API PackCollate {
  public:
   /// Throws ConfigError for lengths below 1.
@@ -150,17 +152,17 @@ class ACCELERATE_API PackCollate {
   PackCollateOptions options_;
 };
 
-/// From sequence_ids of [rows, length] a kBool mask of [rows, 1, length, length]
-/// for scaled_dot_product_attention: true where both tokens are of one sequence
-/// and, if `is_causal`, the second is not after the first. A token of padding
-/// sees itself, so that no row of the mask is empty.
+/// A kBool mask of [rows, 1, length, length] from sequence_ids of [rows,
+/// length], for scaled_dot_product_attention: true where both tokens are of one
+/// sequence and, if `is_causal`, the second is not after the first. A padding
+/// token attends to itself, so that no row of the mask is empty.
 [[nodiscard]] ACCELERATE_API at::Tensor block_attention_mask(
     const at::Tensor& sequence_ids,
     bool is_causal = true);
 
-/// Where each sequence of all rows, laid one after another, begins and the last
-/// ends: kInt, [sequences + 1], as attention kernels for unequal lengths want it.
-/// Padding counts as a sequence of its own.
+/// Where each sequence begins when all rows are concatenated, and where the
+/// last ends: kInt, [sequences + 1], as attention kernels for variable lengths
+/// expect it. Padding counts as a sequence of its own.
 [[nodiscard]] ACCELERATE_API at::Tensor cumulative_lengths(
     const at::Tensor& sequence_ids);
 

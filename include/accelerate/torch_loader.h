@@ -11,11 +11,11 @@
 
 namespace accelerate {
 
-/// A torch::data loader, read whole by every rank and cut: rank r keeps batches
-/// r, r + N …, and the last round is filled up with the first batches. Every
-/// rank must see the same order, so a random sampler needs the same seed on
-/// all. DataLoader above reads only what it needs, copies less and counts what
-/// it repeats: prefer it.
+/// A torch::data loader, read completely by every rank and divided: rank r
+/// keeps batches r, r + N …, and the last round is filled up with the first
+/// batches. Every rank must see the same order, so a random sampler needs the
+/// same seed on all. DataLoader above reads only what it needs, copies less and
+/// counts what it repeats: prefer it.
 template <class Loader>
 class TorchLoader {
  public:
@@ -57,7 +57,8 @@ class TorchLoader {
     bool operator==(detail::EndOfPass) const { return !batch_.has_value(); }
 
    private:
-    // One round ahead, because only then is the last batch known to be it.
+    // Reads one round ahead, because only then is the last batch known to be
+    // the last.
     void fetch_round() {
       next_.reset();
       const int count = owner_->context_.batch_count;
@@ -73,7 +74,7 @@ class TorchLoader {
       if (owner_->context_.even_batches &&
           !owner_->context_.even_batches().value_or(true))
         return;
-      // Rounds begin at rank 0: fill up with the first batches, in order.
+      // Rounds begin at rank 0: fills up with the first batches, in order.
       next_ = first_round_
           [static_cast<std::size_t>(mine - place) % first_round_.size()];
     }
@@ -101,7 +102,7 @@ class TorchLoader {
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
   [[nodiscard]] Loader& inner() { return *loader_; }
 
-  /// For prepare().
+  /// Called by prepare().
   void attach(detail::LoaderContext context) { context_ = std::move(context); }
 
  private:

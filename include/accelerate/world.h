@@ -19,6 +19,7 @@ namespace accelerate {
 namespace detail {
 struct GroupImpl;
 struct StoreImpl;
+class Transport;
 struct WorldImpl;
 }  // namespace detail
 
@@ -99,7 +100,8 @@ class ACCELERATE_API Group {
   /// names every missing rank. Slower: all ranks answer to rank 0.
   void monitored_barrier(std::chrono::milliseconds timeout) const;
 
-  /// Any bytes, of any length: a serialised object, say.
+  /// Any bytes, of any length. For objects: gather_object() and
+  /// broadcast_object() of objects.h.
   [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src)
       const;
   [[nodiscard]] std::vector<std::string> all_gather_bytes(
@@ -107,22 +109,6 @@ class ACCELERATE_API Group {
   [[nodiscard]] std::string scatter_bytes(
       std::span<const std::string> parts,
       int src) const;
-
-  /// Objects as JSON. `Json` is nlohmann::json or any type with `dump()` and a
-  /// static `parse(text)`.
-  template <class Json>
-  [[nodiscard]] Json broadcast_object(const Json& object, int src) const {
-    return Json::parse(
-        broadcast_bytes(rank() == src ? object.dump() : "", src));
-  }
-  template <class Json>
-  [[nodiscard]] std::vector<Json> all_gather_object(const Json& object) const {
-    std::vector<Json> objects;
-    for (const std::string& text : all_gather_bytes(object.dump())) {
-      objects.push_back(Json::parse(text));
-    }
-    return objects;
-  }
 
   [[nodiscard]] const std::shared_ptr<detail::GroupImpl>& impl() const {
     return impl_;
@@ -171,9 +157,9 @@ class ACCELERATE_API Store {
   std::shared_ptr<detail::StoreImpl> impl_;
 };
 
-/// Who this process is. Unset fields take what the launcher said: this
-/// project's, torchrun, Accelerate's, MPI or Slurm (docs/reference/launchers.md);
-/// without any launcher, one rank alone.
+/// The rank of this process and how it reaches the others. Unset fields take
+/// the launcher's values: this project's, torchrun, Accelerate's, MPI or Slurm
+/// (docs/guides/launch.md); without any launcher, one rank alone.
 struct WorldOptions {
   std::optional<int> rank = std::nullopt;
   std::optional<int> size = std::nullopt;
@@ -184,6 +170,10 @@ struct WorldOptions {
   std::optional<int> port = std::nullopt;
   /// Meet here instead of at a TCP store: a file, or memory among threads.
   std::optional<Store> store = std::nullopt;
+  /// By its name, what carries everything between the ranks. "gloo": TCP, on
+  /// every machine. Unset: the best that this machine has. World throws
+  /// ConfigError, listing the names, for another name.
+  std::optional<std::string> transport = std::nullopt;
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
   /// How long starting, and every collective, waits for a silent peer.
@@ -193,6 +183,9 @@ struct WorldOptions {
   std::optional<bool> debug = std::nullopt;
   /// Unset: lines on standard error, from the launcher's log_level upwards.
   std::optional<Logger> logger = std::nullopt;
+  /// In place of a named transport, one of the program's own. For tests: its
+  /// class is private and may change.
+  std::shared_ptr<detail::Transport> own_transport = nullptr;
 };
 
 /// This process among all: ranks, device, store and the group of everybody. A
@@ -213,7 +206,8 @@ class ACCELERATE_API World {
   [[nodiscard]] int local_size() const;
   [[nodiscard]] at::Device device() const;
   [[nodiscard]] std::chrono::milliseconds timeout() const;
-  /// Whose variables said who this is: "torch", "Slurm", "none", "options" ….
+  /// The launcher whose variables gave the rank: "torch", "Slurm", "none",
+  /// "options" ….
   [[nodiscard]] const std::string& launcher() const;
 
   [[nodiscard]] const Group& group() const;

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// Whether autocast is on, and in what dtype, on the CPU and the accelerator.
+/// Whether autocast is on, and its dtype, on the CPU and the accelerator.
 struct AutocastState {
   struct OfDevice {
     c10::DeviceType type = c10::DeviceType::CPU;
@@ -42,7 +42,7 @@ struct AutocastState {
   }
 };
 
-/// Puts back what it found.
+/// Restores the autocast state when destroyed.
 class AutocastStateScope {
  public:
   AutocastStateScope() { at::autocast::increment_nesting(); }

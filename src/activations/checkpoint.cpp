@@ -5,7 +5,9 @@
 namespace accelerate::detail {
 
 CheckpointScope::CheckpointScope(const CheckpointOptions& options) {
-  // What was compared, in all checkpoints of this thread.
+  // The operators that were compared, in all checkpoints of this thread.
+  // Thread-local so that ranks that are threads do not count on comparisons of
+  // each other, which would make results depend on timing.
   thread_local const auto compared = std::make_shared<ComparedOperators>();
   recording_ = std::make_unique<Recording>("checkpoint()", options, compared);
 }

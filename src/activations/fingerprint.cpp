@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 Fingerprint fingerprint_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  // Bytes are work space of a kernel, some of which nobody ever writes.
+  // Byte tensors are kernels' workspace, some of which is never written.
   if (tensor.numel() == 0 || tensor.layout() != at::kStrided ||
       tensor.is_complex() || tensor.is_quantized() ||
       tensor.scalar_type() == at::kByte) {
@@ -23,7 +23,7 @@ Fingerprint fingerprint_of(const at::Tensor& tensor) {
       at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
 }
 
-// Room for what an accelerator adds up in another order each time.
+// Tolerance for accelerators that add up in another order each time.
 bool Fingerprint::is_like(const Fingerprint& other) const {
   const auto alike = [&](double mine, double theirs) {
     if (std::isnan(mine) || std::isnan(theirs))

@@ -4,15 +4,16 @@
 
 namespace accelerate::detail {
 
-/// Of what was saved and of what was computed in its place: alike, unless
-/// somebody wrote behind LibTorch's operators.
+/// A summary of a tensor's values. Those of an original and of its
+/// recomputation are alike, unless something wrote behind LibTorch's operators.
 struct Fingerprint {
   double sum = 0;
   double magnitude = 0;
   [[nodiscard]] bool is_like(const Fingerprint& other) const;
 };
 
-/// Of any tensor; of those that no sum says anything about, always the same.
+/// The fingerprint of any tensor; constant for tensors that have no meaningful
+/// sum.
 Fingerprint fingerprint_of(const at::Tensor& tensor);
 
 }  // namespace accelerate::detail

@@ -6,10 +6,10 @@
 
 namespace accelerate::detail {
 
-/// A device's tensor in host memory, for a while.
+/// A temporary copy of a device's tensor in host memory.
 class HostCopy {
  public:
-  /// Strided tensors only.
+  /// True for strided tensors only.
   static bool is_possible(const at::Tensor& tensor) {
     return tensor.has_storage() && tensor.layout() == at::kStrided;
   }

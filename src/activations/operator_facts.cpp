@@ -9,14 +9,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// These change what autograd knows of a tensor, not what is in it.
+// These operators change what autograd knows of a tensor, not its values.
 bool only_marks(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
   return name == "aten::requires_grad_" || name == "aten::detach_" ||
       name == "aten::retain_grad" || name == "aten::set_requires_grad";
 }
 
-// Normalisations write running statistics, and their schemas do not say so.
+// Normalisations write running statistics although their schemas do not say so.
 bool changes_unannounced(const c10::Argument& argument) {
   return argument.name() == "running_mean" || argument.name() == "running_var";
 }
@@ -48,6 +48,7 @@ OperatorFacts find_facts(const c10::OperatorHandle& operation) {
 }  // namespace
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& operation) {
+  // Thread-local so that looking up, once per operator, takes no lock.
   thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts>
       known;
   const auto [entry, is_new] = known.try_emplace(&operation.schema());

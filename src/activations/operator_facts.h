@@ -6,7 +6,7 @@
 
 namespace accelerate::detail {
 
-/// What is the same in every call of an operator.
+/// Facts about an operator that are the same in every call.
 struct OperatorFacts {
   /// It returns tensors, or changes some.
   bool leaves_trace = false;
@@ -14,7 +14,7 @@ struct OperatorFacts {
   std::vector<bool> changes_argument;
 };
 
-/// Found once by each thread.
+/// Facts are cached per thread.
 const OperatorFacts& facts_of(const c10::OperatorHandle& operation);
 
 }  // namespace accelerate::detail

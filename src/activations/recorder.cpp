@@ -9,13 +9,16 @@ namespace accelerate::detail {
 
 namespace {
 
+// Thread-local because a recording is of the operators that its own thread
+// calls; the dispatch key that brings them here is included by thread, too.
 thread_local Recording* current = nullptr;
 
 void note(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  // Operators inside this one come with it.
+  // Operators called by this one are recomputed with it, so they are not
+  // recorded.
   const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
   const c10::DispatchKeySet below = keys &
       c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
@@ -26,7 +29,7 @@ void note(
   }
 }
 
-// A process has one fallback of a key.
+// A process can have one fallback per dispatch key.
 void register_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(

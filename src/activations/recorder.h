@@ -17,27 +17,27 @@
 
 namespace accelerate::detail {
 
-/// Stretches of a forward pass: one begins where an operator takes a tensor of
-/// another region. Those of `kUnrecorded` end one and begin none.
+/// Segments of a forward pass: one begins where an operator takes a tensor of
+/// another region. Tensors of `kUnrecorded` end a segment and begin none.
 struct Regions {
   static constexpr std::size_t kUnrecorded = 0;
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> region_of;
-  /// By region.
+  /// Names, indexed by region.
   std::vector<std::string> names{""};
 };
 
-/// While it lives, this thread's operators are noted on tapes. Inside another
-/// that is noting already, and with gradients disabled, it does nothing.
-/// Destroyed on the thread that made it, the innermost first.
+/// While it lives, operators of this thread are recorded on tapes. Inside
+/// another recording, and with gradients disabled, it does nothing. Destroyed
+/// on the thread that made it, the innermost first.
 class Recording final : public SavedTensorKeeper {
  public:
-  /// A tape for each stretch. `regions` outlives it.
+  /// Records one tape per segment. `regions` must outlive it.
   Recording(
       const Regions& regions,
       const CheckpointOptions& options,
       std::shared_ptr<ComparedOperators> compared);
-  /// One tape from here to the end.
+  /// Records one tape until the end.
   Recording(
       std::string name,
       const CheckpointOptions& options,
@@ -46,7 +46,7 @@ class Recording final : public SavedTensorKeeper {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 
-  /// For the dispatch key's fallback.
+  /// Called by the dispatch key's fallback.
   void run(
       const c10::OperatorHandle& operation,
       c10::DispatchKeySet keys,

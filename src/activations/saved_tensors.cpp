@@ -8,6 +8,8 @@ namespace accelerate::detail {
 
 namespace {
 
+// The scopes that are open, innermost last. Thread-local because a scope is
+// about the forward of its own thread; the engine asks there.
 thread_local std::vector<SavedTensorKeeper*> keepers;
 
 class EngineWithHooks final : public torch::autograd::Engine {
@@ -20,7 +22,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
     return nullptr;
   }
 
-  // Never destroyed, as LibTorch's own: threads of it may outlive main.
+  // Never destroyed, like LibTorch's own engine: its threads may outlive main.
   static torch::autograd::Engine& instance() {
     static auto* const engine = new EngineWithHooks();
     return *engine;

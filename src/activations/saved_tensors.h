@@ -7,8 +7,8 @@
 namespace accelerate::detail {
 
 /// Decides what autograd keeps in place of the tensors that operators of this
-/// thread save for backward. It is asked once for each; null leaves the tensor
-/// to the scope around, or as it is.
+/// thread save for backward. It is asked once per saved tensor; null leaves the
+/// tensor to the enclosing scope, or unchanged.
 class SavedTensorKeeper {
  public:
   SavedTensorKeeper() = default;
@@ -19,11 +19,12 @@ class SavedTensorKeeper {
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() = 0;
 };
 
-/// While it lives, `keeper` is asked, before those of scopes around. Destroyed
-/// on the thread that made it, the innermost first.
+/// While it lives, `keeper` is asked, before those of enclosing scopes.
+/// Destroyed on the thread that made it, the innermost first.
 ///
-/// How: LibTorch asks its autograd engine for such hooks, and the engine for C++
-/// has none; the first scope of a process puts one in its place that has.
+/// How: LibTorch asks its autograd engine for such hooks, and the engine for
+/// C++ has none; the first scope of a process replaces it with one that has
+/// them.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(SavedTensorKeeper& keeper);

@@ -26,17 +26,17 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// Where a tensor is found.
+/// Identifies a tensor known to the tape.
 struct Tape::Place {
   enum class Kind { nowhere, outside, made, by_operator, kept };
   Kind kind = Kind::nowhere;
-  /// Of the outside tensor, of the made one, or of the operator.
+  /// Index of the outside tensor, of the made one, or of the operator.
   std::size_t index = 0;
-  /// Of what the operator saved.
+  /// Index among the tensors that the operator saved.
   std::size_t number = 0;
 };
 
-/// A tensor among an operator's arguments: one of them, or of a list.
+/// A tensor among an operator's arguments, by itself or in a list.
 struct Tape::Input {
   std::size_t argument;
   std::optional<std::size_t> item;
@@ -44,7 +44,7 @@ struct Tape::Input {
   bool requires_grad;
 };
 
-/// A tensor that an operator returned for the first time.
+/// A tensor that an operator was the first to return.
 struct Tape::Output {
   std::size_t value;
   std::optional<std::size_t> item;
@@ -52,9 +52,10 @@ struct Tape::Output {
 };
 
 struct Tape::Saved {
-  /// In nodes that live still.
+  /// Number of hooks in nodes that still exist.
   int num_hooks = 0;
-  /// It is changed in place later, so that replaying must copy it.
+  /// True if the tensor is changed in place later, so that replaying must copy
+  /// it.
   bool is_changed_later = false;
   std::optional<Fingerprint> fingerprint;
   at::Tensor value;
@@ -62,7 +63,7 @@ struct Tape::Saved {
 
 struct Tape::Operator {
   c10::OperatorHandle operation;
-  /// Without the tensors.
+  /// The arguments, without their tensors.
   torch::jit::Stack arguments;
   std::vector<Input> inputs = {};
   std::vector<Output> outputs = {};
@@ -72,7 +73,7 @@ struct Tape::Operator {
   at::Generator generator = {};
   at::Tensor random_state = {};
   std::uint64_t history = 0;
-  /// It threw, and the program went on.
+  /// True if the operator threw and the program continued.
   bool has_failed = false;
   /// Made tensors that no later operator takes.
   std::vector<std::size_t> last_uses = {};
@@ -83,7 +84,7 @@ struct Tape::Outside {
   bool requires_grad = false;
   c10::VariableVersion counter;
   std::optional<std::uint32_t> version;
-  /// Its memory's number in copies_, if it is changed on the tape.
+  /// Index of its memory in copies_, if the tape changes it.
   std::optional<std::size_t> copy;
   std::optional<HostCopy> on_host;
 };
@@ -95,7 +96,7 @@ struct Tape::Known {
   Weak tensor;
 };
 
-/// In autograd's node, in place of what it saved.
+/// The hooks in autograd's node that stand for a saved tensor.
 class Tape::Hooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hooks(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
@@ -118,7 +119,7 @@ class Tape::Hooks final : public torch::autograd::SavedVariableHooks {
   at::Tensor kept_;
 };
 
-/// Takes what an operator saves when it runs again.
+/// Collects what an operator saves when it is recomputed.
 class Tape::Collector final : public SavedTensorKeeper {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
@@ -252,7 +253,7 @@ Tape::Place Tape::place_of(const at::Tensor& tensor) {
   const Place place{Place::Kind::outside, outside_.size()};
   Outside outside;
   outside.requires_grad = tensor.requires_grad();
-  // A parameter stays the one that it is; of others, not what made them.
+  // A parameter stays the same tensor; other tensors lose their history.
   outside.tensor = tensor.is_leaf() && tensor.requires_grad()
       ? tensor
       : tensor.variable_data();
@@ -314,7 +315,7 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return {Place::Kind::kept};
   if (!is_in_operator_) {
-    // A node of the user's own; what it saves was made here, or stays.
+    // The user's own node: what it saves was made here, or is kept.
     const auto found = known_.find(tensor.unsafeGetTensorImpl());
     if (found == known_.end() || found->second.place.kind != Place::Kind::made)
       return {Place::Kind::kept};
@@ -433,7 +434,7 @@ at::Tensor Tape::outside_again(
     at::Tensor& copy = copies[*outside.copy];
     if (!copy.defined()) {
       const at::Tensor& kept = copies_[*outside.copy];
-      // Autograd forbids changing a leaf; a clone of one is none.
+      // Autograd forbids changing a leaf in place; a clone is not a leaf.
       copy = outside.requires_grad
           ? kept.variable_data().requires_grad_(true).clone()
           : kept.clone();
@@ -509,7 +510,7 @@ void Tape::replay() {
           again = outside_again(outside_[input.place.index], copies);
         tensor = again;
       }
-      // Of a node of the user's own, which does not run again.
+      // The tensor comes from the user's own node, which is not recomputed.
       if (input.requires_grad && !tensor.requires_grad())
         tensor = tensor.detach().requires_grad_(true);
       if (!input.item) {

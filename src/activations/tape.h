@@ -24,13 +24,14 @@
 
 namespace accelerate::detail {
 
-/// The dispatch key that notes operators while a thread includes it. LibTorch
-/// uses it in tests of its dispatcher only; it comes before autograd, autocast
-/// and the gate.
+/// The dispatch key that records operators while a thread includes it. LibTorch
+/// uses it only to test its dispatcher; it comes before autograd, autocast and
+/// the gate.
 inline constexpr c10::DispatchKey kRecordingKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// What was compared already: operators, by all that ran before them.
+/// The operators that have been compared, identified by all that ran before
+/// them.
 class ComparedOperators {
  public:
   [[nodiscard]] bool has(std::uint64_t history) const {
@@ -47,36 +48,38 @@ class ComparedOperators {
   std::unordered_set<std::uint64_t> histories_;
 };
 
-/// Operators of a stretch of a forward pass, with what they took from outside
-/// of it. What they saved for backward is not kept; when backward asks for the
-/// first of it, they run once more, up to the last whose savings are wanted.
+/// The operators of a segment of a forward pass, with what they took from
+/// outside it. What they saved for backward is not kept; when backward asks for
+/// the first of it, they are recomputed, up to the last whose saved tensors are
+/// needed.
 ///
 /// Results are those of the first run: arguments, random states, autocast and
-/// gradient modes are as they were; tensors from outside that the stretch
-/// changes are copied before, and the copy is changed the second time. What
-/// was changed since by others is an error, as autograd would have it.
+/// gradient modes are restored; tensors from outside that the segment changes
+/// are copied before, and the copy is changed in the recomputation. A tensor
+/// that was changed since by other code is an error, as it is for autograd.
 ///
 /// Recorded by one thread; replayed by any, one at a time.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
-  /// `name`: for messages.
+  /// `name` is used in messages.
   Tape(
       std::string name,
       const CheckpointOptions& options,
       std::shared_ptr<ComparedOperators> compared);
   ~Tape();
 
-  /// An operator is about to run with the arguments on top of `stack`; false:
-  /// it leaves no trace, and is not noted. If noted, end() or cancel() follows.
+  /// Called when an operator is about to run with the arguments on top of
+  /// `stack`. Returns false if it leaves no trace and is not recorded. After
+  /// true, end() or cancel() follows.
   bool begin(
       const c10::OperatorHandle& operation,
       const torch::jit::Stack& stack);
   void end(const torch::jit::Stack& stack);
   void cancel();
-  /// Nothing more will be recorded.
+  /// Ends recording.
   void close();
 
-  /// For autograd, which saves a tensor.
+  /// Called by autograd for each tensor that it saves.
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks();
 
  private:
@@ -106,7 +109,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   void find_copies();
   void find_last_uses();
 
-  /// For the hooks.
+  /// Called by the hooks.
   Place pack(const at::Tensor& tensor);
   at::Tensor unpack(const Place& place);
   void forget(const Place& place);
@@ -124,17 +127,17 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::recursive_mutex mutex_;
   std::vector<Operator> operators_;
   std::vector<Outside> outside_;
-  /// Memory from outside as it was before it was changed here, flat.
+  /// Memory from outside as it was before the segment changed it, flat.
   std::vector<at::Tensor> copies_;
   std::size_t num_made_ = 0;
   std::size_t num_wanted_ = 0;
-  /// Tensors made here that a node saved beside any operator.
+  /// Tensors made here that a node saved outside any operator.
   std::unordered_map<std::size_t, Saved> saved_made_;
   bool is_in_operator_ = false;
   bool is_closed_ = false;
   std::uint64_t history_ = 0;
 
-  // While recording. Weak references keep addresses from being used again.
+  // Used while recording. Weak references keep addresses from being reused.
   std::unordered_map<const c10::TensorImpl*, Known> known_;
   std::unordered_map<const c10::StorageImpl*, std::vector<Place>> savings_of_;
   std::unordered_map<const c10::StorageImpl*, std::optional<std::size_t>>

@@ -25,7 +25,7 @@ struct DirectWriter::Block {
             -1,
             0)) {
     if (memory == MAP_FAILED) throw std::bad_alloc();
-    // Fewer first touches, where the system has huge pages.
+    // Reduces first-touch faults where the system has huge pages.
     ::madvise(memory, kBlockBytes, MADV_HUGEPAGE);
   }
   Block(const Block&) = delete;
@@ -69,8 +69,9 @@ struct DirectWriter::Ring {
     do {
       result = ::io_uring_submit(&ring);
     } while (result == -EINTR);
-    // What was refused stays in the queue, and would be written with the next,
-    // from a block that by then holds other bytes: there is no next.
+    // A refused request stays in the queue and would be submitted with the next
+    // one, from a block that by then holds other bytes; so nothing more is
+    // submitted.
     is_broken = result != 1;
     return !is_broken;
   }
@@ -175,7 +176,7 @@ void DirectWriter::start(Block& block) {
     ++block.file->num_on_the_way;
     if (ring_ != nullptr && ring_->submit(block)) {
       ++num_on_the_way_;
-      // Somebody may wait for a block while none was on its way.
+      // Another thread may be waiting for a block while none was in flight.
       changed_.notify_all();
       return;
     }
@@ -193,7 +194,8 @@ void DirectWriter::start(Block& block) {
   end(block, result);
 }
 
-// Waits until something ends: one thread for the ring, the others for it.
+// Waits until a write completes: one thread waits for the ring, the others for
+// that thread.
 void DirectWriter::let_one_end(Lock& lock) {
   if (num_on_the_way_ == 0 || somebody_waits_) {
     changed_.wait(lock);
@@ -209,8 +211,8 @@ void DirectWriter::let_one_end(Lock& lock) {
 }
 
 void DirectWriter::end(Block& block, int result) {
-  // What a file system refuses to take directly, and what is left of a write
-  // that ended early, goes the usual way; that says what is wrong, too.
+  // Data that the file system refuses to take directly, and the rest of a short
+  // write, goes through the page cache; that call also reports the error.
   const std::size_t done = result > 0 ? static_cast<std::size_t>(result) : 0;
   int error = 0;
   if (done < block.size) {

@@ -12,22 +12,23 @@ namespace accelerate::detail {
 
 using Bytes = std::span<const std::byte>;
 
-/// Writes past the page cache: a checkpoint is not read soon, so it need not
-/// displace what is, nor wait for the kernel to write its copy back. Works on
-/// whole blocks from aligned memory of its own, a bounded number of them on
-/// their way at once: by io_uring where the kernel allows it, so that a caller
-/// goes on at once; else each call waits for its own. Safe for several threads.
+/// Writes that bypass the page cache: a checkpoint is not read soon, so it need
+/// not displace what is, nor wait for the kernel to write its copy back. Works
+/// on full blocks from its own aligned memory, a bounded number of them in
+/// flight: by io_uring where the kernel allows it, so that a caller continues
+/// at once; otherwise each call waits for its own write. Safe for several
+/// threads.
 class DirectWriter {
  public:
   static constexpr std::size_t kBlockBytes = 8U << 20U;
   static constexpr std::size_t kMostBlocks = 4;
-  /// What offsets and sizes must be multiples of.
+  /// Offsets and sizes must be multiples of this.
   static constexpr std::size_t kAlignment = 4096;
 
-  /// A file, and what of it is on its way. Lives until wait() has returned.
+  /// A file and its writes in flight. It must live until wait() has returned.
   struct File {
     int direct = -1;  // opened with O_DIRECT
-    int plain = -1;   // takes what the first one refuses
+    int plain = -1;   // for what the first one refuses
     std::size_t num_on_the_way = 0;
     int error = 0;
   };
@@ -35,18 +36,20 @@ class DirectWriter {
   explicit DirectWriter(bool may_use_io_uring = true);
   DirectWriter(const DirectWriter&) = delete;
   DirectWriter& operator=(const DirectWriter&) = delete;
-  /// Every file has been waited for.
+  /// Precondition: every file has been waited for.
   ~DirectWriter();
 
-  /// The first `num_bytes` of the pieces, one after another, at `offset`, both
-  /// multiples of kAlignment. When it returns they may change. Returns the error
-  /// number of what is known to have failed, or 0.
+  /// Writes the first `num_bytes` of the pieces, one after another, at
+  /// `offset`; both numbers are multiples of kAlignment. The pieces may change
+  /// once it returns. Returns the error number of a failure known by then, or
+  /// 0.
   int write(
       File& file,
       std::uint64_t offset,
       std::uint64_t num_bytes,
       std::span<const Bytes> pieces);
-  /// Waits for all of the file. Returns the error number of what failed, or 0.
+  /// Waits for all writes of the file. Returns the error number of a failure,
+  /// or 0.
   int wait(File& file);
 
  private:
@@ -63,12 +66,13 @@ class DirectWriter {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<Block*> free_;
-  std::unique_ptr<Ring> ring_;  // null: the kernel has none for us
+  std::unique_ptr<Ring> ring_;  // null: io_uring is unavailable
   std::size_t num_on_the_way_ = 0;
   bool somebody_waits_ = false;  // for the ring
 };
 
-/// Writes all of it, as the system takes it. Returns an error number, or 0.
+/// Writes all bytes, through the page cache if necessary. Returns an error
+/// number, or 0.
 int write_all(int file, std::uint64_t offset, Bytes bytes);
 
 }  // namespace accelerate::detail

@@ -5,8 +5,8 @@
 
 namespace accelerate::detail {
 
-/// As exec and posix_spawn take arguments and variables: pointers into `words`,
-/// which must outlive them, and a null at the end.
+/// Arguments or variables as exec and posix_spawn take them: pointers into
+/// `words`, which must outlive them, and a final null.
 inline std::vector<char*> exec_words(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());

@@ -27,15 +27,15 @@ namespace {
 using std::filesystem::path;
 
 [[noreturn]] void fail(std::string_view what, const path& where, int code) {
-  throw Error(concat(
-      "[files] cannot ", what, " ", where.string(), ": ", std::strerror(code)));
+  throw Error(format(
+      "[files] cannot {} {}: {}", what, where.string(), std::strerror(code)));
 }
 
-// Less than this goes the usual way.
+// Smaller writes go through the page cache.
 constexpr std::size_t kLeastDirectWrite = 1U << 20U;
 
-// The one that all files being written share: its memory is bounded, and given
-// back after the last of them.
+// The writer that all files being written share: its memory is bounded and
+// freed after the last of them.
 class SharedWriter {
  public:
   std::shared_ptr<DirectWriter> get() {
@@ -144,8 +144,8 @@ class PosixOutputFile final : public OutputFile {
       write_parts(offset, parts);
     }
     if (offset - begin >= kLeastDirectWrite) {
-      // The disk works on these while the next are on their way. A hint: its
-      // failure says nothing about the data.
+      // Lets the disk start on these while the next are in flight. This is a
+      // hint: its failure says nothing about the data.
       ::sync_file_range(
           file_,
           static_cast<off_t>(begin),
@@ -226,7 +226,7 @@ class PosixFileSystem final : public FileSystem {
   static void sync(const path& where, int flags) {
     const int file = ::open(where.c_str(), flags | O_CLOEXEC);
     if (file < 0) fail("open", where, errno);
-    // Some network file systems cannot sync a folder and say EINVAL.
+    // Some network file systems cannot sync a directory and return EINVAL.
     const int error = ::fsync(file) == 0 || errno == EINVAL ? 0 : errno;
     ::close(file);
     if (error != 0) fail("sync", where, error);

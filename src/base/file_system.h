@@ -21,11 +21,11 @@ class OutputFile {
   virtual ~OutputFile() = default;
 
   /// Writes the pieces one after another from `offset` on. Several threads may
-  /// write at different places.
+  /// write at different offsets.
   virtual void write_at(
       std::uint64_t offset,
       std::span<const Bytes> pieces) = 0;
-  /// Makes what was written durable and closes the file.
+  /// Makes everything written durable and closes the file.
   virtual void finish() = 0;
 
   void write_at(std::uint64_t offset, Bytes bytes) {
@@ -33,9 +33,9 @@ class OutputFile {
   }
 };
 
-/// What a save does to a disk, so that tests can record it, and let it fail at
-/// any call. Functions throw Error naming the path and the system's reason.
-/// Safe for several threads.
+/// The operations of a save on a disk, as an interface, so that tests can
+/// record them and make any of them fail. Functions throw Error naming the path
+/// and the system's reason. Safe for several threads.
 class FileSystem {
  public:
   FileSystem() = default;
@@ -43,41 +43,41 @@ class FileSystem {
   FileSystem& operator=(const FileSystem&) = delete;
   virtual ~FileSystem() = default;
 
-  /// A file that does not exist yet.
+  /// Creates a file that must not exist yet.
   virtual std::unique_ptr<OutputFile> create(
       const std::filesystem::path& path) = 0;
-  /// One that does not exist yet, in a folder that does.
+  /// Creates a directory that must not exist yet, in one that does.
   virtual void create_folder(const std::filesystem::path& path) = 0;
-  /// Replaces a file, or an empty folder, that is there.
+  /// Replaces an existing file or empty directory at the new name.
   virtual void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
-  /// Swaps two names in one step. False, and nothing done, where the file
-  /// system cannot.
+  /// Exchanges two names in one step. Returns false, having done nothing, where
+  /// the file system cannot.
   virtual bool exchange(
       const std::filesystem::path& one,
       const std::filesystem::path& other) = 0;
-  /// A second name of a file.
+  /// Gives a file a second name.
   virtual void link(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
-  /// Makes a file that somebody else wrote durable.
+  /// Makes a file durable that was written by other means.
   virtual void sync_file(const std::filesystem::path& path) = 0;
   virtual void remove_file(const std::filesystem::path& path) = 0;
-  /// An empty one.
+  /// Removes an empty directory.
   virtual void remove_folder(const std::filesystem::path& path) = 0;
-  /// Makes what happened to names inside `folder` durable.
+  /// Makes changes of names inside `folder` durable.
   virtual void sync_folder(const std::filesystem::path& folder) = 0;
 };
 
-/// The system's own.
+/// The operating system's file system.
 std::shared_ptr<FileSystem> make_file_system();
 
-/// A lock on a folder that ends with the process, or with this object. Another
-/// process, or another object of this one, cannot take it meanwhile.
+/// A lock on a directory that ends with the process or with this object. Other
+/// processes, and other objects of this one, cannot take it meanwhile.
 class FolderLock {
  public:
-  /// Not taken if somebody else has it.
+  /// Does not hold the lock if it is already taken.
   explicit FolderLock(const std::filesystem::path& folder);
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&& other) noexcept;

@@ -19,10 +19,12 @@ namespace accelerate::detail {
 
 namespace {
 
-[[noreturn]] void
-fail(std::string_view what, const std::filesystem::path& path, int code) {
+[[noreturn]] void throw_file_error(
+    std::string_view what,
+    const std::filesystem::path& path,
+    int code) {
   throw Error(
-      concat("[files] cannot ", what, " ", path, ": ", std::strerror(code)));
+      format("[files] cannot {} {}: {}", what, path, std::strerror(code)));
 }
 
 class Descriptor {
@@ -46,7 +48,7 @@ class Descriptor {
 std::filesystem::path temporary_sibling(const std::filesystem::path& path) {
   static std::atomic<unsigned> count{0};
   std::filesystem::path name = path.filename();
-  name += concat(".", ::getpid(), "-", count.fetch_add(1), ".tmp");
+  name += format(".{}-{}.tmp", ::getpid(), count.fetch_add(1));
   return path.parent_path() / name;
 }
 
@@ -57,7 +59,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 
 std::string read_file(const std::filesystem::path& path) {
   const Descriptor file(path, O_RDONLY);
-  if (!file.is_open()) fail("open", path, errno);
+  if (!file.is_open()) throw_file_error("open", path, errno);
   std::string contents;
   std::size_t used = 0;
   while (true) {
@@ -66,7 +68,7 @@ std::string read_file(const std::filesystem::path& path) {
         ::read(file.get(), contents.data() + used, contents.size() - used);
     if (got < 0) {
       if (errno == EINTR) continue;
-      fail("read", path, errno);
+      throw_file_error("read", path, errno);
     }
     if (got == 0) break;
     used += static_cast<std::size_t>(got);
@@ -81,7 +83,7 @@ void replace_file(
   const std::filesystem::path folder = folder_of(path);
   std::error_code code;
   std::filesystem::create_directories(folder, code);
-  if (code) fail("create folder", folder, code.value());
+  if (code) throw_file_error("create folder", folder, code.value());
   const std::filesystem::path temporary = temporary_sibling(path);
   const auto disk = make_file_system();
   try {
@@ -98,15 +100,16 @@ void replace_file(
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
   const Descriptor file(path, O_RDONLY);
-  if (!file.is_open()) fail("open", path, errno);
+  if (!file.is_open()) throw_file_error("open", path, errno);
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail("inspect", path, errno);
-  if (!S_ISREG(status.st_mode)) fail("map", path, EINVAL);
+  if (::fstat(file.get(), &status) != 0)
+    throw_file_error("inspect", path, errno);
+  if (!S_ISREG(status.st_mode)) throw_file_error("map", path, EINVAL);
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) return;
   void* const address =
       ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (address == MAP_FAILED) fail("map", path, errno);
+  if (address == MAP_FAILED) throw_file_error("map", path, errno);
   data_ = static_cast<const std::byte*>(address);
 }
 

@@ -8,23 +8,24 @@
 
 namespace accelerate::detail {
 
-/// The whole file. Throws Error naming the path and the system's reason.
+/// The contents of the file. Throws Error naming the path and the system's
+/// reason.
 std::string read_file(const std::filesystem::path& path);
 
 /// Puts `contents` at `path` so that a crash at any moment leaves either the
-/// old file or the new one, whole: written beside it, synced, renamed, and the
-/// folder synced. Creates missing folders. Throws Error; then `path` is as it
-/// was and nothing is left beside it.
+/// old file or the new one, complete: written beside it, synced, renamed, and
+/// the directory synced. Creates missing directories. Throws Error; then `path`
+/// is unchanged and nothing is left beside it.
 void replace_file(const std::filesystem::path& path, std::string_view contents);
 
-/// A name beside `path` that nobody else uses, for what will replace it.
+/// An unused name beside `path`, for the file that will replace it.
 std::filesystem::path temporary_sibling(const std::filesystem::path& path);
-/// The folder that holds `path`; "." for a bare name.
+/// The directory that holds `path`; "." for a bare name.
 std::filesystem::path folder_of(const std::filesystem::path& path);
 
-/// A read-only mapping of a whole file; an empty file maps to an empty span.
-/// Movable, unmapped by the destructor. The file must not be shortened while
-/// it is mapped.
+/// A read-only mapping of an entire file; an empty file maps to an empty span.
+/// Movable, unmapped by the destructor. The file must not be shortened while it
+/// is mapped.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

@@ -5,12 +5,13 @@
 
 namespace accelerate::detail {
 
-/// Threads that help to move `num_jobs` pieces of data: one a core, four at
-/// most, for memory and disks are soon at their limit.
+/// Number of threads worth using to move `num_jobs` pieces of data: one per
+/// core, at most four, since memory and disks soon reach their limit.
 std::size_t num_helpful_threads(std::size_t num_jobs);
 
 /// Calls job(thread, i) for each i below `num_jobs`, on `num_threads` threads
-/// of which the caller is number 0. The first error ends all and is thrown.
+/// of which the caller is number 0. The first error stops all threads and is
+/// thrown.
 void run_jobs(
     std::size_t num_jobs,
     std::size_t num_threads,

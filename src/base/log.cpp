@@ -22,7 +22,7 @@ constexpr std::array<std::string_view, 5> kNames{
 
 void write_to_stderr(const LogRecord& record) {
   const std::string line = format_log_line(record) + "\n";
-  // One write per line: lines of several processes do not mix.
+  // One write per line, so that lines of several processes do not mix.
   [[maybe_unused]] const auto written =
       ::write(STDERR_FILENO, line.data(), line.size());
 }
@@ -54,18 +54,18 @@ LogLevel parse_log_level(std::string_view name) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (word == kNames[i]) return static_cast<LogLevel>(i);
   }
-  throw ConfigError(detail::concat(
-      "[log] \"",
-      name,
-      "\" is not a log level; use debug, info, warning, error or off"));
+  throw ConfigError(detail::format(
+      "[config] \"{}\" is not a log level; use debug, info, warning, error or "
+      "off",
+      name));
 }
 
 std::string format_log_line(const LogRecord& record) {
   std::string line = "[accelerate";
-  if (record.rank >= 0) line += detail::concat(" rank ", record.rank);
-  line += detail::concat(
-      "] ", kNames[static_cast<std::size_t>(record.level)], ": ");
-  if (!record.area.empty()) line += detail::concat("[", record.area, "] ");
+  if (record.rank >= 0) line += detail::format(" rank {}", record.rank);
+  line +=
+      detail::format("] {}: ", kNames[static_cast<std::size_t>(record.level)]);
+  if (!record.area.empty()) line += detail::format("[{}] ", record.area);
   return line + std::string(record.message);
 }
 

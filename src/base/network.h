@@ -8,19 +8,19 @@
 
 namespace accelerate::detail {
 
-/// What a host and a port may mean, as sockets take them.
+/// The addresses that a host and a port resolve to.
 class Addresses {
  public:
-  /// `flags` as getaddrinfo has them. An empty host: this machine's.
+  /// `flags` as for getaddrinfo. An empty host is this machine.
   Addresses(
       const std::string& host,
       int port,
       int type = SOCK_STREAM,
       int flags = 0);
 
-  /// The first of a linked list; null if there is none.
+  /// The head of a linked list; null if there are no addresses.
   [[nodiscard]] const addrinfo* first() const { return list_.get(); }
-  /// Why there is none; nothing if there is one.
+  /// The reason why there are no addresses; nothing if there are some.
   [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
@@ -28,15 +28,15 @@ class Addresses {
   std::string problem_;
 };
 
-/// "10.0.0.1"; version 4 also where it stands inside one of version 6.
+/// "10.0.0.1"; an IPv4 address embedded in an IPv6 one is shown as IPv4.
 std::string numeric_address(const sockaddr* address, socklen_t length);
-/// Of this end of a connection.
+/// The address of this end of a connection.
 std::string own_address(int socket);
-/// Of a socket that is bound.
+/// The port of a bound socket.
 int own_port(int socket);
 
-/// All of it, however the system cuts it. False, and errno says why, if the
-/// connection is gone or its time is over.
+/// Sends all bytes, in as many pieces as the system takes. Returns false, with
+/// the reason in errno, if the connection is gone or its timeout is over.
 bool send_all(int socket, const void* bytes, std::size_t size);
 bool receive_all(int socket, void* bytes, std::size_t size);
 

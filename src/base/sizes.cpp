@@ -30,12 +30,10 @@ constexpr std::array<Unit, 6> kUnits{{
 }};
 
 [[noreturn]] void refuse(std::string_view text) {
-  throw ConfigError(concat(
-      "[size] \"",
-      text,
-      "\" is not a size; write a number and one of KB, MB, GB, KiB, MiB and "
-      "GiB, "
-      "such as 10GB or 1.5GiB"));
+  throw ConfigError(format(
+      "[config] \"{}\" is not a size; write a number and one of KB, MB, GB, "
+      "KiB, MiB and GiB, such as 10GB or 1.5GiB",
+      text));
 }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -79,7 +77,7 @@ std::string format_size(double bytes) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f", bytes);
   std::string number = text.data();
-  // "8.00" is written "8.0", and whole bytes without a point.
+  // "8.00" is written "8.0", and a number of bytes has no decimal point.
   if (number.ends_with('0')) number.pop_back();
   if (unit == 0 && number.ends_with(".0")) number.resize(number.size() - 2);
   return number + " " + kNames[unit];
@@ -89,8 +87,8 @@ double dtype_bytes(std::string_view dtype) {
   if (dtype.starts_with("torch.")) dtype.remove_prefix(6);
   if (dtype == "bool") return 1.0 / 8;
   if (dtype == "fp8") return 1;
-  // The last number before a letter or the end says the bits: "float8_e4m3fn",
-  // "int32", "complex64".
+  // The last number before a letter or the end is the number of bits:
+  // "float8_e4m3fn", "int32", "complex64".
   std::size_t begin = 0;
   while (begin < dtype.size() && (dtype[begin] < '0' || dtype[begin] > '9')) {
     ++begin;
@@ -99,7 +97,7 @@ double dtype_bytes(std::string_view dtype) {
   while (end < dtype.size() && dtype[end] >= '0' && dtype[end] <= '9') ++end;
   const auto bits = parse_int(dtype.substr(begin, end - begin));
   if (!bits || *bits <= 0) {
-    throw ConfigError(concat("[sizes] \"", dtype, "\" is no dtype"));
+    throw ConfigError(format("[config] \"{}\" is no dtype", dtype));
   }
   return static_cast<double>(*bits) / 8;
 }

@@ -8,6 +8,21 @@
 
 namespace accelerate::detail {
 
+std::string_view write_to_place(std::ostream& out, std::string_view text) {
+  while (true) {
+    const std::size_t brace = text.find_first_of("{}");
+    if (brace == std::string_view::npos) {
+      out << text;
+      return {};
+    }
+    out << text.substr(0, brace);
+    const bool is_place = text[brace] == '{' && text[brace + 1] == '}';
+    if (!is_place) out << text[brace];
+    text.remove_prefix(brace + 2);
+    if (is_place) return text;
+  }
+}
+
 std::string join(
     std::span<const std::string> items,
     std::string_view separator) {

@@ -3,21 +3,69 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <ostream>
 #include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace accelerate::detail {
 
-/// Everything streamed one after another: the way messages are put together.
+/// Everything streamed one after another. A message is put together by format().
 template <class... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return std::move(out).str();
 }
+
+/// The text of a message, checked when it is compiled: one `{}` for each of
+/// `num_values` values; `{{` and `}}` stand for braces.
+template <std::size_t num_values>
+class MessageText {
+ public:
+  template <std::size_t size>
+  consteval MessageText(const char (&text)[size]) : text_(text, size - 1) {
+    std::size_t num_places = 0;
+    for (std::size_t i = 0; i < text_.size(); ++i) {
+      if (text_[i] != '{' && text_[i] != '}') continue;
+      const char next = i + 1 < text_.size() ? text_[i + 1] : ' ';
+      if (text_[i] == '{' && next == '}') {
+        ++num_places;
+      } else if (next != text_[i]) {
+        throw "a brace alone: write {{ or }}";
+      }
+      ++i;
+    }
+    if (num_places != num_values) throw "there is one {} for each value";
+  }
+  [[nodiscard]] constexpr std::string_view text() const { return text_; }
+
+ private:
+  std::string_view text_;
+};
+
+/// Writes `text` up to its next `{}`, if any; returns what follows that.
+std::string_view write_to_place(std::ostream& out, std::string_view text);
+
+struct Format {
+  template <class... Values>
+  std::string operator()(
+      MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    std::ostringstream out;
+    std::string_view rest = message.text();
+    (((rest = write_to_place(out, rest)), (out << values)), ...);
+    write_to_place(out, rest);
+    return std::move(out).str();
+  }
+};
+
+/// Every value streamed into its place: format("rank {} of {}", rank, size). An
+/// object, not a function: no std::format or fmt::format is found instead.
+inline constexpr Format format;
 
 std::string join(
     std::span<const std::string> items,
@@ -27,16 +75,16 @@ std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);
 std::string to_upper(std::string_view text);
 
-/// The whole of `text` as a number; nothing if any character is left over or
+/// The number that all of `text` spells; nothing if a character is left over or
 /// the value does not fit.
 std::optional<long long> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
 
-/// Accelerate's truth words: y yes t true on 1, n no f false off 0, in any
-/// case; nothing for any other word.
+/// A boolean as Accelerate spells it: y yes t true on 1, n no f false off 0, in
+/// any case; nothing for any other string.
 std::optional<bool> parse_bool(std::string_view text);
 
-/// Number of single-character edits that turn one text into the other.
+/// Number of single-character edits that turn one string into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
 /// The known name that `name` was probably meant to be; nothing if none is

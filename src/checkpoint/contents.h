@@ -21,7 +21,7 @@ struct PartEntry {
   /// The box that `layout` says.
   at::Tensor tensor;
   Layout layout;
-  /// Of the ranks that have the same box, this one writes it.
+  /// This rank writes the box, which other ranks may have, too.
   bool is_writer = true;
 };
 
@@ -37,7 +37,7 @@ struct ACCELERATE_API Part {
 };
 
 /// Everything of one rank that a checkpoint holds.
-struct Contents {
+struct CheckpointContents {
   std::vector<Part> parts;
   /// What all ranks have alike; the leader's is written.
   StateDict state;

@@ -16,17 +16,14 @@ namespace accelerate {
 
 namespace {
 
-constexpr std::array<std::string_view, kNumAxes> kNames{
-    "pipeline",
-    "replicate",
-    "shard",
-    "context",
-    "tensor"};
-
 using Degrees = std::array<int, kNumAxes>;
 using AxisSet = std::array<bool, kNumAxes>;
 
 std::size_t index_of(Axis axis) { return static_cast<std::size_t>(axis); }
+
+std::string_view axis_name(std::size_t index) {
+  return name_of(static_cast<Axis>(index));
+}
 
 int product(const Degrees& degrees) {
   return std::accumulate(
@@ -41,7 +38,7 @@ std::string way_out(const Degrees& degrees, int size) {
     if (degrees[i] > 1 && size % rest == 0) {
       return detail::concat(
           "set ",
-          kNames[i],
+          axis_name(i),
           " to ",
           size / rest,
           " or launch ",
@@ -54,8 +51,6 @@ std::string way_out(const Degrees& degrees, int size) {
 
 }  // namespace
 
-std::string_view name_of(Axis axis) { return kNames[index_of(axis)]; }
-
 namespace detail {
 
 std::optional<std::string> mesh_complaint(
@@ -66,13 +61,13 @@ std::optional<std::string> mesh_complaint(
     if (degrees[i] < 1) {
       return concat(
           "[parallel] ",
-          kNames[i],
+          axis_name(i),
           " is ",
           degrees[i],
           "; a degree is at least 1");
     }
     if (degrees[i] > 1)
-      factors.push_back(concat(kNames[i], " (", degrees[i], ")"));
+      factors.push_back(concat(axis_name(i), " (", degrees[i], ")"));
   }
   if (product(degrees) == world_size) return std::nullopt;
   if (factors.empty()) factors.emplace_back("every degree (1)");
@@ -87,6 +82,32 @@ std::optional<std::string> mesh_complaint(
       way_out(degrees, world_size));
 }
 
+std::array<int, kNumAxes> mesh_coordinates(const Degrees& degrees, int rank) {
+  Degrees coordinates{};
+  for (std::size_t i = kNumAxes; i-- > 0;) {
+    coordinates[i] = rank % degrees[i];
+    rank /= degrees[i];
+  }
+  return coordinates;
+}
+
+std::vector<int> mesh_ranks(
+    const Degrees& degrees,
+    int rank,
+    const std::array<bool, kNumAxes>& axes) {
+  const Degrees own = mesh_coordinates(degrees, rank);
+  std::vector<int> ranks;
+  for (int other = 0; other < product(degrees); ++other) {
+    const Degrees coordinates = mesh_coordinates(degrees, other);
+    bool belongs = true;
+    for (std::size_t i = 0; i < kNumAxes; ++i) {
+      belongs = belongs && (axes[i] || coordinates[i] == own[i]);
+    }
+    if (belongs) ranks.push_back(other);
+  }
+  return ranks;
+}
+
 struct MeshImpl {
   World world;
   Degrees degrees;
@@ -94,34 +115,13 @@ struct MeshImpl {
   std::array<Group, kNumAxes> groups;
   std::map<AxisSet, Group> joint_groups;
   std::map<std::pair<std::size_t, std::string>, Group> purpose_groups;
-  /// Of all grids of these ranks.
+  Group batch_group = {};
+  Group gradient_group = {};
+  /// Shared by all meshes of these ranks.
   std::shared_ptr<int> next_tag = std::make_shared<int>(1);
 
-  // World ranks that differ from this one only along `axes`.
-  [[nodiscard]] std::vector<int> members(const AxisSet& axes) const {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < world.size(); ++rank) {
-      const Degrees place = place_of(rank);
-      bool belongs = true;
-      for (std::size_t i = 0; i < kNumAxes; ++i) {
-        belongs = belongs && (axes[i] || place[i] == coordinates[i]);
-      }
-      if (belongs) ranks.push_back(rank);
-    }
-    return ranks;
-  }
-
-  [[nodiscard]] Degrees place_of(int rank) const {
-    Degrees place{};
-    for (std::size_t i = kNumAxes; i-- > 0;) {
-      place[i] = rank % degrees[i];
-      rank /= degrees[i];
-    }
-    return place;
-  }
-
   [[nodiscard]] Group make(const AxisSet& axes) const {
-    const std::vector<int> ranks = members(axes);
+    const std::vector<int> ranks = mesh_ranks(degrees, world.rank(), axes);
     if (ranks.size() == 1) return {};
     if (static_cast<int>(ranks.size()) == world.size()) return world.group();
     return world.new_group(ranks);
@@ -136,12 +136,14 @@ Mesh::Mesh(const World& world, const Degrees& degrees) {
   }
   impl_ = std::make_shared<detail::MeshImpl>(
       detail::MeshImpl{world, degrees, {}, {}, {}, {}});
-  impl_->coordinates = impl_->place_of(world.rank());
+  impl_->coordinates = detail::mesh_coordinates(degrees, world.rank());
   for (std::size_t i = 0; i < kNumAxes; ++i) {
     AxisSet axes{};
     axes[i] = true;
     impl_->groups[i] = impl_->make(axes);
   }
+  impl_->batch_group = group({Axis::replicate, Axis::shard});
+  impl_->gradient_group = group({Axis::replicate, Axis::shard, Axis::context});
 }
 
 int Mesh::degree(Axis axis) const { return impl_->degrees[index_of(axis)]; }
@@ -155,6 +157,10 @@ const Group& Mesh::group(Axis axis) const {
 }
 
 Group Mesh::group(std::initializer_list<Axis> axes) const {
+  return group(std::span(axes.begin(), axes.size()));
+}
+
+Group Mesh::group(std::span<const Axis> axes) const {
   AxisSet set{};
   // Axes of degree 1 add nobody; leaving them out finds the group that exists.
   for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
@@ -178,6 +184,10 @@ int Mesh::batch_count() const {
   return degree(Axis::replicate) * degree(Axis::shard);
 }
 
+const Group& Mesh::batch_group() const { return impl_->batch_group; }
+
+const Group& Mesh::gradient_group() const { return impl_->gradient_group; }
+
 const World& Mesh::world() const { return impl_->world; }
 
 namespace detail {
@@ -189,6 +199,10 @@ Mesh regrid(const Mesh& other, const Degrees& degrees) {
 }
 
 const Degrees& degrees_of(const Mesh& mesh) { return mesh.impl()->degrees; }
+
+int coordinate_of(const Mesh& mesh, int world_rank, Axis axis) {
+  return mesh_coordinates(degrees_of(mesh), world_rank)[index_of(axis)];
+}
 
 Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
   const Group& group = mesh.group(axis);

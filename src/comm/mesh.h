@@ -3,6 +3,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <accelerate/parallel.h>
 
@@ -13,6 +14,19 @@ namespace accelerate::detail {
 std::optional<std::string> mesh_complaint(
     const std::array<int, kNumAxes>& degrees,
     int world_size);
+
+/// Coordinates of a rank in a mesh of these degrees; neighbouring ranks differ
+/// along the last axis.
+ACCELERATE_API std::array<int, kNumAxes> mesh_coordinates(
+    const std::array<int, kNumAxes>& degrees,
+    int rank);
+
+/// The ranks that differ from `rank` along `axes` only, itself included, in
+/// ascending order.
+ACCELERATE_API std::vector<int> mesh_ranks(
+    const std::array<int, kNumAxes>& degrees,
+    int rank,
+    const std::array<bool, kNumAxes>& axes);
 
 /// The ranks of an axis once more, for traffic that overlaps other traffic
 /// among them; `purpose` names it. Made at the first call, which all of them
@@ -26,6 +40,10 @@ ACCELERATE_API Mesh
 regrid(const Mesh& other, const std::array<int, kNumAxes>& degrees);
 [[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
     const Mesh& mesh);
+
+/// The place along `axis` of any rank.
+[[nodiscard]] ACCELERATE_API int
+coordinate_of(const Mesh& mesh, int world_rank, Axis axis);
 
 /// First of `count` tags that nobody else of this mesh uses, or of one made from
 /// it by regrid(). Called by all ranks in the same order.

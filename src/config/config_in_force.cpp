@@ -1,4 +1,4 @@
-#include "config/config_document.h"
+#include "config/files/config_document.h"
 
 #include <algorithm>
 #include <array>
@@ -82,7 +82,7 @@ const std::vector<Field>& sagemaker_fields() {
   return fields;
 }
 
-// Keys of this library that Accelerate does not know may stand there, too.
+// Keys of this library that Accelerate does not know are also allowed.
 constexpr std::array<std::string_view, 7> kOwnKeys{
     "timeout_seconds",
     "log_level",
@@ -108,7 +108,7 @@ constexpr std::array<std::string_view, 15> kLocalTypes{
     "XLA",
     "TP",
     "MEGATRON_LM"};
-// NO, too, is one; Accelerate cannot read its own file of it.
+// NO is one, too; Accelerate cannot read back its own file with it.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{
     "NO",
     "DATA_PARALLEL",
@@ -155,7 +155,7 @@ class InForce {
     if (is_sagemaker_) {
       for (const char* const key : {"ec2_instance_type", "iam_role_name"}) {
         if (values[key].is_null()) {
-          complaints_.push_back(concat("[config] ", key, " is missing"));
+          complaints_.push_back(format("[config] {} is missing", key));
         }
       }
     }
@@ -181,7 +181,7 @@ class InForce {
     }
   }
 
-  // As written: NO without quotes is a boolean to YAML.
+  // The value as written: NO without quotes is a boolean to YAML.
   [[nodiscard]] std::string text(const std::string& key, std::string otherwise)
       const {
     if (!given_.contains(key) || given_[key].is_null()) return otherwise;
@@ -193,35 +193,31 @@ class InForce {
   void check_environment() {
     const std::string name = text("compute_environment", "LOCAL_MACHINE");
     if (name == "LOCAL_MACHINE" || name == "AMAZON_SAGEMAKER") return;
-    complaints_.push_back(concat(
-        "[config] compute_environment is \"",
+    complaints_.push_back(format(
+        "[config] compute_environment is \"{}\"; it must be LOCAL_MACHINE or "
+        "AMAZON_SAGEMAKER ({})",
         name,
-        "\"; it must be LOCAL_MACHINE or AMAZON_SAGEMAKER (",
-        where("compute_environment"),
-        ")"));
+        where("compute_environment")));
   }
 
   void check_type() {
     const std::string type = text("distributed_type", "");
     if (type.empty()) {
-      complaints_.push_back(concat(
-          "[config] distributed_type is missing (file ",
-          document_.path.string(),
-          "); add distributed_type: MULTI_CPU, MULTI_GPU or 'NO'"));
+      complaints_.push_back(format(
+          "[config] distributed_type is missing (file {}); add "
+          "distributed_type: MULTI_CPU, MULTI_GPU or 'NO'",
+          document_.path.string()));
       return;
     }
     const bool is_known = is_sagemaker_ ? contains(kSageMakerTypes, type)
                                         : contains(kLocalTypes, type);
     if (is_known) return;
     std::vector<std::string> known(kLocalTypes.begin(), kLocalTypes.end());
-    complaints_.push_back(concat(
-        "[config] distributed_type is \"",
+    complaints_.push_back(format(
+        "[config] distributed_type is \"{}\"; it must be one of {} ({})",
         type,
-        "\"; it must be one of ",
         join(known, ", "),
-        " (",
-        where("distributed_type"),
-        ")"));
+        where("distributed_type")));
   }
 
   void take(ConfigJson& values, const Field& field) const {
@@ -233,20 +229,18 @@ class InForce {
     std::vector<std::string> known(kOwnKeys.begin(), kOwnKeys.end());
     for (const auto& [name, value] : values.items()) known.push_back(name);
     const auto meant = nearest(key, known);
-    complaints_.push_back(concat(
-        "[config] unknown key \"",
+    complaints_.push_back(format(
+        "[config] unknown key \"{}\" ({}){}",
         key,
-        "\" (",
         where(key),
-        ")",
-        meant ? concat("; did you mean \"", *meant, "\"?") : std::string()));
+        meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
   }
 
   [[nodiscard]] std::string where(const std::string& key) const {
     const auto line = document_.lines.find(key);
     return line == document_.lines.end()
-        ? concat("file ", document_.path.string())
-        : concat("file ", document_.path.string(), ", line ", line->second);
+        ? format("file {}", document_.path.string())
+        : format("file {}, line {}", document_.path.string(), line->second);
   }
 
   const ConfigDocument& document_;

@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-/// A copy of environment variables, so that everything below depends on a
-/// value and not on the process: ranks that are threads get one each.
+/// A copy of environment variables, so that everything below depends on a value
+/// and not on the process: ranks that are threads get one each.
 class Environment {
  public:
   Environment() = default;
@@ -19,7 +19,7 @@ class Environment {
   /// This process's variables at the time of the call.
   static Environment current();
 
-  /// Nothing for a variable that is unset or empty.
+  /// Returns nothing for a variable that is unset or empty.
   [[nodiscard]] std::optional<std::string> get(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const {
     return get(name).has_value();

@@ -6,8 +6,9 @@
 
 namespace accelerate::detail {
 
-/// What a rank knows from outside the code: the launcher's decisions, then the
-/// environment, then the defaults. Files are the launcher's business.
+/// The settings that a rank gets from outside the code: the launcher's
+/// decisions, then the environment, then the defaults. Only the launcher reads
+/// files.
 inline Settings launch_settings(const Environment& environment) {
   const std::array sources{
       source_from_handover(environment), source_from_environment(environment)};

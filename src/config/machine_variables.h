@@ -5,11 +5,11 @@
 
 namespace accelerate::detail {
 
-/// What a job's scheduler says to a launcher that it starts once on each
-/// machine: how many machines there are, which this is, and where rank 0 is.
-/// Reads Slurm's steps, Kubernetes training operators (`PET_*`, torchrun's
+/// The settings that a job scheduler gives a launcher that it starts once per
+/// node: the number of nodes, the rank of this one, and the address of rank 0.
+/// Reads Slurm steps, Kubernetes training operators (`PET_*`, torchrun's
 /// variables) and Open MPI, in this order; nothing where none of them started
-/// one process a machine on several machines.
+/// one process per node on several nodes.
 Source source_from_scheduler(const Environment& environment);
 
 }  // namespace accelerate::detail

@@ -2,11 +2,11 @@
 
 #include <span>
 
-#include "config/option_table.h"
+#include "config/options/option_table.h"
 
 namespace accelerate::detail {
 
-// The table's parts, in the order in which people read them.
+// The rows of the table by subject, in the order in which people read them.
 std::span<const OptionSpec> launch_option_rows();
 std::span<const OptionSpec> sharding_option_rows();
 std::span<const OptionSpec> engine_option_rows();

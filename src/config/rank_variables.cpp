@@ -21,8 +21,8 @@ struct Family {
   std::string_view local_size;
 };
 
-// Slurm's batch script has SLURM_PROCID too but is one process, so the step's
-// own number of tasks is what counts.
+// Slurm's batch script has SLURM_PROCID, too, but is one process, so the number
+// of tasks in the step counts.
 constexpr std::array<Family, 6> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI",
@@ -69,11 +69,11 @@ class Reading {
     if (!text) return std::nullopt;
     const auto value = parse_int(*text);
     if (!value || *value < -1 || *value > 1'000'000'000) {
-      complain(concat(
-          name, "=\"", *text, "\" is not a number of a rank or of ranks"));
+      complain(format(
+          "{}=\"{}\" is not a number of a rank or of ranks", name, *text));
       return std::nullopt;
     }
-    // -1 is how some launchers write "unset".
+    // Some launchers write "unset" as -1.
     if (*value == -1) return std::nullopt;
     return static_cast<int>(*value);
   }
@@ -88,7 +88,8 @@ class Reading {
   }
 
  private:
-  // SLURM_STEP_TASKS_PER_NODE is "4(x2),3": this node's entry by its number.
+  // SLURM_STEP_TASKS_PER_NODE is "4(x2),3": takes this node's entry by its
+  // number.
   std::optional<int> slurm_local_size() {
     const auto text = environment_.get("SLURM_STEP_TASKS_PER_NODE");
     if (!text) return std::nullopt;
@@ -106,10 +107,8 @@ class Reading {
       if (node < repeats) return static_cast<int>(*tasks);
       node -= repeats;
     }
-    complain(concat(
-        "SLURM_STEP_TASKS_PER_NODE=\"",
-        *text,
-        "\" has no entry for this node"));
+    complain(format(
+        "SLURM_STEP_TASKS_PER_NODE=\"{}\" has no entry for this node", *text));
     return std::nullopt;
   }
 
@@ -120,83 +119,69 @@ class Reading {
 void check(Reading& reading, const Family& family, const Values& values) {
   const auto [rank, size, local_rank, local_size] = values;
   if (!size) {
-    reading.complain(concat(
+    reading.complain(format(
+        "{}={} is set but {} is not; set both, or start the program with "
+        "accelerate-cpp launch",
         family.rank,
-        "=",
         *rank,
-        " is set but ",
-        family.size,
-        " is not; set both, or start the program with accelerate-cpp launch"));
+        family.size));
     return;
   }
   if (*size < 1) {
     reading.complain(
-        concat(family.size, "=", *size, "; there is at least one rank"));
+        format("{}={}; there is at least one rank", family.size, *size));
     return;
   }
   if (!rank) {
     if (*size > 1) {
-      reading.complain(concat(
+      reading.complain(format(
+          "{}={} is set but {} is not; set both, or start the program with "
+          "accelerate-cpp launch",
           family.size,
-          "=",
           *size,
-          " is set but ",
-          family.rank,
-          " is not; set both, or start the program with accelerate-cpp "
-          "launch"));
+          family.rank));
     }
     return;
   }
   if (*rank >= *size) {
-    reading.complain(concat(
+    reading.complain(format(
+        "{}={} but {}={}; ranks count from 0 to {}",
         family.rank,
-        "=",
         *rank,
-        " but ",
         family.size,
-        "=",
         *size,
-        "; ranks count from 0 to ",
         *size - 1));
   }
   if (local_size && (*local_size < 1 || *local_size > *size)) {
-    reading.complain(concat(
+    reading.complain(format(
+        "{}={} but {}={}; a machine has at least one and at most all of the "
+        "ranks",
         family.local_size,
-        "=",
         *local_size,
-        " but ",
         family.size,
-        "=",
-        *size,
-        "; a machine has at least one and at most all of the ranks"));
+        *size));
   }
   if (local_rank && local_size && *local_rank >= *local_size) {
-    reading.complain(concat(
+    reading.complain(format(
+        "{}={} but {}={}; local ranks count from 0 to {}",
         family.local_rank,
-        "=",
         *local_rank,
-        " but ",
         family.local_size,
-        "=",
         *local_size,
-        "; local ranks count from 0 to ",
         *local_size - 1));
   }
   if (local_rank && *local_rank > *rank) {
-    reading.complain(concat(
+    reading.complain(format(
+        "{}={} but {}={}; a rank is at least its local rank",
         family.local_rank,
-        "=",
         *local_rank,
-        " but ",
         family.rank,
-        "=",
-        *rank,
-        "; a rank is at least its local rank"));
+        *rank));
   }
 }
 
 // torchrun and our launcher may well run inside an MPI or Slurm job and then
-// count other things; anybody else's RANK must agree with the job's.
+// count other things; RANK from any other source must agree with the job.
 void check_against_job(
     Reading& reading,
     const Environment& environment,
@@ -208,20 +193,15 @@ void check_against_job(
     return;
   if (!job.rank || !job.size || !torch.rank || !torch.size) return;
   if (*job.rank == *torch.rank && *job.size == *torch.size) return;
-  reading.complain(concat(
-      "RANK=",
+  reading.complain(format(
+      "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}; unset the ones "
+      "that are left over",
       *torch.rank,
-      " and WORLD_SIZE=",
       *torch.size,
-      " contradict ",
       other.rank,
-      "=",
       *job.rank,
-      " and ",
       other.size,
-      "=",
-      *job.size,
-      "; unset the ones that are left over"));
+      *job.size));
 }
 
 std::optional<std::string> address_of(
@@ -274,7 +254,7 @@ RankVariables read_rank_variables(const Environment& environment) {
   Values values;
   for (const Family& family : kFamilies) {
     const Values found = reading.read(family);
-    // MPI libraries and Slurm export parts of their variables outside jobs.
+    // MPI libraries and Slurm export some of their variables outside jobs, too.
     const bool present = family.launcher == "torch" ? found.rank || found.size
                                                     : found.rank && found.size;
     if (!present) continue;
@@ -293,7 +273,7 @@ RankVariables read_rank_variables(const Environment& environment) {
       result.port = static_cast<int>(*number);
     } else {
       reading.complain(
-          concat("MASTER_PORT=\"", *port, "\" is not a port; use 0 to 65535"));
+          format("MASTER_PORT=\"{}\" is not a port; use 0 to 65535", *port));
     }
   }
   reading.finish();
@@ -303,23 +283,20 @@ RankVariables read_rank_variables(const Environment& environment) {
   result.size = *values.size;
   result.rank = values.rank.value_or(0);
   result.local_rank = values.local_rank.value_or(0);
-  // A lone local rank says nothing of how many there are; without either,
-  // every process is alone on its machine, as Kubernetes operators start them.
+  // A local rank alone does not say how many there are; without either, every
+  // process is alone on its node, as Kubernetes operators start them.
   result.local_size =
       values.local_size.value_or(values.local_rank ? result.size : 1);
   if (result.size == 1) return result;
 
   const auto address = address_of(environment, *chosen);
   if (!address && result.local_size != result.size) {
-    throw ConfigError(concat(
-        "[launch] ",
+    throw ConfigError(format(
+        "[launch] {} started {} ranks, {} on this machine, but MASTER_ADDR is "
+        "not set; set it to the host of rank 0",
         chosen->launcher,
-        " started ",
         result.size,
-        " ranks, ",
-        result.local_size,
-        " on this machine, but MASTER_ADDR is not set; set it to the host of "
-        "rank 0"));
+        result.local_size));
   }
   result.address = address.value_or("127.0.0.1");
   result.agent_hosts_store =
@@ -327,7 +304,7 @@ RankVariables read_rank_variables(const Environment& environment) {
           environment.get("TORCHELASTIC_USE_AGENT_STORE").value_or("false"))
           .value_or(false);
   if (const auto restarts = environment.get("TORCHELASTIC_RESTART_COUNT")) {
-    result.store_prefix = concat("attempt_", *restarts);
+    result.store_prefix = format("attempt_{}", *restarts);
   }
   return result;
 }

@@ -8,7 +8,8 @@
 
 namespace accelerate::detail {
 
-/// Who this process is among how many, and where rank 0 listens.
+/// The rank of this process, the number of ranks, and the address at which rank
+/// 0 listens.
 struct RankVariables {
   int rank = 0;
   int size = 1;
@@ -16,11 +17,13 @@ struct RankVariables {
   int local_size = 1;
   std::string address = "127.0.0.1";
   int port = 29500;
-  /// Whose variables these are: "none", "torch", "Open MPI", "MPI", "Slurm" …
+  /// The launcher that set the variables: "none", "torch", "Open MPI", "MPI",
+  /// "Slurm" …
   std::string launcher = "none";
-  /// torchrun's agent keeps the store itself: rank 0 connects as a client too.
+  /// torchrun's agent keeps the store itself: rank 0 connects as a client, too.
   bool agent_hosts_store = false;
-  /// Begins every store key, so that a restarted group does not meet the old.
+  /// Prefix of every store key, so that a restarted group does not find keys of
+  /// the old one.
   std::string store_prefix;
 };
 
@@ -31,11 +34,11 @@ struct RankVariables {
 /// contradict each other.
 RankVariables read_rank_variables(const Environment& environment);
 
-/// Whether a launcher sets this variable for one rank, so that a process which
-/// starts ranks of its own must not hand it on.
+/// Whether a launcher sets this variable per rank, so that a process that
+/// starts its own ranks must not pass it on.
 bool is_rank_variable(std::string_view name);
 
-/// First host of a Slurm node list: "node[03-05,9],x7" gives "node03".
+/// The first host of a Slurm node list: "node[03-05,9],x7" gives "node03".
 std::string first_slurm_host(const std::string& node_list);
 
 }  // namespace accelerate::detail

@@ -18,7 +18,7 @@ void Source::add(std::string_view key, std::string text, std::string where) {
 
 const Resolved* Settings::find(std::string_view key) const {
   if (find_option(key) == nullptr) {
-    throw InternalError(concat("[config] no option is called \"", key, "\""));
+    throw InternalError(format("[config] no option is called \"{}\"", key));
   }
   const auto found = values_.find(key);
   return found == values_.end() ? nullptr : &found->second;
@@ -61,13 +61,11 @@ std::string Settings::explain() const {
     const auto found = values_.find(spec.key);
     if (found == values_.end()) continue;
     if (spec.use != OptionUse::acts && !is_given(spec.key)) continue;
-    out += concat(
+    out += format(
+        "{} = {}  ({})\n",
         spec.key,
-        " = ",
         format_option(found->second.value),
-        "  (",
-        found->second.where,
-        ")\n");
+        found->second.where);
   }
   return out;
 }
@@ -87,15 +85,14 @@ Settings resolve(std::span<const Source> sources) {
       const auto& [text, where] = entry;
       const OptionSpec* const spec = find_option(key);
       if (spec == nullptr) {
-        throw InternalError(
-            concat("[config] no option is called \"", key, "\""));
+        throw InternalError(format("[config] no option is called \"{}\"", key));
       }
       try {
         settings.values_.try_emplace(
             key,
             Resolved{parse_option(*spec, text), text, source->origin, where});
       } catch (const ConfigError& error) {
-        complaints.push_back(concat(error.what(), " (", where, ")"));
+        complaints.push_back(format("{} ({})", error.what(), where));
       }
     }
   }
@@ -115,7 +112,7 @@ Settings resolve(std::span<const Source> sources) {
 
 namespace {
 
-// DeepSpeed's word for a number that the program knows better.
+// DeepSpeed writes "auto" for a number that the program knows better.
 bool is_left_open(const OptionSpec& spec, std::string_view text) {
   return text == "auto" &&
       (spec.kind == OptionKind::integer || spec.kind == OptionKind::number);
@@ -132,7 +129,7 @@ Source source_from_environment(const Environment& environment) {
       source.add(
           spec.key,
           *std::move(text),
-          concat("environment variable ", spec.variable));
+          format("environment variable {}", spec.variable));
     }
   }
   return source;
@@ -144,12 +141,11 @@ Source source_from_handover(const Environment& environment) {
   if (!text) return source;
   const nlohmann::json object = nlohmann::json::parse(*text, nullptr, false);
   if (!object.is_object()) {
-    throw ConfigError(concat(
-        "[config] ",
+    throw ConfigError(format(
+        "[config] {} is not a JSON object: \"{}\"; unset it, or start the "
+        "program with accelerate-cpp launch",
         kHandoverVariable,
-        " is not a JSON object: \"",
-        *text,
-        "\"; unset it, or start the program with accelerate-cpp launch"));
+        *text));
   }
   const nlohmann::json origins =
       object.value("origins", nlohmann::json::object());
@@ -157,13 +153,11 @@ Source source_from_handover(const Environment& environment) {
   for (const auto& [key, value] : object.items()) {
     if (key == "origins") continue;
     if (find_option(key) == nullptr) {
-      complaints.push_back(concat(
-          "[config] ",
+      complaints.push_back(format(
+          "[config] {} has \"{}\", which this library does not know; use a "
+          "launcher and a program of the same version",
           kHandoverVariable,
-          " has \"",
-          key,
-          "\", which this library does not know; use a launcher and a program "
-          "of the same version"));
+          key));
       continue;
     }
     const std::string where =

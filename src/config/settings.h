@@ -8,36 +8,36 @@
 #include <vector>
 
 #include "config/environment.h"
-#include "config/option_table.h"
+#include "config/options/option_table.h"
 
 namespace accelerate::detail {
 
-/// Where a value came from, weakest first.
+/// The origin of a value, weakest first.
 enum class Origin { default_value, file, environment, launcher, flag, code };
 
-/// One place that values come from, not yet checked.
+/// One origin of values, not yet checked.
 struct Source {
   Origin origin;
-  /// Said to people: "environment variable X", "file run.yaml".
+  /// The origin as shown to users: "environment variable X", "file run.yaml".
   std::map<std::string, std::pair<std::string, std::string>, std::less<>>
       values;
-  // key -> (text, where exactly)
+  // key -> (value as a string, exact origin)
 
   void add(std::string_view key, std::string text, std::string where);
 };
 
 struct Resolved {
   OptionValue value;
-  /// As its source wrote it.
+  /// The value as its source wrote it.
   std::string text;
   Origin origin;
   std::string where;
 };
 
-/// Every option of the table with its value and where it came from.
+/// Every option of the table with its value and origin.
 class Settings {
  public:
-  /// Nothing for an option that is unset and has no default.
+  /// Returns nothing for an option that is unset and has no default.
   [[nodiscard]] const Resolved* find(std::string_view key) const;
 
   [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const;
@@ -45,11 +45,11 @@ class Settings {
   [[nodiscard]] std::optional<std::string> text(std::string_view key) const;
   [[nodiscard]] bool boolean(std::string_view key) const;
 
-  /// Whether anybody gave it: not merely its default.
+  /// Whether any source gave it, so that it is not merely the default.
   [[nodiscard]] bool is_given(std::string_view key) const;
 
-  /// A line an option: name, value, origin. Those that only Python programs
-  /// know, if they are given.
+  /// One line per option: name, value, origin. Options that only Python
+  /// programs know are listed if they are given.
   [[nodiscard]] std::string explain() const;
 
   [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all()
@@ -66,11 +66,11 @@ class Settings {
 /// of every source first and throws one ConfigError with all complaints.
 Settings resolve(std::span<const Source> sources);
 
-/// What the table's variables say.
+/// The settings in the environment variables of the table.
 Source source_from_environment(const Environment& environment);
 
-/// `ACCELERATE_CPP_CONFIG`: what the launcher decided, as one JSON object with
-/// the config file's keys, and under "origins" where each came from.
+/// `ACCELERATE_CPP_CONFIG`: the launcher's decisions, as one JSON object with
+/// the config file's keys, and under "origins" the origin of each.
 inline constexpr std::string_view kHandoverVariable = "ACCELERATE_CPP_CONFIG";
 Source source_from_handover(const Environment& environment);
 std::string to_handover(const Settings& settings);

@@ -292,15 +292,6 @@ void DeepSpeedConfig::find_stage() {
         "; it must be 0, 1, 2 or 3"));
   }
   stage_ = stage == nullptr ? -1 : stage->get<int>();
-  is_offload_ = false;
-  if (stage_ != 2 && stage_ != 3) return;
-  for (const std::string_view path :
-       {"zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_param.device"}) {
-    const Json* const device = find(path);
-    if (device != nullptr && (*device == "cpu" || *device == "nvme"))
-      is_offload_ = true;
-  }
 }
 
 void DeepSpeedConfig::set_mixed_precision(std::string_view word) {

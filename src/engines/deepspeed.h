@@ -31,8 +31,6 @@ class DeepSpeedConfig {
   [[nodiscard]] const nlohmann::json& json() const { return json_; }
 
   [[nodiscard]] int zero_stage() const { return stage_; }
-  /// Optimizer state or parameters are kept off the device, in stages 2 and 3.
-  [[nodiscard]] bool is_offload() const { return is_offload_; }
 
   /// "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws ConfigError
   /// if the configuration says another.
@@ -56,7 +54,6 @@ class DeepSpeedConfig {
   DeepSpeedOptions options_;
   nlohmann::json json_;
   int stage_ = -1;
-  bool is_offload_ = false;
 };
 
 }  // namespace accelerate::detail

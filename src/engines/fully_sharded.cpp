@@ -96,9 +96,9 @@ std::variant<bool, int, ShardingStrategy> parse_reshard(
 }
 
 // Fills fields in, and keeps what is wrong with them.
-class Resolution {
+class FullyShardedResolution {
  public:
-  Resolution(
+  FullyShardedResolution(
       const FullyShardedDataParallelOptions& given,
       const Settings& settings)
       : options_(given), settings_(settings) {}
@@ -313,7 +313,7 @@ FullyShardedDataParallelOptions resolve_fully_sharded(
     const FullyShardedDataParallelOptions& given,
     const Settings& settings,
     std::string_view mixed_precision) {
-  return Resolution(given, settings).run(mixed_precision);
+  return FullyShardedResolution(given, settings).run(mixed_precision);
 }
 
 MixedPrecisionPolicy policy_named(std::string_view word, int fsdp_version) {

@@ -1,6 +1,9 @@
 #include "engines/parallelism.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -10,9 +13,11 @@ namespace accelerate::detail {
 
 namespace {
 
-class Resolution {
+class ParallelismResolution {
  public:
-  Resolution(const ParallelismConfig& given, const Settings& settings)
+  ParallelismResolution(
+      const ParallelismConfig& given,
+      const Settings& settings)
       : config_(given), settings_(settings) {}
 
   ParallelismConfig run() {
@@ -134,69 +139,7 @@ class Resolution {
 ParallelismConfig resolve_parallelism(
     const ParallelismConfig& given,
     const Settings& settings) {
-  return Resolution(given, settings).run();
-}
-
-NamedMesh::NamedMesh(const ParallelismConfig& config) {
-  for (const MeshDimension& dimension :
-       {MeshDimension{"dp_replicate", config.dp_replicate_size.value_or(1)},
-        MeshDimension{"dp_shard", config.dp_shard_size.value_or(1)},
-        MeshDimension{"cp", config.cp_size.value_or(1)},
-        MeshDimension{"sp", config.sp_size.value_or(1)},
-        MeshDimension{"tp", config.tp_size.value_or(1)}}) {
-    if (dimension.size > 1) dimensions_.push_back(dimension);
-  }
-}
-
-int NamedMesh::size() const {
-  int product = 1;
-  for (const MeshDimension& dimension : dimensions_) product *= dimension.size;
-  return product;
-}
-
-int NamedMesh::size_of(std::string_view name) const {
-  for (const MeshDimension& dimension : dimensions_) {
-    if (dimension.name == name) return dimension.size;
-  }
-  return 1;
-}
-
-std::vector<std::string> NamedMesh::active(
-    const std::vector<std::string_view>& names) const {
-  std::vector<std::string> larger;
-  for (const std::string_view name : names) {
-    if (size_of(name) > 1) larger.emplace_back(name);
-  }
-  return larger;
-}
-
-std::vector<int> NamedMesh::coordinate(int rank) const {
-  std::vector<int> place(dimensions_.size());
-  for (std::size_t i = dimensions_.size(); i-- > 0;) {
-    place[i] = rank % dimensions_[i].size;
-    rank /= dimensions_[i].size;
-  }
-  return place;
-}
-
-std::vector<int> NamedMesh::group(
-    int rank,
-    const std::vector<std::string>& names) const {
-  const auto is_free = [&](std::size_t i) {
-    return std::find(names.begin(), names.end(), dimensions_[i].name) !=
-        names.end();
-  };
-  const std::vector<int> mine = coordinate(rank);
-  std::vector<int> ranks;
-  for (int other = 0; other < size(); ++other) {
-    const std::vector<int> place = coordinate(other);
-    bool belongs = true;
-    for (std::size_t i = 0; i < place.size(); ++i) {
-      belongs = belongs && (is_free(i) || place[i] == mine[i]);
-    }
-    if (belongs) ranks.push_back(other);
-  }
-  return ranks;
+  return ParallelismResolution(given, settings).run();
 }
 
 }  // namespace accelerate::detail

@@ -1,13 +1,16 @@
 #include "gate/gate.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include <accelerate/empty_weights.h>
@@ -22,14 +25,29 @@ namespace {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
+// Keepers are promised to be asked before these.
+static_assert(kKey > c10::DispatchKey::AutogradFunctionality);
+static_assert(kKey > c10::DispatchKey::AutocastCPU);
+static_assert(kKey > c10::DispatchKey::AutocastCUDA);
+
 // Marks storages as ours; there is nothing to delete, a GatedTensor owns it.
 void mark(void*) {}
 
+// Thread-local because another thread's operators (a backward's, a second
+// model's) must be stopped meanwhile.
 thread_local bool passes_gates = false;
 
+// Thread-local because the scope includes the dispatch key on its own thread
+// only: modules built elsewhere get memory.
 thread_local int num_empty_scopes = 0;
 
-void visit(const c10::IValue& value);
+// Keepers pass gates while they are asked; the operator itself does not.
+struct StopAtGates {
+  StopAtGates() { passes_gates = false; }
+  ~StopAtGates() { passes_gates = true; }
+  StopAtGates(const StopAtGates&) = delete;
+  StopAtGates& operator=(const StopAtGates&) = delete;
+};
 
 // Tensors made from nothing, and for the CPU, are made on the meta device.
 // False: the operator takes tensors, and makes what is like them.
@@ -53,34 +71,7 @@ bool make_empty(
   return true;
 }
 
-void trap(
-    const c10::OperatorHandle& operation,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack* stack) {
-  const bool makes_empty = num_empty_scopes > 0 && make_empty(operation, stack);
-  if (!passes_gates) {
-    const PassGates passing;
-    const std::size_t count = operation.schema().arguments().size();
-    for (std::size_t i = stack->size() - count; i < stack->size(); ++i)
-      visit((*stack)[i]);
-  }
-  // Operators inside this one take the same tensors and need no second call;
-  // those that make tensors do.
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
-  if (!makes_empty) exclude.emplace(kKey);
-  operation.redispatchBoxed(
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
-}
-
-// A process can have one fallback of a key; it is the same for all gates.
-void register_trap() {
-  static const auto library = [] {
-    auto made = std::make_unique<torch::Library>(
-        torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-    made->fallback(torch::CppFunction::makeFromBoxedFunction<&trap>());
-    return made;
-  }();
-}
+using Keepers = c10::SmallVector<GateKeeper*, 2>;
 
 }  // namespace
 
@@ -95,37 +86,160 @@ struct GatedTensor::Entry {
   at::Tensor memory;
 };
 
-void call_keeper(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage())
-    return;
-  const at::DataPtr& data =
-      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (data.get_deleter() != &mark) return;
-  const auto& entry =
-      *static_cast<const GatedTensor::Entry*>(data.get_context());
-  entry.keeper.before_read(entry.unit, entry.memory.defined());
-}
+struct GatedCall::State {
+  const c10::OperatorHandle& operation;
+  c10::DispatchKeySet keys;
+  torch::jit::Stack& stack;
+  bool makes_empty;
+  Keepers keepers = {};
+  std::size_t next_keeper = 0;
+  bool has_results = false;
+
+  [[nodiscard]] std::size_t num_arguments() const {
+    return operation.schema().arguments().size();
+  }
+  [[nodiscard]] std::size_t num_results() const {
+    return operation.schema().returns().size();
+  }
+  std::span<c10::IValue> last(std::size_t count) {
+    return std::span(stack).last(count);
+  }
+};
+
+/// What the dispatcher calls; it has the private parts of both.
+struct GateFallback {
+  static const GatedTensor::Entry* entry_of(const c10::IValue& value) {
+    if (!value.isTensor()) return nullptr;
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !tensor.key_set().has(kKey) ||
+        !tensor.has_storage()) {
+      return nullptr;
+    }
+    const at::DataPtr& data =
+        tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+    if (data.get_deleter() != &mark) return nullptr;
+    return static_cast<const GatedTensor::Entry*>(data.get_context());
+  }
+
+  static void announce(const c10::IValue& value, Keepers& keepers) {
+    if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) announce(item, keepers);
+      return;
+    }
+    const GatedTensor::Entry* const entry = entry_of(value);
+    if (entry == nullptr) return;
+    GateKeeper* const keeper = &entry->keeper;
+    if (std::find(keepers.begin(), keepers.end(), keeper) == keepers.end())
+      keepers.push_back(keeper);
+    keeper->before_read(entry->unit, entry->memory.defined());
+  }
+
+  static void pass_on(const GatedCall::State& state) {
+    // Operators inside this one take the same tensors and need no second call;
+    // those that make tensors do.
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
+    if (!state.makes_empty) exclude.emplace(kKey);
+    state.operation.redispatchBoxed(
+        state.keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+        &state.stack);
+  }
+
+  static void call(
+      const c10::OperatorHandle& operation,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
+    GatedCall::State state{
+        .operation = operation,
+        .keys = keys,
+        .stack = *stack,
+        .makes_empty = num_empty_scopes > 0 && make_empty(operation, stack)};
+    if (passes_gates) {
+      pass_on(state);
+      return;
+    }
+    const PassGates passing;
+    const std::size_t end = stack->size();
+    for (std::size_t i = end - state.num_arguments(); i < end; ++i)
+      announce((*stack)[i], state.keepers);
+    GatedCall(state).run();
+  }
+};
 
 namespace {
 
-void visit(const c10::IValue& value) {
-  if (value.isTensor()) {
-    call_keeper(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) visit(item);
-  }
+// A process can have one fallback of a key; it is the same for all gates.
+void register_fallback() {
+  static const auto library = [] {
+    auto made = std::make_unique<torch::Library>(
+        torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+    made->fallback(
+        torch::CppFunction::makeFromBoxedFunction<&GateFallback::call>());
+    return made;
+  }();
 }
 
 }  // namespace
 
+const c10::OperatorHandle& GatedCall::operation() const {
+  return state_.operation;
+}
+
+std::span<c10::IValue> GatedCall::arguments() {
+  if (state_.has_results) return {};
+  return state_.last(state_.num_arguments());
+}
+
+std::span<c10::IValue> GatedCall::results() {
+  if (!state_.has_results) return {};
+  return state_.last(state_.num_results());
+}
+
+void GatedCall::run() {
+  if (state_.has_results)
+    throw InternalError("[gate] a keeper ran an operator a second time");
+  if (state_.next_keeper == state_.keepers.size()) {
+    const StopAtGates stopping;
+    GateFallback::pass_on(state_);
+    state_.has_results = true;
+    return;
+  }
+  state_.keepers[state_.next_keeper++]->call(*this);
+  if (!state_.has_results) {
+    throw InternalError(concat(
+        "[gate] a keeper neither ran ",
+        state_.operation.operator_name().name,
+        " nor replaced it"));
+  }
+}
+
+void GatedCall::replace(c10::IValue result) {
+  if (state_.has_results || state_.num_results() != 1) {
+    throw InternalError(concat(
+        "[gate] a keeper replaced ",
+        state_.operation.operator_name().name,
+        ", which has run, or has not one result"));
+  }
+  torch::jit::drop(state_.stack, state_.num_arguments());
+  torch::jit::push(state_.stack, std::move(result));
+  state_.has_results = true;
+}
+
+std::optional<std::size_t> GatedTensor::unit_of(
+    const c10::IValue& value,
+    const GateKeeper& keeper) {
+  const Entry* const entry = GateFallback::entry_of(value);
+  if (entry == nullptr || &entry->keeper != &keeper) return std::nullopt;
+  return entry->unit;
+}
+
 GatedTensor::GatedTensor(
     const at::Tensor& tensor,
-    std::string name,
+    UnavailableMessages messages,
     GateKeeper& keeper,
     std::size_t unit,
     c10::Device device)
-    : tensor_(tensor), name_(std::move(name)) {
-  register_trap();
+    : tensor_(tensor), messages_(std::move(messages)) {
+  register_fallback();
   const bool is_empty = tensor.is_meta();
   // Not detach(): what is written to the memory is no change of the tensor.
   const at::Tensor memory = is_empty
@@ -158,13 +272,7 @@ GatedTensor::~GatedTensor() {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   if (!is_filled()) {
     storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage_.device()));
-    poison(
-        storage,
-        concat(
-            "parameter \"",
-            name_,
-            "\" was split over the ranks by an Accelerator that is gone; "
-            "build the model again, or gather it (full_parameters) before"));
+    poison(storage, std::move(messages_.afterwards));
     return;
   }
   auto* const kept = new at::Tensor(entry_->memory);
@@ -177,8 +285,11 @@ GatedTensor::~GatedTensor() {
 
 void GatedTensor::fill(const at::Tensor& memory) {
   if (memory.nbytes() != storage_.nbytes()) {
-    throw InternalError(
-        concat("[gate] memory of another size for parameter \"", name_, "\""));
+    throw InternalError(concat(
+        "[gate] ",
+        memory.nbytes(),
+        " bytes of memory for a tensor of ",
+        storage_.nbytes()));
   }
   entry_->memory = memory;
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
@@ -195,14 +306,7 @@ at::Tensor GatedTensor::release() {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(
       at::DataPtr(nullptr, entry_.get(), &mark, storage_.device()));
-  poison(
-      storage,
-      concat(
-          "parameter \"",
-          name_,
-          "\" is split over the ranks and not whole here; read or change it "
-          "in the prepared model's forward, or while Accelerator::"
-          "full_parameters() lives"));
+  poison(storage, messages_.while_kept);
   return memory;
 }
 
@@ -228,7 +332,7 @@ struct InitEmptyWeights::Scope {
 };
 
 InitEmptyWeights::InitEmptyWeights() {
-  detail::register_trap();
+  detail::register_fallback();
   scope_ = std::make_unique<Scope>();
 }
 

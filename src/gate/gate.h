@@ -2,16 +2,65 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <accelerate/export.h>
 
+namespace c10 {
+class OperatorHandle;
+}
+
 namespace accelerate::detail {
 
-/// Is told, on the thread that computes, that an operator is about to read
-/// weights. What it throws leaves the operator.
+class GateKeeper;
+
+/// One call of an operator on tensors behind a gate, while a keeper is asked.
+/// Values are on the dispatcher's stack, as LibTorch's boxed kernels have them.
+class ACCELERATE_API GatedCall {
+ public:
+  GatedCall(const GatedCall&) = delete;
+  GatedCall& operator=(const GatedCall&) = delete;
+
+  /// Name, overload and schema of the operator.
+  [[nodiscard]] const c10::OperatorHandle& operation() const;
+  /// The operator's arguments in the order of its schema, defaults included,
+  /// until there are results. A keeper may assign others of the same types.
+  [[nodiscard]] std::span<c10::IValue> arguments();
+
+  /// Runs the operator, or the next keeper's call(), on the arguments as they
+  /// are now.
+  void run();
+  /// Takes `result` for what the operator returns, which is not run. For
+  /// operators with one result.
+  void replace(c10::IValue result);
+
+  /// What run() or replace() left; a keeper may assign others.
+  [[nodiscard]] std::span<c10::IValue> results();
+
+ private:
+  struct State;
+  friend struct GateFallback;
+  explicit GatedCall(State& state) : state_(state) {}
+
+  State& state_;
+};
+
+/// Keeps the memory of tensors behind a gate. It is asked on the thread that
+/// computes; what it throws leaves the operator.
+///
+/// It is asked above autograd and autocast, once for each operator that a
+/// program or a backward calls, not for those inside of it. So autograd records
+/// what call() runs in an operator's place, on the arguments that it chose:
+/// moving an argument moves its gradient back, a copy that was computed without
+/// a graph (a dequantised weight) gets no gradient and hands on that of the
+/// input. A product with another gradient is a torch::autograd::Function.
+/// Backwards call operators on tensors that were saved behind a gate, and so
+/// ask the keeper again, with GradMode off.
 class GateKeeper {
  public:
   GateKeeper() = default;
@@ -19,13 +68,19 @@ class GateKeeper {
   GateKeeper& operator=(const GateKeeper&) = delete;
   virtual ~GateKeeper() = default;
 
-  /// `unit`: what the tensor was put behind the gate as; `is_filled`: it has its
-  /// memory.
-  virtual void before_read(std::size_t unit, bool is_filled) = 0;
+  /// An operator is about to take tensor number `unit`, or a view of it;
+  /// `is_filled`: it has its memory.
+  virtual void before_read(std::size_t /*unit*/, bool /*is_filled*/) {}
+
+  /// An operator was called with tensors of this keeper, for all of which
+  /// before_read() has been called. Must run() or replace() it. Where several
+  /// keepers' tensors meet, they are asked in the order of the arguments, each
+  /// by the run() of the one before. The keeper's own operators pass all gates.
+  virtual void call(GatedCall& call) { call.run(); }
 };
 
-/// While it lives, operators on this thread pass all gates unasked: for who
-/// keeps one, and handles the tensors behind it.
+/// While it lives, operators on this thread pass all gates unasked: for code
+/// that keeps a gate and handles the tensors behind it.
 class ACCELERATE_API PassGates {
  public:
   PassGates();
@@ -37,11 +92,19 @@ class ACCELERATE_API PassGates {
   bool before_;
 };
 
+/// Texts of the errors that reaching for missing memory throws.
+struct UnavailableMessages {
+  /// The keeper has not filled the tensor.
+  std::string while_kept;
+  /// The GatedTensor went while the tensor had no memory.
+  std::string afterwards;
+};
+
 /// A tensor whose memory comes and goes while modules, optimizers and autograd
-/// hold on to it. Operators that take it, or a view of it, first call the
-/// keeper, in forward and in backward; other operators pay nothing. Without
-/// memory, whoever reaches around LibTorch's operators gets an error that
-/// names the tensor.
+/// hold on to it. Operators that take it, or a view of it, first ask the
+/// keeper, in forward and in backward; other operators pay nothing. Code that
+/// reaches around LibTorch's operators while there is no memory gets an error
+/// with the keeper's message.
 ///
 /// How: a dispatch key that nobody else uses, DeferredInit, is added to the
 /// tensor's own TensorImpl; one boxed fallback of that key, registered once in
@@ -49,10 +112,11 @@ class ACCELERATE_API PassGates {
 class ACCELERATE_API GatedTensor {
  public:
   /// `tensor` is dense and not a view. It has its memory still, or, if it is a
-  /// meta tensor, gets some on `device` later. `keeper` outlives this object.
+  /// meta tensor, gets some on `device` later. `keeper` outlives this object,
+  /// and knows the tensor as number `unit`.
   GatedTensor(
       const at::Tensor& tensor,
-      std::string name,
+      UnavailableMessages messages,
       GateKeeper& keeper,
       std::size_t unit,
       c10::Device device = at::kCPU);
@@ -68,19 +132,25 @@ class ACCELERATE_API GatedTensor {
   at::Tensor release();
   [[nodiscard]] bool is_filled() const;
 
-  /// Somebody replaced the tensor's data after it was put behind the gate
-  /// (Module::to, set_data), so that nobody would be told any more.
+  /// True if the tensor's data was replaced after it was put behind the gate
+  /// (Module::to, set_data), so that the keeper is not asked any more.
   [[nodiscard]] bool is_bypassed() const;
 
   [[nodiscard]] const at::Tensor& tensor() const { return tensor_; }
 
+  /// The number under which `keeper` knows what `value` is, or is a view of;
+  /// nothing if it is not a tensor of that keeper.
+  [[nodiscard]] static std::optional<std::size_t> unit_of(
+      const c10::IValue& value,
+      const GateKeeper& keeper);
+
  private:
   struct Entry;
-  friend void call_keeper(const at::Tensor& tensor);
+  friend struct GateFallback;
 
   at::Tensor tensor_;
   c10::Storage storage_;
-  std::string name_;
+  UnavailableMessages messages_;
   std::unique_ptr<Entry> entry_;
 };
 

@@ -2,142 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numbers>
-#include <set>
-#include <tuple>
 #include <utility>
-
-#include <nlohmann/json.hpp>
 
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
 #include "base/text.h"
+#include "engines/deepspeed_section.h"
 
 namespace accelerate {
 
 namespace {
 
 using detail::concat;
-using nlohmann::json;
-
-// A section {"type": ..., "params": {...}}, whose parameters are taken one by
-// one; what is left at the end is unknown.
-class Section {
- public:
-  Section(
-      const std::string& config,
-      std::string name,
-      std::map<std::string, double> automatic)
-      : name_(std::move(name)), automatic_(std::move(automatic)) {
-    const json all = json::parse(config, nullptr, /*allow_exceptions=*/false);
-    const auto found = all.is_object() ? all.find(name_) : all.end();
-    if (!all.is_object() || found == all.end() || !found->is_object() ||
-        !found->contains("type") || !(*found)["type"].is_string()) {
-      throw ConfigError(concat(
-          "[optim] the DeepSpeed configuration has no section \"",
-          name_,
-          "\" with a type; add one, or make the ",
-          name_,
-          " in code"));
-    }
-    type_ = (*found)["type"].get<std::string>();
-    params_ = found->value("params", json::object());
-    for (const auto& [key, value] : params_.items()) unknown_.insert(key);
-  }
-
-  [[nodiscard]] const std::string& type() const { return type_; }
-
-  double number(const std::string& key, double otherwise) {
-    const json* const value = take(key);
-    if (value == nullptr) return otherwise;
-    if (value->is_number()) return value->get<double>();
-    if (*value == "auto") {
-      const auto filled = automatic_.find(key);
-      if (filled != automatic_.end()) return filled->second;
-    }
-    refuse(key, "a number");
-  }
-
-  bool truth(const std::string& key, bool otherwise) {
-    const json* const value = take(key);
-    if (value == nullptr) return otherwise;
-    if (value->is_boolean()) return value->get<bool>();
-    refuse(key, "true or false");
-  }
-
-  std::string text(const std::string& key, const std::string& otherwise) {
-    const json* const value = take(key);
-    if (value == nullptr) return otherwise;
-    if (value->is_string()) return value->get<std::string>();
-    refuse(key, "a text");
-  }
-
-  std::tuple<double, double> pair(
-      const std::string& key,
-      const std::tuple<double, double>& otherwise) {
-    const json* const value = take(key);
-    if (value == nullptr) return otherwise;
-    if (value->is_array() && value->size() == 2 && (*value)[0].is_number() &&
-        (*value)[1].is_number()) {
-      return {(*value)[0].get<double>(), (*value)[1].get<double>()};
-    }
-    refuse(key, "two numbers");
-  }
-
-  // Says nothing here: how DeepSpeed computes, not what.
-  void pass_over(const std::string& key) { unknown_.erase(key); }
-
-  void require_all_known() const {
-    if (unknown_.empty()) return;
-    throw ConfigError(concat(
-        "[optim] ",
-        name_,
-        " ",
-        type_,
-        " of the DeepSpeed configuration has parameters that it does not have "
-        "here: ",
-        detail::join(
-            std::vector<std::string>(unknown_.begin(), unknown_.end()), ", "),
-        "; leave them out"));
-  }
-
-  [[noreturn]] void refuse_type(std::string_view known) const {
-    throw ConfigError(concat(
-        "[optim] ",
-        name_,
-        " ",
-        type_,
-        " of the DeepSpeed configuration is none of those there are here: ",
-        known));
-  }
-
- private:
-  const json* take(const std::string& key) {
-    unknown_.erase(key);
-    const auto found = params_.find(key);
-    return found == params_.end() ? nullptr : &*found;
-  }
-
-  [[noreturn]] void refuse(const std::string& key, std::string_view wanted) {
-    throw ConfigError(concat(
-        "[optim] ",
-        name_,
-        ".params.",
-        key,
-        " of the DeepSpeed configuration is ",
-        params_[key].dump(),
-        ", not ",
-        wanted));
-  }
-
-  std::string name_;
-  std::map<std::string, double> automatic_;
-  std::string type_;
-  json params_;
-  std::set<std::string> unknown_;
-};
+using Section = detail::DeepSpeedSectionReader;
 
 template <class Options>
 Options adam_options(Section& section) {

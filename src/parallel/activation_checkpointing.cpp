@@ -7,33 +7,19 @@
 #include <accelerate/error.h>
 
 #include "activations/recorder.h"
-#include "parallel/units.h"
+#include "parallel/shard/units.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-FullyShardedDataParallelOptions policy_of(
-    const ActivationCheckpointingOptions& options) {
-  FullyShardedDataParallelOptions policy;
-  policy.auto_wrap_policy = options.auto_wrap_policy;
-  policy.custom_auto_wrap_policy = options.custom_auto_wrap_policy;
-  policy.transformer_cls_names_to_wrap = options.transformer_cls_names_to_wrap;
-  policy.min_num_params = options.min_num_params;
-  return policy;
-}
-
 class ActivationCheckpointing final : public Strategy {
  public:
-  explicit ActivationCheckpointing(ActivationCheckpointingOptions options)
-      : options_(std::move(options)) {}
-
-  [[nodiscard]] std::string_view name() const override {
-    return "activation_checkpointing";
-  }
+  explicit ActivationCheckpointing(RecomputationRequest request)
+      : request_(std::move(request)) {}
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
-    const UnitPlan plan = plan_units(module, table, policy_of(options_));
+    const UnitPlan plan = plan_units(module, table, request_.modules);
     for (const UnitOfRows& unit : plan.units) {
       const bool is_rest = unit.name == kRestOfModel;
       const std::size_t region =
@@ -53,7 +39,7 @@ class ActivationCheckpointing final : public Strategy {
   void before_forward() override {
     if (depth_++ > 0) return;
     recording_ =
-        std::make_unique<Recording>(regions_, options_.options, compared_);
+        std::make_unique<Recording>(regions_, request_.options, compared_);
   }
 
   void after_forward(const ForwardOutputs&) override {
@@ -66,7 +52,7 @@ class ActivationCheckpointing final : public Strategy {
   }
 
  private:
-  ActivationCheckpointingOptions options_;
+  RecomputationRequest request_;
   Regions regions_;
   std::shared_ptr<ComparedOperators> compared_ =
       std::make_shared<ComparedOperators>();
@@ -77,8 +63,8 @@ class ActivationCheckpointing final : public Strategy {
 }  // namespace
 
 std::unique_ptr<Strategy> make_activation_checkpointing(
-    const ActivationCheckpointingOptions& options) {
-  return std::make_unique<ActivationCheckpointing>(options);
+    const RecomputationRequest& request) {
+  return std::make_unique<ActivationCheckpointing>(request);
 }
 
 }  // namespace accelerate::detail

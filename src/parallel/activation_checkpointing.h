@@ -2,8 +2,7 @@
 
 #include <memory>
 
-#include <accelerate/activation_checkpointing.h>
-
+#include "engines/training_request.h"
 #include "parallel/strategy.h"
 
 namespace accelerate::detail {
@@ -11,6 +10,6 @@ namespace accelerate::detail {
 /// Computes activations of chosen modules again in backward (activations/),
 /// whatever else is done with the model.
 std::unique_ptr<Strategy> make_activation_checkpointing(
-    const ActivationCheckpointingOptions& options);
+    const RecomputationRequest& request);
 
 }  // namespace accelerate::detail

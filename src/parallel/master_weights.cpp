@@ -6,7 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "parallel/bind_locals.h"
+#include "parallel/shard/bind_locals.h"
 
 namespace accelerate::detail {
 
@@ -14,10 +14,6 @@ namespace {
 
 class MasterWeights final : public Strategy {
  public:
-  [[nodiscard]] std::string_view name() const override {
-    return "master_weights";
-  }
-
   void prepare(torch::nn::Module&, ParameterTable& table) override {
     for (Parameter& row : table.rows()) {
       if (!row.tensor.requires_grad() ||
@@ -58,7 +54,7 @@ class MasterWeights final : public Strategy {
     }
   }
 
-  void after_step(const torch::optim::Optimizer&) override {
+  void after_step() override {
     if (masters_.empty()) return;
     const at::NoGradGuard no_grad;
     at::_foreach_copy_(models_, masters_);

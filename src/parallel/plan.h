@@ -1,82 +1,75 @@
 #pragma once
 
-#include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <accelerate/model_options.h>
 #include <accelerate/parallel.h>
 
-#include "config/environment.h"
-#include "config/settings.h"
-#include "parallel/shard.h"
-#include "parallel/strategy.h"
+#include "engines/training_request.h"
+#include "parallel/degrees.h"
+#include "parallel/shard/shard.h"
+#include "parallel/strategy_list.h"
 
 namespace accelerate::detail {
 
+/// A technique that the table does not have, given in code. It makes the degree
+/// of its axis possible, and is applied before those of the table.
+struct AddedTechnique {
+  std::string name;  // its strategy's, also in checkpoints
+  Axis axis = Axis::tensor;
+  std::function<std::unique_ptr<Strategy>(const Mesh&)> make;
+};
+
 /// What decides besides the mesh.
 struct TechniqueOptions {
-  ParallelOptions parallel = {};
+  ReplicateOptions replicate = {};
   ShardOptions shard = {};
-  std::optional<ActivationCheckpointingOptions> activation_checkpointing =
-      std::nullopt;
+  std::optional<RecomputationRequest> activation_checkpointing = std::nullopt;
   bool master_weights = false;
+  std::vector<AddedTechnique> added = {};
 };
 
 struct ParallelPlan {
-  std::array<int, kNumAxes> degrees{};
+  Degrees degrees{};
   TechniqueOptions techniques = {};
+  /// Freed memory of large CPU tensors is kept while a model lives.
+  bool keeps_freed_blocks = false;
   /// Only rank 0 makes models' values, or reads them.
   bool makes_on_rank_0 = false;
   bool reads_on_rank_0 = false;
-  /// What DeepSpeed's words say of a step, if they do.
-  std::optional<int> gradient_accumulation_steps = std::nullopt;
-  std::optional<double> gradient_clipping = std::nullopt;
-  std::string deepspeed_config = {};
-  /// Settings that were given and do nothing.
-  std::vector<std::string> ignored = {};
+
+  [[nodiscard]] int degree(Axis axis) const {
+    return degree_along(degrees, axis);
+  }
 };
 
-/// Who asks.
+/// The inputs of make_plan.
 struct PlanRequest {
-  ParallelOptions parallel = {};
+  TrainingRequest training = {};
+  ReplicateOptions replicate = {};
   bool master_weights = false;
-  /// "no", "fp16" or "bf16".
-  std::string mixed_precision = "no";
+  /// AcceleratorOptions::keep_freed_blocks.
+  std::optional<bool> keep_freed_blocks = std::nullopt;
+  /// The user tuned glibc's heap, which is then left alone unless
+  /// keep_freed_blocks says otherwise.
+  bool heap_is_tuned = false;
   int num_ranks = 1;
   int num_local_ranks = 1;
   at::Device device = at::kCPU;
+  std::vector<AddedTechnique> added = {};
 };
 
-/// Degrees of every axis: from the request, else from the launcher, else 1,
-/// with replicate, or shard where that was asked for without a number, taking
-/// all ranks that the rest leave. Runs every technique's validation; throws one
-/// ConfigError with all complaints, touching nothing.
-ACCELERATE_API ParallelPlan make_plan(
-    const PlanRequest& request,
-    const Settings& settings,
-    const Environment& environment);
+/// Degrees of every axis: those of the request, else 1, with replicate, or
+/// shard where that was asked for without a number, taking all ranks that the
+/// rest leave. Runs every technique's validation; throws one ConfigError with
+/// all complaints, the request's included, touching nothing.
+ACCELERATE_API ParallelPlan make_plan(const PlanRequest& request);
 
-/// What a plan is made of, kept for later ones.
-struct PlanSources {
-  PlanRequest request = {};
-  Settings settings = {};
-  Environment environment = {};
-};
-
-/// The plan of a model with options of its own; `base`: that of the others.
-/// Throws as make_plan does.
-ACCELERATE_API ParallelPlan make_model_plan(
-    const ModelOptions& options,
-    const PlanSources& sources,
-    const ParallelPlan& base);
-
-/// The techniques that mesh and options ask for, in order of application, for
-/// one model.
-std::vector<std::unique_ptr<Strategy>> make_strategies(
-    const Mesh& mesh,
-    const TechniqueOptions& options);
+/// The techniques that the plan asks for, in order of application, for one
+/// model on `mesh`, which has the plan's degrees.
+StrategyList make_strategies(const Mesh& mesh, const ParallelPlan& plan);
 
 }  // namespace accelerate::detail

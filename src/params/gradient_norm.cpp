@@ -45,7 +45,7 @@ at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
 // Rows split over the same axes.
 struct AlikeSplit {
   std::vector<at::Tensor> gradients;
-  /// Of their norm: from the parameters, which all ranks have.
+  /// Dtype of the norm, from the parameters, which all ranks have.
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
 

@@ -1,9 +1,22 @@
 #include "params/layout.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 namespace accelerate::detail {
+
+namespace {
+
+// Pipeline stages hold different parameters altogether, so that no two of them
+// hold the same box.
+bool has_other_boxes(const Layout& layout, Axis axis) {
+  return axis == Axis::pipeline ||
+      std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=
+      layout.split_axes.end();
+}
+
+}  // namespace
 
 Layout Layout::whole(std::vector<std::int64_t> shape) {
   Layout layout;
@@ -13,17 +26,44 @@ Layout Layout::whole(std::vector<std::int64_t> shape) {
   return layout;
 }
 
-bool is_writer(const Layout& layout, const Mesh& mesh) {
+void Layout::split(
+    Axis axis,
+    std::int64_t dim,
+    std::int64_t begin,
+    std::int64_t count) {
+  const auto place = static_cast<std::size_t>(dim);
+  offset[place] += begin;
+  extent[place] = count;
+  split_axes.push_back(axis);
+}
+
+bool is_writer(
+    const Layout& layout,
+    const std::array<int, kNumAxes>& coordinates) {
   for (int i = 0; i < kNumAxes; ++i) {
-    const auto axis = static_cast<Axis>(i);
-    // Stages hold different parameters altogether, so each writes its own.
-    if (axis == Axis::pipeline) continue;
-    const bool is_split =
-        std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=
-        layout.split_axes.end();
-    if (!is_split && mesh.coordinate(axis) != 0) return false;
+    if (!has_other_boxes(layout, static_cast<Axis>(i)) &&
+        coordinates[static_cast<std::size_t>(i)] != 0)
+      return false;
   }
   return true;
+}
+
+bool is_writer(const Layout& layout, const Mesh& mesh) {
+  std::array<int, kNumAxes> coordinates{};
+  for (int i = 0; i < kNumAxes; ++i) {
+    coordinates[static_cast<std::size_t>(i)] =
+        mesh.coordinate(static_cast<Axis>(i));
+  }
+  return is_writer(layout, coordinates);
+}
+
+Group replica_group(const Layout& layout, const Mesh& mesh) {
+  std::vector<Axis> axes;
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    if (!has_other_boxes(layout, axis)) axes.push_back(axis);
+  }
+  return mesh.group(axes);
 }
 
 }  // namespace accelerate::detail

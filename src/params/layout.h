@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -19,6 +20,12 @@ struct ACCELERATE_API Layout {
   /// The whole tensor, on every rank.
   static Layout whole(std::vector<std::int64_t> shape);
 
+  /// Splits what is held along `dim` over the ranks of `axis`: this rank keeps
+  /// `count` indices from `begin` on, counted in what it held. A tensor may be
+  /// split several times, also along one dimension.
+  void
+  split(Axis axis, std::int64_t dim, std::int64_t begin, std::int64_t count);
+
   [[nodiscard]] bool is_whole() const { return split_axes.empty(); }
   friend bool operator==(const Layout&, const Layout&) = default;
 };
@@ -26,5 +33,14 @@ struct ACCELERATE_API Layout {
 /// Writer rule: of the ranks that hold the same box, the one whose coordinate
 /// is 0 on every axis that the tensor is not split over saves it.
 ACCELERATE_API bool is_writer(const Layout& layout, const Mesh& mesh);
+/// The same for a rank at `coordinates` of a grid, one per axis.
+ACCELERATE_API bool is_writer(
+    const Layout& layout,
+    const std::array<int, kNumAxes>& coordinates);
+
+/// The ranks that hold the same box as this one, in world order. The first is
+/// the writer, and the one whose values all begin with. Collective the first
+/// time, as Mesh::group() is.
+ACCELERATE_API Group replica_group(const Layout& layout, const Mesh& mesh);
 
 }  // namespace accelerate::detail

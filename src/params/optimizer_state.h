@@ -27,7 +27,8 @@ struct OptimizerState {
   /// other class, as its own save() wrote it.
   std::string algorithm;
   std::vector<Group> groups;
-  /// Of parameters that have a state. LBFGS has one, of its first parameter.
+  /// State by parameter name, for parameters that have one. LBFGS keeps its
+  /// only state under its first parameter.
   std::map<std::string, StateDict> parameters;
   /// What a class of another algorithm saved besides.
   StateDict others;

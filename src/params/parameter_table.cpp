@@ -6,17 +6,23 @@
 
 namespace accelerate::detail {
 
-ParameterTable::ParameterTable(const torch::nn::Module& module) {
+ParameterTable::ParameterTable(
+    const torch::nn::Module& module,
+    std::string prefix)
+    : prefix_(std::move(prefix)) {
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     if (!tensor.defined()) continue;
     const auto [entry, is_new] =
         by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
     // A tied tensor is one row; its other names find it too.
-    by_name_.emplace(item.key(), entry->second);
+    by_name_.emplace(name_of(item.key()), entry->second);
     if (is_new) {
       rows_.push_back(
-          {item.key(), tensor, tensor, Layout::whole(tensor.sizes().vec())});
+          {name_of(item.key()),
+           tensor,
+           tensor,
+           Layout::whole(tensor.sizes().vec())});
     }
   }
 }

@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 /// One parameter as everybody outside the strategies knows it.
 struct Parameter {
-  std::string name;   ///< as named_parameters() spells it
+  std::string name;   ///< as named_parameters() spells it, after the prefix
   at::Tensor tensor;  ///< what forward reads
   at::Tensor local;   ///< what the optimizer steps on; `tensor` itself if whole
   Layout layout;
@@ -31,11 +31,24 @@ struct Parameter {
 class ACCELERATE_API ParameterTable {
  public:
   ParameterTable() = default;
-  /// Whole rows for all parameters of `module`.
-  explicit ParameterTable(const torch::nn::Module& module);
+  /// Whole rows for all parameters of `module`. `prefix`, "stage_1." say, comes
+  /// before all names, where other ranks' modules, which are other parts of the
+  /// model, have the same: checkpoints and optimizer state know tensors by it.
+  explicit ParameterTable(
+      const torch::nn::Module& module,
+      std::string prefix = {});
 
   [[nodiscard]] const std::vector<Parameter>& rows() const { return rows_; }
   [[nodiscard]] std::vector<Parameter>& rows() { return rows_; }
+  /// What checkpoints call the tensor that the module calls `key`, be it a
+  /// parameter or a buffer.
+  [[nodiscard]] std::string name_of(const std::string& key) const {
+    return prefix_ + key;
+  }
+  /// What the module calls the tensor that is called `name` here.
+  [[nodiscard]] std::string key_of(const std::string& name) const {
+    return name.substr(prefix_.size());
+  }
   /// Null if there is none of that name.
   [[nodiscard]] const Parameter* find(std::string_view name) const;
   /// Null if `tensor` is no row's tensor.
@@ -51,6 +64,7 @@ class ACCELERATE_API ParameterTable {
   [[nodiscard]] std::vector<const Parameter*> trainable() const;
 
  private:
+  std::string prefix_;
   std::vector<Parameter> rows_;
   std::unordered_map<std::string, std::size_t> by_name_;
   std::unordered_map<const void*, std::size_t> by_tensor_;

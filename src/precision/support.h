@@ -9,12 +9,12 @@
 
 namespace accelerate::detail {
 
-/// In what autocast computes; nothing for `no`.
+/// The dtype that autocast computes in; nothing for `no`.
 ACCELERATE_API std::optional<c10::ScalarType> autocast_dtype(
     Precision precision);
 
-/// Why `device` cannot compute in `precision`, and what to do instead; nothing
-/// if it can.
+/// The reason why `device` cannot compute in `precision`, and what to do
+/// instead; nothing if it can.
 ACCELERATE_API std::optional<std::string> precision_complaint(
     Precision precision,
     c10::Device device);

@@ -8,8 +8,9 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text.h"
-#include "comm/group_impl.h"
+#include "comm/collectives/group_impl.h"
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
@@ -74,7 +75,9 @@ ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
   return project;
 }
 
-std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
+std::shared_ptr<Session> make_session(
+    const AcceleratorOptions& options,
+    const std::vector<detail::AddedTechnique>& added) {
   const detail::Environment environment = detail::Environment::current();
   detail::Settings settings = detail::launch_settings(environment);
   WorldOptions world_options = options.world;
@@ -90,23 +93,28 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
   note_complaints(complaints, [&] {
     window = detail::accumulation_window(options, settings);
   });
-  detail::ParallelPlan plan;
-  detail::PlanSources plan_sources{
-      {.parallel = options.parallel,
-       .master_weights = options.master_weights,
-       .mixed_precision = std::string(name_of(precision)),
-       .num_ranks = world.size(),
-       .num_local_ranks = world.local_size(),
-       .device = world.device()},
-      settings,
-      environment};
+  detail::RequestSources request_sources{
+      .parallel = options.parallel,
+      .mixed_precision = std::string(name_of(precision)),
+      .num_local_ranks = world.local_size(),
+      .settings = settings,
+      .environment = environment};
+  detail::PlanRequest plan_request{
+      .training = detail::read_training_request(request_sources),
+      .replicate = options.parallel.replicate_options,
+      .master_weights = options.master_weights,
+      .keep_freed_blocks = options.keep_freed_blocks,
+      .heap_is_tuned = environment.has("MALLOC_MMAP_THRESHOLD_"),
+      .num_ranks = world.size(),
+      .num_local_ranks = world.local_size(),
+      .device = world.device(),
+      .added = added};
+  const detail::TrainingRequest& training = plan_request.training;
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
-  note_complaints(complaints, [&] {
-    plan = detail::make_plan(
-        plan_sources.request, plan_sources.settings, plan_sources.environment);
-  });
-  if (const auto steps = plan.gradient_accumulation_steps) {
+  detail::ParallelPlan plan;
+  note_complaints(complaints, [&] { plan = detail::make_plan(plan_request); });
+  if (const auto steps = training.step.gradient_accumulation_steps) {
     const bool is_said = options.gradient_accumulation_steps.value_or(1) > 1 ||
         options.gradient_accumulation.num_steps;
     if (is_said && window != *steps) {
@@ -127,7 +135,8 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       source_from_code(options)};
   settings = detail::resolve(sources);
 
-  detail::say_ignored(world, plan.ignored);
+  detail::say_ignored(world, training.ignored);
+  const std::optional<double> clipping = training.step.gradient_clipping;
   Mesh mesh(world, plan.degrees);
   std::optional<GradScaler> scaler;
   if (precision == Precision::fp16) {
@@ -141,28 +150,31 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
       .world = std::move(world),
       .plan = plan,
       .mesh = std::move(mesh),
-      .plan_sources = std::move(plan_sources),
+      .plan_request = std::move(plan_request),
+      .request_sources = std::move(request_sources),
       .precision = precision,
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
       .clock = detail::StepClock(window),
-      .max_gradient_norm = plan.gradient_clipping,
+      .max_gradient_norm = clipping,
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
       .schedulers = {},
       .active_loaders = {},
       .local_group = {},
-      .checkpoints = std::make_unique<detail::Checkpoints>(
-          project_configuration(options))});
-  session->checkpoints->watch = std::make_unique<detail::Watch>(
+      .agreement = nullptr,
+      .checkpoints = nullptr});
+  session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
       [passes = session->num_averaging_passes,
        group = session->world.group().impl()] {
         return detail::Watch::Position{
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
       });
+  session->checkpoints = std::make_unique<detail::Checkpoints>(
+      session->world, *session->agreement, project_configuration(options));
   return session;
 }
 
@@ -170,14 +182,14 @@ std::shared_ptr<Session> make_session(const AcceleratorOptions& options) {
 
 void detail::say_ignored(
     const World& world,
-    const std::vector<std::string>& settings) {
+    const std::vector<IgnoredSetting>& settings) {
   if (settings.empty()) return;
   world.logger().log_once_per_world(
       LogLevel::warning,
       "parallel",
       concat(
           "settings that have no counterpart here and do nothing: ",
-          join(settings, ", ")));
+          join(names_of(settings), ", ")));
 }
 
 int detail::accumulation_window(
@@ -197,17 +209,17 @@ int detail::accumulation_window(
       : steps
       ? *steps
       : static_cast<int>(*settings.integer("gradient_accumulation_steps"));
-  if (window < 1) {
-    throw ConfigError(concat(
-        "[train] gradient_accumulation_steps is ",
-        window,
-        "; it is at least 1"));
-  }
-  return window;
+  return detail::require_at_least(
+      "train", "gradient_accumulation_steps", window, 1);
 }
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : session_(make_session(options)) {}
+    : session_(make_session(options, {})) {}
+
+Accelerator::Accelerator(
+    const AcceleratorOptions& options,
+    const std::vector<detail::AddedTechnique>& added)
+    : session_(make_session(options, added)) {}
 
 AutocastScope Accelerator::autocast() const {
   return autocast(session_->autocast);
@@ -219,7 +231,7 @@ AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
 }
 
 const std::string& Accelerator::deepspeed_config() const {
-  return session_->plan.deepspeed_config;
+  return session_->plan_request.training.deepspeed_config;
 }
 
 at::Device Accelerator::device() const { return session_->world.device(); }

@@ -30,7 +30,7 @@ void multiply_pending_gradients(Session& session, double factor) {
     if (gradient.defined()) gradient.mul_(factor);
   };
   for (const auto& model : session.models) {
-    const auto& named = session.micro_step_models;
+    const auto& named = session.window.models;
     if (!named.empty() &&
         std::find(named.begin(), named.end(), model.get()) == named.end()) {
       continue;
@@ -42,9 +42,11 @@ void multiply_pending_gradients(Session& session, double factor) {
   }
 }
 
+// The sum goes over the ranks whose gradients are averaged, so that items of a
+// batch that several ranks share count once.
 double sum_over_ranks(const Session& session, std::int64_t count) {
   const at::Tensor sum = at::full({}, count, at::kLong);
-  session.world.group().all_reduce(sum, ReduceOp::sum);
+  session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
   return static_cast<double>(sum.item<std::int64_t>());
 }
 
@@ -56,7 +58,8 @@ double weight_of_micro_step(Session& session) {
   if (!clock.is_short() || session.accumulation.divide_by_full_window) {
     return 1.0 / clock.window();
   }
-  if (std::exchange(session.aligned_serial, clock.serial()) != clock.serial()) {
+  if (std::exchange(session.window.aligned_serial, clock.serial()) !=
+      clock.serial()) {
     multiply_pending_gradients(
         session, static_cast<double>(clock.window()) / clock.length());
   }
@@ -68,8 +71,8 @@ double weight_of_micro_step(Session& session) {
 // n x ranks / all items. All are known in the window's last micro-step; until
 // then the first one's count stands in for them.
 double weight_of_items(Session& session, std::int64_t num_items) {
-  const double ranks = session.world.size();
-  detail::ItemCount& items = session.items;
+  const double ranks = session.mesh.gradient_group().size();
+  detail::ItemCount& items = session.window.items;
   const detail::StepClock& clock = session.clock;
   const bool is_in_window = clock.window() > 1 && clock.serial() > 0;
   if (!is_in_window) {
@@ -119,8 +122,8 @@ void require_same_weighting(
         "; it is at least 0"));
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
-  const bool had_items = session.items.serial == clock.serial() ||
-      session.items.serial == clock.serial() - 1;
+  const bool had_items = session.window.items.serial == clock.serial() ||
+      session.window.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {
     throw ConfigError(
         "[train] backward() was given num_items in some micro-steps of a "
@@ -129,10 +132,49 @@ void require_same_weighting(
   }
 }
 
-void run_backward(const at::Tensor& loss, const BackwardOptions& options) {
-  const std::optional<bool> retain_graph =
-      options.retain_graph ? std::optional<bool>(true) : std::nullopt;
-  loss.backward({}, retain_graph, options.create_graph);
+// All strategies are told, then the exception that says most goes on.
+[[noreturn]] void fail_backward(
+    const Session& session,
+    const std::exception& error) {
+  std::exception_ptr better;
+  for (const auto& model : session.models) {
+    const std::exception_ptr own = model->strategies.on_failure(error);
+    if (!better) better = own;
+  }
+  if (better) std::rethrow_exception(better);
+  throw;
+}
+
+// Runs `body`, a backward, with all models' strategies told of its beginning,
+// and of its end or failure. `syncs`: whether it ends a model's step.
+template <class Syncs, class Body>
+void run_backward(const Session& session, Syncs&& syncs, Body&& body) {
+  try {
+    for (const auto& model : session.models)
+      model->strategies.before_backward(syncs(model));
+    std::forward<Body>(body)();
+    for (const auto& model : session.models)
+      model->strategies.after_backward(syncs(model));
+  } catch (const std::exception& error) {
+    fail_backward(session, error);
+  }
+}
+
+// The model whose parameters `optimizer` updates; null: of no prepared one.
+detail::PreparedModel* model_of(
+    const Session& session,
+    const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      for (const auto& model : session.models) {
+        if (model->table.find(parameter) != nullptr ||
+            model->table.find_local(parameter) != nullptr) {
+          return model.get();
+        }
+      }
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -153,34 +195,16 @@ void Accelerator::backward(
       : weight_of_micro_step(session);
   at::Tensor weighted = weight == 1 ? loss : loss * weight;
   if (session.scaler) weighted = session.scaler->scale(weighted);
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) {
-      strategy->before_backward(model->sync_gradients);
+  const auto syncs = [](const auto& model) { return model->sync_gradients; };
+  run_backward(session, syncs, [&] {
+    if (session.world.size() > 1 &&
+        std::any_of(session.models.begin(), session.models.end(), syncs)) {
+      ++*session.num_averaging_passes;
     }
-  }
-  if (session.world.size() > 1 &&
-      std::any_of(
-          session.models.begin(), session.models.end(), [](const auto& model) {
-            return model->sync_gradients;
-          })) {
-    ++*session.num_averaging_passes;
-  }
-  try {
-    run_backward(weighted, options);
-  } catch (const std::exception& error) {
-    for (const auto& model : session.models) {
-      for (const auto& strategy : model->strategies)
-        strategy->on_failure(error);
-    }
-    throw;
-  }
-  for (const auto& model : session.models) {
-    auto& strategies = model->strategies;
-    for (auto strategy = strategies.rbegin(); strategy != strategies.rend();
-         ++strategy) {
-      (*strategy)->after_backward(model->sync_gradients);
-    }
-  }
+    const std::optional<bool> retain_graph =
+        options.retain_graph ? std::optional<bool>(true) : std::nullopt;
+    weighted.backward({}, retain_graph, options.create_graph);
+  });
   for (const auto& optimizer : session.optimizers)
     optimizer->is_accumulating = true;
 }
@@ -246,23 +270,13 @@ void Accelerator::lomo_backward(
         "model is split over ranks; use backward() and another optimizer");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
-  // Averaged here, one by one, not in buckets that would keep them all.
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies)
-      strategy->before_backward(false);
-  }
-  const Group group = session.mesh.group({Axis::replicate, Axis::shard});
-  const int ranks = group.size();
-  lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
-    if (ranks > 1) {
-      group.all_reduce(gradient);
-      gradient.div_(ranks);
-    }
+  detail::PreparedModel* const model = model_of(session, *lomo);
+  const auto syncs = [](const auto&) { return false; };
+  run_backward(session, syncs, [&] {
+    lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
+      if (model != nullptr) model->strategies.average_gradient(gradient);
+    });
   });
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies)
-      strategy->after_backward(false);
-  }
 }
 
 MicroStep::MicroStep(
@@ -289,9 +303,8 @@ MicroStep Accelerator::begin_micro_step(
   session.clock.begin_micro_step(
       session.accumulation.sync_with_dataloader && loader != nullptr &&
       loader->is_last_batch);
-  session.micro_step_models.clear();
-  for (const auto& model : models)
-    session.micro_step_models.push_back(model.get());
+  session.window.models.clear();
+  for (const auto& model : models) session.window.models.push_back(model.get());
   const bool sync_gradients =
       session.clock.sync_gradients() || session.accumulation.sync_each_batch;
   return MicroStep(session_, std::move(models), sync_gradients);

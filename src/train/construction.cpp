@@ -1,41 +1,33 @@
-#include <mutex>
 #include <optional>
+#include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/empty_weights.h>
 
+#include "checkpoint/components/random_state.h"
+#include "params/layout.h"
 #include "train/session.h"
 
 namespace accelerate {
 
 namespace detail {
 
-namespace {
-
-at::Tensor random_state() {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state().clone();
-}
-
-}  // namespace
-
 struct ModelConstruction::Scope {
-  explicit Scope(const World& everybody)
-      : world(everybody), state_before(random_state()) {}
+  explicit Scope(Group ranks)
+      : group(std::move(ranks)), state_before(generator_state(at::kCPU)) {}
 
-  World world;
+  Group group;
   at::Tensor state_before;
   std::optional<InitEmptyWeights> empty = std::nullopt;
 };
 
-ModelConstruction::ModelConstruction(const World& world, bool only_on_rank_0) {
-  if (!only_on_rank_0 || world.size() == 1) return;
-  scope_ = std::make_unique<Scope>(world);
-  if (world.rank() != 0) scope_->empty.emplace();
+ModelConstruction::ModelConstruction(const Mesh& mesh, bool only_on_rank_0) {
+  const Group group = replica_group(Layout(), mesh);
+  if (!only_on_rank_0 || group.size() == 1) return;
+  scope_ = std::make_unique<Scope>(group);
+  if (group.rank() != 0) scope_->empty.emplace();
 }
 
 ModelConstruction::~ModelConstruction() = default;
@@ -45,21 +37,19 @@ void ModelConstruction::finish() {
   if (!scope_) return;
   scope_->empty.reset();
   // Rank 0 drew numbers that the others did not.
-  const Group& group = scope_->world.group();
+  const Group& group = scope_->group;
   const at::Tensor before = scope_->state_before.clone();
-  const at::Tensor after = random_state();
+  const at::Tensor after = generator_state(at::kCPU);
   group.broadcast(before, 0);
   group.broadcast(after, 0);
   if (!at::equal(before, scope_->state_before)) return;
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(after);
+  set_generator_state(at::kCPU, after);
 }
 
 }  // namespace detail
 
 detail::ModelConstruction Accelerator::begin_construction() const {
-  return {world(), session_->plan.makes_on_rank_0};
+  return {mesh(), session_->plan.makes_on_rank_0};
 }
 
 }  // namespace accelerate

@@ -16,7 +16,7 @@
 namespace accelerate {
 
 void detail::require_no_join(const Session& session, std::string_view what) {
-  if (!session.join) return;
+  if (!session.join.round) return;
   throw ConfigError(concat(
       "[train] ",
       what,
@@ -33,7 +33,7 @@ using detail::Session;
 
 void require_joinable(const Session& session) {
   std::vector<std::string> complaints;
-  if (session.join) {
+  if (session.join.round) {
     complaints.emplace_back(
         "[train] join_uneven_inputs() was called inside itself");
   }
@@ -44,50 +44,38 @@ void require_joinable(const Session& session) {
         "together at each step; use bf16 or no, or even_batches");
   }
   for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) {
-      if (auto complaint = strategy->join_complaint())
-        complaints.push_back(*complaint);
-    }
+    if (const auto& complaint = model->strategies.traits().join_complaint)
+      complaints.push_back(*complaint);
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
-}
-
-template <class Function>
-void for_each_strategy(const Session& session, Function&& function) {
-  for (std::size_t i = 0; i < session.models.size(); ++i) {
-    for (const auto& strategy : session.models[i]->strategies) {
-      function(*strategy, static_cast<int>(i));
-    }
-  }
 }
 
 // Restores what the scope changed, also after an exception.
 class JoinScope {
  public:
   JoinScope(Session& session, const JoinOptions& options)
-      : session_(session), even_batches_before_(session.even_batches) {
-    if (options.even_batches) session.even_batches = options.even_batches;
+      : session_(session), even_batches_before_(session.join.even_batches) {
+    if (options.even_batches) session.join.even_batches = options.even_batches;
     if (session.world.size() == 1) return;
-    if (!session.join_group) {
+    if (!session.join.group) {
       std::vector<int> all(static_cast<std::size_t>(session.world.size()));
       std::iota(all.begin(), all.end(), 0);
-      session.join_group = session.world.new_group(all);
+      session.join.group = session.world.new_group(all);
     }
-    session.join = std::make_unique<detail::JoinRound>(
-        *session.join_group, options.divide_by_initial_world_size);
+    session.join.round = std::make_unique<detail::JoinRound>(
+        *session.join.group, options.divide_by_initial_world_size);
     for (const auto& scheduler : session.schedulers) scheduler->journal.clear();
-    for_each_strategy(session, [&](detail::Strategy& strategy, int model) {
-      strategy.begin_join(*session.join, model);
-    });
+    int number = 0;
+    for (const auto& model : session.models)
+      model->strategies.begin_join(*session.join.round, number++);
   }
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
   ~JoinScope() {
-    session_.even_batches = even_batches_before_;
-    if (!session_.join) return;
-    for_each_strategy(
-        session_, [](detail::Strategy& strategy, int) { strategy.end_join(); });
-    session_.join.reset();
+    session_.join.even_batches = even_batches_before_;
+    if (!session_.join.round) return;
+    for (const auto& model : session_.models) model->strategies.end_join();
+    session_.join.round.reset();
   }
 
  private:
@@ -141,13 +129,10 @@ void send_schedule(
 }
 
 void keep_company(Session& session) {
-  detail::JoinRound& round = *session.join;
+  detail::JoinRound& round = *session.join.round;
   while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
-    for (const auto& strategy :
-         session.models.at(static_cast<std::size_t>(event->model))
-             ->strategies) {
-      strategy->shadow(*event);
-    }
+    session.models.at(static_cast<std::size_t>(event->model))
+        ->strategies.shadow(*event);
   }
   const Group& group = round.group();
   // Nobody went on alone.
@@ -158,8 +143,7 @@ void keep_company(Session& session) {
   }
   // A schedule changes its optimizer, which then takes over everything.
   for (const auto& scheduler : session.schedulers) {
-    if (scheduler->inner.address() != nullptr)
-      send_schedule(*scheduler, group, from);
+    if (scheduler->schedule) send_schedule(*scheduler, group, from);
   }
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner != nullptr)
@@ -176,7 +160,7 @@ void Accelerator::join_uneven_inputs(
   require_joinable(session);
   const JoinScope scope(session, options);
   body();
-  if (session.join) keep_company(session);
+  if (session.join.round) keep_company(session);
 }
 
 }  // namespace accelerate

@@ -27,23 +27,27 @@ void ForwardScope::begin() {
     autocast_.emplace(
         model_.session->world.device().type(), *model_.autocast_dtype);
   }
-  needs_outputs_ =
-      model_.autocast_dtype.has_value() || model_.output_dtype.has_value();
-  if (at::GradMode::is_enabled()) {
-    needs_outputs_ = needs_outputs_ || model_.strategies_need_outputs;
+  const StrategyTraits& traits = model_.strategies.traits();
+  needs_outputs_ = model_.autocast_dtype.has_value() ||
+      traits.output_dtype.has_value() ||
+      (at::GradMode::is_enabled() && traits.needs_outputs);
+  try {
+    model_.strategies.before_forward();
+  } catch (const std::exception& error) {
+    fail(error);
   }
-  for (const auto& strategy : model_.strategies) strategy->before_forward();
 }
 
 at::Tensor adapt_input(const PreparedModel& model, const at::Tensor& input) {
-  if (!model.input_dtype || !input.defined() || !input.is_floating_point())
-    return input;
-  return input.to(*model.input_dtype);
+  const auto& dtype = model.strategies.traits().input_dtype;
+  if (!dtype || !input.defined() || !input.is_floating_point()) return input;
+  return input.to(*dtype);
 }
 
 at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
-  if (model_.output_dtype && output.defined() && output.is_floating_point())
-    return output.to(*model_.output_dtype);
+  const auto& dtype = model_.strategies.traits().output_dtype;
+  if (dtype && output.defined() && output.is_floating_point())
+    return output.to(*dtype);
   if (!model_.autocast_dtype || !output.defined() ||
       output.scalar_type() != *model_.autocast_dtype) {
     return output;
@@ -56,12 +60,13 @@ void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
   if (!has_work_) return;
   ForwardOutputs seen;
   if (outputs != nullptr) seen = {true, *outputs};
-  for (const auto& strategy : model_.strategies) strategy->after_forward(seen);
+  model_.strategies.after_forward(seen);
 }
 
 void ForwardScope::fail(const std::exception& error) {
   autocast_.reset();
-  for (const auto& strategy : model_.strategies) strategy->on_failure(error);
+  if (const auto better = model_.strategies.on_failure(error))
+    std::rethrow_exception(better);
   throw;
 }
 

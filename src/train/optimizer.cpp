@@ -54,11 +54,8 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
     loss = closure ? prepared_->inner->step(closure) : prepared_->inner->step();
     prepared_->is_accumulating = false;
   }
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) {
-      strategy->after_step(*prepared_->inner);
-    }
-  }
+  for (const auto& model : session.models)
+    model->strategies.after_step(*prepared_->inner);
   return loss;
 }
 

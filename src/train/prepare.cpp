@@ -18,6 +18,7 @@
 #include "parallel/plan.h"
 #include "params/materialize.h"
 #include "precision/support.h"
+#include "train/freed_blocks.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -57,10 +58,10 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
   for (const auto& scheduler : request.schedulers)
-    schedulers.push_back(scheduler.address());
+    schedulers.push_back(scheduler.schedule->address());
   for (const auto& scheduler : session.schedulers) {
-    if (const void* inner = scheduler->inner.address())
-      schedulers.push_back(inner);
+    if (scheduler->schedule)
+      schedulers.push_back(scheduler->schedule->address());
   }
   if (count_repeated(modules) + count_repeated(optimizers) +
           count_repeated(schedulers) >
@@ -114,32 +115,36 @@ void move_to_device(torch::nn::Module& module, const at::Device& device) {
   }
 }
 
-// Whether rank 0, whose values all begin with, has none. Collective.
-bool lacks_values(const Session& session, const torch::nn::Module& module) {
+// Whether the rank whose values the model, or this stage of it, begins with has
+// none: nothing is split yet. Collective.
+bool lacks_values(const Mesh& mesh, const torch::nn::Module& module) {
   const auto tensors = tensors_of(module);
   const bool mine = std::any_of(tensors.begin(), tensors.end(), is_empty);
-  const auto all =
-      session.world.group().all_gather_bytes(mine ? "empty" : "full");
+  const Group group = detail::replica_group(detail::Layout(), mesh);
+  const auto all = group.all_gather_bytes(mine ? "empty" : "full");
+  const int first = group.world_ranks()[0];
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[0] == "full" || all[rank] == "empty") continue;
     throw ConfigError(concat(
-        "[train] rank 0 built its model inside init_empty_weights() and rank ",
-        rank,
-        " did not, but all begin with rank 0's values; build it with values on "
-        "rank 0, or without on all"));
+        "[train] rank ",
+        first,
+        " built its model inside init_empty_weights() and rank ",
+        group.world_ranks()[rank],
+        " did not, but all begin with rank ",
+        first,
+        "'s values; build it with values on rank ",
+        first,
+        ", or without on all"));
   }
   return all[0] == "empty";
 }
 
-// Where nobody takes them without.
+// Where no strategy takes them without.
 void give_memory(PreparedModel& model) {
   const at::NoGradGuard no_grad;
-  const bool takes_empty = std::any_of(
-      model.strategies.begin(),
-      model.strategies.end(),
-      [](const auto& strategy) { return strategy->takes_empty(); });
-  const auto tensors =
-      takes_empty ? model.module->buffers() : tensors_of(*model.module);
+  const auto tensors = model.strategies.traits().takes_empty
+      ? model.module->buffers()
+      : tensors_of(*model.module);
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || !is_empty(tensor)) continue;
     detail::materialize(tensor, model.session->world.device());
@@ -150,9 +155,9 @@ void give_memory(PreparedModel& model) {
 // What cannot differ between models, since they share a step.
 void require_same_step(
     const Session& session,
-    const ParallelPlan& plan,
+    const detail::StepRequest& step,
     std::vector<std::string>& complaints) {
-  const auto steps = plan.gradient_accumulation_steps;
+  const auto steps = step.gradient_accumulation_steps;
   if (steps && *steps != session.clock.window()) {
     complaints.push_back(concat(
         "gradient_accumulation_steps is ",
@@ -161,30 +166,47 @@ void require_same_step(
         session.clock.window(),
         " for the other models, whose steps are this one's; leave it out"));
   }
-  if (plan.gradient_clipping &&
-      plan.gradient_clipping != session.max_gradient_norm) {
+  if (step.gradient_clipping &&
+      step.gradient_clipping != session.max_gradient_norm) {
     complaints.push_back(concat(
         "gradient_clipping is ",
-        *plan.gradient_clipping,
+        *step.gradient_clipping,
         ", which is for all models; give it in AcceleratorOptions, or call "
         "clip_grad_norm_()"));
   }
 }
 
+// A model's plan, and the settings of its own options that do nothing.
+struct ModelPlan {
+  ParallelPlan plan;
+  std::vector<detail::IgnoredSetting> ignored = {};
+};
+
+detail::PlanRequest request_of(
+    const Session& session,
+    const ModelOptions& options) {
+  detail::PlanRequest request = session.plan_request;
+  request.training = detail::read_model_request(
+      options, session.request_sources, session.plan.degrees);
+  if (options.replicate_options) request.replicate = *options.replicate_options;
+  if (options.master_weights) request.master_weights = *options.master_weights;
+  return request;
+}
+
 // One for each model; throws one error for all.
-std::vector<ParallelPlan> plans_of(
+std::vector<ModelPlan> plans_of(
     const Session& session,
     const PrepareRequest& request) {
-  std::vector<ParallelPlan> plans;
+  std::vector<ModelPlan> plans;
   std::vector<std::string> complaints;
   for (const auto& [module, options] : request.models) {
-    plans.push_back(session.plan);
+    plans.push_back({session.plan});
     if (!options) continue;
     std::vector<std::string> found;
     try {
-      plans.back() =
-          detail::make_model_plan(*options, session.plan_sources, session.plan);
-      require_same_step(session, plans.back(), found);
+      const detail::PlanRequest own = request_of(session, *options);
+      plans.back() = {detail::make_plan(own), own.training.ignored};
+      require_same_step(session, own.training.step, found);
     } catch (const ConfigError& error) {
       found.emplace_back(error.what());
     }
@@ -215,24 +237,24 @@ std::unique_ptr<PreparedModel> prepare_model(
   auto model = std::make_unique<PreparedModel>(PreparedModel{
       .session = &session, .module = module, .mesh = mesh_of(session, plan)});
   model->reads_on_rank_0 = plan.reads_on_rank_0;
-  model->awaits_values = lacks_values(session, *module);
+  model->awaits_values = lacks_values(model->mesh, *module);
   move_to_device(*module, session.world.device());
   model->table = detail::ParameterTable(*module);
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }
-  model->strategies = detail::make_strategies(model->mesh, plan.techniques);
+  detail::ParallelPlan own_plan = plan;
+  own_plan.techniques.shard.allocator_keeps_blocks =
+      plan.keeps_freed_blocks && detail::can_keep_freed_blocks();
+  model->strategies = detail::make_strategies(model->mesh, own_plan);
   give_memory(*model);
-  for (const auto& strategy : model->strategies) {
-    strategy->prepare(*module, model->table);
-    if (const auto dtype = strategy->input_dtype()) model->input_dtype = dtype;
-    if (const auto dtype = strategy->output_dtype())
-      model->output_dtype = dtype;
+  model->strategies.prepare(*module, model->table);
+  if (plan.keeps_freed_blocks) {
+    std::int64_t gradient_bytes = 0;
+    for (const detail::Parameter* row : model->table.trainable())
+      gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
+    model->freed_blocks = detail::keep_freed_blocks(gradient_bytes);
   }
-  model->strategies_need_outputs = std::any_of(
-      model->strategies.begin(),
-      model->strategies.end(),
-      [](const auto& strategy) { return strategy->needs_outputs(); });
   return model;
 }
 
@@ -270,10 +292,8 @@ std::vector<const detail::PreparedOptimizer*> optimizers_of(
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner == nullptr) continue;
     all.push_back(optimizer.get());
-    if (scheduler.own != nullptr &&
-        scheduler.own->optimizer() == optimizer->inner) {
+    if (scheduler.schedule->optimizer() == optimizer->inner)
       own.push_back(optimizer.get());
-    }
   }
   return own.empty() ? all : own;
 }
@@ -293,20 +313,20 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
   require_preparable(session, request);
   const auto plans = plans_of(session, request);
+  // A rank that trains may pass by a call in which others wait for it.
+  if (!request.models.empty()) session.agreement->start_watching();
   detail::PrepareResult result;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)
       detail::say_ignored(session.world, plans[i].ignored);
     session.models.push_back(
-        prepare_model(session, request.models[i].module, plans[i]));
+        prepare_model(session, request.models[i].module, plans[i].plan));
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
     warn_of_strangers(session, *optimizer);
-    for (const auto& model : session.models) {
-      for (const auto& strategy : model->strategies)
-        strategy->bind(*optimizer, model->table);
-    }
+    for (const auto& model : session.models)
+      model->strategies.bind(*optimizer, model->table);
     session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
         detail::PreparedOptimizer{&session, optimizer}));
     result.optimizers.emplace_back(session_, session.optimizers.back().get());
@@ -314,7 +334,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
     session.schedulers.push_back(
         std::make_unique<detail::PreparedScheduler>(detail::PreparedScheduler{
-            &session, scheduler, optimizers_of(session, scheduler)}));
+            &session, scheduler.schedule, optimizers_of(session, scheduler)}));
     result.schedulers.emplace_back(session_, session.schedulers.back().get());
   }
   return result;
@@ -323,12 +343,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
 FullParameters Accelerator::open_parameters(
     detail::PreparedModel& model) const {
   model.awaits_values = false;
-  std::vector<std::shared_ptr<void>> open;
-  for (const auto& strategy : model.strategies) {
-    if (auto scope = strategy->open_parameters())
-      open.push_back(std::move(scope));
-  }
-  return FullParameters(session_, std::move(open));
+  return FullParameters(session_, model.strategies.open_parameters());
 }
 
 detail::LoaderContext Accelerator::loader_context() const {
@@ -364,7 +379,9 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.end = [session = session_, progress] {
     std::erase(session->active_loaders, progress.get());
   };
-  context.even_batches = [session = session_] { return session->even_batches; };
+  context.even_batches = [session = session_] {
+    return session->join.even_batches;
+  };
   context.on_batch = [progress](bool is_last, std::int64_t remainder) {
     *progress = {is_last, remainder};
   };

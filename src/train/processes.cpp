@@ -111,7 +111,8 @@ void Accelerator::free_memory() const {
     model->module.reset();
   }
   for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
-  for (const auto& scheduler : session_->schedulers) scheduler->inner = {};
+  for (const auto& scheduler : session_->schedulers)
+    scheduler->schedule = nullptr;
   if (at::accelerator::isAccelerator(device().type()))
     at::accelerator::emptyCache();
 }

@@ -48,9 +48,7 @@ std::vector<PreparedOptimizer*> waiting(Session& session) {
 
 void complete_gradients(Session& session) {
   if (!session.clock.sync_gradients()) return;
-  for (const auto& model : session.models) {
-    for (const auto& strategy : model->strategies) strategy->before_step();
-  }
+  for (const auto& model : session.models) model->strategies.before_step();
 }
 
 void settle_scale(Session& session) {

@@ -2,27 +2,18 @@
 
 #include <algorithm>
 
-#include <torch/optim/schedulers/lr_scheduler.h>
-#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
-
 #include <accelerate/error.h>
 
 #include "train/session.h"
 
 namespace accelerate {
 
-const void* detail::SchedulerReference::address() const {
-  if (own != nullptr) return own;
-  if (torch != nullptr) return torch;
-  return plateau;
-}
-
 namespace {
 
 using detail::PreparedScheduler;
 
-void require_prepared(const PreparedScheduler& prepared) {
-  if (prepared.inner.address() != nullptr) return;
+detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
+  if (prepared.schedule) return *prepared.schedule;
   throw ConfigError(
       "[train] this handle was released by free_memory() or finish(); prepare "
       "the scheduler again");
@@ -42,76 +33,35 @@ int steps_due(const PreparedScheduler& prepared) {
   return session.scheduling.step_with_processes ? session.world.size() : 1;
 }
 
-bool has_ended(const PreparedScheduler& prepared) {
-  if (prepared.inner.own == nullptr) return false;
-  const auto total = prepared.inner.own->total_steps();
-  return total && prepared.inner.own->step_count() >= *total;
-}
-
 }  // namespace
 
 void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
-  if (prepared.inner.own == nullptr) {
-    ++prepared.num_steps;
-    if (step.has_metric) prepared.metrics.push_back(step.metric);
-  }
-  if (prepared.inner.own != nullptr) {
-    step.has_metric ? prepared.inner.own->step(step.metric)
-                    : prepared.inner.own->step();
-  } else if (prepared.inner.torch != nullptr) {
-    prepared.inner.torch->step();
-  } else {
-    prepared.inner.plateau->step(static_cast<float>(step.metric));
-  }
-  if (prepared.session->join) prepared.journal.push_back(step);
+  prepared.schedule->step(step);
+  if (prepared.session->join.round) prepared.journal.push_back(step);
 }
 
 void Scheduler::step() const {
-  require_prepared(*prepared_);
-  if (prepared_->inner.plateau != nullptr) {
-    throw ConfigError(
-        "[train] ReduceLROnPlateauScheduler was stepped without a metric; call "
-        "step(metric), with "
-        "the same metric on every rank");
-  }
-  for (int left = steps_due(*prepared_); left > 0 && !has_ended(*prepared_);
+  const detail::ScheduleAdapter& schedule = schedule_of(*prepared_);
+  schedule.require_accepts(/*has_metric=*/false);
+  for (int left = steps_due(*prepared_); left > 0 && !schedule.has_ended();
        --left) {
     take_step(*prepared_, {});
   }
 }
 
 void Scheduler::step(double metric) const {
-  require_prepared(*prepared_);
-  if (prepared_->inner.torch != nullptr) {
-    throw ConfigError(
-        "[train] step() was given a metric, which only ReduceLROnPlateau uses; "
-        "call step()");
-  }
+  schedule_of(*prepared_).require_accepts(/*has_metric=*/true);
   if (steps_due(*prepared_) == 0) return;
   // Once, however many processes: the metric is one observation.
   take_step(*prepared_, {true, metric});
 }
 
 const std::vector<double>& Scheduler::get_last_lr() const {
-  require_prepared(*prepared_);
-  if (prepared_->inner.own == nullptr) {
-    throw ConfigError(
-        "[train] a LibTorch schedule does not tell its learning rates; read "
-        "them from the "
-        "optimizer's param_groups(), or use the schedule of accelerate::optim");
-  }
-  return prepared_->inner.own->get_last_lr();
+  return schedule_of(*prepared_).last_lrs();
 }
 
 torch::optim::LRScheduler& Scheduler::inner() const {
-  require_prepared(*prepared_);
-  if (prepared_->inner.torch == nullptr) {
-    throw ConfigError(
-        "[train] inner() is for schedules of torch::optim; this one is the "
-        "variable given to "
-        "prepare()");
-  }
-  return *prepared_->inner.torch;
+  return schedule_of(*prepared_).torch_schedule();
 }
 
 }  // namespace accelerate

@@ -17,12 +17,15 @@
 #include <accelerate/precision.h>
 #include <accelerate/world.h>
 
+#include "checkpoint/checkpoints.h"
+#include "comm/monitoring/rank_agreement.h"
 #include "config/settings.h"
-#include "parallel/join_round.h"
+#include "engines/read_request.h"
 #include "parallel/plan.h"
-#include "parallel/strategy.h"
+#include "parallel/replicate/join_round.h"
+#include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
-#include "train/checkpoints.h"
+#include "train/schedule_adapter.h"
 #include "train/step_clock.h"
 
 namespace accelerate::detail {
@@ -35,19 +38,17 @@ struct PreparedModel {
   /// The session's, or its own.
   Mesh mesh;
   ParameterTable table = {};
-  std::vector<std::unique_ptr<Strategy>> strategies = {};
+  StrategyList strategies = {};
   /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
-  bool strategies_need_outputs = false;
-  /// What strategies want of floating inputs and outputs.
-  std::optional<c10::ScalarType> input_dtype = std::nullopt;
-  std::optional<c10::ScalarType> output_dtype = std::nullopt;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
   /// It was built without values, and none have been loaded.
   bool awaits_values = false;
   /// load_model() reads on rank 0 only, unless told otherwise.
   bool reads_on_rank_0 = false;
+  /// See keep_freed_blocks(); null: nothing is kept for this model.
+  std::shared_ptr<void> freed_blocks = nullptr;
 };
 
 struct PreparedOptimizer {
@@ -59,21 +60,12 @@ struct PreparedOptimizer {
   bool step_was_skipped = false;
 };
 
-/// One step of a schedule.
-struct SchedulerStep {
-  bool has_metric = false;
-  double metric = 0;
-};
-
 struct PreparedScheduler {
   Session* session = nullptr;
-  SchedulerReference inner = {};
+  /// Null after free_memory().
+  std::shared_ptr<ScheduleAdapter> schedule = nullptr;
   /// The optimizers whose skipped steps hold it back.
   std::vector<const PreparedOptimizer*> optimizers;
-  /// Of a LibTorch schedule, whose state nobody can read: the steps it took,
-  /// and the metrics it was given.
-  std::int64_t num_steps = 0;
-  std::vector<double> metrics = {};
   /// The steps taken inside join_uneven_inputs.
   std::vector<SchedulerStep> journal = {};
 };
@@ -93,6 +85,25 @@ struct ItemCount {
   std::int64_t serial = 0;
 };
 
+/// What backward() knows of the window besides the clock.
+struct WindowProgress {
+  ItemCount items = {};
+  /// The models of the micro-step under way; empty: all.
+  std::vector<PreparedModel*> models = {};
+  /// The micro-step in which gradients of a short window were brought in line.
+  std::int64_t aligned_serial = 0;
+};
+
+/// The state of join_uneven_inputs.
+struct Join {
+  /// All ranks once more; made when first needed.
+  std::optional<Group> group = std::nullopt;
+  /// Inside it, on several ranks.
+  std::unique_ptr<JoinRound> round = nullptr;
+  /// What it was told, for passes over data that begin inside it.
+  std::optional<bool> even_batches = std::nullopt;
+};
+
 /// Where a prepared loader is in its pass.
 struct LoaderProgress {
   bool is_last_batch = false;
@@ -105,11 +116,13 @@ struct LoaderProgress {
 struct Session {
   Settings settings;
   World world;
-  /// Of models without options of their own.
+  /// Plan of models without options of their own.
   ParallelPlan plan;
   Mesh mesh;
-  /// What plans of models with such options begin with.
-  PlanSources plan_sources = {};
+  /// What the plan was made for, and what that was read from: plans of models
+  /// with options of their own begin with both.
+  PlanRequest plan_request = {};
+  RequestSources request_sources = {};
   /// Meshes of such models.
   std::vector<Mesh> other_meshes = {};
   Precision precision = Precision::no;
@@ -123,11 +136,7 @@ struct Session {
   std::optional<GradScaler> scaler;
   /// Optimizers have stepped since the scale was last adapted.
   bool scale_is_due = false;
-  ItemCount items = {};
-  /// Of the micro-step under way; empty: all.
-  std::vector<PreparedModel*> micro_step_models = {};
-  /// The micro-step in which gradients of a short window were brought in line.
-  std::int64_t aligned_serial = 0;
+  WindowProgress window = {};
   bool trigger = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
@@ -136,15 +145,12 @@ struct Session {
   std::vector<const LoaderProgress*> active_loaders;
   /// The ranks of this machine; made when first needed.
   std::optional<Group> local_group;
-  /// All ranks once more, for join_uneven_inputs; made when first needed.
-  std::optional<Group> join_group = std::nullopt;
-  /// Inside join_uneven_inputs on several ranks.
-  std::unique_ptr<JoinRound> join = nullptr;
-  /// What join_uneven_inputs said, for passes that begin inside it.
-  std::optional<bool> even_batches = std::nullopt;
+  Join join = {};
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
+  /// What ranks agree on through the store.
+  std::unique_ptr<RankAgreement> agreement;
   /// Last, so that a save under way ends before what it uses goes.
   std::unique_ptr<Checkpoints> checkpoints;
 
@@ -171,7 +177,9 @@ at::Tensor clip_gradients(
     const ClipNormOptions& options);
 
 /// Warns of settings that were given and do nothing.
-void say_ignored(const World& world, const std::vector<std::string>& settings);
+void say_ignored(
+    const World& world,
+    const std::vector<IgnoredSetting>& settings);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks: `what` needs
 /// all of them.

@@ -7,7 +7,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace checkpoint_test {
 
 using testing::expect_error;
 using torch::Tensor;
@@ -494,5 +494,5 @@ TEST(ActivationCheckpointing, RefusesAPolicyThatChoosesNothing) {
       "chose no module");
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace accelerate

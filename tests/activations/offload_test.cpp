@@ -5,7 +5,7 @@
 #include "support/pretend_device.h"
 
 namespace accelerate {
-namespace {
+namespace offload_test {
 
 using torch::Tensor;
 
@@ -90,5 +90,5 @@ TEST(CheckpointOffload, KeepsInputsInHostMemory) {
   EXPECT_TRUE(torch::equal(found.of_w, expected.of_w));
 }
 
-}  // namespace
+}  // namespace offload_test
 }  // namespace accelerate

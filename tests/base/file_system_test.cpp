@@ -20,7 +20,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace file_system_test {
 
 namespace fs = std::filesystem;
 
@@ -189,5 +189,5 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Bool(),
     [](const auto& tested) { return tested.param ? "io_uring" : "threads"; });
 
-}  // namespace
+}  // namespace file_system_test
 }  // namespace accelerate::detail

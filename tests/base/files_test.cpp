@@ -11,7 +11,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace files_test {
 
 std::size_t count_entries(const std::filesystem::path& folder) {
   std::size_t count = 0;
@@ -69,5 +69,5 @@ TEST(FilesTest, MapsAFileUntilTheLastOwnerGoes) {
   EXPECT_EQ(second.bytes()[2], std::byte{'c'});
 }
 
-}  // namespace
+}  // namespace files_test
 }  // namespace accelerate::detail

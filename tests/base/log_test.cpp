@@ -9,7 +9,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace log_test {
 
 struct Collected {
   std::vector<std::string> lines;
@@ -49,5 +49,5 @@ TEST(LogTest, RefusesUnknownLevels) {
       [] { parse_log_level("loud"); }, "\"loud\"");
 }
 
-}  // namespace
+}  // namespace log_test
 }  // namespace accelerate

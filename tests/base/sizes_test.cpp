@@ -7,7 +7,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace sizes_test {
 
 TEST(SizesTest, ReadsDecimalAndBinaryUnits) {
   EXPECT_EQ(parse_size("10GB"), 10'000'000'000);
@@ -46,5 +46,5 @@ TEST(SizesTest, PrintsForPeople) {
   EXPECT_EQ(format_size(3LL << 30), "3.0 GB");
 }
 
-}  // namespace
+}  // namespace sizes_test
 }  // namespace accelerate::detail

@@ -3,7 +3,28 @@
 #include <gtest/gtest.h>
 
 namespace accelerate::detail {
-namespace {
+namespace text_test {
+
+TEST(TextTest, PutsValuesIntoAMessage) {
+  EXPECT_EQ(format("rank {} of {}", 3, 4L), "rank 3 of 4");
+  EXPECT_EQ(format("nothing to put in"), "nothing to put in");
+  EXPECT_EQ(format(""), "");
+  EXPECT_EQ(format("{}{}", "no ", std::string("space")), "no space");
+  EXPECT_EQ(format("{{\"a\": {}}}", 1), "{\"a\": 1}");
+  EXPECT_EQ(format("{{}} {{{}}}", "x"), "{} {x}");
+  // A value's braces are its own.
+  EXPECT_EQ(format("{} and {}", "{}", "}"), "{} and }");
+  EXPECT_EQ(format("a\0b{}", 'c'), std::string("a\0bc", 4));
+}
+
+TEST(TextTest, FormatsValuesAsTheyAreStreamed) {
+  EXPECT_EQ(format("{}", 1.0 / 3), concat(1.0 / 3));
+  EXPECT_EQ(format("{}", 1e20F), concat(1e20F));
+  EXPECT_EQ(format("{}{}", true, false), concat(true, false));
+  EXPECT_EQ(format("{}", 'x'), concat('x'));
+  EXPECT_EQ(
+      format("{}", std::string_view("view")), concat(std::string_view("view")));
+}
 
 TEST(TextTest, ParsesWholeNumbersOnly) {
   EXPECT_EQ(parse_int("-12"), -12);
@@ -44,5 +65,5 @@ TEST(TextTest, FindsTheNameThatWasMeant) {
   EXPECT_EQ(edit_distance("", "abc"), 3u);
 }
 
-}  // namespace
+}  // namespace text_test
 }  // namespace accelerate::detail

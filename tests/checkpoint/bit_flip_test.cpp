@@ -6,11 +6,11 @@
 #include <accelerate/optimizers.h>
 
 #include "base/files.h"
-#include "checkpoint/load.h"
+#include "checkpoint/load/checkpoint_reader.h"
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace bit_flip_test {
 
 namespace fs = std::filesystem;
 
@@ -28,7 +28,7 @@ TEST(Verify, FindsOneFlippedBitWhereverItIs) {
     optimizer.step();
     accelerator.save_state(saved);
   }
-  detail::Checkpoint(saved).verify();
+  detail::CheckpointReader(saved).verify();
   std::vector<std::pair<fs::path, std::string>> files;
   std::size_t total = 0;
   for (const auto& entry : fs::directory_iterator(saved)) {
@@ -55,7 +55,7 @@ TEST(Verify, FindsOneFlippedBitWhereverItIs) {
     const char old = contents[place];
     put(path, place, static_cast<char>(old ^ (1 << (random() % 8))));
     try {
-      detail::Checkpoint(saved).verify();
+      detail::CheckpointReader(saved).verify();
       ADD_FAILURE() << path << " at " << place;
     } catch (const CheckpointError&) {
       ++num_found;
@@ -63,8 +63,8 @@ TEST(Verify, FindsOneFlippedBitWhereverItIs) {
     put(path, place, old);
   }
   EXPECT_EQ(num_found, kFlips);
-  detail::Checkpoint(saved).verify();
+  detail::CheckpointReader(saved).verify();
 }
 
-}  // namespace
+}  // namespace bit_flip_test
 }  // namespace accelerate

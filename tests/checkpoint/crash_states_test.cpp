@@ -5,19 +5,20 @@
 
 #include <accelerate/error.h>
 
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
-#include "format/checkpoint_folder.h"
-#include "format/commit.h"
+#include "checkpoint/load/checkpoint_reader.h"
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/save/checkpoint_writer.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/commit.h"
 #include "support/recorded_disk.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace crash_states_test {
 
 namespace fs = std::filesystem;
-using detail::Contents;
+using detail::CheckpointContents;
 using detail::FileSystem;
 using detail::Layout;
 using detail::Meeting;
@@ -32,8 +33,8 @@ at::Tensor weight(int number) {
 }
 
 // Ranks have two rows each of "weight"; "bias" is whole.
-Contents contents_of(int number, int rank, int num_ranks) {
-  Contents contents;
+CheckpointContents contents_of(int number, int rank, int num_ranks) {
+  CheckpointContents contents;
   detail::Part model{"model", {}, {}};
   Layout rows = Layout::whole({4, 6});
   if (num_ranks == 2) {
@@ -103,7 +104,7 @@ int load_newest(const fs::path& base) {
   const auto* const newest = detail::newest_of(entries);
   if (newest == nullptr) return -1;
   const int number = static_cast<int>(*newest->number);
-  const detail::Checkpoint checkpoint(base / newest->name);
+  const detail::CheckpointReader checkpoint(base / newest->name);
   checkpoint.verify();
   const at::Tensor found = at::empty({4, 6});
   const at::Tensor bias = at::empty({3}, at::kLong);
@@ -242,5 +243,5 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(::strerrorname_np(tested.param));
     });
 
-}  // namespace
+}  // namespace crash_states_test
 }  // namespace accelerate

@@ -1,9 +1,9 @@
 // Asynchronous saves of what lies on an accelerator.
-#include "checkpoint/snapshot.h"
+#include "checkpoint/save/snapshot.h"
 #include "support/pretend_device.h"
 
 namespace accelerate {
-namespace {
+namespace device_test {
 
 using testing::pretend_counts;
 using testing::pretend_device;
@@ -12,7 +12,7 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   const at::Device device = pretend_device();
   const at::Tensor values = torch::arange(1000, torch::kFloat);
   const at::Tensor weight = values.to(device);
-  detail::Contents contents;
+  detail::CheckpointContents contents;
   contents.parts.push_back(
       {"model",
        {{"weight", weight, detail::Layout::whole({1000}), true},
@@ -33,5 +33,5 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   EXPECT_EQ(contents.parts[0].entries[1].tensor.item<std::int64_t>(), 7);
 }
 
-}  // namespace
+}  // namespace device_test
 }  // namespace accelerate

@@ -2,12 +2,12 @@
 // oracle's topic "checkpoints".
 #include <accelerate/error.h>
 
-#include "checkpoint/source.h"
+#include "checkpoint/load/source.h"
 #include "support/expect_error.h"
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace python_checkpoint_test {
 
 namespace fs = std::filesystem;
 using testing::expect_error;
@@ -60,5 +60,5 @@ TEST(PythonCheckpoint, WithoutAnythingIsRefused) {
       "has no manifest.json");
 }
 
-}  // namespace
+}  // namespace python_checkpoint_test
 }  // namespace accelerate::detail

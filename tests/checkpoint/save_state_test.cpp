@@ -8,7 +8,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace save_state_test {
 
 namespace fs = std::filesystem;
 using testing::expect_error;
@@ -573,5 +573,5 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   }
 }
 
-}  // namespace
+}  // namespace save_state_test
 }  // namespace accelerate

@@ -6,12 +6,12 @@
 #include <gtest/gtest.h>
 
 #include "cli/tool.h"
-#include "format/commit.h"
-#include "format/tensor_writer.h"
+#include "format/checkpoint/commit.h"
+#include "format/tensors/tensor_writer.h"
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace checkpoint_test {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
@@ -151,5 +151,5 @@ TEST_F(CheckpointCommand, MergesAndConverts) {
   EXPECT_THAT(missing.err, HasSubstr("holds no sharded checkpoint"));
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace accelerate

@@ -10,7 +10,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace commands_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -71,6 +71,78 @@ TEST_F(ConfigCommand, ShowExplainsWhereValuesComeFrom) {
           HasSubstr("mixed_precision = bf16  (environment variable "
                     "ACCELERATE_MIXED_PRECISION)"),
           HasSubstr("max_restarts = 0  (default)")));
+}
+
+TEST_F(ConfigCommand, ShowExplainsWhatADeepSpeedFileAsksFor) {
+  const std::string json = folder_.path() / "zero.json";
+  std::ofstream(json) << R"({
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": 8,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {
+      "stage": 3,
+      "overlap_comm": true,
+      "offload_optimizer": {"device": "cpu", "pin_memory": true}
+    },
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}
+  })";
+  const auto file = write(
+      "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+      "  deepspeed_config_file: " +
+      json + "\n");
+  const ToolResult result = run_tool(
+      {"config", "show", "--explain", "--config_file", file},
+      {{"ACCELERATE_MIXED_PRECISION", "bf16"}});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(
+      result.out,
+      HasSubstr(
+          "which asks for\n"
+          "  engine              DeepSpeed's settings\n"
+          "  degrees             replicate the ranks that are left, shard all "
+          "ranks that the other degrees leave\n"
+          "  sharding            optimizer state, gradients and parameters; "
+          "parameters are resharded after each use (ZeRO stage 3); shards stay "
+          "in host memory; only rank 0 makes initial values\n"
+          "  wrap policy         elements of the outermost Sequentials and "
+          "ModuleLists\n"
+          "  recomputation       none\n"
+          "  step                gradients accumulate over 8 micro-steps, "
+          "clipped to a norm of 1\n"
+          "  precision           autocast to bf16; parameters gathered in "
+          "bf16; "
+          "gradients reduced in bf16\n"
+          "  optimizer           AdamW {\"lr\":0.0003}, made by "
+          "optimizer_from_deepspeed()\n"
+          "  scheduler           the program's\n"
+          "  ignored             "
+          "zero_optimization.offload_optimizer.pin_memory (DeepSpeed file " +
+          json +
+          "): no counterpart here\n"
+          "  ignored             zero_optimization.overlap_comm (DeepSpeed "
+          "file " +
+          json + "): no counterpart here\n"));
+}
+
+TEST_F(ConfigCommand, ShowExplainsWhatIsWrongWithASettingOfFSDP) {
+  const auto file = write(
+      "distributed_type: FSDP\nfsdp_config:\n"
+      "  fsdp_sharding_strategy: HYBRID_SHARD\n"
+      "  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n"
+      "  fsdp_min_num_params: 1000\n");
+  const std::vector<std::string> command{
+      "config", "show", "--explain", "--config_file", file};
+  EXPECT_THAT(
+      run_tool(command).out,
+      AllOf(
+          HasSubstr("  engine              FSDP's settings\n"),
+          HasSubstr("shard the ranks of each node"),
+          HasSubstr("modules with at least 1000 parameters")));
+  EXPECT_THAT(
+      run_tool(command, {{"ACCELERATE_USE_DEEPSPEED", "true"}}).out,
+      HasSubstr("  error               [parallel] sharding was asked for in "
+                "FSDP's words and in DeepSpeed's"));
 }
 
 TEST_F(ConfigCommand, NeedsAnswers) {
@@ -232,5 +304,5 @@ TEST(HelpPages, AreTheDocs) {
       run_tool({"config", "schema"}).out, detail::read_file(CONFIG_SCHEMA));
 }
 
-}  // namespace
+}  // namespace commands_test
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-#include "cli/hosts.h"
+#include "cli/launch/hosts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::cli {
-namespace {
+namespace hosts_test {
 
 using ::testing::ElementsAre;
 using testing::expect_error;
@@ -96,5 +96,5 @@ TEST(Quoted, IsOneWordOfAShell) {
   EXPECT_EQ(quoted("it's"), "'it'\\''s'");
 }
 
-}  // namespace
+}  // namespace hosts_test
 }  // namespace accelerate::cli

@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/tool.h"
-#include "config/option_table.h"
+#include "config/options/option_table.h"
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace launch_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -276,5 +276,5 @@ TEST(Tool, PrintsTheOptionsPageOfTheDocs) {
   EXPECT_EQ(run_tool({"options"}).out, text.str());
 }
 
-}  // namespace
+}  // namespace launch_test
 }  // namespace accelerate

@@ -1,9 +1,9 @@
-#include "cli/line_prefixer.h"
+#include "cli/launch/line_prefixer.h"
 
 #include <gtest/gtest.h>
 
 namespace accelerate::cli {
-namespace {
+namespace line_prefixer_test {
 
 TEST(LinePrefixer, LetsOnlyWholeLinesThrough) {
   LinePrefixer prefixer("[1] ");
@@ -31,5 +31,5 @@ TEST(LinePrefixer, DoesNotPrefixABareCarriageReturn) {
   EXPECT_EQ(prefixer.feed("\rx\n"), "\r[0] x\n");
 }
 
-}  // namespace
+}  // namespace line_prefixer_test
 }  // namespace accelerate::cli

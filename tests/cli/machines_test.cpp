@@ -15,7 +15,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace machines_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -216,5 +216,5 @@ TEST_F(HostFile, FailsWithTheRankThatFails) {
   EXPECT_EQ(result.code, 7) << result.err;
 }
 
-}  // namespace
+}  // namespace machines_test
 }  // namespace accelerate

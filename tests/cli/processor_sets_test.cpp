@@ -1,4 +1,4 @@
-#include "cli/processor_sets.h"
+#include "cli/launch/processor_sets.h"
 
 #include <set>
 
@@ -11,7 +11,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::cli {
-namespace {
+namespace processor_sets_test {
 
 using ::testing::ElementsAre;
 using testing::expect_error;
@@ -96,5 +96,5 @@ TEST(FormatProcessors, WritesRuns) {
   EXPECT_EQ(format_processors({}), "");
 }
 
-}  // namespace
+}  // namespace processor_sets_test
 }  // namespace accelerate::cli

@@ -1,4 +1,4 @@
-#include "cli/questions.h"
+#include "cli/config/questions.h"
 
 #include <sstream>
 
@@ -7,11 +7,11 @@
 
 #include <accelerate/error.h>
 
-#include "config/config_file.h"
+#include "config/files/config_file.h"
 #include "support/expect_error.h"
 
 namespace accelerate::cli {
-namespace {
+namespace questions_test {
 
 using testing::expect_error;
 using ::testing::HasSubstr;
@@ -123,5 +123,5 @@ TEST(ConfigQuestions, WriteFsdpAndSeveralMachines) {
   EXPECT_THAT(file, HasSubstr("num_processes: 16\n"));
 }
 
-}  // namespace
+}  // namespace questions_test
 }  // namespace accelerate::cli

@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace restart_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -239,5 +239,5 @@ TEST(Launch, SaysHowPythonIsStarted) {
       run_tool({"launch", "--tpu", "true"}).err, HasSubstr("torch_xla"));
 }
 
-}  // namespace
+}  // namespace restart_test
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-#include "comm/exchange.h"
+#include "comm/transport/exchange.h"
 
 #include <accelerate/error.h>
 
@@ -6,7 +6,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate::detail {
-namespace {
+namespace exchange_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -73,5 +73,5 @@ TEST(Exchange, NamesThePeerThatIsGone) {
       "fetching what is promised");
 }
 
-}  // namespace
+}  // namespace exchange_test
 }  // namespace accelerate::detail

@@ -1,4 +1,5 @@
 #include <accelerate/error.h>
+#include <accelerate/objects.h>
 #include <accelerate/world.h>
 #include <nlohmann/json.hpp>
 
@@ -6,7 +7,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace group_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -164,7 +165,7 @@ TEST_P(GroupOfRanks, MovesBytesAndObjects) {
       EXPECT_EQ(all[static_cast<std::size_t>(r)], std::string(r * 5, 'x'));
     }
     const nlohmann::json object{{"rank", world.rank()}};
-    EXPECT_EQ(world.group().broadcast_object(object, 0).at("rank"), 0);
+    EXPECT_EQ(broadcast_object(object, world.group()).at("rank"), 0);
     EXPECT_EQ(world.group().broadcast_bytes("", 0), "");
     std::vector<std::string> texts;
     for (int r = 0; r < world.size(); ++r) texts.push_back(std::to_string(r));
@@ -304,5 +305,5 @@ TEST(Group, NamesThePeerThatStaysSilent) {
   EXPECT_THAT(seen, ::testing::HasSubstr("rank 1"));
 }
 
-}  // namespace
+}  // namespace group_test
 }  // namespace accelerate

@@ -5,7 +5,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace mesh_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -43,6 +43,25 @@ TEST(Mesh, GivesReplicasAndShardsDifferentData) {
   });
 }
 
+TEST(Mesh, TellsGroupsThatShareDataFromThoseThatAverage) {
+  run_in_worlds(8, [](const World& world) {
+    const Mesh mesh(world, {1, 2, 1, 2, 2});
+    const int tensor = world.rank() % 2;
+    const int context = world.rank() / 2 % 2;
+    const int first = 2 * context + tensor;
+    EXPECT_EQ(
+        mesh.batch_group().world_ranks(), (std::vector<int>{first, first + 4}));
+    EXPECT_EQ(mesh.batch_group().rank(), mesh.batch_rank());
+    EXPECT_EQ(
+        mesh.gradient_group().world_ranks(),
+        (std::vector<int>{tensor, tensor + 2, tensor + 4, tensor + 6}));
+    EXPECT_EQ(mesh.world().size(), 8);
+    const auto sum = torch::ones({});
+    mesh.gradient_group().all_reduce(sum);
+    EXPECT_EQ(sum.item<double>(), 4);
+  });
+}
+
 TEST(Mesh, SaysHowDegreesWouldFit) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
@@ -59,5 +78,5 @@ TEST(Mesh, SaysHowDegreesWouldFit) {
   });
 }
 
-}  // namespace
+}  // namespace mesh_test
 }  // namespace accelerate

@@ -24,7 +24,7 @@ void object_from_bytes(std::string_view bytes, Episode& episode) {
 }  // namespace games
 
 namespace accelerate {
-namespace {
+namespace objects_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -88,5 +88,5 @@ TEST(DebugMode, NamesRanksAndShapesOfADifference) {
   expect_error<DistributedError>(gather_different, "[2, 2]");
 }
 
-}  // namespace
+}  // namespace objects_test
 }  // namespace accelerate

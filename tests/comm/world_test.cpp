@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace world_test {
 
 using testing::expect_error;
 
@@ -73,5 +73,20 @@ TEST(Store, ListensOnAFreePortAndRefusesATakenOne) {
       "port");
 }
 
-}  // namespace
+TEST(World, IsOneOfSeveralOverTheSameStore) {
+  testing::run_on_ranks(3, [](const WorldOptions& options) {
+    const World first(options);
+    for (int i = 0; i < 3; ++i) {
+      const World next(options);
+      const at::Tensor sum = at::ones({});
+      next.group().all_reduce(sum);
+      EXPECT_EQ(sum.item<float>(), 3);
+    }
+    const at::Tensor sum = at::ones({});
+    first.group().all_reduce(sum);
+    EXPECT_EQ(sum.item<float>(), 3);
+  });
+}
+
+}  // namespace world_test
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-#include "config/config_file.h"
+#include "config/files/config_file.h"
 
 #include <array>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace config_file_test {
 
 using testing::expect_error;
 
@@ -171,5 +171,5 @@ TEST(DefaultConfigPath, FollowsAccelerate) {
       default_config_path(environment), "/hf/accelerate/default_config.yaml");
 }
 
-}  // namespace
+}  // namespace config_file_test
 }  // namespace accelerate::detail

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace accelerate::detail {
-namespace {
+namespace machine_variables_test {
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
@@ -89,5 +89,5 @@ TEST(SchedulerSource, IsEmptyWithoutAScheduler) {
   EXPECT_TRUE(read({}).empty());
 }
 
-}  // namespace
+}  // namespace machine_variables_test
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "config/option_table.h"
+#include "config/options/option_table.h"
 
 #include <set>
 
@@ -9,7 +9,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace option_table_test {
 
 using testing::expect_error;
 
@@ -61,5 +61,5 @@ TEST(OptionTable, NeverAcceptsATextAsANumberInPart) {
   }));
 }
 
-}  // namespace
+}  // namespace option_table_test
 }  // namespace accelerate::detail

@@ -5,7 +5,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace rank_variables_test {
 
 using testing::expect_error;
 using Variables = std::map<std::string, std::string, std::less<>>;
@@ -113,5 +113,5 @@ TEST(RankVariables, KnowWhichVariablesBelongToOneRank) {
   EXPECT_FALSE(is_rank_variable("PATH"));
 }
 
-}  // namespace
+}  // namespace rank_variables_test
 }  // namespace accelerate::detail

@@ -8,7 +8,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace settings_test {
 
 using testing::expect_error;
 
@@ -73,5 +73,5 @@ TEST(Settings, RefusesAHandoverOfAnotherVersion) {
       [&] { launch_settings(environment); }, "is not a JSON object");
 }
 
-}  // namespace
+}  // namespace settings_test
 }  // namespace accelerate::detail

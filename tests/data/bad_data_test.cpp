@@ -8,7 +8,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace bad_data_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -208,7 +208,7 @@ TEST_P(BadData, OfFewerSamplesThanRanks) {
   }
 }
 
-// Of all ranks; every one must throw.
+// Every rank must throw.
 template <class Make>
 void expect_refusal(const std::string& phrase, Make&& make) {
   std::atomic<int> num_refused = 0;
@@ -433,5 +433,5 @@ TEST_P(BadData, StreamsGoOnThroughTheirOwnState) {
   EXPECT_EQ(read(second).size(), 10U);
 }
 
-}  // namespace
+}  // namespace bad_data_test
 }  // namespace accelerate

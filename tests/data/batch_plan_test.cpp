@@ -1,4 +1,4 @@
-#include "data/batch_plan.h"
+#include "data/order/batch_plan.h"
 
 #include <rapidcheck.h>
 
@@ -7,7 +7,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace batch_plan_test {
 
 using Batches = std::vector<std::vector<std::int64_t>>;
 using testing::expect_error;
@@ -106,5 +106,5 @@ TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
   }));
 }
 
-}  // namespace
+}  // namespace batch_plan_test
 }  // namespace accelerate::detail

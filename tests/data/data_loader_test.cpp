@@ -5,7 +5,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace data_loader_test {
 
 using testing::expect_error;
 
@@ -210,5 +210,5 @@ TEST(TensorDataset, TakesRowsAsIndexSelectDoes) {
   }
 }
 
-}  // namespace
+}  // namespace data_loader_test
 }  // namespace accelerate

@@ -20,7 +20,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace datasets_test {
 
 using testing::expect_error;
 using testing::TemporaryFolder;
@@ -547,5 +547,5 @@ TEST_F(AnyBytes, AreNoHarmAsImages) {
   }));
 }
 
-}  // namespace
+}  // namespace datasets_test
 }  // namespace accelerate

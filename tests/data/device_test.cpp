@@ -4,7 +4,7 @@
 #include "support/pretend_device.h"
 
 namespace accelerate {
-namespace {
+namespace device_test {
 
 using testing::pretend_counts;
 using testing::pretend_device;
@@ -76,5 +76,5 @@ TEST(LoaderOnADevice, ReportsTheTransfer) {
   EXPECT_GT(loader.prefetch_report().transfer_seconds, 0);
 }
 
-}  // namespace
+}  // namespace device_test
 }  // namespace accelerate

@@ -1,9 +1,9 @@
-#include "data/permutation.h"
+#include "data/order/permutation.h"
 
 #include <rapidcheck.h>
 
 namespace accelerate::detail {
-namespace {
+namespace permutation_test {
 
 std::vector<std::int64_t> order_of(const Permutation& permutation) {
   std::vector<std::int64_t> order;
@@ -55,5 +55,5 @@ TEST(Permutation, WorksAtTheLargestSizes) {
   }
 }
 
-}  // namespace
+}  // namespace permutation_test
 }  // namespace accelerate::detail

@@ -10,7 +10,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace resume_test {
 
 using testing::expect_error;
 using Loader = DataLoader<TensorDataset<1>>;
@@ -155,5 +155,5 @@ TEST(Resume, RefusesStatesThatAreNone) {
   }
 }
 
-}  // namespace
+}  // namespace resume_test
 }  // namespace accelerate

@@ -12,7 +12,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace samplers_test {
 
 using testing::expect_error;
 
@@ -194,5 +194,5 @@ TEST(LengthBucketSampler, PadsLessThanChance) {
   EXPECT_LT(static_cast<double>(padded), 1.1 * static_cast<double>(items));
 }
 
-}  // namespace
+}  // namespace samplers_test
 }  // namespace accelerate

@@ -7,7 +7,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace stream_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -242,5 +242,5 @@ TEST(SkipFirstBatches, LeavesThemOutOnceAndMayLeaveOutAll) {
   EXPECT_EQ(loader.epoch(), 4U);
 }
 
-}  // namespace
+}  // namespace stream_test
 }  // namespace accelerate

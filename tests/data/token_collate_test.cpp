@@ -10,7 +10,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace token_collate_test {
 
 using testing::expect_error;
 using Sample = std::tuple<torch::Tensor>;
@@ -239,5 +239,5 @@ TEST(PackCollate, ServesALoader) {
   EXPECT_EQ(num_tokens, 28);
 }
 
-}  // namespace
+}  // namespace token_collate_test
 }  // namespace accelerate

@@ -15,7 +15,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace workers_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -470,5 +470,5 @@ TEST(Workers, RefuseOptionsThatContradict) {
       "set shuffle; num_workers is -1");
 }
 
-}  // namespace
+}  // namespace workers_test
 }  // namespace accelerate

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# by_feature.sh TOOL EXAMPLE: it learns, alone and on two ranks.
+# by_feature.sh TOOL PROGRAM EXAMPLE: the example learns, alone and on two ranks.
 set -euo pipefail
-tool=$1 example=$2
+tool=$1 program=$2 example=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 for ranks in 1 2; do
-  output=$("$tool" launch --num_processes "$ranks" "$example")
+  output=$("$tool" launch --num_processes "$ranks" "$program" "$example")
   loss=$(sed -nE 's/^(\[0\] )?loss ([0-9.]+)$/\2/p' <<<"$output")
   echo "$ranks ranks: loss $loss"
   awk -v l="$loss" 'BEGIN { exit !(l != "" && l < 0.05) }' || { echo "it did not learn: $output"; exit 1; }

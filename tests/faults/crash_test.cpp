@@ -29,10 +29,11 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
-#include "checkpoint/load.h"
-#include "checkpoint/save.h"
-#include "format/checkpoint_folder.h"
-#include "format/commit.h"
+#include "checkpoint/load/checkpoint_reader.h"
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/save/checkpoint_writer.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/commit.h"
 #include "support/temporary_folder.h"
 
 extern char** environ;
@@ -65,7 +66,7 @@ struct Flags {
   std::string mode = "sync";
   int keep = 1;
   unsigned seed = 1;
-  // Of a worker only.
+  // Set for workers only.
   std::string folder;
   std::string store;
   int rank = 0;
@@ -188,7 +189,8 @@ class Boxes {
     const auto entries = detail::list_checkpoints(flags_.folder);
     const auto* const newest = detail::newest_of(entries);
     if (newest == nullptr) return -1;
-    const detail::Checkpoint checkpoint(fs::path(flags_.folder) / newest->name);
+    const detail::CheckpointReader checkpoint(
+        fs::path(flags_.folder) / newest->name);
     checkpoint.verify();
     const torch::Tensor found = torch::empty({kRows, kColumns});
     detail::read_into(

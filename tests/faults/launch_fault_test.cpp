@@ -7,7 +7,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace launch_fault_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -148,5 +148,5 @@ TEST(CleanExit, HoldsForManyProgramsThatJustEnd) {
   }
 }
 
-}  // namespace
+}  // namespace launch_fault_test
 }  // namespace accelerate

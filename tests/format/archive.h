@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "format/zip_reader.h"
+#include "format/torch/zip_reader.h"
 
 namespace accelerate::testing {
 

@@ -1,14 +1,14 @@
-#include "format/manifest.h"
+#include "format/checkpoint/manifest.h"
 
 #include <gtest/gtest.h>
 
 #include <accelerate/error.h>
 
-#include "format/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_folder.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace manifest_test {
 
 using safetensors::Dtype;
 using testing::expect_error;
@@ -106,5 +106,5 @@ TEST(Retention, KeepsTheHighestNumbersAndNeverWhatItDoesNotKnow) {
   EXPECT_EQ(newest_of(entries)->name, "checkpoint_10");
 }
 
-}  // namespace
+}  // namespace manifest_test
 }  // namespace accelerate::detail

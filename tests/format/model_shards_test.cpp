@@ -1,4 +1,4 @@
-#include "format/model_shards.h"
+#include "format/tensors/model_shards.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <set>
 
 namespace accelerate::detail {
-namespace {
+namespace model_shards_test {
 
 using ::testing::ElementsAre;
 
@@ -110,5 +110,5 @@ TEST(ModelShards, LoseNothingAndKeepTheBound) {
   }));
 }
 
-}  // namespace
+}  // namespace model_shards_test
 }  // namespace accelerate::detail

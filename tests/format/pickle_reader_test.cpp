@@ -1,4 +1,4 @@
-#include "format/pickle_reader.h"
+#include "format/torch/pickle_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace pickle_reader_test {
 
 using testing::expect_error;
 using Kind = Pickle::Kind;
@@ -170,5 +170,5 @@ TEST(Pickle, TakesAnyBytesWithoutHarm) {
   }));
 }
 
-}  // namespace
+}  // namespace pickle_reader_test
 }  // namespace accelerate::detail

@@ -13,7 +13,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::safetensors {
-namespace {
+namespace safetensors_test {
 
 using ::testing::ElementsAre;
 using testing::expect_error;
@@ -335,5 +335,5 @@ TEST(Safetensors, TakesAnyBytesWithoutHarm) {
   }));
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace accelerate::safetensors

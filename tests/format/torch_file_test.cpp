@@ -1,4 +1,4 @@
-#include "format/torch_file.h"
+#include "format/torch/torch_file.h"
 
 #include <cstring>
 #include <fstream>
@@ -14,7 +14,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace torch_file_test {
 
 using safetensors::Dtype;
 using testing::archive;
@@ -173,5 +173,5 @@ TEST_F(TorchFiles, RefuseOtherFiles) {
   expect_error<Error>([&] { TorchFile file(folder / "z"); }, "cannot open");
 }
 
-}  // namespace
+}  // namespace torch_file_test
 }  // namespace accelerate::detail

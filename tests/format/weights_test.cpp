@@ -1,7 +1,7 @@
 // Weights from one format to another and back, without LibTorch.
 #include <memory>
 
-#include "format/weights.h"
+#include "format/tensors/weights.h"
 
 #include <cstring>
 #include <fstream>
@@ -16,7 +16,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate::detail {
-namespace {
+namespace weights_test {
 
 namespace fs = std::filesystem;
 using safetensors::Dtype;
@@ -107,16 +107,15 @@ TEST_F(Weights, GoThroughEveryFormat) {
 
 TEST_F(Weights, AreSpreadOverFilesAndStaleOnesGo) {
   const fs::path out = folder_ / "out";
-  for (const ModelFormat format :
-       {ModelFormat::safetensors, ModelFormat::torch}) {
-    write_model(*disk_, out, tensors_, {format, 100});
+  for (const ModelFormat how : {ModelFormat::safetensors, ModelFormat::torch}) {
+    write_model(*disk_, out, tensors_, {how, 100});
     std::size_t num_files = 0;
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator(out)) {
       ++num_files;
     }
     EXPECT_GT(num_files, 5u);
     expect_same(open_weights(out));
-    write_model(*disk_, out, tensors_, {format, 1 << 20});
+    write_model(*disk_, out, tensors_, {how, 1 << 20});
     expect_same(open_weights(out));
     num_files = 0;
     for ([[maybe_unused]] const auto& entry : fs::directory_iterator(out)) {
@@ -199,5 +198,5 @@ TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
   }
 }
 
-}  // namespace
+}  // namespace weights_test
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "format/zip_reader.h"
+#include "format/torch/zip_reader.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -9,7 +9,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace zip_reader_test {
 
 using testing::archive;
 using testing::as_bytes;
@@ -93,5 +93,5 @@ TEST(ZipReader, TakesAnyBytesWithoutHarm) {
   }));
 }
 
-}  // namespace
+}  // namespace zip_reader_test
 }  // namespace accelerate::detail

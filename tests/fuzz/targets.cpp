@@ -10,12 +10,12 @@
 #include <accelerate/safetensors.h>
 
 #include "base/text.h"
-#include "format/manifest.h"
-#include "format/pickle_reader.h"
-#include "format/torch_distributed.h"
-#include "format/torch_file.h"
-#include "format/weights.h"
-#include "format/zip_reader.h"
+#include "format/checkpoint/manifest.h"
+#include "format/torch/pickle_reader.h"
+#include "format/torch/torch_distributed.h"
+#include "format/torch/torch_file.h"
+#include "format/tensors/weights.h"
+#include "format/torch/zip_reader.h"
 
 namespace accelerate::fuzz {
 

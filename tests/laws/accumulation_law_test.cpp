@@ -10,7 +10,7 @@
 #include "support/rank_pool.h"
 
 namespace accelerate {
-namespace {
+namespace accumulation_law_test {
 
 namespace F = torch::nn::functional;
 using testing::expect_law;
@@ -121,5 +121,5 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
   });
 }
 
-}  // namespace
+}  // namespace accumulation_law_test
 }  // namespace accelerate

@@ -10,7 +10,7 @@
 #include "support/rank_pool.h"
 
 namespace accelerate {
-namespace {
+namespace gather_law_test {
 
 using testing::expect_law;
 using testing::RankPool;
@@ -150,5 +150,5 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
   });
 }
 
-}  // namespace
+}  // namespace gather_law_test
 }  // namespace accelerate

@@ -10,7 +10,7 @@
 #include <accelerate/data_loader.h>
 
 namespace accelerate {
-namespace {
+namespace loader_law_test {
 
 using testing::expect_law;
 using Samples = std::vector<std::int64_t>;
@@ -264,5 +264,5 @@ TEST(LoaderLaw, AStoppedStreamGoesOnWhereItWas) {
   });
 }
 
-}  // namespace
+}  // namespace loader_law_test
 }  // namespace accelerate

@@ -11,7 +11,7 @@
 #include "support/rank_pool.h"
 
 namespace accelerate {
-namespace {
+namespace norm_law_test {
 
 using testing::expect_law;
 using testing::RankPool;
@@ -110,5 +110,5 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
   });
 }
 
-}  // namespace
+}  // namespace norm_law_test
 }  // namespace accelerate

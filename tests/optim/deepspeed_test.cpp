@@ -3,7 +3,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace deepspeed_test {
 
 using testing::expect_error;
 
@@ -139,5 +139,5 @@ TEST(DeepSpeedConfig, IsWhatTheAcceleratorHas) {
   EXPECT_EQ(Accelerator({.cpu = true}).deepspeed_config(), "");
 }
 
-}  // namespace
+}  // namespace deepspeed_test
 }  // namespace accelerate

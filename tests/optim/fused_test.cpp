@@ -3,7 +3,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace fused_test {
 
 using testing::expect_error;
 using torch::Tensor;
@@ -215,5 +215,5 @@ TEST(MasterWeights, TrainAHalfPrecisionModelWithScaledLosses) {
   EXPECT_EQ(accelerator.scaler()->get_scale(), 512);
 }
 
-}  // namespace
+}  // namespace fused_test
 }  // namespace accelerate

@@ -3,7 +3,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace lomo_test {
 
 using testing::expect_error;
 using torch::Tensor;
@@ -103,5 +103,5 @@ TEST(Lomo, RefusesAParameterThatAnotherOneUpdates) {
       [&] { optim::Lomo other(net->parameters()); }, "another optimizer");
 }
 
-}  // namespace
+}  // namespace lomo_test
 }  // namespace accelerate

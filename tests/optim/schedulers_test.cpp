@@ -3,7 +3,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate {
-namespace {
+namespace schedulers_test {
 
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
@@ -189,5 +189,5 @@ TEST(Schedulers, LoadAStateWholeOrNotAtAll) {
       "another type");
 }
 
-}  // namespace
+}  // namespace schedulers_test
 }  // namespace accelerate

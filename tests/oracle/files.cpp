@@ -5,8 +5,8 @@
 #include <fstream>
 
 #include "base/files.h"
-#include "checkpoint/tensor_bytes.h"
-#include "format/torch_file.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "format/torch/torch_file.h"
 #include "oracle/digests.h"
 
 namespace accelerate::oracle {

@@ -1,6 +1,6 @@
 #include <accelerate/accelerate.h>
 
-#include "data/batch_plan.h"
+#include "data/order/batch_plan.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {

@@ -5,7 +5,7 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/weights.h>
 
-#include "checkpoint/source.h"
+#include "checkpoint/load/source.h"
 #include "oracle/files.h"
 #include "oracle/training.h"
 

@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "base/files.h"
-#include "cli/config_files.h"
+#include "cli/config/config_files.h"
 #include "oracle/oracle.h"
 #include "support/temporary_folder.h"
 

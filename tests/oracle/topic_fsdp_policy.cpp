@@ -1,56 +1,56 @@
 #include <accelerate/error.h>
 
-#include "engines/wrap_policy.h"
+#include "engines/translations.h"
+#include "modules/wrap_policy.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
 
 namespace {
 
-using detail::WrapNode;
+using detail::ModuleNode;
 
-WrapNode tree_of(
-    const Json& json,
-    const std::string& name,
-    std::uint64_t& next_parameter) {
-  WrapNode node{name, json.at("class"), {}, {}};
+ModuleNode
+tree_of(const Json& json, const std::string& name, std::uint64_t& next_id) {
+  ModuleNode node;
+  node.name = name;
+  node.class_name = json.at("class");
   for (const Json& parameter : json.at("parameters")) {
     std::int64_t count = 1;
     for (const std::int64_t size : parameter.at(1).at("shape")) count *= size;
-    node.parameters.emplace(next_parameter++, count);
+    node.parameters.push_back(
+        {parameter.at(0),
+         "float32",
+         count,
+         4 * static_cast<std::uint64_t>(count),
+         next_id++});
   }
-  for (const Json& child : json.at("children")) {
-    const std::string below = child.at(0);
-    node.children.push_back(tree_of(
-        child.at(1),
-        name.empty() ? below : name + "." + below,
-        next_parameter));
-  }
+  for (const Json& child : json.at("children"))
+    node.children.push_back(tree_of(child.at(1), child.at(0), next_id));
   return node;
 }
 
 Json wrapped(const Json& input, int version) {
-  FullyShardedDataParallelOptions options;
-  options.fsdp_version = version;
-  if (input.at("policy") == "SIZE_BASED_WRAP") {
-    options.auto_wrap_policy = AutoWrapPolicy::size_based_wrap;
-    options.min_num_params = input.at("min_num_params").get<std::int64_t>();
-  } else {
-    options.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
-    // A C++ module has no list of its own; who knows one gives it.
-    for (const char* const list : {"classes", "no_split_modules"}) {
-      if (!options.transformer_cls_names_to_wrap && !input.at(list).is_null()) {
-        options.transformer_cls_names_to_wrap =
-            input.at(list).get<std::vector<std::string>>();
-      }
-    }
+  const bool is_by_size = input.at("policy") == "SIZE_BASED_WRAP";
+  std::vector<std::string> classes;
+  if (!is_by_size) {
+    // A C++ module has no list of its own, so that the caller gives it.
+    const Json& given = input.at("classes");
+    const Json& list = given.is_null() ? input.at("no_split_modules") : given;
+    if (!list.is_null()) list.get_to(classes);
   }
-  std::uint64_t next_parameter = 0;
+  const detail::WrapPolicy policy = detail::wrap_policy_of(
+      is_by_size ? AutoWrapPolicy::size_based_wrap
+                 : AutoWrapPolicy::transformer_based_wrap,
+      classes,
+      is_by_size ? input.at("min_num_params").get<std::int64_t>() : 0,
+      version);
+  std::uint64_t next_id = 0;
   try {
     return {
         {"wrapped",
          detail::wrapped_modules(
-             tree_of(input.at("module"), "", next_parameter), options)}};
+             tree_of(input.at("module"), "", next_id), policy)}};
   } catch (const ConfigError& error) {
     return {{"error", error.what()}};
   }

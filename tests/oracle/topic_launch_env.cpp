@@ -6,10 +6,10 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "cli/foreign_launchers.h"
-#include "cli/launch_decision.h"
-#include "cli/launch_flags.h"
-#include "config/config_file.h"
+#include "cli/launch/foreign_launchers.h"
+#include "cli/launch/launch_decision.h"
+#include "cli/launch/launch_flags.h"
+#include "config/files/config_file.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {

@@ -27,7 +27,9 @@ void visit_tensors(Tree& tree, Visitor&& visitor) {
 
 Tree read_tree(const Json& json) {
   Tree tree;
-  const auto& [kind, content] = *json.items().begin();
+  const auto entry = json.items().begin();
+  const std::string& kind = entry.key();
+  const Json& content = entry.value();
   tree.kind = kind;
   if (kind == "tensor") {
     tree.tensor = read_tensor(content);
@@ -68,11 +70,11 @@ void require_tensors(const Tree& tree) {
   for (const Tree& child : tree.children) require_tensors(child);
 }
 
-Reduction reduction_named(const std::string& name) {
-  if (name == "sum") return Reduction::sum;
-  if (name == "mean") return Reduction::mean;
-  if (name == "max") return Reduction::max;
-  if (name == "none") return Reduction::none;
+std::optional<ReduceOp> reduction_named(const std::string& name) {
+  if (name == "sum") return ReduceOp::sum;
+  if (name == "mean") return ReduceOp::mean;
+  if (name == "max") return ReduceOp::max;
+  if (name == "none") return std::nullopt;
   throw ConfigError("there is no reduction " + name);
 }
 

@@ -4,7 +4,8 @@
 #include <accelerate/accelerate.h>
 
 #include "base/text.h"
-#include "comm/timeout.h"
+#include "comm/mesh.h"
+#include "comm/rendezvous/timeout.h"
 #include "config/settings.h"
 #include "engines/deepspeed.h"
 #include "engines/fully_sharded.h"
@@ -251,6 +252,15 @@ Json run_deepspeed(const Json& input) {
     config.fill(input.at("fill"), input.at("must_match"));
 
   const DeepSpeedOptions& found = config.options();
+  // What Accelerate calls offloading: stages 2 and 3 with a device of their own.
+  const auto is_off_device = [&](const char* path) {
+    const Json* const device = config.find(path);
+    return device != nullptr && (*device == "cpu" || *device == "nvme");
+  };
+  const bool is_offload =
+      (config.zero_stage() == 2 || config.zero_stage() == 3) &&
+      (is_off_device("zero_optimization.offload_optimizer.device") ||
+       is_off_device("zero_optimization.offload_param.device"));
   Json json = config.json();
   if (std::isinf(json.at("steps_per_print").get<double>()))
     json["steps_per_print"] = "inf";
@@ -271,23 +281,97 @@ Json run_deepspeed(const Json& input) {
       {"config", json},
       {"is_zero2", config.zero_stage() == 2},
       {"is_zero3", config.zero_stage() == 3},
-      {"is_offload", config.is_offload()}};
+      {"is_offload", is_offload}};
 }
 
-Json groups_of(const detail::NamedMesh& mesh, int rank) {
-  Json groups = Json::object();
-  for (const detail::MeshDimension& dimension : mesh.dimensions()) {
-    groups[std::string(dimension.name)] =
-        mesh.group(rank, {std::string(dimension.name)});
+// A dimension of Accelerate's mesh, and the axis here that is the same. A
+// sequence is split along cp or along sp, never both.
+struct Dimension {
+  std::string_view name;
+  Axis axis;
+  int size;
+};
+
+// Accelerate's names for a mesh. Ranks and their groups are Mesh's.
+class NamedDimensions {
+ public:
+  explicit NamedDimensions(const ParallelismConfig& config) {
+    degrees_.fill(1);
+    for (const Dimension& dimension :
+         {Dimension{"dp_replicate", Axis::replicate, *config.dp_replicate_size},
+          Dimension{"dp_shard", Axis::shard, *config.dp_shard_size},
+          Dimension{"cp", Axis::context, *config.cp_size},
+          Dimension{"sp", Axis::context, *config.sp_size},
+          Dimension{"tp", Axis::tensor, *config.tp_size}}) {
+      if (dimension.size == 1) continue;
+      dimensions_.push_back(dimension);
+      degrees_[static_cast<std::size_t>(dimension.axis)] = dimension.size;
+    }
   }
+
+  [[nodiscard]] const std::vector<Dimension>& all() const {
+    return dimensions_;
+  }
+
+  [[nodiscard]] int size() const {
+    int product = 1;
+    for (const Dimension& dimension : dimensions_) product *= dimension.size;
+    return product;
+  }
+
+  // Those of `names` that are larger than 1, in the order of `names`.
+  [[nodiscard]] std::vector<Dimension> active(
+      std::initializer_list<std::string_view> names) const {
+    std::vector<Dimension> found;
+    for (const std::string_view name : names) {
+      for (const Dimension& dimension : dimensions_) {
+        if (dimension.name == name) found.push_back(dimension);
+      }
+    }
+    return found;
+  }
+
+  [[nodiscard]] Json names(
+      std::initializer_list<std::string_view> wanted) const {
+    Json names = Json::array();
+    for (const Dimension& dimension : active(wanted))
+      names.push_back(std::string(dimension.name));
+    return names;
+  }
+
+  [[nodiscard]] Json coordinate(int rank) const {
+    const auto place = detail::mesh_coordinates(degrees_, rank);
+    Json coordinate = Json::array();
+    for (const Dimension& dimension : dimensions_)
+      coordinate.push_back(place[static_cast<std::size_t>(dimension.axis)]);
+    return coordinate;
+  }
+
+  [[nodiscard]] Json group(int rank, const std::vector<Dimension>& dimensions)
+      const {
+    std::array<bool, kNumAxes> axes{};
+    for (const Dimension& dimension : dimensions)
+      axes[static_cast<std::size_t>(dimension.axis)] = true;
+    return detail::mesh_ranks(degrees_, rank, axes);
+  }
+
+ private:
+  std::vector<Dimension> dimensions_;
+  std::array<int, kNumAxes> degrees_{};
+};
+
+Json groups_of(const NamedDimensions& mesh, int rank) {
+  Json groups = Json::object();
+  for (const Dimension& dimension : mesh.all())
+    groups[std::string(dimension.name)] = mesh.group(rank, {dimension});
   const auto add = [&](const char* name,
-                       const std::vector<std::string_view>& dimensions) {
-    const auto active = mesh.active(dimensions);
+                       std::initializer_list<std::string_view> names) {
+    const auto active = mesh.active(names);
     if (!active.empty()) groups[name] = mesh.group(rank, active);
   };
-  add("dp", detail::kDataDimensions);
-  add("dp_shard_cp", detail::kShardDimensions);
-  add("dp_cp", detail::kLossDimensions);
+  add("dp", {"dp_replicate", "dp_shard"});
+  add("dp_shard_cp", {"dp_shard", "cp"});
+  add("dp_cp", {"dp_replicate", "dp_shard", "cp"});
   return {{"coordinate", mesh.coordinate(rank)}, {"groups", groups}};
 }
 
@@ -303,22 +387,17 @@ Json run_parallelism(const Json& input) {
   read(args, "sp_backend", given.sp_backend);
   read(args, "cp_comm_strategy", given.cp_comm_strategy);
   const auto found = detail::resolve_parallelism(given, settings_of(input));
-  const detail::NamedMesh mesh(found);
+  const NamedDimensions mesh(found);
 
   Json names = Json::array(), sizes = Json::array();
-  for (const detail::MeshDimension& dimension : mesh.dimensions()) {
+  for (const Dimension& dimension : mesh.all()) {
     names.push_back(std::string(dimension.name));
     sizes.push_back(dimension.size);
   }
-  const Json data_names = mesh.active(detail::kDataDimensions);
-  const Json other_names = mesh.active(detail::kSameDataDimensions);
-  Json all_names = data_names;
-  for (const Json& name : other_names) all_names.push_back(name);
   // The dimension that is sharded over always counts, even when it is 1.
-  Json sharded_names = mesh.active({"dp_replicate"});
+  Json sharded_names = mesh.names({"dp_replicate"});
   sharded_names.push_back("dp_shard_cp");
-  const int same_data =
-      mesh.size_of("tp") * mesh.size_of("cp") * mesh.size_of("sp");
+  const int same_data = *found.tp_size * *found.cp_size * *found.sp_size;
   Json outcome{
       {"fields",
        {{"dp_replicate_size", *found.dp_replicate_size},
@@ -345,12 +424,13 @@ Json run_parallelism(const Json& input) {
       {"data_parallel_size", mesh.size() / same_data},
       {"mesh_names", names},
       {"mesh_sizes", sizes},
-      {"dp_dim_names", data_names},
-      {"non_dp_dim_names", other_names},
-      {"dp_shard_cp_dim_names", mesh.active(detail::kShardDimensions)},
-      {"dp_cp_dim_names", mesh.active(detail::kLossDimensions)},
+      {"dp_dim_names", mesh.names({"dp_replicate", "dp_shard"})},
+      {"non_dp_dim_names", mesh.names({"tp", "cp", "sp"})},
+      {"dp_shard_cp_dim_names", mesh.names({"dp_shard", "cp"})},
+      {"dp_cp_dim_names", mesh.names({"dp_replicate", "dp_shard", "cp"})},
       {"fsdp_dim_names", sharded_names},
-      {"active_mesh_dims", all_names}};
+      {"active_mesh_dims",
+       mesh.names({"dp_replicate", "dp_shard", "tp", "cp", "sp"})}};
   if (mesh.size() > 1 && *found.sp_size == 1) {
     for (const int rank : {0, mesh.size() - 1})
       outcome["groups"][std::to_string(rank)] = groups_of(mesh, rank);

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "base/sizes.h"
-#include "format/model_shards.h"
+#include "format/tensors/model_shards.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {

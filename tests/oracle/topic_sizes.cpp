@@ -1,19 +1,23 @@
 #include <accelerate/weights.h>
 
 #include "base/sizes.h"
-#include "format/memory_estimate.h"
 #include "oracle/oracle.h"
+#include "planning/memory_estimate.h"
 
 namespace accelerate::oracle {
 
 namespace {
 
-std::vector<detail::ModuleNode::Tensor> tensors_of(const Json& list) {
-  std::vector<detail::ModuleNode::Tensor> tensors;
+std::vector<detail::ModuleTensor> tensors_of(const Json& list) {
+  std::vector<detail::ModuleTensor> tensors;
   for (const Json& entry : list) {
-    double bytes = detail::dtype_bytes(entry[1].at("dtype").get<std::string>());
-    for (const Json& size : entry[1].at("shape")) bytes *= size.get<double>();
-    tensors.push_back({entry[0], static_cast<std::uint64_t>(bytes)});
+    const std::string dtype = entry[1].at("dtype");
+    std::int64_t count = 1;
+    for (const std::int64_t size : entry[1].at("shape")) count *= size;
+    const double bytes =
+        detail::dtype_bytes(dtype) * static_cast<double>(count);
+    tensors.push_back(
+        {entry[0], dtype, count, static_cast<std::uint64_t>(bytes), 0});
   }
   return tensors;
 }
@@ -33,11 +37,12 @@ detail::ModuleNode module_of(const Json& json) {
 Json run_estimate(const Json& input) {
   const detail::ModuleNode module = module_of(input.at("module"));
   const auto total = detail::total_bytes(module);
-  const auto largest = detail::largest_layers(
-      module,
-      input.at("no_split_modules").is_null()
-          ? std::vector<std::string>()
-          : input.at("no_split_modules").get<std::vector<std::string>>());
+  detail::WrapPolicy no_split{.kind = detail::WrapPolicy::Kind::none};
+  if (!input.at("no_split_modules").is_null()) {
+    no_split.kind = detail::WrapPolicy::Kind::classes;
+    input.at("no_split_modules").get_to(no_split.class_names);
+  }
+  const auto largest = detail::largest_layers(module, no_split);
   std::vector<detail::MemoryEstimate> estimates;
   Json rows = Json::array();
   for (const Json& dtype : input.at("dtypes")) {

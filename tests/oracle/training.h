@@ -14,7 +14,7 @@ namespace accelerate::oracle {
 /// From where a recorded training goes on.
 struct Resume {
   std::filesystem::path checkpoint;
-  /// Of each rank, already done.
+  /// Micro-steps that each rank has done already.
   int micro_steps = 0;
 };
 

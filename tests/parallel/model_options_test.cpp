@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace model_options_test {
 
 using testing::expect_error;
 using testing::has_memory;
@@ -367,5 +367,5 @@ TEST(InitModel, LoadsOnRank0WhereTheSettingsSay) {
   }
 }
 
-}  // namespace
+}  // namespace model_options_test
 }  // namespace accelerate

@@ -1,4 +1,4 @@
-#include "parallel/reduce_order.h"
+#include "parallel/shard/reduce_order.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 #include <rapidcheck.h>
 
 namespace accelerate::detail {
-namespace {
+namespace reduce_order_test {
 
 using Gradients = std::vector<GradientMessage>;
 
@@ -233,5 +233,5 @@ TEST(ReduceOrder, WaitsForNothingOnAnotherWay) {
   EXPECT_EQ(ranks[1].most_in_flight(), 2u);
 }
 
-}  // namespace
+}  // namespace reduce_order_test
 }  // namespace accelerate::detail

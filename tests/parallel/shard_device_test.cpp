@@ -8,7 +8,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace shard_device_test {
 
 using testing::pretend_device;
 using testing::run_on_ranks;
@@ -151,5 +151,5 @@ TEST(ShardOnDevice, SavesAndLoadsWeights) {
   }
 }
 
-}  // namespace
+}  // namespace shard_device_test
 }  // namespace accelerate

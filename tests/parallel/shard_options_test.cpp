@@ -1,17 +1,33 @@
-#include "parallel/shard_options.h"
+#include "parallel/shard/shard_options.h"
 
 #include <array>
 
 #include <accelerate/error.h>
 
+#include "engines/read_request.h"
 #include "parallel/plan.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace shard_options_test {
 
 using testing::expect_error;
 using Variables = std::map<std::string, std::string, std::less<>>;
+
+TrainingRequest request(
+    const ParallelOptions& options,
+    const Variables& variables = {},
+    const std::string& precision = "no",
+    int local_ranks = 1) {
+  const Environment environment(variables);
+  const std::array sources{source_from_environment(environment)};
+  return read_training_request(
+      {.parallel = options,
+       .mixed_precision = precision,
+       .num_local_ranks = local_ranks,
+       .settings = resolve(sources),
+       .environment = environment});
+}
 
 ParallelPlan plan(
     const ParallelOptions& options,
@@ -19,15 +35,10 @@ ParallelPlan plan(
     int local_ranks = 1,
     const Variables& variables = {},
     const std::string& precision = "no") {
-  const Environment environment(variables);
-  const std::array sources{source_from_environment(environment)};
   return make_plan(
-      {.parallel = options,
-       .mixed_precision = precision,
+      {.training = request(options, variables, precision, local_ranks),
        .num_ranks = ranks,
-       .num_local_ranks = local_ranks},
-      resolve(sources),
-      environment);
+       .num_local_ranks = local_ranks});
 }
 
 std::pair<int, int> degrees(const ParallelPlan& found) {
@@ -69,10 +80,9 @@ TEST(ShardPlan, FollowsTheLauncher) {
        {"FSDP_MIN_NUM_PARAMS", "100"}});
   EXPECT_EQ(degrees(found), std::pair(1, 4));
   EXPECT_FALSE(found.techniques.shard.frees_after_forward);
-  EXPECT_EQ(found.techniques.shard.policy.min_num_params, 100);
   EXPECT_EQ(
-      found.techniques.shard.policy.auto_wrap_policy,
-      AutoWrapPolicy::size_based_wrap);
+      found.techniques.shard.units.policy,
+      (WrapPolicy{.kind = WrapPolicy::Kind::remainder, .min_num_params = 100}));
 }
 
 TEST(ShardPlan, ReadsDeepSpeedsStages) {
@@ -90,7 +100,7 @@ TEST(ShardPlan, ReadsDeepSpeedsStages) {
       R"({"zero_optimization": {"stage": 3, "overlap_comm": true,
           "reduce_bucket_size": "auto"}, "wall_clock_breakdown": true})";
   EXPECT_EQ(
-      plan({.deepspeed = options}, 2).ignored,
+      names_of(request({.deepspeed = options}).ignored),
       (std::vector<std::string>{
           "wall_clock_breakdown", "zero_optimization.overlap_comm"}));
 }
@@ -147,11 +157,9 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
       {.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"}}, "nvme");
   expect_error<ConfigError>(
       [] {
-        const Environment environment;
         make_plan(
-            {.parallel = with({.cpu_offload = true}), .device = at::kCUDA},
-            resolve({}),
-            environment);
+            {.training = request(with({.cpu_offload = true})),
+             .device = at::kCUDA});
       },
       "nothing is split");
   refused(
@@ -209,14 +217,18 @@ TEST(MegatronPlan, DoesWhatItsWordsSay) {
   const auto of = [](const MegatronLMOptions& options) {
     return plan({.megatron_lm = options}, 4);
   };
-  const auto plain = of({.num_micro_batches = 2});
-  EXPECT_EQ(degrees(plain), std::pair(4, 1));
-  EXPECT_EQ(plain.gradient_clipping, 1.0);
+  const auto requested = [](const MegatronLMOptions& options) {
+    return request({.megatron_lm = options});
+  };
+  EXPECT_EQ(degrees(of({.num_micro_batches = 2})), std::pair(4, 1));
+  const auto plain = requested({.num_micro_batches = 2});
+  EXPECT_EQ(plain.step.gradient_clipping, 1.0);
   EXPECT_EQ(
-      plain.ignored,
+      names_of(plain.ignored),
       (std::vector<std::string>{
           "num_micro_batches (use gradient_accumulation_steps)"}));
-  EXPECT_EQ(of({.gradient_clipping = 0}).gradient_clipping, std::nullopt);
+  EXPECT_EQ(
+      requested({.gradient_clipping = 0}).step.gradient_clipping, std::nullopt);
   const auto split = of({.use_distributed_optimizer = true});
   EXPECT_EQ(degrees(split), std::pair(1, 4));
   EXPECT_FALSE(split.techniques.shard.frees_parameters);
@@ -250,5 +262,5 @@ TEST(MegatronPlan, DoesWhatItsWordsSay) {
       "in FSDP's words and in Megatron-LM's");
 }
 
-}  // namespace
+}  // namespace shard_options_test
 }  // namespace accelerate::detail

@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace shard_test {
 
 using testing::expect_error;
 using testing::has_memory;
@@ -704,5 +704,5 @@ TEST(Shard, RefusesWhatWouldGoWrong) {
   });
 }
 
-}  // namespace
+}  // namespace shard_test
 }  // namespace accelerate

@@ -9,7 +9,7 @@
 #include "support/temporary_folder.h"
 
 namespace accelerate {
-namespace {
+namespace shard_weights_test {
 
 using testing::expect_error;
 using testing::has_memory;
@@ -343,5 +343,5 @@ TEST(EmptyWeights, OfAModuleAreLoadedInPlace) {
   EXPECT_TRUE(weight.grad().defined());
 }
 
-}  // namespace
+}  // namespace shard_weights_test
 }  // namespace accelerate

@@ -1,13 +1,13 @@
-#include "parallel/touch_order.h"
+#include "parallel/shard/touch_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "parallel/shard_unit.h"
+#include "parallel/shard/shard_unit.h"
 
 namespace accelerate::detail {
-namespace {
+namespace touch_order_test {
 
 void pass(TouchOrder& order, const std::vector<std::size_t>& units) {
   order.begin();
@@ -81,5 +81,5 @@ TEST(RowBegins, CutAllRowsIntoPartsThatDifferByOneAtMost) {
   }));
 }
 
-}  // namespace
+}  // namespace touch_order_test
 }  // namespace accelerate::detail

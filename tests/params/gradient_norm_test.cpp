@@ -6,7 +6,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate::detail {
-namespace {
+namespace gradient_norm_test {
 
 using testing::run_in_worlds;
 
@@ -74,5 +74,5 @@ TEST(Writer, IsTheRankAtZeroOfEveryAxisNotSplitOver) {
   });
 }
 
-}  // namespace
+}  // namespace gradient_norm_test
 }  // namespace accelerate::detail

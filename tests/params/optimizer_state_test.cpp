@@ -6,7 +6,7 @@
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
-namespace {
+namespace optimizer_state_test {
 
 using testing::expect_error;
 
@@ -191,5 +191,5 @@ TEST(OptimizerState, FollowsNamesIntoOtherGroupsAndSaysWhatIsMissing) {
   EXPECT_EQ(other.state().size(), 2u);
 }
 
-}  // namespace
+}  // namespace optimizer_state_test
 }  // namespace accelerate::detail

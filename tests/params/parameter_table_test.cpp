@@ -1,7 +1,7 @@
 #include "params/parameter_table.h"
 
 namespace accelerate::detail {
-namespace {
+namespace parameter_table_test {
 
 TEST(ParameterTable, HoldsParametersInOrder) {
   const torch::nn::Sequential net(
@@ -14,6 +14,29 @@ TEST(ParameterTable, HoldsParametersInOrder) {
   EXPECT_EQ(table.find("2.weight"), nullptr);
   EXPECT_EQ(table.find(table.rows()[1].tensor), &table.rows()[1]);
   EXPECT_EQ(table.find(torch::ones({1})), nullptr);
+}
+
+TEST(ParameterTable, PutsAPrefixBeforeNames) {
+  const torch::nn::Sequential net(torch::nn::Linear(2, 3));
+  const ParameterTable table(*net, "stage_1.");
+  EXPECT_EQ(table.rows()[0].name, "stage_1.0.weight");
+  EXPECT_EQ(table.find("stage_1.0.bias"), &table.rows()[1]);
+  EXPECT_EQ(table.find("0.bias"), nullptr);
+  EXPECT_EQ(table.name_of("0.running_mean"), "stage_1.0.running_mean");
+  EXPECT_EQ(table.key_of("stage_1.0.weight"), "0.weight");
+}
+
+TEST(Layout, IsSplitSeveralTimesAlongAnyDimension) {
+  Layout layout = Layout::whole({10, 8});
+  layout.split(Axis::tensor, 1, 3, 4);
+  layout.split(Axis::replicate, 0, 5, 5);
+  layout.split(Axis::shard, 0, 2, 1);
+  EXPECT_EQ(layout.offset, (std::vector<std::int64_t>{7, 3}));
+  EXPECT_EQ(layout.extent, (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(layout.global_shape, (std::vector<std::int64_t>{10, 8}));
+  EXPECT_EQ(
+      layout.split_axes,
+      (std::vector{Axis::tensor, Axis::replicate, Axis::shard}));
 }
 
 TEST(ParameterTable, KeepsATiedTensorOnceUnderItsFirstName) {
@@ -39,5 +62,5 @@ TEST(ParameterTable, LeavesFrozenRowsOutOfTheTrainable) {
   EXPECT_EQ(trainable[0]->name, "weight");
 }
 
-}  // namespace
+}  // namespace parameter_table_test
 }  // namespace accelerate::detail

@@ -3,13 +3,13 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/group_impl.h"
-#include "parallel/gradient_reduction.h"
+#include "comm/collectives/group_impl.h"
+#include "parallel/replicate/gradient_reduction.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace comm_hooks_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -355,5 +355,5 @@ TEST(CommHook, RefusesWhatCannotBe) {
       "matrix_approximation_rank 0");
 }
 
-}  // namespace
+}  // namespace comm_hooks_test
 }  // namespace accelerate

@@ -9,7 +9,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace join_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -332,5 +332,5 @@ TEST(JoinUnevenInputs, RefusesWhatNeedsAllRanks) {
       "my own mistake");
 }
 
-}  // namespace
+}  // namespace join_test
 }  // namespace accelerate

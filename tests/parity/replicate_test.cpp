@@ -8,7 +8,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace replicate_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -364,5 +364,5 @@ TEST(Replicate, CarriesAnExceptionOfOneRankToTheOthers) {
   EXPECT_THAT(seen_by_rank_0, ::testing::HasSubstr("rank 1"));
 }
 
-}  // namespace
+}  // namespace replicate_test
 }  // namespace accelerate

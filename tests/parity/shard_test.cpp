@@ -8,7 +8,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace shard_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -579,5 +579,5 @@ TEST(Shard, WrapsClassesByName) {
       "Attentoin");
 }
 
-}  // namespace
+}  // namespace shard_test
 }  // namespace accelerate

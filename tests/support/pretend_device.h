@@ -16,7 +16,7 @@ at::Device pretend_device(int index = 0);
 struct PretendCounts {
   /// Copies that were queued on a stream other than the default one.
   std::int64_t side_copies = 0;
-  /// Of those, from or to pinned memory.
+  /// Side copies from or to pinned memory.
   std::int64_t pinned_copies = 0;
   /// Streams told to wait for an event.
   std::int64_t waits = 0;

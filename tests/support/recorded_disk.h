@@ -27,7 +27,7 @@ struct DiskNode {
 /// What happened to a disk, in terms of nodes.
 struct DiskOperation {
   enum class Kind { write, sync, names } kind = Kind::names;
-  /// Of writes and syncs: the file or folder. Of names: the folder.
+  /// The file or directory of a write or sync; the directory of a name.
   int node = 0;
   std::uint64_t offset = 0;
   std::string bytes;

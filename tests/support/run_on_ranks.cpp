@@ -4,10 +4,13 @@
 #include <cstdlib>
 #include <exception>
 #include <stdexcept>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include <accelerate/error.h>
+
+#include "support/thread_transport.h"
 
 namespace accelerate::testing {
 
@@ -17,6 +20,14 @@ namespace {
 // lock guards (2.11 and 2.15): ranks that are threads must do without it.
 const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
+// Null: the default.
+std::shared_ptr<detail::Transport> chosen_transport() {
+  const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
+  if (name == nullptr || *name == '\0') return nullptr;
+  if (std::string_view(name) == "threads") return make_thread_transport();
+  throw std::runtime_error("ACCELERATE_TEST_TRANSPORT is \"threads\" or unset");
+}
+
 }  // namespace
 
 void run_on_ranks(
@@ -25,6 +36,7 @@ void run_on_ranks(
   if (!kHasNoRecorder)
     throw std::runtime_error("cannot switch the flight recorder off");
   const Store store = Store::in_memory();
+  const auto transport = chosen_transport();
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(num_ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < num_ranks; ++r) {
@@ -36,7 +48,8 @@ void run_on_ranks(
              .store = store,
              .device = at::kCPU,
              .timeout = std::chrono::seconds(30),
-             .logger = Logger([](const LogRecord&) {}, LogLevel::off)});
+             .logger = Logger([](const LogRecord&) {}, LogLevel::off),
+             .own_transport = transport});
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();
       }

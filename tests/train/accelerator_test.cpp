@@ -6,7 +6,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace accelerator_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -354,5 +354,5 @@ TEST(Accelerator, GivesEveryRankTheSameShuffledOrder) {
   EXPECT_THAT(all, ::testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-}  // namespace
+}  // namespace accelerator_test
 }  // namespace accelerate

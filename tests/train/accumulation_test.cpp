@@ -4,7 +4,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace accumulation_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -184,5 +184,5 @@ TEST(Accumulation, RefusesItemCountsInPartOfAWindow) {
       [&] { accelerator.backward(loss()); }, "in all or in none");
 }
 
-}  // namespace
+}  // namespace accumulation_test
 }  // namespace accelerate

@@ -4,7 +4,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace lomo_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -76,5 +76,5 @@ TEST(LomoBackward, SaysWhatItCannotDo) {
       [&] { accelerator.lomo_backward(loss(), 0.1); }, "use bf16 or no");
 }
 
-}  // namespace
+}  // namespace lomo_test
 }  // namespace accelerate

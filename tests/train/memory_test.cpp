@@ -5,7 +5,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace memory_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -98,5 +98,5 @@ TEST(ReleaseMemory, EmptiesWhatItIsGiven) {
   EXPECT_TRUE(list.empty());
 }
 
-}  // namespace
+}  // namespace memory_test
 }  // namespace accelerate

@@ -5,7 +5,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace random_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
@@ -66,5 +66,5 @@ TEST(SynchronizeRngStates, GivesAllRanksTheStateOfRankZero) {
   EXPECT_TRUE(torch::equal(drawn[2], drawn[0]));
 }
 
-}  // namespace
+}  // namespace random_test
 }  // namespace accelerate

@@ -4,7 +4,7 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
-namespace {
+namespace scaling_test {
 
 using testing::expect_error;
 using testing::run_on_ranks;
@@ -183,5 +183,5 @@ TEST(Scaling, RefusesWhatCannotBeScaled) {
       "growth_interval");
 }
 
-}  // namespace
+}  // namespace scaling_test
 }  // namespace accelerate

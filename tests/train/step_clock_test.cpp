@@ -3,7 +3,7 @@
 #include <string>
 
 namespace accelerate::detail {
-namespace {
+namespace step_clock_test {
 
 std::string syncs(int window, const std::string& batches) {
   StepClock clock(window);
@@ -29,5 +29,5 @@ TEST(StepClock, SyncsAlwaysInAWindowOfOne) {
   EXPECT_EQ(syncs(1, "..L."), "SSSS");
 }
 
-}  // namespace
+}  // namespace step_clock_test
 }  // namespace accelerate::detail

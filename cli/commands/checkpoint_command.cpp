@@ -1,0 +1,359 @@
+#include "cli/commands/checkpoint_command.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/file_system.h"
+#include "base/sizes.h"
+#include "base/text.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checksums.h"
+#include "format/checkpoint/commit.h"
+#include "format/checkpoint/manifest.h"
+#include "format/tensors/weights.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using detail::CheckpointEntry;
+using detail::CheckpointKind;
+using detail::concat;
+using detail::format;
+using detail::Manifest;
+using detail::StoredTensors;
+
+struct CheckpointFlags {
+  std::string path = ".";
+  std::string other;
+  int keep = 0;
+  bool is_dry_run = false;
+  bool is_quiet = false;
+};
+
+void print(const std::string& line) { std::printf("%s\n", line.c_str()); }
+
+std::string text_of(const safetensors::Shape& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += concat(i > 0 ? ", " : "", shape[i]);
+  }
+  return text + "]";
+}
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(text.size(), width), ' ');
+  return text;
+}
+
+std::uint64_t bytes_in(const fs::path& folder) {
+  std::uint64_t total = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) total += entry.file_size();
+  }
+  return total;
+}
+
+// A project's folder stands for its checkpoints.
+fs::path checkpoints_in(const fs::path& path) {
+  const fs::path inside = path / detail::kCheckpointsFolder;
+  if (!fs::is_directory(path)) {
+    throw ConfigError(format("there is no folder {}", path.string()));
+  }
+  return fs::is_directory(inside) ? inside : path;
+}
+
+// The checkpoint itself, or the newest of those in the folder.
+fs::path one_checkpoint(const fs::path& path) {
+  if (!fs::is_directory(path) || fs::exists(path / detail::kManifestName)) {
+    return path;
+  }
+  const fs::path base = checkpoints_in(path);
+  const auto entries = detail::list_checkpoints(base);
+  const CheckpointEntry* const newest = detail::newest_of(entries);
+  return newest == nullptr ? path : base / newest->name;
+}
+
+int list(const CheckpointFlags& flags) {
+  const fs::path base = checkpoints_in(flags.path);
+  bool has_any = false;
+  for (const CheckpointEntry& entry : detail::list_checkpoints(base)) {
+    // Other folders are none of our business.
+    if (!entry.number && entry.kind == CheckpointKind::unusable) continue;
+    has_any = true;
+    std::string about;
+    switch (entry.kind) {
+      case CheckpointKind::complete: {
+        const Manifest manifest = detail::read_manifest(base / entry.name);
+        about = format(
+            "{}  {}{}",
+            manifest.created,
+            manifest.num_processes,
+            manifest.num_processes == 1 ? " process" : " processes");
+        break;
+      }
+      case CheckpointKind::accelerate:
+        about = "written by Python's Accelerate";
+        break;
+      case CheckpointKind::unusable:
+        about = format("INCOMPLETE: {}", entry.complaint);
+        break;
+    }
+    print(concat(
+        padded(entry.name, 18),
+        padded(
+            detail::format_size(
+                static_cast<double>(bytes_in(base / entry.name))),
+            12),
+        about));
+  }
+  if (!has_any) print(format("no checkpoints in {}", base.string()));
+  return 0;
+}
+
+int verify(const CheckpointFlags& flags) {
+  std::vector<fs::path> checkpoints;
+  if (fs::exists(fs::path(flags.path) / detail::kManifestName)) {
+    checkpoints.emplace_back(flags.path);
+  } else {
+    const fs::path base = checkpoints_in(flags.path);
+    for (const CheckpointEntry& entry : detail::list_checkpoints(base)) {
+      if (entry.number && entry.kind != CheckpointKind::accelerate) {
+        checkpoints.push_back(base / entry.name);
+      }
+    }
+    if (checkpoints.empty()) {
+      throw ConfigError(format("no checkpoints in {}", base.string()));
+    }
+  }
+  bool are_good = true;
+  for (const fs::path& checkpoint : checkpoints) {
+    std::vector<std::string> complaints;
+    try {
+      const Manifest manifest = detail::read_manifest(checkpoint);
+      for (const auto& [name, record] : manifest.files) {
+        for (const std::uint64_t place :
+             detail::damaged_chunks(checkpoint / name, record)) {
+          complaints.push_back(format(
+              "{} has changed between bytes {} and {}",
+              name,
+              place,
+              std::min(place + detail::kChunkBytes, record.num_bytes)));
+        }
+      }
+    } catch (const Error& error) {
+      complaints.emplace_back(error.what());
+    }
+    are_good = are_good && complaints.empty();
+    print(concat(
+        checkpoint.string(), complaints.empty() ? ": good" : ": DAMAGED"));
+    for (const std::string& each : complaints) print(format("  {}", each));
+  }
+  return are_good ? 0 : 1;
+}
+
+void show_tensors(const std::string& title, const StoredTensors& tensors) {
+  std::uint64_t total = 0;
+  std::size_t width = 0;
+  for (const auto& [name, tensor] : tensors) {
+    total += safetensors::bytes_of(tensor.dtype, tensor.shape).value_or(0);
+    width = std::max(width, name.size());
+  }
+  print(format(
+      "{}: {} tensors, {}",
+      title,
+      tensors.size(),
+      detail::format_size(static_cast<double>(total))));
+  for (const auto& [name, tensor] : tensors) {
+    print(format(
+        "  {}{}{}",
+        padded(name, width + 2),
+        padded(std::string(safetensors::name_of(tensor.dtype)), 6),
+        text_of(tensor.shape)));
+  }
+}
+
+// What is where, by part; files that are no checkpoint are one part.
+std::map<std::string, StoredTensors> parts_of(const fs::path& path) {
+  std::map<std::string, StoredTensors> parts;
+  if (fs::exists(path / detail::kManifestName)) {
+    for (const auto& [part, tensors] : detail::read_manifest(path).parts) {
+      parts.emplace(part, detail::stored_in_checkpoint(path, tensors));
+    }
+  } else {
+    parts.emplace("model", detail::open_weights(path));
+  }
+  return parts;
+}
+
+int differ(const fs::path& left, const fs::path& right) {
+  const auto ours = parts_of(left), theirs = parts_of(right);
+  std::set<std::string> names;
+  for (const auto& [part, tensors] : ours) names.insert(part);
+  for (const auto& [part, tensors] : theirs) names.insert(part);
+  std::size_t num_equal = 0, num_different = 0;
+  const auto say = [&](const std::string& what) {
+    ++num_different;
+    print(what);
+  };
+  for (const std::string& part : names) {
+    static const StoredTensors kNone;
+    const StoredTensors& a = ours.contains(part) ? ours.at(part) : kNone;
+    const StoredTensors& b = theirs.contains(part) ? theirs.at(part) : kNone;
+    for (const auto& [name, tensor] : a) {
+      const std::string label = format("{}: {}", part, name);
+      const auto found = b.find(name);
+      if (found == b.end()) {
+        say(format("- {}", label));
+        continue;
+      }
+      if (found->second.dtype != tensor.dtype ||
+          found->second.shape != tensor.shape) {
+        say(format(
+            "~ {}  {}{} -> {}{}",
+            label,
+            safetensors::name_of(tensor.dtype),
+            text_of(tensor.shape),
+            safetensors::name_of(found->second.dtype),
+            text_of(found->second.shape)));
+        continue;
+      }
+      const auto one = detail::to_write(tensor);
+      const auto two = detail::to_write(found->second);
+      bool are_equal = true;
+      constexpr std::uint64_t kPiece = 4U << 20U;
+      std::vector<std::byte> left_bytes, right_bytes;
+      for (std::uint64_t i = 0; are_equal && i < one.bytes.num_bytes;
+           i += kPiece) {
+        const auto size = std::min(kPiece, one.bytes.num_bytes - i);
+        left_bytes.resize(size);
+        right_bytes.resize(size);
+        one.bytes.copy(i, left_bytes);
+        two.bytes.copy(i, right_bytes);
+        are_equal = left_bytes == right_bytes;
+      }
+      if (are_equal) {
+        ++num_equal;
+      } else {
+        say(format("~ {}  values differ", label));
+      }
+    }
+    for (const auto& [name, tensor] : b) {
+      if (!a.contains(name)) say(format("+ {}: {}", part, name));
+    }
+  }
+  print(format("{} tensors equal, {} different", num_equal, num_different));
+  return num_different == 0 ? 0 : 1;
+}
+
+int show(const CheckpointFlags& flags) {
+  const fs::path path = one_checkpoint(flags.path);
+  if (!flags.other.empty()) return differ(path, one_checkpoint(flags.other));
+  if (fs::exists(path / detail::kManifestName)) {
+    const Manifest manifest = detail::read_manifest(path);
+    print(format(
+        "{}: {}, {}, {}{}, iteration {}",
+        path.string(),
+        manifest.writer,
+        manifest.created,
+        manifest.num_processes,
+        manifest.num_processes == 1 ? " process" : " processes",
+        manifest.iteration));
+    for (const auto& [name, record] : manifest.files) {
+      print(format(
+          "  {}{}",
+          padded(name, 34),
+          detail::format_size(static_cast<double>(record.num_bytes))));
+    }
+  }
+  for (const auto& [part, tensors] : parts_of(path)) {
+    show_tensors(part, tensors);
+  }
+  return 0;
+}
+
+int prune(const CheckpointFlags& flags) {
+  const fs::path base = checkpoints_in(flags.path);
+  std::vector<std::string> complete;
+  for (const CheckpointEntry& entry : detail::list_checkpoints(base)) {
+    if (entry.number && entry.kind == CheckpointKind::complete) {
+      complete.push_back(entry.name);
+    }
+  }
+  const auto disk = detail::make_file_system();
+  const auto keep = static_cast<std::size_t>(flags.keep);
+  const std::size_t num_going =
+      complete.size() > keep ? complete.size() - keep : 0;
+  for (std::size_t i = 0; i < num_going; ++i) {
+    print(concat(
+        flags.is_dry_run ? "would delete " : "deleting ",
+        (base / complete[i]).string()));
+    if (!flags.is_dry_run) {
+      detail::remove_checkpoint(*disk, base / complete[i]);
+    }
+  }
+  if (!flags.is_dry_run) {
+    for (const std::string& complaint : detail::sweep(*disk, base)) {
+      std::fprintf(stderr, "%s\n", complaint.c_str());
+    }
+  }
+  print(format("{} complete checkpoints remain", complete.size() - num_going));
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> add_checkpoint_command(CLI::App& tool) {
+  const auto flags = std::make_shared<CheckpointFlags>();
+  CLI::App* const command = tool.add_subcommand(
+      "checkpoint", "look at checkpoints, check and prune them");
+  command->require_subcommand(1);
+  const auto add = [&](const char* name, const char* help, const char* what) {
+    CLI::App* const sub = command->add_subcommand(name, help);
+    sub->add_option("path", flags->path, what)->capture_default_str();
+    return sub;
+  };
+  const CLI::App* const ls =
+      add("ls",
+          "which checkpoints there are, and whether they are complete",
+          "a project, or a folder of checkpoints");
+  const CLI::App* const verify_command =
+      add("verify",
+          "read everything and compare checksums; ends with 1 if any differ",
+          "a checkpoint, or a folder of checkpoints");
+  CLI::App* const show_command =
+      add("show",
+          "the tensors of a checkpoint, or of any file of weights",
+          "a checkpoint, a folder whose newest is meant, or a file");
+  show_command->add_option(
+      "--diff",
+      flags->other,
+      "compare with this one; ends with 1 if any tensor differs");
+  CLI::App* const prune_command = add(
+      "prune",
+      "delete complete checkpoints but the newest, and what dead saves left",
+      "a project, or a folder of checkpoints");
+  prune_command->add_option("--keep", flags->keep, "how many stay")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  prune_command->add_flag(
+      "--dry_run,--dry-run", flags->is_dry_run, "only say what would go");
+  return [=] {
+    if (ls->parsed()) return list(*flags);
+    if (verify_command->parsed()) return verify(*flags);
+    if (show_command->parsed()) return show(*flags);
+    return prune(*flags);
+  };
+}
+
+}  // namespace accelerate::cli

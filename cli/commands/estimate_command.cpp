@@ -1,0 +1,144 @@
+#include "cli/commands/estimate_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/sizes.h"
+#include "base/text.h"
+#include "cli/launch/launch_flags.h"
+#include "planning/memory_estimate.h"
+#include "planning/model_tree.h"
+#include "planning/training_memory.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+
+struct EstimateFlags {
+  std::string model;
+  std::vector<std::string> dtypes{"float32", "float16", "int8", "int4"};
+  std::string library;
+  bool trusts_code = false;
+  std::string precision = "no";
+  detail::TrainingPlan plan;
+};
+
+void say(const char* name, std::uint64_t bytes, const char* remark = "") {
+  std::printf(
+      "  %-22s %12s%s\n",
+      name,
+      detail::format_size(static_cast<double>(bytes)).c_str(),
+      remark);
+}
+
+int estimate(EstimateFlags& flags) {
+  const std::filesystem::path path(flags.model);
+  const detail::ModelTree model = detail::read_model_tree(path);
+  const auto total = detail::total_bytes(model.root);
+  const auto largest = detail::largest_layers(model.root, model.no_split);
+  std::vector<detail::MemoryEstimate> rows;
+  for (const std::string& dtype : flags.dtypes) {
+    rows.push_back(detail::estimate_memory(dtype, largest.num_bytes, total));
+  }
+  std::fputs(detail::memory_table(flags.model, rows).c_str(), stdout);
+
+  flags.plan.uses_16_bits =
+      flags.precision != "no" || flags.plan.weights_dtype != "float32";
+  const detail::TrainingMemory memory =
+      detail::training_memory(model, largest.num_bytes, flags.plan);
+  std::printf(
+      "\nTraining on one of %lld devices that share it, %s, weights %s, "
+      "precision %s:\n",
+      static_cast<long long>(flags.plan.num_shards),
+      flags.plan.optimizer.c_str(),
+      flags.plan.weights_dtype.c_str(),
+      flags.precision.c_str());
+  say("weights", memory.weights);
+  if (memory.masters > 0) say("fp32 masters", memory.masters);
+  say("gradients", memory.gradients);
+  say("optimizer state", memory.optimizer);
+  if (memory.gathered > 0) say("largest units, whole", memory.gathered);
+  if (memory.activations) {
+    say("activations", *memory.activations);
+  } else {
+    std::printf(
+        "  %-22s %12s\n",
+        "activations",
+        model.transformer
+            ? "give --sequence_length"
+            : "not known: there is no config.json of a transformer");
+  }
+  say("together", memory.total(), memory.activations ? "" : " and activations");
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> add_estimate_command(CLI::App& tool) {
+  auto flags = std::make_shared<EstimateFlags>();
+  CLI::App* command = tool.add_subcommand(
+      "estimate-memory", "what loading and training a model takes");
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return command->add_option(both_spellings(name), value, help);
+  };
+  command
+      ->add_option(
+          "model",
+          flags->model,
+          "folder, weights or config.json, on this machine")
+      ->required();
+  option("--dtypes", flags->dtypes, "float32, float16, bfloat16, int8, int4")
+      ->type_name("WORD ...");
+  option(
+      "--weights_dtype",
+      flags->plan.weights_dtype,
+      "of the trained weights: float32, bfloat16 or float16 [float32]")
+      ->type_name("WORD");
+  option("--mixed_precision", flags->precision, "of the forward pass [no]")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"no", "fp16", "bf16", "fp8"}));
+  option(
+      "--optimizer",
+      flags->plan.optimizer,
+      "adamw, adam, momentum, adagrad, sgd or lomo [adamw]")
+      ->type_name("WORD");
+  option("--batch_size", flags->plan.batch_size, "on one device [1]")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  option(
+      "--sequence_length",
+      flags->plan.sequence_length,
+      "tokens of a sample, for activations")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  option(
+      "--shards",
+      flags->plan.num_shards,
+      "devices that share weights, gradients and optimizer state [1]")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  command->add_flag(
+      both_spellings("--activation_checkpointing"),
+      flags->plan.recomputes_activations,
+      "activations are computed again in the backward pass");
+  // Options of Accelerate's command, which downloads models and runs Python.
+  option("--library_name", flags->library, "nothing: for Accelerate's users")
+      ->group("");
+  command
+      ->add_flag(
+          both_spellings("--trust_remote_code"),
+          flags->trusts_code,
+          "nothing: no code is run")
+      ->group("");
+  return [flags] { return estimate(*flags); };
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,166 @@
+#include "cli/commands/weights_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/file_system.h"
+#include "base/sizes.h"
+#include "base/text.h"
+#include "format/tensors/weights.h"
+#include "format/torch/torch_distributed.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using detail::concat;
+using detail::format;
+
+struct MergeFlags {
+  std::string checkpoint_dir;
+  std::string output;
+  bool is_unsafe = false;
+  bool removes = false;
+};
+
+// As Accelerate does, names the folders that were probably meant.
+void require_sharded(const fs::path& folder) {
+  if (!fs::is_directory(folder)) {
+    throw ConfigError(format("there is no folder {}", folder.string()));
+  }
+  if (detail::is_torch_distributed(folder) ||
+      fs::exists(folder / detail::kManifestName)) {
+    return;
+  }
+  std::string hint;
+  for (const char* inside : {"pytorch_model_fsdp_0", "optimizer_0"}) {
+    if (detail::is_torch_distributed(folder / inside)) {
+      hint += concat(hint.empty() ? "" : " or ", (folder / inside).string());
+    }
+  }
+  throw ConfigError(format(
+      "{} holds no sharded checkpoint: neither .metadata nor manifest.json{}",
+      folder.string(),
+      hint.empty() ? "" : format("; did you mean {}?", hint)));
+}
+
+int merge(const MergeFlags& flags) {
+  const fs::path folder = flags.checkpoint_dir;
+  require_sharded(folder);
+  const auto disk = detail::make_file_system();
+  detail::WriteModelOptions options;
+  options.format = flags.is_unsafe ? detail::ModelFormat::torch
+                                   : detail::ModelFormat::safetensors;
+  // One file, whatever its size, as Accelerate's.
+  options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
+  const detail::StoredTensors tensors = detail::open_weights(folder);
+  detail::write_model(
+      *disk, flags.output, detail::named_tensors(tensors), options);
+  std::printf(
+      "%zu tensors of %s merged into %s\n",
+      tensors.size(),
+      folder.c_str(),
+      flags.output.c_str());
+  if (flags.removes) {
+    if (fs::weakly_canonical(flags.output)
+            .string()
+            .starts_with(fs::weakly_canonical(folder).string())) {
+      throw ConfigError(
+          "the output is inside the checkpoint, so the checkpoint stays");
+    }
+    fs::remove_all(folder);
+    std::printf("%s removed\n", folder.c_str());
+  }
+  return 0;
+}
+
+struct ConvertFlags {
+  std::string input;
+  std::string output;
+  std::string max_shard_size = "10GB";
+};
+
+int convert(const ConvertFlags& flags) {
+  const fs::path output = flags.output;
+  const auto disk = detail::make_file_system();
+  const detail::StoredTensors tensors = detail::open_weights(flags.input);
+  const std::string ending = output.extension().string();
+  if (ending == ".safetensors" || ending == ".bin" || ending == ".pt" ||
+      ending == ".pth") {
+    detail::write_weights_file(*disk, output, tensors);
+  } else if (ending.empty()) {
+    detail::WriteModelOptions options;
+    options.max_shard_bytes =
+        static_cast<std::uint64_t>(detail::parse_size(flags.max_shard_size));
+    detail::write_model(*disk, output, detail::named_tensors(tensors), options);
+  } else {
+    throw ConfigError(format(
+        "what {} should be is not clear: end it with .safetensors, .bin, .pt "
+        "or .pth, or name a folder",
+        output.string()));
+  }
+  std::printf("%zu tensors written to %s\n", tensors.size(), output.c_str());
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> add_merge_weights_command(CLI::App& tool) {
+  const auto flags = std::make_shared<MergeFlags>();
+  CLI::App* const command = tool.add_subcommand(
+      "merge-weights",
+      "merge a sharded checkpoint (torch's or ours) into one file of weights");
+  command
+      ->add_option(
+          "checkpoint_directory",
+          flags->checkpoint_dir,
+          "folder with .metadata and .distcp files, or a checkpoint")
+      ->required();
+  command
+      ->add_option(
+          "output_path", flags->output, "folder for the merged weights")
+      ->required();
+  command->add_flag(
+      "--unsafe_serialization,--unsafe-serialization",
+      flags->is_unsafe,
+      "write pytorch_model.bin in place of model.safetensors");
+  command->add_flag(
+      "--remove_checkpoint_dir,--remove-checkpoint-dir",
+      flags->removes,
+      "delete the sharded checkpoint afterwards");
+  return [=] { return merge(*flags); };
+}
+
+std::function<int()> add_convert_command(CLI::App& tool) {
+  const auto flags = std::make_shared<ConvertFlags>();
+  CLI::App* const command = tool.add_subcommand(
+      "convert", "turn files of weights into another format");
+  command
+      ->add_option(
+          "input",
+          flags->input,
+          "a file of safetensors or torch.save, an index, or a folder")
+      ->required();
+  command
+      ->add_option(
+          "output",
+          flags->output,
+          "a file ending in .safetensors, .bin, .pt or .pth, or a folder")
+      ->required();
+  command
+      ->add_option(
+          "--max_shard_size,--max-shard-size",
+          flags->max_shard_size,
+          "of each file, where the output is a folder")
+      ->capture_default_str();
+  return [=] { return convert(*flags); };
+}
+
+}  // namespace accelerate::cli

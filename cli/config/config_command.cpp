@@ -1,0 +1,343 @@
+#include "cli/config/config_command.h"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "cli/config/config_files.h"
+#include "cli/config/questions.h"
+#include "cli/launch/launch_decision.h"
+#include "cli/launch/launch_flags.h"
+#include "cli/launch/machine.h"
+#include "config/files/config_file.h"
+#include "engines/explain_request.h"
+#include "engines/read_request.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::ConfigJson;
+using detail::format;
+namespace fs = std::filesystem;
+
+constexpr const char* kFileHelp =
+    "the file; else Accelerate's own, in the folder of its cache";
+
+CLI::Option* add_file_option(CLI::App& command, std::string& file) {
+  return command.add_option("--config_file,--config-file", file, kFileHelp)
+      ->type_name("FILE");
+}
+
+fs::path path_of(
+    const std::string& named,
+    const detail::Environment& environment) {
+  if (!named.empty()) return named;
+  const auto usual = detail::default_config_path(environment);
+  if (!usual) {
+    throw ConfigError(
+        "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+        "--config_file");
+  }
+  return *usual;
+}
+
+void save(const fs::path& path, const ConfigJson& values) {
+  detail::replace_file(
+      path, detail::write_config(values, path.extension() == ".json"));
+  std::printf("written: %s\n", path.c_str());
+}
+
+int ask_and_save(const std::string& file) {
+  const auto environment = detail::Environment::current();
+  const fs::path path = path_of(file, environment);
+  const int devices = look_at_machine(environment).num_devices;
+  std::cout << "An empty line takes the answer in brackets, < goes back.\n";
+  const Answers answers = ask(config_questions(devices), std::cin, std::cout);
+  save(path, config_of_answers(answers));
+  return 0;
+}
+
+int write_default(const std::string& file, const std::string& precision) {
+  const auto environment = detail::Environment::current();
+  const fs::path path = path_of(file, environment);
+  const bool is_written = write_default_config(
+      path, precision, look_at_machine(environment).num_devices);
+  std::printf(
+      is_written ? "written: %s\n"
+                 : "%s is there already and was left as it is; change it by "
+                   "accelerate-cpp config, or remove it\n",
+      path.c_str());
+  return 0;
+}
+
+int update(const std::string& file) {
+  const fs::path path = path_of(file, detail::Environment::current());
+  update_config(path);
+  std::printf("updated: %s\n", path.c_str());
+  return 0;
+}
+
+// What a program's library will find: the launcher turns distributed_type into
+// the flag of an engine.
+detail::Source source_of_launch(const detail::ConfigDocument& document) {
+  detail::Source source = detail::source_from_config(document);
+  if (document.values.empty()) return source;
+  const std::string type =
+      detail::values_in_force(document).value("distributed_type", "");
+  const std::string where = format("file {}", document.path.string());
+  for (const auto& [name, flag] :
+       {std::pair("FSDP", "use_fsdp"),
+        std::pair("DEEPSPEED", "use_deepspeed"),
+        std::pair("MEGATRON_LM", "use_megatron_lm")}) {
+    if (type == name) source.add(flag, "true", where);
+  }
+  return source;
+}
+
+void print_meaning(
+    const detail::Settings& settings,
+    detail::Environment environment,
+    const std::optional<detail::ConfigDocument>& document) {
+  if (document && !document->values.empty()) {
+    const auto fields =
+        deepspeed_fields(settings, detail::values_in_force(*document));
+    environment.set("ACCELERATE_CONFIG_DS_FIELDS", detail::join(fields, ","));
+  }
+  const detail::RequestSources sources{
+      .mixed_precision = settings.text("mixed_precision").value_or("no"),
+      .settings = settings,
+      .environment = std::move(environment)};
+  std::printf("\nwhich asks for\n");
+  std::fputs(
+      detail::explain(detail::read_training_request(sources)).c_str(), stdout);
+}
+
+int show(const std::string& file, bool explains) {
+  const auto environment = detail::Environment::current();
+  const fs::path path = path_of(file, environment);
+  std::optional<detail::ConfigDocument> document;
+  if (!file.empty() || fs::exists(path)) {
+    document = detail::read_config_document(path);
+  }
+  if (!explains) {
+    if (!document) {
+      std::printf("there is no %s; everything has its default\n", path.c_str());
+      return 0;
+    }
+    std::printf("# %s\n", path.c_str());
+    const ConfigJson values =
+        detail::values_to_write(detail::values_in_force(*document));
+    std::fputs(detail::write_config(values, document->is_json).c_str(), stdout);
+    return 0;
+  }
+  std::vector<detail::Source> sources{
+      detail::source_from_environment(environment)};
+  if (document) sources.push_back(source_of_launch(*document));
+  const detail::Settings settings = detail::resolve(sources);
+  std::fputs(settings.explain().c_str(), stdout);
+  print_meaning(settings, environment, document);
+  return 0;
+}
+
+int convert(
+    const std::string& input,
+    const std::string& output,
+    bool overwrite) {
+  const auto notes = convert_file_to_fsdp2(
+      input,
+      output.empty() ? std::nullopt : std::optional<fs::path>(output),
+      overwrite);
+  for (const std::string& note : notes) {
+    std::fprintf(stderr, "accelerate-cpp: %s\n", note.c_str());
+  }
+  std::printf("written: %s\n", output.empty() ? input.c_str() : output.c_str());
+  return 0;
+}
+
+struct TpuFlags {
+  std::string config_file, name, zone, command_file, version = "latest";
+  std::vector<std::string> commands;
+  bool uses_alpha = false, installs = false, debug = false;
+};
+
+std::vector<std::string> tpu_commands(
+    TpuFlags& flags,
+    const std::optional<detail::ConfigDocument>& file) {
+  const auto text = [&](const char* key) {
+    return file && file->values.contains(key) && file->values[key].is_string()
+        ? file->values[key].get<std::string>()
+        : std::string();
+  };
+  if (flags.name.empty()) flags.name = text("tpu_name");
+  if (flags.zone.empty()) flags.zone = text("tpu_zone");
+  if (flags.command_file.empty() && flags.commands.empty()) {
+    flags.command_file = text("command_file");
+    if (file && file->values.contains("commands") &&
+        file->values["commands"].is_array()) {
+      for (const auto& command : file->values["commands"]) {
+        flags.commands.push_back(detail::python_text(command));
+      }
+    }
+  }
+  std::vector<std::string> commands = flags.commands;
+  if (!flags.command_file.empty()) {
+    for (const std::string& line :
+         detail::split(detail::read_file(flags.command_file), '\n')) {
+      if (!detail::trim(line).empty()) {
+        commands.emplace_back(detail::trim(line));
+      }
+    }
+  }
+  return commands;
+}
+
+int print_tpu_command(TpuFlags flags) {
+  std::optional<detail::ConfigDocument> file;
+  const auto path = path_of(flags.config_file, detail::Environment::current());
+  if (!flags.config_file.empty() || fs::exists(path)) {
+    file = detail::read_config_document(path);
+  }
+  std::vector<std::string> commands = tpu_commands(flags, file);
+  if (commands.empty()) {
+    throw ConfigError(
+        "[tpu-config] there is nothing to run; give --command or "
+        "--command_file, or put commands into the config file");
+  }
+  if (flags.installs) {
+    commands.insert(
+        commands.begin(),
+        flags.version == "dev"
+            ? "pip install git+https://github.com/huggingface/accelerate.git"
+            : flags.version == "latest"
+            ? "pip install accelerate -U"
+            : format("pip install accelerate=={}", flags.version));
+  }
+  commands.insert(commands.begin(), "cd /usr/share");
+  std::printf(
+      "gcloud%s compute tpus tpu-vm ssh %s --zone %s --command \"%s\" --worker "
+      "all\n",
+      flags.uses_alpha ? " alpha" : "",
+      flags.name.c_str(),
+      flags.zone.c_str(),
+      detail::join(commands, "; ").c_str());
+  return 0;
+}
+
+}  // namespace
+
+std::function<int()> add_config_command(CLI::App& tool) {
+  struct Flags {
+    std::string file, precision = "no";
+    bool explains = false;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* config = tool.add_subcommand(
+      "config", "ask what launches should be like, and write it to a file");
+  config->require_subcommand(0, 1);
+  add_file_option(*config, flags->file);
+  CLI::App* by_default = config->add_subcommand(
+      "default",
+      "write a file without asking: all accelerators of this machine, or the "
+      "CPU");
+  add_file_option(*by_default, flags->file);
+  by_default
+      ->add_option(
+          "--mixed_precision,--mixed-precision",
+          flags->precision,
+          "no, fp16, bf16 or fp8")
+      ->type_name("WORD");
+  CLI::App* updated = config->add_subcommand(
+      "update", "fill in what newer versions know; comments and order stay");
+  add_file_option(*updated, flags->file);
+  CLI::App* shown = config->add_subcommand("show", "print what the file says");
+  add_file_option(*shown, flags->file);
+  shown->add_flag(
+      "--explain",
+      flags->explains,
+      "every setting in force, and where it came from: file, environment or "
+      "default; then what those of FSDP, DeepSpeed or Megatron-LM ask for, and "
+      "what is ignored");
+  const CLI::App* schema = config->add_subcommand(
+      "schema", "print the JSON schema of config files, for editors");
+  return [=] {
+    if (by_default->parsed()) {
+      return write_default(flags->file, flags->precision);
+    }
+    if (updated->parsed()) return update(flags->file);
+    if (shown->parsed()) return show(flags->file, flags->explains);
+    if (schema->parsed()) {
+      std::fputs(detail::config_schema().c_str(), stdout);
+      return 0;
+    }
+    return ask_and_save(flags->file);
+  };
+}
+
+std::function<int()> add_to_fsdp2_command(CLI::App& tool) {
+  struct Flags {
+    std::string input, output;
+    bool overwrite = false;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = tool.add_subcommand(
+      "to-fsdp2",
+      "turn a config file of FSDP's first version into the second's");
+  command->add_option("--config_file,--config-file", flags->input, "the file")
+      ->type_name("FILE")
+      ->required();
+  command
+      ->add_option(
+          "--output_file,--output-file", flags->output, "where the result goes")
+      ->type_name("FILE");
+  command->add_flag(
+      "--overwrite",
+      flags->overwrite,
+      "replace the output, or, without one, the file itself");
+  return [flags] {
+    return convert(flags->input, flags->output, flags->overwrite);
+  };
+}
+
+std::function<int()> add_tpu_config_command(CLI::App& tool) {
+  auto flags = std::make_shared<TpuFlags>();
+  CLI::App* command = tool.add_subcommand(
+      "tpu-config", "print the command that sets up the machines of a TPU pod");
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return command->add_option(both_spellings(name), value, help);
+  };
+  add_file_option(*command, flags->config_file);
+  option("--tpu_name", flags->name, "name of the TPU")->type_name("NAME");
+  option("--tpu_zone", flags->zone, "its zone")->type_name("ZONE");
+  option("--command_file", flags->command_file, "commands, one a line")
+      ->type_name("FILE");
+  option("--command", flags->commands, "a command; may be given several times")
+      ->type_name("TEXT");
+  option(
+      "--accelerate_version",
+      flags->version,
+      "of Accelerate, to install: latest, dev or a number")
+      ->type_name("WORD");
+  command->add_flag(
+      both_spellings("--use_alpha"), flags->uses_alpha, "gcloud alpha");
+  command->add_flag(
+      both_spellings("--install_accelerate"),
+      flags->installs,
+      "install Accelerate first");
+  command->add_flag(
+      "--debug", flags->debug, "nothing more: the command is only printed");
+  return [flags] { return print_tpu_command(*flags); };
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,141 @@
+#include "cli/config/config_files.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::ConfigDocument;
+using detail::ConfigJson;
+using detail::format;
+
+constexpr std::array<std::string_view, 3> kRemoved{
+    "fsdp_backward_prefetch",
+    "fsdp_sync_module_states",
+    "fsdp_use_orig_params"};
+
+ConfigJson reshard_after_forward(const ConfigJson& strategy) {
+  if (strategy == "FULL_SHARD" || strategy == "HYBRID_SHARD") return true;
+  if (strategy == "SHARD_GRAD_OP" || strategy == "HYBRID_SHARD_ZERO2" ||
+      strategy == "NO_SHARD") {
+    return false;
+  }
+  return strategy;
+}
+
+}  // namespace
+
+ConfigJson default_config(const std::string& mixed_precision, int num_devices) {
+  const std::string precision = detail::to_lower(mixed_precision);
+  const std::vector<std::string> known{"no", "fp16", "bf16", "fp8"};
+  if (std::find(known.begin(), known.end(), precision) == known.end()) {
+    throw ConfigError(format(
+        "[config] mixed_precision is \"{}\"; it must be one of {}",
+        mixed_precision,
+        detail::join(known, ", ")));
+  }
+  return {
+      {"compute_environment", "LOCAL_MACHINE"},
+      {"debug", false},
+      {"distributed_type", num_devices > 1 ? "MULTI_GPU" : "NO"},
+      {"downcast_bf16", false},
+      {"enable_cpu_affinity", false},
+      {"machine_rank", 0},
+      {"main_training_function", "main"},
+      {"mixed_precision", precision},
+      {"num_machines", 1},
+      {"num_processes", std::max(num_devices, 1)},
+      {"rdzv_backend", "static"},
+      {"same_network", false},
+      {"tpu_use_cluster", false},
+      {"tpu_use_sudo", false},
+      {"use_cpu", num_devices == 0}};
+}
+
+bool write_default_config(
+    const std::filesystem::path& path,
+    const std::string& mixed_precision,
+    int num_devices) {
+  const ConfigJson values = default_config(mixed_precision, num_devices);
+  if (std::filesystem::exists(path)) return false;
+  detail::replace_file(
+      path, detail::write_config(values, path.extension() == ".json"));
+  return true;
+}
+
+void update_config(const std::filesystem::path& path) {
+  const ConfigDocument document = detail::read_config_document(path);
+  const ConfigJson values =
+      detail::values_to_write(detail::values_in_force(document));
+  detail::replace_file(path, detail::updated_text(document, values));
+}
+
+Fsdp2Conversion to_fsdp2(const ConfigJson& values) {
+  Fsdp2Conversion out{values, {}};
+  const ConfigJson old = values.value("fsdp_config", ConfigJson::object());
+  if (!old.is_object() || old.empty()) {
+    out.notes.emplace_back("there is no fsdp_config: nothing to convert");
+    return out;
+  }
+  if (old.value("fsdp_version", ConfigJson(1)) == 2) {
+    out.notes.emplace_back(
+        "fsdp_version is 2 already: nothing was converted; if the keys are the "
+        "first version's, set it to 1 and run this again");
+    return out;
+  }
+  ConfigJson converted = ConfigJson::object();
+  for (const auto& [key, value] : old.items()) {
+    if (key == "fsdp_sharding_strategy" ||
+        key == "fsdp_reshard_after_forward") {
+      converted["fsdp_reshard_after_forward"] = reshard_after_forward(value);
+    } else if (
+        std::find(kRemoved.begin(), kRemoved.end(), key) != kRemoved.end()) {
+      out.notes.push_back(format(
+          "{} is left out: the second version has no such setting", key));
+    } else if (key == "fsdp_forward_prefetch") {
+      out.notes.push_back(format(
+          "{} is left out: the second version does not have it yet", key));
+    } else {
+      converted[key] = value;
+    }
+  }
+  converted["fsdp_version"] = 2;
+  out.values["fsdp_config"] = std::move(converted);
+  return out;
+}
+
+std::vector<std::string> convert_file_to_fsdp2(
+    const std::filesystem::path& input,
+    const std::optional<std::filesystem::path>& output,
+    bool overwrite) {
+  const ConfigDocument document = detail::read_config_document(input);
+  if (!overwrite && !output) {
+    throw ConfigError(
+        "[config] say where the result goes: --output_file FILE, or "
+        "--overwrite for the file itself");
+  }
+  const std::filesystem::path target = output.value_or(input);
+  if (!overwrite && std::filesystem::exists(target)) {
+    throw ConfigError(format(
+        "[config] {} is there already; give another --output_file, or "
+        "--overwrite",
+        target));
+  }
+  if (document.values.empty()) {
+    throw ConfigError(format("[config] {} holds no settings", input));
+  }
+  Fsdp2Conversion conversion = to_fsdp2(document.values);
+  detail::replace_file(
+      target, detail::updated_text(document, conversion.values));
+  return std::move(conversion.notes);
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,262 @@
+#include "cli/launch/hosts.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/exec_words.h"
+#include "base/text.h"
+#include "cli/launch/signals.h"
+#include "launch/exit_reason.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+using Clock = std::chrono::steady_clock;
+
+// A launcher whose peers are gone ends by itself.
+constexpr std::chrono::seconds kTimeForLaunchersToEnd{10};
+
+bool is_this_machine(const std::string& host) {
+  if (host == "localhost" || host == "127.0.0.1" || host == "::1") return true;
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return false;
+  const std::string own = name.data();
+  return host == own || host == own.substr(0, own.find('.'));
+}
+
+// All but the number of the machine and the program.
+std::vector<std::string> launch_words(const HostLaunch& launch) {
+  std::vector<std::string> words{launch.tool, "launch"};
+  words.insert(words.end(), launch.flags.begin(), launch.flags.end());
+  words.insert(
+      words.end(),
+      {"--num_machines",
+       std::to_string(launch.hosts.size()),
+       "--num_processes",
+       std::to_string(launch.num_processes),
+       "--main_process_ip",
+       launch.address,
+       "--main_process_port",
+       std::to_string(launch.port)});
+  return words;
+}
+
+// `machine_rank` may be something for the shell to count.
+std::string shell_line(
+    const HostLaunch& launch,
+    const std::string& machine_rank) {
+  std::string line = format("cd {} && exec", quoted(launch.folder));
+  for (const std::string& word : launch_words(launch)) {
+    line += format(" {}", quoted(word));
+  }
+  line += format(" --machine_rank {}", machine_rank);
+  for (const std::string& word : launch.program) {
+    line += format(" {}", quoted(word));
+  }
+  return line;
+}
+
+struct RemoteLauncher {
+  pid_t pid = -1;
+  std::string name;
+  bool is_running = true;
+};
+
+pid_t start(std::vector<std::string> command) {
+  const std::vector<char*> words = detail::exec_words(command);
+  pid_t pid = -1;
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  const int problem =
+      posix_spawnp(&pid, words[0], nullptr, &attributes, words.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  if (problem != 0) {
+    throw ConfigError(format(
+        "[launch] cannot start {}: {}", words[0], std::strerror(problem)));
+  }
+  return pid;
+}
+
+}  // namespace
+
+std::string quoted(const std::string& word) {
+  const bool is_plain = !word.empty() &&
+      word.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+          "_-./:=,+@%") == std::string::npos;
+  if (is_plain) return word;
+  std::string out = "'";
+  for (const char c : word)
+    out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+std::vector<Host> parse_hosts(const std::string& text) {
+  std::vector<Host> hosts;
+  std::vector<std::string> complaints;
+  std::set<std::string> names;
+  int number = 0;
+  for (const std::string& line : detail::split(text, '\n')) {
+    ++number;
+    const std::string bare(detail::trim(line.substr(0, line.find('#'))));
+    if (bare.empty()) continue;
+    Host host;
+    bool is_right = true;
+    for (const std::string& word : detail::split(bare, ' ')) {
+      if (word.empty()) continue;
+      if (host.name.empty()) {
+        host.name = word;
+        continue;
+      }
+      const auto slots = word.starts_with("slots=")
+          ? detail::parse_int(word.substr(6))
+          : std::nullopt;
+      is_right = is_right && slots && *slots > 0;
+      host.slots = static_cast<int>(slots.value_or(0));
+    }
+    if (!is_right) {
+      complaints.push_back(format(
+          "[launch] line {} of the host file is \"{}\"; write HOST or HOST "
+          "slots=N",
+          number,
+          bare));
+    } else if (!names.insert(host.name).second) {
+      complaints.push_back(
+          format("[launch] the host file names {} twice", host.name));
+    }
+    hosts.push_back(std::move(host));
+  }
+  if (hosts.empty()) complaints.emplace_back("[launch] the host file is empty");
+  for (const Host& host : hosts) {
+    if (host.slots != hosts.front().slots) {
+      complaints.push_back(format(
+          "[launch] {} has {} slots and {} {}; every machine runs the same "
+          "number of ranks",
+          host.name,
+          host.slots,
+          hosts.front().name,
+          hosts.front().slots));
+    }
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  return hosts;
+}
+
+std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
+  std::vector<std::vector<std::string>> commands;
+  std::vector<std::string> elsewhere;
+  for (std::size_t i = 0; i < launch.hosts.size(); ++i) {
+    const std::string& name = launch.hosts[i].name;
+    if (i == 0 && is_this_machine(name)) {
+      std::vector<std::string> words = launch_words(launch);
+      words.insert(words.end(), {"--machine_rank", "0"});
+      words.insert(words.end(), launch.program.begin(), launch.program.end());
+      commands.push_back(std::move(words));
+    } else if (launch.shell == "pdsh") {
+      elsewhere.push_back(name);
+    } else {
+      commands.push_back(
+          {"ssh",
+           "-o",
+           "BatchMode=yes",
+           name,
+           shell_line(launch, std::to_string(i))});
+    }
+  }
+  if (!elsewhere.empty()) {
+    const std::size_t before = launch.hosts.size() - elsewhere.size();
+    // %n is the number of a host in the list.
+    commands.push_back(
+        {"pdsh",
+         "-S",
+         "-R",
+         "ssh",
+         "-w",
+         detail::join(elsewhere, ","),
+         shell_line(launch, format("$((%n + {}))", before))});
+  }
+  return commands;
+}
+
+int run_commands(const std::vector<std::vector<std::string>>& commands) {
+  const Signals signals;
+  std::vector<RemoteLauncher> children;
+  const auto send_to_all = [&](int signal) {
+    for (const RemoteLauncher& child : children) {
+      if (child.is_running) kill(child.pid, signal);
+    }
+  };
+  int code = 0;
+  std::optional<Clock::time_point> kill_at;
+  try {
+    for (const auto& command : commands) {
+      children.push_back(
+          {start(command),
+           command.front() == "ssh" ? format("ssh {}", command[3])
+                                    : command.front()});
+    }
+  } catch (...) {
+    send_to_all(SIGKILL);
+    throw;
+  }
+  while (std::any_of(
+      children.begin(), children.end(), [](const RemoteLauncher& child) {
+        return child.is_running;
+      })) {
+    pollfd wait{signals.descriptor(), POLLIN, 0};
+    poll(&wait, 1, kill_at ? 100 : -1);
+    while (const auto info = signals.next()) {
+      const auto signal = static_cast<int>(info->ssi_signo);
+      if (signal == SIGCHLD) continue;
+      send_to_all(signal);
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+        code = 128 + signal;
+        if (!kill_at) kill_at = Clock::now() + kTimeForLaunchersToEnd;
+      }
+    }
+    for (RemoteLauncher& child : children) {
+      int status = 0;
+      if (!child.is_running || waitpid(child.pid, &status, WNOHANG) <= 0) {
+        continue;
+      }
+      child.is_running = false;
+      if (detail::exit_code_of(status) == 0 || kill_at) continue;
+      code = detail::exit_code_of(status);
+      std::fprintf(
+          stderr,
+          "accelerate-cpp: %s %s\n",
+          child.name.c_str(),
+          detail::describe_exit(status).c_str());
+      // The others hear of it from each other, unless they never met.
+      kill_at = Clock::now() + kTimeForLaunchersToEnd;
+    }
+    if (kill_at && Clock::now() >= *kill_at) {
+      kill_at = Clock::now() + kTimeForLaunchersToEnd;
+      send_to_all(SIGTERM);
+    }
+  }
+  return code;
+}
+
+}  // namespace accelerate::cli

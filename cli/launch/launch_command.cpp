@@ -1,0 +1,213 @@
+#include "cli/launch/launch_command.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/exec_words.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "cli/launch/foreign_launchers.h"
+#include "cli/launch/hosts.h"
+#include "cli/launch/launch_decision.h"
+#include "cli/launch/launch_flags.h"
+#include "cli/launch/launch_plan.h"
+#include "cli/launch/launcher.h"
+#include "cli/run_program.h"
+#include "config/files/config_file.h"
+#include "config/machine_variables.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+
+// The file that --config_file names, or Accelerate's own if there is one; with
+// --cpu alone that one is left out.
+std::optional<detail::ConfigDocument> find_config(
+    const LaunchFlags& flags,
+    const detail::Source& given,
+    const detail::Environment& environment) {
+  if (!flags.config_file().empty()) {
+    return detail::read_config_document(flags.config_file());
+  }
+  const auto usual = detail::default_config_path(environment);
+  if (!usual || given.values.contains("use_cpu") ||
+      !std::filesystem::exists(*usual)) {
+    return std::nullopt;
+  }
+  return detail::read_config_document(*usual);
+}
+
+void refuse_what_cannot_be(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const std::string& program) {
+  if (settings.boolean("module")) {
+    throw ConfigError(format(
+        "[launch] --module is Python's: write accelerate-cpp launch python -m "
+        "{}",
+        program));
+  }
+  if (decision.paradigm == Paradigm::tpu) {
+    throw ConfigError(
+        "[launch] TPUs need torch_xla, which exists for Python alone: launch "
+        "with Accelerate's own launcher, or without --tpu");
+  }
+}
+
+// Others start the ranks: this process becomes theirs.
+int become_foreign_launcher(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const LaunchPlan& plan,
+    bool is_dry_run,
+    const detail::Environment& environment) {
+  std::string program;
+  std::vector<std::string> words;
+  if (decision.paradigm == Paradigm::deepspeed) {
+    words = deepspeed_command(decision, settings);
+    words.emplace_back("--no_python");
+    program = find_program(words.front(), environment);
+  } else {
+    const MpiLauncher mpi = find_mpi(environment);
+    words = mpi_command(decision, mpi);
+    program = mpi.program;
+  }
+  words.insert(words.end(), plan.arguments.begin(), plan.arguments.end());
+  detail::Environment variables = plan.environment;
+  if (decision.address) variables.set("MASTER_ADDR", *decision.address);
+  if (decision.port) {
+    variables.set("MASTER_PORT", std::to_string(*decision.port));
+  }
+  if (is_dry_run) {
+    std::printf(
+        "command: %s\nvariables:\n  %s\nsettings:\n%s",
+        detail::join(words, " ").c_str(),
+        detail::join(plan.added, "\n  ").c_str(),
+        settings.explain().c_str());
+    return 0;
+  }
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : variables.all()) {
+    lines.push_back(format("{}={}", name, value));
+  }
+  execve(
+      program.c_str(),
+      detail::exec_words(words).data(),
+      detail::exec_words(lines).data());
+  throw ConfigError(
+      format("[launch] cannot start {}: {}", program, std::strerror(errno)));
+}
+
+// One launch on each host of the file.
+int launch_on_hosts(
+    const LaunchFlags& flags,
+    const detail::Settings& settings,
+    const std::vector<std::string>& command) {
+  HostLaunch launch;
+  launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));
+  const auto hosts = static_cast<int>(launch.hosts.size());
+  const int slots = launch.hosts.front().slots;
+  const auto given = settings.integer("num_processes");
+  if (!given && slots == 0) {
+    throw ConfigError(
+        "[launch] the host file says no slots=N; add them, or give "
+        "--num_processes for all hosts together");
+  }
+  launch.num_processes = given ? static_cast<int>(*given) : hosts * slots;
+  launch.tool = own_path().string();
+  launch.folder = std::filesystem::current_path().string();
+  launch.shell = *settings.text("remote_shell");
+  launch.address =
+      settings.text("main_process_ip").value_or(launch.hosts.front().name);
+  if (hosts > 1 && launch.address == "localhost") {
+    throw ConfigError(
+        "[launch] the first host of the file is localhost, which means another "
+        "machine on the others; give its name, or --main_process_ip");
+  }
+  launch.port =
+      static_cast<int>(settings.integer("main_process_port").value_or(29500));
+  launch.flags = flags.words_without(
+      {"hostfile",
+       "remote_shell",
+       "num_machines",
+       "num_processes",
+       "machine_rank",
+       "main_process_ip",
+       "main_process_port"});
+  launch.program = command;
+  const auto commands = host_commands(launch);
+  if (flags.is_dry_run()) {
+    for (const auto& words : commands) {
+      std::string line;
+      for (const std::string& word : words) line += quoted(word) + " ";
+      std::printf("%s\n", line.c_str());
+    }
+    return 0;
+  }
+  return run_commands(commands);
+}
+
+int launch_program(const LaunchFlags& flags) {
+  const std::vector<std::string> command = flags.program();
+  const detail::Environment environment = detail::Environment::current();
+  std::vector<detail::Source> sources{flags.source()};
+  const auto file = find_config(flags, sources.front(), environment);
+  sources.push_back(detail::source_from_environment(environment));
+  sources.push_back(detail::source_from_scheduler(environment));
+  if (file) sources.push_back(detail::source_from_config(*file));
+  const detail::Settings settings = detail::resolve(sources);
+  if (settings.text("hostfile")) {
+    return launch_on_hosts(flags, settings, command);
+  }
+  const Machine machine = look_at_machine(environment);
+  const int devices =
+      settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
+  const LaunchDecision decision =
+      decide_launch(settings, file ? &*file : nullptr, devices);
+  refuse_what_cannot_be(decision, settings, command.front());
+  const LaunchPlan plan =
+      make_launch_plan(decision, settings, environment, machine, command);
+  if (!settings.boolean("quiet")) {
+    for (const std::string& line : launch_warnings(settings, plan.program)) {
+      std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
+    }
+  }
+  if (is_left_to_others(decision, settings)) {
+    return become_foreign_launcher(
+        decision, settings, plan, flags.is_dry_run(), environment);
+  }
+  if (flags.is_dry_run()) {
+    std::fputs(describe(plan, settings).c_str(), stdout);
+    return 0;
+  }
+  return run_ranks(plan);
+}
+
+}  // namespace
+
+std::function<int()> add_launch_command(CLI::App& tool) {
+  CLI::App* launch = tool.add_subcommand(
+      "launch", "start a program on one or several processes");
+  launch->footer(
+      "Then PROGRAM and its own arguments: accelerate-cpp launch [flags] "
+      "PROGRAM [arguments]");
+  launch->prefix_command();
+  auto flags = std::make_shared<LaunchFlags>(*launch);
+  return [flags] { return launch_program(*flags); };
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,214 @@
+#include "cli/launch/launch_decision.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::ConfigJson;
+using detail::format;
+using detail::Origin;
+using detail::Settings;
+
+class Decider {
+ public:
+  Decider(
+      const Settings& settings,
+      const detail::ConfigDocument* file,
+      int num_devices)
+      : settings_(settings),
+        values_(
+            file == nullptr ? ConfigJson::object()
+                            : detail::values_in_force(*file)),
+        has_file_(file != nullptr && !file->values.empty()),
+        num_devices_(num_devices) {}
+
+  LaunchDecision decide() {
+    check_flags();
+    decision_.uses_cpu = settings_.boolean("use_cpu");
+    decision_.shares_cores =
+        has_file_ ? values_.value("use_cpu", false) : decision_.uses_cpu;
+    decision_.num_machines =
+        static_cast<int>(*settings_.integer("num_machines"));
+    decision_.machine_rank =
+        static_cast<int>(*settings_.integer("machine_rank"));
+    decision_.address = settings_.text("main_process_ip");
+    if (const auto port = settings_.integer("main_process_port")) {
+      decision_.port = static_cast<int>(*port);
+    }
+    decision_.mpi_hostfile = settings_.text("mpirun_hostfile");
+    decision_.gpu_ids = settings_.text("gpu_ids").value_or("all");
+    count_processes();
+    choose_paradigm();
+    check();
+    if (has_file_)
+      decision_.deepspeed_fields = deepspeed_fields(settings_, values_);
+    if (!complaints_.empty()) {
+      throw ConfigError(detail::join(complaints_, "\n"));
+    }
+    return std::move(decision_);
+  }
+
+ private:
+  [[nodiscard]] bool is_flag(std::string_view key) const {
+    const detail::Resolved* const found = settings_.find(key);
+    return found != nullptr && found->origin == Origin::flag &&
+        std::get<bool>(found->value);
+  }
+
+  void complain(const std::string& text) {
+    complaints_.push_back("[launch] " + text);
+  }
+
+  void check_flags() {
+    static constexpr std::array kExclusive{
+        std::pair("use_cpu", "--cpu"),
+        std::pair("multi_gpu", "--multi_gpu"),
+        std::pair("tpu", "--tpu"),
+        std::pair("use_deepspeed", "--use_deepspeed"),
+        std::pair("use_fsdp", "--use_fsdp")};
+    std::vector<std::string> given;
+    for (const auto& [key, flag] : kExclusive) {
+      if (is_flag(key)) given.emplace_back(flag);
+    }
+    if (given.size() > 1) {
+      complain(format(
+          "{} exclude each other; give one of them",
+          detail::join(given, ", ")));
+    }
+    if (is_flag("use_parallelism_config") && !is_flag("use_fsdp") &&
+        !has_file_) {
+      complain(
+          "--use_parallelism_config goes with --use_fsdp and --fsdp_version 2");
+    }
+  }
+
+  void count_processes() {
+    const auto given = settings_.integer("num_processes");
+    if (given) {
+      decision_.num_processes = static_cast<int>(*given);
+    } else if (has_file_) {
+      complain(
+          "the config file does not say how many processes to start; give "
+          "--num_processes");
+    } else {
+      decision_.num_processes = num_devices_;
+    }
+    if (is_flag("multi_gpu") && given && *given < 2) {
+      complain(
+          "--multi_gpu takes at least two processes; give --num_processes");
+    }
+  }
+
+  void choose_paradigm() {
+    bool fsdp = is_flag("use_fsdp"), deepspeed = is_flag("use_deepspeed"),
+         megatron = is_flag("use_megatron_lm"), tpu = is_flag("tpu"),
+         multi_device = is_flag("multi_gpu");
+    decision_.uses_parallelism_config =
+        settings_.boolean("use_parallelism_config");
+    const bool by_flag = fsdp || deepspeed || megatron || tpu || multi_device ||
+        is_flag("tpu_use_cluster");
+    if (has_file_ && !by_flag) {
+      const std::string type = values_.value("distributed_type", "NO");
+      fsdp = type == "FSDP";
+      deepspeed = type == "DEEPSPEED";
+      megatron = type == "MEGATRON_LM";
+      tpu = type == "XLA";
+      multi_device = type.starts_with("MULTI_") && type != "MULTI_CPU";
+      decision_.uses_parallelism_config =
+          !values_.value("parallelism_config", ConfigJson::object()).empty();
+    }
+    if (!has_file_ && decision_.num_processes > 1 && num_devices_ > 1) {
+      multi_device = true;
+    }
+    has_few_ids_ = multi_device;
+    // --cpu, given by hand, wins over what a file says of devices.
+    if (is_flag("use_cpu")) return;
+    if (deepspeed) {
+      decision_.paradigm = Paradigm::deepspeed;
+    } else if (fsdp) {
+      decision_.paradigm = Paradigm::fsdp;
+    } else if (megatron) {
+      decision_.paradigm = Paradigm::megatron;
+    } else if (multi_device) {
+      decision_.paradigm = Paradigm::multi_device;
+    } else if (tpu) {
+      decision_.paradigm = Paradigm::tpu;
+    }
+  }
+
+  void check() {
+    const auto& ids = decision_.gpu_ids;
+    if (has_few_ids_ && has_file_ && ids != "all" &&
+        ids.find(',') == std::string::npos && decision_.num_machines <= 1) {
+      complain(format(
+          "gpu_ids names one device, \"{}\", for several processes on devices; "
+          "name more, or all",
+          ids));
+    }
+    if (decision_.num_machines > 1 && decision_.paradigm == Paradigm::simple &&
+        !decision_.mpi_hostfile && (!decision_.address || !decision_.port)) {
+      complain(
+          "several machines need the address and port of rank 0; give "
+          "--main_process_ip and --main_process_port");
+    }
+    if (decision_.machine_rank >= decision_.num_machines) {
+      complain(format(
+          "machine_rank is {}, but there are {} machines, numbered from 0",
+          decision_.machine_rank,
+          decision_.num_machines));
+    }
+    if (decision_.paradigm == Paradigm::fsdp &&
+        settings_.boolean("fsdp_cpu_ram_efficient_loading") &&
+        !settings_.boolean("fsdp_sync_module_states") && is_boolean_in_file()) {
+      complain(
+          "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states, or "
+          "all ranks but the first train from nothing");
+    }
+  }
+
+  // Accelerate sees only these: from a flag any text is true to it.
+  [[nodiscard]] bool is_boolean_in_file() const {
+    const detail::Resolved* const found =
+        settings_.find("fsdp_sync_module_states");
+    return found != nullptr && found->origin == Origin::file;
+  }
+
+  const Settings& settings_;
+  ConfigJson values_;
+  bool has_file_;
+  int num_devices_;
+  bool has_few_ids_ = false;
+  LaunchDecision decision_;
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace
+
+std::vector<std::string> deepspeed_fields(
+    const Settings& settings,
+    const ConfigJson& values) {
+  std::vector<std::string> fields;
+  const ConfigJson map = values.value("deepspeed_config", ConfigJson::object());
+  for (const auto& [key, value] : map.items()) fields.push_back(key);
+  const detail::Resolved* const precision = settings.find("mixed_precision");
+  if (precision != nullptr && precision->origin == Origin::file)
+    fields.emplace_back("mixed_precision");
+  return fields;
+}
+
+LaunchDecision decide_launch(
+    const Settings& settings,
+    const detail::ConfigDocument* file,
+    int num_devices) {
+  return Decider(settings, file, num_devices).decide();
+}
+
+}  // namespace accelerate::cli

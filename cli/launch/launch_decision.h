@@ -1,0 +1,70 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/environment.h"
+#include "config/files/config_document.h"
+#include "config/settings.h"
+
+namespace accelerate::cli {
+
+/// Accelerate's ways of starting a program.
+enum class Paradigm { simple, multi_device, fsdp, megatron, deepspeed, tpu };
+
+/// What the settings amount to, by Accelerate's rules.
+struct LaunchDecision {
+  Paradigm paradigm = Paradigm::simple;
+  bool uses_cpu = false;
+  /// Accelerate shares cores out where the file says so, or, without a file,
+  /// the flag.
+  bool shares_cores = false;
+  bool uses_parallelism_config = false;
+  /// On all machines together.
+  int num_processes = 1;
+  int num_machines = 1;
+  int machine_rank = 0;
+  std::optional<std::string> address;
+  /// 0: any free one.
+  std::optional<int> port;
+  std::string gpu_ids = "all";
+  std::optional<std::string> mpi_hostfile;
+  /// Keys of the file's deepspeed_config, for ACCELERATE_CONFIG_DS_FIELDS.
+  std::vector<std::string> deepspeed_fields;
+
+  [[nodiscard]] int processes_here() const {
+    return num_processes / num_machines;
+  }
+};
+
+/// The keys of a config file's `values` that a DeepSpeed configuration says,
+/// too, for ACCELERATE_CONFIG_DS_FIELDS.
+std::vector<std::string> deepspeed_fields(
+    const detail::Settings& settings,
+    const detail::ConfigJson& values);
+
+/// `file` is the one that `settings` took values from, or null. Throws one
+/// ConfigError for flags that exclude each other and for what is missing.
+LaunchDecision decide_launch(
+    const detail::Settings& settings,
+    const detail::ConfigDocument* file,
+    int num_devices);
+
+/// The variables that Accelerate's own library reads, as `accelerate launch`
+/// exports them. `environment` is what the program would get without them.
+std::map<std::string, std::string> python_variables(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const detail::Environment& environment);
+
+/// Accelerate's number of threads for a process; ours is usable cores over
+/// ranks.
+int python_threads(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const detail::Environment& environment,
+    int physical_cores);
+
+}  // namespace accelerate::cli

@@ -1,0 +1,168 @@
+#include "cli/launch/launch_flags.h"
+
+#include <algorithm>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "config/options/option_table.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+using detail::OptionKind;
+using detail::OptionSpec;
+
+// Accelerate has one letter for these.
+std::string short_form(std::string_view key) {
+  if (key == "quiet") return ",-q";
+  if (key == "module") return ",-m";
+  if (key == "tee") return ",-t";
+  return "";
+}
+
+std::string type_name(const OptionSpec& spec) {
+  switch (spec.kind) {
+    case OptionKind::choice:
+      return std::string(spec.limits);
+    case OptionKind::truth:
+      return "true|false";
+    case OptionKind::integer:
+      return "N";
+    case OptionKind::number:
+      return "X";
+    case OptionKind::boolean:
+    case OptionKind::text:
+      break;
+  }
+  return "TEXT";
+}
+
+bool is_choice_in_other_case(const OptionSpec& spec, const std::string& text) {
+  if (spec.kind != OptionKind::choice) return false;
+  bool is_near = false;
+  for (const std::string& word : detail::split(spec.limits, '|')) {
+    if (word == text) return false;
+    is_near = is_near || detail::to_lower(word) == detail::to_lower(text);
+  }
+  return is_near;
+}
+
+}  // namespace
+
+std::string both_spellings(std::string_view flag) {
+  std::string dashed(flag);
+  std::replace(dashed.begin() + 2, dashed.end(), '_', '-');
+  return dashed == flag ? dashed : format("{},{}", flag, dashed);
+}
+
+LaunchFlags::LaunchFlags(CLI::App& command) : command_(command) {
+  for (const OptionSpec& spec : detail::option_table()) {
+    if (spec.flag.empty()) continue;
+    const std::string key(spec.key);
+    const std::string names = both_spellings(spec.flag) + short_form(key);
+    std::string help(spec.help);
+    if (!spec.default_value.empty())
+      help += format(" [{}]", spec.default_value);
+    CLI::Option* option = nullptr;
+    if (spec.kind == OptionKind::boolean) {
+      option = command.add_flag(names, switches_[key], help);
+    } else {
+      option = command.add_option(names, texts_[key], help)
+                   ->type_name(type_name(spec))
+                   ->take_last();
+    }
+    option->group(std::string(spec.group));
+  }
+  command
+      .add_option(
+          "--config_file,--config-file",
+          config_file_,
+          "YAML or JSON file of settings; else Accelerate's own, if there is "
+          "one")
+      ->type_name("FILE");
+  command.add_flag(
+      "--dry_run,--dry-run",
+      is_dry_run_,
+      "print command, variables and where each setting came from, and start "
+      "nothing");
+}
+
+void LaunchFlags::refuse(const std::string& flag) const {
+  const std::string name = flag.substr(0, flag.find('='));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command_.get_options()) {
+    for (const std::string& long_name : option->get_lnames())
+      known.push_back("--" + long_name);
+  }
+  const auto guess = detail::nearest(name, known);
+  throw ConfigError(format(
+      "[launch] there is no flag \"{}\"{} Flags of the program itself go "
+      "behind its name; see accelerate-cpp launch --help",
+      name,
+      guess ? format("; did you mean {}?", *guess) : std::string()));
+}
+
+std::vector<std::string> LaunchFlags::program() const {
+  std::vector<std::string> words = command_.remaining();
+  if (!words.empty() && words.front() == "--") words.erase(words.begin());
+  if (!words.empty() && words.front().starts_with("-")) refuse(words.front());
+  if (words.empty()) {
+    throw ConfigError(
+        "[launch] no program was named; write accelerate-cpp launch [flags] "
+        "PROGRAM [arguments]");
+  }
+  return words;
+}
+
+std::vector<std::string> LaunchFlags::words_without(
+    const std::vector<std::string>& keys) const {
+  std::vector<std::string> words;
+  if (!config_file_.empty()) {
+    words.insert(words.end(), {"--config_file", config_file_});
+  }
+  for (const OptionSpec& spec : detail::option_table()) {
+    const std::string key(spec.key);
+    if (spec.flag.empty() || command_.count(std::string(spec.flag)) == 0 ||
+        std::find(keys.begin(), keys.end(), key) != keys.end()) {
+      continue;
+    }
+    words.emplace_back(spec.flag);
+    if (spec.kind != OptionKind::boolean) words.push_back(texts_.at(key));
+  }
+  return words;
+}
+
+detail::Source LaunchFlags::source() const {
+  detail::Source source{detail::Origin::flag, {}};
+  std::vector<std::string> complaints;
+  for (const OptionSpec& spec : detail::option_table()) {
+    if (spec.flag.empty() || command_.count(std::string(spec.flag)) == 0)
+      continue;
+    const std::string key(spec.key);
+    const std::string where = format("flag {}", spec.flag);
+    if (spec.kind == OptionKind::boolean) {
+      source.add(key, switches_.at(key) ? "true" : "false", where);
+      continue;
+    }
+    const std::string& text = texts_.at(key);
+    // Any case is right in a file, but words of a command are as written.
+    if (is_choice_in_other_case(spec, text)) {
+      complaints.push_back(format(
+          "[launch] {} is \"{}\"; it must be one of {}",
+          spec.flag,
+          text,
+          detail::join(detail::split(spec.limits, '|'), ", ")));
+      continue;
+    }
+    source.add(key, text, where);
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  return source;
+}
+
+}  // namespace accelerate::cli

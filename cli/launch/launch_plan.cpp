@@ -1,0 +1,268 @@
+#include "cli/launch/launch_plan.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "cli/launch/processor_sets.h"
+#include "config/rank_variables.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+using detail::Settings;
+
+bool is_executable(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored) &&
+      access(path.c_str(), X_OK) == 0;
+}
+
+Shown shown_of(const std::string& digit) {
+  if (digit == "0") return {false, false};
+  if (digit == "1") return {true, false};
+  if (digit == "2") return {false, true};
+  if (digit == "3") return {true, true};
+  throw ConfigError(format(
+      "[launch] tee has \"{}\"; write 0 (nothing), 1 (stdout), 2 (stderr) or 3 "
+      "(both), or by local rank, such as 0:3,1:2",
+      digit));
+}
+
+// "3", or "0:3,1:2": who is not named shows nothing.
+std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
+  std::vector<Shown> shown(static_cast<std::size_t>(num_ranks));
+  if (text.find(':') == std::string::npos) {
+    std::fill(shown.begin(), shown.end(), shown_of(text));
+    return shown;
+  }
+  std::fill(shown.begin(), shown.end(), Shown{false, false});
+  for (const std::string& part : detail::split(text, ',')) {
+    const std::size_t colon = part.find(':');
+    const auto rank = detail::parse_int(part.substr(0, colon));
+    if (colon == std::string::npos || !rank || *rank < 0 ||
+        *rank >= num_ranks) {
+      throw ConfigError(format(
+          "[launch] tee has \"{}\"; write LOCAL_RANK:WHAT with ranks 0 to {}",
+          part,
+          num_ranks - 1));
+    }
+    shown[static_cast<std::size_t>(*rank)] = shown_of(part.substr(colon + 1));
+  }
+  return shown;
+}
+
+void share_cores(
+    LaunchPlan& plan,
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment,
+    const Machine& machine) {
+  const int here = plan.processes_here();
+  const std::string wish = *settings.text("cpu_affinity");
+  if (wish == "auto" || settings.boolean("enable_cpu_affinity")) {
+    plan.processors = share_processors(with_topology(machine.processors), here);
+  } else if (wish != "none") {
+    plan.processors = parse_processors(wish, here, machine.processors);
+  }
+  plan.num_threads = static_cast<int>(
+      settings.integer("num_cpu_threads_per_process").value_or(0));
+  if (plan.num_threads > 0) return;
+  if (is_python(plan.program)) {
+    plan.num_threads =
+        python_threads(decision, settings, environment, machine.physical_cores);
+  } else if (here > 1) {
+    plan.num_threads = std::max(1, machine.usable_cores / here);
+  }
+}
+
+}  // namespace
+
+std::string find_program(
+    const std::string& name,
+    const detail::Environment& environment) {
+  std::error_code ignored;
+  if (name.find('/') != std::string::npos) {
+    if (is_executable(name)) return name;
+    throw ConfigError(format(
+        "[launch] program \"{}\" {}",
+        name,
+        std::filesystem::exists(name, ignored)
+            ? "is not an executable file; build it, or chmod +x"
+            : "does not exist; check the path"));
+  }
+  for (const std::string& folder :
+       detail::split(environment.get("PATH").value_or(""), ':')) {
+    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    if (is_executable(path)) return path;
+  }
+  throw ConfigError(format(
+      "[launch] program \"{}\" is not on PATH{}",
+      name,
+      name.ends_with(".py")
+          ? format("; a Python script starts with python {}", name)
+          : is_executable(name)
+          ? format("; for the one in this folder write ./{}", name)
+          : std::string("; write its path")));
+}
+
+bool is_python(const std::string& program) {
+  const std::string name = std::filesystem::path(program).filename();
+  return name.starts_with("python") || name.ends_with(".py");
+}
+
+LaunchPlan make_launch_plan(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment,
+    const Machine& machine,
+    const std::vector<std::string>& command) {
+  if (decision.num_processes % decision.num_machines != 0) {
+    throw ConfigError(format(
+        "[launch] {} processes cannot be shared equally by {} machines; change "
+        "--num_processes, which counts all of them",
+        decision.num_processes,
+        decision.num_machines));
+  }
+  LaunchPlan plan;
+  plan.program = find_program(command.front(), environment);
+  plan.arguments = command;
+  plan.num_processes = decision.num_processes;
+  plan.num_machines = decision.num_machines;
+  plan.machine_rank = decision.machine_rank;
+  plan.address = decision.address.value_or("127.0.0.1");
+  if (plan.num_processes > 1 || decision.port) {
+    plan.port = decision.port.value_or(0);
+  }
+  if (plan.num_machines > 1 && (!decision.address || plan.port == 0)) {
+    throw ConfigError(
+        "[launch] several machines must all know the address and port of rank "
+        "0, and the port cannot be a free one; give --main_process_ip and "
+        "--main_process_port");
+  }
+  plan.is_alone = plan.num_processes == 1 && is_python(plan.program);
+  share_cores(plan, decision, settings, environment, machine);
+  plan.role = *settings.text("role");
+  plan.log_dir = settings.text("log_dir");
+  plan.shown = parse_tee(
+      settings.is_given("tee") ? *settings.text("tee") : "3",
+      plan.processes_here());
+  plan.max_restarts = static_cast<int>(*settings.integer("max_restarts"));
+  plan.is_quiet = settings.boolean("quiet");
+  plan.checks_machines = settings.boolean("check");
+
+  std::map<std::string, std::string, std::less<>> shared;
+  for (const auto& [name, value] : environment.all()) {
+    if (!detail::is_rank_variable(name)) shared.emplace(name, value);
+  }
+  plan.environment = detail::Environment(std::move(shared));
+  const auto add = [&](const std::string& name, const std::string& value) {
+    plan.environment.set(name, value);
+    plan.added.push_back(format("{}={}", name, value));
+  };
+  for (const auto& [name, value] :
+       python_variables(decision, settings, environment)) {
+    // Intel's OpenMP would bind all ranks to the same cores.
+    if (name.starts_with("KMP_") && !plan.is_alone) continue;
+    add(name, value);
+  }
+  add(std::string(detail::kHandoverVariable), detail::to_handover(settings));
+  if (plan.num_threads > 0) {
+    add("OMP_NUM_THREADS", std::to_string(plan.num_threads));
+  }
+  return plan;
+}
+
+std::vector<std::string>
+rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
+  std::vector<std::string> own{
+      format("TORCHELASTIC_RESTART_COUNT={}", attempt),
+      format("TORCHELASTIC_MAX_RESTARTS={}", plan.max_restarts)};
+  const auto add = [&](const char* name, const auto& value) {
+    own.push_back(format("{}={}", name, value));
+  };
+  if (plan.is_alone) return own;
+  const int rank = plan.rank_of(local_rank);
+  add("RANK", rank);
+  add("LOCAL_RANK", local_rank);
+  add("WORLD_SIZE", plan.num_processes);
+  add("LOCAL_WORLD_SIZE", plan.processes_here());
+  add("GROUP_RANK", plan.machine_rank);
+  add("GROUP_WORLD_SIZE", plan.num_machines);
+  add("ROLE_RANK", rank);
+  add("ROLE_WORLD_SIZE", plan.num_processes);
+  add("ROLE_NAME", plan.role);
+  if (!plan.port) return own;
+  // The store is the launcher's, as torchrun's is its agent's.
+  add("MASTER_ADDR", plan.address);
+  add("MASTER_PORT", port);
+  add("TORCHELASTIC_USE_AGENT_STORE", "True");
+  add("TORCHELASTIC_RUN_ID", "none");
+  return own;
+}
+
+std::string describe(const LaunchPlan& plan, const Settings& settings) {
+  std::string out = format("command: {}\n", detail::join(plan.arguments, " "));
+  out += format("program: {}\n", plan.program);
+  out += format("every rank:\n  {}\n", detail::join(plan.added, "\n  "));
+  for (int i = 0; i < plan.processes_here(); ++i) {
+    out += format("rank {}:\n", plan.rank_of(i));
+    for (const std::string& line :
+         rank_variables(plan, i, 0, plan.port.value_or(0))) {
+      out += format(
+          "  {}\n",
+          line == "MASTER_PORT=0" ? "MASTER_PORT=(a free one)" : line);
+    }
+    if (!plan.processors.empty()) {
+      out += format(
+          "  processors: {}\n",
+          format_processors(plan.processors[static_cast<std::size_t>(i)]));
+    }
+  }
+  return out + "settings:\n" + settings.explain();
+}
+
+std::vector<std::string> launch_warnings(
+    const Settings& settings,
+    const std::string& program) {
+  if (is_python(program)) return {};
+  std::vector<std::string> later, never;
+  for (const detail::OptionSpec& spec : detail::option_table()) {
+    if (spec.use == detail::OptionUse::acts || !settings.is_given(spec.key))
+      continue;
+    // What every file of Accelerate says.
+    if (spec.key == "compute_environment" || spec.key == "distributed_type" ||
+        spec.key == "main_training_function" || spec.key == "no_python" ||
+        spec.key == "rdzv_backend") {
+      continue;
+    }
+    const detail::Resolved& found = *settings.find(spec.key);
+    if (!spec.default_value.empty() &&
+        found.value == detail::parse_option(spec, spec.default_value)) {
+      continue;
+    }
+    (spec.use == detail::OptionUse::carried ? later : never)
+        .emplace_back(spec.key);
+  }
+  std::vector<std::string> lines;
+  if (!later.empty()) {
+    lines.push_back(format(
+        "handed on, but without effect on a program of this version of the "
+        "library: {}",
+        detail::join(later, ", ")));
+  }
+  if (!never.empty()) {
+    lines.push_back(format(
+        "only for Python programs, which this is not: {}",
+        detail::join(never, ", ")));
+  }
+  return lines;
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,121 @@
+#include "cli/launch/launcher.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "cli/launch/machines.h"
+#include "cli/launch/preflight.h"
+#include "cli/launch/processor_sets.h"
+#include "cli/launch/rank_group.h"
+#include "cli/launch/signals.h"
+#include "launch/store_server.h"
+#include "launch/watchdog.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+void say(const std::string& text) {
+  (void)!write(STDERR_FILENO, text.data(), text.size());
+}
+
+void say_processors(const LaunchPlan& plan) {
+  if (plan.is_quiet) return;
+  for (std::size_t i = 0; i < plan.processors.size(); ++i) {
+    say(detail::format(
+        "accelerate-cpp: rank {}: processors {}, {}{}",
+        plan.rank_of(static_cast<int>(i)),
+        format_processors(plan.processors[i]),
+        plan.num_threads,
+        plan.num_threads == 1 ? " thread\n" : " threads\n"));
+  }
+}
+
+// Machine 0 says what was measured; all end if a pair cannot be.
+void require_reachable(
+    const LaunchPlan& plan,
+    int port,
+    const Signals& signals) {
+  const std::vector<Reach> results = check_machines(plan, port, signals);
+  if (plan.machine_rank == 0) say(describe(results));
+  for (const Reach& each : results) {
+    if (each.problem.empty()) continue;
+    throw ConfigError(detail::format(
+        "[launch] --check: machine {} ({}) does not reach machine {}: {}; look "
+        "at the firewall and the route between them",
+        each.from,
+        each.interface,
+        each.to,
+        each.problem));
+  }
+}
+
+// How the attempt ended for all machines.
+void tell_others(Machines& machines, int attempt, GroupEnd& end) {
+  const Machines::End all =
+      machines.finish(attempt, end.was_stopped ? 0 : end.code);
+  if (end.was_told) return;
+  end.code = all.code;
+  if (end.reason.empty()) end.reason = all.reason;
+}
+
+int run_attempts(
+    const LaunchPlan& plan,
+    int port,
+    const Signals& signals,
+    detail::Watchdog* watchdog) {
+  std::optional<Machines> machines;
+  if (plan.num_machines > 1) {
+    if (plan.checks_machines) require_reachable(plan, port, signals);
+    machines.emplace(plan, port, signals);
+  }
+  for (int attempt = 0;; ++attempt) {
+    const int stop = machines ? machines->begin(attempt) : -1;
+    GroupEnd end = RankGroup(
+                       plan,
+                       {.attempt = attempt, .port = port, .stop = stop},
+                       signals,
+                       watchdog)
+                       .run();
+    if (machines) tell_others(*machines, attempt, end);
+    const bool is_last = attempt == plan.max_restarts;
+    if (!plan.is_quiet) say(end.reason);
+    if (end.code == 0 || end.was_told || is_last) return end.code;
+    if (!plan.is_quiet) {
+      say(detail::format(
+          "accelerate-cpp: starting again, {} of at most {}{}",
+          attempt + 1,
+          plan.max_restarts,
+          plan.max_restarts == 1 ? " time\n" : " times\n"));
+    }
+  }
+}
+
+}  // namespace
+
+int run_ranks(const LaunchPlan& plan) {
+  const Signals signals;
+  std::optional<detail::Watchdog> watchdog;
+  const bool is_isolated = plan.processes_here() > 1 || plan.num_machines > 1 ||
+      plan.max_restarts > 0 || plan.log_dir;
+  if (is_isolated) watchdog.emplace();
+  std::optional<detail::StoreServer> store;
+  if (plan.port && plan.machine_rank == 0) {
+    store.emplace(plan.address, *plan.port, plan.num_machines > 1);
+  }
+  const int port = store ? store->port() : plan.port.value_or(0);
+  say_processors(plan);
+  try {
+    return run_attempts(plan, port, signals, watchdog ? &*watchdog : nullptr);
+  } catch (const Stopped& stopped) {
+    return 128 + stopped.signal;
+  }
+}
+
+}  // namespace accelerate::cli

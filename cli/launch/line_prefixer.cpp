@@ -1,0 +1,36 @@
+#include "cli/launch/line_prefixer.h"
+
+namespace accelerate::cli {
+
+std::string LinePrefixer::feed(std::string_view piece) {
+  std::string out;
+  for (const char c : piece) {
+    // "\r\n" is one end of line.
+    const bool is_second_half =
+        c == '\n' && after_carriage_return_ && line_.empty();
+    after_carriage_return_ = c == '\r';
+    if (is_second_half) {
+      out += '\n';
+      continue;
+    }
+    line_ += c;
+    const bool is_whole = c == '\n' || c == '\r';
+    if (!is_whole && line_.size() < kMostBytes) continue;
+    // A carriage return on an empty line only moves the cursor.
+    if (!is_continued_ && line_ != "\r") out += prefix_;
+    out += line_;
+    line_.clear();
+    is_continued_ = !is_whole;
+  }
+  return out;
+}
+
+std::string LinePrefixer::finish() {
+  if (line_.empty() && !is_continued_) return {};
+  std::string out = (is_continued_ ? std::string() : prefix_) + line_ + '\n';
+  line_.clear();
+  is_continued_ = false;
+  return out;
+}
+
+}  // namespace accelerate::cli

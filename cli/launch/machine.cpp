@@ -1,0 +1,130 @@
+#include "cli/launch/machine.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <utility>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "cli/run_program.h"
+#include "cli/launch/launch_plan.h"
+#include "cli/launch/processor_sets.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::vector<int> allowed_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> processors;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {0};
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) processors.push_back(i);
+  }
+  return processors;
+}
+
+int physical_cores(const std::vector<int>& processors) {
+  std::set<std::pair<int, int>> cores;
+  for (const Processor& each : with_topology(processors)) {
+    cores.emplace(each.package, each.core);
+  }
+  return std::max(static_cast<int>(cores.size()), 1);
+}
+
+// cgroup v2 has one file, "max 100000" or "150000 100000"; v1 has two files.
+int cgroup_cores(int most) {
+  const auto cores_of = [&](double quota, double period) {
+    if (quota <= 0 || period <= 0) return most;
+    return std::clamp(static_cast<int>(quota / period), 1, most);
+  };
+  std::ifstream list("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(list, line)) {
+    if (!line.starts_with("0::")) continue;
+    fs::path folder = fs::path("/sys/fs/cgroup") / line.substr(4);
+    for (; folder != "/sys/fs"; folder = folder.parent_path()) {
+      const auto words = detail::split(first_line(folder / "cpu.max"), ' ');
+      if (words.size() == 2 && words[0] != "max") {
+        const auto quota = detail::parse_double(words[0]);
+        const auto period = detail::parse_double(words[1]);
+        if (quota && period) most = std::min(most, cores_of(*quota, *period));
+      }
+    }
+  }
+  const auto quota =
+      detail::parse_double(first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"));
+  const auto period =
+      detail::parse_double(first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
+  return quota && period ? std::min(most, cores_of(*quota, *period)) : most;
+}
+
+int count_devices(const detail::Environment& environment) {
+  const auto& all = environment.all();
+  const auto visible = all.find("CUDA_VISIBLE_DEVICES");
+  int count = 0;
+  std::error_code ignored;
+  for (const auto& entry :
+       fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
+    static_cast<void>(entry);
+    ++count;
+  }
+  if (visible == all.end()) return count;
+  int named = 0;
+  for (const std::string& id : detail::split(visible->second, ',')) {
+    // CUDA stops at the first that is none.
+    if (detail::trim(id).empty() || detail::trim(id) == "-1") break;
+    ++named;
+  }
+  return std::min(count, named);
+}
+
+}  // namespace
+
+Machine look_at_machine(const detail::Environment& environment) {
+  Machine machine;
+  machine.processors = allowed_processors();
+  machine.physical_cores = physical_cores(machine.processors);
+  machine.usable_cores =
+      cgroup_cores(std::max(static_cast<int>(machine.processors.size()), 1));
+  machine.num_devices = count_devices(environment);
+  return machine;
+}
+
+MpiLauncher find_mpi(const detail::Environment& environment) {
+  for (const char* const name : {"mpirun", "mpiexec"}) {
+    MpiLauncher found;
+    found.name = name;
+    try {
+      found.program = find_program(name, environment);
+    } catch (const ConfigError&) {
+      continue;
+    }
+    const Output said = run_program({found.program, "--version"});
+    const std::string text = said.out + said.err;
+    found.is_open_mpi = text.find("Open MPI") != std::string::npos ||
+        text.find("OpenRTE") != std::string::npos;
+    return found;
+  }
+  throw ConfigError(
+      "[launch] mpirun_hostfile asks for MPI, but neither mpirun nor mpiexec "
+      "is on PATH; install Open MPI or MPICH, or give --hostfile instead");
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,198 @@
+#include "cli/launch/machines.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+using std::chrono::milliseconds;
+
+// Other machines may still be starting.
+constexpr std::chrono::minutes kTimeToMeet{5};
+constexpr std::chrono::seconds kTimeUntilItIsSaid{3};
+constexpr std::chrono::seconds kTimeToLeave{5};
+constexpr milliseconds kPause{20};
+// A launcher that says nothing for this long is gone.
+constexpr std::chrono::seconds kLongSilence{15};
+constexpr std::chrono::seconds kBeat{1};
+constexpr const char* kAllEnded = "0";
+
+std::string key_of(const char* what, int attempt) {
+  return format("accelerate-cpp/{}/{}", what, attempt);
+}
+std::string beat_of(int machine) {
+  return format("accelerate-cpp/beat/{}", machine);
+}
+
+/// When each machine was heard of last.
+class Beats {
+ public:
+  explicit Beats(int num_machines)
+      : last_(static_cast<std::size_t>(num_machines)) {}
+
+  /// The machine that has been silent for too long, if there is one.
+  std::optional<int> silent(StoreClient& client) {
+    const auto now = std::chrono::steady_clock::now();
+    for (std::size_t i = 1; i < last_.size(); ++i) {
+      std::string beat = client.get(beat_of(static_cast<int>(i)));
+      if (beat != last_[i].text || last_[i].text.empty()) {
+        last_[i] = {std::move(beat), now};
+      } else if (now - last_[i].at > kLongSilence) {
+        return static_cast<int>(i);
+      }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct Heard {
+    std::string text;
+    std::chrono::steady_clock::time_point at;
+  };
+  std::vector<Heard> last_;
+};
+
+}  // namespace
+
+Machines::Machines(const LaunchPlan& plan, int port, const Signals& signals)
+    : machine_(plan.machine_rank),
+      num_machines_(plan.num_machines),
+      address_(machine_ == 0 ? "localhost" : plan.address),
+      port_(port),
+      signals_(signals),
+      client_(address_, port_, kTimeToMeet, [&] { signals.heed(); }) {
+  stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+Machines::~Machines() {
+  stop_listening();
+  ::close(stop_);
+}
+
+std::string Machines::wait_for(
+    const std::string& key,
+    Clock::duration patience,
+    const std::string& what) {
+  const auto start = Clock::now();
+  bool is_said = what.empty();
+  while (true) {
+    std::string value = client_.get(key);
+    if (!value.empty()) return value;
+    signals_.heed();
+    const auto waited = Clock::now() - start;
+    if (waited > patience) {
+      throw DistributedError(format(
+          "[launch] waited {} s for {}",
+          std::chrono::duration_cast<std::chrono::seconds>(patience).count(),
+          what.empty() ? "another machine" : what));
+    }
+    if (!is_said && waited > kTimeUntilItIsSaid) {
+      is_said = true;
+      std::fprintf(stderr, "accelerate-cpp: waiting for %s\n", what.c_str());
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+int Machines::begin(int attempt) {
+  std::uint64_t ignored = 0;
+  (void)!::read(stop_, &ignored, sizeof ignored);
+  const std::string begun = key_of("begun", attempt);
+  const auto arrived = client_.add(key_of("arrived", attempt), 1);
+  if (arrived == num_machines_) client_.set(begun, "1");
+  wait_for(
+      begun,
+      kTimeToMeet,
+      format("{} of {} machines", num_machines_ - arrived, num_machines_));
+  listens_ = true;
+  thread_ = std::thread([this, attempt] { listen(attempt); });
+  return stop_;
+}
+
+// Says that this machine is alive, and hears how the attempt ends.
+void Machines::listen(int attempt) {
+  try {
+    StoreClient client(address_, port_, kTimeToLeave);
+    Beats beats(num_machines_);
+    const std::string end = key_of("end", attempt);
+    auto next_beat = Clock::now();
+    for (std::int64_t count = 0; listens_;) {
+      const std::string how = client.get(end);
+      if (how == kAllEnded) return;
+      if (!how.empty()) break;
+      if (Clock::now() >= next_beat) {
+        next_beat = Clock::now() + kBeat;
+        client.set(beat_of(machine_), format("{}.{}", attempt, ++count));
+        const auto silent = machine_ == 0 ? beats.silent(client) : std::nullopt;
+        if (silent) {
+          client.set_once(
+              end, format("1 machine {}, whose launcher is gone,", *silent));
+        }
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+    if (!listens_) return;
+  } catch (const DistributedError&) {
+    // Machine 0 is gone.
+  }
+  const std::uint64_t one = 1;
+  (void)!::write(stop_, &one, sizeof one);
+}
+
+void Machines::stop_listening() {
+  listens_ = false;
+  if (thread_.joinable()) thread_.join();
+}
+
+Machines::End Machines::finish(int attempt, int code) {
+  const std::string end = key_of("end", attempt);
+  const std::string own = format("machine {}", machine_);
+  End result{code, {}};
+  try {
+    if (code != 0) {
+      client_.set_once(end, format("{} {}", code, own));
+    } else if (client_.add(key_of("ended", attempt), 1) == num_machines_) {
+      client_.set_once(end, kAllEnded);
+    }
+    const std::string how = wait_for(end, std::chrono::hours(24 * 365), "");
+    stop_listening();
+    if (how != kAllEnded) {
+      const std::size_t space = how.find(' ');
+      const auto failed = detail::parse_int(how.substr(0, space));
+      result.code = static_cast<int>(failed.value_or(1));
+      const std::string who = how.substr(space + 1);
+      if (who != own) {
+        result.reason = format(
+            "accelerate-cpp: ranks on {} failed with exit code {}; those here "
+            "were ended\n",
+            who,
+            result.code);
+      }
+    }
+    // The store must outlive the questions of the others.
+    const std::string left = key_of("left", attempt);
+    if (client_.add(left, 1) == num_machines_) client_.set(left + "/all", "1");
+    if (machine_ == 0) wait_for(left + "/all", kTimeToLeave, "");
+  } catch (const DistributedError& error) {
+    // A node that did not leave in time has been reported already.
+    if (!result.reason.empty() || code != 0) return result;
+    if (machine_ == 0) return result;
+    result.code = 1;
+    result.reason = format("accelerate-cpp: {}\n", error.what());
+  }
+  return result;
+}
+
+}  // namespace accelerate::cli

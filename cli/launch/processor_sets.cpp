@@ -1,0 +1,146 @@
+#include "cli/launch/processor_sets.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+
+int number_in(const std::string& path, int otherwise) {
+  std::ifstream file(path);
+  int number = otherwise;
+  return file >> number ? number : otherwise;
+}
+
+// Index at which share `part` of `parts` begins among `count` items.
+std::size_t begin_of(std::size_t count, int part, int parts) {
+  return count * static_cast<std::size_t>(part) /
+      static_cast<std::size_t>(parts);
+}
+
+std::vector<int> parse_set(const std::string& text) {
+  std::vector<int> numbers;
+  for (const std::string& word : detail::split(text, ',')) {
+    const std::size_t dash = word.find('-');
+    const auto first = detail::parse_int(detail::trim(word.substr(0, dash)));
+    const auto last = dash == std::string::npos
+        ? first
+        : detail::parse_int(detail::trim(word.substr(dash + 1)));
+    if (!first || !last || *first < 0 || *last < *first || *last > 65535) {
+      throw ConfigError(format(
+          "[launch] cpu_affinity has \"{}\"; write processors as 0-3,8 and a "
+          "semicolon between ranks",
+          word));
+    }
+    for (auto i = *first; i <= *last; ++i) {
+      numbers.push_back(static_cast<int>(i));
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+std::vector<Processor> with_topology(const std::vector<int>& numbers) {
+  std::vector<Processor> out;
+  for (const int number : numbers) {
+    const std::string folder =
+        format("/sys/devices/system/cpu/cpu{}/topology/", number);
+    out.push_back(
+        {number,
+         number_in(folder + "physical_package_id", 0),
+         number_in(folder + "core_id", number)});
+  }
+  return out;
+}
+
+std::vector<std::vector<int>> share_processors(
+    std::vector<Processor> processors,
+    int num_ranks) {
+  if (processors.size() < static_cast<std::size_t>(num_ranks)) return {};
+  std::map<std::pair<int, int>, std::vector<int>> by_core;
+  for (const Processor& each : processors) {
+    by_core[{each.package, each.core}].push_back(each.number);
+  }
+  // Whole cores where they suffice, else single processors.
+  std::vector<std::vector<int>> units;
+  for (const auto& [where, numbers] : by_core) {
+    if (by_core.size() >= static_cast<std::size_t>(num_ranks)) {
+      units.push_back(numbers);
+    } else {
+      for (const int number : numbers) units.push_back({number});
+    }
+  }
+  std::vector<std::vector<int>> sets;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    std::vector<int> set;
+    for (std::size_t i = begin_of(units.size(), rank, num_ranks);
+         i < begin_of(units.size(), rank + 1, num_ranks);
+         ++i) {
+      set.insert(set.end(), units[i].begin(), units[i].end());
+    }
+    std::sort(set.begin(), set.end());
+    sets.push_back(std::move(set));
+  }
+  return sets;
+}
+
+std::vector<std::vector<int>> parse_processors(
+    const std::string& text,
+    int num_ranks,
+    const std::vector<int>& allowed) {
+  std::vector<std::vector<int>> sets;
+  for (const std::string& part : detail::split(text, ';')) {
+    sets.push_back(parse_set(part));
+  }
+  if (sets.size() != static_cast<std::size_t>(num_ranks)) {
+    throw ConfigError(format(
+        "[launch] cpu_affinity is \"{}\", which is for {} ranks; {} start on "
+        "this machine",
+        text,
+        sets.size(),
+        num_ranks));
+  }
+  for (const auto& set : sets) {
+    for (const int number : set) {
+      if (std::find(allowed.begin(), allowed.end(), number) == allowed.end()) {
+        throw ConfigError(format(
+            "[launch] cpu_affinity names processor {}, but this process may "
+            "use {}",
+            number,
+            format_processors(allowed)));
+      }
+    }
+  }
+  return sets;
+}
+
+std::string format_processors(const std::vector<int>& processors) {
+  std::vector<std::string> runs;
+  for (std::size_t i = 0; i < processors.size();) {
+    std::size_t last = i;
+    while (last + 1 < processors.size() &&
+           processors[last + 1] == processors[last] + 1) {
+      ++last;
+    }
+    runs.push_back(
+        last == i ? std::to_string(processors[i])
+                  : format("{}-{}", processors[i], processors[last]));
+    i = last + 1;
+  }
+  return detail::join(runs, ",");
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,101 @@
+#include "cli/launch/rank_process.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "launch/start_process.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+
+// "[worker 3] ", in a colour of its own on a terminal.
+std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
+  std::string name = std::to_string(rank);
+  if (plan.role != "default") name = format("{} {}", plan.role, rank);
+  if (!isatty(target) || plan.environment.has("NO_COLOR")) {
+    return format("[{}] ", name);
+  }
+  constexpr int kColours = 6, kFirstColour = 31;
+  return format("\033[{}m[{}]\033[0m ", kFirstColour + rank % kColours, name);
+}
+
+std::string
+log_of(const LaunchPlan& plan, int rank, int attempt, const char* name) {
+  if (!plan.log_dir) return {};
+  return format("{}/attempt_{}/{}/{}", *plan.log_dir, attempt, rank, name);
+}
+
+std::optional<cpu_set_t> processors_of(const LaunchPlan& plan, int local_rank) {
+  if (plan.processors.empty()) return std::nullopt;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int each : plan.processors[static_cast<std::size_t>(local_rank)]) {
+    if (each < CPU_SETSIZE) CPU_SET(each, &set);
+  }
+  return set;
+}
+
+}  // namespace
+
+std::unique_ptr<RankProcess> start_rank(
+    const LaunchPlan& plan,
+    int local_rank,
+    const StartOptions& options) {
+  detail::ProcessStart start;
+  start.program = plan.program;
+  start.arguments = plan.arguments;
+  start.variables =
+      rank_variables(plan, local_rank, options.attempt, options.port);
+  for (const auto& [name, value] : plan.environment.all()) {
+    start.variables.push_back(format("{}={}", name, value));
+  }
+  start.resets_signals = true;
+  const auto processors = processors_of(plan, local_rank);
+  if (processors) start.processors = &*processors;
+
+  auto process = std::make_unique<RankProcess>();
+  process->rank = plan.rank_of(local_rank);
+  std::optional<detail::Pipe> out, err;
+  if (options.is_isolated) {
+    out.emplace();
+    err.emplace();
+    start.out = out->write_end();
+    start.err = err->write_end();
+    const Shown shown = plan.shown[static_cast<std::size_t>(local_rank)];
+    const bool shows_all = !plan.log_dir;
+    process->out = RankStream(
+        out->release_read_end(),
+        shown.out || shows_all ? STDOUT_FILENO : -1,
+        prefix_of(plan, process->rank, STDOUT_FILENO),
+        log_of(plan, process->rank, options.attempt, "stdout.log"));
+    process->err = RankStream(
+        err->release_read_end(),
+        shown.err || shows_all ? STDERR_FILENO : -1,
+        prefix_of(plan, process->rank, STDERR_FILENO),
+        log_of(plan, process->rank, options.attempt, "stderr.log"),
+        &process->last_words);
+  }
+  const detail::StartedProcess started =
+      detail::start_process(std::move(start));
+  if (started.problem != 0) {
+    throw ConfigError(format(
+        "[launch] cannot start \"{}\": {}",
+        plan.program,
+        std::strerror(started.problem)));
+  }
+  process->pid = started.pid;
+  return process;
+}
+
+}  // namespace accelerate::cli

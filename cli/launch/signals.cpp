@@ -1,0 +1,43 @@
+#include "cli/launch/signals.h"
+
+#include <unistd.h>
+
+namespace accelerate::cli {
+
+Signals::Signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal :
+       {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    sigaddset(&set, signal);
+  }
+  sigprocmask(SIG_BLOCK, &set, &before_);
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // writing says so, too
+  descriptor_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+Signals::~Signals() {
+  close(descriptor_);
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+std::optional<signalfd_siginfo> Signals::next() const {
+  signalfd_siginfo info{};
+  if (read(descriptor_, &info, sizeof info) ==
+      static_cast<ssize_t>(sizeof info)) {
+    return info;
+  }
+  return std::nullopt;
+}
+
+void Signals::heed() const {
+  while (const auto info = next()) {
+    const auto signal = static_cast<int>(info->ssi_signo);
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
+      throw Stopped{signal};
+    }
+  }
+}
+
+}  // namespace accelerate::cli

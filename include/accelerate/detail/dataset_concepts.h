@@ -1,0 +1,97 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+#include <ATen/core/Generator.h>
+
+#include <accelerate/export.h>
+#include <accelerate/state_dict.h>
+
+/// Finds out from its members what a dataset can do. DataLoader documents each
+/// of them.
+namespace accelerate::detail {
+
+template <class D>
+concept BatchRandomDataset = requires(
+    D& dataset,
+    std::span<const std::int64_t> indices,
+    at::Generator& generator) {
+  dataset.get_batch(indices, generator);
+};
+template <class D>
+concept BatchDataset = BatchRandomDataset<D> ||
+    requires(D& dataset, std::span<const std::int64_t> indices) {
+  dataset.get_batch(indices);
+};
+
+template <class D>
+concept RandomDataset = requires(D& dataset, at::Generator& generator) {
+  dataset.get(std::int64_t{}, generator);
+};
+
+template <class D>
+concept StreamDataset = requires(D& dataset) {
+  {static_cast<bool>(dataset.next())};
+  *dataset.next();
+};
+
+template <class D>
+concept SizedDataset = requires(const D& dataset) {
+  dataset.size();
+};
+
+template <class D>
+concept RestorableDataset =
+    requires(D& dataset, const D& constant, const StateDict& state) {
+  { constant.state_dict() } -> std::same_as<StateDict>;
+  dataset.load_state_dict(state);
+};
+
+template <class D>
+std::int64_t size_of(const D& dataset) {
+  const auto size = dataset.size();
+  if constexpr (requires { *size; }) {
+    return static_cast<std::int64_t>(*size);  // torch::data datasets
+  } else {
+    return static_cast<std::int64_t>(size);
+  }
+}
+
+/// Whether the dataset says that it holds only one rank's shard.
+template <class D>
+bool says_is_sharded(const D& dataset) {
+  if constexpr (requires {
+                  { dataset.is_sharded() } -> std::convertible_to<bool>;
+                }) {
+    return dataset.is_sharded();
+  } else {
+    return false;
+  }
+}
+
+/// `generator()` returns the at::Generator& for the sample, or batch; it is
+/// called only for datasets that take one.
+template <class D, class Generator>
+auto get_sample(D& dataset, std::int64_t index, Generator&& generator) {
+  if constexpr (RandomDataset<D>) {
+    return dataset.get(index, generator());
+  } else {
+    return dataset.get(index);
+  }
+}
+
+template <class D, class Generator>
+auto get_samples(
+    D& dataset,
+    std::span<const std::int64_t> indices,
+    Generator&& generator) {
+  if constexpr (BatchRandomDataset<D>) {
+    return dataset.get_batch(indices, generator());
+  } else {
+    return dataset.get_batch(indices);
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include <accelerate/state_dict.h>
+
+namespace accelerate::detail {
+
+/// The way from a session to a loader that it does not own. Empty once the
+/// loader is gone.
+struct LoaderSlot {
+  std::function<StateDict()> state_dict;
+  std::function<void(const StateDict&)> load_state_dict;
+};
+
+/// Base of a loader: keeps the slot pointing at it wherever it is moved.
+template <class Loader>
+class LoaderLink {
+ public:
+  LoaderLink() = default;
+  LoaderLink(LoaderLink&& other) noexcept : slot_(std::move(other.slot_)) {
+    point_here();
+  }
+  LoaderLink& operator=(LoaderLink&& other) noexcept {
+    clear();
+    slot_ = std::move(other.slot_);
+    point_here();
+    return *this;
+  }
+  ~LoaderLink() { clear(); }
+
+ protected:
+  void link(std::shared_ptr<LoaderSlot> slot) {
+    clear();
+    slot_ = std::move(slot);
+    point_here();
+  }
+
+ private:
+  void clear() {
+    if (slot_) *slot_ = {};
+    slot_.reset();
+  }
+  void point_here() {
+    if (!slot_) return;
+    auto* const loader = static_cast<Loader*>(this);
+    slot_->state_dict = [loader] { return loader->state_dict(); };
+    slot_->load_state_dict = [loader](const StateDict& state) {
+      loader->load_state_dict(state);
+    };
+  }
+
+  std::shared_ptr<LoaderSlot> slot_;
+};
+
+}  // namespace accelerate::detail

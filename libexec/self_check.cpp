@@ -1,0 +1,198 @@
+// What `accelerate-cpp test` starts on the configured layout: rank 0 prints one
+// line for each thing that works; what does not ends the program with a message
+// that names it.
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+using accelerate::Accelerator;
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+at::Tensor filled(const Accelerator& accelerator, double value) {
+  return torch::full({2}, value).to(accelerator.device());
+}
+
+void check_collectives(const Accelerator& accelerator) {
+  const int ranks = accelerator.num_processes();
+  const at::Tensor mine = filled(accelerator, accelerator.process_index() + 1);
+  const at::Tensor sum =
+      accelerator.reduce(mine, accelerate::ReduceOp::sum).cpu();
+  require(
+      sum[0].item<double>() == ranks * (ranks + 1) / 2.0,
+      "the sum over the ranks is " + std::to_string(sum[0].item<double>()));
+  const at::Tensor all = accelerator.gather(mine).cpu();
+  require(all.numel() == 2 * ranks, "gather lost elements");
+  for (int i = 0; i < ranks; ++i) {
+    require(
+        all[2 * i].item<double>() == i + 1, "gather changed the ranks' order");
+  }
+  const std::string word = accelerator.broadcast_object(
+      std::string("from ") + std::to_string(accelerator.process_index()));
+  require(word == "from 0", "broadcast gave \"" + word + "\"");
+  accelerator.wait_for_everyone();
+}
+
+void check_data(const Accelerator& accelerator) {
+  constexpr std::int64_t kSamples = 101;
+  auto loader = accelerator.prepare(accelerate::DataLoader(
+      accelerate::TensorDataset(
+          torch::arange(kSamples), torch::arange(kSamples)),
+      {.batch_size = 4, .shuffle = true}));
+  std::vector<int> times(kSamples, 0);
+  for (auto& [numbers, same] : loader) {
+    const at::Tensor all = accelerator.gather_for_metrics(numbers).cpu();
+    for (std::int64_t i = 0; i < all.numel(); ++i) {
+      ++times[static_cast<std::size_t>(all[i].item<std::int64_t>())];
+    }
+  }
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    require(
+        times[i] == 1,
+        "sample " + std::to_string(i) + " came " + std::to_string(times[i]) +
+            " times");
+  }
+}
+
+void check_split(const Accelerator& accelerator) {
+  std::vector<int> numbers(10);
+  for (int i = 0; i < 10; ++i) numbers[static_cast<std::size_t>(i)] = i;
+  const std::vector<int> all =
+      accelerator.gather_object(accelerator.split_between_processes(numbers));
+  require(all == numbers, "the parts of a list do not make the list");
+}
+
+torch::nn::Sequential make_net() {
+  torch::manual_seed(5);
+  return torch::nn::Sequential(
+      torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
+}
+
+// A few steps on all ranks, beside the same steps on the whole batches here.
+void check_training(const Accelerator& accelerator) {
+  constexpr std::int64_t kBatch = 4, kSteps = 6;
+  const std::int64_t round = kBatch * accelerator.num_processes();
+  torch::manual_seed(3);
+  const at::Tensor x = torch::randn({round * kSteps, 8});
+  const at::Tensor y = x.sum(1, true).sin();
+
+  torch::nn::Sequential net = make_net();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      sgd,
+      accelerate::DataLoader(
+          accelerate::TensorDataset(x, y), {.batch_size = kBatch}));
+  for (auto& [inputs, targets] : loader) {
+    optimizer.zero_grad();
+    accelerator.backward(
+        torch::mse_loss(model(inputs).to(torch::kFloat), targets));
+    optimizer.step();
+  }
+
+  torch::nn::Sequential alone = make_net();
+  torch::optim::SGD alone_sgd(alone->parameters(), 0.1);
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    alone_sgd.zero_grad();
+    const auto from = step * round;
+    torch::mse_loss(
+        alone->forward(x.slice(0, from, from + round)),
+        y.slice(0, from, from + round))
+        .backward();
+    alone_sgd.step();
+  }
+  // Lower precision is allowed to differ by what it leaves out.
+  const bool is_exact =
+      accelerator.mixed_precision() == accelerate::Precision::no;
+  const double tolerance = is_exact ? 1e-5 : 5e-2;
+  const auto here = net->parameters();
+  const auto there = alone->parameters();
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    const double off =
+        (here[i].detach().cpu() - there[i].detach()).abs().max().item<double>();
+    require(
+        off <= tolerance,
+        "after a few steps a weight is off by " + std::to_string(off) +
+            " from training in one process");
+  }
+}
+
+fs::path shared_folder(const Accelerator& accelerator) {
+  std::string name;
+  if (accelerator.is_main_process()) {
+    name = (fs::temp_directory_path() / "accelerate-cpp-test-XXXXXX").string();
+    require(::mkdtemp(name.data()) != nullptr, "no temporary folder");
+  }
+  return accelerator.broadcast_object(name);
+}
+
+void check_checkpoint(const Accelerator& accelerator) {
+  torch::nn::Sequential net = make_net();
+  torch::optim::Adam adam(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, adam);
+  const auto step = [&, &model = model, &optimizer = optimizer] {
+    optimizer.zero_grad();
+    accelerator.backward(model(torch::ones({2, 8}).to(accelerator.device()))
+                             .to(torch::kFloat)
+                             .sum());
+    optimizer.step();
+  };
+  step();
+  const fs::path folder = shared_folder(accelerator);
+  static_cast<void>(accelerator.save_state(folder / "checkpoint"));
+  const at::Tensor saved = net->parameters()[0].detach().clone();
+  step();
+  require(!net->parameters()[0].equal(saved), "a step of Adam changed nothing");
+  accelerator.load_state(folder / "checkpoint");
+  require(
+      net->parameters()[0].equal(saved),
+      "loading does not give back what was saved");
+  accelerator.wait_for_everyone();
+  if (accelerator.is_main_process()) fs::remove_all(folder);
+}
+
+}  // namespace
+
+int main() {
+  std::string doing = "starting";
+  try {
+    const Accelerator accelerator;
+    accelerator.print(
+        std::to_string(accelerator.num_processes()) + " ranks, device " +
+        accelerator.device().str() + ", precision " +
+        std::string(name_of(accelerator.mixed_precision())));
+    const std::vector<
+        std::pair<const char*, std::function<void(const Accelerator&)>>>
+        checks{
+            {"collectives", check_collectives},
+            {"every sample once", check_data},
+            {"lists between processes", check_split},
+            {"training as in one process", check_training},
+            {"checkpoint and back", check_checkpoint}};
+    for (const auto& [name, check] : checks) {
+      doing = name;
+      check(accelerator);
+      // What it prepared is gone.
+      accelerator.free_memory();
+      accelerator.print(std::string(name) + ": ok");
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: FAILED: %s\n", doing.c_str(), error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,44 @@
+#include "checkpoint/checkpoints.h"
+
+#include <exception>
+#include <numeric>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+Checkpoints::Checkpoints(
+    const World& ranks,
+    RankAgreement& rank_agreement,
+    ProjectConfiguration configuration)
+    : world(ranks),
+      agreement(rank_agreement),
+      project(std::move(configuration)) {
+  const bool is_per_node = project.save_on_each_node && world.size() > 1;
+  writers.resize(static_cast<std::size_t>(
+      is_per_node ? world.local_size() : world.size()));
+  // Ranks of a machine follow one another.
+  std::iota(
+      writers.begin(),
+      writers.end(),
+      is_per_node ? world.rank() - world.local_rank() : 0);
+}
+
+Checkpoints::~Checkpoints() {
+  if (saves && std::uncaught_exceptions() > 0) saves->cancel();
+}
+
+Meeting& Checkpoints::save_meeting() {
+  if (!saves) {
+    saves.emplace(
+        world, concat("checkpoint saves of ", writers.front()), writers);
+  }
+  return *saves;
+}
+
+const std::vector<std::shared_ptr<LoaderSlot>>& Checkpoints::live_loaders() {
+  while (!loaders.empty() && !loaders.back()->state_dict) loaders.pop_back();
+  return loaders;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,125 @@
+#include "checkpoint/components/models.h"
+
+#include <unordered_map>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
+  if (!is_per_node) return is_writer(layout, mesh);
+  if (!layout.is_whole()) {
+    throw ConfigError(
+        "[checkpoint] save_on_each_node needs every machine to have all of the "
+        "model, but it is split over machines; unset it and save to a file "
+        "system that all see");
+  }
+  return is_first_of_node;
+}
+
+Part model_part(
+    const PlacedModel& model,
+    std::string name,
+    const WriterRule& writes) {
+  Part part{std::move(name), {}};
+  std::unordered_map<const void*, std::string> known;
+  for (const Parameter& row : model.table->rows()) {
+    known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
+    part.entries.push_back(
+        {row.name,
+         row.layout.is_whole() ? row.tensor : row.local,
+         row.layout,
+         writes(row.layout, *model.mesh)});
+  }
+  for (const auto& item : model.module->named_parameters()) {
+    if (!item.value().defined()) continue;
+    const std::string key = model.table->name_of(item.key());
+    const auto found = known.find(item.value().unsafeGetTensorImpl());
+    if (found != known.end() && found->second != key) {
+      part.aliases.emplace(key, found->second);
+    }
+  }
+  for (const auto& item : model.module->named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined()) continue;
+    const std::string key = model.table->name_of(item.key());
+    const auto [place, is_new] =
+        known.emplace(buffer.unsafeGetTensorImpl(), key);
+    if (!is_new) {
+      part.aliases.emplace(key, place->second);
+      continue;
+    }
+    const Layout whole = Layout::whole(buffer.sizes().vec());
+    part.entries.push_back({key, buffer, whole, writes(whole, *model.mesh)});
+  }
+  return part;
+}
+
+ModelComponent::ModelComponent(
+    std::vector<PlacedModel> models,
+    std::vector<bool> is_included,
+    WriterRule writes)
+    : models_(std::move(models)),
+      is_included_(std::move(is_included)),
+      writes_(writes) {}
+
+void ModelComponent::collect(CheckpointContents& contents) const {
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    if (!is_included_[i]) continue;
+    contents.parts.push_back(
+        model_part(models_[i], numbered("model", i), writes_));
+  }
+}
+
+std::vector<std::string> ModelComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  std::vector<std::string> complaints;
+  to_load_.clear();
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    if (!is_included_[i]) continue;
+    const Part part = model_part(models_[i], numbered("model", i), writes_);
+    const auto saved = source.parts.find(part.name);
+    if (saved == source.parts.end()) {
+      complaints.push_back(concat(
+          "the checkpoint has no ",
+          part.name,
+          "; it was saved with fewer models, or a hook saved it"));
+      continue;
+    }
+    ModelToLoad model{saved->second, {}};
+    for (const PartEntry& entry : part.entries) {
+      model.destinations.push_back({entry.name, entry.tensor, entry.layout});
+    }
+    take_other_names(model.saved, part.aliases);
+    for (std::string& complaint : mismatches(
+             part.name, model.saved, model.destinations, part.aliases, rules)) {
+      complaints.push_back(std::move(complaint));
+    }
+    to_load_.push_back(std::move(model));
+  }
+  const std::string next = numbered("model", models_.size());
+  if (source.parts.contains(next) && rules.strict) {
+    complaints.push_back(concat(
+        "the checkpoint has ",
+        next,
+        " too, but only ",
+        models_.size(),
+        models_.size() == 1 ? " model is" : " models are",
+        " prepared"));
+  }
+  return complaints;
+}
+
+void ModelComponent::load(const CheckpointSource&, const MatchRules& rules) {
+  for (const ModelToLoad& model : to_load_) {
+    read_into(model.saved, model.destinations, rules);
+  }
+}
+
+}  // namespace accelerate::detail

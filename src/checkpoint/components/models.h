@@ -1,0 +1,70 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <accelerate/parallel.h>
+
+#include "checkpoint/component.h"
+#include "params/parameter_table.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// A module, and where its parameters are on the ranks; borrowed.
+struct PlacedModel {
+  const torch::nn::Module* module = nullptr;
+  const ParameterTable* table = nullptr;
+  const Mesh* mesh = nullptr;
+};
+
+/// Says whether this rank is the one that writes a tensor.
+struct WriterRule {
+  /// Each machine writes to a disk of its own, by its first rank.
+  bool is_per_node = false;
+  bool is_first_of_node = true;
+
+  /// Throws ConfigError for a split tensor if each machine writes for itself.
+  [[nodiscard]] bool operator()(const Layout& layout, const Mesh& mesh) const;
+};
+
+/// The tensors of a model: parameters, then buffers, each once.
+Part model_part(
+    const PlacedModel& model,
+    std::string name,
+    const WriterRule& writes);
+
+/// Parameters and buffers of all models.
+class ModelComponent final : public CheckpointComponent {
+ public:
+  /// `is_included`: one for each model.
+  ModelComponent(
+      std::vector<PlacedModel> models,
+      std::vector<bool> is_included,
+      WriterRule writes);
+
+  [[nodiscard]] std::string_view key() const override { return "models"; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  /// A model's tensors: where they are, and where they go.
+  struct ModelToLoad {
+    StoredTensors saved;
+    std::vector<Destination> destinations;
+  };
+
+  std::vector<PlacedModel> models_;
+  std::vector<bool> is_included_;
+  WriterRule writes_;
+  std::vector<ModelToLoad> to_load_;
+};
+
+}  // namespace accelerate::detail

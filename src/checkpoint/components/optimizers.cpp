@@ -1,0 +1,283 @@
+#include "checkpoint/components/optimizers.h"
+
+#include <algorithm>
+#include <map>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/tensors/tensor_tree.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using NamedList = std::vector<std::pair<std::string, at::Tensor>>;
+
+bool may_be_missing(const MatchRules& rules, const std::string& name) {
+  return !rules.strict || matches_any(rules.skip, name) ||
+      matches_any(rules.allow_missing, name);
+}
+
+// Where this rank's boxes of an optimizer's tensors go: to the memory of those
+// it has, if they fit, else to new memory.
+class StateTensors {
+ public:
+  StateTensors(
+      std::string part,
+      const StoredTensors& saved,
+      const OptimizerState& present,
+      std::map<std::string, MeshLayout> layouts,
+      at::Device device)
+      : part_(std::move(part)),
+        saved_(saved),
+        layouts_(std::move(layouts)),
+        device_(device) {
+    NamedList tensors;
+    for (const auto& [name, values] : present.parameters) {
+      static_cast<void>(emptied(values, name, tensors));
+    }
+    present_.insert(tensors.begin(), tensors.end());
+  }
+
+  // Called for what a parameter's state, or the rest, refers to.
+  void add(const StateDict& tree, const std::string& parameter) {
+    for (const std::string& name : tensor_names(tree)) {
+      destinations_.push_back(destination(parameter, name));
+      made_.emplace(name, destinations_.back().tensor);
+    }
+  }
+  [[nodiscard]] std::vector<Destination>& destinations() {
+    return destinations_;
+  }
+  [[nodiscard]] const at::Tensor& at(const std::string& name) const {
+    return made_.at(name);
+  }
+
+ private:
+  [[nodiscard]] Destination destination(
+      const std::string& parameter,
+      const std::string& name) const {
+    const auto found = saved_.find(name);
+    if (found == saved_.end()) {
+      throw CheckpointError(
+          concat("[checkpoint] ", part_, " has no tensor \"", name, "\""));
+    }
+    const StoredTensor& tensor = found->second;
+    const auto dtype = torch_dtype(tensor.dtype);
+    if (!dtype) {
+      throw CheckpointError(concat(
+          "[checkpoint] \"",
+          name,
+          "\" is of a dtype that LibTorch does not have"));
+    }
+    const std::vector<std::int64_t> shape =
+        torch_shape(tensor.dtype, tensor.shape);
+    const auto split = layouts_.find(parameter);
+    const MeshLayout place =
+        split != layouts_.end() && split->second.layout.global_shape == shape
+        ? split->second
+        : MeshLayout{Layout::whole(shape), nullptr, device_};
+    const Layout& layout = place.layout;
+    const auto present = present_.find(name);
+    if (present != present_.end() && present->second.defined() &&
+        present->second.sizes() == at::IntArrayRef(layout.extent) &&
+        present->second.scalar_type() == *dtype) {
+      return {name, present->second, layout};
+    }
+    const at::Tensor made = at::empty(
+        layout.extent, at::TensorOptions().dtype(*dtype).device(place.device));
+    prefer_huge_pages(made);
+    return {name, made, layout};
+  }
+
+  std::string part_;
+  const StoredTensors& saved_;
+  std::map<std::string, MeshLayout> layouts_;
+  at::Device device_;
+  std::map<std::string, at::Tensor> present_;
+  std::vector<Destination> destinations_;
+  std::map<std::string, at::Tensor> made_;
+};
+
+}  // namespace
+
+OptimizerComponent::OptimizerComponent(
+    std::vector<torch::optim::Optimizer*> optimizers,
+    ParameterNames names,
+    WriterRule writes,
+    Mesh mesh,
+    at::Device device)
+    : optimizers_(std::move(optimizers)),
+      names_(std::move(names)),
+      writes_(writes),
+      mesh_(std::move(mesh)),
+      device_(device) {}
+
+void OptimizerComponent::collect(CheckpointContents& contents) const {
+  std::vector<StateDict> trees;
+  for (const torch::optim::Optimizer* optimizer : optimizers_) {
+    trees.push_back(
+        collect_one(*optimizer, numbered("optimizer", trees.size()), contents));
+  }
+  contents.state.set("optimizers", std::move(trees));
+}
+
+StateDict OptimizerComponent::collect_one(
+    const torch::optim::Optimizer& optimizer,
+    std::string name_of_part,
+    CheckpointContents& contents) const {
+  Part part{std::move(name_of_part), {}};
+  const auto add_whole = [&](const NamedList& tensors) {
+    for (const auto& [key, tensor] : tensors) {
+      const Layout whole = Layout::whole(tensor.sizes().vec());
+      part.entries.push_back({key, tensor, whole, writes_(whole, mesh_)});
+    }
+  };
+  const auto layouts = names_.split_layouts();
+  const OptimizerState state =
+      read_optimizer_state(optimizer, names_.of(optimizer));
+  OptimizerState bare = state;
+  for (auto& [name, values] : bare.parameters) {
+    NamedList tensors;
+    values = emptied(values, name, tensors);
+    const auto layout = layouts.find(name);
+    for (auto& [key, tensor] : tensors) {
+      const bool is_box = layout != layouts.end() &&
+          tensor.sizes() == at::IntArrayRef(layout->second.layout.extent);
+      if (!is_box) {
+        add_whole({{key, tensor}});
+        continue;
+      }
+      const MeshLayout& box = layout->second;
+      part.entries.push_back(
+          {key, tensor, box.layout, writes_(box.layout, *box.mesh)});
+    }
+  }
+  NamedList others = names_.masters_of(optimizer);
+  bare.others = {};
+  if (!state.others.empty()) {
+    bare.others = emptied(state.others, "archive", others);
+  }
+  add_whole(others);
+  contents.parts.push_back(std::move(part));
+  return to_state_dict(bare);
+}
+
+std::vector<std::string> OptimizerComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  std::vector<std::string> complaints;
+  to_load_.clear();
+  const auto trees = source.state.get<std::vector<StateDict>>("optimizers");
+  if (trees.size() != optimizers_.size() && rules.strict) {
+    complaints.push_back(concat(
+        "the checkpoint has ",
+        trees.size(),
+        " optimizers, prepared are ",
+        optimizers_.size()));
+  }
+  for (std::size_t i = 0; i < std::min(trees.size(), optimizers_.size()); ++i) {
+    OptimizerToLoad to_load{
+        numbered("optimizer", i),
+        optimizers_[i],
+        names_.of(*optimizers_[i]),
+        optimizer_state_from(trees[i]),
+        names_.masters_of(*optimizers_[i])};
+    if (source.is_python) {
+      try {
+        to_load.state = adapt_python_state(
+            *to_load.optimizer, to_load.state, to_load.name_of);
+      } catch (const CheckpointError& error) {
+        complaints.emplace_back(error.what());
+        continue;
+      }
+    }
+    for (const std::string& complaint : optimizer_complaints(
+             *to_load.optimizer,
+             to_load.state,
+             to_load.name_of,
+             [&](const std::string& name) {
+               return may_be_missing(rules, name);
+             })) {
+      complaints.push_back(concat(to_load.part, ": ", complaint));
+    }
+    to_load_.push_back(std::move(to_load));
+  }
+  return complaints;
+}
+
+void OptimizerComponent::load(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  for (OptimizerToLoad& to_load : to_load_) load_one(to_load, source, rules);
+}
+
+void OptimizerComponent::load_one(
+    OptimizerToLoad& to_load,
+    const CheckpointSource& source,
+    const MatchRules& rules) const {
+  static const StoredTensors kNone;
+  const auto part = source.parts.find(to_load.part);
+  const StoredTensors& saved =
+      part == source.parts.end() ? kNone : part->second;
+  const OptimizerState present =
+      read_optimizer_state(*to_load.optimizer, to_load.name_of);
+  StateTensors tensors(
+      to_load.part, saved, present, names_.split_layouts(), device_);
+  OptimizerState& state = to_load.state;
+  std::erase_if(state.parameters, [&](const auto& entry) {
+    return matches_any(rules.skip, entry.first);
+  });
+  for (const auto& [name, values] : state.parameters) {
+    tensors.add(values, name);
+  }
+  tensors.add(state.others, "");
+  for (const auto& [name, tensor] : to_load.masters) {
+    if (saved.contains(name)) {
+      tensors.destinations().push_back(
+          {name, tensor, Layout::whole(tensor.sizes().vec())});
+    }
+  }
+  read_into(saved, tensors.destinations());
+  const auto tensor_of = [&](const std::string& name) {
+    return tensors.at(name);
+  };
+  for (auto& [name, values] : state.parameters) {
+    values = refilled(values, tensor_of);
+  }
+  state.others = refilled(state.others, tensor_of);
+  // What is skipped keeps the state it has.
+  for (const auto& [name, values] : present.parameters) {
+    const bool is_kept = matches_any(rules.skip, name) ||
+        (may_be_missing(rules, name) && !state.parameters.contains(name));
+    if (is_kept) state.parameters.insert_or_assign(name, values);
+  }
+  write_optimizer_state(*to_load.optimizer, state, to_load.name_of);
+  fill_masters(to_load, saved);
+}
+
+void OptimizerComponent::fill_masters(
+    const OptimizerToLoad& to_load,
+    const StoredTensors& saved) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : to_load.masters) {
+    if (saved.contains(name)) continue;
+    const std::string parameter = name.substr(0, name.rfind('/'));
+    for (const auto& group : to_load.optimizer->param_groups()) {
+      for (const at::Tensor& local : group.params()) {
+        const at::Tensor* const in_model = names_.tensor_of(local);
+        if (in_model != nullptr && to_load.name_of(local) == parameter) {
+          tensor.copy_(*in_model);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "checkpoint/component.h"
+#include "checkpoint/components/models.h"
+#include "checkpoint/components/parameter_names.h"
+#include "params/optimizer_state.h"
+
+namespace accelerate::detail {
+
+/// The states of all optimizers: a tree in the common state, and tensors in
+/// parts of their own. Comes after schedulers, which change learning rates.
+class OptimizerComponent final : public CheckpointComponent {
+ public:
+  /// `mesh` and `device`: for tensors that are not split.
+  OptimizerComponent(
+      std::vector<torch::optim::Optimizer*> optimizers,
+      ParameterNames names,
+      WriterRule writes,
+      Mesh mesh,
+      at::Device device);
+
+  [[nodiscard]] std::string_view key() const override { return "optimizers"; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  /// A saved state, and the optimizer it is for.
+  struct OptimizerToLoad {
+    std::string part;
+    torch::optim::Optimizer* optimizer = nullptr;
+    NameOfParameter name_of;
+    OptimizerState state;
+    std::vector<std::pair<std::string, at::Tensor>> masters;
+  };
+
+  /// Returns the optimizer's tree; its tensors go to a part of `contents`.
+  [[nodiscard]] StateDict collect_one(
+      const torch::optim::Optimizer& optimizer,
+      std::string part,
+      CheckpointContents& contents) const;
+  void load_one(
+      OptimizerToLoad& to_load,
+      const CheckpointSource& source,
+      const MatchRules& rules) const;
+  /// Fills masters that were not saved from the model's weights.
+  void fill_masters(const OptimizerToLoad& to_load, const StoredTensors& saved)
+      const;
+
+  std::vector<torch::optim::Optimizer*> optimizers_;
+  ParameterNames names_;
+  WriterRule writes_;
+  Mesh mesh_;
+  at::Device device_;
+  std::vector<OptimizerToLoad> to_load_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <ATen/core/Tensor.h>
+
+#include "checkpoint/component.h"
+
+namespace accelerate::detail {
+
+/// A copy of the state of a device's default generator.
+at::Tensor generator_state(at::Device device);
+void set_generator_state(at::Device device, const at::Tensor& state);
+
+/// The default generators of the CPU and of `device`, by device.
+AnyStateful random_states(at::Device device);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,184 @@
+#include "checkpoint/components/states.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Complaints = std::vector<std::string>;
+
+Complaints count_complaints(
+    const StateDict& state,
+    const std::string& key,
+    std::size_t present) {
+  const std::size_t saved = state.get<std::vector<StateDict>>(key).size();
+  if (saved == present) return {};
+  return {
+      concat("the checkpoint has ", saved, " ", key, ", here are ", present)};
+}
+
+}  // namespace
+
+StateComponent::StateComponent(std::string key, AnyStateful object)
+    : key_(std::move(key)), object_(std::move(object)) {}
+
+void StateComponent::collect(CheckpointContents& contents) const {
+  contents.state.set(key_, object_.state_dict());
+}
+
+Complaints StateComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  if (!rules.strict || source.state.contains(key_)) return {};
+  return {concat("the checkpoint has no state called \"", key_, "\"")};
+}
+
+void StateComponent::load(const CheckpointSource& source, const MatchRules&) {
+  if (!source.state.contains(key_)) return;
+  object_.load_state_dict(source.state.get<StateDict>(key_));
+}
+
+RankStateComponent::RankStateComponent(std::string key, AnyStateful object)
+    : key_(std::move(key)), object_(std::move(object)) {}
+
+void RankStateComponent::collect(CheckpointContents& contents) const {
+  contents.rank_state.set(key_, object_.state_dict());
+}
+
+Complaints RankStateComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  if (!rules.strict || !source.rank_state ||
+      source.rank_state->contains(key_)) {
+    return {};
+  }
+  return {concat("the checkpoint has no state per rank called \"", key_, "\"")};
+}
+
+void RankStateComponent::load(
+    const CheckpointSource& source,
+    const MatchRules&) {
+  if (!source.rank_state || !source.rank_state->contains(key_)) return;
+  object_.load_state_dict(source.rank_state->get<StateDict>(key_));
+}
+
+StateListComponent::StateListComponent(
+    std::string key,
+    std::vector<AnyStateful> objects)
+    : key_(std::move(key)), objects_(std::move(objects)) {}
+
+void StateListComponent::collect(CheckpointContents& contents) const {
+  std::vector<StateDict> states;
+  for (const AnyStateful& object : objects_) {
+    states.push_back(object.state_dict());
+  }
+  contents.state.set(key_, std::move(states));
+}
+
+Complaints StateListComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  if (!rules.strict) return {};
+  return count_complaints(source.state, key_, objects_.size());
+}
+
+void StateListComponent::load(
+    const CheckpointSource& source,
+    const MatchRules&) {
+  const auto states = source.state.get<std::vector<StateDict>>(key_);
+  for (std::size_t i = 0; i < std::min(states.size(), objects_.size()); ++i) {
+    objects_[i].load_state_dict(states[i]);
+  }
+}
+
+void ScalerComponent::collect(CheckpointContents& contents) const {
+  if (scaler_) contents.state.set("scaler", scaler_->state_dict());
+}
+
+Complaints ScalerComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  const bool is_saved = source.state.contains("scaler");
+  if (!rules.strict || is_saved == scaler_.has_value()) return {};
+  return {concat(
+      "the checkpoint was saved ",
+      is_saved ? "with" : "without",
+      " a loss scaler; mixed_precision must be the same")};
+}
+
+void ScalerComponent::load(const CheckpointSource& source, const MatchRules&) {
+  if (scaler_ && source.state.contains("scaler")) {
+    scaler_->load_state_dict(source.state.get<StateDict>("scaler"));
+  }
+}
+
+void LoaderComponent::collect(CheckpointContents& contents) const {
+  std::vector<StateDict> states;
+  for (const auto& slot : slots_) {
+    states.push_back(slot->state_dict ? slot->state_dict() : StateDict());
+  }
+  contents.state.set("loaders", states);
+  contents.rank_state.set("loaders", std::move(states));
+}
+
+Complaints LoaderComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  // Places of Python's loaders cannot be read.
+  if (!rules.strict || source.is_python) return {};
+  return count_complaints(source.state, "loaders", slots_.size());
+}
+
+void LoaderComponent::load(const CheckpointSource& source, const MatchRules&) {
+  const auto common = source.state.get<std::vector<StateDict>>("loaders");
+  std::vector<StateDict> own;
+  if (source.rank_state) {
+    own = source.rank_state->get<std::vector<StateDict>>("loaders");
+  }
+  for (std::size_t i = 0; i < std::min(slots_.size(), common.size()); ++i) {
+    const bool is_own = i < own.size() && own[i].contains("num_shards") &&
+        own[i].get<std::int64_t>("num_shards") > 0;
+    const StateDict& chosen = is_own ? own[i] : common[i];
+    if (slots_[i]->load_state_dict && !chosen.empty()) {
+      slots_[i]->load_state_dict(chosen);
+    }
+  }
+}
+
+void StrategyComponent::collect(CheckpointContents& contents) const {
+  std::vector<StateDict> models;
+  for (const StrategyStates& model : models_)
+    models.push_back(model.state_dict());
+  contents.rank_state.set("strategies", std::move(models));
+}
+
+Complaints StrategyComponent::check(
+    const CheckpointSource&,
+    const MatchRules&) {
+  return {};
+}
+
+void StrategyComponent::load(
+    const CheckpointSource& source,
+    const MatchRules&) {
+  if (!source.rank_state) return;
+  const auto saved =
+      source.rank_state->get<std::vector<StateDict>>("strategies");
+  for (std::size_t m = 0; m < std::min(saved.size(), models_.size()); ++m) {
+    for (const std::string& name : models_[m].load_state_dict(saved[m])) {
+      logger_.log_once_per_world(
+          LogLevel::warning,
+          "checkpoint",
+          format(
+              "the state of \"{}\" that was saved with model {} is left out: "
+              "the model is prepared without it, or with other options of it",
+              name,
+              m));
+    }
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <accelerate/detail/loader_link.h>
+#include <accelerate/log.h>
+#include <accelerate/state_dict.h>
+
+#include "checkpoint/component.h"
+
+namespace accelerate::detail {
+
+/// One state under one key, the same on all ranks: the step clock, and what a
+/// later feature registers.
+class ACCELERATE_API StateComponent final : public CheckpointComponent {
+ public:
+  StateComponent(std::string key, AnyStateful object);
+
+  [[nodiscard]] std::string_view key() const override { return key_; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::string key_;
+  AnyStateful object_;
+};
+
+/// One state per rank under one key. Taken over where as many ranks load as
+/// saved.
+class RankStateComponent final : public CheckpointComponent {
+ public:
+  RankStateComponent(std::string key, AnyStateful object);
+
+  [[nodiscard]] std::string_view key() const override { return key_; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::string key_;
+  AnyStateful object_;
+};
+
+/// Several states in an order, the same on all ranks: schedulers, and the
+/// user's objects. `key` is their plural.
+class StateListComponent final : public CheckpointComponent {
+ public:
+  StateListComponent(std::string key, std::vector<AnyStateful> objects);
+
+  [[nodiscard]] std::string_view key() const override { return key_; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::string key_;
+  std::vector<AnyStateful> objects_;
+};
+
+/// The loss scaler, if there is one.
+class ScalerComponent final : public CheckpointComponent {
+ public:
+  explicit ScalerComponent(std::optional<AnyStateful> scaler)
+      : scaler_(std::move(scaler)) {}
+
+  [[nodiscard]] std::string_view key() const override { return "scaler"; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::optional<AnyStateful> scaler_;
+};
+
+/// Positions of prepared loaders in their passes. A loader of data that each
+/// rank reads for itself goes on at this rank's position, any other at rank
+/// 0's.
+class LoaderComponent final : public CheckpointComponent {
+ public:
+  explicit LoaderComponent(std::vector<std::shared_ptr<LoaderSlot>> slots)
+      : slots_(std::move(slots)) {}
+
+  [[nodiscard]] std::string_view key() const override { return "loaders"; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::vector<std::shared_ptr<LoaderSlot>> slots_;
+};
+
+/// The state of one model's strategies, by the names of the strategies.
+struct StrategyStates {
+  std::function<StateDict()> state_dict;
+  /// Returns the names whose state no strategy of the model takes.
+  std::function<std::vector<std::string>(const StateDict&)> load_state_dict;
+};
+
+/// What strategies carry from step to step, a dictionary per model. A strategy
+/// begins anew if nothing was saved for it; state that no strategy takes is
+/// a warning.
+class ACCELERATE_API StrategyComponent final : public CheckpointComponent {
+ public:
+  StrategyComponent(std::vector<StrategyStates> models, Logger logger)
+      : models_(std::move(models)), logger_(std::move(logger)) {}
+
+  [[nodiscard]] std::string_view key() const override { return "strategies"; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::vector<StrategyStates> models_;
+  Logger logger_;
+};
+
+}  // namespace accelerate::detail

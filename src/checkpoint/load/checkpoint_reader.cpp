@@ -1,0 +1,107 @@
+#include "checkpoint/load/checkpoint_reader.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/load/source.h"
+#include "checkpoint/save/checkpoint_writer.h"
+#include "checkpoint/tensors/state_json.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "format/checkpoint/checksums.h"
+#include "format/tensors/weights.h"
+
+namespace accelerate::detail {
+
+CheckpointReader::CheckpointReader(std::filesystem::path folder)
+    : folder_(std::move(folder)), manifest_(read_manifest(folder_)) {}
+
+StoredTensors CheckpointReader::tensors(const std::string& part) const {
+  const auto found = manifest_.parts.find(part);
+  if (found == manifest_.parts.end()) return {};
+  return stored_in_checkpoint(folder_, found->second);
+}
+
+StateDict CheckpointReader::state(const std::string& file) const {
+  const safetensors::Reader mapped(folder_ / file);
+  const auto found = mapped.header().metadata.find(kStateKey);
+  const std::string what = (folder_ / file).string();
+  if (found == mapped.header().metadata.end()) {
+    throw CheckpointError(concat("[checkpoint] ", what, " holds no state"));
+  }
+  const auto json = nlohmann::json::parse(found->second, nullptr, false);
+  return from_json(json, what, [&](const std::string& name) -> at::Tensor {
+    if (!mapped.contains(name)) {
+      throw CheckpointError(
+          concat("[checkpoint] ", what, " has no tensor \"", name, "\""));
+    }
+    const safetensors::TensorInfo& info = mapped.info(name);
+    const auto dtype = torch_dtype(info.dtype);
+    if (!dtype) {
+      throw CheckpointError(concat(
+          "[checkpoint] \"",
+          name,
+          "\" of ",
+          what,
+          " has a dtype that LibTorch "
+          "does not know"));
+    }
+    at::Tensor tensor = at::empty(
+        torch_shape(info.dtype, info.shape), at::TensorOptions().dtype(*dtype));
+    const auto bytes = mapped.bytes(name);
+    std::copy(bytes.begin(), bytes.end(), bytes_of(tensor).begin());
+    return tensor;
+  });
+}
+
+CheckpointSource
+open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
+  if (!std::filesystem::exists(folder / kManifestName) &&
+      std::filesystem::exists(folder / "random_states_0.pkl")) {
+    return open_python_checkpoint(folder, rank);
+  }
+  const CheckpointReader checkpoint(folder);
+  if (verify) checkpoint.verify();
+  CheckpointSource source;
+  source.folder = folder;
+  source.num_processes = checkpoint.manifest().num_processes;
+  for (const auto& [part, tensors] : checkpoint.manifest().parts) {
+    source.parts.emplace(part, checkpoint.tensors(part));
+  }
+  for (std::size_t i = 0;; ++i) {
+    const std::string part = numbered("model", i);
+    if (source.parts.contains(part)) continue;
+    const std::string file = torch_file_of(part);
+    if (!checkpoint.manifest().files.contains(file)) break;
+    source.parts.emplace(part, stored_in_torch_file(folder / file));
+  }
+  source.state = checkpoint.state(part_file(kStatePart, false, 0, 1));
+  if (checkpoint.manifest().files.contains(rank_file(rank))) {
+    source.rank_state = checkpoint.state(rank_file(rank));
+  }
+  return source;
+}
+
+void CheckpointReader::verify() const {
+  std::vector<std::string> damaged;
+  for (const auto& [name, record] : manifest_.files) {
+    if (!damaged_chunks(folder_ / name, record).empty()) {
+      damaged.push_back(name);
+    }
+  }
+  if (damaged.empty()) return;
+  throw CheckpointError(concat(
+      "[checkpoint] ",
+      folder_.string(),
+      " is damaged: the contents of ",
+      join(damaged, ", "),
+      " have changed since they were written; load another checkpoint"));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include <accelerate/export.h>
+#include <accelerate/state_dict.h>
+
+#include "format/checkpoint/manifest.h"
+#include "format/tensors/stored_tensors.h"
+
+namespace accelerate::detail {
+
+/// A complete checkpoint, open for reading.
+class ACCELERATE_API CheckpointReader {
+ public:
+  /// Throws CheckpointError naming what is wrong.
+  explicit CheckpointReader(std::filesystem::path folder);
+
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const Manifest& manifest() const { return manifest_; }
+  /// Empty for a part that is not there.
+  [[nodiscard]] StoredTensors tensors(const std::string& part) const;
+  /// The state in a file; `tensor_of` gives tensors that are not in it.
+  [[nodiscard]] StateDict state(const std::string& file) const;
+  /// Hashes all files. Throws CheckpointError naming those that changed.
+  void verify() const;
+
+ private:
+  std::filesystem::path folder_;
+  Manifest manifest_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,89 @@
+#include "checkpoint/load/choose_checkpoint.h"
+
+#include <string>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/checkpoints.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/commit.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+void warn_passed_over(
+    const Checkpoints& checkpoints,
+    const std::filesystem::path& base,
+    const std::vector<CheckpointEntry>& entries,
+    const CheckpointEntry* newest) {
+  std::string passed_over;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.kind == CheckpointKind::unusable &&
+        (newest == nullptr || entry.number > newest->number)) {
+      passed_over += concat("\n  ", entry.name, ": ", entry.complaint);
+    }
+  }
+  if (passed_over.empty()) return;
+  checkpoints.world.logger().log(
+      LogLevel::warning,
+      "checkpoint",
+      concat(
+          "the newest complete checkpoint in ",
+          base.string(),
+          " is ",
+          newest == nullptr ? "none" : newest->name,
+          "; passed over:",
+          passed_over));
+}
+
+}  // namespace
+
+std::filesystem::path find_newest_checkpoint(const Checkpoints& checkpoints) {
+  const ProjectConfiguration& project = checkpoints.project;
+  if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
+    throw ConfigError(
+        "[checkpoint] load_state() needs a folder, or "
+        "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
+  }
+  const std::filesystem::path base =
+      std::filesystem::path(project.project_dir) / kCheckpointsFolder;
+  if (std::filesystem::is_directory(base)) {
+    restore_put_aside(*checkpoints.disk, base);
+  }
+  const auto entries = list_checkpoints(base);
+  const CheckpointEntry* const newest = newest_of(entries);
+  warn_passed_over(checkpoints, base, entries, newest);
+  return newest == nullptr ? std::filesystem::path() : base / newest->name;
+}
+
+std::filesystem::path choose_checkpoint(
+    const Checkpoints& checkpoints,
+    const std::filesystem::path& input_dir) {
+  if (input_dir.empty()) {
+    std::filesystem::path newest = find_newest_checkpoint(checkpoints);
+    if (!newest.empty()) return newest;
+    throw CheckpointError(concat(
+        "[checkpoint] there is no complete checkpoint in ",
+        checkpoints.project.project_dir,
+        "/",
+        kCheckpointsFolder));
+  }
+  const std::filesystem::path parent =
+      std::filesystem::absolute(input_dir).parent_path();
+  if (!std::filesystem::exists(input_dir) &&
+      std::filesystem::is_directory(parent)) {
+    restore_put_aside(*checkpoints.disk, parent);
+  }
+  if (!std::filesystem::is_directory(input_dir)) {
+    throw CheckpointError(concat(
+        "[checkpoint] ",
+        input_dir.string(),
+        " is no folder; load_state() was "
+        "told to load it"));
+  }
+  return input_dir;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include <accelerate/checkpoint.h>
+
+#include "checkpoint/checkpoints.h"
+
+namespace accelerate::detail {
+
+/// What load_state() does, on all ranks: they agree what to load, run the
+/// hooks, check all components, and only then load them. An empty `input_dir`
+/// is the newest of the project. Returns which models' weights were loaded.
+std::vector<bool> load_checkpoint(
+    Checkpoints& checkpoints,
+    const std::filesystem::path& input_dir,
+    const LoadStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+/// What latest_checkpoint() does, on all ranks.
+std::optional<std::filesystem::path> agree_on_newest(Checkpoints& checkpoints);
+
+}  // namespace accelerate::detail

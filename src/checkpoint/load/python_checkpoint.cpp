@@ -1,0 +1,386 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <ATen/Functions.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/contents.h"
+#include "checkpoint/load/source.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/tensors/tensor_tree.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/tensors/weights.h"
+#include "format/torch/torch_distributed.h"
+#include "format/torch/torch_file.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = Pickle::Kind;
+using Value = Pickle::Value;
+
+at::Tensor tensor_from(const TorchTensor& tensor) {
+  const auto dtype = torch_dtype(tensor.dtype);
+  if (!dtype) {
+    throw CheckpointError(concat(
+        "[checkpoint] a tensor of dtype ",
+        safetensors::name_of(tensor.dtype),
+        " is in the file, which LibTorch does not have"));
+  }
+  const at::Tensor made = at::empty(
+      torch_shape(tensor.dtype, tensor.sizes),
+      at::TensorOptions().dtype(*dtype));
+  const auto bytes = tensor.contiguous();
+  std::copy(bytes.begin(), bytes.end(), bytes_of(made).begin());
+  return made;
+}
+
+// What one file of torch.save holds, as a state.
+class TorchState {
+ public:
+  explicit TorchState(fs::path where)
+      : where_(std::move(where)), file_(where_) {}
+
+  [[nodiscard]] Value root() const { return file_.root(); }
+  [[nodiscard]] std::optional<TorchTensor> tensor(const Value& value) const {
+    return file_.tensor(value);
+  }
+
+  [[noreturn]] void fail(std::string_view what) const {
+    throw CheckpointError(concat("[checkpoint] ", where_.string(), ": ", what));
+  }
+
+  // Nothing if it is not there.
+  [[nodiscard]] static std::optional<Value> find(
+      const Value& dict,
+      std::string_view key) {
+    for (std::size_t i = 0; i < dict.size(); ++i) {
+      if (dict.key(i).kind() == Kind::text && dict.key(i).text() == key) {
+        return dict.value(i);
+      }
+    }
+    return std::nullopt;
+  }
+  [[nodiscard]] Value at(const Value& dict, std::string_view key) const {
+    const auto found = find(dict, key);
+    if (!found) fail(concat("\"", key, "\" is missing"));
+    return *found;
+  }
+
+  // A number, or a tensor of one.
+  [[nodiscard]] double number(const Value& value) const {
+    if (const auto scalar = file_.tensor(value)) {
+      return tensor_from(*scalar).item<double>();
+    }
+    if (value.kind() == Kind::boolean) return value.integer() != 0 ? 1 : 0;
+    if (value.kind() != Kind::integer && value.kind() != Kind::real) {
+      fail("a number is something else");
+    }
+    return value.real();
+  }
+
+  [[nodiscard]] std::vector<double> numbers(const Value& value) const {
+    std::vector<double> list;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      list.push_back(number(value.item(i)));
+    }
+    return list;
+  }
+
+  // A dictionary as a state; what Python's None says is left out.
+  [[nodiscard]] StateDict dict(const Value& value) const {
+    StateDict state;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const Value key = value.key(i);
+      const std::string name = key.kind() == Kind::text
+          ? std::string(key.text())
+          : std::to_string(key.integer());
+      add(state, name, value.value(i));
+    }
+    return state;
+  }
+
+ private:
+  [[nodiscard]] static bool is_dict(const Value& value) {
+    return value.kind() == Kind::dict ||
+        (value.is_call_of("collections OrderedDict"));
+  }
+
+  void add(StateDict& state, const std::string& name, const Value& value)
+      const {
+    if (const auto found = file_.tensor(value)) {
+      state.set(name, tensor_from(*found));
+    } else if (is_dict(value)) {
+      const bool is_empty = value.kind() == Kind::call && value.size() < 3;
+      state.set(name, is_empty ? StateDict() : dict(value.as_dict()));
+    } else if (value.kind() == Kind::boolean) {
+      state.set(name, value.integer() != 0);
+    } else if (value.kind() == Kind::integer) {
+      state.set(name, value.integer());
+    } else if (value.kind() == Kind::real) {
+      state.set(name, value.real());
+    } else if (value.kind() == Kind::text) {
+      state.set(name, std::string(value.text()));
+    } else if (value.kind() == Kind::list || value.kind() == Kind::tuple) {
+      add_list(state, name, value);
+    } else if (value.kind() != Kind::none) {
+      fail(concat(
+          "\"",
+          name,
+          "\" is something that only Python can hold; register an "
+          "object whose state is of numbers, texts, lists, tensors and "
+          "dictionaries"));
+    }
+  }
+
+  void add_list(StateDict& state, const std::string& name, const Value& list)
+      const {
+    bool are_integers = true, are_numbers = true;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Kind kind = list.item(i).kind();
+      are_integers = are_integers && kind == Kind::integer;
+      are_numbers =
+          are_numbers && (kind == Kind::integer || kind == Kind::real);
+    }
+    if (are_integers) {
+      std::vector<std::int64_t> values;
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        values.push_back(list.item(i).integer());
+      }
+      state.set(name, std::move(values));
+    } else if (are_numbers) {
+      state.set(name, numbers(list));
+    } else {
+      std::vector<StateDict> states;
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        if (is_dict(list.item(i))) {
+          states.push_back(dict(list.item(i).as_dict()));
+        } else {
+          // A list of unlike things: each by itself, under its number.
+          StateDict one;
+          add(one, std::to_string(i), list.item(i));
+          states.push_back(std::move(one));
+        }
+      }
+      state.set(name, std::move(states));
+    }
+  }
+
+  fs::path where_;
+  TorchFile file_;
+};
+
+// The state of an optimizer, with numbers for names, and where its tensors are.
+StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
+  const TorchState saved(file);
+  const StoredTensors all = stored_in_torch_file(file);
+  const Value root = saved.root().as_dict();
+  StateDict parameters;
+  const Value state = saved.at(root, "state");
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    const std::string number = std::to_string(state.key(i).integer());
+    const Value entries = state.value(i).as_dict();
+    StateDict values;
+    for (std::size_t j = 0; j < entries.size(); ++j) {
+      const std::string key(entries.key(j).text());
+      const Value value = entries.value(j);
+      if (key == "step") {
+        // A float tensor in Python.
+        values.set(
+            key, static_cast<std::int64_t>(std::llround(saved.number(value))));
+      } else if (saved.tensor(value)) {
+        const std::string name = concat(number, "/", key);
+        tensors.emplace(name, all.at(concat("state.", number, ".", key)));
+        values.set(key, StateDict{{kTensorKey, name}});
+      } else if (value.kind() != Kind::none) {
+        values.set(key, saved.number(value));
+      }
+    }
+    parameters.set(number, std::move(values));
+  }
+  std::vector<StateDict> groups;
+  const Value saved_groups = saved.at(root, "param_groups");
+  for (std::size_t g = 0; g < saved_groups.size(); ++g) {
+    const Value group = saved_groups.item(g).as_dict();
+    StateDict options, names;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const std::string key(group.key(i).text());
+      const Value value = group.value(i);
+      if (key == "params") {
+        for (std::size_t j = 0; j < value.size(); ++j) {
+          names.set(
+              std::to_string(value.item(j).integer()),
+              static_cast<std::int64_t>(j));
+        }
+      } else if (key == "maximize" && value.kind() == Kind::boolean) {
+        if (value.integer() != 0) {
+          saved.fail("the optimizer maximizes, which LibTorch's cannot");
+        }
+      } else if (value.kind() == Kind::boolean) {
+        options.set(key, value.integer() != 0);
+      } else if (
+          value.kind() == Kind::integer || value.kind() == Kind::real ||
+          saved.tensor(value)) {
+        options.set(key, saved.number(value));
+      } else if (value.kind() == Kind::tuple || value.kind() == Kind::list) {
+        options.set(key, saved.numbers(value));
+      }
+    }
+    groups.push_back(
+        {{"options", std::move(options)}, {"parameters", std::move(names)}});
+  }
+  return {
+      {"algorithm", std::string("python")},
+      {"groups", std::move(groups)},
+      {"parameters", std::move(parameters)}};
+}
+
+// In the words of this library's schedules.
+StateDict read_scheduler(const TorchState& saved, const Value& dict) {
+  const auto number = [&](std::string_view key) {
+    return static_cast<std::int64_t>(saved.number(saved.at(dict, key)));
+  };
+  StateDict state;
+  const std::int64_t step = number("last_epoch");
+  state.set("step", step);
+  // LibTorch's own only count.
+  state.set("num_steps", step);
+  state.set("metrics", std::vector<double>());
+  const std::vector<double> last_lrs = TorchState::find(dict, "_last_lr")
+      ? saved.numbers(saved.at(dict, "_last_lr"))
+      : std::vector<double>();
+  state.set("last_lrs", last_lrs);
+  state.set(
+      "base_lrs",
+      TorchState::find(dict, "base_lrs")
+          ? saved.numbers(saved.at(dict, "base_lrs"))
+          : last_lrs);
+  if (TorchState::find(dict, "num_bad_epochs")) {
+    state.set("best", saved.number(saved.at(dict, "best")));
+    state.set("num_bad_steps", number("num_bad_epochs"));
+    state.set("cooldown_counter", number("cooldown_counter"));
+  }
+  if (const auto parts = TorchState::find(dict, "_schedulers")) {
+    std::vector<StateDict> states;
+    for (std::size_t i = 0; i < parts->size(); ++i) {
+      states.push_back(read_scheduler(saved, parts->item(i).as_dict()));
+    }
+    state.set("parts", std::move(states));
+  }
+  return state;
+}
+
+StateDict read_scaler(const fs::path& file) {
+  const TorchState saved(file);
+  const Value root = saved.root().as_dict();
+  StateDict state;
+  for (const char* key : {"scale", "growth_factor", "backoff_factor"}) {
+    if (const auto value = TorchState::find(root, key)) {
+      state.set(key, saved.number(*value));
+    }
+  }
+  for (const char* key : {"growth_interval", "_growth_tracker"}) {
+    if (const auto value = TorchState::find(root, key)) {
+      state.set(key, static_cast<std::int64_t>(saved.number(*value)));
+    }
+  }
+  return state;
+}
+
+StateDict read_random_states(const TorchState& saved) {
+  const Value root = saved.root().as_dict();
+  StateDict random;
+  const auto tensor_of = [&](const Value& value) {
+    const auto found = saved.tensor(value);
+    if (!found) saved.fail("a random state is no tensor");
+    return tensor_from(*found);
+  };
+  if (const auto cpu = TorchState::find(root, "torch_manual_seed")) {
+    random.set("cpu", tensor_of(*cpu));
+  }
+  if (const auto cuda = TorchState::find(root, "torch_cuda_manual_seed")) {
+    for (std::size_t i = 0; i < cuda->size(); ++i) {
+      random.set(concat("cuda:", i), tensor_of(cuda->item(i)));
+    }
+  }
+  return random;
+}
+
+}  // namespace
+
+CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
+  CheckpointSource source;
+  source.folder = folder;
+  source.is_python = true;
+  const auto has = [&](const std::string& name) {
+    return fs::exists(folder / name);
+  };
+  for (std::size_t i = 0;; ++i) {
+    const std::string safe = numbered("model", i) + ".safetensors";
+    const std::string pickled = numbered("pytorch_model", i) + ".bin";
+    const std::string sharded = concat("pytorch_model_fsdp_", i);
+    if (has(safe)) {
+      source.parts[numbered("model", i)] = stored_in_safetensors(folder / safe);
+    } else if (has(pickled)) {
+      source.parts[numbered("model", i)] =
+          stored_in_torch_file(folder / pickled);
+    } else if (is_torch_distributed(folder / sharded)) {
+      // As FSDP's sharded state dicts are left.
+      source.parts[numbered("model", i)] =
+          read_torch_distributed(folder / sharded).tensors;
+    } else {
+      break;
+    }
+  }
+  std::vector<StateDict> optimizers, schedulers, objects;
+  for (std::size_t i = 0; has(numbered("optimizer", i) + ".bin"); ++i) {
+    const std::string name = numbered("optimizer", i);
+    optimizers.push_back(
+        read_optimizer(folder / (name + ".bin"), source.parts[name]));
+  }
+  for (std::size_t i = 0; has(numbered("scheduler", i) + ".bin"); ++i) {
+    const TorchState saved(folder / (numbered("scheduler", i) + ".bin"));
+    schedulers.push_back(read_scheduler(saved, saved.root().as_dict()));
+  }
+  for (std::size_t i = 0; has(concat("custom_checkpoint_", i, ".pkl")); ++i) {
+    const TorchState saved(folder / concat("custom_checkpoint_", i, ".pkl"));
+    objects.push_back(saved.dict(saved.root().as_dict()));
+  }
+  while (has(concat("random_states_", source.num_processes, ".pkl"))) {
+    ++source.num_processes;
+  }
+  std::int64_t step = 0;
+  const std::string random_states = concat("random_states_", rank, ".pkl");
+  if (has("random_states_0.pkl")) {
+    const TorchState saved(
+        folder / (has(random_states) ? random_states : "random_states_0.pkl"));
+    const auto found = TorchState::find(saved.root().as_dict(), "step");
+    if (found) step = static_cast<std::int64_t>(saved.number(*found));
+    if (has(random_states)) {
+      source.rank_state = StateDict{
+          {"random", read_random_states(saved)},
+          {"loaders", std::vector<StateDict>()},
+          {"strategies", std::vector<StateDict>()}};
+    }
+  }
+  source.state = {
+      {"optimizers", std::move(optimizers)},
+      {"schedulers", std::move(schedulers)},
+      {"objects", std::move(objects)},
+      // Python's places of loaders are of its own classes.
+      {"loaders", std::vector<StateDict>()},
+      {"step", StateDict{{"micro_step", step}, {"serial", step}}}};
+  if (has("scaler.pt")) {
+    source.state.set("scaler", read_scaler(folder / "scaler.pt"));
+  }
+  return source;
+}
+
+}  // namespace accelerate::detail

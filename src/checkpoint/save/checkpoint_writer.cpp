@@ -1,0 +1,297 @@
+#include "checkpoint/save/checkpoint_writer.h"
+
+#include <ctime>
+#include <optional>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "checkpoint/tensors/state_json.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "format/checkpoint/checksums.h"
+#include "format/checkpoint/commit.h"
+#include "format/checkpoint/manifest.h"
+#include "format/tensors/tensor_writer.h"
+#include "format/torch/torch_writer.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// What ranks tell each other: a word that says whether it went well, and a
+// text.
+constexpr std::string_view kOk = "ok ";
+constexpr std::string_view kFailed = "failed ";
+
+std::string five_digits(int number) {
+  std::string text = std::to_string(number);
+  return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
+}
+
+std::string now() {
+  const std::time_t seconds = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  char text[32];
+  const std::size_t size =
+      std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return {text, size};
+}
+
+safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
+  return {sizes.begin(), sizes.end()};
+}
+
+// The files of a rank and what the manifest says of them.
+struct RankFiles {
+  std::vector<FileToWrite> files;
+  Manifest fragment;
+};
+
+void add_part(
+    RankFiles& mine,
+    const SaveJob& job,
+    const std::filesystem::path& folder,
+    const Part& part,
+    bool is_leader) {
+  const std::string file =
+      part_file(part.name, part.is_split(), job.rank, job.num_processes);
+  FileToWrite to_file{folder / file, {}, {{"format", "pt"}}};
+  SavedTensors& saved = mine.fragment.parts[part.name];
+  for (const PartEntry& entry : part.entries) {
+    if (!entry.is_writer) continue;
+    TensorToWrite wanted = to_write(entry.name, entry.tensor);
+    SavedTensor& tensor = saved[entry.name];
+    tensor.dtype = wanted.dtype;
+    tensor.shape = entry.layout.is_whole()
+        ? wanted.shape
+        : unsigned_shape(entry.layout.global_shape);
+    tensor.boxes.push_back(
+        {file,
+         {entry.layout.is_whole() ? safetensors::Shape(wanted.shape.size(), 0)
+                                  : unsigned_shape(entry.layout.offset),
+          wanted.shape}});
+    to_file.tensors.emplace(entry.name, std::move(wanted));
+  }
+  // A model without parameters has a file too.
+  const bool is_wanted = is_leader && !part.is_split();
+  if (to_file.tensors.empty() && !is_wanted) {
+    mine.fragment.parts.erase(part.name);
+    return;
+  }
+  mine.fragment.aliases[part.name] = part.aliases;
+  if (part.aliases.empty()) mine.fragment.aliases.erase(part.name);
+  mine.files.push_back(std::move(to_file));
+}
+
+void write_torch_part(
+    FileSystem& disk,
+    const std::filesystem::path& file,
+    const Part& part) {
+  if (part.is_split()) {
+    throw ConfigError(
+        "[checkpoint] a model that is split over ranks cannot be saved as a "
+        "file of torch.save; leave safe_serialization on");
+  }
+  TorchValue::OrderedDict dict;
+  std::map<std::string, std::int64_t> storages;
+  for (const PartEntry& entry : part.entries) {
+    const auto storage = static_cast<std::int64_t>(storages.size()) + 1;
+    storages.emplace(entry.name, storage);
+    dict.add(
+        TorchValue{entry.name},
+        TorchValue{
+            TorchValue::Tensor{to_write(entry.name, entry.tensor), storage}});
+  }
+  for (const auto& [alias, name] : part.aliases) {
+    for (const PartEntry& entry : part.entries) {
+      if (entry.name != name) continue;
+      dict.add(
+          TorchValue{alias},
+          TorchValue{TorchValue::Tensor{
+              to_write(name, entry.tensor), storages.at(name)}});
+    }
+  }
+  write_torch_file(disk, file, TorchValue{std::move(dict)});
+}
+
+void add_state(
+    RankFiles& mine,
+    const std::filesystem::path& path,
+    const StateDict& state) {
+  NamedTensors tensors;
+  const nlohmann::json json = to_json(state, "", tensors);
+  FileToWrite file{path, {}, {{kStateKey, json.dump()}}};
+  for (const auto& [name, tensor] : tensors) {
+    file.tensors.emplace(name, to_write(name, tensor));
+  }
+  mine.files.push_back(std::move(file));
+}
+
+// What the ranks that failed said; empty if none did.
+std::string failures_in(
+    const std::vector<std::string>& answers,
+    const std::vector<int>& ranks) {
+  std::vector<std::string> failures;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    if (answers[i].starts_with(kFailed)) {
+      failures.push_back(
+          concat("rank ", ranks[i], ": ", answers[i].substr(kFailed.size())));
+    }
+  }
+  return join(failures, "\n");
+}
+
+// The text of `answer`; throws if it says that something failed.
+std::string unwrap(const std::string& answer) {
+  if (answer.starts_with(kOk)) return answer.substr(kOk.size());
+  throw CheckpointError(
+      answer.substr(answer.starts_with(kFailed) ? kFailed.size() : 0));
+}
+
+template <class Body>
+std::string attempt(Body&& body) {
+  try {
+    return concat(kOk, std::forward<Body>(body)());
+  } catch (const std::exception& error) {
+    return concat(kFailed, error.what());
+  }
+}
+
+}  // namespace
+
+std::string numbered(const std::string& kind, std::size_t i) {
+  return i == 0 ? kind : concat(kind, "_", i);
+}
+
+bool Part::is_split() const {
+  for (const PartEntry& entry : entries) {
+    if (!entry.layout.is_whole()) return true;
+  }
+  return false;
+}
+
+std::string
+part_file(const std::string& part, bool is_split, int rank, int num_processes) {
+  if (!is_split) return part + ".safetensors";
+  return concat(
+      part,
+      "-",
+      five_digits(rank + 1),
+      "-of-",
+      five_digits(num_processes),
+      ".safetensors");
+}
+
+std::string torch_file_of(const std::string& part) {
+  return concat("pytorch_", part, ".bin");
+}
+
+std::string rank_file(int rank) {
+  return concat("rank-", five_digits(rank), ".safetensors");
+}
+
+CheckpointWriter::CheckpointWriter(SaveJob job, Meeting& meeting)
+    : job_(std::move(job)), meeting_(meeting) {
+  std::string answer;
+  if (meeting_.is_leader()) {
+    answer = attempt([&] {
+      pending_.emplace(job_.disk, job_.target);
+      return pending_->folder().string();
+    });
+  }
+  folder_ = unwrap(meeting_.tell(answer, "save_state"));
+}
+
+std::string CheckpointWriter::write_files() const {
+  if (!std::filesystem::is_directory(folder_)) {
+    throw Error(concat(
+        "this rank does not see ",
+        folder_of(folder_).string(),
+        ", where the checkpoint is written: all ranks need the same file "
+        "system, or save_on_each_node"));
+  }
+  const bool is_leader = meeting_.is_leader();
+  RankFiles mine;
+  std::vector<std::string> torch_files;
+  for (const Part& part : job_.contents.parts) {
+    if (job_.safe_serialization || !part.name.starts_with("model")) {
+      add_part(mine, job_, folder_, part, is_leader);
+    } else if (is_leader) {
+      torch_files.push_back(torch_file_of(part.name));
+      write_torch_part(*job_.disk, folder_ / torch_files.back(), part);
+    }
+  }
+  if (is_leader) {
+    add_state(
+        mine,
+        folder_ / part_file(kStatePart, false, 0, 1),
+        job_.contents.state);
+  }
+  add_state(mine, folder_ / rank_file(job_.rank), job_.contents.rank_state);
+  const std::vector<FileRecord> records =
+      write_tensor_files(*job_.disk, mine.files);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    mine.fragment.files.emplace(
+        mine.files[i].path.filename().string(), records[i]);
+  }
+  for (const std::string& name : torch_files) {
+    mine.fragment.files.emplace(name, record_of(folder_ / name));
+  }
+  return fragment_text(mine.fragment);
+}
+
+void CheckpointWriter::commit(const std::vector<std::string>& answers) {
+  const std::string failures = failures_in(answers, meeting_.ranks());
+  if (!failures.empty()) {
+    throw CheckpointError(concat(
+        "[checkpoint] ",
+        job_.target.string(),
+        " was not saved, and nothing of it is left:\n",
+        failures));
+  }
+  Manifest manifest;
+  manifest.writer = "accelerate.cpp " ACCELERATE_VERSION;
+  manifest.created = now();
+  manifest.iteration = job_.iteration;
+  manifest.num_processes = job_.num_processes;
+  for (const std::string& answer : answers) {
+    merge_into(
+        manifest, parse_fragment(std::string_view(answer).substr(kOk.size())));
+  }
+  adopt_files(*job_.disk, folder_, manifest);
+  for (const std::string& warning : pending_->commit(manifest)) {
+    job_.logger.log(LogLevel::warning, "checkpoint", warning);
+  }
+  pending_.reset();
+  for (const std::filesystem::path& old : job_.deleted) {
+    try {
+      remove_checkpoint(*job_.disk, old);
+    } catch (const Error& error) {
+      job_.logger.log(LogLevel::warning, "checkpoint", error.what());
+    }
+  }
+}
+
+void CheckpointWriter::write(const std::string& failure) {
+  const std::string answer = failure.empty()
+      ? attempt([&] { return write_files(); })
+      : concat(kFailed, failure);
+  const std::vector<std::string> answers =
+      meeting_.gather(answer, "the end of save_state");
+  std::string outcome;
+  if (meeting_.is_leader()) {
+    outcome = attempt([&] {
+      commit(answers);
+      return std::string();
+    });
+    pending_.reset();
+  }
+  static_cast<void>(unwrap(meeting_.tell(outcome, "the end of save_state")));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <accelerate/log.h>
+
+#include "base/file_system.h"
+#include "checkpoint/contents.h"
+#include "comm/monitoring/meeting.h"
+#include "format/checkpoint/commit.h"
+
+namespace accelerate::detail {
+
+inline constexpr const char* kStatePart = "state";
+/// The key of the JSON in the metadata of the files that hold states.
+inline constexpr const char* kStateKey = "state";
+
+/// The file of a part: "model.safetensors", or, where ranks have boxes of it,
+/// "model-00002-of-00004.safetensors" for rank 1 of 4.
+std::string
+part_file(const std::string& part, bool is_split, int rank, int num_processes);
+/// "pytorch_model_1.bin" for "model_1".
+ACCELERATE_API std::string torch_file_of(const std::string& part);
+/// "rank-00003.safetensors".
+ACCELERATE_API std::string rank_file(int rank);
+
+/// One save, on one rank.
+struct SaveJob {
+  CheckpointContents contents;
+  std::filesystem::path target;
+  std::int64_t iteration = 0;
+  int rank = 0;
+  int num_processes = 1;
+  /// Checkpoints beside it that go once it is complete; read on the leader.
+  std::vector<std::filesystem::path> deleted;
+  std::shared_ptr<FileSystem> disk;
+  Logger logger;
+  /// False: models as files of torch.save.
+  bool safe_serialization = true;
+};
+
+/// Writes a checkpoint together with the other ranks of a meeting, whose leader
+/// commits it. If one rank fails, all throw CheckpointError naming it and its
+/// reason, and nothing is left.
+class ACCELERATE_API CheckpointWriter {
+ public:
+  /// Makes the folder. `meeting` must outlive the writer and serve nothing else
+  /// meanwhile.
+  CheckpointWriter(SaveJob job, Meeting& meeting);
+
+  /// Where files that should be in the checkpoint can be put, until write().
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::filesystem::path& target() const {
+    return job_.target;
+  }
+  [[nodiscard]] CheckpointContents& contents() { return job_.contents; }
+  /// Also on another thread. Returns when the checkpoint is durable. With a
+  /// `failure` of this rank nothing is written, and all ranks learn of it.
+  void write(const std::string& failure = {});
+
+ private:
+  [[nodiscard]] std::string write_files() const;
+  void commit(const std::vector<std::string>& answers);
+
+  SaveJob job_;
+  Meeting& meeting_;
+  std::optional<PendingCheckpoint> pending_;
+  std::filesystem::path folder_;
+};
+
+}  // namespace accelerate::detail

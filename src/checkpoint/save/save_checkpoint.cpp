@@ -1,0 +1,112 @@
+#include "checkpoint/save/save_checkpoint.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/save/checkpoint_writer.h"
+#include "checkpoint/save/save_target.h"
+#include "checkpoint/save/snapshot.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::shared_ptr<SaveProgress> skipped(std::filesystem::path path) {
+  auto progress = std::make_shared<SaveProgress>();
+  progress->path = std::move(path);
+  progress->is_done = true;
+  progress->was_skipped = true;
+  return progress;
+}
+
+std::unique_ptr<CheckpointWriter> make_writer(
+    Checkpoints& checkpoints,
+    const SaveTarget& target,
+    const SaveStateOptions& options) {
+  return std::make_unique<CheckpointWriter>(
+      SaveJob{
+          {},
+          target.path,
+          target.iteration,
+          checkpoints.world.rank(),
+          checkpoints.world.size(),
+          target.deleted,
+          checkpoints.disk,
+          checkpoints.world.logger(),
+          options.safe_serialization},
+      checkpoints.save_meeting());
+}
+
+// A save whose copies would take more memory than allowed is written at once.
+bool is_written_meanwhile(
+    const Checkpoints& checkpoints,
+    const CheckpointContents& contents,
+    const SaveStateOptions& options) {
+  if (!options.asynchronous) return false;
+  const std::uint64_t wanted = SnapshotMemory::bytes_for(contents);
+  if (options.memory_limit == 0 || wanted <= options.memory_limit) return true;
+  checkpoints.world.logger().log(
+      LogLevel::info,
+      "checkpoint",
+      concat(
+          "an asynchronous save would hold ",
+          wanted,
+          " bytes, more than memory_limit; it is written at once"));
+  return false;
+}
+
+}  // namespace
+
+SaveTicket save_checkpoint(
+    Checkpoints& checkpoints,
+    const std::filesystem::path& output_dir,
+    const SaveStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components) {
+  ProjectConfiguration& project = checkpoints.project;
+  checkpoints.agreement.require_same_call("save_state", output_dir.string());
+  SaveTarget target = agree_on_target(checkpoints, output_dir, options);
+  if (target.is_skipped) return SaveTicket(skipped(target.path));
+  checkpoints.saver.wait();
+
+  std::string failure;
+  const bool is_leader_of_other_node =
+      !checkpoints.agreement.is_leader() && checkpoints.is_first_writer();
+  if (is_leader_of_other_node && output_dir.empty()) {
+    try {
+      target.deleted = deleted_by_saving(project, target.path);
+    } catch (const Error& error) {
+      failure = error.what();
+    }
+  }
+  auto writer = make_writer(checkpoints, target, options);
+  try {
+    if (failure.empty()) {
+      SaveHookContext context{
+          models, std::vector<bool>(models.size(), true), writer->folder()};
+      for (const auto& [id, hook] : checkpoints.save_hooks) hook(context);
+      writer->contents() = collect_contents(components(context.save_weights));
+    }
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  checkpoints.agreement.require_success(
+      failure,
+      "save_state",
+      concat("[checkpoint] ", target.path.string(), " was not saved:\n"));
+  auto progress = is_written_meanwhile(checkpoints, writer->contents(), options)
+      ? checkpoints.saver.start(std::move(writer))
+      : checkpoints.saver.run(std::move(writer));
+  if (output_dir.empty() || project.iteration) {
+    project.iteration = target.iteration + 1;
+  }
+  return SaveTicket(std::move(progress));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include <accelerate/checkpoint.h>
+
+#include "checkpoint/checkpoints.h"
+
+namespace accelerate::detail {
+
+/// What save_state() does, on all ranks: they agree where to save, run the
+/// hooks, collect the components, and write, or begin to. An empty `output_dir`
+/// is chosen as ProjectConfiguration says.
+SaveTicket save_checkpoint(
+    Checkpoints& checkpoints,
+    const std::filesystem::path& output_dir,
+    const SaveStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+}  // namespace accelerate::detail

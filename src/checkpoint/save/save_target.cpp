@@ -1,0 +1,106 @@
+#include "checkpoint/save/save_target.h"
+
+#include <string>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/checkpoints.h"
+#include "format/checkpoint/checkpoint_folder.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::vector<std::filesystem::path> deleted_by(
+    const ProjectConfiguration& project,
+    const std::filesystem::path& path,
+    const std::vector<CheckpointEntry>& entries) {
+  const std::filesystem::path base = path.parent_path();
+  const auto plan =
+      plan_retention(entries, path.filename().string(), project.total_limit);
+  if (!plan) {
+    throw ConfigError(concat(
+        "[checkpoint] ",
+        path.string(),
+        " is there already; set ProjectConfiguration::iteration higher than "
+        "those there are, or leave it unset"));
+  }
+  std::vector<std::filesystem::path> deleted;
+  for (const std::string& old : plan->deleted) deleted.push_back(base / old);
+  return deleted;
+}
+
+SaveTarget choose_target(
+    const ProjectConfiguration& project,
+    const std::filesystem::path& output_dir) {
+  if (!output_dir.empty()) {
+    return {output_dir, project.iteration.value_or(0)};
+  }
+  if (!project.automatic_checkpoint_naming) {
+    throw ConfigError(
+        "[checkpoint] save_state() needs a folder, or "
+        "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
+  }
+  if (project.project_dir.empty()) {
+    throw ConfigError(
+        "[checkpoint] automatic_checkpoint_naming needs a project_dir");
+  }
+  if (project.total_limit && *project.total_limit < 1) {
+    throw ConfigError(concat(
+        "[checkpoint] total_limit is ",
+        *project.total_limit,
+        "; it is at least 1"));
+  }
+  const std::filesystem::path base =
+      std::filesystem::path(project.project_dir) / kCheckpointsFolder;
+  const auto entries = list_checkpoints(base);
+  const std::int64_t highest =
+      entries.empty() ? -1 : entries.back().number.value_or(-1);
+  SaveTarget target;
+  target.iteration = project.iteration.value_or(highest + 1);
+  target.path = base / concat(kCheckpointPrefix, target.iteration);
+  target.deleted = deleted_by(project, target.path, entries);
+  return target;
+}
+
+}  // namespace
+
+std::vector<std::filesystem::path> deleted_by_saving(
+    const ProjectConfiguration& project,
+    const std::filesystem::path& path) {
+  return deleted_by(project, path, list_checkpoints(path.parent_path()));
+}
+
+SaveTarget agree_on_target(
+    Checkpoints& checkpoints,
+    const std::filesystem::path& output_dir,
+    const SaveStateOptions& options) {
+  SaveTarget target;
+  std::string decision;
+  if (checkpoints.agreement.is_leader()) {
+    try {
+      target = choose_target(checkpoints.project, output_dir);
+      target.is_skipped =
+          options.when_busy == WhenBusy::skip && checkpoints.saver.is_busy();
+      decision = concat(
+          target.is_skipped ? "skip " : "save ",
+          target.iteration,
+          " ",
+          target.path.string());
+    } catch (const Error& error) {
+      decision = concat("refuse ", error.what());
+    }
+  }
+  decision = checkpoints.agreement.decide(decision, "save_state");
+  const std::string verdict = decision.substr(0, decision.find(' '));
+  decision.erase(0, verdict.size() + 1);
+  if (verdict == "refuse") throw ConfigError(decision);
+  target.is_skipped = verdict == "skip";
+  target.iteration =
+      parse_int(decision.substr(0, decision.find(' '))).value_or(0);
+  target.path = decision.substr(decision.find(' ') + 1);
+  return target;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <accelerate/checkpoint.h>
+
+#include "checkpoint/save/checkpoint_writer.h"
+#include "checkpoint/save/snapshot.h"
+
+namespace accelerate::detail {
+
+/// What a ticket shares with the save.
+struct SaveProgress {
+  std::filesystem::path path;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_done = false;
+  bool was_skipped = false;
+  std::exception_ptr error;
+  /// The error was reported to a caller.
+  bool is_told = false;
+};
+
+/// Runs one save at a time, in the caller's thread or one of its own.
+class Saver {
+ public:
+  Saver() = default;
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+  /// Waits for the save under way.
+  ~Saver();
+
+  [[nodiscard]] bool is_busy() const;
+  /// Returns when no save is under way. Throws the error of the last one if
+  /// nobody was told yet.
+  void wait();
+  /// Writes before it returns.
+  std::shared_ptr<SaveProgress> run(std::unique_ptr<CheckpointWriter> writer);
+  /// Copies everything and writes on another thread. None may be under way.
+  std::shared_ptr<SaveProgress> start(std::unique_ptr<CheckpointWriter> writer);
+
+ private:
+  std::shared_ptr<SaveProgress> current_;
+  std::thread thread_;
+  SnapshotMemory memory_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,212 @@
+#include "checkpoint/save/snapshot.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <accelerate/error.h>
+
+#include "base/jobs.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kHugePage = 2U << 20U;
+// What a thread copies at a time.
+constexpr std::size_t kPiece = 8U << 20U;
+
+std::size_t aligned(std::size_t size) {
+  return (size + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+bool is_flat(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
+      !tensor.is_neg();
+}
+
+// States are small: their tensors are copied one by one.
+StateDict copy_of(const StateDict& state) {
+  StateDict copy;
+  for (const auto& [key, value] : state.values()) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      copy.set(
+          key,
+          tensor->defined()
+              ? tensor->detach().to(
+                    at::kCPU, /*non_blocking=*/false, /*copy=*/true)
+              : at::Tensor());
+    } else if (const auto* inner = std::get_if<StateDict>(&value)) {
+      copy.set(key, copy_of(*inner));
+    } else if (const auto* list = std::get_if<std::vector<StateDict>>(&value)) {
+      std::vector<StateDict> copies;
+      for (const StateDict& each : *list) copies.push_back(copy_of(each));
+      copy.set(key, std::move(copies));
+    } else {
+      copy.set(key, value);
+    }
+  }
+  return copy;
+}
+
+using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+// Queues the copies, behind what the device has been told so far and ahead of
+// what it will be told. Null without any.
+std::unique_ptr<c10::Event> copy_on_side_stream(
+    at::Device device,
+    const Copies& copies) {
+  if (copies.empty()) return nullptr;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream main = guard.getStream(device);
+  const c10::Stream side = guard.getStreamFromGlobalPool(device);
+  c10::Event ready(device.type());
+  ready.record(main);
+  ready.block(side);
+  auto done = std::make_unique<c10::Event>(device.type());
+  {
+    const c10::StreamGuard on_stream(side);
+    for (const auto& [copy, source] : copies) {
+      copy.copy_(source, /*non_blocking=*/true);
+      guard.recordDataPtrOnStream(source.storage().data_ptr(), side);
+    }
+  }
+  done->record(side);
+  done->block(main);
+  return done;
+}
+
+struct Piece {
+  std::byte* to;
+  const std::byte* from;
+  std::size_t size;
+};
+
+}  // namespace
+
+SnapshotMemory::SnapshotMemory() = default;
+
+SnapshotMemory::~SnapshotMemory() {
+  if (memory_ != nullptr) ::munmap(memory_, size_);
+}
+
+std::uint64_t SnapshotMemory::bytes_for(const CheckpointContents& contents) {
+  std::uint64_t total = 0;
+  for (const Part& part : contents.parts) {
+    for (const PartEntry& entry : part.entries) {
+      if (entry.is_writer) total += aligned(entry.tensor.nbytes());
+    }
+  }
+  return total;
+}
+
+void SnapshotMemory::reserve(std::size_t num_bytes) {
+  if (num_bytes <= size_) return;
+  if (memory_ != nullptr) ::munmap(std::exchange(memory_, nullptr), size_);
+  size_ = 0;
+  const std::size_t size = (num_bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* const address = ::mmap(
+      nullptr,
+      size,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+      -1,
+      0);
+  if (address == MAP_FAILED) {
+    throw Error(concat(
+        "[checkpoint] no ",
+        size,
+        " bytes of memory for an asynchronous save: ",
+        std::strerror(errno),
+        "; save synchronously, or set a memory_limit"));
+  }
+  memory_ = static_cast<std::byte*>(address);
+  size_ = size;
+  ::madvise(memory_, size_, MADV_HUGEPAGE);
+}
+
+void SnapshotMemory::wait() const {
+  if (copied_) copied_->synchronize();
+}
+
+void SnapshotMemory::take(CheckpointContents& contents) {
+  const at::NoGradGuard no_grad;
+  const std::uint64_t total = bytes_for(contents);
+  at::Device device = at::kCPU;
+  for (const Part& part : contents.parts) {
+    for (const PartEntry& entry : part.entries) {
+      if (!entry.tensor.is_cpu()) device = entry.tensor.device();
+    }
+  }
+  std::byte* memory = nullptr;
+  if (device.is_cpu()) {
+    reserve(total);
+    memory = memory_;
+  } else {
+    if (!pinned_.defined() || pinned_.nbytes() < total) {
+      pinned_ = at::Tensor();
+      pinned_ = at::empty(
+          {static_cast<std::int64_t>(total)},
+          at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    }
+    memory = static_cast<std::byte*>(pinned_.data_ptr());
+  }
+
+  std::vector<Piece> pieces;
+  Copies plain, queued;
+  // Some are nobody else's.
+  std::vector<at::Tensor> sources;
+  std::size_t used = 0;
+  for (Part& part : contents.parts) {
+    for (PartEntry& entry : part.entries) {
+      if (!entry.is_writer) {
+        entry.tensor = at::Tensor();
+        continue;
+      }
+      const at::Tensor source = entry.tensor.detach();
+      sources.push_back(source);
+      const at::Tensor copy = at::from_blob(
+          memory + used,
+          source.sizes(),
+          at::TensorOptions().dtype(source.scalar_type()).device(at::kCPU));
+      if (is_flat(source)) {
+        const auto* const from =
+            static_cast<const std::byte*>(source.const_data_ptr());
+        for (std::size_t i = 0; i < source.nbytes(); i += kPiece) {
+          pieces.push_back(
+              {memory + used + i,
+               from + i,
+               std::min(kPiece, source.nbytes() - i)});
+        }
+      } else {
+        (source.is_cpu() ? plain : queued).emplace_back(copy, source);
+      }
+      used += aligned(source.nbytes());
+      entry.tensor = copy;
+    }
+  }
+  run_jobs(
+      pieces.size(),
+      num_helpful_threads(pieces.size()),
+      [&](std::size_t, std::size_t i) {
+        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].size);
+      });
+  for (const auto& [copy, source] : plain) copy.copy_(source);
+  copied_ = copy_on_side_stream(device, queued);
+  contents.state = copy_of(contents.state);
+  contents.rank_state = copy_of(contents.rank_state);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,245 @@
+#include <accelerate/weights.h>
+
+#include <unordered_map>
+
+#include <ATen/Functions.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/file_system.h"
+#include "base/sizes.h"
+#include "base/text.h"
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/weights/module_weights.h"
+#include "format/tensors/weights.h"
+#include "params/materialize.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::concat;
+using detail::Destination;
+using detail::StoredTensors;
+
+void collect(
+    const torch::nn::Module& module,
+    const std::string& prefix,
+    WeightList& list) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    if (item.value().defined()) {
+      list.emplace_back(prefix + item.key(), item.value());
+    }
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    if (item.value().defined()) {
+      list.emplace_back(prefix + item.key(), item.value());
+    }
+  }
+  for (const auto& child : module.named_children()) {
+    collect(*child.value(), concat(prefix, child.key(), "."), list);
+  }
+}
+
+// Equal for tensors that are the same elements in the same order.
+struct Place {
+  const void* data;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  c10::ScalarType dtype;
+  auto operator<=>(const Place&) const = default;
+};
+
+}  // namespace
+
+ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
+  if (bytes < 0) {
+    throw ConfigError(
+        concat("[checkpoint] ", bytes, " bytes: a size is at least 0"));
+  }
+}
+
+ByteSize::ByteSize(const std::string& text)
+    : bytes_(detail::parse_size(text)) {}
+
+WeightList get_state_dict(const torch::nn::Module& module) {
+  WeightList list;
+  collect(module, "", list);
+  return list;
+}
+
+std::vector<std::string> save_model(
+    const torch::nn::Module& module,
+    const std::filesystem::path& folder,
+    const SaveModelOptions& options) {
+  return detail::write_module(module, folder, options);
+}
+
+std::function<std::string(const std::string& name)> rename_prefixes(
+    std::vector<std::pair<std::string, std::string>> prefixes) {
+  return [prefixes = std::move(prefixes)](const std::string& name) {
+    for (const auto& [before, after] : prefixes) {
+      if (name.starts_with(before)) return after + name.substr(before.size());
+    }
+    return name;
+  };
+}
+
+void load_model(
+    torch::nn::Module& module,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  if (options.broadcast_from_rank0.value_or(false)) {
+    throw ConfigError(
+        "[checkpoint] broadcast_from_rank0 needs other ranks; give it to "
+        "Accelerator::load_model()");
+  }
+  StoredTensors saved = detail::open_renamed(path, options);
+  std::vector<Destination> destinations;
+  std::map<std::string, std::string> aliases;
+  std::unordered_map<const void*, std::string> known;
+  for (const auto& [name, tensor] : get_state_dict(module)) {
+    const auto [first, is_new] =
+        known.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (is_new) {
+      destinations.push_back(
+          {name, tensor, detail::Layout::whole(tensor.sizes().vec())});
+    } else {
+      aliases.emplace(name, first->second);
+    }
+  }
+  detail::take_other_names(saved, aliases);
+  const detail::MatchRules rules{
+      options.strict, options.skip, options.allow_missing};
+  detail::require_fit(
+      path, detail::mismatches("model", saved, destinations, aliases, rules));
+  for (const Destination& destination : destinations)
+    detail::materialize(destination.tensor, at::kCPU);
+  detail::read_into(saved, destinations, rules);
+}
+
+void load_checkpoint_in_model(
+    torch::nn::Module& module,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  load_model(module, path, options);
+}
+
+std::map<std::string, at::Tensor> load_state_dict(
+    const std::filesystem::path& path) {
+  const StoredTensors saved = detail::open_weights(path);
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<Destination> destinations;
+  std::map<std::int64_t, at::Tensor> shared;
+  for (const auto& [name, stored] : saved) {
+    const auto dtype = detail::torch_dtype(stored.dtype);
+    if (!dtype) {
+      throw CheckpointError(concat(
+          "[checkpoint] \"",
+          name,
+          "\" of ",
+          path.string(),
+          " has dtype ",
+          safetensors::name_of(stored.dtype),
+          ", which LibTorch does not have"));
+    }
+    at::Tensor& tensor = tensors[name];
+    const auto found = shared.find(stored.storage);
+    if (stored.storage != 0 && found != shared.end()) {
+      tensor = found->second;
+      continue;
+    }
+    tensor = at::empty(
+        detail::torch_shape(stored.dtype, stored.shape),
+        at::TensorOptions().dtype(*dtype));
+    if (stored.storage != 0) shared.emplace(stored.storage, tensor);
+    destinations.push_back(
+        {name, tensor, detail::Layout::whole(tensor.sizes().vec())});
+  }
+  detail::read_into(saved, destinations);
+  return tensors;
+}
+
+namespace detail {
+
+std::vector<std::string> write_module(
+    const torch::nn::Module& module,
+    const std::filesystem::path& folder,
+    const SaveModelOptions& options,
+    const SplitTensor& split,
+    const std::string& prefix) {
+  WriteModelOptions how;
+  how.format = options.safe_serialization ? ModelFormat::safetensors
+                                          : ModelFormat::torch;
+  how.max_shard_bytes =
+      static_cast<std::uint64_t>(options.max_shard_size.bytes());
+  if (std::filesystem::exists(folder) &&
+      !std::filesystem::is_directory(folder)) {
+    throw ConfigError(concat(
+        "[checkpoint] ",
+        folder.string(),
+        " is a file; a model is saved in a "
+        "folder"));
+  }
+  std::vector<NamedTensor> tensors;
+  std::map<Place, std::int64_t> places;
+  for (const auto& [key, tensor] : get_state_dict(module)) {
+    const std::string name = prefix + key;
+    std::optional<TensorToWrite> wanted;
+    if (split) wanted = split(name, tensor);
+    const bool is_split = wanted.has_value();
+    if (!is_split) wanted = to_write(name, tensor);
+    std::int64_t storage = 0;
+    if (tensor.numel() > 0) {
+      const void* const data =
+          is_split ? tensor.unsafeGetTensorImpl() : tensor.const_data_ptr();
+      storage = places
+                    .emplace(
+                        Place{
+                            data,
+                            tensor.sizes().vec(),
+                            tensor.strides().vec(),
+                            tensor.scalar_type()},
+                        static_cast<std::int64_t>(places.size()) + 1)
+                    .first->second;
+    }
+    tensors.push_back({name, *std::move(wanted), storage});
+  }
+  const auto disk = make_file_system();
+  return write_model(*disk, folder, tensors, how);
+}
+
+StoredTensors open_renamed(
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  StoredTensors saved = open_weights(path);
+  if (!options.rename) return saved;
+  StoredTensors tensors;
+  for (const auto& [name, tensor] : saved) {
+    const std::string here = options.rename(name);
+    if (here.empty()) continue;
+    if (!tensors.emplace(here, tensor).second) {
+      throw ConfigError(concat(
+          "[checkpoint] LoadModelOptions::rename gives two tensors the name ",
+          here));
+    }
+  }
+  return tensors;
+}
+
+void require_fit(
+    const std::filesystem::path& path,
+    const std::vector<std::string>& complaints) {
+  if (complaints.empty()) return;
+  throw CheckpointError(concat(
+      "[checkpoint] ",
+      path.string(),
+      " does not fit the model; nothing was loaded:\n  ",
+      join(complaints, "\n  ")));
+}
+
+}  // namespace detail
+
+}  // namespace accelerate

@@ -1,0 +1,167 @@
+#include "checkpoint/weights/part_reader.h"
+
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "comm/transport/exchange.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::int64_t kNoMore = -1;
+
+at::Tensor bytes_at(std::byte* data, std::int64_t count) {
+  return at::from_blob(data, {count}, at::TensorOptions(at::kByte));
+}
+
+}  // namespace
+
+PartReader::PartReader(
+    Group group,
+    std::vector<const Parameter*> rows,
+    int reader,
+    int first_tag)
+    : group_(std::move(group)),
+      rows_(std::move(rows)),
+      reader_(reader),
+      first_tag_(first_tag) {
+  std::vector<std::int64_t> mine;
+  for (const Parameter* row : rows_) {
+    const auto& [shape, offset, extent, axes] = row->layout;
+    mine.insert(mine.end(), offset.begin(), offset.end());
+    mine.insert(mine.end(), extent.begin(), extent.end());
+  }
+  const auto all = group_.all_gather(at::tensor(mine, at::kLong));
+  if (!is_reader()) return;
+  std::size_t place = 0;
+  for (const Parameter* row : rows_) {
+    Layout box = row->layout;
+    const std::size_t num_dims = box.offset.size();
+    std::set<std::vector<std::int64_t>> known;
+    std::vector<Holder>& holders = holders_.emplace_back();
+    // The reader's own first: what it has need not travel.
+    for (int i = 0; i < group_.size(); ++i) {
+      const int rank = (reader_ + i) % group_.size();
+      const auto* const numbers =
+          all[static_cast<std::size_t>(rank)].const_data_ptr<std::int64_t>() +
+          place;
+      box.offset.assign(numbers, numbers + num_dims);
+      box.extent.assign(numbers + num_dims, numbers + 2 * num_dims);
+      BoxElements bytes(box, row->local.element_size());
+      if (bytes.count() > 0 &&
+          known.emplace(numbers, numbers + 2 * num_dims).second)
+        holders.push_back({rank, std::move(bytes)});
+    }
+    place += 2 * num_dims;
+  }
+}
+
+at::Tensor PartReader::own_bytes(
+    std::size_t row,
+    std::int64_t begin,
+    std::int64_t count) const {
+  return rows_[row]
+      ->local.detach()
+      .reshape(-1)
+      .view(at::kByte)
+      .narrow(0, begin, count)
+      .to(at::kCPU);
+}
+
+void PartReader::read(
+    int rank,
+    std::size_t row,
+    std::int64_t begin,
+    const at::Tensor& out) {
+  if (rank == group_.rank()) {
+    out.copy_(own_bytes(row, begin, out.numel()));
+    return;
+  }
+  Exchange exchange(group_, concat("reading a part of ", rows_[row]->name));
+  const at::Tensor wanted = at::tensor(
+      {static_cast<std::int64_t>(row), begin, out.numel()}, at::kLong);
+  exchange.receive(out, rank, first_tag_ + 1);
+  exchange.send(wanted, rank, first_tag_);
+  exchange.wait();
+}
+
+void PartReader::copy(
+    std::size_t row,
+    std::uint64_t begin,
+    std::span<std::byte> out) {
+  const std::lock_guard lock(mutex_);
+  const auto from = static_cast<std::int64_t>(begin);
+  const std::int64_t to = from + std::ssize(out);
+  for (const auto& [rank, box] : holders_[row]) {
+    const std::int64_t first = box.num_before(from);
+    const std::int64_t last = box.num_before(to);
+    if (first >= last) continue;
+    if (box.is_run(first, last)) {
+      read(
+          rank,
+          row,
+          first,
+          bytes_at(out.data() + (box.place_of(first) - from), last - first));
+      continue;
+    }
+    const at::Tensor bytes = at::empty({last - first}, at::kByte);
+    read(rank, row, first, bytes);
+    const auto* const source =
+        static_cast<const std::byte*>(bytes.const_data_ptr());
+    box.for_each_run(first, last, [&](auto place, auto target, auto count) {
+      std::memcpy(
+          out.data() + (target - from),
+          source + (place - first),
+          static_cast<std::size_t>(count));
+    });
+  }
+}
+
+TensorToWrite PartReader::to_write(std::size_t row) {
+  const Parameter& parameter = *rows_[row];
+  const at::Tensor like = at::empty(
+      parameter.layout.global_shape,
+      parameter.local.options().device(at::kMeta).requires_grad(false));
+  TensorToWrite wanted = described(parameter.name, like);
+  wanted.bytes.copy = [this, row](
+                          std::uint64_t begin, std::span<std::byte> out) {
+    copy(row, begin, out);
+  };
+  return wanted;
+}
+
+void PartReader::finish() {
+  Exchange exchange(group_, "ending the reading of parts");
+  const at::Tensor end = at::tensor({kNoMore, kNoMore, kNoMore}, at::kLong);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (rank != reader_) exchange.send(end, rank, first_tag_);
+  }
+  exchange.wait();
+}
+
+void PartReader::serve() {
+  while (true) {
+    Exchange exchange(group_, "giving a part of a tensor");
+    const at::Tensor wanted = at::empty({3}, at::kLong);
+    exchange.receive(wanted, reader_, first_tag_);
+    exchange.wait();
+    const auto* const values = wanted.const_data_ptr<std::int64_t>();
+    if (values[0] == kNoMore) return;
+    exchange.send(
+        own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]),
+        reader_,
+        first_tag_ + 1);
+    exchange.wait();
+  }
+}
+
+}  // namespace accelerate::detail

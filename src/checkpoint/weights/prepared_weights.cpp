@@ -1,0 +1,323 @@
+#include "checkpoint/weights/prepared_weights.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/weights/module_weights.h"
+#include "checkpoint/weights/part_reader.h"
+#include "comm/mesh.h"
+#include "comm/transport/exchange.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::vector<const Parameter*> split_rows(const PlacedModel& model) {
+  std::vector<const Parameter*> rows;
+  for (const Parameter& row : model.table->rows()) {
+    if (!row.layout.is_whole()) rows.push_back(&row);
+  }
+  return rows;
+}
+
+// The module's own tensors, by the names that checkpoints give them.
+WeightList own_weights(const PlacedModel& model) {
+  WeightList weights = accelerate::get_state_dict(*model.module);
+  for (auto& [name, tensor] : weights) name = model.table->name_of(name);
+  return weights;
+}
+
+// Which of the split rows a module's tensor is.
+std::optional<std::size_t> number_of(
+    const std::vector<const Parameter*>& rows,
+    const at::Tensor& tensor) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i]->tensor.is_same(tensor)) return i;
+  }
+  return std::nullopt;
+}
+
+// The ranks that share one replica of a split model.
+Group sharing_group(
+    const PlacedModel& model,
+    const std::vector<const Parameter*>& split) {
+  std::set<Axis> axes;
+  for (const Parameter* row : split)
+    axes.insert(row->layout.split_axes.begin(), row->layout.split_axes.end());
+  return model.mesh->group(std::vector<Axis>(axes.begin(), axes.end()));
+}
+
+// Whole tensors by name on `parts`' reader.
+WeightList read_whole(
+    const PlacedModel& model,
+    const std::vector<const Parameter*>& rows,
+    PartReader& parts) {
+  WeightList weights = own_weights(model);
+  std::map<std::size_t, at::Tensor> whole;
+  for (auto& [name, tensor] : weights) {
+    const auto number = number_of(rows, tensor);
+    if (!number) {
+      tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), false, true);
+      continue;
+    }
+    at::Tensor& copy = whole[*number];
+    if (!copy.defined()) {
+      copy = at::empty(
+          rows[*number]->layout.global_shape,
+          at::TensorOptions(rows[*number]->local.scalar_type()));
+      parts.copy(*number, 0, bytes_of(copy));
+    }
+    tensor = copy;
+  }
+  return weights;
+}
+
+void broadcast_whole(const World& world, WeightList& weights) {
+  for (auto& [name, tensor] : weights) world.group().broadcast(tensor, 0);
+}
+
+// In one line, for other ranks.
+at::Tensor box_of(const Layout& layout) {
+  std::vector<std::int64_t> numbers = layout.offset;
+  numbers.insert(numbers.end(), layout.extent.begin(), layout.extent.end());
+  return at::tensor(numbers, at::kLong);
+}
+
+Layout from_box(const Layout& like, const at::Tensor& box) {
+  const auto* const numbers = box.const_data_ptr<std::int64_t>();
+  const std::size_t dimensions = like.global_shape.size();
+  Layout layout = like;
+  layout.offset.assign(numbers, numbers + dimensions);
+  layout.extent.assign(numbers + dimensions, numbers + 2 * dimensions);
+  return layout;
+}
+
+// Rank 0 reads a box at a time, and sends it where it belongs. Returns what
+// failed; the others are not left waiting then.
+std::string read_and_send(
+    const World& world,
+    const StoredTensors& saved,
+    const std::vector<Destination>& destinations,
+    const std::vector<bool>& is_saved,
+    int tag) {
+  const Group& group = world.group();
+  std::string failure;
+  const auto read = [&](const Destination& destination) {
+    if (!failure.empty()) return;
+    try {
+      read_into(saved, {destination});
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    if (!is_saved[i]) continue;
+    const Destination& mine = destinations[i];
+    if (mine.layout.is_whole()) {
+      if (group.rank() == 0) read(mine);
+      group.broadcast(mine.tensor.detach(), 0);
+      continue;
+    }
+    const auto boxes = group.all_gather(box_of(mine.layout));
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const bool is_mine = rank == group.rank();
+      if (group.rank() != 0 && !is_mine) continue;
+      Exchange exchange(group, concat("sending ", mine.name));
+      if (group.rank() != 0) {
+        // Messages travel between hosts.
+        const at::Tensor part = at::empty(
+            mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
+        exchange.receive(part, 0, tag);
+        exchange.wait();
+        mine.tensor.detach().copy_(part);
+      } else if (is_mine) {
+        read(mine);
+      } else {
+        const Layout box =
+            from_box(mine.layout, boxes[static_cast<std::size_t>(rank)]);
+        const at::Tensor part =
+            at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
+        read({mine.name, part, box});
+        exchange.send(part, rank, tag);
+        exchange.wait();
+      }
+    }
+  }
+  return failure;
+}
+
+}  // namespace
+
+void save_weights(
+    Checkpoints& checkpoints,
+    const PlacedModel& model,
+    const std::filesystem::path& directory,
+    const SaveModelOptions& options) {
+  checkpoints.agreement.require_same_call("save_model", directory.string());
+  const bool writes = checkpoints.is_first_writer();
+  std::string failure;
+  const auto write = [&](const SplitTensor& split) {
+    try {
+      write_module(
+          *model.module, directory, options, split, model.table->name_of(""));
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  const auto rows = split_rows(model);
+  if (rows.empty()) {
+    if (writes) write(nullptr);
+  } else {
+    const int tags = claim_tags(*model.mesh, PartReader::kNumTags);
+    const Group group = sharing_group(model, rows);
+    const auto writers = group.all_gather_bytes(writes ? "w" : "");
+    for (int reader = 0; reader < group.size(); ++reader) {
+      if (writers[static_cast<std::size_t>(reader)].empty()) continue;
+      PartReader parts(group, rows, reader, tags);
+      if (!parts.is_reader()) {
+        parts.serve();
+        continue;
+      }
+      write(
+          [&](const std::string&,
+              const at::Tensor& tensor) -> std::optional<TensorToWrite> {
+            const auto number = number_of(rows, tensor);
+            if (!number) return std::nullopt;
+            return parts.to_write(*number);
+          });
+      parts.finish();
+    }
+  }
+  checkpoints.agreement.require_success(
+      failure,
+      "save_model",
+      concat(
+          "[checkpoint] the model was not saved to ",
+          directory.string(),
+          ":\n"));
+}
+
+bool gathers_weights(
+    const PlacedModel& model,
+    const StateDictOptions& options) {
+  return options.type == StateDictType::full_state_dict &&
+      !split_rows(model).empty();
+}
+
+WeightList collect_weights(
+    Checkpoints& checkpoints,
+    const PlacedModel& model,
+    const StateDictOptions& options) {
+  const auto rows = split_rows(model);
+  if (rows.empty()) return own_weights(model);
+  if (options.type != StateDictType::full_state_dict) {
+    WeightList weights = own_weights(model);
+    for (auto& [name, tensor] : weights) {
+      if (const auto number = number_of(rows, tensor))
+        tensor = rows[*number]->local;
+    }
+    return weights;
+  }
+  checkpoints.agreement.require_same_call(
+      "get_state_dict", options.rank0_only ? "rank0_only" : "");
+  const int tags = claim_tags(*model.mesh, PartReader::kNumTags);
+  const Group group = sharing_group(model, rows);
+  WeightList weights;
+  if (group.world_ranks()[0] == 0) {
+    PartReader parts(group, rows, 0, tags);
+    if (parts.is_reader()) {
+      weights = read_whole(model, rows, parts);
+      parts.finish();
+    } else {
+      parts.serve();
+    }
+  }
+  if (options.rank0_only) return weights;
+  if (checkpoints.world.rank() != 0) {
+    weights = own_weights(model);
+    std::map<std::size_t, at::Tensor> whole;
+    for (auto& [name, tensor] : weights) {
+      const auto number = number_of(rows, tensor);
+      const auto dtype =
+          number ? rows[*number]->local.scalar_type() : tensor.scalar_type();
+      at::Tensor copy = at::empty(
+          number ? at::IntArrayRef(rows[*number]->layout.global_shape)
+                 : tensor.sizes(),
+          at::TensorOptions(dtype));
+      tensor = number ? whole.try_emplace(*number, copy).first->second : copy;
+    }
+  }
+  broadcast_whole(checkpoints.world, weights);
+  return weights;
+}
+
+void load_weights(
+    Checkpoints& checkpoints,
+    const PlacedModel& model,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options,
+    bool reads_on_rank_0) {
+  RankAgreement& agreement = checkpoints.agreement;
+  const World& world = checkpoints.world;
+  agreement.require_same_call("load_model", path.string());
+  const MatchRules rules{options.strict, options.skip, options.allow_missing};
+  const Part part = model_part(model, "model", checkpoints.writer_rule());
+  std::vector<Destination> destinations;
+  for (const auto& entry : part.entries) {
+    if (!matches_any(rules.skip, entry.name))
+      destinations.push_back({entry.name, entry.tensor, entry.layout});
+  }
+  const bool reads = !reads_on_rank_0 || world.rank() == 0;
+  StoredTensors saved;
+  std::string failure;
+  const auto attempt = [&](auto&& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  attempt([&] {
+    if (!reads) return;
+    saved = open_renamed(path, options);
+    take_other_names(saved, part.aliases);
+    require_fit(
+        path, mismatches("model", saved, destinations, part.aliases, rules));
+  });
+  agreement.require_success(failure, "load_model", "");
+  if (reads_on_rank_0) {
+    std::vector<std::uint8_t> flags;
+    for (const Destination& destination : destinations)
+      flags.push_back(saved.contains(destination.name) ? 1 : 0);
+    const at::Tensor told = at::tensor(flags, at::kByte);
+    world.group().broadcast(told, 0);
+    const auto* const values = told.const_data_ptr<std::uint8_t>();
+    const std::vector<bool> is_saved(values, values + told.numel());
+    const int tag = claim_tags(*model.mesh, 1);
+    failure = read_and_send(world, saved, destinations, is_saved, tag);
+  } else {
+    attempt([&] { read_into(saved, destinations, rules); });
+  }
+  agreement.require_success(
+      failure,
+      "load_model",
+      "[checkpoint] loading failed half-way; the model is neither old nor "
+      "new:\n");
+  const at::NoGradGuard no_grad;
+  for (const Parameter& row : model.table->rows()) {
+    if (row.layout.is_whole() && !row.local.is_same(row.tensor))
+      row.local.copy_(row.tensor);
+  }
+}
+
+}  // namespace accelerate::detail

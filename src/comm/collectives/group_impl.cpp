@@ -1,0 +1,235 @@
+#include "comm/collectives/group_impl.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/rendezvous/store.h"
+#include "comm/transport/adapters.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// How long a rank that saw a failure waits for the others to say they saw it
+// too. Those that do not are the ones it names.
+constexpr milliseconds kDiagnosisTime{2000};
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string seconds(milliseconds time) {
+  return concat(std::chrono::duration<double>(time).count(), " s");
+}
+
+bool is_timeout(const std::string& text) {
+  const std::string lower = to_lower(text);
+  return lower.find("timeout") != std::string::npos ||
+      lower.find("timed out") != std::string::npos;
+}
+
+// Ranks that did not report the failure of `sequence` in time.
+std::vector<int> find_missing(
+    const GroupImpl& group,
+    const std::string& prefix) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      prefix, own_client(group.world->store));
+  store->set(std::to_string(group.rank), std::string("here"));
+  std::vector<int> missing;
+  const auto deadline = steady_clock::now() + kDiagnosisTime;
+  for (int peer = 0; peer < group.size; ++peer) {
+    const auto left = std::chrono::duration_cast<milliseconds>(
+        deadline - steady_clock::now());
+    if (!wait_for_key(
+            *store, std::to_string(peer), std::max(left, milliseconds(0)))) {
+      missing.push_back(group.peer_in_world(peer));
+    }
+  }
+  return missing;
+}
+
+std::string diagnose(
+    const GroupImpl& group,
+    std::uint64_t sequence,
+    const std::string& text) {
+  std::vector<int> missing;
+  try {
+    missing = find_missing(group, concat("failed/", group.name, "/", sequence));
+  } catch (const std::exception&) {
+    return "rank 0, which keeps the store, is gone";
+  }
+  if (missing.empty()) {
+    return "every rank is still there, so they disagreed about the operation "
+           "or its sizes; "
+           "run again with --debug to see how";
+  }
+  const std::string who = list_of(missing);
+  const char* const verb = missing.size() == 1 ? " has" : " have";
+  if (is_timeout(text)) {
+    return concat(
+        who,
+        verb,
+        " not come within ",
+        seconds(group.world->timeout),
+        ": stopped, stuck, or in another place of the program; raise "
+        "timeout_seconds if it is only slow");
+  }
+  return concat(
+      who,
+      verb,
+      " ended or closed the connection; look at its own output for the reason");
+}
+
+}  // namespace
+
+GroupImpl::~GroupImpl() {
+  // ProcessGroup first: it refers to the connection.
+  process_group.reset();
+  connection.reset();
+}
+
+std::shared_ptr<GroupImpl> make_group(
+    std::shared_ptr<WorldCore> world,
+    std::string name,
+    int rank,
+    std::vector<int> world_ranks) {
+  auto group = std::make_shared<GroupImpl>();
+  group->name = std::move(name);
+  group->rank = rank;
+  group->size = static_cast<int>(world_ranks.size());
+  group->world_ranks = std::move(world_ranks);
+  group->world = std::move(world);
+  if (group->size == 1) return group;
+
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      "group/" + group->name, own_client(group->world->store));
+  // Everybody says that it is here before anybody waits in a connection, so
+  // that those that are missing can be named.
+  store->set(concat("here/", rank), std::string("1"));
+  const auto deadline = steady_clock::now() + group->world->timeout;
+  std::vector<int> missing;
+  for (int peer = 0; peer < group->size; ++peer) {
+    const auto left = std::chrono::duration_cast<milliseconds>(
+        deadline - steady_clock::now());
+    if (!wait_for_key(
+            *store, concat("here/", peer), std::max(left, milliseconds(0)))) {
+      missing.push_back(group->peer_in_world(peer));
+    }
+  }
+  if (!missing.empty()) {
+    throw DistributedError(concat(
+        "[comm] group \"",
+        group->name,
+        "\" needs ",
+        group->size,
+        " ranks, but ",
+        list_of(missing),
+        missing.size() == 1 ? " has" : " have",
+        " not come within ",
+        seconds(group->world->timeout)));
+  }
+  try {
+    group->connection = adapted(group->world->transport->connect(
+        {.store = store,
+         .name = group->name,
+         .rank = group->rank,
+         .world_ranks = group->world_ranks,
+         .timeout = group->world->timeout,
+         .logger = group->world->logger}));
+    group->process_group = as_process_group(group->connection, store);
+    group->process_group->setGroupName(group->name);
+    group->process_group->setGroupDesc(group->name);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw DistributedError(concat(
+        "[comm] the ranks of group \"",
+        group->name,
+        "\" could not connect: ",
+        first_line_of(error)));
+  }
+  return group;
+}
+
+bool is_communication_failure(
+    const GroupImpl& group,
+    const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error) != nullptr) return false;
+  if (dynamic_cast<const c10::DistError*>(&error) != nullptr) return true;
+  return group.world && group.world->transport &&
+      group.world->transport->describe_failure(error).has_value();
+}
+
+void fail_collective(
+    const GroupImpl& group,
+    const char* operation,
+    std::uint64_t sequence,
+    const std::exception& error) {
+  const std::string text =
+      group.world->transport->describe_failure(error).value_or(
+          first_line_of(error));
+  throw DistributedError(concat(
+      "[comm] ",
+      operation,
+      " number ",
+      sequence,
+      " of group \"",
+      group.name,
+      "\" failed on rank ",
+      group.peer_in_world(group.rank),
+      ": ",
+      diagnose(group, sequence, text),
+      " (",
+      text,
+      ")"));
+}
+
+void check_agreement(
+    const GroupImpl& group,
+    const char* operation,
+    const std::string& detail) {
+  constexpr std::int64_t kWidth = 256;
+  std::string mine = concat(operation, " ", detail);
+  mine.resize(kWidth - 1, '\0');
+  mine.push_back('\0');
+  const at::Tensor input = at::empty({kWidth}, at::kByte);
+  std::copy(mine.begin(), mine.end(), input.data_ptr<std::uint8_t>());
+  const at::Tensor output = at::empty({group.size * kWidth}, at::kByte);
+  group.connection->all_gather(output, input)->wait();
+  std::vector<std::string> all;
+  bool equal = true;
+  for (int peer = 0; peer < group.size; ++peer) {
+    const auto* const begin =
+        reinterpret_cast<const char*>(output.data_ptr<std::uint8_t>()) +
+        peer * kWidth;
+    equal = equal && std::equal(mine.begin(), mine.end(), begin);
+    all.push_back(concat(
+        "rank ", group.peer_in_world(peer), ": ", std::string(begin).c_str()));
+  }
+  if (equal) return;
+  throw DistributedError(concat(
+      "[comm] the ranks of group \"",
+      group.name,
+      "\" disagree about collective number ",
+      group.sequence.load(),
+      ":\n  ",
+      join(all, "\n  ")));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <accelerate/world.h>
+
+#include "comm/transport/transport.h"
+
+namespace accelerate::detail {
+
+/// What the groups of one World share.
+struct WorldCore {
+  Store store = Store::in_memory();
+  /// Null in a world of one rank.
+  std::shared_ptr<Transport> transport;
+  std::chrono::milliseconds timeout{};
+  bool debug = false;
+  Logger logger;
+};
+
+struct GroupImpl {
+  std::string name = "self";
+  int rank = 0;
+  int size = 1;
+  std::vector<int> world_ranks{0};
+  std::shared_ptr<WorldCore> world;
+
+  /// Takes any dense tensor; null for a group of one.
+  std::shared_ptr<Connection> connection;
+  /// The form that Reducer takes; null for a group of one.
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+
+  /// Number of the collective under way, counted from 1, equal on all ranks.
+  std::atomic<std::uint64_t> sequence{0};
+
+  GroupImpl() = default;
+  GroupImpl(const GroupImpl&) = delete;
+  GroupImpl& operator=(const GroupImpl&) = delete;
+  ~GroupImpl();
+
+  [[nodiscard]] int peer_in_world(int group_rank) const {
+    return world_ranks[static_cast<std::size_t>(group_rank)];
+  }
+};
+
+/// Connects `world_ranks`, of which this process is `rank`-th.
+std::shared_ptr<GroupImpl> make_group(
+    std::shared_ptr<WorldCore> world,
+    std::string name,
+    int rank,
+    std::vector<int> world_ranks);
+
+/// Whether `error` is a failure of the group's transport or store, and so
+/// something that other ranks have a part in.
+bool is_communication_failure(
+    const GroupImpl& group,
+    const std::exception& error);
+
+/// Turns what a transport threw into a DistributedError that names operation,
+/// number and the peers that are gone or silent. Tells the others first, so
+/// that theirs can.
+[[noreturn]] void fail_collective(
+    const GroupImpl& group,
+    const char* operation,
+    std::uint64_t sequence,
+    const std::exception& error);
+
+/// Debug mode: all ranks compare what they are about to do. Throws
+/// DistributedError with each rank's version if they differ.
+void check_agreement(
+    const GroupImpl& group,
+    const char* operation,
+    const std::string& detail);
+
+}  // namespace accelerate::detail

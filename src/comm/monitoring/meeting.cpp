@@ -1,0 +1,141 @@
+#include "comm/monitoring/meeting.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/rendezvous/store.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string packed(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) {
+    all += concat(text.size(), ":", text);
+  }
+  return all;
+}
+
+std::vector<std::string> unpacked(std::string_view all) {
+  std::vector<std::string> texts;
+  while (!all.empty()) {
+    const std::size_t colon = all.find(':');
+    const auto size =
+        static_cast<std::size_t>(parse_int(all.substr(0, colon)).value_or(0));
+    texts.emplace_back(all.substr(colon + 1, size));
+    all.remove_prefix(std::min(colon + 1 + size, all.size()));
+  }
+  return texts;
+}
+
+}  // namespace
+
+Meeting::Meeting(const World& world, std::string name, std::vector<int> ranks)
+    : timeout_(world.timeout()), ranks_(std::move(ranks)) {
+  const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
+  if (me == ranks_.end()) {
+    throw InternalError("[comm] a meeting of ranks to which this is none");
+  }
+  place_ = static_cast<std::size_t>(me - ranks_.begin());
+  if (ranks_.size() > 1) {
+    store_ = c10::make_intrusive<c10d::PrefixStore>(
+        concat("meeting/", std::move(name)), own_client(world.store()));
+  }
+}
+
+std::string Meeting::wait_for(
+    const std::string& key,
+    int world_rank,
+    const std::string& what) {
+  constexpr std::chrono::milliseconds kLook{400};
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  try {
+    while (true) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      if (wait_for_key(*store_, key, std::min(left, kLook))) {
+        const std::vector<std::uint8_t> bytes = store_->get(key);
+        return {bytes.begin(), bytes.end()};
+      }
+      if (std::chrono::steady_clock::now() >= deadline) break;
+      if (is_cancelled_) {
+        throw DistributedError(
+            concat("[comm] this rank gave up waiting in ", what));
+      }
+      if (look_) look_(what);
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw DistributedError(concat(
+        "[comm] the store is gone in ",
+        what,
+        "; rank 0, which keeps it, has probably ended (",
+        std::string_view(error.what()).substr(0, 200),
+        ")"));
+  }
+  throw DistributedError(concat(
+      "[comm] rank ",
+      world_rank,
+      " has not come to ",
+      what,
+      " within ",
+      std::chrono::duration<double>(timeout_).count(),
+      " s: it has ended, is stuck, or takes another way through the program; "
+      "all ranks must make this call"));
+}
+
+void Meeting::forget(const std::string& key) {
+  try {
+    store_->deleteKey(key);
+  } catch (const std::exception&) {
+    // A store that cannot forget keeps a few more bytes.
+  }
+}
+
+std::vector<std::string> Meeting::gather(
+    const std::string& text,
+    const std::string& what) {
+  if (ranks_.size() == 1) return {text};
+  const std::uint64_t number = count_++;
+  if (!is_leader()) {
+    store_->set(
+        concat(number, "/", place_),
+        std::vector<std::uint8_t>(text.begin(), text.end()));
+    return {};
+  }
+  std::vector<std::string> texts{text};
+  for (std::size_t i = 1; i < ranks_.size(); ++i) {
+    const std::string key = concat(number, "/", i);
+    texts.push_back(wait_for(key, ranks_[i], what));
+    forget(key);
+  }
+  // All have come here, so they have read what was said before.
+  for (const std::string& key : said_) forget(key);
+  said_.clear();
+  return texts;
+}
+
+std::string Meeting::tell(const std::string& text, const std::string& what) {
+  if (ranks_.size() == 1) return text;
+  const std::string key = concat(count_++, "/all");
+  if (!is_leader()) return wait_for(key, ranks_.front(), what);
+  store_->set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
+  said_.push_back(key);
+  return text;
+}
+
+std::vector<std::string> Meeting::exchange(
+    const std::string& text,
+    const std::string& what) {
+  const std::vector<std::string> texts = gather(text, what);
+  return unpacked(tell(packed(texts), what));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,75 @@
+#include "comm/monitoring/rank_agreement.h"
+
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+RankAgreement::RankAgreement(
+    World world,
+    std::function<Watch::Position()> position)
+    : world_(std::move(world)), position_(std::move(position)) {}
+
+void RankAgreement::start_watching() {
+  if (!watch_) watch_ = std::make_unique<Watch>(world_, position_);
+}
+
+Meeting& RankAgreement::calls() {
+  if (calls_) return *calls_;
+  start_watching();
+  std::vector<int> all_ranks(static_cast<std::size_t>(world_.size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  calls_.emplace(world_, "checkpoint calls", all_ranks);
+  calls_->while_waiting([watch = watch_.get()](const std::string& call) {
+    watch->ask(call + "()");
+  });
+  return *calls_;
+}
+
+void RankAgreement::require_same_call(
+    const std::string& call,
+    const std::string& arguments) {
+  const std::string mine =
+      arguments.empty() ? call : concat(call, " ", arguments);
+  const std::vector<std::string> all = calls().exchange(mine, call);
+  std::vector<std::string> lines;
+  bool are_equal = true;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    are_equal = are_equal && all[i] == mine;
+    lines.push_back(concat("rank ", i, ": ", all[i]));
+  }
+  if (are_equal) return;
+  throw DistributedError(concat(
+      "[checkpoint] the ranks made different calls; all must make the same:\n "
+      " ",
+      join(lines, "\n  ")));
+}
+
+void RankAgreement::require_success(
+    const std::string& failure,
+    const std::string& call,
+    const std::string& what) {
+  std::vector<std::string> lines;
+  const auto said = calls().exchange(failure, call);
+  for (std::size_t i = 0; i < said.size(); ++i) {
+    // Most failures are alike on all ranks.
+    if (said[i].empty() || (i > 0 && said[i] == said[0])) continue;
+    lines.push_back(
+        said.size() == 1 ? said[i] : concat("rank ", i, ": ", said[i]));
+  }
+  if (lines.empty()) return;
+  throw CheckpointError(concat(what, join(lines, "\n")));
+}
+
+std::string RankAgreement::decide(
+    const std::string& decision,
+    const std::string& call) {
+  return calls().tell(decision, call);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,233 @@
+#include <accelerate/world.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+#include "comm/rendezvous/timeout.h"
+#include "comm/transport/transports.h"
+#include "config/environment.h"
+#include "config/launch_settings.h"
+#include "config/rank_variables.h"
+#include "config/settings.h"
+
+namespace accelerate {
+
+namespace detail {
+
+struct WorldImpl {
+  RankVariables who;
+  at::Device device = at::kCPU;
+  std::shared_ptr<WorldCore> core = std::make_shared<WorldCore>();
+  Group everybody;
+  // Numbers the groups of one list of members, so that each gets its own keys.
+  std::map<std::vector<int>, int> group_counts;
+};
+
+namespace {
+
+RankVariables who_is_this(
+    const WorldOptions& options,
+    const Environment& environment) {
+  const bool is_explicit = options.rank || options.size;
+  RankVariables who =
+      is_explicit ? RankVariables{} : read_rank_variables(environment);
+  if (is_explicit) {
+    if (!options.rank || !options.size) {
+      throw ConfigError(
+          "[launch] WorldOptions names one of rank and size; name both, or "
+          "neither");
+    }
+    who.launcher = "options";
+    who.rank = *options.rank;
+    who.size = *options.size;
+    who.local_rank = options.local_rank.value_or(who.rank);
+    who.local_size = options.local_size.value_or(who.size);
+  }
+  if (options.local_rank) who.local_rank = *options.local_rank;
+  if (options.local_size) who.local_size = *options.local_size;
+  if (options.address) who.address = *options.address;
+  if (options.port) who.port = *options.port;
+  if (who.size < 1 || who.rank < 0 || who.rank >= who.size ||
+      who.local_rank < 0 || who.local_size < 1 ||
+      who.local_rank >= who.local_size || who.local_size > who.size) {
+    throw ConfigError(concat(
+        "[launch] rank ",
+        who.rank,
+        " of ",
+        who.size,
+        " with local rank ",
+        who.local_rank,
+        " of ",
+        who.local_size,
+        " is not possible; ranks count from 0"));
+  }
+  return who;
+}
+
+at::Device choose_device(
+    const WorldOptions& options,
+    const Settings& settings,
+    int local_rank) {
+  if (options.device) return *options.device;
+  if (const auto name = settings.text("device"); name && !name->empty()) {
+    try {
+      return at::Device(*name);
+    } catch (const std::exception&) {
+      throw ConfigError(concat(
+          "[launch] device \"",
+          *name,
+          "\" (",
+          settings.find("device")->where,
+          ") is none that LibTorch knows; use cpu, cuda or cuda:1"));
+    }
+  }
+  const auto accelerator = at::accelerator::getAccelerator();
+  if (settings.boolean("use_cpu") || !accelerator) return at::kCPU;
+  const auto count = at::accelerator::deviceCount();
+  if (count == 0) return at::kCPU;
+  return {*accelerator, static_cast<at::DeviceIndex>(local_rank % count)};
+}
+
+std::chrono::milliseconds choose_timeout(
+    const WorldOptions& options,
+    const Settings& settings,
+    at::Device device) {
+  if (options.timeout) return *options.timeout;
+  const auto seconds = settings.number("timeout_seconds");
+  if (!seconds) return default_timeout(device.type());
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
+}
+
+Store open_store(
+    const WorldOptions& options,
+    const RankVariables& who,
+    std::chrono::milliseconds timeout) {
+  if (options.store) return *options.store;
+  const bool is_server = who.rank == 0 && !who.agent_hosts_store;
+  Store store = Store::tcp(who.address, who.port, is_server, timeout);
+  return who.store_prefix.empty() ? store : store.with_prefix(who.store_prefix);
+}
+
+// The keys of a world are its own, whatever other worlds the ranks make or made
+// over the same store, in the same order on all of them.
+Store store_of_next_world(const Store& store, int rank) {
+  const std::int64_t number = store.add(format("worlds/{}", rank), 1);
+  return number == 1 ? store : store.with_prefix(format("world{}", number));
+}
+
+std::shared_ptr<Transport> start_transport(
+    const WorldOptions& options,
+    const TransportRow& row,
+    const RankVariables& who,
+    const Environment& environment) {
+  if (options.own_transport) return options.own_transport;
+  return row.make(
+      {.is_single_node = who.local_size == who.size,
+       .main_address = who.address,
+       .environment = environment});
+}
+
+}  // namespace
+}  // namespace detail
+
+World::World(const WorldOptions& options)
+    : impl_(std::make_shared<detail::WorldImpl>()) {
+  const detail::Environment environment = detail::Environment::current();
+  const detail::Settings settings = detail::launch_settings(environment);
+  impl_->who = detail::who_is_this(options, environment);
+  const detail::RankVariables& who = impl_->who;
+  const detail::TransportRow& transport =
+      detail::choose_transport(options.transport);
+
+  detail::WorldCore& core = *impl_->core;
+  core.logger = options.logger.value_or(Logger());
+  if (!options.logger)
+    core.logger.set_level(parse_log_level(*settings.text("log_level")));
+  core.logger.set_rank(who.size > 1 ? who.rank : -1);
+  core.debug = options.debug.value_or(settings.boolean("debug"));
+  impl_->device = detail::choose_device(options, settings, who.local_rank);
+  core.timeout = detail::choose_timeout(options, settings, impl_->device);
+
+  std::vector<int> all(static_cast<std::size_t>(who.size));
+  std::iota(all.begin(), all.end(), 0);
+  if (who.size > 1) {
+    core.store = detail::store_of_next_world(
+        detail::open_store(options, who, core.timeout), who.rank);
+    core.transport =
+        detail::start_transport(options, transport, who, environment);
+  } else if (options.store) {
+    core.store = *options.store;
+  }
+  impl_->everybody =
+      Group(detail::make_group(impl_->core, "world", who.rank, std::move(all)));
+}
+
+int World::rank() const { return impl_->who.rank; }
+
+int World::size() const { return impl_->who.size; }
+
+int World::local_rank() const { return impl_->who.local_rank; }
+
+int World::local_size() const { return impl_->who.local_size; }
+
+at::Device World::device() const { return impl_->device; }
+
+std::chrono::milliseconds World::timeout() const {
+  return impl_->core->timeout;
+}
+
+const std::string& World::launcher() const { return impl_->who.launcher; }
+
+const Group& World::group() const { return impl_->everybody; }
+
+const Store& World::store() const { return impl_->core->store; }
+
+const Logger& World::logger() const { return impl_->core->logger; }
+
+Group World::new_group(const std::vector<int>& world_ranks) const {
+  std::vector<std::string> names;
+  for (const int member : world_ranks) {
+    if (member < 0 || member >= size()) {
+      throw ConfigError(detail::concat(
+          "[comm] new_group was given rank ",
+          member,
+          " of a world of ",
+          size()));
+    }
+    names.push_back(std::to_string(member));
+  }
+  const auto found = std::find(world_ranks.begin(), world_ranks.end(), rank());
+  if (found == world_ranks.end()) {
+    throw ConfigError(detail::concat(
+        "[comm] rank ",
+        rank(),
+        " asked for a group of the ranks ",
+        detail::join(names, ", "),
+        ", to which it does not belong; only its members may ask"));
+  }
+  std::vector<int> sorted = world_ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    throw ConfigError(detail::concat(
+        "[comm] new_group was given a rank twice: ",
+        detail::join(names, ", ")));
+  }
+  const int number = impl_->group_counts[world_ranks]++;
+  const std::string name =
+      detail::concat("ranks ", detail::join(names, "-"), " #", number);
+  return Group(detail::make_group(
+      impl_->core,
+      name,
+      static_cast<int>(found - world_ranks.begin()),
+      world_ranks));
+}
+
+}  // namespace accelerate

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "comm/transport/transport.h"
+
+namespace accelerate::detail {
+
+/// A connection over `connection` that takes dense tensors of any device, dtype
+/// and strides, and any tag: adapters supply what the transport lacks, and cost
+/// nothing where it lacks nothing.
+ACCELERATE_API std::shared_ptr<Connection> adapted(
+    std::shared_ptr<Connection> connection);
+
+/// Copies tensors of other devices through host memory.
+ACCELERATE_API std::shared_ptr<Connection> stage_through_host(
+    std::shared_ptr<Connection> connection);
+
+/// Reduces in a dtype that the transport can reduce, and moves values as bytes.
+ACCELERATE_API std::shared_ptr<Connection> widen_dtypes(
+    std::shared_ptr<Connection> connection);
+
+/// Tells messages apart by tags over a connection that keeps their order: each
+/// goes behind a header, and those that nobody has asked for yet are kept.
+ACCELERATE_API std::shared_ptr<Connection> match_tags(
+    std::shared_ptr<Connection> connection);
+
+/// The form of an adapted connection that c10d::Reducer takes: LibTorch's own
+/// backend, or one that calls the connection.
+ACCELERATE_API c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
+    const std::shared_ptr<Connection>& connection,
+    const c10::intrusive_ptr<c10d::Store>& store);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,65 @@
+#include "comm/transport/exchange.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+
+namespace accelerate::detail {
+
+Exchange::Exchange(Group group, std::string what)
+    : group_(std::move(group)), what_(std::move(what)) {}
+
+Exchange::~Exchange() {
+  if (!messages_.empty()) new std::vector<Message>(std::move(messages_));
+}
+
+void Exchange::send(const at::Tensor& tensor, int to, int tag) {
+  start(&Connection::send, tensor, to, tag);
+}
+
+void Exchange::receive(const at::Tensor& tensor, int from, int tag) {
+  start(&Connection::receive, tensor, from, tag);
+}
+
+void Exchange::start(
+    Work (Connection::*direction)(const at::Tensor&, int, int),
+    const at::Tensor& tensor,
+    int peer,
+    int tag) {
+  if (tensor.numel() == 0) return;
+  const at::NoGradGuard no_grad;
+  try {
+    messages_.push_back(
+        {((*group_.impl()->connection).*direction)(tensor, peer, tag), tensor});
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(error);
+  }
+}
+
+void Exchange::wait() {
+  while (!messages_.empty()) {
+    const Message message = std::move(messages_.back());
+    messages_.pop_back();
+    try {
+      message.work->wait();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail(error);
+    }
+  }
+}
+
+void Exchange::fail(const std::exception& error) const {
+  fail_collective(
+      *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,316 @@
+#include "comm/transport/gloo/gloo_transport.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/network.h"
+#include "base/text.h"
+#include "comm/rendezvous/store.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+// The network side: a listening address and its I/O thread.
+using GlooDevice = std::shared_ptr<gloo::transport::Device>;
+
+// The name of a host often means its loopback, to itself. Nothing is sent: the
+// system only says which address it would send from.
+std::string address_towards(const std::string& host) {
+  const Addresses found(host, 9, SOCK_DGRAM);
+  for (const addrinfo* each = found.first(); each != nullptr;
+       each = each->ai_next) {
+    const int socket = ::socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (socket < 0) continue;
+    const bool is_known =
+        ::connect(socket, each->ai_addr, each->ai_addrlen) == 0;
+    std::string address = is_known ? own_address(socket) : std::string();
+    ::close(socket);
+    if (is_known) return address;
+  }
+  return {};
+}
+
+GlooDevice make_gloo_device(const TransportSettings& settings) {
+  using c10d::ProcessGroupGloo;
+  if (const auto interface = settings.environment.get("GLOO_SOCKET_IFNAME"))
+    return ProcessGroupGloo::createDeviceForInterface(*interface);
+  // Ranks as threads share the address but not always the machine's names.
+  if (settings.is_single_node)
+    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  const std::string address = address_towards(settings.main_address);
+  if (!address.empty())
+    return ProcessGroupGloo::createDeviceForHostname(address);
+  return ProcessGroupGloo::createDefaultDevice();
+}
+
+bool gloo_can_reduce(at::ScalarType dtype, ReduceOp op) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      return op != ReduceOp::mean;
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+      return op == ReduceOp::sum || op == ReduceOp::product ||
+          op == ReduceOp::min || op == ReduceOp::max;
+    default:
+      return false;
+  }
+}
+
+const TransportFacts& gloo_facts() {
+  static const TransportFacts facts{
+      .name = "gloo",
+      .device_types = {c10::DeviceType::CPU},
+      .can_reduce = &gloo_can_reduce,
+      .point_to_point = PointToPoint::tagged,
+      .is_thread_safe = true};
+  return facts;
+}
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::product:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::bit_and:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::bit_or:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::bit_xor:
+      return c10d::ReduceOp::BXOR;
+    case ReduceOp::sum:
+    case ReduceOp::mean:
+      break;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+class GlooConnection final : public Connection {
+ public:
+  explicit GlooConnection(c10::intrusive_ptr<c10d::Backend> backend)
+      : Connection(backend->getRank(), backend->getSize()),
+        backend_(std::move(backend)) {}
+
+  [[nodiscard]] const TransportFacts& facts() const override {
+    return gloo_facts();
+  }
+
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op) override {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    return backend_->allreduce(tensors, options);
+  }
+
+  Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) override {
+    // Gloo uses the senders' tensors as scratch.
+    std::vector<at::Tensor> tensors{rank() == dst ? tensor : tensor.clone()};
+    c10d::ReduceOptions options;
+    options.reduceOp = to_c10d(op);
+    options.rootRank = dst;
+    return backend_->reduce(tensors, options);
+  }
+
+  Work broadcast(const at::Tensor& tensor, int src) override {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = src;
+    return backend_->broadcast(tensors, options);
+  }
+
+  Work all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    at::Tensor to = output;
+    at::Tensor from = input;
+    return backend_->_allgather_base(to, from);
+  }
+
+  Work gather(
+      const std::vector<at::Tensor>& outputs,
+      const at::Tensor& input,
+      int dst) override {
+    std::vector<std::vector<at::Tensor>> to;
+    if (rank() == dst) to.push_back(outputs);
+    std::vector<at::Tensor> from{input};
+    c10d::GatherOptions options;
+    options.rootRank = dst;
+    return backend_->gather(to, from, options);
+  }
+
+  Work reduce_scatter(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      ReduceOp op) override {
+    at::Tensor to = output;
+    at::Tensor from = input;
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = to_c10d(op);
+    return backend_->_reduce_scatter_base(to, from, options);
+  }
+
+  Work scatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      int src) override {
+    std::vector<at::Tensor> to{output};
+    std::vector<std::vector<at::Tensor>> from;
+    if (rank() == src) from.push_back(inputs);
+    c10d::ScatterOptions options;
+    options.rootRank = src;
+    return backend_->scatter(to, from, options);
+  }
+
+  Work all_to_all(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const std::vector<std::int64_t>& output_sizes,
+      const std::vector<std::int64_t>& input_sizes) override {
+    at::Tensor to = output;
+    at::Tensor from = input;
+    // Gloo moves the sizes out of what it is given.
+    std::vector<std::int64_t> to_sizes = output_sizes;
+    std::vector<std::int64_t> from_sizes = input_sizes;
+    return backend_->alltoall_base(to, from, to_sizes, from_sizes);
+  }
+
+  Work barrier() override { return backend_->barrier(); }
+
+  void monitored_barrier(milliseconds timeout) override {
+    c10d::BarrierOptions options;
+    options.timeout = timeout;
+    backend_->monitoredBarrier(options, /*waitAllRanks=*/true);
+  }
+
+  Work send(const at::Tensor& tensor, int dst, int tag) override {
+    std::vector<at::Tensor> tensors{tensor};
+    return backend_->send(tensors, dst, tag);
+  }
+
+  Work receive(const at::Tensor& tensor, int src, int tag) override {
+    std::vector<at::Tensor> tensors{tensor};
+    return backend_->recv(tensors, src, tag);
+  }
+
+  [[nodiscard]] c10::intrusive_ptr<c10d::Backend> c10d_backend() override {
+    return backend_;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+class GlooTransport final : public Transport {
+ public:
+  explicit GlooTransport(const TransportSettings& settings)
+      : device_(make_gloo_device(settings)) {}
+
+  [[nodiscard]] const TransportFacts& facts() const override {
+    return gloo_facts();
+  }
+
+  [[nodiscard]] std::shared_ptr<Connection> connect(
+      const ConnectRequest& request) override;
+
+  // Gloo's exceptions have types of which the wheels ship no header: text is
+  // all that is known about them.
+  [[nodiscard]] std::optional<std::string> describe_failure(
+      const std::exception& error) const override {
+    const std::string_view text = error.what();
+    for (const std::string_view mark :
+         {"/gloo/",
+          "Connection closed by peer",
+          "Connection reset by peer",
+          "Timed out waiting"}) {
+      if (text.find(mark) != std::string_view::npos)
+        return first_line_of(error);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  GlooDevice device_;
+};
+
+// Gloo (2.11, 2.15) now and then loses a connection while making it, on busy
+// machines: one rank fails at once, the others wait for it. All ranks are here
+// by now, so waiting is short, and they try again together.
+std::shared_ptr<Connection> GlooTransport::connect(
+    const ConnectRequest& request) {
+  constexpr int kAttempts = 4;
+  const int size = static_cast<int>(request.world_ranks.size());
+  // Gloo itself waits for several times this.
+  const milliseconds connect_timeout =
+      milliseconds(5000) + size * milliseconds(20);
+  std::string failure;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const auto place = c10::make_intrusive<c10d::PrefixStore>(
+        concat("attempt/", attempt), request.store);
+    c10::intrusive_ptr<c10d::Backend> backend;
+    try {
+      auto options = c10d::ProcessGroupGloo::Options::create(
+          std::min(connect_timeout, request.timeout));
+      options->devices.push_back(device_);
+      backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
+          place, request.rank, size, options);
+    } catch (const std::exception& error) {
+      failure = first_line_of(error);
+    }
+    place->set(
+        concat("is_connected/", request.rank),
+        std::string(backend ? "1" : "0"));
+    bool all_connected = true;
+    for (int peer = 0; peer < size; ++peer) {
+      const std::string key = concat("is_connected/", peer);
+      if (!wait_for_key(*place, key, 10 * connect_timeout)) {
+        throw DistributedError(concat(
+            "[comm] rank ",
+            request.world_ranks[static_cast<std::size_t>(peer)],
+            " is gone or stuck while the ranks of group \"",
+            request.name,
+            "\" connect"));
+      }
+      all_connected = all_connected && place->get_to_str(key) == "1";
+    }
+    if (all_connected) {
+      backend->setTimeout(request.timeout);
+      return std::make_shared<GlooConnection>(std::move(backend));
+    }
+    request.logger.log(
+        LogLevel::info,
+        "comm",
+        concat(
+            "connecting group \"",
+            request.name,
+            "\" failed and is tried again: ",
+            failure));
+  }
+  throw std::runtime_error(
+      failure.empty() ? "another rank failed each time" : failure);
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> make_gloo_transport(
+    const TransportSettings& settings) {
+  return std::make_shared<GlooTransport>(settings);
+}
+
+}  // namespace accelerate::detail

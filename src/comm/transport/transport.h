@@ -1,0 +1,147 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <accelerate/export.h>
+#include <accelerate/log.h>
+#include <accelerate/world.h>
+
+namespace accelerate::detail {
+
+/// How messages from one rank to another are told apart. `ordered`: they
+/// arrive in the order in which they were sent, and a send completes whether
+/// or not its receiver has come. `tagged`: by the tag that both sides name.
+enum class PointToPoint { none, ordered, tagged };
+
+/// What a transport can do by itself. Adapters (adapters.h) supply the rest.
+struct TransportFacts {
+  std::string name;
+  /// Devices whose memory it reads and writes.
+  std::vector<c10::DeviceType> device_types;
+  std::function<bool(at::ScalarType, ReduceOp)> can_reduce;
+  PointToPoint point_to_point = PointToPoint::none;
+  /// Two threads of a rank may use one connection at once.
+  bool is_thread_safe = false;
+
+  [[nodiscard]] ACCELERATE_API bool has_device(c10::DeviceType device) const;
+};
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+/// Some ranks that a transport has connected. All ranks make the same calls in
+/// the same order; a failure is thrown by the call or by `wait()` of its work,
+/// and ends the connection. A rank that destroys its connection ends what the
+/// others wait for from it. The work keeps alive the tensors that it needs.
+///
+/// Tensors are contiguous, on one of the transport's devices. Values that are
+/// reduced are of a dtype and operation that it can reduce; values that are
+/// only moved are bytes. adapted() (adapters.h) takes any dense tensor.
+class ACCELERATE_API Connection {
+ public:
+  Connection(int rank, int size) : rank_(rank), size_(size) {}
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  virtual ~Connection() = default;
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] virtual const TransportFacts& facts() const = 0;
+
+  /// In place.
+  virtual Work all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
+  /// In place on rank `dst`; elsewhere `tensor` keeps its values.
+  virtual Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) = 0;
+  virtual Work broadcast(const at::Tensor& tensor, int src) = 0;
+  /// `output` holds the ranks' inputs one after the other.
+  virtual Work all_gather(
+      const at::Tensor& output,
+      const at::Tensor& input) = 0;
+  /// `outputs`: one per rank on `dst`, elsewhere none.
+  virtual Work gather(
+      const std::vector<at::Tensor>& outputs,
+      const at::Tensor& input,
+      int dst) = 0;
+  /// `output` is this rank's shard of the reduction, cut along dimension 0.
+  virtual Work reduce_scatter(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      ReduceOp op) = 0;
+  /// `inputs`: one per rank on `src`, elsewhere none.
+  virtual Work scatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      int src) = 0;
+  /// The tensors have one dimension; sizes are numbers of elements, one per
+  /// rank, or none where all are equal.
+  virtual Work all_to_all(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const std::vector<std::int64_t>& output_sizes,
+      const std::vector<std::int64_t>& input_sizes) = 0;
+  virtual Work barrier() = 0;
+  /// Returns when every rank has come here; throws after `timeout`.
+  virtual void monitored_barrier(std::chrono::milliseconds timeout) = 0;
+
+  /// Between two ranks, where the transport can. `tag` is 0 where it has none.
+  virtual Work send(const at::Tensor& tensor, int dst, int tag);
+  virtual Work receive(const at::Tensor& tensor, int src, int tag);
+
+  /// LibTorch's own form of this connection, if it is one; null for others.
+  [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> c10d_backend() {
+    return {};
+  }
+
+ private:
+  int rank_;
+  int size_;
+};
+
+/// The ranks that connect, and the store through which they meet.
+struct ConnectRequest {
+  /// Used by this group of ranks only.
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string name;
+  int rank = 0;
+  /// The members' ranks in the world.
+  std::vector<int> world_ranks;
+  /// How long operations wait for a silent peer.
+  std::chrono::milliseconds timeout{};
+  Logger logger = {};
+};
+
+/// A way for ranks to move and reduce tensors, as a World has it: what its
+/// connections share. Used by one thread at a time.
+class ACCELERATE_API Transport {
+ public:
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  virtual ~Transport() = default;
+
+  [[nodiscard]] virtual const TransportFacts& facts() const = 0;
+  /// Called by all ranks of the group at about the same time.
+  [[nodiscard]] virtual std::shared_ptr<Connection> connect(
+      const ConnectRequest& request) = 0;
+  /// What a failure of this transport's says, in one line; nothing for an
+  /// exception that is not its own.
+  [[nodiscard]] virtual std::optional<std::string> describe_failure(
+      const std::exception& error) const = 0;
+};
+
+/// The first line of what `error` says; LibTorch's goes on with a backtrace.
+std::string first_line_of(const std::exception& error);
+
+}  // namespace accelerate::detail

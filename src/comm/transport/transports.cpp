@@ -1,0 +1,39 @@
+#include "comm/transport/transports.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/transport/gloo/gloo_transport.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr TransportRow kTransports[] = {
+    {.name = "gloo",
+     .is_available = [] { return true; },
+     .make = &make_gloo_transport},
+};
+
+}  // namespace
+
+std::span<const TransportRow> transports() { return kTransports; }
+
+const TransportRow& choose_transport(const std::optional<std::string>& name) {
+  std::vector<std::string> names;
+  for (const TransportRow& row : kTransports) {
+    if (row.is_available()) names.emplace_back(row.name);
+    if (name ? row.name == *name && row.is_available() : row.is_available())
+      return row;
+  }
+  throw ConfigError(concat(
+      "[comm] the transport \"",
+      name.value_or(""),
+      "\" is none that this build has on this machine; use ",
+      join(names, ", ")));
+}
+
+}  // namespace accelerate::detail

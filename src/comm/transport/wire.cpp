@@ -1,0 +1,201 @@
+#include "comm/transport/wire.h"
+
+#include <limits>
+
+#include <ATen/Functions.h>
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr const char* kOpNames[] =
+    {"sum", "mean", "product", "min", "max", "bit_and", "bit_or", "bit_xor"};
+
+const char* name_of(ReduceOp op) { return kOpNames[static_cast<int>(op)]; }
+
+bool is_bit_op(ReduceOp op) {
+  return op == ReduceOp::bit_and || op == ReduceOp::bit_or ||
+      op == ReduceOp::bit_xor;
+}
+
+[[noreturn]] void refuse(
+    const char* operation,
+    ReduceOp op,
+    at::ScalarType dtype,
+    std::string_view advice) {
+  throw ConfigError(concat(
+      "[comm] ",
+      operation,
+      " with ",
+      name_of(op),
+      " was asked for ",
+      c10::toString(dtype),
+      " values, for which it means nothing; ",
+      advice));
+}
+
+// Booleans travel as bytes 0 and 1.
+ReduceOp boolean_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::product:
+    case ReduceOp::min:
+    case ReduceOp::bit_and:
+      return ReduceOp::min;
+    case ReduceOp::bit_xor:
+      return ReduceOp::bit_xor;
+    default:
+      return ReduceOp::max;
+  }
+}
+
+// Wider dtypes that hold all values of `dtype`, the narrowest first. Sums,
+// products and bit operations of integers are equal modulo their width.
+std::vector<at::ScalarType> wider_than(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kUInt16:
+      return {at::kInt, at::kLong};
+    case at::kInt:
+    case at::kUInt32:
+      return {at::kLong};
+    case at::kLong:
+    case at::kDouble:
+      return {};
+    case at::kFloat:
+      return {at::kDouble};
+    default:
+      return {at::kFloat, at::kDouble};
+  }
+}
+
+// The dtype in which the transport computes for `dtype`; `dtype` itself if it
+// can.
+at::ScalarType
+wire_dtype(const TransportFacts& facts, at::ScalarType dtype, ReduceOp op) {
+  if (facts.can_reduce(dtype, op)) return dtype;
+  for (const at::ScalarType wider : wider_than(dtype)) {
+    if (facts.can_reduce(wider, op)) return wider;
+  }
+  throw ConfigError(concat(
+      "[comm] the transport \"",
+      facts.name,
+      "\" cannot reduce ",
+      c10::toString(dtype),
+      " values with ",
+      name_of(op),
+      ", nor in a wider dtype"));
+}
+
+constexpr std::int64_t kSignBit = std::numeric_limits<std::int64_t>::min();
+
+}  // namespace
+
+void require_dense(const char* operation, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw ConfigError(
+        concat("[comm] ", operation, " was given an undefined tensor"));
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) {
+    throw ConfigError(concat(
+        "[comm] ",
+        operation,
+        " was given a ",
+        tensor.layout(),
+        " tensor; only dense ones can travel: use to_dense()"));
+  }
+  if (tensor.is_quantized()) {
+    throw ConfigError(concat(
+        "[comm] ",
+        operation,
+        " was given a quantized tensor; use dequantize() or int_repr()"));
+  }
+}
+
+void require_meaning(const char* operation, ReduceOp op, at::ScalarType dtype) {
+  if (dtype == at::kBool) {
+    if (op == ReduceOp::mean)
+      refuse(operation, op, dtype, "convert to float first");
+    return;
+  }
+  if (dtype == at::kFloat4_e2m1fn_x2) {
+    refuse(operation, op, dtype, "convert to float first");
+  }
+  const bool is_integral = c10::isIntegralType(dtype, /*includeBool=*/false);
+  if (is_bit_op(op) && !is_integral)
+    refuse(operation, op, dtype, "use integers");
+  if (op == ReduceOp::mean && is_integral) {
+    refuse(
+        operation, op, dtype, "convert to float first, or use sum and divide");
+  }
+  const bool is_ordered_or_scaled = op != ReduceOp::sum && op != ReduceOp::mean;
+  if (c10::isComplexType(dtype) && is_ordered_or_scaled) {
+    refuse(
+        operation, op, dtype, "complex values can be summed and averaged only");
+  }
+}
+
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  at::Tensor plain = tensor.detach();
+  if (plain.is_conj() || plain.is_neg())
+    plain = plain.resolve_conj().resolve_neg();
+  return plain.contiguous().reshape({-1}).view(at::kByte);
+}
+
+ArithmeticWire::ArithmeticWire(
+    const TransportFacts& facts,
+    const at::Tensor& tensor,
+    ReduceOp op)
+    : dtype_(tensor.scalar_type()), op_(op), transport_op_(op) {
+  const bool is_native =
+      facts.can_reduce(dtype_, op) && !tensor.is_conj() && !tensor.is_neg();
+  if (is_native) {
+    buffer_ = tensor.detach().contiguous();
+    op_ = ReduceOp::sum;
+  } else {
+    encode(facts, tensor.detach());
+  }
+  is_identity_ = is_native && tensor.is_contiguous();
+}
+
+void ArithmeticWire::encode(
+    const TransportFacts& facts,
+    const at::Tensor& tensor) {
+  at::Tensor plain = tensor.resolve_conj().resolve_neg().contiguous();
+  if (op_ == ReduceOp::mean) transport_op_ = ReduceOp::sum;
+  if (dtype_ == at::kBool) {
+    transport_op_ = boolean_op(op_);
+    // A byte view shares memory, and the bytes of a bool are 0 or 1.
+    plain = plain.view(at::kByte);
+  } else if (dtype_ == at::kUInt64) {
+    // The same 64 bits: sums, products and bit operations are equal modulo
+    // 2^64; order needs the sign bit flipped.
+    plain = plain.view(at::kLong);
+    flips_sign_ = op_ == ReduceOp::min || op_ == ReduceOp::max;
+    if (flips_sign_) plain = plain.bitwise_xor(kSignBit);
+  } else if (c10::isComplexType(dtype_)) {
+    plain = at::view_as_real(plain);
+  }
+  buffer_ = plain.to(wire_dtype(facts, plain.scalar_type(), transport_op_));
+}
+
+at::Tensor ArithmeticWire::decode(const at::Tensor& reduced, int num_ranks)
+    const {
+  at::Tensor values = reduced;
+  if (op_ == ReduceOp::mean) values.div_(num_ranks);
+  if (flips_sign_) values = values.bitwise_xor(kSignBit);
+  if (dtype_ == at::kBool) return values.to(at::kByte).view(at::kBool);
+  if (dtype_ == at::kUInt64) return values.view(at::kUInt64);
+  if (c10::isComplexType(dtype_)) {
+    return at::view_as_complex(values.to(c10::toRealValueType(dtype_)));
+  }
+  return values.to(dtype_);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,98 @@
+#include "comm/transport/works.h"
+
+#include <mutex>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+class CompletedWork final : public c10d::Work {
+ public:
+  explicit CompletedWork(std::vector<at::Tensor> tensors)
+      : tensors_(std::move(tensors)) {}
+
+  bool isCompleted() override { return true; }
+  [[nodiscard]] bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  std::vector<at::Tensor> result() override { return tensors_; }
+  Future getFuture() override {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(tensors_));
+    return future;
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+class WorkThen final : public c10d::Work {
+ public:
+  WorkThen(
+      detail::Work work,
+      std::function<void()> finish,
+      std::vector<at::Tensor> tensors)
+      : work_(std::move(work)),
+        rest_(std::make_shared<Rest>()),
+        tensors_(std::move(tensors)) {
+    rest_->finish = std::move(finish);
+  }
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  [[nodiscard]] bool isSuccess() const override { return work_->isSuccess(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool is_done = work_->wait(timeout);
+    rest_->run();
+    return is_done;
+  }
+  std::vector<at::Tensor> result() override { return tensors_; }
+  Future getFuture() override {
+    return work_->getFuture()->then(
+        [rest = rest_,
+         tensors = tensors_](c10::ivalue::Future& done) -> c10::IValue {
+          static_cast<void>(done.value());
+          rest->run();
+          return tensors;
+        },
+        c10::ListType::create(c10::TensorType::get()));
+  }
+
+ private:
+  struct Rest {
+    std::once_flag once;
+    std::function<void()> finish;
+
+    void run() {
+      std::call_once(once, [this] {
+        const at::NoGradGuard no_grad;
+        finish();
+      });
+    }
+  };
+
+  detail::Work work_;
+  std::shared_ptr<Rest> rest_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace
+
+Work completed_work(std::vector<at::Tensor> tensors) {
+  return c10::make_intrusive<CompletedWork>(std::move(tensors));
+}
+
+Work work_then(
+    Work work,
+    std::function<void()> finish,
+    std::vector<at::Tensor> tensors) {
+  return c10::make_intrusive<WorkThen>(
+      std::move(work), std::move(finish), std::move(tensors));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace accelerate::detail {
+
+using ConfigJson = nlohmann::ordered_json;
+
+/// A config file as written: keys in its order, values of the types that
+/// Accelerate's reader gives them (`yes` is a boolean, `'yes'` a string).
+struct ConfigDocument {
+  std::filesystem::path path;
+  std::string text;
+  bool is_json = false;
+  ConfigJson values = ConfigJson::object();
+  /// Strings as written, by "key" or "map.key": for words such as NO, which are
+  /// booleans to YAML.
+  std::map<std::string, std::string, std::less<>> words;
+  /// Line numbers from 1, by the same names.
+  std::map<std::string, int, std::less<>> lines;
+};
+
+/// Throws ConfigError, with the line, for text that does not parse, and for
+/// text that is not a map.
+ConfigDocument parse_config(std::string text, std::filesystem::path path);
+ConfigDocument read_config_document(const std::filesystem::path& path);
+
+/// Every key of Accelerate with the value in force: defaults filled in, keys of
+/// old versions replaced. Throws one ConfigError with every unknown key and the
+/// nearest known one, and a missing or unknown `distributed_type`.
+ConfigJson values_in_force(const ConfigDocument& document);
+
+/// The values that are written to a file: no nulls, no empty maps.
+ConfigJson values_to_write(const ConfigJson& in_force);
+
+/// All values as JSON or YAML, keys sorted.
+std::string write_config(const ConfigJson& values, bool as_json);
+
+/// The document's own text with these values: lines of unchanged keys stay,
+/// with their comments; those of removed keys go; new keys follow. JSON is
+/// written anew.
+std::string updated_text(
+    const ConfigDocument& document,
+    const ConfigJson& values);
+
+/// Whether a key may be outside the maps of a file for this machine.
+bool is_config_key(std::string_view key);
+
+/// The JSON schema of config files, for editors.
+std::string config_schema();
+
+/// The value of a word without quotes in YAML 1.1, which Accelerate follows.
+ConfigJson yaml_value(const std::string& word);
+
+/// A value as Python writes it: True, 1.0, a string unchanged.
+std::string python_text(const ConfigJson& value);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,145 @@
+#include "config/files/config_file.h"
+
+#include <algorithm>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const ConfigDocument& document) : document_(document) {}
+
+  Source read(const ConfigJson& values) {
+    for (const auto& [key, value] : values.items()) {
+      if (value.is_object()) {
+        for (const auto& [inner, entry] : value.items()) {
+          take(
+              with_prefix(key, inner), key, format("{}.{}", key, inner), entry);
+        }
+      } else if (document_.values.contains(key) || is_replaced(key)) {
+        // Other keys are defaults.
+        take(key, "", key, value);
+      }
+    }
+    if (values.value("distributed_type", "") == "NO" &&
+        !document_.values.contains("num_processes")) {
+      add(*find_option("num_processes"), "num_processes", 1);
+    }
+    if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
+    return std::move(source_);
+  }
+
+ private:
+  [[nodiscard]] bool is_replaced(const std::string& key) const {
+    return key == "mixed_precision" && document_.values.contains("fp16");
+  }
+
+  // fsdp_config: {version: 2} means fsdp_version.
+  static std::string with_prefix(
+      const std::string& section,
+      const std::string& key) {
+    for (const std::string_view family : {"fsdp", "fp8", "dynamo"}) {
+      if (section == format("{}_config", family) &&
+          !key.starts_with(format("{}_", family))) {
+        return format("{}_{}", family, key);
+      }
+    }
+    return key;
+  }
+
+  void take(
+      std::string key,
+      const std::string& section,
+      const std::string& name,
+      const ConfigJson& value) {
+    // This name is in Accelerate's documentation.
+    if (key == "fsdp_backward_prefetch_policy") key = "fsdp_backward_prefetch";
+    const OptionSpec* const spec = find_option(key);
+    // DeepSpeed's map also holds keys that are not DeepSpeed's.
+    const bool fits = spec != nullptr &&
+        (spec->section == section ||
+         (section == "deepspeed_config" && spec->section.empty()));
+    if (!fits) {
+      complain_unknown(key, section, name);
+      return;
+    }
+    // Some files of Accelerate leave the number to the command line.
+    const bool is_unset = value.is_null() ||
+        (key == "num_processes" && value.is_number() && value == -1);
+    if (!is_unset) add(*spec, name, value);
+  }
+
+  void add(
+      const OptionSpec& spec,
+      const std::string& name,
+      const ConfigJson& value) {
+    // NO without quotes is a boolean to YAML, and a string here.
+    const auto word = document_.words.find(name);
+    const bool is_word = spec.kind == OptionKind::choice &&
+        word != document_.words.end() && !value.is_string();
+    source_.add(
+        spec.key,
+        is_word ? word->second : python_text(value),
+        format("file {}", document_.path.string()));
+  }
+
+  void complain_unknown(
+      const std::string& key,
+      const std::string& section,
+      const std::string& name) {
+    std::vector<std::string> known;
+    for (const OptionSpec& spec : option_table()) {
+      if (spec.section == section) known.emplace_back(spec.key);
+    }
+    const auto line = document_.lines.find(name);
+    const auto meant = nearest(key, known);
+    complaints_.push_back(format(
+        "[config] unknown key \"{}\" (file {}{}){}",
+        name,
+        document_.path.string(),
+        line == document_.lines.end() ? std::string()
+                                      : format(", line {}", line->second),
+        meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
+  }
+
+  const ConfigDocument& document_;
+  Source source_{Origin::file, {}};
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace
+
+std::optional<std::filesystem::path> default_config_path(
+    const Environment& environment) {
+  std::filesystem::path folder;
+  if (const auto home = environment.get("HF_HOME")) {
+    folder = *home;
+  } else if (const auto cache = environment.get("XDG_CACHE_HOME")) {
+    folder = std::filesystem::path(*cache) / "huggingface";
+  } else if (const auto user = environment.get("HOME")) {
+    folder = std::filesystem::path(*user) / ".cache" / "huggingface";
+  } else {
+    return std::nullopt;
+  }
+  return folder / "accelerate" / "default_config.yaml";
+}
+
+Source source_from_config(const ConfigDocument& document) {
+  if (document.values.empty()) return {Origin::file, {}};
+  const ConfigJson values = values_in_force(document);
+  if (values["compute_environment"] == "AMAZON_SAGEMAKER") {
+    throw ConfigError(format(
+        "[config] {} describes a job for Amazon SageMaker, which only Amazon's "
+        "Python SDK starts; give a file with compute_environment: "
+        "LOCAL_MACHINE by --config_file",
+        document.path));
+  }
+  return Reader(document).read(values);
+}
+
+}  // namespace accelerate::detail

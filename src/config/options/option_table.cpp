@@ -1,0 +1,192 @@
+#include "config/options/option_table.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "config/option_rows.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using enum OptionKind;
+
+struct Range {
+  double low = -std::numeric_limits<double>::infinity();
+  double high = std::numeric_limits<double>::infinity();
+};
+
+Range range_of(std::string_view limits) {
+  Range range;
+  const std::size_t dots = limits.find("..");
+  if (dots == std::string_view::npos) return range;
+  if (const auto low = parse_double(limits.substr(0, dots))) range.low = *low;
+  if (const auto high = parse_double(limits.substr(dots + 2)))
+    range.high = *high;
+  return range;
+}
+
+std::string allowed(const OptionSpec& spec) {
+  switch (spec.kind) {
+    case boolean:
+    case truth:
+      return "yes or no";
+    case text:
+      return "a text";
+    case choice: {
+      std::string words = join(split(spec.limits, '|'), ", ");
+      return "one of " + words;
+    }
+    case integer:
+    case number:
+      break;
+  }
+  const Range range = range_of(spec.limits);
+  std::string out = spec.kind == integer ? "a whole number" : "a number";
+  if (range.low > -std::numeric_limits<double>::infinity()) {
+    out += format(" of at least {}", range.low);
+  }
+  if (range.high < std::numeric_limits<double>::infinity()) {
+    out += format(" and at most {}", range.high);
+  }
+  return out;
+}
+
+bool within(const OptionSpec& spec, double value) {
+  const Range range = range_of(spec.limits);
+  return value >= range.low && value <= range.high;
+}
+
+std::optional<OptionValue> try_parse(
+    const OptionSpec& spec,
+    std::string_view text) {
+  switch (spec.kind) {
+    case boolean:
+    case truth:
+      if (const auto value = parse_bool(text)) return *value;
+      break;
+    case integer:
+      if (const auto value = parse_int(text);
+          value && within(spec, static_cast<double>(*value))) {
+        return std::int64_t{*value};
+      }
+      break;
+    case number:
+      if (const auto value = parse_double(text); value && within(spec, *value))
+        return *value;
+      break;
+    case choice:
+      for (std::string& word : split(spec.limits, '|')) {
+        if (to_lower(word) == to_lower(text)) return std::move(word);
+      }
+      break;
+    case OptionKind::text:
+      return std::string(text);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::span<const OptionSpec> option_table() {
+  static const std::vector<OptionSpec> table = [] {
+    std::vector<OptionSpec> all;
+    for (const auto rows :
+         {launch_option_rows(),
+          sharding_option_rows(),
+          engine_option_rows(),
+          compute_option_rows(),
+          python_option_rows()}) {
+      all.insert(all.end(), rows.begin(), rows.end());
+    }
+    return all;
+  }();
+  return table;
+}
+
+const OptionSpec* find_option(std::string_view key) {
+  const auto table = option_table();
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const OptionSpec& spec) {
+        return spec.key == key;
+      });
+  return found == table.end() ? nullptr : &*found;
+}
+
+OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
+  if (auto value = try_parse(spec, trim(text))) return *value;
+  throw ConfigError(format(
+      "[config] {} is \"{}\"; it must be {}", spec.key, text, allowed(spec)));
+}
+
+std::string format_option(const OptionValue& value) {
+  struct Formatter {
+    std::string operator()(bool v) const { return v ? "true" : "false"; }
+    std::string operator()(std::int64_t v) const { return std::to_string(v); }
+    std::string operator()(double v) const { return concat(v); }
+    std::string operator()(const std::string& v) const { return v; }
+  };
+  return std::visit(Formatter{}, value);
+}
+
+std::string options_page() {
+  std::string page =
+      "# Options\n\n"
+      "Every setting has one name in the config file and, where given, a flag "
+      "of `accelerate-cpp launch` and an\n"
+      "environment variable. Code wins over the command line, the command line "
+      "over the environment, the\n"
+      "environment over the file, the file over the default; every resolved "
+      "value knows which of them it came from.\n\n"
+      "This page is printed by `accelerate-cpp options`; a test keeps the two "
+      "equal. Marks: `py` is handed to Python programs\n"
+      "and has no effect on programs of this library yet, `py!` never will.\n";
+  const auto code = [](std::string_view word) {
+    return word.empty() ? std::string() : format("`{}`", word);
+  };
+  const auto mark = [](OptionUse use) {
+    switch (use) {
+      case OptionUse::acts:
+        break;
+      case OptionUse::carried:
+        return "py";
+      case OptionUse::python_only:
+        return "py!";
+    }
+    return "";
+  };
+  std::string_view group;
+  for (const OptionSpec& spec : option_table()) {
+    if (spec.group != group) {
+      group = spec.group;
+      page += format(
+          "\n## {}\n\n| key | flag | variable | value | default | | meaning "
+          "|\n| --- | --- | --- | --- | --- | --- | --- |\n",
+          group);
+    }
+    page += format(
+        "| {} | {} | {} | {} | {} | {} | {} |\n",
+        code(spec.key),
+        code(spec.flag),
+        code(spec.variable),
+        allowed(spec),
+        code(spec.default_value),
+        mark(spec.use),
+        spec.help);
+  }
+  page +=
+      "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
+      "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
+      "that name, as in Accelerate's files, and DeepSpeed's in "
+      "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
+      "neither knows, such as one for a single launch (`use_fsdp`: there it is "
+      "`distributed_type`), is an error that names the\n"
+      "nearest one. The schema, config.schema.json, lists those of a file.\n";
+  return page;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,82 @@
+#include "config/option_rows.h"
+
+#include <array>
+
+namespace accelerate::detail {
+
+namespace {
+
+using enum OptionKind;
+using enum OptionUse;
+
+// Options that the launcher itself acts on.
+// clang-format off
+constexpr std::array<OptionSpec, 30> kLaunchRows{{
+    {"num_processes", "", "--num_processes", "", integer, "", "1..", acts, "Training",
+     "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
+    {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
+     "stay on the CPU even where there is an accelerator"},
+    {"multi_gpu", "", "--multi_gpu", "", boolean, "false", "", acts, "Training",
+     "several processes on accelerators; that is what --num_processes alone means here, too"},
+    {"gpu_ids", "", "--gpu_ids", "", text, "", "", acts, "Training",
+     "accelerators that the ranks may see, such as 0,2, or all"},
+    {"device", "", "", "ACCELERATE_TORCH_DEVICE", text, "", "", acts, "Training",
+     "the device of every rank, such as cpu or cuda:1, instead of the one chosen by local rank"},
+    {"mixed_precision", "", "--mixed_precision", "ACCELERATE_MIXED_PRECISION", choice, "no", "no|fp16|bf16|fp8", acts, "Training",
+     "precision of the forward pass"},
+    {"gradient_accumulation_steps", "", "--gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", integer, "1", "1..", acts, "Training",
+     "micro-batches whose gradients are added before the optimizer steps"},
+    {"timeout_seconds", "", "--timeout_seconds", "ACCELERATE_TIMEOUT_SECONDS", number, "", "0..", acts, "Training",
+     "how long a collective waits for a silent peer"},
+    {"debug", "", "--debug", "ACCELERATE_DEBUG_MODE", boolean, "false", "", acts, "Training",
+     "check before each collective that all ranks call the same one with the same shapes"},
+    {"log_level", "", "--log_level", "ACCELERATE_LOG_LEVEL", choice, "warning", "debug|info|warning|error|off", acts, "Training",
+     "which of the library's messages are shown"},
+    {"quiet", "", "--quiet", "", boolean, "false", "", acts, "Training",
+     "say nothing when a rank fails but what the rank said itself"},
+    {"num_cpu_threads_per_process", "", "--num_cpu_threads_per_process", "OMP_NUM_THREADS", integer, "0", "0..", acts, "Cores",
+     "threads that one rank computes with; 0 shares the cores out among the ranks"},
+    {"enable_cpu_affinity", "", "--enable_cpu_affinity", "ACCELERATE_CPU_AFFINITY", boolean, "false", "", acts, "Cores",
+     "the same as --cpu_affinity auto"},
+    {"cpu_affinity", "", "--cpu_affinity", "", text, "none", "", acts, "Cores",
+     "bind ranks to processors: none, auto (shared out among the ranks), or a list for each, such as 0-3;4-7"},
+    {"num_machines", "", "--num_machines", "", integer, "1", "1..", acts, "Machines",
+     "machines that take part"},
+    {"machine_rank", "", "--machine_rank", "", integer, "0", "0..", acts, "Machines",
+     "which of the machines this one is, from 0"},
+    {"main_process_ip", "", "--main_process_ip", "", text, "", "", acts, "Machines",
+     "address of the machine with rank 0"},
+    {"main_process_port", "", "--main_process_port", "", integer, "", "0..65535", acts, "Machines",
+     "port where rank 0 keeps the key-value store. Unset or 0: a free one, which several machines cannot take"},
+    {"same_network", "", "--same_network", "", boolean, "false", "", acts, "Machines",
+     "all machines are in one network; only for files of Accelerate"},
+    {"hostfile", "", "--hostfile", "", text, "", "", acts, "Machines",
+     "hosts to start on, one a line, such as node1 slots=4; rank 0 is on the first"},
+    {"remote_shell", "", "--remote_shell", "", choice, "ssh", "ssh|pdsh", acts, "Machines",
+     "how hosts of --hostfile are reached"},
+    {"check", "", "--check", "", boolean, "false", "", acts, "Machines",
+     "before the start, every machine connects to every other and measures; a pair that cannot is named"},
+    {"rdzv_backend", "", "--rdzv_backend", "", text, "static", "", carried, "Machines",
+     "torchrun's way of meeting; here the address of rank 0 is always given"},
+    {"rdzv_conf", "", "--rdzv_conf", "", text, "", "", carried, "Machines",
+     "further settings of torchrun's meeting, such as timeout=900"},
+    {"mpirun_hostfile", "mpirun_config", "--mpirun_hostfile", "", text, "", "", acts, "Machines",
+     "start the ranks by mpirun, on these hosts"},
+    {"log_dir", "", "--log_dir", "", text, "", "", acts, "Output and restarts",
+     "folder for files with the output of each rank: ATTEMPT/RANK/stdout.log and stderr.log"},
+    {"tee", "", "--tee", "", text, "0", "", acts, "Output and restarts",
+     "what is shown beside --log_dir: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local rank, such as 0:3,1:2. Unset: both"},
+    {"role", "", "--role", "", text, "default", "", acts, "Output and restarts",
+     "name of this kind of worker, shown before the rank in each line"},
+    {"max_restarts", "", "--max_restarts", "", integer, "0", "0..", acts, "Output and restarts",
+     "how often a failed group is started again; it goes on from its newest complete checkpoint"},
+    {"monitor_interval", "", "--monitor_interval", "", number, "0.1", "0..", acts, "Output and restarts",
+     "seconds between looks at the ranks under torchrun; here the end of a rank is heard at once"},
+}};
+// clang-format on
+
+}  // namespace
+
+std::span<const OptionSpec> launch_option_rows() { return kLaunchRows; }
+
+}  // namespace accelerate::detail

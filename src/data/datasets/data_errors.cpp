@@ -1,0 +1,127 @@
+#include <accelerate/data_loader.h>
+
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// The message of the exception in flight, without a stack trace.
+std::string what_went_wrong() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of no standard type";
+  }
+}
+
+bool is_stop() {
+  try {
+    throw;
+  } catch (const Worker::Stopped&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::string list(const std::vector<std::int64_t>& samples) {
+  constexpr std::size_t kMost = 8;
+  std::string text;
+  for (std::size_t i = 0; i < samples.size() && i < kMost; ++i) {
+    text += concat(i == 0 ? "" : ", ", samples[i]);
+  }
+  if (samples.size() > kMost) text += ", …";
+  return text;
+}
+
+}  // namespace
+
+void throw_sample_error(std::int64_t sample, const char* verb) {
+  if (is_stop()) throw;
+  std::throw_with_nested(DataError(concat(
+      "[data] sample ", sample, ": ", verb, " failed: ", what_went_wrong())));
+}
+
+void throw_batch_error(
+    std::int64_t batch,
+    const std::vector<std::int64_t>& samples,
+    const char* verb) {
+  if (is_stop()) throw;
+  const std::string which = samples.empty()
+      ? std::string()
+      : concat(" (samples ", list(samples), ")");
+  std::throw_with_nested(DataError(concat(
+      "[data] batch ",
+      batch,
+      which,
+      ": ",
+      verb,
+      " failed: ",
+      what_went_wrong())));
+}
+
+void throw_shrunk(std::int64_t sample, std::int64_t size) {
+  throw DataError(concat(
+      "[data] sample ",
+      sample,
+      " is to be read, but the dataset has only ",
+      size,
+      " now: it has shrunk since the pass began; let its size() change between "
+      "passes only"));
+}
+
+void throw_not_dispatchable() {
+  throw ConfigError(
+      "[data] dispatch_batches needs batches that can be cut and sent: nested "
+      "tensors (nested.h) "
+      "or a vector of objects (objects.h), default-constructible; this "
+      "loader's are neither");
+}
+
+void throw_stuck(const std::string& where) {
+  throw Error(concat(
+      "[data] a worker of an earlier pass over this loader has not come back, "
+      "it is ",
+      where,
+      "; a stream is read by one thread at a time, so no new pass can begin: "
+      "end the process"));
+}
+
+void warn_left_behind(const Logger& logger, const std::string& where) {
+  logger.log(
+      LogLevel::warning,
+      "data",
+      concat(
+          "a worker did not come back within the timeout, it is ",
+          where,
+          "; its thread was left behind"));
+}
+
+void SkipProgress::say(std::int64_t num_skipped) {
+  const auto now = LoaderClock::now();
+  if (now - said_ < interval_) return;
+  said_ = now;
+  logger_->log(
+      LogLevel::warning,
+      "data",
+      concat(
+          "resuming a stream that has no state of its own: ",
+          num_skipped,
+          " of ",
+          num_samples_,
+          " samples skipped"));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,236 @@
+#include <accelerate/json_lines.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+
+namespace accelerate {
+
+using detail::concat;
+using nlohmann::json;
+
+struct JsonRecord::State {
+  JsonLinesFile file;
+  std::int64_t index;
+  json object = {};
+
+  [[noreturn]] void fail(const std::string& key, const std::string& what)
+      const {
+    throw ConfigError(
+        concat("[data] ", file.place(index), ": '", key, "' ", what));
+  }
+  [[nodiscard]] const json& value(const std::string& key) const {
+    const auto found = object.find(key);
+    if (found == object.end()) fail(key, "is missing");
+    return *found;
+  }
+};
+
+JsonRecord::JsonRecord(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
+JsonRecord::JsonRecord(JsonRecord&&) noexcept = default;
+JsonRecord& JsonRecord::operator=(JsonRecord&&) noexcept = default;
+JsonRecord::~JsonRecord() = default;
+
+bool JsonRecord::contains(const std::string& key) const {
+  return state_->object.contains(key);
+}
+
+std::string JsonRecord::text(const std::string& key) const {
+  const json& value = state_->value(key);
+  if (!value.is_string())
+    state_->fail(key, concat("is a ", value.type_name(), ", not a text"));
+  return value.get<std::string>();
+}
+
+std::int64_t JsonRecord::integer(const std::string& key) const {
+  const json& value = state_->value(key);
+  const bool fits = value.is_number_integer() &&
+      !(value.is_number_unsigned() &&
+        value.get<std::uint64_t>() >
+            std::uint64_t{std::numeric_limits<std::int64_t>::max()});
+  if (!fits) state_->fail(key, "is no whole number of 64 bits");
+  return value.get<std::int64_t>();
+}
+
+double JsonRecord::number(const std::string& key) const {
+  const json& value = state_->value(key);
+  if (!value.is_number())
+    state_->fail(key, concat("is a ", value.type_name(), ", not a number"));
+  return value.get<double>();
+}
+
+bool JsonRecord::boolean(const std::string& key) const {
+  const json& value = state_->value(key);
+  if (!value.is_boolean()) {
+    state_->fail(
+        key, concat("is a ", value.type_name(), ", not true or false"));
+  }
+  return value.get<bool>();
+}
+
+std::vector<std::string> JsonRecord::texts(const std::string& key) const {
+  const json& value = state_->value(key);
+  std::vector<std::string> texts;
+  for (const json& item : value.is_array() ? value : json::array({nullptr})) {
+    if (!item.is_string()) state_->fail(key, "is no list of texts");
+    texts.push_back(item.get<std::string>());
+  }
+  return texts;
+}
+
+namespace {
+
+// Appends the numbers of `value`; false if lengths differ or an element is not
+// a number.
+template <class Number>
+bool append_numbers(
+    const json& value,
+    const std::vector<std::int64_t>& sizes,
+    std::size_t depth,
+    std::vector<Number>& out) {
+  if (depth == sizes.size()) {
+    if (value.is_boolean()) {
+      out.push_back(static_cast<Number>(value.get<bool>()));
+      return true;
+    }
+    const bool is_right = std::is_floating_point_v<Number>
+        ? value.is_number()
+        : value.is_number_integer();
+    if (is_right) out.push_back(value.get<Number>());
+    return is_right;
+  }
+  if (!value.is_array() ||
+      static_cast<std::int64_t>(value.size()) != sizes[depth])
+    return false;
+  for (const json& item : value) {
+    if (!append_numbers(item, sizes, depth + 1, out)) return false;
+  }
+  return true;
+}
+
+template <class Number>
+std::optional<at::Tensor> to_tensor(
+    const json& value,
+    const std::vector<std::int64_t>& sizes,
+    at::ScalarType wide,
+    at::ScalarType dtype) {
+  std::vector<Number> numbers;
+  if (!append_numbers(value, sizes, 0, numbers)) return std::nullopt;
+  return at::from_blob(numbers.data(), sizes, at::TensorOptions().dtype(wide))
+      .to(dtype, false, true);
+}
+
+}  // namespace
+
+at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
+    const {
+  const json& value = state_->value(key);
+  std::vector<std::int64_t> sizes;
+  for (const json* at = &value; at->is_array(); at = &at->front()) {
+    sizes.push_back(static_cast<std::int64_t>(at->size()));
+    if (at->empty()) break;
+  }
+  // A double would lose digits of 64-bit integers.
+  const bool is_whole = at::isIntegralType(dtype, /*includeBool=*/true);
+  const std::optional<at::Tensor> tensor = is_whole
+      ? to_tensor<std::int64_t>(value, sizes, at::kLong, dtype)
+      : to_tensor<double>(value, sizes, at::kDouble, dtype);
+  if (!tensor) {
+    state_->fail(
+        key,
+        concat(
+            "is no ",
+            is_whole ? "whole number" : "number",
+            " or list of them, nor lists of equal length in lists"));
+  }
+  return *tensor;
+}
+
+std::string JsonRecord::place() const {
+  return state_->file.place(state_->index);
+}
+
+struct JsonLinesFile::State {
+  std::string path;
+  detail::MappedFile mapping;
+  std::string_view text;
+  std::vector<std::uint64_t> lines;
+
+  // The line number counts blank lines. It is counted when asked for.
+  [[nodiscard]] std::string place_of(std::int64_t index) const {
+    const auto begin =
+        static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
+    return concat(
+        path, ":", 1 + std::count(text.begin(), text.begin() + begin, '\n'));
+  }
+
+  explicit State(const std::string& file) : path(file), mapping(file) {
+    text = {
+        reinterpret_cast<const char*>(mapping.bytes().data()),
+        mapping.bytes().size()};
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      if (!detail::trim(text.substr(at, end - at)).empty()) lines.push_back(at);
+      at = end + 1;
+    }
+  }
+};
+
+JsonLinesFile::JsonLinesFile(const std::string& path)
+    : state_(std::make_shared<const State>(path)) {}
+
+std::int64_t JsonLinesFile::size() const {
+  return static_cast<std::int64_t>(state_->lines.size());
+}
+
+std::string_view JsonLinesFile::line(std::int64_t index) const {
+  if (index < 0 || index >= size()) {
+    throw ConfigError(concat(
+        "[data] ",
+        state_->path,
+        " has ",
+        size(),
+        " lines and no line ",
+        index));
+  }
+  const std::size_t begin = state_->lines[static_cast<std::size_t>(index)];
+  return detail::trim(
+      state_->text.substr(begin, state_->text.find('\n', begin) - begin));
+}
+
+std::string JsonLinesFile::place(std::int64_t index) const {
+  static_cast<void>(line(index));  // throws if there is no such line
+  return state_->place_of(index);
+}
+
+JsonRecord JsonLinesFile::record(std::int64_t index) const {
+  const std::string_view text = line(index);
+  auto state =
+      std::make_unique<JsonRecord::State>(JsonRecord::State{*this, index});
+  try {
+    state->object = json::parse(text);
+  } catch (const json::exception& error) {
+    throw ConfigError(concat("[data] ", place(index), ": ", error.what()));
+  }
+  if (!state->object.is_object()) {
+    throw ConfigError(concat(
+        "[data] ",
+        place(index),
+        ": a line of a JSON lines file is an object, this is a ",
+        state->object.type_name()));
+  }
+  return JsonRecord(std::move(state));
+}
+
+}  // namespace accelerate

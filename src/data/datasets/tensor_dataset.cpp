@@ -1,0 +1,143 @@
+#include <accelerate/tensor_dataset.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <c10/util/SmallVector.h>
+
+#include <accelerate/collate.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+void throw_ragged(std::size_t first, std::size_t other) {
+  throw ConfigError(concat(
+      "[data] the samples of a batch have different numbers of tensors, ",
+      first,
+      " and ",
+      other,
+      ", so they cannot be stacked; give the loader a collate function"));
+}
+
+at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
+  const auto num_undefined = std::count_if(
+      rows.begin(), rows.end(), [](const auto& row) { return !row.defined(); });
+  if (num_undefined == static_cast<std::ptrdiff_t>(rows.size())) return {};
+  if (num_undefined > 0) {
+    throw ConfigError(concat(
+        "[data] ",
+        num_undefined,
+        " of ",
+        rows.size(),
+        " samples of a batch lack a tensor that the "
+        "others have, so they cannot be stacked; give the loader a collate "
+        "function"));
+  }
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    if (rows[i].sizes() != rows[0].sizes()) {
+      throw ConfigError(concat(
+          "[data] the samples of a batch have different shapes, ",
+          shape_text(rows[0]),
+          " first and ",
+          shape_text(rows[i]),
+          " at place ",
+          i,
+          ", so they cannot be stacked; make them equal, or give the loader a "
+          "collate function such "
+          "as PadCollate"));
+    }
+  }
+  return at::stack(rows, 0);
+}
+
+std::int64_t common_rows(std::span<const at::Tensor> tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined() || tensors[i].dim() == 0) {
+      throw ConfigError(concat(
+          "[data] tensor ",
+          i,
+          " of a TensorDataset has no dimension; dimension 0 counts samples"));
+    }
+    if (tensors[i].size(0) != tensors[0].size(0)) {
+      throw ConfigError(concat(
+          "[data] the tensors of a TensorDataset have ",
+          tensors[0].size(0),
+          " and ",
+          tensors[i].size(0),
+          " rows; give them equally many"));
+    }
+  }
+  return tensors[0].size(0);
+}
+
+namespace {
+
+// True for rows that a plain copy can take: contiguous, and too few for
+// threads.
+bool is_plain_copy(
+    const at::Tensor& tensor,
+    std::size_t num_rows,
+    std::size_t row_bytes) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 18;
+  return tensor.is_cpu() && tensor.layout() == at::kStrided &&
+      tensor.is_contiguous() && !tensor.is_quantized() && !tensor.is_conj() &&
+      !tensor.is_neg() && !tensor.requires_grad() &&
+      num_rows * row_bytes <= kMostBytes;
+}
+
+}  // namespace
+
+at::Tensor take_rows(
+    const at::Tensor& tensor,
+    std::span<const std::int64_t> indices) {
+  const std::int64_t size = tensor.size(0);
+  const auto row_bytes =
+      size == 0 ? 0 : tensor.nbytes() / static_cast<std::size_t>(size);
+  if (!is_plain_copy(tensor, indices.size(), row_bytes)) {
+    // The tensor borrows the indices: index_select reads them before it
+    // returns.
+    const at::Tensor index = at::from_blob(
+        const_cast<std::int64_t*>(indices.data()),
+        {static_cast<std::int64_t>(indices.size())},
+        at::kLong);
+    return tensor.index_select(
+        0, tensor.is_cpu() ? index : index.to(tensor.device()));
+  }
+  c10::SmallVector<std::int64_t, 5> sizes(
+      tensor.sizes().begin(), tensor.sizes().end());
+  sizes[0] = static_cast<std::int64_t>(indices.size());
+  const at::Tensor rows = at::empty(sizes, tensor.options());
+  const auto* const from =
+      static_cast<const std::byte*>(tensor.const_data_ptr());
+  auto* to = static_cast<std::byte*>(rows.mutable_data_ptr());
+  for (const std::int64_t i : indices) {
+    if (i < 0 || i >= size) {
+      throw ConfigError(concat(
+          "[data] a TensorDataset has ", size, " samples and no sample ", i));
+    }
+    if (row_bytes > 0)
+      std::memcpy(
+          to, from + static_cast<std::size_t>(i) * row_bytes, row_bytes);
+    to += row_bytes;
+  }
+  return rows;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,98 @@
+#include <accelerate/detail/batch_transfer.h>
+
+#include <ATen/Functions.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string describe(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<std::int64_t>> lines;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) {
+      lines.push_back({-1});
+      continue;
+    }
+    std::vector<std::int64_t> line{
+        static_cast<std::int64_t>(tensor.scalar_type())};
+    line.insert(line.end(), tensor.sizes().begin(), tensor.sizes().end());
+    lines.push_back(std::move(line));
+  }
+  return object_to_bytes(lines);
+}
+
+std::vector<at::Tensor> make_described(const std::string& bytes) {
+  std::vector<std::vector<std::int64_t>> lines;
+  object_from_bytes(bytes, lines);
+  std::vector<at::Tensor> tensors;
+  for (const auto& line : lines) {
+    tensors.push_back(
+        line.at(0) < 0 ? at::Tensor()
+                       : at::empty(
+                             at::IntArrayRef(line).slice(1),
+                             at::TensorOptions().dtype(
+                                 static_cast<at::ScalarType>(line[0]))));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void throw_lost_tensors(std::size_t sent, std::size_t found) {
+  throw ConfigError(concat(
+      "[data] dispatch_batches sent a batch of ",
+      sent,
+      " tensors, but a default-constructed one has ",
+      found,
+      " to put them in: batches of a type of your own need a fixed number of "
+      "tensors; use "
+      "vectors, maps and tuples of the standard library around it"));
+}
+
+RoundSlice scatter_round(
+    const Group& group,
+    RoundHeader& header,
+    const std::vector<RoundSlice>& slices) {
+  const bool is_sender = group.rank() == 0;
+  std::vector<std::string> messages;
+  if (is_sender) {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const RoundSlice nothing;
+      const RoundSlice& slice =
+          slices.empty() ? nothing : slices[static_cast<std::size_t>(rank)];
+      messages.push_back(pack_bytes(
+          {object_to_bytes(header.has_batch),
+           object_to_bytes(header.is_last),
+           object_to_bytes(header.rows),
+           header.error,
+           slice.structure,
+           describe(slice.tensors)}));
+    }
+  }
+  const std::vector<std::string> parts =
+      unpack_bytes(group.scatter_bytes(messages, 0));
+  if (parts.size() != 6) throw_wrong_size(parts.size(), 6);
+  object_from_bytes(parts[0], header.has_batch);
+  object_from_bytes(parts[1], header.is_last);
+  object_from_bytes(parts[2], header.rows);
+  header.error = parts[3];
+  if (!header.error.empty() && !is_sender) {
+    throw Error(concat(
+        "[data] rank 0, which reads for all ranks, failed: ", header.error));
+  }
+  RoundSlice mine{parts[4], make_described(parts[5])};
+  for (std::size_t i = 0; i < mine.tensors.size(); ++i) {
+    if (!mine.tensors[i].defined()) continue;
+    std::vector<at::Tensor> pieces;
+    for (const RoundSlice& slice : slices)
+      pieces.push_back(slice.tensors.at(i).contiguous());
+    group.scatter(mine.tensors[i], pieces, 0);
+  }
+  return mine;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,331 @@
+#include <accelerate/detail/worker_pool.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+// Sets the threads of LibTorch's OpenMP runtime for this thread:
+// at::set_num_threads would also change threads that are not ours.
+extern "C" [[gnu::weak]] void omp_set_num_threads(int num_threads);
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string describe(const Worker& worker) {
+  switch (worker.doing()) {
+    case Worker::Doing::waiting:
+      return "waiting";
+    case Worker::Doing::reading:
+      return concat("reading sample ", worker.place());
+    case Worker::Doing::collating:
+      return concat("collating batch ", worker.place());
+    case Worker::Doing::transferring:
+      return concat("transferring batch ", worker.place());
+  }
+  return {};
+}
+
+}  // namespace
+
+struct WorkerPool::Shared {
+  struct Slot {
+    std::unique_ptr<BatchJob> job;
+    std::exception_ptr failure;
+    bool is_last = false;
+    bool is_made = false;
+    bool is_taken = false;
+  };
+
+  WorkerPoolOptions options;
+  Claim claim;
+  at::ThreadLocalState thread_state;
+
+  /// Held while claiming, so that slots are in the order of claims.
+  std::mutex claiming;
+
+  /// Guards the other members.
+  std::mutex mutex;
+  std::condition_variable made, room, gone;
+  std::deque<Slot> slots;
+  /// Index of the first slot.
+  std::int64_t first_slot = 0;
+  std::int64_t num_held = 0;
+  bool is_stopping = false;
+  bool has_ended = false;
+  bool loop_waits = false;
+  bool worker_waits = false;
+  std::size_t num_gone = 0;
+  int num_claiming = 0;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+  /// The loop's own thread, when it makes a batch instead of waiting.
+  Worker helper;
+  /// Running mean of the time that jobs take, in seconds.
+  double mean_seconds = 1;
+
+  // The slot that may be handed out now; null if none is ready.
+  Slot* find_made() {
+    if (slots.empty()) return nullptr;
+    if (options.in_order)
+      return slots.front().is_made ? &slots.front() : nullptr;
+    for (Slot& slot : slots) {
+      const bool is_its_turn = !slot.is_last || num_held == 1;
+      if (slot.is_made && !slot.is_taken && is_its_turn) return &slot;
+    }
+    return nullptr;
+  }
+  // Claims a slot and the work for it. Returns nothing if there is no more
+  // work, or no room.
+  std::unique_ptr<BatchJob>
+  claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
+  // Runs a claimed job and puts the result into its slot. After a stop results
+  // are dropped.
+  void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
+  // True if making a batch takes no longer than sleeping until one is made.
+  // False with a timeout: a batch that is stuck in the loop's own thread would
+  // not be noticed.
+  [[nodiscard]] bool should_help() const {
+    constexpr double kSleepSeconds = 200e-6;
+    return mean_seconds < kSleepSeconds && options.timeout.count() == 0 &&
+        !has_ended && num_held < options.capacity;
+  }
+  // Returns false if there was nothing to do.
+  bool help();
+  [[noreturn]] void throw_timeout() const;
+};
+
+// Requires that the caller holds `claiming`.
+std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
+    Worker& worker,
+    std::int64_t& number,
+    bool waits_for_room) {
+  {
+    std::unique_lock lock(mutex);
+    while (waits_for_room && !is_stopping && !has_ended &&
+           num_held >= options.capacity) {
+      worker_waits = true;
+      room.wait(lock);
+    }
+    if (is_stopping || has_ended || num_held >= options.capacity)
+      return nullptr;
+    ++num_claiming;
+  }
+  std::unique_ptr<BatchJob> job;
+  std::exception_ptr failure;
+  try {
+    job = claim(worker);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::lock_guard lock(mutex);
+  --num_claiming;
+  has_ended = has_ended || !job;
+  if (!job && !failure) {
+    made.notify_all();
+    return nullptr;
+  }
+  number = first_slot + static_cast<std::int64_t>(slots.size());
+  ++num_held;
+  Slot& slot = slots.emplace_back();
+  slot.failure = failure;
+  slot.is_made = failure != nullptr;
+  slot.is_last = failure != nullptr || job->is_last;
+  if (failure) made.notify_all();
+  return job;
+}
+
+void WorkerPool::Shared::make(
+    Worker& worker,
+    std::unique_ptr<BatchJob> job,
+    std::int64_t number) {
+  const auto start = std::chrono::steady_clock::now();
+  std::exception_ptr failure;
+  try {
+    job->run(worker);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::chrono::duration<double> elapsed =
+      std::chrono::steady_clock::now() - start;
+  worker.doing_.store(Worker::Doing::waiting, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex);
+  if (is_stopping) return;
+  constexpr double kWeight = 0.2;
+  mean_seconds += kWeight * (elapsed.count() - mean_seconds);
+  Slot& slot = slots[static_cast<std::size_t>(number - first_slot)];
+  slot.job = std::move(job);
+  slot.failure = failure;
+  slot.is_made = true;
+  if (loop_waits && find_made() != nullptr) {
+    loop_waits = false;
+    made.notify_one();
+  }
+}
+
+bool WorkerPool::Shared::help() {
+  std::unique_lock claims(claiming, std::try_to_lock);
+  if (!claims) return false;
+  std::int64_t number = 0;
+  std::unique_ptr<BatchJob> job = claim_next(helper, number, false);
+  claims.unlock();
+  if (!job) return false;
+  make(helper, std::move(job), number);
+  return true;
+}
+
+void WorkerPool::Shared::throw_timeout() const {
+  std::string busy;
+  for (std::size_t i = 0; i < workers.size(); ++i) {
+    busy +=
+        concat(i == 0 ? "" : ", ", "worker ", i, " is ", describe(*workers[i]));
+  }
+  throw Error(concat(
+      "[data] no batch was ready within timeout = ",
+      options.timeout.count(),
+      " ms: ",
+      busy,
+      "; look at what is slow there, or raise timeout"));
+}
+
+WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)
+    : shared_(std::make_shared<Shared>()) {
+  shared_->options = options;
+  shared_->claim = std::move(claim);
+  for (int i = 0; i < options.num_workers; ++i) {
+    shared_->workers.push_back(std::make_unique<Worker>());
+  }
+  try {
+    for (std::size_t i = 0; i < shared_->workers.size(); ++i) {
+      shared_->threads.emplace_back(&WorkerPool::work, shared_, i);
+    }
+  } catch (...) {
+    bool is_claiming = false;
+    stop(is_claiming);
+    throw;
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  bool is_claiming = false;
+  stop(is_claiming);
+}
+
+void WorkerPool::work(
+    const std::shared_ptr<Shared>& shared,
+    std::size_t index) {
+  // Grad mode and other thread-local state are those of the loop.
+  const at::ThreadLocalStateGuard same_state(shared->thread_state);
+  // Workers are parallel among themselves. The first call makes LibTorch settle
+  // this thread's number of threads, which would undo the second.
+  at::get_num_threads();
+  if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
+
+  Worker& worker = *shared->workers[index];
+  while (true) {
+    std::unique_lock claims(shared->claiming);
+    std::int64_t number = 0;
+    std::unique_ptr<BatchJob> job = shared->claim_next(worker, number, true);
+    claims.unlock();
+    if (!job) break;
+    shared->make(worker, std::move(job), number);
+  }
+  const std::lock_guard lock(shared->mutex);
+  ++shared->num_gone;
+  shared->gone.notify_all();
+}
+
+std::unique_ptr<BatchJob> WorkerPool::next() {
+  Shared& shared = *shared_;
+  std::unique_lock lock(shared.mutex);
+  const auto deadline =
+      std::chrono::steady_clock::now() + shared.options.timeout;
+  Shared::Slot* slot = nullptr;
+  bool could_help = true;
+  while ((slot = shared.find_made()) == nullptr) {
+    if (shared.has_ended && shared.num_held == 0) return nullptr;
+    if (could_help && shared.should_help()) {
+      lock.unlock();
+      could_help = shared.help();
+      lock.lock();
+      // Checks again: anything may have happened meanwhile, including the end.
+      continue;
+    }
+    could_help = true;
+    shared.loop_waits = true;
+    if (shared.options.timeout.count() == 0) {
+      shared.made.wait(lock);
+    } else if (
+        shared.made.wait_until(lock, deadline) == std::cv_status::timeout &&
+        shared.find_made() == nullptr) {
+      shared.throw_timeout();
+    }
+  }
+  shared.loop_waits = false;
+  std::unique_ptr<BatchJob> job = std::move(slot->job);
+  const std::exception_ptr failure = std::exchange(slot->failure, nullptr);
+  slot->is_taken = true;
+  while (!shared.slots.empty() && shared.slots.front().is_taken) {
+    shared.slots.pop_front();
+    ++shared.first_slot;
+  }
+  --shared.num_held;
+  // Does not notify for each free slot: waking a thread costs more than a small
+  // batch.
+  if (shared.worker_waits && shared.num_held <= shared.options.capacity / 2) {
+    shared.worker_waits = false;
+    shared.room.notify_all();
+  }
+  lock.unlock();
+  if (failure) std::rethrow_exception(failure);
+  return job;
+}
+
+std::int64_t WorkerPool::num_in_turn() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->first_slot;
+}
+
+std::string WorkerPool::stop(bool& is_claiming) noexcept {
+  Shared& shared = *shared_;
+  is_claiming = false;
+  std::string left_behind;
+  if (shared.threads.empty()) return left_behind;
+  std::unique_lock lock(shared.mutex);
+  shared.is_stopping = true;
+  for (const auto& worker : shared.workers) {
+    worker->is_stopping_.store(true, std::memory_order_relaxed);
+  }
+  shared.room.notify_all();
+  const auto all_are_gone = [&] {
+    return shared.num_gone == shared.threads.size();
+  };
+  if (shared.options.timeout.count() > 0 &&
+      !shared.gone.wait_for(lock, shared.options.timeout, all_are_gone)) {
+    is_claiming = shared.num_claiming > 0;
+    for (std::size_t i = 0; i < shared.threads.size(); ++i) {
+      if (shared.workers[i]->doing() != Worker::Doing::waiting) {
+        left_behind = describe(*shared.workers[i]);
+      }
+      shared.threads[i].detach();
+    }
+    shared.threads.clear();
+    return left_behind.empty() ? "starting" : left_behind;
+  }
+  lock.unlock();
+  for (std::thread& thread : shared.threads) thread.join();
+  shared.threads.clear();
+  return left_behind;
+}
+
+}  // namespace accelerate::detail

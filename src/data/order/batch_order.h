@@ -1,0 +1,112 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <accelerate/detail/batch_source.h>
+
+#include "data/order/batch_plan.h"
+#include "data/order/batch_turns.h"
+
+namespace accelerate::detail {
+
+/// Decides which samples form the batches of one rank in one pass.
+class BatchOrder {
+ public:
+  BatchOrder() = default;
+  BatchOrder(const BatchOrder&) = delete;
+  BatchOrder& operator=(const BatchOrder&) = delete;
+  virtual ~BatchOrder() = default;
+
+  /// Number of batches of this rank.
+  [[nodiscard]] virtual std::int64_t size() const = 0;
+  [[nodiscard]] virtual BatchIndices at(std::int64_t index) const = 0;
+  /// Number of samples of all ranks in one round; 0 where rounds differ.
+  [[nodiscard]] virtual std::int64_t round_size() const = 0;
+  /// How far a round advances the position.
+  [[nodiscard]] virtual std::int64_t positions_in_round() const = 0;
+  /// Number of positions in the entire pass.
+  [[nodiscard]] virtual std::int64_t length() const = 0;
+};
+
+/// Batches of equal size from an order of samples. Positions count samples.
+class SampleOrder final : public BatchOrder {
+ public:
+  /// `read` selects what this rank reads of the rounds of `shared`.
+  SampleOrder(
+      std::shared_ptr<Sampler> sampler,
+      const BatchPlan& shared,
+      const BatchPlan& read)
+      : sampler_(std::move(sampler)), shared_(shared), read_(read) {}
+
+  [[nodiscard]] std::int64_t size() const override { return read_.size(); }
+  [[nodiscard]] BatchIndices at(std::int64_t index) const override {
+    BatchIndices batch{
+        .indices = read_.positions(index),
+        .remainder = shared_.remainder(index)};
+    if (!batch.indices.empty()) batch.first_position = batch.indices.front();
+    for (std::int64_t& i : batch.indices) i = sampler_->at(i);
+    return batch;
+  }
+  [[nodiscard]] std::int64_t round_size() const override {
+    return shared_.round_size();
+  }
+  [[nodiscard]] std::int64_t positions_in_round() const override {
+    return shared_.round_size();
+  }
+  [[nodiscard]] std::int64_t length() const override {
+    return sampler_->size();
+  }
+
+ private:
+  std::shared_ptr<Sampler> sampler_;
+  BatchPlan shared_;
+  BatchPlan read_;
+};
+
+/// Deals the batches of a batch sampler to the ranks in turn. Positions count
+/// batches.
+class BatchSamplerOrder final : public BatchOrder {
+ public:
+  BatchSamplerOrder(
+      std::shared_ptr<BatchSampler> sampler,
+      const BatchTurns& turns)
+      : sampler_(std::move(sampler)), turns_(turns) {}
+
+  [[nodiscard]] std::int64_t size() const override { return turns_.size(); }
+  [[nodiscard]] BatchIndices at(std::int64_t index) const override {
+    const std::int64_t batch = turns_.batch(index);
+    // Bits left for the random numbers of the samples in a batch.
+    constexpr int kBits = 24;
+    return {
+        .indices = sampler_->at(batch),
+        .first_position = batch << kBits,
+        .remainder = remainder(index)};
+  }
+  [[nodiscard]] std::int64_t round_size() const override { return 0; }
+  [[nodiscard]] std::int64_t positions_in_round() const override {
+    return turns_.count;
+  }
+  [[nodiscard]] std::int64_t length() const override {
+    return sampler_->size();
+  }
+
+ private:
+  [[nodiscard]] std::int64_t remainder(std::int64_t index) const {
+    const std::int64_t num_real = turns_.num_real(index);
+    if (num_real == turns_.count || !turns_.even_batches) return 0;
+    std::int64_t samples = 0;
+    for (std::int64_t i = 0; i < num_real; ++i) {
+      const auto batch = sampler_->at(turns_.first + index * turns_.count + i);
+      samples += static_cast<std::int64_t>(batch.size());
+    }
+    return samples;
+  }
+
+  std::shared_ptr<BatchSampler> sampler_;
+  BatchTurns turns_;
+};
+
+}  // namespace accelerate::detail

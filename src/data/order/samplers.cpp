@@ -1,0 +1,160 @@
+#include <accelerate/samplers.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "data/order/permutation.h"
+
+namespace accelerate {
+
+using detail::concat;
+
+Sampler::~Sampler() = default;
+
+struct KeyedSampler::State {
+  std::int64_t num_samples;
+  std::optional<detail::Permutation> order;
+};
+
+KeyedSampler::KeyedSampler(std::int64_t num_samples)
+    : state_(std::make_unique<State>(State{num_samples, {}})) {}
+
+KeyedSampler::~KeyedSampler() = default;
+
+std::int64_t KeyedSampler::size() const { return state_->num_samples; }
+
+void KeyedSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
+  state_->order.emplace(state_->num_samples, seed, epoch);
+}
+
+std::int64_t KeyedSampler::at(std::int64_t position) const {
+  return (*state_->order)(position);
+}
+
+namespace {
+
+void append(
+    std::vector<std::int64_t>& order,
+    const at::Tensor& indices,
+    std::int64_t count) {
+  const auto* const data = indices.const_data_ptr<std::int64_t>();
+  order.insert(order.end(), data, data + count);
+}
+
+std::vector<std::int64_t> draw(
+    std::int64_t dataset_size,
+    const RandomSamplerOptions& options,
+    at::Generator& generator) {
+  const std::int64_t count = options.num_samples.value_or(dataset_size);
+  // PyTorch draws in pieces of this size, and then the rest.
+  constexpr std::int64_t kPiece = 32;
+  const std::int64_t piece = options.replacement ? kPiece : dataset_size;
+  std::vector<std::int64_t> order;
+  order.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t left = count; left > 0; left -= piece) {
+    const std::int64_t size = std::min(left, piece);
+    append(
+        order,
+        options.replacement
+            ? at::randint(0, dataset_size, {size}, generator, at::kLong)
+            : at::randperm(dataset_size, generator, at::kLong),
+        size);
+  }
+  return order;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> random_order(
+    std::int64_t dataset_size,
+    const RandomSamplerOptions& options,
+    at::Generator& generator) {
+  std::vector<std::int64_t> order = draw(dataset_size, options, generator);
+  // PyTorch draws a last permutation even if it needs none of it.
+  const auto count = static_cast<std::int64_t>(order.size());
+  if (!options.replacement && dataset_size > 0 && count % dataset_size == 0) {
+    static_cast<void>(at::randperm(dataset_size, generator, at::kLong));
+  }
+  return order;
+}
+
+RandomSampler::RandomSampler(
+    std::int64_t dataset_size,
+    const RandomSamplerOptions& options)
+    : dataset_size_(dataset_size), options_(options) {
+  const std::int64_t count = options.num_samples.value_or(dataset_size);
+  if (dataset_size < 0 || count < 0 || (dataset_size == 0 && count > 0)) {
+    throw ConfigError(concat(
+        "[data] RandomSampler cannot draw ",
+        count,
+        " samples of ",
+        dataset_size));
+  }
+}
+
+std::int64_t RandomSampler::size() const {
+  return options_.num_samples.value_or(dataset_size_);
+}
+
+void RandomSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
+  at::Generator generator = at::detail::createCPUGenerator(seed + epoch);
+  order_ = draw(dataset_size_, options_, generator);
+}
+
+std::int64_t RandomSampler::at(std::int64_t position) const {
+  return order_.at(static_cast<std::size_t>(position));
+}
+
+WeightedRandomSampler::WeightedRandomSampler(
+    std::vector<double> weights,
+    std::int64_t num_samples,
+    bool replacement)
+    : weights_(
+          at::empty({static_cast<std::int64_t>(weights.size())}, at::kDouble)),
+      num_samples_(num_samples),
+      replacement_(replacement) {
+  std::copy(
+      weights.begin(), weights.end(), weights_.mutable_data_ptr<double>());
+  const auto num_possible = std::count_if(
+      weights.begin(), weights.end(), [](double weight) { return weight > 0; });
+  const bool has_wrong_one =
+      std::any_of(weights.begin(), weights.end(), [](double weight) {
+        return !(weight >= 0);
+      });
+  if (has_wrong_one || num_samples < 0 ||
+      (num_samples > 0 && num_possible == 0) ||
+      (!replacement && num_samples > num_possible)) {
+    throw ConfigError(concat(
+        "[data] WeightedRandomSampler cannot draw ",
+        num_samples,
+        " samples ",
+        replacement ? "with" : "without",
+        " replacement: of ",
+        weights.size(),
+        " weights ",
+        num_possible,
+        " are above 0",
+        has_wrong_one ? ", and some are below 0 or no numbers" : ""));
+  }
+}
+
+void WeightedRandomSampler::begin_pass(
+    std::uint64_t seed,
+    std::uint64_t epoch) {
+  const at::Generator generator = at::detail::createCPUGenerator(seed + epoch);
+  order_ = num_samples_ == 0
+      ? at::empty({0}, at::kLong)
+      : at::multinomial(weights_, num_samples_, replacement_, generator);
+}
+
+std::int64_t WeightedRandomSampler::at(std::int64_t position) const {
+  return order_.const_data_ptr<std::int64_t>()[position];
+}
+
+}  // namespace accelerate

@@ -1,0 +1,163 @@
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "engines/megatron_lm.h"
+#include "engines/parallelism.h"
+#include "engines/translations.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using RequestedDegrees = std::array<std::optional<int>, kNumAxes>;
+
+// An axis, the field of code and the launcher's option that give its degree.
+struct DegreeRow {
+  Axis axis;
+  std::optional<int> ParallelOptions::*field;
+  std::string_view option;
+};
+
+constexpr DegreeRow kDegrees[] = {
+    {Axis::pipeline, &ParallelOptions::pipeline, "parallelism_config_pp_size"},
+    {Axis::replicate,
+     &ParallelOptions::replicate,
+     "parallelism_config_dp_replicate_size"},
+    {Axis::shard, &ParallelOptions::shard, "parallelism_config_dp_shard_size"},
+    {Axis::context, &ParallelOptions::context, "parallelism_config_cp_size"},
+    {Axis::tensor, &ParallelOptions::tensor, "parallelism_config_tp_size"},
+};
+
+// Takes degrees under other names, which must agree with those that are there.
+class DegreeTranslation {
+ public:
+  explicit DegreeTranslation(const RequestedDegrees& own) : degrees_(own) {}
+
+  void take(Axis axis, std::string_view name, std::optional<int> value) {
+    if (!value) return;
+    std::optional<int>& own = degrees_[static_cast<std::size_t>(axis)];
+    if (own && *own != *value) {
+      complaints_.push_back(concat(
+          "[parallel] ",
+          name_of(axis),
+          " is ",
+          *own,
+          ", but ",
+          name,
+          " is ",
+          *value,
+          "; leave one of them out"));
+    }
+    own = value;
+  }
+
+  void require_one(int degree, std::string_view what, std::string_view name) {
+    if (degree <= 1) return;
+    complaints_.push_back(concat(
+        "[parallel] ",
+        what,
+        " was asked for, which this version does not have; set ",
+        name,
+        " to 1"));
+  }
+
+  [[nodiscard]] RequestedDegrees finish() const {
+    if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
+    return degrees_;
+  }
+
+ private:
+  RequestedDegrees degrees_;
+  std::vector<std::string> complaints_;
+};
+
+void translate_parallelism(
+    DegreeTranslation& translation,
+    const ParallelismConfig& given,
+    const Settings& settings) {
+  const ParallelismConfig config = resolve_parallelism(given, settings);
+  translation.require_one(
+      *config.sp_size,
+      "splitting sequences by exchanging attention heads",
+      "sp_size");
+  const int num_ranks = *config.dp_replicate_size * *config.dp_shard_size *
+      *config.tp_size * *config.cp_size * *config.sp_size;
+  // A configuration of degrees of 1 does not ask for 1 replica either.
+  if (num_ranks == 1) return;
+  translation.take(
+      Axis::replicate, "dp_replicate_size", config.dp_replicate_size);
+  translation.take(Axis::shard, "dp_shard_size", config.dp_shard_size);
+  translation.take(Axis::tensor, "tp_size", config.tp_size);
+  translation.take(Axis::context, "cp_size", config.cp_size);
+}
+
+void translate_megatron_lm(
+    DegreeTranslation& translation,
+    const MegatronLMOptions& given,
+    const Settings& settings) {
+  const MegatronLMOptions found = resolve_megatron_lm(given, settings);
+  translation.take(Axis::tensor, "tp_degree", found.tp_degree);
+  translation.take(Axis::pipeline, "pp_degree", found.pp_degree);
+  translation.take(
+      Axis::context, "context_parallel_size", found.context_parallel_size);
+  translation.require_one(
+      *found.expert_model_parallel_size,
+      "sharing experts out",
+      "expert_model_parallel_size");
+  translation.require_one(
+      *found.expert_tensor_parallel_size,
+      "splitting experts",
+      "expert_tensor_parallel_size");
+}
+
+RequestedDegrees translate_degrees(
+    const RequestedDegrees& own,
+    const ParallelOptions& options,
+    const Settings& settings) {
+  DegreeTranslation translation(own);
+  // Degrees that only the launcher gives are read below, but for this one.
+  const bool splits_sequences =
+      settings.integer("parallelism_config_sp_size").value_or(1) > 1;
+  if (options.parallelism_config || splits_sequences) {
+    translate_parallelism(
+        translation,
+        options.parallelism_config.value_or(ParallelismConfig()),
+        settings);
+  }
+  if (uses_megatron_lm(options, settings)) {
+    translate_megatron_lm(
+        translation,
+        options.megatron_lm.value_or(MegatronLMOptions()),
+        settings);
+  }
+  return translation.finish();
+}
+
+}  // namespace
+
+std::array<std::optional<int>, kNumAxes> read_degrees(
+    const ParallelOptions& options,
+    const Settings& settings,
+    std::vector<std::string>& complaints) {
+  RequestedDegrees degrees;
+  for (const DegreeRow& row : kDegrees)
+    degrees[static_cast<std::size_t>(row.axis)] = options.*row.field;
+  try {
+    degrees = translate_degrees(degrees, options, settings);
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
+  for (const DegreeRow& row : kDegrees) {
+    std::optional<int>& degree = degrees[static_cast<std::size_t>(row.axis)];
+    // The option table's default of 1 does not count as given.
+    if (!degree && settings.is_given(row.option))
+      degree = static_cast<int>(*settings.integer(row.option));
+  }
+  return degrees;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,197 @@
+#include "engines/explain_request.h"
+
+#include <array>
+#include <string_view>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string line(std::string_view subject, std::string_view text) {
+  std::string padded(subject);
+  padded.resize(20, ' ');
+  return concat("  ", padded, text, "\n");
+}
+
+std::string_view engine_name(const TrainingRequest& request) {
+  switch (request.engine) {
+    case Engine::fully_sharded:
+      return "FSDP's settings";
+    case Engine::deepspeed:
+      return "DeepSpeed's settings";
+    case Engine::megatron_lm:
+      return "Megatron-LM's settings";
+    case Engine::none:
+      break;
+  }
+  return "none";
+}
+
+// What make_plan chooses for a degree that nobody gave.
+std::string_view
+open_degree(Axis axis, ShardSpan span, bool replicate_is_open) {
+  if (axis == Axis::replicate) return "the ranks that are left";
+  if (axis != Axis::shard || span == ShardSpan::none) return "1";
+  return span == ShardSpan::machine && replicate_is_open
+      ? "the ranks of each node"
+      : "all ranks that the other degrees leave";
+}
+
+std::string degrees_in_words(const TrainingRequest& request) {
+  const ShardSpan span =
+      request.sharding ? request.sharding->span : ShardSpan::none;
+  const bool replicate_is_open = !request.degree(Axis::replicate);
+  std::vector<std::string> words;
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    const std::optional<int>& degree = request.degree(axis);
+    const bool is_open_shard = axis == Axis::shard && span != ShardSpan::none;
+    if (degree && *degree != 1) {
+      words.push_back(concat(name_of(axis), " ", *degree));
+    } else if (!degree && (axis == Axis::replicate || is_open_shard)) {
+      words.push_back(concat(
+          name_of(axis), " ", open_degree(axis, span, replicate_is_open)));
+    }
+  }
+  return words.empty() ? "1 along every axis" : join(words, ", ");
+}
+
+std::string sharding_in_words(const TrainingRequest& request) {
+  if (!request.sharding || request.sharding->span == ShardSpan::none)
+    return "none: every rank has a replica";
+  const ShardingRequest& sharding = *request.sharding;
+  std::string words;
+  if (!sharding.shard_parameters) {
+    words = sharding.reduce_every_backward
+        ? "optimizer state and gradients (ZeRO stage 2)"
+        : "optimizer state (ZeRO stage 1)";
+  } else if (!sharding.reshard_after_forward) {
+    words =
+        "optimizer state, gradients and parameters; parameters stay unsharded "
+        "from a forward to the end of its backward";
+  } else if (sharding.reshard_group_size > 1) {
+    words = concat(
+        "optimizer state, gradients and parameters; between forward and "
+        "backward parameters are sharded over ",
+        sharding.reshard_group_size,
+        " ranks");
+  } else {
+    words =
+        "optimizer state, gradients and parameters; parameters are resharded "
+        "after each use (ZeRO stage 3)";
+  }
+  if (sharding.cpu_offload) words += "; shards stay in host memory";
+  if (sharding.make_on_rank_0) words += "; only rank 0 makes initial values";
+  if (sharding.read_on_rank_0) words += "; only rank 0 reads weights";
+  if (sharding.ignored_modules) {
+    words += concat(
+        "; modules that match \"", *sharding.ignored_modules, "\" are not");
+  }
+  return words;
+}
+
+std::string policy_in_words(const ModuleSelection& selection) {
+  if (selection.custom) return "modules that the program's function chooses";
+  const WrapPolicy& policy = selection.policy;
+  switch (policy.kind) {
+    case WrapPolicy::Kind::containers:
+      return "elements of the outermost Sequentials and ModuleLists";
+    case WrapPolicy::Kind::none:
+      break;
+    case WrapPolicy::Kind::classes:
+      return concat("modules of class ", join(policy.class_names, ", "));
+    case WrapPolicy::Kind::remainder:
+      if (policy.min_num_params <= 0) break;
+      return concat(
+          "modules with at least ",
+          policy.min_num_params,
+          " parameters besides those of chosen children");
+    case WrapPolicy::Kind::size:
+      return concat(
+          "modules with more than ", policy.min_num_params, " parameters");
+  }
+  return "no module: the model is one unit";
+}
+
+std::string recomputation_in_words(const TrainingRequest& request) {
+  if (!request.recomputation) return "none";
+  return policy_in_words(request.recomputation->modules) +
+      (request.recomputation->options.offload_inputs
+           ? "; inputs stay in host memory"
+           : "");
+}
+
+std::string_view dtype_name(FloatType type) {
+  constexpr std::array<std::string_view, 3> names{"fp32", "fp16", "bf16"};
+  return names[static_cast<std::size_t>(type)];
+}
+
+std::string precision_in_words(const PrecisionRequest& precision) {
+  std::string words = precision.mixed_precision == "no"
+      ? "as the parameters are"
+      : concat("autocast to ", precision.mixed_precision);
+  const auto add = [&](std::string_view what, std::optional<FloatType> type) {
+    if (type) words += concat("; ", what, " in ", dtype_name(*type));
+  };
+  add("parameters gathered", precision.sharded.param_dtype);
+  add("gradients reduced", precision.sharded.reduce_dtype);
+  add("buffers", precision.sharded.buffer_dtype);
+  add("outputs", precision.sharded.output_dtype);
+  return words;
+}
+
+std::string section_in_words(
+    const std::optional<DeepSpeedSection>& section,
+    std::string_view function) {
+  if (!section) return "the program's";
+  return concat(section->type, " ", section->params, ", made by ", function);
+}
+
+std::string step_in_words(const StepRequest& step) {
+  return concat(
+      step.gradient_accumulation_steps
+          ? concat(
+                "gradients accumulate over ",
+                *step.gradient_accumulation_steps,
+                " micro-steps")
+          : std::string("accumulation as the program says"),
+      ", ",
+      step.gradient_clipping
+          ? concat("clipped to a norm of ", *step.gradient_clipping)
+          : std::string("clipping as the program says"));
+}
+
+}  // namespace
+
+std::string explain(const TrainingRequest& request) {
+  std::string text = line("engine", engine_name(request));
+  text += line("degrees", degrees_in_words(request));
+  text += line("sharding", sharding_in_words(request));
+  if (request.sharding && request.sharding->span != ShardSpan::none)
+    text += line("wrap policy", policy_in_words(request.sharding->units));
+  text += line("recomputation", recomputation_in_words(request));
+  text += line("step", step_in_words(request.step));
+  text += line("precision", precision_in_words(request.precision));
+  text += line(
+      "optimizer",
+      section_in_words(request.optimizer, "optimizer_from_deepspeed()"));
+  text += line(
+      "scheduler",
+      section_in_words(request.scheduler, "scheduler_from_deepspeed()"));
+  for (const IgnoredSetting& setting : request.ignored) {
+    text += line(
+        "ignored",
+        concat(
+            setting.name,
+            setting.origin.empty() ? "" : concat(" (", setting.origin, ")"),
+            ": no counterpart here",
+            setting.instead.empty() ? "" : concat("; ", setting.instead)));
+  }
+  for (const std::string& complaint : request.complaints)
+    text += line("error", complaint);
+  return text;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,193 @@
+#include "engines/read_request.h"
+
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "engines/translations.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string_view possessive(Engine engine) {
+  switch (engine) {
+    case Engine::fully_sharded:
+      return "FSDP's";
+    case Engine::deepspeed:
+      return "DeepSpeed's";
+    case Engine::megatron_lm:
+      return "Megatron-LM's";
+    case Engine::none:
+      break;
+  }
+  return "no engine's";
+}
+
+// The one that is used, of which there may not be two.
+Engine engine_of(const ParallelOptions& options, const Settings& settings) {
+  std::vector<Engine> used;
+  if (options.fully_sharded || settings.boolean("use_fsdp"))
+    used.push_back(Engine::fully_sharded);
+  if (options.deepspeed || settings.boolean("use_deepspeed"))
+    used.push_back(Engine::deepspeed);
+  if (uses_megatron_lm(options, settings)) used.push_back(Engine::megatron_lm);
+  if (used.size() > 1) {
+    throw ConfigError(concat(
+        "[parallel] sharding was asked for in ",
+        possessive(used.front()),
+        " words and in ",
+        possessive(used.back()),
+        "; leave one of them out"));
+  }
+  return used.empty() ? Engine::none : used.front();
+}
+
+TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
+  const ParallelOptions& options = sources.parallel;
+  const Settings& settings = sources.settings;
+  switch (engine_of(options, settings)) {
+    case Engine::megatron_lm:
+      return read_megatron_lm(
+          options.megatron_lm.value_or(MegatronLMOptions()), settings);
+    case Engine::deepspeed:
+      return read_deepspeed(
+          options.deepspeed.value_or(DeepSpeedOptions()),
+          settings,
+          sources.environment,
+          sources.mixed_precision);
+    case Engine::fully_sharded:
+      return read_fully_sharded(
+          options.fully_sharded, settings, sources.mixed_precision);
+    case Engine::none:
+      break;
+  }
+  if (!is_sharded) return {};
+  // A degree alone: FSDP's defaults.
+  TrainingRequest request =
+      read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
+  request.engine = Engine::none;
+  return request;
+}
+
+RecomputationRequest recomputation_of(
+    const ActivationCheckpointingOptions& options) {
+  return {
+      .modules =
+          {.policy = wrap_policy_of(
+               options.auto_wrap_policy,
+               options.transformer_cls_names_to_wrap,
+               options.min_num_params,
+               /*fsdp_version=*/1),
+           .custom = options.custom_auto_wrap_policy},
+      .options = options.options};
+}
+
+int degree_of(const std::array<int, kNumAxes>& degrees, Axis axis) {
+  return degrees[static_cast<std::size_t>(axis)];
+}
+
+// The Accelerator's options with those of a model in their place. Its degrees
+// say the same as the mesh's where models cannot differ.
+ParallelOptions options_of_model(
+    const ModelOptions& own,
+    const ParallelOptions& others,
+    const std::array<int, kNumAxes>& degrees) {
+  ParallelOptions options = others;
+  options.parallelism_config.reset();
+  options.pipeline = degree_of(degrees, Axis::pipeline);
+  options.tensor = degree_of(degrees, Axis::tensor);
+  options.context = degree_of(degrees, Axis::context);
+  const bool names_engine = own.fully_sharded || own.deepspeed;
+  if (names_engine) {
+    options.fully_sharded = own.fully_sharded;
+    options.deepspeed = own.deepspeed;
+    options.megatron_lm.reset();
+    options.activation_checkpointing.reset();
+  }
+  if (own.activation_checkpointing)
+    options.activation_checkpointing = own.activation_checkpointing;
+  if (own.replicate || own.shard) {
+    const int ranks =
+        degree_of(degrees, Axis::replicate) * degree_of(degrees, Axis::shard);
+    // make_plan reports degrees that do not divide.
+    const auto rest = [&](std::optional<int> degree) -> std::optional<int> {
+      if (!degree || *degree < 1 || ranks % *degree != 0) return std::nullopt;
+      return ranks / *degree;
+    };
+    options.replicate = own.replicate ? own.replicate : rest(own.shard);
+    options.shard = own.shard ? own.shard : rest(own.replicate);
+  } else if (names_engine) {
+    options.shard.reset();
+  } else {
+    options.replicate = degree_of(degrees, Axis::replicate);
+    options.shard = degree_of(degrees, Axis::shard);
+  }
+  return options;
+}
+
+// Replicas and shards of a model that says only how it is sharded: the degrees
+// of the other models where they serve.
+void choose_degrees(
+    TrainingRequest& request,
+    const std::array<int, kNumAxes>& degrees,
+    int num_local_ranks) {
+  const int replicas = degree_of(degrees, Axis::replicate);
+  const int shards = degree_of(degrees, Axis::shard);
+  const int ranks = replicas * shards;
+  int chosen = 1;
+  switch (request.sharding ? request.sharding->span : ShardSpan::none) {
+    case ShardSpan::none:
+      break;
+    case ShardSpan::all:
+      chosen = shards > 1 ? shards : ranks;
+      break;
+    case ShardSpan::machine:
+      if (replicas > 1 && shards > 1) {
+        chosen = shards;
+      } else {
+        chosen = ranks % num_local_ranks == 0 ? num_local_ranks : ranks;
+      }
+      break;
+  }
+  request.degree(Axis::shard) = chosen;
+  request.degree(Axis::replicate) = ranks / chosen;
+}
+
+}  // namespace
+
+TrainingRequest read_training_request(const RequestSources& sources) {
+  std::vector<std::string> complaints;
+  const auto degrees =
+      read_degrees(sources.parallel, sources.settings, complaints);
+  TrainingRequest request;
+  try {
+    request = read_engine(
+        sources,
+        degrees[static_cast<std::size_t>(Axis::shard)].value_or(1) > 1);
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
+  request.degrees = degrees;
+  request.complaints = std::move(complaints);
+  request.precision.mixed_precision = sources.mixed_precision;
+  if (const auto& options = sources.parallel.activation_checkpointing)
+    request.recomputation = recomputation_of(*options);
+  return request;
+}
+
+TrainingRequest read_model_request(
+    const ModelOptions& options,
+    const RequestSources& sources,
+    const std::array<int, kNumAxes>& degrees) {
+  RequestSources own = sources;
+  own.parallel = options_of_model(options, sources.parallel, degrees);
+  TrainingRequest request = read_training_request(own);
+  const bool names_engine = options.fully_sharded || options.deepspeed;
+  if (names_engine && !options.replicate && !options.shard)
+    choose_degrees(request, degrees, sources.num_local_ranks);
+  return request;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <accelerate/activation_checkpointing.h>
+#include <accelerate/parallel_options.h>
+
+#include "modules/wrap_policy.h"
+
+namespace accelerate::detail {
+
+/// The engine whose settings describe a training.
+enum class Engine { none, fully_sharded, deepspeed, megatron_lm };
+
+/// The ranks that share one set of parameters.
+enum class ShardSpan {
+  none,     ///< no sharding
+  all,      ///< all ranks that other degrees leave
+  machine,  ///< the ranks of each node
+};
+
+/// Chooses modules by name and module.
+using ModulePredicate =
+    std::function<bool(const std::string& name, const torch::nn::Module&)>;
+
+/// The modules that become units.
+struct ModuleSelection {
+  WrapPolicy policy = {};
+  /// In place of the policy, if set.
+  ModulePredicate custom = nullptr;
+};
+
+struct ShardingRequest {
+  ShardSpan span = ShardSpan::none;
+  ModuleSelection units = {};
+  /// A regular expression; modules whose name it matches stay unsharded.
+  std::optional<std::string> ignored_modules = std::nullopt;
+  /// Parameters are sharded, too (ZeRO-3); else only optimizer state, and
+  /// gradients with `reduce_every_backward`.
+  bool shard_parameters = true;
+  /// Parameters are resharded after their last use in a forward, not only after
+  /// backward.
+  bool reshard_after_forward = true;
+  /// Above 1: from then to the backward they stay sharded over this many
+  /// neighbouring ranks.
+  int reshard_group_size = 0;
+  /// Gradients are reduced in every micro-step, so that none stay unsharded.
+  bool reduce_every_backward = false;
+  bool prefetch = true;
+  /// The number of units that are gathered ahead.
+  int prefetch_depth = 1;
+  /// In a backward, the next unit is gathered only when the present unit's
+  /// gradients are complete.
+  bool prefetch_after_gradients = false;
+  /// Shards, their gradients and optimizer state stay in host memory.
+  bool cpu_offload = false;
+  /// Only rank 0 makes models' values, or reads them.
+  bool make_on_rank_0 = false;
+  bool read_on_rank_0 = false;
+};
+
+struct RecomputationRequest {
+  ModuleSelection modules = {};
+  CheckpointOptions options = CheckpointOptions();
+};
+
+/// What an engine says of a step; unset: what the program says.
+struct StepRequest {
+  std::optional<int> gradient_accumulation_steps = std::nullopt;
+  std::optional<double> gradient_clipping = std::nullopt;
+};
+
+struct PrecisionRequest {
+  /// "no", "fp16" or "bf16".
+  std::string mixed_precision = "no";
+  /// The dtypes of a sharded model.
+  MixedPrecisionPolicy sharded = {};
+};
+
+/// An "optimizer" or "scheduler" section of a DeepSpeed configuration.
+struct DeepSpeedSection {
+  std::string type;
+  std::string params;  ///< JSON
+};
+
+/// A setting that is understood and has no counterpart here.
+struct IgnoredSetting {
+  std::string name;
+  /// The setting of this library that does the same, if there is one.
+  std::string instead = {};
+  /// "code", "environment variable X", "file run.yaml".
+  std::string origin = {};
+};
+
+/// What a program and its launcher ask for, whichever engine's settings say it.
+struct TrainingRequest {
+  Engine engine = Engine::none;
+  /// In the order of Axis; unset where nobody gave one.
+  std::array<std::optional<int>, kNumAxes> degrees = {};
+  /// Unset: no engine and no degree asks for sharding.
+  std::optional<ShardingRequest> sharding = std::nullopt;
+  std::optional<RecomputationRequest> recomputation = std::nullopt;
+  StepRequest step = {};
+  PrecisionRequest precision = {};
+  std::optional<DeepSpeedSection> optimizer = std::nullopt;
+  std::optional<DeepSpeedSection> scheduler = std::nullopt;
+  /// DeepSpeed's configuration, JSON; empty for other engines.
+  std::string deepspeed_config = {};
+  std::vector<IgnoredSetting> ignored = {};
+  /// Everything that contradicts itself or that this version cannot do.
+  std::vector<std::string> complaints = {};
+
+  [[nodiscard]] const std::optional<int>& degree(Axis axis) const {
+    return degrees[static_cast<std::size_t>(axis)];
+  }
+  std::optional<int>& degree(Axis axis) {
+    return degrees[static_cast<std::size_t>(axis)];
+  }
+};
+
+/// The names, each with what serves instead.
+std::vector<std::string> names_of(const std::vector<IgnoredSetting>& ignored);
+
+}  // namespace accelerate::detail

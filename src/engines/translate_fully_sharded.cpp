@@ -1,0 +1,120 @@
+#include "engines/fully_sharded.h"
+#include "engines/translations.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+bool names_policy(
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings) {
+  return (given && given->auto_wrap_policy) ||
+      settings.is_given("fsdp_auto_wrap_policy");
+}
+
+void read_strategy(
+    ShardingRequest& sharding,
+    const FullyShardedDataParallelOptions& options) {
+  sharding.span = ShardSpan::all;
+  if (options.sharding_strategy) {
+    const ShardingStrategy strategy = *options.sharding_strategy;
+    if (strategy == ShardingStrategy::no_shard) sharding.span = ShardSpan::none;
+    if (strategy == ShardingStrategy::hybrid_shard ||
+        strategy == ShardingStrategy::hybrid_shard_zero2) {
+      sharding.span = ShardSpan::machine;
+    }
+    sharding.reshard_after_forward = strategy == ShardingStrategy::full_shard ||
+        strategy == ShardingStrategy::hybrid_shard;
+  } else if (
+      const bool* reshards =
+          std::get_if<bool>(&*options.reshard_after_forward)) {
+    sharding.reshard_after_forward = *reshards;
+  } else {
+    sharding.reshard_group_size = std::get<int>(*options.reshard_after_forward);
+    sharding.reshard_after_forward = sharding.reshard_group_size != 1;
+  }
+}
+
+}  // namespace
+
+WrapPolicy wrap_policy_of(
+    std::optional<AutoWrapPolicy> policy,
+    const std::vector<std::string>& class_names,
+    std::int64_t min_num_params,
+    int fsdp_version) {
+  if (!policy) return {};
+  switch (*policy) {
+    case AutoWrapPolicy::transformer_based_wrap:
+      return {.kind = WrapPolicy::Kind::classes, .class_names = class_names};
+    case AutoWrapPolicy::size_based_wrap:
+      return {
+          .kind = fsdp_version == 2 ? WrapPolicy::Kind::size
+                                    : WrapPolicy::Kind::remainder,
+          .min_num_params = min_num_params};
+    case AutoWrapPolicy::no_wrap:
+      break;
+  }
+  return {.kind = WrapPolicy::Kind::none};
+}
+
+MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy) {
+  return {
+      .param_dtype = policy.param_dtype,
+      .reduce_dtype =
+          policy.reduce_dtype ? policy.reduce_dtype : policy.param_dtype};
+}
+
+TrainingRequest read_fully_sharded(
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings,
+    std::string_view mixed_precision) {
+  const FullyShardedDataParallelOptions options = resolve_fully_sharded(
+      given.value_or(FullyShardedDataParallelOptions()),
+      settings,
+      mixed_precision);
+  TrainingRequest request;
+  request.engine = Engine::fully_sharded;
+  if (const auto& policy = options.mixed_precision_policy) {
+    MixedPrecisionPolicy& precision = request.precision.sharded;
+    precision = sharded_precision(*policy);
+    // Where the program's precision made the policy, autocast gives outputs in
+    // fp32, and buffers stay as they are.
+    if (given && given->mixed_precision_policy) {
+      precision.buffer_dtype = policy->buffer_dtype;
+      precision.output_dtype = policy->output_dtype;
+    }
+  }
+
+  ShardingRequest& sharding = request.sharding.emplace();
+  read_strategy(sharding, options);
+  sharding.units.custom = options.custom_auto_wrap_policy;
+  if (names_policy(given, settings)) {
+    sharding.units.policy = wrap_policy_of(
+        options.auto_wrap_policy,
+        options.transformer_cls_names_to_wrap.value_or(
+            std::vector<std::string>()),
+        options.min_num_params.value_or(0),
+        *options.fsdp_version);
+  }
+  sharding.ignored_modules = options.ignored_modules;
+  // Unset fields do not disable prefetching, as they do in PyTorch: here the
+  // execution order is learned.
+  sharding.prefetch = !given ||
+      (given->forward_prefetch.value_or(true) &&
+       given->backward_prefetch != BackwardPrefetch::none);
+  sharding.prefetch_after_gradients =
+      options.backward_prefetch == BackwardPrefetch::backward_post;
+  sharding.prefetch_depth = *options.limit_all_gathers ? 1 : 2;
+  sharding.cpu_offload = *options.cpu_offload;
+  sharding.make_on_rank_0 = *options.cpu_ram_efficient_loading;
+  sharding.read_on_rank_0 = *options.cpu_ram_efficient_loading;
+  if (*options.activation_checkpointing) {
+    RecomputationRequest& recomputation = request.recomputation.emplace();
+    recomputation.modules = sharding.units;
+    recomputation.options.offload_inputs =
+        options.activation_checkpointing_offload.value_or(false);
+  }
+  return request;
+}
+
+}  // namespace accelerate::detail

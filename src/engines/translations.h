@@ -1,0 +1,55 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/parallel_options.h>
+
+#include "config/environment.h"
+#include "config/settings.h"
+#include "engines/training_request.h"
+
+namespace accelerate::detail {
+
+// The readers of one engine each. They fill in everything but degrees; errors
+// are ConfigErrors.
+
+TrainingRequest read_fully_sharded(
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings,
+    std::string_view mixed_precision);
+
+TrainingRequest read_deepspeed(
+    const DeepSpeedOptions& given,
+    const Settings& settings,
+    const Environment& environment,
+    std::string_view mixed_precision);
+
+TrainingRequest read_megatron_lm(
+    const MegatronLMOptions& given,
+    const Settings& settings);
+
+/// The degrees of all axes that code or launcher give, in ParallelOptions' own
+/// fields or another engine's. `complaints` receives what contradicts.
+std::array<std::optional<int>, kNumAxes> read_degrees(
+    const ParallelOptions& options,
+    const Settings& settings,
+    std::vector<std::string>& complaints);
+
+bool uses_megatron_lm(const ParallelOptions& options, const Settings& settings);
+
+/// The policy that FSDP's fields describe; `fsdp_version` 2 counts sizes as
+/// Accelerate does, 1 as PyTorch does.
+WrapPolicy wrap_policy_of(
+    std::optional<AutoWrapPolicy> policy,
+    const std::vector<std::string>& class_names,
+    std::int64_t min_num_params,
+    int fsdp_version);
+
+/// The dtypes in which a sharded model computes and sends.
+MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,408 @@
+#include "format/checkpoint/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Json = nlohmann::json;
+using safetensors::Box;
+using safetensors::Shape;
+
+// The file is kStart, 16 digits, kMiddle, the body, kEnd; the digits are the
+// body's checksum.
+constexpr std::string_view kStart = "{\"xxh3_64\": \"";
+constexpr std::string_view kMiddle = "\",\n\"manifest\": ";
+constexpr std::string_view kEnd = "}\n";
+constexpr std::size_t kDigits = 16;
+constexpr std::string_view kFormat = "accelerate.cpp checkpoint";
+constexpr std::size_t kMostDimensions = 64;
+
+std::string hexadecimal(std::uint64_t value) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string text(kDigits, '0');
+  for (std::size_t i = kDigits; i-- > 0; value >>= 4U) {
+    text[i] = kHex[value & 15U];
+  }
+  return text;
+}
+
+class Parser {
+ public:
+  explicit Parser(const std::string& name, bool is_whole = true)
+      : name_(name), is_whole_(is_whole) {}
+
+  [[noreturn]] void fail(std::string_view what) const {
+    throw CheckpointError(
+        format("[checkpoint] {} is damaged: {}", name_, what));
+  }
+
+  [[nodiscard]] std::uint64_t checksum(std::string_view text) const {
+    std::uint64_t value = 0;
+    if (text.size() != kDigits) fail("a checksum has not 16 digits");
+    for (const char digit : text) {
+      value <<= 4U;
+      if (digit >= '0' && digit <= '9') {
+        value += static_cast<std::uint64_t>(digit - '0');
+      } else if (digit >= 'a' && digit <= 'f') {
+        value += static_cast<std::uint64_t>(digit - 'a' + 10);
+      } else {
+        fail("a checksum has other characters than 0-9 and a-f");
+      }
+    }
+    return value;
+  }
+
+  [[nodiscard]] const Json& member(const Json& object, const char* key) const {
+    if (!object.is_object()) fail(format("no object around \"{}\"", key));
+    const auto found = object.find(key);
+    if (found == object.end()) fail(format("\"{}\" is missing", key));
+    return *found;
+  }
+  [[nodiscard]] std::string text(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.is_string()) fail(format("\"{}\" is no text", key));
+    return value.get<std::string>();
+  }
+  [[nodiscard]] std::uint64_t number(const Json& value, const char* what)
+      const {
+    if (!value.is_number_unsigned())
+      fail(format("{} is no whole number", what));
+    return value.get<std::uint64_t>();
+  }
+  [[nodiscard]] const Json& object(const Json& parent, const char* key) const {
+    const Json& value = member(parent, key);
+    if (!value.is_object()) fail(format("\"{}\" is no object", key));
+    return value;
+  }
+  [[nodiscard]] Shape shape(const Json& object, const char* key) const {
+    const Json& value = member(object, key);
+    if (!value.is_array() || value.size() > kMostDimensions) {
+      fail(format("\"{}\" is no list of sizes", key));
+    }
+    Shape sizes;
+    for (const Json& size : value) sizes.push_back(number(size, key));
+    return sizes;
+  }
+
+  [[nodiscard]] FileRecord file(const Json& json) const {
+    FileRecord record;
+    record.num_bytes = number(member(json, "bytes"), "bytes");
+    const Json& checksums = member(json, "checksums");
+    if (!checksums.is_array()) fail("\"checksums\" is no list");
+    const std::uint64_t chunks = record.num_bytes / kChunkBytes +
+        (record.num_bytes % kChunkBytes == 0 ? 0 : 1);
+    if (checksums.size() != chunks) {
+      fail("a file has not one checksum for each chunk");
+    }
+    for (const Json& each : checksums) {
+      if (!each.is_string()) fail("a checksum is no text");
+      record.checksums.push_back(checksum(each.get_ref<const std::string&>()));
+    }
+    return record;
+  }
+
+  [[nodiscard]] SavedTensor tensor(const Json& json, const Manifest& manifest)
+      const {
+    SavedTensor tensor;
+    const auto dtype = safetensors::parse_dtype(text(json, "dtype"));
+    if (!dtype) fail("a dtype is unknown");
+    tensor.dtype = *dtype;
+    tensor.shape = shape(json, "shape");
+    if (!safetensors::bytes_of(tensor.dtype, tensor.shape)) {
+      fail("a tensor's size is impossible");
+    }
+    const Json& boxes = member(json, "boxes");
+    if (!boxes.is_array()) fail("\"boxes\" is no list");
+    for (const Json& each : boxes) {
+      SavedBox saved{
+          text(each, "file"), {Shape(tensor.shape.size(), 0), tensor.shape}};
+      if (each.contains("begin")) saved.box.begin = shape(each, "begin");
+      if (each.contains("size")) saved.box.size = shape(each, "size");
+      if (!manifest.files.contains(saved.file)) {
+        fail(format(
+            "a tensor lies in a file that is not listed: {}", saved.file));
+      }
+      tensor.boxes.push_back(std::move(saved));
+    }
+    require_cover(tensor);
+    return tensor;
+  }
+
+ private:
+  // The boxes must be inside the tensor, not overlap, and together have its
+  // volume.
+  void require_cover(const SavedTensor& tensor) const {
+    std::uint64_t all = 1;
+    for (const std::uint64_t size : tensor.shape) all *= size;
+    std::uint64_t covered = 0;
+    for (const SavedBox& saved : tensor.boxes) {
+      const Box& box = saved.box;
+      if (box.begin.size() != tensor.shape.size() ||
+          box.size.size() != tensor.shape.size()) {
+        fail("a box has another number of dimensions than its tensor");
+      }
+      std::uint64_t volume = 1;
+      for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+        if (box.begin[i] > tensor.shape[i] ||
+            box.size[i] > tensor.shape[i] - box.begin[i]) {
+          fail("a box is not inside its tensor");
+        }
+        volume *= box.size[i];
+      }
+      covered += volume;
+      if (covered > all) fail("boxes of a tensor overlap");
+    }
+    if (is_whole_ && covered != all) fail("a part of a tensor is in no file");
+    require_disjoint(tensor.boxes);
+  }
+
+  void require_disjoint(const std::vector<SavedBox>& saved) const {
+    std::vector<const Box*> boxes;
+    for (const SavedBox& each : saved) {
+      const Shape& size = each.box.size;
+      if (std::find(size.begin(), size.end(), 0) == size.end()) {
+        boxes.push_back(&each.box);
+      }
+    }
+    if (boxes.size() < 2 || boxes.front()->begin.empty()) return;
+    std::sort(boxes.begin(), boxes.end(), [](const Box* a, const Box* b) {
+      return a->begin.front() < b->begin.front();
+    });
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      const std::uint64_t end =
+          boxes[i]->begin.front() + boxes[i]->size.front();
+      for (std::size_t j = i + 1;
+           j < boxes.size() && boxes[j]->begin.front() < end;
+           ++j) {
+        if (overlap(*boxes[i], *boxes[j])) fail("boxes of a tensor overlap");
+      }
+    }
+  }
+  static bool overlap(const Box& a, const Box& b) {
+    for (std::size_t i = 0; i < a.begin.size(); ++i) {
+      if (a.begin[i] + a.size[i] <= b.begin[i] ||
+          b.begin[i] + b.size[i] <= a.begin[i]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const std::string& name_;
+  bool is_whole_;
+};
+
+// True for a path inside the directory, in its only spelling.
+bool is_inside(const std::string& name) {
+  if (name.find('\0') != std::string::npos) return false;
+  for (const std::string& step : split(name, '/')) {
+    if (step.empty() || step == "." || step == "..") return false;
+  }
+  return !name.empty();
+}
+
+Json json_of(const SavedTensor& tensor) {
+  Json boxes = Json::array();
+  for (const SavedBox& saved : tensor.boxes) {
+    Json box{{"file", saved.file}};
+    if (saved.box.size != tensor.shape) {
+      box["begin"] = saved.box.begin;
+      box["size"] = saved.box.size;
+    }
+    boxes.push_back(std::move(box));
+  }
+  return {
+      {"dtype", std::string(safetensors::name_of(tensor.dtype))},
+      {"shape", tensor.shape},
+      {"boxes", std::move(boxes)}};
+}
+
+std::string body_of(const Manifest& manifest) {
+  Json files = Json::object();
+  for (const auto& [name, record] : manifest.files) {
+    Json checksums = Json::array();
+    for (const std::uint64_t checksum : record.checksums) {
+      checksums.push_back(hexadecimal(checksum));
+    }
+    files[name] = {
+        {"bytes", record.num_bytes}, {"checksums", std::move(checksums)}};
+  }
+  Json parts = Json::object();
+  for (const auto& [part, tensors] : manifest.parts) {
+    Json& entries = parts[part] = Json::object();
+    for (const auto& [name, tensor] : tensors) entries[name] = json_of(tensor);
+  }
+  const Json body{
+      {"format", kFormat},
+      {"version", kManifestVersion},
+      {"writer", manifest.writer},
+      {"created", manifest.created},
+      {"iteration", manifest.iteration},
+      {"num_processes", manifest.num_processes},
+      {"chunk_bytes", kChunkBytes},
+      {"files", std::move(files)},
+      {"parts", std::move(parts)},
+      {"aliases", manifest.aliases}};
+  try {
+    return body.dump(1);
+  } catch (const Json::exception&) {
+    throw ConfigError(
+        "[checkpoint] a name of a tensor or parameter is no UTF-8 text, and "
+        "JSON can hold nothing else; rename it");
+  }
+}
+
+// `json` is the body. Throws as parse_manifest.
+Manifest manifest_of(const Json& json, const Parser& parser) {
+  Manifest manifest;
+  manifest.writer = parser.text(json, "writer");
+  manifest.created = parser.text(json, "created");
+  const Json& iteration = parser.member(json, "iteration");
+  if (!iteration.is_number_integer()) parser.fail("iteration is no number");
+  manifest.iteration = iteration.get<std::int64_t>();
+  manifest.num_processes = static_cast<int>(std::min<std::uint64_t>(
+      parser.number(parser.member(json, "num_processes"), "num_processes"),
+      1U << 30U));
+  for (const auto& [file, record] : parser.object(json, "files").items()) {
+    if (!is_inside(file) || file == kManifestName) {
+      parser.fail("it lists a file that is not inside the folder");
+    }
+    manifest.files.emplace(file, parser.file(record));
+  }
+  for (const auto& [part, tensors] : parser.object(json, "parts").items()) {
+    if (!tensors.is_object()) parser.fail("a part is no object");
+    SavedTensors& saved = manifest.parts[part];
+    for (const auto& [key, tensor] : tensors.items()) {
+      saved.emplace(key, parser.tensor(tensor, manifest));
+    }
+  }
+  for (const auto& [part, names] : parser.object(json, "aliases").items()) {
+    if (!names.is_object()) parser.fail("aliases are no object");
+    for (const auto& [alias, of] : names.items()) {
+      if (!of.is_string()) parser.fail("an alias is no text");
+      manifest.aliases[part][alias] = of.get<std::string>();
+    }
+  }
+  return manifest;
+}
+
+}  // namespace
+
+std::uint64_t checksum_of(std::string_view bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+std::string manifest_text(const Manifest& manifest) {
+  const std::string text = body_of(manifest);
+  return concat(kStart, hexadecimal(checksum_of(text)), kMiddle, text, kEnd);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& name) {
+  const Parser parser(name);
+  constexpr std::size_t kBodyBegin = kStart.size() + kDigits + kMiddle.size();
+  if (text.size() < kBodyBegin + kEnd.size() || !text.starts_with(kStart) ||
+      !text.ends_with(kEnd) ||
+      text.substr(kStart.size() + kDigits, kMiddle.size()) != kMiddle) {
+    parser.fail("it does not begin and end as a manifest");
+  }
+  const std::string_view body =
+      text.substr(kBodyBegin, text.size() - kBodyBegin - kEnd.size());
+  if (parser.checksum(text.substr(kStart.size(), kDigits)) !=
+      checksum_of(body)) {
+    parser.fail("its checksum does not match");
+  }
+  const Json json = Json::parse(body, nullptr, false);
+  if (json.is_discarded()) parser.fail("it is no JSON");
+  if (parser.text(json, "format") != kFormat) {
+    parser.fail("it is no manifest of a checkpoint");
+  }
+  const std::uint64_t version =
+      parser.number(parser.member(json, "version"), "version");
+  if (version != static_cast<std::uint64_t>(kManifestVersion)) {
+    throw CheckpointError(format(
+        "[checkpoint] {} has format version {}, written by {}; this program "
+        "reads version {}{}",
+        name,
+        version,
+        parser.text(json, "writer"),
+        kManifestVersion,
+        version > kManifestVersion ? ": update accelerate.cpp" : ""));
+  }
+  if (parser.number(parser.member(json, "chunk_bytes"), "chunk_bytes") !=
+      kChunkBytes) {
+    parser.fail("chunks have another size than this version's");
+  }
+  return manifest_of(json, parser);
+}
+
+std::string fragment_text(const Manifest& fragment) {
+  return body_of(fragment);
+}
+
+Manifest parse_fragment(std::string_view text) {
+  const std::string name = "what a rank wrote";
+  const Parser parser(name, /*is_whole=*/false);
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) parser.fail("it is no JSON");
+  return manifest_of(json, parser);
+}
+
+void merge_into(Manifest& manifest, Manifest fragment) {
+  manifest.files.merge(fragment.files);
+  for (auto& [part, tensors] : fragment.parts) {
+    SavedTensors& known = manifest.parts[part];
+    for (auto& [name, tensor] : tensors) {
+      const auto [place, is_new] = known.try_emplace(name, tensor);
+      if (is_new) continue;
+      auto& boxes = place->second.boxes;
+      boxes.insert(boxes.end(), tensor.boxes.begin(), tensor.boxes.end());
+    }
+  }
+  for (auto& [part, aliases] : fragment.aliases) {
+    manifest.aliases[part].merge(aliases);
+  }
+}
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / kManifestName;
+  std::error_code code;
+  if (!std::filesystem::is_regular_file(path, code)) {
+    throw CheckpointError(format(
+        "[checkpoint] {} has no {}: it is no checkpoint of this library, or "
+        "was not finished",
+        folder.string(),
+        kManifestName));
+  }
+  Manifest manifest = parse_manifest(read_file(path), path.string());
+  std::vector<std::string> complaints;
+  for (const auto& [name, record] : manifest.files) {
+    const std::uintmax_t size = std::filesystem::file_size(folder / name, code);
+    if (code) {
+      complaints.push_back(format("{} is missing", name));
+    } else if (size != record.num_bytes) {
+      complaints.push_back(
+          format("{} has {} bytes, not {}", name, size, record.num_bytes));
+    }
+  }
+  if (!complaints.empty()) {
+    throw CheckpointError(format(
+        "[checkpoint] {} is torn: {}",
+        folder.string(),
+        join(complaints, "; ")));
+  }
+  return manifest;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,423 @@
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include <accelerate/error.h>
+#include <accelerate/safetensors.h>
+
+#include "base/text.h"
+
+namespace accelerate::safetensors {
+
+namespace {
+
+using detail::format;
+
+struct DtypeFacts {
+  Dtype dtype;
+  std::string_view name;
+  int bits;
+};
+constexpr std::array<DtypeFacts, 22> kDtypes{{
+    {Dtype::BOOL, "BOOL", 8},
+    {Dtype::F4, "F4", 4},
+    {Dtype::F6_E2M3, "F6_E2M3", 6},
+    {Dtype::F6_E3M2, "F6_E3M2", 6},
+    {Dtype::U8, "U8", 8},
+    {Dtype::I8, "I8", 8},
+    {Dtype::F8_E5M2, "F8_E5M2", 8},
+    {Dtype::F8_E4M3, "F8_E4M3", 8},
+    {Dtype::F8_E8M0, "F8_E8M0", 8},
+    {Dtype::F8_E4M3FNUZ, "F8_E4M3FNUZ", 8},
+    {Dtype::F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
+    {Dtype::I16, "I16", 16},
+    {Dtype::U16, "U16", 16},
+    {Dtype::F16, "F16", 16},
+    {Dtype::BF16, "BF16", 16},
+    {Dtype::I32, "I32", 32},
+    {Dtype::U32, "U32", 32},
+    {Dtype::F32, "F32", 32},
+    {Dtype::C64, "C64", 64},
+    {Dtype::F64, "F64", 64},
+    {Dtype::I64, "I64", 64},
+    {Dtype::U64, "U64", 64},
+}};
+
+constexpr std::string_view kMetadata = "__metadata__";
+constexpr std::size_t kLengthBytes = 8;
+
+std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
+  if (b != 0 && a > std::numeric_limits<std::uint64_t>::max() / b) {
+    return std::nullopt;
+  }
+  return a * b;
+}
+
+// Parses a header while it is read: nothing unwanted is built, so the cost of a
+// hostile file is bounded by its size.
+class HeaderReader {
+ public:
+  using number_integer_t = nlohmann::json::number_integer_t;
+  using number_unsigned_t = nlohmann::json::number_unsigned_t;
+  using number_float_t = nlohmann::json::number_float_t;
+  using string_t = nlohmann::json::string_t;
+  using binary_t = nlohmann::json::binary_t;
+
+  explicit HeaderReader(Header& header) : header_(header) {}
+  [[nodiscard]] const std::string& complaint() const { return complaint_; }
+
+  bool null() { return wrong("null"); }
+  bool boolean(bool) { return wrong("a truth value"); }
+  bool number_integer(number_integer_t) { return wrong("a negative number"); }
+  bool number_float(number_float_t, const string_t&) {
+    return wrong("a number that is not whole, or beyond 64 bits");
+  }
+  bool binary(binary_t&) { return wrong("bytes"); }
+  bool number_unsigned(number_unsigned_t value) {
+    if (place_ != Place::shape && place_ != Place::offsets) {
+      return wrong("a number");
+    }
+    if (place_ == Place::shape) {
+      tensor_.shape.push_back(value);
+      return true;
+    }
+    if (num_offsets_ >= 2) return fail("data_offsets has more than two values");
+    (num_offsets_++ == 0 ? tensor_.begin : tensor_.end) = value;
+    return true;
+  }
+  bool string(string_t& text) {
+    if (place_ == Place::metadata && has_key_) {
+      header_.metadata.emplace(key_, std::move(text));
+      has_key_ = false;
+      return true;
+    }
+    if (place_ != Place::tensor || field_ != Field::dtype) {
+      return wrong("a text");
+    }
+    const std::optional<Dtype> dtype = parse_dtype(text);
+    if (!dtype) return fail(format("dtype '{}' is not known", text));
+    tensor_.dtype = *dtype;
+    field_ = Field::none;
+    return true;
+  }
+
+  bool start_object(std::size_t) {
+    if (place_ == Place::outside) {
+      place_ = Place::header;
+      return true;
+    }
+    if (place_ != Place::header || !has_key_) return wrong("an object");
+    has_key_ = false;
+    if (name_ == kMetadata) {
+      header_.has_metadata = true;
+      place_ = Place::metadata;
+    } else {
+      place_ = Place::tensor;
+      tensor_ = {};
+      seen_.clear();
+      num_offsets_ = 0;
+    }
+    return true;
+  }
+  bool key(string_t& text) {
+    if (place_ == Place::header) {
+      const bool is_new = text == kMetadata ? !header_.has_metadata
+                                            : !header_.tensors.contains(text);
+      name_ = std::move(text);
+      has_key_ = true;
+      return is_new || fail("it is given twice");
+    }
+    if (place_ == Place::metadata) {
+      if (header_.metadata.contains(text)) {
+        return fail(format("key '{}' is given twice", text));
+      }
+      key_ = std::move(text);
+      has_key_ = true;
+      return true;
+    }
+    field_ = text == "dtype"     ? Field::dtype
+        : text == "shape"        ? Field::shape
+        : text == "data_offsets" ? Field::offsets
+                                 : Field::none;
+    if (field_ == Field::none) {
+      return fail(format("field '{}' is not known", text));
+    }
+    return seen_.insert(field_).second ||
+        fail(format("field '{}' is given twice", text));
+  }
+  bool end_object() {
+    if (place_ == Place::header) {
+      place_ = Place::outside;
+      return true;
+    }
+    if (place_ == Place::tensor) {
+      if (seen_.size() != 3) {
+        return fail("it lacks one of dtype, shape and data_offsets");
+      }
+      header_.tensors.emplace(name_, std::move(tensor_));
+    }
+    place_ = Place::header;
+    return true;
+  }
+  bool start_array(std::size_t) {
+    if (place_ != Place::tensor) return wrong("a list");
+    if (field_ == Field::shape) {
+      place_ = Place::shape;
+    } else if (field_ == Field::offsets) {
+      place_ = Place::offsets;
+    } else {
+      return wrong("a list");
+    }
+    return true;
+  }
+  bool end_array() {
+    if (place_ == Place::offsets && num_offsets_ != 2) {
+      return fail("data_offsets has fewer than two values");
+    }
+    place_ = Place::tensor;
+    field_ = Field::none;
+    return true;
+  }
+  bool parse_error(
+      std::size_t,
+      const std::string&,
+      const nlohmann::json::exception& error) {
+    complaint_ = error.what();
+    return false;
+  }
+
+ private:
+  enum class Place { outside, header, metadata, tensor, shape, offsets };
+  enum class Field { none, dtype, shape, offsets };
+
+  bool fail(const std::string& what) {
+    complaint_ = name_.empty() && place_ != Place::tensor
+        ? what
+        : format("'{}': {}", name_, what);
+    return false;
+  }
+  bool wrong(std::string_view found) {
+    return fail(format("{} is where something else belongs", found));
+  }
+
+  Header& header_;
+  std::string complaint_;
+  Place place_ = Place::outside;
+  /// State of the present entry.
+  std::string name_;
+  TensorInfo tensor_;
+  Field field_ = Field::none;
+  std::set<Field> seen_;
+  int num_offsets_ = 0;
+  /// Key in the metadata or in an entry that waits for its value.
+  std::string key_;
+  bool has_key_ = false;
+};
+
+std::uint64_t little_endian(std::span<const std::byte> bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = bytes.size(); i-- > 0;) {
+    value = value << 8 | std::to_integer<std::uint64_t>(bytes[i]);
+  }
+  return value;
+}
+
+}  // namespace
+
+std::vector<std::string> names_in_order(const Header& header) {
+  std::vector<std::string> names;
+  for (const auto& [name, info] : header.tensors) names.push_back(name);
+  // Empty tensors may share an offset: there the writer's order decides.
+  const auto place_of = [&](const std::string& name) {
+    const TensorInfo& info = header.tensors.at(name);
+    return std::tuple(info.begin, info.end, -static_cast<int>(info.dtype));
+  };
+  std::stable_sort(
+      names.begin(),
+      names.end(),
+      [&](const std::string& a, const std::string& b) {
+        return place_of(a) < place_of(b);
+      });
+  return names;
+}
+
+std::string_view name_of(Dtype dtype) {
+  return kDtypes[static_cast<std::size_t>(dtype)].name;
+}
+
+std::optional<Dtype> parse_dtype(std::string_view name) {
+  for (const DtypeFacts& facts : kDtypes) {
+    if (facts.name == name) return facts.dtype;
+  }
+  return std::nullopt;
+}
+
+int bits_of(Dtype dtype) {
+  return kDtypes[static_cast<std::size_t>(dtype)].bits;
+}
+
+std::optional<std::uint64_t> bytes_of(Dtype dtype, const Shape& shape) {
+  std::optional<std::uint64_t> bits = 1;
+  // Multiplies from the left, so that a zero does not hide an earlier overflow,
+  // as in the reference reader.
+  for (const std::uint64_t size : shape) {
+    bits = product(*bits, size);
+    if (!bits) return std::nullopt;
+  }
+  bits = product(*bits, static_cast<std::uint64_t>(bits_of(dtype)));
+  if (!bits || *bits % 8 != 0) return std::nullopt;
+  return *bits / 8;
+}
+
+Header parse_header(
+    std::span<const std::byte> start,
+    std::uint64_t file_size,
+    const std::string& name) {
+  const auto fail = [&](const std::string& what) {
+    throw CheckpointError(
+        format("[safetensors] {} is no valid file: {}", name, what));
+  };
+  if (file_size < kLengthBytes || start.size() < kLengthBytes) {
+    fail(format("it has {} bytes, too few for a header", file_size));
+  }
+  const std::uint64_t length = little_endian(start.first(kLengthBytes));
+  if (length > kMostHeaderBytes) {
+    fail(format(
+        "its header would be of {} bytes; at most {} are read",
+        length,
+        kMostHeaderBytes));
+  }
+  if (length > file_size - kLengthBytes ||
+      length > start.size() - kLengthBytes) {
+    fail(format(
+        "its header would be of {} bytes, more than the file has: it is torn",
+        length));
+  }
+  std::string_view text(
+      reinterpret_cast<const char*>(start.data()) + kLengthBytes, length);
+  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  if (!text.starts_with('{') || !text.ends_with('}')) {
+    fail("its header is not a JSON object followed by spaces at most");
+  }
+  Header header;
+  header.data_begin = kLengthBytes + length;
+  HeaderReader reader(header);
+  if (!nlohmann::json::sax_parse(text, &reader)) {
+    fail(format("its header is wrong: {}", reader.complaint()));
+  }
+  std::uint64_t covered = 0;
+  for (const std::string& tensor : names_in_order(header)) {
+    const TensorInfo& info = header.tensors.at(tensor);
+    if (info.begin != covered || info.end < info.begin) {
+      fail(format(
+          "the data of '{}' is from {} to {}, and the one before it ends at "
+          "{}: a hole, an overlap, or bounds the wrong way round",
+          tensor,
+          info.begin,
+          info.end,
+          covered));
+    }
+    const auto bytes = bytes_of(info.dtype, info.shape);
+    if (!bytes || *bytes != info.num_bytes()) {
+      fail(format(
+          "'{}' has {} bytes, which is not what its shape and dtype take",
+          tensor,
+          info.num_bytes()));
+    }
+    covered = info.end;
+  }
+  const std::uint64_t data = file_size - header.data_begin;
+  if (covered != data) {
+    fail(format(
+        "its tensors take {} bytes and {} follow the header: it is torn, or "
+        "something was added",
+        covered,
+        data));
+  }
+  return header;
+}
+
+Header lay_out(
+    const std::vector<Declaration>& tensors,
+    std::map<std::string, std::string> metadata) {
+  std::vector<const Declaration*> order;
+  for (const Declaration& tensor : tensors) order.push_back(&tensor);
+  // The reference writer's order: dtypes by width.
+  std::sort(
+      order.begin(),
+      order.end(),
+      [](const Declaration* a, const Declaration* b) {
+        return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
+      });
+  Header header;
+  header.has_metadata = !metadata.empty();
+  header.metadata = std::move(metadata);
+  std::uint64_t at = 0;
+  for (const Declaration* tensor : order) {
+    const auto bytes = bytes_of(tensor->dtype, tensor->shape);
+    const bool fits =
+        bytes && *bytes <= std::numeric_limits<std::int64_t>::max() - at;
+    if (!fits || tensor->name == kMetadata) {
+      throw CheckpointError(format(
+          "[safetensors] '{}' cannot be written: {}",
+          tensor->name,
+          fits ? "the name is the format's own"
+               : "its shape takes too many bytes, or no whole number of them"));
+    }
+    const bool is_new =
+        header.tensors
+            .emplace(
+                tensor->name,
+                TensorInfo{tensor->dtype, tensor->shape, at, at + *bytes})
+            .second;
+    if (!is_new) {
+      throw CheckpointError(format(
+          "[safetensors] '{}' was given twice to be written", tensor->name));
+    }
+    at += *bytes;
+  }
+  header.data_begin = header_bytes(header).size();
+  return header;
+}
+
+std::string header_bytes(const Header& header) {
+  // Names in the order of the data, which the library's JSON objects do not
+  // keep.
+  using nlohmann::json;
+  std::string text = "{";
+  if (header.has_metadata) {
+    text += format("{}:{}", json(kMetadata), json(header.metadata));
+  }
+  for (const std::string& name : names_in_order(header)) {
+    const TensorInfo& info = header.tensors.at(name);
+    text += format(
+        "{}{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
+        text.size() > 1 ? "," : "",
+        json(name),
+        name_of(info.dtype),
+        json(info.shape),
+        info.begin,
+        info.end);
+  }
+  text += "}";
+  constexpr std::size_t kAlignment = 8;
+  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  if (text.size() > kMostHeaderBytes) {
+    throw CheckpointError(format(
+        "[safetensors] a header of {} bytes cannot be written; readers take at "
+        "most {}",
+        text.size(),
+        kMostHeaderBytes));
+  }
+  std::string bytes;
+  for (std::size_t i = 0; i < kLengthBytes; ++i) {
+    bytes += static_cast<char>(text.size() >> (8 * i) & 0xff);
+  }
+  return bytes + text;
+}
+
+}  // namespace accelerate::safetensors

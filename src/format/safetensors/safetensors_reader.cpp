@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <accelerate/error.h>
+#include <accelerate/safetensors.h>
+
+#include "base/files.h"
+#include "base/text.h"
+
+namespace accelerate::safetensors {
+
+using detail::format;
+
+struct Reader::State {
+  std::filesystem::path path;
+  detail::MappedFile file;
+  Header header;
+};
+
+Reader::Reader(const std::filesystem::path& path) {
+  detail::MappedFile file(path);
+  Header header =
+      parse_header(file.bytes(), file.bytes().size(), path.string());
+  state_ =
+      std::make_unique<State>(State{path, std::move(file), std::move(header)});
+}
+
+Reader::Reader(Reader&&) noexcept = default;
+Reader& Reader::operator=(Reader&&) noexcept = default;
+Reader::~Reader() = default;
+
+const std::filesystem::path& Reader::path() const { return state_->path; }
+
+const Header& Reader::header() const { return state_->header; }
+
+bool Reader::contains(const std::string& name) const {
+  return state_->header.tensors.contains(name);
+}
+
+const TensorInfo& Reader::info(const std::string& name) const {
+  const auto& tensors = state_->header.tensors;
+  const auto found = tensors.find(name);
+  if (found != tensors.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, info] : tensors) names.push_back(known);
+  const auto meant = detail::nearest(name, names);
+  throw CheckpointError(format(
+      "[safetensors] {} has no tensor '{}'{}",
+      state_->path.string(),
+      name,
+      meant ? format("; was '{}' meant?", *meant) : ""));
+}
+
+std::span<const std::byte> Reader::bytes(const std::string& name) const {
+  const TensorInfo& tensor = info(name);
+  return state_->file.bytes()
+      .subspan(state_->header.data_begin)
+      .subspan(tensor.begin, tensor.num_bytes());
+}
+
+void Reader::read(
+    const std::string& name,
+    const Box& box,
+    std::span<std::byte> out) const {
+  const TensorInfo& tensor = info(name);
+  const Shape& shape = tensor.shape;
+  const auto fail = [&](std::string_view what) {
+    throw CheckpointError(format(
+        "[safetensors] a part of '{}' in {} was asked for, but {}",
+        name,
+        state_->path.string(),
+        what));
+  };
+  const int bits = bits_of(tensor.dtype);
+  if (bits % 8 != 0) fail("its elements are smaller than a byte");
+  if (box.begin.size() != shape.size() || box.size.size() != shape.size()) {
+    fail("the part has another number of dimensions");
+  }
+  const auto element = static_cast<std::uint64_t>(bits) / 8;
+  std::uint64_t count = element;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (box.size[i] > shape[i] || box.begin[i] > shape[i] - box.size[i]) {
+      fail("the part is not inside it");
+    }
+    count *= box.size[i];
+  }
+  if (count != out.size()) fail("there is room for another number of bytes");
+  if (count == 0) return;
+
+  // Dimensions from `inner` on are taken completely: they are copied in one
+  // piece.
+  std::size_t inner = shape.size();
+  std::uint64_t run = element;
+  while (inner > 0 && box.size[inner - 1] == shape[inner - 1]) {
+    run *= shape[--inner];
+  }
+  // A range of the dimension before them is one piece, too.
+  const std::uint64_t step = run;
+  if (inner > 0) run *= box.size[--inner];
+  Shape strides(inner + 1, 0);
+  std::uint64_t stride = step;
+  for (std::size_t i = inner + 1; i-- > 0;) {
+    strides[i] = stride;
+    if (i < shape.size()) stride *= shape[i];
+  }
+  const std::span<const std::byte> all = bytes(name);
+  Shape index(inner, 0);
+  std::byte* to = out.data();
+  while (true) {
+    std::uint64_t from =
+        inner < shape.size() ? box.begin[inner] * strides[inner] : 0;
+    for (std::size_t i = 0; i < inner; ++i) {
+      from += (box.begin[i] + index[i]) * strides[i];
+    }
+    std::memcpy(to, all.data() + from, run);
+    to += run;
+    std::size_t next = inner;
+    while (next > 0 && ++index[next - 1] == box.size[next - 1]) {
+      index[--next] = 0;
+    }
+    if (next == 0) return;
+  }
+}
+
+}  // namespace accelerate::safetensors

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <accelerate/safetensors.h>
+
+#include "base/files.h"
+#include "format/checkpoint/manifest.h"
+#include "format/tensors/tensor_writer.h"
+
+namespace accelerate::detail {
+
+/// A file that several threads read at once, in slices.
+class InputFile {
+ public:
+  /// Throws Error if it cannot be opened.
+  explicit InputFile(std::filesystem::path path);
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile();
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Throws CheckpointError if the file is too short, Error if it cannot be
+  /// read.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+  /// All bytes of the file, mapped when first asked for.
+  [[nodiscard]] std::span<const std::byte> bytes() const;
+
+ private:
+  std::filesystem::path path_;
+  int file_;
+  mutable std::once_flag is_mapped_;
+  mutable std::optional<MappedFile> mapped_;
+};
+
+/// A slice of a tensor: where its bytes begin, one row after another.
+struct StoredBox {
+  std::shared_ptr<const InputFile> file;
+  std::uint64_t offset = 0;
+  safetensors::Box box;
+  /// Used instead of a file where the bytes had to be assembled.
+  std::shared_ptr<const std::vector<std::byte>> memory = nullptr;
+};
+
+/// A tensor in files of any format.
+struct StoredTensor {
+  safetensors::Dtype dtype = safetensors::Dtype::F32;
+  safetensors::Shape shape;
+  /// They cover the tensor once.
+  std::vector<StoredBox> boxes;
+  /// Tensors with equal numbers are the same tensor; 0 is unshared.
+  std::int64_t storage = 0;
+  /// Its position in the order that the file gives; 0 if it gives none.
+  std::size_t place = 0;
+};
+
+using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// The tensors of one part of a checkpoint. Throws CheckpointError if a file is
+/// not what the manifest says, Error if one cannot be read.
+StoredTensors stored_in_checkpoint(
+    const std::filesystem::path& folder,
+    const SavedTensors& saved);
+
+/// The tensors of a safetensors file.
+StoredTensors stored_in_safetensors(const std::filesystem::path& file);
+
+/// A slice of a stored tensor that is wanted in memory.
+struct BoxToRead {
+  const StoredTensor* tensor = nullptr;
+  /// The slice, in coordinates of the full tensor.
+  safetensors::Box box;
+  /// Destination of its bytes, one row after another.
+  std::span<std::byte> out;
+};
+
+/// Reads boxes, however they lie in files: only the bytes that are wanted,
+/// several files and pieces at once. Throws CheckpointError if a box is not
+/// inside its tensor, or `out` has another size; Error if a file cannot be
+/// read.
+void read_boxes(const std::vector<BoxToRead>& boxes);
+
+/// The full tensor as something to write, read piece by piece while it is
+/// written.
+TensorToWrite to_write(const StoredTensor& tensor);
+
+}  // namespace accelerate::detail

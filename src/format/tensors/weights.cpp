@@ -1,0 +1,307 @@
+#include "format/tensors/weights.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/commit.h"
+#include "format/torch/torch_distributed.h"
+#include "format/torch/torch_file.h"
+#include "format/torch/torch_writer.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::filesystem::path;
+
+bool is_safetensors(const path& file) {
+  return file.extension() == ".safetensors";
+}
+
+// Finds tensors in nested dictionaries.
+class TorchEntries {
+ public:
+  explicit TorchEntries(const path& where)
+      : file_(where), input_(std::make_shared<InputFile>(where)) {}
+
+  StoredTensors read() {
+    visit(file_.root(), "");
+    return std::move(tensors_);
+  }
+
+ private:
+  void visit(const Pickle::Value& value, const std::string& name) {
+    if (const auto tensor = file_.tensor(value)) {
+      add(*tensor, name);
+      return;
+    }
+    if (value.kind() != Pickle::Kind::dict &&
+        value.kind() != Pickle::Kind::call) {
+      return;
+    }
+    if (value.kind() == Pickle::Kind::call && value.size() < 3) return;
+    const Pickle::Value dict = value.as_dict();
+    if (dict.kind() != Pickle::Kind::dict) return;
+    for (std::size_t i = 0; i < dict.size(); ++i) {
+      const Pickle::Value key = dict.key(i);
+      std::string step;
+      if (key.kind() == Pickle::Kind::text) {
+        step = key.text();
+      } else if (key.kind() == Pickle::Kind::integer) {
+        step = std::to_string(key.integer());
+      } else {
+        continue;
+      }
+      visit(dict.value(i), name.empty() ? step : format("{}.{}", name, step));
+    }
+  }
+
+  void add(const TorchTensor& tensor, const std::string& name) {
+    const auto [storage, is_new] = storages_.emplace(
+        std::make_tuple(
+            tensor.storage, tensor.offset, tensor.sizes, tensor.strides),
+        static_cast<std::int64_t>(storages_.size()) + 1);
+    StoredTensor stored{
+        tensor.dtype, tensor.sizes, {}, storage->second, tensors_.size() + 1};
+    StoredBox box{
+        input_,
+        0,
+        {safetensors::Shape(tensor.sizes.size(), 0), tensor.sizes},
+        nullptr};
+    if (tensor.is_contiguous()) {
+      const auto width =
+          static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
+      box.offset = file_.place_of(tensor) + tensor.offset * width;
+    } else {
+      box.memory =
+          std::make_shared<const std::vector<std::byte>>(tensor.contiguous());
+    }
+    stored.boxes.push_back(std::move(box));
+    tensors_.insert_or_assign(name, std::move(stored));
+  }
+
+  TorchFile file_;
+  std::shared_ptr<const InputFile> input_;
+  StoredTensors tensors_;
+  std::map<
+      std::tuple<
+          std::string,
+          std::uint64_t,
+          safetensors::Shape,
+          safetensors::Shape>,
+      std::int64_t>
+      storages_;
+};
+
+StoredTensors open_file(const path& file) {
+  return is_safetensors(file) ? stored_in_safetensors(file)
+                              : stored_in_torch_file(file);
+}
+
+StoredTensors open_index(const path& file) {
+  const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
+  const auto fail = [&](std::string_view what) {
+    throw CheckpointError(format("[checkpoint] {} {}", file.string(), what));
+  };
+  if (!json.is_object()) fail("is no index of a model");
+  const auto& map = json.contains("weight_map") ? json["weight_map"] : json;
+  if (!map.is_object()) fail("is no index of a model");
+  std::map<std::string, StoredTensors> files;
+  StoredTensors all;
+  for (const auto& [name, where] : map.items()) {
+    if (!where.is_string()) fail("is no index of a model");
+    const auto shard = where.get<std::string>();
+    if (shard.find('/') != std::string::npos || shard == "..") {
+      fail(format("names a file outside its folder: {}", shard));
+    }
+    const auto [found, is_new] = files.try_emplace(shard);
+    if (is_new) found->second = open_file(file.parent_path() / shard);
+    const auto tensor = found->second.find(name);
+    if (tensor == found->second.end()) {
+      fail(format("says that {} is in {}, but it is not", name, shard));
+    }
+    all.emplace(name, tensor->second);
+  }
+  return all;
+}
+
+StoredTensors open_folder(const path& folder) {
+  if (std::filesystem::exists(folder / kManifestName)) {
+    const Manifest manifest = read_manifest(folder);
+    const auto model = manifest.parts.find("model");
+    if (model == manifest.parts.end()) {
+      throw CheckpointError(
+          format("[checkpoint] {} holds no model", folder.string()));
+    }
+    return stored_in_checkpoint(folder, model->second);
+  }
+  if (is_torch_distributed(folder)) {
+    return read_torch_distributed(folder).tensors;
+  }
+  // Accelerate's order of names, except that the safer one comes first.
+  for (const char* name : {"model.safetensors", "pytorch_model.bin"}) {
+    if (std::filesystem::exists(folder / name)) return open_file(folder / name);
+  }
+  std::vector<path> indices;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().filename().string().ends_with(".index.json")) {
+      indices.push_back(entry.path());
+    }
+  }
+  if (indices.size() == 1) return open_index(indices.front());
+  throw CheckpointError(format(
+      "[checkpoint] {}{}",
+      folder.string(),
+      indices.empty() ? " holds no model: no model.safetensors, "
+                        "pytorch_model.bin, index, manifest.json or .metadata"
+                      : " holds several indices of models; name one"));
+}
+
+// A file that was written under a temporary name beside its own.
+struct Staged {
+  path temporary;
+  path target;
+};
+
+void write_file(
+    FileSystem& disk,
+    const path& file,
+    const std::vector<const NamedTensor*>& tensors,
+    ModelFormat format) {
+  if (format == ModelFormat::safetensors) {
+    FileToWrite wanted{file, {}, {{"format", "pt"}}};
+    for (const NamedTensor* tensor : tensors) {
+      wanted.tensors.emplace(tensor->name, tensor->tensor);
+    }
+    static_cast<void>(write_tensor_files(disk, {wanted}));
+    return;
+  }
+  TorchValue::OrderedDict dict;
+  for (const NamedTensor* tensor : tensors) {
+    dict.add(
+        TorchValue{tensor->name},
+        TorchValue{TorchValue::Tensor{tensor->tensor, tensor->storage}});
+  }
+  write_torch_file(disk, file, TorchValue{std::move(dict)});
+}
+
+}  // namespace
+
+StoredTensors stored_in_torch_file(const path& file) {
+  return TorchEntries(file).read();
+}
+
+StoredTensors open_weights(const path& where) {
+  if (std::filesystem::is_directory(where)) return open_folder(where);
+  if (!std::filesystem::exists(where)) {
+    throw CheckpointError(
+        format("[checkpoint] {} does not exist", where.string()));
+  }
+  return where.extension() == ".json" ? open_index(where) : open_file(where);
+}
+
+std::vector<std::string> write_model(
+    FileSystem& disk,
+    const path& folder,
+    const std::vector<NamedTensor>& tensors,
+    const WriteModelOptions& options) {
+  create_folders(disk, folder);
+  std::vector<ShardEntry> entries;
+  std::map<std::string, const NamedTensor*> by_name;
+  std::int64_t own = 0;
+  for (const NamedTensor& tensor : tensors) {
+    // Negative numbers mark tensors that share no storage.
+    entries.push_back(
+        {tensor.name,
+         tensor.tensor.bytes.num_bytes,
+         tensor.storage != 0 ? tensor.storage : --own});
+    by_name.emplace(tensor.name, &tensor);
+  }
+  const ModelShards shards =
+      split_model(entries, options.max_shard_bytes, options.format);
+  std::vector<Staged> staged;
+  std::set<std::string> written;
+  const auto stage = [&](const std::string& name) {
+    staged.push_back({temporary_sibling(folder / name), folder / name});
+    written.insert(name);
+    return staged.back().temporary;
+  };
+  try {
+    for (const ModelShards::File& file : shards.files) {
+      std::vector<const NamedTensor*> inside;
+      for (const std::string& name : file.tensors) {
+        inside.push_back(by_name.at(name));
+      }
+      write_file(disk, stage(file.name), inside, options.format);
+    }
+    if (shards.index) {
+      const auto file = disk.create(stage(shards.index->first));
+      file->write_at(0, std::as_bytes(std::span(shards.index->second)));
+      file->finish();
+    }
+    for (const Staged& each : staged) disk.rename(each.temporary, each.target);
+  } catch (...) {
+    for (const Staged& each : staged) {
+      std::error_code ignored;
+      std::filesystem::remove(each.temporary, ignored);
+    }
+    throw;
+  }
+  disk.sync_folder(folder);
+  std::vector<path> stale;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_old =
+        is_model_file(name, options.format) && !written.contains(name);
+    if (is_old) stale.push_back(entry.path());
+  }
+  for (const path& each : stale) disk.remove_file(each);
+  return shards.dropped;
+}
+
+void write_weights_file(
+    FileSystem& disk,
+    const path& file,
+    const StoredTensors& tensors) {
+  const auto named = named_tensors(tensors);
+  std::vector<const NamedTensor*> all;
+  for (const NamedTensor& tensor : named) all.push_back(&tensor);
+  const path temporary = temporary_sibling(file);
+  try {
+    write_file(
+        disk,
+        temporary,
+        all,
+        is_safetensors(file) ? ModelFormat::safetensors : ModelFormat::torch);
+    disk.rename(temporary, file);
+  } catch (...) {
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
+  disk.sync_folder(folder_of(file));
+}
+
+std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {
+  std::vector<NamedTensor> named;
+  for (const auto& [name, tensor] : tensors) {
+    named.push_back({name, to_write(tensor), tensor.storage});
+  }
+  std::stable_sort(
+      named.begin(), named.end(), [&](const auto& a, const auto& b) {
+        return tensors.at(a.name).place < tensors.at(b.name).place;
+      });
+  return named;
+}
+
+}  // namespace accelerate::detail

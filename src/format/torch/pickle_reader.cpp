@@ -1,0 +1,529 @@
+#include "format/torch/pickle_reader.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+// Operations and their meaning are those of Python's pickletools.
+namespace accelerate::detail {
+
+namespace {
+
+enum Operation : unsigned char {
+  kMark = '(',
+  kStop = '.',
+  kPop = '0',
+  kPopMark = '1',
+  kDup = '2',
+  kBinInt = 'J',
+  kBinInt1 = 'K',
+  kBinInt2 = 'M',
+  kLong1 = 0x8a,
+  kLong4 = 0x8b,
+  kNone = 'N',
+  kTrue = 0x88,
+  kFalse = 0x89,
+  kBinFloat = 'G',
+  kBinString = 'T',
+  kShortBinString = 'U',
+  kBinBytes = 'B',
+  kShortBinBytes = 'C',
+  kBinBytes8 = 0x8e,
+  kBinUnicode = 'X',
+  kShortBinUnicode = 0x8c,
+  kBinUnicode8 = 0x8d,
+  kEmptyList = ']',
+  kList = 'l',
+  kAppend = 'a',
+  kAppends = 'e',
+  kEmptyTuple = ')',
+  kTuple = 't',
+  kTuple1 = 0x85,
+  kTuple2 = 0x86,
+  kTuple3 = 0x87,
+  kEmptyDict = '}',
+  kDict = 'd',
+  kSetItem = 's',
+  kSetItems = 'u',
+  kEmptySet = 0x8f,
+  kAddItems = 0x90,
+  kFrozenSet = 0x91,
+  kGlobal = 'c',
+  kStackGlobal = 0x93,
+  kReduce = 'R',
+  kNewObject = 0x81,
+  kBuild = 'b',
+  kBinPersistent = 'Q',
+  kBinPut = 'q',
+  kLongBinPut = 'r',
+  kMemoize = 0x94,
+  kBinGet = 'h',
+  kLongBinGet = 'j',
+  kProtocol = 0x80,
+  kFrame = 0x95,
+};
+
+constexpr unsigned kNewestProtocol = 5;
+
+}  // namespace
+
+Pickle::Pickle(
+    std::span<const std::byte> input,
+    std::string name,
+    std::size_t most_bytes)
+    : input_(input), name_(std::move(name)), most_bytes_(most_bytes) {
+  run();
+}
+
+void Pickle::fail(const std::string& what) const {
+  throw CheckpointError(format("[torch] {} at byte {}: {}", name_, at_, what));
+}
+
+void Pickle::charge(std::size_t bytes) {
+  used_bytes_ += bytes;
+  if (used_bytes_ > most_bytes_) {
+    fail(format("it would take more than {} bytes of memory", most_bytes_));
+  }
+}
+
+template <class Number>
+Number Pickle::take() {
+  const std::string_view bytes = take_bytes(sizeof(Number));
+  Number value = 0;
+  for (std::size_t i = sizeof(Number); i-- > 0;) {
+    value =
+        static_cast<Number>(value << 8) | static_cast<unsigned char>(bytes[i]);
+  }
+  return value;
+}
+
+std::string_view Pickle::take_bytes(std::uint64_t size) {
+  if (size > input_.size() - at_) fail("it is torn");
+  const std::string_view bytes(
+      reinterpret_cast<const char*>(input_.data()) + at_, size);
+  at_ += size;
+  return bytes;
+}
+
+std::string_view Pickle::take_line() {
+  const std::string_view rest(
+      reinterpret_cast<const char*>(input_.data()) + at_, input_.size() - at_);
+  const std::size_t end = rest.find('\n');
+  if (end == std::string_view::npos) fail("it is torn");
+  at_ += end + 1;
+  return rest.substr(0, end);
+}
+
+std::uint32_t Pickle::add(const Node& node) {
+  charge(sizeof(Node) + sizeof(std::uint32_t));
+  nodes_.push_back(node);
+  return static_cast<std::uint32_t>(nodes_.size() - 1);
+}
+
+void Pickle::push_text(Kind kind, std::uint64_t size) {
+  if (size > std::numeric_limits<std::uint32_t>::max()) {
+    fail("a text is longer than 4 GB");
+  }
+  const std::size_t begin = at_;
+  take_bytes(size);
+  push({kind, static_cast<std::uint32_t>(size), begin});
+}
+
+void Pickle::push_container(Kind kind, std::vector<std::uint32_t> items) {
+  charge(sizeof items + items.size() * sizeof(std::uint32_t));
+  containers_.push_back(std::move(items));
+  push({kind, 0, containers_.size() - 1});
+}
+
+std::uint32_t Pickle::pop() {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (stack_.size() <= floor) fail("something is taken that was not put there");
+  const std::uint32_t node = stack_.back();
+  stack_.pop_back();
+  return node;
+}
+
+std::vector<std::uint32_t> Pickle::pop_to_mark() {
+  if (marks_.empty()) fail("a mark is missing");
+  const auto begin =
+      stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+  std::vector<std::uint32_t> items(begin, stack_.end());
+  stack_.erase(begin, stack_.end());
+  marks_.pop_back();
+  return items;
+}
+
+void Pickle::append(std::vector<std::uint32_t> items) {
+  const std::uint32_t top = pop();
+  stack_.push_back(top);
+  Node target = nodes_[top];
+  // Items added to the result of a call (an OrderedDict, say) are kept as its
+  // state.
+  if (target.kind == Kind::call) {
+    const std::uint64_t call = target.payload;
+    if (containers_[call].size() < 3) {
+      push_container(Kind::dict, {});
+      containers_[call].push_back(pop());
+    }
+    target = nodes_[containers_[call][2]];
+    if (target.kind != Kind::dict) fail("something is added to an object");
+  }
+  const bool is_dict = target.kind == Kind::dict;
+  if (!is_dict && target.kind != Kind::list && target.kind != Kind::set) {
+    fail("something is added to that holds nothing");
+  }
+  if (is_dict && items.size() % 2 != 0) fail("a key has no value");
+  charge(items.size() * sizeof(std::uint32_t));
+  auto& all = containers_[target.payload];
+  all.insert(all.end(), items.begin(), items.end());
+}
+
+void Pickle::remember(std::uint64_t key) {
+  const std::uint32_t node = pop();
+  stack_.push_back(node);
+  constexpr std::size_t kEntryBytes = 48;
+  if (memo_.insert_or_assign(key, node).second) charge(kEntryBytes);
+}
+
+void Pickle::recall(std::uint64_t key) {
+  const auto found = memo_.find(key);
+  if (found == memo_.end()) fail(format("nothing was kept as {}", key));
+  charge(sizeof(std::uint32_t));
+  stack_.push_back(found->second);
+}
+
+void Pickle::run() {
+  while (!has_stopped_) {
+    if (at_ >= input_.size()) fail("it is torn");
+    step(take<unsigned char>());
+  }
+  measure();
+}
+
+bool Pickle::is_container(Kind kind) {
+  return kind == Kind::list || kind == Kind::tuple || kind == Kind::dict ||
+      kind == Kind::set || kind == Kind::call || kind == Kind::persistent;
+}
+
+void Pickle::measure() {
+  // A file written by Python refers to few values twice.
+  constexpr std::uint64_t kLeast = 100'000, kPlacesPerByte = 16;
+  const std::uint64_t most = std::min<std::uint64_t>(
+      kLeast + kPlacesPerByte * input_.size(), 0xF000'0000U);
+  for (std::uint32_t i = 0; i < nodes_.size(); ++i) {
+    if (is_container(nodes_[i].kind) && nodes_[i].size == 0) {
+      measure_from(i, most);
+    }
+  }
+}
+
+// Depth first. A node on the way has height kOpen, so that one that contains
+// itself is found.
+void Pickle::measure_from(std::uint32_t start, std::uint64_t most_places) {
+  constexpr std::size_t kMostLevels = 1000;
+  constexpr std::uint16_t kOpen = 0xFFFF;
+  struct Visit {
+    std::uint32_t node;
+    std::size_t next = 0;
+    std::uint64_t places = 1;
+    std::uint16_t height = 0;
+  };
+  std::vector<Visit> visits{{start}};
+  nodes_[start].height = kOpen;
+  while (!visits.empty()) {
+    Visit& visit = visits.back();
+    const auto& items = containers_[nodes_[visit.node].payload];
+    if (visit.next == items.size()) {
+      if (visit.places > most_places) {
+        fail("it names the same things too often to be looked at");
+      }
+      const Visit done = visit;
+      nodes_[done.node].size = static_cast<std::uint32_t>(done.places);
+      nodes_[done.node].height = done.height;
+      visits.pop_back();
+      if (!visits.empty()) {
+        visits.back().places += done.places;
+        visits.back().height =
+            std::max<std::uint16_t>(visits.back().height, done.height + 1);
+      }
+      continue;
+    }
+    const std::uint32_t item = items[visit.next++];
+    const Node& node = nodes_[item];
+    if (!is_container(node.kind)) {
+      ++visit.places;
+    } else if (node.height == kOpen) {
+      fail("something holds itself");
+    } else if (node.size != 0) {
+      visit.places += node.size;
+      visit.height = std::max<std::uint16_t>(visit.height, node.height + 1);
+    } else {
+      nodes_[item].height = kOpen;
+      visits.push_back({item});
+    }
+    if (visits.size() > kMostLevels || visits.back().height > kMostLevels) {
+      fail("it is nested too deeply");
+    }
+  }
+}
+
+void Pickle::step(unsigned char operation) {
+  switch (operation) {
+    case kProtocol: {
+      const unsigned protocol = take<unsigned char>();
+      if (protocol > kNewestProtocol) {
+        fail(format("its protocol is {}, and 5 is the newest known", protocol));
+      }
+      return;
+    }
+    case kFrame:
+      take<std::uint64_t>();
+      return;
+    case kStop:
+      root_ = pop();
+      if (!stack_.empty() || !marks_.empty()) fail("it leaves something over");
+      has_stopped_ = true;
+      return;
+
+    case kMark:
+      charge(sizeof(std::size_t));
+      marks_.push_back(stack_.size());
+      return;
+    case kPop:
+      if (!marks_.empty() && marks_.back() == stack_.size()) {
+        marks_.pop_back();
+      } else {
+        pop();
+      }
+      return;
+    case kPopMark:
+      pop_to_mark();
+      return;
+    case kDup: {
+      const std::uint32_t node = pop();
+      charge(sizeof node);
+      stack_.insert(stack_.end(), {node, node});
+      return;
+    }
+
+    case kNone:
+      push({Kind::none});
+      return;
+    case kTrue:
+      push({Kind::boolean, 0, 1});
+      return;
+    case kFalse:
+      push({Kind::boolean, 0, 0});
+      return;
+    case kBinInt:
+      push(
+          {Kind::integer,
+           0,
+           static_cast<std::uint64_t>(std::int64_t{
+               static_cast<std::int32_t>(take<std::uint32_t>())})});
+      return;
+    case kBinInt1:
+      push({Kind::integer, 0, take<unsigned char>()});
+      return;
+    case kBinInt2:
+      push({Kind::integer, 0, take<std::uint16_t>()});
+      return;
+    case kLong1:
+    case kLong4: {
+      const std::uint64_t size =
+          operation == kLong1 ? take<unsigned char>() : take<std::uint32_t>();
+      if (size > sizeof(std::int64_t)) {
+        push_text(Kind::long_integer, size);
+        return;
+      }
+      const std::string_view bytes = take_bytes(size);
+      std::uint64_t value =
+          !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80U)
+          ? ~std::uint64_t{0}
+          : 0;
+      for (std::size_t i = bytes.size(); i-- > 0;) {
+        value = value << 8 | static_cast<unsigned char>(bytes[i]);
+      }
+      push({Kind::integer, 0, value});
+      return;
+    }
+    case kBinFloat: {
+      std::uint64_t bits = 0;
+      for (const char byte : take_bytes(sizeof bits)) {
+        bits = bits << 8 | static_cast<unsigned char>(byte);
+      }
+      push({Kind::real, 0, bits});
+      return;
+    }
+
+    case kShortBinString:
+    case kShortBinUnicode:
+      push_text(Kind::text, take<unsigned char>());
+      return;
+    case kBinString:
+    case kBinUnicode:
+      push_text(Kind::text, take<std::uint32_t>());
+      return;
+    case kBinUnicode8:
+      push_text(Kind::text, take<std::uint64_t>());
+      return;
+    case kShortBinBytes:
+      push_text(Kind::bytes, take<unsigned char>());
+      return;
+    case kBinBytes:
+      push_text(Kind::bytes, take<std::uint32_t>());
+      return;
+    case kBinBytes8:
+      push_text(Kind::bytes, take<std::uint64_t>());
+      return;
+
+    case kEmptyList:
+      push_container(Kind::list, {});
+      return;
+    case kEmptyDict:
+      push_container(Kind::dict, {});
+      return;
+    case kEmptySet:
+      push_container(Kind::set, {});
+      return;
+    case kEmptyTuple:
+      push_container(Kind::tuple, {});
+      return;
+    case kList:
+      push_container(Kind::list, pop_to_mark());
+      return;
+    case kTuple:
+      push_container(Kind::tuple, pop_to_mark());
+      return;
+    case kFrozenSet:
+      push_container(Kind::set, pop_to_mark());
+      return;
+    case kDict: {
+      std::vector<std::uint32_t> items = pop_to_mark();
+      if (items.size() % 2 != 0) fail("a key has no value");
+      push_container(Kind::dict, std::move(items));
+      return;
+    }
+    case kTuple1:
+    case kTuple2:
+    case kTuple3: {
+      std::vector<std::uint32_t> items(operation - kTuple1 + 1U);
+      for (std::size_t i = items.size(); i-- > 0;) items[i] = pop();
+      push_container(Kind::tuple, std::move(items));
+      return;
+    }
+    case kAppend: {
+      const std::uint32_t item = pop();
+      append({item});
+      return;
+    }
+    case kAppends:
+    case kAddItems:
+    case kSetItems:
+      append(pop_to_mark());
+      return;
+    case kSetItem: {
+      const std::uint32_t value = pop();
+      const std::uint32_t key = pop();
+      append({key, value});
+      return;
+    }
+
+    case kGlobal: {
+      // "module\nname\n" is kept as it stands.
+      const std::size_t begin = at_;
+      take_line();
+      take_line();
+      const std::size_t size = at_ - begin - 1;
+      if (size > std::numeric_limits<std::uint32_t>::max()) {
+        fail("a name is too long");
+      }
+      push({Kind::global, static_cast<std::uint32_t>(size), begin});
+      return;
+    }
+    case kStackGlobal:
+      push_global();
+      return;
+    case kReduce:
+    case kNewObject: {
+      const std::uint32_t arguments = pop();
+      const std::uint32_t callee = pop();
+      if (nodes_[callee].kind != Kind::global ||
+          nodes_[arguments].kind != Kind::tuple) {
+        fail("something is called that is no class or function");
+      }
+      push_container(Kind::call, {callee, arguments});
+      return;
+    }
+    case kBuild: {
+      const std::uint32_t state = pop();
+      const std::uint32_t target = pop();
+      stack_.push_back(target);
+      const Node& node = nodes_[target];
+      if (node.kind == Kind::call && containers_[node.payload].size() < 3) {
+        charge(sizeof state);
+        containers_[node.payload].push_back(state);
+      } else if (node.kind != Kind::call) {
+        fail("a state is given to something that is no object");
+      }
+      return;
+    }
+    case kBinPersistent:
+      push_container(Kind::persistent, {pop()});
+      return;
+
+    case kBinPut:
+      remember(take<unsigned char>());
+      return;
+    case kLongBinPut:
+      remember(take<std::uint32_t>());
+      return;
+    case kMemoize:
+      remember(memo_.size());
+      return;
+    case kBinGet:
+      recall(take<unsigned char>());
+      return;
+    case kLongBinGet:
+      recall(take<std::uint32_t>());
+      return;
+    default:
+      fail(format(
+          "operation {} is not one that data needs",
+          static_cast<unsigned>(operation)));
+  }
+}
+
+std::vector<Pickle::Value> Pickle::all(Kind kind) const {
+  std::vector<Value> found;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].kind == kind) {
+      found.push_back(Value(*this, static_cast<std::uint32_t>(i)));
+    }
+  }
+  return found;
+}
+
+void Pickle::push_global() {
+  const Node name = nodes_[pop()];
+  const Node module = nodes_[pop()];
+  if (name.kind != Kind::text || module.kind != Kind::text) {
+    fail("the name of a class is no text");
+  }
+  const auto text_of = [&](const Node& node) {
+    return std::string_view(
+        reinterpret_cast<const char*>(input_.data()) + node.payload, node.size);
+  };
+  charge(sizeof(std::string) + module.size + name.size + 1);
+  names_.push_back(format("{}\n{}", text_of(module), text_of(name)));
+  push(
+      {Kind::global,
+       static_cast<std::uint32_t>(names_.back().size()),
+       kComposed | (names_.size() - 1)});
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,245 @@
+#include "format/torch/torch_distributed.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "format/torch/pickle_reader.h"
+#include "format/torch/torch_file.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using safetensors::Shape;
+using Value = Pickle::Value;
+
+constexpr const char* kMetadata = ".metadata";
+
+class MetadataReader {
+ public:
+  explicit MetadataReader(const std::filesystem::path& folder)
+      : folder_(folder),
+        where_((folder / kMetadata).string()),
+        text_(read_file(folder / kMetadata)),
+        pickle_(
+            std::as_bytes(std::span(text_)),
+            where_,
+            // Room for shapes, offsets and names of each piece.
+            (std::size_t{1} << 20) + 64 * text_.size()) {}
+
+  TorchDistributed read() {
+    const Value root = pickle_.root().as_dict();
+    const Value tensors = member(root, "state_dict_metadata");
+    TorchDistributed found;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const std::string name(tensors.key(i).text());
+      const Value what = tensors.value(i);
+      if (!ends_with(what, "TensorStorageMetadata")) {
+        found.others.push_back(name);
+        continue;
+      }
+      found.tensors.emplace(name, describe(what.as_dict()))
+          .first->second.place = i + 1;
+    }
+    place(member(root, "storage_data"), found.tensors);
+    for (const auto& [name, tensor] : found.tensors) {
+      if (num_pieces_[name] != 0) {
+        fail(format("a part of \"{}\" is in no file", name));
+      }
+    }
+    strip_top(root, found);
+    return found;
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view what) const {
+    throw CheckpointError(format("[torch] {}: {}", where_, what));
+  }
+
+  [[nodiscard]] Value member(const Value& dict, std::string_view key) const {
+    for (std::size_t i = 0; i < dict.size(); ++i) {
+      if (dict.key(i).kind() == Pickle::Kind::text &&
+          dict.key(i).text() == key) {
+        return dict.value(i);
+      }
+    }
+    fail(format("\"{}\" is missing", key));
+  }
+
+  static bool ends_with(const Value& value, std::string_view class_name) {
+    return value.kind() == Pickle::Kind::call &&
+        value.item(0).text().ends_with(class_name);
+  }
+
+  // Reads a torch.Size.
+  [[nodiscard]] Shape sizes(const Value& value) const {
+    const Value items =
+        value.kind() == Pickle::Kind::call ? value.item(1).item(0) : value;
+    Shape shape;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const std::int64_t size = items.item(i).integer();
+      if (size < 0) fail("a size is below 0");
+      shape.push_back(static_cast<std::uint64_t>(size));
+    }
+    return shape;
+  }
+
+  StoredTensor describe(const Value& dict) {
+    StoredTensor tensor;
+    const Value properties = member(dict, "properties");
+    // Their state is a tuple that begins with the dtype; in older versions it
+    // is a dict.
+    const Value state = properties.item(2);
+    const Value dtype = state.kind() == Pickle::Kind::dict
+        ? member(state, "dtype")
+        : state.item(0);
+    const auto known = torch_dtype_of(dtype);
+    if (!known) {
+      fail(format("a dtype that safetensors does not have: {}", dtype.text()));
+    }
+    tensor.dtype = *known;
+    tensor.shape = sizes(member(dict, "size"));
+    const Value chunks = member(dict, "chunks");
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      const Value chunk = chunks.item(i).as_dict();
+      StoredBox box;
+      box.box = {
+          sizes(member(chunk, "offsets")), sizes(member(chunk, "sizes"))};
+      if (box.box.begin.size() != tensor.shape.size() ||
+          box.box.size.size() != tensor.shape.size()) {
+        fail("a piece has another number of dimensions than its tensor");
+      }
+      for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
+        if (box.box.begin[d] > tensor.shape[d] ||
+            box.box.size[d] > tensor.shape[d] - box.box.begin[d]) {
+          fail("a piece is not inside its tensor");
+        }
+      }
+      // Uneven sharding leaves empty pieces.
+      if (*safetensors::bytes_of(tensor.dtype, box.box.size) > 0) {
+        tensor.boxes.push_back(std::move(box));
+      }
+    }
+    return tensor;
+  }
+
+  // Finds each piece in its file.
+  void place(const Value& storage, StoredTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      num_pieces_[name] = tensor.boxes.size();
+    }
+    for (std::size_t i = 0; i < storage.size(); ++i) {
+      const Value index = storage.key(i).as_dict();
+      const Value info = storage.value(i).as_dict();
+      const std::string name(member(index, "fqn").text());
+      const auto tensor = tensors.find(name);
+      if (tensor == tensors.end()) continue;
+      const Shape begin = sizes(member(index, "offset"));
+      const auto box = std::find_if(
+          tensor->second.boxes.begin(),
+          tensor->second.boxes.end(),
+          [&](const StoredBox& each) {
+            return each.box.begin == begin && each.file == nullptr;
+          });
+      if (box == tensor->second.boxes.end()) continue;
+      const std::int64_t offset = member(info, "offset").integer();
+      const std::int64_t length = member(info, "length").integer();
+      if (offset < 0 || length < 0) fail("a place in a file is below 0");
+      locate(
+          tensor->second,
+          *box,
+          std::string(member(info, "relative_path").text()),
+          static_cast<std::uint64_t>(offset),
+          static_cast<std::uint64_t>(length));
+      --num_pieces_[name];
+    }
+  }
+
+  void locate(
+      const StoredTensor& tensor,
+      StoredBox& box,
+      const std::string& name,
+      std::uint64_t offset,
+      std::uint64_t length) {
+    if (name.find('/') != std::string::npos || name == "..") {
+      fail(format("it names a file outside its folder: {}", name));
+    }
+    auto& file = files_[name];
+    if (!file) file = std::make_shared<InputFile>(folder_ / name);
+    const auto all = file->bytes();
+    if (offset > all.size() || length > all.size() - offset) {
+      fail(format("{} is shorter than it should be", name));
+    }
+    // The piece is an entire torch.save file inside another file.
+    const TorchFile saved(
+        all.subspan(offset, length),
+        format("{} at {}", file->path().string(), offset));
+    const auto piece = saved.tensor(saved.root());
+    if (!piece || piece->dtype != tensor.dtype ||
+        piece->sizes != box.box.size || !piece->is_contiguous()) {
+      fail(format("a piece in {} is not what was said about it", name));
+    }
+    const auto width =
+        static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
+    box.offset = static_cast<std::uint64_t>(piece->bytes.data() - all.data()) +
+        piece->offset * width;
+    box.file = file;
+  }
+
+  // A single key around everything is not part of the names, as in Accelerate's
+  // merge. planner_data lists the components of each name.
+  void strip_top(const Value& root, TorchDistributed& found) const {
+    std::optional<Value> paths;
+    for (std::size_t i = 0; i < root.size(); ++i) {
+      if (root.key(i).text() == "planner_data") paths = root.value(i);
+    }
+    if (!paths || paths->kind() != Pickle::Kind::dict) return;
+    StoredTensors stripped;
+    std::optional<std::string> top;
+    for (std::size_t i = 0; i < paths->size(); ++i) {
+      const Value path = paths->value(i);
+      if (path.size() < 2 || path.item(0).kind() != Pickle::Kind::text) return;
+      const std::string first(path.item(0).text());
+      if (top && *top != first) return;
+      top = first;
+      const auto tensor = found.tensors.find(std::string(paths->key(i).text()));
+      if (tensor == found.tensors.end()) continue;
+      stripped.emplace(tensor->first.substr(first.size() + 1), tensor->second);
+    }
+    if (stripped.size() == found.tensors.size()) {
+      found.tensors = std::move(stripped);
+    }
+  }
+
+  std::filesystem::path folder_;
+  std::string where_;
+  std::string text_;
+  Pickle pickle_;
+  std::map<std::string, std::shared_ptr<InputFile>> files_;
+  std::map<std::string, std::size_t> num_pieces_;
+};
+
+}  // namespace
+
+bool is_torch_distributed(const std::filesystem::path& folder) {
+  std::error_code code;
+  return std::filesystem::is_regular_file(folder / kMetadata, code);
+}
+
+TorchDistributed read_torch_distributed(const std::filesystem::path& folder) {
+  if (!is_torch_distributed(folder)) {
+    throw CheckpointError(format(
+        "[torch] {} has no .metadata: it is no distributed checkpoint of torch",
+        folder.string()));
+  }
+  return MetadataReader(folder).read();
+}
+
+}  // namespace accelerate::detail

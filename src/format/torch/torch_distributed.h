@@ -1,0 +1,27 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "format/tensors/stored_tensors.h"
+
+namespace accelerate::detail {
+
+/// A directory of torch's distributed checkpoints: `.metadata`, a pickle, and
+/// `.distcp` files, as FSDP writes sharded state dicts.
+struct TorchDistributed {
+  StoredTensors tensors;
+  /// Entries that are not tensors; they are not read.
+  std::vector<std::string> others;
+};
+
+/// Whether `folder` is one.
+bool is_torch_distributed(const std::filesystem::path& folder);
+
+/// Reads where everything is, executing nothing. A single key around everything
+/// ("model") is not part of the names. Throws CheckpointError if the files are
+/// not what they should be, Error if one cannot be read.
+TorchDistributed read_torch_distributed(const std::filesystem::path& folder);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,50 @@
+#include "launch/exit_reason.h"
+
+#include <csignal>
+#include <cstring>
+
+#include <sys/wait.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+const char* hint_of(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return " (out of memory? see the kernel log: dmesg)";
+    case SIGSEGV:
+      return " (it read or wrote memory that is not its own)";
+    case SIGBUS:
+      return " (shared memory full, or a mapped file cut short?)";
+    case SIGILL:
+      return " (built for another processor?)";
+    case SIGABRT:
+      return " (an exception nobody caught, or a failed check)";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+std::string describe_exit(int wait_status) {
+  if (WIFEXITED(wait_status)) {
+    return format("exited with code {}", WEXITSTATUS(wait_status));
+  }
+  const int signal = WTERMSIG(wait_status);
+  const char* name = sigabbrev_np(signal);
+  return format(
+      "was killed by {}{}",
+      name != nullptr ? format("SIG{}", name) : std::to_string(signal),
+      hint_of(signal));
+}
+
+int exit_code_of(int wait_status) {
+  return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
+                                : 128 + WTERMSIG(wait_status);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,275 @@
+#include <accelerate/launch.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "config/environment.h"
+#include "config/rank_variables.h"
+#include "launch/start_process.h"
+#include "launch/store_server.h"
+#include "launch/supervisor.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::concat;
+using detail::format;
+
+constexpr const char* kNameVariable = "ACCELERATE_CPP_FUNCTION";
+constexpr const char* kReportVariable = "ACCELERATE_CPP_FUNCTION_REPORT";
+
+/// What a rank says of its end: the class of the error, then its text.
+enum class Kind : char {
+  config = 'C',
+  checkpoint = 'P',
+  distributed = 'D',
+  data = 'A',
+  other = 'E'
+};
+
+/// What a rank reports of its end, by a pipe that is open while it runs.
+class Report final : public detail::EventSource {
+ public:
+  /// Takes the pipe over.
+  explicit Report(int pipe) : pipe_(pipe) {}
+  Report(const Report&) = delete;
+  Report& operator=(const Report&) = delete;
+  ~Report() override {
+    if (pipe_ >= 0) ::close(pipe_);
+  }
+
+  [[nodiscard]] int descriptor() const override { return pipe_; }
+  void read() override {
+    char block[4096];
+    const ssize_t count = ::read(pipe_, block, sizeof block);
+    if (count > 0) {
+      text_.append(block, static_cast<std::size_t>(count));
+    } else if (count == 0 || errno != EINTR) {
+      ::close(std::exchange(pipe_, -1));
+    }
+  }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  int pipe_;
+  std::string text_;
+};
+
+/// The ranks, with their reports in the same order.
+struct Ranks {
+  detail::Supervisor supervisor{{}};
+  std::vector<std::unique_ptr<Report>> reports;
+};
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> words = detail::split(text, '\0');
+  if (!words.empty()) words.pop_back();
+  return words;
+}
+
+std::vector<std::string> variables_of(
+    const LaunchFunctionOptions& options,
+    const detail::Environment& environment,
+    int rank,
+    int port,
+    int report) {
+  std::map<std::string, std::string> all;
+  for (const auto& [name, value] : environment.all()) {
+    if (!detail::is_rank_variable(name)) all[name] = value;
+  }
+  const std::string size = std::to_string(options.num_processes);
+  if (!environment.has("OMP_NUM_THREADS")) {
+    const unsigned cores = std::max(std::thread::hardware_concurrency(), 1U);
+    all["OMP_NUM_THREADS"] = std::to_string(
+        std::max(cores / static_cast<unsigned>(options.num_processes), 1U));
+  }
+  if (options.cpu) all["ACCELERATE_USE_CPU"] = "true";
+  for (const auto& [name, value] : options.variables) all[name] = value;
+  all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
+  all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = size;
+  all["MASTER_ADDR"] = "127.0.0.1";
+  all["MASTER_PORT"] = std::to_string(port);
+  // The store is here.
+  all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  all[kNameVariable] = options.name;
+  all[kReportVariable] = std::to_string(report);
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : all) {
+    lines.push_back(format("{}={}", name, value));
+  }
+  return lines;
+}
+
+void start_rank(
+    Ranks& ranks,
+    const LaunchFunctionOptions& options,
+    const detail::Environment& environment,
+    int rank,
+    int port) {
+  detail::Pipe pipe;
+  detail::ProcessStart start;
+  start.program = "/proc/self/exe";
+  start.arguments = own_arguments();
+  if (options.arguments) {
+    start.arguments.resize(1);
+    start.arguments.insert(
+        start.arguments.end(),
+        options.arguments->begin(),
+        options.arguments->end());
+  }
+  start.variables =
+      variables_of(options, environment, rank, port, pipe.write_end());
+  start.kept = pipe.write_end();
+  const detail::StartedProcess started =
+      detail::start_process(std::move(start));
+  if (started.problem != 0) {
+    throw ConfigError(format(
+        "[launch] cannot start this program again: {}",
+        std::strerror(started.problem)));
+  }
+  ranks.reports.push_back(std::make_unique<Report>(pipe.release_read_end()));
+  ranks.supervisor.add(started.pid, {ranks.reports.back().get()});
+}
+
+std::string end_of(int status) {
+  if (WIFEXITED(status)) {
+    return format("exited with code {}", WEXITSTATUS(status));
+  }
+  return format("was killed by signal {}", WTERMSIG(status));
+}
+
+[[noreturn]] void throw_as(Kind kind, const std::string& text) {
+  switch (kind) {
+    case Kind::config:
+      throw ConfigError(text);
+    case Kind::checkpoint:
+      throw CheckpointError(text);
+    case Kind::distributed:
+      throw DistributedError(text);
+    case Kind::data:
+      throw DataError(text);
+    case Kind::other:
+      break;
+  }
+  throw Error(text);
+}
+
+// The error of a rank that did not only lose a peer, if there is one.
+void throw_failure(const Ranks& ranks) {
+  std::vector<detail::Suspect> suspects;
+  for (std::size_t i = 0; i < ranks.reports.size(); ++i) {
+    const int status = ranks.supervisor.ranks()[i].wait_status;
+    if (status == 0) continue;
+    const std::string& report = ranks.reports[i]->text();
+    // SIGTERM is what we sent.
+    const bool is_told = WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+    const bool lost_a_peer = !report.empty() &&
+        report.front() == static_cast<char>(Kind::distributed);
+    suspects.push_back({.rank = i, .is_victim = is_told || lost_a_peer});
+  }
+  const std::optional<std::size_t> cause = detail::find_cause(suspects);
+  if (!cause) return;
+  const std::string& report = ranks.reports[*cause]->text();
+  if (report.empty()) {
+    throw DistributedError(format(
+        "[launch] rank {} of launch_function() {}",
+        *cause,
+        end_of(ranks.supervisor.ranks()[*cause].wait_status)));
+  }
+  throw_as(
+      static_cast<Kind>(report.front()),
+      format("rank {}: {}", *cause, report.substr(1)));
+}
+
+void report(int pipe, Kind kind, const std::string& text) {
+  const std::string message = concat(static_cast<char>(kind), text);
+  (void)!::write(pipe, message.data(), message.size());
+}
+
+// A rank's life: it ends here.
+[[noreturn]] void run_as_rank(const std::function<void()>& function, int pipe) {
+  ::fcntl(pipe, F_SETFD, FD_CLOEXEC);
+  int code = 1;
+  try {
+    function();
+    code = 0;
+  } catch (const ConfigError& error) {
+    report(pipe, Kind::config, error.what());
+  } catch (const CheckpointError& error) {
+    report(pipe, Kind::checkpoint, error.what());
+  } catch (const DistributedError& error) {
+    report(pipe, Kind::distributed, error.what());
+  } catch (const DataError& error) {
+    report(pipe, Kind::data, error.what());
+  } catch (const std::exception& error) {
+    report(pipe, Kind::other, error.what());
+  } catch (...) {
+    report(pipe, Kind::other, "something that is no exception was thrown");
+  }
+  std::exit(code);
+}
+
+}  // namespace
+
+void launch_function(
+    const std::function<void()>& function,
+    const LaunchFunctionOptions& options) {
+  if (options.num_processes < 1) {
+    throw ConfigError(format(
+        "[launch] launch_function() was asked for {} processes; it takes at "
+        "least one",
+        options.num_processes));
+  }
+  const auto environment = detail::Environment::current();
+  if (const auto name = environment.get(kNameVariable)) {
+    if (*name != options.name) return;
+    const auto pipe =
+        detail::parse_int(environment.get(kReportVariable).value_or(""));
+    run_as_rank(function, static_cast<int>(pipe.value_or(-1)));
+  }
+  const bool is_rank = detail::read_rank_variables(environment).size > 1;
+  if (is_rank || options.num_processes == 1) {
+    function();
+    return;
+  }
+  const detail::StoreServer store("127.0.0.1", 0);
+  Ranks ranks;
+  try {
+    for (int rank = 0; rank < options.num_processes; ++rank) {
+      start_rank(ranks, options, environment, rank, store.port());
+    }
+  } catch (...) {
+    ranks.supervisor.kill_and_wait();
+    throw;
+  }
+  ranks.supervisor.run();
+  throw_failure(ranks);
+}
+
+void debug_launcher(const std::function<void()>& function, int num_processes) {
+  LaunchFunctionOptions options;
+  options.num_processes = num_processes;
+  options.cpu = true;
+  options.name = "debug_launcher";
+  launch_function(function, options);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,182 @@
+#include "launch/supervisor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <utility>
+
+#include <poll.h>
+#include <sys/wait.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+// The rank that failed takes its peers along, and not always dies first.
+constexpr std::chrono::milliseconds kTimeToFindTheCause{300};
+constexpr std::chrono::seconds kTimeToEnd{4};
+// Grandchildren may hold a pipe open after their rank has gone.
+constexpr std::chrono::seconds kTimeToDrain{1};
+
+bool is_silent(const Supervisor::Rank& rank) {
+  return std::none_of(
+      rank.sources.begin(), rank.sources.end(), [](const EventSource* source) {
+        return source->descriptor() >= 0;
+      });
+}
+
+}  // namespace
+
+void Supervisor::add(pid_t pid, std::vector<EventSource*> sources) {
+  ranks_.push_back({pid, std::move(sources)});
+}
+
+void Supervisor::run() {
+  while (!is_over()) {
+    wait_for_something();
+    if (options_.signals != nullptr) options_.signals->read();
+    collect_dead();
+    keep_deadlines();
+  }
+  if (options_.has_groups && (!failures_.empty() || was_terminated_)) {
+    for (const Rank& rank : ranks_) kill(-rank.pid, SIGKILL);
+  }
+}
+
+void Supervisor::kill_and_wait() {
+  send_to_all(SIGKILL);
+  for (Rank& rank : ranks_) {
+    if (!rank.is_running) continue;
+    while (waitpid(rank.pid, &rank.wait_status, 0) < 0 && errno == EINTR) {
+    }
+    rank.is_running = false;
+  }
+}
+
+bool Supervisor::all_dead() const {
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.is_running;
+  });
+}
+
+bool Supervisor::is_over() const {
+  if (!all_dead()) return false;
+  return std::all_of(ranks_.begin(), ranks_.end(), is_silent) ||
+      (drain_until_ && Clock::now() >= *drain_until_);
+}
+
+void Supervisor::wait_for_something() {
+  std::vector<pollfd> waits;
+  std::vector<EventSource*> sources;
+  const auto wait_for = [&](EventSource* source) {
+    if (source == nullptr || source->descriptor() < 0) return;
+    waits.push_back({source->descriptor(), POLLIN, 0});
+    sources.push_back(source);
+  };
+  wait_for(options_.event);
+  for (const Rank& rank : ranks_) {
+    for (EventSource* source : rank.sources) wait_for(source);
+  }
+  // It is read in any case.
+  if (options_.signals != nullptr) {
+    waits.push_back({options_.signals->descriptor(), POLLIN, 0});
+  }
+  poll(waits.data(), waits.size(), milliseconds_to_next_deadline());
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (waits[i].revents != 0) sources[i]->read();
+  }
+}
+
+int Supervisor::milliseconds_to_next_deadline() const {
+  std::optional<Clock::time_point> next;
+  for (const auto& deadline : {terminate_at_, kill_at_, drain_until_}) {
+    if (deadline && (!next || *deadline < *next)) next = deadline;
+  }
+  if (!next) return -1;
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+  return static_cast<int>(std::max<std::int64_t>(left.count(), 0));
+}
+
+void Supervisor::collect_dead() {
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    if (!rank.is_running) continue;
+    if (options_.signals == nullptr) {
+      if (!is_silent(rank)) continue;
+      // It is about to be gone.
+      while (waitpid(rank.pid, &rank.wait_status, 0) < 0 && errno == EINTR) {
+      }
+    } else if (waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) {
+      continue;
+    }
+    rank.is_running = false;
+    if (rank.wait_status != 0) note_failure(i);
+  }
+  if (all_dead() && !drain_until_) drain_until_ = Clock::now() + kTimeToDrain;
+}
+
+void Supervisor::note_failure(std::size_t index) {
+  // Deaths that we brought about say nothing.
+  if (was_terminated_ || expects_end_) return;
+  // What it said last may still be in its pipe.
+  failures_.push_back(index);
+  const auto now = Clock::now();
+  if (failures_.size() == 1) terminate_at_ = now + kTimeToFindTheCause;
+  if (options_.is_surely_the_cause != nullptr &&
+      options_.is_surely_the_cause(ranks_[index].wait_status)) {
+    terminate_at_ = now;
+  }
+}
+
+void Supervisor::terminate() {
+  terminate_at_.reset();
+  was_terminated_ = true;
+  send_to_all(SIGTERM);
+  if (!kill_at_) kill_at_ = Clock::now() + kTimeToEnd;
+}
+
+void Supervisor::expect_end() {
+  expects_end_ = true;
+  if (!kill_at_) kill_at_ = Clock::now() + kTimeToEnd;
+}
+
+void Supervisor::keep_deadlines() {
+  const auto now = Clock::now();
+  if (terminate_at_ && now >= *terminate_at_) terminate();
+  if (kill_at_ && now >= *kill_at_) {
+    kill_at_.reset();
+    send_to_all(SIGKILL);
+  }
+}
+
+void Supervisor::send_to_all(int signal) {
+  for (const Rank& rank : ranks_) {
+    if (!rank.is_running) continue;
+    kill(options_.has_groups ? -rank.pid : rank.pid, signal);
+  }
+}
+
+std::optional<std::size_t> find_cause(std::span<const Suspect> suspects) {
+  if (suspects.empty()) return std::nullopt;
+  const auto sure = std::find_if(
+      suspects.begin(), suspects.end(), [](const Suspect& suspect) {
+        return suspect.is_surely_the_cause;
+      });
+  if (sure != suspects.end()) return sure->rank;
+  const auto innocent = std::find_if(
+      suspects.begin(), suspects.end(), [](const Suspect& suspect) {
+        return !suspect.is_victim;
+      });
+  return (innocent != suspects.end() ? *innocent : suspects.front()).rank;
+}
+
+bool is_surely_the_cause(int wait_status) {
+  if (!WIFSIGNALED(wait_status)) return false;
+  const int signal = WTERMSIG(wait_status);
+  return signal == SIGKILL || signal == SIGSEGV || signal == SIGBUS ||
+      signal == SIGILL || signal == SIGFPE;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,129 @@
+#include "modules/wrap_policy.h"
+
+#include <algorithm>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+bool has_parameters(const ModuleNode& module) {
+  return !module.parameters.empty() ||
+      std::any_of(
+          module.children.begin(), module.children.end(), has_parameters);
+}
+
+bool has_class(const ModuleNode& module, const std::string& name) {
+  return is_class(module, name) ||
+      std::any_of(
+             module.children.begin(),
+             module.children.end(),
+             [&](const ModuleNode& child) { return has_class(child, name); });
+}
+
+// Containers that run nothing themselves, and modules that are never entered.
+const std::vector<std::string> kNeverWrapped{"ModuleList", "ModuleDict"};
+const std::vector<std::string> kNeverEntered{"MultiheadAttention"};
+
+// Walks one tree for one policy. A module is visited with its dotted name,
+// which is empty for the root.
+class Wrapping {
+ public:
+  explicit Wrapping(const WrapPolicy& policy) : policy_(policy) {}
+
+  // The elements of containers are the same module several times.
+  void by_containers(const ModuleNode& module, const std::string& name) {
+    const bool is_container =
+        is_class(module, "ModuleList") || is_class(module, "Sequential");
+    for (const ModuleNode& child : module.children) {
+      const std::string child_name = dotted_name(name, child.name);
+      if (is_container && has_parameters(child)) {
+        wrapped_.push_back(child_name);
+      } else {
+        by_containers(child, child_name);
+      }
+    }
+  }
+
+  void by_class(const ModuleNode& module, const std::string& name) {
+    for (const ModuleNode& child : module.children)
+      by_class(child, dotted_name(name, child.name));
+    if (!name.empty() && is_one_of(module, policy_.class_names))
+      wrapped_.push_back(name);
+  }
+
+  // Returns how many parameters were wrapped: a parent counts those that its
+  // children left.
+  std::int64_t by_remainder(const ModuleNode& module, const std::string& name) {
+    const std::int64_t least = policy_.min_num_params;
+    const std::int64_t all = num_parameters(module);
+    if (all < least || is_one_of(module, kNeverEntered)) return 0;
+    std::int64_t by_children = 0;
+    for (const ModuleNode& child : module.children)
+      by_children += by_remainder(child, dotted_name(name, child.name));
+    if (name.empty() || all - by_children < least ||
+        is_one_of(module, kNeverWrapped)) {
+      return by_children;
+    }
+    wrapped_.push_back(name);
+    return all;
+  }
+
+  void by_size(const ModuleNode& module, const std::string& name) {
+    for (const ModuleNode& child : module.children)
+      by_size(child, dotted_name(name, child.name));
+    if (!name.empty() && num_parameters(module) > policy_.min_num_params)
+      wrapped_.push_back(name);
+  }
+
+  [[nodiscard]] std::vector<std::string> take() { return std::move(wrapped_); }
+
+ private:
+  const WrapPolicy& policy_;
+  std::vector<std::string> wrapped_;
+};
+
+void require_classes(
+    const ModuleNode& root,
+    const std::vector<std::string>& class_names) {
+  std::vector<std::string> unknown;
+  for (const std::string& name : class_names) {
+    if (!has_class(root, name)) unknown.push_back(concat("\"", name, "\""));
+  }
+  if (unknown.empty()) return;
+  throw ConfigError(concat(
+      "[parallel] transformer_cls_names_to_wrap names ",
+      join(unknown, ", "),
+      ", but no module of the model is of such a class; correct the name"));
+}
+
+}  // namespace
+
+std::vector<std::string> wrapped_modules(
+    const ModuleNode& root,
+    const WrapPolicy& policy) {
+  Wrapping wrapping(policy);
+  switch (policy.kind) {
+    case WrapPolicy::Kind::containers:
+      wrapping.by_containers(root, "");
+      break;
+    case WrapPolicy::Kind::none:
+      break;
+    case WrapPolicy::Kind::classes:
+      require_classes(root, policy.class_names);
+      wrapping.by_class(root, "");
+      break;
+    case WrapPolicy::Kind::remainder:
+      if (policy.min_num_params > 0) wrapping.by_remainder(root, "");
+      break;
+    case WrapPolicy::Kind::size:
+      wrapping.by_size(root, "");
+      break;
+  }
+  return wrapping.take();
+}
+
+}  // namespace accelerate::detail

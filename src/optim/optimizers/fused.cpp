@@ -1,0 +1,284 @@
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+#include <accelerate/optimizers.h>
+
+namespace accelerate::optim {
+
+namespace {
+
+/// Tensors that one kernel call processes. Their step counts are equal, so one
+/// 0-d tensor serves all.
+struct Batch {
+  at::ScalarType dtype;
+  at::Device device;
+  std::int64_t step;
+  std::vector<at::Tensor> parameters, gradients, first, second, largest;
+};
+
+/// Hides from a kernel what it cannot handle: kernels run over memory as it
+/// lies. `written` are the user's tensors that are replaced by dense copies.
+class Dense {
+ public:
+  // A tensor with the memory order of `parameter`.
+  at::Tensor input(const at::Tensor& tensor, const at::Tensor& parameter) {
+    if (tensor.strides() == parameter.strides()) return tensor;
+    return at::empty_like(parameter).copy_(tensor);
+  }
+  at::Tensor output(const at::Tensor& tensor, const at::Tensor& parameter) {
+    at::Tensor dense = input(tensor, parameter);
+    if (!dense.is_same(tensor)) written_.emplace_back(tensor, dense);
+    return dense;
+  }
+  // A parameter that is a slice of a larger tensor.
+  at::Tensor parameter(const at::Tensor& tensor) {
+    if (tensor.is_non_overlapping_and_dense()) return tensor;
+    at::Tensor dense = tensor.contiguous();
+    written_.emplace_back(tensor, dense);
+    return dense;
+  }
+  void write_back() {
+    for (const auto& [tensor, dense] : written_) tensor.copy_(dense);
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_;
+};
+
+at::Tensor as_real(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+class Batches {
+ public:
+  // `first`, `second`, `largest`: the parameter's state, undefined if it has
+  // none of that kind.
+  void add(
+      const at::Tensor& parameter,
+      std::int64_t step,
+      const at::Tensor& first,
+      const at::Tensor& second = {},
+      const at::Tensor& largest = {}) {
+    if (parameter.numel() == 0) return;
+    const at::Tensor real = as_real(parameter);
+    const at::Tensor dense = dense_.parameter(real);
+    Batch& batch = batch_for(dense, step);
+    batch.parameters.push_back(dense);
+    batch.gradients.push_back(dense_.input(as_real(parameter.grad()), dense));
+    const auto add_state = [&](std::vector<at::Tensor>& list,
+                               const at::Tensor& state) {
+      if (state.defined()) list.push_back(dense_.output(as_real(state), dense));
+    };
+    add_state(batch.first, first);
+    add_state(batch.second, second);
+    add_state(batch.largest, largest);
+  }
+
+  template <class Kernel>
+  void run(Kernel&& kernel) {
+    for (Batch& batch : batches_) {
+      const at::Tensor step = at::full(
+          {},
+          static_cast<double>(batch.step),
+          at::TensorOptions().dtype(at::kFloat).device(batch.device));
+      kernel(batch, std::vector<at::Tensor>(batch.parameters.size(), step));
+    }
+    dense_.write_back();
+  }
+
+ private:
+  Batch& batch_for(const at::Tensor& parameter, std::int64_t step) {
+    for (Batch& batch : batches_) {
+      if (batch.step == step && batch.dtype == parameter.scalar_type() &&
+          batch.device == parameter.device()) {
+        return batch;
+      }
+    }
+    return batches_.emplace_back(Batch{
+        parameter.scalar_type(), parameter.device(), step, {}, {}, {}, {}, {}});
+  }
+
+  std::vector<Batch> batches_;
+  Dense dense_;
+};
+
+at::Tensor run_closure(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const at::AutoGradMode with_gradients(true);
+  return closure();
+}
+
+bool has_gradient(const at::Tensor& parameter) {
+  if (!parameter.grad().defined()) return false;
+  if (parameter.grad().is_sparse()) {
+    throw ConfigError(
+        "[optim] a fused optimizer was given a sparse gradient; use the "
+        "torch::optim class of the "
+        "same name, or an embedding without sparse gradients");
+  }
+  return true;
+}
+
+// The typed state of a parameter, created at its first step.
+template <class State, class Make>
+State& state_of(auto& states, const at::Tensor& parameter, Make&& make) {
+  auto& slot = states[parameter.unsafeGetTensorImpl()];
+  if (!slot) slot = make();
+  return static_cast<State&>(*slot);
+}
+
+// The states and options of Adam and AdamW have the same fields.
+template <class State, class Options, class Kernel>
+void adam_step(auto& groups, auto& states, Kernel&& kernel) {
+  for (auto& group : groups) {
+    const auto& options = static_cast<const Options&>(group.options());
+    Batches batches;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!has_gradient(parameter)) continue;
+      State& state = state_of<State>(states, parameter, [&] {
+        auto made = std::make_unique<State>();
+        made->exp_avg(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+        made->exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
+        return made;
+      });
+      if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
+        state.max_exp_avg_sq(
+            at::zeros_like(parameter, at::MemoryFormat::Preserve));
+      }
+      state.step(state.step() + 1);
+      batches.add(
+          parameter,
+          state.step(),
+          state.exp_avg(),
+          state.exp_avg_sq(),
+          options.amsgrad() ? state.max_exp_avg_sq() : at::Tensor());
+    }
+    batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
+      const auto [beta1, beta2] = options.betas();
+      kernel(
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          batch.second,
+          batch.largest,
+          steps,
+          options.lr(),
+          beta1,
+          beta2,
+          options.weight_decay(),
+          options.eps(),
+          options.amsgrad(),
+          /*maximize=*/false);
+    });
+  }
+}
+
+}  // namespace
+
+at::Tensor AdamW::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
+      param_groups_, state_, [](const auto&... arguments) {
+        at::_fused_adamw_(arguments...);
+      });
+  return loss;
+}
+
+at::Tensor Adam::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
+      param_groups_, state_, [](const auto&... arguments) {
+        at::_fused_adam_(arguments...);
+      });
+  return loss;
+}
+
+at::Tensor SGD::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  for (auto& group : param_groups_) {
+    const auto& options =
+        static_cast<const torch::optim::SGDOptions&>(group.options());
+    Batches batches;
+    // A step of 0 makes the kernel fill the momentum buffer, as the first step
+    // does.
+    for (const at::Tensor& parameter : group.params()) {
+      if (!has_gradient(parameter)) continue;
+      if (options.momentum() == 0) {
+        batches.add(parameter, 1, {});
+        continue;
+      }
+      auto& state =
+          state_of<torch::optim::SGDParamState>(state_, parameter, [] {
+            return std::make_unique<torch::optim::SGDParamState>();
+          });
+      const bool is_first = !state.momentum_buffer().defined();
+      if (is_first)
+        state.momentum_buffer(
+            at::empty_like(parameter, at::MemoryFormat::Preserve));
+      batches.add(parameter, is_first ? 0 : 1, state.momentum_buffer());
+    }
+    batches.run([&](Batch& batch, const std::vector<at::Tensor>&) {
+      at::_fused_sgd_(
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          options.weight_decay(),
+          options.momentum(),
+          options.lr(),
+          options.dampening(),
+          options.nesterov(),
+          /*maximize=*/false,
+          /*is_first_step=*/batch.step == 0);
+    });
+  }
+  return loss;
+}
+
+at::Tensor Adagrad::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  for (auto& group : param_groups_) {
+    const auto& options =
+        static_cast<const torch::optim::AdagradOptions&>(group.options());
+    Batches batches;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!has_gradient(parameter)) continue;
+      auto& state =
+          state_of<torch::optim::AdagradParamState>(state_, parameter, [&] {
+            auto made = std::make_unique<torch::optim::AdagradParamState>();
+            made->sum(
+                at::full_like(parameter, options.initial_accumulator_value()));
+            return made;
+          });
+      // The constructor created the state before the parameter was moved or got
+      // a master weight.
+      if (state.sum().scalar_type() != parameter.scalar_type() ||
+          state.sum().device() != parameter.device()) {
+        state.sum(state.sum().to(parameter.options()));
+      }
+      state.step(state.step() + 1);
+      batches.add(parameter, state.step(), state.sum());
+    }
+    batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
+      at::_fused_adagrad_(
+          batch.parameters,
+          batch.gradients,
+          batch.first,
+          steps,
+          options.lr(),
+          options.lr_decay(),
+          options.weight_decay(),
+          options.eps(),
+          /*maximize=*/false);
+    });
+  }
+  return loss;
+}
+
+}  // namespace accelerate::optim

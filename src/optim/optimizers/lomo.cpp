@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/serialize/archive.h>
+
+#include <accelerate/error.h>
+#include <accelerate/optimizers.h>
+
+namespace accelerate::optim {
+
+namespace {
+
+using Visit = std::function<void(at::Tensor& parameter)>;
+
+class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterGradient(std::weak_ptr<Visit> visit)
+      : visit_(std::move(visit)) {}
+
+  // Called once per parameter, when its gradient is complete.
+  void operator()(const at::Tensor& parameter) override {
+    const auto visit = visit_.lock();
+    if (!visit || !*visit) return;
+    at::Tensor same = parameter;
+    (*visit)(same);
+  }
+
+ private:
+  std::weak_ptr<Visit> visit_;
+};
+
+// LibTorch's schedules ask the options of every optimizer for a learning rate.
+struct RateOptions : torch::optim::OptimizerCloneableOptions<RateOptions> {
+  RateOptions() = default;
+  // Spelled as torch::optim::serialize calls it.
+  explicit RateOptions(double rate) : lr(rate) {}
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("lr", c10::IValue(lr));
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    c10::IValue value;
+    archive.read("lr", value);
+    lr = value.toDouble();
+  }
+  double get_lr() const override { return lr; }
+  void set_lr(double rate) override { lr = rate; }
+  double lr = 0;
+};
+
+}  // namespace
+
+struct FusedBackwardOptimizer::Pass {
+  /// Empty outside a fused backward, so that an ordinary backward leaves
+  /// gradients.
+  std::shared_ptr<Visit> visit = std::make_shared<Visit>();
+};
+
+FusedBackwardOptimizer::FusedBackwardOptimizer(
+    std::vector<at::Tensor> parameters,
+    std::unique_ptr<torch::optim::OptimizerOptions> options,
+    std::optional<double> clip_grad_norm,
+    std::optional<double> clip_grad_value)
+    : Optimizer(std::move(parameters), std::move(options)),
+      pass_(std::make_shared<Pass>()),
+      clip_grad_norm_(clip_grad_norm),
+      clip_grad_value_(clip_grad_value) {
+  if ((clip_grad_norm_ && !(*clip_grad_norm_ > 0)) ||
+      (clip_grad_value_ && !(*clip_grad_value_ > 0))) {
+    throw ConfigError(
+        "[optim] a clipping bound of 0 or less was given; leave it unset not "
+        "to clip");
+  }
+  for (const auto& group : param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.requires_grad()) continue;
+      if (torch::autograd::impl::post_acc_grad_hooks(parameter)) {
+        throw ConfigError(
+            "[optim] a parameter belongs to another optimizer that updates "
+            "inside the backward");
+      }
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          parameter, std::make_unique<AfterGradient>(pass_->visit));
+    }
+  }
+}
+
+FusedBackwardOptimizer::~FusedBackwardOptimizer() {
+  for (const auto& group : param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad()) {
+        torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+      }
+    }
+  }
+}
+
+at::Tensor FusedBackwardOptimizer::step(LossClosure closure) {
+  return closure ? closure() : at::Tensor();
+}
+
+void FusedBackwardOptimizer::fused_backward(
+    const at::Tensor& loss,
+    double learning_rate,
+    const AverageGradient& average) {
+  struct Close {
+    Visit& visit;
+    ~Close() { visit = nullptr; }
+  };
+  const auto run =
+      [&](bool keeps_graph,
+          const std::function<void(at::Tensor&, at::Tensor&)>& use) {
+        *pass_->visit = [&](at::Tensor& parameter) {
+          const at::NoGradGuard no_grad;
+          at::Tensor gradient = parameter.grad();
+          parameter.mutable_grad().reset();
+          if (average) average(gradient);
+          if (clip_grad_value_)
+            gradient.clamp_(-*clip_grad_value_, *clip_grad_value_);
+          use(parameter, gradient);
+        };
+        const Close close{*pass_->visit};
+        torch::autograd::backward({loss}, {}, keeps_graph);
+      };
+
+  double factor = 1;
+  if (clip_grad_norm_) {
+    std::vector<at::Tensor> norms;
+    run(true, [&](at::Tensor&, at::Tensor& gradient) {
+      norms.push_back(gradient.norm(2, at::kFloat).to(at::kCPU));
+    });
+    if (!norms.empty()) {
+      const double norm = at::stack(norms).norm().item<double>();
+      factor = std::min(1.0, *clip_grad_norm_ / (norm + 1e-6));
+    }
+  }
+  begin_step();
+  run(false, [&](at::Tensor& parameter, at::Tensor& gradient) {
+    if (factor != 1) gradient.mul_(factor);
+    update(parameter, gradient, learning_rate);
+  });
+}
+
+Lomo::Lomo(std::vector<at::Tensor> parameters, const LomoOptions& options)
+    : FusedBackwardOptimizer(
+          std::move(parameters),
+          std::make_unique<RateOptions>(),
+          options.clip_grad_norm,
+          options.clip_grad_value),
+      options_(options) {}
+
+void Lomo::update(
+    at::Tensor& parameter,
+    const at::Tensor& gradient,
+    double learning_rate) {
+  at::Tensor wide = parameter.detach().to(
+      at::promote_types(parameter.scalar_type(), at::kFloat));
+  if (options_.weight_decay != 0)
+    wide.mul_(1 - learning_rate * options_.weight_decay);
+  wide.add_(gradient.to(wide.scalar_type()), -learning_rate);
+  if (!wide.is_alias_of(parameter)) parameter.detach().copy_(wide);
+}
+
+namespace {
+
+/// Second moments: means of rows and columns for a matrix, else one per
+/// element.
+struct AdaLomoState : torch::optim::OptimizerCloneableParamState<AdaLomoState> {
+  at::Tensor row, column, whole;
+
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    if (row.defined()) archive.write("row", row, /*is_buffer=*/true);
+    if (column.defined()) archive.write("column", column, /*is_buffer=*/true);
+    if (whole.defined()) archive.write("whole", whole, /*is_buffer=*/true);
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    archive.try_read("row", row, /*is_buffer=*/true);
+    archive.try_read("column", column, /*is_buffer=*/true);
+    archive.try_read("whole", whole, /*is_buffer=*/true);
+  }
+};
+
+at::Tensor root_mean_square(const at::Tensor& tensor) {
+  return tensor.norm() / std::sqrt(static_cast<double>(tensor.numel()));
+}
+
+}  // namespace
+
+AdaLomo::AdaLomo(
+    std::vector<at::Tensor> parameters,
+    const AdaLomoOptions& options)
+    : FusedBackwardOptimizer(
+          std::move(parameters),
+          std::make_unique<RateOptions>(),
+          options.clip_grad_norm,
+          options.clip_grad_value),
+      options_(options) {}
+
+void AdaLomo::begin_step() { ++step_; }
+
+void AdaLomo::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<AdaLomoState, RateOptions>(archive, *this);
+  archive.write("step", c10::IValue(step_));
+}
+
+void AdaLomo::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<AdaLomoState, RateOptions>(archive, *this);
+  c10::IValue step;
+  archive.read("step", step);
+  step_ = step.toInt();
+}
+
+void AdaLomo::update(
+    at::Tensor& parameter,
+    const at::Tensor& gradient,
+    double learning_rate) {
+  if (parameter.numel() == 0) return;
+  const at::ScalarType wide =
+      at::promote_types(parameter.scalar_type(), at::kFloat);
+  const at::Tensor g = gradient.to(wide);
+  at::Tensor p = parameter.detach().to(wide);
+  const double keep =
+      1 - std::pow(static_cast<double>(step_), options_.decay_rate);
+  const at::Tensor square = g.square() + options_.eps_square;
+  const bool is_factored = g.dim() >= 2;
+  auto& slot = state_[parameter.unsafeGetTensorImpl()];
+  if (!slot) {
+    auto made = std::make_unique<AdaLomoState>();
+    if (is_factored) {
+      made->row = at::zeros_like(square.mean(-1));
+      made->column = at::zeros_like(square.mean(-2));
+    } else {
+      made->whole = at::zeros_like(square);
+    }
+    slot = std::move(made);
+  }
+  auto& state = static_cast<AdaLomoState&>(*slot);
+  at::Tensor update;
+  if (is_factored) {
+    state.row.mul_(keep).add_(square.mean(-1), 1 - keep);
+    state.column.mul_(keep).add_(square.mean(-2), 1 - keep);
+    const at::Tensor by_row = (state.row / state.row.mean(-1, /*keepdim=*/true))
+                                  .rsqrt_()
+                                  .unsqueeze(-1);
+    update = by_row * state.column.unsqueeze(-2).rsqrt() * g;
+  } else {
+    state.whole.mul_(keep).add_(square, 1 - keep);
+    update = state.whole.rsqrt() * g;
+  }
+  update.div_(
+      (root_mean_square(update) / options_.clip_threshold).clamp_min(1.0));
+  const at::Tensor rate =
+      root_mean_square(p).clamp_min(options_.eps_scale) * learning_rate;
+  if (options_.weight_decay != 0) p.mul_(1 - rate * options_.weight_decay);
+  p.sub_(update * rate);
+  if (!p.is_alias_of(parameter)) parameter.detach().copy_(p);
+}
+
+}  // namespace accelerate::optim

@@ -1,0 +1,208 @@
+#include <cmath>
+#include <numbers>
+
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+#include <accelerate/schedulers.h>
+
+#include "base/require.h"
+#include "base/text.h"
+#include "optim/optimizers/momentum.h"
+
+namespace accelerate::optim {
+
+namespace {
+
+using accelerate::detail::concat;
+
+// Expands values to one per group, from one for all groups or one per group.
+void spread(
+    std::vector<double>& values,
+    std::size_t num_groups,
+    const char* name) {
+  if (values.size() == 1) values.resize(num_groups, values[0]);
+  if (values.size() != num_groups) {
+    throw ConfigError(concat(
+        "[optim] ",
+        values.size(),
+        " values of ",
+        name,
+        " were given for ",
+        num_groups,
+        " parameter groups; give one, or one for each group"));
+  }
+}
+
+}  // namespace
+
+/// A phase that ends at step `end` and goes from the first value to the second.
+struct OneCycleLR::Phase {
+  double end;
+  std::pair<double, double> lr;
+  std::pair<double, double> momentum;
+};
+
+OneCycleLR::OneCycleLR(OneCycleLROptions options)
+    : options_(std::move(options)) {
+  detail::require_at_least(
+      "optim", "the total_steps of OneCycleLR", options_.total_steps, 1);
+  if (!(options_.pct_start >= 0 && options_.pct_start <= 1)) {
+    throw ConfigError(concat(
+        "[optim] the pct_start of OneCycleLR is ",
+        options_.pct_start,
+        "; it is from 0 to 1"));
+  }
+}
+OneCycleLR::OneCycleLR(
+    torch::optim::Optimizer& optimizer,
+    OneCycleLROptions options)
+    : OneCycleLR(std::move(options)) {
+  bind(optimizer);
+}
+
+std::optional<std::int64_t> OneCycleLR::total_steps() const {
+  return options_.total_steps;
+}
+
+void OneCycleLR::begin() {
+  spread(options_.max_lr, num_groups(), "max_lr");
+  if (options_.cycle_momentum) {
+    accelerate::detail::require_momentum(
+        *optimizer(), options_.set_momentum, "OneCycleLR");
+  }
+  for (std::size_t i = 0; i < base_lrs_.size(); ++i) {
+    base_lrs_[i] = options_.max_lr[i] / options_.div_factor;
+  }
+}
+
+std::vector<OneCycleLR::Phase> OneCycleLR::phases(std::size_t group) const {
+  const double top = options_.max_lr[group];
+  const double first = top / options_.div_factor;
+  const double last = first / options_.final_div_factor;
+  const auto total = static_cast<double>(options_.total_steps);
+  const double low = options_.base_momentum, high = options_.max_momentum;
+  if (options_.three_phase) {
+    return {
+        {options_.pct_start * total - 1, {first, top}, {high, low}},
+        {2 * options_.pct_start * total - 2, {top, first}, {low, high}},
+        {total - 1, {first, last}, {high, high}}};
+  }
+  return {
+      {options_.pct_start * total - 1, {first, top}, {high, low}},
+      {total - 1, {top, last}, {low, high}}};
+}
+
+std::pair<double, double> OneCycleLR::lr_and_momentum(
+    std::int64_t step,
+    std::size_t group) const {
+  const auto anneal = [&](const std::pair<double, double>& ends, double part) {
+    if (options_.anneal_strategy == AnnealStrategy::linear) {
+      return (ends.second - ends.first) * part + ends.first;
+    }
+    return ends.second +
+        (ends.first - ends.second) / 2 *
+        (std::cos(std::numbers::pi * part) + 1);
+  };
+  const auto at = static_cast<double>(step);
+  const std::vector<Phase> all = phases(group);
+  double begin = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (at <= all[i].end || i + 1 == all.size()) {
+      const double part = (at - begin) / (all[i].end - begin);
+      return {anneal(all[i].lr, part), anneal(all[i].momentum, part)};
+    }
+    begin = all[i].end;
+  }
+  throw InternalError("[optim] a one-cycle schedule has no phases");
+}
+
+double OneCycleLR::get_lr(const LRContext& at) const {
+  return lr_and_momentum(at.step, at.group).first;
+}
+
+void OneCycleLR::apply() {
+  LRScheduler::apply();
+  if (!options_.cycle_momentum) return;
+  auto& groups = optimizer()->param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    accelerate::detail::set_momentum(
+        groups[i].options(),
+        lr_and_momentum(step_, i).second,
+        options_.set_momentum);
+  }
+}
+
+CyclicLR::CyclicLR(CyclicLROptions options) : options_(std::move(options)) {
+  if (options_.step_size_up < 1 || options_.step_size_down.value_or(1) < 1) {
+    throw ConfigError(concat(
+        "[optim] CyclicLR was asked to rise in ",
+        options_.step_size_up,
+        " and fall in ",
+        options_.step_size_down.value_or(options_.step_size_up),
+        " steps; both are at least 1"));
+  }
+}
+CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options)
+    : CyclicLR(std::move(options)) {
+  bind(optimizer);
+}
+
+void CyclicLR::begin() {
+  spread(options_.base_lr, num_groups(), "base_lr");
+  spread(options_.max_lr, num_groups(), "max_lr");
+  if (options_.cycle_momentum) {
+    accelerate::detail::require_momentum(
+        *optimizer(), options_.set_momentum, "CyclicLR");
+  }
+  base_lrs_ = options_.base_lr;
+}
+
+void CyclicLR::restart() {
+  base_lrs_ = options_.base_lr;
+  LRScheduler::restart();
+}
+
+double CyclicLR::height_at(std::int64_t step) const {
+  const auto up = static_cast<double>(options_.step_size_up);
+  const auto total = up +
+      static_cast<double>(options_.step_size_down.value_or(
+          options_.step_size_up));
+  const auto at = static_cast<double>(step);
+  const double cycle = std::floor(1 + at / total);
+  const double x = 1.0 + at / total - cycle;
+  const double ratio = up / total;
+  const double slope = x <= ratio ? x / ratio : (x - 1) / (ratio - 1);
+  const auto scale = [&]() -> double {
+    if (options_.scale_fn)
+      return options_.scale_fn(options_.scale_by_step ? at : cycle);
+    switch (options_.mode) {
+      case CyclicMode::triangular:
+        return 1.0;
+      case CyclicMode::triangular2:
+        return 1 / std::pow(2.0, cycle - 1);
+      case CyclicMode::exp_range:
+        return std::pow(options_.gamma, at);
+    }
+    return 1.0;
+  };
+  return slope * scale();
+}
+
+double CyclicLR::get_lr(const LRContext& at) const {
+  const double base = options_.base_lr[at.group];
+  return base + (options_.max_lr[at.group] - base) * height_at(at.step);
+}
+
+void CyclicLR::apply() {
+  LRScheduler::apply();
+  if (!options_.cycle_momentum) return;
+  const double momentum = options_.max_momentum -
+      (options_.max_momentum - options_.base_momentum) * height_at(step_);
+  for (auto& group : optimizer()->param_groups()) {
+    accelerate::detail::set_momentum(
+        group.options(), momentum, options_.set_momentum);
+  }
+}
+
+}  // namespace accelerate::optim

@@ -1,0 +1,280 @@
+#include <cmath>
+#include <numbers>
+
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+#include <accelerate/schedulers.h>
+
+#include "base/require.h"
+#include "base/text.h"
+
+namespace accelerate::optim {
+
+namespace {
+
+using accelerate::detail::concat;
+
+// The parts of a chain see learning rates that others have changed, so
+// schedules that scale multiply the present learning rate by a factor, as
+// PyTorch does.
+
+void require_lambdas(
+    const std::vector<LRLambda>& lambdas,
+    std::size_t num_groups) {
+  if (lambdas.size() != 1 && lambdas.size() != num_groups) {
+    throw ConfigError(concat(
+        "[optim] a schedule was given ",
+        lambdas.size(),
+        " functions for ",
+        num_groups,
+        " parameter groups; give one, or one for each group"));
+  }
+  for (const LRLambda& lambda : lambdas) {
+    if (!lambda)
+      throw ConfigError("[optim] a schedule was given an empty function");
+  }
+}
+
+const LRLambda& lambda_of(
+    const std::vector<LRLambda>& lambdas,
+    std::size_t group) {
+  return lambdas.size() == 1 ? lambdas[0] : lambdas[group];
+}
+
+std::int64_t require_positive(std::int64_t value, const char* name) {
+  return detail::require_at_least("optim", name, value, 1);
+}
+
+void require_not_negative(std::int64_t value, const char* name) {
+  if (value < 0) {
+    throw ConfigError(
+        concat("[optim] ", name, " is ", value, "; it is at least 0"));
+  }
+}
+
+}  // namespace
+
+LambdaLR::LambdaLR(std::vector<LRLambda> lr_lambdas)
+    : lr_lambdas_(std::move(lr_lambdas)) {}
+LambdaLR::LambdaLR(LRLambda lr_lambda) : lr_lambdas_{std::move(lr_lambda)} {}
+LambdaLR::LambdaLR(
+    torch::optim::Optimizer& optimizer,
+    std::vector<LRLambda> lr_lambdas)
+    : LambdaLR(std::move(lr_lambdas)) {
+  bind(optimizer);
+}
+LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, LRLambda lr_lambda)
+    : LambdaLR(std::move(lr_lambda)) {
+  bind(optimizer);
+}
+
+void LambdaLR::begin() { require_lambdas(lr_lambdas_, num_groups()); }
+
+double LambdaLR::get_lr(const LRContext& at) const {
+  return at.base_lr * lambda_of(lr_lambdas_, at.group)(at.step);
+}
+
+MultiplicativeLR::MultiplicativeLR(std::vector<LRLambda> lr_lambdas)
+    : lr_lambdas_(std::move(lr_lambdas)) {}
+MultiplicativeLR::MultiplicativeLR(LRLambda lr_lambda)
+    : lr_lambdas_{std::move(lr_lambda)} {}
+MultiplicativeLR::MultiplicativeLR(
+    torch::optim::Optimizer& optimizer,
+    std::vector<LRLambda> lr_lambdas)
+    : MultiplicativeLR(std::move(lr_lambdas)) {
+  bind(optimizer);
+}
+MultiplicativeLR::MultiplicativeLR(
+    torch::optim::Optimizer& optimizer,
+    LRLambda lr_lambda)
+    : MultiplicativeLR(std::move(lr_lambda)) {
+  bind(optimizer);
+}
+
+void MultiplicativeLR::begin() { require_lambdas(lr_lambdas_, num_groups()); }
+
+// Continues with the learning rate that the previous schedule left.
+void MultiplicativeLR::restart() {
+  step_ = 0;
+  apply();
+}
+
+double MultiplicativeLR::get_lr(const LRContext& at) const {
+  return at.step > 0 ? at.lr * lambda_of(lr_lambdas_, at.group)(at.step)
+                     : at.lr;
+}
+
+StepLR::StepLR(const StepLROptions& options) : options_(options) {
+  require_positive(options_.step_size, "step_size");
+}
+StepLR::StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options)
+    : StepLR(options) {
+  bind(optimizer);
+}
+
+double StepLR::get_lr(const LRContext& at) const {
+  return at.step > 0 && at.step % options_.step_size == 0
+      ? at.lr * options_.gamma
+      : at.lr;
+}
+
+MultiStepLR::MultiStepLR(MultiStepLROptions options)
+    : options_(std::move(options)) {}
+MultiStepLR::MultiStepLR(
+    torch::optim::Optimizer& optimizer,
+    MultiStepLROptions options)
+    : MultiStepLR(std::move(options)) {
+  bind(optimizer);
+}
+
+double MultiStepLR::get_lr(const LRContext& at) const {
+  double lr = at.lr;
+  for (const std::int64_t milestone : options_.milestones) {
+    if (milestone == at.step) lr *= options_.gamma;
+  }
+  return lr;
+}
+
+ConstantLR::ConstantLR(const ConstantLROptions& options) : options_(options) {
+  require_not_negative(options_.total_iters, "total_iters");
+  if (!(options_.factor > 0 && options_.factor <= 1)) {
+    throw ConfigError(concat(
+        "[optim] the factor of ConstantLR is ",
+        options_.factor,
+        "; it is above 0 and at most 1"));
+  }
+}
+ConstantLR::ConstantLR(
+    torch::optim::Optimizer& optimizer,
+    const ConstantLROptions& options)
+    : ConstantLR(options) {
+  bind(optimizer);
+}
+
+double ConstantLR::get_lr(const LRContext& at) const {
+  if (at.step == 0) return at.lr * options_.factor;
+  return at.step == options_.total_iters ? at.lr * (1.0 / options_.factor)
+                                         : at.lr;
+}
+
+LinearLR::LinearLR(const LinearLROptions& options) : options_(options) {
+  require_positive(options_.total_iters, "total_iters");
+  if (!(options_.start_factor > 0 && options_.start_factor <= 1)) {
+    throw ConfigError(concat(
+        "[optim] the start_factor of LinearLR is ",
+        options_.start_factor,
+        "; it is above 0 and at most 1"));
+  }
+  if (!(options_.end_factor >= 0 && options_.end_factor <= 1)) {
+    throw ConfigError(concat(
+        "[optim] the end_factor of LinearLR is ",
+        options_.end_factor,
+        "; it is from 0 to 1"));
+  }
+}
+LinearLR::LinearLR(
+    torch::optim::Optimizer& optimizer,
+    const LinearLROptions& options)
+    : LinearLR(options) {
+  bind(optimizer);
+}
+
+double LinearLR::get_lr(const LRContext& at) const {
+  if (at.step == 0) return at.lr * options_.start_factor;
+  if (at.step > options_.total_iters) return at.lr;
+  const double rise = options_.end_factor - options_.start_factor;
+  const double before =
+      static_cast<double>(options_.total_iters) * options_.start_factor +
+      static_cast<double>(at.step - 1) * rise;
+  return at.lr * (1.0 + rise / before);
+}
+
+ExponentialLR::ExponentialLR(double gamma) : gamma_(gamma) {}
+ExponentialLR::ExponentialLR(torch::optim::Optimizer& optimizer, double gamma)
+    : ExponentialLR(gamma) {
+  bind(optimizer);
+}
+
+double ExponentialLR::get_lr(const LRContext& at) const {
+  return at.step == 0 ? at.lr : at.lr * gamma_;
+}
+
+PolynomialLR::PolynomialLR(const PolynomialLROptions& options)
+    : options_(options) {
+  require_positive(options_.total_iters, "total_iters");
+}
+PolynomialLR::PolynomialLR(
+    torch::optim::Optimizer& optimizer,
+    const PolynomialLROptions& options)
+    : PolynomialLR(options) {
+  bind(optimizer);
+}
+
+double PolynomialLR::get_lr(const LRContext& at) const {
+  if (at.step == 0 || at.step > options_.total_iters) return at.lr;
+  const auto total = static_cast<double>(options_.total_iters);
+  const auto step = static_cast<double>(at.step);
+  return at.lr *
+      std::pow(
+             (1.0 - step / total) / (1.0 - (step - 1) / total), options_.power);
+}
+
+CosineAnnealingLR::CosineAnnealingLR(const CosineAnnealingLROptions& options)
+    : options_(options) {
+  require_positive(options_.T_max, "T_max");
+}
+CosineAnnealingLR::CosineAnnealingLR(
+    torch::optim::Optimizer& optimizer,
+    const CosineAnnealingLROptions& options)
+    : CosineAnnealingLR(options) {
+  bind(optimizer);
+}
+
+double CosineAnnealingLR::get_lr(const LRContext& at) const {
+  using std::numbers::pi;
+  if (at.step == 0) return at.lr;
+  const auto period = static_cast<double>(options_.T_max);
+  const auto step = static_cast<double>(at.step);
+  // At the minimum the quotient below is 0 / 0.
+  if ((at.step - 1 - options_.T_max) % (2 * options_.T_max) == 0) {
+    return at.lr +
+        (at.base_lr - options_.eta_min) * (1 - std::cos(pi / period)) / 2;
+  }
+  return (1 + std::cos(pi * step / period)) /
+      (1 + std::cos(pi * (step - 1) / period)) * (at.lr - options_.eta_min) +
+      options_.eta_min;
+}
+
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
+    const CosineAnnealingWarmRestartsOptions& options)
+    : options_(options) {
+  require_positive(options_.T_0, "T_0");
+  require_positive(options_.T_mult, "T_mult");
+}
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
+    torch::optim::Optimizer& optimizer,
+    const CosineAnnealingWarmRestartsOptions& options)
+    : CosineAnnealingWarmRestarts(options) {
+  bind(optimizer);
+}
+
+double CosineAnnealingWarmRestarts::get_lr(const LRContext& at) const {
+  std::int64_t in_cycle = at.step;
+  std::int64_t cycle = options_.T_0;
+  if (options_.T_mult == 1) {
+    in_cycle %= cycle;
+  } else {
+    while (in_cycle >= cycle) {
+      in_cycle -= cycle;
+      cycle *= options_.T_mult;
+    }
+  }
+  const double part =
+      static_cast<double>(in_cycle) / static_cast<double>(cycle);
+  return options_.eta_min +
+      (at.base_lr - options_.eta_min) *
+      (1 + std::cos(std::numbers::pi * part)) / 2;
+}
+
+}  // namespace accelerate::optim

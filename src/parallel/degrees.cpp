@@ -1,0 +1,109 @@
+#include "parallel/degrees.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/text.h"
+#include "comm/mesh.h"
+#include "parallel/plan.h"
+#include "parallel/replicate/replicate.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+struct DegreeRow {
+  Axis axis;
+  /// What is wrong with a degree above 1; null: nothing.
+  std::optional<std::string> (*complain)(const PlanRequest&) = nullptr;
+};
+
+template <Axis axis>
+std::optional<std::string> complain_of_absence(const PlanRequest&) {
+  return format(
+      "[parallel] {} was asked for, which this version does not have; set {} "
+      "to "
+      "1",
+      name_of(axis),
+      name_of(axis));
+}
+
+std::optional<std::string> complain_of_replication(const PlanRequest& request) {
+  return validate_replicate(request.replicate);
+}
+
+constexpr DegreeRow kDegrees[] = {
+    {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
+    {Axis::tensor, &complain_of_absence<Axis::tensor>},
+    {Axis::context, &complain_of_absence<Axis::context>},
+    {Axis::shard},
+    {Axis::replicate, &complain_of_replication},
+};
+
+int& at_axis(Degrees& degrees, Axis axis) {
+  return degrees[static_cast<std::size_t>(axis)];
+}
+
+// Assigns the ranks that remain to the degrees left open.
+void fill_up(
+    Degrees& degrees,
+    bool replicate_is_open,
+    bool shard_is_open,
+    ShardSpan span,
+    const PlanRequest& request) {
+  int others = 1;
+  for (const int degree : degrees) others *= degree;
+  if (others < 1 || request.num_ranks % others != 0) return;
+  int left = request.num_ranks / others;
+  if (shard_is_open) {
+    const bool is_hybrid = span == ShardSpan::machine && replicate_is_open &&
+        left % request.num_local_ranks == 0;
+    at_axis(degrees, Axis::shard) = is_hybrid ? request.num_local_ranks : left;
+    left /= at_axis(degrees, Axis::shard);
+  }
+  if (replicate_is_open) at_axis(degrees, Axis::replicate) = left;
+}
+
+}  // namespace
+
+Degrees choose_degrees(
+    const PlanRequest& request,
+    std::vector<std::string>& complaints) {
+  const TrainingRequest& training = request.training;
+  const ShardSpan span =
+      training.sharding ? training.sharding->span : ShardSpan::none;
+  Degrees degrees;
+  degrees.fill(1);
+  bool replicate_is_open = false, shard_is_open = false;
+  for (const DegreeRow& row : kDegrees) {
+    const std::optional<int>& degree = training.degree(row.axis);
+    if (degree && *degree < 1) {
+      complaints.push_back(format(
+          "[parallel] {} is {}; a degree is at least 1",
+          name_of(row.axis),
+          *degree));
+    } else if (row.axis == Axis::replicate && !degree) {
+      replicate_is_open = true;
+    } else if (row.axis == Axis::shard && !degree && span != ShardSpan::none) {
+      shard_is_open = true;
+    } else {
+      at_axis(degrees, row.axis) = degree.value_or(1);
+    }
+  }
+  fill_up(degrees, replicate_is_open, shard_is_open, span, request);
+  for (const DegreeRow& row : kDegrees) {
+    const bool is_added = std::any_of(
+        request.added.begin(),
+        request.added.end(),
+        [&](const AddedTechnique& added) { return added.axis == row.axis; });
+    if (at_axis(degrees, row.axis) == 1 || row.complain == nullptr || is_added)
+      continue;
+    if (auto complaint = row.complain(request))
+      complaints.push_back(*std::move(complaint));
+  }
+  if (auto complaint = mesh_complaint(degrees, request.num_ranks))
+    complaints.push_back(*std::move(complaint));
+  return degrees;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,142 @@
+#include "parallel/replicate/gradient_reduction.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "base/text.h"
+#include "parallel/replicate/power_sgd.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Runs on the thread that completes `future`.
+template <class Body>
+FutureTensor after(const FutureTensor& future, Body&& body) {
+  return future->then(
+      [body =
+           std::forward<Body>(body)](c10::ivalue::Future& done) -> c10::IValue {
+        const at::NoGradGuard no_grad;
+        return body(c10d::detail::parseCppCommHookResult(done.value()));
+      },
+      c10::TensorType::get());
+}
+
+class Average final : public GradientReduction {
+ public:
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
+    bucket.getBufferRef().div_(context.divisor);
+    return sum_over_ranks(bucket.getBuffer(), context);
+  }
+};
+
+class CastAverage final : public GradientReduction {
+ public:
+  explicit CastAverage(at::ScalarType dtype) : dtype_(dtype) {}
+
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
+    const at::Tensor buffer = bucket.getBuffer();
+    // Divided while it is wide: fewer bits are lost.
+    const at::Tensor narrow = buffer.div_(context.divisor).to(dtype_);
+    return after(
+        sum_over_ranks(narrow, context),
+        [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
+  }
+
+ private:
+  at::ScalarType dtype_;
+};
+
+class CastWrapper final : public GradientReduction {
+ public:
+  CastWrapper(at::ScalarType dtype, std::unique_ptr<GradientReduction> inner)
+      : dtype_(dtype), inner_(std::move(inner)) {}
+
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
+    const at::Tensor buffer = bucket.getBuffer();
+    at::Tensor narrow = buffer.to(dtype_);
+    bucket.setBuffer(narrow);
+    return after(
+        inner_->reduce(bucket, context),
+        [buffer](const at::Tensor& mean) { return buffer.copy_(mean); });
+  }
+  [[nodiscard]] bool has_state() const override { return inner_->has_state(); }
+  [[nodiscard]] StateDict state_dict() const override {
+    return inner_->state_dict();
+  }
+  void load_state_dict(const StateDict& state) override {
+    inner_->load_state_dict(state);
+  }
+
+ private:
+  at::ScalarType dtype_;
+  std::unique_ptr<GradientReduction> inner_;
+};
+
+std::unique_ptr<GradientReduction> make_hook(
+    const ReplicateOptions& options,
+    NameOf name_of) {
+  switch (options.comm_hook) {
+    case CommHook::none:
+      break;
+    case CommHook::fp16:
+      return std::make_unique<CastAverage>(at::kHalf);
+    case CommHook::bf16:
+      return std::make_unique<CastAverage>(at::kBFloat16);
+    case CommHook::power_sgd:
+      return make_power_sgd(options.power_sgd, std::move(name_of));
+    case CommHook::batched_power_sgd:
+      return make_batched_power_sgd(options.power_sgd, std::move(name_of));
+  }
+  return std::make_unique<Average>();
+}
+
+}  // namespace
+
+std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
+  if (options.comm_wrapper != CommWrapper::none &&
+      options.comm_hook == CommHook::none) {
+    return "[parallel] comm_wrapper was given without a comm_hook to wrap; "
+           "choose a comm_hook, or "
+           "comm_hook fp16 or bf16 for compression alone";
+  }
+  const PowerSGDOptions& power = options.power_sgd;
+  if (power.matrix_approximation_rank < 1 || power.start_power_sgd_iter < 0 ||
+      !(power.min_compression_rate > 0) ||
+      !(power.orthogonalization_epsilon >= 0)) {
+    return concat(
+        "[parallel] PowerSGD was given matrix_approximation_rank ",
+        power.matrix_approximation_rank,
+        ", start_power_sgd_iter ",
+        power.start_power_sgd_iter,
+        ", min_compression_rate ",
+        power.min_compression_rate,
+        ", orthogonalization_epsilon ",
+        power.orthogonalization_epsilon,
+        "; they are at least 1, at least 0, above 0, at least 0");
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<GradientReduction> make_reduction(
+    const ReplicateOptions& options,
+    NameOf name_of) {
+  auto hook = make_hook(options, std::move(name_of));
+  if (options.comm_wrapper == CommWrapper::none) return hook;
+  return std::make_unique<CastWrapper>(
+      options.comm_wrapper == CommWrapper::fp16 ? at::kHalf : at::kBFloat16,
+      std::move(hook));
+}
+
+FutureTensor sum_over_ranks(
+    const at::Tensor& tensor,
+    const ReductionContext& context) {
+  std::vector<at::Tensor> tensors{tensor};
+  return context.process_group->allreduce(tensors)->getFuture();
+}
+
+}  // namespace accelerate::detail

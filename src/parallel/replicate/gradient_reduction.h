@@ -1,0 +1,72 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <accelerate/parallel.h>
+#include <accelerate/state_dict.h>
+
+namespace accelerate::detail {
+
+using FutureTensor = c10::intrusive_ptr<c10::ivalue::Future>;
+
+/// Among whom, and by what the sum of their gradients is divided.
+struct ReductionContext {
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  double divisor = 1;
+
+  [[nodiscard]] int num_ranks() const { return process_group->getSize(); }
+};
+
+/// How a bucket of gradients becomes their mean over the ranks. Buckets come
+/// in the order of their indices, the same on all ranks.
+class GradientReduction {
+ public:
+  GradientReduction() = default;
+  GradientReduction(const GradientReduction&) = delete;
+  GradientReduction& operator=(const GradientReduction&) = delete;
+  virtual ~GradientReduction() = default;
+
+  /// The future holds the bucket's buffer with the result.
+  virtual FutureTensor reduce(
+      c10d::GradBucket& bucket,
+      const ReductionContext& context) = 0;
+  /// What later reductions depend on, if anything; different on each rank.
+  [[nodiscard]] virtual bool has_state() const { return false; }
+  [[nodiscard]] virtual StateDict state_dict() const { return {}; }
+  virtual void load_state_dict(const StateDict&) {}
+};
+
+/// Names of parameters, by tensor.
+using NameOf = std::function<const std::string&(const at::Tensor&)>;
+
+/// Says what is wrong with the options; nothing if they can be honoured.
+std::optional<std::string> validate_reduction(const ReplicateOptions& options);
+
+/// For CommHook::none, plain averaging.
+ACCELERATE_API std::unique_ptr<GradientReduction> make_reduction(
+    const ReplicateOptions& options,
+    NameOf name_of);
+
+/// The sum over the ranks, in place.
+FutureTensor sum_over_ranks(
+    const at::Tensor& tensor,
+    const ReductionContext& context);
+
+/// Lets c10d::Reducer call any function for its buckets.
+class CommHookFunction final
+    : public c10d::CppCommHookInterface<
+          std::function<FutureTensor(c10d::GradBucket&)>> {
+ public:
+  using CppCommHookInterface::CppCommHookInterface;
+  FutureTensor runHook(c10d::GradBucket& bucket) override {
+    return state_(bucket);
+  }
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,110 @@
+#include "parallel/replicate/same_model.h"
+
+#include <algorithm>
+#include <string>
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kBroadcastBytes = 250 << 20;
+
+}  // namespace
+
+// Broadcasting over different models would hang or mix up their weights.
+void require_same_model(
+    const Group& group,
+    const ParameterTable& table,
+    const std::vector<at::Tensor>& buffers) {
+  std::string mine;
+  for (const Parameter& row : table.rows()) {
+    mine += concat(
+        row.name,
+        " ",
+        c10::toString(row.tensor.scalar_type()),
+        " ",
+        at::IntArrayRef(row.layout.global_shape),
+        row.tensor.requires_grad() ? "" : " frozen",
+        "\n");
+  }
+  for (const at::Tensor& buffer : buffers) {
+    mine += concat(
+        "buffer ",
+        c10::toString(buffer.scalar_type()),
+        " ",
+        buffer.sizes(),
+        "\n");
+  }
+  const std::vector<std::string> all = group.all_gather_bytes(mine);
+  std::vector<std::string> complaints;
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const std::vector<std::string> first = split(all[0], '\n');
+    const std::vector<std::string> other = split(all[rank], '\n');
+    std::size_t line = 0;
+    while (line < std::min(first.size(), other.size()) &&
+           first[line] == other[line])
+      ++line;
+    const auto at = [&](const std::vector<std::string>& lines) {
+      return line < lines.size() && !lines[line].empty()
+          ? lines[line]
+          : std::string("nothing");
+    };
+    complaints.push_back(concat(
+        "[parallel] the model of rank ",
+        group.world_ranks()[rank],
+        " is not that of rank ",
+        group.world_ranks()[0],
+        ": it has \"",
+        at(other),
+        "\" where rank ",
+        group.world_ranks()[0],
+        " has \"",
+        at(first),
+        "\"; build the same model on all ranks"));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
+
+void broadcast_all(
+    const Group& group,
+    const std::vector<at::Tensor>& tensors,
+    int from) {
+  if (tensors.empty() || group.size() == 1) return;
+  const bool is_on_host =
+      std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+        return tensor.is_cpu();
+      });
+  if (!is_on_host) {
+    for (const at::Tensor& tensor : tensors) group.broadcast(tensor, from);
+    return;
+  }
+  c10d::broadcast_coalesced(
+      group.impl()->process_group, tensors, kBroadcastBytes, from);
+}
+
+RowsByAxes rows_by_axes(const ParameterTable& table) {
+  RowsByAxes rows;
+  for (const Parameter& row : table.rows())
+    rows[row.layout.split_axes].push_back(&row);
+  return rows;
+}
+
+void broadcast_rows(const Mesh& mesh, const RowsByAxes& rows) {
+  for (const auto& [axes, alike] : rows) {
+    std::vector<at::Tensor> tensors;
+    for (const Parameter* row : alike) tensors.push_back(row->tensor.detach());
+    if (!alike.empty())
+      broadcast_all(replica_group(alike.front()->layout, mesh), tensors);
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,107 @@
+#include "parallel/shard/first_values.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include <ATen/Functions.h>
+
+#include "base/text.h"
+#include "comm/mesh.h"
+#include "comm/transport/exchange.h"
+#include "parallel/replicate/same_model.h"
+#include "params/materialize.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Before any that a mesh gives.
+constexpr int kTag = 0;
+
+at::Tensor between(
+    const at::Tensor& tensor,
+    std::int64_t dim,
+    const std::vector<std::int64_t>& begins,
+    int place) {
+  const auto p = static_cast<std::size_t>(place);
+  return tensor.narrow(dim, begins[p], begins[p + 1] - begins[p]);
+}
+
+}  // namespace
+
+FirstValues::FirstValues(const Mesh& mesh, const ParameterTable& table)
+    : mesh_(mesh) {
+  for (const auto& [axes, rows] : rows_by_axes(table)) {
+    std::vector<std::uint8_t> is_empty;
+    for (const Parameter* row : rows)
+      is_empty.push_back(row->tensor.is_meta() ? 1 : 0);
+    const auto all = replica_group(rows.front()->layout, mesh_)
+                         .all_gather(at::tensor(is_empty, at::kByte));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto lacks = [&](const at::Tensor& of_rank) {
+        return of_rank.const_data_ptr<std::uint8_t>()[i] != 0;
+      };
+      Origin origin = Origin::rank_0_to_all;
+      if (lacks(all[0])) {
+        origin = Origin::nowhere;
+      } else if (std::any_of(all.begin(), all.end(), lacks)) {
+        origin = Origin::rank_0_to_parts;
+      }
+      origins_.emplace(rows[i]->name, origin);
+    }
+  }
+}
+
+void FirstValues::make_whole(const Parameter& row) {
+  if (row.tensor.is_meta()) {
+    materialize(row.tensor, mesh_.world().device());
+    row.tensor.detach().zero_();
+  }
+  Origin& origin = origins_.at(row.name);
+  if (origin == Origin::rank_0_to_parts) origin = Origin::rank_0_to_all;
+}
+
+void FirstValues::broadcast(const ParameterTable& table) const {
+  RowsByAxes rows = rows_by_axes(table);
+  for (auto& [axes, alike] : rows) {
+    std::erase_if(alike, [&](const Parameter* row) {
+      return origins_.at(row->name) != Origin::rank_0_to_all;
+    });
+  }
+  broadcast_rows(mesh_, rows);
+}
+
+at::Tensor FirstValues::own_box(
+    const Parameter& row,
+    Axis axis,
+    std::int64_t dim,
+    const std::vector<std::int64_t>& begins) const {
+  const Group group = replica_group(row.layout, mesh_);
+  const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_parts;
+  const bool is_sender = group.rank() == 0;
+  if (is_sent && is_sender) {
+    Exchange exchange(group, concat("sending ", row.name));
+    const at::Tensor all = row.tensor.detach().cpu();
+    for (int rank = 1; rank < group.size(); ++rank) {
+      const int world_rank =
+          group.world_ranks()[static_cast<std::size_t>(rank)];
+      const int place = coordinate_of(mesh_, world_rank, axis);
+      exchange.send(between(all, dim, begins, place).contiguous(), rank, kTag);
+    }
+    exchange.wait();
+  }
+  const int own = mesh_.coordinate(axis);
+  if (!row.tensor.is_meta() && (!is_sent || is_sender))
+    return between(row.tensor.detach(), dim, begins, own);
+  const at::Tensor box = at::zeros(
+      between(row.tensor, dim, begins, own).sizes(),
+      at::TensorOptions(row.tensor.scalar_type()));
+  if (is_sent) {
+    Exchange exchange(group, concat("receiving ", row.name));
+    exchange.receive(box, 0, kTag);
+    exchange.wait();
+  }
+  return box.to(mesh_.world().device());
+}
+
+}  // namespace accelerate::detail

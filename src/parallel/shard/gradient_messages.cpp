@@ -1,0 +1,120 @@
+#include "parallel/shard/gradient_messages.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+std::vector<bool> silent_among(
+    const std::vector<std::unique_ptr<ShardUnit>>& units) {
+  std::vector<bool> is_silent;
+  for (const auto& unit : units)
+    is_silent.push_back(unit->num_trainable() == 0);
+  return is_silent;
+}
+
+}  // namespace
+
+GradientMessages::GradientMessages(
+    const std::vector<std::unique_ptr<ShardUnit>>& units,
+    ShardTraffic& traffic)
+    : units_(units),
+      traffic_(traffic),
+      order_(silent_among(units)),
+      progress_(units.size()) {}
+
+void GradientMessages::begin() {
+  order_.begin();
+  all_alike_ = true;
+}
+
+bool GradientMessages::travels_alone(std::size_t unit, std::size_t place)
+    const {
+  return traffic_.travels_alone(shards(unit).trained(place));
+}
+
+void GradientMessages::send(std::size_t unit, std::size_t place) {
+  if (!travels_alone(unit, place)) return;
+  make_room(unit);
+  take(unit, place);
+}
+
+void GradientMessages::take(std::size_t unit, std::size_t place) {
+  send_taken();
+  const at::NoGradGuard no_grad;
+  traffic_.take_gradient(shards(unit), place);
+  auto& is_taken = progress_[unit].is_taken;
+  is_taken.resize(units_[unit]->num_trainable());
+  is_taken[place] = true;
+  taken_ = GradientMessage{unit, place};
+  if (!traffic_.stages_gradients()) send_taken();
+}
+
+void GradientMessages::send_taken() {
+  if (!taken_) return;
+  const at::NoGradGuard no_grad;
+  const GradientMessage message = *std::exchange(taken_, std::nullopt);
+  traffic_.start_reduce(shards(message.unit), message.part);
+  note(message);
+}
+
+void GradientMessages::note(const GradientMessage& message) {
+  order_.send(message);
+  in_flight_.push_back(message);
+}
+
+void GradientMessages::complete(std::size_t unit) {
+  const std::size_t count = units_[unit]->num_trainable();
+  if (count == 0) return;
+  // A second time in one backward.
+  if (progress_[unit].is_complete) wait_for_all();
+  progress_[unit].is_taken.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (travels_alone(unit, i) && !progress_[unit].is_taken[i]) take(unit, i);
+  }
+  send_taken();
+  const at::NoGradGuard no_grad;
+  traffic_.start_rest(shards(unit), order_.hash());
+  progress_[unit].is_complete = true;
+  note({unit, GradientMessage::kRest});
+}
+
+void GradientMessages::make_room(std::size_t unit) {
+  std::erase_if(in_flight_, [&](const GradientMessage& message) {
+    if (!order_.may_wait_for(message, unit)) return false;
+    wait_for(message);
+    return true;
+  });
+}
+
+void GradientMessages::wait_for(const GradientMessage& message) {
+  const at::NoGradGuard no_grad;
+  if (message.part == GradientMessage::kRest) {
+    all_alike_ = traffic_.finish_rest(shards(message.unit)) && all_alike_;
+    progress_[message.unit] = Progress();
+  } else {
+    traffic_.finish_reduce(shards(message.unit), message.part);
+  }
+}
+
+void GradientMessages::wait_for_all() {
+  send_taken();
+  for (const GradientMessage& message : in_flight_) wait_for(message);
+  in_flight_.clear();
+}
+
+void GradientMessages::finish(bool is_usual) {
+  wait_for_all();
+  order_.end(all_alike_ && is_usual);
+}
+
+void GradientMessages::abandon() {
+  in_flight_.clear();
+  taken_.reset();
+  progress_.assign(units_.size(), Progress());
+}
+
+}  // namespace accelerate::detail

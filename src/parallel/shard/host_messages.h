@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/world.h>
+
+#include "parallel/shard/block_pool.h"
+
+namespace accelerate::detail {
+
+/// Tags of one unit's messages from rank to rank: one per parameter and one for
+/// what small ones share. Two of each kind in turn, since a rank may be one
+/// round ahead of another.
+class HostTags {
+ public:
+  enum class Kind { gather = 0, reduce = 2 };
+
+  static int count(std::size_t num_parameters) {
+    return 4 * (static_cast<int>(num_parameters) + 1);
+  }
+
+  /// `first` of count() tags.
+  HostTags(int first, Kind kind) : first_(first + static_cast<int>(kind)) {}
+
+  [[nodiscard]] int tag(std::size_t message, std::uint64_t round) const {
+    return first_ + 4 * static_cast<int>(message) + static_cast<int>(round % 2);
+  }
+
+ private:
+  int first_;
+};
+
+/// Ranks of a group other than this one, each rank beginning with another.
+inline std::vector<int> peers_of(const Group& group) {
+  std::vector<int> others;
+  for (int step = 1; step < group.size(); ++step)
+    others.push_back((group.rank() + step) % group.size());
+  return others;
+}
+
+/// Pinned memory for what a device copies from or to.
+inline at::Tensor
+take_pinned(BlockPool& pool, at::IntArrayRef sizes, at::ScalarType dtype) {
+  return pool.take(sizes, at::TensorOptions(dtype).pinned_memory(true));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,231 @@
+#include "parallel/shard/host_reduction.h"
+
+#include <optional>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "base/text.h"
+#include "parallel/shard/host_unshard.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::int64_t kMarkBytes = 8;
+
+}  // namespace
+
+struct HostReduction::Large {
+  Large(const Group& group, std::string what)
+      : exchange(group, std::move(what)) {}
+
+  Exchange exchange;
+  at::Tensor outgoing;               // whole, on the host
+  std::vector<at::Tensor> incoming;  // one per rank
+  /// What it is copied from, until the event.
+  at::Tensor on_device;
+  std::optional<c10::Event> copied;
+};
+
+HostReduction::HostReduction(
+    Group group,
+    HostTags tags,
+    std::shared_ptr<BlockPool> pool)
+    : group_(std::move(group)), tags_(tags), pool_(std::move(pool)) {}
+
+HostReduction::~HostReduction() = default;
+
+at::Tensor HostReduction::take_gradient(
+    const UnitShards& unit,
+    std::size_t place) {
+  const ShardedParameter& parameter = unit.trained(place);
+  was_used_.resize(unit.trainable.size());
+  at::Tensor gradient = parameter.take_gradient();
+  was_used_[place] = gradient.defined() ? 1 : 0;
+  if (gradient.defined()) return gradient;
+  return at::zeros(
+      parameter.whole.sizes(), at::TensorOptions(parameter.reduced_in()));
+}
+
+void HostReduction::take(const UnitShards& unit, std::size_t place) {
+  large_.resize(unit.trainable.size());
+  large_[place] = std::make_unique<Large>(
+      group_, concat("reducing the gradient of ", unit.trained(place).name));
+  Large& large = *large_[place];
+  const at::Tensor gradient = take_gradient(unit, place);
+  if (gradient.is_cpu()) {
+    large.outgoing = gradient;
+    return;
+  }
+  large.outgoing =
+      take_pinned(*pool_, gradient.sizes(), gradient.scalar_type());
+  large.outgoing.copy_(gradient, /*non_blocking=*/true);
+  const c10::Device device = gradient.device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  large.copied.emplace(device.type());
+  large.copied->record(guard.getStream(device));
+  large.on_device = gradient;
+}
+
+void HostReduction::send(const UnitShards& unit, std::size_t place) {
+  Large& large = *large_[place];
+  const ShardedParameter& parameter = unit.trained(place);
+  if (large.copied) {
+    large.copied->synchronize();
+    large.copied.reset();
+    large.on_device.reset();
+  }
+  large.incoming.resize(static_cast<std::size_t>(group_.size()));
+  const at::Tensor own = parameter.rows_of(large.outgoing, group_.rank());
+  const int tag = tags_.tag(unit.trainable[place], round_);
+  for (const int peer : peers_of(group_)) {
+    at::Tensor& part = large.incoming[static_cast<std::size_t>(peer)];
+    part = pool_->take(own.sizes(), own.options());
+    large.exchange.receive(part, peer, tag);
+  }
+  for (const int peer : peers_of(group_)) {
+    large.exchange.send(parameter.rows_of(large.outgoing, peer), peer, tag);
+  }
+}
+
+void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
+  const auto num_ranks = static_cast<std::size_t>(group_.size());
+  std::vector<std::vector<at::Tensor>> rows(num_ranks);
+  for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
+    const ShardedParameter& parameter = unit.trained(place);
+    if (!is_small(parameter)) continue;
+    const at::Tensor gradient = take_gradient(unit, place).cpu();
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      rows[static_cast<std::size_t>(rank)].push_back(
+          parameter.rows_of(gradient, rank).reshape(-1).view(at::kByte));
+    }
+  }
+  // The mark, and which parameters this rank used, before the gradients.
+  const at::Tensor head = at::cat(
+      {at::tensor({static_cast<std::int64_t>(mark)}, at::kLong).view(at::kByte),
+       at::tensor(was_used_, at::kByte)});
+  for (auto& of_rank : rows) {
+    of_rank.insert(of_rank.begin(), head);
+    sent_packs_.push_back(at::cat(of_rank));
+  }
+  const auto mine = static_cast<std::size_t>(group_.rank());
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    packs_.push_back(
+        rank == mine ? sent_packs_[mine] : at::empty_like(sent_packs_[mine]));
+  }
+  rest_ = std::make_unique<Exchange>(
+      group_, concat("reducing the gradients of ", unit.name));
+  const int tag = tags_.tag(unit.parameters.size(), round_);
+  for (const int peer : peers_of(group_)) {
+    const auto p = static_cast<std::size_t>(peer);
+    rest_->receive(packs_[p], peer, tag);
+    rest_->send(sent_packs_[p], peer, tag);
+  }
+}
+
+at::Tensor HostReduction::mean_of(
+    const ShardedParameter& parameter,
+    std::vector<at::Tensor>& parts) const {
+  const at::ScalarType dtype = parameter.local.scalar_type();
+  const bool may_keep =
+      parameter.whole.is_cpu() && parameter.reduced_in() == dtype;
+  // Memory of another rank's part becomes the sum's; a + b is b + a.
+  const std::size_t kept = group_.rank() == 0 ? 1 : 0;
+  at::Tensor sum;
+  std::size_t next = 1;
+  if (may_keep && parts.size() > 1) {
+    sum = std::move(parts[kept]);
+    sum.add_(parts[1 - kept]);
+    next = 2;
+  } else {
+    sum = parts[0].to(dtype, false, /*copy=*/true);
+  }
+  for (; next < parts.size(); ++next) sum.add_(parts[next]);
+  return sum.div_(group_.size());
+}
+
+void HostReduction::finish(const UnitShards& unit, std::size_t place) {
+  if (!sums_.empty() && sums_[place].defined()) return;
+  sums_.resize(unit.trainable.size());
+  Large& large = *large_[place];
+  large.exchange.wait();
+  const ShardedParameter& parameter = unit.trained(place);
+  const int mine = group_.rank();
+  std::vector<at::Tensor> parts = std::move(large.incoming);
+  at::Tensor& own = parts[static_cast<std::size_t>(mine)];
+  own = parameter.rows_of(large.outgoing, mine);
+  sums_[place] = mean_of(parameter, parts);
+  own.reset();
+  for (at::Tensor& part : parts) {
+    if (part.defined()) pool_->give(std::move(part));
+  }
+  if (!parameter.whole.is_cpu()) pool_->give(std::move(large.outgoing));
+  large.outgoing.reset();
+}
+
+std::vector<at::Tensor> HostReduction::unpack(
+    const ShardedParameter& parameter,
+    std::int64_t begin,
+    std::int64_t num_bytes) const {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& pack : packs_) {
+    parts.push_back(pack.narrow(0, begin, num_bytes)
+                        .clone()
+                        .view(parameter.reduced_in())
+                        .view(parameter.local.sizes()));
+  }
+  return parts;
+}
+
+bool HostReduction::finish_rest(const UnitShards& unit) {
+  for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
+    if (!is_small(unit.trained(place))) finish(unit, place);
+  }
+  sums_.resize(unit.trainable.size());
+  rest_->wait();
+  bool are_alike = true;
+  const auto count = static_cast<std::int64_t>(unit.trainable.size());
+  at::Tensor used = at::zeros({count}, at::kLong);
+  const at::Tensor mark = sent_packs_.front().narrow(0, 0, kMarkBytes);
+  for (const at::Tensor& pack : packs_) {
+    are_alike = are_alike && at::equal(pack.narrow(0, 0, kMarkBytes), mark);
+    used.add_(pack.narrow(0, kMarkBytes, count));
+  }
+  const auto* const num_users = used.const_data_ptr<std::int64_t>();
+  std::int64_t begin = kMarkBytes + count;
+  for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
+    const ShardedParameter& parameter = unit.trained(place);
+    if (is_small(parameter)) {
+      const std::int64_t num_bytes = parameter.local.numel() *
+          static_cast<std::int64_t>(c10::elementSize(parameter.reduced_in()));
+      std::vector<at::Tensor> parts = unpack(parameter, begin, num_bytes);
+      begin += num_bytes;
+      sums_[place] = mean_of(parameter, parts);
+    }
+    if (num_users[place] > 0)
+      parameter.add_gradient(sums_[place].to(parameter.local.device()));
+  }
+  begin_anew();
+  return are_alike;
+}
+
+void HostReduction::abandon() {
+  if (!large_.empty() || rest_ != nullptr) begin_anew();
+}
+
+// Memory of messages under way stays, see Exchange.
+void HostReduction::begin_anew() {
+  large_.clear();
+  sums_.clear();
+  was_used_.clear();
+  packs_.clear();
+  sent_packs_.clear();
+  rest_.reset();
+  ++round_;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <accelerate/parallel.h>
+#include <accelerate/world.h>
+
+#include "parallel/shard/block_pool.h"
+#include "parallel/shard/host_reduction.h"
+#include "parallel/shard/host_unshard.h"
+#include "parallel/shard/shard_traffic.h"
+
+namespace accelerate::detail {
+
+/// Shards travel by tagged messages between the hosts' memories: straight into
+/// place, rows of any number without padding. What is on another device is
+/// copied to the host and from there.
+class HostShardTraffic final : public ShardTraffic {
+ public:
+  /// `neighbours`: those of this rank that may keep a replica among themselves;
+  /// one rank: none do. `pool`: memory of full parameters, which messages share
+  /// where the model is on the CPU. All ranks at once.
+  HostShardTraffic(
+      const Mesh& mesh,
+      Group neighbours,
+      std::shared_ptr<BlockPool> pool);
+
+  void add_unit(const UnitShards& unit) override;
+  void keep_memory(std::int64_t up_to_bytes) override;
+  [[nodiscard]] bool travels_alone(
+      const ShardedParameter& parameter) const override;
+  void start_unshard(
+      const UnitShards& unit,
+      ShardSource source,
+      std::vector<at::Tensor> memory) override;
+  std::vector<at::Tensor> finish_unshard(const UnitShards& unit) override;
+  void before_reshard(const UnitShards& unit) override;
+  [[nodiscard]] bool stages_gradients() const override;
+  void take_gradient(const UnitShards& unit, std::size_t place) override;
+  void start_reduce(const UnitShards& unit, std::size_t place) override;
+  void finish_reduce(const UnitShards& unit, std::size_t place) override;
+  void start_rest(const UnitShards& unit, std::uint64_t mark) override;
+  bool finish_rest(const UnitShards& unit) override;
+  void abandon(const UnitShards& unit) override;
+
+ private:
+  struct Unit {
+    HostUnshard unshard;
+    HostReduction reduction;
+  };
+  Unit& state_of(const UnitShards& unit) { return *units_[unit.number]; }
+
+  Mesh mesh_;
+  /// The ranks that share the model. Parameters travel in one of the groups,
+  /// gradients in the other.
+  Group gathering_;
+  Group reducing_;
+  Group neighbours_;
+  std::shared_ptr<BlockPool> pool_;
+  std::vector<std::unique_ptr<Unit>> units_;
+};
+
+}  // namespace accelerate::detail

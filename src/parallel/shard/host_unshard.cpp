@@ -1,0 +1,174 @@
+#include "parallel/shard/host_unshard.h"
+
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "base/text.h"
+#include "comm/transport/exchange.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kSmallBytes = 32 << 10;
+
+}  // namespace
+
+bool is_small(const ShardedParameter& parameter) {
+  return parameter.whole.nbytes() < kSmallBytes;
+}
+
+struct HostUnshard::Gather {
+  Exchange exchange;
+  Group group;
+  ShardSource source;
+  std::vector<at::Tensor> memory;
+  /// `memory` itself, or what it is copied from.
+  std::vector<at::Tensor> on_host = {};
+  /// One per rank; bytes of the small parameters.
+  std::vector<at::Tensor> packs = {};
+
+  [[nodiscard]] const std::vector<std::int64_t>& begins_of(
+      const ShardedParameter& parameter) const {
+    return source == ShardSource::neighbours ? parameter.neighbour_begins
+                                             : parameter.row_begins;
+  }
+  [[nodiscard]] const at::Tensor& own_rows_of(
+      const ShardedParameter& parameter) const {
+    return source == ShardSource::neighbours ? parameter.kept_rows
+                                             : parameter.local;
+  }
+};
+
+HostUnshard::HostUnshard(HostTags tags, std::shared_ptr<BlockPool> pool)
+    : tags_(tags), pool_(std::move(pool)) {}
+
+HostUnshard::~HostUnshard() = default;
+
+void HostUnshard::start(
+    const UnitShards& unit,
+    const Group& group,
+    ShardSource source,
+    std::vector<at::Tensor> memory) {
+  const int mine = group.rank();
+  gather_ = std::unique_ptr<Gather>(new Gather{
+      Exchange(group, concat("gathering the parameters of ", unit.name)),
+      group,
+      source,
+      std::move(memory)});
+  const std::uint64_t round = source == ShardSource::neighbours
+      ? num_neighbour_gathers_++
+      : num_gathers_++;
+  std::vector<std::vector<at::Tensor>> small_rows(
+      static_cast<std::size_t>(group.size()));
+  for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
+    const ShardedParameter& parameter = unit.parameters[i];
+    if (!gather_->memory[i].defined()) {
+      gather_->on_host.emplace_back();
+      continue;
+    }
+    const at::Tensor on_host = host_memory(gather_->memory[i]);
+    const auto& begins = gather_->begins_of(parameter);
+    const at::Tensor own = rows_between(on_host, begins, mine);
+    const at::Tensor& kept = gather_->own_rows_of(parameter);
+    if (!own.is_alias_of(kept)) own.copy_(kept);
+    if (is_small(parameter)) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        small_rows[static_cast<std::size_t>(rank)].push_back(
+            rows_between(on_host, begins, rank).reshape(-1).view(at::kByte));
+      }
+    } else {
+      const int tag = tags_.tag(i, round);
+      for (const int peer : peers_of(group)) {
+        gather_->exchange.receive(
+            rows_between(on_host, begins, peer), peer, tag);
+      }
+      for (const int peer : peers_of(group))
+        gather_->exchange.send(own, peer, tag);
+    }
+    gather_->on_host.push_back(on_host);
+  }
+  exchange_packs(small_rows, tags_.tag(unit.parameters.size(), round));
+}
+
+void HostUnshard::exchange_packs(
+    const std::vector<std::vector<at::Tensor>>& rows_by_rank,
+    int tag) {
+  for (const auto& rows : rows_by_rank) {
+    gather_->packs.push_back(
+        rows.empty() ? at::empty({0}, at::kByte) : at::cat(rows));
+  }
+  const auto mine = static_cast<std::size_t>(gather_->group.rank());
+  for (const int peer : peers_of(gather_->group)) {
+    gather_->exchange.receive(
+        gather_->packs[static_cast<std::size_t>(peer)], peer, tag);
+    gather_->exchange.send(gather_->packs[mine], peer, tag);
+  }
+}
+
+std::vector<at::Tensor> HostUnshard::finish(const UnitShards& unit) {
+  gather_->exchange.wait();
+  unpack(unit);
+  queue_copies();
+  std::vector<at::Tensor> memory = std::move(gather_->memory);
+  gather_.reset();
+  return memory;
+}
+
+void HostUnshard::unpack(const UnitShards& unit) {
+  const Group& group = gather_->group;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) continue;
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
+      const ShardedParameter& parameter = unit.parameters[i];
+      if (!is_small(parameter) || !gather_->on_host[i].defined()) continue;
+      const at::Tensor rows =
+          rows_between(gather_->on_host[i], gather_->begins_of(parameter), rank)
+              .reshape(-1);
+      const auto size = static_cast<std::int64_t>(rows.nbytes());
+      rows.view(at::kByte).copy_(
+          gather_->packs[static_cast<std::size_t>(rank)].narrow(0, at, size));
+      at += size;
+    }
+  }
+}
+
+at::Tensor HostUnshard::host_memory(const at::Tensor& memory) const {
+  if (memory.is_cpu()) return memory;
+  return take_pinned(*pool_, memory.sizes(), memory.scalar_type());
+}
+
+void HostUnshard::queue_copies() {
+  finish_copies();
+  c10::Device device = at::kCPU;
+  for (std::size_t i = 0; i < gather_->memory.size(); ++i) {
+    const at::Tensor& memory = gather_->memory[i];
+    if (!memory.defined() || memory.is_cpu()) continue;
+    device = memory.device();
+    memory.copy_(gather_->on_host[i], /*non_blocking=*/true);
+    being_copied_.push_back(std::move(gather_->on_host[i]));
+  }
+  if (being_copied_.empty()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  copied_.emplace(device.type());
+  copied_->record(guard.getStream(device));
+}
+
+void HostUnshard::finish_copies() {
+  if (!copied_) return;
+  copied_->synchronize();
+  copied_.reset();
+  for (at::Tensor& memory : being_copied_) pool_->give(std::move(memory));
+  being_copied_.clear();
+}
+
+void HostUnshard::abandon() {
+  gather_.reset();
+  finish_copies();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <accelerate/world.h>
+
+#include "parallel/shard/block_pool.h"
+#include "parallel/shard/host_messages.h"
+#include "parallel/shard/shard_traffic.h"
+
+namespace accelerate::detail {
+
+/// Full parameters of one unit on their way to this rank, by messages between
+/// hosts. Large ones travel straight into place; small ones share a message.
+/// Full parameters on a device are copied there, queued on its current stream.
+class HostUnshard {
+ public:
+  HostUnshard(HostTags tags, std::shared_ptr<BlockPool> pool);
+  HostUnshard(const HostUnshard&) = delete;
+  HostUnshard& operator=(const HostUnshard&) = delete;
+  ~HostUnshard();
+
+  void start(
+      const UnitShards& unit,
+      const Group& group,
+      ShardSource source,
+      std::vector<at::Tensor> memory);
+  std::vector<at::Tensor> finish(const UnitShards& unit);
+  /// Waits until no device copies from host memory.
+  void finish_copies();
+  void abandon();
+
+ private:
+  struct Gather;
+
+  [[nodiscard]] at::Tensor host_memory(const at::Tensor& memory) const;
+  void exchange_packs(
+      const std::vector<std::vector<at::Tensor>>& rows_by_rank,
+      int tag);
+  void unpack(const UnitShards& unit);
+  void queue_copies();
+
+  HostTags tags_;
+  std::shared_ptr<BlockPool> pool_;
+  std::uint64_t num_gathers_ = 0;
+  std::uint64_t num_neighbour_gathers_ = 0;
+  std::unique_ptr<Gather> gather_;
+  /// Host memory that a device may still be copying from, until the event.
+  std::vector<at::Tensor> being_copied_;
+  std::optional<c10::Event> copied_;
+};
+
+/// Whether it shares messages with others of its unit.
+bool is_small(const ShardedParameter& parameter);
+
+}  // namespace accelerate::detail

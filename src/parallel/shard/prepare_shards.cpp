@@ -1,0 +1,107 @@
+#include "parallel/shard/prepare_shards.h"
+
+#include <algorithm>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+std::string policy_of(
+    const Parameter& row,
+    const ShardedParameter& parameter,
+    const std::string& unit) {
+  const at::ScalarType computed = row.tensor.scalar_type();
+  const bool is_offloaded = row.local.is_cpu() && !row.tensor.is_cpu();
+  return concat(
+      "in the unit of ",
+      unit,
+      ", rows ",
+      row.layout.offset[0],
+      " to ",
+      row.layout.offset[0] + row.layout.extent[0],
+      is_offloaded ? " kept on the host in " : " kept here in ",
+      c10::toString(row.local.scalar_type()),
+      ", computed in ",
+      c10::toString(computed),
+      ", reduced in ",
+      c10::toString(parameter.reduce_dtype.value_or(computed)));
+}
+
+UnavailableMessages sharded_messages(const std::string& parameter) {
+  return {
+      concat(
+          "parameter \"",
+          parameter,
+          "\" is split over the ranks and not whole here; read or change it "
+          "in the prepared model's forward, or while Accelerator::"
+          "full_parameters() lives"),
+      concat(
+          "parameter \"",
+          parameter,
+          "\" was split over the ranks by an Accelerator that is gone; "
+          "build the model again, or gather it (full_parameters) before")};
+}
+
+Group neighbours_of(const Mesh& mesh, int count) {
+  if (count <= 1) return {};
+  const Group& group = mesh.group(Axis::shard);
+  const int first = group.rank() / count * count;
+  std::vector<int> ranks;
+  for (int i = 0; i < count; ++i) {
+    ranks.push_back(group.world_ranks()[static_cast<std::size_t>(first + i)]);
+  }
+  return mesh.world().new_group(ranks);
+}
+
+void make_dense(const at::Tensor& tensor, at::ScalarType dtype) {
+  if (tensor.is_contiguous() && tensor.scalar_type() == dtype &&
+      tensor.storage().nbytes() == tensor.nbytes()) {
+    return;
+  }
+  const at::Tensor dense =
+      tensor.detach().to(dtype, false, /*copy=*/true).contiguous();
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(dense.getIntrusivePtr());
+}
+
+void cast_buffers(
+    torch::nn::Module& module,
+    at::ScalarType dtype,
+    const std::vector<std::string>& full_precision) {
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    const std::string owner =
+        item.key().substr(0, item.key().find_last_of('.'));
+    if (buffer.defined() && buffer.is_floating_point() &&
+        std::find(full_precision.begin(), full_precision.end(), owner) ==
+            full_precision.end()) {
+      make_dense(buffer, dtype);
+    }
+  }
+}
+
+void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
+  for (const auto& unit : units) {
+    for (const ShardedParameter& parameter : unit->parameters()) {
+      if (parameter.whole.requires_grad() && !parameter.local.requires_grad()) {
+        throw ConfigError(concat(
+            "[parallel] parameter \"",
+            parameter.name,
+            "\" was frozen when it was prepared and is not any more, but "
+            "nobody waits for its gradients; unfreeze it before prepare(), "
+            "or prepare the model anew"));
+      }
+      if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
+      throw ConfigError(concat(
+          "[parallel] the data of parameter \"",
+          parameter.name,
+          "\" was replaced after prepare() (by Module::to or set_data), so "
+          "that its parts are not known any more; do that before prepare()"));
+    }
+  }
+}
+
+}  // namespace accelerate::detail

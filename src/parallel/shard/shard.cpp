@@ -1,0 +1,446 @@
+#include "parallel/shard/shard.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/mesh.h"
+#include "parallel/replicate/average_gradients.h"
+#include "parallel/replicate/same_model.h"
+#include "parallel/shard/bind_locals.h"
+#include "parallel/shard/first_values.h"
+#include "parallel/shard/gradient_messages.h"
+#include "parallel/shard/host_traffic.h"
+#include "parallel/shard/prepare_shards.h"
+#include "parallel/shard/shard_unit.h"
+#include "parallel/shard/units.h"
+#include "parallel/shard/unshard_schedule.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Tells when a parameter's gradient of this backward is complete.
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit GradientHook(std::function<void()> tell) : tell_(std::move(tell)) {}
+  void operator()(const at::Tensor&) override { tell_(); }
+
+ private:
+  std::function<void()> tell_;
+};
+
+// Holds the lock, and bypasses the gate on this thread.
+struct Turn {
+  explicit Turn(std::mutex& mutex) : lock(mutex) {}
+  std::lock_guard<std::mutex> lock;
+  PassGates passing;
+};
+
+class Shard final : public Strategy, public GateKeeper {
+ public:
+  Shard(
+      const Mesh& mesh,
+      ShardOptions options,
+      const MakeShardTraffic& make_traffic)
+      : mesh_(mesh),
+        options_(std::move(options)),
+        make_traffic_(make_traffic),
+        model_group_(replica_group(Layout(), mesh)) {}
+
+  ~Shard() override {
+    for (const at::Tensor& parameter : hooked_)
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
+  }
+
+  [[nodiscard]] StrategyTraits traits() const override {
+    return {
+        .takes_empty = options_.frees_parameters,
+        .input_dtype = options_.param_dtype,
+        .output_dtype = options_.output_dtype,
+        .join_complaint =
+            "[parallel] a sharded model needs all ranks in every step; use "
+            "even_batches, or replicate the model",
+        .local_sgd_complaint =
+            "[parallel] LocalSGD averages whole models, but this one is split "
+            "over ranks; use it with replicate alone"};
+  }
+
+  void prepare(torch::nn::Module& module, ParameterTable& table) override {
+    const at::NoGradGuard no_grad;
+    const PassGates passing;
+    for (const auto& buffer : module.buffers()) {
+      if (buffer.defined()) buffers_.push_back(buffer);
+    }
+    UnitPlan plan =
+        plan_units(module, table, options_.units, options_.ignored_modules);
+    require_same_model(model_group_, table, buffers_);
+    FirstValues values(mesh_, table);
+    for (const Parameter* row : plan.whole) values.make_whole(*row);
+    values.broadcast(table);
+    broadcast_all(model_group_, buffers_);
+
+    const Group neighbours = neighbours_of(mesh_, options_.neighbours);
+    const ShardPlace place{
+        mesh_.group(Axis::shard).rank(), neighbours.rank(), neighbours.size()};
+    const auto pool = std::make_shared<BlockPool>();
+    traffic_ = make_traffic_(mesh_, neighbours, pool);
+    int num_raised = 0;
+    for (const UnitOfRows& rows : plan.units) {
+      std::vector<ShardedParameter> split;
+      for (Parameter* row : rows.rows) {
+        const at::ScalarType stored = row->tensor.scalar_type();
+        split.push_back(
+            cut(*row, table, values, plan.full_precision.contains(row)));
+        row->policy = policy_of(*row, split.back(), rows.name);
+        num_raised += row->local.scalar_type() == stored ? 0 : 1;
+      }
+      units_.push_back(std::make_unique<ShardUnit>(
+          UnitShards{rows.name, units_.size(), std::move(split)},
+          place,
+          *traffic_,
+          pool));
+    }
+    say_raised(num_raised);
+    std::int64_t largest = 0;
+    for (const auto& unit : units_)
+      largest = std::max(largest, unit->whole_bytes());
+    if (!options_.allocator_keeps_blocks) {
+      pool->keep_up_to(largest);
+      traffic_->keep_memory(largest);
+    }
+    for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
+    if (options_.buffer_dtype) {
+      cast_buffers(module, *options_.buffer_dtype, plan.full_precision_modules);
+    }
+    backward_.pending.resize(units_.size());
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto& trainable = units_[u]->trainable();
+      for (std::size_t i = 0; i < trainable.size(); ++i) {
+        const at::Tensor& whole = units_[u]->parameters()[trainable[i]].whole;
+        hooked_.push_back(whole);
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            whole, std::make_unique<GradientHook>([this, u, i] {
+              on_gradient(u, i);
+            }));
+      }
+      if (options_.frees_parameters) units_[u]->release();
+    }
+    messages_.emplace(units_, *traffic_);
+  }
+
+  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
+      override {
+    bind_locals(optimizer, table);
+  }
+
+  void before_forward() override {
+    const Turn turn(mutex_);
+    if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
+    require_unchanged(units_);
+    const bool records = at::GradMode::is_enabled();
+    window_.had_forward = window_.had_forward || records;
+    schedule_.begin(
+        records ? UnshardSchedule::Pass::forward
+                : UnshardSchedule::Pass::evaluation);
+    phase_ = Phase::forward;
+  }
+
+  void after_forward(const ForwardOutputs&) override {
+    const Turn turn(mutex_);
+    if (--num_forwards_ > 0 || phase_ == Phase::backward) return;
+    schedule_.end();
+    phase_ = Phase::idle;
+    if (options_.frees_parameters)
+      schedule_.release_after_forward(is_held_open());
+  }
+
+  void before_backward(bool sync_gradients) override {
+    const Turn turn(mutex_);
+    require_no_scope("backward() was called");
+    backward_.reduces = sync_gradients || options_.reduces_every_backward;
+    backward_.was_reached = false;
+    for (std::size_t u = 0; u < units_.size(); ++u)
+      backward_.pending[u] = units_[u]->num_trainable();
+    messages_->begin();
+    schedule_.begin(UnshardSchedule::Pass::backward);
+    phase_ = Phase::backward;
+  }
+
+  void after_backward(bool sync_gradients) override {
+    const Turn turn(mutex_);
+    phase_ = Phase::idle;
+    schedule_.end();
+    const bool was_reached = backward_.was_reached;
+    window_.owes_gradients = window_.owes_gradients || was_reached;
+    // Also where the window's last backward passed this model by.
+    const bool settles = sync_gradients && window_.owes_gradients;
+    if (backward_.reduces && (was_reached || settles)) {
+      messages_->end_gradients();
+      for (std::size_t u = 0; u < units_.size(); ++u) {
+        // This backward did not reach the unit, or only some of it; the other
+        // ranks may have reached it.
+        if (std::exchange(backward_.pending[u], 0) > 0 ||
+            units_[u]->has_gradient())
+          messages_->complete(u);
+      }
+      messages_->finish(/*is_usual=*/was_reached);
+    }
+    if (options_.frees_parameters && !is_held_open()) schedule_.release_all();
+    if (!settles) return;
+    window_.owes_gradients = false;
+    average_copies();
+    if (std::exchange(window_.had_forward, false) &&
+        options_.broadcast_buffers) {
+      const at::NoGradGuard no_grad;
+      broadcast_all(model_group_, buffers_);
+    }
+  }
+
+  void average_gradient(const at::Tensor& gradient) override {
+    mesh_.gradient_group().all_reduce(gradient);
+    gradient.div_(mesh_.gradient_group().size());
+  }
+
+  // Whole parameters, wherever they are, are those of before.
+  void after_step() override {
+    {
+      const Turn turn(mutex_);
+      require_no_scope("an optimizer stepped");
+    }
+    refresh();
+  }
+  void after_load() override { refresh(); }
+
+  [[nodiscard]] std::shared_ptr<void> open_parameters() override {
+    {
+      const Turn turn(mutex_);
+      for (const auto& unit : units_) unit->start_gather();
+      for (const auto& unit : units_) unit->finish_gather();
+      if (num_scopes_++ == 0) {
+        for (const auto& unit : units_) unit->watch_for_changes();
+      }
+    }
+    return {this, [alive = std::weak_ptr(alive_)](Shard* shard) {
+              if (!alive.expired()) shard->close_parameters();
+            }};
+  }
+
+  void on_failure(const std::exception&) override {
+    const Turn turn(mutex_);
+    if (num_forwards_ == 0 && phase_ != Phase::backward) return;
+    num_forwards_ = 0;
+    phase_ = Phase::idle;
+    if (is_held_open()) return;
+    messages_->abandon();
+    schedule_.forget();
+    for (const auto& unit : units_) unit->abandon();
+  }
+
+ private:
+  void say_raised(int count) const {
+    if (count == 0) return;
+    mesh_.world().logger().log_once_per_world(
+        LogLevel::info,
+        "parallel",
+        concat(
+            count,
+            " parameters of lower precision are kept in Float, in which "
+            "optimizers step (describe() says which)"));
+  }
+
+  ShardedParameter cut(
+      Parameter& row,
+      ParameterTable& table,
+      const FirstValues& values,
+      bool keeps_precision) {
+    const Group& group = mesh_.group(Axis::shard);
+    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};
+    if (!keeps_precision) parameter.reduce_dtype = options_.reduce_dtype;
+    parameter.row_begins = row_begins(row.tensor.size(0), group.size());
+    const at::ScalarType stored = row.tensor.scalar_type();
+    const bool is_float = at::isFloatingType(stored);
+    // A lower compute dtype implies full-precision shards for the optimizer.
+    const bool raises = options_.master_weights ||
+        (options_.param_dtype && row.tensor.requires_grad());
+    const at::ScalarType kept =
+        raises && at::isReducedFloatingType(stored) ? at::kFloat : stored;
+    const at::ScalarType computed =
+        is_float && !keeps_precision && options_.param_dtype
+        ? *options_.param_dtype
+        : stored;
+    at::Tensor own =
+        values.own_box(row, Axis::shard, 0, parameter.row_begins);
+    const bool shares_memory = !options_.frees_parameters &&
+        !options_.offloads_parts && kept == computed &&
+        row.tensor.is_contiguous();
+    if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
+    if (options_.offloads_parts && !own.is_cpu()) own = own.cpu().pin_memory();
+    const bool is_trained = row.tensor.requires_grad();
+    make_dense(row.tensor, computed);
+    if (options_.frees_parameters) {
+      parameter.gate = std::make_unique<GatedTensor>(
+          row.tensor,
+          sharded_messages(row.name),
+          *this,
+          units_.size(),
+          mesh_.world().device());
+    }
+    parameter.local = own.detach().requires_grad_(is_trained);
+    row.layout.split(
+        Axis::shard,
+        0,
+        parameter.row_begins[static_cast<std::size_t>(group.rank())],
+        parameter.local.size(0));
+    table.set_local(row, parameter.local);
+    return parameter;
+  }
+
+  void before_read(std::size_t unit, bool is_filled) override {
+    // Elsewhere a rank may be alone, and must not wait for others.
+    if (phase_ == Phase::idle) return;
+    const Turn turn(mutex_);
+    if (!is_held_open()) schedule_.before_read(unit, is_filled);
+  }
+
+  // The gradient at `place` among those of the unit is complete.
+  void on_gradient(std::size_t unit, std::size_t place) {
+    const Turn turn(mutex_);
+    if (phase_ != Phase::backward) return;
+    backward_.was_reached = true;
+    if (backward_.pending[unit] == 0) return;
+    // All gradients that are computed with the parameter are there.
+    const bool frees = options_.frees_parameters && !is_held_open() &&
+        !schedule_.is_due_soon(unit);
+    if (frees)
+      units_[unit]->release_parameter(units_[unit]->trainable()[place]);
+    if (backward_.reduces) {
+      if (options_.prefetches_late) messages_->make_room(unit);
+      messages_->send(unit, place);
+    }
+    if (--backward_.pending[unit] > 0) return;
+    if (frees) units_[unit]->release();
+    if (backward_.reduces) messages_->complete(unit);
+    if (options_.prefetches_late && options_.frees_parameters)
+      schedule_.prefetch(unit);
+  }
+
+  [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
+
+  void require_no_scope(std::string_view what) const {
+    if (!is_held_open()) return;
+    throw ConfigError(concat(
+        "[parallel] ",
+        what,
+        " while full_parameters() lives, whose parameters would not be those "
+        "of the step; let it end before"));
+  }
+
+  void refresh() {
+    const Turn turn(mutex_);
+    schedule_.release_all();
+    if (options_.frees_parameters && !is_held_open()) return;
+    for (const auto& unit : units_) {
+      unit->start_gather();
+      unit->finish_gather();
+      unit->watch_for_changes();
+    }
+  }
+
+  // Parts of the other copies, and parameters that every rank has whole.
+  void average_copies() {
+    std::vector<at::Tensor> parts;
+    for (const auto& unit : units_) {
+      for (const std::size_t i : unit->trainable())
+        parts.push_back(unit->parameters()[i].local);
+    }
+    average_gradients(mesh_.group({Axis::replicate, Axis::context}), parts);
+    std::vector<at::Tensor> whole;
+    for (const at::Tensor& tensor : whole_) {
+      if (tensor.requires_grad()) whole.push_back(tensor);
+    }
+    average_gradients(mesh_.gradient_group(), whole, at::kDouble);
+  }
+
+  void close_parameters() {
+    const Turn turn(mutex_);
+    if (--num_scopes_ > 0) return;
+    for (const auto& unit : units_) unit->keep_changes();
+    if (options_.frees_parameters) schedule_.release_all();
+  }
+
+  enum class Phase { idle, forward, backward };
+
+  struct Backward {
+    bool reduces = false;
+    /// It has come to a parameter of this model.
+    bool was_reached = false;
+    /// Trainable parameters of each unit without a gradient of this backward.
+    std::vector<std::size_t> pending = {};
+  };
+
+  /// The micro-steps since gradients were last averaged over all ranks.
+  struct Window {
+    bool had_forward = false;
+    bool owes_gradients = false;
+  };
+
+  Mesh mesh_;
+  ShardOptions options_;
+  MakeShardTraffic make_traffic_;
+  /// All ranks that have the model, or this stage of it.
+  Group model_group_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<at::Tensor> whole_;
+  std::vector<at::Tensor> hooked_;
+  std::unique_ptr<ShardTraffic> traffic_;
+  std::vector<std::unique_ptr<ShardUnit>> units_;
+
+  // Backward runs on other threads where there is an accelerator.
+  std::mutex mutex_;
+  std::atomic<Phase> phase_{Phase::idle};
+  /// Forwards may be nested, and run on several threads.
+  int num_forwards_ = 0;
+  /// Scopes of full_parameters().
+  int num_scopes_ = 0;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  UnshardSchedule schedule_{units_, options_};
+  Backward backward_;
+  Window window_;
+  std::optional<GradientMessages> messages_;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_shard(
+    const Mesh& mesh,
+    const ShardOptions& options) {
+  return make_shard(mesh, options, &make_host_traffic);
+}
+
+std::unique_ptr<Strategy> make_shard(
+    const Mesh& mesh,
+    const ShardOptions& options,
+    const MakeShardTraffic& make_traffic) {
+  return std::make_unique<Shard>(mesh, options, make_traffic);
+}
+
+std::unique_ptr<ShardTraffic> make_host_traffic(
+    const Mesh& mesh,
+    const Group& neighbours,
+    const std::shared_ptr<BlockPool>& pool) {
+  return std::make_unique<HostShardTraffic>(mesh, neighbours, pool);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,146 @@
+#include "parallel/shard/shard_unit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+namespace accelerate::detail {
+
+ShardUnit::ShardUnit(
+    UnitShards shards,
+    ShardPlace place,
+    ShardTraffic& traffic,
+    std::shared_ptr<BlockPool> pool)
+    : shards_(std::move(shards)),
+      place_(place),
+      traffic_(traffic),
+      pool_(std::move(pool)) {
+  for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
+    ShardedParameter& parameter = shards_.parameters[i];
+    if (parameter.whole.requires_grad()) shards_.trainable.push_back(i);
+    parameter.neighbour_begins =
+        row_begins(parameter.whole.size(0), place_.num_neighbours);
+  }
+  traffic_.add_unit(shards_);
+}
+
+std::int64_t ShardUnit::whole_bytes() const {
+  std::int64_t bytes = 0;
+  for (const ShardedParameter& parameter : shards_.parameters)
+    bytes += static_cast<std::int64_t>(parameter.whole.nbytes());
+  return bytes;
+}
+
+void ShardUnit::start_gather() {
+  if (state_ != State::sharded) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> memory;
+  for (const ShardedParameter& parameter : shards_.parameters) {
+    if (!parameter.gate) {
+      // It keeps its memory, and gets the others' rows.
+      memory.push_back(parameter.whole.detach());
+    } else if (parameter.gate->is_filled()) {
+      // Others of the unit may have been let go of.
+      memory.emplace_back();
+    } else {
+      memory.push_back(pool_->take(
+          parameter.whole.sizes(),
+          parameter.whole.options().requires_grad(false)));
+    }
+  }
+  state_ = State::gathering;
+  traffic_.start_unshard(
+      shards_,
+      neighbours_have_it_ ? ShardSource::neighbours : ShardSource::all_ranks,
+      std::move(memory));
+}
+
+void ShardUnit::finish_gather() {
+  if (state_ != State::gathering) return;
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> memory = traffic_.finish_unshard(shards_);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const ShardedParameter& parameter = shards_.parameters[i];
+    if (parameter.gate && memory[i].defined()) parameter.gate->fill(memory[i]);
+  }
+  state_ = State::full;
+}
+
+void ShardUnit::give_back(ShardedParameter& parameter) {
+  pool_->give(parameter.gate->release());
+}
+
+void ShardUnit::release(bool neighbours_keep_it) {
+  finish_gather();
+  const at::NoGradGuard no_grad;
+  traffic_.before_reshard(shards_);
+  const bool keeps = neighbours_keep_it && place_.num_neighbours > 1;
+  neighbours_have_it_ = keeps && (is_whole() || neighbours_have_it_);
+  for (ShardedParameter& parameter : shards_.parameters) {
+    if (!keeps) parameter.kept_rows.reset();
+    if (!parameter.gate || !parameter.gate->is_filled()) continue;
+    if (keeps && !parameter.kept_rows.defined()) {
+      parameter.kept_rows = rows_between(
+                                parameter.whole.detach(),
+                                parameter.neighbour_begins,
+                                place_.neighbour_rank)
+                                .clone();
+    }
+    give_back(parameter);
+  }
+  state_ = State::sharded;
+}
+
+void ShardUnit::release_parameter(std::size_t i) {
+  ShardedParameter& parameter = shards_.parameters[i];
+  if (state_ == State::gathering || !parameter.gate ||
+      !parameter.gate->is_filled() || !traffic_.travels_alone(parameter)) {
+    return;
+  }
+  give_back(parameter);
+  state_ = State::sharded;
+}
+
+void ShardUnit::watch_for_changes() {
+  for (ShardedParameter& parameter : shards_.parameters)
+    parameter.version_when_opened = parameter.whole._version();
+}
+
+void ShardUnit::keep_changes() {
+  const at::NoGradGuard no_grad;
+  for (const ShardedParameter& parameter : shards_.parameters) {
+    const at::Tensor own =
+        parameter.rows_of(parameter.whole.detach(), place_.rank);
+    if (own.is_alias_of(parameter.local)) continue;
+    // Where the shard is more precise, only a real change may round it.
+    const bool is_exact = own.scalar_type() == parameter.local.scalar_type();
+    if (is_exact || parameter.whole._version() != parameter.version_when_opened)
+      parameter.local.detach().copy_(own);
+  }
+}
+
+bool ShardUnit::has_gradient() const {
+  return std::any_of(
+      shards_.trainable.begin(), shards_.trainable.end(), [&](std::size_t i) {
+        return shards_.parameters[i].whole.grad().defined();
+      });
+}
+
+void ShardUnit::abandon() {
+  const at::NoGradGuard no_grad;
+  traffic_.abandon(shards_);
+  if (shards_.parameters.empty() || !shards_.parameters.front().gate) {
+    if (state_ == State::gathering) state_ = State::sharded;
+    return;
+  }
+  for (ShardedParameter& parameter : shards_.parameters) {
+    parameter.gate->release();
+    parameter.kept_rows.reset();
+  }
+  state_ = State::sharded;
+  neighbours_have_it_ = false;
+}
+
+}  // namespace accelerate::detail

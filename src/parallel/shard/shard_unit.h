@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "parallel/shard/block_pool.h"
+#include "parallel/shard/shard_traffic.h"
+#include "parallel/shard/sharded_parameter.h"
+
+namespace accelerate::detail {
+
+/// This rank's place among those that share a model.
+struct ShardPlace {
+  int rank = 0;
+  /// Place among the neighbours that keep a replica among themselves from a
+  /// forward to its backward; one: none do.
+  int neighbour_rank = 0;
+  int num_neighbours = 1;
+};
+
+/// Parameters that are gathered together, and whether they are full.
+class ShardUnit {
+ public:
+  /// Adds the unit to `traffic`, which must outlive it. `pool`: memory of full
+  /// parameters.
+  ShardUnit(
+      UnitShards shards,
+      ShardPlace place,
+      ShardTraffic& traffic,
+      std::shared_ptr<BlockPool> pool);
+  ShardUnit(const ShardUnit&) = delete;
+  ShardUnit& operator=(const ShardUnit&) = delete;
+
+  [[nodiscard]] const UnitShards& shards() const { return shards_; }
+  [[nodiscard]] const std::string& name() const { return shards_.name; }
+  [[nodiscard]] const std::vector<ShardedParameter>& parameters() const {
+    return shards_.parameters;
+  }
+  /// Bytes of the full parameters.
+  [[nodiscard]] std::int64_t whole_bytes() const;
+
+  /// All of these are called by all ranks of a group alike.
+  void start_gather();
+  void finish_gather();
+  [[nodiscard]] bool is_whole() const { return state_ == State::full; }
+  /// Lets go of the memory of gated parameters; neighbours may keep a replica
+  /// among themselves, for the next gather.
+  void release(bool neighbours_keep_it = false);
+  /// The same for one parameter, if it travels alone; the next gather brings it
+  /// back.
+  void release_parameter(std::size_t i);
+  /// What the user writes into the full parameters from here to
+  /// keep_changes() becomes the shards.
+  void watch_for_changes();
+  void keep_changes();
+
+  [[nodiscard]] std::size_t num_trainable() const {
+    return shards_.trainable.size();
+  }
+  /// Places of parameters that get gradients.
+  [[nodiscard]] const std::vector<std::size_t>& trainable() const {
+    return shards_.trainable;
+  }
+  [[nodiscard]] bool has_gradient() const;
+
+  /// After a failure: what is under way is left alone, nothing stays full.
+  void abandon();
+
+ private:
+  /// `sharded`: some parameters may be full nevertheless.
+  enum class State { sharded, gathering, full };
+
+  void give_back(ShardedParameter& parameter);
+
+  UnitShards shards_;
+  ShardPlace place_;
+  ShardTraffic& traffic_;
+  std::shared_ptr<BlockPool> pool_;
+  State state_ = State::full;
+  bool neighbours_have_it_ = false;
+};
+
+}  // namespace accelerate::detail

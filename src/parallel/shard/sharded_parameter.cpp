@@ -1,0 +1,41 @@
+#include "parallel/shard/sharded_parameter.h"
+
+namespace accelerate::detail {
+
+std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks) {
+  std::vector<std::int64_t> begins;
+  for (int rank = 0; rank <= num_ranks; ++rank)
+    begins.push_back(num_rows * rank / num_ranks);
+  return begins;
+}
+
+at::Tensor rows_between(
+    const at::Tensor& tensor,
+    const std::vector<std::int64_t>& begins,
+    int part) {
+  const auto p = static_cast<std::size_t>(part);
+  return tensor.narrow(0, begins[p], begins[p + 1] - begins[p]);
+}
+
+at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
+  return rows_between(tensor, row_begins, rank);
+}
+
+at::Tensor ShardedParameter::take_gradient() const {
+  at::Tensor gradient = whole.grad();
+  whole.mutable_grad().reset();
+  if (!gradient.defined()) return gradient;
+  if (gradient.is_sparse()) gradient = gradient.to_dense();
+  return gradient.to(reduced_in()).contiguous();
+}
+
+void ShardedParameter::add_gradient(const at::Tensor& mean) const {
+  at::Tensor& gradient = local.mutable_grad();
+  if (gradient.defined()) {
+    gradient.add_(mean);
+  } else {
+    gradient = mean;
+  }
+}
+
+}  // namespace accelerate::detail

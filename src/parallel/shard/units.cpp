@@ -1,0 +1,114 @@
+#include "parallel/shard/units.h"
+
+#include <map>
+#include <regex>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "params/model_modules.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+void find_by_predicate(
+    const torch::nn::Module& module,
+    const ModulePredicate& is_unit,
+    std::vector<std::string>& names) {
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (item.value() && is_unit(item.key(), *item.value()))
+      names.push_back(item.key());
+  }
+}
+
+// The longest of `names` that `parameter` is below.
+const std::string* innermost(
+    const std::vector<std::string>& names,
+    const std::string& parameter) {
+  const std::string* found = nullptr;
+  for (const std::string& name : names) {
+    if (parameter.starts_with(concat(name, ".")) &&
+        (found == nullptr || name.size() > found->size())) {
+      found = &name;
+    }
+  }
+  return found;
+}
+
+void find_batch_norms(
+    const ModuleNode& module,
+    const std::string& name,
+    std::vector<std::string>& names) {
+  if (is_one_of(module, {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d"}))
+    names.push_back(name);
+  for (const ModuleNode& child : module.children)
+    find_batch_norms(child, dotted_name(name, child.name), names);
+}
+
+// Names of modules that match, in full.
+std::vector<std::string> matching_modules(
+    const torch::nn::Module& module,
+    const std::string& expression) {
+  std::regex pattern;
+  try {
+    pattern = std::regex(expression);
+  } catch (const std::regex_error& error) {
+    throw ConfigError(concat(
+        "[parallel] ignored_modules \"",
+        expression,
+        "\" is no regular expression: ",
+        error.what()));
+  }
+  std::vector<std::string> names;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (std::regex_match(item.key(), pattern)) names.push_back(item.key());
+  }
+  return names;
+}
+
+}  // namespace
+
+UnitPlan plan_units(
+    const torch::nn::Module& module,
+    ParameterTable& table,
+    const ModuleSelection& selection,
+    const std::optional<std::string>& ignored_modules) {
+  const ModuleNode tree = module_tree(module);
+  std::vector<std::string> names;
+  if (selection.custom) {
+    find_by_predicate(module, selection.custom, names);
+  } else {
+    names = wrapped_modules(tree, selection.policy);
+  }
+  std::vector<std::string> ignored;
+  if (ignored_modules) ignored = matching_modules(module, *ignored_modules);
+
+  UnitPlan plan;
+  find_batch_norms(tree, "", plan.full_precision_modules);
+  plan.units.push_back({std::string(kRestOfModel), {}});
+  std::map<std::string, std::size_t> by_name;
+  for (Parameter& row : table.rows()) {
+    const std::string key = table.key_of(row.name);
+    if (innermost(plan.full_precision_modules, key) != nullptr)
+      plan.full_precision.insert(&row);
+    if (row.tensor.dim() == 0 || innermost(ignored, key) != nullptr) {
+      plan.whole.push_back(&row);
+      continue;
+    }
+    std::size_t unit = 0;
+    if (const std::string* name = innermost(names, key)) {
+      const auto [place, is_new] = by_name.emplace(*name, plan.units.size());
+      if (is_new) plan.units.push_back({*name, {}});
+      unit = place->second;
+    }
+    plan.units[unit].rows.push_back(&row);
+  }
+  std::erase_if(
+      plan.units, [](const UnitOfRows& unit) { return unit.rows.empty(); });
+  return plan;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,68 @@
+#include "parallel/shard/unshard_schedule.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+// A unit that is among the next ones, up to this many, stays full.
+constexpr std::size_t kKept = 2;
+
+}  // namespace
+
+void UnshardSchedule::begin(Pass pass) {
+  pass_ = pass;
+  order().begin();
+}
+
+void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
+  if (current_ == unit && (is_filled || units_[unit]->is_whole())) return;
+  order().touch(unit);
+  units_[unit]->start_gather();
+  units_[unit]->finish_gather();
+  const auto previous = std::exchange(current_, unit);
+  const bool is_backward = pass_ == Pass::backward;
+  const bool frees = is_backward || options_.frees_after_forward;
+  if (previous && *previous != unit && frees && !is_due_soon(*previous)) {
+    units_[*previous]->release(
+        /*neighbours_keep_it=*/!is_backward && at::GradMode::is_enabled());
+  }
+  if (!(options_.prefetches_late && is_backward)) prefetch(unit);
+}
+
+void UnshardSchedule::prefetch(std::size_t unit) {
+  if (!options_.prefetches) return;
+  for (const std::size_t next : order().next(options_.gathers_ahead)) {
+    if (next != unit) units_[next]->start_gather();
+  }
+}
+
+bool UnshardSchedule::is_due_soon(std::size_t unit) const {
+  return orders_[static_cast<std::size_t>(pass_)].is_due_soon(unit, kKept);
+}
+
+void UnshardSchedule::release_after_forward(bool is_held_open) {
+  const bool keeps_last = at::GradMode::is_enabled();
+  const bool keeps_all =
+      is_held_open || (keeps_last && !options_.frees_after_forward);
+  for (std::size_t u = 0; u < units_.size(); ++u) {
+    // What was computed last is what the backward begins with.
+    if (keeps_all || (keeps_last && current_ == u)) continue;
+    units_[u]->finish_gather();
+    units_[u]->release(/*neighbours_keep_it=*/keeps_last);
+  }
+  if (!keeps_last) forget();
+}
+
+void UnshardSchedule::release_all() {
+  for (const auto& unit : units_) {
+    unit->finish_gather();
+    unit->release();
+  }
+  forget();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,205 @@
+#include "parallel/strategy_list.h"
+
+#include <algorithm>
+#include <optional>
+#include <ranges>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+bool steps_on(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterTable& table) {
+  const auto& groups = optimizer.param_groups();
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    const auto& parameters = group.params();
+    return std::any_of(
+        parameters.begin(), parameters.end(), [&](const at::Tensor& parameter) {
+          return table.find(parameter) != nullptr ||
+              table.find_local(parameter) != nullptr;
+        });
+  });
+}
+
+// While checkpoints named strategies by position, only one had state, first or
+// second in the list.
+std::string_view name_of_key(std::string_view key) {
+  return key == "0" || key == "1" ? "replicate" : key;
+}
+
+void append_line(
+    std::optional<std::string>& lines,
+    const std::optional<std::string>& line) {
+  if (!line) return;
+  lines = lines ? concat(*lines, "\n", *line) : *line;
+}
+
+}  // namespace
+
+void StrategyList::add(
+    std::string_view name,
+    std::unique_ptr<Strategy> strategy) {
+  if (find(name) != nullptr) {
+    throw InternalError(
+        concat("[parallel] two strategies are called \"", name, "\""));
+  }
+  entries_.push_back({std::string(name), std::move(strategy)});
+  merge_traits();
+}
+
+void StrategyList::clear() { *this = {}; }
+
+std::vector<std::string_view> StrategyList::names() const {
+  std::vector<std::string_view> names;
+  for (const Entry& entry : entries_) names.push_back(entry.name);
+  return names;
+}
+
+void StrategyList::prepare(torch::nn::Module& module, ParameterTable& table) {
+  for (const Entry& entry : entries_) entry.strategy->prepare(module, table);
+  merge_traits();
+}
+
+void StrategyList::bind(
+    torch::optim::Optimizer& optimizer,
+    const ParameterTable& table) {
+  for (const Entry& entry : entries_) entry.strategy->bind(optimizer, table);
+  if (steps_on(optimizer, table)) bound_.insert(&optimizer);
+}
+
+void StrategyList::before_forward() {
+  for (const Entry& entry : entries_) entry.strategy->before_forward();
+}
+
+void StrategyList::after_forward(const ForwardOutputs& outputs) {
+  for (const Entry& entry : entries_) entry.strategy->after_forward(outputs);
+}
+
+void StrategyList::before_backward(bool sync_gradients) {
+  for (const Entry& entry : entries_)
+    entry.strategy->before_backward(sync_gradients);
+}
+
+void StrategyList::after_backward(bool sync_gradients) {
+  for (const Entry& entry : std::views::reverse(entries_))
+    entry.strategy->after_backward(sync_gradients);
+}
+
+void StrategyList::average_gradient(const at::Tensor& gradient) {
+  for (const Entry& entry : entries_)
+    entry.strategy->average_gradient(gradient);
+}
+
+void StrategyList::before_step() {
+  for (const Entry& entry : entries_) entry.strategy->before_step();
+}
+
+void StrategyList::after_step(const torch::optim::Optimizer& optimizer) {
+  if (!bound_.contains(&optimizer)) return;
+  for (const Entry& entry : entries_) entry.strategy->after_step();
+}
+
+void StrategyList::average_parameters(const ParameterTable& table) {
+  for (const Entry& entry : entries_) entry.strategy->average_parameters(table);
+}
+
+void StrategyList::after_load() {
+  for (const Entry& entry : entries_) entry.strategy->after_load();
+}
+
+std::vector<std::shared_ptr<void>> StrategyList::open_parameters() {
+  std::vector<std::shared_ptr<void>> open;
+  for (const Entry& entry : entries_) {
+    if (auto scope = entry.strategy->open_parameters())
+      open.push_back(std::move(scope));
+  }
+  return open;
+}
+
+std::exception_ptr StrategyList::on_failure(const std::exception& error) {
+  std::exception_ptr better;
+  for (const Entry& entry : std::views::reverse(entries_)) {
+    try {
+      entry.strategy->on_failure(error);
+    } catch (...) {
+      if (!better) better = std::current_exception();
+    }
+  }
+  return better;
+}
+
+void StrategyList::begin_join(JoinRound& round, int model) {
+  for (const Entry& entry : entries_) {
+    if (auto* participant = entry.strategy->join_participant())
+      participant->begin_join(round, model);
+  }
+}
+
+void StrategyList::shadow(const JoinEvent& event) {
+  for (const Entry& entry : entries_) {
+    if (auto* participant = entry.strategy->join_participant())
+      participant->shadow(event);
+  }
+}
+
+void StrategyList::end_join() {
+  for (const Entry& entry : std::views::reverse(entries_)) {
+    if (auto* participant = entry.strategy->join_participant())
+      participant->end_join();
+  }
+}
+
+StateDict StrategyList::state_dict() const {
+  StateDict all;
+  for (const Entry& entry : entries_) {
+    const StrategyState* const state = entry.strategy->state();
+    if (state != nullptr) all.set(entry.name, state->state_dict());
+  }
+  return all;
+}
+
+std::vector<std::string> StrategyList::load_state_dict(const StateDict& saved) {
+  std::vector<std::string> untaken;
+  for (const auto& [key, value] : saved.values()) {
+    const std::string_view name = name_of_key(key);
+    Strategy* const strategy = find(name);
+    StrategyState* const state =
+        strategy == nullptr ? nullptr : strategy->state();
+    if (state == nullptr) {
+      untaken.emplace_back(name);
+    } else {
+      state->load_state_dict(saved.get<StateDict>(key));
+    }
+  }
+  return untaken;
+}
+
+void StrategyList::merge_traits() {
+  traits_ = {};
+  for (const Entry& entry : entries_) {
+    const StrategyTraits own = entry.strategy->traits();
+    traits_.takes_empty = traits_.takes_empty || own.takes_empty;
+    traits_.needs_outputs = traits_.needs_outputs || own.needs_outputs;
+    if (own.input_dtype) traits_.input_dtype = own.input_dtype;
+    if (own.output_dtype) traits_.output_dtype = own.output_dtype;
+    append_line(traits_.join_complaint, own.join_complaint);
+    append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
+  }
+}
+
+Strategy* StrategyList::find(std::string_view name) const {
+  for (const Entry& entry : entries_) {
+    if (entry.name == name) return entry.strategy.get();
+  }
+  return nullptr;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <accelerate/export.h>
+
+#include "modules/module_tree.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// The tree of a program's module. A tensor that several modules share has one
+/// id in all of them; tensors that are not defined are left out.
+ACCELERATE_API ModuleNode module_tree(const torch::nn::Module& module);
+
+}  // namespace accelerate::detail

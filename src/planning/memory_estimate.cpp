@@ -1,0 +1,178 @@
+#include "planning/memory_estimate.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include <accelerate/error.h>
+
+#include "base/sizes.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+void note(
+    LargestLayers& largest,
+    const std::string& name,
+    std::uint64_t num_bytes) {
+  if (num_bytes > largest.num_bytes) largest = {num_bytes, {}};
+  if (num_bytes == largest.num_bytes) largest.names.push_back(name);
+}
+
+void visit(
+    LargestLayers& largest,
+    const std::string& name,
+    const ModuleNode& module,
+    const WrapPolicy& no_split) {
+  if (module.children.empty() || is_one_of(module, no_split.class_names)) {
+    note(largest, name, total_bytes(module));
+    return;
+  }
+  for (const ModuleNode& child : module.children) {
+    visit(largest, dotted_name(name, child.name), child, no_split);
+  }
+}
+
+std::size_t characters(std::string_view text) {
+  // UTF-8 continuation bytes do not count.
+  return static_cast<std::size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+// In the middle; of an odd rest the left side gets more in an odd width, as
+// Python does it.
+std::string centered(const std::string& text, std::size_t width) {
+  const std::size_t size = characters(text);
+  if (size >= width) return text;
+  const std::size_t rest = width - size;
+  const std::size_t left = rest / 2 + (rest & width & 1U);
+  return std::string(left, ' ') + text + std::string(rest - left, ' ');
+}
+
+std::string line_of(std::size_t length) {
+  std::string line;
+  for (std::size_t i = 0; i < length; ++i) line += "─";
+  return line;
+}
+
+// As Python prints a quotient: whole ones with ".0".
+std::string quotient(double bytes, const std::string& dtype) {
+  std::string text = format_size(bytes);
+  const bool is_whole = text.find('.') == std::string::npos;
+  if (dtype != "float32" && is_whole) text.insert(text.find(' '), ".0");
+  return text;
+}
+
+constexpr std::size_t kColumns = 4;
+using Row = std::array<std::string, kColumns>;
+using Widths = std::array<std::size_t, kColumns>;
+
+std::string rule(
+    const Widths& widths,
+    std::string_view left,
+    std::string_view middle,
+    std::string_view right) {
+  std::string text(left);
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    if (i > 0) text += middle;
+    text += line_of(widths[i]);
+  }
+  return text + std::string(right) + "\n";
+}
+
+std::string cells(const Row& row, const Widths& widths) {
+  std::string text = "│";
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    text += centered(row[i], widths[i]) + "│";
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+LargestLayers largest_layers(
+    const ModuleNode& root,
+    const WrapPolicy& no_split) {
+  LargestLayers largest;
+  for (const auto& tensor : root.parameters) {
+    note(largest, tensor.name, tensor.num_bytes);
+  }
+  for (const ModuleNode& child : root.children) {
+    visit(largest, child.name, child, no_split);
+  }
+  return largest;
+}
+
+MemoryEstimate estimate_memory(
+    const std::string& dtype,
+    std::uint64_t largest_layer,
+    std::uint64_t total) {
+  double divisor = 1;
+  if (dtype == "float16" || dtype == "bfloat16") {
+    divisor = 2;
+  } else if (dtype == "int8") {
+    divisor = 4;
+  } else if (dtype == "int4") {
+    divisor = 8;
+  } else if (dtype != "float32") {
+    throw ConfigError(concat(
+        "[planning] nothing is known of \"",
+        dtype,
+        "\"; give float32, float16, bfloat16, int8 or int4"));
+  }
+  MemoryEstimate estimate{
+      dtype,
+      static_cast<double>(largest_layer) / divisor,
+      static_cast<double>(total) / divisor,
+      {}};
+  const auto full = static_cast<std::int64_t>(total);
+  if (dtype == "float32") {
+    estimate.training = {full, full, 2 * full, 4 * full};
+  } else if (divisor == 2) {
+    estimate.training = {full, full + full / 2, 2 * full, 2 * full};
+  }
+  return estimate;
+}
+
+std::string memory_table(
+    const std::string& model,
+    const std::vector<MemoryEstimate>& estimates) {
+  std::vector<Row> rows{
+      {"dtype", "Largest Layer", "Total Size", "Training using Adam"}};
+  for (const MemoryEstimate& each : estimates) {
+    const auto most = std::max(
+        {each.training.model,
+         each.training.gradients,
+         each.training.optimizer,
+         each.training.step});
+    rows.push_back(
+        {each.dtype,
+         quotient(each.largest_layer, each.dtype),
+         quotient(each.total, each.dtype),
+         most < 0 ? "N/A" : format_size(static_cast<double>(most))});
+  }
+  Widths widths{};
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < kColumns; ++i) {
+    for (const Row& row : rows) {
+      widths[i] = std::max(widths[i], characters(row[i]));
+    }
+    total += widths[i];
+  }
+  const std::string title = concat("Memory Usage for loading `", model, "`");
+  std::size_t inside = total + kColumns - 1;
+  if (characters(title) > inside) {
+    widths.back() += characters(title) - inside;
+    inside = characters(title);
+  }
+  std::string table = rule(widths, "┌", "─", "┐");
+  table += "│" + centered(title, inside) + "│\n";
+  table += rule(widths, "├", "┬", "┤") + cells(rows.front(), widths) +
+      rule(widths, "├", "┼", "┤");
+  for (std::size_t i = 1; i < rows.size(); ++i) table += cells(rows[i], widths);
+  return table + rule(widths, "└", "┴", "┘");
+}
+
+}  // namespace accelerate::detail

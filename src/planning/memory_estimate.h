@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "modules/module_tree.h"
+#include "modules/wrap_policy.h"
+
+namespace accelerate::detail {
+
+/// The largest layers: modules without children, modules of the classes that
+/// `no_split` names, and the root's own parameters.
+struct LargestLayers {
+  std::uint64_t num_bytes = 0;
+  std::vector<std::string> names;
+};
+LargestLayers largest_layers(
+    const ModuleNode& root,
+    const WrapPolicy& no_split);
+
+/// What training with Adam takes, by Accelerate's rule of thumb; below 0:
+/// nobody trains in this dtype.
+struct TrainingEstimate {
+  std::int64_t model = -1;
+  std::int64_t gradients = -1;
+  std::int64_t optimizer = -1;
+  std::int64_t step = -1;
+};
+
+/// A line of the table of `estimate-memory`.
+struct MemoryEstimate {
+  std::string dtype;
+  double largest_layer = 0;
+  double total = 0;
+  TrainingEstimate training;
+};
+
+/// For weights that were counted in float32. `dtype`: float32, float16, bfloat16,
+/// int8 or int4. Throws ConfigError for another.
+MemoryEstimate estimate_memory(
+    const std::string& dtype,
+    std::uint64_t largest_layer,
+    std::uint64_t total);
+
+/// The table as Accelerate prints it, in a frame.
+std::string memory_table(
+    const std::string& model,
+    const std::vector<MemoryEstimate>& estimates);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "modules/module_tree.h"
+#include "modules/wrap_policy.h"
+
+namespace accelerate::detail {
+
+/// The sizes that activations depend on.
+struct TransformerShape {
+  std::int64_t num_layers = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t vocabulary = 0;
+};
+
+/// A model on disk, counted as if all of it were float32.
+struct ModelTree {
+  ModuleNode root;
+  std::uint64_t num_parameters = 0;
+  /// Modules that are one layer, where their classes are known.
+  WrapPolicy no_split = {.kind = WrapPolicy::Kind::none};
+  std::optional<TransformerShape> transformer;
+};
+
+/// Reads weights in any format that open_weights reads, or the config.json of
+/// BERT, GPT-2, Llama, Mistral or Qwen2, or a directory with one of these.
+/// Throws ConfigError for others, naming what is known.
+ModelTree read_model_tree(const std::filesystem::path& path);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,92 @@
+#include "planning/training_memory.h"
+
+#include <map>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Layers are counted in float32.
+constexpr std::uint64_t kFloatBytes = 4;
+
+std::uint64_t bytes_of_weights(const std::string& dtype) {
+  if (dtype == "float32") return 4;
+  if (dtype == "bfloat16" || dtype == "float16") return 2;
+  throw ConfigError(concat(
+      "[estimate-memory] weights are trained as float32, bfloat16 or float16, "
+      "not as \"",
+      dtype,
+      "\""));
+}
+
+// Bytes of optimizer state for each parameter.
+std::uint64_t bytes_of_state(const std::string& optimizer) {
+  static const std::map<std::string, std::uint64_t> known{
+      {"adamw", 8},
+      {"adam", 8},
+      {"momentum", 4},
+      {"adagrad", 4},
+      {"sgd", 0},
+      {"lomo", 0}};
+  const auto found = known.find(optimizer);
+  if (found == known.end()) {
+    throw ConfigError(concat(
+        "[estimate-memory] the optimizer \"",
+        optimizer,
+        "\" is not one of adamw, adam, momentum, adagrad, sgd, lomo"));
+  }
+  return found->second;
+}
+
+std::uint64_t activations_of(
+    const TransformerShape& shape,
+    const TrainingPlan& plan) {
+  const double s = static_cast<double>(plan.sequence_length);
+  const double b = static_cast<double>(plan.batch_size);
+  const double h = static_cast<double>(shape.hidden_size);
+  const double heads = static_cast<double>(shape.num_heads);
+  const double layers = static_cast<double>(shape.num_layers);
+  // The paper counts 16 bits, masks of dropout one byte.
+  const double wide = plan.uses_16_bits ? 1 : 2;
+  const double layer = s * b * h * (34 + 5 * heads * s / h) * wide;
+  const double kept = plan.recomputes_activations
+      ? 2 * wide * s * b * h * layers + layer
+      : layer * layers;
+  const double logits = s * b * static_cast<double>(shape.vocabulary) * 4;
+  return static_cast<std::uint64_t>(kept + logits);
+}
+
+}  // namespace
+
+TrainingMemory training_memory(
+    const ModelTree& model,
+    std::uint64_t largest_layer,
+    const TrainingPlan& plan) {
+  const std::uint64_t wide = bytes_of_weights(plan.weights_dtype);
+  const auto shards = static_cast<std::uint64_t>(plan.num_shards);
+  const auto part = [&](std::uint64_t bytes) {
+    return (bytes + shards - 1) / shards;
+  };
+  TrainingMemory memory;
+  memory.weights = part(model.num_parameters * wide);
+  memory.masters = wide == 4 ? 0 : part(model.num_parameters * 4);
+  // Lomo steps as it goes back, one gradient at a time.
+  memory.gradients =
+      plan.optimizer == "lomo" ? 0 : part(model.num_parameters * wide);
+  memory.optimizer =
+      part(model.num_parameters * bytes_of_state(plan.optimizer));
+  if (shards > 1) {
+    // This unit and the next, and the gradient of this one.
+    memory.gathered = 3 * (largest_layer / kFloatBytes) * wide;
+  }
+  if (model.transformer && plan.sequence_length > 0) {
+    memory.activations = activations_of(*model.transformer, plan);
+  }
+  return memory;
+}
+
+}  // namespace accelerate::detail

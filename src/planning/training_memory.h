@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "planning/model_tree.h"
+
+namespace accelerate::detail {
+
+/// Everything that training takes on one device, in bytes.
+struct TrainingMemory {
+  std::uint64_t weights = 0;
+  std::uint64_t masters = 0;
+  std::uint64_t gradients = 0;
+  std::uint64_t optimizer = 0;
+  /// Bytes of the largest unit while it is unsharded.
+  std::uint64_t gathered = 0;
+  /// Nothing where the shape is not known.
+  std::optional<std::uint64_t> activations;
+  [[nodiscard]] std::uint64_t total() const {
+    return weights + masters + gradients + optimizer + gathered +
+        activations.value_or(0);
+  }
+};
+
+struct TrainingPlan {
+  std::string weights_dtype = "float32";  ///< or bfloat16, float16
+  bool uses_16_bits = false;              ///< autocast, or weights of 16 bits
+  std::string optimizer = "adamw";  ///< adam, sgd, momentum, adagrad, lomo
+  std::int64_t batch_size = 1;      ///< on one device
+  std::int64_t sequence_length = 0;
+  std::int64_t num_shards = 1;
+  bool recomputes_activations = false;
+};
+
+/// Activations are counted as in Korthikanti et al., Reducing Activation
+/// Recomputation in Large Transformer Models (2022), section 4. Throws
+/// ConfigError for a dtype or optimizer that there is not.
+TrainingMemory training_memory(
+    const ModelTree& model,
+    std::uint64_t largest_layer,
+    const TrainingPlan& plan);
+
+}  // namespace accelerate::detail

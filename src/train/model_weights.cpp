@@ -1,0 +1,76 @@
+#include <accelerate/model_weights.h>
+
+#include <torch/nn/module.h>
+
+#include "base/text.h"
+#include "checkpoint/weights/prepared_weights.h"
+#include "train/checkpoint_components.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+void save_prepared(
+    const PreparedModel& model,
+    const std::filesystem::path& folder,
+    const SaveModelOptions& options) {
+  require_no_join(*model.session, "save_model()");
+  save_weights(*model.session->checkpoints, placed(model), folder, options);
+}
+
+WeightList weights_of(
+    const PreparedModel& model,
+    const StateDictOptions& options) {
+  const PlacedModel placed_model = placed(model);
+  if (gathers_weights(placed_model, options)) {
+    require_no_join(*model.session, "get_state_dict()");
+  }
+  return collect_weights(*model.session->checkpoints, placed_model, options);
+}
+
+std::vector<WeightPart> parts_of(const PreparedModel& model) {
+  const WriterRule writes = model.session->checkpoints->writer_rule();
+  std::vector<WeightPart> parts;
+  for (const PartEntry& entry :
+       model_part(placed(model), "model", writes).entries) {
+    parts.push_back(
+        {entry.name,
+         entry.tensor,
+         entry.layout.offset,
+         entry.layout.global_shape});
+  }
+  return parts;
+}
+
+std::string describe_prepared(const PreparedModel& model) {
+  std::string text;
+  for (const Parameter& row : model.table.rows()) {
+    text += concat(
+        row.name,
+        ": ",
+        c10::toString(row.local.scalar_type()),
+        " ",
+        at::IntArrayRef(row.layout.global_shape),
+        row.tensor.requires_grad() ? "" : ", frozen",
+        row.policy.empty() ? ", whole on every rank" : ", ",
+        row.policy,
+        "\n");
+  }
+  return text;
+}
+
+void load_prepared(
+    PreparedModel& model,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  require_no_join(*model.session, "load_model()");
+  load_weights(
+      *model.session->checkpoints,
+      placed(model),
+      path,
+      options,
+      options.broadcast_from_rank0.value_or(model.reads_on_rank_0));
+  model.awaits_values = false;
+  model.strategies.after_load();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,317 @@
+#include "comm/transport/transport.h"
+
+#include <stdexcept>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <accelerate/error.h>
+
+#include "comm/transport/adapters.h"
+#include "comm/transport/connection_adapter.h"
+#include "comm/transport/transports.h"
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/thread_transport.h"
+
+namespace accelerate::detail {
+namespace transport_test {
+
+using testing::expect_error;
+using testing::make_thread_transport;
+using testing::run_on_ranks;
+
+// Runs `body` on connected threads, without a World.
+template <class Body>
+void run_connected(int num_ranks, Body body) {
+  const auto transport = make_thread_transport();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run_on_ranks(num_ranks, [&](const WorldOptions& options) {
+    std::vector<int> ranks(static_cast<std::size_t>(num_ranks));
+    for (int i = 0; i < num_ranks; ++i) ranks[static_cast<std::size_t>(i)] = i;
+    const auto connection = transport->connect(
+        {.store = store,
+         .name = "test",
+         .rank = *options.rank,
+         .world_ranks = ranks,
+         .timeout = std::chrono::seconds(20)});
+    body(connection);
+  });
+}
+
+template <class Body>
+void run_in_thread_worlds(int num_ranks, Body body) {
+  const auto transport = make_thread_transport();
+  run_on_ranks(num_ranks, [&](WorldOptions options) {
+    options.own_transport = transport;
+    body(World(options));
+  });
+}
+
+at::Tensor bytes_of(const std::vector<int>& values) {
+  return at::tensor(values, at::kInt).to(at::kByte);
+}
+
+TEST(Transports, AreChosenByNameTheBestByItself) {
+  EXPECT_EQ(choose_transport(std::nullopt).name, "gloo");
+  EXPECT_EQ(choose_transport("gloo").name, "gloo");
+  expect_error<ConfigError>(
+      [] { choose_transport("pigeons"); },
+      "[comm] the transport \"pigeons\" is none that this build has on this "
+      "machine; use gloo");
+  // Also where nothing would travel.
+  expect_error<ConfigError>(
+      [] { World({.transport = "pigeons"}); }, "\"pigeons\"");
+  run_on_ranks(2, [](WorldOptions options) {
+    options.transport = "gloo";
+    options.own_transport = nullptr;
+    const World world(options);
+    const at::Tensor value = torch::ones({2});
+    world.group().all_reduce(value);
+    EXPECT_EQ(value.sum().item<double>(), 4);
+  });
+}
+
+TEST(Transports, SayWhatTheyCanDo) {
+  const auto gloo = choose_transport("gloo").make({});
+  EXPECT_EQ(gloo->facts().name, "gloo");
+  EXPECT_TRUE(gloo->facts().has_device(at::kCPU));
+  EXPECT_FALSE(gloo->facts().has_device(at::kCUDA));
+  EXPECT_EQ(gloo->facts().point_to_point, PointToPoint::tagged);
+  EXPECT_TRUE(gloo->facts().can_reduce(at::kBFloat16, ReduceOp::max));
+  EXPECT_TRUE(gloo->facts().can_reduce(at::kInt, ReduceOp::bit_xor));
+  EXPECT_FALSE(gloo->facts().can_reduce(at::kFloat, ReduceOp::mean));
+  EXPECT_FALSE(gloo->facts().can_reduce(at::kShort, ReduceOp::sum));
+  EXPECT_FALSE(gloo->facts().can_reduce(at::kBool, ReduceOp::sum));
+  const auto threads = make_thread_transport();
+  EXPECT_EQ(threads->facts().point_to_point, PointToPoint::ordered);
+  EXPECT_FALSE(threads->facts().can_reduce(at::kHalf, ReduceOp::sum));
+}
+
+TEST(Transports, KnowTheirOwnFailures) {
+  const auto gloo = choose_transport("gloo").make({});
+  const auto says = [&](const char* text) {
+    return gloo->describe_failure(std::runtime_error(text));
+  };
+  EXPECT_EQ(
+      says("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:1] x\nat y"),
+      "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:1] x");
+  EXPECT_EQ(says("Timed out waiting 500ms"), "Timed out waiting 500ms");
+  EXPECT_EQ(says("Connection closed by peer"), "Connection closed by peer");
+  EXPECT_EQ(says("sizes of tensors must match"), std::nullopt);
+  const auto threads = make_thread_transport();
+  EXPECT_EQ(
+      threads->describe_failure(std::runtime_error("Timed out waiting")),
+      std::nullopt);
+}
+
+const std::vector<at::ScalarType> kWidened{
+    at::kByte,
+    at::kChar,
+    at::kShort,
+    at::kUInt16,
+    at::kUInt32,
+    at::kUInt64,
+    at::kHalf,
+    at::kBFloat16,
+    at::kComplexFloat,
+    at::kComplexDouble,
+    at::kFloat8_e4m3fn};
+
+TEST(DtypeWidening, ReducesWhatTheTransportCannot) {
+  run_in_thread_worlds(3, [](const World& world) {
+    const auto reduced = [&](at::ScalarType dtype, ReduceOp op) {
+      const at::Tensor value =
+          torch::full({2, 3}, world.rank() + 1, at::kLong).to(dtype);
+      world.group().all_reduce(value, op);
+      EXPECT_EQ(value.scalar_type(), dtype);
+      return value.to(at::kDouble)[1][2].item<double>();
+    };
+    for (const at::ScalarType dtype : kWidened) {
+      const char* const name = c10::toString(dtype);
+      EXPECT_EQ(reduced(dtype, ReduceOp::sum), 6) << name;
+      if (c10::isIntegralType(dtype, false)) {
+        EXPECT_EQ(reduced(dtype, ReduceOp::bit_xor), 0) << name;
+        EXPECT_EQ(reduced(dtype, ReduceOp::bit_or), 3) << name;
+      } else {
+        EXPECT_EQ(reduced(dtype, ReduceOp::mean), 2) << name;
+      }
+      if (c10::isComplexType(dtype)) continue;
+      EXPECT_EQ(reduced(dtype, ReduceOp::product), 6) << name;
+      EXPECT_EQ(reduced(dtype, ReduceOp::min), 1) << name;
+      EXPECT_EQ(reduced(dtype, ReduceOp::max), 3) << name;
+    }
+  });
+}
+
+TEST(DtypeWidening, KeepsUnsignedOrderAndTruth) {
+  run_in_thread_worlds(2, [](const World& world) {
+    const std::uint64_t large = 0x8000000000000001;
+    const at::Tensor value =
+        torch::full({1}, world.rank() == 0 ? 1 : 0, at::kLong);
+    if (world.rank() == 1) value.fill_(static_cast<std::int64_t>(large));
+    const at::Tensor order = value.view(at::kUInt64);
+    world.group().all_reduce(order, ReduceOp::max);
+    EXPECT_EQ(value.item<std::int64_t>(), static_cast<std::int64_t>(large));
+
+    const at::Tensor truth = torch::tensor({world.rank() == 0, true, false});
+    const auto after = [&](ReduceOp op) {
+      const at::Tensor copy = truth.clone();
+      world.group().all_reduce(copy, op);
+      return copy;
+    };
+    EXPECT_TRUE(
+        torch::equal(after(ReduceOp::sum), torch::tensor({true, true, false})));
+    EXPECT_TRUE(torch::equal(
+        after(ReduceOp::product), torch::tensor({false, true, false})));
+    EXPECT_TRUE(torch::equal(
+        after(ReduceOp::bit_xor), torch::tensor({true, false, false})));
+  });
+}
+
+TEST(DtypeWidening, ReducesToOneRankAndInShards) {
+  run_in_thread_worlds(2, [](const World& world) {
+    const at::Tensor value = torch::full({3}, world.rank() + 1, at::kHalf);
+    world.group().reduce(value, 1, ReduceOp::mean);
+    EXPECT_EQ(value[0].item<double>(), world.rank() == 1 ? 1.5 : 1);
+    const at::Tensor all = torch::arange(8).view({4, 2}).to(at::kBFloat16);
+    const at::Tensor mine = world.group().reduce_scatter(all, ReduceOp::mean);
+    EXPECT_TRUE(torch::equal(mine, all.narrow(0, 2 * world.rank(), 2)));
+    const at::Tensor floats = torch::arange(8.0).view({2, 4}).t();
+    EXPECT_TRUE(torch::equal(
+        world.group().reduce_scatter(floats, ReduceOp::mean),
+        floats.narrow(0, 2 * world.rank(), 2)));
+  });
+}
+
+// Can reduce 64-bit integers only.
+class IntegersOnly final : public ConnectionAdapter {
+ public:
+  explicit IntegersOnly(std::shared_ptr<Connection> inner)
+      : ConnectionAdapter(std::move(inner)) {
+    facts_.name = "integers";
+    facts_.can_reduce = [](at::ScalarType dtype, ReduceOp op) {
+      return dtype == at::kLong && op == ReduceOp::sum;
+    };
+    facts_.point_to_point = PointToPoint::none;
+  }
+  Work send(const at::Tensor& tensor, int dst, int tag) override {
+    return Connection::send(tensor, dst, tag);
+  }
+};
+
+TEST(DtypeWidening, RefusesWhereNoDtypeIsWideEnough) {
+  run_connected(2, [](const std::shared_ptr<Connection>& connection) {
+    const auto adapter = adapted(std::make_shared<IntegersOnly>(connection));
+    const at::Tensor value = torch::full({2}, 200, at::kByte);
+    adapter->all_reduce(value, ReduceOp::sum)->wait();
+    EXPECT_EQ(value[0].item<int>(), 400 - 256);
+    expect_error<ConfigError>(
+        [&] { adapter->all_reduce(torch::ones({2}), ReduceOp::sum); },
+        "the transport \"integers\" cannot reduce Float values with sum");
+    expect_error<ConfigError>(
+        [&] { adapter->send(value, 1 - adapter->rank(), 0); },
+        "sends no messages");
+  });
+}
+
+TEST(Adapters, MoveViewsIntoPlace) {
+  run_in_thread_worlds(2, [](const World& world) {
+    const at::Tensor base = torch::zeros({4, 6}, at::kShort);
+    const at::Tensor view = base.t().slice(0, 0, 6, 2);
+    if (world.rank() == 0) view.fill_(7);
+    world.group().broadcast(view, 0);
+    EXPECT_EQ(base.sum().item<int>(), 7 * 12);
+    std::vector<at::Tensor> inputs{view + 1, view + 2};
+    world.group().scatter(view, inputs, 0);
+    EXPECT_EQ(base.sum().item<int>(), (8 + world.rank()) * 12);
+    if (world.rank() == 0) {
+      world.group().send(view, 1, 3);
+    } else {
+      world.group().recv(view, 0, 3);
+      EXPECT_EQ(base.sum().item<int>(), 8 * 12);
+    }
+  });
+}
+
+TEST(TagMatching, HandsOutMessagesByTagInTheOrderOfEach) {
+  run_connected(2, [](const std::shared_ptr<Connection>& connection) {
+    const auto tagged = match_tags(connection);
+    EXPECT_EQ(tagged->facts().point_to_point, PointToPoint::tagged);
+    const int peer = 1 - tagged->rank();
+    tagged->send(bytes_of({1}), peer, 1)->wait();
+    tagged->send(bytes_of({2, 2}), peer, 2)->wait();
+    tagged->send(bytes_of({3}), peer, 1)->wait();
+    const at::Tensor first = bytes_of({0}), second = bytes_of({0, 0}),
+                     third = bytes_of({0});
+    // Tag 2 is received first: the message before it is kept.
+    const Work of_second = tagged->receive(second, peer, 2);
+    of_second->wait();
+    EXPECT_TRUE(at::equal(second, bytes_of({2, 2})));
+    const Work of_first = tagged->receive(first, peer, 1);
+    const Work of_third = tagged->receive(third, peer, 1);
+    EXPECT_TRUE(of_first->isCompleted());
+    of_third->wait();
+    of_first->wait();
+    EXPECT_TRUE(at::equal(first, bytes_of({1})));
+    EXPECT_TRUE(at::equal(third, bytes_of({3})));
+  });
+}
+
+TEST(TagMatching, RefusesAMessageOfAnotherSize) {
+  run_connected(2, [](const std::shared_ptr<Connection>& connection) {
+    const auto tagged = match_tags(connection);
+    const int peer = 1 - tagged->rank();
+    tagged->send(bytes_of({1, 2, 3}), peer, 9)->wait();
+    expect_error<std::runtime_error>(
+        [&] { tagged->receive(bytes_of({0}), peer, 9)->wait(); },
+        "a message with tag 9 has 3 bytes where 1 are expected");
+  });
+}
+
+TEST(ThreadTransport, EndsTheWaitForARankThatLeaves) {
+  std::string collective, message;
+  run_in_thread_worlds(3, [&](const World& world) {
+    if (world.rank() == 2) return;
+    const auto wait = [&](const std::function<void()>& body) {
+      try {
+        body();
+      } catch (const DistributedError& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    if (world.rank() == 0) {
+      collective = wait([&] { world.group().all_reduce(torch::ones({2})); });
+    } else {
+      message = wait([&] { world.group().recv(torch::ones({2}), 2); });
+    }
+  });
+  EXPECT_THAT(collective, ::testing::HasSubstr("all_reduce number 1"));
+  EXPECT_THAT(
+      collective, ::testing::HasSubstr("ended or closed the connection"));
+  EXPECT_THAT(message, ::testing::HasSubstr("recv"));
+}
+
+TEST(ProcessGroup, OfAnyConnectionCarriesWhatReducerSends) {
+  run_connected(3, [](const std::shared_ptr<Connection>& connection) {
+    const auto group = as_process_group(
+        adapted(connection), c10::make_intrusive<c10d::HashStore>());
+    std::vector<at::Tensor> half{torch::full({4}, group->getRank(), at::kHalf)};
+    const auto future = group->allreduce(half)->getFuture();
+    future->waitAndThrow();
+    EXPECT_EQ(future->value().toTensorVector()[0][3].item<double>(), 3);
+    EXPECT_EQ(half[0][0].item<double>(), 3);
+
+    const std::vector<at::Tensor> tensors{
+        torch::full({2}, group->getRank()),
+        torch::full({3}, group->getRank() + 0.5)};
+    c10d::broadcast_coalesced(group, tensors, 1 << 20, 1);
+    EXPECT_EQ(tensors[0][1].item<int>(), 1);
+    EXPECT_EQ(tensors[1][2].item<double>(), 1.5);
+    group->barrier()->wait();
+  });
+}
+
+}  // namespace transport_test
+}  // namespace accelerate::detail

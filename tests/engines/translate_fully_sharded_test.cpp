@@ -1,0 +1,93 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engines/sources.h"
+
+namespace accelerate::detail {
+namespace translate_fully_sharded_test {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::request;
+
+ShardingRequest sharding(const FullyShardedDataParallelOptions& options) {
+  return *request({.fully_sharded = options}).sharding;
+}
+
+TEST(FullyShardedRequest, ReadsStrategies) {
+  using enum ShardingStrategy;
+  const auto of = [](ShardingStrategy strategy) {
+    return sharding({.sharding_strategy = strategy});
+  };
+  EXPECT_EQ(of(full_shard).span, ShardSpan::all);
+  EXPECT_TRUE(of(full_shard).reshard_after_forward);
+  EXPECT_FALSE(of(shard_grad_op).reshard_after_forward);
+  EXPECT_EQ(of(no_shard).span, ShardSpan::none);
+  EXPECT_EQ(of(hybrid_shard).span, ShardSpan::machine);
+  EXPECT_TRUE(of(hybrid_shard).reshard_after_forward);
+  EXPECT_FALSE(of(hybrid_shard_zero2).reshard_after_forward);
+}
+
+TEST(FullyShardedRequest, ReadsReshardAfterForward) {
+  EXPECT_FALSE(sharding({.fsdp_version = 2, .reshard_after_forward = false})
+                   .reshard_after_forward);
+  const auto group = sharding({.fsdp_version = 2, .reshard_after_forward = 4});
+  EXPECT_TRUE(group.reshard_after_forward);
+  EXPECT_EQ(group.reshard_group_size, 4);
+}
+
+TEST(FullyShardedRequest, ReadsPolicies) {
+  EXPECT_EQ(sharding({}).units.policy, WrapPolicy());
+  EXPECT_EQ(
+      sharding({.auto_wrap_policy = AutoWrapPolicy::no_wrap}).units.policy.kind,
+      WrapPolicy::Kind::none);
+  FullyShardedDataParallelOptions by_size{
+      .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+      .min_num_params = 100};
+  EXPECT_EQ(
+      sharding(by_size).units.policy,
+      (WrapPolicy{.kind = WrapPolicy::Kind::remainder, .min_num_params = 100}));
+  by_size.fsdp_version = 2;
+  EXPECT_EQ(sharding(by_size).units.policy.kind, WrapPolicy::Kind::size);
+}
+
+TEST(FullyShardedRequest, RecomputesItsUnits) {
+  const auto found = request(
+      {.fully_sharded = FullyShardedDataParallelOptions{
+           .fsdp_version = 2,
+           .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+           .transformer_cls_names_to_wrap = std::vector<std::string>{"Block"},
+           .activation_checkpointing = true,
+           .activation_checkpointing_offload = true}});
+  ASSERT_TRUE(found.recomputation);
+  EXPECT_EQ(found.recomputation->modules.policy, found.sharding->units.policy);
+  EXPECT_THAT(
+      found.recomputation->modules.policy.class_names, ElementsAre("Block"));
+  EXPECT_TRUE(found.recomputation->options.offload_inputs);
+}
+
+TEST(FullyShardedRequest, LeavesOutputsToAutocastUnlessAPolicyIsGiven) {
+  const auto found =
+      request({.fully_sharded = FullyShardedDataParallelOptions()}, {}, "bf16");
+  EXPECT_EQ(
+      found.precision.sharded,
+      (MixedPrecisionPolicy{
+          .param_dtype = FloatType::bf16, .reduce_dtype = FloatType::bf16}));
+  const auto own = request(
+      {.fully_sharded = FullyShardedDataParallelOptions{
+           .mixed_precision_policy = MixedPrecisionPolicy{
+               .param_dtype = FloatType::fp16,
+               .buffer_dtype = FloatType::fp32}}});
+  EXPECT_EQ(own.precision.sharded.reduce_dtype, FloatType::fp16);
+  EXPECT_EQ(own.precision.sharded.buffer_dtype, FloatType::fp32);
+}
+
+TEST(FullyShardedRequest, ReportsWhatTheLauncherMisspells) {
+  const auto found = request(
+      {}, {{"ACCELERATE_USE_FSDP", "1"}, {"FSDP_SHARDING_STRATEGY", "FUL"}});
+  EXPECT_THAT(found.complaints, ElementsAre(HasSubstr("FULL_SHARD")));
+  EXPECT_FALSE(found.sharding);
+}
+
+}  // namespace translate_fully_sharded_test
+}  // namespace accelerate::detail

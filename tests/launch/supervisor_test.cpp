@@ -1,0 +1,156 @@
+#include "launch/supervisor.h"
+
+#include <cerrno>
+#include <csignal>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "launch/exit_reason.h"
+#include "launch/start_process.h"
+
+namespace accelerate::detail {
+namespace supervisor_test {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// Everything that comes out of a pipe.
+class Heard final : public EventSource {
+ public:
+  explicit Heard(int pipe) : pipe_(pipe) {}
+  Heard(const Heard&) = delete;
+  Heard& operator=(const Heard&) = delete;
+  ~Heard() override {
+    if (pipe_ >= 0) ::close(pipe_);
+  }
+
+  [[nodiscard]] int descriptor() const override { return pipe_; }
+  void read() override {
+    char block[64];
+    const ssize_t count = ::read(pipe_, block, sizeof block);
+    if (count > 0) text.append(block, static_cast<std::size_t>(count));
+    if (count == 0) ::close(std::exchange(pipe_, -1));
+  }
+
+  std::string text;
+
+ private:
+  int pipe_;
+};
+
+/// Ranks that are shell scripts; $1 is a descriptor that is read here.
+class Scripts {
+ public:
+  explicit Scripts(const Supervisor::Options& options = {})
+      : supervisor(options) {}
+
+  void add(const std::string& script) {
+    Pipe pipe;
+    ProcessStart start;
+    start.program = "/bin/sh";
+    start.arguments = {
+        "sh", "-c", script, "sh", std::to_string(pipe.write_end())};
+    start.kept = pipe.write_end();
+    const StartedProcess started = start_process(std::move(start));
+    ASSERT_EQ(started.problem, 0);
+    heard.emplace_back(pipe.release_read_end());
+    supervisor.add(started.pid, {&heard.back()});
+  }
+  [[nodiscard]] std::string end_of(std::size_t rank) const {
+    return describe_exit(supervisor.ranks()[rank].wait_status);
+  }
+
+  Supervisor supervisor;
+  std::deque<Heard> heard;
+};
+
+TEST(Supervisor, ReturnsWhenAllHaveEnded) {
+  Scripts scripts;
+  scripts.add("echo one >&$1");
+  scripts.add("echo two >&$1");
+  scripts.supervisor.run();
+  EXPECT_EQ(scripts.heard[0].text, "one\n");
+  EXPECT_EQ(scripts.heard[1].text, "two\n");
+  EXPECT_THAT(scripts.supervisor.failures(), IsEmpty());
+}
+
+TEST(Supervisor, EndsTheOthersWhenOneFails) {
+  Scripts scripts;
+  scripts.add("exec sleep 1000");
+  scripts.add("exit 3");
+  scripts.add("exec sleep 1000");
+  scripts.supervisor.run();
+  EXPECT_THAT(scripts.supervisor.failures(), ElementsAre(1));
+  EXPECT_EQ(scripts.end_of(0), "was killed by SIGTERM");
+  EXPECT_EQ(scripts.end_of(1), "exited with code 3");
+  EXPECT_EQ(scripts.end_of(2), "was killed by SIGTERM");
+}
+
+TEST(Supervisor, AnEndThatIsExpectedIsNoFailure) {
+  Scripts scripts;
+  scripts.add("exit 3");
+  scripts.supervisor.expect_end();
+  scripts.supervisor.run();
+  EXPECT_THAT(scripts.supervisor.failures(), IsEmpty());
+  EXPECT_EQ(scripts.end_of(0), "exited with code 3");
+}
+
+TEST(Supervisor, KillsAllAndWaits) {
+  Scripts scripts;
+  scripts.add("trap '' TERM; exec sleep 1000");
+  scripts.add("exec sleep 1000");
+  scripts.supervisor.kill_and_wait();
+  EXPECT_TRUE(WIFSIGNALED(scripts.supervisor.ranks()[0].wait_status));
+  EXPECT_FALSE(scripts.supervisor.ranks()[1].is_running);
+}
+
+TEST(StartProcess, SaysWhyItCannot) {
+  ProcessStart start;
+  start.program = "/no/such/program";
+  start.arguments = {"program"};
+  const StartedProcess started = start_process(std::move(start));
+  EXPECT_EQ(started.problem, ENOENT);
+  EXPECT_EQ(started.pid, -1);
+}
+
+TEST(StartProcess, GivesItsOwnVariablesAndStreams) {
+  Pipe out, err;
+  ProcessStart start;
+  start.program = "/bin/sh";
+  start.arguments = {"sh", "-c", "echo \"$WORD\"; echo no >&2; cat"};
+  start.variables = {"WORD=yes", "PATH=/usr/bin:/bin"};
+  start.out = out.write_end();
+  start.err = err.write_end();
+  const StartedProcess started = start_process(std::move(start));
+  ASSERT_EQ(started.problem, 0);
+  out.close_write_end();
+  err.close_write_end();
+  EXPECT_EQ(::getpgid(started.pid), started.pid);
+  Heard said(out.release_read_end()), warned(err.release_read_end());
+  Supervisor supervisor({});
+  supervisor.add(started.pid, {&said, &warned});
+  supervisor.run();
+  EXPECT_EQ(said.text, "yes\n");
+  EXPECT_EQ(warned.text, "no\n");
+}
+
+TEST(FindCause, PrefersWhoIsSureThenWhoBlamesNobody) {
+  const Suspect victim{.rank = 4, .is_victim = true};
+  const Suspect innocent{.rank = 2};
+  const Suspect sure{.rank = 7, .is_surely_the_cause = true, .is_victim = true};
+  const auto cause = [](std::vector<Suspect> suspects) {
+    return find_cause(suspects);
+  };
+  EXPECT_EQ(cause({}), std::nullopt);
+  EXPECT_EQ(cause({victim, {.rank = 1, .is_victim = true}}), 4U);
+  EXPECT_EQ(cause({victim, innocent, {.rank = 0}}), 2U);
+  EXPECT_EQ(cause({victim, innocent, sure}), 7U);
+}
+
+}  // namespace supervisor_test
+}  // namespace accelerate::detail

@@ -1,0 +1,204 @@
+// Sharding over traffic that knows collectives only: no tags, no messages, no
+// memory of its own. Its results are those of the hosts' messages, bit by bit.
+#include "parallel/shard/shard_traffic.h"
+
+#include <accelerate/accelerate.h>
+
+#include "comm/mesh.h"
+#include "parallel/shard/shard.h"
+#include "support/has_memory.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate::detail {
+namespace shard_traffic_test {
+
+using testing::run_in_worlds;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+/// Does everything when it is started.
+class CollectiveTraffic final : public ShardTraffic {
+ public:
+  /// `num_near` counts gathers among neighbours.
+  CollectiveTraffic(const Mesh& mesh, Group neighbours, int& num_near)
+      : group_(mesh.group(Axis::shard)),
+        neighbours_(std::move(neighbours)),
+        num_near_(num_near) {}
+
+  void add_unit(const UnitShards& unit) override {
+    EXPECT_EQ(unit.number, units_.size());
+    units_.emplace_back();
+  }
+  void keep_memory(std::int64_t) override {}
+  bool travels_alone(const ShardedParameter& parameter) const override {
+    return parameter.whole.dim() > 1;
+  }
+
+  void start_unshard(
+      const UnitShards& unit,
+      ShardSource source,
+      std::vector<Tensor> memory) override {
+    const bool is_near = source == ShardSource::neighbours;
+    num_near_ += is_near ? 1 : 0;
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      if (!memory[i].defined()) continue;
+      const ShardedParameter& parameter = unit.parameters[i];
+      const auto rows =
+          (is_near ? neighbours_ : group_)
+              .all_gather_uneven(
+                  is_near ? parameter.kept_rows : parameter.local.detach());
+      memory[i].copy_(torch::cat(rows));
+    }
+    units_[unit.number].memory = std::move(memory);
+  }
+  std::vector<Tensor> finish_unshard(const UnitShards& unit) override {
+    return std::exchange(units_[unit.number].memory, {});
+  }
+  void before_reshard(const UnitShards&) override {}
+
+  bool stages_gradients() const override { return false; }
+  void take_gradient(const UnitShards& unit, std::size_t place) override {
+    Unit& state = units_[unit.number];
+    state.means.resize(unit.trainable.size());
+    state.was_used.resize(unit.trainable.size());
+    const ShardedParameter& parameter = unit.trained(place);
+    const Tensor gradient = parameter.take_gradient();
+    state.was_used[place] = gradient.defined();
+    state.means[place] =
+        gradient.defined() ? gradient : torch::zeros(parameter.whole.sizes());
+  }
+  void start_reduce(const UnitShards& unit, std::size_t place) override {
+    Tensor& mean = units_[unit.number].means[place];
+    std::vector<Tensor> rows;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      rows.push_back(unit.trained(place).rows_of(mean, rank));
+    rows = group_.all_to_all(rows);
+    mean = rows[0].clone();
+    for (std::size_t r = 1; r < rows.size(); ++r) mean.add_(rows[r]);
+    mean.div_(group_.size());
+  }
+  void finish_reduce(const UnitShards&, std::size_t) override {}
+  void start_rest(const UnitShards& unit, std::uint64_t mark) override {
+    for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
+      if (travels_alone(unit.trained(place))) continue;
+      take_gradient(unit, place);
+      start_reduce(unit, place);
+    }
+    units_[unit.number].mark = static_cast<std::int64_t>(mark);
+  }
+  bool finish_rest(const UnitShards& unit) override {
+    const Unit state = std::exchange(units_[unit.number], {});
+    const Tensor used = torch::tensor(state.was_used, torch::kLong);
+    group_.all_reduce(used);
+    for (std::size_t place = 0; place < state.means.size(); ++place) {
+      if (used[static_cast<std::int64_t>(place)].item<std::int64_t>() > 0)
+        unit.trained(place).add_gradient(state.means[place]);
+    }
+    const auto marks = group_.all_gather(torch::tensor({state.mark}));
+    return std::all_of(marks.begin(), marks.end(), [&](const Tensor& mark) {
+      return torch::equal(mark, marks.front());
+    });
+  }
+  void abandon(const UnitShards& unit) override {
+    units_[unit.number] = Unit();
+  }
+
+ private:
+  struct Unit {
+    std::vector<Tensor> memory = {}, means = {};  // by place
+    std::vector<std::int64_t> was_used = {};
+    std::int64_t mark = 0;
+  };
+
+  Group group_, neighbours_;
+  int& num_near_;
+  std::vector<Unit> units_;
+};
+
+struct NetImpl : nn::Module {
+  NetImpl() {
+    for (int i = 0; i < 4; ++i) layers->push_back(nn::Linear(96, 96));
+    register_module("layers", layers);
+    const torch::NoGradGuard no_grad;
+    double number = 0;
+    for (Tensor& parameter : parameters()) {
+      parameter.copy_(
+          (torch::sin(torch::arange(parameter.numel()) + 37 * number++) * 0.1)
+              .view(parameter.sizes()));
+    }
+  }
+  Tensor forward(Tensor h, bool uses_last) {
+    for (std::size_t i = 0; i + (uses_last ? 0 : 1) < layers->size(); ++i)
+      h = torch::tanh(layers[i]->as<nn::Linear>()->forward(h));
+    return h;
+  }
+  nn::ModuleList layers;
+};
+TORCH_MODULE(Net);
+
+// The shards' values after some steps of gradient descent.
+std::vector<Tensor> train(
+    const World& world,
+    const ShardOptions& options,
+    const MakeShardTraffic& make_traffic) {
+  std::array<int, kNumAxes> degrees{};
+  degrees.fill(1);
+  degrees[static_cast<std::size_t>(Axis::shard)] = world.size();
+  const Mesh mesh(world, degrees);
+  const auto shard = make_shard(mesh, options, make_traffic);
+  Net net;
+  ParameterTable table(*net);
+  shard->prepare(*net, table);
+  EXPECT_FALSE(testing::has_memory(table.rows().front().tensor));
+  for (int step = 0; step < 4; ++step) {
+    const Tensor x = torch::sin(
+        torch::arange(4 * 96).view({4, 96}) + step + 7 * world.rank());
+    shard->before_forward();
+    const Tensor loss = net->forward(x, step != 2).pow(2).mean();
+    shard->after_forward({});
+    shard->before_backward(/*sync_gradients=*/true);
+    loss.backward();
+    shard->after_backward(/*sync_gradients=*/true);
+    const torch::NoGradGuard no_grad;
+    for (const Parameter& row : table.rows()) {
+      if (row.local.grad().defined()) row.local.sub_(row.local.grad());
+      row.local.mutable_grad().reset();
+    }
+    shard->after_load();
+  }
+  std::vector<Tensor> values;
+  for (const Parameter& row : table.rows())
+    values.push_back(row.local.detach().clone());
+  return values;
+}
+
+void expect_alike(int num_ranks, const ShardOptions& options) {
+  run_in_worlds(num_ranks, [&](const World& world) {
+    int num_near = 0;
+    const auto host = train(world, options, &make_host_traffic);
+    const auto collective = train(
+        world,
+        options,
+        [&](const Mesh& mesh,
+            const Group& neighbours,
+            const std::shared_ptr<BlockPool>&) {
+          return std::make_unique<CollectiveTraffic>(
+              mesh, neighbours, num_near);
+        });
+    ASSERT_EQ(host.size(), collective.size());
+    for (std::size_t i = 0; i < host.size(); ++i)
+      EXPECT_TRUE(torch::equal(host[i], collective[i])) << "parameter " << i;
+    EXPECT_EQ(num_near > 0, options.neighbours > 1);
+  });
+}
+
+TEST(ShardTraffic, IsOneClassForCollectives) {
+  for (const int num_ranks : {2, 3}) expect_alike(num_ranks, {});
+}
+
+TEST(ShardTraffic, GathersAmongNeighbours) {
+  expect_alike(4, {.neighbours = 2});
+}
+
+}  // namespace shard_traffic_test
+}  // namespace accelerate::detail

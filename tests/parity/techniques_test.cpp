@@ -1,0 +1,141 @@
+// Every technique, in every precision, window and number of ranks: the weights
+// of one process on the same global batches. One net and one loop for all
+// (support/parity_task.h), so that a failure names its case.
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <accelerate/accelerate.h>
+
+#include "support/parity_task.h"
+
+namespace accelerate {
+namespace techniques_test {
+
+using testing::ParityRun;
+using testing::train_parity_net;
+using testing::Weights;
+
+struct Technique {
+  std::string name;
+  ParallelOptions parallel = {};
+  /// Parameters begin in the precision's dtype, with fp32 masters.
+  bool master_weights = false;
+  int divides_ranks = 1;
+};
+
+void PrintTo(const Technique& technique, std::ostream* out) {
+  *out << technique.name;
+}
+
+std::vector<Technique> techniques() {
+  FullyShardedDataParallelOptions by_size{
+      .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+      .min_num_params = 20};
+  FullyShardedDataParallelOptions recomputed = by_size;
+  recomputed.activation_checkpointing = true;
+  FullyShardedDataParallelOptions kept = by_size;
+  kept.fsdp_version = 2;
+  kept.reshard_after_forward = false;
+  return {
+      {.name = "replicate"},
+      {.name = "replicate_in_small_buckets",
+       .parallel =
+           {.replicate_options =
+                {.bucket_bytes = 64,
+                 .first_bucket_bytes = 64,
+                 .gradient_as_bucket_view = true}}},
+      {.name = "replicate_a_static_graph",
+       .parallel = {.replicate_options = {.static_graph = true}}},
+      {.name = "master_weights", .master_weights = true},
+      {.name = "activation_checkpointing",
+       .parallel =
+           {.activation_checkpointing =
+                ActivationCheckpointingOptions{
+                    .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                    .min_num_params = 20}}},
+      {.name = "zero1",
+       .parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
+      {.name = "zero2",
+       .parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = 2}}},
+      {.name = "zero3",
+       .parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = 3}}},
+      {.name = "fully_sharded", .parallel = {.fully_sharded = by_size}},
+      {.name = "fully_sharded_kept_after_forward",
+       .parallel = {.fully_sharded = kept}},
+      {.name = "fully_sharded_and_recomputed",
+       .parallel = {.fully_sharded = recomputed}},
+      {.name = "hybrid",
+       .parallel = {.replicate = 2, .fully_sharded = by_size},
+       .divides_ranks = 2},
+  };
+}
+
+using Case = std::tuple<Technique, Precision, int, int>;
+
+class TechniqueParity : public ::testing::TestWithParam<Case> {};
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  const auto& [technique, precision, accumulation, num_ranks] = info.param;
+  return technique.name + "_" + std::string(accelerate::name_of(precision)) +
+      "_window" + std::to_string(accumulation) + "_ranks" +
+      std::to_string(num_ranks);
+}
+
+ParityRun run_of(
+    const Technique& technique,
+    Precision precision,
+    int accumulation,
+    int num_ranks) {
+  ParityRun run{
+      .num_ranks = num_ranks, .gradient_accumulation_steps = accumulation};
+  run.options.mixed_precision = precision;
+  run.options.parallel = technique.parallel;
+  run.options.master_weights = technique.master_weights;
+  if (technique.master_weights) run.parameter_dtype = torch::kBFloat16;
+  return run;
+}
+
+// In bf16 a mean over fewer samples rounds elsewhere: differences of some units
+// of 2^-8 in gradients, times steps and learning rate.
+double tolerance_of(Precision precision) {
+  return precision == Precision::no ? 1e-5 : 1e-2;
+}
+
+TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
+  const auto& [technique, precision, accumulation, num_ranks] = GetParam();
+  if (num_ranks % technique.divides_ranks != 0)
+    GTEST_SKIP() << "needs a multiple of " << technique.divides_ranks;
+  if (technique.master_weights && precision == Precision::no)
+    GTEST_SKIP() << "masters are of 16-bit parameters";
+  Technique plain;
+  plain.master_weights = technique.master_weights;
+  const Weights one =
+      train_parity_net(run_of(plain, precision, accumulation, 1));
+  const Weights many =
+      train_parity_net(run_of(technique, precision, accumulation, num_ranks));
+  ASSERT_EQ(many.size(), one.size());
+  const double tolerance = tolerance_of(precision);
+  for (const auto& [name, tensor] : one) {
+    ASSERT_TRUE(many.contains(name)) << name;
+    const double difference =
+        (many.at(name) - tensor).abs().max().item<double>();
+    EXPECT_LE(difference, tolerance) << name;
+    EXPECT_TRUE(std::isfinite(difference)) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    TechniqueParity,
+    ::testing::Combine(
+        ::testing::ValuesIn(techniques()),
+        ::testing::Values(Precision::no, Precision::bf16),
+        ::testing::Values(1, 3),
+        ::testing::Values(1, 2, 3, 4)),
+    case_name);
+
+}  // namespace techniques_test
+}  // namespace accelerate

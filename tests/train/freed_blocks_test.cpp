@@ -1,0 +1,213 @@
+#include "train/freed_blocks.h"
+
+#include <cstdlib>
+#include <thread>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+namespace freed_blocks_test {
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+torch::Tensor bytes(std::int64_t count) {
+  return torch::empty({count}, torch::kByte);
+}
+
+TEST(FreedBlocks, AreUsedAgainForTensorsOfTheirSize) {
+  const auto lease = keep_freed_blocks(64 * kMiB);
+  ASSERT_TRUE(can_keep_freed_blocks());
+  torch::Tensor a = bytes(3 * kMiB + 5);
+  const void* const memory = a.data_ptr();
+  a.fill_(7);
+  a.reset();
+  EXPECT_EQ(kept_block_bytes(), 3 * kMiB + 4096) << "whole pages";
+  const torch::Tensor other = bytes(4 * kMiB);
+  EXPECT_NE(other.data_ptr(), memory);
+  const torch::Tensor b = bytes(3 * kMiB + 100);
+  EXPECT_EQ(b.data_ptr(), memory);
+  EXPECT_EQ(kept_block_bytes(), 0);
+  // Small ones are not its business.
+  bytes(1000).fill_(1);
+  EXPECT_EQ(kept_block_bytes(), 0);
+}
+
+TEST(FreedBlocks, AreKeptUpToALimitTheOldestGoFirst) {
+  std::optional<std::shared_ptr<void>> first = keep_freed_blocks(5 * kMiB);
+  {
+    torch::Tensor a = bytes(2 * kMiB), b = bytes(3 * kMiB), c = bytes(4 * kMiB);
+    torch::Tensor large = bytes(6 * kMiB);
+    a.reset();
+    b.reset();
+    EXPECT_EQ(kept_block_bytes(), 5 * kMiB);
+    c.reset();
+    EXPECT_EQ(kept_block_bytes(), 4 * kMiB);
+    large.reset();
+    EXPECT_EQ(kept_block_bytes(), 4 * kMiB) << "more than is ever kept";
+  }
+  const auto second = keep_freed_blocks(3 * kMiB);
+  bytes(2 * kMiB).zero_();
+  EXPECT_EQ(kept_block_bytes(), 6 * kMiB);
+  first.reset();
+  EXPECT_EQ(kept_block_bytes(), 2 * kMiB) << "the later, of what is left";
+}
+
+TEST(FreedBlocks, GoBackToTheSystemWithTheLastWhoWantedThem) {
+  torch::Tensor survivor;
+  {
+    const auto lease = keep_freed_blocks(8 * kMiB);
+    survivor = bytes(2 * kMiB).fill_(3);
+    bytes(4 * kMiB).zero_();
+    EXPECT_GT(kept_block_bytes(), 0);
+  }
+  EXPECT_EQ(kept_block_bytes(), 0);
+  EXPECT_EQ(survivor[2 * kMiB - 1].item<int>(), 3);
+  survivor.reset();
+  EXPECT_EQ(kept_block_bytes(), 0);
+  EXPECT_EQ(bytes(2 * kMiB).zero_().sum().item<std::int64_t>(), 0);
+}
+
+TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
+  // oneDNN's scratch comes this way, and may be older than the allocator.
+  c10::Allocator& usual = *c10::GetDefaultCPUAllocator();
+  void* const older = usual.raw_allocate(2 * kMiB);
+  const auto lease = keep_freed_blocks(8 * kMiB);
+  c10::Allocator& now = *c10::GetCPUAllocator();
+  now.raw_deallocate(older);
+  for (const std::size_t size : {0, 1, 100, 4096, 2 << 20})
+    now.raw_deallocate(now.raw_allocate(size));
+  torch::Tensor grown = bytes(10);
+  grown.resize_({3 * kMiB}).fill_(2);
+  EXPECT_EQ(grown.sum().item<std::int64_t>(), 6 * kMiB);
+}
+
+TEST(FreedBlocks, AreForSeveralThreads) {
+  const auto lease = keep_freed_blocks(16 * kMiB);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 200; ++i) {
+        const torch::Tensor mine = bytes((1 + (i + t) % 3) * kMiB);
+        mine.fill_(t);
+        ASSERT_EQ(mine[mine.numel() - 1].item<int>(), t);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(kept_block_bytes(), 16 * kMiB);
+}
+
+// What an Accelerator makes of its process.
+struct Outcome {
+  bool replaces_allocator = false;
+  bool fixes_heap = false;
+};
+
+// Once glibc has freed a mapped block, it takes smaller ones from the heap;
+// unless the threshold is fixed.
+bool is_heap_fixed() {
+  std::free(std::malloc(8 * kMiB));
+#ifdef __GLIBC__
+  const auto mapped_before = mallinfo2().hblks;
+  void* const memory = std::malloc(2 * kMiB);
+  const bool is_mapped = mallinfo2().hblks > mapped_before;
+  std::free(memory);
+  return is_mapped;
+#else
+  return false;
+#endif
+}
+
+// In a process of its own, since neither can be undone.
+void expect_outcome(
+    const AcceleratorOptions& options,
+    const Outcome& expected,
+    const std::function<void()>& before = [] {}) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        before();
+        Accelerator accelerator(options);
+        torch::nn::Linear net(1024, 1024);
+        auto [model] = std::tuple(accelerator.prepare(net));
+        bytes(3 * kMiB).zero_();
+        bytes(2 * kMiB).zero_();
+        const bool is_replaced =
+            c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator();
+        const bool is_kept = kept_block_bytes() == 2 * kMiB;
+        const bool is_fixed = is_heap_fixed();
+        std::cerr << "replaced " << is_replaced << " kept " << is_kept
+                  << " fixed " << is_fixed << '\n';
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0),
+      concat(
+          "replaced ",
+          expected.replaces_allocator,
+          " kept ",
+          expected.replaces_allocator,
+          " fixed ",
+          expected.fixes_heap));
+}
+
+const ParallelOptions kSharded{
+    .fully_sharded = FullyShardedDataParallelOptions()};
+
+TEST(FreedBlocksDeathTest, AreKeptForShardedModelsUnlessSwitchedOff) {
+  expect_outcome({.parallel = kSharded}, {true, true});
+  expect_outcome(
+      {.parallel = kSharded, .keep_freed_blocks = false}, {false, false});
+}
+
+TEST(FreedBlocksDeathTest, AreKeptForOtherModelsIfSwitchedOn) {
+  expect_outcome({}, {false, false});
+  expect_outcome({.keep_freed_blocks = true}, {true, true});
+}
+
+TEST(FreedBlocksDeathTest, LeaveGlibcAloneIfTheUserTunedIt) {
+  // glibc reads it when a process begins, which this one has.
+  const auto tune = [] { ::setenv("MALLOC_MMAP_THRESHOLD_", "1000000000", 1); };
+  expect_outcome({.parallel = kSharded}, {false, false}, tune);
+  expect_outcome(
+      {.parallel = kSharded, .keep_freed_blocks = true}, {true, true}, tune);
+}
+
+class OtherAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t size) override {
+    return c10::GetDefaultCPUAllocator()->allocate(size);
+  }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+};
+
+TEST(FreedBlocksDeathTest, LeaveAnAllocatorOfTheProgramAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        static OtherAllocator own;
+        c10::SetCPUAllocator(&own);
+        const bool is_null = keep_freed_blocks(8 * kMiB) == nullptr;
+        std::_Exit(
+            is_null && !can_keep_freed_blocks() && !is_heap_fixed() &&
+                    c10::GetCPUAllocator() == &own
+                ? 0
+                : 1);
+      },
+      ::testing::ExitedWithCode(0),
+      "");
+}
+
+}  // namespace freed_blocks_test
+}  // namespace accelerate::detail
