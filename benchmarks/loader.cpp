@@ -137,8 +137,8 @@ void measure_workers() {
   auto none = make(0);
   auto two = make(2);
   Endless of_none(none), of_two(two);
-  const Interleaved times = interleave(
-      30, 1000, [&] { of_two.next(); }, [&] { of_none.next(); });
+  const Interleaved times =
+      interleave(30, 1000, [&] { of_two.next(); }, [&] { of_none.next(); });
   const auto rate = [](const std::vector<double>& us) {
     return 32e6 / median(us);
   };

@@ -36,8 +36,7 @@ void compare(const std::string& metric, const Options& options) {
   report_interleaved(
       "optimizer",
       metric,
-      interleave(
-          60, 10, [&] { ours.step(); }, [&] { baseline.step(); }));
+      interleave(60, 10, [&] { ours.step(); }, [&] { baseline.step(); }));
 }
 
 }  // namespace

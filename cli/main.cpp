@@ -11,11 +11,11 @@
 
 #include "cli/commands/checkpoint_command.h"
 #include "cli/commands/completion_command.h"
-#include "cli/config/config_command.h"
 #include "cli/commands/estimate_command.h"
-#include "cli/launch/launch_command.h"
 #include "cli/commands/report_command.h"
 #include "cli/commands/weights_command.h"
+#include "cli/config/config_command.h"
+#include "cli/launch/launch_command.h"
 #include "config/options/option_table.h"
 
 int main(int argc, char** argv) {

@@ -21,7 +21,6 @@ namespace accelerate::cli {
 
 namespace {
 
-
 struct EstimateFlags {
   std::string model;
   std::vector<std::string> dtypes{"float32", "float16", "int8", "int4"};

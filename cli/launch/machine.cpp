@@ -12,9 +12,9 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "cli/run_program.h"
 #include "cli/launch/launch_plan.h"
 #include "cli/launch/processor_sets.h"
+#include "cli/run_program.h"
 
 namespace accelerate::cli {
 

@@ -22,9 +22,9 @@ namespace accelerate {
 template <class T>
 concept Stateful =
     requires(T& object, const T& constant, const StateDict& state) {
-  { constant.state_dict() } -> std::convertible_to<StateDict>;
-  object.load_state_dict(state);
-};
+      { constant.state_dict() } -> std::convertible_to<StateDict>;
+      object.load_state_dict(state);
+    };
 
 /// Where a program writes its files, and how checkpoints are named and kept.
 struct ProjectConfiguration {

@@ -10,19 +10,19 @@
 #include <utility>
 #include <vector>
 
+#include <accelerate/collate.h>
+#include <accelerate/data_loader_options.h>
 #include <accelerate/detail/batch_reader.h>
 #include <accelerate/detail/batch_source.h>
 #include <accelerate/detail/batch_transfer.h>
-#include <accelerate/collate.h>
-#include <accelerate/data_loader_options.h>
 #include <accelerate/detail/dataset_concepts.h>
-#include <accelerate/export.h>
 #include <accelerate/detail/loader_link.h>
+#include <accelerate/detail/worker_pool.h>
+#include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/tensor_dataset.h>
-#include <accelerate/detail/worker_pool.h>
 
 namespace accelerate {
 
@@ -164,8 +164,9 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
   /// Number of batches that this rank gets in a pass.
-  [[nodiscard]] std::int64_t size()
-      const requires detail::SizedDataset<Dataset> {
+  [[nodiscard]] std::int64_t size() const
+    requires detail::SizedDataset<Dataset>
+  {
     return source().size();
   }
   /// Number of samples of all ranks together in one micro-step; 0 with a batch
@@ -174,8 +175,9 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     return source().round_size();
   }
   /// Number of samples of the entire dataset.
-  [[nodiscard]] std::int64_t total_dataset_length()
-      const requires detail::SizedDataset<Dataset> {
+  [[nodiscard]] std::int64_t total_dataset_length() const
+    requires detail::SizedDataset<Dataset>
+  {
     return reader_->num_samples();
   }
   /// The number of the next pass, or of the one under way; the first is 0.
@@ -212,8 +214,9 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   /// With dispatch_batches: replaces how rank 0 cuts a round, which by default
   /// cuts its tensors, or lists, by rows.
-  void slice_fn_for_dispatch(
-      SliceFunction slice) requires detail::Dispatchable<Batch> {
+  void slice_fn_for_dispatch(SliceFunction slice)
+    requires detail::Dispatchable<Batch>
+  {
     slice_ = std::move(slice);
   }
 

@@ -70,7 +70,7 @@ class ACCELERATE_API JsonLinesFile {
 ///       return std::tuple{r.tensor("x"), r.tensor("y")};
 ///     })
 template <class MakeSample>
-requires std::is_invocable_v<const MakeSample&, const JsonRecord&>
+  requires std::is_invocable_v<const MakeSample&, const JsonRecord&>
 class JsonLinesDataset {
  public:
   JsonLinesDataset(const std::string& path, MakeSample make_sample)

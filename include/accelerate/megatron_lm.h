@@ -11,7 +11,6 @@ namespace accelerate {
 /// launcher's value (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default,
 /// which is named.
 struct MegatronLMOptions {
-
   // Degrees of parallelism.
 
   /// Number of tensor-parallel ranks. Unset: 1.

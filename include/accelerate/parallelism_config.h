@@ -9,7 +9,6 @@ namespace accelerate {
 /// field left unset takes the launcher's value (`--parallelism_config_*`,
 /// `PARALLELISM_CONFIG_*`), else 1. The product is the number of ranks.
 struct ParallelismConfig {
-
   // Degrees of data and tensor parallelism.
 
   /// Number of replicas of the model.

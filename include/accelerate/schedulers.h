@@ -426,8 +426,8 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
 using LRSchedulers = std::vector<std::unique_ptr<LRScheduler>>;
 
 template <class... Ts>
-concept UnboundSchedules = (std::is_base_of_v<LRScheduler, Ts> && ...) &&
-    sizeof...(Ts) > 0;
+concept UnboundSchedules =
+    (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
 
 /// One schedule after another; milestone i is the step at which part i + 1
 /// begins, from its own step 0. Throws ConfigError unless there is one
@@ -440,11 +440,12 @@ class ACCELERATE_API SequentialLR : public LRScheduler {
       std::vector<std::int64_t> milestones,
       LRSchedulers parts);
   template <class... Ts>
-  requires UnboundSchedules<Ts...>
+    requires UnboundSchedules<Ts...>
   explicit SequentialLR(std::vector<std::int64_t> milestones, Ts&&... parts)
       : SequentialLR(std::move(milestones), own(std::move(parts)...)) {}
   template <class... Ts>
-  requires UnboundSchedules<Ts...> SequentialLR(
+    requires UnboundSchedules<Ts...>
+  SequentialLR(
       torch::optim::Optimizer& optimizer,
       std::vector<std::int64_t> milestones,
       Ts&&... parts)
@@ -473,11 +474,11 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
   explicit ChainedScheduler(LRSchedulers parts);
   ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers parts);
   template <class... Ts>
-  requires UnboundSchedules<Ts...>
+    requires UnboundSchedules<Ts...>
   explicit ChainedScheduler(Ts&&... parts)
       : ChainedScheduler(own(std::move(parts)...)) {}
   template <class... Ts>
-  requires UnboundSchedules<Ts...>
+    requires UnboundSchedules<Ts...>
   explicit ChainedScheduler(torch::optim::Optimizer& optimizer, Ts&&... parts)
       : ChainedScheduler(optimizer, own(std::move(parts)...)) {}
   std::optional<std::int64_t> total_steps() const override;

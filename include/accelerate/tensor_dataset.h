@@ -28,8 +28,8 @@ class TensorDataset {
  public:
   /// Throws ConfigError if the numbers of rows differ.
   template <std::same_as<at::Tensor>... Tensors>
-  requires(sizeof...(Tensors) == n && n > 0) explicit TensorDataset(
-      Tensors... tensors)
+    requires(sizeof...(Tensors) == n && n > 0)
+  explicit TensorDataset(Tensors... tensors)
       : tensors_{std::move(tensors)...}, size_(detail::common_rows(tensors_)) {}
 
   [[nodiscard]] std::int64_t size() const { return size_; }

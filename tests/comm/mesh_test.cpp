@@ -65,16 +65,11 @@ TEST(Mesh, TellsGroupsThatShareDataFromThoseThatAverage) {
 TEST(Mesh, SaysHowDegreesWouldFit) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
-        [&] {
-          Mesh(world, {1, 2, 2, 1, 1});
-        },
+        [&] { Mesh(world, {1, 2, 2, 1, 1}); },
         "[parallel] replicate (2) x shard (2) = 4 ranks, but the launcher "
         "started 2");
     expect_error<ConfigError>(
-        [&] {
-          Mesh(world, {1, 0, 1, 1, 1});
-        },
-        "at least 1");
+        [&] { Mesh(world, {1, 0, 1, 1, 1}); }, "at least 1");
   });
 }
 

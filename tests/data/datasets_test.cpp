@@ -143,9 +143,7 @@ TEST_F(Csv, GivesBatchesToALoader) {
   EXPECT_TRUE(
       torch::equal(torch::cat(targets), torch::tensor({{0}, {1}, {0}})));
   expect_error<ConfigError>(
-      [&] {
-        CsvDataset(path("a.csv"), {.inputs = {"x", "labels"}});
-      },
+      [&] { CsvDataset(path("a.csv"), {.inputs = {"x", "labels"}}); },
       "was 'label' meant?");
 }
 

@@ -81,20 +81,11 @@ TEST(Samplers, RefuseWhatCannotBeDrawn) {
   expect_error<ConfigError>(
       [] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples of 0");
   expect_error<ConfigError>(
-      [] {
-        WeightedRandomSampler sampler({0, 0}, 1);
-      },
-      "0 are above 0");
+      [] { WeightedRandomSampler sampler({0, 0}, 1); }, "0 are above 0");
   expect_error<ConfigError>(
-      [] {
-        WeightedRandomSampler sampler({1, -1}, 1);
-      },
-      "below 0");
+      [] { WeightedRandomSampler sampler({1, -1}, 1); }, "below 0");
   expect_error<ConfigError>(
-      [] {
-        WeightedRandomSampler sampler({1, 0}, 2, false);
-      },
-      "without");
+      [] { WeightedRandomSampler sampler({1, 0}, 2, false); }, "without");
 }
 
 class Backwards final : public Sampler {

@@ -11,10 +11,10 @@
 
 #include "base/text.h"
 #include "format/checkpoint/manifest.h"
+#include "format/tensors/weights.h"
 #include "format/torch/pickle_reader.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
-#include "format/tensors/weights.h"
 #include "format/torch/zip_reader.h"
 
 namespace accelerate::fuzz {

@@ -60,10 +60,7 @@ TEST(WrapPolicy, ChoosesClasses) {
   };
   EXPECT_THAT(of({"Block"}), ElementsAre("blocks.0", "blocks.1"));
   testing::expect_error<ConfigError>(
-      [&] {
-        of({"Block", "Blok"});
-      },
-      "names \"Blok\", but no module");
+      [&] { of({"Block", "Blok"}); }, "names \"Blok\", but no module");
 }
 
 TEST(WrapPolicy, ChoosesByWhatChildrenLeave) {

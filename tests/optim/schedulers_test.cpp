@@ -148,9 +148,7 @@ TEST(Schedulers, SayWhatIsWrong) {
       [&] { optim::ChainedScheduler(f.sgd, optim::ReduceLROnPlateau()); },
       "ReduceLROnPlateau");
   refuses(
-      [&] {
-        optim::OneCycleLR(f.sgd, {.max_lr = {1, 2}, .total_steps = 5});
-      },
+      [&] { optim::OneCycleLR(f.sgd, {.max_lr = {1, 2}, .total_steps = 5}); },
       "2 values of max_lr");
   torch::optim::Adagrad adagrad(std::vector<torch::Tensor>{f.parameter});
   refuses(
@@ -183,10 +181,7 @@ TEST(Schedulers, LoadAStateWholeOrNotAtAll) {
   EXPECT_EQ(f.sgd.param_groups()[0].options().get_lr(), 0.25);
   optim::ExponentialLR other(f.sgd, 0.5);
   expect_error<CheckpointError>(
-      [&] {
-        other.load_state_dict({{"step", 1.5}});
-      },
-      "another type");
+      [&] { other.load_state_dict({{"step", 1.5}}); }, "another type");
 }
 
 }  // namespace schedulers_test

@@ -30,8 +30,7 @@ Json values_of(const std::filesystem::path& path) {
 
 Json run_load(const Json& input) {
   const testing::TemporaryFolder folder;
-  const auto document =
-      detail::read_config_document(written(folder, input));
+  const auto document = detail::read_config_document(written(folder, input));
   return {{"fields", plain(detail::values_in_force(document))}};
 }
 

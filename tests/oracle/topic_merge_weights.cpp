@@ -2,8 +2,8 @@
 #include <filesystem>
 
 #include "base/file_system.h"
-#include "format/torch/torch_distributed.h"
 #include "format/tensors/weights.h"
+#include "format/torch/torch_distributed.h"
 #include "oracle/files.h"
 #include "support/temporary_folder.h"
 

@@ -290,10 +290,7 @@ TEST(Shard, NamesAParameterThatIsReadElsewhere) {
     expect_error<c10::Error>(
         [&] { net->parameters()[0].sum(); }, "layers.0.weight");
     expect_error<c10::Error>(
-        [&] {
-          net->forward(torch::ones({1, 8}));
-        },
-        "full_parameters");
+        [&] { net->forward(torch::ones({1, 8})); }, "full_parameters");
     EXPECT_EQ(net->parameters()[0].sizes(), (std::vector<int64_t>{8, 8}));
   });
 }
@@ -691,16 +688,10 @@ TEST(Shard, RefusesWhatWouldGoWrong) {
     auto sleeping = accelerator.prepare(frozen);
     frozen->parameters()[2].set_requires_grad(true);
     expect_error<ConfigError>(
-        [&] {
-          sleeping(torch::ones({1, 8}));
-        },
-        "layers.1.weight");
+        [&] { sleeping(torch::ones({1, 8})); }, "layers.1.weight");
     moved->parameters()[0].set_data(torch::zeros({8, 8}));
     expect_error<ConfigError>(
-        [&] {
-          model(torch::ones({1, 8}));
-        },
-        "layers.0.weight");
+        [&] { model(torch::ones({1, 8})); }, "layers.0.weight");
   });
 }
 

@@ -244,8 +244,7 @@ TEST(Techniques, AreThoseOfTheTableThatThePlanAsksFor) {
   EXPECT_THAT(
       techniques_of({.activation_checkpointing = recompute}, true),
       ElementsAre("master_weights", "replicate", "activation_checkpointing"));
-  EXPECT_THAT(
-      techniques_of({.shard = 2}, true), ElementsAre("shard"));
+  EXPECT_THAT(techniques_of({.shard = 2}, true), ElementsAre("shard"));
   EXPECT_THAT(
       techniques_of({.replicate = 2, .shard = 2}, false, 4),
       ElementsAre("shard"));

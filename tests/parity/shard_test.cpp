@@ -554,9 +554,7 @@ TEST(DeepSpeed, ClipsAndAccumulatesAsItsConfigurationSays) {
       2e-5,
       "mlp");
   expect_error<ConfigError>(
-      [&] {
-        train_sharded(mlp, {"deepspeed", {.deepspeed = options}}, 2, 4);
-      },
+      [&] { train_sharded(mlp, {"deepspeed", {.deepspeed = options}}, 2, 4); },
       "DeepSpeed configuration");
 }
 

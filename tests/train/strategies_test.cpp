@@ -137,10 +137,7 @@ TEST(StrategyEvents, TellThoseBeforeAForwardThatCannotBeginOfItsFailure) {
   TwoModels models;
   models.strategies[1]->fails_in = "before_forward";
   expect_error<std::runtime_error>(
-      [&] {
-        models.first(torch::ones({1, 2}));
-      },
-      "first.b");
+      [&] { models.first(torch::ones({1, 2})); }, "first.b");
   EXPECT_THAT(
       models.told(),
       ElementsAre(

@@ -13,8 +13,8 @@
 
 #include <accelerate/detail/batch_source.h>
 #include <accelerate/detail/dataset_concepts.h>
-#include <accelerate/nested.h>
 #include <accelerate/detail/worker_pool.h>
+#include <accelerate/nested.h>
 
 namespace accelerate::detail {
 
@@ -92,9 +92,9 @@ class BatchReader
           std::span<const std::int64_t>(),
           std::declval<MakeGenerator>()))>>{};
     } else if constexpr (requires(
-                             Collate & collate,
+                             Collate& collate,
                              Samples samples,
-                             at::Generator & generator) {
+                             at::Generator& generator) {
                            collate(std::move(samples), generator);
                          }) {
       return std::type_identity<std::decay_t<decltype(std::declval<Collate&>()(
@@ -310,7 +310,7 @@ class BatchReader
   void join(Job& job, Samples samples, Worker& worker) {
     worker.now(Worker::Doing::collating, job.number);
     try {
-      if constexpr (requires(at::Generator & generator) {
+      if constexpr (requires(at::Generator& generator) {
                       collate(std::move(samples), generator);
                     }) {
         // A generator other than the first sample's.

@@ -9,8 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/data_loader_options.h>
-#include <accelerate/export.h>
 #include <accelerate/detail/loader_link.h>
+#include <accelerate/export.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/world.h>

@@ -17,14 +17,12 @@ template <class D>
 concept BatchRandomDataset = requires(
     D& dataset,
     std::span<const std::int64_t> indices,
-    at::Generator& generator) {
-  dataset.get_batch(indices, generator);
-};
+    at::Generator& generator) { dataset.get_batch(indices, generator); };
 template <class D>
 concept BatchDataset = BatchRandomDataset<D> ||
     requires(D& dataset, std::span<const std::int64_t> indices) {
-  dataset.get_batch(indices);
-};
+      dataset.get_batch(indices);
+    };
 
 template <class D>
 concept RandomDataset = requires(D& dataset, at::Generator& generator) {
@@ -33,21 +31,19 @@ concept RandomDataset = requires(D& dataset, at::Generator& generator) {
 
 template <class D>
 concept StreamDataset = requires(D& dataset) {
-  {static_cast<bool>(dataset.next())};
+  { static_cast<bool>(dataset.next()) };
   *dataset.next();
 };
 
 template <class D>
-concept SizedDataset = requires(const D& dataset) {
-  dataset.size();
-};
+concept SizedDataset = requires(const D& dataset) { dataset.size(); };
 
 template <class D>
 concept RestorableDataset =
     requires(D& dataset, const D& constant, const StateDict& state) {
-  { constant.state_dict() } -> std::same_as<StateDict>;
-  dataset.load_state_dict(state);
-};
+      { constant.state_dict() } -> std::same_as<StateDict>;
+      dataset.load_state_dict(state);
+    };
 
 template <class D>
 std::int64_t size_of(const D& dataset) {

@@ -71,7 +71,7 @@ class ACCELERATE_API ModelConstruction {
 template <class T>
 concept ModuleHolder = requires(T& holder) {
   typename T::ContainedType;
-  {holder.ptr()};
+  { holder.ptr() };
 };
 template <class T>
 struct IsModulePointer : std::false_type {};
@@ -87,9 +87,8 @@ concept OptimizerLike = std::is_convertible_v<T*, torch::optim::Optimizer*>;
 template <class T>
 concept SchedulerLike = std::is_constructible_v<SchedulerReference, T*>;
 template <class T>
-concept LoaderLike = requires(T& loader, LoaderContext context) {
-  loader.attach(context);
-};
+concept LoaderLike =
+    requires(T& loader, LoaderContext context) { loader.attach(context); };
 template <class T>
 struct IsUniquePointer : std::false_type {};
 template <class L, class D>

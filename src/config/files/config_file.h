@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "config/files/config_document.h"
 #include "config/environment.h"
+#include "config/files/config_document.h"
 #include "config/settings.h"
 
 namespace accelerate::detail {

@@ -8,8 +8,8 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "data/order/batch_order.h"
 #include "data/mix.h"
+#include "data/order/batch_order.h"
 
 namespace accelerate::detail {
 

@@ -280,8 +280,7 @@ class Shard final : public Strategy, public GateKeeper {
         is_float && !keeps_precision && options_.param_dtype
         ? *options_.param_dtype
         : stored;
-    at::Tensor own =
-        values.own_box(row, Axis::shard, 0, parameter.row_begins);
+    at::Tensor own = values.own_box(row, Axis::shard, 0, parameter.row_begins);
     const bool shares_memory = !options_.frees_parameters &&
         !options_.offloads_parts && kept == computed &&
         row.tensor.is_contiguous();
