@@ -28,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 using detail::CheckpointEntry;
 using detail::CheckpointKind;
-using detail::concat;
 using detail::format;
 using detail::Manifest;
 using detail::StoredTensors;
@@ -46,7 +45,7 @@ void print(const std::string& line) { std::printf("%s\n", line.c_str()); }
 std::string text_of(const safetensors::Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += concat(i > 0 ? ", " : "", shape[i]);
+    text += format("{}{}", i > 0 ? ", " : "", shape[i]);
   }
   return text + "]";
 }
@@ -109,7 +108,8 @@ int list(const CheckpointFlags& flags) {
         about = format("INCOMPLETE: {}", entry.complaint);
         break;
     }
-    print(concat(
+    print(format(
+        "{}{}{}",
         padded(entry.name, 18),
         padded(
             detail::format_size(
@@ -155,8 +155,10 @@ int verify(const CheckpointFlags& flags) {
       complaints.emplace_back(error.what());
     }
     are_good = are_good && complaints.empty();
-    print(concat(
-        checkpoint.string(), complaints.empty() ? ": good" : ": DAMAGED"));
+    print(format(
+        "{}{}",
+        checkpoint.string(),
+        complaints.empty() ? ": good" : ": DAMAGED"));
     for (const std::string& each : complaints) print(format("  {}", each));
   }
   return are_good ? 0 : 1;
@@ -295,7 +297,8 @@ int prune(const CheckpointFlags& flags) {
   const std::size_t num_going =
       complete.size() > keep ? complete.size() - keep : 0;
   for (std::size_t i = 0; i < num_going; ++i) {
-    print(concat(
+    print(format(
+        "{}{}",
         flags.is_dry_run ? "would delete " : "deleting ",
         (base / complete[i]).string()));
     if (!flags.is_dry_run) {

@@ -15,7 +15,6 @@ namespace accelerate::cli {
 
 namespace {
 
-using detail::concat;
 using detail::format;
 
 struct Flag {
@@ -192,13 +191,12 @@ std::string roff(const std::string& text) {
 }
 
 std::string man_page(const std::string& name, const CLI::App& app) {
-  std::string page = concat(
-      ".TH ",
+  std::string page = format(
+      ".TH {} 1 \"\" \"accelerate.cpp {}\" \"User Commands\"\n.SH NAME\n"
+      "{}.SH SYNOPSIS\n.nf\n",
       detail::to_upper(name),
-      " 1 \"\" \"accelerate.cpp " ACCELERATE_VERSION
-      "\" \"User Commands\"\n.SH NAME\n",
-      roff(format("{} - {}", name, app.get_description())),
-      ".SH SYNOPSIS\n.nf\n");
+      ACCELERATE_VERSION,
+      roff(format("{} - {}", name, app.get_description())));
   const std::string help = help_of(app, name);
   // The first lines are the description and the usage.
   const std::size_t usage = help.find("Usage:");

@@ -29,7 +29,6 @@ namespace accelerate::cli {
 
 namespace {
 
-using detail::concat;
 using detail::format;
 namespace fs = std::filesystem;
 
@@ -97,8 +96,10 @@ void say_mpi(const detail::Environment& environment) {
   try {
     const MpiLauncher mpi = find_mpi(environment);
     say("MPI",
-        concat(
-            mpi.program, mpi.is_open_mpi ? " (Open MPI)" : " (MPICH's kind)"));
+        format(
+            "{}{}",
+            mpi.program,
+            mpi.is_open_mpi ? " (Open MPI)" : " (MPICH's kind)"));
   } catch (const ConfigError&) {
     say("MPI", "none on PATH");
   }

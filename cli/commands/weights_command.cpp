@@ -20,7 +20,6 @@ namespace accelerate::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::concat;
 using detail::format;
 
 struct MergeFlags {
@@ -42,7 +41,8 @@ void require_sharded(const fs::path& folder) {
   std::string hint;
   for (const char* inside : {"pytorch_model_fsdp_0", "optimizer_0"}) {
     if (detail::is_torch_distributed(folder / inside)) {
-      hint += concat(hint.empty() ? "" : " or ", (folder / inside).string());
+      hint += format(
+          "{}{}", hint.empty() ? "" : " or ", (folder / inside).string());
     }
   }
   throw ConfigError(format(

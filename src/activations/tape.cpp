@@ -440,11 +440,10 @@ at::Tensor Tape::outside_again(
           : kept.clone();
     }
     if (copy.scalar_type() != outside.tensor.scalar_type()) {
-      throw Error(concat(
-          "[activations] ",
-          name_,
-          " changes a tensor from outside that it also reads as another type, "
-          "which cannot be computed again; copy it before"));
+      throw Error(format(
+          "[activations] {} changes a tensor from outside that it also reads "
+          "as another type, which cannot be computed again; copy it before",
+          name_));
     }
     return at::as_strided(
         copy,
@@ -454,15 +453,13 @@ at::Tensor Tape::outside_again(
   }
   if (outside.version &&
       outside.counter.current_version() != *outside.version) {
-    throw Error(concat(
-        "[activations] a tensor that ",
+    throw Error(format(
+        "[activations] a tensor that {} took from outside was changed in place "
+        "before its backward: it was at version {} and is at {}; copy it "
+        "before the change",
         name_,
-        " took from outside was changed in place before its backward: it was "
-        "at version ",
         *outside.version,
-        " and is at ",
-        outside.counter.current_version(),
-        "; copy it before the change"));
+        outside.counter.current_version()));
   }
   at::Tensor tensor =
       outside.on_host ? outside.on_host->back() : outside.tensor;
@@ -529,16 +526,13 @@ void Tape::replay() {
       entry.operation.callBoxed(stack);
     }
     if (collector.num_saved() != entry.saved.size()) {
-      throw Error(concat(
-          "[activations] ",
+      throw Error(format(
+          "[activations] {} in {} saved {} tensors for backward, and {} when "
+          "it was computed again; leave this part out of checkpointing",
           entry.operation.schema().name(),
-          " in ",
           name_,
-          " saved ",
           entry.saved.size(),
-          " tensors for backward, and ",
-          collector.num_saved(),
-          " when it was computed again; leave this part out of checkpointing"));
+          collector.num_saved()));
     }
     compare(entry);
     for (const Output& output : entry.outputs) {
@@ -561,18 +555,15 @@ void Tape::compare(const Operator& entry) const {
     has_compared = true;
     const Fingerprint again = fingerprint_of(saved.value);
     if (again.is_like(*saved.fingerprint)) continue;
-    throw Error(concat(
-        "[activations] what ",
+    throw Error(format(
+        "[activations] what {} in {} saved for backward came out different "
+        "when it was computed again (sum {}, now {}): memory of a tensor was "
+        "written without an operator; register that kernel with TORCH_LIBRARY, "
+        "or leave this part out of checkpointing",
         entry.operation.schema().name(),
-        " in ",
         name_,
-        " saved for backward came out different when it was computed again "
-        "(sum ",
         saved.fingerprint->sum,
-        ", now ",
-        again.sum,
-        "): memory of a tensor was written without an operator; register that "
-        "kernel with TORCH_LIBRARY, or leave this part out of checkpointing"));
+        again.sum));
   }
   if (has_compared) compared_->add(entry.history);
 }

@@ -13,14 +13,6 @@
 
 namespace accelerate::detail {
 
-/// Everything streamed one after another. A message is put together by format().
-template <class... Parts>
-std::string concat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return std::move(out).str();
-}
-
 /// The text of a message, checked when it is compiled: one `{}` for each of
 /// `num_values` values; `{{` and `}}` stand for braces.
 template <std::size_t num_values>

@@ -31,7 +31,7 @@ Checkpoints::~Checkpoints() {
 Meeting& Checkpoints::save_meeting() {
   if (!saves) {
     saves.emplace(
-        world, concat("checkpoint saves of ", writers.front()), writers);
+        world, format("checkpoint saves of {}", writers.front()), writers);
   }
   return *saves;
 }

@@ -13,8 +13,8 @@ CheckpointContents collect_contents(const ComponentList& components) {
   std::set<std::string_view> keys;
   for (const auto& component : components) {
     if (!keys.insert(component->key()).second) {
-      throw InternalError(
-          concat("[checkpoint] two components are called ", component->key()));
+      throw InternalError(format(
+          "[checkpoint] two components are called {}", component->key()));
     }
     component->collect(contents);
   }

@@ -36,17 +36,14 @@ std::string way_out(const Degrees& degrees, int size) {
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     const int rest = product(degrees) / degrees[i];
     if (degrees[i] > 1 && size % rest == 0) {
-      return detail::concat(
-          "set ",
+      return detail::format(
+          "set {} to {} or launch {} processes",
           axis_name(i),
-          " to ",
           size / rest,
-          " or launch ",
-          product(degrees),
-          " processes");
+          product(degrees));
     }
   }
-  return detail::concat("launch ", product(degrees), " processes");
+  return detail::format("launch {} processes", product(degrees));
 }
 
 }  // namespace
@@ -59,26 +56,21 @@ std::optional<std::string> mesh_complaint(
   std::vector<std::string> factors;
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     if (degrees[i] < 1) {
-      return concat(
-          "[parallel] ",
+      return format(
+          "[parallel] {} is {}; a degree is at least 1",
           axis_name(i),
-          " is ",
-          degrees[i],
-          "; a degree is at least 1");
+          degrees[i]);
     }
     if (degrees[i] > 1)
-      factors.push_back(concat(axis_name(i), " (", degrees[i], ")"));
+      factors.push_back(format("{} ({})", axis_name(i), degrees[i]));
   }
   if (product(degrees) == world_size) return std::nullopt;
   if (factors.empty()) factors.emplace_back("every degree (1)");
-  return concat(
-      "[parallel] ",
+  return format(
+      "[parallel] {} = {} ranks, but the launcher started {}; {}",
       join(factors, " x "),
-      " = ",
       product(degrees),
-      " ranks, but the launcher started ",
       world_size,
-      "; ",
       way_out(degrees, world_size));
 }
 

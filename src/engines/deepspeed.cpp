@@ -71,13 +71,11 @@ Json read_configuration(const std::string& given) {
     }
   }
   if (json.is_object()) return json;
-  throw ConfigError(concat(
+  throw ConfigError(format(
       "[config] the DeepSpeed configuration is to be the path of a JSON file, "
-      "a JSON object or one in base64; found ",
+      "a JSON object or one in base64; found {}\"{}\"",
       is_path ? "a file that is none: " : "",
-      "\"",
-      std::string_view(given).substr(0, 200),
-      "\""));
+      std::string_view(given).substr(0, 200)));
 }
 
 bool is_auto(const Json& value) { return value == "auto"; }
@@ -89,8 +87,8 @@ Json auto_or(double value) {
 Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
 
 std::string allowed_words(std::string_view field, const std::string& word) {
-  return concat(
-      "[config] ", field, " is \"", word, "\"; it must be none, cpu or nvme");
+  return format(
+      "[config] {} is \"{}\"; it must be none, cpu or nvme", field, word);
 }
 
 }  // namespace
@@ -121,11 +119,11 @@ DeepSpeedConfig::DeepSpeedConfig(
       }
     }
     if (!twice.empty()) {
-      throw ConfigError(concat(
-          "[config] the launcher's config file says ",
-          join(twice, ", "),
-          " beside a DeepSpeed configuration, where it would be ignored; say "
-          "it there and remove it from the config file"));
+      throw ConfigError(format(
+          "[config] the launcher's config file says {} beside a DeepSpeed "
+          "configuration, where it would be ignored; say it there and remove "
+          "it from the config file",
+          join(twice, ", ")));
     }
     merge();
   }
@@ -192,10 +190,9 @@ void DeepSpeedConfig::read_options(
       complaints.push_back(allowed_words(field, word));
   }
   if (*options_.zero_stage < 0 || *options_.zero_stage > 3) {
-    complaints.push_back(concat(
-        "[config] zero_stage is ",
-        *options_.zero_stage,
-        "; it must be 0, 1, 2 or 3"));
+    complaints.push_back(format(
+        "[config] zero_stage is {}; it must be 0, 1, 2 or 3",
+        *options_.zero_stage));
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }
@@ -247,8 +244,9 @@ void DeepSpeedConfig::merge() {
             "zero_optimization.stage3_gather_16bit_weights_on_model_save"))
       options_.zero3_save_16bit_model = v->get<bool>();
   } catch (const Json::exception& error) {
-    throw ConfigError(concat(
-        "[config] a value of the DeepSpeed configuration has the wrong type: ",
+    throw ConfigError(format(
+        "[config] a value of the DeepSpeed configuration has the wrong type: "
+        "{}",
         error.what()));
   }
 }
@@ -286,10 +284,10 @@ void DeepSpeedConfig::compose() {
 void DeepSpeedConfig::find_stage() {
   const Json* const stage = find("zero_optimization.stage");
   if (stage != nullptr && !stage->is_number_integer()) {
-    throw ConfigError(concat(
-        "[config] zero_optimization.stage of the DeepSpeed configuration is ",
-        stage->dump(),
-        "; it must be 0, 1, 2 or 3"));
+    throw ConfigError(format(
+        "[config] zero_optimization.stage of the DeepSpeed configuration is "
+        "{}; it must be 0, 1, 2 or 3",
+        stage->dump()));
   }
   stage_ = stage == nullptr ? -1 : stage->get<int>();
 }
@@ -302,15 +300,14 @@ void DeepSpeedConfig::set_mixed_precision(std::string_view word) {
   if (is_bf16 && !json_.contains("bf16")) json_["bf16"] = {{"enabled", true}};
   if (word != "no") {
     const std::string_view other = is_fp16 ? "bf16" : "fp16";
-    const Json* const enabled = find(concat(other, ".enabled"));
+    const Json* const enabled = find(format("{}.enabled", other));
     if (enabled != nullptr &&
         (*enabled == true || *enabled == "true" || *enabled == "True")) {
-      throw ConfigError(concat(
-          "[config] mixed_precision is ",
+      throw ConfigError(format(
+          "[config] mixed_precision is {}, but the DeepSpeed configuration "
+          "enables {}; change one of them",
           word,
-          ", but the DeepSpeed configuration enables ",
-          other,
-          "; change one of them"));
+          other));
     }
   }
   for (const char* const type : {"fp16", "bf16"}) {
@@ -337,11 +334,10 @@ void DeepSpeedConfig::fill_one(std::string_view path, const Json& values) {
   if (node == nullptr || !is_auto(*node)) return;
   const auto value = values.find(std::string(path));
   if (value == values.end()) {
-    throw ConfigError(concat(
-        "[config] ",
-        path,
-        " of the DeepSpeed configuration is \"auto\", and nothing says what it "
-        "is; write a value"));
+    throw ConfigError(format(
+        "[config] {} of the DeepSpeed configuration is \"auto\", and nothing "
+        "says what it is; write a value",
+        path));
   }
   *node = *value;
 }
@@ -351,9 +347,9 @@ void DeepSpeedConfig::fill(const Json& values, bool must_match) {
   const auto collect =
       [&](const auto& self, const Json& node, const std::string& path) -> void {
     for (const auto& [name, value] : node.items()) {
-      const std::string below = concat(path, name);
+      const std::string below = format("{}{}", path, name);
       if (value.is_object()) {
-        self(self, value, concat(below, "."));
+        self(self, value, format("{}.", below));
       } else {
         paths.push_back(below);
       }
@@ -367,19 +363,17 @@ void DeepSpeedConfig::fill(const Json& values, bool must_match) {
     const auto value = values.find(path);
     if (must_match && !is_auto(before) && !before.is_null() &&
         value != values.end() && before != *value) {
-      mismatches.push_back(concat(
-          "  ",
+      mismatches.push_back(format(
+          "  {} is {}, the program has {}",
           path,
-          " is ",
           before.dump(),
-          ", the program has ",
           value->dump()));
     }
   }
   if (!mismatches.empty()) {
-    throw ConfigError(concat(
+    throw ConfigError(format(
         "[config] the DeepSpeed configuration and the program differ; correct "
-        "it, or write \"auto\":\n",
+        "it, or write \"auto\":\n{}",
         join(mismatches, "\n")));
   }
 }

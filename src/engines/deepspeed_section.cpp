@@ -20,12 +20,11 @@ DeepSpeedSectionReader::DeepSpeedSectionReader(
   const auto found = all.is_object() ? all.find(name_) : all.end();
   if (!all.is_object() || found == all.end() || !found->is_object() ||
       !found->contains("type") || !(*found)["type"].is_string()) {
-    throw ConfigError(concat(
-        "[optim] the DeepSpeed configuration has no section \"",
+    throw ConfigError(format(
+        "[optim] the DeepSpeed configuration has no section \"{}\" with a "
+        "type; add one, or make the {} in code",
         name_,
-        "\" with a type; add one, or make the ",
-        name_,
-        " in code"));
+        name_));
   }
   type_ = (*found)["type"].get<std::string>();
   params_ = found->value("params", json::object());
@@ -75,24 +74,20 @@ std::tuple<double, double> DeepSpeedSectionReader::pair(
 
 void DeepSpeedSectionReader::require_all_known() const {
   if (unknown_.empty()) return;
-  throw ConfigError(concat(
-      "[optim] ",
+  throw ConfigError(format(
+      "[optim] {} {} of the DeepSpeed configuration has parameters that it "
+      "does not have here: {}; leave them out",
       name_,
-      " ",
       type_,
-      " of the DeepSpeed configuration has parameters that it does not have "
-      "here: ",
-      join(std::vector<std::string>(unknown_.begin(), unknown_.end()), ", "),
-      "; leave them out"));
+      join(std::vector<std::string>(unknown_.begin(), unknown_.end()), ", ")));
 }
 
 void DeepSpeedSectionReader::refuse_type(std::string_view known) const {
-  throw ConfigError(concat(
-      "[optim] ",
+  throw ConfigError(format(
+      "[optim] {} {} of the DeepSpeed configuration is none of those there are "
+      "here: {}",
       name_,
-      " ",
       type_,
-      " of the DeepSpeed configuration is none of those there are here: ",
       known));
 }
 
@@ -105,14 +100,11 @@ const json* DeepSpeedSectionReader::take(const std::string& key) {
 void DeepSpeedSectionReader::refuse(
     const std::string& key,
     std::string_view wanted) {
-  throw ConfigError(concat(
-      "[optim] ",
+  throw ConfigError(format(
+      "[optim] {}.params.{} of the DeepSpeed configuration is {}, not {}",
       name_,
-      ".params.",
       key,
-      " of the DeepSpeed configuration is ",
       params_[key].dump(),
-      ", not ",
       wanted));
 }
 

@@ -41,28 +41,23 @@ class DegreeTranslation {
     if (!value) return;
     std::optional<int>& own = degrees_[static_cast<std::size_t>(axis)];
     if (own && *own != *value) {
-      complaints_.push_back(concat(
-          "[parallel] ",
+      complaints_.push_back(format(
+          "[parallel] {} is {}, but {} is {}; leave one of them out",
           name_of(axis),
-          " is ",
           *own,
-          ", but ",
           name,
-          " is ",
-          *value,
-          "; leave one of them out"));
+          *value));
     }
     own = value;
   }
 
   void require_one(int degree, std::string_view what, std::string_view name) {
     if (degree <= 1) return;
-    complaints_.push_back(concat(
-        "[parallel] ",
+    complaints_.push_back(format(
+        "[parallel] {} was asked for, which this version does not have; set {} "
+        "to 1",
         what,
-        " was asked for, which this version does not have; set ",
-        name,
-        " to 1"));
+        name));
   }
 
   [[nodiscard]] RequestedDegrees finish() const {

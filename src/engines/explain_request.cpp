@@ -12,7 +12,7 @@ namespace {
 std::string line(std::string_view subject, std::string_view text) {
   std::string padded(subject);
   padded.resize(20, ' ');
-  return concat("  ", padded, text, "\n");
+  return format("  {}{}\n", padded, text);
 }
 
 std::string_view engine_name(const TrainingRequest& request) {
@@ -49,10 +49,10 @@ std::string degrees_in_words(const TrainingRequest& request) {
     const std::optional<int>& degree = request.degree(axis);
     const bool is_open_shard = axis == Axis::shard && span != ShardSpan::none;
     if (degree && *degree != 1) {
-      words.push_back(concat(name_of(axis), " ", *degree));
+      words.push_back(format("{} {}", name_of(axis), *degree));
     } else if (!degree && (axis == Axis::replicate || is_open_shard)) {
-      words.push_back(concat(
-          name_of(axis), " ", open_degree(axis, span, replicate_is_open)));
+      words.push_back(format(
+          "{} {}", name_of(axis), open_degree(axis, span, replicate_is_open)));
     }
   }
   return words.empty() ? "1 along every axis" : join(words, ", ");
@@ -72,11 +72,10 @@ std::string sharding_in_words(const TrainingRequest& request) {
         "optimizer state, gradients and parameters; parameters stay unsharded "
         "from a forward to the end of its backward";
   } else if (sharding.reshard_group_size > 1) {
-    words = concat(
+    words = format(
         "optimizer state, gradients and parameters; between forward and "
-        "backward parameters are sharded over ",
-        sharding.reshard_group_size,
-        " ranks");
+        "backward parameters are sharded over {} ranks",
+        sharding.reshard_group_size);
   } else {
     words =
         "optimizer state, gradients and parameters; parameters are resharded "
@@ -86,8 +85,8 @@ std::string sharding_in_words(const TrainingRequest& request) {
   if (sharding.make_on_rank_0) words += "; only rank 0 makes initial values";
   if (sharding.read_on_rank_0) words += "; only rank 0 reads weights";
   if (sharding.ignored_modules) {
-    words += concat(
-        "; modules that match \"", *sharding.ignored_modules, "\" are not");
+    words += format(
+        "; modules that match \"{}\" are not", *sharding.ignored_modules);
   }
   return words;
 }
@@ -101,16 +100,16 @@ std::string policy_in_words(const ModuleSelection& selection) {
     case WrapPolicy::Kind::none:
       break;
     case WrapPolicy::Kind::classes:
-      return concat("modules of class ", join(policy.class_names, ", "));
+      return format("modules of class {}", join(policy.class_names, ", "));
     case WrapPolicy::Kind::remainder:
       if (policy.min_num_params <= 0) break;
-      return concat(
-          "modules with at least ",
-          policy.min_num_params,
-          " parameters besides those of chosen children");
+      return format(
+          "modules with at least {} parameters besides those of chosen "
+          "children",
+          policy.min_num_params);
     case WrapPolicy::Kind::size:
-      return concat(
-          "modules with more than ", policy.min_num_params, " parameters");
+      return format(
+          "modules with more than {} parameters", policy.min_num_params);
   }
   return "no module: the model is one unit";
 }
@@ -131,9 +130,9 @@ std::string_view dtype_name(FloatType type) {
 std::string precision_in_words(const PrecisionRequest& precision) {
   std::string words = precision.mixed_precision == "no"
       ? "as the parameters are"
-      : concat("autocast to ", precision.mixed_precision);
+      : format("autocast to {}", precision.mixed_precision);
   const auto add = [&](std::string_view what, std::optional<FloatType> type) {
-    if (type) words += concat("; ", what, " in ", dtype_name(*type));
+    if (type) words += format("; {} in {}", what, dtype_name(*type));
   };
   add("parameters gathered", precision.sharded.param_dtype);
   add("gradients reduced", precision.sharded.reduce_dtype);
@@ -146,20 +145,19 @@ std::string section_in_words(
     const std::optional<DeepSpeedSection>& section,
     std::string_view function) {
   if (!section) return "the program's";
-  return concat(section->type, " ", section->params, ", made by ", function);
+  return format("{} {}, made by {}", section->type, section->params, function);
 }
 
 std::string step_in_words(const StepRequest& step) {
-  return concat(
+  return format(
+      "{}, {}",
       step.gradient_accumulation_steps
-          ? concat(
-                "gradients accumulate over ",
-                *step.gradient_accumulation_steps,
-                " micro-steps")
+          ? format(
+                "gradients accumulate over {} micro-steps",
+                *step.gradient_accumulation_steps)
           : std::string("accumulation as the program says"),
-      ", ",
       step.gradient_clipping
-          ? concat("clipped to a norm of ", *step.gradient_clipping)
+          ? format("clipped to a norm of {}", *step.gradient_clipping)
           : std::string("clipping as the program says"));
 }
 
@@ -183,11 +181,11 @@ std::string explain(const TrainingRequest& request) {
   for (const IgnoredSetting& setting : request.ignored) {
     text += line(
         "ignored",
-        concat(
+        format(
+            "{}{}: no counterpart here{}",
             setting.name,
-            setting.origin.empty() ? "" : concat(" (", setting.origin, ")"),
-            ": no counterpart here",
-            setting.instead.empty() ? "" : concat("; ", setting.instead)));
+            setting.origin.empty() ? "" : format(" ({})", setting.origin),
+            setting.instead.empty() ? "" : format("; {}", setting.instead)));
   }
   for (const std::string& complaint : request.complaints)
     text += line("error", complaint);

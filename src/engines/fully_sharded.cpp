@@ -65,13 +65,8 @@ T parse_word(
     }
     if (!word.name.starts_with('_')) names.emplace_back(word.name);
   }
-  throw ConfigError(concat(
-      "[config] ",
-      option,
-      " is \"",
-      text,
-      "\"; it must be ",
-      join(names, ", ")));
+  throw ConfigError(format(
+      "[config] {} is \"{}\"; it must be {}", option, text, join(names, ", ")));
 }
 
 template <class T>
@@ -89,10 +84,10 @@ std::variant<bool, int, ShardingStrategy> parse_reshard(
   if (const auto number = parse_int(text); number && *number > 1)
     return static_cast<int>(*number);
   if (const auto truth = parse_bool(text)) return *truth;
-  throw ConfigError(concat(
-      "[config] fsdp_reshard_after_forward is \"",
-      text,
-      "\"; with fsdp_version 2 it must be true, false or a number of ranks"));
+  throw ConfigError(format(
+      "[config] fsdp_reshard_after_forward is \"{}\"; with fsdp_version 2 it "
+      "must be true, false or a number of ranks",
+      text));
 }
 
 // Fills fields in, and keeps what is wrong with them.
@@ -152,10 +147,9 @@ class FullyShardedResolution {
     }
     is_2_ = *options_.fsdp_version == 2;
     if (*options_.fsdp_version != 1 && !is_2_) {
-      throw ConfigError(concat(
-          "[config] fsdp_version is ",
-          *options_.fsdp_version,
-          "; it must be 1 or 2"));
+      throw ConfigError(format(
+          "[config] fsdp_version is {}; it must be 1 or 2",
+          *options_.fsdp_version));
     }
   }
 
@@ -185,10 +179,10 @@ class FullyShardedResolution {
     }
     if (is_2_ && std::holds_alternative<int>(*reshard) &&
         std::get<int>(*reshard) < 1) {
-      throw ConfigError(concat(
-          "[config] reshard_after_forward is ",
-          std::get<int>(*reshard),
-          "; a number of ranks is at least 1"));
+      throw ConfigError(format(
+          "[config] reshard_after_forward is {}; a number of ranks is at least "
+          "1",
+          std::get<int>(*reshard)));
     }
   }
 
@@ -251,10 +245,9 @@ class FullyShardedResolution {
         break;
     }
     if (options_.min_num_params.value_or(0) < 0) {
-      throw ConfigError(concat(
-          "[config] min_num_params is ",
-          *options_.min_num_params,
-          "; it is at least 0"));
+      throw ConfigError(format(
+          "[config] min_num_params is {}; it is at least 0",
+          *options_.min_num_params));
     }
   }
 

@@ -17,19 +17,17 @@ MegatronLMOptions resolve_megatron_lm(
   std::vector<std::string> complaints;
   const auto take = [&](auto& field, std::string_view name, auto otherwise) {
     using Value = typename std::remove_reference_t<decltype(field)>::value_type;
-    const std::string key = concat("megatron_lm_", name);
+    const std::string key = format("megatron_lm_{}", name);
     if (!field && !settings.is_given(key)) field = otherwise;
     if (field) return;
     if constexpr (std::is_same_v<Value, bool>) {
       const auto truth = parse_bool(settings.find(key)->text);
       field = truth.value_or(otherwise);
       if (!truth) {
-        complaints.push_back(concat(
-            "[config] ",
+        complaints.push_back(format(
+            "[config] {} is \"{}\"; it must be true or false",
             key,
-            " is \"",
-            settings.find(key)->text,
-            "\"; it must be true or false"));
+            settings.find(key)->text));
       }
     } else if constexpr (std::is_same_v<Value, int>) {
       field = static_cast<int>(*settings.integer(key));
@@ -43,8 +41,8 @@ MegatronLMOptions resolve_megatron_lm(
                                std::string_view name) {
     take(field, name, 1);
     if (*field >= 1) return;
-    complaints.push_back(concat(
-        "[config] megatron_lm_", name, " is ", *field, "; it is at least 1"));
+    complaints.push_back(format(
+        "[config] megatron_lm_{} is {}; it is at least 1", name, *field));
   };
   take_degree(options.tp_degree, "tp_degree");
   take_degree(options.pp_degree, "pp_degree");

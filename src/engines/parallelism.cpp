@@ -45,7 +45,7 @@ class ParallelismResolution {
 
  private:
   void take_degree(std::optional<int>& field, std::string_view name) {
-    const std::string key = concat("parallelism_config_", name);
+    const std::string key = format("parallelism_config_{}", name);
     if (!field) {
       field = settings_.is_given(key)
           ? static_cast<int>(*settings_.integer(key))
@@ -53,7 +53,7 @@ class ParallelismResolution {
     }
     if (*field >= 1) return;
     complaints_.push_back(
-        concat("[config] ", name, " is ", *field, "; it is at least 1"));
+        format("[config] {} is {}; it is at least 1", name, *field));
   }
 
   void take_word(
@@ -61,7 +61,7 @@ class ParallelismResolution {
       std::string_view name,
       std::string_view otherwise) const {
     if (field) return;
-    const std::string key = concat("parallelism_config_", name);
+    const std::string key = format("parallelism_config_{}", name);
     field =
         settings_.is_given(key) ? *settings_.text(key) : std::string(otherwise);
   }
@@ -72,18 +72,16 @@ class ParallelismResolution {
       const std::vector<std::string>& allowed) {
     if (std::find(allowed.begin(), allowed.end(), word) != allowed.end())
       return;
-    complaints_.push_back(concat(
-        "[config] ",
+    complaints_.push_back(format(
+        "[config] {} is \"{}\"; it must be {}",
         name,
-        " is \"",
         word,
-        "\"; it must be ",
         join(allowed, " or ")));
   }
 
   void choose_sequences() {
     const auto said = [&](std::string_view name) {
-      return settings_.is_given(concat("parallelism_config_", name));
+      return settings_.is_given(format("parallelism_config_{}", name));
     };
     if (!config_.sp_seq_length_is_variable) {
       config_.sp_seq_length_is_variable = !said("sp_seq_length_is_variable") ||
@@ -94,8 +92,8 @@ class ParallelismResolution {
       const auto length = parse_int(text);
       if (length) config_.sp_seq_length = static_cast<int>(*length);
       if (!length && text != "None") {
-        complaints_.push_back(concat(
-            "[config] sp_seq_length is \"", text, "\"; it must be a number"));
+        complaints_.push_back(format(
+            "[config] sp_seq_length is \"{}\"; it must be a number", text));
       }
     }
     if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length) {
@@ -111,21 +109,19 @@ class ParallelismResolution {
 
   void check_together() {
     if (*config_.cp_size > 1 && *config_.sp_size > 1) {
-      complaints_.push_back(concat(
-          "[config] cp_size is ",
+      complaints_.push_back(format(
+          "[config] cp_size is {} and sp_size {}, but a sequence is split in "
+          "one way; set one of them to 1",
           *config_.cp_size,
-          " and sp_size ",
-          *config_.sp_size,
-          ", but a sequence is split in one way; set one of them to 1"));
+          *config_.sp_size));
     }
     if ((*config_.tp_size > 1 || *config_.cp_size > 1) &&
         *config_.dp_replicate_size > 1 && *config_.dp_shard_size == 1) {
-      complaints_.push_back(concat(
-          "[config] tp_size or cp_size goes with copies of the model ",
-          "(dp_replicate_size ",
-          *config_.dp_replicate_size,
-          ") only if these are sharded, too; set dp_shard_size above 1, or "
-          "dp_replicate_size to 1"));
+      complaints_.push_back(format(
+          "[config] tp_size or cp_size goes with copies of the model "
+          "(dp_replicate_size {}) only if these are sharded, too; set "
+          "dp_shard_size above 1, or dp_replicate_size to 1",
+          *config_.dp_replicate_size));
     }
   }
 

@@ -34,12 +34,11 @@ Engine engine_of(const ParallelOptions& options, const Settings& settings) {
     used.push_back(Engine::deepspeed);
   if (uses_megatron_lm(options, settings)) used.push_back(Engine::megatron_lm);
   if (used.size() > 1) {
-    throw ConfigError(concat(
-        "[parallel] sharding was asked for in ",
+    throw ConfigError(format(
+        "[parallel] sharding was asked for in {} words and in {}; leave one of "
+        "them out",
         possessive(used.front()),
-        " words and in ",
-        possessive(used.back()),
-        "; leave one of them out"));
+        possessive(used.back())));
   }
   return used.empty() ? Engine::none : used.front();
 }

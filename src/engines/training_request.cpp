@@ -10,7 +10,7 @@ std::vector<std::string> names_of(const std::vector<IgnoredSetting>& ignored) {
     names.push_back(
         setting.instead.empty()
             ? setting.name
-            : concat(setting.name, " (", setting.instead, ")"));
+            : format("{} ({})", setting.name, setting.instead));
   }
   return names;
 }

@@ -55,7 +55,7 @@ std::string origin_of_config(
     const Settings& settings) {
   if (!given.hf_ds_config.empty()) return "code";
   const Resolved* const file = settings.find("deepspeed_config_file");
-  return file == nullptr ? "code" : concat("DeepSpeed file ", file->text);
+  return file == nullptr ? "code" : format("DeepSpeed file {}", file->text);
 }
 
 void require_offload_devices(const DeepSpeedOptions& options) {
@@ -64,13 +64,11 @@ void require_offload_devices(const DeepSpeedOptions& options) {
        {std::pair("optimizer", *options.offload_optimizer_device),
         std::pair("parameters", *options.offload_param_device)}) {
     if (device == "none" || device == "cpu") continue;
-    complaints.push_back(concat(
-        "[parallel] offloading the ",
+    complaints.push_back(format(
+        "[parallel] offloading the {} to {} was asked for, which this version "
+        "does not have; use cpu, leave it out, or shard over more ranks",
         what,
-        " to ",
-        device,
-        " was asked for, which this version does not have; use cpu, leave it "
-        "out, or shard over more ranks"));
+        device));
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }

@@ -205,19 +205,17 @@ void GatedCall::run() {
   }
   state_.keepers[state_.next_keeper++]->call(*this);
   if (!state_.has_results) {
-    throw InternalError(concat(
-        "[gate] a keeper neither ran ",
-        state_.operation.operator_name().name,
-        " nor replaced it"));
+    throw InternalError(format(
+        "[gate] a keeper neither ran {} nor replaced it",
+        state_.operation.operator_name().name));
   }
 }
 
 void GatedCall::replace(c10::IValue result) {
   if (state_.has_results || state_.num_results() != 1) {
-    throw InternalError(concat(
-        "[gate] a keeper replaced ",
-        state_.operation.operator_name().name,
-        ", which has run, or has not one result"));
+    throw InternalError(format(
+        "[gate] a keeper replaced {}, which has run, or has not one result",
+        state_.operation.operator_name().name));
   }
   torch::jit::drop(state_.stack, state_.num_arguments());
   torch::jit::push(state_.stack, std::move(result));
@@ -285,10 +283,9 @@ GatedTensor::~GatedTensor() {
 
 void GatedTensor::fill(const at::Tensor& memory) {
   if (memory.nbytes() != storage_.nbytes()) {
-    throw InternalError(concat(
-        "[gate] ",
+    throw InternalError(format(
+        "[gate] {} bytes of memory for a tensor of {}",
         memory.nbytes(),
-        " bytes of memory for a tensor of ",
         storage_.nbytes()));
   }
   entry_->memory = memory;

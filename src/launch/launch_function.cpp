@@ -28,7 +28,6 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
 using detail::format;
 
 constexpr const char* kNameVariable = "ACCELERATE_CPP_FUNCTION";
@@ -200,7 +199,7 @@ void throw_failure(const Ranks& ranks) {
 }
 
 void report(int pipe, Kind kind, const std::string& text) {
-  const std::string message = concat(static_cast<char>(kind), text);
+  const std::string message = format("{}{}", static_cast<char>(kind), text);
   (void)!::write(pipe, message.data(), message.size());
 }
 

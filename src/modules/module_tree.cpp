@@ -27,7 +27,7 @@ void collect_parameters(
 }  // namespace
 
 std::string dotted_name(std::string_view parent, std::string_view name) {
-  return parent.empty() ? std::string(name) : concat(parent, ".", name);
+  return parent.empty() ? std::string(name) : format("{}.{}", parent, name);
 }
 
 std::uint64_t total_bytes(const ModuleNode& module) {

@@ -91,13 +91,13 @@ void require_classes(
     const std::vector<std::string>& class_names) {
   std::vector<std::string> unknown;
   for (const std::string& name : class_names) {
-    if (!has_class(root, name)) unknown.push_back(concat("\"", name, "\""));
+    if (!has_class(root, name)) unknown.push_back(format("\"{}\"", name));
   }
   if (unknown.empty()) return;
-  throw ConfigError(concat(
-      "[parallel] transformer_cls_names_to_wrap names ",
-      join(unknown, ", "),
-      ", but no module of the model is of such a class; correct the name"));
+  throw ConfigError(format(
+      "[parallel] transformer_cls_names_to_wrap names {}, but no module of the "
+      "model is of such a class; correct the name",
+      join(unknown, ", ")));
 }
 
 }  // namespace

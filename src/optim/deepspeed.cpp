@@ -15,7 +15,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using Section = detail::DeepSpeedSectionReader;
 
 template <class Options>
@@ -102,18 +102,17 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
   const double warmup = std::max(2.0, section.number("warmup_num_steps", 1000));
   const std::string shape = section.text("warmup_type", "log");
   if (shape != "log" && shape != "linear") {
-    throw ConfigError(concat(
+    throw ConfigError(format(
         "[optim] scheduler.params.warmup_type of the DeepSpeed configuration "
-        "is \"",
-        shape,
-        "\"; it is log or linear"));
+        "is \"{}\"; it is log or linear",
+        shape));
   }
   const double total = has_end ? section.number("total_num_steps", 0) : 0;
   if (has_end && total <= 0) {
-    throw ConfigError(concat(
-        "[optim] scheduler ",
+    throw ConfigError(format(
+        "[optim] scheduler {} of the DeepSpeed configuration needs "
+        "total_num_steps, which is {}",
         type,
-        " of the DeepSpeed configuration needs total_num_steps, which is ",
         total));
   }
   // From 0 to 1 during the warm-up.

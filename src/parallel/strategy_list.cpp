@@ -39,7 +39,7 @@ void append_line(
     std::optional<std::string>& lines,
     const std::optional<std::string>& line) {
   if (!line) return;
-  lines = lines ? concat(*lines, "\n", *line) : *line;
+  lines = lines ? format("{}\n{}", *lines, *line) : *line;
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ void StrategyList::add(
     std::unique_ptr<Strategy> strategy) {
   if (find(name) != nullptr) {
     throw InternalError(
-        concat("[parallel] two strategies are called \"", name, "\""));
+        format("[parallel] two strategies are called \"{}\"", name));
   }
   entries_.push_back({std::string(name), std::move(strategy)});
   merge_traits();

@@ -65,10 +65,10 @@ at::Tensor gradient_norm(
     std::span<const PlacedParameter> rows,
     double norm_type) {
   if (!(norm_type > 0)) {
-    throw ConfigError(concat(
-        "[params] a gradient norm of type ",
-        norm_type,
-        " was asked for; use a number above 0, or infinity"));
+    throw ConfigError(format(
+        "[params] a gradient norm of type {} was asked for; use a number above "
+        "0, or infinity",
+        norm_type));
   }
   const at::NoGradGuard no_grad;
   // Grids in the order in which they occur, the same on all ranks.

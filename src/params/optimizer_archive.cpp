@@ -112,8 +112,8 @@ void write_tree(
     } else if (const auto* text = std::get_if<std::string>(&value)) {
       archive.write(name, c10::IValue(renamed(renaming, *text)));
     } else {
-      throw CheckpointError(concat(
-          "[checkpoint] \"", key, "\" of an optimizer's archive is damaged"));
+      throw CheckpointError(format(
+          "[checkpoint] \"{}\" of an optimizer's archive is damaged", key));
     }
   }
 }
@@ -127,12 +127,12 @@ StateDict in_order_of(
   if (!archive.contains("param_groups")) return archive;
   StateDict groups = archive.get<StateDict>("param_groups");
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    const std::string key = concat("param_groups/", g);
+    const std::string key = format("param_groups/{}", g);
     if (!groups.contains(key)) continue;
     StateDict group = groups.get<StateDict>(key);
     const auto& parameters = optimizer.param_groups()[g].params();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const std::string place = concat("params/", i);
+      const std::string place = format("params/{}", i);
       if (group.contains(place)) {
         group.set(place, label_of(name_of(parameters[i])));
       }

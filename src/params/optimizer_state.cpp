@@ -81,8 +81,8 @@ struct Restore {
   void operator()(const char* key, std::tuple<double, double>& value) const {
     const auto two = state.get<std::vector<double>>(key);
     if (two.size() != 2) {
-      throw CheckpointError(concat(
-          "[checkpoint] \"", key, "\" of the optimizer has not two values"));
+      throw CheckpointError(format(
+          "[checkpoint] \"{}\" of the optimizer has not two values", key));
     }
     value = {two[0], two[1]};
   }
@@ -322,16 +322,15 @@ std::vector<std::string> optimizer_complaints(
   const Algorithm* const known = find_algorithm(optimizer);
   const std::string present = known == nullptr ? "archive" : known->name;
   if (present != state.algorithm) {
-    complaints.push_back(concat(
-        "the state is of ", state.algorithm, ", the optimizer is ", present));
+    complaints.push_back(format(
+        "the state is of {}, the optimizer is {}", state.algorithm, present));
     return complaints;
   }
   const auto names = names_by_group(optimizer, name_of);
   if (names.size() != state.groups.size()) {
-    complaints.push_back(concat(
-        "the state has ",
+    complaints.push_back(format(
+        "the state has {} parameter groups, the optimizer {}",
         state.groups.size(),
-        " parameter groups, the optimizer ",
         names.size()));
     return complaints;
   }
@@ -343,12 +342,12 @@ std::vector<std::string> optimizer_complaints(
   }
   for (const std::string& name : wanted) {
     if (!saved.contains(name) && !may_be_missing(name)) {
-      complaints.push_back(concat("nothing is known of parameter ", name));
+      complaints.push_back(format("nothing is known of parameter {}", name));
     }
   }
   for (const std::string& name : saved) {
     if (!wanted.contains(name) && !may_be_missing(name)) {
-      complaints.push_back(concat("the optimizer has no parameter ", name));
+      complaints.push_back(format("the optimizer has no parameter {}", name));
     }
   }
   return complaints;
@@ -367,10 +366,9 @@ void write_optimizer_state(
     if (state.algorithm == each.name) known = &each;
   }
   if (known == nullptr) {
-    throw CheckpointError(concat(
-        "[checkpoint] an optimizer called ",
-        state.algorithm,
-        " is unknown to this version"));
+    throw CheckpointError(format(
+        "[checkpoint] an optimizer called {} is unknown to this version",
+        state.algorithm));
   }
   // Everything is built before anything is changed.
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> made;
@@ -408,14 +406,12 @@ OptimizerState adapt_python_state(
   }
   if (names.size() != numbers.size() ||
       state.groups.size() != present.groups.size()) {
-    throw CheckpointError(concat(
-        "[checkpoint] the state is of ",
+    throw CheckpointError(format(
+        "[checkpoint] the state is of {} parameters in {} groups, the "
+        "optimizer has {} in {}",
         numbers.size(),
-        " parameters in ",
         state.groups.size(),
-        " groups, the optimizer has ",
         names.size(),
-        " in ",
         present.groups.size()));
   }
   OptimizerState adapted;

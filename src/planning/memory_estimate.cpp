@@ -117,10 +117,10 @@ MemoryEstimate estimate_memory(
   } else if (dtype == "int4") {
     divisor = 8;
   } else if (dtype != "float32") {
-    throw ConfigError(concat(
-        "[planning] nothing is known of \"",
-        dtype,
-        "\"; give float32, float16, bfloat16, int8 or int4"));
+    throw ConfigError(format(
+        "[planning] nothing is known of \"{}\"; give float32, float16, "
+        "bfloat16, int8 or int4",
+        dtype));
   }
   MemoryEstimate estimate{
       dtype,
@@ -161,7 +161,7 @@ std::string memory_table(
     }
     total += widths[i];
   }
-  const std::string title = concat("Memory Usage for loading `", model, "`");
+  const std::string title = format("Memory Usage for loading `{}`", model);
   std::size_t inside = total + kColumns - 1;
   if (characters(title) > inside) {
     widths.back() += characters(title) - inside;

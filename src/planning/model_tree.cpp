@@ -117,7 +117,7 @@ std::int64_t number(
   }
   if (otherwise) return *otherwise;
   throw ConfigError(
-      concat("[estimate-memory] config.json has no ", *names.begin()));
+      format("[estimate-memory] config.json has no {}", *names.begin()));
 }
 
 WrapPolicy layers_of(std::vector<std::string> class_names) {
@@ -144,10 +144,11 @@ ModelTree bert_tree(const Json& config) {
   build.add_buffer("embeddings.position_ids", {1, positions});
   build.add_buffer("embeddings.token_type_ids", {1, positions});
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string layer = concat("encoder.layer.", i);
+    const std::string layer = format("encoder.layer.{}", i);
     build.add_module(layer, "BertLayer");
     for (const char* const part : {"query", "key", "value"}) {
-      build.add_linear(concat(layer, ".attention.self.", part), hidden, hidden);
+      build.add_linear(
+          format("{}.attention.self.{}", layer, part), hidden, hidden);
     }
     build.add_linear(layer + ".attention.output.dense", hidden, hidden);
     build.add_layer_norm(layer + ".attention.output.LayerNorm", hidden);
@@ -170,7 +171,7 @@ ModelTree gpt2_tree(const Json& config) {
   build.add_parameter(
       "wpe.weight", {number(config, {"n_positions", "n_ctx"}, 1024), hidden});
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string layer = concat("h.", i);
+    const std::string layer = format("h.{}", i);
     build.add_module(layer, "GPT2Block");
     build.add_layer_norm(layer + ".ln_1", hidden);
     build.add_linear(layer + ".attn.c_attn", hidden, 3 * hidden);
@@ -202,7 +203,7 @@ ModelTree llama_tree(const Json& config, const std::string& kind) {
   Builder build;
   build.add_parameter("model.embed_tokens.weight", {vocabulary, hidden});
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string layer = concat("model.layers.", i);
+    const std::string layer = format("model.layers.{}", i);
     build.add_module(layer, block);
     build.add_linear(
         layer + ".self_attn.q_proj", hidden, heads * head, has_bias);
@@ -216,7 +217,7 @@ ModelTree llama_tree(const Json& config, const std::string& kind) {
         hidden,
         kind == "llama" && has_bias);
     for (const char* const part : {"gate_proj", "up_proj"}) {
-      build.add_linear(concat(layer, ".mlp.", part), hidden, inner, false);
+      build.add_linear(format("{}.mlp.{}", layer, part), hidden, inner, false);
     }
     build.add_linear(layer + ".mlp.down_proj", inner, hidden, false);
     build.add_parameter(layer + ".input_layernorm.weight", {hidden});
@@ -235,7 +236,7 @@ ModelTree tree_of_config(const fs::path& path) {
   const Json config = Json::parse(read_file(path), nullptr, false);
   if (!config.is_object()) {
     throw ConfigError(
-        concat("[estimate-memory] ", path.string(), " is no JSON object"));
+        format("[estimate-memory] {} is no JSON object", path.string()));
   }
   const std::string kind = config.value("model_type", "");
   ModelTree model;
@@ -246,13 +247,11 @@ ModelTree tree_of_config(const fs::path& path) {
   } else if (kind == "llama" || kind == "mistral" || kind == "qwen2") {
     model = llama_tree(config, kind);
   } else {
-    throw ConfigError(concat(
-        "[estimate-memory] ",
+    throw ConfigError(format(
+        "[estimate-memory] {} is of model_type \"{}\"; known are bert, gpt2, "
+        "llama, mistral and qwen2; for others give the safetensors files",
         path.string(),
-        " is of model_type \"",
-        kind,
-        "\"; known are bert, gpt2, llama, mistral and qwen2; for others give "
-        "the safetensors files"));
+        kind));
   }
   return model;
 }
@@ -297,21 +296,19 @@ bool has_weights(const fs::path& folder) {
 
 ModelTree read_model_tree(const fs::path& path) {
   if (!fs::exists(path)) {
-    throw ConfigError(concat(
-        "[estimate-memory] there is no ",
-        path.string(),
-        "; give a folder, a safetensors file or a config.json on this machine "
-        "(nothing is fetched)"));
+    throw ConfigError(format(
+        "[estimate-memory] there is no {}; give a folder, a safetensors file "
+        "or a config.json on this machine (nothing is fetched)",
+        path.string()));
   }
   const bool is_folder = fs::is_directory(path);
   const fs::path config =
       (is_folder ? path : path.parent_path()) / "config.json";
   const bool is_config = is_folder ? !has_weights(path) : path == config;
   if (is_config && !fs::exists(config)) {
-    throw ConfigError(concat(
-        "[estimate-memory] ",
-        path.string(),
-        " holds neither weights nor a config.json"));
+    throw ConfigError(format(
+        "[estimate-memory] {} holds neither weights nor a config.json",
+        path.string()));
   }
   ModelTree model = is_config ? tree_of_config(config) : tree_of_tensors(path);
   model.transformer = shape_in(config);

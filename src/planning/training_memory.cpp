@@ -16,11 +16,10 @@ constexpr std::uint64_t kFloatBytes = 4;
 std::uint64_t bytes_of_weights(const std::string& dtype) {
   if (dtype == "float32") return 4;
   if (dtype == "bfloat16" || dtype == "float16") return 2;
-  throw ConfigError(concat(
+  throw ConfigError(format(
       "[estimate-memory] weights are trained as float32, bfloat16 or float16, "
-      "not as \"",
-      dtype,
-      "\""));
+      "not as \"{}\"",
+      dtype));
 }
 
 // Bytes of optimizer state for each parameter.
@@ -34,10 +33,10 @@ std::uint64_t bytes_of_state(const std::string& optimizer) {
       {"lomo", 0}};
   const auto found = known.find(optimizer);
   if (found == known.end()) {
-    throw ConfigError(concat(
-        "[estimate-memory] the optimizer \"",
-        optimizer,
-        "\" is not one of adamw, adam, momentum, adagrad, sgd, lomo"));
+    throw ConfigError(format(
+        "[estimate-memory] the optimizer \"{}\" is not one of adamw, adam, "
+        "momentum, adagrad, sgd, lomo",
+        optimizer));
   }
   return found->second;
 }

@@ -27,10 +27,10 @@ Precision parse_precision(std::string_view name) {
        {Precision::no, Precision::fp16, Precision::bf16, Precision::fp8}) {
     if (word == name_of(precision)) return precision;
   }
-  throw ConfigError(detail::concat(
-      "[precision] mixed precision \"",
-      name,
-      "\" was asked for; use no, fp16, bf16 or fp8"));
+  throw ConfigError(detail::format(
+      "[precision] mixed precision \"{}\" was asked for; use no, fp16, bf16 or "
+      "fp8",
+      name));
 }
 
 AutocastScope::AutocastScope(

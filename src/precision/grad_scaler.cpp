@@ -17,7 +17,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 
 struct DeviceOrder {
   bool operator()(const auto& a, const auto& b) const {
@@ -55,8 +55,8 @@ void require_valid(const GradScalerOptions& options) {
                             auto value,
                             const char* rule) {
     if (is_wrong) {
-      complaints.push_back(concat(
-          "[precision] the scaler's ", name, " is ", value, "; it is ", rule));
+      complaints.push_back(format(
+          "[precision] the scaler's {} is {}; it is {}", name, value, rule));
     }
   };
   complain(
@@ -185,10 +185,9 @@ void GradScaler::update(std::optional<double> new_scale) const {
   if (!is_enabled()) return;
   if (new_scale) {
     if (!(*new_scale > 0)) {
-      throw ConfigError(concat(
-          "[precision] update() was given the scale ",
-          *new_scale,
-          "; it is above 0"));
+      throw ConfigError(format(
+          "[precision] update() was given the scale {}; it is above 0",
+          *new_scale));
     }
     state_->scale.fill_(*new_scale);
   } else {

@@ -25,18 +25,16 @@ std::optional<std::string> precision_complaint(
     c10::Device device) {
   if (precision == Precision::no) return std::nullopt;
   if (precision == Precision::fp8) {
-    return concat(
+    return format(
         "[precision] mixed precision fp8 was asked for, which this version "
-        "does not have; use bf16, "
-        "fp16 or no");
+        "does not have; use bf16, fp16 or no");
   }
   if (!at::autocast::is_autocast_available(device.type())) {
-    return concat(
-        "[precision] mixed precision ",
+    return format(
+        "[precision] mixed precision {} was asked for on {}, for which "
+        "LibTorch has no autocast; use no",
         name_of(precision),
-        " was asked for on ",
-        device.str(),
-        ", for which LibTorch has no autocast; use no");
+        device.str());
   }
   return std::nullopt;
 }

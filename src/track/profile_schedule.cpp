@@ -30,8 +30,8 @@ ProfilerAction profiler_action(
 ProfilerActivity parse_profiler_activity(std::string_view word) {
   if (word == "cpu") return ProfilerActivity::cpu;
   if (word == "cuda") return ProfilerActivity::cuda;
-  throw ConfigError(detail::concat(
-      "[track] \"", word, "\" is no activity; use \"cpu\" or \"cuda\""));
+  throw ConfigError(detail::format(
+      "[track] \"{}\" is no activity; use \"cpu\" or \"cuda\"", word));
 }
 
 }  // namespace accelerate

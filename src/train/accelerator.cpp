@@ -21,7 +21,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using detail::Session;
 
 Precision choose_precision(
@@ -35,7 +35,7 @@ Precision choose_precision(
 detail::Source source_from_code(const AcceleratorOptions& options) {
   detail::Source source{detail::Origin::code, {}};
   const auto add = [&](std::string_view key, const auto& value) {
-    if (value) source.add(key, concat(*value), "code");
+    if (value) source.add(key, format("{}", *value), "code");
   };
   if (options.mixed_precision) {
     source.add(
@@ -118,13 +118,11 @@ std::shared_ptr<Session> make_session(
     const bool is_said = options.gradient_accumulation_steps.value_or(1) > 1 ||
         options.gradient_accumulation.num_steps;
     if (is_said && window != *steps) {
-      complaints.push_back(concat(
-          "[train] gradient_accumulation_steps is ",
+      complaints.push_back(format(
+          "[train] gradient_accumulation_steps is {}, and {} in the DeepSpeed "
+          "configuration; correct it there, or write \"auto\"",
           window,
-          ", and ",
-          *steps,
-          " in the DeepSpeed configuration; correct it there, or write "
-          "\"auto\""));
+          *steps));
     }
     window = *steps;
   }
@@ -187,8 +185,8 @@ void detail::say_ignored(
   world.logger().log_once_per_world(
       LogLevel::warning,
       "parallel",
-      concat(
-          "settings that have no counterpart here and do nothing: ",
+      format(
+          "settings that have no counterpart here and do nothing: {}",
           join(names_of(settings), ", ")));
 }
 
@@ -198,12 +196,11 @@ int detail::accumulation_window(
   const auto& steps = options.gradient_accumulation_steps;
   const auto& num_steps = options.gradient_accumulation.num_steps;
   if (steps && num_steps && *steps != 1 && *steps != *num_steps) {
-    throw ConfigError(concat(
-        "[train] gradient_accumulation_steps is ",
+    throw ConfigError(format(
+        "[train] gradient_accumulation_steps is {} and "
+        "gradient_accumulation.num_steps {}; give one of them",
         *steps,
-        " and gradient_accumulation.num_steps ",
-        *num_steps,
-        "; give one of them"));
+        *num_steps));
   }
   const int window = num_steps ? *num_steps
       : steps

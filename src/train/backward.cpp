@@ -19,7 +19,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using detail::Session;
 
 // What earlier micro-steps of the window left, before the ranks share it.
@@ -82,13 +82,12 @@ double weight_of_items(Session& session, std::int64_t num_items) {
   if (items.serial == clock.serial()) {
     // Another loss of the same micro-step.
     if (num_items != items.of_micro_step) {
-      throw ConfigError(concat(
-          "[train] backward() was given num_items ",
+      throw ConfigError(format(
+          "[train] backward() was given num_items {} after {} in the same "
+          "micro-step; losses of one micro-batch are means over equally many "
+          "items",
           num_items,
-          " after ",
-          items.of_micro_step,
-          " in the same micro-step; losses of one micro-batch are means over "
-          "equally many items"));
+          items.of_micro_step));
     }
     return static_cast<double>(num_items) / items.unit;
   }
@@ -116,10 +115,9 @@ void require_same_weighting(
   if (options.num_items)
     detail::require_no_join(session, "backward() with num_items counts");
   if (options.num_items.value_or(0) < 0) {
-    throw ConfigError(concat(
-        "[train] backward() was given num_items ",
-        *options.num_items,
-        "; it is at least 0"));
+    throw ConfigError(format(
+        "[train] backward() was given num_items {}; it is at least 0",
+        *options.num_items));
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
   const bool had_items = session.window.items.serial == clock.serial() ||
@@ -219,12 +217,11 @@ void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
     }
   }
   if (found.size() != 1) {
-    throw ConfigError(concat(
-        "[train] lomo_backward() was called with ",
-        found.size(),
-        " optimizers prepared that update inside the backward; prepare an "
-        "optim::Lomo or "
-        "optim::AdaLomo, and name it where there are several"));
+    throw ConfigError(format(
+        "[train] lomo_backward() was called with {} optimizers prepared that "
+        "update inside the backward; prepare an optim::Lomo or optim::AdaLomo, "
+        "and name it where there are several",
+        found.size()));
   }
   lomo_backward(loss, learning_rate, Optimizer(found[0]));
 }
@@ -247,11 +244,10 @@ void Accelerator::lomo_backward(
     complaints.emplace_back(
         "[train] lomo_backward() was given an undefined loss");
   if (session.clock.window() > 1) {
-    complaints.push_back(concat(
+    complaints.push_back(format(
         "[train] lomo_backward() keeps no gradients to add to, but "
-        "gradient_accumulation_steps is ",
-        session.clock.window(),
-        "; set it to 1"));
+        "gradient_accumulation_steps is {}; set it to 1",
+        session.clock.window()));
   }
   if (session.scaler) {
     complaints.emplace_back(

@@ -90,11 +90,10 @@ at::Tensor detail::clip_gradients(
   const Rows rows = rows_for(session, parameters);
   const at::Tensor norm = detail::gradient_norm(rows.all, options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
-    throw ConfigError(detail::concat(
-        "[train] the gradient norm is ",
-        norm.item<double>(),
-        "; skip this step, lower the learning rate, or unset "
-        "error_if_nonfinite"));
+    throw ConfigError(detail::format(
+        "[train] the gradient norm is {}; skip this step, lower the learning "
+        "rate, or unset error_if_nonfinite",
+        norm.item<double>()));
   }
   // As torch: the small term keeps a norm of zero from dividing.
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);

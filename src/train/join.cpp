@@ -17,17 +17,15 @@ namespace accelerate {
 
 void detail::require_no_join(const Session& session, std::string_view what) {
   if (!session.join.round) return;
-  throw ConfigError(concat(
-      "[train] ",
-      what,
-      " over all ranks, but inside join_uneven_inputs() some may have ended; "
-      "do "
-      "it outside"));
+  throw ConfigError(format(
+      "[train] {} over all ranks, but inside join_uneven_inputs() some may "
+      "have ended; do it outside",
+      what));
 }
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using detail::JoinEvent;
 using detail::Session;
 

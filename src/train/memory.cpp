@@ -52,19 +52,19 @@ void clear_device_cache() {
 BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
-    throw ConfigError(detail::concat(
-        "[train] a search for a batch size was to begin at ",
-        batch_size_,
-        "; begin at 1 or more"));
+    throw ConfigError(detail::format(
+        "[train] a search for a batch size was to begin at {}; begin at 1 or "
+        "more",
+        batch_size_));
   }
 }
 
 void BatchSizeSearch::require_batch_size() const {
   if (batch_size_ > 0) return;
-  throw Error(detail::concat(
-      "[train] no batch size works: of ",
-      options_.starting_batch_size,
-      " down to 0 all ran out of memory; use a smaller model, or shard it"));
+  throw Error(detail::format(
+      "[train] no batch size works: of {} down to 0 all ran out of memory; use "
+      "a smaller model, or shard it",
+      options_.starting_batch_size));
 }
 
 bool BatchSizeSearch::attempt(const std::function<void()>& function) {
@@ -87,12 +87,10 @@ bool BatchSizeSearch::attempt(const std::function<void()>& function) {
       ? options_.reduce_batch_size(batch_size_)
       : batch_size_ * 9 / 10;
   if (next >= batch_size_) {
-    throw ConfigError(detail::concat(
-        "[train] reduce_batch_size made ",
+    throw ConfigError(detail::format(
+        "[train] reduce_batch_size made {} of {}; it must make less",
         next,
-        " of ",
-        batch_size_,
-        "; it must make less"));
+        batch_size_));
   }
   batch_size_ = next < 0 ? 0 : next;
   return false;

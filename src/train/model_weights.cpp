@@ -44,16 +44,14 @@ std::vector<WeightPart> parts_of(const PreparedModel& model) {
 std::string describe_prepared(const PreparedModel& model) {
   std::string text;
   for (const Parameter& row : model.table.rows()) {
-    text += concat(
+    text += format(
+        "{}: {} {}{}{}{}\n",
         row.name,
-        ": ",
         c10::toString(row.local.scalar_type()),
-        " ",
         at::IntArrayRef(row.layout.global_shape),
         row.tensor.requires_grad() ? "" : ", frozen",
         row.policy.empty() ? ", whole on every rank" : ", ",
-        row.policy,
-        "\n");
+        row.policy);
   }
   return text;
 }

@@ -25,7 +25,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using detail::ParallelPlan;
 using detail::PreparedModel;
 using detail::PrepareRequest;
@@ -125,16 +125,14 @@ bool lacks_values(const Mesh& mesh, const torch::nn::Module& module) {
   const int first = group.world_ranks()[0];
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[0] == "full" || all[rank] == "empty") continue;
-    throw ConfigError(concat(
-        "[train] rank ",
+    throw ConfigError(format(
+        "[train] rank {} built its model inside init_empty_weights() and rank "
+        "{} did not, but all begin with rank {}'s values; build it with values "
+        "on rank {}, or without on all",
         first,
-        " built its model inside init_empty_weights() and rank ",
         group.world_ranks()[rank],
-        " did not, but all begin with rank ",
         first,
-        "'s values; build it with values on rank ",
-        first,
-        ", or without on all"));
+        first));
   }
   return all[0] == "empty";
 }
@@ -159,20 +157,18 @@ void require_same_step(
     std::vector<std::string>& complaints) {
   const auto steps = step.gradient_accumulation_steps;
   if (steps && *steps != session.clock.window()) {
-    complaints.push_back(concat(
-        "gradient_accumulation_steps is ",
+    complaints.push_back(format(
+        "gradient_accumulation_steps is {}, and {} for the other models, whose "
+        "steps are this one's; leave it out",
         *steps,
-        ", and ",
-        session.clock.window(),
-        " for the other models, whose steps are this one's; leave it out"));
+        session.clock.window()));
   }
   if (step.gradient_clipping &&
       step.gradient_clipping != session.max_gradient_norm) {
-    complaints.push_back(concat(
-        "gradient_clipping is ",
-        *step.gradient_clipping,
-        ", which is for all models; give it in AcceleratorOptions, or call "
-        "clip_grad_norm_()"));
+    complaints.push_back(format(
+        "gradient_clipping is {}, which is for all models; give it in "
+        "AcceleratorOptions, or call clip_grad_norm_()",
+        *step.gradient_clipping));
   }
 }
 
@@ -211,10 +207,9 @@ std::vector<ModelPlan> plans_of(
       found.emplace_back(error.what());
     }
     if (found.empty()) continue;
-    complaints.push_back(concat(
-        "[train] the options of model ",
+    complaints.push_back(format(
+        "[train] the options of model {} of prepare() do not work out:\n{}",
         plans.size(),
-        " of prepare() do not work out:\n",
         detail::join(found, "\n")));
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
@@ -276,12 +271,11 @@ void warn_of_strangers(
   session.world.logger().log_once_per_world(
       LogLevel::warning,
       "train",
-      concat(
-          "an optimizer steps on ",
-          num_strangers,
-          " tensors of no prepared model; their gradients are not averaged "
-          "over the ranks; "
-          "prepare their model with or before it"));
+      format(
+          "an optimizer steps on {} tensors of no prepared model; their "
+          "gradients are not averaged over the ranks; prepare their model with "
+          "or before it",
+          num_strangers));
 }
 
 // Its own optimizer, if it is known and prepared; else all.

@@ -28,16 +28,16 @@ void first_rank_first(
     } catch (const std::exception& error) {
       failure = std::current_exception();
       // Never empty, even if its text is.
-      reason = detail::concat("x", error.what());
+      reason = detail::format("x{}", error.what());
     }
   }
   reason = group.broadcast_bytes(reason, 0);
   if (failure) std::rethrow_exception(failure);
   if (!reason.empty()) {
-    throw DistributedError(detail::concat(
-        "[train] rank ",
+    throw DistributedError(detail::format(
+        "[train] rank {} went first and failed, so this rank does not follow: "
+        "{}",
         group.world_ranks()[0],
-        " went first and failed, so this rank does not follow: ",
         reason.substr(1)));
   }
   if (group.rank() != 0) function();
@@ -63,12 +63,10 @@ void Accelerator::on_last_process(const std::function<void()>& function) const {
 void Accelerator::on_process(int index, const std::function<void()>& function)
     const {
   if (index < 0 || index >= num_processes()) {
-    throw ConfigError(detail::concat(
-        "[train] on_process was asked for rank ",
+    throw ConfigError(detail::format(
+        "[train] on_process was asked for rank {} of {}; ranks count from 0",
         index,
-        " of ",
-        num_processes(),
-        "; ranks count from 0"));
+        num_processes()));
   }
   if (process_index() == index) function();
 }

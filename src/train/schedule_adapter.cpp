@@ -60,12 +60,12 @@ class CountedSchedule : public ScheduleAdapter {
     const auto num_steps = state.get<std::int64_t>("num_steps");
     const auto metrics = state.get<std::vector<double>>("metrics");
     if (num_steps < num_steps_) {
-      throw CheckpointError(concat(
-          "[checkpoint] a LibTorch schedule has made ",
+      throw CheckpointError(format(
+          "[checkpoint] a LibTorch schedule has made {} steps and cannot go "
+          "back to {}; load before training, or use a schedule of "
+          "accelerate::optim",
           num_steps_,
-          " steps and cannot go back to ",
-          num_steps,
-          "; load before training, or use a schedule of accelerate::optim"));
+          num_steps));
     }
     while (num_steps_ < num_steps) {
       const auto i = static_cast<std::size_t>(num_steps_);

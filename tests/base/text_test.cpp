@@ -18,12 +18,11 @@ TEST(TextTest, PutsValuesIntoAMessage) {
 }
 
 TEST(TextTest, FormatsValuesAsTheyAreStreamed) {
-  EXPECT_EQ(format("{}", 1.0 / 3), concat(1.0 / 3));
-  EXPECT_EQ(format("{}", 1e20F), concat(1e20F));
-  EXPECT_EQ(format("{}{}", true, false), concat(true, false));
-  EXPECT_EQ(format("{}", 'x'), concat('x'));
-  EXPECT_EQ(
-      format("{}", std::string_view("view")), concat(std::string_view("view")));
+  EXPECT_EQ(format("{}", 1.0 / 3), "0.333333");
+  EXPECT_EQ(format("{}", 1e20F), "1e+20");
+  EXPECT_EQ(format("{}{}", true, false), "10");
+  EXPECT_EQ(format("{}", 'x'), "x");
+  EXPECT_EQ(format("{}", std::string_view("view")), "view");
 }
 
 TEST(TextTest, ParsesWholeNumbersOnly) {

@@ -25,30 +25,27 @@ using testing::little;
 using testing::TemporaryFolder;
 
 std::string text_op(const std::string& text) {
-  return concat("X", little(text.size(), 4), text);
+  return format("X{}{}", little(text.size(), 4), text);
 }
 
 std::string number_op(std::uint64_t value) {
-  return concat("J", little(value, 4));
+  return format("J{}", little(value, 4));
 }
 
 std::string tuple_op(const std::vector<std::uint64_t>& values) {
   std::string ops = "(";
   for (const std::uint64_t value : values) ops += number_op(value);
-  return concat(ops, "t");
+  return format("{}t", ops);
 }
 
 std::string storage_op(const std::string& type, const std::string& key) {
-  return concat(
-      "(",
+  return format(
+      "({}ctorch\n{}\n{}{}{}tQ",
       text_op("storage"),
-      "ctorch\n",
       type,
-      "\n",
       text_op(key),
       text_op("cpu"),
-      number_op(6),
-      "tQ");
+      number_op(6));
 }
 
 std::string tensor_op(
@@ -56,18 +53,18 @@ std::string tensor_op(
     std::uint64_t offset,
     const std::vector<std::uint64_t>& sizes,
     const std::vector<std::uint64_t>& strides) {
-  return concat(
-      "ctorch._utils\n_rebuild_tensor_v2\n(",
+  return format(
+      "ctorch._utils\n_rebuild_tensor_v2\n({}{}{}{}"
+      "\x89"
+      "ccollections\nOrderedDict\n)RtR",
       storage,
       number_op(offset),
       tuple_op(sizes),
-      tuple_op(strides),
-      "\x89"
-      "ccollections\nOrderedDict\n)RtR");
+      tuple_op(strides));
 }
 
 std::string pickle_of(const std::string& ops) {
-  return concat("\x80\x02", ops, ".");
+  return format("\x80\x02{}.", ops);
 }
 
 class TorchFiles : public ::testing::Test {
@@ -105,17 +102,15 @@ std::string shorts() {
 TEST_F(TorchFiles, GiveTensorsOfAnyView) {
   const std::string storage = storage_op("ShortStorage", "0");
   const TorchFile file(
-      put(pickle_of(concat(
-              "](",
+      put(pickle_of(format(
+              "]({}{}{}{}{}ctorch._utils\n_rebuild_parameter\n({}\x88}}tRK\x07"
+              "e",
               tensor_op(storage, 0, {2, 3}, {3, 1}),
               tensor_op(storage, 1, {2, 2}, {1, 3}),
               tensor_op(storage, 5, {}, {}),
               tensor_op(storage, 6, {0, 4}, {4, 1}),
               tensor_op(storage, 2, {3}, {0}),
-              "ctorch._utils\n_rebuild_parameter\n(",
-              tensor_op(storage, 0, {1}, {1}),
-              "\x88}tRK\x07"
-              "e")),
+              tensor_op(storage, 0, {1}, {1}))),
           shorts()));
   const Pickle::Value root = file.root();
   const auto whole = file.tensor(root.item(0));

@@ -31,7 +31,7 @@ const std::filesystem::path& scratch() {
     const std::filesystem::path base = std::filesystem::exists("/dev/shm")
         ? "/dev/shm"
         : std::filesystem::temp_directory_path();
-    auto made = base / detail::concat("accelerate-fuzz-", ::getpid());
+    auto made = base / detail::format("accelerate-fuzz-{}", ::getpid());
     std::filesystem::create_directories(made);
     return made;
   }();

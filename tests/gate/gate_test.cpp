@@ -22,8 +22,8 @@ class Vault : public GateKeeper {
       gates_.push_back(std::make_unique<GatedTensor>(
           item.value(),
           UnavailableMessages{
-              concat("\"", item.key(), "\" is in the vault"),
-              concat("\"", item.key(), "\" was in a vault that is gone")},
+              format("\"{}\" is in the vault", item.key()),
+              format("\"{}\" was in a vault that is gone", item.key())},
           *this,
           gates_.size()));
     }

@@ -148,7 +148,7 @@ class LaunchCase {
       out["master_port"] = port();
     } else {
       out["rdzv_endpoint"] =
-          detail::concat(decision_.address.value_or("None"), ":", port());
+          detail::format("{}:{}", decision_.address.value_or("None"), port());
     }
     return out;
   }

@@ -72,7 +72,7 @@ class Pull : public torch::optim::Optimizer {
 
 // By what comes first in them.
 std::string by_value(const at::Tensor& parameter) {
-  return concat("p", parameter.numel());
+  return format("p{}", parameter.numel());
 }
 
 std::vector<at::Tensor> parameters() {

@@ -151,12 +151,10 @@ void expect_outcome(
         std::_Exit(0);
       },
       ::testing::ExitedWithCode(0),
-      concat(
-          "replaced ",
+      format(
+          "replaced {} kept {} fixed {}",
           expected.replaces_allocator,
-          " kept ",
           expected.replaces_allocator,
-          " fixed ",
           expected.fixes_heap));
 }
 

@@ -86,10 +86,10 @@ std::vector<std::string> ModelComponent::check(
     const Part part = model_part(models_[i], numbered("model", i), writes_);
     const auto saved = source.parts.find(part.name);
     if (saved == source.parts.end()) {
-      complaints.push_back(concat(
-          "the checkpoint has no ",
-          part.name,
-          "; it was saved with fewer models, or a hook saved it"));
+      complaints.push_back(format(
+          "the checkpoint has no {}; it was saved with fewer models, or a hook "
+          "saved it",
+          part.name));
       continue;
     }
     ModelToLoad model{saved->second, {}};
@@ -105,13 +105,11 @@ std::vector<std::string> ModelComponent::check(
   }
   const std::string next = numbered("model", models_.size());
   if (source.parts.contains(next) && rules.strict) {
-    complaints.push_back(concat(
-        "the checkpoint has ",
+    complaints.push_back(format(
+        "the checkpoint has {} too, but only {}{} prepared",
         next,
-        " too, but only ",
         models_.size(),
-        models_.size() == 1 ? " model is" : " models are",
-        " prepared"));
+        models_.size() == 1 ? " model is" : " models are"));
   }
   return complaints;
 }

@@ -66,15 +66,14 @@ class StateTensors {
     const auto found = saved_.find(name);
     if (found == saved_.end()) {
       throw CheckpointError(
-          concat("[checkpoint] ", part_, " has no tensor \"", name, "\""));
+          format("[checkpoint] {} has no tensor \"{}\"", part_, name));
     }
     const StoredTensor& tensor = found->second;
     const auto dtype = torch_dtype(tensor.dtype);
     if (!dtype) {
-      throw CheckpointError(concat(
-          "[checkpoint] \"",
-          name,
-          "\" is of a dtype that LibTorch does not have"));
+      throw CheckpointError(format(
+          "[checkpoint] \"{}\" is of a dtype that LibTorch does not have",
+          name));
     }
     const std::vector<std::int64_t> shape =
         torch_shape(tensor.dtype, tensor.shape);
@@ -176,10 +175,9 @@ std::vector<std::string> OptimizerComponent::check(
   to_load_.clear();
   const auto trees = source.state.get<std::vector<StateDict>>("optimizers");
   if (trees.size() != optimizers_.size() && rules.strict) {
-    complaints.push_back(concat(
-        "the checkpoint has ",
+    complaints.push_back(format(
+        "the checkpoint has {} optimizers, prepared are {}",
         trees.size(),
-        " optimizers, prepared are ",
         optimizers_.size()));
   }
   for (std::size_t i = 0; i < std::min(trees.size(), optimizers_.size()); ++i) {
@@ -205,7 +203,7 @@ std::vector<std::string> OptimizerComponent::check(
              [&](const std::string& name) {
                return may_be_missing(rules, name);
              })) {
-      complaints.push_back(concat(to_load.part, ": ", complaint));
+      complaints.push_back(format("{}: {}", to_load.part, complaint));
     }
     to_load_.push_back(std::move(to_load));
   }

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 namespace {
 
 std::string qualified(std::size_t model, const std::string& name) {
-  return model == 0 ? name : concat("model_", model, "/", name);
+  return model == 0 ? name : format("model_{}/{}", model, name);
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ NameOfParameter ParameterNames::of(
       names->emplace(
           parameter.unsafeGetTensorImpl(),
           row.parameter != nullptr ? qualified(row.model, row.parameter->name)
-                                   : concat("group_", g, "/", i));
+                                   : format("group_{}/{}", g, i));
     }
   }
   return [names](const at::Tensor& parameter) {
@@ -71,7 +71,7 @@ std::vector<std::pair<std::string, at::Tensor>> ParameterNames::masters_of(
       if (row != nullptr && row->layout.is_whole() &&
           !row->local.is_same(row->tensor)) {
         masters.emplace_back(
-            concat(qualified(model, row->name), "/master"), row->local);
+            format("{}/master", qualified(model, row->name)), row->local);
       }
     }
   }

@@ -16,8 +16,7 @@ Complaints count_complaints(
     std::size_t present) {
   const std::size_t saved = state.get<std::vector<StateDict>>(key).size();
   if (saved == present) return {};
-  return {
-      concat("the checkpoint has ", saved, " ", key, ", here are ", present)};
+  return {format("the checkpoint has {} {}, here are {}", saved, key, present)};
 }
 
 }  // namespace
@@ -33,7 +32,7 @@ Complaints StateComponent::check(
     const CheckpointSource& source,
     const MatchRules& rules) {
   if (!rules.strict || source.state.contains(key_)) return {};
-  return {concat("the checkpoint has no state called \"", key_, "\"")};
+  return {format("the checkpoint has no state called \"{}\"", key_)};
 }
 
 void StateComponent::load(const CheckpointSource& source, const MatchRules&) {
@@ -55,7 +54,7 @@ Complaints RankStateComponent::check(
       source.rank_state->contains(key_)) {
     return {};
   }
-  return {concat("the checkpoint has no state per rank called \"", key_, "\"")};
+  return {format("the checkpoint has no state per rank called \"{}\"", key_)};
 }
 
 void RankStateComponent::load(
@@ -103,10 +102,10 @@ Complaints ScalerComponent::check(
     const MatchRules& rules) {
   const bool is_saved = source.state.contains("scaler");
   if (!rules.strict || is_saved == scaler_.has_value()) return {};
-  return {concat(
-      "the checkpoint was saved ",
-      is_saved ? "with" : "without",
-      " a loss scaler; mixed_precision must be the same")};
+  return {format(
+      "the checkpoint was saved {} a loss scaler; mixed_precision must be the "
+      "same",
+      is_saved ? "with" : "without")};
 }
 
 void ScalerComponent::load(const CheckpointSource& source, const MatchRules&) {

@@ -33,24 +33,21 @@ StateDict CheckpointReader::state(const std::string& file) const {
   const auto found = mapped.header().metadata.find(kStateKey);
   const std::string what = (folder_ / file).string();
   if (found == mapped.header().metadata.end()) {
-    throw CheckpointError(concat("[checkpoint] ", what, " holds no state"));
+    throw CheckpointError(format("[checkpoint] {} holds no state", what));
   }
   const auto json = nlohmann::json::parse(found->second, nullptr, false);
   return from_json(json, what, [&](const std::string& name) -> at::Tensor {
     if (!mapped.contains(name)) {
       throw CheckpointError(
-          concat("[checkpoint] ", what, " has no tensor \"", name, "\""));
+          format("[checkpoint] {} has no tensor \"{}\"", what, name));
     }
     const safetensors::TensorInfo& info = mapped.info(name);
     const auto dtype = torch_dtype(info.dtype);
     if (!dtype) {
-      throw CheckpointError(concat(
-          "[checkpoint] \"",
+      throw CheckpointError(format(
+          "[checkpoint] \"{}\" of {} has a dtype that LibTorch does not know",
           name,
-          "\" of ",
-          what,
-          " has a dtype that LibTorch "
-          "does not know"));
+          what));
     }
     at::Tensor tensor = at::empty(
         torch_shape(info.dtype, info.shape), at::TensorOptions().dtype(*dtype));
@@ -96,12 +93,11 @@ void CheckpointReader::verify() const {
     }
   }
   if (damaged.empty()) return;
-  throw CheckpointError(concat(
-      "[checkpoint] ",
+  throw CheckpointError(format(
+      "[checkpoint] {} is damaged: the contents of {} have changed since they "
+      "were written; load another checkpoint",
       folder_.string(),
-      " is damaged: the contents of ",
-      join(damaged, ", "),
-      " have changed since they were written; load another checkpoint"));
+      join(damaged, ", ")));
 }
 
 }  // namespace accelerate::detail

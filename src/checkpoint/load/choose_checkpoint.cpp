@@ -22,19 +22,17 @@ void warn_passed_over(
   for (const CheckpointEntry& entry : entries) {
     if (entry.kind == CheckpointKind::unusable &&
         (newest == nullptr || entry.number > newest->number)) {
-      passed_over += concat("\n  ", entry.name, ": ", entry.complaint);
+      passed_over += format("\n  {}: {}", entry.name, entry.complaint);
     }
   }
   if (passed_over.empty()) return;
   checkpoints.world.logger().log(
       LogLevel::warning,
       "checkpoint",
-      concat(
-          "the newest complete checkpoint in ",
+      format(
+          "the newest complete checkpoint in {} is {}; passed over:{}",
           base.string(),
-          " is ",
           newest == nullptr ? "none" : newest->name,
-          "; passed over:",
           passed_over));
 }
 
@@ -64,10 +62,9 @@ std::filesystem::path choose_checkpoint(
   if (input_dir.empty()) {
     std::filesystem::path newest = find_newest_checkpoint(checkpoints);
     if (!newest.empty()) return newest;
-    throw CheckpointError(concat(
-        "[checkpoint] there is no complete checkpoint in ",
+    throw CheckpointError(format(
+        "[checkpoint] there is no complete checkpoint in {}/{}",
         checkpoints.project.project_dir,
-        "/",
         kCheckpointsFolder));
   }
   const std::filesystem::path parent =
@@ -77,11 +74,9 @@ std::filesystem::path choose_checkpoint(
     restore_put_aside(*checkpoints.disk, parent);
   }
   if (!std::filesystem::is_directory(input_dir)) {
-    throw CheckpointError(concat(
-        "[checkpoint] ",
-        input_dir.string(),
-        " is no folder; load_state() was "
-        "told to load it"));
+    throw CheckpointError(format(
+        "[checkpoint] {} is no folder; load_state() was told to load it",
+        input_dir.string()));
   }
   return input_dir;
 }

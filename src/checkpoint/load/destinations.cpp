@@ -26,7 +26,7 @@ constexpr std::size_t kStageBytes = 32U << 20U;
 std::string text_of(const safetensors::Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += concat(i > 0 ? ", " : "", shape[i]);
+    text += format("{}{}", i > 0 ? ", " : "", shape[i]);
   }
   return text + "]";
 }
@@ -58,9 +58,9 @@ void append(
       names.begin(),
       names.begin() +
           static_cast<std::ptrdiff_t>(std::min(names.size(), kMost)));
-  std::string text = concat(part, ": ", what, ": ", join(shown, ", "));
+  std::string text = format("{}: {}: {}", part, what, join(shown, ", "));
   if (names.size() > kMost) {
-    text += concat(", and ", names.size() - kMost, " more");
+    text += format(", and {} more", names.size() - kMost);
   }
   complaints.push_back(std::move(text));
 }
@@ -108,23 +108,18 @@ std::vector<std::string> mismatches(
     }
     const safetensors::Shape shape = global_shape(destination);
     if (found->second.shape != shape) {
-      complaints.push_back(concat(
+      complaints.push_back(format(
+          "{}: {} has shape {} in the checkpoint and {} here",
           part,
-          ": ",
           destination.name,
-          " has shape ",
           text_of(found->second.shape),
-          " in the checkpoint and ",
-          text_of(shape),
-          " here"));
+          text_of(shape)));
     } else if (!torch_dtype(found->second.dtype)) {
-      complaints.push_back(concat(
+      complaints.push_back(format(
+          "{}: {} is of dtype {}, which LibTorch does not have",
           part,
-          ": ",
           destination.name,
-          " is of dtype ",
-          safetensors::name_of(found->second.dtype),
-          ", which LibTorch does not have"));
+          safetensors::name_of(found->second.dtype)));
     }
   }
   for (const auto& [name, tensor] : saved) {

@@ -47,13 +47,12 @@ void drop_other_ranks_state(const World& world, CheckpointSource& source) {
   world.logger().log_once_per_world(
       LogLevel::warning,
       "checkpoint",
-      concat(
+      format(
+          "{} was saved by {} processes and is loaded by {}; random states are "
+          "left as they are",
           source.folder.string(),
-          " was saved by ",
           source.num_processes,
-          " processes and is loaded by ",
-          world.size(),
-          "; random states are left as they are"));
+          world.size()));
 }
 
 void require_no_complaints(
@@ -61,10 +60,10 @@ void require_no_complaints(
     const std::filesystem::path& path,
     bool strict) {
   if (complaints.empty()) return;
-  throw CheckpointError(concat(
-      "[checkpoint] ",
+  throw CheckpointError(format(
+      "[checkpoint] {} does not fit what is prepared; nothing was loaded:\n  "
+      "{}{}",
       path.string(),
-      " does not fit what is prepared; nothing was loaded:\n  ",
       join(complaints, "\n  "),
       strict ? "\nLoadStateOptions: skip and allow_missing take "
                "patterns of names, strict = false takes what fits"

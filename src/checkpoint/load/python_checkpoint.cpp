@@ -29,10 +29,10 @@ using Value = Pickle::Value;
 at::Tensor tensor_from(const TorchTensor& tensor) {
   const auto dtype = torch_dtype(tensor.dtype);
   if (!dtype) {
-    throw CheckpointError(concat(
-        "[checkpoint] a tensor of dtype ",
-        safetensors::name_of(tensor.dtype),
-        " is in the file, which LibTorch does not have"));
+    throw CheckpointError(format(
+        "[checkpoint] a tensor of dtype {} is in the file, which LibTorch does "
+        "not have",
+        safetensors::name_of(tensor.dtype)));
   }
   const at::Tensor made = at::empty(
       torch_shape(tensor.dtype, tensor.sizes),
@@ -54,7 +54,7 @@ class TorchState {
   }
 
   [[noreturn]] void fail(std::string_view what) const {
-    throw CheckpointError(concat("[checkpoint] ", where_.string(), ": ", what));
+    throw CheckpointError(format("[checkpoint] {}: {}", where_.string(), what));
   }
 
   // Nothing if it is not there.
@@ -70,7 +70,7 @@ class TorchState {
   }
   [[nodiscard]] Value at(const Value& dict, std::string_view key) const {
     const auto found = find(dict, key);
-    if (!found) fail(concat("\"", key, "\" is missing"));
+    if (!found) fail(format("\"{}\" is missing", key));
     return *found;
   }
 
@@ -131,12 +131,10 @@ class TorchState {
     } else if (value.kind() == Kind::list || value.kind() == Kind::tuple) {
       add_list(state, name, value);
     } else if (value.kind() != Kind::none) {
-      fail(concat(
-          "\"",
-          name,
-          "\" is something that only Python can hold; register an "
-          "object whose state is of numbers, texts, lists, tensors and "
-          "dictionaries"));
+      fail(format(
+          "\"{}\" is something that only Python can hold; register an object "
+          "whose state is of numbers, texts, lists, tensors and dictionaries",
+          name));
     }
   }
 
@@ -196,8 +194,8 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
         values.set(
             key, static_cast<std::int64_t>(std::llround(saved.number(value))));
       } else if (saved.tensor(value)) {
-        const std::string name = concat(number, "/", key);
-        tensors.emplace(name, all.at(concat("state.", number, ".", key)));
+        const std::string name = format("{}/{}", number, key);
+        tensors.emplace(name, all.at(format("state.{}.{}", number, key)));
         values.set(key, StateDict{{kTensorKey, name}});
       } else if (value.kind() != Kind::none) {
         values.set(key, saved.number(value));
@@ -307,7 +305,7 @@ StateDict read_random_states(const TorchState& saved) {
   }
   if (const auto cuda = TorchState::find(root, "torch_cuda_manual_seed")) {
     for (std::size_t i = 0; i < cuda->size(); ++i) {
-      random.set(concat("cuda:", i), tensor_of(cuda->item(i)));
+      random.set(format("cuda:{}", i), tensor_of(cuda->item(i)));
     }
   }
   return random;
@@ -325,7 +323,7 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
   for (std::size_t i = 0;; ++i) {
     const std::string safe = numbered("model", i) + ".safetensors";
     const std::string pickled = numbered("pytorch_model", i) + ".bin";
-    const std::string sharded = concat("pytorch_model_fsdp_", i);
+    const std::string sharded = format("pytorch_model_fsdp_{}", i);
     if (has(safe)) {
       source.parts[numbered("model", i)] = stored_in_safetensors(folder / safe);
     } else if (has(pickled)) {
@@ -349,15 +347,15 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
     const TorchState saved(folder / (numbered("scheduler", i) + ".bin"));
     schedulers.push_back(read_scheduler(saved, saved.root().as_dict()));
   }
-  for (std::size_t i = 0; has(concat("custom_checkpoint_", i, ".pkl")); ++i) {
-    const TorchState saved(folder / concat("custom_checkpoint_", i, ".pkl"));
+  for (std::size_t i = 0; has(format("custom_checkpoint_{}.pkl", i)); ++i) {
+    const TorchState saved(folder / format("custom_checkpoint_{}.pkl", i));
     objects.push_back(saved.dict(saved.root().as_dict()));
   }
-  while (has(concat("random_states_", source.num_processes, ".pkl"))) {
+  while (has(format("random_states_{}.pkl", source.num_processes))) {
     ++source.num_processes;
   }
   std::int64_t step = 0;
-  const std::string random_states = concat("random_states_", rank, ".pkl");
+  const std::string random_states = format("random_states_{}.pkl", rank);
   if (has("random_states_0.pkl")) {
     const TorchState saved(
         folder / (has(random_states) ? random_states : "random_states_0.pkl"));

@@ -140,7 +140,7 @@ std::string failures_in(
   for (std::size_t i = 0; i < answers.size(); ++i) {
     if (answers[i].starts_with(kFailed)) {
       failures.push_back(
-          concat("rank ", ranks[i], ": ", answers[i].substr(kFailed.size())));
+          format("rank {}: {}", ranks[i], answers[i].substr(kFailed.size())));
     }
   }
   return join(failures, "\n");
@@ -156,16 +156,16 @@ std::string unwrap(const std::string& answer) {
 template <class Body>
 std::string attempt(Body&& body) {
   try {
-    return concat(kOk, std::forward<Body>(body)());
+    return format("{}{}", kOk, std::forward<Body>(body)());
   } catch (const std::exception& error) {
-    return concat(kFailed, error.what());
+    return format("{}{}", kFailed, error.what());
   }
 }
 
 }  // namespace
 
 std::string numbered(const std::string& kind, std::size_t i) {
-  return i == 0 ? kind : concat(kind, "_", i);
+  return i == 0 ? kind : format("{}_{}", kind, i);
 }
 
 bool Part::is_split() const {
@@ -178,21 +178,19 @@ bool Part::is_split() const {
 std::string
 part_file(const std::string& part, bool is_split, int rank, int num_processes) {
   if (!is_split) return part + ".safetensors";
-  return concat(
+  return format(
+      "{}-{}-of-{}.safetensors",
       part,
-      "-",
       five_digits(rank + 1),
-      "-of-",
-      five_digits(num_processes),
-      ".safetensors");
+      five_digits(num_processes));
 }
 
 std::string torch_file_of(const std::string& part) {
-  return concat("pytorch_", part, ".bin");
+  return format("pytorch_{}.bin", part);
 }
 
 std::string rank_file(int rank) {
-  return concat("rank-", five_digits(rank), ".safetensors");
+  return format("rank-{}.safetensors", five_digits(rank));
 }
 
 CheckpointWriter::CheckpointWriter(SaveJob job, Meeting& meeting)
@@ -209,11 +207,10 @@ CheckpointWriter::CheckpointWriter(SaveJob job, Meeting& meeting)
 
 std::string CheckpointWriter::write_files() const {
   if (!std::filesystem::is_directory(folder_)) {
-    throw Error(concat(
-        "this rank does not see ",
-        folder_of(folder_).string(),
-        ", where the checkpoint is written: all ranks need the same file "
-        "system, or save_on_each_node"));
+    throw Error(format(
+        "this rank does not see {}, where the checkpoint is written: all ranks "
+        "need the same file system, or save_on_each_node",
+        folder_of(folder_).string()));
   }
   const bool is_leader = meeting_.is_leader();
   RankFiles mine;
@@ -248,10 +245,9 @@ std::string CheckpointWriter::write_files() const {
 void CheckpointWriter::commit(const std::vector<std::string>& answers) {
   const std::string failures = failures_in(answers, meeting_.ranks());
   if (!failures.empty()) {
-    throw CheckpointError(concat(
-        "[checkpoint] ",
+    throw CheckpointError(format(
+        "[checkpoint] {} was not saved, and nothing of it is left:\n{}",
         job_.target.string(),
-        " was not saved, and nothing of it is left:\n",
         failures));
   }
   Manifest manifest;
@@ -280,7 +276,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
 void CheckpointWriter::write(const std::string& failure) {
   const std::string answer = failure.empty()
       ? attempt([&] { return write_files(); })
-      : concat(kFailed, failure);
+      : format("{}{}", kFailed, failure);
   const std::vector<std::string> answers =
       meeting_.gather(answer, "the end of save_state");
   std::string outcome;

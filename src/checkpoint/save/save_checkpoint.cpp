@@ -54,10 +54,10 @@ bool is_written_meanwhile(
   checkpoints.world.logger().log(
       LogLevel::info,
       "checkpoint",
-      concat(
-          "an asynchronous save would hold ",
-          wanted,
-          " bytes, more than memory_limit; it is written at once"));
+      format(
+          "an asynchronous save would hold {} bytes, more than memory_limit; "
+          "it is written at once",
+          wanted));
   return false;
 }
 
@@ -99,7 +99,7 @@ SaveTicket save_checkpoint(
   checkpoints.agreement.require_success(
       failure,
       "save_state",
-      concat("[checkpoint] ", target.path.string(), " was not saved:\n"));
+      format("[checkpoint] {} was not saved:\n", target.path.string()));
   auto progress = is_written_meanwhile(checkpoints, writer->contents(), options)
       ? checkpoints.saver.start(std::move(writer))
       : checkpoints.saver.run(std::move(writer));

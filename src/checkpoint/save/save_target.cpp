@@ -20,11 +20,10 @@ std::vector<std::filesystem::path> deleted_by(
   const auto plan =
       plan_retention(entries, path.filename().string(), project.total_limit);
   if (!plan) {
-    throw ConfigError(concat(
-        "[checkpoint] ",
-        path.string(),
-        " is there already; set ProjectConfiguration::iteration higher than "
-        "those there are, or leave it unset"));
+    throw ConfigError(format(
+        "[checkpoint] {} is there already; set ProjectConfiguration::iteration "
+        "higher than those there are, or leave it unset",
+        path.string()));
   }
   std::vector<std::filesystem::path> deleted;
   for (const std::string& old : plan->deleted) deleted.push_back(base / old);
@@ -47,10 +46,9 @@ SaveTarget choose_target(
         "[checkpoint] automatic_checkpoint_naming needs a project_dir");
   }
   if (project.total_limit && *project.total_limit < 1) {
-    throw ConfigError(concat(
-        "[checkpoint] total_limit is ",
-        *project.total_limit,
-        "; it is at least 1"));
+    throw ConfigError(format(
+        "[checkpoint] total_limit is {}; it is at least 1",
+        *project.total_limit));
   }
   const std::filesystem::path base =
       std::filesystem::path(project.project_dir) / kCheckpointsFolder;
@@ -59,7 +57,7 @@ SaveTarget choose_target(
       entries.empty() ? -1 : entries.back().number.value_or(-1);
   SaveTarget target;
   target.iteration = project.iteration.value_or(highest + 1);
-  target.path = base / concat(kCheckpointPrefix, target.iteration);
+  target.path = base / format("{}{}", kCheckpointPrefix, target.iteration);
   target.deleted = deleted_by(project, target.path, entries);
   return target;
 }
@@ -83,13 +81,13 @@ SaveTarget agree_on_target(
       target = choose_target(checkpoints.project, output_dir);
       target.is_skipped =
           options.when_busy == WhenBusy::skip && checkpoints.saver.is_busy();
-      decision = concat(
+      decision = format(
+          "{}{} {}",
           target.is_skipped ? "skip " : "save ",
           target.iteration,
-          " ",
           target.path.string());
     } catch (const Error& error) {
-      decision = concat("refuse ", error.what());
+      decision = format("refuse {}", error.what());
     }
   }
   decision = checkpoints.agreement.decide(decision, "save_state");

@@ -125,12 +125,11 @@ void SnapshotMemory::reserve(std::size_t num_bytes) {
       -1,
       0);
   if (address == MAP_FAILED) {
-    throw Error(concat(
-        "[checkpoint] no ",
+    throw Error(format(
+        "[checkpoint] no {} bytes of memory for an asynchronous save: {}; save "
+        "synchronously, or set a memory_limit",
         size,
-        " bytes of memory for an asynchronous save: ",
-        std::strerror(errno),
-        "; save synchronously, or set a memory_limit"));
+        std::strerror(errno)));
   }
   memory_ = static_cast<std::byte*>(address);
   size_ = size;

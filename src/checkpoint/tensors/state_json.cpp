@@ -76,7 +76,7 @@ struct Encoder {
   Json operator()(const std::vector<StateDict>& states) const {
     Json list = Json::array();
     for (std::size_t i = 0; i < states.size(); ++i) {
-      list.push_back(to_json(states[i], concat(prefix, "/", i), tensors));
+      list.push_back(to_json(states[i], format("{}/{}", prefix, i), tensors));
     }
     return {{"states", std::move(list)}};
   }
@@ -101,7 +101,7 @@ class Decoder {
  private:
   [[noreturn]] void fail() const {
     throw CheckpointError(
-        concat("[checkpoint] ", what_, " is damaged, or of a newer version"));
+        format("[checkpoint] {} is damaged, or of a newer version", what_));
   }
 
   [[nodiscard]] double real(const Json& json) const {
@@ -180,7 +180,8 @@ Json to_json(
     NamedTensors& tensors) {
   Json json = Json::object();
   for (const auto& [key, value] : state.values()) {
-    const std::string name = prefix.empty() ? key : concat(prefix, "/", key);
+    const std::string name =
+        prefix.empty() ? key : format("{}/{}", prefix, key);
     json[key] = std::visit(Encoder{name, tensors}, value);
   }
   return json;

@@ -122,7 +122,7 @@ std::vector<std::int64_t> torch_shape(
 TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](std::string_view why) {
     throw ConfigError(
-        concat("[checkpoint] \"", name, "\" cannot be saved: ", why));
+        format("[checkpoint] \"{}\" cannot be saved: {}", name, why));
   };
   if (tensor.layout() != c10::kStrided) {
     refuse("it is sparse; save its values and indices as tensors of their own");
@@ -130,10 +130,9 @@ TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
   if (tensor.is_quantized()) refuse("it is quantized; save its int_repr()");
   const auto dtype = file_dtype(tensor.scalar_type());
   if (!dtype) {
-    refuse(concat(
-        "safetensors knows no dtype ",
-        c10::toString(tensor.scalar_type()),
-        "; save a view of another dtype"));
+    refuse(format(
+        "safetensors knows no dtype {}; save a view of another dtype",
+        c10::toString(tensor.scalar_type())));
   }
   TensorToWrite wanted;
   wanted.dtype = *dtype;
@@ -144,11 +143,10 @@ TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
 
 TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
   if (given.is_meta()) {
-    throw ConfigError(concat(
-        "[checkpoint] \"",
-        name,
-        "\" cannot be saved: it has no values (a meta tensor); materialise it "
-        "first"));
+    throw ConfigError(format(
+        "[checkpoint] \"{}\" cannot be saved: it has no values (a meta "
+        "tensor); materialise it first",
+        name));
   }
   TensorToWrite wanted = described(name, given);
   const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();

@@ -12,7 +12,7 @@ StateDict emptied(
     std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   StateDict bare;
   for (const auto& [key, value] : state.values()) {
-    const std::string name = concat(prefix, "/", key);
+    const std::string name = format("{}/{}", prefix, key);
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       tensors.emplace_back(name, *tensor);
       bare.set(key, StateDict{{kTensorKey, name}});

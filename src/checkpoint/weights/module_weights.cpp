@@ -20,8 +20,8 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
 using detail::Destination;
+using detail::format;
 using detail::StoredTensors;
 
 void collect(
@@ -39,7 +39,7 @@ void collect(
     }
   }
   for (const auto& child : module.named_children()) {
-    collect(*child.value(), concat(prefix, child.key(), "."), list);
+    collect(*child.value(), format("{}{}.", prefix, child.key()), list);
   }
 }
 
@@ -57,7 +57,7 @@ struct Place {
 ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
   if (bytes < 0) {
     throw ConfigError(
-        concat("[checkpoint] ", bytes, " bytes: a size is at least 0"));
+        format("[checkpoint] {} bytes: a size is at least 0", bytes));
   }
 }
 
@@ -136,14 +136,12 @@ std::map<std::string, at::Tensor> load_state_dict(
   for (const auto& [name, stored] : saved) {
     const auto dtype = detail::torch_dtype(stored.dtype);
     if (!dtype) {
-      throw CheckpointError(concat(
-          "[checkpoint] \"",
+      throw CheckpointError(format(
+          "[checkpoint] \"{}\" of {} has dtype {}, which LibTorch does not "
+          "have",
           name,
-          "\" of ",
           path.string(),
-          " has dtype ",
-          safetensors::name_of(stored.dtype),
-          ", which LibTorch does not have"));
+          safetensors::name_of(stored.dtype)));
     }
     at::Tensor& tensor = tensors[name];
     const auto found = shared.find(stored.storage);
@@ -177,11 +175,9 @@ std::vector<std::string> write_module(
       static_cast<std::uint64_t>(options.max_shard_size.bytes());
   if (std::filesystem::exists(folder) &&
       !std::filesystem::is_directory(folder)) {
-    throw ConfigError(concat(
-        "[checkpoint] ",
-        folder.string(),
-        " is a file; a model is saved in a "
-        "folder"));
+    throw ConfigError(format(
+        "[checkpoint] {} is a file; a model is saved in a folder",
+        folder.string()));
   }
   std::vector<NamedTensor> tensors;
   std::map<Place, std::int64_t> places;
@@ -221,8 +217,8 @@ StoredTensors open_renamed(
     const std::string here = options.rename(name);
     if (here.empty()) continue;
     if (!tensors.emplace(here, tensor).second) {
-      throw ConfigError(concat(
-          "[checkpoint] LoadModelOptions::rename gives two tensors the name ",
+      throw ConfigError(format(
+          "[checkpoint] LoadModelOptions::rename gives two tensors the name {}",
           here));
     }
   }
@@ -233,10 +229,9 @@ void require_fit(
     const std::filesystem::path& path,
     const std::vector<std::string>& complaints) {
   if (complaints.empty()) return;
-  throw CheckpointError(concat(
-      "[checkpoint] ",
+  throw CheckpointError(format(
+      "[checkpoint] {} does not fit the model; nothing was loaded:\n  {}",
       path.string(),
-      " does not fit the model; nothing was loaded:\n  ",
       join(complaints, "\n  ")));
 }
 

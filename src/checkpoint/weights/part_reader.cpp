@@ -86,7 +86,7 @@ void PartReader::read(
     out.copy_(own_bytes(row, begin, out.numel()));
     return;
   }
-  Exchange exchange(group_, concat("reading a part of ", rows_[row]->name));
+  Exchange exchange(group_, format("reading a part of {}", rows_[row]->name));
   const at::Tensor wanted = at::tensor(
       {static_cast<std::int64_t>(row), begin, out.numel()}, at::kLong);
   exchange.receive(out, rank, first_tag_ + 1);

@@ -132,7 +132,7 @@ std::string read_and_send(
     for (int rank = 0; rank < group.size(); ++rank) {
       const bool is_mine = rank == group.rank();
       if (group.rank() != 0 && !is_mine) continue;
-      Exchange exchange(group, concat("sending ", mine.name));
+      Exchange exchange(group, format("sending {}", mine.name));
       if (group.rank() != 0) {
         // Messages travel between hosts.
         const at::Tensor part = at::empty(
@@ -201,10 +201,8 @@ void save_weights(
   checkpoints.agreement.require_success(
       failure,
       "save_model",
-      concat(
-          "[checkpoint] the model was not saved to ",
-          directory.string(),
-          ":\n"));
+      format(
+          "[checkpoint] the model was not saved to {}:\n", directory.string()));
 }
 
 bool gathers_weights(

@@ -18,11 +18,11 @@ namespace accelerate {
 namespace {
 
 using detail::as_bytes;
-using detail::concat;
+using detail::format;
 using detail::GroupImpl;
 
 std::string describe(const at::Tensor& tensor) {
-  return concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
+  return format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes());
 }
 
 // Runs one collective: numbers it, compares it between ranks in debug mode,
@@ -47,14 +47,12 @@ auto run(
 
 void require_rank(const GroupImpl& group, const char* operation, int rank) {
   if (rank >= 0 && rank < group.size) return;
-  throw ConfigError(concat(
-      "[comm] ",
+  throw ConfigError(format(
+      "[comm] {} was asked for rank {} of a group of {}; ranks count from 0 to "
+      "{}",
       operation,
-      " was asked for rank ",
       rank,
-      " of a group of ",
       group.size,
-      "; ranks count from 0 to ",
       group.size - 1));
 }
 
@@ -63,14 +61,11 @@ void require_parts(
     const char* operation,
     std::size_t count) {
   if (count == static_cast<std::size_t>(group.size)) return;
-  throw ConfigError(concat(
-      "[comm] ",
+  throw ConfigError(format(
+      "[comm] {} was given {} parts for {} ranks; it needs one for each",
       operation,
-      " was given ",
       count,
-      " parts for ",
-      group.size,
-      " ranks; it needs one for each"));
+      group.size));
 }
 
 at::Tensor from_bytes(
@@ -156,7 +151,8 @@ std::vector<at::Tensor> Group::all_gather_uneven(
   if (size() == 1) return {tensor.detach()};
   // Shapes first, as bytes, since even the number of dimensions may differ.
   std::string shape;
-  for (const std::int64_t extent : tensor.sizes()) shape += concat(extent, ",");
+  for (const std::int64_t extent : tensor.sizes())
+    shape += format("{},", extent);
   const std::vector<std::string> shapes = all_gather_bytes(shape);
   return run(
       *impl_, "all_gather_uneven", c10::toString(tensor.scalar_type()), [&] {
@@ -212,12 +208,11 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, ReduceOp op) const {
   detail::require_dense("reduce_scatter", tensor);
   detail::require_meaning("reduce_scatter", op, tensor.scalar_type());
   if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
-    throw ConfigError(concat(
-        "[comm] reduce_scatter was given a tensor of shape ",
+    throw ConfigError(format(
+        "[comm] reduce_scatter was given a tensor of shape {} for {} ranks; "
+        "dimension 0 must divide evenly, so pad it",
         tensor.sizes(),
-        " for ",
-        size(),
-        " ranks; dimension 0 must divide evenly, so pad it"));
+        size()));
   }
   if (size() == 1) return tensor.detach().clone();
   return run(*impl_, "reduce_scatter", describe(tensor), [&] {
@@ -242,12 +237,11 @@ void Group::scatter(
       detail::require_dense("scatter", part);
       if (part.sizes() != output.sizes() ||
           part.scalar_type() != output.scalar_type()) {
-        throw ConfigError(concat(
-            "[comm] scatter was given a part of ",
+        throw ConfigError(format(
+            "[comm] scatter was given a part of {} for an output of {}; they "
+            "must be alike",
             describe(part),
-            " for an output of ",
-            describe(output),
-            "; they must be alike"));
+            describe(output)));
       }
     }
   }
@@ -273,18 +267,17 @@ std::vector<at::Tensor> Group::all_to_all(
         part.scalar_type() == parts[0].scalar_type() &&
         part.sizes().slice(1) == parts[0].sizes().slice(1);
     if (!alike) {
-      throw ConfigError(concat(
-          "[comm] all_to_all was given parts of ",
+      throw ConfigError(format(
+          "[comm] all_to_all was given parts of {} and {}; they may differ in "
+          "dimension 0 only, and must have one",
           describe(parts[0]),
-          " and ",
-          describe(part),
-          "; they may differ in dimension 0 only, and must have one"));
+          describe(part)));
     }
   }
   if (size() == 1) return {parts[0].detach()};
   const at::Tensor& like = parts[0];
   const std::string detail =
-      concat(c10::toString(like.scalar_type()), " ", like.sizes().slice(1));
+      format("{} {}", c10::toString(like.scalar_type()), like.sizes().slice(1));
   return run(*impl_, "all_to_all", detail, [&] {
     const at::Tensor sent_rows = at::empty({size()}, at::kLong);
     const at::Tensor received_rows = at::empty({size()}, at::kLong);
@@ -332,8 +325,8 @@ void Group::send(const at::Tensor& tensor, int dst, int tag) const {
   detail::require_dense("send", tensor);
   require_rank(*impl_, "send", dst);
   if (dst == rank()) {
-    throw ConfigError(concat(
-        "[comm] rank ", dst, " was asked to send to itself; copy instead"));
+    throw ConfigError(format(
+        "[comm] rank {} was asked to send to itself; copy instead", dst));
   }
   if (tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
@@ -350,10 +343,8 @@ void Group::recv(const at::Tensor& tensor, int src, int tag) const {
   detail::require_dense("recv", tensor);
   require_rank(*impl_, "recv", src);
   if (src == rank()) {
-    throw ConfigError(concat(
-        "[comm] rank ",
-        src,
-        " was asked to receive from itself; copy instead"));
+    throw ConfigError(format(
+        "[comm] rank {} was asked to receive from itself; copy instead", src));
   }
   if (tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
@@ -381,7 +372,7 @@ void Group::monitored_barrier(std::chrono::milliseconds timeout) const {
 std::string Group::broadcast_bytes(std::string_view bytes, int src) const {
   require_rank(*impl_, "broadcast_bytes", src);
   if (size() == 1) return std::string(bytes);
-  return run(*impl_, "broadcast_bytes", concat("from ", src), [&] {
+  return run(*impl_, "broadcast_bytes", format("from {}", src), [&] {
     const at::Tensor length =
         at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
     impl_->connection->broadcast(length, src)->wait();

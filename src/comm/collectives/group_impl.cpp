@@ -35,7 +35,7 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 
 std::string seconds(milliseconds time) {
-  return concat(std::chrono::duration<double>(time).count(), " s");
+  return format("{} s", std::chrono::duration<double>(time).count());
 }
 
 bool is_timeout(const std::string& text) {
@@ -70,7 +70,7 @@ std::string diagnose(
     const std::string& text) {
   std::vector<int> missing;
   try {
-    missing = find_missing(group, concat("failed/", group.name, "/", sequence));
+    missing = find_missing(group, format("failed/{}/{}", group.name, sequence));
   } catch (const std::exception&) {
     return "rank 0, which keeps the store, is gone";
   }
@@ -82,18 +82,18 @@ std::string diagnose(
   const std::string who = list_of(missing);
   const char* const verb = missing.size() == 1 ? " has" : " have";
   if (is_timeout(text)) {
-    return concat(
+    return format(
+        "{}{} not come within {}: stopped, stuck, or in another place of the "
+        "program; raise timeout_seconds if it is only slow",
         who,
         verb,
-        " not come within ",
-        seconds(group.world->timeout),
-        ": stopped, stuck, or in another place of the program; raise "
-        "timeout_seconds if it is only slow");
+        seconds(group.world->timeout));
   }
-  return concat(
+  return format(
+      "{}{} ended or closed the connection; look at its own output for the "
+      "reason",
       who,
-      verb,
-      " ended or closed the connection; look at its own output for the reason");
+      verb);
 }
 
 }  // namespace
@@ -121,27 +121,24 @@ std::shared_ptr<GroupImpl> make_group(
       "group/" + group->name, own_client(group->world->store));
   // Everybody says that it is here before anybody waits in a connection, so
   // that those that are missing can be named.
-  store->set(concat("here/", rank), std::string("1"));
+  store->set(format("here/{}", rank), std::string("1"));
   const auto deadline = steady_clock::now() + group->world->timeout;
   std::vector<int> missing;
   for (int peer = 0; peer < group->size; ++peer) {
     const auto left = std::chrono::duration_cast<milliseconds>(
         deadline - steady_clock::now());
     if (!wait_for_key(
-            *store, concat("here/", peer), std::max(left, milliseconds(0)))) {
+            *store, format("here/{}", peer), std::max(left, milliseconds(0)))) {
       missing.push_back(group->peer_in_world(peer));
     }
   }
   if (!missing.empty()) {
-    throw DistributedError(concat(
-        "[comm] group \"",
+    throw DistributedError(format(
+        "[comm] group \"{}\" needs {} ranks, but {}{} not come within {}",
         group->name,
-        "\" needs ",
         group->size,
-        " ranks, but ",
         list_of(missing),
         missing.size() == 1 ? " has" : " have",
-        " not come within ",
         seconds(group->world->timeout)));
   }
   try {
@@ -158,10 +155,9 @@ std::shared_ptr<GroupImpl> make_group(
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw DistributedError(concat(
-        "[comm] the ranks of group \"",
+    throw DistributedError(format(
+        "[comm] the ranks of group \"{}\" could not connect: {}",
         group->name,
-        "\" could not connect: ",
         first_line_of(error)));
   }
   return group;
@@ -184,20 +180,14 @@ void fail_collective(
   const std::string text =
       group.world->transport->describe_failure(error).value_or(
           first_line_of(error));
-  throw DistributedError(concat(
-      "[comm] ",
+  throw DistributedError(format(
+      "[comm] {} number {} of group \"{}\" failed on rank {}: {} ({})",
       operation,
-      " number ",
       sequence,
-      " of group \"",
       group.name,
-      "\" failed on rank ",
       group.peer_in_world(group.rank),
-      ": ",
       diagnose(group, sequence, text),
-      " (",
-      text,
-      ")"));
+      text));
 }
 
 void check_agreement(
@@ -205,7 +195,7 @@ void check_agreement(
     const char* operation,
     const std::string& detail) {
   constexpr std::int64_t kWidth = 256;
-  std::string mine = concat(operation, " ", detail);
+  std::string mine = format("{} {}", operation, detail);
   mine.resize(kWidth - 1, '\0');
   mine.push_back('\0');
   const at::Tensor input = at::empty({kWidth}, at::kByte);
@@ -219,16 +209,15 @@ void check_agreement(
         reinterpret_cast<const char*>(output.data_ptr<std::uint8_t>()) +
         peer * kWidth;
     equal = equal && std::equal(mine.begin(), mine.end(), begin);
-    all.push_back(concat(
-        "rank ", group.peer_in_world(peer), ": ", std::string(begin).c_str()));
+    all.push_back(format(
+        "rank {}: {}", group.peer_in_world(peer), std::string(begin).c_str()));
   }
   if (equal) return;
-  throw DistributedError(concat(
-      "[comm] the ranks of group \"",
+  throw DistributedError(format(
+      "[comm] the ranks of group \"{}\" disagree about collective number {}:\n "
+      " {}",
       group.name,
-      "\" disagree about collective number ",
       group.sequence.load(),
-      ":\n  ",
       join(all, "\n  ")));
 }
 

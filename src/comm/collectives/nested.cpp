@@ -25,7 +25,7 @@ void require_same_shapes(
   check_agreement(
       impl,
       operation,
-      concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes()));
+      format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes()));
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ void pad_in_place(
     const GroupImpl& impl = *group.impl();
     if (impl.world && impl.world->debug) {
       check_agreement(
-          impl, "pad_across_processes", concat(tensor.dim(), " dimensions"));
+          impl, "pad_across_processes", format("{} dimensions", tensor.dim()));
     }
     if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
     const at::Tensor most = at::full({}, tensor.size(dim), at::kLong);
@@ -118,12 +118,10 @@ at::Tensor pad_rows(
     std::int64_t dim) {
   if (!tensor.defined() || tensor.dim() == 0) return tensor;
   if (num_processes < 1 || batch_size < 0) {
-    throw ConfigError(concat(
-        "[nested] pad_input_tensors was given a batch of ",
+    throw ConfigError(format(
+        "[nested] pad_input_tensors was given a batch of {} for {} processes",
         batch_size,
-        " for ",
-        num_processes,
-        " processes"));
+        num_processes));
   }
   const std::int64_t each = batch_size / num_processes;
   const std::int64_t rest = batch_size - each * num_processes;
@@ -171,12 +169,11 @@ void require_equal_lengths(
     bool is_padded) {
   for (const std::int64_t length : lengths) {
     if (length != lengths.front()) {
-      throw ConfigError(concat(
-          "[nested] split_between_processes was given values of ",
+      throw ConfigError(format(
+          "[nested] split_between_processes was given values of {} and {} "
+          "items; give it values of one length",
           lengths.front(),
-          " and ",
-          length,
-          " items; give it values of one length"));
+          length));
     }
     if (length == 0 && is_padded) {
       throw ConfigError(

@@ -54,12 +54,11 @@ std::vector<std::string> unpack_bytes(std::string_view bytes) {
 }
 
 void throw_wrong_size(std::size_t found, std::size_t expected) {
-  throw DistributedError(concat(
-      "[comm] an object from another rank has size ",
+  throw DistributedError(format(
+      "[comm] an object from another rank has size {} where {} was expected; "
+      "run the same program on all ranks",
       found,
-      " where ",
-      expected,
-      " was expected; run the same program on all ranks"));
+      expected));
 }
 
 }  // namespace accelerate::detail

@@ -17,7 +17,7 @@ namespace {
 std::string packed(const std::vector<std::string>& texts) {
   std::string all;
   for (const std::string& text : texts) {
-    all += concat(text.size(), ":", text);
+    all += format("{}:{}", text.size(), text);
   }
   return all;
 }
@@ -45,7 +45,7 @@ Meeting::Meeting(const World& world, std::string name, std::vector<int> ranks)
   place_ = static_cast<std::size_t>(me - ranks_.begin());
   if (ranks_.size() > 1) {
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        concat("meeting/", std::move(name)), own_client(world.store()));
+        format("meeting/{}", std::move(name)), own_client(world.store()));
   }
 }
 
@@ -66,29 +66,25 @@ std::string Meeting::wait_for(
       if (std::chrono::steady_clock::now() >= deadline) break;
       if (is_cancelled_) {
         throw DistributedError(
-            concat("[comm] this rank gave up waiting in ", what));
+            format("[comm] this rank gave up waiting in {}", what));
       }
       if (look_) look_(what);
     }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw DistributedError(concat(
-        "[comm] the store is gone in ",
+    throw DistributedError(format(
+        "[comm] the store is gone in {}; rank 0, which keeps it, has probably "
+        "ended ({})",
         what,
-        "; rank 0, which keeps it, has probably ended (",
-        std::string_view(error.what()).substr(0, 200),
-        ")"));
+        std::string_view(error.what()).substr(0, 200)));
   }
-  throw DistributedError(concat(
-      "[comm] rank ",
+  throw DistributedError(format(
+      "[comm] rank {} has not come to {} within {} s: it has ended, is stuck, "
+      "or takes another way through the program; all ranks must make this call",
       world_rank,
-      " has not come to ",
       what,
-      " within ",
-      std::chrono::duration<double>(timeout_).count(),
-      " s: it has ended, is stuck, or takes another way through the program; "
-      "all ranks must make this call"));
+      std::chrono::duration<double>(timeout_).count()));
 }
 
 void Meeting::forget(const std::string& key) {
@@ -106,13 +102,13 @@ std::vector<std::string> Meeting::gather(
   const std::uint64_t number = count_++;
   if (!is_leader()) {
     store_->set(
-        concat(number, "/", place_),
+        format("{}/{}", number, place_),
         std::vector<std::uint8_t>(text.begin(), text.end()));
     return {};
   }
   std::vector<std::string> texts{text};
   for (std::size_t i = 1; i < ranks_.size(); ++i) {
-    const std::string key = concat(number, "/", i);
+    const std::string key = format("{}/{}", number, i);
     texts.push_back(wait_for(key, ranks_[i], what));
     forget(key);
   }
@@ -124,7 +120,7 @@ std::vector<std::string> Meeting::gather(
 
 std::string Meeting::tell(const std::string& text, const std::string& what) {
   if (ranks_.size() == 1) return text;
-  const std::string key = concat(count_++, "/all");
+  const std::string key = format("{}/all", count_++);
   if (!is_leader()) return wait_for(key, ranks_.front(), what);
   store_->set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
   said_.push_back(key);

@@ -35,18 +35,18 @@ void RankAgreement::require_same_call(
     const std::string& call,
     const std::string& arguments) {
   const std::string mine =
-      arguments.empty() ? call : concat(call, " ", arguments);
+      arguments.empty() ? call : format("{} {}", call, arguments);
   const std::vector<std::string> all = calls().exchange(mine, call);
   std::vector<std::string> lines;
   bool are_equal = true;
   for (std::size_t i = 0; i < all.size(); ++i) {
     are_equal = are_equal && all[i] == mine;
-    lines.push_back(concat("rank ", i, ": ", all[i]));
+    lines.push_back(format("rank {}: {}", i, all[i]));
   }
   if (are_equal) return;
-  throw DistributedError(concat(
-      "[checkpoint] the ranks made different calls; all must make the same:\n "
-      " ",
+  throw DistributedError(format(
+      "[checkpoint] the ranks made different calls; all must make the same:\n  "
+      "{}",
       join(lines, "\n  ")));
 }
 
@@ -60,10 +60,10 @@ void RankAgreement::require_success(
     // Most failures are alike on all ranks.
     if (said[i].empty() || (i > 0 && said[i] == said[0])) continue;
     lines.push_back(
-        said.size() == 1 ? said[i] : concat("rank ", i, ": ", said[i]));
+        said.size() == 1 ? said[i] : format("rank {}: {}", i, said[i]));
   }
   if (lines.empty()) return;
-  throw CheckpointError(concat(what, join(lines, "\n")));
+  throw CheckpointError(format("{}{}", what, join(lines, "\n")));
 }
 
 std::string RankAgreement::decide(

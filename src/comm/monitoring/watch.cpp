@@ -60,7 +60,7 @@ void Watch::answer() {
       const Position position = position_();
       put(*store,
           std::to_string(world_.rank()),
-          concat(*question, " ", position.passes, " ", position.collectives));
+          format("{} {} {}", *question, position.passes, position.collectives));
       answered = *question;
     }
   } catch (const std::exception&) {
@@ -80,19 +80,15 @@ void Watch::ask(const std::string& call) {
     const std::int64_t passes = parse_int(words[1]).value_or(0);
     const std::int64_t collectives = parse_int(words[2]).value_or(0);
     if (passes <= mine.passes && collectives <= mine.collectives) continue;
-    throw DistributedError(concat(
-        "[comm] ",
+    throw DistributedError(format(
+        "[comm] {} was called on rank {}, but rank {} has gone on without it, "
+        "to {}{}; all ranks must call {}, not only some of them",
         call,
-        " was called on rank ",
         world_.rank(),
-        ", but rank ",
         rank,
-        " has gone on without it, to ",
         passes > mine.passes ? "backward pass " : "collective ",
         passes > mine.passes ? passes : collectives,
-        "; all ranks must call ",
-        call,
-        ", not only some of them"));
+        call));
   }
   question_ = store_->add("number of questions", 1);
   put(*store_, kQuestion, std::to_string(question_));

@@ -52,14 +52,12 @@ void wait_for_server(const std::string& host, int port, milliseconds timeout) {
   milliseconds pause{1};
   while (!try_connect(host, port)) {
     if (steady_clock::now() >= deadline) {
-      throw DistributedError(detail::concat(
-          "[comm] nobody listens at ",
+      throw DistributedError(detail::format(
+          "[comm] nobody listens at {}:{} after {} s; is rank 0 running, and "
+          "is main_process_ip its address?",
           host,
-          ":",
           port,
-          " after ",
-          std::chrono::duration<double>(timeout).count(),
-          " s; is rank 0 running, and is main_process_ip its address?"));
+          std::chrono::duration<double>(timeout).count()));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, milliseconds(50));
@@ -85,8 +83,8 @@ auto guarded(const char* what, const std::string& key, Body&& body) {
   try {
     return std::forward<Body>(body)();
   } catch (const std::exception& error) {
-    throw DistributedError(detail::concat(
-        "[comm] the store did not ", what, " \"", key, "\": ", error.what()));
+    throw DistributedError(detail::format(
+        "[comm] the store did not {} \"{}\": {}", what, key, error.what()));
   }
 }
 
@@ -112,22 +110,18 @@ Store Store::tcp(
     return Store(std::make_shared<detail::StoreImpl>(
         detail::StoreImpl{std::move(store), bound}));
   } catch (const c10d::SocketError& error) {
-    throw ConfigError(detail::concat(
-        "[comm] rank 0 cannot listen at port ",
+    throw ConfigError(detail::format(
+        "[comm] rank 0 cannot listen at port {} of {}: it is taken, or not "
+        "this machine's; choose another main_process_port, or 0 for a free one "
+        "({})",
         port,
-        " of ",
         host,
-        ": it is taken, or not this machine's; choose another "
-        "main_process_port, or 0 for a free one (",
-        error.what_without_backtrace(),
-        ")"));
+        error.what_without_backtrace()));
   } catch (const c10::DistError& error) {
-    throw DistributedError(detail::concat(
-        "[comm] no store at ",
+    throw DistributedError(detail::format(
+        "[comm] no store at {}:{}: {}",
         host,
-        ":",
         port,
-        ": ",
         error.what_without_backtrace()));
   }
 }

@@ -58,16 +58,13 @@ RankVariables who_is_this(
   if (who.size < 1 || who.rank < 0 || who.rank >= who.size ||
       who.local_rank < 0 || who.local_size < 1 ||
       who.local_rank >= who.local_size || who.local_size > who.size) {
-    throw ConfigError(concat(
-        "[launch] rank ",
+    throw ConfigError(format(
+        "[launch] rank {} of {} with local rank {} of {} is not possible; "
+        "ranks count from 0",
         who.rank,
-        " of ",
         who.size,
-        " with local rank ",
         who.local_rank,
-        " of ",
-        who.local_size,
-        " is not possible; ranks count from 0"));
+        who.local_size));
   }
   return who;
 }
@@ -81,12 +78,11 @@ at::Device choose_device(
     try {
       return at::Device(*name);
     } catch (const std::exception&) {
-      throw ConfigError(concat(
-          "[launch] device \"",
+      throw ConfigError(format(
+          "[launch] device \"{}\" ({}) is none that LibTorch knows; use cpu, "
+          "cuda or cuda:1",
           *name,
-          "\" (",
-          settings.find("device")->where,
-          ") is none that LibTorch knows; use cpu, cuda or cuda:1"));
+          settings.find("device")->where));
     }
   }
   const auto accelerator = at::accelerator::getAccelerator();
@@ -196,33 +192,31 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
   std::vector<std::string> names;
   for (const int member : world_ranks) {
     if (member < 0 || member >= size()) {
-      throw ConfigError(detail::concat(
-          "[comm] new_group was given rank ",
+      throw ConfigError(detail::format(
+          "[comm] new_group was given rank {} of a world of {}",
           member,
-          " of a world of ",
           size()));
     }
     names.push_back(std::to_string(member));
   }
   const auto found = std::find(world_ranks.begin(), world_ranks.end(), rank());
   if (found == world_ranks.end()) {
-    throw ConfigError(detail::concat(
-        "[comm] rank ",
+    throw ConfigError(detail::format(
+        "[comm] rank {} asked for a group of the ranks {}, to which it does "
+        "not belong; only its members may ask",
         rank(),
-        " asked for a group of the ranks ",
-        detail::join(names, ", "),
-        ", to which it does not belong; only its members may ask"));
+        detail::join(names, ", ")));
   }
   std::vector<int> sorted = world_ranks;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    throw ConfigError(detail::concat(
-        "[comm] new_group was given a rank twice: ",
+    throw ConfigError(detail::format(
+        "[comm] new_group was given a rank twice: {}",
         detail::join(names, ", ")));
   }
   const int number = impl_->group_counts[world_ranks]++;
   const std::string name =
-      detail::concat("ranks ", detail::join(names, "-"), " #", number);
+      detail::format("ranks {} #{}", detail::join(names, "-"), number);
   return Group(detail::make_group(
       impl_->core,
       name,

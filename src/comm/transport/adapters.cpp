@@ -67,8 +67,8 @@ class ConnectionBackend final : public c10d::Backend {
  private:
   static const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
     if (tensors.size() != 1) {
-      throw std::invalid_argument(concat(
-          "a transport takes one tensor at a time, not ", tensors.size()));
+      throw std::invalid_argument(format(
+          "a transport takes one tensor at a time, not {}", tensors.size()));
     }
     return tensors.front();
   }

@@ -71,14 +71,11 @@ class TaggedChannel {
   void require_size(const at::Tensor& tensor, std::int64_t bytes, int tag)
       const {
     if (tensor.numel() == bytes) return;
-    throw std::runtime_error(concat(
-        "a message with tag ",
+    throw std::runtime_error(format(
+        "a message with tag {} has {} bytes where {} are expected",
         tag,
-        " has ",
         bytes,
-        " bytes where ",
-        tensor.numel(),
-        " are expected"));
+        tensor.numel()));
   }
 
   std::shared_ptr<Connection> connection_;

@@ -12,10 +12,9 @@ namespace accelerate::detail {
 namespace {
 
 [[noreturn]] void throw_no_messages(const Connection& connection) {
-  throw ConfigError(concat(
-      "[comm] the transport \"",
-      connection.facts().name,
-      "\" sends no messages from rank to rank"));
+  throw ConfigError(format(
+      "[comm] the transport \"{}\" sends no messages from rank to rank",
+      connection.facts().name));
 }
 
 }  // namespace

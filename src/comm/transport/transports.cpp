@@ -29,10 +29,10 @@ const TransportRow& choose_transport(const std::optional<std::string>& name) {
     if (name ? row.name == *name && row.is_available() : row.is_available())
       return row;
   }
-  throw ConfigError(concat(
-      "[comm] the transport \"",
+  throw ConfigError(format(
+      "[comm] the transport \"{}\" is none that this build has on this "
+      "machine; use {}",
       name.value_or(""),
-      "\" is none that this build has on this machine; use ",
       join(names, ", ")));
 }
 

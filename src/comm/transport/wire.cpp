@@ -28,14 +28,12 @@ bool is_bit_op(ReduceOp op) {
     ReduceOp op,
     at::ScalarType dtype,
     std::string_view advice) {
-  throw ConfigError(concat(
-      "[comm] ",
+  throw ConfigError(format(
+      "[comm] {} with {} was asked for {} values, for which it means nothing; "
+      "{}",
       operation,
-      " with ",
       name_of(op),
-      " was asked for ",
       c10::toString(dtype),
-      " values, for which it means nothing; ",
       advice));
 }
 
@@ -83,14 +81,12 @@ wire_dtype(const TransportFacts& facts, at::ScalarType dtype, ReduceOp op) {
   for (const at::ScalarType wider : wider_than(dtype)) {
     if (facts.can_reduce(wider, op)) return wider;
   }
-  throw ConfigError(concat(
-      "[comm] the transport \"",
+  throw ConfigError(format(
+      "[comm] the transport \"{}\" cannot reduce {} values with {}, nor in a "
+      "wider dtype",
       facts.name,
-      "\" cannot reduce ",
       c10::toString(dtype),
-      " values with ",
-      name_of(op),
-      ", nor in a wider dtype"));
+      name_of(op)));
 }
 
 constexpr std::int64_t kSignBit = std::numeric_limits<std::int64_t>::min();
@@ -100,21 +96,20 @@ constexpr std::int64_t kSignBit = std::numeric_limits<std::int64_t>::min();
 void require_dense(const char* operation, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     throw ConfigError(
-        concat("[comm] ", operation, " was given an undefined tensor"));
+        format("[comm] {} was given an undefined tensor", operation));
   }
   if (tensor.layout() != at::kStrided || tensor.is_nested()) {
-    throw ConfigError(concat(
-        "[comm] ",
+    throw ConfigError(format(
+        "[comm] {} was given a {} tensor; only dense ones can travel: use "
+        "to_dense()",
         operation,
-        " was given a ",
-        tensor.layout(),
-        " tensor; only dense ones can travel: use to_dense()"));
+        tensor.layout()));
   }
   if (tensor.is_quantized()) {
-    throw ConfigError(concat(
-        "[comm] ",
-        operation,
-        " was given a quantized tensor; use dequantize() or int_repr()"));
+    throw ConfigError(format(
+        "[comm] {} was given a quantized tensor; use dequantize() or "
+        "int_repr()",
+        operation));
   }
 }
 

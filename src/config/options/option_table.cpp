@@ -127,7 +127,7 @@ std::string format_option(const OptionValue& value) {
   struct Formatter {
     std::string operator()(bool v) const { return v ? "true" : "false"; }
     std::string operator()(std::int64_t v) const { return std::to_string(v); }
-    std::string operator()(double v) const { return concat(v); }
+    std::string operator()(double v) const { return format("{}", v); }
     std::string operator()(const std::string& v) const { return v; }
   };
   return std::visit(Formatter{}, value);

@@ -19,14 +19,12 @@ LengthBucketSampler::LengthBucketSampler(
     : lengths_(std::move(lengths)), options_(options) {
   if (options.batch_size < 1 || options.batches_in_pool < 1 ||
       options.max_items.value_or(1) < 1) {
-    throw ConfigError(detail::concat(
-        "[data] LengthBucketSampler was given batch_size ",
+    throw ConfigError(detail::format(
+        "[data] LengthBucketSampler was given batch_size {}, batches_in_pool "
+        "{} and max_items {}; each is at least 1",
         options.batch_size,
-        ", batches_in_pool ",
         options.batches_in_pool,
-        " and max_items ",
-        options.max_items.value_or(1),
-        "; each is at least 1"));
+        options.max_items.value_or(1)));
   }
   begin_pass(0, 0);
 }

@@ -35,19 +35,18 @@ std::span<const std::int64_t> values(const at::Tensor& tensor) {
 
 TokenSequence token_sequence(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty() || tensors.size() > 2) {
-    throw ConfigError(concat(
-        "[data] a sample has ",
-        tensors.size(),
-        " tensors; a sequence is one of tokens and, if wanted, one of labels"));
+    throw ConfigError(format(
+        "[data] a sample has {} tensors; a sequence is one of tokens and, if "
+        "wanted, one of labels",
+        tensors.size()));
   }
   TokenSequence sequence{as_tokens(tensors[0]), as_tokens(tensors.back())};
   if (sequence.first.numel() != sequence.second.numel()) {
-    throw ConfigError(concat(
-        "[data] a sample has ",
+    throw ConfigError(format(
+        "[data] a sample has {} tokens and {} labels; there is one label a "
+        "token",
         sequence.first.numel(),
-        " tokens and ",
-        sequence.second.numel(),
-        " labels; there is one label a token"));
+        sequence.second.numel()));
   }
   return sequence;
 }
@@ -109,14 +108,12 @@ std::vector<Piece> pieces_of(
     const auto tokens = values(sequences[i].first);
     const auto labels = values(sequences[i].second);
     if (tokens.size() > room && options.long_sequences == Long::refuse) {
-      throw ConfigError(concat(
-          "[data] sequence ",
+      throw ConfigError(format(
+          "[data] sequence {} of a batch has {} tokens and a row has {}; raise "
+          "row_length, or say in long_sequences to cut or split it",
           i,
-          " of a batch has ",
           tokens.size(),
-          " tokens and a row has ",
-          room,
-          "; raise row_length, or say in long_sequences to cut or split it"));
+          room));
     }
     const std::size_t end = options.long_sequences == Long::split
         ? tokens.size()
@@ -168,16 +165,13 @@ PackedBatch pack(
   const auto needed = static_cast<std::int64_t>(rows.size());
   const std::int64_t count = options.num_rows.value_or(needed);
   if (needed > count) {
-    throw ConfigError(concat(
-        "[data] a batch of ",
+    throw ConfigError(format(
+        "[data] a batch of {} sequences needs {} rows of {} tokens and "
+        "num_rows is {}; raise it, or lower batch_size",
         sequences.size(),
-        " sequences needs ",
         needed,
-        " rows of ",
         width,
-        " tokens and num_rows is ",
-        count,
-        "; raise it, or lower batch_size"));
+        count));
   }
   PackedBatch batch{
       at::full({count, width}, options.pad_token_id, at::kLong),
@@ -223,24 +217,22 @@ PackedBatch pack(
 
 PadCollate::PadCollate(const PadCollateOptions& options) : options_(options) {
   if (options.pad_to_multiple_of < 1 || options.max_length.value_or(1) < 1) {
-    throw ConfigError(detail::concat(
-        "[data] PadCollate was given pad_to_multiple_of ",
+    throw ConfigError(detail::format(
+        "[data] PadCollate was given pad_to_multiple_of {} and max_length {}; "
+        "each is at least 1",
         options.pad_to_multiple_of,
-        " and max_length ",
-        options.max_length.value_or(1),
-        "; each is at least 1"));
+        options.max_length.value_or(1)));
   }
 }
 
 PackCollate::PackCollate(const PackCollateOptions& options)
     : options_(options) {
   if (options.row_length < 1 || options.num_rows.value_or(1) < 1) {
-    throw ConfigError(detail::concat(
-        "[data] PackCollate was given row_length ",
+    throw ConfigError(detail::format(
+        "[data] PackCollate was given row_length {} and num_rows {}; each is "
+        "at least 1",
         options.row_length,
-        " and num_rows ",
-        options.num_rows.value_or(1),
-        "; each is at least 1"));
+        options.num_rows.value_or(1)));
   }
 }
 

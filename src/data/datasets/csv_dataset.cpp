@@ -18,7 +18,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 
 // Reads one field at `at`, without its quotes, and moves `at` behind it. `text`
 // is used where the field is not in the file as it is. Returns false if a quote
@@ -80,7 +80,7 @@ struct CsvFile::State {
         1 +
         std::count(
             text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
-    throw ConfigError(concat("[data] ", path, ":", line, ": ", what));
+    throw ConfigError(format("[data] {}:{}: {}", path, line, what));
   }
 
   void find_rows() {
@@ -106,10 +106,9 @@ struct CsvFile::State {
       if (num_fields != columns.size()) {
         fail(
             row,
-            concat(
-                "this row has ",
+            format(
+                "this row has {} fields and the first has {}",
                 num_fields,
-                " fields and the first has ",
                 columns.size()));
       }
       if (!is_first || !options.has_header) rows.push_back(row);
@@ -121,8 +120,8 @@ struct CsvFile::State {
 
   [[nodiscard]] std::size_t row_at(std::int64_t index) const {
     if (index < 0 || index >= static_cast<std::int64_t>(rows.size())) {
-      throw ConfigError(concat(
-          "[data] ", path, " has ", rows.size(), " rows and no row ", index));
+      throw ConfigError(format(
+          "[data] {} has {} rows and no row {}", path, rows.size(), index));
     }
     return rows[static_cast<std::size_t>(index)];
   }
@@ -134,14 +133,12 @@ struct CsvFile::State {
       const auto found = std::find(columns.begin(), columns.end(), name);
       if (found == columns.end()) {
         const auto meant = detail::nearest(name, columns);
-        throw ConfigError(concat(
-            "[data] ",
+        throw ConfigError(format(
+            "[data] {} has no column '{}'; it has {}{}",
             path,
-            " has no column '",
             name,
-            "'; it has ",
             detail::join(columns, ", "),
-            meant ? concat("; was '", *meant, "' meant?") : ""));
+            meant ? format("; was '{}' meant?", *meant) : ""));
       }
       places.push_back(static_cast<std::size_t>(found - columns.begin()));
     }
@@ -183,7 +180,7 @@ struct CsvFile::State {
     }
     fail(
         row_at(row),
-        concat("column '", columns[column], "': '", field, "' is no ", kind));
+        format("column '{}': '{}' is no {}", columns[column], field, kind));
   }
 
   [[nodiscard]] at::Tensor numbers(
@@ -229,12 +226,11 @@ struct CsvFile::State {
             result.mutable_data_ptr<bool>(), "truth value (0, 1, true, false)");
         break;
       default:
-        throw ConfigError(concat(
-            "[data] numbers of ",
+        throw ConfigError(format(
+            "[data] numbers of {} were asked for as {}; possible are Float, "
+            "Double, Byte, Short, Int, Long and Bool",
             path,
-            " were asked for as ",
-            dtype,
-            "; possible are Float, Double, Byte, Short, Int, Long and Bool"));
+            dtype));
     }
     return result;
   }

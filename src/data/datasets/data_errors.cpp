@@ -40,7 +40,7 @@ std::string list(const std::vector<std::int64_t>& samples) {
   constexpr std::size_t kMost = 8;
   std::string text;
   for (std::size_t i = 0; i < samples.size() && i < kMost; ++i) {
-    text += concat(i == 0 ? "" : ", ", samples[i]);
+    text += format("{}{}", i == 0 ? "" : ", ", samples[i]);
   }
   if (samples.size() > kMost) text += ", …";
   return text;
@@ -50,8 +50,8 @@ std::string list(const std::vector<std::int64_t>& samples) {
 
 void throw_sample_error(std::int64_t sample, const char* verb) {
   if (is_stop()) throw;
-  std::throw_with_nested(DataError(concat(
-      "[data] sample ", sample, ": ", verb, " failed: ", what_went_wrong())));
+  std::throw_with_nested(DataError(format(
+      "[data] sample {}: {} failed: {}", sample, verb, what_went_wrong())));
 }
 
 void throw_batch_error(
@@ -59,27 +59,22 @@ void throw_batch_error(
     const std::vector<std::int64_t>& samples,
     const char* verb) {
   if (is_stop()) throw;
-  const std::string which = samples.empty()
-      ? std::string()
-      : concat(" (samples ", list(samples), ")");
-  std::throw_with_nested(DataError(concat(
-      "[data] batch ",
+  const std::string which =
+      samples.empty() ? std::string() : format(" (samples {})", list(samples));
+  std::throw_with_nested(DataError(format(
+      "[data] batch {}{}: {} failed: {}",
       batch,
       which,
-      ": ",
       verb,
-      " failed: ",
       what_went_wrong())));
 }
 
 void throw_shrunk(std::int64_t sample, std::int64_t size) {
-  throw DataError(concat(
-      "[data] sample ",
+  throw DataError(format(
+      "[data] sample {} is to be read, but the dataset has only {} now: it has "
+      "shrunk since the pass began; let its size() change between passes only",
       sample,
-      " is to be read, but the dataset has only ",
-      size,
-      " now: it has shrunk since the pass began; let its size() change between "
-      "passes only"));
+      size));
 }
 
 void throw_not_dispatchable() {
@@ -91,22 +86,21 @@ void throw_not_dispatchable() {
 }
 
 void throw_stuck(const std::string& where) {
-  throw Error(concat(
+  throw Error(format(
       "[data] a worker of an earlier pass over this loader has not come back, "
-      "it is ",
-      where,
-      "; a stream is read by one thread at a time, so no new pass can begin: "
-      "end the process"));
+      "it is {}; a stream is read by one thread at a time, so no new pass can "
+      "begin: end the process",
+      where));
 }
 
 void warn_left_behind(const Logger& logger, const std::string& where) {
   logger.log(
       LogLevel::warning,
       "data",
-      concat(
-          "a worker did not come back within the timeout, it is ",
-          where,
-          "; its thread was left behind"));
+      format(
+          "a worker did not come back within the timeout, it is {}; its thread "
+          "was left behind",
+          where));
 }
 
 void SkipProgress::say(std::int64_t num_skipped) {
@@ -116,12 +110,11 @@ void SkipProgress::say(std::int64_t num_skipped) {
   logger_->log(
       LogLevel::warning,
       "data",
-      concat(
-          "resuming a stream that has no state of its own: ",
+      format(
+          "resuming a stream that has no state of its own: {} of {} samples "
+          "skipped",
           num_skipped,
-          " of ",
-          num_samples_,
-          " samples skipped"));
+          num_samples_));
 }
 
 }  // namespace accelerate::detail

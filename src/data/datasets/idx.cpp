@@ -16,7 +16,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 using Bytes = std::span<const std::byte>;
 
 std::uint64_t big_endian(Bytes bytes) {
@@ -41,12 +41,11 @@ at::ScalarType dtype_of(std::byte code, const std::string& path) {
     case 0x0e:
       return at::kDouble;
     default:
-      throw ConfigError(concat(
-          "[data] ",
+      throw ConfigError(format(
+          "[data] {} is no IDX file: its type code is {}, and there are 8, 9, "
+          "11, 12, 13 and 14",
           path,
-          " is no IDX file: its type code is ",
-          std::to_integer<int>(code),
-          ", and there are 8, 9, 11, 12, 13 and 14"));
+          std::to_integer<int>(code)));
   }
 }
 
@@ -58,13 +57,13 @@ at::Tensor read_idx(const std::string& path) {
   constexpr std::size_t kMagic = 4;
   if (bytes.size() >= 2 && bytes[0] == std::byte{0x1f} &&
       bytes[1] == std::byte{0x8b}) {
-    throw ConfigError(concat(
-        "[data] ", path, " is compressed; unpack it first: gunzip ", path));
+    throw ConfigError(format(
+        "[data] {} is compressed; unpack it first: gunzip {}", path, path));
   }
   if (bytes.size() < kMagic || bytes[0] != std::byte{0} ||
       bytes[1] != std::byte{0}) {
-    throw ConfigError(concat(
-        "[data] ", path, " is no IDX file: it does not begin with two zeros"));
+    throw ConfigError(format(
+        "[data] {} is no IDX file: it does not begin with two zeros", path));
   }
   const at::ScalarType dtype = dtype_of(bytes[2], path);
   const auto num_dims = std::to_integer<std::size_t>(bytes[3]);
@@ -82,13 +81,11 @@ at::Tensor read_idx(const std::string& path) {
     count = size != 0 && count > left / size + 1 ? left + 1 : count * size;
   }
   if (bytes.size() < header || count * width != bytes.size() - header) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {} has {} bytes, more or fewer than its header says: it is "
+        "torn, or no IDX file",
         path,
-        " has ",
-        bytes.size(),
-        " bytes, more or fewer than its header says: it is "
-        "torn, or no IDX file"));
+        bytes.size()));
   }
   const at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(dtype));
   auto* out = static_cast<std::byte*>(tensor.mutable_data_ptr());

@@ -32,7 +32,7 @@ namespace accelerate {
 
 namespace {
 
-using detail::concat;
+using detail::format;
 namespace fs = std::filesystem;
 
 bool is_image(const fs::path& path) {
@@ -54,7 +54,7 @@ bool is_image(const fs::path& path) {
 [[noreturn]] void throw_unreadable(
     const std::string& path,
     const std::error_code& code) {
-  throw Error(concat("[data] ", path, " cannot be read: ", code.message()));
+  throw Error(format("[data] {} cannot be read: {}", path, code.message()));
 }
 
 std::vector<fs::path> sorted_entries(const std::string& path) {
@@ -83,16 +83,14 @@ void add_images(const fs::path& folder, std::vector<std::string>& found) {
 
 at::Tensor read_image(const std::string& path, std::optional<int> channels) {
   if (channels && *channels != 1 && *channels != 3 && *channels != 4) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {} was asked for with {} channels; an image has 1, 3 or 4",
         path,
-        " was asked for with ",
-        *channels,
-        " channels; an image has 1, 3 or 4"));
+        *channels));
   }
   const detail::MappedFile file(path);
   if (file.bytes().size() > INT_MAX)
-    throw ConfigError(concat("[data] ", path, " is no image"));
+    throw ConfigError(format("[data] {} is no image", path));
   int width = 0, height = 0, in_file = 0;
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
       stbi_load_from_memory(
@@ -105,7 +103,7 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
       stbi_image_free);
   if (!pixels) {
     throw ConfigError(
-        concat("[data] ", path, " cannot be decoded: ", stbi_failure_reason()));
+        format("[data] {} cannot be decoded: {}", path, stbi_failure_reason()));
   }
   const at::Tensor interleaved = at::from_blob(
       pixels.get(), {height, width, channels.value_or(in_file)}, at::kByte);
@@ -124,20 +122,18 @@ ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
       files_.push_back({std::move(image), label});
   }
   if (files_.empty()) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {} has no images in folders of their classes; expected are "
+        "files such as {}/CLASS/IMAGE.png",
         path,
-        " has no images in folders of their classes; expected are files such "
-        "as ",
-        path,
-        "/CLASS/IMAGE.png"));
+        path));
   }
 }
 
 const ImageFolder::File& ImageFolder::at(std::int64_t index) const {
   if (index < 0 || index >= size()) {
-    throw ConfigError(concat(
-        "[data] an ImageFolder has ", size(), " images and no image ", index));
+    throw ConfigError(format(
+        "[data] an ImageFolder has {} images and no image {}", size(), index));
   }
   return files_[static_cast<std::size_t>(index)];
 }

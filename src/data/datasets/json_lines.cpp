@@ -16,7 +16,7 @@
 
 namespace accelerate {
 
-using detail::concat;
+using detail::format;
 using nlohmann::json;
 
 struct JsonRecord::State {
@@ -27,7 +27,7 @@ struct JsonRecord::State {
   [[noreturn]] void fail(const std::string& key, const std::string& what)
       const {
     throw ConfigError(
-        concat("[data] ", file.place(index), ": '", key, "' ", what));
+        format("[data] {}: '{}' {}", file.place(index), key, what));
   }
   [[nodiscard]] const json& value(const std::string& key) const {
     const auto found = object.find(key);
@@ -49,7 +49,7 @@ bool JsonRecord::contains(const std::string& key) const {
 std::string JsonRecord::text(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_string())
-    state_->fail(key, concat("is a ", value.type_name(), ", not a text"));
+    state_->fail(key, format("is a {}, not a text", value.type_name()));
   return value.get<std::string>();
 }
 
@@ -66,15 +66,14 @@ std::int64_t JsonRecord::integer(const std::string& key) const {
 double JsonRecord::number(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_number())
-    state_->fail(key, concat("is a ", value.type_name(), ", not a number"));
+    state_->fail(key, format("is a {}, not a number", value.type_name()));
   return value.get<double>();
 }
 
 bool JsonRecord::boolean(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_boolean()) {
-    state_->fail(
-        key, concat("is a ", value.type_name(), ", not true or false"));
+    state_->fail(key, format("is a {}, not true or false", value.type_name()));
   }
   return value.get<bool>();
 }
@@ -149,10 +148,9 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
   if (!tensor) {
     state_->fail(
         key,
-        concat(
-            "is no ",
-            is_whole ? "whole number" : "number",
-            " or list of them, nor lists of equal length in lists"));
+        format(
+            "is no {} or list of them, nor lists of equal length in lists",
+            is_whole ? "whole number" : "number"));
   }
   return *tensor;
 }
@@ -171,8 +169,10 @@ struct JsonLinesFile::State {
   [[nodiscard]] std::string place_of(std::int64_t index) const {
     const auto begin =
         static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
-    return concat(
-        path, ":", 1 + std::count(text.begin(), text.begin() + begin, '\n'));
+    return format(
+        "{}:{}",
+        path,
+        1 + std::count(text.begin(), text.begin() + begin, '\n'));
   }
 
   explicit State(const std::string& file) : path(file), mapping(file) {
@@ -196,13 +196,8 @@ std::int64_t JsonLinesFile::size() const {
 
 std::string_view JsonLinesFile::line(std::int64_t index) const {
   if (index < 0 || index >= size()) {
-    throw ConfigError(concat(
-        "[data] ",
-        state_->path,
-        " has ",
-        size(),
-        " lines and no line ",
-        index));
+    throw ConfigError(format(
+        "[data] {} has {} lines and no line {}", state_->path, size(), index));
   }
   const std::size_t begin = state_->lines[static_cast<std::size_t>(index)];
   return detail::trim(
@@ -221,13 +216,12 @@ JsonRecord JsonLinesFile::record(std::int64_t index) const {
   try {
     state->object = json::parse(text);
   } catch (const json::exception& error) {
-    throw ConfigError(concat("[data] ", place(index), ": ", error.what()));
+    throw ConfigError(format("[data] {}: {}", place(index), error.what()));
   }
   if (!state->object.is_object()) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {}: a line of a JSON lines file is an object, this is a {}",
         place(index),
-        ": a line of a JSON lines file is an object, this is a ",
         state->object.type_name()));
   }
   return JsonRecord(std::move(state));

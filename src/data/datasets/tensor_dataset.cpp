@@ -28,12 +28,11 @@ std::string shape_text(const at::Tensor& tensor) {
 }  // namespace
 
 void throw_ragged(std::size_t first, std::size_t other) {
-  throw ConfigError(concat(
-      "[data] the samples of a batch have different numbers of tensors, ",
+  throw ConfigError(format(
+      "[data] the samples of a batch have different numbers of tensors, {} and "
+      "{}, so they cannot be stacked; give the loader a collate function",
       first,
-      " and ",
-      other,
-      ", so they cannot be stacked; give the loader a collate function"));
+      other));
 }
 
 at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
@@ -41,27 +40,21 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
       rows.begin(), rows.end(), [](const auto& row) { return !row.defined(); });
   if (num_undefined == static_cast<std::ptrdiff_t>(rows.size())) return {};
   if (num_undefined > 0) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {} of {} samples of a batch lack a tensor that the others "
+        "have, so they cannot be stacked; give the loader a collate function",
         num_undefined,
-        " of ",
-        rows.size(),
-        " samples of a batch lack a tensor that the "
-        "others have, so they cannot be stacked; give the loader a collate "
-        "function"));
+        rows.size()));
   }
   for (std::size_t i = 1; i < rows.size(); ++i) {
     if (rows[i].sizes() != rows[0].sizes()) {
-      throw ConfigError(concat(
-          "[data] the samples of a batch have different shapes, ",
+      throw ConfigError(format(
+          "[data] the samples of a batch have different shapes, {} first and "
+          "{} at place {}, so they cannot be stacked; make them equal, or give "
+          "the loader a collate function such as PadCollate",
           shape_text(rows[0]),
-          " first and ",
           shape_text(rows[i]),
-          " at place ",
-          i,
-          ", so they cannot be stacked; make them equal, or give the loader a "
-          "collate function such "
-          "as PadCollate"));
+          i));
     }
   }
   return at::stack(rows, 0);
@@ -70,18 +63,17 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
 std::int64_t common_rows(std::span<const at::Tensor> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined() || tensors[i].dim() == 0) {
-      throw ConfigError(concat(
-          "[data] tensor ",
-          i,
-          " of a TensorDataset has no dimension; dimension 0 counts samples"));
+      throw ConfigError(format(
+          "[data] tensor {} of a TensorDataset has no dimension; dimension 0 "
+          "counts samples",
+          i));
     }
     if (tensors[i].size(0) != tensors[0].size(0)) {
-      throw ConfigError(concat(
-          "[data] the tensors of a TensorDataset have ",
+      throw ConfigError(format(
+          "[data] the tensors of a TensorDataset have {} and {} rows; give "
+          "them equally many",
           tensors[0].size(0),
-          " and ",
-          tensors[i].size(0),
-          " rows; give them equally many"));
+          tensors[i].size(0)));
     }
   }
   return tensors[0].size(0);
@@ -129,8 +121,8 @@ at::Tensor take_rows(
   auto* to = static_cast<std::byte*>(rows.mutable_data_ptr());
   for (const std::int64_t i : indices) {
     if (i < 0 || i >= size) {
-      throw ConfigError(concat(
-          "[data] a TensorDataset has ", size, " samples and no sample ", i));
+      throw ConfigError(format(
+          "[data] a TensorDataset has {} samples and no sample {}", size, i));
     }
     if (row_bytes > 0)
       std::memcpy(

@@ -12,7 +12,7 @@
 
 namespace accelerate {
 
-using detail::concat;
+using detail::format;
 
 struct TokenDataset::State {
   struct File {
@@ -39,16 +39,13 @@ void TokenDataset::State::add(const std::string& path) {
   const auto bytes =
       static_cast<std::int64_t>(mapping.bytes().size()) - options.header_bytes;
   if (bytes < 0 || bytes % width != 0) {
-    throw ConfigError(concat(
-        "[data] ",
+    throw ConfigError(format(
+        "[data] {} has {} bytes, which is no header of {} and whole tokens of "
+        "{}; set dtype or header_bytes",
         path,
-        " has ",
         mapping.bytes().size(),
-        " bytes, which is no header of ",
         options.header_bytes,
-        " and whole tokens of ",
-        width,
-        "; set dtype or header_bytes"));
+        width));
   }
   const std::int64_t tokens = bytes / width;
   // A sample needs one token more than a block: the last token's successor.
@@ -87,24 +84,22 @@ TokenDataset::TokenDataset(
       options.dtype == at::kLong || options.dtype == at::kShort ||
       options.dtype == at::kByte;
   if (!is_known) {
-    throw ConfigError(concat(
-        "[data] a TokenDataset was given dtype ",
-        options.dtype,
-        "; tokens are UInt16, UInt32, Int, Long, Short or Byte"));
+    throw ConfigError(format(
+        "[data] a TokenDataset was given dtype {}; tokens are UInt16, UInt32, "
+        "Int, Long, Short or Byte",
+        options.dtype));
   }
   const std::int64_t stride = options.stride.value_or(options.block_size);
   if (options.block_size < 1 || stride < 1 || options.header_bytes < 0 ||
       paths.empty()) {
-    throw ConfigError(concat(
-        "[data] a TokenDataset was given ",
+    throw ConfigError(format(
+        "[data] a TokenDataset was given {} files, block_size {}, stride {} "
+        "and header_bytes {}; the first three are at least 1, the last is at "
+        "least 0",
         paths.size(),
-        " files, block_size ",
         options.block_size,
-        ", stride ",
         stride,
-        " and header_bytes ",
-        options.header_bytes,
-        "; the first three are at least 1, the last is at least 0"));
+        options.header_bytes));
   }
   auto state = std::make_shared<State>(State{
       options,
@@ -131,10 +126,9 @@ std::tuple<at::Tensor, at::Tensor> TokenDataset::get_batch(
   auto* target = targets.mutable_data_ptr<std::int64_t>();
   for (const std::int64_t index : indices) {
     if (index < 0 || index >= state.num_samples) {
-      throw ConfigError(concat(
-          "[data] a TokenDataset has ",
+      throw ConfigError(format(
+          "[data] a TokenDataset has {} samples and no sample {}",
           state.num_samples,
-          " samples and no sample ",
           index));
     }
     switch (state.options.dtype) {

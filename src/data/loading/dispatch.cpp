@@ -43,14 +43,13 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
 }  // namespace
 
 void throw_lost_tensors(std::size_t sent, std::size_t found) {
-  throw ConfigError(concat(
-      "[data] dispatch_batches sent a batch of ",
+  throw ConfigError(format(
+      "[data] dispatch_batches sent a batch of {} tensors, but a "
+      "default-constructed one has {} to put them in: batches of a type of "
+      "your own need a fixed number of tensors; use vectors, maps and tuples "
+      "of the standard library around it",
       sent,
-      " tensors, but a default-constructed one has ",
-      found,
-      " to put them in: batches of a type of your own need a fixed number of "
-      "tensors; use "
-      "vectors, maps and tuples of the standard library around it"));
+      found));
 }
 
 RoundSlice scatter_round(
@@ -81,8 +80,8 @@ RoundSlice scatter_round(
   object_from_bytes(parts[2], header.rows);
   header.error = parts[3];
   if (!header.error.empty() && !is_sender) {
-    throw Error(concat(
-        "[data] rank 0, which reads for all ranks, failed: ", header.error));
+    throw Error(format(
+        "[data] rank 0, which reads for all ranks, failed: {}", header.error));
   }
   RoundSlice mine{parts[4], make_described(parts[5])};
   for (std::size_t i = 0; i < mine.tensors.size(); ++i) {

@@ -39,23 +39,17 @@ double PrefetchReport::wait_fraction() const {
 std::string PrefetchReport::text() const {
   char percent[16];
   std::snprintf(percent, sizeof percent, "%.0f %%", 100 * wait_fraction());
-  return detail::concat(
+  return detail::format(
+      "{} batches, {} workers: read {}, collate {}, transfer {}; the loop "
+      "waited {} ({}) and worked {}: {}",
       num_batches,
-      " batches, ",
       num_workers,
-      " workers: read ",
       seconds(read_seconds),
-      ", collate ",
       seconds(collate_seconds),
-      ", transfer ",
       seconds(transfer_seconds),
-      "; the loop waited ",
       seconds(wait_seconds),
-      " (",
       percent,
-      ") and worked ",
       seconds(loop_seconds),
-      ": ",
       verdict(*this));
 }
 

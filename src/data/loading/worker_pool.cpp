@@ -27,11 +27,11 @@ std::string describe(const Worker& worker) {
     case Worker::Doing::waiting:
       return "waiting";
     case Worker::Doing::reading:
-      return concat("reading sample ", worker.place());
+      return format("reading sample {}", worker.place());
     case Worker::Doing::collating:
-      return concat("collating batch ", worker.place());
+      return format("collating batch {}", worker.place());
     case Worker::Doing::transferring:
-      return concat("transferring batch ", worker.place());
+      return format("transferring batch {}", worker.place());
   }
   return {};
 }
@@ -187,15 +187,14 @@ bool WorkerPool::Shared::help() {
 void WorkerPool::Shared::throw_timeout() const {
   std::string busy;
   for (std::size_t i = 0; i < workers.size(); ++i) {
-    busy +=
-        concat(i == 0 ? "" : ", ", "worker ", i, " is ", describe(*workers[i]));
+    busy += format(
+        "{}worker {} is {}", i == 0 ? "" : ", ", i, describe(*workers[i]));
   }
-  throw Error(concat(
-      "[data] no batch was ready within timeout = ",
+  throw Error(format(
+      "[data] no batch was ready within timeout = {} ms: {}; look at what is "
+      "slow there, or raise timeout",
       options.timeout.count(),
-      " ms: ",
-      busy,
-      "; look at what is slow there, or raise timeout"));
+      busy));
 }
 
 WorkerPool::WorkerPool(const WorkerPoolOptions& options, Claim claim)

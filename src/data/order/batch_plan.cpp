@@ -12,29 +12,24 @@ namespace {
 
 std::int64_t rank_batch_size_of(const BatchPlanOptions& options) {
   if (options.batch_size < 1 || options.num_samples < 0) {
-    throw ConfigError(concat(
-        "[data] batch_size is ",
+    throw ConfigError(format(
+        "[data] batch_size is {} for {} samples; it is at least 1",
         options.batch_size,
-        " for ",
-        options.num_samples,
-        " samples; it is at least 1"));
+        options.num_samples));
   }
   if (options.rank < 0 || options.rank >= options.count) {
-    throw ConfigError(concat(
-        "[data] batch rank ",
+    throw ConfigError(format(
+        "[data] batch rank {} of {} is not possible",
         options.rank,
-        " of ",
-        options.count,
-        " is not possible"));
+        options.count));
   }
   if (!options.split_batches) return options.batch_size;
   if (options.batch_size % options.count != 0) {
-    throw ConfigError(concat(
-        "[data] split_batches cuts batches of ",
+    throw ConfigError(format(
+        "[data] split_batches cuts batches of {} over {} ranks; make "
+        "batch_size a multiple of {}",
         options.batch_size,
-        " over ",
         options.count,
-        " ranks; make batch_size a multiple of ",
         options.count));
   }
   return options.batch_size / options.count;

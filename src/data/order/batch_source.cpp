@@ -37,7 +37,8 @@ void require_consistent(
     const DataLoaderOptions& options) {
   std::string complaints;
   const auto complain = [&](bool is_wrong, std::string_view what) {
-    if (is_wrong) complaints += concat(complaints.empty() ? "" : "; ", what);
+    if (is_wrong)
+      complaints += format("{}{}", complaints.empty() ? "" : "; ", what);
   };
   complain(
       options.sampler && options.shuffle,
@@ -62,19 +63,17 @@ void require_consistent(
       "shuffle in the dataset's next(), or offer size() and get(index)");
   complain(
       options.num_workers < 0,
-      concat("num_workers is ", options.num_workers, "; it is at least 0"));
+      format("num_workers is {}; it is at least 0", options.num_workers));
   complain(
       options.prefetch_factor.value_or(1) < 1,
-      concat(
-          "prefetch_factor is ",
-          options.prefetch_factor.value_or(1),
-          "; it is at least 1"));
+      format(
+          "prefetch_factor is {}; it is at least 1",
+          options.prefetch_factor.value_or(1)));
   complain(
       options.timeout.count() < 0,
-      concat(
-          "timeout is ",
-          options.timeout.count(),
-          " ms; it is at least 0, for no limit"));
+      format(
+          "timeout is {} ms; it is at least 0, for no limit",
+          options.timeout.count()));
   complain(
       options.num_workers == 0 &&
           (options.prefetch_factor || options.timeout.count() > 0 ||
@@ -266,20 +265,21 @@ void require_agreement(
   const std::vector<at::Tensor> all =
       group.all_gather(at::tensor(mine, at::kLong));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto require_equal =
-        [&](Agreed value, std::string_view what, std::string_view remedy) {
-          const std::int64_t theirs =
-              all[rank].const_data_ptr<std::int64_t>()[value];
-          const std::int64_t of_first =
-              all[0].const_data_ptr<std::int64_t>()[value];
-          if (theirs == of_first) return;
-          // These numbers would not help a reader.
-          const std::string numbers = value == kOrder || value == kFlags
-              ? std::string()
-              : concat(": ", of_first, " and ", theirs);
-          throw ConfigError(concat(
-              "[data] ranks 0 and ", rank, " have ", what, numbers, remedy));
-        };
+    const auto require_equal = [&](Agreed value,
+                                   std::string_view what,
+                                   std::string_view remedy) {
+      const std::int64_t theirs =
+          all[rank].const_data_ptr<std::int64_t>()[value];
+      const std::int64_t of_first =
+          all[0].const_data_ptr<std::int64_t>()[value];
+      if (theirs == of_first) return;
+      // These numbers would not help a reader.
+      const std::string numbers = value == kOrder || value == kFlags
+          ? std::string()
+          : format(": {} and {}", of_first, theirs);
+      throw ConfigError(format(
+          "[data] ranks 0 and {} have {}{}{}", rank, what, numbers, remedy));
+    };
     require_equal(
         kFlags,
         "different values of one of dispatch_batches, already_sharded, "
@@ -405,22 +405,21 @@ void BatchSource::load_state_dict(const StateDict& state) {
         "leave the loop first");
   }
   if (epoch < 0 || position < 0) {
-    throw CheckpointError(concat(
-        "[data] the state of a loader says epoch ",
+    throw CheckpointError(format(
+        "[data] the state of a loader says epoch {} and position {}; neither "
+        "can be below 0",
         epoch,
-        " and position ",
-        position,
-        "; neither can be below 0"));
+        position));
   }
   const std::int64_t shards_now =
       state_->options.already_sharded ? state_->context.batch_count : 0;
   if (num_shards != shards_now && position > 0) {
-    throw CheckpointError(concat(
-        "[data] the state of a loader is of data sharded by the user over ",
+    throw CheckpointError(format(
+        "[data] the state of a loader is of data sharded by the user over {} "
+        "ranks (0: by the loader), and now there are {}; such data goes on in "
+        "the middle of a pass only on as many ranks",
         num_shards,
-        " ranks (0: by the loader), and now there are ",
-        shards_now,
-        "; such data goes on in the middle of a pass only on as many ranks"));
+        shards_now));
   }
   // Negative if unknown.
   const std::int64_t length = state_->dataset.is_stream
@@ -472,14 +471,12 @@ BatchIndices BatchSource::at(std::int64_t index) const {
   const std::int64_t size = state_->dataset.num_samples;
   for (const std::int64_t i : batch.indices) {
     if (i < 0 || (size >= 0 && i >= size)) {
-      throw ConfigError(concat(
-          "[data] the sampler gave index ",
+      throw ConfigError(format(
+          "[data] the sampler gave index {} for batch {}, and the dataset has "
+          "{} samples; indices are from 0 to their number less 1",
           i,
-          " for batch ",
           index,
-          ", and the dataset has ",
-          size,
-          " samples; indices are from 0 to their number less 1"));
+          size));
     }
   }
   return batch;

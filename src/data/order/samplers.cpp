@@ -13,7 +13,7 @@
 
 namespace accelerate {
 
-using detail::concat;
+using detail::format;
 
 Sampler::~Sampler() = default;
 
@@ -90,10 +90,9 @@ RandomSampler::RandomSampler(
     : dataset_size_(dataset_size), options_(options) {
   const std::int64_t count = options.num_samples.value_or(dataset_size);
   if (dataset_size < 0 || count < 0 || (dataset_size == 0 && count > 0)) {
-    throw ConfigError(concat(
-        "[data] RandomSampler cannot draw ",
+    throw ConfigError(format(
+        "[data] RandomSampler cannot draw {} samples of {}",
         count,
-        " samples of ",
         dataset_size));
   }
 }
@@ -130,16 +129,13 @@ WeightedRandomSampler::WeightedRandomSampler(
   if (has_wrong_one || num_samples < 0 ||
       (num_samples > 0 && num_possible == 0) ||
       (!replacement && num_samples > num_possible)) {
-    throw ConfigError(concat(
-        "[data] WeightedRandomSampler cannot draw ",
+    throw ConfigError(format(
+        "[data] WeightedRandomSampler cannot draw {} samples {} replacement: "
+        "of {} weights {} are above 0{}",
         num_samples,
-        " samples ",
         replacement ? "with" : "without",
-        " replacement: of ",
         weights.size(),
-        " weights ",
         num_possible,
-        " are above 0",
         has_wrong_one ? ", and some are below 0 or no numbers" : ""));
   }
 }

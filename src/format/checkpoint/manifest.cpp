@@ -306,7 +306,13 @@ std::uint64_t checksum_of(std::string_view bytes) {
 
 std::string manifest_text(const Manifest& manifest) {
   const std::string text = body_of(manifest);
-  return concat(kStart, hexadecimal(checksum_of(text)), kMiddle, text, kEnd);
+  return format(
+      "{}{}{}{}{}",
+      kStart,
+      hexadecimal(checksum_of(text)),
+      kMiddle,
+      text,
+      kEnd);
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& name) {

@@ -61,11 +61,10 @@ void require_momentum(
   if (custom) return;
   for (auto& group : optimizer.param_groups()) {
     if (!set_known(group.options(), nullptr)) {
-      throw ConfigError(concat(
-          "[optim] ",
-          schedule,
-          " was asked to cycle the momentum of an optimizer that has none it "
-          "knows; set cycle_momentum to false, or give set_momentum"));
+      throw ConfigError(format(
+          "[optim] {} was asked to cycle the momentum of an optimizer that has "
+          "none it knows; set cycle_momentum to false, or give set_momentum",
+          schedule));
     }
   }
 }

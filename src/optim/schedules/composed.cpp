@@ -10,20 +10,19 @@ namespace accelerate::optim {
 
 namespace {
 
-using accelerate::detail::concat;
+using accelerate::detail::format;
 
 void require_parts(const LRSchedulers& parts, const char* name) {
   if (parts.empty())
-    throw ConfigError(concat("[optim] ", name, " was given no parts"));
+    throw ConfigError(format("[optim] {} was given no parts", name));
   for (const auto& part : parts) {
     if (!part)
-      throw ConfigError(concat("[optim] ", name, " was given an empty part"));
+      throw ConfigError(format("[optim] {} was given an empty part", name));
     if (dynamic_cast<const ReduceLROnPlateau*>(part.get()) != nullptr) {
-      throw ConfigError(concat(
-          "[optim] ",
-          name,
-          " cannot hold ReduceLROnPlateau, which needs a metric; step it by "
-          "itself"));
+      throw ConfigError(format(
+          "[optim] {} cannot hold ReduceLROnPlateau, which needs a metric; "
+          "step it by itself",
+          name));
     }
   }
 }
@@ -39,10 +38,9 @@ StateDict with_parts(StateDict state, const LRSchedulers& parts) {
 void load_parts(const StateDict& state, const LRSchedulers& parts) {
   const auto states = state.get<std::vector<StateDict>>("parts");
   if (states.size() != parts.size()) {
-    throw CheckpointError(concat(
-        "[optim] the state is for ",
+    throw CheckpointError(format(
+        "[optim] the state is for {} schedules in one, but there are {}",
         states.size(),
-        " schedules in one, but there are ",
         parts.size()));
   }
   std::vector<StateDict> before;
@@ -86,12 +84,11 @@ SequentialLR::SequentialLR(
     : milestones_(std::move(milestones)), parts_(std::move(parts)) {
   require_parts(parts_, "SequentialLR");
   if (milestones_.size() + 1 != parts_.size()) {
-    throw ConfigError(concat(
-        "[optim] SequentialLR was given ",
+    throw ConfigError(format(
+        "[optim] SequentialLR was given {} milestones for {} schedules; there "
+        "is one milestone between two schedules",
         milestones_.size(),
-        " milestones for ",
-        parts_.size(),
-        " schedules; there is one milestone between two schedules"));
+        parts_.size()));
   }
   if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
     throw ConfigError(

@@ -14,7 +14,7 @@ namespace accelerate::optim {
 
 namespace {
 
-using accelerate::detail::concat;
+using accelerate::detail::format;
 
 // Expands values to one per group, from one for all groups or one per group.
 void spread(
@@ -23,14 +23,12 @@ void spread(
     const char* name) {
   if (values.size() == 1) values.resize(num_groups, values[0]);
   if (values.size() != num_groups) {
-    throw ConfigError(concat(
-        "[optim] ",
+    throw ConfigError(format(
+        "[optim] {} values of {} were given for {} parameter groups; give one, "
+        "or one for each group",
         values.size(),
-        " values of ",
         name,
-        " were given for ",
-        num_groups,
-        " parameter groups; give one, or one for each group"));
+        num_groups));
   }
 }
 
@@ -48,10 +46,9 @@ OneCycleLR::OneCycleLR(OneCycleLROptions options)
   detail::require_at_least(
       "optim", "the total_steps of OneCycleLR", options_.total_steps, 1);
   if (!(options_.pct_start >= 0 && options_.pct_start <= 1)) {
-    throw ConfigError(concat(
-        "[optim] the pct_start of OneCycleLR is ",
-        options_.pct_start,
-        "; it is from 0 to 1"));
+    throw ConfigError(format(
+        "[optim] the pct_start of OneCycleLR is {}; it is from 0 to 1",
+        options_.pct_start));
   }
 }
 OneCycleLR::OneCycleLR(
@@ -135,12 +132,11 @@ void OneCycleLR::apply() {
 
 CyclicLR::CyclicLR(CyclicLROptions options) : options_(std::move(options)) {
   if (options_.step_size_up < 1 || options_.step_size_down.value_or(1) < 1) {
-    throw ConfigError(concat(
-        "[optim] CyclicLR was asked to rise in ",
+    throw ConfigError(format(
+        "[optim] CyclicLR was asked to rise in {} and fall in {} steps; both "
+        "are at least 1",
         options_.step_size_up,
-        " and fall in ",
-        options_.step_size_down.value_or(options_.step_size_up),
-        " steps; both are at least 1"));
+        options_.step_size_down.value_or(options_.step_size_up)));
   }
 }
 CyclicLR::CyclicLR(torch::optim::Optimizer& optimizer, CyclicLROptions options)

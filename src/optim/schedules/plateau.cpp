@@ -8,15 +8,14 @@
 
 namespace accelerate::optim {
 
-using accelerate::detail::concat;
+using accelerate::detail::format;
 
 ReduceLROnPlateau::ReduceLROnPlateau(ReduceLROnPlateauOptions options)
     : options_(std::move(options)) {
   if (!(options_.factor < 1)) {
-    throw ConfigError(concat(
-        "[optim] the factor of ReduceLROnPlateau is ",
-        options_.factor,
-        "; it is below 1"));
+    throw ConfigError(format(
+        "[optim] the factor of ReduceLROnPlateau is {}; it is below 1",
+        options_.factor));
   }
 }
 ReduceLROnPlateau::ReduceLROnPlateau(
@@ -30,12 +29,11 @@ void ReduceLROnPlateau::begin() {
   auto& least = options_.min_lr;
   if (least.size() == 1) least.resize(num_groups(), least[0]);
   if (least.size() != num_groups()) {
-    throw ConfigError(concat(
-        "[optim] ",
+    throw ConfigError(format(
+        "[optim] {} values of min_lr were given for {} parameter groups; give "
+        "one, or one for each group",
         least.size(),
-        " values of min_lr were given for ",
-        num_groups(),
-        " parameter groups; give one, or one for each group"));
+        num_groups()));
   }
   best_ = options_.mode == PlateauMode::min
       ? std::numeric_limits<double>::infinity()

@@ -7,7 +7,7 @@
 
 namespace accelerate::optim {
 
-using accelerate::detail::concat;
+using accelerate::detail::format;
 
 LRScheduler::LRScheduler() = default;
 LRScheduler::~LRScheduler() = default;
@@ -31,12 +31,11 @@ void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
 void LRScheduler::step() {
   require_bound();
   if (const auto total = total_steps(); total && step_ >= *total) {
-    throw ConfigError(concat(
-        "[optim] step ",
+    throw ConfigError(format(
+        "[optim] step {} of a schedule of {} steps; raise its total_steps, or "
+        "stop stepping it",
         step_ + 1,
-        " of a schedule of ",
-        *total,
-        " steps; raise its total_steps, or stop stepping it"));
+        *total));
   }
   ++step_;
   apply();
@@ -102,10 +101,10 @@ void LRScheduler::load_state_dict(const StateDict& state) {
   auto base_lrs = state.get<std::vector<double>>("base_lrs");
   const auto last_lrs = state.get<std::vector<double>>("last_lrs");
   if (base_lrs.size() != num_groups() || last_lrs.size() != num_groups()) {
-    throw CheckpointError(concat(
-        "[optim] the state of a schedule is for ",
+    throw CheckpointError(format(
+        "[optim] the state of a schedule is for {} parameter groups, but the "
+        "optimizer has {}",
         base_lrs.size(),
-        " parameter groups, but the optimizer has ",
         num_groups()));
   }
   step_ = step;

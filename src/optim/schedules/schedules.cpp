@@ -13,7 +13,7 @@ namespace accelerate::optim {
 
 namespace {
 
-using accelerate::detail::concat;
+using accelerate::detail::format;
 
 // The parts of a chain see learning rates that others have changed, so
 // schedules that scale multiply the present learning rate by a factor, as
@@ -23,12 +23,11 @@ void require_lambdas(
     const std::vector<LRLambda>& lambdas,
     std::size_t num_groups) {
   if (lambdas.size() != 1 && lambdas.size() != num_groups) {
-    throw ConfigError(concat(
-        "[optim] a schedule was given ",
+    throw ConfigError(format(
+        "[optim] a schedule was given {} functions for {} parameter groups; "
+        "give one, or one for each group",
         lambdas.size(),
-        " functions for ",
-        num_groups,
-        " parameter groups; give one, or one for each group"));
+        num_groups));
   }
   for (const LRLambda& lambda : lambdas) {
     if (!lambda)
@@ -49,7 +48,7 @@ std::int64_t require_positive(std::int64_t value, const char* name) {
 void require_not_negative(std::int64_t value, const char* name) {
   if (value < 0) {
     throw ConfigError(
-        concat("[optim] ", name, " is ", value, "; it is at least 0"));
+        format("[optim] {} is {}; it is at least 0", name, value));
   }
 }
 
@@ -139,10 +138,9 @@ double MultiStepLR::get_lr(const LRContext& at) const {
 ConstantLR::ConstantLR(const ConstantLROptions& options) : options_(options) {
   require_not_negative(options_.total_iters, "total_iters");
   if (!(options_.factor > 0 && options_.factor <= 1)) {
-    throw ConfigError(concat(
-        "[optim] the factor of ConstantLR is ",
-        options_.factor,
-        "; it is above 0 and at most 1"));
+    throw ConfigError(format(
+        "[optim] the factor of ConstantLR is {}; it is above 0 and at most 1",
+        options_.factor));
   }
 }
 ConstantLR::ConstantLR(
@@ -161,16 +159,15 @@ double ConstantLR::get_lr(const LRContext& at) const {
 LinearLR::LinearLR(const LinearLROptions& options) : options_(options) {
   require_positive(options_.total_iters, "total_iters");
   if (!(options_.start_factor > 0 && options_.start_factor <= 1)) {
-    throw ConfigError(concat(
-        "[optim] the start_factor of LinearLR is ",
-        options_.start_factor,
-        "; it is above 0 and at most 1"));
+    throw ConfigError(format(
+        "[optim] the start_factor of LinearLR is {}; it is above 0 and at most "
+        "1",
+        options_.start_factor));
   }
   if (!(options_.end_factor >= 0 && options_.end_factor <= 1)) {
-    throw ConfigError(concat(
-        "[optim] the end_factor of LinearLR is ",
-        options_.end_factor,
-        "; it is from 0 to 1"));
+    throw ConfigError(format(
+        "[optim] the end_factor of LinearLR is {}; it is from 0 to 1",
+        options_.end_factor));
   }
 }
 LinearLR::LinearLR(

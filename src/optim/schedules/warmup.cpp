@@ -93,12 +93,11 @@ LRLambda cosine_with_restarts_and_warmup(
 
 LRLambda polynomial_with_warmup(const PolynomialWithWarmupOptions& options) {
   if (!(options.lr_init > options.lr_end)) {
-    throw ConfigError(accelerate::detail::concat(
-        "[optim] polynomial_with_warmup falls from lr_init ",
+    throw ConfigError(accelerate::detail::format(
+        "[optim] polynomial_with_warmup falls from lr_init {} to lr_end {}; "
+        "lr_init must be the larger",
         options.lr_init,
-        " to lr_end ",
-        options.lr_end,
-        "; lr_init must be the larger"));
+        options.lr_end));
   }
   return warm_up(
       options.num_warmup_steps,

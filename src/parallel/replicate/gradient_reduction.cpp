@@ -108,16 +108,15 @@ std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
   if (power.matrix_approximation_rank < 1 || power.start_power_sgd_iter < 0 ||
       !(power.min_compression_rate > 0) ||
       !(power.orthogonalization_epsilon >= 0)) {
-    return concat(
-        "[parallel] PowerSGD was given matrix_approximation_rank ",
+    return format(
+        "[parallel] PowerSGD was given matrix_approximation_rank {}, "
+        "start_power_sgd_iter {}, min_compression_rate {}, "
+        "orthogonalization_epsilon {}; they are at least 1, at least 0, above "
+        "0, at least 0",
         power.matrix_approximation_rank,
-        ", start_power_sgd_iter ",
         power.start_power_sgd_iter,
-        ", min_compression_rate ",
         power.min_compression_rate,
-        ", orthogonalization_epsilon ",
-        power.orthogonalization_epsilon,
-        "; they are at least 1, at least 0, above 0, at least 0");
+        power.orthogonalization_epsilon);
   }
   return std::nullopt;
 }

@@ -40,14 +40,12 @@ std::optional<JoinEvent> JoinRound::announce(
     if (first < 0) {
       first = rank;
     } else if (code[rank] != code[first]) {
-      throw DistributedError(concat(
-          "[parallel] ranks ",
+      throw DistributedError(format(
+          "[parallel] ranks {} and {} average gradients of different models "
+          "inside join_uneven_inputs; every rank must run the same backward "
+          "passes in the same order",
           group_.world_ranks()[static_cast<std::size_t>(first)],
-          " and ",
-          group_.world_ranks()[static_cast<std::size_t>(rank)],
-          " average gradients of different models inside join_uneven_inputs; "
-          "every rank must run "
-          "the same backward passes in the same order"));
+          group_.world_ranks()[static_cast<std::size_t>(rank)]));
     }
   }
   if (num_active == 0) return std::nullopt;

@@ -200,7 +200,7 @@ class PowerSgd final : public GradientReduction {
     now.square.narrow(0, 0, size).copy_(now.buffer);
     if (side > 0) {
       now.matrices.push_back(
-          {concat("bucket ", bucket.getIndex()),
+          {format("bucket {}", bucket.getIndex()),
            now.square.view({side, side}),
            {},
            {}});

@@ -111,7 +111,7 @@ std::vector<std::string> names_in(
       ++end;
     if (end == at) break;
     const auto name = names.find(std::stoul(message.substr(at, end - at)));
-    if (name != names.end()) found.push_back(concat("\"", name->second, "\""));
+    if (name != names.end()) found.push_back(format("\"{}\"", name->second));
     at = end - 1;
   }
   return found;
@@ -351,13 +351,12 @@ class Replicate final : public Strategy,
     if (!reducer_->is_unfinished()) throw;
     const std::vector<std::string> unused =
         names_in(error.what_without_backtrace(), rows_.names);
-    throw ConfigError(concat(
-        "[parallel] the backward pass gave no gradient to ",
-        unused.empty() ? std::string("some parameters") : join(unused, ", "),
-        ", so ranks would wait for each other; let them take part in the loss, "
-        "freeze them "
+    throw ConfigError(format(
+        "[parallel] the backward pass gave no gradient to {}, so ranks would "
+        "wait for each other; let them take part in the loss, freeze them "
         "(requires_grad_(false)) before prepare(), or set "
-        "ReplicateOptions::find_unused_parameters"));
+        "ReplicateOptions::find_unused_parameters",
+        unused.empty() ? std::string("some parameters") : join(unused, ", ")));
   }
 
   Mesh mesh_;
@@ -384,12 +383,11 @@ class Replicate final : public Strategy,
 
 std::optional<std::string> validate_replicate(const ReplicateOptions& options) {
   if (options.bucket_bytes < 1 || options.first_bucket_bytes < 1) {
-    return concat(
-        "[parallel] bucket_bytes is ",
+    return format(
+        "[parallel] bucket_bytes is {} and first_bucket_bytes {}; both are at "
+        "least 1",
         options.bucket_bytes,
-        " and first_bucket_bytes ",
-        options.first_bucket_bytes,
-        "; both are at least 1");
+        options.first_bucket_bytes);
   }
   if (options.find_unused_parameters && options.static_graph) {
     return "[parallel] find_unused_parameters and static_graph were both asked "

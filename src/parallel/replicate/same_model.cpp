@@ -26,22 +26,16 @@ void require_same_model(
     const std::vector<at::Tensor>& buffers) {
   std::string mine;
   for (const Parameter& row : table.rows()) {
-    mine += concat(
+    mine += format(
+        "{} {} {}{}\n",
         row.name,
-        " ",
         c10::toString(row.tensor.scalar_type()),
-        " ",
         at::IntArrayRef(row.layout.global_shape),
-        row.tensor.requires_grad() ? "" : " frozen",
-        "\n");
+        row.tensor.requires_grad() ? "" : " frozen");
   }
   for (const at::Tensor& buffer : buffers) {
-    mine += concat(
-        "buffer ",
-        c10::toString(buffer.scalar_type()),
-        " ",
-        buffer.sizes(),
-        "\n");
+    mine += format(
+        "buffer {} {}\n", c10::toString(buffer.scalar_type()), buffer.sizes());
   }
   const std::vector<std::string> all = group.all_gather_bytes(mine);
   std::vector<std::string> complaints;
@@ -58,18 +52,14 @@ void require_same_model(
           ? lines[line]
           : std::string("nothing");
     };
-    complaints.push_back(concat(
-        "[parallel] the model of rank ",
+    complaints.push_back(format(
+        "[parallel] the model of rank {} is not that of rank {}: it has \"{}\" "
+        "where rank {} has \"{}\"; build the same model on all ranks",
         group.world_ranks()[rank],
-        " is not that of rank ",
         group.world_ranks()[0],
-        ": it has \"",
         at(other),
-        "\" where rank ",
         group.world_ranks()[0],
-        " has \"",
-        at(first),
-        "\"; build the same model on all ranks"));
+        at(first)));
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }

@@ -21,11 +21,11 @@ void bind_locals(
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state != states.end()) {
         if (!row->layout.is_whole()) {
-          throw ConfigError(concat(
-              "[parallel] the optimizer has stepped on \"",
-              row->name,
-              "\" before prepare(), which splits the parameter over ranks; "
-              "prepare a new optimizer, and load_state() what it knew"));
+          throw ConfigError(format(
+              "[parallel] the optimizer has stepped on \"{}\" before "
+              "prepare(), which splits the parameter over ranks; prepare a new "
+              "optimizer, and load_state() what it knew",
+              row->name));
         }
         auto kept = std::move(state->second);
         states.erase(state);

@@ -80,7 +80,7 @@ at::Tensor FirstValues::own_box(
   const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_parts;
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
-    Exchange exchange(group, concat("sending ", row.name));
+    Exchange exchange(group, format("sending {}", row.name));
     const at::Tensor all = row.tensor.detach().cpu();
     for (int rank = 1; rank < group.size(); ++rank) {
       const int world_rank =
@@ -97,7 +97,7 @@ at::Tensor FirstValues::own_box(
       between(row.tensor, dim, begins, own).sizes(),
       at::TensorOptions(row.tensor.scalar_type()));
   if (is_sent) {
-    Exchange exchange(group, concat("receiving ", row.name));
+    Exchange exchange(group, format("receiving {}", row.name));
     exchange.receive(box, 0, kTag);
     exchange.wait();
   }

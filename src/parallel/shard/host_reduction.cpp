@@ -54,7 +54,7 @@ at::Tensor HostReduction::take_gradient(
 void HostReduction::take(const UnitShards& unit, std::size_t place) {
   large_.resize(unit.trainable.size());
   large_[place] = std::make_unique<Large>(
-      group_, concat("reducing the gradient of ", unit.trained(place).name));
+      group_, format("reducing the gradient of {}", unit.trained(place).name));
   Large& large = *large_[place];
   const at::Tensor gradient = take_gradient(unit, place);
   if (gradient.is_cpu()) {
@@ -118,7 +118,7 @@ void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
         rank == mine ? sent_packs_[mine] : at::empty_like(sent_packs_[mine]));
   }
   rest_ = std::make_unique<Exchange>(
-      group_, concat("reducing the gradients of ", unit.name));
+      group_, format("reducing the gradients of {}", unit.name));
   const int tag = tags_.tag(unit.parameters.size(), round_);
   for (const int peer : peers_of(group_)) {
     const auto p = static_cast<std::size_t>(peer);

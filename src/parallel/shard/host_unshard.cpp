@@ -55,7 +55,7 @@ void HostUnshard::start(
     std::vector<at::Tensor> memory) {
   const int mine = group.rank();
   gather_ = std::unique_ptr<Gather>(new Gather{
-      Exchange(group, concat("gathering the parameters of ", unit.name)),
+      Exchange(group, format("gathering the parameters of {}", unit.name)),
       group,
       source,
       std::move(memory)});

@@ -16,34 +16,28 @@ std::string policy_of(
     const std::string& unit) {
   const at::ScalarType computed = row.tensor.scalar_type();
   const bool is_offloaded = row.local.is_cpu() && !row.tensor.is_cpu();
-  return concat(
-      "in the unit of ",
+  return format(
+      "in the unit of {}, rows {} to {}{}{}, computed in {}, reduced in {}",
       unit,
-      ", rows ",
       row.layout.offset[0],
-      " to ",
       row.layout.offset[0] + row.layout.extent[0],
       is_offloaded ? " kept on the host in " : " kept here in ",
       c10::toString(row.local.scalar_type()),
-      ", computed in ",
       c10::toString(computed),
-      ", reduced in ",
       c10::toString(parameter.reduce_dtype.value_or(computed)));
 }
 
 UnavailableMessages sharded_messages(const std::string& parameter) {
   return {
-      concat(
-          "parameter \"",
-          parameter,
-          "\" is split over the ranks and not whole here; read or change it "
-          "in the prepared model's forward, or while Accelerator::"
-          "full_parameters() lives"),
-      concat(
-          "parameter \"",
-          parameter,
-          "\" was split over the ranks by an Accelerator that is gone; "
-          "build the model again, or gather it (full_parameters) before")};
+      format(
+          "parameter \"{}\" is split over the ranks and not whole here; read "
+          "or change it in the prepared model's forward, or while "
+          "Accelerator::full_parameters() lives",
+          parameter),
+      format(
+          "parameter \"{}\" was split over the ranks by an Accelerator that is "
+          "gone; build the model again, or gather it (full_parameters) before",
+          parameter)};
 }
 
 Group neighbours_of(const Mesh& mesh, int count) {
@@ -87,19 +81,18 @@ void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
   for (const auto& unit : units) {
     for (const ShardedParameter& parameter : unit->parameters()) {
       if (parameter.whole.requires_grad() && !parameter.local.requires_grad()) {
-        throw ConfigError(concat(
-            "[parallel] parameter \"",
-            parameter.name,
-            "\" was frozen when it was prepared and is not any more, but "
-            "nobody waits for its gradients; unfreeze it before prepare(), "
-            "or prepare the model anew"));
+        throw ConfigError(format(
+            "[parallel] parameter \"{}\" was frozen when it was prepared and "
+            "is not any more, but nobody waits for its gradients; unfreeze it "
+            "before prepare(), or prepare the model anew",
+            parameter.name));
       }
       if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
-      throw ConfigError(concat(
-          "[parallel] the data of parameter \"",
-          parameter.name,
-          "\" was replaced after prepare() (by Module::to or set_data), so "
-          "that its parts are not known any more; do that before prepare()"));
+      throw ConfigError(format(
+          "[parallel] the data of parameter \"{}\" was replaced after "
+          "prepare() (by Module::to or set_data), so that its parts are not "
+          "known any more; do that before prepare()",
+          parameter.name));
     }
   }
 }

@@ -254,10 +254,10 @@ class Shard final : public Strategy, public GateKeeper {
     mesh_.world().logger().log_once_per_world(
         LogLevel::info,
         "parallel",
-        concat(
-            count,
-            " parameters of lower precision are kept in Float, in which "
-            "optimizers step (describe() says which)"));
+        format(
+            "{} parameters of lower precision are kept in Float, in which "
+            "optimizers step (describe() says which)",
+            count));
   }
 
   ShardedParameter cut(
@@ -339,11 +339,10 @@ class Shard final : public Strategy, public GateKeeper {
 
   void require_no_scope(std::string_view what) const {
     if (!is_held_open()) return;
-    throw ConfigError(concat(
-        "[parallel] ",
-        what,
-        " while full_parameters() lives, whose parameters would not be those "
-        "of the step; let it end before"));
+    throw ConfigError(format(
+        "[parallel] {} while full_parameters() lives, whose parameters would "
+        "not be those of the step; let it end before",
+        what));
   }
 
   void refresh() {

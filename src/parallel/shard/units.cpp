@@ -30,7 +30,7 @@ const std::string* innermost(
     const std::string& parameter) {
   const std::string* found = nullptr;
   for (const std::string& name : names) {
-    if (parameter.starts_with(concat(name, ".")) &&
+    if (parameter.starts_with(format("{}.", name)) &&
         (found == nullptr || name.size() > found->size())) {
       found = &name;
     }
@@ -56,10 +56,9 @@ std::vector<std::string> matching_modules(
   try {
     pattern = std::regex(expression);
   } catch (const std::regex_error& error) {
-    throw ConfigError(concat(
-        "[parallel] ignored_modules \"",
+    throw ConfigError(format(
+        "[parallel] ignored_modules \"{}\" is no regular expression: {}",
         expression,
-        "\" is no regular expression: ",
         error.what()));
   }
   std::vector<std::string> names;

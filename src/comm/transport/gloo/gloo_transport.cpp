@@ -262,7 +262,7 @@ std::shared_ptr<Connection> GlooTransport::connect(
   std::string failure;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const auto place = c10::make_intrusive<c10d::PrefixStore>(
-        concat("attempt/", attempt), request.store);
+        format("attempt/{}", attempt), request.store);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
       auto options = c10d::ProcessGroupGloo::Options::create(
@@ -274,18 +274,17 @@ std::shared_ptr<Connection> GlooTransport::connect(
       failure = first_line_of(error);
     }
     place->set(
-        concat("is_connected/", request.rank),
+        format("is_connected/{}", request.rank),
         std::string(backend ? "1" : "0"));
     bool all_connected = true;
     for (int peer = 0; peer < size; ++peer) {
-      const std::string key = concat("is_connected/", peer);
+      const std::string key = format("is_connected/{}", peer);
       if (!wait_for_key(*place, key, 10 * connect_timeout)) {
-        throw DistributedError(concat(
-            "[comm] rank ",
+        throw DistributedError(format(
+            "[comm] rank {} is gone or stuck while the ranks of group \"{}\" "
+            "connect",
             request.world_ranks[static_cast<std::size_t>(peer)],
-            " is gone or stuck while the ranks of group \"",
-            request.name,
-            "\" connect"));
+            request.name));
       }
       all_connected = all_connected && place->get_to_str(key) == "1";
     }
@@ -296,10 +295,9 @@ std::shared_ptr<Connection> GlooTransport::connect(
     request.logger.log(
         LogLevel::info,
         "comm",
-        concat(
-            "connecting group \"",
+        format(
+            "connecting group \"{}\" failed and is tried again: {}",
             request.name,
-            "\" failed and is tried again: ",
             failure));
   }
   throw std::runtime_error(
