@@ -28,7 +28,7 @@ Checkpoints::~Checkpoints() {
   if (saves && std::uncaught_exceptions() > 0) saves->cancel();
 }
 
-Meeting& Checkpoints::save_meeting() {
+StoreGroup& Checkpoints::save_group() {
   if (!saves) {
     saves.emplace(
         world, format("checkpoint saves of {}", writers.front()), writers);

@@ -15,8 +15,8 @@
 #include "checkpoint/component.h"
 #include "checkpoint/components/models.h"
 #include "checkpoint/save/saver.h"
-#include "comm/monitoring/meeting.h"
 #include "comm/monitoring/rank_agreement.h"
+#include "comm/monitoring/store_group.h"
 
 namespace accelerate::detail {
 
@@ -55,7 +55,7 @@ struct Checkpoints {
   /// The ranks that write one directory: all, or those of this machine.
   std::vector<int> writers;
   /// Where they meet to write; made when first needed.
-  std::optional<Meeting> saves;
+  std::optional<StoreGroup> saves;
   /// Joined before what it uses goes.
   Saver saver;
 
@@ -70,7 +70,7 @@ struct Checkpoints {
   [[nodiscard]] bool chooses() const {
     return agreement.is_leader() || project.save_on_each_node;
   }
-  Meeting& save_meeting();
+  StoreGroup& save_group();
   /// Slots of loaders, without those at the end whose loaders are gone.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
 };

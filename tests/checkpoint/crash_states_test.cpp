@@ -21,8 +21,8 @@ namespace fs = std::filesystem;
 using detail::CheckpointContents;
 using detail::FileSystem;
 using detail::Layout;
-using detail::Meeting;
 using detail::SaveJob;
+using detail::StoreGroup;
 using testing::FailingDisk;
 using testing::make_unsynced_disk;
 using testing::RecordedDisk;
@@ -71,7 +71,7 @@ void save(
   ASSERT_TRUE(plan);
   std::vector<fs::path> deleted;
   for (const std::string& old : plan->deleted) deleted.push_back(base / old);
-  Meeting meeting(world, "saves of " + std::to_string(number), ranks);
+  StoreGroup meeting(world, "saves of " + std::to_string(number), ranks);
   detail::CheckpointWriter writer(
       SaveJob{
           contents_of(number, world.rank(), world.size()),

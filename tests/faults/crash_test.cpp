@@ -183,7 +183,7 @@ class Boxes {
   explicit Boxes(const Flags& flags)
       : flags_(flags),
         world_(world_options(flags)),
-        meeting_(world_, "saves", {0, 1}) {}
+        group_(world_, "saves", {0, 1}) {}
 
   std::int64_t load() {
     const auto entries = detail::list_checkpoints(flags_.folder);
@@ -214,7 +214,7 @@ class Boxes {
         detail::list_checkpoints(flags_.folder),
         job.target.filename().string(),
         flags_.keep);
-    if (meeting_.is_leader()) {
+    if (group_.is_leader()) {
       for (const std::string& old : plan->deleted) {
         job.deleted.push_back(fs::path(flags_.folder) / old);
       }
@@ -230,14 +230,14 @@ class Boxes {
            rows,
            true}},
          {}});
-    detail::CheckpointWriter(std::move(job), meeting_).write();
+    detail::CheckpointWriter(std::move(job), group_).write();
     std::cout << "saved " << number << std::endl;
   }
 
  private:
   Flags flags_;
   World world_;
-  detail::Meeting meeting_;
+  detail::StoreGroup group_;
 };
 
 template <class Saver>

@@ -193,16 +193,16 @@ std::string rank_file(int rank) {
   return format("rank-{}.safetensors", five_digits(rank));
 }
 
-CheckpointWriter::CheckpointWriter(SaveJob job, Meeting& meeting)
-    : job_(std::move(job)), meeting_(meeting) {
+CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& meeting)
+    : job_(std::move(job)), group_(meeting) {
   std::string answer;
-  if (meeting_.is_leader()) {
+  if (group_.is_leader()) {
     answer = attempt([&] {
       pending_.emplace(job_.disk, job_.target);
       return pending_->folder().string();
     });
   }
-  folder_ = unwrap(meeting_.tell(answer, "save_state"));
+  folder_ = unwrap(group_.broadcast(answer, "save_state"));
 }
 
 std::string CheckpointWriter::write_files() const {
@@ -212,7 +212,7 @@ std::string CheckpointWriter::write_files() const {
         "need the same file system, or save_on_each_node",
         folder_of(folder_).string()));
   }
-  const bool is_leader = meeting_.is_leader();
+  const bool is_leader = group_.is_leader();
   RankFiles mine;
   std::vector<std::string> torch_files;
   for (const Part& part : job_.contents.parts) {
@@ -243,7 +243,7 @@ std::string CheckpointWriter::write_files() const {
 }
 
 void CheckpointWriter::commit(const std::vector<std::string>& answers) {
-  const std::string failures = failures_in(answers, meeting_.ranks());
+  const std::string failures = failures_in(answers, group_.ranks());
   if (!failures.empty()) {
     throw CheckpointError(format(
         "[checkpoint] {} was not saved, and nothing of it is left:\n{}",
@@ -278,16 +278,16 @@ void CheckpointWriter::write(const std::string& failure) {
       ? attempt([&] { return write_files(); })
       : format("{}{}", kFailed, failure);
   const std::vector<std::string> answers =
-      meeting_.gather(answer, "the end of save_state");
+      group_.gather(answer, "the end of save_state");
   std::string outcome;
-  if (meeting_.is_leader()) {
+  if (group_.is_leader()) {
     outcome = attempt([&] {
       commit(answers);
       return std::string();
     });
     pending_.reset();
   }
-  static_cast<void>(unwrap(meeting_.tell(outcome, "the end of save_state")));
+  static_cast<void>(unwrap(group_.broadcast(outcome, "the end of save_state")));
 }
 
 }  // namespace accelerate::detail

@@ -11,7 +11,7 @@
 
 #include "base/file_system.h"
 #include "checkpoint/contents.h"
-#include "comm/monitoring/meeting.h"
+#include "comm/monitoring/store_group.h"
 #include "format/checkpoint/commit.h"
 
 namespace accelerate::detail {
@@ -51,7 +51,7 @@ class ACCELERATE_API CheckpointWriter {
  public:
   /// Makes the folder. `meeting` must outlive the writer and serve nothing else
   /// meanwhile.
-  CheckpointWriter(SaveJob job, Meeting& meeting);
+  CheckpointWriter(SaveJob job, StoreGroup& meeting);
 
   /// Where files that should be in the checkpoint can be put, until write().
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
@@ -68,7 +68,7 @@ class ACCELERATE_API CheckpointWriter {
   void commit(const std::vector<std::string>& answers);
 
   SaveJob job_;
-  Meeting& meeting_;
+  StoreGroup& group_;
   std::optional<PendingCheckpoint> pending_;
   std::filesystem::path folder_;
 };

@@ -40,7 +40,7 @@ std::unique_ptr<CheckpointWriter> make_writer(
           checkpoints.disk,
           checkpoints.world.logger(),
           options.safe_serialization},
-      checkpoints.save_meeting());
+      checkpoints.save_group());
 }
 
 // A save whose copies would take more memory than allowed is written at once.

@@ -19,7 +19,7 @@ void RankAgreement::start_watching() {
   if (!watch_) watch_ = std::make_unique<Watch>(world_, position_);
 }
 
-Meeting& RankAgreement::calls() {
+StoreGroup& RankAgreement::calls() {
   if (calls_) return *calls_;
   start_watching();
   std::vector<int> all_ranks(static_cast<std::size_t>(world_.size()));
@@ -36,7 +36,7 @@ void RankAgreement::require_same_call(
     const std::string& arguments) {
   const std::string mine =
       arguments.empty() ? call : format("{} {}", call, arguments);
-  const std::vector<std::string> all = calls().exchange(mine, call);
+  const std::vector<std::string> all = calls().all_gather(mine, call);
   std::vector<std::string> lines;
   bool are_equal = true;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -55,7 +55,7 @@ void RankAgreement::require_success(
     const std::string& call,
     const std::string& what) {
   std::vector<std::string> lines;
-  const auto said = calls().exchange(failure, call);
+  const auto said = calls().all_gather(failure, call);
   for (std::size_t i = 0; i < said.size(); ++i) {
     // Most failures are alike on all ranks.
     if (said[i].empty() || (i > 0 && said[i] == said[0])) continue;
@@ -69,7 +69,7 @@ void RankAgreement::require_success(
 std::string RankAgreement::decide(
     const std::string& decision,
     const std::string& call) {
-  return calls().tell(decision, call);
+  return calls().broadcast(decision, call);
 }
 
 }  // namespace accelerate::detail

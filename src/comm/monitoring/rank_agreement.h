@@ -7,7 +7,7 @@
 
 #include <accelerate/world.h>
 
-#include "comm/monitoring/meeting.h"
+#include "comm/monitoring/store_group.h"
 #include "comm/monitoring/watch.h"
 
 namespace accelerate::detail {
@@ -43,12 +43,12 @@ class ACCELERATE_API RankAgreement {
   std::string decide(const std::string& decision, const std::string& call);
 
  private:
-  Meeting& calls();
+  StoreGroup& calls();
 
   World world_;
   std::function<Watch::Position()> position_;
   std::unique_ptr<Watch> watch_;
-  std::optional<Meeting> calls_;
+  std::optional<StoreGroup> calls_;
 };
 
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "comm/monitoring/meeting.h"
+#include "comm/monitoring/store_group.h"
 
 #include <algorithm>
 #include <utility>
@@ -36,7 +36,10 @@ std::vector<std::string> unpacked(std::string_view all) {
 
 }  // namespace
 
-Meeting::Meeting(const World& world, std::string name, std::vector<int> ranks)
+StoreGroup::StoreGroup(
+    const World& world,
+    std::string name,
+    std::vector<int> ranks)
     : timeout_(world.timeout()), ranks_(std::move(ranks)) {
   const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
   if (me == ranks_.end()) {
@@ -49,7 +52,7 @@ Meeting::Meeting(const World& world, std::string name, std::vector<int> ranks)
   }
 }
 
-std::string Meeting::wait_for(
+std::string StoreGroup::wait_for(
     const std::string& key,
     int world_rank,
     const std::string& what) {
@@ -87,7 +90,7 @@ std::string Meeting::wait_for(
       std::chrono::duration<double>(timeout_).count()));
 }
 
-void Meeting::forget(const std::string& key) {
+void StoreGroup::forget(const std::string& key) {
   try {
     store_->deleteKey(key);
   } catch (const std::exception&) {
@@ -95,7 +98,7 @@ void Meeting::forget(const std::string& key) {
   }
 }
 
-std::vector<std::string> Meeting::gather(
+std::vector<std::string> StoreGroup::gather(
     const std::string& text,
     const std::string& what) {
   if (ranks_.size() == 1) return {text};
@@ -118,7 +121,9 @@ std::vector<std::string> Meeting::gather(
   return texts;
 }
 
-std::string Meeting::tell(const std::string& text, const std::string& what) {
+std::string StoreGroup::broadcast(
+    const std::string& text,
+    const std::string& what) {
   if (ranks_.size() == 1) return text;
   const std::string key = format("{}/all", count_++);
   if (!is_leader()) return wait_for(key, ranks_.front(), what);
@@ -127,7 +132,7 @@ std::string Meeting::tell(const std::string& text, const std::string& what) {
   return text;
 }
 
-std::vector<std::string> Meeting::exchange(
+std::vector<std::string> StoreGroup::all_gather(
     const std::string& text,
     const std::string& what) {
   const std::vector<std::string> texts = gather(text, what);

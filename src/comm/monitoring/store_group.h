@@ -22,17 +22,17 @@ namespace accelerate::detail {
 ///
 /// Throws DistributedError naming the rank that does not come within the
 /// world's timeout, or a store that is gone.
-class ACCELERATE_API Meeting {
+class ACCELERATE_API StoreGroup {
  public:
   /// `ranks`, in the world, the first of which leads. `name` must be of this
   /// meeting alone.
-  Meeting(const World& world, std::string name, std::vector<int> ranks);
+  StoreGroup(const World& world, std::string name, std::vector<int> ranks);
 
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
-  /// Called about twice a second by a rank that waits for others; may throw what
-  /// it found out about them.
+  /// Called about twice a second by a rank that waits for others; may throw
+  /// what it found out about them.
   void while_waiting(std::function<void(const std::string& what)> look) {
     look_ = std::move(look);
   }
