@@ -14,8 +14,8 @@
 #include "cli/launch/processor_sets.h"
 #include "cli/launch/rank_group.h"
 #include "cli/launch/signals.h"
+#include "launch/desync_detectordog.h"
 #include "launch/store_server.h"
-#include "launch/watchdog.h"
 
 namespace accelerate::cli {
 

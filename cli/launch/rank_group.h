@@ -10,8 +10,8 @@
 #include "cli/launch/launch_plan.h"
 #include "cli/launch/rank_process.h"
 #include "cli/launch/signals.h"
+#include "launch/desync_detectordog.h"
 #include "launch/supervisor.h"
-#include "launch/watchdog.h"
 
 namespace accelerate::cli {
 

@@ -1,4 +1,4 @@
-#include "launch/watchdog.h"
+#include "launch/desync_detectordog.h"
 
 #include <cerrno>
 #include <csignal>

@@ -168,7 +168,7 @@ std::shared_ptr<Session> make_session(
       session->world,
       [passes = session->num_averaging_passes,
        group = session->world.group().impl()] {
-        return detail::Watch::Position{
+        return detail::DesyncDetector::Position{
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
       });
   session->checkpoints = std::make_unique<detail::Checkpoints>(

@@ -12,11 +12,11 @@ namespace accelerate::detail {
 
 RankAgreement::RankAgreement(
     World world,
-    std::function<Watch::Position()> position)
+    std::function<DesyncDetector::Position()> position)
     : world_(std::move(world)), position_(std::move(position)) {}
 
 void RankAgreement::start_watching() {
-  if (!watch_) watch_ = std::make_unique<Watch>(world_, position_);
+  if (!watch_) watch_ = std::make_unique<DesyncDetector>(world_, position_);
 }
 
 StoreGroup& RankAgreement::calls() {

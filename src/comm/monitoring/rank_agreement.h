@@ -7,8 +7,8 @@
 
 #include <accelerate/world.h>
 
+#include "comm/monitoring/desync_detector.h"
 #include "comm/monitoring/store_group.h"
-#include "comm/monitoring/watch.h"
 
 namespace accelerate::detail {
 
@@ -17,9 +17,11 @@ namespace accelerate::detail {
 /// whether a call succeeded everywhere. Used by one thread.
 class ACCELERATE_API RankAgreement {
  public:
-  /// `position` is called by another thread (see Watch). Nothing is opened and
-  /// no thread runs before it is needed.
-  RankAgreement(World world, std::function<Watch::Position()> position);
+  /// `position` is called by another thread (see DesyncDetector). Nothing is
+  /// opened and no thread runs before it is needed.
+  RankAgreement(
+      World world,
+      std::function<DesyncDetector::Position()> position);
 
   /// From here on this rank answers, on a thread, ranks that wait in a call
   /// that it has passed by. The calls below do this themselves; a program in
@@ -46,8 +48,8 @@ class ACCELERATE_API RankAgreement {
   StoreGroup& calls();
 
   World world_;
-  std::function<Watch::Position()> position_;
-  std::unique_ptr<Watch> watch_;
+  std::function<DesyncDetector::Position()> position_;
+  std::unique_ptr<DesyncDetector> watch_;
   std::optional<StoreGroup> calls_;
 };
 

@@ -1,4 +1,4 @@
-#include "comm/monitoring/watch.h"
+#include "comm/monitoring/desync_detector.h"
 
 #include <chrono>
 #include <utility>
@@ -33,12 +33,14 @@ void put(c10d::Store& store, const std::string& key, const std::string& text) {
 
 }  // namespace
 
-Watch::Watch(const World& world, std::function<Position()> position)
+DesyncDetector::DesyncDetector(
+    const World& world,
+    std::function<Position()> position)
     : world_(world), position_(std::move(position)) {
   if (world_.size() > 1) thread_ = std::thread([this] { answer(); });
 }
 
-Watch::~Watch() {
+DesyncDetector::~DesyncDetector() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
@@ -47,7 +49,7 @@ Watch::~Watch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::answer() {
+void DesyncDetector::answer() {
   constexpr std::chrono::milliseconds kPause{500};
   try {
     c10::intrusive_ptr<c10d::Store> store;
@@ -68,7 +70,7 @@ void Watch::answer() {
   }
 }
 
-void Watch::ask(const std::string& call) {
+void DesyncDetector::ask(const std::string& call) {
   if (world_.size() == 1) return;
   if (!store_) store_ = open(world_);
   const Position mine = position_();

@@ -16,10 +16,10 @@
 namespace accelerate::detail {
 
 /// Tells a rank that waits for others in a call whether they will ever come. A
-/// thread of each rank answers, through the store, how far the rank is; one that
-/// has begun more collective work than the waiting rank has passed the call by.
-/// Costs a look into the store every half second.
-class Watch {
+/// thread of each rank answers, through the store, how far the rank is; one
+/// that has begun more collective work than the waiting rank has passed the
+/// call by. Costs a look into the store every half second.
+class DesyncDetector {
  public:
   /// Counts that are equal on all ranks at the same place of the program.
   struct Position {
@@ -28,10 +28,10 @@ class Watch {
   };
 
   /// `position` is called by another thread. With one rank nothing runs.
-  Watch(const World& world, std::function<Position()> position);
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch();
+  DesyncDetector(const World& world, std::function<Position()> position);
+  DesyncDetector(const DesyncDetector&) = delete;
+  DesyncDetector& operator=(const DesyncDetector&) = delete;
+  ~DesyncDetector();
 
   /// For a rank that waits in `call`, now and again: asks where the others are,
   /// and throws DistributedError, naming `call` and the rank, if an answer to
