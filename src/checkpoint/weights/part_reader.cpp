@@ -11,7 +11,7 @@
 
 #include "base/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 
 namespace accelerate::detail {
 
@@ -86,12 +86,12 @@ void PartReader::read(
     out.copy_(own_bytes(row, begin, out.numel()));
     return;
   }
-  Exchange exchange(group_, format("reading a part of {}", rows_[row]->name));
+  P2PBatch batch(group_, format("reading a part of {}", rows_[row]->name));
   const at::Tensor wanted = at::tensor(
       {static_cast<std::int64_t>(row), begin, out.numel()}, at::kLong);
-  exchange.receive(out, rank, first_tag_ + 1);
-  exchange.send(wanted, rank, first_tag_);
-  exchange.wait();
+  batch.receive(out, rank, first_tag_ + 1);
+  batch.send(wanted, rank, first_tag_);
+  batch.wait();
 }
 
 void PartReader::copy(
@@ -140,27 +140,27 @@ TensorToWrite PartReader::to_write(std::size_t row) {
 }
 
 void PartReader::finish() {
-  Exchange exchange(group_, "ending the reading of parts");
+  P2PBatch batch(group_, "ending the reading of parts");
   const at::Tensor end = at::tensor({kNoMore, kNoMore, kNoMore}, at::kLong);
   for (int rank = 0; rank < group_.size(); ++rank) {
-    if (rank != reader_) exchange.send(end, rank, first_tag_);
+    if (rank != reader_) batch.send(end, rank, first_tag_);
   }
-  exchange.wait();
+  batch.wait();
 }
 
 void PartReader::serve() {
   while (true) {
-    Exchange exchange(group_, "giving a part of a tensor");
+    P2PBatch batch(group_, "giving a part of a tensor");
     const at::Tensor wanted = at::empty({3}, at::kLong);
-    exchange.receive(wanted, reader_, first_tag_);
-    exchange.wait();
+    batch.receive(wanted, reader_, first_tag_);
+    batch.wait();
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
     if (values[0] == kNoMore) return;
-    exchange.send(
+    batch.send(
         own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]),
         reader_,
         first_tag_ + 1);
-    exchange.wait();
+    batch.wait();
   }
 }
 

@@ -16,7 +16,7 @@
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/part_reader.h"
 #include "comm/mesh.h"
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 
 namespace accelerate::detail {
 
@@ -132,13 +132,13 @@ std::string read_and_send(
     for (int rank = 0; rank < group.size(); ++rank) {
       const bool is_mine = rank == group.rank();
       if (group.rank() != 0 && !is_mine) continue;
-      Exchange exchange(group, format("sending {}", mine.name));
+      P2PBatch batch(group, format("sending {}", mine.name));
       if (group.rank() != 0) {
         // Messages travel between hosts.
         const at::Tensor part = at::empty(
             mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
-        exchange.receive(part, 0, tag);
-        exchange.wait();
+        batch.receive(part, 0, tag);
+        batch.wait();
         mine.tensor.detach().copy_(part);
       } else if (is_mine) {
         read(mine);
@@ -148,8 +148,8 @@ std::string read_and_send(
         const at::Tensor part =
             at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
         read({mine.name, part, box});
-        exchange.send(part, rank, tag);
-        exchange.wait();
+        batch.send(part, rank, tag);
+        batch.wait();
       }
     }
   }

@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 #include "parallel/replicate/same_model.h"
 #include "params/materialize.h"
 
@@ -80,15 +80,15 @@ at::Tensor FirstValues::own_box(
   const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_parts;
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
-    Exchange exchange(group, format("sending {}", row.name));
+    P2PBatch batch(group, format("sending {}", row.name));
     const at::Tensor all = row.tensor.detach().cpu();
     for (int rank = 1; rank < group.size(); ++rank) {
       const int world_rank =
           group.world_ranks()[static_cast<std::size_t>(rank)];
       const int place = coordinate_of(mesh_, world_rank, axis);
-      exchange.send(between(all, dim, begins, place).contiguous(), rank, kTag);
+      batch.send(between(all, dim, begins, place).contiguous(), rank, kTag);
     }
-    exchange.wait();
+    batch.wait();
   }
   const int own = mesh_.coordinate(axis);
   if (!row.tensor.is_meta() && (!is_sent || is_sender))
@@ -97,9 +97,9 @@ at::Tensor FirstValues::own_box(
       between(row.tensor, dim, begins, own).sizes(),
       at::TensorOptions(row.tensor.scalar_type()));
   if (is_sent) {
-    Exchange exchange(group, format("receiving {}", row.name));
-    exchange.receive(box, 0, kTag);
-    exchange.wait();
+    P2PBatch batch(group, format("receiving {}", row.name));
+    batch.receive(box, 0, kTag);
+    batch.wait();
   }
   return box.to(mesh_.world().device());
 }

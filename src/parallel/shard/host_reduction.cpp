@@ -23,7 +23,7 @@ struct HostReduction::Large {
   Large(const Group& group, std::string what)
       : exchange(group, std::move(what)) {}
 
-  Exchange exchange;
+  P2PBatch batch;
   at::Tensor outgoing;               // whole, on the host
   std::vector<at::Tensor> incoming;  // one per rank
   /// What it is copied from, until the event.
@@ -85,10 +85,10 @@ void HostReduction::send(const UnitShards& unit, std::size_t place) {
   for (const int peer : peers_of(group_)) {
     at::Tensor& part = large.incoming[static_cast<std::size_t>(peer)];
     part = pool_->take(own.sizes(), own.options());
-    large.exchange.receive(part, peer, tag);
+    large.batch.receive(part, peer, tag);
   }
   for (const int peer : peers_of(group_)) {
-    large.exchange.send(parameter.rows_of(large.outgoing, peer), peer, tag);
+    large.batch.send(parameter.rows_of(large.outgoing, peer), peer, tag);
   }
 }
 
@@ -117,7 +117,7 @@ void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
     packs_.push_back(
         rank == mine ? sent_packs_[mine] : at::empty_like(sent_packs_[mine]));
   }
-  rest_ = std::make_unique<Exchange>(
+  rest_ = std::make_unique<P2PBatch>(
       group_, format("reducing the gradients of {}", unit.name));
   const int tag = tags_.tag(unit.parameters.size(), round_);
   for (const int peer : peers_of(group_)) {
@@ -152,7 +152,7 @@ void HostReduction::finish(const UnitShards& unit, std::size_t place) {
   if (!sums_.empty() && sums_[place].defined()) return;
   sums_.resize(unit.trainable.size());
   Large& large = *large_[place];
-  large.exchange.wait();
+  large.batch.wait();
   const ShardedParameter& parameter = unit.trained(place);
   const int mine = group_.rank();
   std::vector<at::Tensor> parts = std::move(large.incoming);
@@ -217,7 +217,7 @@ void HostReduction::abandon() {
   if (!large_.empty() || rest_ != nullptr) begin_anew();
 }
 
-// Memory of messages under way stays, see Exchange.
+// Memory of messages under way stays, see P2PBatch.
 void HostReduction::begin_anew() {
   large_.clear();
   sums_.clear();

@@ -9,7 +9,7 @@
 
 #include <accelerate/world.h>
 
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 #include "parallel/shard/block_pool.h"
 #include "parallel/shard/host_messages.h"
 #include "parallel/shard/sharded_parameter.h"
@@ -60,7 +60,7 @@ class HostReduction {
   /// Means of this rank's rows, by place.
   std::vector<at::Tensor> sums_;
   std::vector<std::uint8_t> was_used_;
-  std::unique_ptr<Exchange> rest_;
+  std::unique_ptr<P2PBatch> rest_;
   std::vector<at::Tensor> sent_packs_, packs_;  // one per rank
 };
 

@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text.h"
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 
 namespace accelerate::detail {
 
@@ -22,7 +22,7 @@ bool is_small(const ShardedParameter& parameter) {
 }
 
 struct HostUnshard::Gather {
-  Exchange exchange;
+  P2PBatch batch;
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
@@ -55,7 +55,7 @@ void HostUnshard::start(
     std::vector<at::Tensor> memory) {
   const int mine = group.rank();
   gather_ = std::unique_ptr<Gather>(new Gather{
-      Exchange(group, format("gathering the parameters of {}", unit.name)),
+      P2PBatch(group, format("gathering the parameters of {}", unit.name)),
       group,
       source,
       std::move(memory)});
@@ -83,11 +83,10 @@ void HostUnshard::start(
     } else {
       const int tag = tags_.tag(i, round);
       for (const int peer : peers_of(group)) {
-        gather_->exchange.receive(
-            rows_between(on_host, begins, peer), peer, tag);
+        gather_->batch.receive(rows_between(on_host, begins, peer), peer, tag);
       }
       for (const int peer : peers_of(group))
-        gather_->exchange.send(own, peer, tag);
+        gather_->batch.send(own, peer, tag);
     }
     gather_->on_host.push_back(on_host);
   }
@@ -103,14 +102,14 @@ void HostUnshard::exchange_packs(
   }
   const auto mine = static_cast<std::size_t>(gather_->group.rank());
   for (const int peer : peers_of(gather_->group)) {
-    gather_->exchange.receive(
+    gather_->batch.receive(
         gather_->packs[static_cast<std::size_t>(peer)], peer, tag);
-    gather_->exchange.send(gather_->packs[mine], peer, tag);
+    gather_->batch.send(gather_->packs[mine], peer, tag);
   }
 }
 
 std::vector<at::Tensor> HostUnshard::finish(const UnitShards& unit) {
-  gather_->exchange.wait();
+  gather_->batch.wait();
   unpack(unit);
   queue_copies();
   std::vector<at::Tensor> memory = std::move(gather_->memory);

@@ -1,4 +1,4 @@
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 
 #include <utility>
 
@@ -11,22 +11,22 @@
 
 namespace accelerate::detail {
 
-Exchange::Exchange(Group group, std::string what)
+P2PBatch::P2PBatch(Group group, std::string what)
     : group_(std::move(group)), what_(std::move(what)) {}
 
-Exchange::~Exchange() {
+P2PBatch::~P2PBatch() {
   if (!messages_.empty()) new std::vector<Message>(std::move(messages_));
 }
 
-void Exchange::send(const at::Tensor& tensor, int to, int tag) {
+void P2PBatch::send(const at::Tensor& tensor, int to, int tag) {
   start(&Connection::send, tensor, to, tag);
 }
 
-void Exchange::receive(const at::Tensor& tensor, int from, int tag) {
+void P2PBatch::receive(const at::Tensor& tensor, int from, int tag) {
   start(&Connection::receive, tensor, from, tag);
 }
 
-void Exchange::start(
+void P2PBatch::start(
     Work (Connection::*direction)(const at::Tensor&, int, int),
     const at::Tensor& tensor,
     int peer,
@@ -43,7 +43,7 @@ void Exchange::start(
   }
 }
 
-void Exchange::wait() {
+void P2PBatch::wait() {
   while (!messages_.empty()) {
     const Message message = std::move(messages_.back());
     messages_.pop_back();
@@ -57,7 +57,7 @@ void Exchange::wait() {
   }
 }
 
-void Exchange::fail(const std::exception& error) const {
+void P2PBatch::fail(const std::exception& error) const {
   fail_collective(
       *group_.impl(), what_.c_str(), ++group_.impl()->sequence, error);
 }

@@ -16,14 +16,14 @@ namespace accelerate::detail {
 /// where they are to where they belong. Both sides name the same tag, which no
 /// other exchange between them uses meanwhile. Tensors are dense, on the host,
 /// and must not be touched until wait(). Used by one thread at a time.
-class ACCELERATE_API Exchange {
+class ACCELERATE_API P2PBatch {
  public:
   /// `what` is said when it fails: "gathering block 3".
-  Exchange(Group group, std::string what);
-  Exchange(const Exchange&) = delete;
-  Exchange& operator=(const Exchange&) = delete;
+  P2PBatch(Group group, std::string what);
+  P2PBatch(const P2PBatch&) = delete;
+  P2PBatch& operator=(const P2PBatch&) = delete;
   /// Does not wait: memory that a peer may still write to is never freed.
-  ~Exchange();
+  ~P2PBatch();
 
   /// Nothing is sent of an empty tensor, and nothing expected.
   void send(const at::Tensor& tensor, int to, int tag);

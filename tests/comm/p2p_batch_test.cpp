@@ -1,4 +1,4 @@
-#include "comm/transport/exchange.h"
+#include "comm/transport/p2p_batch.h"
 
 #include <accelerate/error.h>
 
@@ -11,7 +11,7 @@ namespace exchange_test {
 using testing::expect_error;
 using testing::run_in_worlds;
 
-TEST(Exchange, PutsWhatOthersSendWhereItBelongs) {
+TEST(P2PBatch, PutsWhatOthersSendWhereItBelongs) {
   run_in_worlds(3, [](const World& world) {
     const int mine = world.rank();
     for (int round = 0; round < 3; ++round) {
@@ -21,13 +21,13 @@ TEST(Exchange, PutsWhatOthersSendWhereItBelongs) {
         return all.narrow(0, rank * (rank + 1) / 2, rank + 1);
       };
       rows(mine).fill_(10 * round + mine);
-      Exchange exchange(world.group(), "a test");
+      P2PBatch batch(world.group(), "a test");
       for (int peer = 0; peer < 3; ++peer) {
         if (peer == mine) continue;
-        exchange.receive(rows(peer), peer, 7);
-        exchange.send(rows(mine), peer, 7);
+        batch.receive(rows(peer), peer, 7);
+        batch.send(rows(mine), peer, 7);
       }
-      exchange.wait();
+      batch.wait();
       const at::Tensor expected =
           at::tensor({0, 1, 1, 2, 2, 2}, at::kLong) + 10 * round;
       EXPECT_TRUE(at::equal(all, expected.view({6, 1}).expand({6, 4})));
@@ -35,39 +35,39 @@ TEST(Exchange, PutsWhatOthersSendWhereItBelongs) {
   });
 }
 
-TEST(Exchange, KeepsMessagesOfTagsApart) {
+TEST(P2PBatch, KeepsMessagesOfTagsApart) {
   run_in_worlds(2, [](const World& world) {
     const int peer = 1 - world.rank();
     const at::Tensor first = at::empty({1000}, at::kBFloat16);
     const at::Tensor second = at::empty({2}, at::kBool);
-    Exchange exchange(world.group(), "a test");
-    exchange.receive(second, peer, 2);
-    exchange.receive(first, peer, 1);
-    exchange.send(at::full({1000}, peer, at::kBFloat16), peer, 1);
-    exchange.send(at::tensor({1, 0}).to(at::kBool), peer, 2);
-    exchange.wait();
+    P2PBatch batch(world.group(), "a test");
+    batch.receive(second, peer, 2);
+    batch.receive(first, peer, 1);
+    batch.send(at::full({1000}, peer, at::kBFloat16), peer, 1);
+    batch.send(at::tensor({1, 0}).to(at::kBool), peer, 2);
+    batch.wait();
     EXPECT_TRUE(at::all(first == world.rank()).item<bool>());
     EXPECT_TRUE(at::equal(second, at::tensor({1, 0}).to(at::kBool)));
   });
 }
 
-TEST(Exchange, SendsNothingOfNothing) {
+TEST(P2PBatch, SendsNothingOfNothing) {
   run_in_worlds(2, [](const World& world) {
-    Exchange exchange(world.group(), "a test");
-    exchange.send(at::empty({0, 3}), 1 - world.rank(), 1);
-    exchange.receive(at::empty({0, 3}), 1 - world.rank(), 1);
-    exchange.wait();
+    P2PBatch batch(world.group(), "a test");
+    batch.send(at::empty({0, 3}), 1 - world.rank(), 1);
+    batch.receive(at::empty({0, 3}), 1 - world.rank(), 1);
+    batch.wait();
   });
 }
 
-TEST(Exchange, NamesThePeerThatIsGone) {
+TEST(P2PBatch, NamesThePeerThatIsGone) {
   expect_error<DistributedError>(
       [] {
         run_in_worlds(2, [](const World& world) {
           if (world.rank() == 1) return;
-          Exchange exchange(world.group(), "fetching what is promised");
-          exchange.receive(at::empty({5}), 1, 1);
-          exchange.wait();
+          P2PBatch batch(world.group(), "fetching what is promised");
+          batch.receive(at::empty({5}), 1, 1);
+          batch.wait();
         });
       },
       "fetching what is promised");
