@@ -11,7 +11,7 @@
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
-#include "comm/transport/wire.h"
+#include "comm/transport/reduction_encoding.h"
 
 namespace accelerate {
 

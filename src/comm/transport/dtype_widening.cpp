@@ -4,7 +4,7 @@
 
 #include "comm/transport/adapters.h"
 #include "comm/transport/connection_adapter.h"
-#include "comm/transport/wire.h"
+#include "comm/transport/reduction_encoding.h"
 #include "comm/transport/works.h"
 
 namespace accelerate::detail {
@@ -46,13 +46,13 @@ class DtypeWidening final : public ConnectionAdapter {
   }
 
   Work all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    const ArithmeticWire wire(inner().facts(), tensor, op);
+    const ReductionEncoding wire(inner().facts(), tensor, op);
     Work work = inner().all_reduce(wire.buffer(), wire.transport_op());
     return decoded(std::move(work), wire, wire.buffer(), tensor);
   }
 
   Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) override {
-    const ArithmeticWire wire(inner().facts(), tensor, op);
+    const ReductionEncoding wire(inner().facts(), tensor, op);
     Work work = inner().reduce(wire.buffer(), wire.transport_op(), dst);
     if (rank() != dst) return work;
     return decoded(std::move(work), wire, wire.buffer(), tensor);
@@ -62,7 +62,7 @@ class DtypeWidening final : public ConnectionAdapter {
       const at::Tensor& output,
       const at::Tensor& input,
       ReduceOp op) override {
-    const ArithmeticWire wire(inner().facts(), input, op);
+    const ReductionEncoding wire(inner().facts(), input, op);
     const bool is_same = output.is_contiguous() &&
         output.scalar_type() == wire.buffer().scalar_type();
     const at::Tensor reduced = is_same
@@ -133,7 +133,7 @@ class DtypeWidening final : public ConnectionAdapter {
  private:
   [[nodiscard]] Work decoded(
       Work work,
-      const ArithmeticWire& wire,
+      const ReductionEncoding& wire,
       const at::Tensor& reduced,
       const at::Tensor& tensor) const {
     if (wire.is_identity() && reduced.is_alias_of(tensor)) return work;

@@ -1,4 +1,4 @@
-#include "comm/transport/wire.h"
+#include "comm/transport/reduction_encoding.h"
 
 #include <limits>
 
@@ -76,7 +76,7 @@ std::vector<at::ScalarType> wider_than(at::ScalarType dtype) {
 // The dtype in which the transport computes for `dtype`; `dtype` itself if it
 // can.
 at::ScalarType
-wire_dtype(const TransportFacts& facts, at::ScalarType dtype, ReduceOp op) {
+encoded_dtype(const TransportFacts& facts, at::ScalarType dtype, ReduceOp op) {
   if (facts.can_reduce(dtype, op)) return dtype;
   for (const at::ScalarType wider : wider_than(dtype)) {
     if (facts.can_reduce(wider, op)) return wider;
@@ -143,7 +143,7 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return plain.contiguous().reshape({-1}).view(at::kByte);
 }
 
-ArithmeticWire::ArithmeticWire(
+ReductionEncoding::ReductionEncoding(
     const TransportFacts& facts,
     const at::Tensor& tensor,
     ReduceOp op)
@@ -159,7 +159,7 @@ ArithmeticWire::ArithmeticWire(
   is_identity_ = is_native && tensor.is_contiguous();
 }
 
-void ArithmeticWire::encode(
+void ReductionEncoding::encode(
     const TransportFacts& facts,
     const at::Tensor& tensor) {
   at::Tensor plain = tensor.resolve_conj().resolve_neg().contiguous();
@@ -177,10 +177,10 @@ void ArithmeticWire::encode(
   } else if (c10::isComplexType(dtype_)) {
     plain = at::view_as_real(plain);
   }
-  buffer_ = plain.to(wire_dtype(facts, plain.scalar_type(), transport_op_));
+  buffer_ = plain.to(encoded_dtype(facts, plain.scalar_type(), transport_op_));
 }
 
-at::Tensor ArithmeticWire::decode(const at::Tensor& reduced, int num_ranks)
+at::Tensor ReductionEncoding::decode(const at::Tensor& reduced, int num_ranks)
     const {
   at::Tensor values = reduced;
   if (op_ == ReduceOp::mean) values.div_(num_ranks);

@@ -21,10 +21,10 @@ void require_meaning(const char* operation, ReduceOp op, at::ScalarType dtype);
 
 /// How a reduction travels: what a transport cannot reduce goes in a dtype in
 /// which it can, booleans as bytes, a mean as a sum.
-class ArithmeticWire {
+class ReductionEncoding {
  public:
   /// Throws ConfigError if the transport has no dtype for it.
-  ArithmeticWire(
+  ReductionEncoding(
       const TransportFacts& facts,
       const at::Tensor& tensor,
       ReduceOp op);
