@@ -184,7 +184,7 @@ const World& Mesh::world() const { return impl_->world; }
 
 namespace detail {
 
-Mesh regrid(const Mesh& other, const Degrees& degrees) {
+Mesh with_degrees(const Mesh& other, const Degrees& degrees) {
   Mesh mesh(other.world(), degrees);
   mesh.impl()->next_tag = other.impl()->next_tag;
   return mesh;
@@ -196,7 +196,7 @@ int coordinate_of(const Mesh& mesh, int world_rank, Axis axis) {
   return mesh_coordinates(degrees_of(mesh), world_rank)[index_of(axis)];
 }
 
-Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
+Group dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
   const Group& group = mesh.group(axis);
   if (group.size() == 1) return group;
   MeshImpl& impl = *mesh.impl();
@@ -208,7 +208,7 @@ Group mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose) {
       .first->second;
 }
 
-int claim_tags(const Mesh& mesh, int count) {
+int reserve_tags(const Mesh& mesh, int count) {
   int& next = *mesh.impl()->next_tag;
   return std::exchange(next, next + count);
 }

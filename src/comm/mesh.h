@@ -32,12 +32,12 @@ ACCELERATE_API std::vector<int> mesh_ranks(
 /// among them; `purpose` names it. Made at the first call, which all of them
 /// must make.
 ACCELERATE_API Group
-mesh_group(const Mesh& mesh, Axis axis, const std::string& purpose);
+dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose);
 
 /// The same ranks as another grid, whose messages do not mix with those of
 /// `other`. Called by all ranks at once.
 ACCELERATE_API Mesh
-regrid(const Mesh& other, const std::array<int, kNumAxes>& degrees);
+with_degrees(const Mesh& other, const std::array<int, kNumAxes>& degrees);
 [[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
     const Mesh& mesh);
 
@@ -45,8 +45,8 @@ regrid(const Mesh& other, const std::array<int, kNumAxes>& degrees);
 [[nodiscard]] ACCELERATE_API int
 coordinate_of(const Mesh& mesh, int world_rank, Axis axis);
 
-/// First of `count` tags that nobody else of this mesh uses, or of one made from
-/// it by regrid(). Called by all ranks in the same order.
-ACCELERATE_API int claim_tags(const Mesh& mesh, int count);
+/// First of `count` tags that nobody else of this mesh uses, or of one made
+/// from it by with_degrees(). Called by all ranks in the same order.
+ACCELERATE_API int reserve_tags(const Mesh& mesh, int count);
 
 }  // namespace accelerate::detail

@@ -222,7 +222,7 @@ const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
     if (detail::degrees_of(mesh) == plan.degrees) return mesh;
   }
   return session.other_meshes.emplace_back(
-      detail::regrid(session.mesh, plan.degrees));
+      detail::with_degrees(session.mesh, plan.degrees));
 }
 
 std::unique_ptr<PreparedModel> prepare_model(
@@ -347,8 +347,8 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.device = device();
   context.group = world().group();
   context.logger = world().logger();
-  // With each rank's batch rank its generator's seed: rank 0's is taken, so that
-  // torch::manual_seed there decides the order of data.
+  // With each rank's batch rank its generator's seed: rank 0's is taken, so
+  // that torch::manual_seed there decides the order of data.
   const std::vector<std::int64_t> mine{
       context.batch_rank,
       static_cast<std::int64_t>(

@@ -178,7 +178,7 @@ void save_weights(
   if (rows.empty()) {
     if (writes) write(nullptr);
   } else {
-    const int tags = claim_tags(*model.mesh, PartReader::kNumTags);
+    const int tags = reserve_tags(*model.mesh, PartReader::kNumTags);
     const Group group = sharing_group(model, rows);
     const auto writers = group.all_gather_bytes(writes ? "w" : "");
     for (int reader = 0; reader < group.size(); ++reader) {
@@ -228,7 +228,7 @@ WeightList collect_weights(
   }
   checkpoints.agreement.require_same_call(
       "get_state_dict", options.rank0_only ? "rank0_only" : "");
-  const int tags = claim_tags(*model.mesh, PartReader::kNumTags);
+  const int tags = reserve_tags(*model.mesh, PartReader::kNumTags);
   const Group group = sharing_group(model, rows);
   WeightList weights;
   if (group.world_ranks()[0] == 0) {
@@ -301,7 +301,7 @@ void load_weights(
     world.group().broadcast(told, 0);
     const auto* const values = told.const_data_ptr<std::uint8_t>();
     const std::vector<bool> is_saved(values, values + told.numel());
-    const int tag = claim_tags(*model.mesh, 1);
+    const int tag = reserve_tags(*model.mesh, 1);
     failure = read_and_send(world, saved, destinations, is_saved, tag);
   } else {
     attempt([&] { read_into(saved, destinations, rules); });

@@ -12,14 +12,15 @@ HostShardTraffic::HostShardTraffic(
     std::shared_ptr<BlockPool> pool)
     : mesh_(mesh),
       gathering_(mesh.group(Axis::shard)),
-      reducing_(mesh_group(mesh, Axis::shard, "gradients")),
+      reducing_(dedicated_group(mesh, Axis::shard, "gradients")),
       neighbours_(std::move(neighbours)),
       pool_(
           mesh.world().device().is_cpu() ? std::move(pool)
                                          : std::make_shared<BlockPool>()) {}
 
 void HostShardTraffic::add_unit(const UnitShards& unit) {
-  const int first = claim_tags(mesh_, HostTags::count(unit.parameters.size()));
+  const int first =
+      reserve_tags(mesh_, HostTags::count(unit.parameters.size()));
   units_.push_back(std::unique_ptr<Unit>(new Unit{
       HostUnshard(HostTags(first, HostTags::Kind::gather), pool_),
       HostReduction(
