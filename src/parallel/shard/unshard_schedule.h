@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/shard/execution_order.h"
 #include "parallel/shard/shard.h"
 #include "parallel/shard/shard_unit.h"
-#include "parallel/shard/touch_order.h"
 
 namespace accelerate::detail {
 
@@ -40,13 +40,13 @@ class UnshardSchedule {
   void forget() { current_.reset(); }
 
  private:
-  [[nodiscard]] TouchOrder& order() {
+  [[nodiscard]] ExecutionOrder& order() {
     return orders_[static_cast<std::size_t>(pass_)];
   }
 
   const std::vector<std::unique_ptr<ShardUnit>>& units_;
   const ShardOptions& options_;
-  TouchOrder orders_[3];  // by Pass
+  ExecutionOrder orders_[3];  // by Pass
   Pass pass_ = Pass::forward;
   /// The unit that computes.
   std::optional<std::size_t> current_;

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 /// In which order the units of a model are used, learned in each pass and
 /// compared with in the next: what comes next, and what does not come again
 /// soon. A pass that goes another way is followed no further.
-class TouchOrder {
+class ExecutionOrder {
  public:
   void begin() {
     seen_.clear();

@@ -1,4 +1,4 @@
-#include "parallel/shard/touch_order.h"
+#include "parallel/shard/execution_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,14 +9,14 @@
 namespace accelerate::detail {
 namespace touch_order_test {
 
-void pass(TouchOrder& order, const std::vector<std::size_t>& units) {
+void pass(ExecutionOrder& order, const std::vector<std::size_t>& units) {
   order.begin();
   for (const std::size_t unit : units) order.touch(unit);
   order.end();
 }
 
-TEST(TouchOrder, KnowsNothingBeforeTheFirstPass) {
-  TouchOrder order;
+TEST(ExecutionOrder, KnowsNothingBeforeTheFirstPass) {
+  ExecutionOrder order;
   order.begin();
   order.touch(3);
   EXPECT_FALSE(order.is_known());
@@ -24,8 +24,8 @@ TEST(TouchOrder, KnowsNothingBeforeTheFirstPass) {
   EXPECT_FALSE(order.is_due_soon(3, 2));
 }
 
-TEST(TouchOrder, SaysWhatComesNext) {
-  TouchOrder order;
+TEST(ExecutionOrder, SaysWhatComesNext) {
+  ExecutionOrder order;
   pass(order, {0, 0, 1, 1, 2, 0});
   order.begin();
   EXPECT_EQ(order.next(1).front(), 0u);
@@ -43,8 +43,8 @@ TEST(TouchOrder, SaysWhatComesNext) {
   EXPECT_TRUE(order.next(1).empty());
 }
 
-TEST(TouchOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
-  TouchOrder order;
+TEST(ExecutionOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
+  ExecutionOrder order;
   pass(order, {0, 1, 2});
   order.begin();
   order.touch(0);
@@ -57,8 +57,8 @@ TEST(TouchOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
   EXPECT_EQ(order.next(1).front(), 2u);
 }
 
-TEST(TouchOrder, KeepsWhatItKnowsOverAnEmptyPass) {
-  TouchOrder order;
+TEST(ExecutionOrder, KeepsWhatItKnowsOverAnEmptyPass) {
+  ExecutionOrder order;
   pass(order, {4, 5});
   pass(order, {});
   order.begin();
