@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/shard/reduce_order.h"
+#include "parallel/shard/reduction_order.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/shard_unit.h"
 
@@ -57,7 +57,7 @@ class GradientMessages {
 
   const std::vector<std::unique_ptr<ShardUnit>>& units_;
   ShardTraffic& traffic_;
-  ReduceOrder order_;
+  ReductionOrder order_;
   std::vector<Progress> progress_;
   /// A gradient whose copy to the host was begun.
   std::optional<GradientMessage> taken_;

@@ -23,7 +23,7 @@ enum class ShardSource { all_ranks, neighbours };
 /// start in different orders, where they use different parameters: traffic that
 /// needs one order on all ranks holds back what is early. No rank waits for a
 /// reduction unless all it waits for have started it, or will, whatever that
-/// rank does (ReduceOrder).
+/// rank does (ReductionOrder).
 class ShardTraffic {
  public:
   ShardTraffic() = default;

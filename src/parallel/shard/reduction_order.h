@@ -28,15 +28,15 @@ struct GradientMessage {
 /// Backwards in which all ranks sent the same, in the same order, are
 /// remembered: a few, as several losses make, if what they have in common came
 /// in one order. Who follows one of these may wait for what they have in common
-/// and it has sent: among the ranks that wait, the one that is least far in that
-/// order waits for what all others have sent. Who leaves them must not wait
-/// before all its gradients are sent. Until there is one, units are expected
-/// from the last to the first: a rank waits only for units after its present
-/// one, and only if it has completed all of those.
-class ReduceOrder {
+/// and it has sent: among the ranks that wait, the one that is least far in
+/// that order waits for what all others have sent. Who leaves them must not
+/// wait before all its gradients are sent. Until there is one, units are
+/// expected from the last to the first: a rank waits only for units after its
+/// present one, and only if it has completed all of those.
+class ReductionOrder {
  public:
   /// Units that never send anything.
-  explicit ReduceOrder(std::vector<bool> is_silent = {})
+  explicit ReductionOrder(std::vector<bool> is_silent = {})
       : is_silent_(std::move(is_silent)) {}
 
   /// A backward begins.
@@ -75,8 +75,8 @@ class ReduceOrder {
   /// Hash of everything sent in this backward, in order.
   [[nodiscard]] std::uint64_t hash() const { return hash_; }
 
-  /// No gradient will come any more: what is sent from here completes units that
-  /// this backward did not reach.
+  /// No gradient will come any more: what is sent from here completes units
+  /// that this backward did not reach.
   void end_gradients() {
     way_ = sent_;
     mix(GradientMessage::kRest);

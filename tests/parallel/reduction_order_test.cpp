@@ -1,4 +1,4 @@
-#include "parallel/shard/reduce_order.h"
+#include "parallel/shard/reduction_order.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 #include <rapidcheck.h>
 
 namespace accelerate::detail {
-namespace reduce_order_test {
+namespace reduction_order_test {
 
 using Gradients = std::vector<GradientMessage>;
 
@@ -99,7 +99,7 @@ class Rank {
   }
 
   std::vector<int> sizes_, left_;
-  ReduceOrder order_;
+  ReductionOrder order_;
   Gradients coming_, sent_, in_flight_;
   std::size_t next_ = 0, most_in_flight_ = 0;
   bool is_ending_ = false;
@@ -145,7 +145,7 @@ Gradients shuffled(Gradients gradients) {
   return gradients;
 }
 
-TEST(ReduceOrder, LetsNoRanksWaitForEachOther) {
+TEST(ReductionOrder, LetsNoRanksWaitForEachOther) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes = *rc::gen::nonEmpty(
         rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 4)));
@@ -179,7 +179,7 @@ TEST(ReduceOrder, LetsNoRanksWaitForEachOther) {
   }));
 }
 
-TEST(ReduceOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
+TEST(ReductionOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
   const std::vector<int> sizes{3, 2, 3};
   std::vector<Rank> ranks(3, Rank(sizes));
   // The first unit's are there first and last, as of an embedding and a head.
@@ -194,7 +194,7 @@ TEST(ReduceOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
   EXPECT_EQ(ranks[0].most_in_flight(), 2u);
 }
 
-TEST(ReduceOrder, RemembersTheWaysOfSeveralLosses) {
+TEST(ReductionOrder, RemembersTheWaysOfSeveralLosses) {
   const std::vector<int> sizes{1, 1, 1, 1};
   std::vector<Rank> ranks(2, Rank(sizes));
   const Gradients one = all_gradients(sizes);
@@ -218,7 +218,7 @@ TEST(ReduceOrder, RemembersTheWaysOfSeveralLosses) {
   }
 }
 
-TEST(ReduceOrder, WaitsForNothingOnAnotherWay) {
+TEST(ReductionOrder, WaitsForNothingOnAnotherWay) {
   const std::vector<int> sizes{1, 1, 1, 1};
   std::vector<Rank> ranks(2, Rank(sizes));
   const Gradients usual = all_gradients(sizes);
@@ -233,5 +233,5 @@ TEST(ReduceOrder, WaitsForNothingOnAnotherWay) {
   EXPECT_EQ(ranks[1].most_in_flight(), 2u);
 }
 
-}  // namespace reduce_order_test
+}  // namespace reduction_order_test
 }  // namespace accelerate::detail
