@@ -20,7 +20,7 @@
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/bind_locals.h"
 #include "parallel/shard/first_values.h"
-#include "parallel/shard/gradient_messages.h"
+#include "parallel/shard/gradient_reducer.h"
 #include "parallel/shard/host_traffic.h"
 #include "parallel/shard/prepare_shards.h"
 #include "parallel/shard/shard_unit.h"
@@ -416,7 +416,7 @@ class Shard final : public Strategy, public GateKeeper {
   UnshardSchedule schedule_{units_, options_};
   Backward backward_;
   Window window_;
-  std::optional<GradientMessages> messages_;
+  std::optional<GradientReducer> messages_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ enum class ShardSource { all_ranks, neighbours };
 
 /// How the shards of one model travel: full parameters to a rank, gradients to
 /// the ranks that keep them. What is gathered when, and which unit is full, is
-/// not its business (ShardUnit, UnshardSchedule, GradientMessages). All calls
+/// not its business (ShardUnit, UnshardSchedule, GradientReducer). All calls
 /// have gradients off, and come from one thread at a time.
 ///
 /// All ranks start the same unshards in the same order. Reductions they may

@@ -13,10 +13,10 @@ namespace accelerate::detail {
 
 /// The gradients of all units on their way, in one backward after another:
 /// what is reduced when, and where this rank may wait.
-class GradientMessages {
+class GradientReducer {
  public:
   /// Both must outlive it.
-  GradientMessages(
+  GradientReducer(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
       ShardTraffic& traffic);
 

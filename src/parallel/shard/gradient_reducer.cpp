@@ -1,4 +1,4 @@
-#include "parallel/shard/gradient_messages.h"
+#include "parallel/shard/gradient_reducer.h"
 
 #include <utility>
 
@@ -18,7 +18,7 @@ std::vector<bool> silent_among(
 
 }  // namespace
 
-GradientMessages::GradientMessages(
+GradientReducer::GradientReducer(
     const std::vector<std::unique_ptr<ShardUnit>>& units,
     ShardTraffic& traffic)
     : units_(units),
@@ -26,23 +26,22 @@ GradientMessages::GradientMessages(
       order_(silent_among(units)),
       progress_(units.size()) {}
 
-void GradientMessages::begin() {
+void GradientReducer::begin() {
   order_.begin();
   all_alike_ = true;
 }
 
-bool GradientMessages::travels_alone(std::size_t unit, std::size_t place)
-    const {
+bool GradientReducer::travels_alone(std::size_t unit, std::size_t place) const {
   return traffic_.travels_alone(shards(unit).trained(place));
 }
 
-void GradientMessages::send(std::size_t unit, std::size_t place) {
+void GradientReducer::send(std::size_t unit, std::size_t place) {
   if (!travels_alone(unit, place)) return;
   make_room(unit);
   take(unit, place);
 }
 
-void GradientMessages::take(std::size_t unit, std::size_t place) {
+void GradientReducer::take(std::size_t unit, std::size_t place) {
   send_taken();
   const at::NoGradGuard no_grad;
   traffic_.take_gradient(shards(unit), place);
@@ -53,7 +52,7 @@ void GradientMessages::take(std::size_t unit, std::size_t place) {
   if (!traffic_.stages_gradients()) send_taken();
 }
 
-void GradientMessages::send_taken() {
+void GradientReducer::send_taken() {
   if (!taken_) return;
   const at::NoGradGuard no_grad;
   const GradientMessage message = *std::exchange(taken_, std::nullopt);
@@ -61,12 +60,12 @@ void GradientMessages::send_taken() {
   note(message);
 }
 
-void GradientMessages::note(const GradientMessage& message) {
+void GradientReducer::note(const GradientMessage& message) {
   order_.send(message);
   in_flight_.push_back(message);
 }
 
-void GradientMessages::complete(std::size_t unit) {
+void GradientReducer::complete(std::size_t unit) {
   const std::size_t count = units_[unit]->num_trainable();
   if (count == 0) return;
   // A second time in one backward.
@@ -82,7 +81,7 @@ void GradientMessages::complete(std::size_t unit) {
   note({unit, GradientMessage::kRest});
 }
 
-void GradientMessages::make_room(std::size_t unit) {
+void GradientReducer::make_room(std::size_t unit) {
   std::erase_if(in_flight_, [&](const GradientMessage& message) {
     if (!order_.may_wait_for(message, unit)) return false;
     wait_for(message);
@@ -90,7 +89,7 @@ void GradientMessages::make_room(std::size_t unit) {
   });
 }
 
-void GradientMessages::wait_for(const GradientMessage& message) {
+void GradientReducer::wait_for(const GradientMessage& message) {
   const at::NoGradGuard no_grad;
   if (message.part == GradientMessage::kRest) {
     all_alike_ = traffic_.finish_rest(shards(message.unit)) && all_alike_;
@@ -100,18 +99,18 @@ void GradientMessages::wait_for(const GradientMessage& message) {
   }
 }
 
-void GradientMessages::wait_for_all() {
+void GradientReducer::wait_for_all() {
   send_taken();
   for (const GradientMessage& message : in_flight_) wait_for(message);
   in_flight_.clear();
 }
 
-void GradientMessages::finish(bool is_usual) {
+void GradientReducer::finish(bool is_usual) {
   wait_for_all();
   order_.end(all_alike_ && is_usual);
 }
 
-void GradientMessages::abandon() {
+void GradientReducer::abandon() {
   in_flight_.clear();
   taken_.reset();
   progress_.assign(units_.size(), Progress());
