@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "parallel/plan.h"
-#include "parallel/shard/first_values.h"
+#include "parallel/shard/initial_values.h"
 
 namespace accelerate::testing {
 
@@ -73,7 +73,8 @@ class ColumnParallel final : public detail::Strategy {
   explicit ColumnParallel(const Mesh& mesh, std::string prefix = {})
       : mesh_(mesh), prefix_(std::move(prefix)) {}
 
-  // Empty parameters are taken where `shard` comes after, which takes them, too.
+  // Empty parameters are taken where `shard` comes after, which takes them,
+  // too.
   [[nodiscard]] detail::StrategyTraits traits() const override {
     return {.takes_empty = mesh_.degree(Axis::shard) > 1};
   }
@@ -82,7 +83,7 @@ class ColumnParallel final : public detail::Strategy {
       override {
     const torch::NoGradGuard no_grad;
     table = detail::ParameterTable(module, prefix_);
-    const detail::FirstValues values(mesh_, table);
+    const detail::InitialValues values(mesh_, table);
     values.broadcast(table);
     const Group model_group = detail::replica_group(detail::Layout(), mesh_);
     for (const torch::Tensor& buffer : module.buffers())
@@ -100,7 +101,7 @@ class ColumnParallel final : public detail::Strategy {
   void split(
       ColumnLinearImpl& layer,
       detail::Parameter& row,
-      const detail::FirstValues& values) const {
+      const detail::InitialValues& values) const {
     const auto degree = static_cast<std::int64_t>(mesh_.degree(Axis::tensor));
     std::vector<std::int64_t> begins;
     for (std::int64_t i = 0; i <= degree; ++i)

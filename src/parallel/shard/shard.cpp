@@ -19,9 +19,9 @@
 #include "parallel/replicate/average_gradients.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/bind_locals.h"
-#include "parallel/shard/first_values.h"
 #include "parallel/shard/gradient_reducer.h"
 #include "parallel/shard/host_traffic.h"
+#include "parallel/shard/initial_values.h"
 #include "parallel/shard/prepare_shards.h"
 #include "parallel/shard/shard_unit.h"
 #include "parallel/shard/units.h"
@@ -86,7 +86,7 @@ class Shard final : public Strategy, public GateKeeper {
     UnitPlan plan =
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
-    FirstValues values(mesh_, table);
+    InitialValues values(mesh_, table);
     for (const Parameter* row : plan.whole) values.make_whole(*row);
     values.broadcast(table);
     broadcast_all(model_group_, buffers_);
@@ -263,7 +263,7 @@ class Shard final : public Strategy, public GateKeeper {
   ShardedParameter cut(
       Parameter& row,
       ParameterTable& table,
-      const FirstValues& values,
+      const InitialValues& values,
       bool keeps_precision) {
     const Group& group = mesh_.group(Axis::shard);
     ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};

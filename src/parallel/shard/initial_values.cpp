@@ -1,4 +1,4 @@
-#include "parallel/shard/first_values.h"
+#include "parallel/shard/initial_values.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,7 @@ at::Tensor between(
 
 }  // namespace
 
-FirstValues::FirstValues(const Mesh& mesh, const ParameterTable& table)
+InitialValues::InitialValues(const Mesh& mesh, const ParameterTable& table)
     : mesh_(mesh) {
   for (const auto& [axes, rows] : rows_by_axes(table)) {
     std::vector<std::uint8_t> is_empty;
@@ -52,7 +52,7 @@ FirstValues::FirstValues(const Mesh& mesh, const ParameterTable& table)
   }
 }
 
-void FirstValues::make_whole(const Parameter& row) {
+void InitialValues::make_whole(const Parameter& row) {
   if (row.tensor.is_meta()) {
     materialize(row.tensor, mesh_.world().device());
     row.tensor.detach().zero_();
@@ -61,7 +61,7 @@ void FirstValues::make_whole(const Parameter& row) {
   if (origin == Origin::rank_0_to_parts) origin = Origin::rank_0_to_all;
 }
 
-void FirstValues::broadcast(const ParameterTable& table) const {
+void InitialValues::broadcast(const ParameterTable& table) const {
   RowsByAxes rows = rows_by_axes(table);
   for (auto& [axes, alike] : rows) {
     std::erase_if(alike, [&](const Parameter* row) {
@@ -71,7 +71,7 @@ void FirstValues::broadcast(const ParameterTable& table) const {
   broadcast_rows(mesh_, rows);
 }
 
-at::Tensor FirstValues::own_box(
+at::Tensor InitialValues::own_box(
     const Parameter& row,
     Axis axis,
     std::int64_t dim,

@@ -15,23 +15,23 @@
 namespace accelerate::detail {
 
 /// What parameters begin with when a strategy splits them: the values of the
-/// first rank of their `replica_group`, whose coordinates are 0 on all axes that
-/// do not split the parameter yet. Where some rank built its model without
+/// first rank of their `replica_group`, whose coordinates are 0 on all axes
+/// that do not split the parameter yet. Where some rank built its model without
 /// memory, each is sent its own box only; where the first rank did too, there
 /// are no values yet, and boxes are zeros.
-class ACCELERATE_API FirstValues {
+class ACCELERATE_API InitialValues {
  public:
   /// All ranks that have the rows of `table` at once.
-  FirstValues(const Mesh& mesh, const ParameterTable& table);
+  InitialValues(const Mesh& mesh, const ParameterTable& table);
 
   /// For a row that stays as it is, before broadcast().
   void make_whole(const Parameter& row);
   /// Rows that every rank has memory for.
   void broadcast(const ParameterTable& table) const;
-  /// What this rank keeps of a row of which rank r along `axis` gets the indices
-  /// of `dim` from begins[r] to begins[r + 1]. It is a view where this rank has
-  /// memory for all of the row. The row's layout must not know of the split yet.
-  /// All ranks at once.
+  /// What this rank keeps of a row of which rank r along `axis` gets the
+  /// indices of `dim` from begins[r] to begins[r + 1]. It is a view where this
+  /// rank has memory for all of the row. The row's layout must not know of the
+  /// split yet. All ranks at once.
   [[nodiscard]] at::Tensor own_box(
       const Parameter& row,
       Axis axis,
