@@ -20,9 +20,9 @@ namespace nn = torch::nn;
 class CollectiveTraffic final : public ShardTraffic {
  public:
   /// `num_near` counts gathers among neighbours.
-  CollectiveTraffic(const Mesh& mesh, Group neighbours, int& num_near)
+  CollectiveTraffic(const Mesh& mesh, Group reshard_group, int& num_near)
       : group_(mesh.group(Axis::shard)),
-        neighbours_(std::move(neighbours)),
+        reshard_group_(std::move(reshard_group)),
         num_near_(num_near) {}
 
   void add_unit(const UnitShards& unit) override {
@@ -38,15 +38,15 @@ class CollectiveTraffic final : public ShardTraffic {
       const UnitShards& unit,
       ShardSource source,
       std::vector<Tensor> memory) override {
-    const bool is_near = source == ShardSource::neighbours;
-    num_near_ += is_near ? 1 : 0;
+    const bool from_reshard_group = source == ShardSource::reshard_group;
+    num_near_ += from_reshard_group ? 1 : 0;
     for (std::size_t i = 0; i < memory.size(); ++i) {
       if (!memory[i].defined()) continue;
       const ShardedParameter& parameter = unit.parameters[i];
-      const auto rows =
-          (is_near ? neighbours_ : group_)
-              .all_gather_uneven(
-                  is_near ? parameter.kept_rows : parameter.local.detach());
+      const auto rows = (from_reshard_group ? reshard_group_ : group_)
+                            .all_gather_uneven(
+                                from_reshard_group ? parameter.kept_rows
+                                                   : parameter.local.detach());
       memory[i].copy_(torch::cat(rows));
     }
     units_[unit.number].memory = std::move(memory);
@@ -110,7 +110,7 @@ class CollectiveTraffic final : public ShardTraffic {
     std::int64_t mark = 0;
   };
 
-  Group group_, neighbours_;
+  Group group_, reshard_group_;
   int& num_near_;
   std::vector<Unit> units_;
 };
@@ -180,15 +180,15 @@ void expect_alike(int num_ranks, const ShardOptions& options) {
         world,
         options,
         [&](const Mesh& mesh,
-            const Group& neighbours,
+            const Group& reshard_group,
             const std::shared_ptr<BlockPool>&) {
           return std::make_unique<CollectiveTraffic>(
-              mesh, neighbours, num_near);
+              mesh, reshard_group, num_near);
         });
     ASSERT_EQ(host.size(), collective.size());
     for (std::size_t i = 0; i < host.size(); ++i)
       EXPECT_TRUE(torch::equal(host[i], collective[i])) << "parameter " << i;
-    EXPECT_EQ(num_near > 0, options.neighbours > 1);
+    EXPECT_EQ(num_near > 0, options.reshard_group_size > 1);
   });
 }
 
@@ -197,7 +197,7 @@ TEST(ShardTraffic, IsOneClassForCollectives) {
 }
 
 TEST(ShardTraffic, GathersAmongNeighbours) {
-  expect_alike(4, {.neighbours = 2});
+  expect_alike(4, {.reshard_group_size = 2});
 }
 
 }  // namespace shard_traffic_test

@@ -8,12 +8,12 @@ namespace accelerate::detail {
 
 HostShardTraffic::HostShardTraffic(
     const Mesh& mesh,
-    Group neighbours,
+    Group reshard_group,
     std::shared_ptr<BlockPool> pool)
     : mesh_(mesh),
       gathering_(mesh.group(Axis::shard)),
       reducing_(dedicated_group(mesh, Axis::shard, "gradients")),
-      neighbours_(std::move(neighbours)),
+      reshard_group_(std::move(reshard_group)),
       pool_(
           mesh.world().device().is_cpu() ? std::move(pool)
                                          : std::make_shared<BlockPool>()) {}
@@ -40,7 +40,7 @@ void HostShardTraffic::start_unshard(
     ShardSource source,
     std::vector<at::Tensor> memory) {
   const Group& group =
-      source == ShardSource::neighbours ? neighbours_ : gathering_;
+      source == ShardSource::reshard_group ? reshard_group_ : gathering_;
   state_of(unit).unshard.start(unit, group, source, std::move(memory));
 }
 

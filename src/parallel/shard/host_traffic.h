@@ -18,12 +18,12 @@ namespace accelerate::detail {
 /// copied to the host and from there.
 class HostShardTraffic final : public ShardTraffic {
  public:
-  /// `neighbours`: those of this rank that may keep a replica among themselves;
-  /// one rank: none do. `pool`: memory of full parameters, which messages share
-  /// where the model is on the CPU. All ranks at once.
+  /// `reshard_group`: those of this rank that may keep a replica among
+  /// themselves; one rank: none do. `pool`: memory of full parameters, which
+  /// messages share where the model is on the CPU. All ranks at once.
   HostShardTraffic(
       const Mesh& mesh,
-      Group neighbours,
+      Group reshard_group,
       std::shared_ptr<BlockPool> pool);
 
   void add_unit(const UnitShards& unit) override;
@@ -56,7 +56,7 @@ class HostShardTraffic final : public ShardTraffic {
   /// gradients in the other.
   Group gathering_;
   Group reducing_;
-  Group neighbours_;
+  Group reshard_group_;
   std::shared_ptr<BlockPool> pool_;
   std::vector<std::unique_ptr<Unit>> units_;
 };

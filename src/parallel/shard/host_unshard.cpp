@@ -33,13 +33,13 @@ struct HostUnshard::Gather {
 
   [[nodiscard]] const std::vector<std::int64_t>& begins_of(
       const ShardedParameter& parameter) const {
-    return source == ShardSource::neighbours ? parameter.neighbour_begins
-                                             : parameter.row_begins;
+    return source == ShardSource::reshard_group ? parameter.reshard_group_begins
+                                                : parameter.row_begins;
   }
   [[nodiscard]] const at::Tensor& own_rows_of(
       const ShardedParameter& parameter) const {
-    return source == ShardSource::neighbours ? parameter.kept_rows
-                                             : parameter.local;
+    return source == ShardSource::reshard_group ? parameter.kept_rows
+                                                : parameter.local;
   }
 };
 
@@ -59,8 +59,8 @@ void HostUnshard::start(
       group,
       source,
       std::move(memory)});
-  const std::uint64_t round = source == ShardSource::neighbours
-      ? num_neighbour_gathers_++
+  const std::uint64_t round = source == ShardSource::reshard_group
+      ? num_reshard_group_gathers_++
       : num_gathers_++;
   std::vector<std::vector<at::Tensor>> small_rows(
       static_cast<std::size_t>(group.size()));

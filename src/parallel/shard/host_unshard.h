@@ -49,7 +49,7 @@ class HostUnshard {
   HostTags tags_;
   std::shared_ptr<BlockPool> pool_;
   std::uint64_t num_gathers_ = 0;
-  std::uint64_t num_neighbour_gathers_ = 0;
+  std::uint64_t num_reshard_group_gathers_ = 0;
   std::unique_ptr<Gather> gather_;
   /// Host memory that a device may still be copying from, until the event.
   std::vector<at::Tensor> being_copied_;

@@ -40,7 +40,7 @@ UnavailableMessages sharded_messages(const std::string& parameter) {
           parameter)};
 }
 
-Group neighbours_of(const Mesh& mesh, int count) {
+Group reshard_group_of(const Mesh& mesh, int count) {
   if (count <= 1) return {};
   const Group& group = mesh.group(Axis::shard);
   const int first = group.rank() / count * count;

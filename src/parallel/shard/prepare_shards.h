@@ -31,7 +31,7 @@ UnavailableMessages sharded_messages(const std::string& parameter);
 
 /// The group of this rank's neighbours, which are `count` ranks that share
 /// parameters between a forward and its backward; an empty group for 0 and 1.
-Group neighbours_of(const Mesh& mesh, int count);
+Group reshard_group_of(const Mesh& mesh, int count);
 
 /// Gives `tensor` memory of its own, in order and in `dtype`; the TensorImpl
 /// stays, so that the module sees it.

@@ -91,11 +91,14 @@ class Shard final : public Strategy, public GateKeeper {
     values.broadcast(table);
     broadcast_all(model_group_, buffers_);
 
-    const Group neighbours = neighbours_of(mesh_, options_.neighbours);
+    const Group reshard_group =
+        reshard_group_of(mesh_, options_.reshard_group_size);
     const ShardPlace place{
-        mesh_.group(Axis::shard).rank(), neighbours.rank(), neighbours.size()};
+        mesh_.group(Axis::shard).rank(),
+        reshard_group.rank(),
+        reshard_group.size()};
     const auto pool = std::make_shared<BlockPool>();
-    traffic_ = make_traffic_(mesh_, neighbours, pool);
+    traffic_ = make_traffic_(mesh_, reshard_group, pool);
     int num_raised = 0;
     for (const UnitOfRows& rows : plan.units) {
       std::vector<ShardedParameter> split;
@@ -436,9 +439,9 @@ std::unique_ptr<Strategy> make_shard(
 
 std::unique_ptr<ShardTraffic> make_host_traffic(
     const Mesh& mesh,
-    const Group& neighbours,
+    const Group& reshard_group,
     const std::shared_ptr<BlockPool>& pool) {
-  return std::make_unique<HostShardTraffic>(mesh, neighbours, pool);
+  return std::make_unique<HostShardTraffic>(mesh, reshard_group, pool);
 }
 
 }  // namespace accelerate::detail

@@ -28,7 +28,7 @@ struct ShardOptions {
   bool frees_after_forward = true;
   /// Above 1: from then to the backward they stay split over so many
   /// neighbouring ranks, who gather them faster.
-  int neighbours = 0;
+  int reshard_group_size = 0;
   /// Gradients are reduced in every micro-step, so that none stay whole.
   bool reduces_every_backward = false;
   /// The next unit is gathered while the present one computes.
@@ -61,18 +61,18 @@ struct ShardOptions {
 class BlockPool;
 class ShardTraffic;
 
-/// Makes what carries a model's shards, on all ranks at once. `neighbours`: the
-/// ranks that may keep a replica among themselves, or one rank. `pool`: memory
-/// of full parameters, to be shared.
+/// Makes what carries a model's shards, on all ranks at once. `reshard_group`:
+/// the ranks that may keep a replica among themselves, or one rank. `pool`:
+/// memory of full parameters, to be shared.
 using MakeShardTraffic = std::function<std::unique_ptr<ShardTraffic>(
     const Mesh& mesh,
-    const Group& neighbours,
+    const Group& reshard_group,
     const std::shared_ptr<BlockPool>& pool)>;
 
 /// HostShardTraffic.
 ACCELERATE_API std::unique_ptr<ShardTraffic> make_host_traffic(
     const Mesh& mesh,
-    const Group& neighbours,
+    const Group& reshard_group,
     const std::shared_ptr<BlockPool>& pool);
 
 /// Fully sharded data parallel: each rank keeps some rows of every parameter,

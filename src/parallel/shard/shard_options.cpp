@@ -27,7 +27,7 @@ ShardOptions make_shard_options(
   options.ignored_modules = request.ignored_modules;
   options.frees_parameters = request.shard_parameters;
   options.frees_after_forward = request.reshard_after_forward;
-  options.neighbours = request.reshard_group_size;
+  options.reshard_group_size = request.reshard_group_size;
   options.reduces_every_backward = request.reduce_every_backward;
   options.prefetches = request.prefetch;
   options.gathers_ahead = static_cast<std::size_t>(request.prefetch_depth);

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 /// The ranks from which a unit's full parameters come: all that share the
 /// model, or the neighbours that keep a replica among themselves
 /// (ShardedParameter::kept_rows) from a forward to its backward.
-enum class ShardSource { all_ranks, neighbours };
+enum class ShardSource { all_ranks, reshard_group };
 
 /// How the shards of one model travel: full parameters to a rank, gradients to
 /// the ranks that keep them. What is gathered when, and which unit is full, is

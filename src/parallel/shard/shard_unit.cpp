@@ -20,8 +20,8 @@ ShardUnit::ShardUnit(
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ShardedParameter& parameter = shards_.parameters[i];
     if (parameter.whole.requires_grad()) shards_.trainable.push_back(i);
-    parameter.neighbour_begins =
-        row_begins(parameter.whole.size(0), place_.num_neighbours);
+    parameter.reshard_group_begins =
+        row_begins(parameter.whole.size(0), place_.reshard_group_size);
   }
   traffic_.add_unit(shards_);
 }
@@ -53,7 +53,8 @@ void ShardUnit::start_gather() {
   state_ = State::gathering;
   traffic_.start_unshard(
       shards_,
-      neighbours_have_it_ ? ShardSource::neighbours : ShardSource::all_ranks,
+      is_in_reshard_group_ ? ShardSource::reshard_group
+                           : ShardSource::all_ranks,
       std::move(memory));
 }
 
@@ -72,20 +73,20 @@ void ShardUnit::give_back(ShardedParameter& parameter) {
   pool_->give(parameter.gate->release());
 }
 
-void ShardUnit::release(bool neighbours_keep_it) {
+void ShardUnit::release(bool to_reshard_group) {
   finish_gather();
   const at::NoGradGuard no_grad;
   traffic_.before_reshard(shards_);
-  const bool keeps = neighbours_keep_it && place_.num_neighbours > 1;
-  neighbours_have_it_ = keeps && (is_whole() || neighbours_have_it_);
+  const bool keeps = to_reshard_group && place_.reshard_group_size > 1;
+  is_in_reshard_group_ = keeps && (is_whole() || is_in_reshard_group_);
   for (ShardedParameter& parameter : shards_.parameters) {
     if (!keeps) parameter.kept_rows.reset();
     if (!parameter.gate || !parameter.gate->is_filled()) continue;
     if (keeps && !parameter.kept_rows.defined()) {
       parameter.kept_rows = rows_between(
                                 parameter.whole.detach(),
-                                parameter.neighbour_begins,
-                                place_.neighbour_rank)
+                                parameter.reshard_group_begins,
+                                place_.reshard_group_rank)
                                 .clone();
     }
     give_back(parameter);
@@ -140,7 +141,7 @@ void ShardUnit::abandon() {
     parameter.kept_rows.reset();
   }
   state_ = State::sharded;
-  neighbours_have_it_ = false;
+  is_in_reshard_group_ = false;
 }
 
 }  // namespace accelerate::detail

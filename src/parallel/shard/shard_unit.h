@@ -18,8 +18,8 @@ struct ShardPlace {
   int rank = 0;
   /// Place among the neighbours that keep a replica among themselves from a
   /// forward to its backward; one: none do.
-  int neighbour_rank = 0;
-  int num_neighbours = 1;
+  int reshard_group_rank = 0;
+  int reshard_group_size = 1;
 };
 
 /// Parameters that are gathered together, and whether they are full.
@@ -49,7 +49,7 @@ class ShardUnit {
   [[nodiscard]] bool is_whole() const { return state_ == State::full; }
   /// Lets go of the memory of gated parameters; neighbours may keep a replica
   /// among themselves, for the next gather.
-  void release(bool neighbours_keep_it = false);
+  void release(bool to_reshard_group = false);
   /// The same for one parameter, if it travels alone; the next gather brings it
   /// back.
   void release_parameter(std::size_t i);
@@ -81,7 +81,7 @@ class ShardUnit {
   ShardTraffic& traffic_;
   std::shared_ptr<BlockPool> pool_;
   State state_ = State::full;
-  bool neighbours_have_it_ = false;
+  bool is_in_reshard_group_ = false;
 };
 
 }  // namespace accelerate::detail

@@ -28,7 +28,7 @@ struct ACCELERATE_API ShardedParameter {
   std::int64_t version_when_opened = 0;
 
   /// The same among neighbours; and this rank's rows, in between.
-  std::vector<std::int64_t> neighbour_begins = {};
+  std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
   /// The rows that `rank` keeps, of a tensor of the whole shape.

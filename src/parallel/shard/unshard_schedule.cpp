@@ -28,7 +28,7 @@ void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
   const bool frees = is_backward || options_.frees_after_forward;
   if (previous && *previous != unit && frees && !is_due_soon(*previous)) {
     units_[*previous]->release(
-        /*neighbours_keep_it=*/!is_backward && at::GradMode::is_enabled());
+        /*to_reshard_group=*/!is_backward && at::GradMode::is_enabled());
   }
   if (!(options_.prefetches_late && is_backward)) prefetch(unit);
 }
@@ -52,7 +52,7 @@ void UnshardSchedule::release_after_forward(bool is_held_open) {
     // What was computed last is what the backward begins with.
     if (keeps_all || (keeps_last && current_ == u)) continue;
     units_[u]->finish_gather();
-    units_[u]->release(/*neighbours_keep_it=*/keeps_last);
+    units_[u]->release(/*to_reshard_group=*/keeps_last);
   }
   if (!keeps_last) forget();
 }
