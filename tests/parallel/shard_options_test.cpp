@@ -106,10 +106,10 @@ TEST(ShardPlan, ReadsDeepSpeedsStages) {
 }
 
 TEST(ShardPlan, GathersSoManyUnitsAhead) {
-  EXPECT_EQ(plan(with({}), 2).techniques.shard.gathers_ahead, 1u);
+  EXPECT_EQ(plan(with({}), 2).techniques.shard.prefetch_depth, 1u);
   EXPECT_EQ(
       plan(with({.limit_all_gathers = false}), 2)
-          .techniques.shard.gathers_ahead,
+          .techniques.shard.prefetch_depth,
       2u);
 }
 

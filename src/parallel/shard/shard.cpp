@@ -328,13 +328,13 @@ class Shard final : public Strategy, public GateKeeper {
     if (frees)
       units_[unit]->release_parameter(units_[unit]->trainable()[place]);
     if (backward_.reduces) {
-      if (options_.prefetches_late) messages_->make_room(unit);
+      if (options_.prefetches_after_gradients) messages_->make_room(unit);
       messages_->send(unit, place);
     }
     if (--backward_.pending[unit] > 0) return;
     if (frees) units_[unit]->release();
     if (backward_.reduces) messages_->complete(unit);
-    if (options_.prefetches_late && options_.frees_parameters)
+    if (options_.prefetches_after_gradients && options_.frees_parameters)
       schedule_.prefetch(unit);
   }
 

@@ -34,10 +34,10 @@ struct ShardOptions {
   /// The next unit is gathered while the present one computes.
   bool prefetches = true;
   /// Number of units gathered ahead.
-  std::size_t gathers_ahead = 1;
+  std::size_t prefetch_depth = 1;
   /// In a backward only when the present unit's gradients are complete: less
   /// memory.
-  bool prefetches_late = false;
+  bool prefetches_after_gradients = false;
   bool broadcast_buffers = true;
   /// LibTorch's allocator keeps freed memory of full parameters, so sharding
   /// need not.

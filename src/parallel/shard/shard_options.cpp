@@ -30,8 +30,8 @@ ShardOptions make_shard_options(
   options.reshard_group_size = request.reshard_group_size;
   options.reduces_every_backward = request.reduce_every_backward;
   options.prefetches = request.prefetch;
-  options.gathers_ahead = static_cast<std::size_t>(request.prefetch_depth);
-  options.prefetches_late = request.prefetch_after_gradients;
+  options.prefetch_depth = static_cast<std::size_t>(request.prefetch_depth);
+  options.prefetches_after_gradients = request.prefetch_after_gradients;
   options.offloads_parts = request.cpu_offload;
   options.param_dtype = scalar_type(precision.param_dtype);
   options.reduce_dtype = scalar_type(precision.reduce_dtype);

@@ -30,12 +30,12 @@ void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
     units_[*previous]->release(
         /*to_reshard_group=*/!is_backward && at::GradMode::is_enabled());
   }
-  if (!(options_.prefetches_late && is_backward)) prefetch(unit);
+  if (!(options_.prefetches_after_gradients && is_backward)) prefetch(unit);
 }
 
 void UnshardSchedule::prefetch(std::size_t unit) {
   if (!options_.prefetches) return;
-  for (const std::size_t next : order().next(options_.gathers_ahead)) {
+  for (const std::size_t next : order().next(options_.prefetch_depth)) {
     if (next != unit) units_[next]->start_gather();
   }
 }
