@@ -138,7 +138,7 @@ class Shard final : public Strategy, public GateKeeper {
               on_gradient(u, i);
             }));
       }
-      if (options_.frees_parameters) units_[u]->release();
+      if (options_.frees_parameters) units_[u]->reshard();
     }
     messages_.emplace(units_, *traffic_);
   }
@@ -332,7 +332,7 @@ class Shard final : public Strategy, public GateKeeper {
       messages_->send(unit, place);
     }
     if (--backward_.pending[unit] > 0) return;
-    if (frees) units_[unit]->release();
+    if (frees) units_[unit]->reshard();
     if (backward_.reduces) messages_->complete(unit);
     if (options_.prefetches_after_gradients && options_.frees_parameters)
       schedule_.prefetch(unit);

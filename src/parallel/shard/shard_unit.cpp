@@ -73,7 +73,7 @@ void ShardUnit::give_back(ShardedParameter& parameter) {
   pool_->give(parameter.gate->release());
 }
 
-void ShardUnit::release(bool to_reshard_group) {
+void ShardUnit::reshard(bool to_reshard_group) {
   finish_gather();
   const at::NoGradGuard no_grad;
   traffic_.before_reshard(shards_);

@@ -49,7 +49,7 @@ class ShardUnit {
   [[nodiscard]] bool is_whole() const { return state_ == State::full; }
   /// Lets go of the memory of gated parameters; neighbours may keep a replica
   /// among themselves, for the next gather.
-  void release(bool to_reshard_group = false);
+  void reshard(bool to_reshard_group = false);
   /// The same for one parameter, if it travels alone; the next gather brings it
   /// back.
   void release_parameter(std::size_t i);

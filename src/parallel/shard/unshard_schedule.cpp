@@ -27,7 +27,7 @@ void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
   const bool is_backward = pass_ == Pass::backward;
   const bool frees = is_backward || options_.frees_after_forward;
   if (previous && *previous != unit && frees && !is_due_soon(*previous)) {
-    units_[*previous]->release(
+    units_[*previous]->reshard(
         /*to_reshard_group=*/!is_backward && at::GradMode::is_enabled());
   }
   if (!(options_.prefetches_after_gradients && is_backward)) prefetch(unit);
@@ -52,7 +52,7 @@ void UnshardSchedule::release_after_forward(bool is_held_open) {
     // What was computed last is what the backward begins with.
     if (keeps_all || (keeps_last && current_ == u)) continue;
     units_[u]->finish_gather();
-    units_[u]->release(/*to_reshard_group=*/keeps_last);
+    units_[u]->reshard(/*to_reshard_group=*/keeps_last);
   }
   if (!keeps_last) forget();
 }
