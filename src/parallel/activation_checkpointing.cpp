@@ -20,8 +20,8 @@ class ActivationCheckpointing final : public Strategy {
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const UnitPlan plan = plan_units(module, table, request_.modules);
-    for (const UnitOfRows& unit : plan.units) {
-      const bool is_rest = unit.name == kRestOfModel;
+    for (const WrapUnit& unit : plan.units) {
+      const bool is_rest = unit.name == kRootUnit;
       const std::size_t region =
           is_rest ? Regions::kUnrecorded : regions_.names.size();
       if (!is_rest) regions_.names.push_back(unit.name);

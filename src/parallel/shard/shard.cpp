@@ -100,7 +100,7 @@ class Shard final : public Strategy, public GateKeeper {
     const auto pool = std::make_shared<BlockPool>();
     traffic_ = make_traffic_(mesh_, reshard_group, pool);
     int num_raised = 0;
-    for (const UnitOfRows& rows : plan.units) {
+    for (const WrapUnit& rows : plan.units) {
       std::vector<ShardedParameter> split;
       for (Parameter* row : rows.rows) {
         const at::ScalarType stored = row->tensor.scalar_type();

@@ -87,7 +87,7 @@ UnitPlan plan_units(
 
   UnitPlan plan;
   find_batch_norms(tree, "", plan.full_precision_modules);
-  plan.units.push_back({std::string(kRestOfModel), {}});
+  plan.units.push_back({std::string(kRootUnit), {}});
   std::map<std::string, std::size_t> by_name;
   for (Parameter& row : table.rows()) {
     const std::string key = table.key_of(row.name);
@@ -106,7 +106,7 @@ UnitPlan plan_units(
     plan.units[unit].rows.push_back(&row);
   }
   std::erase_if(
-      plan.units, [](const UnitOfRows& unit) { return unit.rows.empty(); });
+      plan.units, [](const WrapUnit& unit) { return unit.rows.empty(); });
   return plan;
 }
 

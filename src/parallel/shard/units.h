@@ -16,11 +16,11 @@ class Module;
 namespace accelerate::detail {
 
 /// What the unit of all that no other holds is called.
-inline constexpr std::string_view kRestOfModel = "the model";
+inline constexpr std::string_view kRootUnit = "the model";
 
 /// Rows that are gathered together.
-struct UnitOfRows {
-  std::string name;  ///< of the module, or kRestOfModel
+struct WrapUnit {
+  std::string name;  ///< of the module, or kRootUnit
   std::vector<Parameter*> rows;
 };
 
@@ -29,7 +29,7 @@ struct UnitOfRows {
 /// rest of the model is the first. Rows of ignored modules, and scalars, are in
 /// none: `whole`.
 struct UnitPlan {
-  std::vector<UnitOfRows> units;
+  std::vector<WrapUnit> units;
   std::vector<Parameter*> whole;
   /// Rows and module names of batch normalisation, which computes in its own
   /// precision.
