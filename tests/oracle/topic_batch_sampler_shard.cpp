@@ -1,6 +1,6 @@
 #include <accelerate/accelerate.h>
 
-#include "data/order/batch_plan.h"
+#include "data/order/batch_sampler_shard.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
@@ -61,7 +61,7 @@ Json run_batch_sampler_shard(const Json& input) {
   if (input.contains("batches")) return shares_of_batches(input, count);
   Json ranks = Json::array();
   for (int rank = 0; rank < count; ++rank) {
-    const detail::BatchPlan plan(
+    const detail::BatchSamplerShard plan(
         {.num_samples = input.at("n"),
          .batch_size = input.at("batch_size"),
          .rank = rank,

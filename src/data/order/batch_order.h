@@ -7,7 +7,7 @@
 
 #include <accelerate/detail/batch_source.h>
 
-#include "data/order/batch_plan.h"
+#include "data/order/batch_sampler_shard.h"
 #include "data/order/batch_turns.h"
 
 namespace accelerate::detail {
@@ -37,8 +37,8 @@ class SampleOrder final : public BatchOrder {
   /// `read` selects what this rank reads of the rounds of `shared`.
   SampleOrder(
       std::shared_ptr<Sampler> sampler,
-      const BatchPlan& shared,
-      const BatchPlan& read)
+      const BatchSamplerShard& shared,
+      const BatchSamplerShard& read)
       : sampler_(std::move(sampler)), shared_(shared), read_(read) {}
 
   [[nodiscard]] std::int64_t size() const override { return read_.size(); }
@@ -62,8 +62,8 @@ class SampleOrder final : public BatchOrder {
 
  private:
   std::shared_ptr<Sampler> sampler_;
-  BatchPlan shared_;
-  BatchPlan read_;
+  BatchSamplerShard shared_;
+  BatchSamplerShard read_;
 };
 
 /// Deals the batches of a batch sampler to the ranks in turn. Positions count

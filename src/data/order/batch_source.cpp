@@ -15,13 +15,13 @@ namespace accelerate::detail {
 
 namespace {
 
-BatchPlan make_plan(
+BatchSamplerShard make_plan(
     std::int64_t num_samples,
     const DataLoaderOptions& options,
     int share,
     int num_shares,
     std::int64_t first = 0) {
-  return BatchPlan(
+  return BatchSamplerShard(
       {.num_samples = num_samples,
        .first = first,
        .batch_size = options.batch_size,
@@ -218,10 +218,10 @@ struct BatchSource::State {
               even_batches});
       return;
     }
-    const BatchPlan shared =
+    const BatchSamplerShard shared =
         make_plan(sampler->size(), now, share(), num_shares(), begin);
     rank_batch_size = shared.round_size() / num_shares();
-    const BatchPlan whole_rounds(
+    const BatchSamplerShard whole_rounds(
         {.num_samples = sampler->size(),
          .first = begin,
          .batch_size = shared.round_size(),

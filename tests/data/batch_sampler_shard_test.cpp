@@ -1,4 +1,4 @@
-#include "data/order/batch_plan.h"
+#include "data/order/batch_sampler_shard.h"
 
 #include <rapidcheck.h>
 
@@ -12,58 +12,59 @@ namespace batch_plan_test {
 using Batches = std::vector<std::vector<std::int64_t>>;
 using testing::expect_error;
 
-Batches batches_of(BatchPlanOptions options, int rank) {
+Batches batches_of(BatchSamplerShardOptions options, int rank) {
   options.rank = rank;
-  const BatchPlan plan(options);
+  const BatchSamplerShard plan(options);
   Batches batches;
   for (std::int64_t i = 0; i < plan.size(); ++i)
     batches.push_back(plan.positions(i));
   return batches;
 }
 
-TEST(BatchPlan, GivesWholeBatchesToTheRanksInTurn) {
-  const BatchPlanOptions options{
+TEST(BatchSamplerShard, GivesWholeBatchesToTheRanksInTurn) {
+  const BatchSamplerShardOptions options{
       .num_samples = 10, .batch_size = 2, .count = 3};
   EXPECT_EQ(batches_of(options, 0), (Batches{{0, 1}, {6, 7}}));
   EXPECT_EQ(batches_of(options, 1), (Batches{{2, 3}, {8, 9}}));
   EXPECT_EQ(batches_of(options, 2), (Batches{{4, 5}, {0, 1}}));
 }
 
-TEST(BatchPlan, LeavesTheLastRoundAsItIsWithoutEvenBatches) {
-  const BatchPlanOptions options{
+TEST(BatchSamplerShard, LeavesTheLastRoundAsItIsWithoutEvenBatches) {
+  const BatchSamplerShardOptions options{
       .num_samples = 5, .batch_size = 2, .count = 4, .even_batches = false};
   EXPECT_EQ(batches_of(options, 2), (Batches{{4}}));
   EXPECT_EQ(batches_of(options, 3), Batches{});
 }
 
-TEST(BatchPlan, RepeatsATinyDatasetAsOftenAsNeeded) {
-  const BatchPlanOptions options{.num_samples = 1, .batch_size = 4, .count = 3};
+TEST(BatchSamplerShard, RepeatsATinyDatasetAsOftenAsNeeded) {
+  const BatchSamplerShardOptions options{
+      .num_samples = 1, .batch_size = 4, .count = 3};
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_EQ(batches_of(options, rank), (Batches{{0, 0, 0, 0}}));
 }
 
-TEST(BatchPlan, KeepsTheShortLastBatchOfOneRank) {
+TEST(BatchSamplerShard, KeepsTheShortLastBatchOfOneRank) {
   EXPECT_EQ(
       batches_of({.num_samples = 7, .batch_size = 3}, 0),
       (Batches{{0, 1, 2}, {3, 4, 5}, {6}}));
 }
 
-TEST(BatchPlan, HasNoBatchesOfNothing) {
+TEST(BatchSamplerShard, HasNoBatchesOfNothing) {
   EXPECT_EQ(
       batches_of({.num_samples = 0, .batch_size = 3, .count = 2}, 1),
       Batches{});
 }
 
-TEST(BatchPlan, CountsTheRealSamplesOfTheLastRound) {
-  const BatchPlan plan({.num_samples = 7, .batch_size = 2, .count = 2});
+TEST(BatchSamplerShard, CountsTheRealSamplesOfTheLastRound) {
+  const BatchSamplerShard plan({.num_samples = 7, .batch_size = 2, .count = 2});
   EXPECT_EQ(plan.remainder(0), 0);
   EXPECT_EQ(plan.remainder(1), 3);
 }
 
-TEST(BatchPlan, RefusesWhatCannotBeCut) {
+TEST(BatchSamplerShard, RefusesWhatCannotBeCut) {
   expect_error<ConfigError>(
       [] {
-        BatchPlan(
+        BatchSamplerShard(
             {.num_samples = 8,
              .batch_size = 3,
              .count = 2,
@@ -71,13 +72,14 @@ TEST(BatchPlan, RefusesWhatCannotBeCut) {
       },
       "make batch_size a multiple of 2");
   expect_error<ConfigError>(
-      [] { BatchPlan({.num_samples = 8, .batch_size = 0}); }, "at least 1");
+      [] { BatchSamplerShard({.num_samples = 8, .batch_size = 0}); },
+      "at least 1");
 }
 
-TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
+TEST(BatchSamplerShard, GivesEverySampleToOneRankOnce) {
   EXPECT_TRUE(rc::check([] {
     const int count = *rc::gen::inRange(1, 6);
-    BatchPlanOptions options{
+    BatchSamplerShardOptions options{
         .num_samples = *rc::gen::inRange<std::int64_t>(0, 100),
         .batch_size = *rc::gen::inRange<std::int64_t>(1, 8) * count,
         .count = count,
@@ -98,7 +100,7 @@ TEST(BatchPlan, GivesEverySampleToOneRankOnce) {
     if (!options.even_batches || count == 1) RC_ASSERT(repeated == 0);
     // What is repeated is what gather_for_metrics takes away again.
     if (options.num_samples > 0) {
-      const BatchPlan plan(options);
+      const BatchSamplerShard plan(options);
       const std::int64_t remainder = plan.remainder(plan.size() - 1);
       RC_ASSERT(
           repeated == (remainder == 0 ? 0 : plan.round_size() - remainder));

@@ -1,4 +1,4 @@
-#include "data/order/batch_plan.h"
+#include "data/order/batch_sampler_shard.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-std::int64_t rank_batch_size_of(const BatchPlanOptions& options) {
+std::int64_t rank_batch_size_of(const BatchSamplerShardOptions& options) {
   if (options.batch_size < 1 || options.num_samples < 0) {
     throw ConfigError(format(
         "[data] batch_size is {} for {} samples; it is at least 1",
@@ -37,7 +37,7 @@ std::int64_t rank_batch_size_of(const BatchPlanOptions& options) {
 
 }  // namespace
 
-BatchPlan::BatchPlan(const BatchPlanOptions& options)
+BatchSamplerShard::BatchSamplerShard(const BatchSamplerShardOptions& options)
     : options_(options),
       rank_batch_size_(rank_batch_size_of(options)),
       round_size_(rank_batch_size_ * options.count),
@@ -56,12 +56,13 @@ BatchPlan::BatchPlan(const BatchPlanOptions& options)
 
 // Both ways of cutting give rank r the r-th share of a round: a batch, or a
 // slice of one.
-std::int64_t BatchPlan::begin_of(std::int64_t index) const {
+std::int64_t BatchSamplerShard::begin_of(std::int64_t index) const {
   return options_.first + index * round_size_ +
       options_.rank * rank_batch_size_;
 }
 
-std::vector<std::int64_t> BatchPlan::positions(std::int64_t index) const {
+std::vector<std::int64_t> BatchSamplerShard::positions(
+    std::int64_t index) const {
   const std::int64_t n = options_.num_samples;
   const std::int64_t begin = begin_of(index);
   std::int64_t end = begin + rank_batch_size_;
@@ -74,7 +75,7 @@ std::vector<std::int64_t> BatchPlan::positions(std::int64_t index) const {
   return positions;
 }
 
-std::int64_t BatchPlan::remainder(std::int64_t index) const {
+std::int64_t BatchSamplerShard::remainder(std::int64_t index) const {
   const std::int64_t left =
       options_.num_samples - options_.first - index * round_size_;
   return is_filled_up_ && left < round_size_ ? left : 0;

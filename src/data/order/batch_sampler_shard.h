@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-struct BatchPlanOptions {
+struct BatchSamplerShardOptions {
   std::int64_t num_samples = 0;
   /// The position at which the pass begins: earlier samples were already read,
   /// perhaps by another number of ranks.
@@ -27,10 +27,10 @@ struct BatchPlanOptions {
 /// arithmetic; nothing is stored. The rules are those of Accelerate's
 /// BatchSamplerShard. Batches go to the ranks in turn; with `split_batches`
 /// each is cut into equal slices.
-class ACCELERATE_API BatchPlan {
+class ACCELERATE_API BatchSamplerShard {
  public:
   /// Throws ConfigError for sizes below 1, or a split that does not divide.
-  explicit BatchPlan(const BatchPlanOptions& options);
+  explicit BatchSamplerShard(const BatchSamplerShardOptions& options);
 
   /// Number of batches of this rank.
   [[nodiscard]] std::int64_t size() const { return size_; }
@@ -46,7 +46,7 @@ class ACCELERATE_API BatchPlan {
  private:
   [[nodiscard]] std::int64_t begin_of(std::int64_t index) const;
 
-  BatchPlanOptions options_;
+  BatchSamplerShardOptions options_;
   std::int64_t rank_batch_size_;
   std::int64_t round_size_;
   bool is_filled_up_;
