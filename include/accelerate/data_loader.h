@@ -12,10 +12,10 @@
 
 #include <accelerate/collate.h>
 #include <accelerate/data_loader_options.h>
-#include <accelerate/detail/batch_reader.h>
 #include <accelerate/detail/batch_source.h>
 #include <accelerate/detail/batch_transfer.h>
 #include <accelerate/detail/dataset_concepts.h>
+#include <accelerate/detail/dataset_fetcher.h>
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/detail/worker_pool.h>
 #include <accelerate/export.h>
@@ -92,7 +92,7 @@ class SkippedBatches {
 /// Not for several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
 class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
-  using Reader = detail::BatchReader<Dataset, Collate>;
+  using Reader = detail::DatasetFetcher<Dataset, Collate>;
   using Job = typename Reader::Job;
 
  public:

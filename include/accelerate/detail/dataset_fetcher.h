@@ -59,8 +59,8 @@ class ACCELERATE_API SkipProgress {
 /// Reads a dataset batch by batch: claims the next batch, then makes it. Shared
 /// between a loader and its workers.
 template <class Dataset, class Collate>
-class BatchReader
-    : public std::enable_shared_from_this<BatchReader<Dataset, Collate>> {
+class DatasetFetcher
+    : public std::enable_shared_from_this<DatasetFetcher<Dataset, Collate>> {
  public:
   static constexpr bool kIsStream = StreamDataset<Dataset>;
 
@@ -109,7 +109,7 @@ class BatchReader
   using Batch = typename decltype(batch_type())::type;
 
   struct Job final : BatchJob {
-    std::shared_ptr<BatchReader> reader;
+    std::shared_ptr<DatasetFetcher> reader;
     /// Number of the batch on this rank in this pass.
     std::int64_t number = 0;
     BatchIndices read;
@@ -127,7 +127,7 @@ class BatchReader
     void run(Worker& worker) override { reader->make(*this, worker); }
   };
 
-  BatchReader(Dataset data, Collate join, const DataLoaderOptions& opts)
+  DatasetFetcher(Dataset data, Collate join, const DataLoaderOptions& opts)
       : dataset(std::move(data)),
         collate(std::move(join)),
         options(opts),
