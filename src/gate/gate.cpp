@@ -35,7 +35,7 @@ void mark(void*) {}
 
 // Thread-local because another thread's operators (a backward's, a second
 // model's) must be stopped meanwhile.
-thread_local bool passes_gates = false;
+thread_local bool bypasses_gates = false;
 
 // Thread-local because the scope includes the dispatch key on its own thread
 // only: modules built elsewhere get memory.
@@ -43,8 +43,8 @@ thread_local int num_empty_scopes = 0;
 
 // Keepers pass gates while they are asked; the operator itself does not.
 struct StopAtGates {
-  StopAtGates() { passes_gates = false; }
-  ~StopAtGates() { passes_gates = true; }
+  StopAtGates() { bypasses_gates = false; }
+  ~StopAtGates() { bypasses_gates = true; }
   StopAtGates(const StopAtGates&) = delete;
   StopAtGates& operator=(const StopAtGates&) = delete;
 };
@@ -75,9 +75,9 @@ using Keepers = c10::SmallVector<GateKeeper*, 2>;
 
 }  // namespace
 
-PassGates::PassGates() : before_(std::exchange(passes_gates, true)) {}
+BypassGates::BypassGates() : before_(std::exchange(bypasses_gates, true)) {}
 
-PassGates::~PassGates() { passes_gates = before_; }
+BypassGates::~BypassGates() { bypasses_gates = before_; }
 
 struct GatedTensor::Entry {
   GateKeeper& keeper;
@@ -153,11 +153,11 @@ struct GateFallback {
         .keys = keys,
         .stack = *stack,
         .makes_empty = num_empty_scopes > 0 && make_empty(operation, stack)};
-    if (passes_gates) {
+    if (bypasses_gates) {
       pass_on(state);
       return;
     }
-    const PassGates passing;
+    const BypassGates passing;
     const std::size_t end = stack->size();
     for (std::size_t i = end - state.num_arguments(); i < end; ++i)
       announce((*stack)[i], state.keepers);
@@ -270,7 +270,7 @@ GatedTensor::~GatedTensor() {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   if (!is_filled()) {
     storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage_.device()));
-    poison(storage, std::move(messages_.afterwards));
+    make_unreadable(storage, std::move(messages_.afterwards));
     return;
   }
   auto* const kept = new at::Tensor(entry_->memory);
@@ -290,7 +290,7 @@ void GatedTensor::fill(const at::Tensor& memory) {
   }
   entry_->memory = memory;
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
-  heal(storage);
+  make_readable(storage);
   storage.set_data_ptr_noswap(at::DataPtr(
       const_cast<void*>(memory.const_data_ptr()),
       entry_.get(),
@@ -303,7 +303,7 @@ at::Tensor GatedTensor::release() {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(
       at::DataPtr(nullptr, entry_.get(), &mark, storage_.device()));
-  poison(storage, messages_.while_kept);
+  make_unreadable(storage, messages_.while_kept);
   return memory;
 }
 

@@ -81,12 +81,12 @@ class GateKeeper {
 
 /// While it lives, operators on this thread pass all gates unasked: for code
 /// that keeps a gate and handles the tensors behind it.
-class ACCELERATE_API PassGates {
+class ACCELERATE_API BypassGates {
  public:
-  PassGates();
-  ~PassGates();
-  PassGates(const PassGates&) = delete;
-  PassGates& operator=(const PassGates&) = delete;
+  BypassGates();
+  ~BypassGates();
+  BypassGates(const BypassGates&) = delete;
+  BypassGates& operator=(const BypassGates&) = delete;
 
  private:
   bool before_;

@@ -7,7 +7,7 @@
 namespace accelerate::detail {
 
 /// From now on reaching for the storage's memory is an error with this text.
-inline void poison(c10::StorageImpl& storage, std::string text) {
+inline void make_unreadable(c10::StorageImpl& storage, std::string text) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
 }
 
@@ -24,7 +24,7 @@ template struct FlagAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
 /// Reaching for the memory is allowed again.
 template <class Storage>
-void heal(Storage& storage) {
+void make_readable(Storage& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
     storage.clear_data_ptr_access_error_msg_();
   } else {

@@ -45,7 +45,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 struct Turn {
   explicit Turn(std::mutex& mutex) : lock(mutex) {}
   std::lock_guard<std::mutex> lock;
-  PassGates passing;
+  BypassGates passing;
 };
 
 class Shard final : public Strategy, public GateKeeper {
@@ -79,7 +79,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
-    const PassGates passing;
+    const BypassGates passing;
     for (const auto& buffer : module.buffers()) {
       if (buffer.defined()) buffers_.push_back(buffer);
     }
