@@ -1,6 +1,6 @@
 # Everything a newcomer runs. The work is done by tools/bootstrap and CMake.
 #   LIBTORCH=2.15.0      use that wheel instead of the pinned one
-#   LIBTORCH_DIR=/path   use that LibTorch (the folder with include/ and lib/)
+#   LIBTORCH_DIR=/path   use that LibTorch (the directory with include/ and lib/)
 #   PRESET=debug|asan|tsan|release
 LIBTORCH ?=
 LIBTORCH_DIR ?=

@@ -55,17 +55,17 @@ double memory(const std::string& key) {
 // The highest use since is counted from now on.
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
-std::uint64_t bytes_in(const fs::path& folder) {
+std::uint64_t bytes_in(const fs::path& directory) {
   std::uint64_t total = 0;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     total += entry.file_size();
   }
   return total;
 }
 
-void read_all(const fs::path& folder, std::vector<char>& buffer) {
+void read_all(const fs::path& directory, std::vector<char>& buffer) {
   std::size_t used = 0;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     const int file = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
     while (true) {
       const ssize_t got =

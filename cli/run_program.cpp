@@ -60,16 +60,16 @@ std::filesystem::path own_path() {
 }
 
 std::filesystem::path find_libexec_program(const std::string& name) {
-  const std::filesystem::path folder = own_path().parent_path();
+  const std::filesystem::path directory = own_path().parent_path();
   for (const auto& path :
-       {folder / name, folder / ".." / "libexec" / "accelerate" / name}) {
+       {directory / name, directory / ".." / "libexec" / "accelerate" / name}) {
     if (access(path.c_str(), X_OK) == 0) return path;
   }
   throw ConfigError(format(
       "the program {} is not beside the tool in {}; build or install "
       "accelerate.cpp with its LibTorch half",
       name,
-      folder.string()));
+      directory.string()));
 }
 
 Output run_program(const std::vector<std::string>& command) {

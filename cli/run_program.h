@@ -7,7 +7,7 @@
 namespace accelerate::cli {
 
 /// A program of ours that links LibTorch, beside the tool or in the installed
-/// libexec folder. Throws ConfigError if it is not there.
+/// libexec directory. Throws ConfigError if it is not there.
 std::filesystem::path find_libexec_program(const std::string& name);
 
 /// What it printed, and how it ended.

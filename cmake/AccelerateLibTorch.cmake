@@ -23,7 +23,7 @@ function(_accelerate_libtorch_candidates result)
     list(APPEND prefixes ${more})
   endif()
   foreach(prefix IN LISTS prefixes)
-    # The folder itself, its share/cmake, or its share/cmake/Torch may be given.
+    # The directory itself, its share/cmake, or its share/cmake/Torch may be given.
     list(APPEND found "${prefix}" "${prefix}/../.." "${prefix}/../../..")
   endforeach()
   find_program(_accelerate_python NAMES python3 python NO_CACHE)
@@ -38,13 +38,13 @@ function(_accelerate_libtorch_candidates result)
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
-function(_accelerate_libtorch_version folder result)
-  set(header "${folder}/include/torch/headeronly/version.h")
+function(_accelerate_libtorch_version directory result)
+  set(header "${directory}/include/torch/headeronly/version.h")
   if(NOT EXISTS "${header}")
-    set(header "${folder}/include/torch/csrc/api/include/torch/version.h")
+    set(header "${directory}/include/torch/csrc/api/include/torch/version.h")
   endif()
   set(version "")
-  if(EXISTS "${header}" AND EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/lib/libc10.so")
+  if(EXISTS "${header}" AND EXISTS "${directory}/lib/libtorch_cpu.so" AND EXISTS "${directory}/lib/libc10.so")
     file(STRINGS "${header}" lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
     foreach(line IN LISTS lines)
       string(REGEX REPLACE ".* ([0-9]+)$" "\\1" part "${line}")
@@ -62,10 +62,10 @@ function(accelerate_find_libtorch)
   _accelerate_libtorch_candidates(candidates)
   set(too_old "")
   foreach(candidate IN LISTS candidates)
-    get_filename_component(folder "${candidate}" ABSOLUTE)
-    _accelerate_libtorch_version("${folder}" version)
+    get_filename_component(directory "${candidate}" ABSOLUTE)
+    _accelerate_libtorch_version("${directory}" version)
     if(version AND version VERSION_LESS ACCELERATE_LIBTORCH_OLDEST)
-      list(APPEND too_old "${folder} is ${version}")
+      list(APPEND too_old "${directory} is ${version}")
     elseif(version)
       break()
     endif()
@@ -78,26 +78,26 @@ function(accelerate_find_libtorch)
     endif()
     message(FATAL_ERROR
       "LibTorch ${ACCELERATE_LIBTORCH_OLDEST} or newer was not found (too old: ${too_old}; looked in: ${where}). "
-      "Run tools/bootstrap and configure with tools/configure, or give the folder that holds include/ and lib/ "
+      "Run tools/bootstrap and configure with tools/configure, or give the directory that holds include/ and lib/ "
       "by -DACCELERATE_LIBTORCH_DIR=/path/to/libtorch")
   endif()
-  message(STATUS "LibTorch ${version}: ${folder}")
-  set(ACCELERATE_LIBTORCH_FOLDER "${folder}" PARENT_SCOPE)
+  message(STATUS "LibTorch ${version}: ${directory}")
+  set(ACCELERATE_LIBTORCH_FOLDER "${directory}" PARENT_SCOPE)
   set(ACCELERATE_LIBTORCH_VERSION "${version}" PARENT_SCOPE)
 
   add_library(accelerate::c10 SHARED IMPORTED GLOBAL)
   set_target_properties(accelerate::c10 PROPERTIES
-    IMPORTED_LOCATION "${folder}/lib/libc10.so")
+    IMPORTED_LOCATION "${directory}/lib/libc10.so")
   add_library(accelerate::torch_cpu SHARED IMPORTED GLOBAL)
   set_target_properties(accelerate::torch_cpu PROPERTIES
-    IMPORTED_LOCATION "${folder}/lib/libtorch_cpu.so"
+    IMPORTED_LOCATION "${directory}/lib/libtorch_cpu.so"
     INTERFACE_LINK_LIBRARIES accelerate::c10)
   # LibTorch's RecordFunction has a member only without NDEBUG, and the wheel is
   # built with it: programs that differ would read its memory wrongly.
   target_compile_definitions(accelerate::c10 INTERFACE NDEBUG)
   foreach(target accelerate::c10 accelerate::torch_cpu)
     target_include_directories(${target} SYSTEM INTERFACE
-      "${folder}/include" "${folder}/include/torch/csrc/api/include")
+      "${directory}/include" "${directory}/include/torch/csrc/api/include")
   endforeach()
   # The wheel's CPU library needs two CUDA libraries that its own RPATH finds
   # at run time; the linker need not see them.

@@ -1,19 +1,19 @@
-# A room is a folder of sources. Fresh builds spend most of their time parsing
-# headers, so the files of a folder are compiled together: `optim` one by one
+# A room is a directory of sources. Fresh builds spend most of their time parsing
+# headers, so the files of a directory are compiled together: `optim` one by one
 # takes 88 CPU seconds, together 22.
-option(ACCELERATE_UNITY_BUILD "Compile the files of a folder together" ON)
+option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
 
 # accelerate_room(TARGET FOLDER [SPLIT n] [EXCEPT file...])
 #   Adds every .cpp below FOLDER to TARGET, but not those named, one group per
-#   folder, or n groups where a folder would take one processor much longer than
+#   directory, or n groups where a directory would take one processor much longer than
 #   the others.
-function(accelerate_room target folder)
+function(accelerate_room target directory)
   cmake_parse_arguments(arg "" "SPLIT" "EXCEPT" ${ARGN})
   set(split 1)
   if(arg_SPLIT)
     set(split ${arg_SPLIT})
   endif()
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${directory}/*.cpp)
   list(TRANSFORM arg_EXCEPT PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(REMOVE_ITEM sources ${arg_EXCEPT})
   target_sources(${target} PRIVATE ${sources})

@@ -131,11 +131,11 @@ void check_training(const Accelerator& accelerator) {
   }
 }
 
-fs::path shared_folder(const Accelerator& accelerator) {
+fs::path shared_directory(const Accelerator& accelerator) {
   std::string name;
   if (accelerator.is_main_process()) {
     name = (fs::temp_directory_path() / "accelerate-cpp-test-XXXXXX").string();
-    require(::mkdtemp(name.data()) != nullptr, "no temporary folder");
+    require(::mkdtemp(name.data()) != nullptr, "no temporary directory");
   }
   return accelerator.broadcast_object(name);
 }
@@ -152,17 +152,17 @@ void check_checkpoint(const Accelerator& accelerator) {
     optimizer.step();
   };
   step();
-  const fs::path folder = shared_folder(accelerator);
-  static_cast<void>(accelerator.save_state(folder / "checkpoint"));
+  const fs::path directory = shared_directory(accelerator);
+  static_cast<void>(accelerator.save_state(directory / "checkpoint"));
   const at::Tensor saved = net->parameters()[0].detach().clone();
   step();
   require(!net->parameters()[0].equal(saved), "a step of Adam changed nothing");
-  accelerator.load_state(folder / "checkpoint");
+  accelerator.load_state(directory / "checkpoint");
   require(
       net->parameters()[0].equal(saved),
       "loading does not give back what was saved");
   accelerator.wait_for_everyone();
-  if (accelerator.is_main_process()) fs::remove_all(folder);
+  if (accelerator.is_main_process()) fs::remove_all(directory);
 }
 
 }  // namespace

@@ -63,23 +63,23 @@ def breaches_in(path, room, text):
             yield number, "the library does not print"
 
 
-def missing_in_umbrella(folder):
+def missing_in_umbrella(directory):
     """Public headers that accelerate.h neither includes nor names, nor one that it names includes."""
-    umbrella = folder / "accelerate.h"
+    umbrella = directory / "accelerate.h"
     if not umbrella.exists():
         return []
     known = set(re.findall(r"\w+\.h", umbrella.read_text()))
     for name in list(known):
-        if (folder / name).exists():
-            known |= {found[2].removeprefix("accelerate/") for found in includes_of((folder / name).read_text())}
-    return sorted({path.name for path in folder.glob("*.h")} - known - {"accelerate.h"})
+        if (directory / name).exists():
+            known |= {found[2].removeprefix("accelerate/") for found in includes_of((directory / name).read_text())}
+    return sorted({path.name for path in directory.glob("*.h")} - known - {"accelerate.h"})
 
 
 def main(root):
     files = [(p, "include") for p in (root / "include").rglob("*.h")]
-    for folder in sorted((root / "src").glob("*")) + [root / "cli"]:
-        if folder.is_dir():
-            files += [(p, folder.name) for p in folder.rglob("*") if p.suffix in (".h", ".cpp")]
+    for directory in sorted((root / "src").glob("*")) + [root / "cli"]:
+        if directory.is_dir():
+            files += [(p, directory.name) for p in directory.rglob("*") if p.suffix in (".h", ".cpp")]
     count = 0
     seen = {}
     for path, room in files:

@@ -24,8 +24,8 @@ def breaches_in(text):
 
 def main(root):
     num_files = count = 0
-    for folder in ("include", "src", "cli"):
-        for path in sorted((root / folder).rglob("*")):
+    for directory in ("include", "src", "cli"):
+        for path in sorted((root / directory).rglob("*")):
             if path.suffix not in (".h", ".cpp"):
                 continue
             num_files += 1

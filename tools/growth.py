@@ -1,4 +1,4 @@
-"""Prints files per folder and the longest functions, so that growth is seen; called by check_layers.py. Never fails."""
+"""Prints files per directory and the longest functions, so that growth is seen; called by check_layers.py. Never fails."""
 import re
 from collections import Counter
 
@@ -33,14 +33,14 @@ def functions_in(text):
 
 
 def report(root, paths):
-    per_folder = Counter(path.parent.relative_to(root).as_posix() for path in paths)
+    per_directory = Counter(path.parent.relative_to(root).as_posix() for path in paths)
     longest = sorted(
         ((lines, name, f"{path.relative_to(root)}:{line}") for path in paths for lines, name, line in functions_in(path.read_text())),
         reverse=True,
     )
-    print(f"files per folder (more than {FOLDER_GLANCE} no longer fit a glance):")
-    for folder, count in per_folder.most_common(NUM_FOLDERS):
-        print(f"  {count:4} {folder}")
+    print(f"files per directory (more than {FOLDER_GLANCE} no longer fit a glance):")
+    for directory, count in per_directory.most_common(NUM_FOLDERS):
+        print(f"  {count:4} {directory}")
     print(f"longest functions ({sum(1 for f in longest if f[0] > FUNCTION_SCREEN)} of {len(longest)} above {FUNCTION_SCREEN} lines):")
     for lines, name, place in longest[:NUM_FUNCTIONS]:
         print(f"  {lines:4} {name} {place}")

@@ -26,12 +26,12 @@ An empty line takes the answer in brackets, `<` goes back to the question before
 """
 
 
-def record(tool, folder):
+def record(tool, directory):
     """The pieces of output in order, each with whether it answers typing."""
-    environment = {"PATH": os.environ.get("PATH", ""), "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "HOME": folder}
+    environment = {"PATH": os.environ.get("PATH", ""), "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "HOME": directory}
     child, terminal = pty.fork()
     if child == 0:
-        os.chdir(folder)
+        os.chdir(directory)
         os.execve(tool, ["accelerate-cpp", "config", "--config_file", "config.yaml"], environment)
     answers = list(TYPED)
     pieces, text = [], ""
@@ -93,8 +93,8 @@ def page_of(pieces):
 
 def main():
     tool, reference = os.path.abspath(sys.argv[1]), Path(sys.argv[2])
-    with tempfile.TemporaryDirectory() as folder:
-        pieces = record(tool, folder)
+    with tempfile.TemporaryDirectory() as directory:
+        pieces = record(tool, directory)
     made = {"config_questions.cast": cast_of(pieces), "config_questions.md": page_of(pieces)}
     if "--check" not in sys.argv:
         for name, text in made.items():

@@ -25,7 +25,7 @@ def forget_peak():
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else "bench_checkpoint_scratch"
+    directory = sys.argv[1] if len(sys.argv) > 1 else "bench_checkpoint_scratch"
     accelerator = Accelerator(cpu=True)
     net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(24)])
     adamw = torch.optim.AdamW(net.parameters(), 1e-3)
@@ -35,21 +35,21 @@ def main():
     adamw.zero_grad()
     figures = {"returns_ms": [], "durable_ms": [], "save_extra_mb": [], "load_ms": [], "load_extra_mb": []}
     for _ in range(5):
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         os.sync()
         forget_peak()
         before, start = memory("VmRSS:"), time.perf_counter()
-        accelerator.save_state(folder)
+        accelerator.save_state(directory)
         figures["returns_ms"].append((time.perf_counter() - start) * 1e3)
         os.sync()
         figures["durable_ms"].append((time.perf_counter() - start) * 1e3)
         figures["save_extra_mb"].append(memory("VmHWM:") - before)
         forget_peak()
         before, start = memory("VmRSS:"), time.perf_counter()
-        accelerator.load_state(folder)
+        accelerator.load_state(directory)
         figures["load_ms"].append((time.perf_counter() - start) * 1e3)
         figures["load_extra_mb"].append(memory("VmHWM:") - before)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
     for metric, values in figures.items():
         print(json.dumps({"case": "checkpoint", "peer": "accelerate", "metric": metric, "value": statistics.median(values)}))
 

@@ -55,8 +55,8 @@ def figure(metric, values, base, unit):
                       "baseline": round(baseline, 3), "ratio": round(value / baseline, 3), "runs": len(values)}))
 
 
-with tempfile.TemporaryDirectory() as folder:
-    script = os.path.join(folder, "rank.py")
+with tempfile.TemporaryDirectory() as directory:
+    script = os.path.join(directory, "rank.py")
     with open(script, "w") as file:
         file.write(RANK)
     help_, plain, two, hello = [], [], [], []
@@ -66,12 +66,12 @@ with tempfile.TemporaryDirectory() as folder:
         hello.append(seconds([sys.executable, "-c", "import torch; print(torch.ones(4).sum())"]))
         two.append(seconds([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script]))
     env, restarts, lost = [], [], 0
-    again = os.path.join(folder, "again.py")
+    again = os.path.join(directory, "again.py")
     with open(again, "w") as file:
         file.write(RESTART)
     for run in range(RUNS):
         env.append(seconds([sys.executable, "-m", "accelerate.commands.accelerate_cli", "env"]))
-        stamps = os.path.join(folder, f"stamps{run}")
+        stamps = os.path.join(directory, f"stamps{run}")
         process = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1",
                                     again, stamps], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:

@@ -15,7 +15,7 @@
 #include "base/file_system.h"
 #include "base/sizes.h"
 #include "base/text.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
 #include "format/checkpoint/commit.h"
 #include "format/checkpoint/manifest.h"
@@ -55,24 +55,24 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-std::uint64_t bytes_in(const fs::path& folder) {
+std::uint64_t bytes_in(const fs::path& directory) {
   std::uint64_t total = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
     if (entry.is_regular_file()) total += entry.file_size();
   }
   return total;
 }
 
-// A project's folder stands for its checkpoints.
+// A project's directory stands for its checkpoints.
 fs::path checkpoints_in(const fs::path& path) {
-  const fs::path inside = path / detail::kCheckpointsFolder;
+  const fs::path inside = path / detail::kCheckpointsDirectory;
   if (!fs::is_directory(path)) {
-    throw ConfigError(format("there is no folder {}", path.string()));
+    throw ConfigError(format("there is not a directory {}", path.string()));
   }
   return fs::is_directory(inside) ? inside : path;
 }
 
-// The checkpoint itself, or the newest of those in the folder.
+// The checkpoint itself, or the newest of those in the directory.
 fs::path one_checkpoint(const fs::path& path) {
   if (!fs::is_directory(path) || fs::exists(path / detail::kManifestName)) {
     return path;
@@ -87,7 +87,7 @@ int list(const CheckpointFlags& flags) {
   const fs::path base = checkpoints_in(flags.path);
   bool has_any = false;
   for (const CheckpointEntry& entry : detail::list_checkpoints(base)) {
-    // Other folders are none of our business.
+    // Other directories are none of our business.
     if (!entry.number && entry.kind == CheckpointKind::unusable) continue;
     has_any = true;
     std::string about;
@@ -329,15 +329,15 @@ std::function<int()> add_checkpoint_command(CLI::App& tool) {
   const CLI::App* const ls =
       add("ls",
           "which checkpoints there are, and whether they are complete",
-          "a project, or a folder of checkpoints");
+          "a project, or a directory of checkpoints");
   const CLI::App* const verify_command =
       add("verify",
           "read everything and compare checksums; ends with 1 if any differ",
-          "a checkpoint, or a folder of checkpoints");
+          "a checkpoint, or a directory of checkpoints");
   CLI::App* const show_command =
       add("show",
           "the tensors of a checkpoint, or of any file of weights",
-          "a checkpoint, a folder whose newest is meant, or a file");
+          "a checkpoint, a directory whose newest is meant, or a file");
   show_command->add_option(
       "--diff",
       flags->other,
@@ -345,7 +345,7 @@ std::function<int()> add_checkpoint_command(CLI::App& tool) {
   CLI::App* const prune_command = add(
       "prune",
       "delete complete checkpoints but the newest, and what dead saves left",
-      "a project, or a folder of checkpoints");
+      "a project, or a directory of checkpoints");
   prune_command->add_option("--keep", flags->keep, "how many stay")
       ->required()
       ->check(CLI::PositiveNumber);

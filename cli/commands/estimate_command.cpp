@@ -92,7 +92,7 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
       ->add_option(
           "model",
           flags->model,
-          "folder, weights or config.json, on this machine")
+          "directory, weights or config.json, on this machine")
       ->required();
   option("--dtypes", flags->dtypes, "float32, float16, bfloat16, int8, int4")
       ->type_name("WORD ...");

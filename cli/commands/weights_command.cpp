@@ -29,54 +29,55 @@ struct MergeFlags {
   bool removes = false;
 };
 
-// As Accelerate does, names the folders that were probably meant.
-void require_sharded(const fs::path& folder) {
-  if (!fs::is_directory(folder)) {
-    throw ConfigError(format("there is no folder {}", folder.string()));
+// As Accelerate does, names the directories that were probably meant.
+void require_sharded(const fs::path& directory) {
+  if (!fs::is_directory(directory)) {
+    throw ConfigError(
+        format("there is not a directory {}", directory.string()));
   }
-  if (detail::is_torch_distributed(folder) ||
-      fs::exists(folder / detail::kManifestName)) {
+  if (detail::is_torch_distributed(directory) ||
+      fs::exists(directory / detail::kManifestName)) {
     return;
   }
   std::string hint;
   for (const char* inside : {"pytorch_model_fsdp_0", "optimizer_0"}) {
-    if (detail::is_torch_distributed(folder / inside)) {
+    if (detail::is_torch_distributed(directory / inside)) {
       hint += format(
-          "{}{}", hint.empty() ? "" : " or ", (folder / inside).string());
+          "{}{}", hint.empty() ? "" : " or ", (directory / inside).string());
     }
   }
   throw ConfigError(format(
       "{} holds no sharded checkpoint: neither .metadata nor manifest.json{}",
-      folder.string(),
+      directory.string(),
       hint.empty() ? "" : format("; did you mean {}?", hint)));
 }
 
 int merge(const MergeFlags& flags) {
-  const fs::path folder = flags.checkpoint_dir;
-  require_sharded(folder);
+  const fs::path directory = flags.checkpoint_dir;
+  require_sharded(directory);
   const auto disk = detail::make_file_system();
   detail::WriteModelOptions options;
   options.format = flags.is_unsafe ? detail::ModelFormat::torch
                                    : detail::ModelFormat::safetensors;
   // One file, whatever its size, as Accelerate's.
   options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
-  const detail::StoredTensors tensors = detail::open_weights(folder);
+  const detail::StoredTensors tensors = detail::open_weights(directory);
   detail::write_model(
       *disk, flags.output, detail::named_tensors(tensors), options);
   std::printf(
       "%zu tensors of %s merged into %s\n",
       tensors.size(),
-      folder.c_str(),
+      directory.c_str(),
       flags.output.c_str());
   if (flags.removes) {
     if (fs::weakly_canonical(flags.output)
             .string()
-            .starts_with(fs::weakly_canonical(folder).string())) {
+            .starts_with(fs::weakly_canonical(directory).string())) {
       throw ConfigError(
           "the output is inside the checkpoint, so the checkpoint stays");
     }
-    fs::remove_all(folder);
-    std::printf("%s removed\n", folder.c_str());
+    fs::remove_all(directory);
+    std::printf("%s removed\n", directory.c_str());
   }
   return 0;
 }
@@ -103,7 +104,7 @@ int convert(const ConvertFlags& flags) {
   } else {
     throw ConfigError(format(
         "what {} should be is not clear: end it with .safetensors, .bin, .pt "
-        "or .pth, or name a folder",
+        "or .pth, or name a directory",
         output.string()));
   }
   std::printf("%zu tensors written to %s\n", tensors.size(), output.c_str());
@@ -121,11 +122,11 @@ std::function<int()> add_merge_weights_command(CLI::App& tool) {
       ->add_option(
           "checkpoint_directory",
           flags->checkpoint_dir,
-          "folder with .metadata and .distcp files, or a checkpoint")
+          "directory with .metadata and .distcp files, or a checkpoint")
       ->required();
   command
       ->add_option(
-          "output_path", flags->output, "folder for the merged weights")
+          "output_path", flags->output, "directory for the merged weights")
       ->required();
   command->add_flag(
       "--unsafe_serialization,--unsafe-serialization",
@@ -146,19 +147,19 @@ std::function<int()> add_convert_command(CLI::App& tool) {
       ->add_option(
           "input",
           flags->input,
-          "a file of safetensors or torch.save, an index, or a folder")
+          "a file of safetensors or torch.save, an index, or a directory")
       ->required();
   command
       ->add_option(
           "output",
           flags->output,
-          "a file ending in .safetensors, .bin, .pt or .pth, or a folder")
+          "a file ending in .safetensors, .bin, .pt or .pth, or a directory")
       ->required();
   command
       ->add_option(
           "--max_shard_size,--max-shard-size",
           flags->max_shard_size,
-          "of each file, where the output is a folder")
+          "of each file, where the output is a directory")
       ->capture_default_str();
   return [=] { return convert(*flags); };
 }

@@ -33,7 +33,7 @@ using detail::format;
 namespace fs = std::filesystem;
 
 constexpr const char* kFileHelp =
-    "the file; else Accelerate's own, in the folder of its cache";
+    "the file; else Accelerate's own, in the directory of its cache";
 
 CLI::Option* add_file_option(CLI::App& command, std::string& file) {
   return command.add_option("--config_file,--config-file", file, kFileHelp)

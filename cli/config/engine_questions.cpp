@@ -103,14 +103,14 @@ void add_deepspeed_questions(Questions& all) {
   }
   all.push_back(
       {"offload_param_nvme_path",
-       "Folder for parameters on that disk",
+       "Directory for parameters on that disk",
        "/nvme",
        {},
        when("offload_param_device", "nvme"),
        {}});
   all.push_back(
       {"offload_optimizer_nvme_path",
-       "Folder for optimizer state on that disk",
+       "Directory for optimizer state on that disk",
        "/nvme",
        {},
        when("offload_optimizer_device", "nvme"),

@@ -62,7 +62,7 @@ std::vector<std::string> launch_words(const HostLaunch& launch) {
 std::string shell_line(
     const HostLaunch& launch,
     const std::string& machine_rank) {
-  std::string line = format("cd {} && exec", quoted(launch.folder));
+  std::string line = format("cd {} && exec", quoted(launch.directory));
   for (const std::string& word : launch_words(launch)) {
     line += format(" {}", quoted(word));
   }

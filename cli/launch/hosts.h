@@ -17,9 +17,9 @@ std::vector<Host> parse_hosts(const std::string& text);
 
 struct HostLaunch {
   std::vector<Host> hosts;
-  std::string tool;    ///< path of accelerate-cpp on every host
-  std::string folder;  ///< where programs start
-  std::string shell;   ///< ssh or pdsh
+  std::string tool;       ///< path of accelerate-cpp on every host
+  std::string directory;  ///< where programs start
+  std::string shell;      ///< ssh or pdsh
   std::string address;
   int port = 0;
   int num_processes = 0;  ///< on all hosts

@@ -129,7 +129,7 @@ int launch_on_hosts(
   }
   launch.num_processes = given ? static_cast<int>(*given) : hosts * slots;
   launch.tool = own_path().string();
-  launch.folder = std::filesystem::current_path().string();
+  launch.directory = std::filesystem::current_path().string();
   launch.shell = *settings.text("remote_shell");
   launch.address =
       settings.text("main_process_ip").value_or(launch.hosts.front().name);

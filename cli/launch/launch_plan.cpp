@@ -97,9 +97,9 @@ std::string find_program(
             ? "is not an executable file; build it, or chmod +x"
             : "does not exist; check the path"));
   }
-  for (const std::string& folder :
+  for (const std::string& directory :
        detail::split(environment.get("PATH").value_or(""), ':')) {
-    const std::filesystem::path path = std::filesystem::path(folder) / name;
+    const std::filesystem::path path = std::filesystem::path(directory) / name;
     if (is_executable(path)) return path;
   }
   throw ConfigError(format(
@@ -108,7 +108,7 @@ std::string find_program(
       name.ends_with(".py")
           ? format("; a Python script starts with python {}", name)
           : is_executable(name)
-          ? format("; for the one in this folder write ./{}", name)
+          ? format("; for the one in this directory write ./{}", name)
           : std::string("; write its path")));
 }
 

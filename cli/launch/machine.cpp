@@ -58,9 +58,9 @@ int cgroup_cores(int most) {
   std::string line;
   while (std::getline(list, line)) {
     if (!line.starts_with("0::")) continue;
-    fs::path folder = fs::path("/sys/fs/cgroup") / line.substr(4);
-    for (; folder != "/sys/fs"; folder = folder.parent_path()) {
-      const auto words = detail::split(first_line(folder / "cpu.max"), ' ');
+    fs::path directory = fs::path("/sys/fs/cgroup") / line.substr(4);
+    for (; directory != "/sys/fs"; directory = directory.parent_path()) {
+      const auto words = detail::split(first_line(directory / "cpu.max"), ' ');
       if (words.size() == 2 && words[0] != "max") {
         const auto quota = detail::parse_double(words[0]);
         const auto period = detail::parse_double(words[1]);

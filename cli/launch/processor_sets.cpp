@@ -56,12 +56,12 @@ std::vector<int> parse_set(const std::string& text) {
 std::vector<Processor> with_topology(const std::vector<int>& numbers) {
   std::vector<Processor> out;
   for (const int number : numbers) {
-    const std::string folder =
+    const std::string directory =
         format("/sys/devices/system/cpu/cpu{}/topology/", number);
     out.push_back(
         {number,
-         number_in(folder + "physical_package_id", 0),
-         number_in(folder + "core_id", number)});
+         number_in(directory + "physical_package_id", 0),
+         number_in(directory + "core_id", number)});
   }
   return out;
 }

@@ -238,13 +238,13 @@ void add_deepspeed(
         {"gradient_accumulation_steps",
          "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"});
   }
-  std::vector<std::string> folders;
-  for (const std::string& folder :
+  std::vector<std::string> directories;
+  for (const std::string& directory :
        detail::split(environment.get("PYTHONPATH").value_or(""), ':')) {
-    if (!folder.empty()) folders.push_back(folder);
+    if (!directory.empty()) directories.push_back(directory);
   }
-  folders.push_back(std::filesystem::current_path());
-  exporter.set("PYTHONPATH", detail::join(folders, ":"));
+  directories.push_back(std::filesystem::current_path());
+  exporter.set("PYTHONPATH", detail::join(directories, ":"));
 }
 
 }  // namespace

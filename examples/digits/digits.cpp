@@ -4,7 +4,8 @@
 //
 // ends with a line such as
 //
-//   2 processes, 21000 samples/s, results in digits_run, accuracy=0.9889 digest=3f0c...
+//   2 processes, 21000 samples/s, results in digits_run, accuracy=0.9889
+//   digest=3f0c...
 //
 // The same seed on the same number of processes gives the same digest.
 #include <algorithm>
@@ -299,7 +300,7 @@ int main(int argc, char** argv) {
       "--resume",
       flags.resume,
       "\"latest\", which starts afresh where there is none yet, or a "
-      "checkpoint's folder");
+      "checkpoint's directory");
   app.add_option(
       "--precision",
       flags.precision,

@@ -176,7 +176,8 @@ int main(int argc, char** argv) {
       "compute activations again in backward");
   app.add_option("--project_dir", flags.project_dir);
   app.add_option("--checkpoint_every", flags.checkpoint_every, "steps");
-  app.add_option("--resume", flags.resume, "latest, or a checkpoint's folder");
+  app.add_option(
+      "--resume", flags.resume, "latest, or a checkpoint's directory");
   CLI11_PARSE(app, argc, argv);
   if (flags.text.empty()) flags.text = {GPT_TEXT};
   try {

@@ -73,7 +73,8 @@ class ACCELERATE_API Accelerator {
   /// wrong with options and launcher, DistributedError naming ranks that do
   /// not come.
   explicit Accelerator(const AcceleratorOptions& options = {});
-  /// The same with techniques that the library does not have, for its own tests.
+  /// The same with techniques that the library does not have, for its own
+  /// tests.
   Accelerator(
       const AcceleratorOptions& options,
       const std::vector<detail::AddedTechnique>& added);
@@ -222,8 +223,8 @@ class ACCELERATE_API Accelerator {
 
   // Verbs about samples speak of the ranks that read different data,
   // `mesh().batch_group()`. With replicas and shards those are all ranks; where
-  // several ranks share a batch (as with tensor parallelism), they have the same
-  // values, and each sample counts once.
+  // several ranks share a batch (as with tensor parallelism), they have the
+  // same values, and each sample counts once.
 
   /// The values of all batches, joined along dimension 0 in the order of batch
   /// ranks, on every rank.
@@ -337,13 +338,14 @@ class ACCELERATE_API Accelerator {
     return model.module();
   }
 
-  /// Writes everything that is prepared or registered, so that load_state() goes
-  /// on exactly: weights and buffers, optimizers, schedules, the loss scaler,
-  /// the places of loaders, random states of every rank. All ranks must call it.
+  /// Writes everything that is prepared or registered, so that load_state()
+  /// goes on exactly: weights and buffers, optimizers, schedules, the loss
+  /// scaler, the places of loaders, random states of every rank. All ranks must
+  /// call it.
   ///
   /// Into `output_dir`; without one, and with automatic_checkpoint_naming, into
-  /// the project's checkpoints. The checkpoint appears under its name when all of it is
-  /// durable; a crash leaves what was there before. Older ones beyond
+  /// the project's checkpoints. The checkpoint appears under its name when all
+  /// of it is durable; a crash leaves what was there before. Older ones beyond
   /// total_limit are deleted after that.
   ///
   /// Throws ConfigError for a name that is taken, CheckpointError naming the
@@ -362,11 +364,12 @@ class ACCELERATE_API Accelerator {
       const std::filesystem::path& input_dir,
       const LoadStateOptions& options = {}) const;
   void load_state(const LoadStateOptions& options = {}) const;
-  /// What load_state() without a path would load; nothing if there is no complete
-  /// checkpoint. Needs automatic_checkpoint_naming. All ranks must call it.
+  /// What load_state() without a path would load; nothing if there is no
+  /// complete checkpoint. Needs automatic_checkpoint_naming. All ranks must
+  /// call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
-  /// Makes objects a part of checkpoints, in this order. They are borrowed: they
-  /// must live as long as the accelerator saves and loads.
+  /// Makes objects a part of checkpoints, in this order. They are borrowed:
+  /// they must live as long as the accelerator saves and loads.
   template <Stateful... Objects>
   void register_for_checkpointing(Objects&... objects) const {
     (register_object(
@@ -376,19 +379,20 @@ class ACCELERATE_API Accelerator {
          }),
      ...);
   }
-  /// Writes a prepared model's weights for others to use (weights.h): on rank 0,
-  /// or, with save_on_each_node, on each machine's first rank. All ranks must
-  /// call it; if one cannot write, all throw. A model that is split is gathered
-  /// a piece at a time: none of the ranks ever holds a whole tensor of it.
+  /// Writes a prepared model's weights for others to use (weights.h): on rank
+  /// 0, or, with save_on_each_node, on each machine's first rank. All ranks
+  /// must call it; if one cannot write, all throw. A model that is split is
+  /// gathered a piece at a time: none of the ranks ever holds a whole tensor of
+  /// it.
   template <class M>
   void save_model(
       const Model<M>& model,
-      const std::filesystem::path& folder,
+      const std::filesystem::path& directory,
       const SaveModelOptions& options = {}) const {
-    detail::save_prepared(*model.prepared(), folder, options);
+    detail::save_prepared(*model.prepared(), directory, options);
   }
-  /// Reads such files (weights.h) into a prepared model; all ranks must call it.
-  /// If the model is sharded, each rank reads its own shards.
+  /// Reads such files (weights.h) into a prepared model; all ranks must call
+  /// it. If the model is sharded, each rank reads its own shards.
   template <class M>
   void load_model(
       const Model<M>& model,

@@ -15,7 +15,7 @@ struct PreparedModel;
 // Implementations of the Accelerator's functions of the same purposes.
 ACCELERATE_API void save_prepared(
     const PreparedModel& model,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options);
 ACCELERATE_API void load_prepared(
     PreparedModel& model,

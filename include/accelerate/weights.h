@@ -54,13 +54,13 @@ struct SaveModelOptions {
 /// Writes a model's weights as Hugging Face does: model.safetensors, or, beyond
 /// max_shard_size, model-00001-of-0000N.safetensors and an index. Tied weights
 /// are written once. All files are durable before any gets its name; files that
-/// an earlier save left are removed. Creates `folder`. Returns the names that
-/// are in no file because they share a tensor that is. Throws ConfigError for
-/// an invalid size and for tensors without values, Error if a file cannot be
-/// written.
+/// an earlier save left are removed. Creates `directory`. Returns the names
+/// that are in no file because they share a tensor that is. Throws ConfigError
+/// for an invalid size and for tensors without values, Error if a file cannot
+/// be written.
 ACCELERATE_API std::vector<std::string> save_model(
     const torch::nn::Module& module,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options = {});
 
 struct LoadModelOptions {

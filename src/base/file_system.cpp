@@ -193,8 +193,9 @@ class PosixFileSystem final : public FileSystem {
   std::unique_ptr<OutputFile> create(const path& where) override {
     return std::make_unique<PosixOutputFile>(where, writer_);
   }
-  void create_folder(const path& where) override {
-    if (::mkdir(where.c_str(), 0777) != 0) fail("create folder", where, errno);
+  void create_directory(const path& where) override {
+    if (::mkdir(where.c_str(), 0777) != 0)
+      fail("create directory", where, errno);
   }
   void rename(const path& from, const path& to) override {
     if (::rename(from.c_str(), to.c_str()) != 0) fail("replace", to, errno);
@@ -213,10 +214,10 @@ class PosixFileSystem final : public FileSystem {
   void remove_file(const path& where) override {
     if (::unlink(where.c_str()) != 0) fail("remove", where, errno);
   }
-  void remove_folder(const path& where) override {
-    if (::rmdir(where.c_str()) != 0) fail("remove folder", where, errno);
+  void remove_directory(const path& where) override {
+    if (::rmdir(where.c_str()) != 0) fail("remove directory", where, errno);
   }
-  void sync_folder(const path& where) override {
+  void sync_directory(const path& where) override {
     sync(where, O_RDONLY | O_DIRECTORY);
   }
 
@@ -239,22 +240,22 @@ std::shared_ptr<FileSystem> make_file_system() {
   return std::make_shared<PosixFileSystem>();
 }
 
-FolderLock::FolderLock(const path& folder)
-    : file_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+DirectoryLock::DirectoryLock(const path& directory)
+    : file_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
   if (file_ >= 0 && ::flock(file_, LOCK_EX | LOCK_NB) != 0) {
     ::close(std::exchange(file_, -1));
   }
 }
 
-FolderLock::FolderLock(FolderLock&& other) noexcept
+DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
     : file_(std::exchange(other.file_, -1)) {}
 
-FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+DirectoryLock& DirectoryLock::operator=(DirectoryLock&& other) noexcept {
   std::swap(file_, other.file_);
   return *this;
 }
 
-FolderLock::~FolderLock() {
+DirectoryLock::~DirectoryLock() {
   if (file_ >= 0) ::close(file_);
 }
 

@@ -47,7 +47,7 @@ class FileSystem {
   virtual std::unique_ptr<OutputFile> create(
       const std::filesystem::path& path) = 0;
   /// Creates a directory that must not exist yet, in one that does.
-  virtual void create_folder(const std::filesystem::path& path) = 0;
+  virtual void create_directory(const std::filesystem::path& path) = 0;
   /// Replaces an existing file or empty directory at the new name.
   virtual void rename(
       const std::filesystem::path& from,
@@ -65,9 +65,9 @@ class FileSystem {
   virtual void sync_file(const std::filesystem::path& path) = 0;
   virtual void remove_file(const std::filesystem::path& path) = 0;
   /// Removes an empty directory.
-  virtual void remove_folder(const std::filesystem::path& path) = 0;
-  /// Makes changes of names inside `folder` durable.
-  virtual void sync_folder(const std::filesystem::path& folder) = 0;
+  virtual void remove_directory(const std::filesystem::path& path) = 0;
+  /// Makes changes of names inside `directory` durable.
+  virtual void sync_directory(const std::filesystem::path& directory) = 0;
 };
 
 /// The operating system's file system.
@@ -75,13 +75,13 @@ std::shared_ptr<FileSystem> make_file_system();
 
 /// A lock on a directory that ends with the process or with this object. Other
 /// processes, and other objects of this one, cannot take it meanwhile.
-class FolderLock {
+class DirectoryLock {
  public:
   /// Does not hold the lock if it is already taken.
-  explicit FolderLock(const std::filesystem::path& folder);
-  FolderLock(FolderLock&& other) noexcept;
-  FolderLock& operator=(FolderLock&& other) noexcept;
-  ~FolderLock();
+  explicit DirectoryLock(const std::filesystem::path& directory);
+  DirectoryLock(DirectoryLock&& other) noexcept;
+  DirectoryLock& operator=(DirectoryLock&& other) noexcept;
+  ~DirectoryLock();
   [[nodiscard]] bool is_held() const { return file_ >= 0; }
 
  private:

@@ -52,7 +52,7 @@ std::filesystem::path temporary_sibling(const std::filesystem::path& path) {
   return path.parent_path() / name;
 }
 
-std::filesystem::path folder_of(const std::filesystem::path& path) {
+std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path()
                                 : std::filesystem::path(".");
 }
@@ -80,10 +80,10 @@ std::string read_file(const std::filesystem::path& path) {
 void replace_file(
     const std::filesystem::path& path,
     std::string_view contents) {
-  const std::filesystem::path folder = folder_of(path);
+  const std::filesystem::path directory = directory_of(path);
   std::error_code code;
-  std::filesystem::create_directories(folder, code);
-  if (code) throw_file_error("create folder", folder, code.value());
+  std::filesystem::create_directories(directory, code);
+  if (code) throw_file_error("create directory", directory, code.value());
   const std::filesystem::path temporary = temporary_sibling(path);
   const auto disk = make_file_system();
   try {
@@ -95,7 +95,7 @@ void replace_file(
     ::unlink(temporary.c_str());
     throw;
   }
-  disk->sync_folder(folder);
+  disk->sync_directory(directory);
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -21,7 +21,7 @@ void replace_file(const std::filesystem::path& path, std::string_view contents);
 /// An unused name beside `path`, for the file that will replace it.
 std::filesystem::path temporary_sibling(const std::filesystem::path& path);
 /// The directory that holds `path`; "." for a bare name.
-std::filesystem::path folder_of(const std::filesystem::path& path);
+std::filesystem::path directory_of(const std::filesystem::path& path);
 
 /// A read-only mapping of an entire file; an empty file maps to an empty span.
 /// Movable, unmapped by the destructor. The file must not be shortened while it

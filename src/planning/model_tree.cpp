@@ -281,8 +281,8 @@ ModelTree tree_of_tensors(const fs::path& path) {
   return build.finish();
 }
 
-bool has_weights(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
+bool has_weights(const fs::path& directory) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename();
     if (name.ends_with(".safetensors") || name.ends_with(".bin") ||
         name.ends_with(".pt") || name == ".metadata") {
@@ -297,14 +297,15 @@ bool has_weights(const fs::path& folder) {
 ModelTree read_model_tree(const fs::path& path) {
   if (!fs::exists(path)) {
     throw ConfigError(format(
-        "[estimate-memory] there is no {}; give a folder, a safetensors file "
+        "[estimate-memory] there is no {}; give a directory, a safetensors "
+        "file "
         "or a config.json on this machine (nothing is fetched)",
         path.string()));
   }
-  const bool is_folder = fs::is_directory(path);
+  const bool is_directory = fs::is_directory(path);
   const fs::path config =
-      (is_folder ? path : path.parent_path()) / "config.json";
-  const bool is_config = is_folder ? !has_weights(path) : path == config;
+      (is_directory ? path : path.parent_path()) / "config.json";
+  const bool is_config = is_directory ? !has_weights(path) : path == config;
   if (is_config && !fs::exists(config)) {
     throw ConfigError(format(
         "[estimate-memory] {} holds neither weights nor a config.json",

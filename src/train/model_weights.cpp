@@ -11,10 +11,10 @@ namespace accelerate::detail {
 
 void save_prepared(
     const PreparedModel& model,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options) {
   require_no_join(*model.session, "save_model()");
-  save_weights(*model.session->checkpoints, placed(model), folder, options);
+  save_weights(*model.session->checkpoints, placed(model), directory, options);
 }
 
 WeightList weights_of(

@@ -17,7 +17,7 @@
 #include <accelerate/error.h>
 
 #include "base/direct_writer.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace file_system_test {
@@ -56,7 +56,7 @@ std::vector<Bytes> in_pieces(std::string_view text, std::mt19937& random) {
 }
 
 TEST(OutputFile, HoldsWhatWasWrittenHoweverItWasCut) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const auto disk = make_file_system();
   std::mt19937 random(1);
   const std::size_t block = DirectWriter::kBlockBytes;
@@ -71,7 +71,7 @@ TEST(OutputFile, HoldsWhatWasWrittenHoweverItWasCut) {
         3 * block + 4095,
         9 * block + 12345}) {
     const std::string text = random_bytes(size, 7) + "end";
-    const fs::path path = folder / ("file" + std::to_string(size));
+    const fs::path path = directory / ("file" + std::to_string(size));
     const auto file = disk->create(path);
     std::string written = text;
     const auto pieces = in_pieces(written, random);
@@ -84,12 +84,12 @@ TEST(OutputFile, HoldsWhatWasWrittenHoweverItWasCut) {
 }
 
 TEST(OutputFile, TakesChunksFromSeveralThreadsInAnyOrder) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const auto disk = make_file_system();
   constexpr std::size_t kChunk = 3U << 20U, kChunks = 40;
   const std::string text = random_bytes(kChunk * kChunks - 777, 3);
-  const auto one = disk->create(folder / "one");
-  const auto other = disk->create(folder / "other");
+  const auto one = disk->create(directory / "one");
+  const auto other = disk->create(directory / "other");
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
@@ -104,13 +104,13 @@ TEST(OutputFile, TakesChunksFromSeveralThreadsInAnyOrder) {
   for (std::thread& thread : threads) thread.join();
   one->finish();
   other->finish();
-  EXPECT_TRUE(read(folder / "one") == text);
-  EXPECT_TRUE(read(folder / "other") == text);
+  EXPECT_TRUE(read(directory / "one") == text);
+  EXPECT_TRUE(read(directory / "other") == text);
 }
 
 TEST(OutputFile, SaysWhatFailedAtTheLatestWhenFinished) {
-  const testing::TemporaryFolder folder;
-  const fs::path path = folder / "file";
+  const testing::TemporaryDirectory directory;
+  const fs::path path = directory / "file";
   const auto run = [&] {
     // Past this size the system takes nothing.
     ::signal(SIGXFSZ, SIG_IGN);
@@ -134,21 +134,21 @@ TEST(OutputFile, SaysWhatFailedAtTheLatestWhenFinished) {
 }
 
 TEST(OutputFile, CanBeLeftUnfinished) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const std::string text = random_bytes(40U << 20U, 5);
   const auto disk = make_file_system();
-  disk->create(folder / "file")->write_at(0, bytes_of(text));
+  disk->create(directory / "file")->write_at(0, bytes_of(text));
 }
 
 class DirectWriting : public ::testing::TestWithParam<bool> {};
 
 TEST_P(DirectWriting, WritesBlocksAndWhatIsRefusedTheUsualWay) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const std::string text = random_bytes(70U << 20U, 11);
   DirectWriter writer(GetParam());
   // As if the file system refused: no descriptor to write directly.
   for (const bool refuse : {false, true}) {
-    const fs::path path = folder / (refuse ? "refused" : "direct");
+    const fs::path path = directory / (refuse ? "refused" : "direct");
     DirectWriter::File file;
     file.plain = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (!refuse) {

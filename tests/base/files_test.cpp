@@ -8,22 +8,22 @@
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace files_test {
 
-std::size_t count_entries(const std::filesystem::path& folder) {
+std::size_t count_entries(const std::filesystem::path& directory) {
   std::size_t count = 0;
   for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator(folder))
+       std::filesystem::directory_iterator(directory))
     ++count;
   return count;
 }
 
 TEST(FilesTest, ReplacesAFileWholeAndLeavesNothingBeside) {
-  const testing::TemporaryFolder folder;
-  const auto path = folder / "a/b/state.json";
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "a/b/state.json";
   replace_file(path, "first, and longer");
   replace_file(path, std::string("se\0cond", 7));
   EXPECT_EQ(read_file(path), std::string("se\0cond", 7));
@@ -31,38 +31,38 @@ TEST(FilesTest, ReplacesAFileWholeAndLeavesNothingBeside) {
 }
 
 TEST(FilesTest, ReadsLargeAndEmptyFiles) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const std::string large(1'000'003, 'x');
-  replace_file(folder / "large", large);
-  replace_file(folder / "empty", "");
-  EXPECT_EQ(read_file(folder / "large"), large);
-  EXPECT_EQ(read_file(folder / "empty"), "");
+  replace_file(directory / "large", large);
+  replace_file(directory / "empty", "");
+  EXPECT_EQ(read_file(directory / "large"), large);
+  EXPECT_EQ(read_file(directory / "empty"), "");
 }
 
 TEST(FilesTest, KeepsTheOldFileWhenTheNewOneCannotBePut) {
-  const testing::TemporaryFolder folder;
-  const auto path = folder / "taken";
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "taken";
   std::filesystem::create_directory(path);
   testing::expect_error<Error>(
       [&] { replace_file(path, "x"); }, "cannot replace");
   EXPECT_TRUE(std::filesystem::is_directory(path));
-  EXPECT_EQ(count_entries(folder.path()), 1u);
+  EXPECT_EQ(count_entries(directory.path()), 1u);
 }
 
 TEST(FilesTest, NamesThePathAndTheReason) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   testing::expect_error<Error>(
-      [&] { read_file(folder / "missing.txt"); }, "missing.txt");
+      [&] { read_file(directory / "missing.txt"); }, "missing.txt");
   testing::expect_error<Error>(
-      [&] { MappedFile(folder / "missing.txt"); }, "No such file");
+      [&] { MappedFile(directory / "missing.txt"); }, "No such file");
 }
 
 TEST(FilesTest, MapsAFileUntilTheLastOwnerGoes) {
-  const testing::TemporaryFolder folder;
-  replace_file(folder / "data", "abc");
-  replace_file(folder / "empty", "");
-  MappedFile first(folder / "data");
-  MappedFile second(folder / "empty");
+  const testing::TemporaryDirectory directory;
+  replace_file(directory / "data", "abc");
+  replace_file(directory / "empty", "");
+  MappedFile first(directory / "data");
+  MappedFile second(directory / "empty");
   EXPECT_TRUE(second.bytes().empty());
   second = std::move(first);
   ASSERT_EQ(second.bytes().size(), 3u);

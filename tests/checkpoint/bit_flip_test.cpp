@@ -7,7 +7,7 @@
 
 #include "base/files.h"
 #include "checkpoint/load/checkpoint_reader.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace bit_flip_test {
@@ -15,8 +15,8 @@ namespace bit_flip_test {
 namespace fs = std::filesystem;
 
 TEST(Verify, FindsOneFlippedBitWhereverItIs) {
-  const testing::TemporaryFolder folder;
-  const fs::path saved = folder / "saved";
+  const testing::TemporaryDirectory directory;
+  const fs::path saved = directory / "saved";
   {
     AcceleratorOptions options;
     options.world = {.rank = 0, .size = 1};

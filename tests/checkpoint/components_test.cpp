@@ -5,7 +5,7 @@
 #include "checkpoint/load/checkpoint_reader.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -20,7 +20,7 @@ using detail::Layout;
 using detail::MatchRules;
 using testing::expect_error;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 const WorldOptions kAlone{.rank = 0, .size = 1};
 
@@ -88,16 +88,16 @@ struct Program {
 };
 
 TEST(CheckpointComponent, ThatIsRegisteredIsSavedAndLoaded) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Program saved(world, at::arange(6, at::kFloat));
     saved.averages->count = 7;
     saved.averages->seen = 10 + world.rank.value();
-    saved.accelerator.save_state(folder / "out").wait();
-    EXPECT_TRUE(fs::exists(folder / "out" / "averages.safetensors"));
+    saved.accelerator.save_state(directory / "out").wait();
+    EXPECT_TRUE(fs::exists(directory / "out" / "averages.safetensors"));
 
     Program loaded(world, at::zeros(6));
-    loaded.accelerator.load_state(folder / "out");
+    loaded.accelerator.load_state(directory / "out");
     EXPECT_TRUE(loaded.averages->mean.equal(at::arange(6, at::kFloat)));
     EXPECT_EQ(loaded.averages->count, 7);
     EXPECT_EQ(loaded.averages->seen, 10 + world.rank.value());
@@ -106,46 +106,46 @@ TEST(CheckpointComponent, ThatIsRegisteredIsSavedAndLoaded) {
 }
 
 TEST(CheckpointComponent, ThatDoesNotFitKeepsAllOthersFromLoading) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   Program saved(kAlone, at::arange(6, at::kFloat));
-  static_cast<void>(saved.accelerator.save_state(folder / "out"));
+  static_cast<void>(saved.accelerator.save_state(directory / "out"));
 
   Program other_mean(kAlone, at::zeros(5));
   const at::Tensor weight = other_mean.net->weight.clone();
   expect_error<CheckpointError>(
-      [&] { other_mean.accelerator.load_state(folder / "out"); },
+      [&] { other_mean.accelerator.load_state(directory / "out"); },
       "nothing was loaded:\n  averages: mean has shape [6] in the checkpoint "
       "and [5] here");
   EXPECT_TRUE(other_mean.net->weight.equal(weight));
 
   Program other_model(kAlone, at::zeros(6), 3);
   expect_error<CheckpointError>(
-      [&] { other_model.accelerator.load_state(folder / "out"); },
+      [&] { other_model.accelerator.load_state(directory / "out"); },
       "model: weight has shape [2, 4] in the checkpoint and [3, 4] here");
   EXPECT_TRUE(other_model.averages->mean.equal(at::zeros(6)));
 }
 
 TEST(CheckpointComponent, ThatAnOldCheckpointLacksIsAComplaint) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   {
     const Accelerator accelerator(in(kAlone));
     torch::nn::Linear net(4, 2);
     auto model = accelerator.prepare(net);
-    static_cast<void>(accelerator.save_state(folder / "out"));
+    static_cast<void>(accelerator.save_state(directory / "out"));
   }
   Program run(kAlone, at::zeros(6));
   expect_error<CheckpointError>(
-      [&] { run.accelerator.load_state(folder / "out"); },
+      [&] { run.accelerator.load_state(directory / "out"); },
       "there are no averages");
 }
 
 TEST(CheckpointComponent, WithTheKeyOfAnotherIsAnError) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   Program run(kAlone, at::zeros(6));
   run.model.prepared()->session->checkpoints->components.push_back(
       run.averages);
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(run.accelerator.save_state(folder / "out")); },
+      [&] { static_cast<void>(run.accelerator.save_state(directory / "out")); },
       "two components are called averages");
 }
 
@@ -184,16 +184,16 @@ StateDict train_and_save(
 }
 
 TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   // By rank. Each run is a world of its own: a world's store serves it once.
   std::vector<StateDict> saved(2), again(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     saved[static_cast<std::size_t>(*world.rank)] =
-        train_and_save(world, folder / "saved", false, fs::path());
+        train_and_save(world, directory / "saved", false, fs::path());
   });
   run_on_ranks(2, [&](const WorldOptions& world) {
     again[static_cast<std::size_t>(*world.rank)] =
-        train_and_save(world, folder / "again", true, folder / "saved");
+        train_and_save(world, directory / "again", true, directory / "saved");
   });
   for (std::size_t rank = 0; rank < 2; ++rank) {
     const auto before = saved[rank].get<StateDict>("replicate");
@@ -212,7 +212,7 @@ TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
 
 // Names of parameters in optimizers' states count models that are there.
 TEST(OptimizerComponent, NamesParametersAlikeAfterFreeMemory) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const auto step = [](const Accelerator& accelerator, auto& prepared) {
     auto& [model, optimizer] = prepared;
     accelerator.backward(model(at::ones({2, 4})).sum());
@@ -227,13 +227,13 @@ TEST(OptimizerComponent, NamesParametersAlikeAfterFreeMemory) {
     torch::optim::Adam of_second(second->parameters(), 0.1);
     auto prepared = accelerator.prepare(second, of_second);
     step(accelerator, prepared);
-    static_cast<void>(accelerator.save_state(folder / "out"));
+    static_cast<void>(accelerator.save_state(directory / "out"));
   }
   const Accelerator accelerator(in(kAlone));
   torch::nn::Linear net(4, 2);
   torch::optim::Adam inner(net->parameters(), 0.1);
   auto prepared = accelerator.prepare(net, inner);
-  accelerator.load_state(folder / "out");
+  accelerator.load_state(directory / "out");
   const auto& state = static_cast<torch::optim::AdamParamState&>(
       *inner.state().at(net->weight.unsafeGetTensorImpl()));
   EXPECT_EQ(state.step(), 1);

@@ -8,11 +8,11 @@
 #include "checkpoint/load/checkpoint_reader.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/save/checkpoint_writer.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "support/recorded_disk.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace crash_states_test {
@@ -26,7 +26,7 @@ using detail::StoreGroup;
 using testing::FailingDisk;
 using testing::make_unsynced_disk;
 using testing::RecordedDisk;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 at::Tensor weight(int number) {
   return at::arange(24, at::kFloat).reshape({4, 6}) + 100 * number;
@@ -141,8 +141,8 @@ class CrashStates : public ::testing::TestWithParam<Scenario> {};
 
 TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
   const Scenario scenario = GetParam();
-  const TemporaryFolder folder(TemporaryFolder::memory());
-  const fs::path root = folder / "disk";
+  const TemporaryDirectory directory(TemporaryDirectory::memory());
+  const fs::path root = directory / "disk";
   const fs::path base = root / "checkpoints";
   fs::create_directories(root);
   for (int i = 0; i < scenario.num_before; ++i) {
@@ -158,8 +158,8 @@ TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
   std::size_t num_states = 0;
   std::set<int> seen;
   for (std::size_t i = 0; i <= disk->num_operations(); ++i) {
-    num_states +=
-        disk->for_each_state(i, folder / "state", [&](const fs::path& state) {
+    num_states += disk->for_each_state(
+        i, directory / "state", [&](const fs::path& state) {
           const int newest = load_newest(state / "checkpoints");
           seen.insert(newest);
           ASSERT_GE(newest, scenario.num_before - 1) << "after " << i;
@@ -206,8 +206,8 @@ TEST_P(Faults, AtAnyCallLeaveTheOldCheckpointAndAClearError) {
   for (const bool goes_on : {false, true}) {
     for (const int limit : {1, 3}) {
       for (std::size_t call = 0;; ++call) {
-        const TemporaryFolder folder(TemporaryFolder::memory());
-        const fs::path base = folder / "checkpoints";
+        const TemporaryDirectory directory(TemporaryDirectory::memory());
+        const fs::path base = directory / "checkpoints";
         save(make_unsynced_disk(), base, 0, limit);
         const auto disk =
             std::make_shared<FailingDisk>(call, GetParam(), goes_on);

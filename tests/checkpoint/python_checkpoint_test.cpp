@@ -1,30 +1,30 @@
-// Folders that Python's Accelerate wrote; whole trainings go on from them in the
-// oracle's topic "checkpoints".
+// Directories that Python's Accelerate wrote; whole trainings go on from them
+// in the oracle's topic "checkpoints".
 #include <accelerate/error.h>
 
 #include "checkpoint/load/source.h"
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace python_checkpoint_test {
 
 namespace fs = std::filesystem;
 using testing::expect_error;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 const fs::path kFixtures = ORACLE_FIXTURES;
 
 TEST(PythonCheckpoint, OfFsdpGivesTheModelFromItsShards) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   fs::copy(
       kFixtures / "sharded/0001/pytorch_model_fsdp_0",
-      folder / "pytorch_model_fsdp_0");
+      directory / "pytorch_model_fsdp_0");
   fs::copy(
       kFixtures /
           "checkpoints/0001/checkpoints/checkpoint_0/random_states_0.pkl",
-      folder / "random_states_0.pkl");
-  const CheckpointSource source = open_checkpoint(folder.path(), 0, false);
+      directory / "random_states_0.pkl");
+  const CheckpointSource source = open_checkpoint(directory.path(), 0, false);
   EXPECT_TRUE(source.is_python);
   EXPECT_EQ(source.num_processes, 1);
   ASSERT_EQ(source.parts.at("model").size(), 6u);
@@ -54,9 +54,9 @@ TEST(PythonCheckpoint, HasOptimizersByNumberAndObjectsByName) {
 }
 
 TEST(PythonCheckpoint, WithoutAnythingIsRefused) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(open_checkpoint(folder.path(), 0, false)); },
+      [&] { static_cast<void>(open_checkpoint(directory.path(), 0, false)); },
       "has no manifest.json");
 }
 

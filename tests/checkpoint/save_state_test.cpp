@@ -5,7 +5,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace save_state_test {
@@ -13,7 +13,7 @@ namespace save_state_test {
 namespace fs = std::filesystem;
 using testing::expect_error;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -118,12 +118,12 @@ class Training {
 
 AcceleratorOptions automatic(
     const WorldOptions& world,
-    const fs::path& folder,
+    const fs::path& directory,
     std::optional<int> limit = std::nullopt) {
   AcceleratorOptions options;
   options.world = world;
   options.project_configuration = {
-      .project_dir = folder.string(),
+      .project_dir = directory.string(),
       .automatic_checkpoint_naming = true,
       .total_limit = limit};
   return options;
@@ -148,9 +148,9 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 
 template <class Optimizer, class Options>
 void expect_exact_resume(const Options& options, bool asynchronous = false) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   using T = Training<Optimizer, Options>;
-  T whole(automatic(kAlone, folder.path()), options, 1);
+  T whole(automatic(kAlone, directory.path()), options, 1);
   // In the middle of the second pass.
   const auto losses = whole.run(20, 15, [&] {
     const SaveTicket ticket =
@@ -158,7 +158,7 @@ void expect_exact_resume(const Options& options, bool asynchronous = false) {
     EXPECT_EQ(ticket.path().filename(), "checkpoint_0");
   });
   whole.accelerator().finish();
-  T resumed(automatic(kAlone, folder.path()), options, 2);
+  T resumed(automatic(kAlone, directory.path()), options, 2);
   resumed.run(2);
   resumed.accelerator().load_state();
   EXPECT_EQ(resumed.counter().count, 15);
@@ -189,7 +189,7 @@ TEST(SaveState, GoesOnExactlyAfterAnAsynchronousSave) {
 }
 
 TEST(SaveState, GoesOnExactlyWithAdaLomo) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   const auto train = [&](std::uint64_t seed, bool resumes) {
@@ -203,10 +203,10 @@ TEST(SaveState, GoesOnExactlyWithAdaLomo) {
           model(torch::ones({2, 6})).square().sum(), 0.05);
     };
     if (resumes) {
-      accelerator.load_state(folder / "out");
+      accelerator.load_state(directory / "out");
     } else {
       for (int i = 0; i < 3; ++i) step();
-      accelerator.save_state(folder / "out", {.asynchronous = true});
+      accelerator.save_state(directory / "out", {.asynchronous = true});
     }
     for (int i = 0; i < 3; ++i) step();
     accelerator.finish();
@@ -220,11 +220,11 @@ using Adam = Training<optim::Adam, torch::optim::AdamOptions>;
 const torch::optim::AdamOptions kAdam(0.05);
 
 TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerToo) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   std::vector<double> losses;
   std::vector<at::Tensor> weights;
   run_on_ranks(2, [&](const WorldOptions& world) {
-    Adam whole(automatic(world, folder.path()), kAdam, 1);
+    Adam whole(automatic(world, directory.path()), kAdam, 1);
     const auto own = whole.run(
         10, 8, [&] { static_cast<void>(whole.accelerator().save_state()); });
     if (world.rank == 0) {
@@ -233,32 +233,32 @@ TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerToo) {
     }
     whole.accelerator().finish();
   });
-  EXPECT_TRUE(
-      fs::exists(folder / "checkpoints/checkpoint_0/rank-00001.safetensors"));
+  EXPECT_TRUE(fs::exists(
+      directory / "checkpoints/checkpoint_0/rank-00001.safetensors"));
   run_on_ranks(3, [&](const WorldOptions& world) {
-    Adam resumed(automatic(world, folder.path()), kAdam, 2);
+    Adam resumed(automatic(world, directory.path()), kAdam, 2);
     resumed.accelerator().load_state();
     EXPECT_EQ(resumed.counter().count, 8);
     resumed.run(1);
     resumed.accelerator().finish();
   });
-  Adam alone(automatic(kAlone, folder.path()), kAdam, 2);
+  Adam alone(automatic(kAlone, directory.path()), kAdam, 2);
   alone.accelerator().load_state();
   EXPECT_EQ(alone.counter().count, 8);
 }
 
 TEST(SaveState, KeepsAsManyAsItShouldAndGoesOnCounting) {
-  const TemporaryFolder folder;
-  Adam training(automatic(kAlone, folder.path(), 2), kAdam, 1);
+  const TemporaryDirectory directory;
+  Adam training(automatic(kAlone, directory.path(), 2), kAdam, 1);
   for (int i = 0; i < 4; ++i) {
     training.run(1);
     EXPECT_EQ(
         training.accelerator().save_state().path().filename(),
         "checkpoint_" + std::to_string(i));
   }
-  EXPECT_FALSE(fs::exists(folder / "checkpoints/checkpoint_1"));
-  EXPECT_TRUE(fs::exists(folder / "checkpoints/checkpoint_2"));
-  Adam next(automatic(kAlone, folder.path(), 2), kAdam, 1);
+  EXPECT_FALSE(fs::exists(directory / "checkpoints/checkpoint_1"));
+  EXPECT_TRUE(fs::exists(directory / "checkpoints/checkpoint_2"));
+  Adam next(automatic(kAlone, directory.path(), 2), kAdam, 1);
   next.accelerator().load_state();
   EXPECT_EQ(next.counter().count, 4);
   EXPECT_EQ(next.accelerator().save_state().path().filename(), "checkpoint_4");
@@ -268,15 +268,15 @@ TEST(SaveState, KeepsAsManyAsItShouldAndGoesOnCounting) {
       "is there already");
 }
 
-TEST(SaveState, ReplacesAFolderOfItsOwnButNothingElse) {
-  const TemporaryFolder folder;
+TEST(SaveState, ReplacesADirectoryOfItsOwnButNothingElse) {
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   Adam training(options, kAdam, 1);
   expect_error<ConfigError>(
       [&] { static_cast<void>(training.accelerator().save_state()); },
-      "needs a folder");
-  const fs::path out = folder / "out";
+      "needs a directory");
+  const fs::path out = directory / "out";
   static_cast<void>(training.accelerator().save_state(out));
   std::ofstream(out / "note.txt") << "mine";
   training.run(3);
@@ -286,15 +286,15 @@ TEST(SaveState, ReplacesAFolderOfItsOwnButNothingElse) {
   other.accelerator().load_state(out);
   EXPECT_EQ(other.counter().count, 3);
 
-  fs::create_directory(folder / "precious");
-  std::ofstream(folder / "precious/thesis.tex") << "years";
+  fs::create_directory(directory / "precious");
+  std::ofstream(directory / "precious/thesis.tex") << "years";
   expect_error<CheckpointError>(
       [&] {
         static_cast<void>(
-            training.accelerator().save_state(folder / "precious"));
+            training.accelerator().save_state(directory / "precious"));
       },
       "is no checkpoint (it holds thesis.tex)");
-  EXPECT_TRUE(fs::exists(folder / "precious/thesis.tex"));
+  EXPECT_TRUE(fs::exists(directory / "precious/thesis.tex"));
   fs::create_directory(out / "plots");
   expect_error<CheckpointError>(
       [&] { static_cast<void>(training.accelerator().save_state(out)); },
@@ -312,13 +312,13 @@ struct OtherImpl : torch::nn::Module {
 TORCH_MODULE(Other);
 
 TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   {
     Adam training(options, kAdam, 1);
     training.run(1);
-    static_cast<void>(training.accelerator().save_state(folder / "out"));
+    static_cast<void>(training.accelerator().save_state(directory / "out"));
   }
   const Accelerator accelerator(options);
   Other other;
@@ -326,7 +326,7 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
   auto prepared = accelerator.prepare(other, optimizer);
   const at::Tensor before = other->first->bias.clone();
   try {
-    accelerator.load_state(folder / "out");
+    accelerator.load_state(directory / "out");
     ADD_FAILURE();
   } catch (const CheckpointError& error) {
     const std::string text = error.what();
@@ -346,22 +346,22 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
 }
 
 TEST(LoadState, TakesPatternsOfWhatToLeave) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   Adam training(options, kAdam, 1);
   training.run(2);
-  static_cast<void>(training.accelerator().save_state(folder / "out"));
+  static_cast<void>(training.accelerator().save_state(directory / "out"));
   Adam other(options, kAdam, 2);
   other.run(1);
   const at::Tensor kept = other.net()->second->weight.clone();
-  other.accelerator().load_state(folder / "out", {.skip = {"second.*"}});
+  other.accelerator().load_state(directory / "out", {.skip = {"second.*"}});
   EXPECT_TRUE(other.net()->second->weight.equal(kept));
   EXPECT_TRUE(other.net()->first->weight.equal(training.net()->first->weight));
 }
 
 TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   struct BodyImpl : torch::nn::Module {
@@ -384,16 +384,16 @@ TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
   };
   at::Tensor body;
   make("old_head", [&](const auto& accelerator, auto& net, auto&) {
-    accelerator.save_state(folder / "out");
+    accelerator.save_state(directory / "out");
     body = net->body->weight.detach().clone();
   });
   make("new_head", [&](const auto& accelerator, auto& net, auto& adam) {
     expect_error<CheckpointError>(
-        [&] { accelerator.load_state(folder / "out"); },
+        [&] { accelerator.load_state(directory / "out"); },
         "nothing is known of parameter new_head.weight");
     const at::Tensor head = net->head->weight.detach().clone();
     accelerator.load_state(
-        folder / "out",
+        directory / "out",
         {.skip = {"old_head.*"}, .allow_missing = {"new_head.*"}});
     EXPECT_TRUE(net->body->weight.equal(body));
     EXPECT_TRUE(net->head->weight.equal(head));
@@ -403,9 +403,9 @@ TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
 }
 
 TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   std::string said;
-  AcceleratorOptions options = automatic(kAlone, folder.path());
+  AcceleratorOptions options = automatic(kAlone, directory.path());
   options.world.logger = Logger(
       [&](const LogRecord& record) { said += std::string(record.message); },
       LogLevel::warning);
@@ -414,7 +414,7 @@ TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
     training.run(1);
     static_cast<void>(training.accelerator().save_state());
   }
-  const fs::path base = folder / "checkpoints";
+  const fs::path base = directory / "checkpoints";
   fs::resize_file(base / "checkpoint_2/model.safetensors", 100);
   fs::create_directory(base / "checkpoint_7");
   Adam other(options, kAdam, 2);
@@ -426,29 +426,29 @@ TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
 }
 
 TEST(LoadState, VerifiesChecksumsWhenAsked) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   Adam training(options, kAdam, 1);
-  static_cast<void>(training.accelerator().save_state(folder / "out"));
+  static_cast<void>(training.accelerator().save_state(directory / "out"));
   {
     std::fstream file(
-        folder / "out/model.safetensors",
+        directory / "out/model.safetensors",
         std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(-3, std::ios::end);
     file.put('\x55');
   }
   expect_error<CheckpointError>(
       [&] {
-        training.accelerator().load_state(folder / "out", {.verify = true});
+        training.accelerator().load_state(directory / "out", {.verify = true});
       },
       "the contents of model.safetensors have changed");
 }
 
 TEST(SaveState, HooksRunOnEveryRankAndTheirFilesBelongToIt) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
-    Adam training(automatic(world, folder.path()), kAdam, 1);
+    Adam training(automatic(world, directory.path()), kAdam, 1);
     const Accelerator& accelerator = training.accelerator();
     const HookHandle handle =
         accelerator.register_save_state_pre_hook([&](SaveHookContext& context) {
@@ -476,17 +476,17 @@ TEST(SaveState, HooksRunOnEveryRankAndTheirFilesBelongToIt) {
     EXPECT_EQ(num_calls, 1);
     accelerator.finish();
   });
-  const fs::path base = folder / "checkpoints";
+  const fs::path base = directory / "checkpoints";
   EXPECT_FALSE(fs::exists(base / "checkpoint_0/model.safetensors"));
   EXPECT_TRUE(fs::exists(base / "checkpoint_1/model.safetensors"));
 }
 
 TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   expect_error<DistributedError>(
       [&] {
         run_on_ranks(2, [&](const WorldOptions& world) {
-          Adam training(automatic(world, folder.path()), kAdam, 1);
+          Adam training(automatic(world, directory.path()), kAdam, 1);
           if (world.rank == 0) {
             static_cast<void>(training.accelerator().save_state());
           } else {
@@ -498,11 +498,11 @@ TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
 }
 
 TEST(SaveState, ByOneRankOnlyIsAnErrorNamingTheCall) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   expect_error<DistributedError>(
       [&] {
         run_on_ranks(2, [&](const WorldOptions& world) {
-          Adam training(automatic(world, folder.path()), kAdam, 1);
+          Adam training(automatic(world, directory.path()), kAdam, 1);
           // The classic: on the main process only, then on with training.
           training.run(3, 2, [&] {
             if (training.accelerator().is_main_process()) {
@@ -517,11 +517,11 @@ TEST(SaveState, ByOneRankOnlyIsAnErrorNamingTheCall) {
 }
 
 TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   expect_error<CheckpointError>(
       [&] {
         run_on_ranks(2, [&](const WorldOptions& world) {
-          Adam training(automatic(world, folder.path()), kAdam, 1);
+          Adam training(automatic(world, directory.path()), kAdam, 1);
           auto handle = training.accelerator().register_save_state_pre_hook(
               [&](SaveHookContext&) {
                 if (world.rank == 1) throw Error("no room on rank 1");
@@ -530,11 +530,11 @@ TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {
         });
       },
       "rank 1: no room on rank 1");
-  EXPECT_TRUE(fs::is_empty(folder / "checkpoints"));
+  EXPECT_TRUE(fs::is_empty(directory / "checkpoints"));
 }
 
 TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   options.master_weights = true;
@@ -557,7 +557,7 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   torch::optim::Adam inner(net->parameters(), 1e-3);
   auto [model, optimizer] = accelerator.prepare(net, inner);
   step(accelerator, model, optimizer);
-  static_cast<void>(accelerator.save_state(folder / "out"));
+  static_cast<void>(accelerator.save_state(directory / "out"));
   step(accelerator, model, optimizer);
 
   torch::manual_seed(2);
@@ -565,7 +565,7 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   const Accelerator second(options);
   torch::optim::Adam inner2(again->parameters(), 1e-3);
   auto [model2, optimizer2] = second.prepare(again, inner2);
-  second.load_state(folder / "out");
+  second.load_state(directory / "out");
   step(second, model2, optimizer2);
   for (std::size_t i = 0; i < inner.param_groups()[0].params().size(); ++i) {
     EXPECT_TRUE(inner.param_groups()[0].params()[i].equal(

@@ -8,7 +8,7 @@
 #include "cli/tool.h"
 #include "format/checkpoint/commit.h"
 #include "format/tensors/tensor_writer.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace checkpoint_test {
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_tool;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using testing::ToolResult;
 
 // A complete checkpoint with one weight of this value in two boxes.
@@ -37,7 +37,7 @@ void make_checkpoint(const fs::path& target, float value) {
     detail::TensorToWrite tensor{safetensors::Dtype::F32, {2, 3}, {}};
     tensor.bytes.num_bytes = 24;
     tensor.bytes.data = reinterpret_cast<const std::byte*>(values.data());
-    files.push_back({pending.folder() / name, {{"weight", tensor}}, {}});
+    files.push_back({pending.directory() / name, {{"weight", tensor}}, {}});
     saved.boxes.push_back({name, {{2 * i, 0}, {2, 3}}});
   }
   const auto records = detail::write_tensor_files(*disk, files);
@@ -55,14 +55,14 @@ class CheckpointCommand : public ::testing::Test {
           base_ / ("checkpoint_" + std::to_string(i)), static_cast<float>(i));
     }
   }
-  TemporaryFolder folder_;
-  fs::path base_ = folder_ / "run/checkpoints";
+  TemporaryDirectory directory_;
+  fs::path base_ = directory_ / "run/checkpoints";
 };
 
 TEST_F(CheckpointCommand, ListsWhatIsThere) {
   fs::create_directory(base_ / "checkpoint_9");
   fs::create_directory(base_ / "notes");
-  const ToolResult result = run_tool({"checkpoint", "ls", folder_ / "run"});
+  const ToolResult result = run_tool({"checkpoint", "ls", directory_ / "run"});
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, HasSubstr("checkpoint_2"));
   EXPECT_THAT(result.out, HasSubstr("1 process"));
@@ -72,7 +72,7 @@ TEST_F(CheckpointCommand, ListsWhatIsThere) {
 }
 
 TEST_F(CheckpointCommand, FindsDamage) {
-  EXPECT_EQ(run_tool({"checkpoint", "verify", folder_ / "run"}).code, 0);
+  EXPECT_EQ(run_tool({"checkpoint", "verify", directory_ / "run"}).code, 0);
   {
     std::fstream file(
         base_ / "checkpoint_1/model-00002-of-00002.safetensors",
@@ -80,7 +80,8 @@ TEST_F(CheckpointCommand, FindsDamage) {
     file.seekp(-1, std::ios::end);
     file.put('!');
   }
-  const ToolResult result = run_tool({"checkpoint", "verify", folder_ / "run"});
+  const ToolResult result =
+      run_tool({"checkpoint", "verify", directory_ / "run"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("checkpoint_0: good"));
   EXPECT_THAT(result.out, HasSubstr("checkpoint_1: DAMAGED"));
@@ -88,7 +89,8 @@ TEST_F(CheckpointCommand, FindsDamage) {
 }
 
 TEST_F(CheckpointCommand, ShowsTensorsAndDifferences) {
-  const ToolResult newest = run_tool({"checkpoint", "show", folder_ / "run"});
+  const ToolResult newest =
+      run_tool({"checkpoint", "show", directory_ / "run"});
   EXPECT_EQ(newest.code, 0);
   EXPECT_THAT(newest.out, HasSubstr("checkpoint_2"));
   EXPECT_THAT(newest.out, HasSubstr("weight  F32   [4, 3]"));
@@ -113,11 +115,11 @@ TEST_F(CheckpointCommand, ShowsTensorsAndDifferences) {
 TEST_F(CheckpointCommand, PrunesTheOldestAndWhatDeadSavesLeft) {
   fs::create_directory(base_ / ".checkpoint_3.saving-1-2");
   const ToolResult dry = run_tool(
-      {"checkpoint", "prune", folder_ / "run", "--keep", "1", "--dry_run"});
+      {"checkpoint", "prune", directory_ / "run", "--keep", "1", "--dry_run"});
   EXPECT_THAT(dry.out, HasSubstr("would delete"));
   EXPECT_TRUE(fs::exists(base_ / "checkpoint_0"));
   EXPECT_EQ(
-      run_tool({"checkpoint", "prune", folder_ / "run", "--keep", "1"}).code,
+      run_tool({"checkpoint", "prune", directory_ / "run", "--keep", "1"}).code,
       0);
   EXPECT_FALSE(fs::exists(base_ / "checkpoint_1"));
   EXPECT_TRUE(fs::exists(base_ / "checkpoint_2"));
@@ -125,12 +127,13 @@ TEST_F(CheckpointCommand, PrunesTheOldestAndWhatDeadSavesLeft) {
 }
 
 TEST_F(CheckpointCommand, MergesAndConverts) {
-  const fs::path merged = folder_ / "merged";
+  const fs::path merged = directory_ / "merged";
   ASSERT_EQ(
       run_tool({"merge-weights", base_ / "checkpoint_1", merged}).code, 0);
   ASSERT_TRUE(fs::exists(merged / "model.safetensors"));
   ASSERT_EQ(
-      run_tool({"convert", merged / "model.safetensors", folder_ / "model.bin"})
+      run_tool(
+          {"convert", merged / "model.safetensors", directory_ / "model.bin"})
           .code,
       0);
   const ToolResult same = run_tool(
@@ -138,15 +141,15 @@ TEST_F(CheckpointCommand, MergesAndConverts) {
        "show",
        base_ / "checkpoint_1",
        "--diff",
-       folder_ / "model.bin"});
+       directory_ / "model.bin"});
   EXPECT_EQ(same.code, 0) << same.out;
   EXPECT_THAT(same.out, HasSubstr("1 tensors equal, 0 different"));
   const ToolResult unclear =
-      run_tool({"convert", folder_ / "model.bin", folder_ / "model.xyz"});
+      run_tool({"convert", directory_ / "model.bin", directory_ / "model.xyz"});
   EXPECT_EQ(unclear.code, 2);
   EXPECT_THAT(unclear.err, HasSubstr("is not clear"));
   const ToolResult missing =
-      run_tool({"merge-weights", folder_ / "run", merged});
+      run_tool({"merge-weights", directory_ / "run", merged});
   EXPECT_EQ(missing.code, 2);
   EXPECT_THAT(missing.err, HasSubstr("holds no sharded checkpoint"));
 }

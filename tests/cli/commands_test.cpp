@@ -7,7 +7,7 @@
 
 #include "base/files.h"
 #include "cli/tool.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace commands_test {
@@ -21,19 +21,19 @@ using testing::ToolResult;
 class ConfigCommand : public ::testing::Test {
  protected:
   std::filesystem::path write(const std::string& text) {
-    std::ofstream(folder_ / "config.yaml") << text;
-    return folder_.path() / "config.yaml";
+    std::ofstream(directory_ / "config.yaml") << text;
+    return directory_.path() / "config.yaml";
   }
-  testing::TemporaryFolder folder_;
+  testing::TemporaryDirectory directory_;
 };
 
 TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
   const std::map<std::string, std::string> home{
-      {"HF_HOME", folder_.path() / "hf"}};
+      {"HF_HOME", directory_.path() / "hf"}};
   const ToolResult first =
       run_tool({"config", "default", "--mixed_precision", "bf16"}, home);
   EXPECT_EQ(first.code, 0) << first.err;
-  const auto file = folder_.path() / "hf/accelerate/default_config.yaml";
+  const auto file = directory_.path() / "hf/accelerate/default_config.yaml";
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   const ToolResult second = run_tool({"config", "default"}, home);
   EXPECT_EQ(second.code, 0);
@@ -74,7 +74,7 @@ TEST_F(ConfigCommand, ShowExplainsWhereValuesComeFrom) {
 }
 
 TEST_F(ConfigCommand, ShowExplainsWhatADeepSpeedFileAsksFor) {
-  const std::string json = folder_.path() / "zero.json";
+  const std::string json = directory_.path() / "zero.json";
   std::ofstream(json) << R"({
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": 8,
@@ -146,7 +146,7 @@ TEST_F(ConfigCommand, ShowExplainsWhatIsWrongWithASettingOfFSDP) {
 }
 
 TEST_F(ConfigCommand, NeedsAnswers) {
-  const auto file = folder_.path() / "new.yaml";
+  const auto file = directory_.path() / "new.yaml";
   const ToolResult result = run_tool({"config", "--config_file", file});
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("nothing was written"));
@@ -208,15 +208,15 @@ TEST_F(ConfigCommand, TpuConfigPrintsItsCommand) {
 }
 
 TEST(EstimateMemory, CountsWhatBertTakes) {
-  const testing::TemporaryFolder folder;
-  std::ofstream(folder / "config.json")
+  const testing::TemporaryDirectory directory;
+  std::ofstream(directory / "config.json")
       << R"({"model_type": "bert", "vocab_size": 28996, "hidden_size": 768,
              "num_hidden_layers": 12, "num_attention_heads": 12,
              "intermediate_size": 3072, "max_position_embeddings": 512,
              "type_vocab_size": 2})";
   const ToolResult result = run_tool(
       {"estimate-memory",
-       folder.path(),
+       directory.path(),
        "--dtypes",
        "float32",
        "--sequence_length",
@@ -238,25 +238,25 @@ TEST(EstimateMemory, SaysWhatItCannotRead) {
   EXPECT_THAT(
       run_tool({"estimate-memory", "bert-base-cased"}).err,
       HasSubstr("nothing is fetched"));
-  const testing::TemporaryFolder folder;
-  std::ofstream(folder / "config.json") << R"({"model_type": "mamba"})";
+  const testing::TemporaryDirectory directory;
+  std::ofstream(directory / "config.json") << R"({"model_type": "mamba"})";
   EXPECT_THAT(
-      run_tool({"estimate-memory", folder.path()}).err,
+      run_tool({"estimate-memory", directory.path()}).err,
       HasSubstr("known are bert, gpt2, llama"));
 }
 
 TEST(Completion, ScriptsAreWhatTheirShellsTake) {
   const ToolResult bash = run_tool({"completion", "bash"});
   EXPECT_EQ(bash.code, 0);
-  const testing::TemporaryFolder folder;
-  std::ofstream(folder / "script") << bash.out;
-  const std::string check = "bash -n " + (folder / "script").string() +
-      " && bash -c 'source " + (folder / "script").string() +
+  const testing::TemporaryDirectory directory;
+  std::ofstream(directory / "script") << bash.out;
+  const std::string check = "bash -n " + (directory / "script").string() +
+      " && bash -c 'source " + (directory / "script").string() +
       "; COMP_WORDS=(accelerate-cpp launch --num_p); COMP_CWORD=2; "
       "_accelerate_cpp; printf \"%s\\n\" \"${COMPREPLY[@]}\"' > " +
-      (folder / "found").string();
+      (directory / "found").string();
   EXPECT_EQ(std::system(check.c_str()), 0);
-  EXPECT_EQ(detail::read_file(folder / "found"), "--num_processes\n");
+  EXPECT_EQ(detail::read_file(directory / "found"), "--num_processes\n");
   for (const char* const shell : {"zsh", "fish"}) {
     EXPECT_THAT(
         run_tool({"completion", shell}).out, HasSubstr("num_processes"));

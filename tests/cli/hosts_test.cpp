@@ -34,7 +34,7 @@ HostLaunch launch_on(std::vector<Host> hosts) {
   HostLaunch launch;
   launch.hosts = std::move(hosts);
   launch.tool = "/opt/accelerate-cpp";
-  launch.folder = "/my run";
+  launch.directory = "/my run";
   launch.shell = "ssh";
   launch.address = "node1";
   launch.port = 29500;

@@ -11,7 +11,7 @@
 
 #include "cli/tool.h"
 #include "config/options/option_table.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace launch_test {
@@ -79,8 +79,8 @@ TEST(Launch, HandsItsDecisionsOverAsJson) {
 }
 
 TEST(Launch, PrefersFlagsToTheEnvironmentAndThatToTheFile) {
-  const testing::TemporaryFolder folder;
-  const std::string file = folder.path() / "config.yaml";
+  const testing::TemporaryDirectory directory;
+  const std::string file = directory.path() / "config.yaml";
   std::ofstream(file) << "distributed_type: MULTI_CPU\nmixed_precision: "
                          "fp16\ngradient_accumulation_steps: "
                          "4\nnum_processes: 2\n";
@@ -140,8 +140,8 @@ TEST(Launch, EndsTheOthersWhenOneFailsAndSaysWhyLast) {
 
 TEST(Launch, BlamesTheRankThatDidNotLoseAPeer) {
   // Rank 0 dies first, of the loss of rank 1, whose own end comes later.
-  const testing::TemporaryFolder folder;
-  const std::string fifo = folder.path() / "fifo";
+  const testing::TemporaryDirectory directory;
+  const std::string fifo = directory.path() / "fifo";
   const ToolResult result = run_tool(launch(
       2,
       "if [ $RANK = 1 ]; then until [ -e " + fifo +
@@ -180,7 +180,8 @@ TEST(Launch, ForwardsSignals) {
 
 TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
   for (const int count : {1, 2}) {
-    // A rank holds one end of a pipe: its end is seen when all copies are closed.
+    // A rank holds one end of a pipe: its end is seen when all copies are
+    // closed.
     Tool tool(launch(count, "echo $$; exec sleep 1000"));
     const std::string line = tool.read_line();
     if (count == 2) tool.read_line();
@@ -240,8 +241,8 @@ TEST(Launch, ReportsAllWrongSettingsTogether) {
 }
 
 TEST(Launch, NamesAnUnknownKeyOfTheFile) {
-  const testing::TemporaryFolder folder;
-  const std::string file = folder.path() / "config.yaml";
+  const testing::TemporaryDirectory directory;
+  const std::string file = directory.path() / "config.yaml";
   std::ofstream(file) << "mixed_precison: bf16\n";
   const ToolResult result = run_tool({"launch", "--config_file", file, "true"});
   EXPECT_EQ(result.code, 2);

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "cli/tool.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace machines_test {
@@ -172,20 +172,20 @@ TEST(Machines, NeedToKnowThePort) {
 class HostFile : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::filesystem::create_directory(folder_ / "bin");
-    std::ofstream(folder_ / "bin/ssh")
+    std::filesystem::create_directory(directory_ / "bin");
+    std::ofstream(directory_ / "bin/ssh")
         << "#!/bin/sh\n# -o BatchMode=yes HOST LINE\n"
            "[ \"$3\" = dark ] && { echo no route >&2; exit 255; }\n"
            "exec sh -c \"$4\"\n";
     std::filesystem::permissions(
-        folder_ / "bin/ssh", std::filesystem::perms::owner_all);
+        directory_ / "bin/ssh", std::filesystem::perms::owner_all);
   }
   ToolResult launch(const std::string& hosts, const std::string& script) {
-    std::ofstream(folder_ / "hosts") << hosts;
+    std::ofstream(directory_ / "hosts") << hosts;
     return run_tool(
         {"launch",
          "--hostfile",
-         folder_ / "hosts",
+         directory_ / "hosts",
          "--main_process_ip",
          "127.0.0.1",
          "--main_process_port",
@@ -194,10 +194,10 @@ class HostFile : public ::testing::Test {
          "-c",
          script},
         {{"PATH",
-          (folder_ / "bin").string() + ":" +
+          (directory_ / "bin").string() + ":" +
               std::string(std::getenv("PATH"))}});
   }
-  testing::TemporaryFolder folder_;
+  testing::TemporaryDirectory directory_;
 };
 
 TEST_F(HostFile, StartsOnEveryHost) {

@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "cli/tool.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace restart_test {
@@ -88,7 +88,7 @@ TEST(Restarts, DoNotFollowASignalToTheLauncher) {
 }
 
 TEST(Logs, HoldTheOutputOfEveryRankAndAttempt) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const ToolResult result = run_tool(
       {"launch",
        "--num_processes",
@@ -96,7 +96,7 @@ TEST(Logs, HoldTheOutputOfEveryRankAndAttempt) {
        "--max_restarts",
        "1",
        "--log_dir",
-       folder / "logs",
+       directory / "logs",
        "--tee",
        "1:2",
        "--role",
@@ -108,7 +108,7 @@ TEST(Logs, HoldTheOutputOfEveryRankAndAttempt) {
   EXPECT_EQ(result.code, 0) << result.err;
   for (const char* const attempt : {"attempt_0", "attempt_1"}) {
     for (const std::string rank : {"0", "1"}) {
-      const auto where = folder.path() / "logs" / attempt / rank;
+      const auto where = directory.path() / "logs" / attempt / rank;
       EXPECT_EQ(detail::read_file(where / "stdout.log"), "out " + rank + "\n");
       EXPECT_EQ(detail::read_file(where / "stderr.log"), "err " + rank + "\n");
     }
@@ -128,13 +128,13 @@ TEST(Logs, ThatCannotBeWrittenAreOneClearErrorAtTheStart) {
 }
 
 TEST(Logs, ThatFillTheDiskDoNotEndTheTraining) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const ToolResult result = run_tool(
       {"launch",
        "--num_processes",
        "1",
        "--log_dir",
-       folder / "logs",
+       directory / "logs",
        "bash",
        "-c",
        // The launcher's limit; the rank itself writes to a pipe.
@@ -177,8 +177,8 @@ TEST(Quiet, SaysNothingItself) {
 }
 
 TEST(PythonPrograms, GetTheVariablesOfAccelerate) {
-  const testing::TemporaryFolder folder;
-  const auto python = folder.path() / "python3";
+  const testing::TemporaryDirectory directory;
+  const auto python = directory.path() / "python3";
   std::ofstream(python) << "#!/bin/sh\nenv\n";
   std::filesystem::permissions(python, std::filesystem::perms::owner_all);
   const ToolResult alone = run_tool(

@@ -6,7 +6,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace world_test {
@@ -30,8 +30,8 @@ TEST(World, RefusesImpossibleRanks) {
 }
 
 TEST(World, MeetsInAFile) {
-  const testing::TemporaryFolder folder;
-  const std::string path = folder / "store";
+  const testing::TemporaryDirectory directory;
+  const std::string path = directory / "store";
   std::vector<std::thread> threads;
   std::vector<double> sums(2);
   for (int rank = 0; rank < 2; ++rank) {

@@ -6,7 +6,7 @@
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace config_file_test {
@@ -18,8 +18,8 @@ class ConfigFileTest : public ::testing::Test {
   Source read(
       const std::string& text,
       const std::string& name = "config.yaml") {
-    std::ofstream(folder_ / name) << text;
-    return source_from_config(read_config_document(folder_ / name));
+    std::ofstream(directory_ / name) << text;
+    return source_from_config(read_config_document(directory_ / name));
   }
   Settings settings(
       const std::string& text,
@@ -28,7 +28,7 @@ class ConfigFileTest : public ::testing::Test {
     return resolve(sources);
   }
 
-  testing::TemporaryFolder folder_;
+  testing::TemporaryDirectory directory_;
 };
 
 TEST_F(ConfigFileTest, ReadsTheFilesThatAccelerateWrites) {
@@ -148,7 +148,7 @@ TEST_F(ConfigFileTest, NamesUnknownKeysAndTheNearestKnown) {
 TEST_F(ConfigFileTest, NamesTheFileThatDoesNotParseOrDoesNotExist) {
   expect_error<ConfigError>([&] { read("a: [1, 2\n"); }, "config.yaml");
   expect_error<ConfigError>(
-      [&] { read_config_document(folder_ / "none.yaml"); }, "none.yaml");
+      [&] { read_config_document(directory_ / "none.yaml"); }, "none.yaml");
 }
 
 TEST_F(ConfigFileTest, TakesAnEmptyFileAsNoSettings) {

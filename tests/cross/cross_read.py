@@ -71,8 +71,8 @@ def main():
     rng = random.Random(1)
     torch.manual_seed(1)
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "source", Path(folder) / "target"
+    with tempfile.TemporaryDirectory() as directory:
+        source, target = Path(directory) / "source", Path(directory) / "target"
 
         def convert(start, end):
             subprocess.run([tool, "convert", str(start), str(end)], check=True, stdout=subprocess.DEVNULL)

@@ -17,29 +17,29 @@
 #include <rapidcheck.h>
 
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace datasets_test {
 
 using testing::expect_error;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using Texts = std::vector<std::string>;
 
 class Files : public ::testing::Test {
  protected:
   std::string write(const std::string& name, std::string_view contents) const {
-    const auto path = folder_.path() / name;
+    const auto path = directory_.path() / name;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << contents;
     return path.string();
   }
   [[nodiscard]] std::string path(const std::string& name) const {
-    return (folder_.path() / name).string();
+    return (directory_.path() / name).string();
   }
 
  private:
-  TemporaryFolder folder_;
+  TemporaryDirectory directory_;
 };
 
 using Csv = Files;
@@ -421,18 +421,18 @@ TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
       [&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
 }
 
-TEST_F(Images, InFoldersAreTheirClasses) {
+TEST_F(Images, InDirectoriesAreTheirClasses) {
   write_image("train/cat/2.png", 4, 4, "\x64\x64\x64");
   write_image("train/cat/more/1.PNG", 8, 4, "\xc8\xc8\xc8");
   write_image("train/ant/x.png", 6, 6, "\xff");
   write("train/ant/notes.txt", "no image");
   write("train/readme.txt", "no class");
-  const ImageFolder folder(path("train"), {.size = std::pair{2, 3}});
-  EXPECT_EQ(folder.classes(), (Texts{"ant", "cat"}));
-  EXPECT_EQ(folder.size(), 3);
-  EXPECT_TRUE(folder.path(1).ends_with("cat/2.png"));
-  EXPECT_EQ(folder.label(2), 1);
-  DataLoader loader(folder, {.batch_size = 3, .num_workers = 2});
+  const ImageFolder directory(path("train"), {.size = std::pair{2, 3}});
+  EXPECT_EQ(directory.classes(), (Texts{"ant", "cat"}));
+  EXPECT_EQ(directory.size(), 3);
+  EXPECT_TRUE(directory.path(1).ends_with("cat/2.png"));
+  EXPECT_EQ(directory.label(2), 1);
+  DataLoader loader(directory, {.batch_size = 3, .num_workers = 2});
   for (auto& [images, labels] : loader) {
     EXPECT_EQ(images.sizes(), (std::vector<std::int64_t>{3, 3, 2, 3}));
     EXPECT_TRUE(torch::equal(labels, torch::tensor({0, 1, 1})));
@@ -463,7 +463,7 @@ TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
   EXPECT_NE(read(0)[0].item<std::int64_t>(), read(0)[1].item<std::int64_t>());
 }
 
-TEST_F(Images, NeedAFolderWithSome) {
+TEST_F(Images, NeedADirectoryWithSome) {
   write("empty/cat/notes.txt", "");
   expect_error<ConfigError>(
       [&] { ImageFolder(path("empty")); }, "has no images");

@@ -2,9 +2,9 @@
 # by_feature.sh TOOL PROGRAM EXAMPLE: the example learns, alone and on two ranks.
 set -euo pipefail
 tool=$1 program=$2 example=$3
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+cd "$directory"
 for ranks in 1 2; do
   output=$("$tool" launch --num_processes "$ranks" "$program" "$example")
   loss=$(sed -nE 's/^(\[0\] )?loss ([0-9.]+)$/\2/p' <<<"$output")

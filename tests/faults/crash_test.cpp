@@ -32,9 +32,9 @@
 #include "checkpoint/load/checkpoint_reader.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/save/checkpoint_writer.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 extern char** environ;
 
@@ -55,7 +55,7 @@ using accelerate::Store;
 using accelerate::World;
 using accelerate::WorldOptions;
 namespace detail = accelerate::detail;
-using accelerate::testing::TemporaryFolder;
+using accelerate::testing::TemporaryDirectory;
 
 constexpr int kNumRanks = 2;
 constexpr std::int64_t kRows = 512;
@@ -67,7 +67,7 @@ struct Flags {
   int keep = 1;
   unsigned seed = 1;
   // Set for workers only.
-  std::string folder;
+  std::string directory;
   std::string store;
   int rank = 0;
 };
@@ -159,7 +159,7 @@ class Verbs {
     AcceleratorOptions options;
     options.world = world_options(flags);
     options.project_configuration = {
-        .project_dir = flags.folder,
+        .project_dir = flags.directory,
         .automatic_checkpoint_naming = true,
         .total_limit = flags.keep};
     return options;
@@ -186,11 +186,11 @@ class Boxes {
         group_(world_, "saves", {0, 1}) {}
 
   std::int64_t load() {
-    const auto entries = detail::list_checkpoints(flags_.folder);
+    const auto entries = detail::list_checkpoints(flags_.directory);
     const auto* const newest = detail::newest_of(entries);
     if (newest == nullptr) return -1;
     const detail::CheckpointReader checkpoint(
-        fs::path(flags_.folder) / newest->name);
+        fs::path(flags_.directory) / newest->name);
     checkpoint.verify();
     const torch::Tensor found = torch::empty({kRows, kColumns});
     detail::read_into(
@@ -205,18 +205,18 @@ class Boxes {
   void save(std::int64_t number) {
     detail::SaveJob job;
     job.target =
-        fs::path(flags_.folder) / ("checkpoint_" + std::to_string(number));
+        fs::path(flags_.directory) / ("checkpoint_" + std::to_string(number));
     job.rank = flags_.rank;
     job.num_processes = kNumRanks;
     job.iteration = number;
     job.disk = detail::make_file_system();
     const auto plan = detail::plan_retention(
-        detail::list_checkpoints(flags_.folder),
+        detail::list_checkpoints(flags_.directory),
         job.target.filename().string(),
         flags_.keep);
     if (group_.is_leader()) {
       for (const std::string& old : plan->deleted) {
-        job.deleted.push_back(fs::path(flags_.folder) / old);
+        job.deleted.push_back(fs::path(flags_.directory) / old);
       }
     }
     detail::Layout rows = detail::Layout::whole({kRows, kColumns});
@@ -275,8 +275,8 @@ class Worker {
         flags.mode,
         "--keep",
         std::to_string(flags.keep),
-        "--folder",
-        flags.folder,
+        "--directory",
+        flags.directory,
         "--store",
         flags.store,
         "--rank",
@@ -334,16 +334,16 @@ int run_trials(const char* program, Flags flags) {
   const auto draw = [&](int most) {
     return std::uniform_int_distribution<int>(0, most)(random);
   };
-  constexpr int kTrialsInAFolder = 20;
+  constexpr int kTrialsInADirectory = 20;
   int unloadable = 0, nothing = 0, wrong = 0, lost = 0, done = 0, saves = 0;
-  std::optional<TemporaryFolder> folder;
+  std::optional<TemporaryDirectory> directory;
   std::int64_t promised = -1;
   // One more start than kills, so that each outcome is loaded.
   for (int trial = 0; trial <= flags.trials; ++trial) {
-    if (!folder) folder.emplace();
-    flags.folder = (*folder / "project").string();
-    fs::create_directories(flags.folder);
-    const TemporaryFolder meeting;
+    if (!directory) directory.emplace();
+    flags.directory = (*directory / "project").string();
+    fs::create_directories(flags.directory);
+    const TemporaryDirectory meeting;
     flags.store = (meeting / "store").string();
     {
       Worker first(program, flags, 0), second(program, flags, 1);
@@ -380,12 +380,12 @@ int run_trials(const char* program, Flags flags) {
       }
       ++done;
     }
-    if (!(trial + 1 < flags.trials) || (trial + 1) % kTrialsInAFolder != 0) {
+    if (!(trial + 1 < flags.trials) || (trial + 1) % kTrialsInADirectory != 0) {
       continue;
     }
-    // The last outcome of this folder is looked at too.
+    // The last outcome of this directory is looked at too.
     {
-      const TemporaryFolder other;
+      const TemporaryDirectory other;
       flags.store = (other / "store").string();
       Worker first(program, flags, 0), second(program, flags, 1);
       const auto said = first.line();
@@ -396,7 +396,7 @@ int run_trials(const char* program, Flags flags) {
         ++lost;
       }
     }
-    folder.emplace();
+    directory.emplace();
     promised = -1;
   }
   std::cout << "{\"mode\": \"" << flags.mode << "\", \"keep\": " << flags.keep
@@ -419,7 +419,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"sync", "async", "sharded"}));
   app.add_option("--keep", flags.keep, "checkpoints to keep");
   app.add_option("--seed", flags.seed, "of the moments of the kills");
-  app.add_option("--folder", flags.folder)->group("");
+  app.add_option("--directory", flags.directory)->group("");
   app.add_option("--store", flags.store)->group("");
   app.add_option("--rank", flags.rank)->group("");
   CLI11_PARSE(app, argc, argv);

@@ -78,28 +78,28 @@ void train_sharded(
 // The last rank is killed in the second save, when all have begun it.
 void save_sharded(
     const accelerate::Accelerator& accelerator,
-    const std::filesystem::path& folder) {
+    const std::filesystem::path& directory) {
   Leaving net;
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
-  accelerator.save_state(folder / "first");
+  accelerator.save_state(directory / "first");
   const auto hook = accelerator.register_save_state_pre_hook(
       [&](accelerate::SaveHookContext&) {
         if (accelerator.is_last_process()) std::raise(SIGKILL);
       });
-  accelerator.save_state(folder / "second");
+  accelerator.save_state(directory / "second");
 }
 
 void load_sharded(
     const accelerate::Accelerator& accelerator,
-    const std::filesystem::path& folder) {
+    const std::filesystem::path& directory) {
   Leaving net;
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
-  accelerator.load_state(folder / "first");
+  accelerator.load_state(directory / "first");
 }
 
-void run(const std::string& what, const std::filesystem::path& folder) {
+void run(const std::string& what, const std::filesystem::path& directory) {
   const bool is_sharded =
       what == "gather" || what == "memory" || what == "save" || what == "load";
   accelerate::AcceleratorOptions options;
@@ -122,8 +122,8 @@ void run(const std::string& what, const std::filesystem::path& folder) {
   if (what == "torn_data") read_torn_data(accelerator);
   if (what == "gather" || what == "reduce" || what == "memory")
     train_sharded(accelerator, what);
-  if (what == "save") save_sharded(accelerator, folder);
-  if (what == "load") load_sharded(accelerator, folder);
+  if (what == "save") save_sharded(accelerator, directory);
+  if (what == "load") load_sharded(accelerator, directory);
   if (what == "stranger") prepare_a_stranger(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }

@@ -7,25 +7,25 @@ set -euo pipefail
 rank=$1 trials=$2
 shift 2
 RANDOM=${SEED:-1}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
 back=0 lost=0 hung=0
 for trial in $(seq "$trials"); do
-  rm -rf "${folder:?}/run"
-  mkdir "$folder/run"
-  setsid timeout --signal KILL 60 "$@" "$rank" "$folder/run" >"$folder/out" 2>&1 &
+  rm -rf "${directory:?}/run"
+  mkdir "$directory/run"
+  setsid timeout --signal KILL 60 "$@" "$rank" "$directory/run" >"$directory/out" 2>&1 &
   launcher=$!
   # A moment within the start or the steps of the first attempt.
   victim=$((RANDOM % 2))
-  until [ -s "$folder/run/pid_$victim" ] || ! kill -0 $launcher 2>/dev/null; do :; done
+  until [ -s "$directory/run/pid_$victim" ] || ! kill -0 $launcher 2>/dev/null; do :; done
   sleep "0.$(printf %03d $((RANDOM % 500)))"
-  kill -KILL "$(cat "$folder/run/pid_$victim")" 2>/dev/null || true
+  kill -KILL "$(cat "$directory/run/pid_$victim")" 2>/dev/null || true
   code=0
   wait $launcher || code=$?
   case $code in
     0) back=$((back + 1)) ;;
-    137) hung=$((hung + 1)); pkill -KILL -f "$folder/run" || true ;;
-    *) lost=$((lost + 1)); echo "trial $trial: exit code $code"; tail -5 "$folder/out" ;;
+    137) hung=$((hung + 1)); pkill -KILL -f "$directory/run" || true ;;
+    *) lost=$((lost + 1)); echo "trial $trial: exit code $code"; tail -5 "$directory/out" ;;
   esac
 done
 echo "{\"trials\": $trials, \"came_back\": $back, \"ended\": $lost, \"hung\": $hung}"

@@ -1,7 +1,8 @@
 // Kills a training run again and again, at random moments, lets it resume on
 // another number of ranks, and compares the samples it saw with those of a run
 // that nobody killed.
-// usage: kill_training TRAINING_RANK NUM_KILLS [SEED]; ends with 1 if any differ.
+// usage: kill_training TRAINING_RANK NUM_KILLS [SEED]; ends with 1 if any
+// differ.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -19,13 +20,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 extern char** environ;
 
 namespace {
 
-using accelerate::testing::TemporaryFolder;
+using accelerate::testing::TemporaryDirectory;
 
 class Run {
  public:
@@ -78,8 +79,8 @@ class Run {
   int out_ = -1;
 };
 
-std::vector<char> seen_in(const TemporaryFolder& folder) {
-  std::ifstream file(folder / "seen", std::ios::binary);
+std::vector<char> seen_in(const TemporaryDirectory& directory) {
+  std::ifstream file(directory / "seen", std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -100,7 +101,7 @@ int main(int argc, char** argv) {
     const std::string kind =
         kinds[static_cast<std::size_t>(num_runs) % kinds.size()];
     const std::string seed = std::to_string(++num_runs);
-    const TemporaryFolder whole, broken;
+    const TemporaryDirectory whole, broken;
     const Run uninterrupted({rank, whole.path().string(), kind, "1", seed});
     uninterrupted.wait_for_training();
     if (!uninterrupted.wait()) return 2;

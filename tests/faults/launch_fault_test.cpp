@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/tool.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace launch_fault_test {
@@ -71,24 +71,24 @@ TEST(Fault, OfARankWithoutMemoryIsSaidAndEndsAll) {
 }
 
 TEST(Fault, OfARankKilledInASaveOfPartsIsNamedAndLosesNothing) {
-  const testing::TemporaryFolder folder;
-  const auto with_folder = [&](const std::string& count,
-                               const std::string& what) {
+  const testing::TemporaryDirectory directory;
+  const auto with_directory = [&](const std::string& count,
+                                  const std::string& what) {
     return run_tool(
         {"launch",
          "--num_processes",
          count,
          FAULT_RANK,
          what,
-         folder.path().string()});
+         directory.path().string()});
   };
-  const ToolResult result = with_folder("3", "save");
+  const ToolResult result = with_directory("3", "save");
   EXPECT_EQ(result.code, 128 + SIGKILL);
   EXPECT_THAT(
       result.err,
       AllOf(HasSubstr("rank 2"), HasSubstr("was killed by SIGKILL")));
-  EXPECT_FALSE(std::filesystem::exists(folder / "second"));
-  EXPECT_EQ(with_folder("2", "load").code, 0);
+  EXPECT_FALSE(std::filesystem::exists(directory / "second"));
+  EXPECT_EQ(with_directory("2", "load").code, 0);
 }
 
 TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {

@@ -19,11 +19,11 @@ int main(int, char** argv) {
   try {
     const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
     const char* rank = std::getenv("RANK");
-    const std::filesystem::path folder = argv[1];
+    const std::filesystem::path directory = argv[1];
     const bool is_first = attempt != nullptr && std::string(attempt) == "0";
     // Only of the first attempt: later ones are let through.
     if (is_first && rank != nullptr) {
-      const auto file = folder / (std::string("pid_") + rank);
+      const auto file = directory / (std::string("pid_") + rank);
       std::ofstream(file.string() + ".part") << getpid();
       std::filesystem::rename(file.string() + ".part", file);
     }

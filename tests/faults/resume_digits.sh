@@ -4,9 +4,9 @@
 set -euo pipefail
 tool=$1 digits=$2 ranks=$3 trials=$4
 RANDOM=${SEED:-1}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+cd "$directory"
 run() { # PROJECT: to its end, or until it is killed
   "$tool" launch --num_processes "$ranks" "$digits" --epochs 3 --seed 3 --project_dir "$1" \
     --checkpoint_every 7 --total_limit 2 --resume latest

@@ -59,8 +59,8 @@ class RestorableStream : public Stream {
 // and where the loader was then, in another, which is replaced as a whole.
 class Journal {
  public:
-  explicit Journal(const std::filesystem::path& folder)
-      : seen_path_(folder / "seen"), state_path_(folder / "state") {
+  explicit Journal(const std::filesystem::path& directory)
+      : seen_path_(directory / "seen"), state_path_(directory / "state") {
     std::ifstream file(state_path_);
     std::int64_t epoch = 0, position = 0, seed = 0, next = 0;
     has_state_ = static_cast<bool>(

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
@@ -77,7 +77,7 @@ TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
   refuse(manifest, "not listed: b/c");
   manifest = example();
   manifest.files["../x"] = {};
-  refuse(manifest, "not inside the folder");
+  refuse(manifest, "not inside the directory");
   manifest = example();
   manifest.files["a"].checksums.pop_back();
   refuse(manifest, "one checksum for each chunk");

@@ -10,14 +10,14 @@
 #include <accelerate/safetensors.h>
 
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::safetensors {
 namespace safetensors_test {
 
 using ::testing::ElementsAre;
 using testing::expect_error;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
@@ -153,7 +153,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
 class Files : public ::testing::Test {
  protected:
   [[nodiscard]] std::filesystem::path path() const {
-    return folder_ / "x.safetensors";
+    return directory_ / "x.safetensors";
   }
   void put(const std::string& contents) const {
     std::ofstream(path(), std::ios::binary) << contents;
@@ -164,7 +164,7 @@ class Files : public ::testing::Test {
   }
 
  private:
-  TemporaryFolder folder_;
+  TemporaryDirectory directory_;
 };
 
 using SafetensorsFile = Files;

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "format/archive.h"
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace torch_file_test {
@@ -22,7 +22,7 @@ using testing::ArchiveFile;
 using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::little;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 std::string text_op(const std::string& text) {
   return format("X{}{}", little(text.size(), 4), text);
@@ -77,12 +77,12 @@ class TorchFiles : public ::testing::Test {
         {"m/data.pkl", pickle},
         {"m/byteorder", byte_order},
         {"m/data/0", storage}};
-    std::ofstream(folder_ / "m.pt", std::ios::binary) << archive(files);
-    return folder_ / "m.pt";
+    std::ofstream(directory_ / "m.pt", std::ios::binary) << archive(files);
+    return directory_ / "m.pt";
   }
 
  private:
-  TemporaryFolder folder_;
+  TemporaryDirectory directory_;
 };
 
 std::vector<std::int16_t> numbers_in(const TorchTensor& tensor) {
@@ -158,14 +158,14 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
 TEST_F(TorchFiles, RefuseOtherFiles) {
   expect_error<CheckpointError>(
       [&] { TorchFile file(put("", "", "big")); }, "another byte order");
-  TemporaryFolder folder;
-  std::ofstream(folder / "x", std::ios::binary) << archive({{"a", "b"}});
+  TemporaryDirectory directory;
+  std::ofstream(directory / "x", std::ios::binary) << archive({{"a", "b"}});
   expect_error<CheckpointError>(
-      [&] { TorchFile file(folder / "x"); }, "it has no data.pkl");
-  std::ofstream(folder / "y") << "plain text";
+      [&] { TorchFile file(directory / "x"); }, "it has no data.pkl");
+  std::ofstream(directory / "y") << "plain text";
   expect_error<CheckpointError>(
-      [&] { TorchFile file(folder / "y"); }, "does not end as an archive");
-  expect_error<Error>([&] { TorchFile file(folder / "z"); }, "cannot open");
+      [&] { TorchFile file(directory / "y"); }, "does not end as an archive");
+  expect_error<Error>([&] { TorchFile file(directory / "z"); }, "cannot open");
 }
 
 }  // namespace torch_file_test

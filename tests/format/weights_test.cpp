@@ -13,7 +13,7 @@
 
 #include "base/files.h"
 #include "support/expect_error.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace weights_test {
@@ -21,7 +21,7 @@ namespace weights_test {
 namespace fs = std::filesystem;
 using safetensors::Dtype;
 using testing::expect_error;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 
 // Bytes that tell where they belong.
 TensorToWrite made(
@@ -87,26 +87,27 @@ class Weights : public ::testing::Test {
     }
   }
 
-  TemporaryFolder folder_;
+  TemporaryDirectory directory_;
   std::vector<std::shared_ptr<std::vector<std::byte>>> bytes_;
   std::vector<NamedTensor> tensors_;
   std::shared_ptr<FileSystem> disk_ = make_file_system();
 };
 
 TEST_F(Weights, GoThroughEveryFormat) {
-  write_model(*disk_, folder_ / "safe", tensors_);
-  expect_same(open_weights(folder_ / "safe"));
-  write_weights_file(*disk_, folder_ / "x.bin", open_weights(folder_ / "safe"));
-  expect_same(open_weights(folder_ / "x.bin"));
+  write_model(*disk_, directory_ / "safe", tensors_);
+  expect_same(open_weights(directory_ / "safe"));
   write_weights_file(
-      *disk_, folder_ / "y.safetensors", open_weights(folder_ / "x.bin"));
+      *disk_, directory_ / "x.bin", open_weights(directory_ / "safe"));
+  expect_same(open_weights(directory_ / "x.bin"));
+  write_weights_file(
+      *disk_, directory_ / "y.safetensors", open_weights(directory_ / "x.bin"));
   EXPECT_EQ(
-      read_file(folder_ / "y.safetensors"),
-      read_file(folder_ / "safe/model.safetensors"));
+      read_file(directory_ / "y.safetensors"),
+      read_file(directory_ / "safe/model.safetensors"));
 }
 
 TEST_F(Weights, AreSpreadOverFilesAndStaleOnesGo) {
-  const fs::path out = folder_ / "out";
+  const fs::path out = directory_ / "out";
   for (const ModelFormat how : {ModelFormat::safetensors, ModelFormat::torch}) {
     write_model(*disk_, out, tensors_, {how, 100});
     std::size_t num_files = 0;
@@ -130,34 +131,35 @@ TEST_F(Weights, SharedTensorsAreWrittenOnce) {
   std::vector<NamedTensor> tied{
       {"embed", tensors_[3].tensor, 1}, {"head", tensors_[3].tensor, 1}};
   EXPECT_EQ(
-      write_model(*disk_, folder_ / "safe", tied),
+      write_model(*disk_, directory_ / "safe", tied),
       std::vector<std::string>{"head"});
-  EXPECT_EQ(open_weights(folder_ / "safe").size(), 1u);
+  EXPECT_EQ(open_weights(directory_ / "safe").size(), 1u);
   EXPECT_TRUE(
       write_model(
-          *disk_, folder_ / "torch", tied, {ModelFormat::torch, 1 << 20})
+          *disk_, directory_ / "torch", tied, {ModelFormat::torch, 1 << 20})
           .empty());
-  const StoredTensors found = open_weights(folder_ / "torch");
+  const StoredTensors found = open_weights(directory_ / "torch");
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found.at("embed").storage, found.at("head").storage);
 }
 
 TEST_F(Weights, SaysWhatItCannotRead) {
-  fs::create_directory(folder_ / "empty");
+  fs::create_directory(directory_ / "empty");
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(open_weights(folder_ / "empty")); },
+      [&] { static_cast<void>(open_weights(directory_ / "empty")); },
       "holds no model");
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(open_weights(folder_ / "nowhere")); },
+      [&] { static_cast<void>(open_weights(directory_ / "nowhere")); },
       "does not exist");
-  std::ofstream(folder_ / "bad.index.json")
+  std::ofstream(directory_ / "bad.index.json")
       << R"({"weight_map": {"a": "../secret"}})";
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(open_weights(folder_ / "bad.index.json")); },
-      "outside its folder");
-  std::ofstream(folder_ / "text.bin") << "no archive";
+      [&] { static_cast<void>(open_weights(directory_ / "bad.index.json")); },
+      "outside its directory");
+  std::ofstream(directory_ / "text.bin") << "no archive";
   EXPECT_THROW(
-      static_cast<void>(open_weights(folder_ / "text.bin")), CheckpointError);
+      static_cast<void>(open_weights(directory_ / "text.bin")),
+      CheckpointError);
 }
 
 TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
@@ -179,13 +181,14 @@ TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
           part.push_back(whole[(box.begin[0] + r) * 10 + box.begin[1] + c]);
         }
       }
-      safetensors::Writer writer(folder_ / file, {{"t", Dtype::U16, box.size}});
+      safetensors::Writer writer(
+          directory_ / file, {{"t", Dtype::U16, box.size}});
       writer.write(std::as_bytes(std::span(part)));
       writer.finish();
       tensor.boxes.push_back({file, box});
     }
   }
-  const StoredTensors stored = stored_in_checkpoint(folder_.path(), saved);
+  const StoredTensors stored = stored_in_checkpoint(directory_.path(), saved);
   const TensorToWrite source = to_write(stored.at("t"));
   for (std::uint64_t begin = 0; begin < 60; ++begin) {
     for (std::uint64_t end = begin + 1; end <= 60; ++end) {

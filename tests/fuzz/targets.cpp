@@ -25,9 +25,10 @@ std::string_view text_of(Input input) {
   return {reinterpret_cast<const char*>(input.data()), input.size()};
 }
 
-// For what reads files: a folder of this process's own, in memory if possible.
+// For what reads files: a directory of this process's own, in memory if
+// possible.
 const std::filesystem::path& scratch() {
-  static const std::filesystem::path folder = [] {
+  static const std::filesystem::path directory = [] {
     const std::filesystem::path base = std::filesystem::exists("/dev/shm")
         ? "/dev/shm"
         : std::filesystem::temp_directory_path();
@@ -35,7 +36,7 @@ const std::filesystem::path& scratch() {
     std::filesystem::create_directories(made);
     return made;
   }();
-  return folder;
+  return directory;
 }
 
 void put(const std::filesystem::path& path, std::string_view contents) {
@@ -144,11 +145,12 @@ void torch_file(Input input) {
 }
 
 void state_of_distributed(Input input) {
-  const auto folder = scratch() / "distributed";
-  std::filesystem::create_directories(folder);
-  put(folder / ".metadata", text_of(input));
-  put(folder / "__0_0.distcp", text_of(input));
-  guarded([&] { static_cast<void>(detail::read_torch_distributed(folder)); });
+  const auto directory = scratch() / "distributed";
+  std::filesystem::create_directories(directory);
+  put(directory / ".metadata", text_of(input));
+  put(directory / "__0_0.distcp", text_of(input));
+  guarded(
+      [&] { static_cast<void>(detail::read_torch_distributed(directory)); });
 }
 
 }  // namespace accelerate::fuzz

@@ -52,11 +52,11 @@ void expect_failure(
 }  // namespace
 
 int main(int, char** argv) {
-  const fs::path folder = argv[1];
+  const fs::path directory = argv[1];
   const bool is_parent = std::getenv("ACCELERATE_CPP_FUNCTION") == nullptr;
   if (is_parent) {
-    fs::remove_all(folder);
-    fs::create_directories(folder);
+    fs::remove_all(directory);
+    fs::create_directories(directory);
   }
 
   launch_function(
@@ -64,13 +64,13 @@ int main(int, char** argv) {
         const World world;
         const at::Tensor value = at::ones({2});
         world.group().all_reduce(value);
-        std::ofstream(folder / std::to_string(world.rank()))
+        std::ofstream(directory / std::to_string(world.rank()))
             << value.sum().item<double>();
       },
       {.num_processes = 3, .name = "sum", .cpu = true});
   for (const char* const rank : {"0", "1", "2"}) {
     double sum = 0;
-    std::ifstream(folder / rank) >> sum;
+    std::ifstream(directory / rank) >> sum;
     require(sum == 6, "three ranks add up");
   }
 
@@ -102,9 +102,9 @@ int main(int, char** argv) {
     const World world;
     require(world.size() == 2, "two ranks");
     world.group().barrier();
-    std::ofstream(folder / ("debug" + std::to_string(world.rank())));
+    std::ofstream(directory / ("debug" + std::to_string(world.rank())));
   });
-  require(fs::exists(folder / "debug1"), "debug_launcher ran");
+  require(fs::exists(directory / "debug1"), "debug_launcher ran");
 
   pid_t where = 0;
   launch_function([&] { where = ::getpid(); }, {.name = "alone"});
@@ -114,6 +114,6 @@ int main(int, char** argv) {
     require(false, "no processes are refused");
   } catch (const ConfigError&) {
   }
-  fs::remove_all(folder);
+  fs::remove_all(directory);
   return 0;
 }

@@ -161,9 +161,9 @@ Json describe_tensor(const at::Tensor& tensor) {
       {"fnv1a64", fnv1a64(bytes)}};
 }
 
-Json describe_files(const fs::path& folder) {
+Json describe_files(const fs::path& directory) {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     paths.push_back(entry.path());
   }
   std::sort(paths.begin(), paths.end());

@@ -10,7 +10,7 @@ namespace accelerate::oracle {
 /// values above 64 elements.
 Json describe_tensor(const at::Tensor& tensor);
 
-/// The files in a folder, each as the oracle describes it.
-Json describe_files(const std::filesystem::path& folder);
+/// The files in a directory, each as the oracle describes it.
+Json describe_files(const std::filesystem::path& directory);
 
 }  // namespace accelerate::oracle

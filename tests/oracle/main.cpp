@@ -19,16 +19,17 @@ struct Result {
 };
 
 std::optional<std::string>
-run_case(const Topic& topic, const Json& item, const fs::path& folder) {
+run_case(const Topic& topic, const Json& item, const fs::path& directory) {
   Json input = item.at("input");
   if (input.contains("file")) {
-    input["file"] = folder / input.at("file").get<std::string>();
+    input["file"] = directory / input.at("file").get<std::string>();
   }
   const Json& expected = item.at("expected");
   for (const Json* where :
        std::initializer_list<const Json*>{&input, &expected}) {
     if (where->is_object() && where->contains("directory")) {
-      input["folder"] = folder / where->at("directory").get<std::string>();
+      input["directory"] =
+          directory / where->at("directory").get<std::string>();
       input["directory"] = where->at("directory");
       if (where->contains("state_dict")) {
         input["state_dict"] = where->at("state_dict");
@@ -53,11 +54,12 @@ run_case(const Topic& topic, const Json& item, const fs::path& folder) {
   return *differs;
 }
 
-Result run_topic(const Topic& topic, const Json& file, const fs::path& folder) {
+Result
+run_topic(const Topic& topic, const Json& file, const fs::path& directory) {
   Result result;
   for (const Json& item : file.at("cases")) {
     try {
-      if (const auto differs = run_case(topic, item, folder)) {
+      if (const auto differs = run_case(topic, item, directory)) {
         result.failures.push_back(item.at("id").get<std::string>() + *differs);
       } else {
         ++result.passed;
@@ -69,10 +71,10 @@ Result run_topic(const Topic& topic, const Json& file, const fs::path& folder) {
   return result;
 }
 
-int run(const fs::path& folder, std::vector<std::string> chosen) {
+int run(const fs::path& directory, std::vector<std::string> chosen) {
   const bool all = chosen.empty();
   if (all) {
-    for (const auto& entry : fs::directory_iterator(folder)) {
+    for (const auto& entry : fs::directory_iterator(directory)) {
       if (entry.path().extension() == ".json")
         chosen.push_back(entry.path().stem());
     }
@@ -80,11 +82,12 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
   }
   bool failed = chosen.empty();
   for (const std::string& name : chosen) {
-    std::ifstream stream(folder / (name + ".json"));
+    std::ifstream stream(directory / (name + ".json"));
     const Json file = stream ? Json::parse(stream, nullptr, false)
                              : Json(Json::value_t::discarded);
     if (file.is_discarded() || !file.contains("cases")) {
-      std::printf("%s: cannot be read from %s\n", name.c_str(), folder.c_str());
+      std::printf(
+          "%s: cannot be read from %s\n", name.c_str(), directory.c_str());
       failed = true;
       continue;
     }
@@ -94,7 +97,7 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
       failed = failed || !all;
       continue;
     }
-    const Result result = run_topic(topic->second, file, folder);
+    const Result result = run_topic(topic->second, file, directory);
     std::printf(
         "%s: %zu passed, %zu failed",
         name.c_str(),
@@ -119,22 +122,24 @@ int run(const fs::path& folder, std::vector<std::string> chosen) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> topics;
-  std::string folder;
+  std::string directory;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--topic" && i + 1 < argc) {
       topics.emplace_back(argv[++i]);
-    } else if (folder.empty() && !word.starts_with("-")) {
-      folder = word;
+    } else if (directory.empty() && !word.starts_with("-")) {
+      directory = word;
     } else {
       std::fprintf(stderr, "usage: oracle_runner DIR [--topic NAME]...\n");
       return 2;
     }
   }
-  if (folder.empty() || !std::filesystem::is_directory(folder)) {
+  if (directory.empty() || !std::filesystem::is_directory(directory)) {
     std::fprintf(
-        stderr, "oracle_runner: \"%s\" is not a folder\n", folder.c_str());
+        stderr,
+        "oracle_runner: \"%s\" is not a directory\n",
+        directory.c_str());
     return 2;
   }
-  return accelerate::oracle::run(folder, std::move(topics));
+  return accelerate::oracle::run(directory, std::move(topics));
 }

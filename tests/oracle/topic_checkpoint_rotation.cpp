@@ -3,7 +3,7 @@
 #include <accelerate/accelerate.h>
 
 #include "oracle/oracle.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::oracle {
 
@@ -14,8 +14,8 @@ namespace fs = std::filesystem;
 // A program that saves; its only weight says in which save.
 class Program {
  public:
-  Program(const fs::path& folder, const Json& input, std::int64_t iteration)
-      : accelerator_(options(folder, input, iteration)),
+  Program(const fs::path& directory, const Json& input, std::int64_t iteration)
+      : accelerator_(options(directory, input, iteration)),
         net_(torch::nn::LinearOptions(1, 1).bias(false)),
         model_(accelerator_.prepare(net_)) {}
 
@@ -25,12 +25,14 @@ class Program {
     net_->weight.fill_(number);
   }
   int value() const { return net_->weight.item<int>(); }
-  static AcceleratorOptions
-  options(const fs::path& folder, const Json& input, std::int64_t iteration) {
+  static AcceleratorOptions options(
+      const fs::path& directory,
+      const Json& input,
+      std::int64_t iteration) {
     AcceleratorOptions options;
     options.world = {.rank = 0, .size = 1};
     options.project_configuration = {
-        .project_dir = folder.string(),
+        .project_dir = directory.string(),
         .automatic_checkpoint_naming = true,
         .iteration = iteration};
     if (!input.at("total_limit").is_null()) {
@@ -75,9 +77,9 @@ std::optional<std::string> lowest(const fs::path& base) {
 }  // namespace
 
 Json run_checkpoint_rotation(const Json& input) {
-  const testing::TemporaryFolder folder;
-  const fs::path base = folder / "checkpoints";
-  auto program = std::make_unique<Program>(folder.path(), input, 0);
+  const testing::TemporaryDirectory directory;
+  const fs::path base = directory / "checkpoints";
+  auto program = std::make_unique<Program>(directory.path(), input, 0);
   int num_saves = 0;
   Json steps = Json::array();
   for (const Json& operation : input.at("operations")) {
@@ -92,7 +94,7 @@ Json run_checkpoint_rotation(const Json& input) {
       } else if (what == "save_to") {
         program->set(num_saves + 1);
         const fs::path elsewhere =
-            folder / operation.at("name").get<std::string>();
+            directory / operation.at("name").get<std::string>();
         step["returned"] =
             accelerator.save_state(elsewhere).path().filename().string();
         ++num_saves;
@@ -104,7 +106,7 @@ Json run_checkpoint_rotation(const Json& input) {
         accelerator.set_iteration(operation.at("value").get<std::int64_t>());
       } else if (what == "restart") {
         program = std::make_unique<Program>(
-            folder.path(), input, operation.at("value").get<std::int64_t>());
+            directory.path(), input, operation.at("value").get<std::int64_t>());
       } else if (what == "remove") {
         fs::remove_all(base / operation.at("name").get<std::string>());
       } else if (what == "make_directory") {

@@ -16,13 +16,13 @@ namespace {
 namespace fs = std::filesystem;
 
 // What torch's generator gives after the state of each file.
-Json random_numbers(const fs::path& folder) {
+Json random_numbers(const fs::path& directory) {
   Json all = Json::object();
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("random_states_")) continue;
     const int rank = std::stoi(name.substr(14));
-    const auto source = detail::open_checkpoint(folder, rank, false);
+    const auto source = detail::open_checkpoint(directory, rank, false);
     const at::Tensor state =
         source.rank_state->get<StateDict>("random").get<at::Tensor>("cpu");
     at::Generator generator = at::detail::createCPUGenerator();
@@ -50,10 +50,10 @@ Json random_numbers(const fs::path& folder) {
   return all;
 }
 
-// A module with tensors of these names, all zeros, into which the folder is
+// A module with tensors of these names, all zeros, into which the directory is
 // loaded. Names that the files leave out are tied to one that they hold.
-Json loaded_model(const fs::path& folder, const Json& state_dict) {
-  const auto saved = load_state_dict(folder);
+Json loaded_model(const fs::path& directory, const Json& state_dict) {
+  const auto saved = load_state_dict(directory);
   struct Holder : torch::nn::Module {};
   Holder root;
   std::map<std::string, at::Tensor> made;
@@ -86,7 +86,7 @@ Json loaded_model(const fs::path& folder, const Json& state_dict) {
     }
     module->register_buffer(rest, made[name]);
   }
-  load_model(root, folder);
+  load_model(root, directory);
   Json dict = Json::array();
   for (const Json& entry : state_dict) {
     const std::string name = entry[0];
@@ -98,18 +98,19 @@ Json loaded_model(const fs::path& folder, const Json& state_dict) {
 }  // namespace
 
 Json run_checkpoints(const Json& input) {
-  const fs::path folder = input.at("folder").get<std::string>();
+  const fs::path directory = input.at("directory").get<std::string>();
   Json found{
-      {"directory", input.at("directory")}, {"files", describe_files(folder)}};
+      {"directory", input.at("directory")},
+      {"files", describe_files(directory)}};
   if (input.at("kind") == "save_state") {
-    found["random"] = random_numbers(folder);
+    found["random"] = random_numbers(directory);
     Json training = input.at("training");
     Json resumed = run_training_from(
-        training, Resume{folder, input.at("save_after").get<int>()});
+        training, Resume{directory, input.at("save_after").get<int>()});
     resumed.erase("gradient_norms");
     found["resumed"] = std::move(resumed);
   } else if (input.at("kind") == "save_model") {
-    found["state_dict"] = loaded_model(folder, input.at("state_dict"));
+    found["state_dict"] = loaded_model(directory, input.at("state_dict"));
   }
   return found;
 }

@@ -4,7 +4,7 @@
 #include "base/files.h"
 #include "cli/config/config_files.h"
 #include "oracle/oracle.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::oracle {
 
@@ -16,10 +16,10 @@ using detail::parse_config;
 Json plain(const ConfigJson& values) { return Json::parse(values.dump()); }
 
 std::filesystem::path written(
-    const testing::TemporaryFolder& folder,
+    const testing::TemporaryDirectory& directory,
     const Json& input) {
   const std::filesystem::path path =
-      folder / ("config" + input.at("suffix").get<std::string>());
+      directory / ("config" + input.at("suffix").get<std::string>());
   std::ofstream(path) << input.at("text").get<std::string>();
   return path;
 }
@@ -29,25 +29,25 @@ Json values_of(const std::filesystem::path& path) {
 }
 
 Json run_load(const Json& input) {
-  const testing::TemporaryFolder folder;
-  const auto document = detail::read_config_document(written(folder, input));
+  const testing::TemporaryDirectory directory;
+  const auto document = detail::read_config_document(written(directory, input));
   return {{"fields", plain(detail::values_in_force(document))}};
 }
 
 Json run_update(const Json& input) {
-  const testing::TemporaryFolder folder;
-  const auto path = written(folder, input);
+  const testing::TemporaryDirectory directory;
+  const auto path = written(directory, input);
   cli::update_config(path);
   // The spelling is Accelerate's own.
   return {{"values", values_of(path)}, {"text", nullptr}};
 }
 
 Json run_to_fsdp2(const Json& input) {
-  const testing::TemporaryFolder folder;
-  auto path = written(folder, input);
+  const testing::TemporaryDirectory directory;
+  auto path = written(directory, input);
   if (input.at("missing").get<bool>()) std::filesystem::remove(path);
   std::optional<std::filesystem::path> output;
-  if (input.at("output").get<bool>()) output = folder / "out.yaml";
+  if (input.at("output").get<bool>()) output = directory / "out.yaml";
   if (output && input.at("output_exists").get<bool>()) {
     std::ofstream(*output) << "old: 1\n";
   }
@@ -59,8 +59,8 @@ Json run_to_fsdp2(const Json& input) {
 }
 
 Json run_default(const Json& input) {
-  const testing::TemporaryFolder folder;
-  const auto path = folder / "default_config.yaml";
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "default_config.yaml";
   if (input.at("exists").get<bool>()) std::ofstream(path) << "{}";
   const bool is_written = cli::write_default_config(
       path, input.at("mixed_precision"), input.at("cuda_devices"));

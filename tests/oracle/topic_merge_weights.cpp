@@ -5,20 +5,20 @@
 #include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
 #include "oracle/files.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::oracle {
 
 namespace fs = std::filesystem;
 
 Json run_merge_weights(const Json& input) {
-  const fs::path folder = input.at("folder").get<std::string>();
+  const fs::path directory = input.at("directory").get<std::string>();
   std::vector<std::string> sharded;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  for (const auto& entry : fs::directory_iterator(directory)) {
     sharded.push_back(entry.path().filename().string());
   }
   std::sort(sharded.begin(), sharded.end());
-  const testing::TemporaryFolder output;
+  const testing::TemporaryDirectory output;
   detail::WriteModelOptions options;
   options.format = input.at("safe_serialization")
       ? detail::ModelFormat::safetensors
@@ -27,7 +27,7 @@ Json run_merge_weights(const Json& input) {
   detail::write_model(
       *disk,
       output.path(),
-      detail::named_tensors(detail::open_weights(folder)),
+      detail::named_tensors(detail::open_weights(directory)),
       options);
   return {{"sharded_files", sharded}, {"files", describe_files(output.path())}};
 }

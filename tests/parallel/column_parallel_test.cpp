@@ -11,7 +11,7 @@
 #include "checkpoint/load/destinations.h"
 #include "support/has_memory.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace column_parallel_test {
@@ -20,7 +20,7 @@ using testing::column_parallel;
 using testing::ColumnLinear;
 using testing::has_memory;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -248,7 +248,8 @@ TEST_P(ColumnsAndRows, HaveTheBoxOfTheirPlace) {
   });
 }
 
-// A rank that makes its model without memory is sent its box of rank 0's values.
+// A rank that makes its model without memory is sent its box of rank 0's
+// values.
 TEST_P(ColumnsAndRows, BeginWithTheValuesOfRank0) {
   const Grid grid = GetParam();
   run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
@@ -270,7 +271,7 @@ TEST_P(ColumnsAndRows, BeginWithTheValuesOfRank0) {
 
 TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
   const Grid grid = GetParam();
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   Weights expected;
   run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
     const Accelerator accelerator = accelerator_on(grid, world);
@@ -279,8 +280,8 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
     const auto [model, optimizer] = accelerator.prepare(net, inner);
     Outcome ignored;
     train(accelerator, model, optimizer, 0, 1, ignored);
-    accelerator.save_model(model, folder / "whole");
-    accelerator.save_model(model, folder / "files", {.max_shard_size = 100});
+    accelerator.save_model(model, directory / "whole");
+    accelerator.save_model(model, directory / "files", {.max_shard_size = 100});
     const Weights mine =
         named(accelerator.get_state_dict(model, {.rank0_only = false}));
     if (accelerator.is_main_process()) expected = mine;
@@ -288,7 +289,7 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
     train(accelerator, model, optimizer, 1, 2, ignored);
     for (const bool is_sent : {false, true}) {
       accelerator.load_model(
-          model, folder / "whole", {.broadcast_from_rank0 = is_sent});
+          model, directory / "whole", {.broadcast_from_rank0 = is_sent});
       expect_equal(
           named(accelerator.get_state_dict(model, {.rank0_only = false})),
           mine);
@@ -297,16 +298,16 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
   for (const char* const name : {"whole", "files"}) {
     SCOPED_TRACE(name);
     Net loaded;
-    load_model(loaded, folder / name);
+    load_model(loaded, directory / name);
     expect_equal(named(get_state_dict(loaded)), expected);
   }
 }
 
 // Everything of a part, each tensor in full.
 Weights read_part(
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const std::string& part) {
-  const detail::CheckpointReader checkpoint(folder);
+  const detail::CheckpointReader checkpoint(directory);
   Weights weights;
   const auto stored = checkpoint.tensors(part);
   for (const auto& [name, tensor] : stored) {
@@ -322,7 +323,7 @@ Weights read_part(
 TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
   const std::vector<Grid> grids{
       {1, 1, 1}, {1, 2, 1}, {1, 1, 2}, {1, 2, 2}, {1, 2, 3}, {1, 3, 2}};
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const auto run = [&](const Grid& grid, auto&& body) {
     run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
       const Accelerator accelerator = accelerator_on(grid, world);
@@ -336,10 +337,10 @@ TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
     run(from, [&](const auto& accelerator, auto& model, auto& optimizer) {
       Outcome ignored;
       train(accelerator, model, optimizer, 0, 2, ignored);
-      accelerator.save_state(folder / from.name());
+      accelerator.save_state(directory / from.name());
     });
-    const Weights weights = read_part(folder / from.name(), "model");
-    const Weights moments = read_part(folder / from.name(), "optimizer");
+    const Weights weights = read_part(directory / from.name(), "model");
+    const Weights moments = read_part(directory / from.name(), "optimizer");
     ASSERT_EQ(weights.size(), 12u);
     ASSERT_EQ(moments.size(), 22u);
     EXPECT_EQ(weights.at("layers.1.weight").sizes(), at::IntArrayRef({5, 6}));
@@ -348,11 +349,11 @@ TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
         at::IntArrayRef({5, 6}));
     for (const Grid& to : grids) {
       SCOPED_TRACE(from.name() + " to " + to.name());
-      const auto again = folder / (from.name() + " " + to.name());
+      const auto again = directory / (from.name() + " " + to.name());
       run(to, [&](const auto& accelerator, auto& model, auto& optimizer) {
         Outcome ignored;
         train(accelerator, model, optimizer, 5, 6, ignored);
-        accelerator.load_state(folder / from.name());
+        accelerator.load_state(directory / from.name());
         accelerator.save_state(again);
       });
       expect_equal(read_part(again, "model"), weights);
@@ -362,7 +363,7 @@ TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
 }
 
 TEST(ColumnsAndRowsState, HasThePrefixOfTheTable) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   const auto run = [&](const Grid& grid, auto&& body) {
     run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
       const Accelerator accelerator = accelerator_on(grid, world, "stage_1.");
@@ -376,26 +377,26 @@ TEST(ColumnsAndRowsState, HasThePrefixOfTheTable) {
   run({1, 2, 2}, [&](const auto& accelerator, auto& model, auto& optimizer) {
     Outcome ignored;
     train(accelerator, model, optimizer, 0, 1, ignored);
-    accelerator.save_state(folder / "state");
-    accelerator.save_model(model, folder / "model");
+    accelerator.save_state(directory / "state");
+    accelerator.save_model(model, directory / "model");
     const auto weights =
         named(accelerator.get_state_dict(model, {.rank0_only = true}));
     if (accelerator.is_main_process()) expected = weights;
   });
   EXPECT_TRUE(expected.contains("stage_1.layers.0.weight"));
   EXPECT_TRUE(expected.contains("stage_1.shift"));
-  const auto in_files = load_state_dict(folder / "model");
+  const auto in_files = load_state_dict(directory / "model");
   EXPECT_GE(in_files.size(), 12u);
   for (const auto& [name, tensor] : in_files)
     EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
-  for (const auto& [name, tensor] : read_part(folder / "state", "optimizer"))
+  for (const auto& [name, tensor] : read_part(directory / "state", "optimizer"))
     EXPECT_TRUE(name.starts_with("stage_1.")) << name;
   run({1, 1, 2}, [&](const auto& accelerator, auto& model, auto&) {
-    accelerator.load_state(folder / "state");
+    accelerator.load_state(directory / "state");
     expect_equal(
         named(accelerator.get_state_dict(model, {.rank0_only = false})),
         expected);
-    accelerator.load_model(model, folder / "model");
+    accelerator.load_model(model, directory / "model");
   });
 }
 

@@ -6,7 +6,7 @@
 #include "support/expect_error.h"
 #include "support/has_memory.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace model_options_test {
@@ -14,7 +14,7 @@ namespace model_options_test {
 using testing::expect_error;
 using testing::has_memory;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -212,7 +212,7 @@ TEST(ModelOptions, TrainEachModelInItsOwnWay) {
 }
 
 TEST(ModelOptions, AreNoPartOfCheckpoints) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   Weights expected;
   run_on_ranks(1, [&](const WorldOptions& world) {
     Pair pair({.world = world}, {}, {}, true);
@@ -222,7 +222,7 @@ TEST(ModelOptions, AreNoPartOfCheckpoints) {
   const auto all = cases();
   for (std::size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(all[i].name);
-    const auto path = folder.path() / std::to_string(i);
+    const auto path = directory.path() / std::to_string(i);
     run_on_ranks(all[i].ranks, [&](const WorldOptions& world) {
       Pair pair(
           {.parallel = all[i].parallel, .world = world},
@@ -337,11 +337,11 @@ TEST(InitModel, GivesValuesToRank0Only) {
 }
 
 TEST(InitModel, LoadsOnRank0WhereTheSettingsSay) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   run_on_ranks(1, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
     Mlp net(7);
-    accelerator.save_model(accelerator.prepare(net), folder.path());
+    accelerator.save_model(accelerator.prepare(net), directory.path());
   });
   for (const bool efficient : {true, false}) {
     run_on_ranks(2, [&](const WorldOptions& world) {
@@ -357,7 +357,7 @@ TEST(InitModel, LoadsOnRank0WhereTheSettingsSay) {
         ++num_names;
         return name;
       };
-      accelerator.load_model(model, folder.path(), loading);
+      accelerator.load_model(model, directory.path(), loading);
       EXPECT_EQ(num_names > 0, !efficient || accelerator.is_main_process());
       EXPECT_TRUE(torch::equal(
           named(accelerator.get_state_dict(model, {.rank0_only = false}))

@@ -5,7 +5,7 @@
 
 #include "support/pretend_device.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace shard_device_test {
@@ -122,7 +122,7 @@ TEST(ShardOnDevice, IsThatOfTheCpu) {
 
 TEST(ShardOnDevice, SavesAndLoadsWeights) {
   pretend_device();
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   const Net before;
   for (const bool from_rank_0 : {false, true}) {
     run_on_ranks(2, [&](const WorldOptions& options) {
@@ -133,12 +133,12 @@ TEST(ShardOnDevice, SavesAndLoadsWeights) {
            .world = world});
       Net net;
       const auto model = accelerator.prepare(net);
-      if (!from_rank_0) accelerator.save_model(model, folder.path());
+      if (!from_rank_0) accelerator.save_model(model, directory.path());
       Net empty = init_empty_weights([] { return Net(); });
       const auto other = accelerator.prepare(empty);
       EXPECT_EQ(empty->layers[0]->parameters()[0].device(), *world.device);
       accelerator.load_model(
-          other, folder.path(), {.broadcast_from_rank0 = from_rank_0});
+          other, directory.path(), {.broadcast_from_rank0 = from_rank_0});
       const WeightList found = accelerator.get_state_dict(other);
       if (!accelerator.is_main_process()) return;
       const WeightList expected = get_state_dict(*before);

@@ -6,7 +6,7 @@
 #include "support/expect_error.h"
 #include "support/has_memory.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace shard_test {
@@ -14,7 +14,7 @@ namespace shard_test {
 using testing::expect_error;
 using testing::has_memory;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -440,10 +440,10 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
     return expected;
   };
   const Weights straight = run(1, {}, 0, 6, "", "");
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   for (const int savers : {1, 2, 4}) {
     const std::string path =
-        (folder / ("by_" + std::to_string(savers))).string();
+        (directory / ("by_" + std::to_string(savers))).string();
     run(savers, savers == 1 ? ParallelOptions() : sharded(), 0, 3, "", path);
     for (const int loaders : {1, 2, 3}) {
       expect_near(
@@ -469,14 +469,14 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
 }
 
 TEST(Shard, SavesAWholeModel) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
     Net net;
     auto model = accelerator.prepare(net);
-    accelerator.save_model(model, (folder / "model").string());
+    accelerator.save_model(model, (directory / "model").string());
     Net other;
-    load_checkpoint_in_model(*other, folder / "model");
+    load_checkpoint_in_model(*other, directory / "model");
     const auto whole = accelerator.full_parameters(model);
     expect_near(weights_of(*other), weights_of(*net), 0);
   });

@@ -6,7 +6,7 @@
 #include "support/expect_error.h"
 #include "support/has_memory.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace shard_weights_test {
@@ -14,7 +14,7 @@ namespace shard_weights_test {
 using testing::expect_error;
 using testing::has_memory;
 using testing::run_on_ranks;
-using testing::TemporaryFolder;
+using testing::TemporaryDirectory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -101,7 +101,7 @@ Weights train(const Accelerator& accelerator, const Model<M>& model) {
 
 TEST(ShardedWeights, AreSavedPieceByPiece) {
   for (const bool bf16 : {false, true}) {
-    const TemporaryFolder folder;
+    const TemporaryDirectory directory;
     run_on_ranks(3, [&](const WorldOptions& world) {
       ParallelOptions parallel = fully_sharded();
       if (bf16) {
@@ -111,9 +111,9 @@ TEST(ShardedWeights, AreSavedPieceByPiece) {
       const Accelerator accelerator({.parallel = parallel, .world = world});
       Net net;
       const auto model = accelerator.prepare(net);
-      accelerator.save_model(model, folder.path() / "whole");
+      accelerator.save_model(model, directory.path() / "whole");
       accelerator.save_model(
-          model, folder.path() / "files", {.max_shard_size = 100});
+          model, directory.path() / "files", {.max_shard_size = 100});
       EXPECT_FALSE(has_memory(net->embed->weight));
     });
     // Parts are fp32, whatever is computed in.
@@ -121,7 +121,7 @@ TEST(ShardedWeights, AreSavedPieceByPiece) {
     for (const char* const name : {"whole", "files"}) {
       SCOPED_TRACE(name);
       Net loaded(0);
-      load_model(*loaded, folder.path() / name);
+      load_model(*loaded, directory.path() / name);
       expect_equal(
           named(get_state_dict(*loaded)), named(get_state_dict(*expected)));
     }
@@ -186,8 +186,8 @@ TEST(ShardedWeights, AreGivenInPartsThatSayWhereTheyBelong) {
 }
 
 TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
-  const TemporaryFolder folder;
-  save_model(*Net(2), folder.path());
+  const TemporaryDirectory directory;
+  save_model(*Net(2), directory.path());
   const Weights expected = named(get_state_dict(*Net(2)));
   for (const bool from_rank_0 : {false, true}) {
     for (const bool shards : {true, false}) {
@@ -198,7 +198,7 @@ TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
         Net net;
         const auto model = accelerator.prepare(net);
         accelerator.load_model(
-            model, folder.path(), {.broadcast_from_rank0 = from_rank_0});
+            model, directory.path(), {.broadcast_from_rank0 = from_rank_0});
         expect_equal(
             named(accelerator.get_state_dict(model, {.rank0_only = false})),
             expected);
@@ -207,7 +207,7 @@ TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
             [&] {
               accelerator.load_model(
                   model,
-                  folder.path(),
+                  directory.path(),
                   {.rename = rename_prefixes({{"factor", "divisor"}}),
                    .broadcast_from_rank0 = from_rank_0});
             },
@@ -218,7 +218,7 @@ TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
   Net alone;
   expect_error<ConfigError>(
       [&] {
-        load_model(*alone, folder.path(), {.broadcast_from_rank0 = true});
+        load_model(*alone, directory.path(), {.broadcast_from_rank0 = true});
       },
       "Accelerator::load_model()");
 }
@@ -252,8 +252,8 @@ TEST(ShardedWeights, AreDescribedOneByOne) {
 }
 
 TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
-  const TemporaryFolder folder;
-  save_model(*Net(2), folder.path());
+  const TemporaryDirectory directory;
+  save_model(*Net(2), directory.path());
   Weights expected;
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(
@@ -272,7 +272,7 @@ TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
     expect_error<ConfigError>(
         [&] { model(tokens(accelerator, 0)); }, "has no values yet");
     accelerator.load_model(
-        model, folder.path(), {.broadcast_from_rank0 = true});
+        model, directory.path(), {.broadcast_from_rank0 = true});
     expect_equal(train(accelerator, model), expected);
   });
 }
@@ -304,7 +304,7 @@ TEST(EmptyWeights, AreFilledByRank0sAtPrepare) {
 }
 
 TEST(EmptyWeights, AreLoadedFromCheckpoints) {
-  const TemporaryFolder folder;
+  const TemporaryDirectory directory;
   for (const bool shards : {true, false}) {
     run_on_ranks(2, [&](const WorldOptions& world) {
       const Accelerator accelerator(
@@ -312,7 +312,7 @@ TEST(EmptyWeights, AreLoadedFromCheckpoints) {
            .world = world});
       Net net(2);
       const auto model = accelerator.prepare(net);
-      accelerator.save_state(folder.path() / (shards ? "s" : "r"));
+      accelerator.save_state(directory.path() / (shards ? "s" : "r"));
     });
     run_on_ranks(2, [&](const WorldOptions& world) {
       const Accelerator accelerator(
@@ -320,7 +320,7 @@ TEST(EmptyWeights, AreLoadedFromCheckpoints) {
            .world = world});
       Net net = init_empty_weights([] { return Net(); });
       const auto model = accelerator.prepare(net);
-      accelerator.load_state(folder.path() / (shards ? "s" : "r"));
+      accelerator.load_state(directory.path() / (shards ? "s" : "r"));
       expect_equal(
           named(accelerator.get_state_dict(model, {.rank0_only = false})),
           named(get_state_dict(*Net(2))));
@@ -330,13 +330,13 @@ TEST(EmptyWeights, AreLoadedFromCheckpoints) {
 }
 
 TEST(EmptyWeights, OfAModuleAreLoadedInPlace) {
-  const TemporaryFolder folder;
-  save_model(*Net(2), folder.path());
+  const TemporaryDirectory directory;
+  save_model(*Net(2), directory.path());
   Net net = init_empty_weights([] { return Net(); });
   const Tensor weight = net->embed->weight;
   EXPECT_TRUE(weight.is_meta());
   EXPECT_TRUE(weight.requires_grad());
-  load_model(*net, folder.path());
+  load_model(*net, directory.path());
   EXPECT_TRUE(weight.is_cpu());
   expect_equal(named(get_state_dict(*net)), named(get_state_dict(*Net(2))));
   net->forward(torch::arange(5)).sum().backward();

@@ -38,8 +38,8 @@ class UnsyncedDisk final : public detail::FileSystem {
   std::unique_ptr<OutputFile> create(const fs::path& path) override {
     return std::make_unique<UnsyncedFile>(disk_->create(path));
   }
-  void create_folder(const fs::path& path) override {
-    disk_->create_folder(path);
+  void create_directory(const fs::path& path) override {
+    disk_->create_directory(path);
   }
   void rename(const fs::path& from, const fs::path& to) override {
     disk_->rename(from, to);
@@ -51,11 +51,11 @@ class UnsyncedDisk final : public detail::FileSystem {
     disk_->link(from, to);
   }
   void remove_file(const fs::path& path) override { disk_->remove_file(path); }
-  void remove_folder(const fs::path& path) override {
-    disk_->remove_folder(path);
+  void remove_directory(const fs::path& path) override {
+    disk_->remove_directory(path);
   }
   void sync_file(const fs::path&) override {}
-  void sync_folder(const fs::path&) override {}
+  void sync_directory(const fs::path&) override {}
 
  private:
   std::shared_ptr<detail::FileSystem> disk_ = detail::make_file_system();
@@ -104,7 +104,7 @@ int RecordedDisk::read_node(const fs::path& path) {
   const int node = static_cast<int>(now_.size());
   now_.emplace_back();
   if (fs::is_directory(path)) {
-    now_[static_cast<std::size_t>(node)].is_folder = true;
+    now_[static_cast<std::size_t>(node)].is_directory = true;
     for (const auto& entry : fs::directory_iterator(path)) {
       const int inner = read_node(entry.path());
       now_[static_cast<std::size_t>(node)]
@@ -176,19 +176,19 @@ std::unique_ptr<OutputFile> RecordedDisk::create(const fs::path& path) {
   return std::make_unique<File>(*this, std::move(file), node);
 }
 
-void RecordedDisk::create_folder(const fs::path& path) {
+void RecordedDisk::create_directory(const fs::path& path) {
   const std::lock_guard lock(mutex_);
-  disk_->create_folder(path);
+  disk_->create_directory(path);
   const int node = static_cast<int>(now_.size());
   now_.emplace_back();
-  now_.back().is_folder = true;
+  now_.back().is_directory = true;
   name(path, node);
 }
 
 void RecordedDisk::rename(const fs::path& from, const fs::path& to) {
   const std::lock_guard lock(mutex_);
   if (from.parent_path() != to.parent_path()) {
-    throw std::logic_error("a rename between folders is not recorded");
+    throw std::logic_error("a rename between directories is not recorded");
   }
   disk_->rename(from, to);
   record(
@@ -224,9 +224,9 @@ void RecordedDisk::remove_file(const fs::path& path) {
   name(path, -1);
 }
 
-void RecordedDisk::remove_folder(const fs::path& path) {
+void RecordedDisk::remove_directory(const fs::path& path) {
   const std::lock_guard lock(mutex_);
-  disk_->remove_folder(path);
+  disk_->remove_directory(path);
   name(path, -1);
 }
 
@@ -236,10 +236,10 @@ void RecordedDisk::sync_file(const fs::path& path) {
   record({DiskOperation::Kind::sync, find(path), 0, {}, {}});
 }
 
-void RecordedDisk::sync_folder(const fs::path& folder) {
+void RecordedDisk::sync_directory(const fs::path& directory) {
   const std::lock_guard lock(mutex_);
-  disk_->sync_folder(folder);
-  record({DiskOperation::Kind::sync, find(folder), 0, {}, {}});
+  disk_->sync_directory(directory);
+  record({DiskOperation::Kind::sync, find(directory), 0, {}, {}});
 }
 
 namespace {
@@ -284,7 +284,7 @@ void materialise(
     int node,
     const fs::path& path) {
   const DiskNode& what = nodes[static_cast<std::size_t>(node)];
-  if (!what.is_folder) {
+  if (!what.is_directory) {
     std::ofstream(path, std::ios::binary) << what.bytes;
     return;
   }
@@ -317,7 +317,7 @@ std::size_t RecordedDisk::for_each_state(
     std::vector<DiskNode> nodes = at_first_;
     nodes.resize(now_.size());
     for (std::size_t i = at_first_.size(); i < nodes.size(); ++i) {
-      nodes[i].is_folder = now_[i].is_folder;
+      nodes[i].is_directory = now_[i].is_directory;
     }
     for (std::size_t i = 0; i < num_operations; ++i) {
       const bool is_loose = all.contains(i);
@@ -374,9 +374,9 @@ std::unique_ptr<OutputFile> FailingDisk::create(const fs::path& path) {
   fail_if_due();
   return std::make_unique<File>(*this, disk_->create(path));
 }
-void FailingDisk::create_folder(const fs::path& path) {
+void FailingDisk::create_directory(const fs::path& path) {
   fail_if_due();
-  disk_->create_folder(path);
+  disk_->create_directory(path);
 }
 void FailingDisk::rename(const fs::path& from, const fs::path& to) {
   fail_if_due();
@@ -394,17 +394,17 @@ void FailingDisk::remove_file(const fs::path& path) {
   fail_if_due();
   disk_->remove_file(path);
 }
-void FailingDisk::remove_folder(const fs::path& path) {
+void FailingDisk::remove_directory(const fs::path& path) {
   fail_if_due();
-  disk_->remove_folder(path);
+  disk_->remove_directory(path);
 }
 void FailingDisk::sync_file(const fs::path& path) {
   fail_if_due();
   disk_->sync_file(path);
 }
-void FailingDisk::sync_folder(const fs::path& folder) {
+void FailingDisk::sync_directory(const fs::path& directory) {
   fail_if_due();
-  disk_->sync_folder(folder);
+  disk_->sync_directory(directory);
 }
 
 }  // namespace accelerate::testing

@@ -17,9 +17,10 @@ namespace accelerate::testing {
 /// the power.
 std::shared_ptr<detail::FileSystem> make_unsynced_disk();
 
-/// Files and folders as a disk knows them: by number, with names in folders.
+/// Files and directories as a disk knows them: by number, with names in
+/// directories.
 struct DiskNode {
-  bool is_folder = false;
+  bool is_directory = false;
   std::string bytes;
   std::map<std::string, int> entries;
 };
@@ -35,8 +36,8 @@ struct DiskOperation {
   std::vector<std::pair<std::string, int>> names;
 };
 
-/// Does what it is told in a real folder and remembers it, to give every state
-/// in which a crash could have left the disk.
+/// Does what it is told in a real directory and remembers it, to give every
+/// state in which a crash could have left the disk.
 class RecordedDisk : public detail::FileSystem {
  public:
   /// What lies in `root` now is durable.
@@ -44,7 +45,7 @@ class RecordedDisk : public detail::FileSystem {
 
   std::unique_ptr<detail::OutputFile> create(
       const std::filesystem::path& path) override;
-  void create_folder(const std::filesystem::path& path) override;
+  void create_directory(const std::filesystem::path& path) override;
   void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) override;
@@ -54,17 +55,17 @@ class RecordedDisk : public detail::FileSystem {
   void link(const std::filesystem::path& from, const std::filesystem::path& to)
       override;
   void remove_file(const std::filesystem::path& path) override;
-  void remove_folder(const std::filesystem::path& path) override;
+  void remove_directory(const std::filesystem::path& path) override;
   void sync_file(const std::filesystem::path& path) override;
-  void sync_folder(const std::filesystem::path& folder) override;
+  void sync_directory(const std::filesystem::path& directory) override;
 
   [[nodiscard]] std::size_t num_operations() const {
     return operations_.size();
   }
-  /// After the first `num_operations`: calls `check` with a folder that holds
-  /// what was synced, and, of what was not, each of many subsets: none, all,
-  /// each prefix, each one and each pair alone or missing, all of them if they
-  /// are few; writes also by half. Returns the number of states.
+  /// After the first `num_operations`: calls `check` with a directory that
+  /// holds what was synced, and, of what was not, each of many subsets: none,
+  /// all, each prefix, each one and each pair alone or missing, all of them if
+  /// they are few; writes also by half. Returns the number of states.
   std::size_t for_each_state(
       std::size_t num_operations,
       const std::filesystem::path& scratch,
@@ -99,7 +100,7 @@ class FailingDisk : public detail::FileSystem {
 
   std::unique_ptr<detail::OutputFile> create(
       const std::filesystem::path& path) override;
-  void create_folder(const std::filesystem::path& path) override;
+  void create_directory(const std::filesystem::path& path) override;
   void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) override;
@@ -109,9 +110,9 @@ class FailingDisk : public detail::FileSystem {
   void link(const std::filesystem::path& from, const std::filesystem::path& to)
       override;
   void remove_file(const std::filesystem::path& path) override;
-  void remove_folder(const std::filesystem::path& path) override;
+  void remove_directory(const std::filesystem::path& path) override;
   void sync_file(const std::filesystem::path& path) override;
-  void sync_folder(const std::filesystem::path& folder) override;
+  void sync_directory(const std::filesystem::path& directory) override;
 
   [[nodiscard]] bool has_failed() const { return count_ > fails_at_; }
 

@@ -4,7 +4,7 @@
 #include "support/expect_error.h"
 #include "support/recording_strategy.h"
 #include "support/run_on_ranks.h"
-#include "support/temporary_folder.h"
+#include "support/temporary_directory.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -237,11 +237,11 @@ struct Compressed {
 };
 
 TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Compressed through(world, CommHook::power_sgd, false);
     through.train(0, 3);
-    static_cast<void>(through.accelerator.save_state(folder / "out"));
+    static_cast<void>(through.accelerator.save_state(directory / "out"));
     const StateDict saved = through.state().get<StateDict>("replicate");
     EXPECT_GT(
         saved.get<StateDict>("errors")
@@ -255,7 +255,7 @@ TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
     EXPECT_THAT(
         resumed.model.prepared()->strategies.names(),
         ElementsAre("master_weights", "replicate"));
-    resumed.accelerator.load_state(folder / "out");
+    resumed.accelerator.load_state(directory / "out");
     const StateDict loaded = resumed.state().get<StateDict>("replicate");
     EXPECT_EQ(loaded.get<std::int64_t>("iteration"), 3);
     for (const char* part : {"errors", "factors"}) {
@@ -271,17 +271,17 @@ TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
 }
 
 TEST(StrategyState, ThatNobodyTakesIsReported) {
-  const testing::TemporaryFolder folder;
+  const testing::TemporaryDirectory directory;
   std::string said;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Compressed training(world, CommHook::power_sgd, false);
     training.train(0, 2);
-    static_cast<void>(training.accelerator.save_state(folder / "out"));
+    static_cast<void>(training.accelerator.save_state(directory / "out"));
     const LogSink sink = [&, rank = *world.rank](const LogRecord& record) {
       if (rank == 0) said += std::string(record.message);
     };
     Compressed plain(world, CommHook::none, false, sink);
-    plain.accelerator.load_state(folder / "out");
+    plain.accelerator.load_state(directory / "out");
     EXPECT_TRUE(torch::equal(plain.net->weight, training.net->weight));
   });
   EXPECT_THAT(

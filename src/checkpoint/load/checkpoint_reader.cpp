@@ -19,19 +19,19 @@
 
 namespace accelerate::detail {
 
-CheckpointReader::CheckpointReader(std::filesystem::path folder)
-    : folder_(std::move(folder)), manifest_(read_manifest(folder_)) {}
+CheckpointReader::CheckpointReader(std::filesystem::path directory)
+    : directory_(std::move(directory)), manifest_(read_manifest(directory_)) {}
 
 StoredTensors CheckpointReader::tensors(const std::string& part) const {
   const auto found = manifest_.parts.find(part);
   if (found == manifest_.parts.end()) return {};
-  return stored_in_checkpoint(folder_, found->second);
+  return stored_in_checkpoint(directory_, found->second);
 }
 
 StateDict CheckpointReader::state(const std::string& file) const {
-  const safetensors::Reader mapped(folder_ / file);
+  const safetensors::Reader mapped(directory_ / file);
   const auto found = mapped.header().metadata.find(kStateKey);
-  const std::string what = (folder_ / file).string();
+  const std::string what = (directory_ / file).string();
   if (found == mapped.header().metadata.end()) {
     throw CheckpointError(format("[checkpoint] {} holds no state", what));
   }
@@ -58,15 +58,15 @@ StateDict CheckpointReader::state(const std::string& file) const {
 }
 
 CheckpointSource
-open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
-  if (!std::filesystem::exists(folder / kManifestName) &&
-      std::filesystem::exists(folder / "random_states_0.pkl")) {
-    return open_python_checkpoint(folder, rank);
+open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
+  if (!std::filesystem::exists(directory / kManifestName) &&
+      std::filesystem::exists(directory / "random_states_0.pkl")) {
+    return open_python_checkpoint(directory, rank);
   }
-  const CheckpointReader checkpoint(folder);
+  const CheckpointReader checkpoint(directory);
   if (verify) checkpoint.verify();
   CheckpointSource source;
-  source.folder = folder;
+  source.directory = directory;
   source.num_processes = checkpoint.manifest().num_processes;
   for (const auto& [part, tensors] : checkpoint.manifest().parts) {
     source.parts.emplace(part, checkpoint.tensors(part));
@@ -76,7 +76,7 @@ open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
     if (source.parts.contains(part)) continue;
     const std::string file = torch_file_of(part);
     if (!checkpoint.manifest().files.contains(file)) break;
-    source.parts.emplace(part, stored_in_torch_file(folder / file));
+    source.parts.emplace(part, stored_in_torch_file(directory / file));
   }
   source.state = checkpoint.state(part_file(kStatePart, false, 0, 1));
   if (checkpoint.manifest().files.contains(rank_file(rank))) {
@@ -88,7 +88,7 @@ open_checkpoint(const std::filesystem::path& folder, int rank, bool verify) {
 void CheckpointReader::verify() const {
   std::vector<std::string> damaged;
   for (const auto& [name, record] : manifest_.files) {
-    if (!damaged_chunks(folder_ / name, record).empty()) {
+    if (!damaged_chunks(directory_ / name, record).empty()) {
       damaged.push_back(name);
     }
   }
@@ -96,7 +96,7 @@ void CheckpointReader::verify() const {
   throw CheckpointError(format(
       "[checkpoint] {} is damaged: the contents of {} have changed since they "
       "were written; load another checkpoint",
-      folder_.string(),
+      directory_.string(),
       join(damaged, ", ")));
 }
 

@@ -15,9 +15,11 @@ namespace accelerate::detail {
 class ACCELERATE_API CheckpointReader {
  public:
   /// Throws CheckpointError naming what is wrong.
-  explicit CheckpointReader(std::filesystem::path folder);
+  explicit CheckpointReader(std::filesystem::path directory);
 
-  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::filesystem::path& directory() const {
+    return directory_;
+  }
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }
   /// Empty for a part that is not there.
   [[nodiscard]] StoredTensors tensors(const std::string& part) const;
@@ -27,7 +29,7 @@ class ACCELERATE_API CheckpointReader {
   void verify() const;
 
  private:
-  std::filesystem::path folder_;
+  std::filesystem::path directory_;
   Manifest manifest_;
 };
 

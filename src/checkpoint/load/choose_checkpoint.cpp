@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 
 namespace accelerate::detail {
@@ -42,11 +42,11 @@ std::filesystem::path find_newest_checkpoint(const Checkpoints& checkpoints) {
   const ProjectConfiguration& project = checkpoints.project;
   if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
     throw ConfigError(
-        "[checkpoint] load_state() needs a folder, or "
+        "[checkpoint] load_state() needs a directory, or "
         "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
   }
   const std::filesystem::path base =
-      std::filesystem::path(project.project_dir) / kCheckpointsFolder;
+      std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
   if (std::filesystem::is_directory(base)) {
     restore_put_aside(*checkpoints.disk, base);
   }
@@ -65,7 +65,7 @@ std::filesystem::path choose_checkpoint(
     throw CheckpointError(format(
         "[checkpoint] there is no complete checkpoint in {}/{}",
         checkpoints.project.project_dir,
-        kCheckpointsFolder));
+        kCheckpointsDirectory));
   }
   const std::filesystem::path parent =
       std::filesystem::absolute(input_dir).parent_path();
@@ -75,7 +75,7 @@ std::filesystem::path choose_checkpoint(
   }
   if (!std::filesystem::is_directory(input_dir)) {
     throw CheckpointError(format(
-        "[checkpoint] {} is no folder; load_state() was told to load it",
+        "[checkpoint] {} is not a directory; load_state() was told to load it",
         input_dir.string()));
   }
   return input_dir;

@@ -50,7 +50,7 @@ void drop_other_ranks_state(const World& world, CheckpointSource& source) {
       format(
           "{} was saved by {} processes and is loaded by {}; random states are "
           "left as they are",
-          source.folder.string(),
+          source.directory.string(),
           source.num_processes,
           world.size()));
 }

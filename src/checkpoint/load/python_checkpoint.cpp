@@ -13,7 +13,7 @@
 #include "checkpoint/load/source.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/tensors/tensor_tree.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
@@ -313,26 +313,27 @@ StateDict read_random_states(const TorchState& saved) {
 
 }  // namespace
 
-CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
+CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
   CheckpointSource source;
-  source.folder = folder;
+  source.directory = directory;
   source.is_python = true;
   const auto has = [&](const std::string& name) {
-    return fs::exists(folder / name);
+    return fs::exists(directory / name);
   };
   for (std::size_t i = 0;; ++i) {
     const std::string safe = numbered("model", i) + ".safetensors";
     const std::string pickled = numbered("pytorch_model", i) + ".bin";
     const std::string sharded = format("pytorch_model_fsdp_{}", i);
     if (has(safe)) {
-      source.parts[numbered("model", i)] = stored_in_safetensors(folder / safe);
+      source.parts[numbered("model", i)] =
+          stored_in_safetensors(directory / safe);
     } else if (has(pickled)) {
       source.parts[numbered("model", i)] =
-          stored_in_torch_file(folder / pickled);
-    } else if (is_torch_distributed(folder / sharded)) {
+          stored_in_torch_file(directory / pickled);
+    } else if (is_torch_distributed(directory / sharded)) {
       // As FSDP's sharded state dicts are left.
       source.parts[numbered("model", i)] =
-          read_torch_distributed(folder / sharded).tensors;
+          read_torch_distributed(directory / sharded).tensors;
     } else {
       break;
     }
@@ -341,14 +342,14 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
   for (std::size_t i = 0; has(numbered("optimizer", i) + ".bin"); ++i) {
     const std::string name = numbered("optimizer", i);
     optimizers.push_back(
-        read_optimizer(folder / (name + ".bin"), source.parts[name]));
+        read_optimizer(directory / (name + ".bin"), source.parts[name]));
   }
   for (std::size_t i = 0; has(numbered("scheduler", i) + ".bin"); ++i) {
-    const TorchState saved(folder / (numbered("scheduler", i) + ".bin"));
+    const TorchState saved(directory / (numbered("scheduler", i) + ".bin"));
     schedulers.push_back(read_scheduler(saved, saved.root().as_dict()));
   }
   for (std::size_t i = 0; has(format("custom_checkpoint_{}.pkl", i)); ++i) {
-    const TorchState saved(folder / format("custom_checkpoint_{}.pkl", i));
+    const TorchState saved(directory / format("custom_checkpoint_{}.pkl", i));
     objects.push_back(saved.dict(saved.root().as_dict()));
   }
   while (has(format("random_states_{}.pkl", source.num_processes))) {
@@ -358,7 +359,8 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
   const std::string random_states = format("random_states_{}.pkl", rank);
   if (has("random_states_0.pkl")) {
     const TorchState saved(
-        folder / (has(random_states) ? random_states : "random_states_0.pkl"));
+        directory /
+        (has(random_states) ? random_states : "random_states_0.pkl"));
     const auto found = TorchState::find(saved.root().as_dict(), "step");
     if (found) step = static_cast<std::int64_t>(saved.number(*found));
     if (has(random_states)) {
@@ -376,7 +378,7 @@ CheckpointSource open_python_checkpoint(const fs::path& folder, int rank) {
       {"loaders", std::vector<StateDict>()},
       {"step", StateDict{{"micro_step", step}, {"serial", step}}}};
   if (has("scaler.pt")) {
-    source.state.set("scaler", read_scaler(folder / "scaler.pt"));
+    source.state.set("scaler", read_scaler(directory / "scaler.pt"));
   }
   return source;
 }

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 /// A checkpoint, open for reading, whoever wrote it.
 struct CheckpointSource {
-  std::filesystem::path folder;
+  std::filesystem::path directory;
   int num_processes = 1;
   /// "model", "optimizer_1" and so on; those that are there.
   std::map<std::string, StoredTensors> parts;
@@ -33,11 +33,11 @@ struct CheckpointSource {
 /// changed since it was written; Error if a file cannot be read. Nothing in the
 /// files is executed.
 ACCELERATE_API CheckpointSource
-open_checkpoint(const std::filesystem::path& folder, int rank, bool verify);
+open_checkpoint(const std::filesystem::path& directory, int rank, bool verify);
 
-/// A folder that Python's Accelerate wrote by save_state().
+/// A directory that Python's Accelerate wrote by save_state().
 CheckpointSource open_python_checkpoint(
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     int rank);
 
 }  // namespace accelerate::detail

@@ -55,12 +55,12 @@ struct RankFiles {
 void add_part(
     RankFiles& mine,
     const SaveJob& job,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const Part& part,
     bool is_leader) {
   const std::string file =
       part_file(part.name, part.is_split(), job.rank, job.num_processes);
-  FileToWrite to_file{folder / file, {}, {{"format", "pt"}}};
+  FileToWrite to_file{directory / file, {}, {{"format", "pt"}}};
   SavedTensors& saved = mine.fragment.parts[part.name];
   for (const PartEntry& entry : part.entries) {
     if (!entry.is_writer) continue;
@@ -199,37 +199,37 @@ CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& meeting)
   if (group_.is_leader()) {
     answer = attempt([&] {
       pending_.emplace(job_.disk, job_.target);
-      return pending_->folder().string();
+      return pending_->directory().string();
     });
   }
-  folder_ = unwrap(group_.broadcast(answer, "save_state"));
+  directory_ = unwrap(group_.broadcast(answer, "save_state"));
 }
 
 std::string CheckpointWriter::write_files() const {
-  if (!std::filesystem::is_directory(folder_)) {
+  if (!std::filesystem::is_directory(directory_)) {
     throw Error(format(
         "this rank does not see {}, where the checkpoint is written: all ranks "
         "need the same file system, or save_on_each_node",
-        folder_of(folder_).string()));
+        directory_of(directory_).string()));
   }
   const bool is_leader = group_.is_leader();
   RankFiles mine;
   std::vector<std::string> torch_files;
   for (const Part& part : job_.contents.parts) {
     if (job_.safe_serialization || !part.name.starts_with("model")) {
-      add_part(mine, job_, folder_, part, is_leader);
+      add_part(mine, job_, directory_, part, is_leader);
     } else if (is_leader) {
       torch_files.push_back(torch_file_of(part.name));
-      write_torch_part(*job_.disk, folder_ / torch_files.back(), part);
+      write_torch_part(*job_.disk, directory_ / torch_files.back(), part);
     }
   }
   if (is_leader) {
     add_state(
         mine,
-        folder_ / part_file(kStatePart, false, 0, 1),
+        directory_ / part_file(kStatePart, false, 0, 1),
         job_.contents.state);
   }
-  add_state(mine, folder_ / rank_file(job_.rank), job_.contents.rank_state);
+  add_state(mine, directory_ / rank_file(job_.rank), job_.contents.rank_state);
   const std::vector<FileRecord> records =
       write_tensor_files(*job_.disk, mine.files);
   for (std::size_t i = 0; i < records.size(); ++i) {
@@ -237,7 +237,7 @@ std::string CheckpointWriter::write_files() const {
         mine.files[i].path.filename().string(), records[i]);
   }
   for (const std::string& name : torch_files) {
-    mine.fragment.files.emplace(name, record_of(folder_ / name));
+    mine.fragment.files.emplace(name, record_of(directory_ / name));
   }
   return fragment_text(mine.fragment);
 }
@@ -259,7 +259,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
     merge_into(
         manifest, parse_fragment(std::string_view(answer).substr(kOk.size())));
   }
-  adopt_files(*job_.disk, folder_, manifest);
+  adopt_files(*job_.disk, directory_, manifest);
   for (const std::string& warning : pending_->commit(manifest)) {
     job_.logger.log(LogLevel::warning, "checkpoint", warning);
   }

@@ -49,12 +49,14 @@ struct SaveJob {
 /// reason, and nothing is left.
 class ACCELERATE_API CheckpointWriter {
  public:
-  /// Makes the folder. `meeting` must outlive the writer and serve nothing else
-  /// meanwhile.
+  /// Makes the directory. `meeting` must outlive the writer and serve nothing
+  /// else meanwhile.
   CheckpointWriter(SaveJob job, StoreGroup& meeting);
 
   /// Where files that should be in the checkpoint can be put, until write().
-  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::filesystem::path& directory() const {
+    return directory_;
+  }
   [[nodiscard]] const std::filesystem::path& target() const {
     return job_.target;
   }
@@ -70,7 +72,7 @@ class ACCELERATE_API CheckpointWriter {
   SaveJob job_;
   StoreGroup& group_;
   std::optional<PendingCheckpoint> pending_;
-  std::filesystem::path folder_;
+  std::filesystem::path directory_;
 };
 
 }  // namespace accelerate::detail

@@ -89,7 +89,7 @@ SaveTicket save_checkpoint(
   try {
     if (failure.empty()) {
       SaveHookContext context{
-          models, std::vector<bool>(models.size(), true), writer->folder()};
+          models, std::vector<bool>(models.size(), true), writer->directory()};
       for (const auto& [id, hook] : checkpoints.save_hooks) hook(context);
       writer->contents() = collect_contents(components(context.save_weights));
     }

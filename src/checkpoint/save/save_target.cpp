@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 
 namespace accelerate::detail {
 
@@ -38,7 +38,7 @@ SaveTarget choose_target(
   }
   if (!project.automatic_checkpoint_naming) {
     throw ConfigError(
-        "[checkpoint] save_state() needs a folder, or "
+        "[checkpoint] save_state() needs a directory, or "
         "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
   }
   if (project.project_dir.empty()) {
@@ -51,7 +51,7 @@ SaveTarget choose_target(
         *project.total_limit));
   }
   const std::filesystem::path base =
-      std::filesystem::path(project.project_dir) / kCheckpointsFolder;
+      std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
   const auto entries = list_checkpoints(base);
   const std::int64_t highest =
       entries.empty() ? -1 : entries.back().number.value_or(-1);

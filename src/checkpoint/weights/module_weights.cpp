@@ -72,9 +72,9 @@ WeightList get_state_dict(const torch::nn::Module& module) {
 
 std::vector<std::string> save_model(
     const torch::nn::Module& module,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options) {
-  return detail::write_module(module, folder, options);
+  return detail::write_module(module, directory, options);
 }
 
 std::function<std::string(const std::string& name)> rename_prefixes(
@@ -164,7 +164,7 @@ namespace detail {
 
 std::vector<std::string> write_module(
     const torch::nn::Module& module,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options,
     const SplitTensor& split,
     const std::string& prefix) {
@@ -173,11 +173,11 @@ std::vector<std::string> write_module(
                                           : ModelFormat::torch;
   how.max_shard_bytes =
       static_cast<std::uint64_t>(options.max_shard_size.bytes());
-  if (std::filesystem::exists(folder) &&
-      !std::filesystem::is_directory(folder)) {
+  if (std::filesystem::exists(directory) &&
+      !std::filesystem::is_directory(directory)) {
     throw ConfigError(format(
-        "[checkpoint] {} is a file; a model is saved in a folder",
-        folder.string()));
+        "[checkpoint] {} is a file; a model is saved in a directory",
+        directory.string()));
   }
   std::vector<NamedTensor> tensors;
   std::map<Place, std::int64_t> places;
@@ -204,7 +204,7 @@ std::vector<std::string> write_module(
     tensors.push_back({name, *std::move(wanted), storage});
   }
   const auto disk = make_file_system();
-  return write_model(*disk, folder, tensors, how);
+  return write_model(*disk, directory, tensors, how);
 }
 
 StoredTensors open_renamed(

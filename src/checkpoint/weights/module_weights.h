@@ -25,7 +25,7 @@ using SplitTensor = std::function<std::optional<TensorToWrite>(
 /// before their names.
 std::vector<std::string> write_module(
     const torch::nn::Module& module,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SaveModelOptions& options,
     const SplitTensor& split = nullptr,
     const std::string& prefix = {});

@@ -116,17 +116,17 @@ class Reader {
 
 std::optional<std::filesystem::path> default_config_path(
     const Environment& environment) {
-  std::filesystem::path folder;
+  std::filesystem::path directory;
   if (const auto home = environment.get("HF_HOME")) {
-    folder = *home;
+    directory = *home;
   } else if (const auto cache = environment.get("XDG_CACHE_HOME")) {
-    folder = std::filesystem::path(*cache) / "huggingface";
+    directory = std::filesystem::path(*cache) / "huggingface";
   } else if (const auto user = environment.get("HOME")) {
-    folder = std::filesystem::path(*user) / ".cache" / "huggingface";
+    directory = std::filesystem::path(*user) / ".cache" / "huggingface";
   } else {
     return std::nullopt;
   }
-  return folder / "accelerate" / "default_config.yaml";
+  return directory / "accelerate" / "default_config.yaml";
 }
 
 Source source_from_config(const ConfigDocument& document) {

@@ -63,7 +63,7 @@ constexpr std::array<OptionSpec, 30> kLaunchRows{{
     {"mpirun_hostfile", "mpirun_config", "--mpirun_hostfile", "", text, "", "", acts, "Machines",
      "start the ranks by mpirun, on these hosts"},
     {"log_dir", "", "--log_dir", "", text, "", "", acts, "Output and restarts",
-     "folder for files with the output of each rank: ATTEMPT/RANK/stdout.log and stderr.log"},
+     "directory for files with the output of each rank: ATTEMPT/RANK/stdout.log and stderr.log"},
     {"tee", "", "--tee", "", text, "0", "", acts, "Output and restarts",
      "what is shown beside --log_dir: 0 nothing, 1 stdout, 2 stderr, 3 both; or by local rank, such as 0:3,1:2. Unset: both"},
     {"role", "", "--role", "", text, "default", "", acts, "Output and restarts",

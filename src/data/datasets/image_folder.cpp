@@ -69,8 +69,8 @@ std::vector<fs::path> sorted_entries(const std::string& path) {
   return entries;
 }
 
-void add_images(const fs::path& folder, std::vector<std::string>& found) {
-  for (const fs::path& entry : sorted_entries(folder.string())) {
+void add_images(const fs::path& directory, std::vector<std::string>& found) {
+  for (const fs::path& entry : sorted_entries(directory.string())) {
     if (fs::is_directory(entry)) {
       add_images(entry, found);
     } else if (is_image(entry)) {
@@ -112,18 +112,18 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
 
 ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
     : options_(std::move(options)) {
-  for (const fs::path& folder : sorted_entries(path)) {
-    if (!fs::is_directory(folder)) continue;
+  for (const fs::path& directory : sorted_entries(path)) {
+    if (!fs::is_directory(directory)) continue;
     const auto label = static_cast<std::int64_t>(classes_.size());
-    classes_.push_back(folder.filename().string());
+    classes_.push_back(directory.filename().string());
     std::vector<std::string> images;
-    add_images(folder, images);
+    add_images(directory, images);
     for (std::string& image : images)
       files_.push_back({std::move(image), label});
   }
   if (files_.empty()) {
     throw ConfigError(format(
-        "[data] {} has no images in folders of their classes; expected are "
+        "[data] {} has no images in directories of their classes; expected are "
         "files such as {}/CLASS/IMAGE.png",
         path,
         path));

@@ -11,7 +11,7 @@
 
 #include "base/files.h"
 #include "base/text.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
 
 namespace accelerate::detail {
@@ -28,7 +28,7 @@ constexpr std::string_view kDeleting = ".deleting-";
 
 path hidden_name(const path& target, std::string_view purpose) {
   std::random_device random;
-  return folder_of(target) /
+  return directory_of(target) /
       format(".{}{}{}-{}",
              target.filename().string(),
              purpose,
@@ -50,37 +50,37 @@ std::optional<std::string> visible_name(
   return std::string(name.substr(1, place - 1));
 }
 
-std::vector<path> entries_of(const path& folder) {
+std::vector<path> entries_of(const path& directory) {
   std::vector<path> entries;
   std::error_code code;
-  for (std::filesystem::directory_iterator listing(folder, code);
+  for (std::filesystem::directory_iterator listing(directory, code);
        !code && listing != std::filesystem::directory_iterator();
        listing.increment(code)) {
     entries.push_back(listing->path());
   }
   if (code) {
-    throw Error(
-        format("[files] cannot list {}: {}", folder.string(), code.message()));
+    throw Error(format(
+        "[files] cannot list {}: {}", directory.string(), code.message()));
   }
   std::sort(entries.begin(), entries.end());
   return entries;
 }
 
-bool is_real_folder(const path& entry) {
+bool is_real_directory(const path& entry) {
   std::error_code code;
   return std::filesystem::symlink_status(entry, code).type() ==
       std::filesystem::file_type::directory;
 }
 
-void remove_tree(FileSystem& disk, const path& folder) {
-  for (const path& entry : entries_of(folder)) {
-    if (is_real_folder(entry)) {
+void remove_tree(FileSystem& disk, const path& directory) {
+  for (const path& entry : entries_of(directory)) {
+    if (is_real_directory(entry)) {
       remove_tree(disk, entry);
     } else {
       disk.remove_file(entry);
     }
   }
-  disk.remove_folder(folder);
+  disk.remove_directory(directory);
 }
 
 // True for names of files that Python's Accelerate writes.
@@ -108,7 +108,7 @@ bool is_of_accelerate(const std::string& name) {
              });
 }
 
-bool has_folder(const Manifest& manifest, const std::string& name) {
+bool has_directory(const Manifest& manifest, const std::string& name) {
   const auto after = manifest.files.lower_bound(name + "/");
   return after != manifest.files.end() && after->first.starts_with(name + "/");
 }
@@ -126,7 +126,7 @@ std::vector<path> strangers_in(const path& target) {
   for (const path& entry : entries_of(target)) {
     const std::string name = entry.filename().string();
     const bool is_own = manifest ? name == kManifestName ||
-            manifest->files.contains(name) || has_folder(*manifest, name)
+            manifest->files.contains(name) || has_directory(*manifest, name)
                                  : is_of_accelerate(name);
     is_checkpoint = is_checkpoint || name == "random_states_0.pkl";
     if (!is_own) strangers.push_back(entry);
@@ -134,15 +134,16 @@ std::vector<path> strangers_in(const path& target) {
   if (!is_checkpoint && !strangers.empty()) {
     throw CheckpointError(format(
         "[checkpoint] {} is there and is no checkpoint (it holds {}); a save "
-        "replaces the whole folder, so give one that is new, empty, or a "
+        "replaces the whole directory, so give one that is new, empty, or a "
         "checkpoint",
         target.string(),
         strangers.front().filename().string()));
   }
   for (const path& stranger : strangers) {
-    if (is_real_folder(stranger)) {
+    if (is_real_directory(stranger)) {
       throw CheckpointError(format(
-          "[checkpoint] the checkpoint to be replaced, {}, has a folder in it "
+          "[checkpoint] the checkpoint to be replaced, {}, has a directory in "
+          "it "
           "that is not its own: {}; move it away first",
           target.string(),
           stranger.filename().string()));
@@ -155,7 +156,7 @@ std::vector<path> strangers_in(const path& target) {
 // followed, so that the directory they lead to is replaced and not the links.
 path resolved(const path& target) {
   if (target.empty()) {
-    throw CheckpointError("[checkpoint] a save needs a folder's name");
+    throw CheckpointError("[checkpoint] a save needs a directory's name");
   }
   path clean = std::filesystem::absolute(target).lexically_normal();
   if (!clean.has_filename()) clean = clean.parent_path();
@@ -169,43 +170,43 @@ path resolved(const path& target) {
   if (std::filesystem::exists(followed, code) &&
       !std::filesystem::is_directory(followed, code)) {
     throw CheckpointError(
-        format("[checkpoint] {} is a file, not a folder", target.string()));
+        format("[checkpoint] {} is a file, not a directory", target.string()));
   }
   return followed;
 }
 
-// `folder` is hidden: if a crash leaves some of it, no reader takes that for a
-// checkpoint.
-void discard(FileSystem& disk, const path& folder) {
-  const FolderLock lock(folder);
-  remove_tree(disk, folder);
+// `directory` is hidden: if a crash leaves some of it, no reader takes that for
+// a checkpoint.
+void discard(FileSystem& disk, const path& directory) {
+  const DirectoryLock lock(directory);
+  remove_tree(disk, directory);
 }
 
 }  // namespace
 
-void create_folders(FileSystem& disk, const path& folder) {
-  if (folder.empty() || std::filesystem::is_directory(folder)) return;
-  const path parent = folder_of(folder);
-  create_folders(disk, parent);
+void create_directories(FileSystem& disk, const path& directory) {
+  if (directory.empty() || std::filesystem::is_directory(directory)) return;
+  const path parent = directory_of(directory);
+  create_directories(disk, parent);
   try {
-    disk.create_folder(folder);
+    disk.create_directory(directory);
   } catch (const Error&) {
     // Another process was faster.
-    if (!std::filesystem::is_directory(folder)) throw;
+    if (!std::filesystem::is_directory(directory)) throw;
   }
-  disk.sync_folder(parent);
+  disk.sync_directory(parent);
 }
 
-void adopt_files(FileSystem& disk, const path& folder, Manifest& manifest) {
+void adopt_files(FileSystem& disk, const path& directory, Manifest& manifest) {
   const auto adopt = [&](const auto& self, const path& where) -> void {
     for (const path& entry : entries_of(where)) {
-      if (is_real_folder(entry)) {
+      if (is_real_directory(entry)) {
         self(self, entry);
-        disk.sync_folder(entry);
+        disk.sync_directory(entry);
         continue;
       }
       const std::string name =
-          entry.lexically_relative(folder).generic_string();
+          entry.lexically_relative(directory).generic_string();
       if (manifest.files.contains(name)) continue;
       if (!std::filesystem::is_regular_file(entry)) {
         throw Error(format(
@@ -216,13 +217,13 @@ void adopt_files(FileSystem& disk, const path& folder, Manifest& manifest) {
       manifest.files.emplace(name, record_of(entry));
     }
   };
-  adopt(adopt, folder);
+  adopt(adopt, directory);
 }
 
-void remove_checkpoint(FileSystem& disk, const path& folder) {
-  const path hidden = hidden_name(folder, kDeleting);
-  disk.rename(folder, hidden);
-  disk.sync_folder(folder_of(folder));
+void remove_checkpoint(FileSystem& disk, const path& directory) {
+  const path hidden = hidden_name(directory, kDeleting);
+  disk.rename(directory, hidden);
+  disk.sync_directory(directory_of(directory));
   discard(disk, hidden);
 }
 
@@ -231,10 +232,10 @@ void restore_put_aside(FileSystem& disk, const path& parent) {
     const auto name = visible_name(entry.filename().string(), kAside);
     if (!name || std::filesystem::exists(parent / *name)) continue;
     // A live save is between its two renames.
-    const FolderLock lock(entry);
+    const DirectoryLock lock(entry);
     if (!lock.is_held()) continue;
     disk.rename(entry, parent / *name);
-    disk.sync_folder(parent);
+    disk.sync_directory(parent);
   }
 }
 
@@ -245,8 +246,8 @@ std::vector<std::string> sweep(FileSystem& disk, const path& parent) {
     const std::string name = entry.filename().string();
     const bool is_leftover = visible_name(name, kSaving) ||
         visible_name(name, kAside) || visible_name(name, kDeleting);
-    if (!is_leftover || !is_real_folder(entry)) continue;
-    const FolderLock lock(entry);
+    if (!is_leftover || !is_real_directory(entry)) continue;
+    const DirectoryLock lock(entry);
     if (!lock.is_held()) continue;
     try {
       remove_tree(disk, entry);
@@ -261,8 +262,8 @@ PendingCheckpoint::PendingCheckpoint(
     std::shared_ptr<FileSystem> disk,
     const path& target)
     : disk_(std::move(disk)), target_(resolved(target)) {
-  const path parent = folder_of(target_);
-  create_folders(*disk_, parent);
+  const path parent = directory_of(target_);
+  create_directories(*disk_, parent);
   static_cast<void>(sweep(*disk_, parent));
   if (std::filesystem::exists(target_)) {
     static_cast<void>(strangers_in(target_));
@@ -270,56 +271,56 @@ PendingCheckpoint::PendingCheckpoint(
   // Another save's sweep may be faster than the lock, but not again and again.
   constexpr int kAttempts = 8;
   for (int i = 0; i < kAttempts; ++i) {
-    folder_ = hidden_name(target_, kSaving);
-    disk_->create_folder(folder_);
-    lock_.emplace(folder_);
+    directory_ = hidden_name(target_, kSaving);
+    disk_->create_directory(directory_);
+    lock_.emplace(directory_);
     // It exists but is not locked: this file system cannot lock directories.
-    if (std::filesystem::exists(folder_)) break;
+    if (std::filesystem::exists(directory_)) break;
   }
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
   if (is_committed_) return;
   try {
-    remove_tree(*disk_, folder_);
+    remove_tree(*disk_, directory_);
   } catch (const std::exception&) {
     // The next save removes it.
   }
 }
 
 std::vector<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
-  const path parent = folder_of(target_);
+  const path parent = directory_of(target_);
   const bool replaces = std::filesystem::exists(target_);
   if (replaces) {
     for (const path& stranger : strangers_in(target_)) {
-      const path kept = folder_ / stranger.filename();
+      const path kept = directory_ / stranger.filename();
       if (!std::filesystem::exists(kept)) disk_->link(stranger, kept);
     }
   }
-  const auto file = disk_->create(folder_ / kManifestName);
+  const auto file = disk_->create(directory_ / kManifestName);
   const std::string text = manifest_text(manifest);
   file->write_at(0, std::as_bytes(std::span(text)));
   file->finish();
-  disk_->sync_folder(folder_);
+  disk_->sync_directory(directory_);
 
   std::optional<path> replaced;
   if (!replaces || std::filesystem::is_empty(target_)) {
-    disk_->rename(folder_, target_);
-  } else if (disk_->exchange(folder_, target_)) {
-    replaced = folder_;
+    disk_->rename(directory_, target_);
+  } else if (disk_->exchange(directory_, target_)) {
+    replaced = directory_;
   } else {
-    const FolderLock lock(target_);
+    const DirectoryLock lock(target_);
     replaced = hidden_name(target_, kAside);
     disk_->rename(target_, *replaced);
     try {
-      disk_->rename(folder_, target_);
+      disk_->rename(directory_, target_);
     } catch (...) {
       disk_->rename(*replaced, target_);
       throw;
     }
   }
   is_committed_ = true;
-  disk_->sync_folder(parent);
+  disk_->sync_directory(parent);
   std::vector<std::string> warnings;
   if (replaced) {
     try {

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 /// A checkpoint that is being written, in a hidden directory beside its name. A
 /// crash at any moment leaves either the previous checkpoint under the name, or
 /// the new one, complete. One object, on one rank; others may write files into
-/// folder().
+/// directory().
 ///
 /// Order of the steps: data files are written and synced; the manifest is
 /// written and synced; the directory is synced; it gets its name in one step;
@@ -32,7 +32,9 @@ class PendingCheckpoint {
   /// Removes everything if it was not committed.
   ~PendingCheckpoint();
 
-  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::filesystem::path& directory() const {
+    return directory_;
+  }
   [[nodiscard]] const std::filesystem::path& target() const { return target_; }
   /// Requires that the files that the manifest lists are durable. Returns
   /// warnings about what could not be cleaned up once the checkpoint was safe.
@@ -42,21 +44,23 @@ class PendingCheckpoint {
  private:
   std::shared_ptr<FileSystem> disk_;
   std::filesystem::path target_;
-  std::filesystem::path folder_;
-  std::optional<FolderLock> lock_;
+  std::filesystem::path directory_;
+  std::optional<DirectoryLock> lock_;
   bool is_committed_ = false;
 };
 
-/// Makes files that other code put into `folder` durable, and adds them to
+/// Makes files that other code put into `directory` durable, and adds them to
 /// `manifest`, which lists all others. Throws Error.
 void adopt_files(
     FileSystem& disk,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     Manifest& manifest);
 
 /// Deletes a checkpoint so that a crash in between leaves it complete or gone.
 /// Throws Error.
-void remove_checkpoint(FileSystem& disk, const std::filesystem::path& folder);
+void remove_checkpoint(
+    FileSystem& disk,
+    const std::filesystem::path& directory);
 
 /// Gives checkpoints back the names that a save took from them, if it died
 /// before the new ones had them.
@@ -68,7 +72,9 @@ std::vector<std::string> sweep(
     FileSystem& disk,
     const std::filesystem::path& parent);
 
-/// Creates `folder` and missing directories above it, durably.
-void create_folders(FileSystem& disk, const std::filesystem::path& folder);
+/// Creates `directory` and missing directories above it, durably.
+void create_directories(
+    FileSystem& disk,
+    const std::filesystem::path& directory);
 
 }  // namespace accelerate::detail

@@ -277,7 +277,7 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
       1U << 30U));
   for (const auto& [file, record] : parser.object(json, "files").items()) {
     if (!is_inside(file) || file == kManifestName) {
-      parser.fail("it lists a file that is not inside the folder");
+      parser.fail("it lists a file that is not inside the directory");
     }
     manifest.files.emplace(file, parser.file(record));
   }
@@ -381,20 +381,21 @@ void merge_into(Manifest& manifest, Manifest fragment) {
   }
 }
 
-Manifest read_manifest(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / kManifestName;
+Manifest read_manifest(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / kManifestName;
   std::error_code code;
   if (!std::filesystem::is_regular_file(path, code)) {
     throw CheckpointError(format(
         "[checkpoint] {} has no {}: it is no checkpoint of this library, or "
         "was not finished",
-        folder.string(),
+        directory.string(),
         kManifestName));
   }
   Manifest manifest = parse_manifest(read_file(path), path.string());
   std::vector<std::string> complaints;
   for (const auto& [name, record] : manifest.files) {
-    const std::uintmax_t size = std::filesystem::file_size(folder / name, code);
+    const std::uintmax_t size =
+        std::filesystem::file_size(directory / name, code);
     if (code) {
       complaints.push_back(format("{} is missing", name));
     } else if (size != record.num_bytes) {
@@ -405,7 +406,7 @@ Manifest read_manifest(const std::filesystem::path& folder) {
   if (!complaints.empty()) {
     throw CheckpointError(format(
         "[checkpoint] {} is torn: {}",
-        folder.string(),
+        directory.string(),
         join(complaints, "; ")));
   }
   return manifest;

@@ -78,7 +78,7 @@ void merge_into(Manifest& manifest, Manifest fragment);
 
 /// The manifest of a checkpoint in which every file is present with its size.
 /// Throws CheckpointError naming what is wrong; contents are not checked.
-Manifest read_manifest(const std::filesystem::path& folder);
+Manifest read_manifest(const std::filesystem::path& directory);
 
 /// XXH3 of one chunk.
 std::uint64_t checksum_of(std::string_view bytes);

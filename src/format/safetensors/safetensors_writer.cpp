@@ -73,7 +73,7 @@ void Writer::finish() {
   state_->file->finish();
   state_->disk->rename(state_->temporary, state_->path);
   state_->file.reset();
-  state_->disk->sync_folder(detail::folder_of(state_->path));
+  state_->disk->sync_directory(detail::directory_of(state_->path));
 }
 
 }  // namespace accelerate::safetensors

@@ -253,7 +253,7 @@ std::span<const std::byte> InputFile::bytes() const {
 }
 
 StoredTensors stored_in_checkpoint(
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SavedTensors& saved) {
   struct Opened {
     std::shared_ptr<const InputFile> file;
@@ -263,11 +263,12 @@ StoredTensors stored_in_checkpoint(
   const auto open = [&](const std::string& name) -> const Opened& {
     const auto found = files.find(name);
     if (found != files.end()) return found->second;
-    const safetensors::Reader reader(folder / name);
+    const safetensors::Reader reader(directory / name);
     return files
         .emplace(
             name,
-            Opened{std::make_shared<InputFile>(folder / name), reader.header()})
+            Opened{
+                std::make_shared<InputFile>(directory / name), reader.header()})
         .first->second;
   };
   StoredTensors stored;
@@ -284,7 +285,7 @@ StoredTensors stored_in_checkpoint(
         throw CheckpointError(format(
             "[checkpoint] {} is damaged: its \"{}\" is not what the manifest "
             "says",
-            (folder / part.file).string(),
+            (directory / part.file).string(),
             name));
       }
       one.boxes.push_back(

@@ -68,7 +68,7 @@ using StoredTensors = std::map<std::string, StoredTensor>;
 /// The tensors of one part of a checkpoint. Throws CheckpointError if a file is
 /// not what the manifest says, Error if one cannot be read.
 StoredTensors stored_in_checkpoint(
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const SavedTensors& saved);
 
 /// The tensors of a safetensors file.

@@ -12,7 +12,7 @@
 
 #include "base/files.h"
 #include "base/text.h"
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
@@ -122,7 +122,7 @@ StoredTensors open_index(const path& file) {
     if (!where.is_string()) fail("is no index of a model");
     const auto shard = where.get<std::string>();
     if (shard.find('/') != std::string::npos || shard == "..") {
-      fail(format("names a file outside its folder: {}", shard));
+      fail(format("names a file outside its directory: {}", shard));
     }
     const auto [found, is_new] = files.try_emplace(shard);
     if (is_new) found->second = open_file(file.parent_path() / shard);
@@ -135,25 +135,26 @@ StoredTensors open_index(const path& file) {
   return all;
 }
 
-StoredTensors open_folder(const path& folder) {
-  if (std::filesystem::exists(folder / kManifestName)) {
-    const Manifest manifest = read_manifest(folder);
+StoredTensors open_directory(const path& directory) {
+  if (std::filesystem::exists(directory / kManifestName)) {
+    const Manifest manifest = read_manifest(directory);
     const auto model = manifest.parts.find("model");
     if (model == manifest.parts.end()) {
       throw CheckpointError(
-          format("[checkpoint] {} holds no model", folder.string()));
+          format("[checkpoint] {} holds no model", directory.string()));
     }
-    return stored_in_checkpoint(folder, model->second);
+    return stored_in_checkpoint(directory, model->second);
   }
-  if (is_torch_distributed(folder)) {
-    return read_torch_distributed(folder).tensors;
+  if (is_torch_distributed(directory)) {
+    return read_torch_distributed(directory).tensors;
   }
   // Accelerate's order of names, except that the safer one comes first.
   for (const char* name : {"model.safetensors", "pytorch_model.bin"}) {
-    if (std::filesystem::exists(folder / name)) return open_file(folder / name);
+    if (std::filesystem::exists(directory / name))
+      return open_file(directory / name);
   }
   std::vector<path> indices;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     if (entry.path().filename().string().ends_with(".index.json")) {
       indices.push_back(entry.path());
     }
@@ -161,7 +162,7 @@ StoredTensors open_folder(const path& folder) {
   if (indices.size() == 1) return open_index(indices.front());
   throw CheckpointError(format(
       "[checkpoint] {}{}",
-      folder.string(),
+      directory.string(),
       indices.empty() ? " holds no model: no model.safetensors, "
                         "pytorch_model.bin, index, manifest.json or .metadata"
                       : " holds several indices of models; name one"));
@@ -202,7 +203,7 @@ StoredTensors stored_in_torch_file(const path& file) {
 }
 
 StoredTensors open_weights(const path& where) {
-  if (std::filesystem::is_directory(where)) return open_folder(where);
+  if (std::filesystem::is_directory(where)) return open_directory(where);
   if (!std::filesystem::exists(where)) {
     throw CheckpointError(
         format("[checkpoint] {} does not exist", where.string()));
@@ -212,10 +213,10 @@ StoredTensors open_weights(const path& where) {
 
 std::vector<std::string> write_model(
     FileSystem& disk,
-    const path& folder,
+    const path& directory,
     const std::vector<NamedTensor>& tensors,
     const WriteModelOptions& options) {
-  create_folders(disk, folder);
+  create_directories(disk, directory);
   std::vector<ShardEntry> entries;
   std::map<std::string, const NamedTensor*> by_name;
   std::int64_t own = 0;
@@ -232,7 +233,7 @@ std::vector<std::string> write_model(
   std::vector<Staged> staged;
   std::set<std::string> written;
   const auto stage = [&](const std::string& name) {
-    staged.push_back({temporary_sibling(folder / name), folder / name});
+    staged.push_back({temporary_sibling(directory / name), directory / name});
     written.insert(name);
     return staged.back().temporary;
   };
@@ -257,9 +258,9 @@ std::vector<std::string> write_model(
     }
     throw;
   }
-  disk.sync_folder(folder);
+  disk.sync_directory(directory);
   std::vector<path> stale;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     const bool is_old =
         is_model_file(name, options.format) && !written.contains(name);
@@ -289,7 +290,7 @@ void write_weights_file(
     std::filesystem::remove(temporary, ignored);
     throw;
   }
-  disk.sync_folder(folder_of(file));
+  disk.sync_directory(directory_of(file));
 }
 
 std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {

@@ -36,12 +36,12 @@ struct WriteModelOptions {
 };
 
 /// Writes a model as Hugging Face does: one file, or several and an index, in
-/// `folder`, which is created. All are written and durable before any gets its
-/// name; then files that an earlier save left are removed. Returns the names
-/// that share a tensor with another and are in no file.
+/// `directory`, which is created. All are written and durable before any gets
+/// its name; then files that an earlier save left are removed. Returns the
+/// names that share a tensor with another and are in no file.
 std::vector<std::string> write_model(
     FileSystem& disk,
-    const std::filesystem::path& folder,
+    const std::filesystem::path& directory,
     const std::vector<NamedTensor>& tensors,
     const WriteModelOptions& options = {});
 

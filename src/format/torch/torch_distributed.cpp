@@ -24,10 +24,10 @@ constexpr const char* kMetadata = ".metadata";
 
 class MetadataReader {
  public:
-  explicit MetadataReader(const std::filesystem::path& folder)
-      : folder_(folder),
-        where_((folder / kMetadata).string()),
-        text_(read_file(folder / kMetadata)),
+  explicit MetadataReader(const std::filesystem::path& directory)
+      : directory_(directory),
+        where_((directory / kMetadata).string()),
+        text_(read_file(directory / kMetadata)),
         pickle_(
             std::as_bytes(std::span(text_)),
             where_,
@@ -169,10 +169,10 @@ class MetadataReader {
       std::uint64_t offset,
       std::uint64_t length) {
     if (name.find('/') != std::string::npos || name == "..") {
-      fail(format("it names a file outside its folder: {}", name));
+      fail(format("it names a file outside its directory: {}", name));
     }
     auto& file = files_[name];
-    if (!file) file = std::make_shared<InputFile>(folder_ / name);
+    if (!file) file = std::make_shared<InputFile>(directory_ / name);
     const auto all = file->bytes();
     if (offset > all.size() || length > all.size() - offset) {
       fail(format("{} is shorter than it should be", name));
@@ -218,7 +218,7 @@ class MetadataReader {
     }
   }
 
-  std::filesystem::path folder_;
+  std::filesystem::path directory_;
   std::string where_;
   std::string text_;
   Pickle pickle_;
@@ -228,18 +228,19 @@ class MetadataReader {
 
 }  // namespace
 
-bool is_torch_distributed(const std::filesystem::path& folder) {
+bool is_torch_distributed(const std::filesystem::path& directory) {
   std::error_code code;
-  return std::filesystem::is_regular_file(folder / kMetadata, code);
+  return std::filesystem::is_regular_file(directory / kMetadata, code);
 }
 
-TorchDistributed read_torch_distributed(const std::filesystem::path& folder) {
-  if (!is_torch_distributed(folder)) {
+TorchDistributed read_torch_distributed(
+    const std::filesystem::path& directory) {
+  if (!is_torch_distributed(directory)) {
     throw CheckpointError(format(
         "[torch] {} has no .metadata: it is no distributed checkpoint of torch",
-        folder.string()));
+        directory.string()));
   }
-  return MetadataReader(folder).read();
+  return MetadataReader(directory).read();
 }
 
 }  // namespace accelerate::detail

@@ -16,12 +16,12 @@ struct TorchDistributed {
   std::vector<std::string> others;
 };
 
-/// Whether `folder` is one.
-bool is_torch_distributed(const std::filesystem::path& folder);
+/// Whether `directory` is one.
+bool is_torch_distributed(const std::filesystem::path& directory);
 
 /// Reads where everything is, executing nothing. A single key around everything
 /// ("model") is not part of the names. Throws CheckpointError if the files are
 /// not what they should be, Error if one cannot be read.
-TorchDistributed read_torch_distributed(const std::filesystem::path& folder);
+TorchDistributed read_torch_distributed(const std::filesystem::path& directory);
 
 }  // namespace accelerate::detail

@@ -87,7 +87,7 @@ reach(std::uint64_t offset, const Shape& sizes, const Shape& strides) {
   return last + 1;
 }
 
-std::string find_folder(const ZipReader& zip, const std::string& path) {
+std::string find_directory(const ZipReader& zip, const std::string& path) {
   constexpr std::string_view kPickle = "/data.pkl";
   for (const auto& [name, entry] : zip.entries()) {
     if (name.ends_with(kPickle)) {
@@ -150,7 +150,7 @@ struct TorchFile::State {
   std::span<const std::byte> bytes;
   std::string path;
   std::optional<ZipReader> zip;
-  std::string folder;
+  std::string directory;
   std::unique_ptr<Pickle> pickle;
   /// Storages of a file older than the zip format.
   std::map<std::string, std::span<const std::byte>> storages;
@@ -170,8 +170,8 @@ struct TorchFile::State {
       return;
     }
     zip.emplace(bytes, path);
-    folder = find_folder(*zip, path);
-    const auto byte_order = zip->entries().find(folder + "/byteorder");
+    directory = find_directory(*zip, path);
+    const auto byte_order = zip->entries().find(directory + "/byteorder");
     if (byte_order != zip->entries().end()) {
       const auto text = byte_order->second.bytes;
       constexpr std::string_view kLittle = "little";
@@ -182,14 +182,14 @@ struct TorchFile::State {
             "[torch] {} was written on a machine of another byte order", path));
       }
     }
-    const std::string name = folder + "/data.pkl";
+    const std::string name = directory + "/data.pkl";
     zip->verify(name);
     pickle = std::make_unique<Pickle>(zip->at(name).bytes, path, most_bytes());
   }
 
   [[nodiscard]] std::span<const std::byte> storage(
       const std::string& key) const {
-    if (zip) return zip->at(format("{}/data/{}", folder, key)).bytes;
+    if (zip) return zip->at(format("{}/data/{}", directory, key)).bytes;
     const auto found = storages.find(key);
     if (found == storages.end()) {
       throw CheckpointError(

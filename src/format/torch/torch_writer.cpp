@@ -241,15 +241,15 @@ void write_torch_file(
   const std::string pickle = Pickler(storages).document(root);
   ZipWriter zip(disk.create(path));
   // The name that torch gives an archive without one.
-  const std::string folder = "archive";
-  zip.add(folder + "/data.pkl", pickle);
-  zip.add(folder + "/.format_version", "1");
-  zip.add(folder + "/.storage_alignment", "64");
-  zip.add(folder + "/byteorder", "little");
+  const std::string directory = "archive";
+  zip.add(directory + "/data.pkl", pickle);
+  zip.add(directory + "/.format_version", "1");
+  zip.add(directory + "/.storage_alignment", "64");
+  zip.add(directory + "/byteorder", "little");
   std::vector<std::byte> stage;
   for (std::size_t i = 0; i < storages.size(); ++i) {
     const TensorBytes& bytes = storages[i]->contents.bytes;
-    zip.begin(format("{}/data/{}", folder, i), bytes.num_bytes);
+    zip.begin(format("{}/data/{}", directory, i), bytes.num_bytes);
     if (bytes.data != nullptr) {
       zip.write({bytes.data, bytes.num_bytes});
     } else {
@@ -261,7 +261,7 @@ void write_torch_file(
     }
     zip.end();
   }
-  zip.add(folder + "/version", "3\n");
+  zip.add(directory + "/version", "3\n");
   zip.finish();
 }
 

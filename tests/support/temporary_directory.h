@@ -8,10 +8,10 @@
 
 namespace accelerate::testing {
 
-/// A fresh folder, removed with everything in it.
-class TemporaryFolder {
+/// A fresh directory, removed with everything in it.
+class TemporaryDirectory {
  public:
-  explicit TemporaryFolder(
+  explicit TemporaryDirectory(
       const std::filesystem::path& base =
           std::filesystem::temp_directory_path()) {
     std::string name = (base / "accelerate-XXXXXX").string();
@@ -20,15 +20,16 @@ class TemporaryFolder {
     }
     path_ = name;
   }
-  /// Where files live in memory, if there is such a place: for thousands of them.
+  /// Where files live in memory, if there is such a place: for thousands of
+  /// them.
   static std::filesystem::path memory() {
     return std::filesystem::is_directory("/dev/shm")
         ? "/dev/shm"
         : std::filesystem::temp_directory_path();
   }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder() {
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  ~TemporaryDirectory() {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }

@@ -1,4 +1,4 @@
-#include "format/checkpoint/checkpoint_folder.h"
+#include "format/checkpoint/checkpoint_directory.h"
 
 #include <algorithm>
 #include <tuple>
@@ -19,22 +19,22 @@ bool is_usable(const CheckpointEntry& entry) {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-CheckpointEntry describe(const std::filesystem::path& folder) {
+CheckpointEntry describe(const std::filesystem::path& directory) {
   CheckpointEntry entry;
-  entry.name = folder.filename().string();
+  entry.name = directory.filename().string();
   entry.number = number_of(entry.name);
   std::error_code code;
   // Python's Accelerate writes the random states last, except for the user's
   // objects.
   const bool has_manifest =
-      std::filesystem::exists(folder / kManifestName, code);
+      std::filesystem::exists(directory / kManifestName, code);
   if (!has_manifest &&
-      std::filesystem::exists(folder / "random_states_0.pkl", code)) {
+      std::filesystem::exists(directory / "random_states_0.pkl", code)) {
     entry.kind = CheckpointKind::accelerate;
     return entry;
   }
   try {
-    static_cast<void>(read_manifest(folder));
+    static_cast<void>(read_manifest(directory));
     entry.kind = CheckpointKind::complete;
   } catch (const Error& error) {
     entry.complaint = error.what();
@@ -54,10 +54,10 @@ std::optional<std::int64_t> number_of(std::string_view name) {
 }
 
 std::vector<CheckpointEntry> list_checkpoints(
-    const std::filesystem::path& folder) {
+    const std::filesystem::path& directory) {
   std::vector<CheckpointEntry> entries;
   std::error_code code;
-  std::filesystem::directory_iterator listing(folder, code);
+  std::filesystem::directory_iterator listing(directory, code);
   for (; !code && listing != std::filesystem::directory_iterator();
        listing.increment(code)) {
     const std::string name = listing->path().filename().string();
@@ -66,8 +66,8 @@ std::vector<CheckpointEntry> list_checkpoints(
     entries.push_back(describe(listing->path()));
   }
   if (code && code != std::errc::no_such_file_or_directory) {
-    throw Error(
-        format("[files] cannot list {}: {}", folder.string(), code.message()));
+    throw Error(format(
+        "[files] cannot list {}: {}", directory.string(), code.message()));
   }
   // Among equal numbers, a name that a user chose counts as older.
   const auto key = [](const CheckpointEntry& entry) {

@@ -10,7 +10,7 @@
 namespace accelerate::detail {
 
 /// The name that Accelerate gives the directory of checkpoints in a project.
-inline constexpr std::string_view kCheckpointsFolder = "checkpoints";
+inline constexpr std::string_view kCheckpointsDirectory = "checkpoints";
 inline constexpr std::string_view kCheckpointPrefix = "checkpoint_";
 
 enum class CheckpointKind {
@@ -38,10 +38,11 @@ struct CheckpointEntry {
 /// not fit.
 std::optional<std::int64_t> number_of(std::string_view name);
 
-/// The visible directories in `folder`, by number, then by name, those without
-/// a number first. Empty if it does not exist. Reads manifests, not data.
+/// The visible directories in `directory`, by number, then by name, those
+/// without a number first. Empty if it does not exist. Reads manifests, not
+/// data.
 std::vector<CheckpointEntry> list_checkpoints(
-    const std::filesystem::path& folder);
+    const std::filesystem::path& directory);
 
 /// The last entry that is usable and has a number; null if there is none.
 const CheckpointEntry* newest_of(const std::vector<CheckpointEntry>& entries);
