@@ -3,7 +3,7 @@
 // durable, beside dd conv=fsync on the same disk; loading, beside a plain read
 // of the files; and the memory a synchronous save adds.
 //
-//   bench_checkpoint [FOLDER ON THE DISK TO MEASURE]
+//   bench_checkpoint [DIRECTORY ON THE DISK TO MEASURE]
 #include <fcntl.h>
 #include <unistd.h>
 

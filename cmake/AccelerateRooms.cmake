@@ -3,8 +3,8 @@
 # takes 88 CPU seconds, together 22.
 option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
 
-# accelerate_room(TARGET FOLDER [SPLIT n] [EXCEPT file...])
-#   Adds every .cpp below FOLDER to TARGET, but not those named, one group per
+# accelerate_room(TARGET DIRECTORY [SPLIT n] [EXCEPT file...])
+#   Adds every .cpp below DIRECTORY to TARGET, but not those named, one group per
 #   directory, or n groups where a directory would take one processor much longer than
 #   the others.
 function(accelerate_room target directory)

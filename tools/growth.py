@@ -4,7 +4,7 @@ from collections import Counter
 
 NUM_FOLDERS = 8
 NUM_FUNCTIONS = 12
-FOLDER_GLANCE = 24  # a dozen pairs of .cpp and .h
+DIRECTORY_GLANCE = 24  # a dozen pairs of .cpp and .h
 FUNCTION_SCREEN = 60
 
 SKIPPED = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*', re.S | re.M)
@@ -38,7 +38,7 @@ def report(root, paths):
         ((lines, name, f"{path.relative_to(root)}:{line}") for path in paths for lines, name, line in functions_in(path.read_text())),
         reverse=True,
     )
-    print(f"files per directory (more than {FOLDER_GLANCE} no longer fit a glance):")
+    print(f"files per directory (more than {DIRECTORY_GLANCE} no longer fit a glance):")
     for directory, count in per_directory.most_common(NUM_FOLDERS):
         print(f"  {count:4} {directory}")
     print(f"longest functions ({sum(1 for f in longest if f[0] > FUNCTION_SCREEN)} of {len(longest)} above {FUNCTION_SCREEN} lines):")

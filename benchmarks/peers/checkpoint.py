@@ -1,7 +1,7 @@
 """What `make bench CASE=checkpoint` measures, by Python's Accelerate: save_state() of 1.2 GB of model and AdamW state until it
 returns, until it is on the disk (os.sync), and load_state(); with the memory each adds.
 
-usage: python checkpoint.py [FOLDER ON THE DISK TO MEASURE]
+usage: python checkpoint.py [DIRECTORY ON THE DISK TO MEASURE]
 """
 import json
 import os

@@ -26,7 +26,7 @@ struct ACCELERATE_API Layout {
   void
   split(Axis axis, std::int64_t dim, std::int64_t begin, std::int64_t count);
 
-  [[nodiscard]] bool is_whole() const { return split_axes.empty(); }
+  [[nodiscard]] bool is_unsharded() const { return split_axes.empty(); }
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 

@@ -257,7 +257,7 @@ void Accelerator::lomo_backward(
       session.models.begin(), session.models.end(), [](const auto& model) {
         const auto& rows = model->table.rows();
         return std::any_of(rows.begin(), rows.end(), [](const auto& row) {
-          return !row.layout.is_whole();
+          return !row.layout.is_unsharded();
         });
       });
   if (is_split) {

@@ -1,6 +1,6 @@
 // A rank that says who it is and trains for a while; see kill_ranks.sh.
 //
-//   restart_rank FOLDER
+//   restart_rank DIRECTORY
 #include <unistd.h>
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // Trains, writing down after each step which samples it saw and where its
 // loader is, so that it can be killed at any moment and started again.
-// usage: training_rank FOLDER KIND NUM_RANKS SEED
+// usage: training_rank DIRECTORY KIND NUM_RANKS SEED
 //   KIND: samples, stream or restorable_stream
 // NUM_RANKS loaders are read in turn, as so many ranks would read them.
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Starts its own ranks, again and again: a program of its own, since every rank
 // is a new start of it.
 //
-//   launch_function_check FOLDER
+//   launch_function_check DIRECTORY
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

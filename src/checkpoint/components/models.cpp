@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
   if (!is_per_node) return is_writer(layout, mesh);
-  if (!layout.is_whole()) {
+  if (!layout.is_unsharded()) {
     throw ConfigError(
         "[checkpoint] save_on_each_node needs every machine to have all of the "
         "model, but it is split over machines; unset it and save to a file "
@@ -32,7 +32,7 @@ Part model_part(
     known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
     part.entries.push_back(
         {row.name,
-         row.layout.is_whole() ? row.tensor : row.local,
+         row.layout.is_unsharded() ? row.tensor : row.local,
          row.layout,
          writes(row.layout, *model.mesh)});
   }

@@ -53,7 +53,7 @@ std::map<std::string, MeshLayout> ParameterNames::split_layouts() const {
   std::map<std::string, MeshLayout> layouts;
   for (std::size_t i = 0; i < models_.size(); ++i) {
     for (const Parameter& row : models_[i].table->rows()) {
-      if (row.layout.is_whole()) continue;
+      if (row.layout.is_unsharded()) continue;
       layouts.emplace(
           qualified(i, row.name),
           MeshLayout{row.layout, models_[i].mesh, row.local.device()});
@@ -68,7 +68,7 @@ std::vector<std::pair<std::string, at::Tensor>> ParameterNames::masters_of(
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const auto [model, row] = find(parameter);
-      if (row != nullptr && row->layout.is_whole() &&
+      if (row != nullptr && row->layout.is_unsharded() &&
           !row->local.is_same(row->tensor)) {
         masters.emplace_back(
             format("{}/master", qualified(model, row->name)), row->local);

@@ -32,14 +32,14 @@ std::string text_of(const safetensors::Shape& shape) {
 }
 
 safetensors::Shape global_shape(const Destination& destination) {
-  if (destination.layout.is_whole()) return file_shape(destination.tensor);
+  if (destination.layout.is_unsharded()) return file_shape(destination.tensor);
   const auto& sizes = destination.layout.global_shape;
   return {sizes.begin(), sizes.end()};
 }
 
 safetensors::Box box_of(const Destination& destination) {
   safetensors::Shape size = file_shape(destination.tensor);
-  if (destination.layout.is_whole()) {
+  if (destination.layout.is_unsharded()) {
     return {safetensors::Shape(size.size(), 0), size};
   }
   const auto& offset = destination.layout.offset;

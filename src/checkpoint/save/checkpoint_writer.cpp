@@ -67,13 +67,14 @@ void add_part(
     TensorToWrite wanted = to_write(entry.name, entry.tensor);
     SavedTensor& tensor = saved[entry.name];
     tensor.dtype = wanted.dtype;
-    tensor.shape = entry.layout.is_whole()
+    tensor.shape = entry.layout.is_unsharded()
         ? wanted.shape
         : unsigned_shape(entry.layout.global_shape);
     tensor.boxes.push_back(
         {file,
-         {entry.layout.is_whole() ? safetensors::Shape(wanted.shape.size(), 0)
-                                  : unsigned_shape(entry.layout.offset),
+         {entry.layout.is_unsharded()
+              ? safetensors::Shape(wanted.shape.size(), 0)
+              : unsigned_shape(entry.layout.offset),
           wanted.shape}});
     to_file.tensors.emplace(entry.name, std::move(wanted));
   }
@@ -170,7 +171,7 @@ std::string numbered(const std::string& kind, std::size_t i) {
 
 bool Part::is_split() const {
   for (const PartEntry& entry : entries) {
-    if (!entry.layout.is_whole()) return true;
+    if (!entry.layout.is_unsharded()) return true;
   }
   return false;
 }

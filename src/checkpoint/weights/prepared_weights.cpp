@@ -25,7 +25,7 @@ namespace {
 std::vector<const Parameter*> split_rows(const PlacedModel& model) {
   std::vector<const Parameter*> rows;
   for (const Parameter& row : model.table->rows()) {
-    if (!row.layout.is_whole()) rows.push_back(&row);
+    if (!row.layout.is_unsharded()) rows.push_back(&row);
   }
   return rows;
 }
@@ -123,7 +123,7 @@ std::string read_and_send(
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     if (!is_saved[i]) continue;
     const Destination& mine = destinations[i];
-    if (mine.layout.is_whole()) {
+    if (mine.layout.is_unsharded()) {
       if (group.rank() == 0) read(mine);
       group.broadcast(mine.tensor.detach(), 0);
       continue;
@@ -313,7 +313,7 @@ void load_weights(
       "new:\n");
   const at::NoGradGuard no_grad;
   for (const Parameter& row : model.table->rows()) {
-    if (row.layout.is_whole() && !row.local.is_same(row.tensor))
+    if (row.layout.is_unsharded() && !row.local.is_same(row.tensor))
       row.local.copy_(row.tensor);
   }
 }

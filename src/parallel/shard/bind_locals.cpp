@@ -20,7 +20,7 @@ void bind_locals(
       if (row == nullptr || row->local.is_same(row->tensor)) continue;
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state != states.end()) {
-        if (!row->layout.is_whole()) {
+        if (!row->layout.is_unsharded()) {
           throw ConfigError(format(
               "[parallel] the optimizer has stepped on \"{}\" before "
               "prepare(), which splits the parameter over ranks; prepare a new "
