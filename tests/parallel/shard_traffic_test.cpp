@@ -31,7 +31,7 @@ class CollectiveTraffic final : public ShardTraffic {
   }
   void keep_memory(std::int64_t) override {}
   bool travels_alone(const ShardedParameter& parameter) const override {
-    return parameter.whole.dim() > 1;
+    return parameter.full.dim() > 1;
   }
 
   void start_unshard(
@@ -65,7 +65,7 @@ class CollectiveTraffic final : public ShardTraffic {
     const Tensor gradient = parameter.take_gradient();
     state.was_used[place] = gradient.defined();
     state.means[place] =
-        gradient.defined() ? gradient : torch::zeros(parameter.whole.sizes());
+        gradient.defined() ? gradient : torch::zeros(parameter.full.sizes());
   }
   void start_reduce(const UnitShards& unit, std::size_t place) override {
     Tensor& mean = units_[unit.number].means[place];

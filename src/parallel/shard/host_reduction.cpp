@@ -48,7 +48,7 @@ at::Tensor HostReduction::take_gradient(
   was_used_[place] = gradient.defined() ? 1 : 0;
   if (gradient.defined()) return gradient;
   return at::zeros(
-      parameter.whole.sizes(), at::TensorOptions(parameter.reduced_in()));
+      parameter.full.sizes(), at::TensorOptions(parameter.reduced_in()));
 }
 
 void HostReduction::take(const UnitShards& unit, std::size_t place) {
@@ -132,7 +132,7 @@ at::Tensor HostReduction::mean_of(
     std::vector<at::Tensor>& parts) const {
   const at::ScalarType dtype = parameter.local.scalar_type();
   const bool may_keep =
-      parameter.whole.is_cpu() && parameter.reduced_in() == dtype;
+      parameter.full.is_cpu() && parameter.reduced_in() == dtype;
   // Memory of another rank's part becomes the sum's; a + b is b + a.
   const std::size_t kept = group_.rank() == 0 ? 1 : 0;
   at::Tensor sum;
@@ -163,7 +163,7 @@ void HostReduction::finish(const UnitShards& unit, std::size_t place) {
   for (at::Tensor& part : parts) {
     if (part.defined()) pool_->give(std::move(part));
   }
-  if (!parameter.whole.is_cpu()) pool_->give(std::move(large.outgoing));
+  if (!parameter.full.is_cpu()) pool_->give(std::move(large.outgoing));
   large.outgoing.reset();
 }
 

@@ -18,7 +18,7 @@ constexpr std::size_t kSmallBytes = 32 << 10;
 }  // namespace
 
 bool is_small(const ShardedParameter& parameter) {
-  return parameter.whole.nbytes() < kSmallBytes;
+  return parameter.full.nbytes() < kSmallBytes;
 }
 
 struct HostUnshard::Gather {

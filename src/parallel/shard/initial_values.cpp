@@ -52,7 +52,7 @@ InitialValues::InitialValues(const Mesh& mesh, const ParameterTable& table)
   }
 }
 
-void InitialValues::make_whole(const Parameter& row) {
+void InitialValues::make_full(const Parameter& row) {
   if (row.tensor.is_meta()) {
     materialize(row.tensor, mesh_.world().device());
     row.tensor.detach().zero_();

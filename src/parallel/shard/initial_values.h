@@ -25,7 +25,7 @@ class ACCELERATE_API InitialValues {
   InitialValues(const Mesh& mesh, const ParameterTable& table);
 
   /// For a row that stays as it is, before broadcast().
-  void make_whole(const Parameter& row);
+  void make_full(const Parameter& row);
   /// Rows that every rank has memory for.
   void broadcast(const ParameterTable& table) const;
   /// What this rank keeps of a row of which rank r along `axis` gets the

@@ -80,7 +80,7 @@ void cast_buffers(
 void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
   for (const auto& unit : units) {
     for (const ShardedParameter& parameter : unit->parameters()) {
-      if (parameter.whole.requires_grad() && !parameter.local.requires_grad()) {
+      if (parameter.full.requires_grad() && !parameter.local.requires_grad()) {
         throw ConfigError(format(
             "[parallel] parameter \"{}\" was frozen when it was prepared and "
             "is not any more, but nobody waits for its gradients; unfreeze it "

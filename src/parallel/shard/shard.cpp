@@ -87,7 +87,7 @@ class Shard final : public Strategy, public GateKeeper {
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
     InitialValues values(mesh_, table);
-    for (const Parameter* row : plan.whole) values.make_whole(*row);
+    for (const Parameter* row : plan.unsharded) values.make_full(*row);
     values.broadcast(table);
     broadcast_all(model_group_, buffers_);
 
@@ -118,12 +118,13 @@ class Shard final : public Strategy, public GateKeeper {
     say_raised(num_raised);
     std::int64_t largest = 0;
     for (const auto& unit : units_)
-      largest = std::max(largest, unit->whole_bytes());
+      largest = std::max(largest, unit->full_bytes());
     if (!options_.allocator_keeps_blocks) {
       pool->keep_up_to(largest);
       traffic_->keep_memory(largest);
     }
-    for (const Parameter* row : plan.whole) whole_.push_back(row->tensor);
+    for (const Parameter* row : plan.unsharded)
+      unsharded_.push_back(row->tensor);
     if (options_.buffer_dtype) {
       cast_buffers(module, *options_.buffer_dtype, plan.full_precision_modules);
     }
@@ -131,7 +132,7 @@ class Shard final : public Strategy, public GateKeeper {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const auto& trainable = units_[u]->trainable();
       for (std::size_t i = 0; i < trainable.size(); ++i) {
-        const at::Tensor& whole = units_[u]->parameters()[trainable[i]].whole;
+        const at::Tensor& full = units_[u]->parameters()[trainable[i]].full;
         hooked_.push_back(whole);
         torch::autograd::impl::set_post_acc_grad_hooks(
             whole, std::make_unique<GradientHook>([this, u, i] {
@@ -203,7 +204,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (options_.frees_parameters && !is_held_open()) schedule_.release_all();
     if (!settles) return;
     window_.owes_gradients = false;
-    average_copies();
+    average_replicas();
     if (std::exchange(window_.had_forward, false) &&
         options_.broadcast_buffers) {
       const at::NoGradGuard no_grad;
@@ -360,7 +361,7 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   // Parts of the other copies, and parameters that every rank has whole.
-  void average_copies() {
+  void average_replicas() {
     std::vector<at::Tensor> parts;
     for (const auto& unit : units_) {
       for (const std::size_t i : unit->trainable())
@@ -368,7 +369,7 @@ class Shard final : public Strategy, public GateKeeper {
     }
     average_gradients(mesh_.group({Axis::replicate, Axis::context}), parts);
     std::vector<at::Tensor> whole;
-    for (const at::Tensor& tensor : whole_) {
+    for (const at::Tensor& tensor : unsharded_) {
       if (tensor.requires_grad()) whole.push_back(tensor);
     }
     average_gradients(mesh_.gradient_group(), whole, at::kDouble);
@@ -403,7 +404,7 @@ class Shard final : public Strategy, public GateKeeper {
   /// All ranks that have the model, or this stage of it.
   Group model_group_;
   std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> whole_;
+  std::vector<at::Tensor> unsharded_;
   std::vector<at::Tensor> hooked_;
   std::unique_ptr<ShardTraffic> traffic_;
   std::vector<std::unique_ptr<ShardUnit>> units_;

@@ -19,17 +19,17 @@ ShardUnit::ShardUnit(
       pool_(std::move(pool)) {
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ShardedParameter& parameter = shards_.parameters[i];
-    if (parameter.whole.requires_grad()) shards_.trainable.push_back(i);
+    if (parameter.full.requires_grad()) shards_.trainable.push_back(i);
     parameter.reshard_group_begins =
-        row_begins(parameter.whole.size(0), place_.reshard_group_size);
+        row_begins(parameter.full.size(0), place_.reshard_group_size);
   }
   traffic_.add_unit(shards_);
 }
 
-std::int64_t ShardUnit::whole_bytes() const {
+std::int64_t ShardUnit::full_bytes() const {
   std::int64_t bytes = 0;
   for (const ShardedParameter& parameter : shards_.parameters)
-    bytes += static_cast<std::int64_t>(parameter.whole.nbytes());
+    bytes += static_cast<std::int64_t>(parameter.full.nbytes());
   return bytes;
 }
 
@@ -40,14 +40,14 @@ void ShardUnit::start_gather() {
   for (const ShardedParameter& parameter : shards_.parameters) {
     if (!parameter.gate) {
       // It keeps its memory, and gets the others' rows.
-      memory.push_back(parameter.whole.detach());
+      memory.push_back(parameter.full.detach());
     } else if (parameter.gate->is_filled()) {
       // Others of the unit may have been let go of.
       memory.emplace_back();
     } else {
       memory.push_back(pool_->take(
-          parameter.whole.sizes(),
-          parameter.whole.options().requires_grad(false)));
+          parameter.full.sizes(),
+          parameter.full.options().requires_grad(false)));
     }
   }
   state_ = State::gathering;
@@ -78,13 +78,13 @@ void ShardUnit::reshard(bool to_reshard_group) {
   const at::NoGradGuard no_grad;
   traffic_.before_reshard(shards_);
   const bool keeps = to_reshard_group && place_.reshard_group_size > 1;
-  is_in_reshard_group_ = keeps && (is_whole() || is_in_reshard_group_);
+  is_in_reshard_group_ = keeps && (is_unsharded() || is_in_reshard_group_);
   for (ShardedParameter& parameter : shards_.parameters) {
     if (!keeps) parameter.kept_rows.reset();
     if (!parameter.gate || !parameter.gate->is_filled()) continue;
     if (keeps && !parameter.kept_rows.defined()) {
       parameter.kept_rows = rows_between(
-                                parameter.whole.detach(),
+                                parameter.full.detach(),
                                 parameter.reshard_group_begins,
                                 place_.reshard_group_rank)
                                 .clone();
@@ -106,18 +106,18 @@ void ShardUnit::release_parameter(std::size_t i) {
 
 void ShardUnit::watch_for_changes() {
   for (ShardedParameter& parameter : shards_.parameters)
-    parameter.version_when_opened = parameter.whole._version();
+    parameter.version_when_opened = parameter.full._version();
 }
 
 void ShardUnit::keep_changes() {
   const at::NoGradGuard no_grad;
   for (const ShardedParameter& parameter : shards_.parameters) {
     const at::Tensor own =
-        parameter.rows_of(parameter.whole.detach(), place_.rank);
+        parameter.rows_of(parameter.full.detach(), place_.rank);
     if (own.is_alias_of(parameter.local)) continue;
     // Where the shard is more precise, only a real change may round it.
     const bool is_exact = own.scalar_type() == parameter.local.scalar_type();
-    if (is_exact || parameter.whole._version() != parameter.version_when_opened)
+    if (is_exact || parameter.full._version() != parameter.version_when_opened)
       parameter.local.detach().copy_(own);
   }
 }
@@ -125,7 +125,7 @@ void ShardUnit::keep_changes() {
 bool ShardUnit::has_gradient() const {
   return std::any_of(
       shards_.trainable.begin(), shards_.trainable.end(), [&](std::size_t i) {
-        return shards_.parameters[i].whole.grad().defined();
+        return shards_.parameters[i].full.grad().defined();
       });
 }
 

@@ -41,12 +41,12 @@ class ShardUnit {
     return shards_.parameters;
   }
   /// Bytes of the full parameters.
-  [[nodiscard]] std::int64_t whole_bytes() const;
+  [[nodiscard]] std::int64_t full_bytes() const;
 
   /// All of these are called by all ranks of a group alike.
   void start_gather();
   void finish_gather();
-  [[nodiscard]] bool is_whole() const { return state_ == State::full; }
+  [[nodiscard]] bool is_unsharded() const { return state_ == State::full; }
   /// Lets go of the memory of gated parameters; neighbours may keep a replica
   /// among themselves, for the next gather.
   void reshard(bool to_reshard_group = false);

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 /// from floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
 struct ACCELERATE_API ShardedParameter {
   std::string name;
-  at::Tensor whole;  ///< the module's own
+  at::Tensor full;   ///< the module's own
   at::Tensor local;  ///< this rank's rows, on which the optimizer steps
   std::vector<std::int64_t> row_begins;  ///< one per rank, and the end
   std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays

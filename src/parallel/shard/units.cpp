@@ -94,7 +94,7 @@ UnitPlan plan_units(
     if (innermost(plan.full_precision_modules, key) != nullptr)
       plan.full_precision.insert(&row);
     if (row.tensor.dim() == 0 || innermost(ignored, key) != nullptr) {
-      plan.whole.push_back(&row);
+      plan.unsharded.push_back(&row);
       continue;
     }
     std::size_t unit = 0;

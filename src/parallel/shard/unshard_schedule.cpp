@@ -19,7 +19,7 @@ void UnshardSchedule::begin(Pass pass) {
 }
 
 void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
-  if (current_ == unit && (is_filled || units_[unit]->is_whole())) return;
+  if (current_ == unit && (is_filled || units_[unit]->is_unsharded())) return;
   order().touch(unit);
   units_[unit]->start_gather();
   units_[unit]->finish_gather();
