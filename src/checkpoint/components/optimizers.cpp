@@ -132,7 +132,7 @@ StateDict OptimizerComponent::collect_one(
     std::string name_of_part,
     CheckpointContents& contents) const {
   Part part{std::move(name_of_part), {}};
-  const auto add_whole = [&](const NamedList& tensors) {
+  const auto add_full = [&](const NamedList& tensors) {
     for (const auto& [key, tensor] : tensors) {
       const Layout whole = Layout::whole(tensor.sizes().vec());
       part.entries.push_back({key, tensor, whole, writes_(whole, mesh_)});
@@ -150,7 +150,7 @@ StateDict OptimizerComponent::collect_one(
       const bool is_box = layout != layouts.end() &&
           tensor.sizes() == at::IntArrayRef(layout->second.layout.extent);
       if (!is_box) {
-        add_whole({{key, tensor}});
+        add_full({{key, tensor}});
         continue;
       }
       const MeshLayout& box = layout->second;
@@ -163,7 +163,7 @@ StateDict OptimizerComponent::collect_one(
   if (!state.others.empty()) {
     bare.others = emptied(state.others, "archive", others);
   }
-  add_whole(others);
+  add_full(others);
   contents.parts.push_back(std::move(part));
   return to_state_dict(bare);
 }

@@ -58,7 +58,7 @@ Group sharing_group(
 }
 
 // Whole tensors by name on `parts`' reader.
-WeightList read_whole(
+WeightList read_full(
     const PlacedModel& model,
     const std::vector<const Parameter*>& rows,
     PartReader& parts) {
@@ -82,7 +82,7 @@ WeightList read_whole(
   return weights;
 }
 
-void broadcast_whole(const World& world, WeightList& weights) {
+void broadcast_full(const World& world, WeightList& weights) {
   for (auto& [name, tensor] : weights) world.group().broadcast(tensor, 0);
 }
 
@@ -234,7 +234,7 @@ WeightList collect_weights(
   if (group.world_ranks()[0] == 0) {
     PartReader parts(group, rows, 0, tags);
     if (parts.is_reader()) {
-      weights = read_whole(model, rows, parts);
+      weights = read_full(model, rows, parts);
       parts.finish();
     } else {
       parts.serve();
@@ -255,7 +255,7 @@ WeightList collect_weights(
       tensor = number ? whole.try_emplace(*number, copy).first->second : copy;
     }
   }
-  broadcast_whole(checkpoints.world, weights);
+  broadcast_full(checkpoints.world, weights);
   return weights;
 }
 
