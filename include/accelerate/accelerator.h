@@ -410,9 +410,9 @@ class ACCELERATE_API Accelerator {
   }
   /// What this rank has of the model's tensors, and where it belongs.
   template <class M>
-  [[nodiscard]] std::vector<WeightPart> state_dict_parts(
+  [[nodiscard]] std::vector<WeightShard> state_dict_shards(
       const Model<M>& model) const {
-    return detail::parts_of(*model.prepared());
+    return detail::shards_of(*model.prepared());
   }
   /// Called by save_state() on every rank, before anything is collected, in the
   /// order of registration.

@@ -23,7 +23,7 @@ ACCELERATE_API void load_prepared(
     const LoadModelOptions& options);
 ACCELERATE_API WeightList
 weights_of(const PreparedModel& model, const StateDictOptions& options);
-ACCELERATE_API std::vector<WeightPart> parts_of(const PreparedModel& model);
+ACCELERATE_API std::vector<WeightShard> shards_of(const PreparedModel& model);
 ACCELERATE_API std::string describe_prepared(const PreparedModel& model);
 
 }  // namespace accelerate::detail

@@ -86,14 +86,14 @@ struct LoadModelOptions {
 /// Options of Accelerator::get_state_dict() for a sharded model.
 struct StateDictOptions {
   /// full_state_dict: full tensors, copied to the CPU. Otherwise this rank's
-  /// own shards, not copies; WeightPart says where they belong.
+  /// own shards, not copies; WeightShard says where they belong.
   StateDictType type = StateDictType::full_state_dict;
   /// Full tensors on rank 0 only, and nothing on other ranks.
   bool rank0_only = true;
 };
 
 /// Some rows of a tensor that is sharded over ranks, or a full tensor.
-struct WeightPart {
+struct WeightShard {
   std::string name;
   at::Tensor tensor;
   /// Where its first element is in the full tensor.

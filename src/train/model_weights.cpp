@@ -27,9 +27,9 @@ WeightList weights_of(
   return collect_weights(*model.session->checkpoints, placed_model, options);
 }
 
-std::vector<WeightPart> parts_of(const PreparedModel& model) {
+std::vector<WeightShard> shards_of(const PreparedModel& model) {
   const WriterRule writes = model.session->checkpoints->writer_rule();
-  std::vector<WeightPart> parts;
+  std::vector<WeightShard> parts;
   for (const PartEntry& entry :
        model_part(placed(model), "model", writes).entries) {
     parts.push_back(

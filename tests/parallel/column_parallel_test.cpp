@@ -227,7 +227,7 @@ TEST_P(ColumnsAndRows, HaveTheBoxOfTheirPlace) {
     const auto begin = [&](Axis axis, std::int64_t size, int more) {
       return size * (mesh.coordinate(axis) + more) / mesh.degree(axis);
     };
-    for (const WeightPart& part : accelerator.state_dict_parts(model)) {
+    for (const WeightShard& part : accelerator.state_dict_shards(model)) {
       const Tensor& all = whole.at(part.name);
       EXPECT_EQ(part.global_shape, all.sizes().vec()) << part.name;
       Tensor expected = all;

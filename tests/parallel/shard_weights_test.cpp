@@ -164,7 +164,7 @@ TEST(ShardedWeights, AreGivenInPartsThatSayWhereTheyBelong) {
     Net net;
     const auto model = accelerator.prepare(net);
     std::int64_t count = 0;
-    for (const WeightPart& part : accelerator.state_dict_parts(model)) {
+    for (const WeightShard& part : accelerator.state_dict_shards(model)) {
       Tensor box = expected.at(part.name);
       EXPECT_EQ(box.sizes(), at::IntArrayRef(part.global_shape)) << part.name;
       for (std::int64_t axis = 0; axis < box.dim(); ++axis) {

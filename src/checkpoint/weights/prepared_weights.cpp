@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
-#include "checkpoint/weights/part_reader.h"
+#include "checkpoint/weights/shard_reader.h"
 #include "comm/mesh.h"
 #include "comm/transport/p2p_batch.h"
 
@@ -61,7 +61,7 @@ Group sharing_group(
 WeightList read_full(
     const PlacedModel& model,
     const std::vector<const Parameter*>& rows,
-    PartReader& parts) {
+    ShardReader& parts) {
   WeightList weights = own_weights(model);
   std::map<std::size_t, at::Tensor> whole;
   for (auto& [name, tensor] : weights) {
@@ -178,12 +178,12 @@ void save_weights(
   if (rows.empty()) {
     if (writes) write(nullptr);
   } else {
-    const int tags = reserve_tags(*model.mesh, PartReader::kNumTags);
+    const int tags = reserve_tags(*model.mesh, ShardReader::kNumTags);
     const Group group = sharing_group(model, rows);
     const auto writers = group.all_gather_bytes(writes ? "w" : "");
     for (int reader = 0; reader < group.size(); ++reader) {
       if (writers[static_cast<std::size_t>(reader)].empty()) continue;
-      PartReader parts(group, rows, reader, tags);
+      ShardReader parts(group, rows, reader, tags);
       if (!parts.is_reader()) {
         parts.serve();
         continue;
@@ -228,11 +228,11 @@ WeightList collect_weights(
   }
   checkpoints.agreement.require_same_call(
       "get_state_dict", options.rank0_only ? "rank0_only" : "");
-  const int tags = reserve_tags(*model.mesh, PartReader::kNumTags);
+  const int tags = reserve_tags(*model.mesh, ShardReader::kNumTags);
   const Group group = sharing_group(model, rows);
   WeightList weights;
   if (group.world_ranks()[0] == 0) {
-    PartReader parts(group, rows, 0, tags);
+    ShardReader parts(group, rows, 0, tags);
     if (parts.is_reader()) {
       weights = read_full(model, rows, parts);
       parts.finish();

@@ -45,7 +45,7 @@ InitialValues::InitialValues(const Mesh& mesh, const ParameterTable& table)
       if (lacks(all[0])) {
         origin = Origin::nowhere;
       } else if (std::any_of(all.begin(), all.end(), lacks)) {
-        origin = Origin::rank_0_to_parts;
+        origin = Origin::rank_0_to_shards;
       }
       origins_.emplace(rows[i]->name, origin);
     }
@@ -58,7 +58,7 @@ void InitialValues::make_full(const Parameter& row) {
     row.tensor.detach().zero_();
   }
   Origin& origin = origins_.at(row.name);
-  if (origin == Origin::rank_0_to_parts) origin = Origin::rank_0_to_all;
+  if (origin == Origin::rank_0_to_shards) origin = Origin::rank_0_to_all;
 }
 
 void InitialValues::broadcast(const ParameterTable& table) const {
@@ -77,7 +77,7 @@ at::Tensor InitialValues::own_box(
     std::int64_t dim,
     const std::vector<std::int64_t>& begins) const {
   const Group group = replica_group(row.layout, mesh_);
-  const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_parts;
+  const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_shards;
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
     P2PBatch batch(group, format("sending {}", row.name));

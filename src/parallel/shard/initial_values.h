@@ -39,7 +39,7 @@ class ACCELERATE_API InitialValues {
       const std::vector<std::int64_t>& begins) const;
 
  private:
-  enum class Origin { rank_0_to_all, rank_0_to_parts, nowhere };
+  enum class Origin { rank_0_to_all, rank_0_to_shards, nowhere };
 
   Mesh mesh_;
   /// By name.

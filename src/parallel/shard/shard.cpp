@@ -286,10 +286,10 @@ class Shard final : public Strategy, public GateKeeper {
         : stored;
     at::Tensor own = values.own_box(row, Axis::shard, 0, parameter.row_begins);
     const bool shares_memory = !options_.frees_parameters &&
-        !options_.offloads_parts && kept == computed &&
+        !options_.offloads_shards && kept == computed &&
         row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
-    if (options_.offloads_parts && !own.is_cpu()) own = own.cpu().pin_memory();
+    if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
     const bool is_trained = row.tensor.requires_grad();
     make_dense(row.tensor, computed);
     if (options_.frees_parameters) {

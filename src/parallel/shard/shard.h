@@ -44,7 +44,7 @@ struct ShardOptions {
   bool allocator_keeps_blocks = false;
   /// Parts, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. On the CPU they are there anyway.
-  bool offloads_parts = false;
+  bool offloads_shards = false;
   /// The dtype of full parameters; unset: as they are.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Gradients travel in it; unset: as they are.

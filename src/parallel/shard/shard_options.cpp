@@ -32,7 +32,7 @@ ShardOptions make_shard_options(
   options.prefetches = request.prefetch;
   options.prefetch_depth = static_cast<std::size_t>(request.prefetch_depth);
   options.prefetches_after_gradients = request.prefetch_after_gradients;
-  options.offloads_parts = request.cpu_offload;
+  options.offloads_shards = request.cpu_offload;
   options.param_dtype = scalar_type(precision.param_dtype);
   options.reduce_dtype = scalar_type(precision.reduce_dtype);
   options.buffer_dtype = scalar_type(precision.buffer_dtype);

@@ -17,15 +17,15 @@
 namespace accelerate::detail {
 
 /// Lets one rank of a group read tensors that are split over it, a piece at a
-/// time, so that nobody ever holds a whole one. Their boxes are of any kind, and
-/// several ranks may have the same one.
-class PartReader {
+/// time, so that nobody ever holds a whole one. Their boxes are of any kind,
+/// and several ranks may have the same one.
+class ShardReader {
  public:
   static constexpr int kNumTags = 2;
 
   /// Called by all ranks of `group` with the same rows, which live longer.
   /// `first_tag`: of kNumTags that nobody else uses.
-  PartReader(
+  ShardReader(
       Group group,
       std::vector<const Parameter*> rows,
       int reader,

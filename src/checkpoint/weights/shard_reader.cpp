@@ -1,4 +1,4 @@
-#include "checkpoint/weights/part_reader.h"
+#include "checkpoint/weights/shard_reader.h"
 
 #include <cstring>
 #include <set>
@@ -25,7 +25,7 @@ at::Tensor bytes_at(std::byte* data, std::int64_t count) {
 
 }  // namespace
 
-PartReader::PartReader(
+ShardReader::ShardReader(
     Group group,
     std::vector<const Parameter*> rows,
     int reader,
@@ -65,7 +65,7 @@ PartReader::PartReader(
   }
 }
 
-at::Tensor PartReader::own_bytes(
+at::Tensor ShardReader::own_bytes(
     std::size_t row,
     std::int64_t begin,
     std::int64_t count) const {
@@ -77,7 +77,7 @@ at::Tensor PartReader::own_bytes(
       .to(at::kCPU);
 }
 
-void PartReader::read(
+void ShardReader::read(
     int rank,
     std::size_t row,
     std::int64_t begin,
@@ -94,7 +94,7 @@ void PartReader::read(
   batch.wait();
 }
 
-void PartReader::copy(
+void ShardReader::copy(
     std::size_t row,
     std::uint64_t begin,
     std::span<std::byte> out) {
@@ -126,7 +126,7 @@ void PartReader::copy(
   }
 }
 
-TensorToWrite PartReader::to_write(std::size_t row) {
+TensorToWrite ShardReader::to_write(std::size_t row) {
   const Parameter& parameter = *rows_[row];
   const at::Tensor like = at::empty(
       parameter.layout.global_shape,
@@ -139,7 +139,7 @@ TensorToWrite PartReader::to_write(std::size_t row) {
   return wanted;
 }
 
-void PartReader::finish() {
+void ShardReader::finish() {
   P2PBatch batch(group_, "ending the reading of parts");
   const at::Tensor end = at::tensor({kNoMore, kNoMore, kNoMore}, at::kLong);
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -148,7 +148,7 @@ void PartReader::finish() {
   batch.wait();
 }
 
-void PartReader::serve() {
+void ShardReader::serve() {
   while (true) {
     P2PBatch batch(group_, "giving a part of a tensor");
     const at::Tensor wanted = at::empty({3}, at::kLong);
