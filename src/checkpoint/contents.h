@@ -16,7 +16,7 @@ namespace accelerate::detail {
 ACCELERATE_API std::string numbered(const std::string& kind, std::size_t i);
 
 /// A tensor of a part: what of it this rank has.
-struct PartEntry {
+struct SectionEntry {
   std::string name;
   /// The box that `layout` says.
   at::Tensor tensor;
@@ -26,9 +26,9 @@ struct PartEntry {
 };
 
 /// Tensors that go to files of their own: "model", "optimizer" and so on.
-struct ACCELERATE_API Part {
+struct ACCELERATE_API Section {
   std::string name;
-  std::vector<PartEntry> entries;
+  std::vector<SectionEntry> entries;
   /// Other names of entries.
   std::map<std::string, std::string> aliases = {};
 
@@ -38,7 +38,7 @@ struct ACCELERATE_API Part {
 
 /// Everything of one rank that a checkpoint holds.
 struct CheckpointContents {
-  std::vector<Part> parts;
+  std::vector<Section> parts;
   /// What all ranks have alike; the leader's is written.
   StateDict state;
   /// What each rank has for itself.

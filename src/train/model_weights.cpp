@@ -30,8 +30,8 @@ WeightList weights_of(
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
   const WriterRule writes = model.session->checkpoints->writer_rule();
   std::vector<WeightShard> parts;
-  for (const PartEntry& entry :
-       model_part(placed(model), "model", writes).entries) {
+  for (const SectionEntry& entry :
+       model_section(placed(model), "model", writes).entries) {
     parts.push_back(
         {entry.name,
          entry.tensor,

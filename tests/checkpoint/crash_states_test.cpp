@@ -35,7 +35,7 @@ at::Tensor weight(int number) {
 // Ranks have two rows each of "weight"; "bias" is whole.
 CheckpointContents contents_of(int number, int rank, int num_ranks) {
   CheckpointContents contents;
-  detail::Part model{"model", {}, {}};
+  detail::Section model{"model", {}, {}};
   Layout rows = Layout::whole({4, 6});
   if (num_ranks == 2) {
     rows.offset = {2 * rank, 0};

@@ -22,11 +22,11 @@ bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
   return is_first_of_node;
 }
 
-Part model_part(
+Section model_section(
     const PlacedModel& model,
     std::string name,
     const WriterRule& writes) {
-  Part part{std::move(name), {}};
+  Section section{std::move(name), {}};
   std::unordered_map<const void*, std::string> known;
   for (const Parameter& row : model.table->rows()) {
     known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
@@ -72,7 +72,7 @@ void ModelComponent::collect(CheckpointContents& contents) const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     if (!is_included_[i]) continue;
     contents.parts.push_back(
-        model_part(models_[i], numbered("model", i), writes_));
+        model_section(models_[i], numbered("model", i), writes_));
   }
 }
 
@@ -83,7 +83,8 @@ std::vector<std::string> ModelComponent::check(
   to_load_.clear();
   for (std::size_t i = 0; i < models_.size(); ++i) {
     if (!is_included_[i]) continue;
-    const Part part = model_part(models_[i], numbered("model", i), writes_);
+    const Section section =
+        model_section(models_[i], numbered("model", i), writes_);
     const auto saved = source.parts.find(part.name);
     if (saved == source.parts.end()) {
       complaints.push_back(format(
@@ -93,7 +94,7 @@ std::vector<std::string> ModelComponent::check(
       continue;
     }
     ModelToLoad model{saved->second, {}};
-    for (const PartEntry& entry : part.entries) {
+    for (const SectionEntry& entry : part.entries) {
       model.destinations.push_back({entry.name, entry.tensor, entry.layout});
     }
     take_other_names(model.saved, part.aliases);

@@ -33,7 +33,7 @@ struct WriterRule {
 };
 
 /// The tensors of a model: parameters, then buffers, each once.
-Part model_part(
+Section model_section(
     const PlacedModel& model,
     std::string name,
     const WriterRule& writes);

@@ -129,9 +129,9 @@ void OptimizerComponent::collect(CheckpointContents& contents) const {
 
 StateDict OptimizerComponent::collect_one(
     const torch::optim::Optimizer& optimizer,
-    std::string name_of_part,
+    std::string section_name,
     CheckpointContents& contents) const {
-  Part part{std::move(name_of_part), {}};
+  Section section{std::move(section_name), {}};
   const auto add_full = [&](const NamedList& tensors) {
     for (const auto& [key, tensor] : tensors) {
       const Layout whole = Layout::whole(tensor.sizes().vec());

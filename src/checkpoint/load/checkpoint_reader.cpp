@@ -78,7 +78,7 @@ open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
     if (!checkpoint.manifest().files.contains(file)) break;
     source.parts.emplace(part, stored_in_torch_file(directory / file));
   }
-  source.state = checkpoint.state(part_file(kStatePart, false, 0, 1));
+  source.state = checkpoint.state(section_file(kStateSection, false, 0, 1));
   if (checkpoint.manifest().files.contains(rank_file(rank))) {
     source.rank_state = checkpoint.state(rank_file(rank));
   }

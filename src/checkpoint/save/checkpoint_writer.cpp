@@ -52,17 +52,17 @@ struct RankFiles {
   Manifest fragment;
 };
 
-void add_part(
+void add_section(
     RankFiles& mine,
     const SaveJob& job,
     const std::filesystem::path& directory,
-    const Part& part,
+    const Section& section,
     bool is_leader) {
   const std::string file =
-      part_file(part.name, part.is_split(), job.rank, job.num_processes);
+      section_file(part.name, part.is_split(), job.rank, job.num_processes);
   FileToWrite to_file{directory / file, {}, {{"format", "pt"}}};
   SavedTensors& saved = mine.fragment.parts[part.name];
-  for (const PartEntry& entry : part.entries) {
+  for (const SectionEntry& entry : part.entries) {
     if (!entry.is_writer) continue;
     TensorToWrite wanted = to_write(entry.name, entry.tensor);
     SavedTensor& tensor = saved[entry.name];
@@ -89,10 +89,10 @@ void add_part(
   mine.files.push_back(std::move(to_file));
 }
 
-void write_torch_part(
+void write_torch_section(
     FileSystem& disk,
     const std::filesystem::path& file,
-    const Part& part) {
+    const Section& section) {
   if (part.is_split()) {
     throw ConfigError(
         "[checkpoint] a model that is split over ranks cannot be saved as a "
@@ -100,7 +100,7 @@ void write_torch_part(
   }
   TorchValue::OrderedDict dict;
   std::map<std::string, std::int64_t> storages;
-  for (const PartEntry& entry : part.entries) {
+  for (const SectionEntry& entry : part.entries) {
     const auto storage = static_cast<std::int64_t>(storages.size()) + 1;
     storages.emplace(entry.name, storage);
     dict.add(
@@ -109,7 +109,7 @@ void write_torch_part(
             TorchValue::Tensor{to_write(entry.name, entry.tensor), storage}});
   }
   for (const auto& [alias, name] : part.aliases) {
-    for (const PartEntry& entry : part.entries) {
+    for (const SectionEntry& entry : part.entries) {
       if (entry.name != name) continue;
       dict.add(
           TorchValue{alias},
@@ -169,15 +169,18 @@ std::string numbered(const std::string& kind, std::size_t i) {
   return i == 0 ? kind : format("{}_{}", kind, i);
 }
 
-bool Part::is_split() const {
-  for (const PartEntry& entry : entries) {
+bool Section::is_split() const {
+  for (const SectionEntry& entry : entries) {
     if (!entry.layout.is_unsharded()) return true;
   }
   return false;
 }
 
-std::string
-part_file(const std::string& part, bool is_split, int rank, int num_processes) {
+std::string section_file(
+    const std::string& part,
+    bool is_split,
+    int rank,
+    int num_processes) {
   if (!is_split) return part + ".safetensors";
   return format(
       "{}-{}-of-{}.safetensors",
@@ -216,18 +219,18 @@ std::string CheckpointWriter::write_files() const {
   const bool is_leader = group_.is_leader();
   RankFiles mine;
   std::vector<std::string> torch_files;
-  for (const Part& part : job_.contents.parts) {
+  for (const Section& section : job_.contents.parts) {
     if (job_.safe_serialization || !part.name.starts_with("model")) {
-      add_part(mine, job_, directory_, part, is_leader);
+      add_section(mine, job_, directory_, part, is_leader);
     } else if (is_leader) {
       torch_files.push_back(torch_file_of(part.name));
-      write_torch_part(*job_.disk, directory_ / torch_files.back(), part);
+      write_torch_section(*job_.disk, directory_ / torch_files.back(), part);
     }
   }
   if (is_leader) {
     add_state(
         mine,
-        directory_ / part_file(kStatePart, false, 0, 1),
+        directory_ / section_file(kStateSection, false, 0, 1),
         job_.contents.state);
   }
   add_state(mine, directory_ / rank_file(job_.rank), job_.contents.rank_state);

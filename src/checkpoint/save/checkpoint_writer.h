@@ -16,14 +16,17 @@
 
 namespace accelerate::detail {
 
-inline constexpr const char* kStatePart = "state";
+inline constexpr const char* kStateSection = "state";
 /// The key of the JSON in the metadata of the files that hold states.
 inline constexpr const char* kStateKey = "state";
 
 /// The file of a part: "model.safetensors", or, where ranks have boxes of it,
 /// "model-00002-of-00004.safetensors" for rank 1 of 4.
-std::string
-part_file(const std::string& part, bool is_split, int rank, int num_processes);
+std::string section_file(
+    const std::string& part,
+    bool is_split,
+    int rank,
+    int num_processes);
 /// "pytorch_model_1.bin" for "model_1".
 ACCELERATE_API std::string torch_file_of(const std::string& part);
 /// "rank-00003.safetensors".

@@ -269,7 +269,8 @@ void load_weights(
   const World& world = checkpoints.world;
   agreement.require_same_call("load_model", path.string());
   const MatchRules rules{options.strict, options.skip, options.allow_missing};
-  const Part part = model_part(model, "model", checkpoints.writer_rule());
+  const Section section =
+      model_section(model, "model", checkpoints.writer_rule());
   std::vector<Destination> destinations;
   for (const auto& entry : part.entries) {
     if (!matches_any(rules.skip, entry.name))
