@@ -186,34 +186,36 @@ void show_tensors(const std::string& title, const StoredTensors& tensors) {
 }
 
 // What is where, by part; files that are no checkpoint are one part.
-std::map<std::string, StoredTensors> parts_of(const fs::path& path) {
-  std::map<std::string, StoredTensors> parts;
+std::map<std::string, StoredTensors> sections_of(const fs::path& path) {
+  std::map<std::string, StoredTensors> sections;
   if (fs::exists(path / detail::kManifestName)) {
-    for (const auto& [part, tensors] : detail::read_manifest(path).parts) {
-      parts.emplace(part, detail::stored_in_checkpoint(path, tensors));
+    for (const auto& [section, tensors] :
+         detail::read_manifest(path).sections) {
+      sections.emplace(section, detail::stored_in_checkpoint(path, tensors));
     }
   } else {
-    parts.emplace("model", detail::open_weights(path));
+    sections.emplace("model", detail::open_weights(path));
   }
-  return parts;
+  return sections;
 }
 
 int differ(const fs::path& left, const fs::path& right) {
-  const auto ours = parts_of(left), theirs = parts_of(right);
+  const auto ours = sections_of(left), theirs = sections_of(right);
   std::set<std::string> names;
-  for (const auto& [part, tensors] : ours) names.insert(part);
-  for (const auto& [part, tensors] : theirs) names.insert(part);
+  for (const auto& [section, tensors] : ours) names.insert(section);
+  for (const auto& [section, tensors] : theirs) names.insert(section);
   std::size_t num_equal = 0, num_different = 0;
   const auto say = [&](const std::string& what) {
     ++num_different;
     print(what);
   };
-  for (const std::string& part : names) {
+  for (const std::string& section : names) {
     static const StoredTensors kNone;
-    const StoredTensors& a = ours.contains(part) ? ours.at(part) : kNone;
-    const StoredTensors& b = theirs.contains(part) ? theirs.at(part) : kNone;
+    const StoredTensors& a = ours.contains(section) ? ours.at(section) : kNone;
+    const StoredTensors& b =
+        theirs.contains(section) ? theirs.at(section) : kNone;
     for (const auto& [name, tensor] : a) {
-      const std::string label = format("{}: {}", part, name);
+      const std::string label = format("{}: {}", section, name);
       const auto found = b.find(name);
       if (found == b.end()) {
         say(format("- {}", label));
@@ -251,7 +253,7 @@ int differ(const fs::path& left, const fs::path& right) {
       }
     }
     for (const auto& [name, tensor] : b) {
-      if (!a.contains(name)) say(format("+ {}: {}", part, name));
+      if (!a.contains(name)) say(format("+ {}: {}", section, name));
     }
   }
   print(format("{} tensors equal, {} different", num_equal, num_different));
@@ -278,8 +280,8 @@ int show(const CheckpointFlags& flags) {
           detail::format_size(static_cast<double>(record.num_bytes))));
     }
   }
-  for (const auto& [part, tensors] : parts_of(path)) {
-    show_tensors(part, tensors);
+  for (const auto& [section, tensors] : sections_of(path)) {
+    show_tensors(section, tensors);
   }
   return 0;
 }

@@ -38,7 +38,7 @@ struct ACCELERATE_API Section {
 
 /// Everything of one rank that a checkpoint holds.
 struct CheckpointContents {
-  std::vector<Section> parts;
+  std::vector<Section> sections;
   /// What all ranks have alike; the leader's is written.
   StateDict state;
   /// What each rank has for itself.

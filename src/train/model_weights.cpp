@@ -29,16 +29,16 @@ WeightList weights_of(
 
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
   const WriterRule writes = model.session->checkpoints->writer_rule();
-  std::vector<WeightShard> parts;
+  std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
        model_section(placed(model), "model", writes).entries) {
-    parts.push_back(
+    shards.push_back(
         {entry.name,
          entry.tensor,
          entry.layout.offset,
          entry.layout.global_shape});
   }
-  return parts;
+  return shards;
 }
 
 std::string describe_prepared(const PreparedModel& model) {

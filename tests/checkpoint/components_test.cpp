@@ -33,7 +33,7 @@ class Averages final : public detail::CheckpointComponent {
 
   [[nodiscard]] std::string_view key() const override { return "averages"; }
   void collect(CheckpointContents& contents) const override {
-    contents.parts.push_back(
+    contents.sections.push_back(
         {"averages", {{"mean", mean, layout(), rank == 0}}});
     contents.state.set("averages", StateDict{{"count", count}});
     contents.rank_state.set("averages", StateDict{{"seen", seen}});
@@ -41,14 +41,14 @@ class Averages final : public detail::CheckpointComponent {
   [[nodiscard]] std::vector<std::string> check(
       const CheckpointSource& source,
       const MatchRules& rules) override {
-    const auto saved = source.parts.find("averages");
-    if (saved == source.parts.end()) return {"there are no averages"};
+    const auto saved = source.sections.find("averages");
+    if (saved == source.sections.end()) return {"there are no averages"};
     return detail::mismatches(
         "averages", saved->second, {{"mean", mean, layout()}}, {}, rules);
   }
   void load(const CheckpointSource& source, const MatchRules& rules) override {
     detail::read_into(
-        source.parts.at("averages"), {{"mean", mean, layout()}}, rules);
+        source.sections.at("averages"), {{"mean", mean, layout()}}, rules);
     count = source.state.get<StateDict>("averages").get<std::int64_t>("count");
     seen =
         source.rank_state->get<StateDict>("averages").get<std::int64_t>("seen");

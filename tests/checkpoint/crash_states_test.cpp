@@ -50,7 +50,7 @@ CheckpointContents contents_of(int number, int rank, int num_ranks) {
        at::full({3}, number, at::kLong),
        Layout::whole({3}),
        rank == 0});
-  contents.parts.push_back(std::move(model));
+  contents.sections.push_back(std::move(model));
   contents.state.set("number", std::int64_t{number});
   contents.rank_state.set("number", std::int64_t{number});
   return contents;

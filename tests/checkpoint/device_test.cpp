@@ -13,7 +13,7 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   const at::Tensor values = torch::arange(1000, torch::kFloat);
   const at::Tensor weight = values.to(device);
   detail::CheckpointContents contents;
-  contents.parts.push_back(
+  contents.sections.push_back(
       {"model",
        {{"weight", weight, detail::Layout::whole({1000}), true},
         {"step", torch::tensor(7), detail::Layout::whole({}), true}},
@@ -29,8 +29,8 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   EXPECT_EQ(after.recorded - before.recorded, 1);
   weight.copy_(torch::zeros(1000));
   memory.wait();
-  EXPECT_TRUE(contents.parts[0].entries[0].tensor.equal(values));
-  EXPECT_EQ(contents.parts[0].entries[1].tensor.item<std::int64_t>(), 7);
+  EXPECT_TRUE(contents.sections[0].entries[0].tensor.equal(values));
+  EXPECT_EQ(contents.sections[0].entries[1].tensor.item<std::int64_t>(), 7);
 }
 
 }  // namespace device_test

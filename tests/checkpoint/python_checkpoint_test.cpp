@@ -27,9 +27,9 @@ TEST(PythonCheckpoint, OfFsdpGivesTheModelFromItsShards) {
   const CheckpointSource source = open_checkpoint(directory.path(), 0, false);
   EXPECT_TRUE(source.is_python);
   EXPECT_EQ(source.num_processes, 1);
-  ASSERT_EQ(source.parts.at("model").size(), 6u);
+  ASSERT_EQ(source.sections.at("model").size(), 6u);
   EXPECT_EQ(
-      source.parts.at("model").at("head.weight").shape,
+      source.sections.at("model").at("head.weight").shape,
       (safetensors::Shape{7, 5}));
   EXPECT_TRUE(source.rank_state->get<StateDict>("random").contains("cpu"));
 }
@@ -44,7 +44,7 @@ TEST(PythonCheckpoint, HasOptimizersByNumberAndObjectsByName) {
   const auto first =
       optimizers[0].get<StateDict>("parameters").get<StateDict>("0");
   EXPECT_EQ(first.get<std::int64_t>("step"), 27);
-  EXPECT_TRUE(source.parts.at("optimizer").contains("0/exp_avg"));
+  EXPECT_TRUE(source.sections.at("optimizer").contains("0/exp_avg"));
   const auto objects = source.state.get<std::vector<StateDict>>("objects");
   ASSERT_EQ(objects.size(), 1u);
   EXPECT_EQ(objects[0].get<std::int64_t>("count"), 27);

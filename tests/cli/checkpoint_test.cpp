@@ -29,7 +29,7 @@ void make_checkpoint(const fs::path& target, float value) {
   detail::Manifest manifest;
   manifest.writer = "test";
   manifest.created = "2026-11-21T14:00:00Z";
-  detail::SavedTensor& saved = manifest.parts["model"]["weight"];
+  detail::SavedTensor& saved = manifest.sections["model"]["weight"];
   saved.shape = {4, 3};
   for (std::uint64_t i = 0; i < 2; ++i) {
     const std::string name =

@@ -223,7 +223,7 @@ class Boxes {
     rows.offset = {flags_.rank * kRows / 2, 0};
     rows.extent = {kRows / 2, kColumns};
     rows.split_axes = {Axis::shard};
-    job.contents.parts.push_back(
+    job.contents.sections.push_back(
         {"model",
          {{"weight",
            values(number, 0).narrow(0, rows.offset[0], kRows / 2),

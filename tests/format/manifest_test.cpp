@@ -21,9 +21,9 @@ Manifest example() {
   manifest.num_processes = 2;
   manifest.files["a"] = {kChunkBytes + 1, {1, 0xfedcba9876543210}};
   manifest.files["b/c"] = {0, {}};
-  manifest.parts["model"]["w"] = {
+  manifest.sections["model"]["w"] = {
       Dtype::F32, {4, 2}, {{"a", {{0, 0}, {3, 2}}}, {"b/c", {{3, 0}, {1, 2}}}}};
-  manifest.parts["model"]["scalar"] = {Dtype::I64, {}, {{"a", {{}, {}}}}};
+  manifest.sections["model"]["scalar"] = {Dtype::I64, {}, {{"a", {{}, {}}}}};
   manifest.aliases["model"]["head"] = "w";
   return manifest;
 }
@@ -33,7 +33,7 @@ TEST(ManifestText, ComesBackAsItWas) {
   const Manifest again = parse_manifest(text, "m");
   EXPECT_EQ(manifest_text(again), text);
   EXPECT_EQ(again.files.at("a").checksums[1], 0xfedcba9876543210);
-  EXPECT_EQ(again.parts.at("model").at("w").boxes[1].box.begin[0], 3u);
+  EXPECT_EQ(again.sections.at("model").at("w").boxes[1].box.begin[0], 3u);
   EXPECT_EQ(again.aliases.at("model").at("head"), "w");
 }
 
@@ -64,13 +64,13 @@ TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
         phrase);
   };
   Manifest manifest = example();
-  manifest.parts["model"]["w"].boxes[1].box.begin[0] = 2;
+  manifest.sections["model"]["w"].boxes[1].box.begin[0] = 2;
   refuse(manifest, "overlap");
   manifest = example();
-  manifest.parts["model"]["w"].boxes.pop_back();
+  manifest.sections["model"]["w"].boxes.pop_back();
   refuse(manifest, "in no file");
   manifest = example();
-  manifest.parts["model"]["w"].boxes[1].box.begin[0] = 4;
+  manifest.sections["model"]["w"].boxes[1].box.begin[0] = 4;
   refuse(manifest, "not inside");
   manifest = example();
   manifest.files.erase("b/c");

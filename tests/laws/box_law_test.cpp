@@ -202,7 +202,7 @@ TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
       const std::string file = std::to_string(rank);
       detail::Manifest fragment;
       fragment.files.emplace(file, detail::FileRecord{});
-      fragment.parts["model"][kName] = {
+      fragment.sections["model"][kName] = {
           safetensors::Dtype::F32,
           unsigned_shape(layout.global_shape),
           {{file, place_of(layout)}}};
@@ -211,7 +211,7 @@ TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
     }
     const detail::Manifest read =
         detail::parse_manifest(detail::manifest_text(manifest), "law");
-    const auto& boxes = read.parts.at("model").at(kName).boxes;
+    const auto& boxes = read.sections.at("model").at(kName).boxes;
     RC_ASSERT(boxes.size() == written.size());
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       RC_ASSERT(boxes[i].box.begin == written[i].begin);

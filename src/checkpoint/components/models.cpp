@@ -30,7 +30,7 @@ Section model_section(
   std::unordered_map<const void*, std::string> known;
   for (const Parameter& row : model.table->rows()) {
     known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
-    part.entries.push_back(
+    section.entries.push_back(
         {row.name,
          row.layout.is_unsharded() ? row.tensor : row.local,
          row.layout,
@@ -41,7 +41,7 @@ Section model_section(
     const std::string key = model.table->name_of(item.key());
     const auto found = known.find(item.value().unsafeGetTensorImpl());
     if (found != known.end() && found->second != key) {
-      part.aliases.emplace(key, found->second);
+      section.aliases.emplace(key, found->second);
     }
   }
   for (const auto& item : model.module->named_buffers()) {
@@ -51,13 +51,13 @@ Section model_section(
     const auto [place, is_new] =
         known.emplace(buffer.unsafeGetTensorImpl(), key);
     if (!is_new) {
-      part.aliases.emplace(key, place->second);
+      section.aliases.emplace(key, place->second);
       continue;
     }
     const Layout whole = Layout::whole(buffer.sizes().vec());
-    part.entries.push_back({key, buffer, whole, writes(whole, *model.mesh)});
+    section.entries.push_back({key, buffer, whole, writes(whole, *model.mesh)});
   }
-  return part;
+  return section;
 }
 
 ModelComponent::ModelComponent(
@@ -71,7 +71,7 @@ ModelComponent::ModelComponent(
 void ModelComponent::collect(CheckpointContents& contents) const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     if (!is_included_[i]) continue;
-    contents.parts.push_back(
+    contents.sections.push_back(
         model_section(models_[i], numbered("model", i), writes_));
   }
 }
@@ -85,27 +85,31 @@ std::vector<std::string> ModelComponent::check(
     if (!is_included_[i]) continue;
     const Section section =
         model_section(models_[i], numbered("model", i), writes_);
-    const auto saved = source.parts.find(part.name);
-    if (saved == source.parts.end()) {
+    const auto saved = source.sections.find(section.name);
+    if (saved == source.sections.end()) {
       complaints.push_back(format(
           "the checkpoint has no {}; it was saved with fewer models, or a hook "
           "saved it",
-          part.name));
+          section.name));
       continue;
     }
     ModelToLoad model{saved->second, {}};
-    for (const SectionEntry& entry : part.entries) {
+    for (const SectionEntry& entry : section.entries) {
       model.destinations.push_back({entry.name, entry.tensor, entry.layout});
     }
-    take_other_names(model.saved, part.aliases);
+    take_other_names(model.saved, section.aliases);
     for (std::string& complaint : mismatches(
-             part.name, model.saved, model.destinations, part.aliases, rules)) {
+             section.name,
+             model.saved,
+             model.destinations,
+             section.aliases,
+             rules)) {
       complaints.push_back(std::move(complaint));
     }
     to_load_.push_back(std::move(model));
   }
   const std::string next = numbered("model", models_.size());
-  if (source.parts.contains(next) && rules.strict) {
+  if (source.sections.contains(next) && rules.strict) {
     complaints.push_back(format(
         "the checkpoint has {} too, but only {}{} prepared",
         next,

@@ -29,12 +29,12 @@ bool may_be_missing(const MatchRules& rules, const std::string& name) {
 class StateTensors {
  public:
   StateTensors(
-      std::string part,
+      std::string section,
       const StoredTensors& saved,
       const OptimizerState& present,
       std::map<std::string, MeshLayout> layouts,
       at::Device device)
-      : part_(std::move(part)),
+      : section_(std::move(section)),
         saved_(saved),
         layouts_(std::move(layouts)),
         device_(device) {
@@ -66,7 +66,7 @@ class StateTensors {
     const auto found = saved_.find(name);
     if (found == saved_.end()) {
       throw CheckpointError(
-          format("[checkpoint] {} has no tensor \"{}\"", part_, name));
+          format("[checkpoint] {} has no tensor \"{}\"", section_, name));
     }
     const StoredTensor& tensor = found->second;
     const auto dtype = torch_dtype(tensor.dtype);
@@ -95,7 +95,7 @@ class StateTensors {
     return {name, made, layout};
   }
 
-  std::string part_;
+  std::string section_;
   const StoredTensors& saved_;
   std::map<std::string, MeshLayout> layouts_;
   at::Device device_;
@@ -135,7 +135,7 @@ StateDict OptimizerComponent::collect_one(
   const auto add_full = [&](const NamedList& tensors) {
     for (const auto& [key, tensor] : tensors) {
       const Layout whole = Layout::whole(tensor.sizes().vec());
-      part.entries.push_back({key, tensor, whole, writes_(whole, mesh_)});
+      section.entries.push_back({key, tensor, whole, writes_(whole, mesh_)});
     }
   };
   const auto layouts = names_.split_layouts();
@@ -154,7 +154,7 @@ StateDict OptimizerComponent::collect_one(
         continue;
       }
       const MeshLayout& box = layout->second;
-      part.entries.push_back(
+      section.entries.push_back(
           {key, tensor, box.layout, writes_(box.layout, *box.mesh)});
     }
   }
@@ -164,7 +164,7 @@ StateDict OptimizerComponent::collect_one(
     bare.others = emptied(state.others, "archive", others);
   }
   add_full(others);
-  contents.parts.push_back(std::move(part));
+  contents.sections.push_back(std::move(section));
   return to_state_dict(bare);
 }
 
@@ -203,7 +203,7 @@ std::vector<std::string> OptimizerComponent::check(
              [&](const std::string& name) {
                return may_be_missing(rules, name);
              })) {
-      complaints.push_back(format("{}: {}", to_load.part, complaint));
+      complaints.push_back(format("{}: {}", to_load.section, complaint));
     }
     to_load_.push_back(std::move(to_load));
   }
@@ -221,13 +221,13 @@ void OptimizerComponent::load_one(
     const CheckpointSource& source,
     const MatchRules& rules) const {
   static const StoredTensors kNone;
-  const auto part = source.parts.find(to_load.part);
+  const auto section = source.sections.find(to_load.section);
   const StoredTensors& saved =
-      part == source.parts.end() ? kNone : part->second;
+      section == source.sections.end() ? kNone : section->second;
   const OptimizerState present =
       read_optimizer_state(*to_load.optimizer, to_load.name_of);
   StateTensors tensors(
-      to_load.part, saved, present, names_.split_layouts(), device_);
+      to_load.section, saved, present, names_.split_layouts(), device_);
   OptimizerState& state = to_load.state;
   std::erase_if(state.parameters, [&](const auto& entry) {
     return matches_any(rules.skip, entry.first);

@@ -35,7 +35,7 @@ class OptimizerComponent final : public CheckpointComponent {
  private:
   /// A saved state, and the optimizer it is for.
   struct OptimizerToLoad {
-    std::string part;
+    std::string section;
     torch::optim::Optimizer* optimizer = nullptr;
     NameOfParameter name_of;
     OptimizerState state;
@@ -45,7 +45,7 @@ class OptimizerComponent final : public CheckpointComponent {
   /// Returns the optimizer's tree; its tensors go to a part of `contents`.
   [[nodiscard]] StateDict collect_one(
       const torch::optim::Optimizer& optimizer,
-      std::string part,
+      std::string section,
       CheckpointContents& contents) const;
   void load_one(
       OptimizerToLoad& to_load,

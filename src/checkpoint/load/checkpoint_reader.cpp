@@ -22,9 +22,9 @@ namespace accelerate::detail {
 CheckpointReader::CheckpointReader(std::filesystem::path directory)
     : directory_(std::move(directory)), manifest_(read_manifest(directory_)) {}
 
-StoredTensors CheckpointReader::tensors(const std::string& part) const {
-  const auto found = manifest_.parts.find(part);
-  if (found == manifest_.parts.end()) return {};
+StoredTensors CheckpointReader::tensors(const std::string& section) const {
+  const auto found = manifest_.sections.find(section);
+  if (found == manifest_.sections.end()) return {};
   return stored_in_checkpoint(directory_, found->second);
 }
 
@@ -68,15 +68,15 @@ open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
   CheckpointSource source;
   source.directory = directory;
   source.num_processes = checkpoint.manifest().num_processes;
-  for (const auto& [part, tensors] : checkpoint.manifest().parts) {
-    source.parts.emplace(part, checkpoint.tensors(part));
+  for (const auto& [section, tensors] : checkpoint.manifest().sections) {
+    source.sections.emplace(section, checkpoint.tensors(section));
   }
   for (std::size_t i = 0;; ++i) {
-    const std::string part = numbered("model", i);
-    if (source.parts.contains(part)) continue;
-    const std::string file = torch_file_of(part);
+    const std::string section = numbered("model", i);
+    if (source.sections.contains(section)) continue;
+    const std::string file = torch_file_of(section);
     if (!checkpoint.manifest().files.contains(file)) break;
-    source.parts.emplace(part, stored_in_torch_file(directory / file));
+    source.sections.emplace(section, stored_in_torch_file(directory / file));
   }
   source.state = checkpoint.state(section_file(kStateSection, false, 0, 1));
   if (checkpoint.manifest().files.contains(rank_file(rank))) {

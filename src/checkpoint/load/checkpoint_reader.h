@@ -22,7 +22,7 @@ class ACCELERATE_API CheckpointReader {
   }
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }
   /// Empty for a part that is not there.
-  [[nodiscard]] StoredTensors tensors(const std::string& part) const;
+  [[nodiscard]] StoredTensors tensors(const std::string& section) const;
   /// The state in a file; `tensor_of` gives tensors that are not in it.
   [[nodiscard]] StateDict state(const std::string& file) const;
   /// Hashes all files. Throws CheckpointError naming those that changed.

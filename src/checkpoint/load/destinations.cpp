@@ -49,7 +49,7 @@ safetensors::Box box_of(const Destination& destination) {
 // Not a multiple of what is shown when there are thousands.
 void append(
     std::vector<std::string>& complaints,
-    const std::string& part,
+    const std::string& section,
     const std::string& what,
     const std::vector<std::string>& names) {
   constexpr std::size_t kMost = 20;
@@ -58,7 +58,7 @@ void append(
       names.begin(),
       names.begin() +
           static_cast<std::ptrdiff_t>(std::min(names.size(), kMost)));
-  std::string text = format("{}: {}: {}", part, what, join(shown, ", "));
+  std::string text = format("{}: {}: {}", section, what, join(shown, ", "));
   if (names.size() > kMost) {
     text += format(", and {} more", names.size() - kMost);
   }
@@ -89,7 +89,7 @@ void take_other_names(
 }
 
 std::vector<std::string> mismatches(
-    const std::string& part,
+    const std::string& section,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
     const std::map<std::string, std::string>& aliases,
@@ -110,14 +110,14 @@ std::vector<std::string> mismatches(
     if (found->second.shape != shape) {
       complaints.push_back(format(
           "{}: {} has shape {} in the checkpoint and {} here",
-          part,
+          section,
           destination.name,
           text_of(found->second.shape),
           text_of(shape)));
     } else if (!torch_dtype(found->second.dtype)) {
       complaints.push_back(format(
           "{}: {} is of dtype {}, which LibTorch does not have",
-          part,
+          section,
           destination.name,
           safetensors::name_of(found->second.dtype)));
     }
@@ -128,8 +128,8 @@ std::vector<std::string> mismatches(
       left_over.push_back(name);
     }
   }
-  append(complaints, part, "not in the checkpoint", missing);
-  append(complaints, part, "in the checkpoint only", left_over);
+  append(complaints, section, "not in the checkpoint", missing);
+  append(complaints, section, "in the checkpoint only", left_over);
   return complaints;
 }
 

@@ -37,7 +37,7 @@ bool matches_any(
 /// Why `saved` does not fit, each with `part` in front: missing, left over, of
 /// another shape. `aliases`: other names that need no tensor of their own.
 ACCELERATE_API std::vector<std::string> mismatches(
-    const std::string& part,
+    const std::string& section,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
     const std::map<std::string, std::string>& aliases,

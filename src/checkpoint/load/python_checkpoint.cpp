@@ -265,10 +265,10 @@ StateDict read_scheduler(const TorchState& saved, const Value& dict) {
     state.set("num_bad_steps", number("num_bad_epochs"));
     state.set("cooldown_counter", number("cooldown_counter"));
   }
-  if (const auto parts = TorchState::find(dict, "_schedulers")) {
+  if (const auto schedules = TorchState::find(dict, "_schedulers")) {
     std::vector<StateDict> states;
-    for (std::size_t i = 0; i < parts->size(); ++i) {
-      states.push_back(read_scheduler(saved, parts->item(i).as_dict()));
+    for (std::size_t i = 0; i < schedules->size(); ++i) {
+      states.push_back(read_scheduler(saved, schedules->item(i).as_dict()));
     }
     state.set("parts", std::move(states));
   }
@@ -325,14 +325,14 @@ CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
     const std::string pickled = numbered("pytorch_model", i) + ".bin";
     const std::string sharded = format("pytorch_model_fsdp_{}", i);
     if (has(safe)) {
-      source.parts[numbered("model", i)] =
+      source.sections[numbered("model", i)] =
           stored_in_safetensors(directory / safe);
     } else if (has(pickled)) {
-      source.parts[numbered("model", i)] =
+      source.sections[numbered("model", i)] =
           stored_in_torch_file(directory / pickled);
     } else if (is_torch_distributed(directory / sharded)) {
       // As FSDP's sharded state dicts are left.
-      source.parts[numbered("model", i)] =
+      source.sections[numbered("model", i)] =
           read_torch_distributed(directory / sharded).tensors;
     } else {
       break;
@@ -342,7 +342,7 @@ CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
   for (std::size_t i = 0; has(numbered("optimizer", i) + ".bin"); ++i) {
     const std::string name = numbered("optimizer", i);
     optimizers.push_back(
-        read_optimizer(directory / (name + ".bin"), source.parts[name]));
+        read_optimizer(directory / (name + ".bin"), source.sections[name]));
   }
   for (std::size_t i = 0; has(numbered("scheduler", i) + ".bin"); ++i) {
     const TorchState saved(directory / (numbered("scheduler", i) + ".bin"));

@@ -17,7 +17,7 @@ struct CheckpointSource {
   std::filesystem::path directory;
   int num_processes = 1;
   /// "model", "optimizer_1" and so on; those that are there.
-  std::map<std::string, StoredTensors> parts;
+  std::map<std::string, StoredTensors> sections;
   /// As save_state() writes it: "optimizers", "schedulers", "objects",
   /// "loaders", "step", "scaler".
   StateDict state;

@@ -34,11 +34,11 @@ std::string five_digits(int number) {
 
 std::string now() {
   const std::time_t seconds = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&seconds, &parts);
+  std::tm fields{};
+  ::gmtime_r(&seconds, &fields);
   char text[32];
   const std::size_t size =
-      std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+      std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &fields);
   return {text, size};
 }
 
@@ -58,11 +58,11 @@ void add_section(
     const std::filesystem::path& directory,
     const Section& section,
     bool is_leader) {
-  const std::string file =
-      section_file(part.name, part.is_split(), job.rank, job.num_processes);
+  const std::string file = section_file(
+      section.name, section.is_split(), job.rank, job.num_processes);
   FileToWrite to_file{directory / file, {}, {{"format", "pt"}}};
-  SavedTensors& saved = mine.fragment.parts[part.name];
-  for (const SectionEntry& entry : part.entries) {
+  SavedTensors& saved = mine.fragment.sections[section.name];
+  for (const SectionEntry& entry : section.entries) {
     if (!entry.is_writer) continue;
     TensorToWrite wanted = to_write(entry.name, entry.tensor);
     SavedTensor& tensor = saved[entry.name];
@@ -79,13 +79,13 @@ void add_section(
     to_file.tensors.emplace(entry.name, std::move(wanted));
   }
   // A model without parameters has a file too.
-  const bool is_wanted = is_leader && !part.is_split();
+  const bool is_wanted = is_leader && !section.is_split();
   if (to_file.tensors.empty() && !is_wanted) {
-    mine.fragment.parts.erase(part.name);
+    mine.fragment.sections.erase(section.name);
     return;
   }
-  mine.fragment.aliases[part.name] = part.aliases;
-  if (part.aliases.empty()) mine.fragment.aliases.erase(part.name);
+  mine.fragment.aliases[section.name] = section.aliases;
+  if (section.aliases.empty()) mine.fragment.aliases.erase(section.name);
   mine.files.push_back(std::move(to_file));
 }
 
@@ -93,14 +93,14 @@ void write_torch_section(
     FileSystem& disk,
     const std::filesystem::path& file,
     const Section& section) {
-  if (part.is_split()) {
+  if (section.is_split()) {
     throw ConfigError(
         "[checkpoint] a model that is split over ranks cannot be saved as a "
         "file of torch.save; leave safe_serialization on");
   }
   TorchValue::OrderedDict dict;
   std::map<std::string, std::int64_t> storages;
-  for (const SectionEntry& entry : part.entries) {
+  for (const SectionEntry& entry : section.entries) {
     const auto storage = static_cast<std::int64_t>(storages.size()) + 1;
     storages.emplace(entry.name, storage);
     dict.add(
@@ -108,8 +108,8 @@ void write_torch_section(
         TorchValue{
             TorchValue::Tensor{to_write(entry.name, entry.tensor), storage}});
   }
-  for (const auto& [alias, name] : part.aliases) {
-    for (const SectionEntry& entry : part.entries) {
+  for (const auto& [alias, name] : section.aliases) {
+    for (const SectionEntry& entry : section.entries) {
       if (entry.name != name) continue;
       dict.add(
           TorchValue{alias},
@@ -177,20 +177,20 @@ bool Section::is_split() const {
 }
 
 std::string section_file(
-    const std::string& part,
+    const std::string& section,
     bool is_split,
     int rank,
     int num_processes) {
-  if (!is_split) return part + ".safetensors";
+  if (!is_split) return section + ".safetensors";
   return format(
       "{}-{}-of-{}.safetensors",
-      part,
+      section,
       five_digits(rank + 1),
       five_digits(num_processes));
 }
 
-std::string torch_file_of(const std::string& part) {
-  return format("pytorch_{}.bin", part);
+std::string torch_file_of(const std::string& section) {
+  return format("pytorch_{}.bin", section);
 }
 
 std::string rank_file(int rank) {
@@ -219,12 +219,12 @@ std::string CheckpointWriter::write_files() const {
   const bool is_leader = group_.is_leader();
   RankFiles mine;
   std::vector<std::string> torch_files;
-  for (const Section& section : job_.contents.parts) {
-    if (job_.safe_serialization || !part.name.starts_with("model")) {
-      add_section(mine, job_, directory_, part, is_leader);
+  for (const Section& section : job_.contents.sections) {
+    if (job_.safe_serialization || !section.name.starts_with("model")) {
+      add_section(mine, job_, directory_, section, is_leader);
     } else if (is_leader) {
-      torch_files.push_back(torch_file_of(part.name));
-      write_torch_section(*job_.disk, directory_ / torch_files.back(), part);
+      torch_files.push_back(torch_file_of(section.name));
+      write_torch_section(*job_.disk, directory_ / torch_files.back(), section);
     }
   }
   if (is_leader) {

@@ -23,12 +23,12 @@ inline constexpr const char* kStateKey = "state";
 /// The file of a part: "model.safetensors", or, where ranks have boxes of it,
 /// "model-00002-of-00004.safetensors" for rank 1 of 4.
 std::string section_file(
-    const std::string& part,
+    const std::string& section,
     bool is_split,
     int rank,
     int num_processes);
 /// "pytorch_model_1.bin" for "model_1".
-ACCELERATE_API std::string torch_file_of(const std::string& part);
+ACCELERATE_API std::string torch_file_of(const std::string& section);
 /// "rank-00003.safetensors".
 ACCELERATE_API std::string rank_file(int rank);
 

@@ -104,8 +104,8 @@ SnapshotMemory::~SnapshotMemory() {
 
 std::uint64_t SnapshotMemory::bytes_for(const CheckpointContents& contents) {
   std::uint64_t total = 0;
-  for (const Section& section : contents.parts) {
-    for (const SectionEntry& entry : part.entries) {
+  for (const Section& section : contents.sections) {
+    for (const SectionEntry& entry : section.entries) {
       if (entry.is_writer) total += aligned(entry.tensor.nbytes());
     }
   }
@@ -144,8 +144,8 @@ void SnapshotMemory::take(CheckpointContents& contents) {
   const at::NoGradGuard no_grad;
   const std::uint64_t total = bytes_for(contents);
   at::Device device = at::kCPU;
-  for (const Section& section : contents.parts) {
-    for (const SectionEntry& entry : part.entries) {
+  for (const Section& section : contents.sections) {
+    for (const SectionEntry& entry : section.entries) {
       if (!entry.tensor.is_cpu()) device = entry.tensor.device();
     }
   }
@@ -168,8 +168,8 @@ void SnapshotMemory::take(CheckpointContents& contents) {
   // Some are nobody else's.
   std::vector<at::Tensor> sources;
   std::size_t used = 0;
-  for (Section& section : contents.parts) {
-    for (SectionEntry& entry : part.entries) {
+  for (Section& section : contents.sections) {
+    for (SectionEntry& entry : section.entries) {
       if (!entry.is_writer) {
         entry.tensor = at::Tensor();
         continue;

@@ -61,7 +61,7 @@ Group sharing_group(
 WeightList read_full(
     const PlacedModel& model,
     const std::vector<const Parameter*>& rows,
-    ShardReader& parts) {
+    ShardReader& shards) {
   WeightList weights = own_weights(model);
   std::map<std::size_t, at::Tensor> whole;
   for (auto& [name, tensor] : weights) {
@@ -75,7 +75,7 @@ WeightList read_full(
       copy = at::empty(
           rows[*number]->layout.global_shape,
           at::TensorOptions(rows[*number]->local.scalar_type()));
-      parts.copy(*number, 0, bytes_of(copy));
+      shards.copy(*number, 0, bytes_of(copy));
     }
     tensor = copy;
   }
@@ -135,20 +135,20 @@ std::string read_and_send(
       P2PBatch batch(group, format("sending {}", mine.name));
       if (group.rank() != 0) {
         // Messages travel between hosts.
-        const at::Tensor part = at::empty(
+        const at::Tensor shard = at::empty(
             mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
-        batch.receive(part, 0, tag);
+        batch.receive(shard, 0, tag);
         batch.wait();
-        mine.tensor.detach().copy_(part);
+        mine.tensor.detach().copy_(shard);
       } else if (is_mine) {
         read(mine);
       } else {
         const Layout box =
             from_box(mine.layout, boxes[static_cast<std::size_t>(rank)]);
-        const at::Tensor part =
+        const at::Tensor shard =
             at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
-        read({mine.name, part, box});
-        batch.send(part, rank, tag);
+        read({mine.name, shard, box});
+        batch.send(shard, rank, tag);
         batch.wait();
       }
     }
@@ -183,9 +183,9 @@ void save_weights(
     const auto writers = group.all_gather_bytes(writes ? "w" : "");
     for (int reader = 0; reader < group.size(); ++reader) {
       if (writers[static_cast<std::size_t>(reader)].empty()) continue;
-      ShardReader parts(group, rows, reader, tags);
-      if (!parts.is_reader()) {
-        parts.serve();
+      ShardReader shards(group, rows, reader, tags);
+      if (!shards.is_reader()) {
+        shards.serve();
         continue;
       }
       write(
@@ -193,9 +193,9 @@ void save_weights(
               const at::Tensor& tensor) -> std::optional<TensorToWrite> {
             const auto number = number_of(rows, tensor);
             if (!number) return std::nullopt;
-            return parts.to_write(*number);
+            return shards.to_write(*number);
           });
-      parts.finish();
+      shards.finish();
     }
   }
   checkpoints.agreement.require_success(
@@ -232,12 +232,12 @@ WeightList collect_weights(
   const Group group = sharing_group(model, rows);
   WeightList weights;
   if (group.world_ranks()[0] == 0) {
-    ShardReader parts(group, rows, 0, tags);
-    if (parts.is_reader()) {
-      weights = read_full(model, rows, parts);
-      parts.finish();
+    ShardReader shards(group, rows, 0, tags);
+    if (shards.is_reader()) {
+      weights = read_full(model, rows, shards);
+      shards.finish();
     } else {
-      parts.serve();
+      shards.serve();
     }
   }
   if (options.rank0_only) return weights;
@@ -272,7 +272,7 @@ void load_weights(
   const Section section =
       model_section(model, "model", checkpoints.writer_rule());
   std::vector<Destination> destinations;
-  for (const auto& entry : part.entries) {
+  for (const auto& entry : section.entries) {
     if (!matches_any(rules.skip, entry.name))
       destinations.push_back({entry.name, entry.tensor, entry.layout});
   }
@@ -289,9 +289,9 @@ void load_weights(
   attempt([&] {
     if (!reads) return;
     saved = open_renamed(path, options);
-    take_other_names(saved, part.aliases);
+    take_other_names(saved, section.aliases);
     require_fit(
-        path, mismatches("model", saved, destinations, part.aliases, rules));
+        path, mismatches("model", saved, destinations, section.aliases, rules));
   });
   agreement.require_success(failure, "load_model", "");
   if (reads_on_rank_0) {

@@ -239,9 +239,9 @@ std::string body_of(const Manifest& manifest) {
     files[name] = {
         {"bytes", record.num_bytes}, {"checksums", std::move(checksums)}};
   }
-  Json parts = Json::object();
-  for (const auto& [part, tensors] : manifest.parts) {
-    Json& entries = parts[part] = Json::object();
+  Json sections = Json::object();
+  for (const auto& [section, tensors] : manifest.sections) {
+    Json& entries = sections[section] = Json::object();
     for (const auto& [name, tensor] : tensors) entries[name] = json_of(tensor);
   }
   const Json body{
@@ -253,7 +253,7 @@ std::string body_of(const Manifest& manifest) {
       {"num_processes", manifest.num_processes},
       {"chunk_bytes", kChunkBytes},
       {"files", std::move(files)},
-      {"parts", std::move(parts)},
+      {"parts", std::move(sections)},
       {"aliases", manifest.aliases}};
   try {
     return body.dump(1);
@@ -281,18 +281,18 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
     }
     manifest.files.emplace(file, parser.file(record));
   }
-  for (const auto& [part, tensors] : parser.object(json, "parts").items()) {
+  for (const auto& [section, tensors] : parser.object(json, "parts").items()) {
     if (!tensors.is_object()) parser.fail("a part is no object");
-    SavedTensors& saved = manifest.parts[part];
+    SavedTensors& saved = manifest.sections[section];
     for (const auto& [key, tensor] : tensors.items()) {
       saved.emplace(key, parser.tensor(tensor, manifest));
     }
   }
-  for (const auto& [part, names] : parser.object(json, "aliases").items()) {
+  for (const auto& [section, names] : parser.object(json, "aliases").items()) {
     if (!names.is_object()) parser.fail("aliases are no object");
     for (const auto& [alias, of] : names.items()) {
       if (!of.is_string()) parser.fail("an alias is no text");
-      manifest.aliases[part][alias] = of.get<std::string>();
+      manifest.aliases[section][alias] = of.get<std::string>();
     }
   }
   return manifest;
@@ -367,8 +367,8 @@ Manifest parse_fragment(std::string_view text) {
 
 void merge_into(Manifest& manifest, Manifest fragment) {
   manifest.files.merge(fragment.files);
-  for (auto& [part, tensors] : fragment.parts) {
-    SavedTensors& known = manifest.parts[part];
+  for (auto& [section, tensors] : fragment.sections) {
+    SavedTensors& known = manifest.sections[section];
     for (auto& [name, tensor] : tensors) {
       const auto [place, is_new] = known.try_emplace(name, tensor);
       if (is_new) continue;
@@ -376,8 +376,8 @@ void merge_into(Manifest& manifest, Manifest fragment) {
       boxes.insert(boxes.end(), tensor.boxes.begin(), tensor.boxes.end());
     }
   }
-  for (auto& [part, aliases] : fragment.aliases) {
-    manifest.aliases[part].merge(aliases);
+  for (auto& [section, aliases] : fragment.aliases) {
+    manifest.aliases[section].merge(aliases);
   }
 }
 

@@ -53,7 +53,7 @@ struct Manifest {
   /// Files by path inside the directory, separated by /.
   std::map<std::string, FileRecord> files;
   /// Keyed by "model", "model_1", "optimizer" and so on.
-  std::map<std::string, SavedTensors> parts;
+  std::map<std::string, SavedTensors> sections;
   /// Further names of the tensors of a part.
   std::map<std::string, std::map<std::string, std::string>> aliases;
 };

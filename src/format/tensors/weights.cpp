@@ -138,8 +138,8 @@ StoredTensors open_index(const path& file) {
 StoredTensors open_directory(const path& directory) {
   if (std::filesystem::exists(directory / kManifestName)) {
     const Manifest manifest = read_manifest(directory);
-    const auto model = manifest.parts.find("model");
-    if (model == manifest.parts.end()) {
+    const auto model = manifest.sections.find("model");
+    if (model == manifest.sections.end()) {
       throw CheckpointError(
           format("[checkpoint] {} holds no model", directory.string()));
     }
