@@ -30,9 +30,9 @@ int product(const Degrees& degrees) {
       degrees.begin(), degrees.end(), 1, std::multiplies<>());
 }
 
-// "set shard to 2 or launch 16 processes": the first is offered where changing
-// one degree is enough.
-std::string way_out(const Degrees& degrees, int size) {
+// "set shard to 2 or launch 16 processes": offers a new degree if changing one
+// is enough.
+std::string remedy(const Degrees& degrees, int size) {
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     const int rest = product(degrees) / degrees[i];
     if (degrees[i] > 1 && size % rest == 0) {
@@ -71,7 +71,7 @@ std::optional<std::string> mesh_complaint(
       join(factors, " x "),
       product(degrees),
       world_size,
-      way_out(degrees, world_size));
+      remedy(degrees, world_size));
 }
 
 std::array<int, kNumAxes> mesh_coordinates(const Degrees& degrees, int rank) {
@@ -154,7 +154,7 @@ Group Mesh::group(std::initializer_list<Axis> axes) const {
 
 Group Mesh::group(std::span<const Axis> axes) const {
   AxisSet set{};
-  // Axes of degree 1 add nobody; leaving them out finds the group that exists.
+  // Axes of degree 1 add no ranks; leaving them out finds the existing group.
   for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
   const auto count = std::count(set.begin(), set.end(), true);
   if (count == 0) return {};

@@ -9,8 +9,8 @@
 
 namespace accelerate::detail {
 
-/// Why the degrees do not fit the number of ranks, and the way out; nothing if
-/// they do.
+/// The reason why the degrees do not fit the number of ranks, and what to
+/// change; nothing if they fit.
 std::optional<std::string> mesh_complaint(
     const std::array<int, kNumAxes>& degrees,
     int world_size);
@@ -28,25 +28,25 @@ ACCELERATE_API std::vector<int> mesh_ranks(
     int rank,
     const std::array<bool, kNumAxes>& axes);
 
-/// The ranks of an axis once more, for traffic that overlaps other traffic
-/// among them; `purpose` names it. Made at the first call, which all of them
-/// must make.
+/// A second group of an axis's ranks, for traffic that overlaps other traffic
+/// among them; one per `purpose`. Made at the first call, which all of these
+/// ranks must make.
 ACCELERATE_API Group
 dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose);
 
-/// The same ranks as another grid, whose messages do not mix with those of
-/// `other`. Called by all ranks at once.
+/// A mesh of the same ranks with other degrees, whose messages do not mix with
+/// those of `other`. Called by all ranks at once.
 ACCELERATE_API Mesh
 with_degrees(const Mesh& other, const std::array<int, kNumAxes>& degrees);
 [[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
     const Mesh& mesh);
 
-/// The place along `axis` of any rank.
+/// The coordinate of any rank along `axis`.
 [[nodiscard]] ACCELERATE_API int
 coordinate_of(const Mesh& mesh, int world_rank, Axis axis);
 
-/// First of `count` tags that nobody else of this mesh uses, or of one made
-/// from it by with_degrees(). Called by all ranks in the same order.
+/// Returns the first of `count` tags that nothing else uses on this mesh or on
+/// one made from it by with_degrees(). Called by all ranks in the same order.
 ACCELERATE_API int reserve_tags(const Mesh& mesh, int count);
 
 }  // namespace accelerate::detail

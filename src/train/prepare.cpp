@@ -308,7 +308,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   require_preparable(session, request);
   const auto plans = plans_of(session, request);
   // A rank that trains may pass by a call in which others wait for it.
-  if (!request.models.empty()) session.agreement->start_watching();
+  if (!request.models.empty()) session.agreement->start_detector();
   detail::PrepareResult result;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)

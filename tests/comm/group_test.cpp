@@ -69,7 +69,7 @@ TEST_P(GroupOfRanks, MovesEveryTypeUnchanged) {
   });
 }
 
-TEST_P(GroupOfRanks, ReducesInEveryWay) {
+TEST_P(GroupOfRanks, ReducesWithEveryOperation) {
   run_in_worlds(GetParam(), [](const World& world) {
     const int n = world.size();
     const auto reduced = [&](ReduceOp op, at::ScalarType type) {
@@ -167,10 +167,10 @@ TEST_P(GroupOfRanks, MovesBytesAndObjects) {
     const nlohmann::json object{{"rank", world.rank()}};
     EXPECT_EQ(broadcast_object(object, world.group()).at("rank"), 0);
     EXPECT_EQ(world.group().broadcast_bytes("", 0), "");
-    std::vector<std::string> texts;
-    for (int r = 0; r < world.size(); ++r) texts.push_back(std::to_string(r));
+    std::vector<std::string> strings;
+    for (int r = 0; r < world.size(); ++r) strings.push_back(std::to_string(r));
     EXPECT_EQ(
-        world.group().scatter_bytes(texts, 0), std::to_string(world.rank()));
+        world.group().scatter_bytes(strings, 0), std::to_string(world.rank()));
   });
 }
 
@@ -184,7 +184,7 @@ TEST(Group, ReducesOnOneRankOnly) {
   });
 }
 
-TEST(Group, MeetsAtBarriersAndNamesWhoIsMissing) {
+TEST(Group, WaitsAtBarriersAndNamesMissingRanks) {
   std::string seen;
   std::atomic<bool> has_failed = false;
   run_in_worlds(3, [&](const World& world) {
@@ -256,7 +256,7 @@ TEST(Group, RefusesWhatCannotBeHonoured) {
   });
 }
 
-TEST(Group, ShowsWhereRanksDisagreeInDebugMode) {
+TEST(Group, ShowsHowRanksDisagreeInDebugMode) {
   const auto disagree = [] {
     run_on_ranks(2, [](WorldOptions options) {
       options.debug = true;

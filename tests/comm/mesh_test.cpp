@@ -43,7 +43,7 @@ TEST(Mesh, GivesReplicasAndShardsDifferentData) {
   });
 }
 
-TEST(Mesh, TellsGroupsThatShareDataFromThoseThatAverage) {
+TEST(Mesh, DistinguishesBatchAndGradientGroups) {
   run_in_worlds(8, [](const World& world) {
     const Mesh mesh(world, {1, 2, 1, 2, 2});
     const int tensor = world.rank() % 2;
@@ -62,7 +62,7 @@ TEST(Mesh, TellsGroupsThatShareDataFromThoseThatAverage) {
   });
 }
 
-TEST(Mesh, SaysHowDegreesWouldFit) {
+TEST(Mesh, SuggestsDegreesThatFit) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
         [&] { Mesh(world, {1, 2, 2, 1, 1}); },

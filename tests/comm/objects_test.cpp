@@ -32,11 +32,11 @@ using testing::run_in_worlds;
 TEST(Objects, AreGatheredInRankOrder) {
   run_in_worlds(3, [](const World& world) {
     const int rank = world.rank();
-    const auto texts = gather_object(
+    const auto strings = gather_object(
         std::vector<std::string>(
             static_cast<std::size_t>(rank), std::to_string(rank)),
         world.group());
-    EXPECT_EQ(texts, (std::vector<std::string>{"1", "2", "2"}));
+    EXPECT_EQ(strings, (std::vector<std::string>{"1", "2", "2"}));
     EXPECT_EQ(
         gather_object(std::vector<int>{rank}, world.group()),
         (std::vector<int>{0, 1, 2}));

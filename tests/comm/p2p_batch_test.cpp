@@ -6,16 +6,16 @@
 #include "support/run_on_ranks.h"
 
 namespace accelerate::detail {
-namespace exchange_test {
+namespace p2p_batch_test {
 
 using testing::expect_error;
 using testing::run_in_worlds;
 
-TEST(P2PBatch, PutsWhatOthersSendWhereItBelongs) {
+TEST(P2PBatch, ReceivesIntoSlicesOfOneTensor) {
   run_in_worlds(3, [](const World& world) {
     const int mine = world.rank();
     for (int round = 0; round < 3; ++round) {
-      // Rows of unequal number, of each rank, in one tensor.
+      // One tensor with a different number of rows from each rank.
       const at::Tensor all = at::zeros({6, 4}, at::kLong);
       const auto rows = [&](int rank) {
         return all.narrow(0, rank * (rank + 1) / 2, rank + 1);
@@ -35,7 +35,7 @@ TEST(P2PBatch, PutsWhatOthersSendWhereItBelongs) {
   });
 }
 
-TEST(P2PBatch, KeepsMessagesOfTagsApart) {
+TEST(P2PBatch, MatchesMessagesByTag) {
   run_in_worlds(2, [](const World& world) {
     const int peer = 1 - world.rank();
     const at::Tensor first = at::empty({1000}, at::kBFloat16);
@@ -51,7 +51,7 @@ TEST(P2PBatch, KeepsMessagesOfTagsApart) {
   });
 }
 
-TEST(P2PBatch, SendsNothingOfNothing) {
+TEST(P2PBatch, SkipsEmptyTensors) {
   run_in_worlds(2, [](const World& world) {
     P2PBatch batch(world.group(), "a test");
     batch.send(at::empty({0, 3}), 1 - world.rank(), 1);
@@ -73,5 +73,5 @@ TEST(P2PBatch, NamesThePeerThatIsGone) {
       "fetching what is promised");
 }
 
-}  // namespace exchange_test
+}  // namespace p2p_batch_test
 }  // namespace accelerate::detail

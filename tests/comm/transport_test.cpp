@@ -52,14 +52,14 @@ at::Tensor bytes_of(const std::vector<int>& values) {
   return at::tensor(values, at::kInt).to(at::kByte);
 }
 
-TEST(Transports, AreChosenByNameTheBestByItself) {
+TEST(Transports, AreChosenByNameOrTheBestByDefault) {
   EXPECT_EQ(choose_transport(std::nullopt).name, "gloo");
   EXPECT_EQ(choose_transport("gloo").name, "gloo");
   expect_error<ConfigError>(
       [] { choose_transport("pigeons"); },
-      "[comm] the transport \"pigeons\" is none that this build has on this "
-      "machine; use gloo");
-  // Also where nothing would travel.
+      "[comm] the transport \"pigeons\" is not available in this build or on "
+      "this machine; use gloo");
+  // The name is checked on a single rank, too.
   expect_error<ConfigError>(
       [] { World({.transport = "pigeons"}); }, "\"pigeons\"");
   run_on_ranks(2, [](WorldOptions options) {
@@ -72,7 +72,7 @@ TEST(Transports, AreChosenByNameTheBestByItself) {
   });
 }
 
-TEST(Transports, SayWhatTheyCanDo) {
+TEST(Transports, ReportTheirCapabilities) {
   const auto gloo = choose_transport("gloo").make({});
   EXPECT_EQ(gloo->facts().name, "gloo");
   EXPECT_TRUE(gloo->facts().has_device(at::kCPU));
@@ -88,7 +88,7 @@ TEST(Transports, SayWhatTheyCanDo) {
   EXPECT_FALSE(threads->facts().can_reduce(at::kHalf, ReduceOp::sum));
 }
 
-TEST(Transports, KnowTheirOwnFailures) {
+TEST(Transports, RecognizeTheirOwnFailures) {
   const auto gloo = choose_transport("gloo").make({});
   const auto says = [&](const char* text) {
     return gloo->describe_failure(std::runtime_error(text));
@@ -211,7 +211,7 @@ TEST(DtypeWidening, RefusesWhereNoDtypeIsWideEnough) {
         "the transport \"integers\" cannot reduce Float values with sum");
     expect_error<ConfigError>(
         [&] { adapter->send(value, 1 - adapter->rank(), 0); },
-        "sends no messages");
+        "has no point-to-point messages");
   });
 }
 
@@ -234,7 +234,7 @@ TEST(Adapters, MoveViewsIntoPlace) {
   });
 }
 
-TEST(TagMatching, HandsOutMessagesByTagInTheOrderOfEach) {
+TEST(TagMatching, MatchesMessagesByTagInOrder) {
   run_connected(2, [](const std::shared_ptr<Connection>& connection) {
     const auto tagged = match_tags(connection);
     EXPECT_EQ(tagged->facts().point_to_point, PointToPoint::tagged);
@@ -269,7 +269,7 @@ TEST(TagMatching, RefusesAMessageOfAnotherSize) {
   });
 }
 
-TEST(ThreadTransport, EndsTheWaitForARankThatLeaves) {
+TEST(ThreadTransport, FailsWaitsForARankThatLeft) {
   std::string collective, message;
   run_in_thread_worlds(3, [&](const World& world) {
     if (world.rank() == 2) return;
@@ -293,7 +293,7 @@ TEST(ThreadTransport, EndsTheWaitForARankThatLeaves) {
   EXPECT_THAT(message, ::testing::HasSubstr("recv"));
 }
 
-TEST(ProcessGroup, OfAnyConnectionCarriesWhatReducerSends) {
+TEST(ProcessGroup, CarriesReducersTrafficOverAnyConnection) {
   run_connected(3, [](const std::shared_ptr<Connection>& connection) {
     const auto group = as_process_group(
         adapted(connection), c10::make_intrusive<c10d::HashStore>());

@@ -29,7 +29,7 @@ TEST(World, RefusesImpossibleRanks) {
   expect_error<ConfigError>([] { World({.rank = 0}); }, "name both");
 }
 
-TEST(World, MeetsInAFile) {
+TEST(World, ConnectsThroughAFile) {
   const testing::TemporaryDirectory directory;
   const std::string path = directory / "store";
   std::vector<std::thread> threads;

@@ -25,8 +25,8 @@ std::string describe(const at::Tensor& tensor) {
   return format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes());
 }
 
-// Runs one collective: numbers it, compares it between ranks in debug mode,
-// and gives failures their meaning.
+// Runs one collective: numbers it, compares it between ranks in debug mode, and
+// turns failures into errors that name the peers.
 template <class Body>
 auto run(
     const GroupImpl& group,
@@ -62,7 +62,7 @@ void require_parts(
     std::size_t count) {
   if (count == static_cast<std::size_t>(group.size)) return;
   throw ConfigError(format(
-      "[comm] {} was given {} parts for {} ranks; it needs one for each",
+      "[comm] {} was given {} parts for {} ranks; give it one per rank",
       operation,
       count,
       group.size));
@@ -175,18 +175,18 @@ std::vector<at::Tensor> Group::all_gather_uneven(
         padded.narrow(0, 0, mine.numel()).copy_(mine);
         const at::Tensor output = at::empty({size() * longest}, mine.options());
         if (longest > 0) impl_->connection->all_gather(output, padded)->wait();
-        std::vector<at::Tensor> parts;
+        std::vector<at::Tensor> outputs;
         for (int peer = 0; peer < size(); ++peer) {
           const auto& extent = extents[static_cast<std::size_t>(peer)];
           const std::int64_t length =
               c10::multiply_integers(extent) * element_size;
-          // A copy of its own, aligned for its dtype.
-          parts.push_back(from_bytes(
+          // The clone is aligned for its dtype.
+          outputs.push_back(from_bytes(
               output.narrow(0, peer * longest, length).clone(),
               tensor,
               extent));
         }
-        return parts;
+        return outputs;
       });
 }
 
@@ -238,8 +238,8 @@ void Group::scatter(
       if (part.sizes() != output.sizes() ||
           part.scalar_type() != output.scalar_type()) {
         throw ConfigError(format(
-            "[comm] scatter was given a part of {} for an output of {}; they "
-            "must be alike",
+            "[comm] scatter was given a part of {} for an output of {}; dtype "
+            "and shape must be equal",
             describe(part),
             describe(output)));
       }

@@ -21,8 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long a rank that saw a failure waits for the others to say they saw it
-// too. Those that do not are the ones it names.
+// How long a rank that saw a failure waits for the others to report it, too.
+// It names those that do not.
 constexpr milliseconds kDiagnosisTime{2000};
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -75,25 +75,22 @@ std::string diagnose(
     return "rank 0, which keeps the store, is gone";
   }
   if (missing.empty()) {
-    return "every rank is still there, so they disagreed about the operation "
-           "or its sizes; "
-           "run again with --debug to see how";
+    return "every rank is still running, so they disagreed about the operation "
+           "or its sizes; run again with --debug to see how";
   }
-  const std::string who = list_of(missing);
-  const char* const verb = missing.size() == 1 ? " has" : " have";
+  const std::string peers = list_of(missing);
   if (is_timeout(text)) {
     return format(
-        "{}{} not come within {}: stopped, stuck, or in another place of the "
-        "program; raise timeout_seconds if it is only slow",
-        who,
-        verb,
+        "{} did not arrive within {}: stopped, stuck, or executing a different "
+        "call; raise timeout_seconds if it is only slow",
+        peers,
         seconds(group.world->timeout));
   }
   return format(
       "{}{} ended or closed the connection; look at its own output for the "
       "reason",
-      who,
-      verb);
+      peers,
+      missing.size() == 1 ? " has" : " have");
 }
 
 }  // namespace
@@ -119,8 +116,8 @@ std::shared_ptr<GroupImpl> make_group(
 
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       "group/" + group->name, own_client(group->world->store));
-  // Everybody says that it is here before anybody waits in a connection, so
-  // that those that are missing can be named.
+  // Every rank announces itself before any waits for a connection, so that
+  // missing ranks can be named.
   store->set(format("here/{}", rank), std::string("1"));
   const auto deadline = steady_clock::now() + group->world->timeout;
   std::vector<int> missing;

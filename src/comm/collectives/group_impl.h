@@ -17,7 +17,7 @@
 
 namespace accelerate::detail {
 
-/// What the groups of one World share.
+/// State that the groups of one World share.
 struct WorldCore {
   Store store = Store::in_memory();
   /// Null in a world of one rank.
@@ -36,7 +36,7 @@ struct GroupImpl {
 
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
-  /// The form that Reducer takes; null for a group of one.
+  /// The connection as c10d::Reducer takes it; null for a group of one.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 
   /// Number of the collective under way, counted from 1, equal on all ranks.
@@ -52,29 +52,29 @@ struct GroupImpl {
   }
 };
 
-/// Connects `world_ranks`, of which this process is `rank`-th.
+/// Connects `world_ranks`, of which this process is number `rank`.
 std::shared_ptr<GroupImpl> make_group(
     std::shared_ptr<WorldCore> world,
     std::string name,
     int rank,
     std::vector<int> world_ranks);
 
-/// Whether `error` is a failure of the group's transport or store, and so
-/// something that other ranks have a part in.
+/// True if `error` is a failure of the group's transport or store, which other
+/// ranks may have caused.
 bool is_communication_failure(
     const GroupImpl& group,
     const std::exception& error);
 
-/// Turns what a transport threw into a DistributedError that names operation,
-/// number and the peers that are gone or silent. Tells the others first, so
-/// that theirs can.
+/// Throws a DistributedError for a transport's exception, naming the operation,
+/// its number, and the peers that are gone or silent. Reports to the other
+/// ranks first, so that their errors do not name this one.
 [[noreturn]] void fail_collective(
     const GroupImpl& group,
     const char* operation,
     std::uint64_t sequence,
     const std::exception& error);
 
-/// Debug mode: all ranks compare what they are about to do. Throws
+/// In debug mode, compares what the ranks are about to do. Throws
 /// DistributedError with each rank's version if they differ.
 void check_agreement(
     const GroupImpl& group,

@@ -85,9 +85,9 @@ void pad_in_place(
           impl, "pad_across_processes", format("{} dimensions", tensor.dim()));
     }
     if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
-    const at::Tensor most = at::full({}, tensor.size(dim), at::kLong);
-    group.all_reduce(most, ReduceOp::max);
-    const auto size = most.item<std::int64_t>();
+    const at::Tensor largest = at::full({}, tensor.size(dim), at::kLong);
+    group.all_reduce(largest, ReduceOp::max);
+    const auto size = largest.item<std::int64_t>();
     if (size == tensor.size(dim)) continue;
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
@@ -100,15 +100,14 @@ void pad_in_place(
 }
 
 at::Tensor concatenate_rows(
-    const std::vector<at::Tensor>& parts,
+    const std::vector<at::Tensor>& tensors,
     std::int64_t dim) {
-  if (parts.empty()) {
+  if (tensors.empty()) {
     throw ConfigError(
-        "[nested] concatenate was given nothing, or values of different form; "
-        "give it values "
-        "with the same tensors in the same places");
+        "[nested] concatenate was given nothing, or values of different "
+        "structure; give it values with the same tensors in the same places");
   }
-  return at::cat(parts, dim);
+  return at::cat(tensors, dim);
 }
 
 at::Tensor pad_rows(
@@ -171,14 +170,13 @@ void require_equal_lengths(
     if (length != lengths.front()) {
       throw ConfigError(format(
           "[nested] split_between_processes was given values of {} and {} "
-          "items; give it values of one length",
+          "items; give it values of equal length",
           lengths.front(),
           length));
     }
     if (length == 0 && is_padded) {
       throw ConfigError(
-          "[nested] split_between_processes has no item to repeat in an empty "
-          "value; leave "
+          "[nested] split_between_processes cannot pad an empty value; leave "
           "apply_padding out");
     }
   }
@@ -193,13 +191,13 @@ at::Tensor split_between_processes(
   if (tensor.dim() == 0) return tensor.clone();
   const std::int64_t size = tensor.size(0);
   const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
-  at::Tensor part = tensor.slice(0, begin, end);
+  const at::Tensor own = tensor.slice(0, begin, end);
   const std::int64_t missing =
-      (size + group.size() - 1) / group.size() - part.size(0);
-  if (!apply_padding || size == 0 || missing <= 0) return part.clone();
+      (size + group.size() - 1) / group.size() - own.size(0);
+  if (!apply_padding || size == 0 || missing <= 0) return own.clone();
   std::vector<std::int64_t> shape(static_cast<std::size_t>(tensor.dim()), -1);
   shape[0] = missing;
-  return at::cat({part, tensor.slice(0, size - 1).expand(shape)}, 0);
+  return at::cat({own, tensor.slice(0, size - 1).expand(shape)}, 0);
 }
 
 }  // namespace accelerate

@@ -28,9 +28,8 @@ std::string pack_bytes(const std::vector<std::string>& parts) {
 std::vector<std::string> unpack_bytes(std::string_view bytes) {
   const auto torn = [] {
     return DistributedError(
-        "[comm] an object from another rank does not read as one; run the same "
-        "program on all "
-        "ranks");
+        "[comm] an object from another rank cannot be read; run the same "
+        "program on all ranks");
   };
   const auto take_number = [&] {
     std::uint64_t number = 0;

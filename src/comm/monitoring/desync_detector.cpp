@@ -18,7 +18,7 @@ constexpr const char* kQuestion = "question";
 
 c10::intrusive_ptr<c10d::Store> open(const World& world) {
   return c10::make_intrusive<c10d::PrefixStore>(
-      "watch", own_client(world.store()));
+      "desync_detector", own_client(world.store()));
 }
 
 std::optional<std::string> find(c10d::Store& store, const std::string& key) {
@@ -27,8 +27,8 @@ std::optional<std::string> find(c10d::Store& store, const std::string& key) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-void put(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
+void put(c10d::Store& store, const std::string& key, const std::string& value) {
+  store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ void DesyncDetector::answer() {
       answered = *question;
     }
   } catch (const std::exception&) {
-    // The store is gone: nobody will ask any more.
+    // The store is gone, so no rank will ask any more.
   }
 }
 
@@ -75,12 +75,12 @@ void DesyncDetector::ask(const std::string& call) {
   if (!store_) store_ = open(world_);
   const Position mine = position_();
   for (int rank = 0; rank < world_.size() && question_ > 0; ++rank) {
-    const auto said = find(*store_, std::to_string(rank));
-    if (!said) continue;
-    const std::vector<std::string> words = split(*said, ' ');
-    if (words.size() != 3) continue;
-    const std::int64_t passes = parse_int(words[1]).value_or(0);
-    const std::int64_t collectives = parse_int(words[2]).value_or(0);
+    const auto answer = find(*store_, std::to_string(rank));
+    if (!answer) continue;
+    const std::vector<std::string> fields = split(*answer, ' ');
+    if (fields.size() != 3) continue;
+    const std::int64_t passes = parse_int(fields[1]).value_or(0);
+    const std::int64_t collectives = parse_int(fields[2]).value_or(0);
     if (passes <= mine.passes && collectives <= mine.collectives) continue;
     throw DistributedError(format(
         "[comm] {} was called on rank {}, but rank {} has gone on without it, "

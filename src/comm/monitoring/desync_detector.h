@@ -15,27 +15,27 @@
 
 namespace accelerate::detail {
 
-/// Tells a rank that waits for others in a call whether they will ever come. A
-/// thread of each rank answers, through the store, how far the rank is; one
-/// that has begun more collective work than the waiting rank has passed the
-/// call by. Costs a look into the store every half second.
+/// Finds out for a rank that waits in a call whether the others will ever make
+/// it. A thread of each rank publishes the rank's position through the store; a
+/// rank that has begun more collective work than the waiting one has passed the
+/// call by. Each rank polls the store every half second.
 class DesyncDetector {
  public:
   /// Counts that are equal on all ranks at the same place of the program.
   struct Position {
     std::int64_t passes = 0;       ///< backward passes that average gradients
-    std::int64_t collectives = 0;  ///< of the group of all
+    std::int64_t collectives = 0;  ///< of the group of all ranks
   };
 
-  /// `position` is called by another thread. With one rank nothing runs.
+  /// `position` is called by another thread. With one rank no thread runs.
   DesyncDetector(const World& world, std::function<Position()> position);
   DesyncDetector(const DesyncDetector&) = delete;
   DesyncDetector& operator=(const DesyncDetector&) = delete;
   ~DesyncDetector();
 
-  /// For a rank that waits in `call`, now and again: asks where the others are,
-  /// and throws DistributedError, naming `call` and the rank, if an answer to
-  /// the last question says that one has gone on without it.
+  /// Asks the other ranks for their positions; a rank that waits in `call`
+  /// calls it repeatedly. Throws DistributedError, naming `call` and the rank,
+  /// if an answer to the previous question shows that a rank has gone on.
   void ask(const std::string& call);
 
  private:

@@ -15,18 +15,19 @@ RankAgreement::RankAgreement(
     std::function<DesyncDetector::Position()> position)
     : world_(std::move(world)), position_(std::move(position)) {}
 
-void RankAgreement::start_watching() {
-  if (!watch_) watch_ = std::make_unique<DesyncDetector>(world_, position_);
+void RankAgreement::start_detector() {
+  if (!detector_)
+    detector_ = std::make_unique<DesyncDetector>(world_, position_);
 }
 
 StoreGroup& RankAgreement::calls() {
   if (calls_) return *calls_;
-  start_watching();
+  start_detector();
   std::vector<int> all_ranks(static_cast<std::size_t>(world_.size()));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   calls_.emplace(world_, "checkpoint calls", all_ranks);
-  calls_->while_waiting([watch = watch_.get()](const std::string& call) {
-    watch->ask(call + "()");
+  calls_->while_waiting([detector = detector_.get()](const std::string& call) {
+    detector->ask(call + "()");
   });
   return *calls_;
 }
@@ -55,12 +56,13 @@ void RankAgreement::require_success(
     const std::string& call,
     const std::string& what) {
   std::vector<std::string> lines;
-  const auto said = calls().all_gather(failure, call);
-  for (std::size_t i = 0; i < said.size(); ++i) {
+  const auto failures = calls().all_gather(failure, call);
+  for (std::size_t i = 0; i < failures.size(); ++i) {
     // Most failures are alike on all ranks.
-    if (said[i].empty() || (i > 0 && said[i] == said[0])) continue;
+    if (failures[i].empty() || (i > 0 && failures[i] == failures[0])) continue;
     lines.push_back(
-        said.size() == 1 ? said[i] : format("rank {}: {}", i, said[i]));
+        failures.size() == 1 ? failures[i]
+                             : format("rank {}: {}", i, failures[i]));
   }
   if (lines.empty()) return;
   throw CheckpointError(format("{}{}", what, join(lines, "\n")));

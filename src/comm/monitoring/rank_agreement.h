@@ -12,28 +12,28 @@
 
 namespace accelerate::detail {
 
-/// What all ranks of a program agree on through the store, beside the traffic
-/// of training: that they make the same call, what rank 0 decides for all, and
-/// whether a call succeeded everywhere. Used by one thread.
+/// Agreement of all ranks through the store, beside the traffic of training:
+/// on making the same call, on what rank 0 decides, and on whether a call
+/// succeeded everywhere. Used by one thread.
 class ACCELERATE_API RankAgreement {
  public:
-  /// `position` is called by another thread (see DesyncDetector). Nothing is
-  /// opened and no thread runs before it is needed.
+  /// `position` is called by another thread (see DesyncDetector). Connections
+  /// are opened and threads started when they are first needed.
   RankAgreement(
       World world,
       std::function<DesyncDetector::Position()> position);
 
-  /// From here on this rank answers, on a thread, ranks that wait in a call
-  /// that it has passed by. The calls below do this themselves; a program in
-  /// which a rank might never make any calls it when training is prepared.
-  void start_watching();
+  /// Starts the thread that answers ranks waiting in a call that this rank has
+  /// passed by. The calls below do this themselves; call it early in a program
+  /// where a rank may never make any of them.
+  void start_detector();
 
   /// Returns when all ranks are in `call` with the same `arguments`. Throws
   /// DistributedError with each rank's call if they are not.
   void require_same_call(const std::string& call, const std::string& arguments);
 
-  /// Every rank says what failed for it, empty for nothing. If anything did,
-  /// all throw CheckpointError that begins with `what`.
+  /// Every rank passes its `failure`, empty for none. If any rank failed, all
+  /// throw a CheckpointError that begins with `what`.
   void require_success(
       const std::string& failure,
       const std::string& call,
@@ -49,7 +49,7 @@ class ACCELERATE_API RankAgreement {
 
   World world_;
   std::function<DesyncDetector::Position()> position_;
-  std::unique_ptr<DesyncDetector> watch_;
+  std::unique_ptr<DesyncDetector> detector_;
   std::optional<StoreGroup> calls_;
 };
 

@@ -14,24 +14,24 @@ namespace accelerate::detail {
 
 namespace {
 
-std::string packed(const std::vector<std::string>& texts) {
+std::string packed(const std::vector<std::string>& values) {
   std::string all;
-  for (const std::string& text : texts) {
-    all += format("{}:{}", text.size(), text);
+  for (const std::string& value : values) {
+    all += format("{}:{}", value.size(), value);
   }
   return all;
 }
 
 std::vector<std::string> unpacked(std::string_view all) {
-  std::vector<std::string> texts;
+  std::vector<std::string> values;
   while (!all.empty()) {
     const std::size_t colon = all.find(':');
     const auto size =
         static_cast<std::size_t>(parse_int(all.substr(0, colon)).value_or(0));
-    texts.emplace_back(all.substr(colon + 1, size));
+    values.emplace_back(all.substr(colon + 1, size));
     all.remove_prefix(std::min(colon + 1 + size, all.size()));
   }
-  return texts;
+  return values;
 }
 
 }  // namespace
@@ -43,12 +43,12 @@ StoreGroup::StoreGroup(
     : timeout_(world.timeout()), ranks_(std::move(ranks)) {
   const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
   if (me == ranks_.end()) {
-    throw InternalError("[comm] a meeting of ranks to which this is none");
+    throw InternalError("[comm] this rank is not in its own store group");
   }
   place_ = static_cast<std::size_t>(me - ranks_.begin());
   if (ranks_.size() > 1) {
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        format("meeting/{}", std::move(name)), own_client(world.store()));
+        format("store_group/{}", std::move(name)), own_client(world.store()));
   }
 }
 
@@ -56,22 +56,22 @@ std::string StoreGroup::wait_for(
     const std::string& key,
     int world_rank,
     const std::string& what) {
-  constexpr std::chrono::milliseconds kLook{400};
+  constexpr std::chrono::milliseconds kCheckInterval{400};
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   try {
     while (true) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           deadline - std::chrono::steady_clock::now());
-      if (wait_for_key(*store_, key, std::min(left, kLook))) {
+      if (wait_for_key(*store_, key, std::min(left, kCheckInterval))) {
         const std::vector<std::uint8_t> bytes = store_->get(key);
         return {bytes.begin(), bytes.end()};
       }
       if (std::chrono::steady_clock::now() >= deadline) break;
       if (is_cancelled_) {
         throw DistributedError(
-            format("[comm] this rank gave up waiting in {}", what));
+            format("[comm] the wait in {} was cancelled on this rank", what));
       }
-      if (look_) look_(what);
+      if (check_) check_(what);
     }
   } catch (const Error&) {
     throw;
@@ -83,8 +83,8 @@ std::string StoreGroup::wait_for(
         std::string_view(error.what()).substr(0, 200)));
   }
   throw DistributedError(format(
-      "[comm] rank {} has not come to {} within {} s: it has ended, is stuck, "
-      "or takes another way through the program; all ranks must make this call",
+      "[comm] rank {} did not reach {} within {} s: it has ended, is stuck, or "
+      "is executing a different call; all ranks must make this call",
       world_rank,
       what,
       std::chrono::duration<double>(timeout_).count()));
@@ -94,49 +94,49 @@ void StoreGroup::forget(const std::string& key) {
   try {
     store_->deleteKey(key);
   } catch (const std::exception&) {
-    // A store that cannot forget keeps a few more bytes.
+    // A store that cannot delete keys keeps a few more bytes.
   }
 }
 
 std::vector<std::string> StoreGroup::gather(
-    const std::string& text,
+    const std::string& value,
     const std::string& what) {
-  if (ranks_.size() == 1) return {text};
+  if (ranks_.size() == 1) return {value};
   const std::uint64_t number = count_++;
   if (!is_leader()) {
     store_->set(
         format("{}/{}", number, place_),
-        std::vector<std::uint8_t>(text.begin(), text.end()));
+        std::vector<std::uint8_t>(value.begin(), value.end()));
     return {};
   }
-  std::vector<std::string> texts{text};
+  std::vector<std::string> values{value};
   for (std::size_t i = 1; i < ranks_.size(); ++i) {
     const std::string key = format("{}/{}", number, i);
-    texts.push_back(wait_for(key, ranks_[i], what));
+    values.push_back(wait_for(key, ranks_[i], what));
     forget(key);
   }
-  // All have come here, so they have read what was said before.
-  for (const std::string& key : said_) forget(key);
-  said_.clear();
-  return texts;
+  // All ranks have reached this call, so they have read earlier broadcasts.
+  for (const std::string& key : unread_) forget(key);
+  unread_.clear();
+  return values;
 }
 
 std::string StoreGroup::broadcast(
-    const std::string& text,
+    const std::string& value,
     const std::string& what) {
-  if (ranks_.size() == 1) return text;
+  if (ranks_.size() == 1) return value;
   const std::string key = format("{}/all", count_++);
   if (!is_leader()) return wait_for(key, ranks_.front(), what);
-  store_->set(key, std::vector<std::uint8_t>(text.begin(), text.end()));
-  said_.push_back(key);
-  return text;
+  store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+  unread_.push_back(key);
+  return value;
 }
 
 std::vector<std::string> StoreGroup::all_gather(
-    const std::string& text,
+    const std::string& value,
     const std::string& what) {
-  const std::vector<std::string> texts = gather(text, what);
-  return unpacked(tell(packed(texts), what));
+  const std::vector<std::string> values = gather(value, what);
+  return unpacked(broadcast(packed(values), what));
 }
 
 }  // namespace accelerate::detail

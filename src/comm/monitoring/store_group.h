@@ -14,43 +14,42 @@
 
 namespace accelerate::detail {
 
-/// Where some ranks exchange texts through the store, rank by rank or all at
-/// once, without touching a process group: for what happens beside training,
-/// also on a thread of its own. One object for each rank, used by one thread at
-/// a time; all make the same calls in the same order. With one rank nothing is
-/// sent.
+/// Collectives on strings through the store, without a process group: for work
+/// beside training, also on its own thread. One object per rank, used by one
+/// thread at a time; all ranks make the same calls in the same order. With one
+/// rank nothing is sent.
 ///
-/// Throws DistributedError naming the rank that does not come within the
-/// world's timeout, or a store that is gone.
+/// Throws DistributedError naming the rank that does not arrive within the
+/// world's timeout, or if the store is gone. `what` names the call in errors.
 class ACCELERATE_API StoreGroup {
  public:
-  /// `ranks`, in the world, the first of which leads. `name` must be of this
-  /// meeting alone.
+  /// `ranks` are world ranks; the first is the leader. No other group may have
+  /// this `name`.
   StoreGroup(const World& world, std::string name, std::vector<int> ranks);
 
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
-  /// Called about twice a second by a rank that waits for others; may throw
-  /// what it found out about them.
-  void while_waiting(std::function<void(const std::string& what)> look) {
-    look_ = std::move(look);
+  /// A rank that waits for others calls `check` about twice a second; it may
+  /// throw to end the wait.
+  void while_waiting(std::function<void(const std::string& what)> check) {
+    check_ = std::move(check);
   }
 
-  /// From any thread: a call that waits now, or would, throws DistributedError
-  /// soon. For a rank that fails and must not wait for others.
+  /// Makes calls that wait, now or later, throw DistributedError soon. For a
+  /// rank that fails and must not wait for others. Any thread may call it.
   void cancel() { is_cancelled_ = true; }
 
-  /// On the leader what every rank said, in the order of `ranks`; elsewhere
-  /// nothing. `what`: what they meet for.
+  /// Returns every rank's `value` on the leader, in the order of `ranks`; an
+  /// empty list elsewhere.
   std::vector<std::string> gather(
-      const std::string& text,
+      const std::string& value,
       const std::string& what);
-  /// What the leader says, on all ranks.
-  std::string tell(const std::string& text, const std::string& what);
-  /// What every rank says, on all ranks.
-  std::vector<std::string> exchange(
-      const std::string& text,
+  /// Returns the leader's `value` on all ranks.
+  std::string broadcast(const std::string& value, const std::string& what);
+  /// Returns every rank's `value` on all ranks.
+  std::vector<std::string> all_gather(
+      const std::string& value,
       const std::string& what);
 
  private:
@@ -63,10 +62,10 @@ class ACCELERATE_API StoreGroup {
   std::vector<int> ranks_;
   std::size_t place_ = 0;
   std::uint64_t count_ = 0;
-  std::function<void(const std::string& what)> look_;
+  std::function<void(const std::string& what)> check_;
   std::atomic<bool> is_cancelled_{false};
-  /// What the leader said and not everybody has read for certain.
-  std::vector<std::string> said_;
+  /// Keys of the leader's broadcasts that some rank may not have read yet.
+  std::vector<std::string> unread_;
 };
 
 }  // namespace accelerate::detail

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// True once somebody listens there.
+// True if a process listens there.
 bool try_connect(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -45,16 +45,16 @@ bool try_connect(const std::string& host, int port) {
   return connected;
 }
 
-// LibTorch's client backs off for up to seconds between attempts; rank 0 is
-// usually there within milliseconds.
+// LibTorch's client backs off for up to seconds between attempts, but rank 0
+// usually listens within milliseconds.
 void wait_for_server(const std::string& host, int port, milliseconds timeout) {
   const auto deadline = steady_clock::now() + timeout;
   milliseconds pause{1};
   while (!try_connect(host, port)) {
     if (steady_clock::now() >= deadline) {
       throw DistributedError(detail::format(
-          "[comm] nobody listens at {}:{} after {} s; is rank 0 running, and "
-          "is main_process_ip its address?",
+          "[comm] no process listens at {}:{} after {} s; is rank 0 running, "
+          "and is main_process_ip its address?",
           host,
           port,
           std::chrono::duration<double>(timeout).count()));
@@ -84,7 +84,7 @@ auto guarded(const char* what, const std::string& key, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const std::exception& error) {
     throw DistributedError(detail::format(
-        "[comm] the store did not {} \"{}\": {}", what, key, error.what()));
+        "[comm] the store could not {} \"{}\": {}", what, key, error.what()));
   }
 }
 
@@ -111,15 +111,15 @@ Store Store::tcp(
         detail::StoreImpl{std::move(store), bound}));
   } catch (const c10d::SocketError& error) {
     throw ConfigError(detail::format(
-        "[comm] rank 0 cannot listen at port {} of {}: it is taken, or not "
-        "this machine's; choose another main_process_port, or 0 for a free one "
-        "({})",
+        "[comm] rank 0 cannot listen at port {} of {}: the port is taken, or "
+        "the address is not this machine's; choose another main_process_port, "
+        "or 0 for a free one ({})",
         port,
         host,
         error.what_without_backtrace()));
   } catch (const c10::DistError& error) {
     throw DistributedError(detail::format(
-        "[comm] no store at {}:{}: {}",
+        "[comm] cannot connect to the store at {}:{}: {}",
         host,
         port,
         error.what_without_backtrace()));
@@ -141,7 +141,7 @@ void Store::set(const std::string& key, std::string_view value) const {
 }
 
 std::string Store::get(const std::string& key) const {
-  return guarded("give", key, [&] { return impl_->store->get_to_str(key); });
+  return guarded("get", key, [&] { return impl_->store->get_to_str(key); });
 }
 
 bool Store::has(const std::string& key) const {

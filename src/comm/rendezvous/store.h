@@ -14,11 +14,11 @@ struct StoreImpl {
   int port = 0;
 };
 
-/// The same store for another thread: a TCP client serialises its callers, so
-/// a blocking wait of one would hold up the rest.
+/// A second client of the same store, for another thread: a TCP client
+/// serialises its callers, so a blocking wait of one would hold up the rest.
 c10::intrusive_ptr<c10d::Store> own_client(const Store& store);
 
-/// Polls until the key is there. Returns false after `timeout`.
+/// Polls until the key exists. Returns false after `timeout`.
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,

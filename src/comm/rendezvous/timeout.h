@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// How long a silent peer is waited for unless somebody says: as in PyTorch,
-/// less long where NCCL connects the ranks.
+/// The default wait for a silent peer: as in PyTorch, shorter where NCCL
+/// connects the ranks.
 constexpr std::chrono::seconds default_timeout(c10::DeviceType device) {
   return std::chrono::seconds(device == c10::DeviceType::CUDA ? 600 : 1800);
 }

@@ -23,50 +23,51 @@ namespace accelerate {
 namespace detail {
 
 struct WorldImpl {
-  RankVariables who;
+  RankVariables identity;
   at::Device device = at::kCPU;
   std::shared_ptr<WorldCore> core = std::make_shared<WorldCore>();
-  Group everybody;
-  // Numbers the groups of one list of members, so that each gets its own keys.
+  Group all_ranks;
+  // Number of groups made so far of a list of ranks: gives each its own keys.
   std::map<std::vector<int>, int> group_counts;
 };
 
 namespace {
 
-RankVariables who_is_this(
+RankVariables find_identity(
     const WorldOptions& options,
     const Environment& environment) {
   const bool is_explicit = options.rank || options.size;
-  RankVariables who =
+  RankVariables identity =
       is_explicit ? RankVariables{} : read_rank_variables(environment);
   if (is_explicit) {
     if (!options.rank || !options.size) {
       throw ConfigError(
-          "[launch] WorldOptions names one of rank and size; name both, or "
-          "neither");
+          "[launch] WorldOptions names only one of rank and size; name both, "
+          "or neither");
     }
-    who.launcher = "options";
-    who.rank = *options.rank;
-    who.size = *options.size;
-    who.local_rank = options.local_rank.value_or(who.rank);
-    who.local_size = options.local_size.value_or(who.size);
+    identity.launcher = "options";
+    identity.rank = *options.rank;
+    identity.size = *options.size;
+    identity.local_rank = options.local_rank.value_or(identity.rank);
+    identity.local_size = options.local_size.value_or(identity.size);
   }
-  if (options.local_rank) who.local_rank = *options.local_rank;
-  if (options.local_size) who.local_size = *options.local_size;
-  if (options.address) who.address = *options.address;
-  if (options.port) who.port = *options.port;
-  if (who.size < 1 || who.rank < 0 || who.rank >= who.size ||
-      who.local_rank < 0 || who.local_size < 1 ||
-      who.local_rank >= who.local_size || who.local_size > who.size) {
+  if (options.local_rank) identity.local_rank = *options.local_rank;
+  if (options.local_size) identity.local_size = *options.local_size;
+  if (options.address) identity.address = *options.address;
+  if (options.port) identity.port = *options.port;
+  if (identity.size < 1 || identity.rank < 0 ||
+      identity.rank >= identity.size || identity.local_rank < 0 ||
+      identity.local_size < 1 || identity.local_rank >= identity.local_size ||
+      identity.local_size > identity.size) {
     throw ConfigError(format(
         "[launch] rank {} of {} with local rank {} of {} is not possible; "
         "ranks count from 0",
-        who.rank,
-        who.size,
-        who.local_rank,
-        who.local_size));
+        identity.rank,
+        identity.size,
+        identity.local_rank,
+        identity.local_size));
   }
-  return who;
+  return identity;
 }
 
 at::Device choose_device(
@@ -79,8 +80,8 @@ at::Device choose_device(
       return at::Device(*name);
     } catch (const std::exception&) {
       throw ConfigError(format(
-          "[launch] device \"{}\" ({}) is none that LibTorch knows; use cpu, "
-          "cuda or cuda:1",
+          "[launch] device \"{}\" ({}) is not a LibTorch device; use cpu, cuda "
+          "or cuda:1",
           *name,
           settings.find("device")->where));
     }
@@ -104,16 +105,18 @@ std::chrono::milliseconds choose_timeout(
 
 Store open_store(
     const WorldOptions& options,
-    const RankVariables& who,
+    const RankVariables& identity,
     std::chrono::milliseconds timeout) {
   if (options.store) return *options.store;
-  const bool is_server = who.rank == 0 && !who.agent_hosts_store;
-  Store store = Store::tcp(who.address, who.port, is_server, timeout);
-  return who.store_prefix.empty() ? store : store.with_prefix(who.store_prefix);
+  const bool is_server = identity.rank == 0 && !identity.agent_hosts_store;
+  Store store = Store::tcp(identity.address, identity.port, is_server, timeout);
+  return identity.store_prefix.empty()
+      ? store
+      : store.with_prefix(identity.store_prefix);
 }
 
-// The keys of a world are its own, whatever other worlds the ranks make or made
-// over the same store, in the same order on all of them.
+// Gives each world its own keys. All ranks make their worlds over one store in
+// the same order.
 Store store_of_next_world(const Store& store, int rank) {
   const std::int64_t number = store.add(format("worlds/{}", rank), 1);
   return number == 1 ? store : store.with_prefix(format("world{}", number));
@@ -122,12 +125,12 @@ Store store_of_next_world(const Store& store, int rank) {
 std::shared_ptr<Transport> start_transport(
     const WorldOptions& options,
     const TransportRow& row,
-    const RankVariables& who,
+    const RankVariables& identity,
     const Environment& environment) {
   if (options.own_transport) return options.own_transport;
   return row.make(
-      {.is_single_node = who.local_size == who.size,
-       .main_address = who.address,
+      {.is_single_node = identity.local_size == identity.size,
+       .main_address = identity.address,
        .environment = environment});
 }
 
@@ -138,8 +141,8 @@ World::World(const WorldOptions& options)
     : impl_(std::make_shared<detail::WorldImpl>()) {
   const detail::Environment environment = detail::Environment::current();
   const detail::Settings settings = detail::launch_settings(environment);
-  impl_->who = detail::who_is_this(options, environment);
-  const detail::RankVariables& who = impl_->who;
+  impl_->identity = detail::find_identity(options, environment);
+  const detail::RankVariables& identity = impl_->identity;
   const detail::TransportRow& transport =
       detail::choose_transport(options.transport);
 
@@ -147,32 +150,32 @@ World::World(const WorldOptions& options)
   core.logger = options.logger.value_or(Logger());
   if (!options.logger)
     core.logger.set_level(parse_log_level(*settings.text("log_level")));
-  core.logger.set_rank(who.size > 1 ? who.rank : -1);
+  core.logger.set_rank(identity.size > 1 ? identity.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
-  impl_->device = detail::choose_device(options, settings, who.local_rank);
+  impl_->device = detail::choose_device(options, settings, identity.local_rank);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
-  std::vector<int> all(static_cast<std::size_t>(who.size));
+  std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);
-  if (who.size > 1) {
+  if (identity.size > 1) {
     core.store = detail::store_of_next_world(
-        detail::open_store(options, who, core.timeout), who.rank);
+        detail::open_store(options, identity, core.timeout), identity.rank);
     core.transport =
-        detail::start_transport(options, transport, who, environment);
+        detail::start_transport(options, transport, identity, environment);
   } else if (options.store) {
     core.store = *options.store;
   }
-  impl_->everybody =
-      Group(detail::make_group(impl_->core, "world", who.rank, std::move(all)));
+  impl_->all_ranks = Group(
+      detail::make_group(impl_->core, "world", identity.rank, std::move(all)));
 }
 
-int World::rank() const { return impl_->who.rank; }
+int World::rank() const { return impl_->identity.rank; }
 
-int World::size() const { return impl_->who.size; }
+int World::size() const { return impl_->identity.size; }
 
-int World::local_rank() const { return impl_->who.local_rank; }
+int World::local_rank() const { return impl_->identity.local_rank; }
 
-int World::local_size() const { return impl_->who.local_size; }
+int World::local_size() const { return impl_->identity.local_size; }
 
 at::Device World::device() const { return impl_->device; }
 
@@ -180,9 +183,9 @@ std::chrono::milliseconds World::timeout() const {
   return impl_->core->timeout;
 }
 
-const std::string& World::launcher() const { return impl_->who.launcher; }
+const std::string& World::launcher() const { return impl_->identity.launcher; }
 
-const Group& World::group() const { return impl_->everybody; }
+const Group& World::group() const { return impl_->all_ranks; }
 
 const Store& World::store() const { return impl_->core->store; }
 

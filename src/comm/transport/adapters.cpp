@@ -36,7 +36,7 @@ ReduceOp from_c10d(const c10d::ReduceOp& op) {
   }
 }
 
-// What c10d::Reducer and c10d::broadcast_coalesced call.
+// The operations that c10d::Reducer and c10d::broadcast_coalesced call.
 class ConnectionBackend final : public c10d::Backend {
  public:
   explicit ConnectionBackend(std::shared_ptr<Connection> connection)

@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-/// A connection over `connection` that takes dense tensors of any device, dtype
-/// and strides, and any tag: adapters supply what the transport lacks, and cost
+/// Wraps `connection` so that it takes dense tensors of any device, dtype and
+/// strides, and any tag: adapters supply what the transport lacks, and cost
 /// nothing where it lacks nothing.
 ACCELERATE_API std::shared_ptr<Connection> adapted(
     std::shared_ptr<Connection> connection);
@@ -22,12 +22,12 @@ ACCELERATE_API std::shared_ptr<Connection> stage_through_host(
 ACCELERATE_API std::shared_ptr<Connection> widen_dtypes(
     std::shared_ptr<Connection> connection);
 
-/// Tells messages apart by tags over a connection that keeps their order: each
-/// goes behind a header, and those that nobody has asked for yet are kept.
+/// Matches messages by tag over a connection that keeps their order: each is
+/// sent behind a header, and those not asked for yet are kept.
 ACCELERATE_API std::shared_ptr<Connection> match_tags(
     std::shared_ptr<Connection> connection);
 
-/// The form of an adapted connection that c10d::Reducer takes: LibTorch's own
+/// An adapted connection as a process group for c10d::Reducer: LibTorch's own
 /// backend, or one that calls the connection.
 ACCELERATE_API c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,

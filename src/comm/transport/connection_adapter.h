@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Passes everything on; adapters override what they change.
+/// Forwards every call; adapters override what they change.
 class ConnectionAdapter : public Connection {
  public:
   explicit ConnectionAdapter(std::shared_ptr<Connection> inner)
@@ -71,7 +71,7 @@ class ConnectionAdapter : public Connection {
 
  protected:
   [[nodiscard]] Connection& inner() const { return *inner_; }
-  /// What this adapter adds is said here.
+  /// The inner connection's facts; an adapter changes those that it improves.
   TransportFacts facts_;
 
  private:

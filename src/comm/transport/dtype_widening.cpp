@@ -11,14 +11,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// The bytes of a tensor, and whether writing them writes it.
+// The bytes of a tensor: a view, or a copy of one that is not contiguous.
 struct MovedBytes {
-  explicit MovedBytes(const at::Tensor& of)
-      : tensor(of),
-        bytes(as_bytes(of)),
-        is_alias(of.numel() == 0 || bytes.data_ptr() == of.data_ptr()) {}
+  explicit MovedBytes(const at::Tensor& moved)
+      : tensor(moved),
+        bytes(as_bytes(moved)),
+        is_alias(moved.numel() == 0 || bytes.data_ptr() == moved.data_ptr()) {}
 
-  // Puts what was received into the tensor.
+  // Copies received bytes into the tensor, unless they are there already.
   void write_back() const {
     if (is_alias) return;
     tensor.detach().copy_(
@@ -46,33 +46,33 @@ class DtypeWidening final : public ConnectionAdapter {
   }
 
   Work all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    const ReductionEncoding wire(inner().facts(), tensor, op);
-    Work work = inner().all_reduce(wire.buffer(), wire.transport_op());
-    return decoded(std::move(work), wire, wire.buffer(), tensor);
+    const ReductionEncoding encoding(inner().facts(), tensor, op);
+    Work work = inner().all_reduce(encoding.buffer(), encoding.transport_op());
+    return decoded(std::move(work), encoding, encoding.buffer(), tensor);
   }
 
   Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) override {
-    const ReductionEncoding wire(inner().facts(), tensor, op);
-    Work work = inner().reduce(wire.buffer(), wire.transport_op(), dst);
+    const ReductionEncoding encoding(inner().facts(), tensor, op);
+    Work work = inner().reduce(encoding.buffer(), encoding.transport_op(), dst);
     if (rank() != dst) return work;
-    return decoded(std::move(work), wire, wire.buffer(), tensor);
+    return decoded(std::move(work), encoding, encoding.buffer(), tensor);
   }
 
   Work reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
       ReduceOp op) override {
-    const ReductionEncoding wire(inner().facts(), input, op);
+    const ReductionEncoding encoding(inner().facts(), input, op);
     const bool is_same = output.is_contiguous() &&
-        output.scalar_type() == wire.buffer().scalar_type();
+        output.scalar_type() == encoding.buffer().scalar_type();
     const at::Tensor reduced = is_same
         ? output
         : at::empty_like(
-              wire.buffer().narrow(0, 0, output.size(0)),
+              encoding.buffer().narrow(0, 0, output.size(0)),
               at::MemoryFormat::Contiguous);
-    Work work =
-        inner().reduce_scatter(reduced, wire.buffer(), wire.transport_op());
-    return decoded(std::move(work), wire, reduced, output);
+    Work work = inner().reduce_scatter(
+        reduced, encoding.buffer(), encoding.transport_op());
+    return decoded(std::move(work), encoding, reduced, output);
   }
 
   Work broadcast(const at::Tensor& tensor, int src) override {
@@ -133,12 +133,12 @@ class DtypeWidening final : public ConnectionAdapter {
  private:
   [[nodiscard]] Work decoded(
       Work work,
-      const ReductionEncoding& wire,
+      const ReductionEncoding& encoding,
       const at::Tensor& reduced,
       const at::Tensor& tensor) const {
-    if (wire.is_identity() && reduced.is_alias_of(tensor)) return work;
-    const auto decode = [wire, reduced, tensor, num_ranks = size()] {
-      const at::Tensor result = wire.decode(reduced, num_ranks);
+    if (encoding.is_identity() && reduced.is_alias_of(tensor)) return work;
+    const auto decode = [encoding, reduced, tensor, num_ranks = size()] {
+      const at::Tensor result = encoding.decode(reduced, num_ranks);
       if (!result.is_alias_of(tensor)) tensor.detach().copy_(result);
     };
     return work_then(std::move(work), decode, {tensor});

@@ -91,7 +91,7 @@ class HostStaging final : public ConnectionAdapter {
     return facts().has_device(tensor.device().type());
   }
 
-  // The tensor itself where the transport reaches it.
+  // Returns the tensor itself if the transport can access it.
   [[nodiscard]] at::Tensor copy_of(const at::Tensor& tensor) const {
     return is_native(tensor) ? tensor : tensor.detach().to(at::kCPU);
   }

@@ -12,20 +12,20 @@
 
 namespace accelerate::detail {
 
-/// Tensors under way between this rank and others of a group, straight from
-/// where they are to where they belong. Both sides name the same tag, which no
-/// other exchange between them uses meanwhile. Tensors are dense, on the host,
-/// and must not be touched until wait(). Used by one thread at a time.
+/// Point-to-point messages between this rank and others of a group, without
+/// intermediate copies. Both sides name the same tag, which no other message
+/// between them uses meanwhile. Tensors are dense, on the host, and must not be
+/// touched until wait(). Used by one thread at a time.
 class ACCELERATE_API P2PBatch {
  public:
-  /// `what` is said when it fails: "gathering block 3".
+  /// `what` names the batch in errors: "gathering block 3".
   P2PBatch(Group group, std::string what);
   P2PBatch(const P2PBatch&) = delete;
   P2PBatch& operator=(const P2PBatch&) = delete;
-  /// Does not wait: memory that a peer may still write to is never freed.
+  /// Does not wait: leaks tensors that a peer may still write to.
   ~P2PBatch();
 
-  /// Nothing is sent of an empty tensor, and nothing expected.
+  /// Empty tensors are neither sent nor received.
   void send(const at::Tensor& tensor, int to, int tag);
   void receive(const at::Tensor& tensor, int from, int tag);
 

@@ -29,7 +29,7 @@ bool is_bit_op(ReduceOp op) {
     at::ScalarType dtype,
     std::string_view advice) {
   throw ConfigError(format(
-      "[comm] {} with {} was asked for {} values, for which it means nothing; "
+      "[comm] {} with {} was asked for {} values, for which it is not defined; "
       "{}",
       operation,
       name_of(op),
@@ -100,7 +100,7 @@ void require_dense(const char* operation, const at::Tensor& tensor) {
   }
   if (tensor.layout() != at::kStrided || tensor.is_nested()) {
     throw ConfigError(format(
-        "[comm] {} was given a {} tensor; only dense ones can travel: use "
+        "[comm] {} was given a {} tensor; only dense ones can be sent: use "
         "to_dense()",
         operation,
         tensor.layout()));

@@ -8,32 +8,32 @@
 
 namespace accelerate::detail {
 
-/// A contiguous tensor of bytes over the same memory as `tensor`, or over a
-/// copy where `tensor` is not contiguous. For moving values of any dtype.
+/// A contiguous view of `tensor` as bytes, or of a copy if `tensor` is not
+/// contiguous. For moving values of any dtype.
 at::Tensor as_bytes(const at::Tensor& tensor);
 
-/// Whether moving or reducing `tensor` is possible at all; throws ConfigError
-/// for layouts that have no single block of memory (sparse, quantized, nested).
+/// Throws ConfigError for layouts that are not one block of memory (sparse,
+/// quantized, nested) and so can be neither moved nor reduced.
 void require_dense(const char* operation, const at::Tensor& tensor);
 
-/// Throws ConfigError where `op` means nothing for the dtype.
+/// Throws ConfigError if `op` is not defined for the dtype.
 void require_meaning(const char* operation, ReduceOp op, at::ScalarType dtype);
 
-/// How a reduction travels: what a transport cannot reduce goes in a dtype in
-/// which it can, booleans as bytes, a mean as a sum.
+/// Encodes a reduction for a transport: a dtype that it cannot reduce becomes a
+/// wider one, booleans become bytes, a mean becomes a sum.
 class ReductionEncoding {
  public:
-  /// Throws ConfigError if the transport has no dtype for it.
+  /// Throws ConfigError if the transport has no suitable dtype.
   ReductionEncoding(
       const TransportFacts& facts,
       const at::Tensor& tensor,
       ReduceOp op);
 
-  /// What is reduced, in place: contiguous; `tensor` itself where possible.
+  /// The contiguous tensor to reduce in place; `tensor` itself if possible.
   [[nodiscard]] const at::Tensor& buffer() const { return buffer_; }
   /// The operation that the transport performs.
   [[nodiscard]] ReduceOp transport_op() const { return transport_op_; }
-  /// The buffer is the tensor, and its reduction the result.
+  /// True if the buffer is the tensor, and its reduction the result.
   [[nodiscard]] bool is_identity() const { return is_identity_; }
   /// `reduced`, a buffer or part of one, as values of the original dtype, and
   /// divided for a mean over `num_ranks`.

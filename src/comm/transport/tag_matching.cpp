@@ -16,7 +16,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A message that somebody waits for.
+// A message that a receive waits for.
 struct TaggedMessage {
   explicit TaggedMessage(at::Tensor to) : tensor(std::move(to)) {}
 
@@ -24,7 +24,7 @@ struct TaggedMessage {
   bool is_here = false;
 };
 
-// What one peer sends, read in the order in which it was sent.
+// Messages from one peer, read in the order in which they were sent.
 class TaggedChannel {
  public:
   TaggedChannel(std::shared_ptr<Connection> connection, int peer)
@@ -86,8 +86,8 @@ class TaggedChannel {
 
 class TaggedReceive final : public c10d::Work {
  public:
-  // The channel goes with its connection, which ends when the group does, even
-  // if nobody waits for this.
+  // A weak pointer: the channel goes with its connection, even if this receive
+  // is never waited for.
   TaggedReceive(
       std::weak_ptr<TaggedChannel> channel,
       std::shared_ptr<TaggedMessage> message)

@@ -11,9 +11,9 @@ namespace accelerate::detail {
 
 namespace {
 
-[[noreturn]] void throw_no_messages(const Connection& connection) {
+[[noreturn]] void throw_no_p2p(const Connection& connection) {
   throw ConfigError(format(
-      "[comm] the transport \"{}\" sends no messages from rank to rank",
+      "[comm] the transport \"{}\" has no point-to-point messages",
       connection.facts().name));
 }
 
@@ -24,11 +24,9 @@ bool TransportFacts::has_device(c10::DeviceType device) const {
       device_types.end();
 }
 
-Work Connection::send(const at::Tensor&, int, int) { throw_no_messages(*this); }
+Work Connection::send(const at::Tensor&, int, int) { throw_no_p2p(*this); }
 
-Work Connection::receive(const at::Tensor&, int, int) {
-  throw_no_messages(*this);
-}
+Work Connection::receive(const at::Tensor&, int, int) { throw_no_p2p(*this); }
 
 std::string first_line_of(const std::exception& error) {
   const std::string_view text = error.what();

@@ -21,9 +21,9 @@
 
 namespace accelerate::detail {
 
-/// How messages from one rank to another are told apart. `ordered`: they
-/// arrive in the order in which they were sent, and a send completes whether
-/// or not its receiver has come. `tagged`: by the tag that both sides name.
+/// How messages from one rank to another are matched. `ordered`: in the order
+/// in which they were sent, and a send completes even before its receive is
+/// posted. `tagged`: by the tag that both sides name.
 enum class PointToPoint { none, ordered, tagged };
 
 /// What a transport can do by itself. Adapters (adapters.h) supply the rest.
@@ -41,10 +41,10 @@ struct TransportFacts {
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-/// Some ranks that a transport has connected. All ranks make the same calls in
-/// the same order; a failure is thrown by the call or by `wait()` of its work,
-/// and ends the connection. A rank that destroys its connection ends what the
-/// others wait for from it. The work keeps alive the tensors that it needs.
+/// Ranks that a transport has connected. All ranks make the same calls in the
+/// same order; a failure is thrown by the call or by `wait()` of its work, and
+/// ends the connection. If a rank destroys its connection, operations in which
+/// others wait for it fail. The work keeps alive the tensors that it needs.
 ///
 /// Tensors are contiguous, on one of the transport's devices. Values that are
 /// reduced are of a dtype and operation that it can reduce; values that are
@@ -95,11 +95,12 @@ class ACCELERATE_API Connection {
   /// Returns when every rank has come here; throws after `timeout`.
   virtual void monitored_barrier(std::chrono::milliseconds timeout) = 0;
 
-  /// Between two ranks, where the transport can. `tag` is 0 where it has none.
+  /// Sends to one rank, where the transport can. `tag` is 0 unless messages are
+  /// tagged.
   virtual Work send(const at::Tensor& tensor, int dst, int tag);
   virtual Work receive(const at::Tensor& tensor, int src, int tag);
 
-  /// LibTorch's own form of this connection, if it is one; null for others.
+  /// The LibTorch backend under this connection; null if there is none.
   [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> c10d_backend() {
     return {};
   }
@@ -109,7 +110,7 @@ class ACCELERATE_API Connection {
   int size_;
 };
 
-/// The ranks that connect, and the store through which they meet.
+/// The ranks to connect, and the store through which they find each other.
 struct ConnectRequest {
   /// Used by this group of ranks only.
   c10::intrusive_ptr<c10d::Store> store;
@@ -122,8 +123,8 @@ struct ConnectRequest {
   Logger logger = {};
 };
 
-/// A way for ranks to move and reduce tensors, as a World has it: what its
-/// connections share. Used by one thread at a time.
+/// The means by which a World's ranks move and reduce tensors; its connections
+/// share it. Used by one thread at a time.
 class ACCELERATE_API Transport {
  public:
   Transport() = default;
@@ -135,13 +136,13 @@ class ACCELERATE_API Transport {
   /// Called by all ranks of the group at about the same time.
   [[nodiscard]] virtual std::shared_ptr<Connection> connect(
       const ConnectRequest& request) = 0;
-  /// What a failure of this transport's says, in one line; nothing for an
-  /// exception that is not its own.
+  /// One line about a failure of this transport; nothing for an exception that
+  /// is not its own.
   [[nodiscard]] virtual std::optional<std::string> describe_failure(
       const std::exception& error) const = 0;
 };
 
-/// The first line of what `error` says; LibTorch's goes on with a backtrace.
+/// The first line of `error`'s message; LibTorch's goes on with a backtrace.
 std::string first_line_of(const std::exception& error);
 
 }  // namespace accelerate::detail

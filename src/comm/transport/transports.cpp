@@ -30,7 +30,7 @@ const TransportRow& choose_transport(const std::optional<std::string>& name) {
       return row;
   }
   throw ConfigError(format(
-      "[comm] the transport \"{}\" is none that this build has on this "
+      "[comm] the transport \"{}\" is not available in this build or on this "
       "machine; use {}",
       name.value_or(""),
       join(names, ", ")));

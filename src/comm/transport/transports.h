@@ -11,10 +11,10 @@
 
 namespace accelerate::detail {
 
-/// What a transport may want to know about the machines before it starts.
+/// Facts about the nodes that a transport may need when it starts.
 struct TransportSettings {
   bool is_single_node = true;
-  /// Where rank 0 is.
+  /// Address of rank 0's node.
   std::string main_address;
   Environment environment;
 };
@@ -26,11 +26,11 @@ struct TransportRow {
   std::shared_ptr<Transport> (*make)(const TransportSettings& settings);
 };
 
-/// All that this build knows, the best first.
+/// All transports of this build, the best first.
 ACCELERATE_API std::span<const TransportRow> transports();
 
-/// The row called `name`, or the first available one. Throws ConfigError
-/// listing the names if there is none of that name, or it is not available.
+/// The row called `name`, or without one the first available. Throws
+/// ConfigError listing the names if that transport is unknown or unavailable.
 ACCELERATE_API const TransportRow& choose_transport(
     const std::optional<std::string>& name);
 

@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// Work that was done when it was made. Its future holds `tensors`.
+/// Work that is complete from the start. Its future holds `tensors`.
 ACCELERATE_API Work completed_work(std::vector<at::Tensor> tensors);
 
-/// `work`, and then `finish`, once: in `wait()`, or on the thread that completes
-/// the future, which holds `tensors`.
+/// `work` followed by `finish`, which runs once: in `wait()`, or on the thread
+/// that completes the future, which holds `tensors`.
 Work work_then(
     Work work,
     std::function<void()> finish,

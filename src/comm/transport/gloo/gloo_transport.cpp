@@ -25,8 +25,8 @@ using std::chrono::milliseconds;
 // The network side: a listening address and its I/O thread.
 using GlooDevice = std::shared_ptr<gloo::transport::Device>;
 
-// The name of a host often means its loopback, to itself. Nothing is sent: the
-// system only says which address it would send from.
+// A host often resolves its own name to the loopback address. Nothing is sent
+// here: the system only reports which address it would send from.
 std::string address_towards(const std::string& host) {
   const Addresses found(host, 9, SOCK_DGRAM);
   for (const addrinfo* each = found.first(); each != nullptr;
@@ -46,7 +46,7 @@ GlooDevice make_gloo_device(const TransportSettings& settings) {
   using c10d::ProcessGroupGloo;
   if (const auto interface = settings.environment.get("GLOO_SOCKET_IFNAME"))
     return ProcessGroupGloo::createDeviceForInterface(*interface);
-  // Ranks as threads share the address but not always the machine's names.
+  // Loopback always works on one node; the node's own name may not resolve.
   if (settings.is_single_node)
     return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   const std::string address = address_towards(settings.main_address);
@@ -229,8 +229,8 @@ class GlooTransport final : public Transport {
   [[nodiscard]] std::shared_ptr<Connection> connect(
       const ConnectRequest& request) override;
 
-  // Gloo's exceptions have types of which the wheels ship no header: text is
-  // all that is known about them.
+  // The wheels ship no headers for Gloo's exception types, so only the text can
+  // be examined.
   [[nodiscard]] std::optional<std::string> describe_failure(
       const std::exception& error) const override {
     const std::string_view text = error.what();
@@ -249,19 +249,19 @@ class GlooTransport final : public Transport {
   GlooDevice device_;
 };
 
-// Gloo (2.11, 2.15) now and then loses a connection while making it, on busy
-// machines: one rank fails at once, the others wait for it. All ranks are here
-// by now, so waiting is short, and they try again together.
+// On busy machines, Gloo (LibTorch 2.11, 2.15) sometimes loses a connection
+// while making it: one rank fails at once, the others wait for it. All ranks
+// have arrived by now, so the wait is short, and they try again together.
 std::shared_ptr<Connection> GlooTransport::connect(
     const ConnectRequest& request) {
   constexpr int kAttempts = 4;
   const int size = static_cast<int>(request.world_ranks.size());
-  // Gloo itself waits for several times this.
+  // Gloo itself waits several times as long.
   const milliseconds connect_timeout =
       milliseconds(5000) + size * milliseconds(20);
   std::string failure;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const auto place = c10::make_intrusive<c10d::PrefixStore>(
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
         format("attempt/{}", attempt), request.store);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
@@ -269,24 +269,24 @@ std::shared_ptr<Connection> GlooTransport::connect(
           std::min(connect_timeout, request.timeout));
       options->devices.push_back(device_);
       backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
-          place, request.rank, size, options);
+          store, request.rank, size, options);
     } catch (const std::exception& error) {
       failure = first_line_of(error);
     }
-    place->set(
+    store->set(
         format("is_connected/{}", request.rank),
         std::string(backend ? "1" : "0"));
     bool all_connected = true;
     for (int peer = 0; peer < size; ++peer) {
       const std::string key = format("is_connected/{}", peer);
-      if (!wait_for_key(*place, key, 10 * connect_timeout)) {
+      if (!wait_for_key(*store, key, 10 * connect_timeout)) {
         throw DistributedError(format(
             "[comm] rank {} is gone or stuck while the ranks of group \"{}\" "
             "connect",
             request.world_ranks[static_cast<std::size_t>(peer)],
             request.name));
       }
-      all_connected = all_connected && place->get_to_str(key) == "1";
+      all_connected = all_connected && store->get_to_str(key) == "1";
     }
     if (all_connected) {
       backend->setTimeout(request.timeout);
@@ -296,7 +296,7 @@ std::shared_ptr<Connection> GlooTransport::connect(
         LogLevel::info,
         "comm",
         format(
-            "connecting group \"{}\" failed and is tried again: {}",
+            "connecting group \"{}\" failed; trying again: {}",
             request.name,
             failure));
   }

@@ -7,9 +7,9 @@
 
 namespace accelerate::detail {
 
-/// LibTorch's Gloo: TCP between host memories, on every machine. Listens on
-/// loopback if all ranks are on this machine, else at the interface that
-/// GLOO_SOCKET_IFNAME names, or the address from which this machine reaches
+/// LibTorch's Gloo: TCP between host memories, available everywhere. Listens on
+/// loopback if all ranks are on this node, else at the interface that
+/// GLOO_SOCKET_IFNAME names, or at the address from which this node reaches
 /// rank 0.
 [[nodiscard]] std::shared_ptr<Transport> make_gloo_transport(
     const TransportSettings& settings);
