@@ -19,7 +19,7 @@ struct CsvOptions {
   bool has_header = true;
 };
 
-/// A column of strings as numbers.
+/// A column of strings, encoded as numbers.
 struct Categories {
   /// kLong, one per row: an index into `names`.
   at::Tensor codes;
@@ -29,9 +29,9 @@ struct Categories {
 
 /// A table in a CSV file (RFC 4180: fields in double quotes may hold
 /// delimiters, newlines and doubled quotes). The file is memory-mapped and its
-/// rows are parsed when asked for, which takes eight bytes of memory per row.
-/// It must not change meanwhile. Copies share it. Safe to read from several
-/// threads.
+/// rows are parsed when they are read; an index takes eight bytes of memory per
+/// row. The file must not change meanwhile. Copies share the mapping. Safe to
+/// read from several threads.
 class ACCELERATE_API CsvFile {
  public:
   /// Throws Error if the file cannot be read, ConfigError naming the line if a
@@ -55,6 +55,7 @@ class ACCELERATE_API CsvFile {
       const std::vector<std::string>& columns,
       at::ScalarType dtype,
       std::span<const std::int64_t> rows) const;
+  /// The fields of one column, as strings.
   [[nodiscard]] std::vector<std::string> texts(const std::string& column) const;
   [[nodiscard]] Categories categories(const std::string& column) const;
 

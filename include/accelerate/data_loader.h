@@ -33,8 +33,8 @@ struct EndOfPass {};
 
 /// Throws the ConfigError for a dataset that cannot be dispatched.
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
-/// Throws Error: a thread that was left behind is still inside the stream, or
-/// sampler.
+/// Throws the Error for a new pass while a worker that was left behind is still
+/// inside the stream or sampler.
 [[noreturn]] ACCELERATE_API void throw_stuck(const std::string& where);
 ACCELERATE_API void warn_left_behind(
     const Logger& logger,
@@ -42,7 +42,7 @@ ACCELERATE_API void warn_left_behind(
 
 }  // namespace detail
 
-/// A pass of a loader that begins later: `skip_first_batches(loader, n)`.
+/// A pass that begins after the first batches; see skip_first_batches().
 template <class Loader>
 class SkippedBatches {
  public:
@@ -73,8 +73,8 @@ class SkippedBatches {
 ///   (dispatch_batches), and cannot be shuffled. With `state_dict()` and
 ///   `load_state_dict()` it is resumed through them, otherwise by reading on.
 ///
-/// `size()` is asked before each pass, so a dataset may grow between them. A
-/// dataset that is one rank's shard says so with `bool is_sharded() const`.
+/// `size()` is called before each pass, so a dataset may grow between them. A
+/// dataset that holds one rank's shard says so with `bool is_sharded() const`.
 ///
 /// With workers (DataLoaderOptions::num_workers) `get`, `get_batch` and the
 /// collate function are called by several threads at once.
@@ -82,21 +82,21 @@ class SkippedBatches {
 /// Batches that are nested values (nested.h) arrive on the accelerator's
 /// device; others stay where they are.
 ///
-/// It is made by the user, moved into Accelerator::prepare(), and read by a
-/// range-for loop:
+/// The user makes a loader, moves it into Accelerator::prepare(), and reads it
+/// with a range-for loop:
 ///
 ///     for (auto& [inputs, labels] : loader) …
 ///
 /// One pass at a time; it may be left early, and a new one starts a new epoch.
 /// Exceptions of a dataset or collate function reach the loop as DataError.
-/// Not for several threads at once.
+/// A loader must not be used by several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
 class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
-  using Reader = detail::DatasetFetcher<Dataset, Collate>;
-  using Job = typename Reader::Job;
+  using Fetcher = detail::DatasetFetcher<Dataset, Collate>;
+  using Job = typename Fetcher::Job;
 
  public:
-  using Batch = typename Reader::Batch;
+  using Batch = typename Fetcher::Batch;
   /// Rows [begin, end) of a round. The last round may have fewer rows than
   /// that; the function then decides how to fill up the slice.
   using SliceFunction = std::function<
@@ -108,7 +108,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
       Dataset dataset,
       const DataLoaderOptions& options = {},
       Collate collate = {})
-      : reader_(std::make_shared<Reader>(
+      : fetcher_(std::make_shared<Fetcher>(
             std::move(dataset),
             std::move(collate),
             options)) {}
@@ -178,11 +178,11 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   [[nodiscard]] std::int64_t total_dataset_length() const
     requires detail::SizedDataset<Dataset>
   {
-    return reader_->num_samples();
+    return fetcher_->num_samples();
   }
   /// The number of the next pass, or of the one under way; the first is 0.
   [[nodiscard]] std::uint64_t epoch() const { return source().epoch(); }
-  /// Makes the next pass that of `epoch`.
+  /// Makes the next pass that of epoch `epoch`.
   void set_epoch(std::uint64_t epoch) { source().set_epoch(epoch); }
 
   /// The position of the loader: epoch, position in the global order, seed, and
@@ -199,21 +199,21 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   /// The next pass continues where `state` was taken, in constant time with
   /// random access and also on another number of ranks or with another batch
   /// size; later passes are complete. A stream continues through its own state,
-  /// or is read up to that position. Throws CheckpointError for a state of
-  /// something else, ConfigError inside a pass.
+  /// or is read up to that position. Throws CheckpointError for a state that
+  /// does not fit, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
     if (!stuck_.empty()) detail::throw_stuck(stuck_);
     source().load_state_dict(state);
     stream_state_.reset();
-    // Otherwise the pass had ended.
+    // At 0 the saved pass had ended.
     const bool is_inside = source().first() > 0;
     if (is_inside && state.contains("stream")) {
       stream_state_ = state.template get<StateDict>("stream");
     }
   }
 
-  /// With dispatch_batches: replaces how rank 0 cuts a round, which by default
-  /// cuts its tensors, or lists, by rows.
+  /// With dispatch_batches: replaces the function by which rank 0 slices a
+  /// round. The default slices its tensors, or lists, by rows.
   void slice_fn_for_dispatch(SliceFunction slice)
     requires detail::Dispatchable<Batch>
   {
@@ -222,30 +222,30 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   /// The report of the pass under way, or of the last one.
   [[nodiscard]] PrefetchReport prefetch_report() const { return report_; }
-  [[nodiscard]] const Dataset& dataset() const { return reader_->dataset; }
+  [[nodiscard]] const Dataset& dataset() const { return fetcher_->dataset; }
   [[nodiscard]] const DataLoaderOptions& options() const {
-    return reader_->options;
+    return fetcher_->options;
   }
 
-  /// Called by prepare(). Throws ConfigError if batches cannot be split or
+  /// Called by prepare(). Throws ConfigError if batches cannot be sliced or
   /// sent, or if the ranks' loaders do not match.
   void attach(detail::LoaderContext context) {
     const bool can_dispatch = detail::Dispatchable<Batch>;
-    const std::optional<bool> wanted = options().dispatch_batches;
-    if (wanted.value_or(false) && !can_dispatch)
+    const std::optional<bool> requested = options().dispatch_batches;
+    if (requested.value_or(false) && !can_dispatch)
       detail::throw_not_dispatchable();
-    const bool by_default =
-        Reader::kIsStream && can_dispatch && !options().already_sharded;
+    const bool is_default =
+        Fetcher::kIsStream && can_dispatch && !options().already_sharded;
     const bool is_dispatching =
-        wanted.value_or(by_default) && context.group.size() > 1;
+        requested.value_or(is_default) && context.group.size() > 1;
     this->link(context.slot);
     source().attach(std::move(context), is_dispatching);
   }
 
  private:
-  detail::BatchSource& source() { return reader_->source; }
+  detail::BatchSource& source() { return fetcher_->source; }
   [[nodiscard]] const detail::BatchSource& source() const {
-    return reader_->source;
+    return fetcher_->source;
   }
 
   void begin_pass() {
@@ -254,7 +254,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     pass_ = {};
     report_ = {.num_workers = options().num_workers};
     try {
-      reader_->begin_pass(stream_state_);
+      fetcher_->begin_pass(stream_state_);
     } catch (...) {
       source().end_pass();
       throw;
@@ -283,30 +283,30 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   void skip(std::int64_t num_batches) {
     if (num_batches <= 0) return;
     pass_.num_skipped = num_batches;
-    if (!reader_->reads()) return;
+    if (!fetcher_->reads()) return;
     if (source().is_dispatching()) {
-      // The last round is still filled up from the first.
-      if (auto job = reader_->claim(reader_->self)) {
-        job->run(reader_->self);
+      // Reads the first round all the same: it fills up the last one.
+      if (auto job = fetcher_->claim(fetcher_->self)) {
+        job->run(fetcher_->self);
         pass_.first_round = std::move(job->batch);
       }
       --num_batches;
     }
-    reader_->skip(num_batches);
+    fetcher_->skip(num_batches);
   }
 
-  // Counted in rounds.
+  // Number of rounds that the loop has been given.
   [[nodiscard]] std::int64_t num_given() const {
     const bool is_out_of_order = pool_ && !options().in_order;
     return pass_.num_skipped +
         (is_out_of_order ? pool_->num_in_turn() : report_.num_batches);
   }
 
-  // The next batch of this rank; nothing at the end.
+  // Sets `batch` to the next batch of this rank, or to nothing at the end.
   void next_batch(std::optional<Batch>& batch) {
-    const auto asked = detail::LoaderClock::now();
+    const auto start = detail::LoaderClock::now();
     if (pass_.handed_out) {
-      report_.loop_seconds += detail::seconds_between(*pass_.handed_out, asked);
+      report_.loop_seconds += detail::seconds_between(*pass_.handed_out, start);
     }
     if (source().is_dispatching()) {
       if constexpr (detail::Dispatchable<Batch>) receive_round(batch);
@@ -315,14 +315,14 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     if (batch) ++report_.num_batches;
     pass_.handed_out = detail::LoaderClock::now();
-    report_.wait_seconds += detail::seconds_between(asked, *pass_.handed_out);
+    report_.wait_seconds += detail::seconds_between(start, *pass_.handed_out);
   }
 
   std::unique_ptr<Job> next_job() {
     std::unique_ptr<Job> job;
     if (options().num_workers == 0) {
-      job = reader_->claim(reader_->self);
-      if (job) job->run(reader_->self);
+      job = fetcher_->claim(fetcher_->self);
+      if (job) job->run(fetcher_->self);
     } else {
       if (!pool_) start_workers();
       job.reset(static_cast<Job*>(pool_->next().release()));
@@ -343,8 +343,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
                 options().prefetch_factor.value_or(2),
             .in_order = options().in_order,
             .timeout = options().timeout},
-        [reader = reader_](detail::Worker& worker) {
-          return reader->claim(worker);
+        [fetcher = fetcher_](detail::Worker& worker) {
+          return fetcher->claim(worker);
         });
   }
 
@@ -371,14 +371,14 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
       stream_state_ = std::move(job.stream_state);
   }
 
-  // The batch that rank 0 read, or this rank's slice of it.
+  // Receives this rank's slice of the next round from rank 0.
   void receive_round(std::optional<Batch>& batch) {
     if (pass_.has_ended) return;
     const detail::LoaderContext& context = source().context();
     detail::RoundHeader header;
     std::vector<detail::RoundSlice> slices;
     std::exception_ptr failure;
-    if (reader_->reads()) {
+    if (fetcher_->reads()) {
       try {
         slices = slice_next_round(header);
       } catch (const std::exception& error) {
@@ -434,19 +434,18 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     /// True once the last batch was handed out.
     bool has_ended = false;
     std::optional<detail::LoaderClock::time_point> handed_out = std::nullopt;
-    /// Where rank 0 reads for all ranks: the samples that fill up the last
-    /// round.
+    /// With dispatch_batches: the samples that fill up the last round.
     std::optional<Batch> first_round = std::nullopt;
   };
 
-  std::shared_ptr<Reader> reader_;
+  std::shared_ptr<Fetcher> fetcher_;
   SliceFunction slice_ = nullptr;
   Pass pass_;
   PrefetchReport report_;
-  /// The state of a stream after the current batch, or where the next pass
-  /// begins.
+  /// The state of a stream after the current batch, or the one from which the
+  /// next pass continues.
   std::optional<StateDict> stream_state_;
-  /// Where a worker is that was left behind inside a stream.
+  /// Activity of a worker that was left behind inside a stream; else empty.
   std::string stuck_;
   std::unique_ptr<detail::WorkerPool> pool_;
 };

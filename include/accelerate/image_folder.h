@@ -37,9 +37,9 @@ struct ImageFolderOptions {
 
 /// Images in one directory per class. A sample is a tuple of the image and its
 /// class, a 0-d kLong. Classes are numbered in the order of their directories'
-/// names; files are in the order of their names, including subdirectories,
-/// without those of unknown extensions. Images are decoded when asked for: use
-/// workers.
+/// names; files are in the order of their names, including those in
+/// subdirectories; files with unknown extensions are skipped. Images are
+/// decoded when they are read: use workers.
 class ACCELERATE_API ImageFolder {
  public:
   /// Throws Error if the directory cannot be read, ConfigError if it has no

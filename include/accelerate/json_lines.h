@@ -44,9 +44,9 @@ class ACCELERATE_API JsonRecord {
 };
 
 /// A file with one JSON object per line; blank lines are skipped. The file is
-/// memory-mapped and its lines are parsed when asked for, which takes eight
-/// bytes of memory per line. It must not change meanwhile. Copies share it.
-/// Safe to read from several threads.
+/// memory-mapped and its lines are parsed when they are read; an index takes
+/// eight bytes of memory per line. The file must not change meanwhile. Copies
+/// share the mapping. Safe to read from several threads.
 class ACCELERATE_API JsonLinesFile {
  public:
   /// Throws Error if the file cannot be read.
@@ -56,7 +56,7 @@ class ACCELERATE_API JsonLinesFile {
   [[nodiscard]] std::string_view line(std::int64_t index) const;
   /// "data.jsonl:17", with the line number that an editor shows.
   [[nodiscard]] std::string place(std::int64_t index) const;
-  /// Throws ConfigError naming file and line if it is not a JSON object.
+  /// Throws ConfigError naming file and line if the line is not a JSON object.
   [[nodiscard]] JsonRecord record(std::int64_t index) const;
 
  private:

@@ -12,7 +12,7 @@ namespace accelerate {
 
 struct LaunchFunctionOptions {
   int num_processes = 1;
-  /// Identifies this call of launch_function(), in a program with several:
+  /// Identifies this call of launch_function(). If a program has several calls,
   /// their names must differ.
   std::string name = "main";
   /// Stay on the CPU even if there is an accelerator.
@@ -27,18 +27,18 @@ struct LaunchFunctionOptions {
 /// which are ranks of one group: an Accelerator made in it finds the others.
 /// For programs that are started directly, not by `accelerate-cpp launch`.
 ///
-/// The ranks are fresh processes of this program with the same arguments, not
+/// The ranks are new processes of this program with the same arguments, not
 /// forks: each runs from the beginning of main() to this call, then the
 /// function, and ends there with code 0; calls with other names do nothing in
-/// it. So call it early, and do expensive work in the function. Where the
+/// it. So call it early, and do expensive work in the function. If the
 /// program is already a rank of another launcher, or `num_processes` is 1, the
 /// function simply runs here.
 ///
 /// Returns when all ranks have ended successfully. If one fails, the others are
-/// ended, and its error is thrown here, with its class (ConfigError,
-/// CheckpointError, DistributedError, DataError, else Error) and naming the
-/// rank; a rank that failed by itself is preferred to one that only lost a
-/// peer. No rank outlives this process. To be called by one thread. Throws
+/// ended, and its error is rethrown here with its class (ConfigError,
+/// CheckpointError, DistributedError, DataError, else Error) and the number of
+/// the rank; a rank that failed by itself is preferred to one that only lost a
+/// peer. No rank outlives this process. Must not be called concurrently. Throws
 /// ConfigError if the ranks cannot be started.
 ACCELERATE_API void launch_function(
     const std::function<void()>& function,

@@ -8,8 +8,8 @@
 namespace accelerate {
 
 /// The time of one pass over a loader by activity, in seconds. Reading,
-/// collating and transfer are summed over the worker threads; waiting and the
-/// loop are those of the calling thread.
+/// collating and transfer are summed over the worker threads; waiting and loop
+/// times are measured on the calling thread.
 struct ACCELERATE_API PrefetchReport {
   /// Number of batches handed out.
   std::int64_t num_batches = 0;
@@ -29,7 +29,7 @@ struct ACCELERATE_API PrefetchReport {
   /// The fraction of the pass during which the loop waited: 0 to 1. Near 0 the
   /// model is the bottleneck; otherwise the loader is.
   [[nodiscard]] double wait_fraction() const;
-  /// One line for people: the times, and which one to improve.
+  /// One line of text with the times and the bottleneck.
   [[nodiscard]] std::string text() const;
 };
 

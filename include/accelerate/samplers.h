@@ -13,8 +13,8 @@
 namespace accelerate {
 
 /// The order in which a pass visits the samples of a dataset. Every rank holds
-/// one and they agree: the order depends on seed and epoch only. Give your own
-/// class to a loader as DataLoaderOptions::sampler.
+/// a sampler, and all agree: the order depends on seed and epoch only. Give
+/// your own class to a loader as DataLoaderOptions::sampler.
 class ACCELERATE_API Sampler {
  public:
   Sampler() = default;
@@ -27,8 +27,8 @@ class ACCELERATE_API Sampler {
   /// Begins the pass of `epoch`. `seed` is the loader's data_seed, else rank
   /// 0's torch::manual_seed.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
-  /// The index in the dataset of the sample at `position`, from 0 to size() -
-  /// 1, of the pass begun last.
+  /// The dataset index of the sample at `position` (0 to size() - 1) of the
+  /// pass begun last.
   [[nodiscard]] virtual std::int64_t at(std::int64_t position) const = 0;
 };
 
@@ -63,10 +63,10 @@ class ACCELERATE_API KeyedSampler final : public Sampler {
 };
 
 struct RandomSamplerOptions {
-  /// Draw each sample from all, so that some occur twice and some not at all.
+  /// Draw with replacement: samples may occur several times or not at all.
   bool replacement = false;
-  /// Number of samples in a pass; unset: that of the dataset. Beyond that, the
-  /// order starts over.
+  /// Number of samples in a pass; unset: the size of the dataset. Without
+  /// replacement, a larger number starts another permutation.
   std::optional<std::int64_t> num_samples = std::nullopt;
 };
 
@@ -100,8 +100,8 @@ class ACCELERATE_API RandomSampler final : public Sampler {
 class ACCELERATE_API WeightedRandomSampler final : public Sampler {
  public:
   /// `weights` has one entry per sample, none negative. Throws ConfigError if
-  /// they cannot be drawn from: all 0, or without replacement more samples than
-  /// positive weights.
+  /// they cannot be drawn from: if all are 0, or, without replacement, if there
+  /// are more samples than positive weights.
   WeightedRandomSampler(
       std::vector<double> weights,
       std::int64_t num_samples,
@@ -118,7 +118,7 @@ class ACCELERATE_API WeightedRandomSampler final : public Sampler {
 };
 
 /// Decides which samples form each batch of a pass, for batches of different
-/// sizes. Every rank holds one and they agree. Give it to a loader as
+/// sizes. Every rank holds one, and all agree. Give it to a loader as
 /// DataLoaderOptions::batch_sampler; batches go to the ranks in turn.
 class ACCELERATE_API BatchSampler {
  public:
@@ -127,13 +127,13 @@ class ACCELERATE_API BatchSampler {
   BatchSampler& operator=(const BatchSampler&) = delete;
   virtual ~BatchSampler();
 
-  /// Number of batches of the pass begun last, or, before the first, of any
-  /// pass.
+  /// Number of batches of the pass begun last. Must be valid before the first
+  /// pass, too.
   [[nodiscard]] virtual std::int64_t size() const = 0;
-  /// As for Sampler.
+  /// Begins the pass of `epoch`; see Sampler::begin_pass.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
-  /// Indices in the dataset of the samples of batch `batch`, from 0 to
-  /// size() - 1; at least one.
+  /// The dataset indices of the samples of batch `batch` (0 to size() - 1); at
+  /// least one.
   [[nodiscard]] virtual std::vector<std::int64_t> at(
       std::int64_t batch) const = 0;
 };
@@ -141,8 +141,8 @@ class ACCELERATE_API BatchSampler {
 struct LengthBucketOptions {
   /// Maximum number of samples in a batch.
   std::int64_t batch_size = 1;
-  /// Maximum number of items (tokens, say) in a batch when all samples are
-  /// padded to its longest. A longer sample forms its own batch. Unset: no
+  /// Maximum number of items (such as tokens) in a batch, counting the padding
+  /// to its longest sample. A longer sample forms its own batch. Unset: no
   /// limit.
   std::optional<std::int64_t> max_items = std::nullopt;
   /// A new grouping and order of batches in every epoch.

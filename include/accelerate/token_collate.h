@@ -26,7 +26,7 @@ struct PadCollateOptions {
   bool pad_left = false;
 };
 
-/// Sequences of a batch, padded to one length. All are kLong except
+/// Sequences of a batch, padded to one length. All tensors are kLong except
 /// attention_mask.
 struct PaddedBatch {
   /// [batch, length].
@@ -62,8 +62,8 @@ struct PackCollateOptions {
   bool ignore_first_label = true;
 };
 
-/// Several sequences per row, so that there is little padding. All are kLong
-/// except the two masks, which are kBool.
+/// Sequences of a batch, several per row, with little padding. All tensors are
+/// kLong except the two masks, which are kBool.
 struct PackedBatch {
   /// [rows, row_length].
   at::Tensor input_ids;
@@ -79,8 +79,9 @@ struct PackedBatch {
   at::Tensor labels;
   /// [rows, row_length]: true where the loss counts.
   at::Tensor loss_mask;
-  /// [rows].
+  /// [rows]: number of sequences in each row.
   at::Tensor sequences_in_row;
+  /// [rows]: number of tokens in each row.
   at::Tensor tokens_in_row;
 
   template <class Visitor>
@@ -99,8 +100,8 @@ struct PackedBatch {
 namespace detail {
 /// Tokens, and labels of the same length.
 using TokenSequence = std::pair<at::Tensor, at::Tensor>;
-/// Takes the tensors of a sample. Throws ConfigError unless they are one or two
-/// 1-d integer tensors of equal length.
+/// The tokens and labels in the tensors of a sample. Throws ConfigError unless
+/// they are one or two 1-d integer tensors of equal length.
 ACCELERATE_API TokenSequence
 token_sequence(const std::vector<at::Tensor>& tensors);
 ACCELERATE_API PaddedBatch
@@ -120,7 +121,7 @@ std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
 
 /// A collate function that pads sequences of different lengths. The first
 /// tensor of a sample holds its tokens, the second, if there is one, its
-/// labels, otherwise the tokens are the labels; both are 1-d. Labels are not
+/// labels (by default, the tokens are the labels); both are 1-d. Labels are not
 /// shifted.
 class ACCELERATE_API PadCollate {
  public:
@@ -137,8 +138,8 @@ class ACCELERATE_API PadCollate {
 
 /// A collate function that packs sequences into rows, each into the first row
 /// with room, the longest first (first-fit decreasing: Johnson, "Near-optimal
-/// bin packing algorithms", 1973). Samples are those of PadCollate. Sequences
-/// without tokens are dropped.
+/// bin packing algorithms", 1973). Takes the same samples as PadCollate. Drops
+/// sequences without tokens.
 class ACCELERATE_API PackCollate {
  public:
   /// Throws ConfigError for lengths below 1.
@@ -153,9 +154,9 @@ class ACCELERATE_API PackCollate {
 };
 
 /// A kBool mask of [rows, 1, length, length] from sequence_ids of [rows,
-/// length], for scaled_dot_product_attention: true where both tokens are of one
-/// sequence and, if `is_causal`, the second is not after the first. A padding
-/// token attends to itself, so that no row of the mask is empty.
+/// length], for scaled_dot_product_attention: true where both tokens belong to
+/// one sequence and, if `is_causal`, the second is not after the first. A
+/// padding token attends to itself, so that no row of the mask is empty.
 [[nodiscard]] ACCELERATE_API at::Tensor block_attention_mask(
     const at::Tensor& sequence_ids,
     bool is_causal = true);

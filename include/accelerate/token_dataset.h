@@ -27,16 +27,16 @@ struct TokenDatasetOptions {
   std::int64_t header_bytes = 0;
 };
 
-/// Samples for a language model from files that hold nothing but tokens, one
-/// after another. A batch is a tuple of two [batch, block_size] kLong tensors:
-/// the tokens, and for each the token that follows it. Samples do not cross
-/// files; tokens at the end of a file that do not fill a sample are dropped.
-/// Files are memory-mapped, so that files of any size open at once, and must
-/// not change meanwhile. Copies share them. Safe to read from several threads.
+/// Samples for a language model from binary files of consecutive tokens. A
+/// batch is a tuple of two [batch, block_size] kLong tensors: the tokens, and
+/// for each the token that follows it. Samples do not cross files; tokens at
+/// the end of a file that do not fill a sample are dropped. Files are
+/// memory-mapped, so that files of any size open at once, and must not change
+/// meanwhile. Copies share them. Safe to read from several threads.
 class ACCELERATE_API TokenDataset {
  public:
   /// Throws Error if a file cannot be read, ConfigError if its size is not a
-  /// multiple of a token's, or an option is invalid.
+  /// multiple of the token size, or an option is invalid.
   explicit TokenDataset(
       const std::vector<std::string>& paths,
       const TokenDatasetOptions& options = {});

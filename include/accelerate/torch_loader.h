@@ -11,11 +11,11 @@
 
 namespace accelerate {
 
-/// A torch::data loader, read completely by every rank and divided: rank r
-/// keeps batches r, r + N …, and the last round is filled up with the first
-/// batches. Every rank must see the same order, so a random sampler needs the
-/// same seed on all. DataLoader above reads only what it needs, copies less and
-/// counts what it repeats: prefer it.
+/// A torch::data loader that every rank reads completely: rank r of N keeps
+/// batches r, r + N …, and the last round is filled up with the first batches.
+/// Every rank must see the same order, so a random sampler needs the same seed
+/// on all. Prefer DataLoader, which reads only the batches of its rank, copies
+/// less, and reports repeated samples.
 template <class Loader>
 class TorchLoader {
  public:
@@ -74,7 +74,7 @@ class TorchLoader {
       if (owner_->context_.even_batches &&
           !owner_->context_.even_batches().value_or(true))
         return;
-      // Rounds begin at rank 0: fills up with the first batches, in order.
+      // Fills up the ranks that remain with the first batches, in order.
       next_ = first_round_
           [static_cast<std::size_t>(mine - place) % first_round_.size()];
     }

@@ -1,4 +1,4 @@
-// What a loader does with data and options that are wrong or strange.
+// Loaders with wrong or unusual data and options.
 #include <atomic>
 #include <memory>
 
@@ -23,7 +23,7 @@ Values read(Loader& loader) {
   return all;
 }
 
-// Sample i is i, of the dataset's present size.
+// Sample i is i; the dataset's size may change.
 struct Growing {
   std::shared_ptr<std::atomic<std::int64_t>> count;
   [[nodiscard]] std::int64_t size() const { return *count; }
@@ -69,7 +69,7 @@ TEST_P(BadData, ShrinksInAPass) {
       "but the dataset has only 20 now: it has shrunk");
 }
 
-TEST_P(BadData, OfNoSamples) {
+TEST_P(BadData, EmptyDatasetGivesNoBatches) {
   DataLoader loader(growing(0), options(4));
   EXPECT_EQ(loader.size(), 0);
   EXPECT_EQ(read(loader), Values());
@@ -79,14 +79,14 @@ TEST_P(BadData, OfNoSamples) {
   EXPECT_EQ(read(empty), Values());
 }
 
-TEST_P(BadData, OfSamplesWithoutValues) {
+TEST_P(BadData, SamplesMayHaveNoValues) {
   DataLoader loader(TensorDataset{torch::empty({5, 0})}, options(2));
   std::int64_t rows = 0;
   for (auto& [x] : loader) rows += x.size(0);
   EXPECT_EQ(rows, 5);
 }
 
-TEST_P(BadData, OfDifferentShapes) {
+TEST_P(BadData, RefusesSamplesOfDifferentShapes) {
   struct Ragged {
     [[nodiscard]] std::int64_t size() const { return 4; }
     [[nodiscard]] std::tuple<torch::Tensor> get(std::int64_t i) const {
@@ -103,7 +103,7 @@ TEST_P(BadData, OfDifferentShapes) {
       "have different shapes, [2, 1] first and [5, 1] at place 1");
 }
 
-TEST_P(BadData, OfDifferentNumbersOfTensors) {
+TEST_P(BadData, RefusesDifferentNumbersOfTensors) {
   struct Ragged {
     [[nodiscard]] std::int64_t size() const { return 2; }
     [[nodiscard]] std::vector<torch::Tensor> get(std::int64_t i) const {
@@ -119,7 +119,7 @@ TEST_P(BadData, OfDifferentNumbersOfTensors) {
       "different numbers of tensors, 1 and 2");
 }
 
-TEST_P(BadData, OfTensorsThatSomeLack) {
+TEST_P(BadData, RefusesTensorsThatSomeSamplesLack) {
   struct Lacking {
     std::int64_t first;
     [[nodiscard]] std::int64_t size() const { return 4; }
@@ -138,7 +138,7 @@ TEST_P(BadData, OfTensorsThatSomeLack) {
   for (auto& [x, nothing] : without) EXPECT_FALSE(nothing.defined());
 }
 
-TEST_P(BadData, ThrowsForWholeBatches) {
+TEST_P(BadData, NamesTheBatchOfAFailedGetBatch) {
   struct Broken {
     [[nodiscard]] std::int64_t size() const { return 40; }
     [[nodiscard]] std::tuple<torch::Tensor> get_batch(
@@ -169,7 +169,7 @@ class WrongSampler final : public Sampler {
   std::int64_t wrong_;
 };
 
-TEST_P(BadData, FromASamplerThatGivesWrongIndices) {
+TEST_P(BadData, RefusesIndicesThatDoNotExist) {
   for (const std::int64_t wrong : {-1, 10}) {
     DataLoaderOptions how = options(3);
     how.sampler = std::make_shared<WrongSampler>(8, wrong);
@@ -180,14 +180,14 @@ TEST_P(BadData, FromASamplerThatGivesWrongIndices) {
   }
 }
 
-TEST_P(BadData, InBatchesOfNothing) {
+TEST_P(BadData, RefusesEmptyBatches) {
   expect_error<ConfigError>(
       [&] { DataLoader loader(growing(4), options(0)); }, "batch_size is 0");
   expect_error<ConfigError>(
       [&] { DataLoader loader(growing(4), options(-3)); }, "batch_size is -3");
 }
 
-TEST_P(BadData, OfFewerSamplesThanRanks) {
+TEST_P(BadData, FillsUpFewerSamplesThanRanks) {
   std::vector<Values> seen(3), metrics(3);
   run_on_ranks(3, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
@@ -295,7 +295,7 @@ struct Part {
   }
 };
 
-TEST(AlreadySharded, ReadsAllOfItsPart) {
+TEST(AlreadySharded, ReadsItsEntireShard) {
   std::vector<Values> seen(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
@@ -349,7 +349,7 @@ TEST(AlreadySharded, StreamsAreReadByTheirOwnRank) {
   EXPECT_EQ(seen[1], (Values{10, 11, 12}));
 }
 
-TEST(AlreadySharded, ContradictsSharingOut) {
+TEST(AlreadySharded, ExcludesDispatchAndSplitBatches) {
   expect_error<ConfigError>(
       [] {
         DataLoader loader(
@@ -371,7 +371,7 @@ TEST(Dispatch, CutsRoundsAsTheUserSays) {
     DataLoader loader(
         TensorDataset{torch::arange(7)},
         {.batch_size = 2, .dispatch_batches = true});
-    // The other way round, and rows past the end are -1.
+    // Slices in reverse order; rows past the end are -1.
     loader.slice_fn_for_dispatch([](const auto& round,
                                     std::int64_t begin,
                                     std::int64_t end) {
@@ -391,7 +391,7 @@ TEST(Dispatch, CutsRoundsAsTheUserSays) {
   EXPECT_EQ(seen[1], (Values{1, 0, 4, -1}));
 }
 
-// Counts how often it was read; goes on through its own state.
+// Counts how often it was read; resumes through its own state.
 class Restorable {
  public:
   explicit Restorable(std::shared_ptr<std::atomic<int>> num_read)
@@ -412,7 +412,7 @@ class Restorable {
   std::shared_ptr<std::atomic<int>> num_read_;
 };
 
-TEST_P(BadData, StreamsGoOnThroughTheirOwnState) {
+TEST_P(BadData, StreamsResumeThroughTheirOwnState) {
   const auto num_read = std::make_shared<std::atomic<int>>(0);
   DataLoader first(Restorable(num_read), options(2));
   StateDict state;

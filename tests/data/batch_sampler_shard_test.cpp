@@ -49,7 +49,7 @@ TEST(BatchSamplerShard, KeepsTheShortLastBatchOfOneRank) {
       (Batches{{0, 1, 2}, {3, 4, 5}, {6}}));
 }
 
-TEST(BatchSamplerShard, HasNoBatchesOfNothing) {
+TEST(BatchSamplerShard, HasNoBatchesOfAnEmptyDataset) {
   EXPECT_EQ(
       batches_of({.num_samples = 0, .batch_size = 3, .count = 2}, 1),
       Batches{});
@@ -61,7 +61,7 @@ TEST(BatchSamplerShard, CountsTheRealSamplesOfTheLastRound) {
   EXPECT_EQ(plan.remainder(1), 3);
 }
 
-TEST(BatchSamplerShard, RefusesWhatCannotBeCut) {
+TEST(BatchSamplerShard, RefusesSizesThatDoNotDivide) {
   expect_error<ConfigError>(
       [] {
         BatchSamplerShard(
@@ -98,7 +98,7 @@ TEST(BatchSamplerShard, GivesEverySampleToOneRankOnce) {
     }
     for (const int times : seen) RC_ASSERT(times >= 1);
     if (!options.even_batches || count == 1) RC_ASSERT(repeated == 0);
-    // What is repeated is what gather_for_metrics takes away again.
+    // gather_for_metrics removes exactly the repeated samples.
     if (options.num_samples > 0) {
       const BatchSamplerShard plan(options);
       const std::int64_t remainder = plan.remainder(plan.size() - 1);

@@ -79,7 +79,7 @@ TEST(DataLoader, TellsWhichBatchIsTheLastBeforeHandingItOut) {
       ::testing::ElementsAre("begin", "batch 0", "0", "last 3", "4", "end"));
 }
 
-TEST(DataLoader, HandsOutNothingOfAnEmptyDataset) {
+TEST(DataLoader, HasNoBatchesOfAnEmptyDataset) {
   DataLoader loader(numbers(0), {.batch_size = 2});
   EXPECT_TRUE(read_all(loader).empty());
 }
@@ -134,7 +134,7 @@ TEST(DataLoader, TakesACollateFunction) {
         return samples.size();
       });
   std::vector<std::size_t> sizes;
-  // Not nested: stays where it is.
+  // Not a nested value: stays on the CPU.
   static_assert(!NestedTensors<std::size_t>);
   for (auto& size : loader) sizes.push_back(size);
   EXPECT_THAT(sizes, ::testing::ElementsAre(2, 1));

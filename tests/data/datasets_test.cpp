@@ -85,14 +85,14 @@ TEST_F(Csv, NamesTheLineOfWhatIsWrong) {
   const CsvFile csv(file);
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"})); },
-      file + ":4: column 'n': 'x\ny' is no number");
+      file + ":4: column 'n': 'x\ny' is not a number");
   const std::vector<std::int64_t> last{2};
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"}, torch::kByte, last)); },
-      file + ":6: column 'n': '300' is no whole number of 8 bits");
+      file + ":6: column 'n': '300' is not a whole number of 8 bits");
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"m"}, torch::kLong, last)); },
-      "'' is no whole number");
+      "'' is not a whole number");
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"}, torch::kHalf)); },
       "were asked for as Half");
@@ -117,7 +117,7 @@ TEST_F(Csv, WithoutRowsIsEmpty) {
   EXPECT_EQ(header.numbers({"b"}).sizes(), (std::vector<std::int64_t>{0, 1}));
 }
 
-TEST_F(Csv, TurnsTextsIntoCategories) {
+TEST_F(Csv, TurnsStringsIntoCategories) {
   const CsvFile file(write("a.csv", "k\nb\na\nb\nc\n"));
   const auto [codes, names] = file.categories("k");
   EXPECT_EQ(names, (Texts{"a", "b", "c"}));
@@ -219,13 +219,13 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
   };
   refuse(
       [&] { static_cast<void>(record.tensor("a")); },
-      path + ":2: 'a' is no number");
+      path + ":2: 'a' is not a number");
   refuse(
       [&] { static_cast<void>(record.tensor("f", torch::kLong)); },
-      "'f' is no whole number");
+      "'f' is not a whole number");
   refuse(
       [&] { static_cast<void>(record.text("t")); },
-      "'t' is a number, not a text");
+      "'t' is a number, not a string");
   refuse(
       [&] { static_cast<void>(record.number("a")); },
       "'a' is a array, not a number");
@@ -233,15 +233,17 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
       [&] { static_cast<void>(record.boolean("t")); },
       "'t' is a number, not true or false");
   refuse(
-      [&] { static_cast<void>(record.texts("a")); }, "'a' is no list of texts");
+      [&] { static_cast<void>(record.texts("a")); },
+      "'a' is not a list of strings");
   refuse(
-      [&] { static_cast<void>(record.texts("t")); }, "'t' is no list of texts");
+      [&] { static_cast<void>(record.texts("t")); },
+      "'t' is not a list of strings");
   refuse(
       [&] { static_cast<void>(record.integer("f")); },
-      "'f' is no whole number of 64 bits");
+      "'f' is not a whole number of 64 bits");
   refuse(
       [&] { static_cast<void>(record.integer("big")); },
-      "'big' is no whole number of 64 bits");
+      "'big' is not a whole number of 64 bits");
   refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
   refuse(
       [&] { static_cast<void>(file.record(1)); },
@@ -298,7 +300,7 @@ TEST_F(Tokens, GiveEachTokenAndTheNext) {
   EXPECT_TRUE(torch::equal(targets, inputs + 1));
 }
 
-TEST_F(Tokens, OfAnyWidthStrideAndHeader) {
+TEST_F(Tokens, HaveAnyWidthStrideAndHeader) {
   std::vector<std::int32_t> tokens(9);
   std::iota(tokens.begin(), tokens.end(), 0);
   const TokenDataset dataset(
@@ -311,7 +313,7 @@ TEST_F(Tokens, OfAnyWidthStrideAndHeader) {
   EXPECT_TRUE(torch::equal(targets, torch::tensor({{5, 6, 7, 8}})));
 }
 
-TEST_F(Tokens, TooFewAreNoSample) {
+TEST_F(Tokens, GiveNoSampleIfTooFew) {
   std::vector<std::uint8_t> tokens(4);
   const TokenDataset dataset(
       {write("a.bin", bytes_of(tokens)), write("b.bin", "")},
@@ -321,7 +323,7 @@ TEST_F(Tokens, TooFewAreNoSample) {
   for (auto& batch : loader) ADD_FAILURE() << std::get<0>(batch);
 }
 
-TEST_F(Tokens, RefuseFilesThatAreNone) {
+TEST_F(Tokens, RefuseFilesOfOtherSizes) {
   expect_error<ConfigError>(
       [&] { TokenDataset({write("a.bin", "abc")}); }, "3 bytes");
   expect_error<ConfigError>(
@@ -354,7 +356,7 @@ TEST_F(Idx, ReadsAnyDtypeAndShape) {
       read_idx(write("d", empty)).sizes(), (std::vector<std::int64_t>{0, 3}));
 }
 
-TEST_F(Idx, RefusesWhatIsNone) {
+TEST_F(Idx, RefusesFilesOfOtherFormats) {
   const auto refuse = [&](const std::string& bytes, const std::string& phrase) {
     expect_error<ConfigError>(
         [&] { static_cast<void>(read_idx(write("x", bytes))); }, phrase);
@@ -421,7 +423,7 @@ TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
       [&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
 }
 
-TEST_F(Images, InDirectoriesAreTheirClasses) {
+TEST_F(Images, AreLabelledByDirectory) {
   write_image("train/cat/2.png", 4, 4, "\x64\x64\x64");
   write_image("train/cat/more/1.PNG", 8, 4, "\xc8\xc8\xc8");
   write_image("train/ant/x.png", 6, 6, "\xff");
@@ -463,7 +465,7 @@ TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
   EXPECT_NE(read(0)[0].item<std::int64_t>(), read(0)[1].item<std::int64_t>());
 }
 
-TEST_F(Images, NeedADirectoryWithSome) {
+TEST_F(Images, NeedADirectoryThatHasImages) {
   write("empty/cat/notes.txt", "");
   expect_error<ConfigError>(
       [&] { ImageFolder(path("empty")); }, "has no images");
@@ -471,7 +473,7 @@ TEST_F(Images, NeedADirectoryWithSome) {
       [&] { ImageFolder(path("none")); }, "none cannot be read");
 }
 
-// Whatever a file holds, it is read or refused by one of our errors.
+// A file of arbitrary bytes is read, or refused with one of our errors.
 class AnyBytes : public Images {
  protected:
   template <class Read>
@@ -496,7 +498,7 @@ class AnyBytes : public Images {
   }
 };
 
-TEST_F(AnyBytes, AreNoHarmAsCsv) {
+TEST_F(AnyBytes, AreReadOrRefusedAsCsv) {
   EXPECT_TRUE(rc::check([&] {
     const auto text = *rc::gen::container<std::string>(
         rc::gen::elementOf(std::string("a1,\"\n\r.-e \xff")));
@@ -511,7 +513,7 @@ TEST_F(AnyBytes, AreNoHarmAsCsv) {
   }));
 }
 
-TEST_F(AnyBytes, AreNoHarmAsJsonLines) {
+TEST_F(AnyBytes, AreReadOrRefusedAsJsonLines) {
   EXPECT_TRUE(rc::check([&] {
     const std::string path = write(
         "x.jsonl",
@@ -526,7 +528,7 @@ TEST_F(AnyBytes, AreNoHarmAsJsonLines) {
   }));
 }
 
-TEST_F(AnyBytes, AreNoHarmAsIdx) {
+TEST_F(AnyBytes, AreReadOrRefusedAsIdx) {
   EXPECT_TRUE(rc::check([&] {
     const std::string whole(
         "\0\0\x0b\x02\0\0\0\x02\0\0\0\x03\1\2\3\4\5\6\7\1\2\3\4\5", 24);
@@ -535,7 +537,7 @@ TEST_F(AnyBytes, AreNoHarmAsIdx) {
   }));
 }
 
-TEST_F(AnyBytes, AreNoHarmAsImages) {
+TEST_F(AnyBytes, AreReadOrRefusedAsImages) {
   write_image("whole.png", 5, 7, "abc");
   std::ifstream file(path("whole.png"), std::ios::binary);
   const std::string whole{std::istreambuf_iterator<char>(file), {}};

@@ -1,5 +1,5 @@
-// A loader that is stopped anywhere goes on exactly where it was, on any number
-// of ranks.
+// A loader that was stopped anywhere resumes exactly there, on any number of
+// ranks.
 #include <numeric>
 
 #include <rapidcheck.h>
@@ -30,8 +30,8 @@ struct Ranks {
     }
   }
 
-  // Rounds of the pass, the samples of all ranks joined; stops after
-  // `num_rounds`. `state` becomes that of rank 0 then.
+  // The samples of all ranks, round by round, of a pass that stops after
+  // `num_rounds`. Sets `state` to that of rank 0.
   std::vector<std::int64_t> read(std::int64_t num_rounds, StateDict& state) {
     std::vector<std::vector<std::vector<std::int64_t>>> batches(loaders.size());
     for (std::size_t rank = 0; rank < loaders.size(); ++rank) {
@@ -90,7 +90,7 @@ TEST(Resume, JoinsToTheUninterruptedStreamOnAnyNumberOfRanks) {
       joined.insert(joined.end(), rest.begin(), rest.end());
     }
     RC_ASSERT(joined == uninterrupted);
-    // The epoch after a resume is whole again.
+    // The epoch after a resumed one is complete.
     RC_ASSERT(second.read(1000, unused) == next_epoch);
   }));
 }
@@ -135,7 +135,7 @@ TEST(Resume, ReadsAStreamUpToItsPlace) {
   EXPECT_EQ(seen, (std::vector<std::int64_t>{4, 6, 8, 0, 2, 4, 6, 8}));
 }
 
-TEST(Resume, RefusesStatesThatAreNone) {
+TEST(Resume, RefusesInvalidStates) {
   Loader loader(TensorDataset{torch::arange(4)});
   expect_error<CheckpointError>(
       [&] { loader.load_state_dict(StateDict()); }, "epoch");

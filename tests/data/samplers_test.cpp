@@ -25,7 +25,7 @@ order_of(Sampler& sampler, std::uint64_t seed, std::uint64_t epoch) {
   return order;
 }
 
-// Orders that PyTorch 2.11 gave.
+// The expected orders are those of PyTorch 2.11.
 TEST(RandomSampler, GivesTheOrderOfPyTorch) {
   RandomSampler ten(10);
   EXPECT_EQ(
@@ -77,7 +77,7 @@ TEST(WeightedRandomSampler, DrawsByWeight) {
       (std::set<std::int64_t>{0, 2}));
 }
 
-TEST(Samplers, RefuseWhatCannotBeDrawn) {
+TEST(Samplers, RefuseSamplesThatCannotBeDrawn) {
   expect_error<ConfigError>(
       [] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples of 0");
   expect_error<ConfigError>(

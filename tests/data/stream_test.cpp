@@ -1,4 +1,4 @@
-// Streams, and loaders in which rank 0 reads for all.
+// Streams, and loaders with dispatch_batches.
 #include <deque>
 
 #include <accelerate/accelerate.h>
@@ -17,7 +17,7 @@ using Row = std::tuple<
     std::vector<torch::Tensor>,
     double>;
 
-// Nested samples; counts what it was asked for.
+// A stream of nested samples that counts calls of next().
 class NestedStream {
  public:
   explicit NestedStream(int size, int broken = -1)
@@ -43,16 +43,16 @@ class NestedStream {
   int next_ = 0;
 };
 
-TEST(SkipProgress, SaysHowFarItHasCome) {
+TEST(SkipProgress, LogsTheNumberOfSkippedSamples) {
   std::vector<std::string> said;
   const Logger logger(
       [&](const LogRecord& record) { said.emplace_back(record.message); },
       LogLevel::warning);
   detail::SkipProgress patient(logger, 10);
-  patient.say(1);
+  patient.log(1);
   EXPECT_TRUE(said.empty());
   detail::SkipProgress eager(logger, 10, std::chrono::milliseconds(0));
-  eager.say(3);
+  eager.log(3);
   ASSERT_EQ(said.size(), 1U);
   EXPECT_EQ(
       said[0],

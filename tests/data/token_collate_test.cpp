@@ -49,7 +49,7 @@ TEST(PadCollate, PadsToTheLongest) {
   EXPECT_EQ(batch.attention_mask.scalar_type(), torch::kBool);
 }
 
-TEST(PadCollate, CutsRoundsUpAndPadsOnTheLeft) {
+TEST(PadCollate, TruncatesRoundsUpAndPadsOnTheLeft) {
   const PadCollate collate(
       {.pad_to_multiple_of = 4, .max_length = 3, .pad_left = true});
   const PaddedBatch batch = collate(samples_of({{1, 2, 3, 4, 5}, {6}}));
@@ -69,7 +69,7 @@ TEST(PadCollate, TakesLabelsOfTheirOwnAndOtherDtypes) {
   expect_rows(batch.labels, {{7, 8, -100}, {-100, 1, 2}});
 }
 
-TEST(PadCollate, RefusesWhatIsNoSequence) {
+TEST(PadCollate, RefusesTensorsThatAreNotSequences) {
   const auto refuse = [](const auto& sample, const std::string& phrase) {
     expect_error<ConfigError>(
         [&] { PadCollate()(std::vector{sample}); }, phrase);
@@ -120,7 +120,7 @@ TEST(PackCollate, PadsRowsAndKeepsFirstLabels) {
   EXPECT_TRUE(torch::equal(batch.tokens_in_row, torch::tensor({3, 2, 0})));
 }
 
-TEST(PackCollate, DoesWithLongSequencesAsTold) {
+TEST(PackCollate, RefusesCutsOrSplitsLongSequences) {
   const auto samples = samples_of({{1, 2, 3, 4, 5}});
   expect_error<ConfigError>(
       [&] { PackCollate({.row_length = 2})(samples); },
@@ -187,7 +187,7 @@ TEST(PackCollate, LosesNoTokenAndMixesNoSequences) {
   }));
 }
 
-TEST(PackCollate, MaskMakesAttentionThatOfEachSequenceAlone) {
+TEST(PackCollate, MaskKeepsAttentionWithinEachSequence) {
   torch::manual_seed(1);
   const PackedBatch batch =
       PackCollate({.row_length = 6})(samples_of({{1, 2, 3}, {4, 5}}));

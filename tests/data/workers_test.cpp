@@ -1,4 +1,4 @@
-// Worker threads give what the loop's own thread would, sooner.
+// Worker threads give the same batches as the loop's own thread.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -55,7 +55,7 @@ class Counter {
   std::int64_t next_ = 0;
 };
 
-TEST(Workers, GiveWhatTheLoopWouldReadItself) {
+TEST(Workers, GiveTheBatchesOfALoopWithoutWorkers) {
   EXPECT_TRUE(rc::check([] {
     const auto size = *rc::gen::inRange<std::int64_t>(0, 40);
     DataLoaderOptions options{
@@ -95,7 +95,7 @@ TEST(Workers, MayBeLeftAnywhereAndBegunAgain) {
   EXPECT_EQ(read(moved).size(), 100U);
 }
 
-TEST(Workers, GoOnWhereAStateSaysWithBatchesInFlight) {
+TEST(Workers, ResumeFromAStateTakenWithBatchesInFlight) {
   const DataLoaderOptions options{
       .batch_size = 4,
       .shuffle = true,
@@ -163,7 +163,7 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
   StateDict state;
   for (auto& [x] : loader) {
     seen.push_back(x[0].item<std::int64_t>());
-    // The slow batch holds up none but the last.
+    // The slow batch holds up only the last.
     if (seen.size() == 4) {
       state = loader.state_dict();
       gate->opened.count_down();
@@ -175,7 +175,7 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
   EXPECT_EQ(state.get<std::int64_t>("position"), 2);
 }
 
-TEST(Workers, ReadNoFurtherAheadThanTheyMay) {
+TEST(Workers, ReadAheadByTheirCapacity) {
   const auto gate = make_gate(0);
   DataLoader loader(
       Gated{1000, gate},
@@ -189,7 +189,7 @@ TEST(Workers, ReadNoFurtherAheadThanTheyMay) {
   {
     auto pass = loader.begin();
     opener.join();
-    // One handed out, four in hand.
+    // One was handed out, four are held.
     EXPECT_LE(gate->num_read, 5);
   }
 }
@@ -221,12 +221,12 @@ TEST(Workers, CarryAnExceptionToTheLoopInItsTurn) {
       EXPECT_THROW(std::rethrow_if_nested(error), Mistake);
     }
     EXPECT_EQ(seen, (Values{0, 2, 4, 6, 8, 10}));
-    // The loader is whole again.
+    // The loader works again.
     EXPECT_EQ(loader.epoch(), 1U);
   }
 }
 
-TEST(Workers, CarryWhatIsNoStandardExceptionToo) {
+TEST(Workers, CarryExceptionsOfOtherTypesToo) {
   struct Odd {
     [[nodiscard]] std::int64_t size() const { return 4; }
     [[nodiscard]] std::tuple<torch::Tensor> get(std::int64_t) const { throw 7; }
@@ -244,7 +244,7 @@ TEST(Workers, NameTheSampleTheyAreStuckAt) {
        .num_workers = 2,
        .timeout = std::chrono::milliseconds(50)});
   expect_error<Error>([&] { read(loader); }, "is reading sample 5");
-  // Its thread was left behind; random access may go on beside it.
+  // Its thread was left behind; random access can continue beside it.
   gate->opened.count_down();
   EXPECT_EQ(read(loader).size(), 8U);
 }
@@ -258,7 +258,7 @@ class RestorableCounter : public Counter {
   }
 };
 
-TEST(Workers, LoseNothingOfAStreamOutOfOrder) {
+TEST(Workers, LoseNoSampleOfAStreamOutOfOrder) {
   const DataLoaderOptions options{
       .batch_size = 1, .num_workers = 3, .in_order = false};
   DataLoader first(RestorableCounter(30), options);

@@ -26,23 +26,23 @@ struct LoaderContext {
   /// All ranks, and the batch rank of each, for dispatching.
   Group group = {};
   std::vector<int> batch_ranks = {0};
-  /// Called when a pass begins; when a batch is about to be handed out (whether
-  /// it is the last of the pass, and how many samples of its round are real, if
-  /// that was filled up); and when the pass ends, or was left.
+  /// Called when a pass begins; before a batch is handed out (`remainder` is
+  /// the number of real samples of a round that was filled up, else 0); and
+  /// when the pass ends or is left.
   std::function<void()> begin = nullptr;
   std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
   std::function<void()> end = nullptr;
-  /// Fill up the last round on a single rank, too, as Accelerate's shards do
-  /// when they are used directly.
+  /// Fills up the last round on a single rank, too, as Accelerate's
+  /// BatchSamplerShard does when it is used directly.
   bool fills_up_alone = false;
-  /// For passes that begin now; overrides the loader's own option.
+  /// Overrides the loader's own option for passes that begin now.
   std::function<std::optional<bool>()> even_batches = nullptr;
   Logger logger = {};
-  /// Through it, checkpoints find the loader.
+  /// The slot through which checkpoints find the loader.
   std::shared_ptr<LoaderSlot> slot = nullptr;
 };
 
-/// The facts that a loader knows about its dataset.
+/// Properties of a loader's dataset.
 struct DatasetFacts {
   /// Negative if unknown.
   std::int64_t num_samples = -1;
@@ -54,23 +54,22 @@ struct DatasetFacts {
 struct BatchIndices {
   /// Indices in the dataset.
   std::vector<std::int64_t> indices;
-  /// Seeds of a sample's own random numbers: the pass, and the position in the
-  /// order.
+  /// The inputs of seed_at(): the pass's seed, and the position in the order.
   std::uint64_t pass_seed = 0;
   std::int64_t first_position = 0;
-  /// Number of real samples of its round if that was filled up; else 0.
+  /// Number of real samples of a round that was filled up; else 0.
   std::int64_t remainder = 0;
 };
 
-/// The seed for random numbers of what is read at a position of the order.
+/// The seed for the random numbers of the sample at a position of the order.
 ACCELERATE_API std::uint64_t seed_at(
     std::uint64_t pass_seed,
     std::int64_t position);
 
 class BatchOrder;
 
-/// Decides which samples a rank reads, batch by batch: its own, or, where rank
-/// 0 reads for all, those of entire rounds.
+/// Decides which samples a rank reads, batch by batch: those of its own
+/// batches, or, if rank 0 reads for all, those of entire rounds.
 class ACCELERATE_API BatchSource {
  public:
   /// Throws ConfigError for options that are invalid or contradictory.
@@ -79,11 +78,11 @@ class ACCELERATE_API BatchSource {
   BatchSource(const BatchSource&) = delete;
   BatchSource& operator=(const BatchSource&) = delete;
 
-  /// Called with the loaders of all ranks. Throws ConfigError if they disagree.
+  /// Collective. Throws ConfigError if the loaders of the ranks disagree.
   void attach(LoaderContext context, bool is_dispatching);
   [[nodiscard]] bool is_dispatching() const;
   [[nodiscard]] const LoaderContext& context() const;
-  /// Number of batches of this rank, or of rounds where rank 0 reads for all.
+  /// Number of batches of this rank, or of rounds if rank 0 reads for all.
   [[nodiscard]] std::int64_t size() const;
   [[nodiscard]] std::int64_t round_size() const;
   /// Number of rows of this rank's batch in a full round.
@@ -95,14 +94,15 @@ class ACCELERATE_API BatchSource {
   [[nodiscard]] bool fills_up() const;
   [[nodiscard]] std::uint64_t epoch() const;
   void set_epoch(std::uint64_t epoch);
-  /// Number of samples, or of batches of a batch sampler, that the pass skips
-  /// at its beginning because they were read before.
+  /// Number of samples, or batches of a batch sampler, that were read before
+  /// and that the pass skips.
   [[nodiscard]] std::int64_t first() const;
   [[nodiscard]] StateDict state_dict(std::int64_t num_given, bool has_ended)
       const;
   void load_state_dict(const StateDict& state);
 
-  /// Starts a pass over this number of samples; ends one that was left.
+  /// Starts a pass over this number of samples; ends an earlier pass that was
+  /// left.
   void begin_pass(std::int64_t num_samples);
   void end_pass() noexcept;
   /// Ends the pass for the loop only: a thread left behind may still ask for

@@ -20,10 +20,10 @@
 #include <accelerate/objects.h>
 #include <accelerate/world.h>
 
-/// Hands out slices for a loader whose rank 0 reads for all (dispatch_batches).
+/// Distributes slices of batches that rank 0 reads for all (dispatch_batches).
 namespace accelerate::detail {
 
-/// Writes everything in a nested value except its tensors: sizes, keys,
+/// Serializes everything in a nested value except its tensors: sizes, keys,
 /// numbers.
 class StructureWriter {
  public:
@@ -31,14 +31,14 @@ class StructureWriter {
   void operator()(const T& value) {
     write(value);
   }
-  [[nodiscard]] std::string bytes() const { return pack_bytes(parts_); }
+  [[nodiscard]] std::string bytes() const { return pack_bytes(fields_); }
 
  private:
   void write(const at::Tensor&) {}
   template <class T>
     requires(!HoldsTensors<T>::value && Transferable<T>)
   void write(const T& value) {
-    parts_.push_back(object_to_bytes(value));
+    fields_.push_back(object_to_bytes(value));
   }
   template <class T>
     requires HoldsTensors<T>::value
@@ -91,14 +91,14 @@ class StructureWriter {
     requires(HoldsTensors<T>::value && std::is_class_v<T>)
   void write(const T&) {}
 
-  std::vector<std::string> parts_;
+  std::vector<std::string> fields_;
 };
 
 /// Rebuilds a value from the output of StructureWriter, with undefined tensors.
 class StructureReader {
  public:
   explicit StructureReader(std::string_view bytes)
-      : parts_(unpack_bytes(bytes)) {}
+      : fields_(unpack_bytes(bytes)) {}
 
   template <class T>
   void operator()(T& value) {
@@ -110,8 +110,8 @@ class StructureReader {
   template <class T>
     requires(!HoldsTensors<T>::value && Transferable<T>)
   void read(T& value) {
-    if (next_ >= parts_.size()) throw_wrong_size(parts_.size(), next_ + 1);
-    object_from_bytes(parts_[next_++], value);
+    if (next_ >= fields_.size()) throw_wrong_size(fields_.size(), next_ + 1);
+    object_from_bytes(fields_[next_++], value);
   }
   template <class T>
     requires HoldsTensors<T>::value
@@ -149,8 +149,8 @@ class StructureReader {
   void read(std::map<K, V, C, A>& values) {
     read_map(values);
   }
-  // The order is the sender's only if both sides insert alike; tensors are
-  // assigned in that order, too.
+  // Tensors are assigned in iteration order, which may differ from the
+  // sender's; see visit_tensors().
   template <class K, class V, class H, class E, class A>
     requires HoldsTensors<V>::value
   void read(std::unordered_map<K, V, H, E, A>& values) {
@@ -171,7 +171,7 @@ class StructureReader {
     }
   }
 
-  std::vector<std::string> parts_;
+  std::vector<std::string> fields_;
   std::size_t next_ = 0;
 };
 
@@ -196,8 +196,8 @@ std::int64_t rows_of(const Batch& batch) {
   }
 }
 
-/// Rows [begin, end) of `batch`, where rows past its end are those of `first`,
-/// over and over.
+/// Rows [begin, end) of `batch`. Rows past its end are taken from `first`,
+/// repeatedly if need be.
 template <Dispatchable Batch>
 Batch slice_filled(
     const Batch& batch,
@@ -216,15 +216,15 @@ Batch slice_filled(
     return slice;
   } else {
     if (end <= rows) return slice_tensors(batch, begin, end);
-    std::vector<Batch> parts;
-    if (begin < rows) parts.push_back(slice_tensors(batch, begin, rows));
+    std::vector<Batch> slices;
+    if (begin < rows) slices.push_back(slice_tensors(batch, begin, rows));
     for (std::int64_t i = std::max(begin, rows); i < end;) {
       const std::int64_t from = (i - rows) % fill;
       const std::int64_t count = std::min(fill - from, end - i);
-      parts.push_back(slice_tensors(first, from, from + count));
+      slices.push_back(slice_tensors(first, from, from + count));
       i += count;
     }
-    return concatenate(parts);
+    return concatenate(slices);
   }
 }
 
@@ -279,8 +279,8 @@ struct RoundHeader {
   std::string error = {};
 };
 
-/// Sends each rank of `group` its slice, from rank 0, which alone gives
-/// `slices`. All slices have the same shapes. Returns this rank's.
+/// Sends each rank of `group` its slice from rank 0, the only rank that passes
+/// `slices`. All slices must have the same shapes. Returns this rank's slice.
 ACCELERATE_API RoundSlice scatter_round(
     const Group& group,
     RoundHeader& header,

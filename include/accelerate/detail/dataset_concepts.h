@@ -9,8 +9,8 @@
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
-/// Finds out from its members what a dataset can do. DataLoader documents each
-/// of them.
+/// Detects the capabilities of a dataset by its members, which DataLoader
+/// documents.
 namespace accelerate::detail {
 
 template <class D>

@@ -25,8 +25,8 @@ inline double seconds_between(
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// Throws DataError with the present exception nested; to be called in a catch
-/// block. "sample 17: get() failed: …"
+/// Throws DataError "sample 17: get() failed: …" with the current exception
+/// nested. Must be called in a catch block.
 [[noreturn]] ACCELERATE_API void throw_sample_error(
     std::int64_t sample,
     const char* verb);
@@ -39,7 +39,7 @@ inline double seconds_between(
     std::int64_t sample,
     std::int64_t size);
 
-/// Logs progress now and then; silent while it takes no time.
+/// Logs the progress of skipping once per interval.
 class ACCELERATE_API SkipProgress {
  public:
   SkipProgress(
@@ -47,13 +47,13 @@ class ACCELERATE_API SkipProgress {
       std::int64_t num_samples,
       std::chrono::milliseconds interval = std::chrono::seconds(5))
       : logger_(&logger), num_samples_(num_samples), interval_(interval) {}
-  void say(std::int64_t num_skipped);
+  void log(std::int64_t num_skipped);
 
  private:
   const Logger* logger_;
   std::int64_t num_samples_;
   std::chrono::milliseconds interval_;
-  LoaderClock::time_point said_ = LoaderClock::now();
+  LoaderClock::time_point last_logged_ = LoaderClock::now();
 };
 
 /// Reads a dataset batch by batch: claims the next batch, then makes it. Shared
@@ -109,11 +109,11 @@ class DatasetFetcher
   using Batch = typename decltype(batch_type())::type;
 
   struct Job final : BatchJob {
-    std::shared_ptr<DatasetFetcher> reader;
+    std::shared_ptr<DatasetFetcher> fetcher;
     /// Number of the batch on this rank in this pass.
     std::int64_t number = 0;
     BatchIndices read;
-    /// Samples of a stream.
+    /// Streams only: the samples that were read.
     Samples samples = {};
     /// The stream's own state after it gave this batch's last sample.
     std::optional<StateDict> stream_state = std::nullopt;
@@ -124,12 +124,15 @@ class DatasetFetcher
     double collate_seconds = 0;
     double transfer_seconds = 0;
 
-    void run(Worker& worker) override { reader->make(*this, worker); }
+    void run(Worker& worker) override { fetcher->make(*this, worker); }
   };
 
-  DatasetFetcher(Dataset data, Collate join, const DataLoaderOptions& opts)
+  DatasetFetcher(
+      Dataset data,
+      Collate collate_function,
+      const DataLoaderOptions& opts)
       : dataset(std::move(data)),
-        collate(std::move(join)),
+        collate(std::move(collate_function)),
         options(opts),
         source({num_samples(), kIsStream, says_is_sharded(dataset)}, opts) {}
 
@@ -142,7 +145,7 @@ class DatasetFetcher
     }
   }
 
-  /// `stream_state` is where a stream that can be restored continues.
+  /// A stream that can be restored continues from `stream_state`.
   void begin_pass(const std::optional<StateDict>& stream_state) {
     source.begin_pass(num_samples());
     next_number_ = 0;
@@ -166,7 +169,7 @@ class DatasetFetcher
       }
       SkipProgress progress(source.context().logger, source.first());
       while (num_read_ < source.first() && next_sample())
-        progress.say(num_read_);
+        progress.log(num_read_);
     }
   }
 
@@ -175,15 +178,15 @@ class DatasetFetcher
     return !source.is_dispatching() || source.context().group.rank() == 0;
   }
 
-  /// The next batch of this rank, or round where rank 0 reads for all; nothing
-  /// at the end. Not for two threads at once.
+  /// The next batch of this rank, or round if rank 0 reads for all; null at the
+  /// end. Must not be called concurrently.
   std::unique_ptr<Job> claim(Worker& worker) {
     auto job = std::make_unique<Job>();
-    job->reader = this->shared_from_this();
+    job->fetcher = this->shared_from_this();
     job->number = next_number_;
     if constexpr (kIsStream) {
       const auto start = LoaderClock::now();
-      if (!claim_of_stream(*job, worker)) return nullptr;
+      if (!claim_from_stream(*job, worker)) return nullptr;
       job->read_seconds = seconds_between(start, LoaderClock::now());
     } else {
       if (next_number_ >= source.size()) return nullptr;
@@ -216,24 +219,24 @@ class DatasetFetcher
     std::optional<StateDict> state = std::nullopt;
   };
 
-  // Reads nothing that a pass changes: a worker left behind may be in here
-  // while the next pass runs.
+  // Uses nothing that a pass changes: a worker that was left behind may be in
+  // here while the next pass runs.
   void make(Job& job, Worker& worker) {
     const auto start = LoaderClock::now();
-    auto joining = start;
+    auto collate_start = start;
     if constexpr (kIsStream) {
-      join(job, std::move(job.samples), worker);
+      collate_samples(job, std::move(job.samples), worker);
     } else if constexpr (BatchDataset<Dataset>) {
       read_batch(job, worker);
-      joining = LoaderClock::now();
+      collate_start = LoaderClock::now();
     } else {
       Samples samples = read_samples(job, worker);
-      joining = LoaderClock::now();
-      join(job, std::move(samples), worker);
+      collate_start = LoaderClock::now();
+      collate_samples(job, std::move(samples), worker);
     }
     const auto made = LoaderClock::now();
-    job.read_seconds += seconds_between(start, joining);
-    job.collate_seconds = seconds_between(joining, made);
+    job.read_seconds += seconds_between(start, collate_start);
+    job.collate_seconds = seconds_between(collate_start, made);
     if constexpr (NestedTensors<Batch>) {
       if (source.context().device.is_cpu() || source.is_dispatching()) return;
       worker.now(Worker::Doing::transferring, job.number);
@@ -307,13 +310,13 @@ class DatasetFetcher
     return samples;
   }
 
-  void join(Job& job, Samples samples, Worker& worker) {
+  void collate_samples(Job& job, Samples samples, Worker& worker) {
     worker.now(Worker::Doing::collating, job.number);
     try {
       if constexpr (requires(at::Generator& generator) {
                       collate(std::move(samples), generator);
                     }) {
-        // A generator other than the first sample's.
+        // ~ gives a generator other than the first sample's.
         at::Generator& generator = worker.generator(
             seed_at(job.read.pass_seed, ~job.read.first_position));
         job.batch.emplace(collate(std::move(samples), generator));
@@ -336,7 +339,7 @@ class DatasetFetcher
     }
   }
 
-  // Rows of a stream's round, as this rank reads it.
+  // Number of rows that this rank reads per round of a stream.
   [[nodiscard]] std::int64_t rows_of_round() const {
     return source.rank_batch_size() * source.num_shares();
   }
@@ -358,8 +361,8 @@ class DatasetFetcher
     return round;
   }
 
-  // The range of a round's samples that this rank gets; past `rows` they are
-  // repeated.
+  // The range of a round's samples that this rank gets. Indices from `rows` on
+  // stand for repeated samples.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> share_of_round(
       std::int64_t rows) const {
     const std::int64_t size = source.rank_batch_size();
@@ -374,7 +377,7 @@ class DatasetFetcher
     return begin < end;
   }
 
-  bool claim_of_stream(Job& job, Worker& worker) {
+  bool claim_from_stream(Job& job, Worker& worker) {
     // Reads one round ahead, because only then is the last round known to be
     // the last.
     if (!std::exchange(has_begun_, true)) ahead_ = read_round(worker);
@@ -406,7 +409,7 @@ class DatasetFetcher
   }
 
   std::int64_t next_number_ = 0;
-  // True once a stream was read from.
+  // True once the first round of a stream was read.
   bool has_begun_ = false;
   bool stream_has_ended_ = false;
   std::int64_t num_read_ = 0;

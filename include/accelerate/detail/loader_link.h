@@ -8,14 +8,14 @@
 
 namespace accelerate::detail {
 
-/// The way from a session to a loader that it does not own. Empty once the
-/// loader is gone.
+/// Callbacks to a loader that the session does not own. Empty once the loader
+/// is gone.
 struct LoaderSlot {
   std::function<StateDict()> state_dict;
   std::function<void(const StateDict&)> load_state_dict;
 };
 
-/// Base of a loader: keeps the slot pointing at it wherever it is moved.
+/// Base class of loaders: keeps the slot pointing at the loader when it moves.
 template <class Loader>
 class LoaderLink {
  public:

@@ -12,11 +12,11 @@
 
 #include <accelerate/export.h>
 
-/// Threads that make batches ahead of the loop.
+/// A pool of threads that make batches ahead of the loop.
 namespace accelerate::detail {
 
-/// One of the threads that make batches; the loop's own, if there are no
-/// others.
+/// The state of a thread that makes batches: a worker of the pool, or the
+/// loop's own thread.
 class ACCELERATE_API Worker {
  public:
   enum class Doing { waiting, reading, collating, transferring };
@@ -40,11 +40,11 @@ class ACCELERATE_API Worker {
     return place_.load(std::memory_order_relaxed);
   }
 
-  /// The generator for one sample's random numbers; made when first asked for.
+  /// The generator for one sample's random numbers, seeded with `seed`.
   at::Generator& generator(std::uint64_t seed);
 
-  /// Runs `copy` so that device work is queued on this worker's own stream.
-  /// Returns a handle for which another stream can wait.
+  /// Runs `copy` with this worker's own stream as the current one. Returns a
+  /// handle for wait_for_side_stream().
   std::shared_ptr<void> on_side_stream(
       at::Device device,
       const std::function<void()>& copy);
@@ -62,14 +62,16 @@ class ACCELERATE_API Worker {
   std::unique_ptr<SideStream> side_stream_;
 };
 
-/// Makes the calling thread's stream of `device` wait for the result of
-/// on_side_stream; `tensor` may then be used on it.
+/// Makes the current stream of `device` wait for the work behind a handle of
+/// on_side_stream().
 ACCELERATE_API void wait_for_side_stream(
     const std::shared_ptr<void>& done,
     at::Device device);
+/// Keeps the tensor's memory from being reused before the current stream is
+/// done with it (recordStream).
 ACCELERATE_API void use_on_current_stream(const at::Tensor& tensor);
 
-/// One batch on its way: claimed, then made.
+/// A batch that was claimed and is yet to be made.
 class ACCELERATE_API BatchJob {
  public:
   BatchJob() = default;
@@ -87,32 +89,32 @@ struct WorkerPoolOptions {
   /// Maximum number of jobs claimed and not handed out.
   std::int64_t capacity = 2;
   bool in_order = true;
-  /// Without a timeout it is 0.
+  /// 0: no timeout.
   std::chrono::milliseconds timeout{0};
 };
 
 /// Makes the jobs of one pass on threads and hands them out.
 class ACCELERATE_API WorkerPool {
  public:
-  /// The next job; nothing at the end. Never called concurrently.
+  /// Returns the next job; null at the end. Never called concurrently.
   using Claim = std::function<std::unique_ptr<BatchJob>(Worker&)>;
 
-  /// Threads start at once. Whatever `claim` and its jobs use must live as long
-  /// as they do: a thread that is stuck at the end is left behind.
+  /// Starts the threads. `claim` and its jobs must own what they use: a thread
+  /// that is stuck at the end is left behind.
   WorkerPool(const WorkerPoolOptions& options, Claim claim);
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
   /// Stops the threads.
   ~WorkerPool();
 
-  /// The next job, made; nothing at the end. Throws a job's exception, in its
+  /// The next finished job; null at the end. Throws a job's exception in its
   /// turn, and Error at a timeout.
   std::unique_ptr<BatchJob> next();
-  /// Number of jobs handed out before the first that was not.
+  /// Number of jobs before the first that was not handed out.
   [[nodiscard]] std::int64_t num_in_turn() const;
   /// Ends all threads, each at its next sample. Those that do not end within
-  /// the timeout, if there is one, are left behind: returns what one of them is
-  /// doing, else "". `is_claiming` is set if one is inside `claim`.
+  /// the timeout, if there is one, are left behind: returns the activity of one
+  /// of them, else "". Sets `is_claiming` if one is inside `claim`.
   std::string stop(bool& is_claiming) noexcept;
 
  private:

@@ -43,7 +43,7 @@ TokenSequence token_sequence(const std::vector<at::Tensor>& tensors) {
   TokenSequence sequence{as_tokens(tensors[0]), as_tokens(tensors.back())};
   if (sequence.first.numel() != sequence.second.numel()) {
     throw ConfigError(format(
-        "[data] a sample has {} tokens and {} labels; there is one label a "
+        "[data] a sample has {} tokens and {} labels; give one label per "
         "token",
         sequence.first.numel(),
         sequence.second.numel()));
@@ -110,7 +110,7 @@ std::vector<Piece> pieces_of(
     if (tokens.size() > room && options.long_sequences == Long::refuse) {
       throw ConfigError(format(
           "[data] sequence {} of a batch has {} tokens and a row has {}; raise "
-          "row_length, or say in long_sequences to cut or split it",
+          "row_length, or set long_sequences to cut or split it",
           i,
           tokens.size(),
           room));
@@ -127,7 +127,7 @@ std::vector<Piece> pieces_of(
   return pieces;
 }
 
-// Assigns pieces to rows: longest first, each into the first row with room.
+// Assigns pieces to rows, the longest first, each to the first row with room.
 std::vector<std::vector<Piece>> rows_of(
     std::vector<Piece> pieces,
     std::size_t row_length) {

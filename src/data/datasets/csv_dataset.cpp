@@ -20,9 +20,8 @@ namespace {
 
 using detail::format;
 
-// Reads one field at `at`, without its quotes, and moves `at` behind it. `text`
-// is used where the field is not in the file as it is. Returns false if a quote
-// is not closed.
+// Reads the field at `at` into `text`, without its quotes, and moves `at`
+// behind it. Returns false if a quote is not closed.
 bool take_field(
     std::string_view file,
     std::size_t& at,
@@ -50,8 +49,8 @@ bool take_field(
   return true;
 }
 
-// Moves on from the end of a field; true if another field of the same row
-// follows.
+// Moves `at` past the end of a field. Returns true if another field of the same
+// row follows.
 bool next_field(std::string_view file, std::size_t& at, char delimiter) {
   if (at >= file.size()) return false;
   return file[at++] == delimiter;
@@ -67,8 +66,8 @@ struct CsvFile::State {
   std::vector<std::string> columns;
   std::vector<std::uint64_t> rows;
 
-  State(const std::string& file, const CsvOptions& how)
-      : path(file), options(how), mapping(file) {
+  State(const std::string& file, const CsvOptions& csv_options)
+      : path(file), options(csv_options), mapping(file) {
     text = {
         reinterpret_cast<const char*>(mapping.bytes().data()),
         mapping.bytes().size()};
@@ -167,9 +166,9 @@ struct CsvFile::State {
       if (const auto value = detail::parse_double(trimmed))
         return static_cast<Number>(*value);
     } else if constexpr (std::is_same_v<Number, bool>) {
-      const std::string word = detail::to_lower(trimmed);
-      if (word == "0" || word == "false") return false;
-      if (word == "1" || word == "true") return true;
+      const std::string lower = detail::to_lower(trimmed);
+      if (lower == "0" || lower == "false") return false;
+      if (lower == "1" || lower == "true") return true;
     } else {
       const auto value = detail::parse_int(trimmed);
       if (value && *value >= std::numeric_limits<Number>::min() &&
@@ -180,7 +179,7 @@ struct CsvFile::State {
     }
     fail(
         row_at(row),
-        format("column '{}': '{}' is no {}", columns[column], field, kind));
+        format("column '{}': '{}' is not a {}", columns[column], field, kind));
   }
 
   [[nodiscard]] at::Tensor numbers(
@@ -222,8 +221,7 @@ struct CsvFile::State {
         fill(result.mutable_data_ptr<std::int64_t>(), "whole number");
         break;
       case at::kBool:
-        fill(
-            result.mutable_data_ptr<bool>(), "truth value (0, 1, true, false)");
+        fill(result.mutable_data_ptr<bool>(), "boolean (0, 1, true, false)");
         break;
       default:
         throw ConfigError(format(
@@ -271,11 +269,11 @@ at::Tensor CsvFile::numbers(
 
 std::vector<std::string> CsvFile::texts(const std::string& column) const {
   const std::size_t place = state_->places_of({column}).front();
-  std::vector<std::string> texts;
+  std::vector<std::string> strings;
   for (std::int64_t i = 0; i < num_rows(); ++i) {
-    texts.push_back(std::move(state_->fields_of(i)[place]));
+    strings.push_back(std::move(state_->fields_of(i)[place]));
   }
-  return texts;
+  return strings;
 }
 
 Categories CsvFile::categories(const std::string& column) const {

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 namespace {
 
 // The message of the exception in flight, without a stack trace.
-std::string what_went_wrong() {
+std::string current_message() {
   try {
     throw;
   } catch (const c10::Error& error) {
@@ -22,7 +22,7 @@ std::string what_went_wrong() {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception of no standard type";
+    return "an exception not derived from std::exception";
   }
 }
 
@@ -51,7 +51,7 @@ std::string list(const std::vector<std::int64_t>& samples) {
 void throw_sample_error(std::int64_t sample, const char* verb) {
   if (is_stop()) throw;
   std::throw_with_nested(DataError(format(
-      "[data] sample {}: {} failed: {}", sample, verb, what_went_wrong())));
+      "[data] sample {}: {} failed: {}", sample, verb, current_message())));
 }
 
 void throw_batch_error(
@@ -66,7 +66,7 @@ void throw_batch_error(
       batch,
       which,
       verb,
-      what_went_wrong())));
+      current_message())));
 }
 
 void throw_shrunk(std::int64_t sample, std::int64_t size) {
@@ -103,10 +103,10 @@ void warn_left_behind(const Logger& logger, const std::string& where) {
           where));
 }
 
-void SkipProgress::say(std::int64_t num_skipped) {
+void SkipProgress::log(std::int64_t num_skipped) {
   const auto now = LoaderClock::now();
-  if (now - said_ < interval_) return;
-  said_ = now;
+  if (now - last_logged_ < interval_) return;
+  last_logged_ = now;
   logger_->log(
       LogLevel::warning,
       "data",

@@ -42,8 +42,8 @@ at::ScalarType dtype_of(std::byte code, const std::string& path) {
       return at::kDouble;
     default:
       throw ConfigError(format(
-          "[data] {} is no IDX file: its type code is {}, and there are 8, 9, "
-          "11, 12, 13 and 14",
+          "[data] {} is not an IDX file: its type code is {}; valid codes are "
+          "8, 9, 11, 12, 13 and 14",
           path,
           std::to_integer<int>(code)));
   }
@@ -63,7 +63,8 @@ at::Tensor read_idx(const std::string& path) {
   if (bytes.size() < kMagic || bytes[0] != std::byte{0} ||
       bytes[1] != std::byte{0}) {
     throw ConfigError(format(
-        "[data] {} is no IDX file: it does not begin with two zeros", path));
+        "[data] {} is not an IDX file: it does not begin with two zeros",
+        path));
   }
   const at::ScalarType dtype = dtype_of(bytes[2], path);
   const auto num_dims = std::to_integer<std::size_t>(bytes[3]);
@@ -76,14 +77,14 @@ at::Tensor read_idx(const std::string& path) {
   for (std::size_t i = 0; i < num_dims && bytes.size() >= header; ++i) {
     const std::uint64_t size = big_endian(bytes.subspan(kMagic + i * 4, 4));
     sizes.push_back(static_cast<std::int64_t>(size));
-    // Stops multiplying once the product exceeds what the file can hold; it is
-    // wrong in any case.
+    // Stops multiplying before the product overflows: the file is wrong once it
+    // exceeds what the file can hold.
     count = size != 0 && count > left / size + 1 ? left + 1 : count * size;
   }
   if (bytes.size() < header || count * width != bytes.size() - header) {
     throw ConfigError(format(
         "[data] {} has {} bytes, more or fewer than its header says: it is "
-        "torn, or no IDX file",
+        "truncated, or not an IDX file",
         path,
         bytes.size()));
   }

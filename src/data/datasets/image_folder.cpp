@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/text.h"
 
-// The decoder is compiled into this file alone.
+// Compiles the decoder into this file alone.
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
 #define STBI_NO_HDR
@@ -90,7 +90,7 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
   }
   const detail::MappedFile file(path);
   if (file.bytes().size() > INT_MAX)
-    throw ConfigError(format("[data] {} is no image", path));
+    throw ConfigError(format("[data] {} is too large for an image file", path));
   int width = 0, height = 0, in_file = 0;
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
       stbi_load_from_memory(
@@ -123,8 +123,8 @@ ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
   }
   if (files_.empty()) {
     throw ConfigError(format(
-        "[data] {} has no images in directories of their classes; expected are "
-        "files such as {}/CLASS/IMAGE.png",
+        "[data] {} has no images in class directories; expected files such as "
+        "{}/CLASS/IMAGE.png",
         path,
         path));
   }

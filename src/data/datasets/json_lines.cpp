@@ -49,7 +49,7 @@ bool JsonRecord::contains(const std::string& key) const {
 std::string JsonRecord::text(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_string())
-    state_->fail(key, format("is a {}, not a text", value.type_name()));
+    state_->fail(key, format("is a {}, not a string", value.type_name()));
   return value.get<std::string>();
 }
 
@@ -59,7 +59,7 @@ std::int64_t JsonRecord::integer(const std::string& key) const {
       !(value.is_number_unsigned() &&
         value.get<std::uint64_t>() >
             std::uint64_t{std::numeric_limits<std::int64_t>::max()});
-  if (!fits) state_->fail(key, "is no whole number of 64 bits");
+  if (!fits) state_->fail(key, "is not a whole number of 64 bits");
   return value.get<std::int64_t>();
 }
 
@@ -80,18 +80,18 @@ bool JsonRecord::boolean(const std::string& key) const {
 
 std::vector<std::string> JsonRecord::texts(const std::string& key) const {
   const json& value = state_->value(key);
-  std::vector<std::string> texts;
+  std::vector<std::string> strings;
   for (const json& item : value.is_array() ? value : json::array({nullptr})) {
-    if (!item.is_string()) state_->fail(key, "is no list of texts");
-    texts.push_back(item.get<std::string>());
+    if (!item.is_string()) state_->fail(key, "is not a list of strings");
+    strings.push_back(item.get<std::string>());
   }
-  return texts;
+  return strings;
 }
 
 namespace {
 
-// Appends the numbers of `value`; false if lengths differ or an element is not
-// a number.
+// Appends the numbers of `value`. Returns false if lengths differ or an element
+// is not a number.
 template <class Number>
 bool append_numbers(
     const json& value,
@@ -122,11 +122,12 @@ template <class Number>
 std::optional<at::Tensor> to_tensor(
     const json& value,
     const std::vector<std::int64_t>& sizes,
-    at::ScalarType wide,
+    at::ScalarType parsed_dtype,
     at::ScalarType dtype) {
   std::vector<Number> numbers;
   if (!append_numbers(value, sizes, 0, numbers)) return std::nullopt;
-  return at::from_blob(numbers.data(), sizes, at::TensorOptions().dtype(wide))
+  return at::from_blob(
+             numbers.data(), sizes, at::TensorOptions().dtype(parsed_dtype))
       .to(dtype, false, true);
 }
 
@@ -141,16 +142,16 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
     if (at->empty()) break;
   }
   // A double would lose digits of 64-bit integers.
-  const bool is_whole = at::isIntegralType(dtype, /*includeBool=*/true);
-  const std::optional<at::Tensor> tensor = is_whole
+  const bool is_integral = at::isIntegralType(dtype, /*includeBool=*/true);
+  const std::optional<at::Tensor> tensor = is_integral
       ? to_tensor<std::int64_t>(value, sizes, at::kLong, dtype)
       : to_tensor<double>(value, sizes, at::kDouble, dtype);
   if (!tensor) {
     state_->fail(
         key,
         format(
-            "is no {} or list of them, nor lists of equal length in lists",
-            is_whole ? "whole number" : "number"));
+            "is not a {} or a list of them, nested with equal lengths",
+            is_integral ? "whole number" : "number"));
   }
   return *tensor;
 }
@@ -165,7 +166,7 @@ struct JsonLinesFile::State {
   std::string_view text;
   std::vector<std::uint64_t> lines;
 
-  // The line number counts blank lines. It is counted when asked for.
+  // The line number, which counts blank lines, is computed here.
   [[nodiscard]] std::string place_of(std::int64_t index) const {
     const auto begin =
         static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
@@ -205,7 +206,7 @@ std::string_view JsonLinesFile::line(std::int64_t index) const {
 }
 
 std::string JsonLinesFile::place(std::int64_t index) const {
-  static_cast<void>(line(index));  // throws if there is no such line
+  static_cast<void>(line(index));  // throws if the line does not exist
   return state_->place_of(index);
 }
 

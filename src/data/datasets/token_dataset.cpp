@@ -18,7 +18,7 @@ struct TokenDataset::State {
   struct File {
     detail::MappedFile mapping;
     std::int64_t num_tokens;
-    /// Number of samples in the files before this one.
+    /// Index of the first sample of this file.
     std::int64_t first_sample;
   };
   TokenDatasetOptions options;
@@ -40,8 +40,8 @@ void TokenDataset::State::add(const std::string& path) {
       static_cast<std::int64_t>(mapping.bytes().size()) - options.header_bytes;
   if (bytes < 0 || bytes % width != 0) {
     throw ConfigError(format(
-        "[data] {} has {} bytes, which is no header of {} and whole tokens of "
-        "{}; set dtype or header_bytes",
+        "[data] {} has {} bytes, which is not a header of {} bytes and tokens "
+        "of {} bytes; set dtype or header_bytes",
         path,
         mapping.bytes().size(),
         options.header_bytes,

@@ -45,8 +45,8 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
 void throw_lost_tensors(std::size_t sent, std::size_t found) {
   throw ConfigError(format(
       "[data] dispatch_batches sent a batch of {} tensors, but a "
-      "default-constructed one has {} to put them in: batches of a type of "
-      "your own need a fixed number of tensors; use vectors, maps and tuples "
+      "default-constructed one has {}: a batch type of your own needs a fixed "
+      "number of tensors; for a varying number, use vectors, maps and tuples "
       "of the standard library around it",
       sent,
       found));
@@ -72,18 +72,18 @@ RoundSlice scatter_round(
            describe(slice.tensors)}));
     }
   }
-  const std::vector<std::string> parts =
+  const std::vector<std::string> fields =
       unpack_bytes(group.scatter_bytes(messages, 0));
-  if (parts.size() != 6) throw_wrong_size(parts.size(), 6);
-  object_from_bytes(parts[0], header.has_batch);
-  object_from_bytes(parts[1], header.is_last);
-  object_from_bytes(parts[2], header.rows);
-  header.error = parts[3];
+  if (fields.size() != 6) throw_wrong_size(fields.size(), 6);
+  object_from_bytes(fields[0], header.has_batch);
+  object_from_bytes(fields[1], header.is_last);
+  object_from_bytes(fields[2], header.rows);
+  header.error = fields[3];
   if (!header.error.empty() && !is_sender) {
     throw Error(format(
         "[data] rank 0, which reads for all ranks, failed: {}", header.error));
   }
-  RoundSlice mine{parts[4], make_described(parts[5])};
+  RoundSlice mine{fields[4], make_described(fields[5])};
   for (std::size_t i = 0; i < mine.tensors.size(); ++i) {
     if (!mine.tensors[i].defined()) continue;
     std::vector<at::Tensor> pieces;

@@ -16,10 +16,11 @@ std::string seconds(double value) {
 }
 
 std::string_view verdict(const PrefetchReport& report) {
-  // Below this a faster loader would make no noticeable difference.
-  constexpr double kFelt = 0.1;
+  // Below this fraction, a faster loader would make no noticeable difference.
+  constexpr double kNoticeableWait = 0.1;
   if (report.num_batches == 0) return "nothing was read";
-  if (report.wait_fraction() < kFelt) return "the loop is the bottleneck";
+  if (report.wait_fraction() < kNoticeableWait)
+    return "the loop is the bottleneck";
   const bool reads_longest = report.read_seconds >= report.collate_seconds &&
       report.read_seconds >= report.transfer_seconds;
   if (reads_longest)

@@ -51,7 +51,7 @@ struct WorkerPool::Shared {
   Claim claim;
   at::ThreadLocalState thread_state;
 
-  /// Held while claiming, so that slots are in the order of claims.
+  /// Held while claiming, so that slots are in claim order.
   std::mutex claiming;
 
   /// Guards the other members.
@@ -74,7 +74,7 @@ struct WorkerPool::Shared {
   /// Running mean of the time that jobs take, in seconds.
   double mean_seconds = 1;
 
-  // The slot that may be handed out now; null if none is ready.
+  // Returns the slot to hand out next; null if none is ready.
   Slot* find_made() {
     if (slots.empty()) return nullptr;
     if (options.in_order)
@@ -89,18 +89,17 @@ struct WorkerPool::Shared {
   // work, or no room.
   std::unique_ptr<BatchJob>
   claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
-  // Runs a claimed job and puts the result into its slot. After a stop results
-  // are dropped.
+  // Runs a claimed job and puts the result into its slot. Drops the result
+  // after a stop.
   void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
   // True if making a batch takes no longer than sleeping until one is made.
-  // False with a timeout: a batch that is stuck in the loop's own thread would
-  // not be noticed.
+  // False with a timeout, which cannot interrupt the loop's own thread.
   [[nodiscard]] bool should_help() const {
     constexpr double kSleepSeconds = 200e-6;
     return mean_seconds < kSleepSeconds && options.timeout.count() == 0 &&
         !has_ended && num_held < options.capacity;
   }
-  // Returns false if there was nothing to do.
+  // Makes one batch in the calling thread. Returns false if none was claimed.
   bool help();
   [[noreturn]] void throw_timeout() const;
 };

@@ -23,9 +23,9 @@ class BatchOrder {
   /// Number of batches of this rank.
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual BatchIndices at(std::int64_t index) const = 0;
-  /// Number of samples of all ranks in one round; 0 where rounds differ.
+  /// Number of samples of all ranks in one round; 0 if rounds differ.
   [[nodiscard]] virtual std::int64_t round_size() const = 0;
-  /// How far a round advances the position.
+  /// Number of positions per round.
   [[nodiscard]] virtual std::int64_t positions_in_round() const = 0;
   /// Number of positions in the entire pass.
   [[nodiscard]] virtual std::int64_t length() const = 0;
@@ -34,7 +34,8 @@ class BatchOrder {
 /// Batches of equal size from an order of samples. Positions count samples.
 class SampleOrder final : public BatchOrder {
  public:
-  /// `read` selects what this rank reads of the rounds of `shared`.
+  /// `read` selects the positions that this rank reads; `shared` describes the
+  /// rounds of all ranks.
   SampleOrder(
       std::shared_ptr<Sampler> sampler,
       const BatchSamplerShard& shared,
@@ -78,7 +79,7 @@ class BatchSamplerOrder final : public BatchOrder {
   [[nodiscard]] std::int64_t size() const override { return turns_.size(); }
   [[nodiscard]] BatchIndices at(std::int64_t index) const override {
     const std::int64_t batch = turns_.batch(index);
-    // Bits left for the random numbers of the samples in a batch.
+    // Leaves this many bits for the seeds of the samples in a batch.
     constexpr int kBits = 24;
     return {
         .indices = sampler_->at(batch),

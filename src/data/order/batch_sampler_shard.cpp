@@ -46,15 +46,15 @@ BatchSamplerShard::BatchSamplerShard(const BatchSamplerShardOptions& options)
   options_.first =
       std::clamp<std::int64_t>(options_.first, 0, options_.num_samples);
   const std::int64_t num_left = options_.num_samples - options_.first;
-  const std::int64_t whole_rounds = num_left / round_size_;
+  const std::int64_t full_rounds = num_left / round_size_;
   const std::int64_t rest = num_left % round_size_;
-  size_ = whole_rounds;
+  size_ = full_rounds;
   if (rest == 0 || options_.drop_last) return;
-  const bool has_part = rest > rank_batch_size_ * options_.rank;
-  if (is_filled_up_ || has_part) ++size_;
+  const bool has_share = rest > rank_batch_size_ * options_.rank;
+  if (is_filled_up_ || has_share) ++size_;
 }
 
-// Both ways of cutting give rank r the r-th share of a round: a batch, or a
+// Rank r gets the r-th share of a round: a batch, or, with split_batches, a
 // slice of one.
 std::int64_t BatchSamplerShard::begin_of(std::int64_t index) const {
   return options_.first + index * round_size_ +

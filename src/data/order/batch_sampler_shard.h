@@ -10,9 +10,9 @@ namespace accelerate::detail {
 struct BatchSamplerShardOptions {
   std::int64_t num_samples = 0;
   /// The position at which the pass begins: earlier samples were already read,
-  /// perhaps by another number of ranks.
+  /// possibly by another number of ranks.
   std::int64_t first = 0;
-  /// Batch size of one rank, or of all together with `split_batches`.
+  /// Batch size per rank; with `split_batches`, of all ranks together.
   std::int64_t batch_size = 1;
   int rank = 0;
   int count = 1;
@@ -29,13 +29,14 @@ struct BatchSamplerShardOptions {
 /// each is cut into equal slices.
 class ACCELERATE_API BatchSamplerShard {
  public:
-  /// Throws ConfigError for sizes below 1, or a split that does not divide.
+  /// Throws ConfigError for sizes below 1, or if `split_batches` does not
+  /// divide evenly.
   explicit BatchSamplerShard(const BatchSamplerShardOptions& options);
 
   /// Number of batches of this rank.
   [[nodiscard]] std::int64_t size() const { return size_; }
-  /// Positions of the samples of batch `index`; repeated where the batch was
-  /// filled up.
+  /// Positions of the samples of batch `index`, including those that fill it
+  /// up.
   [[nodiscard]] std::vector<std::int64_t> positions(std::int64_t index) const;
   /// Number of real samples, over all ranks, in the round of batch `index` if
   /// that round was filled up; else 0.

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 
 namespace {
 
-BatchSamplerShard make_plan(
+BatchSamplerShard make_shard(
     std::int64_t num_samples,
     const DataLoaderOptions& options,
     int share,
@@ -48,7 +48,7 @@ void require_consistent(
       options.batch_sampler &&
           (options.sampler || options.shuffle || options.split_batches ||
            options.batch_size != 1),
-      "a batch_sampler was given beside batch_size, shuffle, sampler or "
+      "a batch_sampler was given together with batch_size, shuffle, sampler or "
       "split_batches; it alone "
       "decides which samples form a batch: unset them");
   complain(
@@ -58,9 +58,9 @@ void require_consistent(
   complain(
       dataset.is_stream &&
           (options.shuffle || options.sampler || options.batch_sampler),
-      "shuffle was asked for, or a sampler, but a stream gives its samples in "
-      "its own order; "
-      "shuffle in the dataset's next(), or offer size() and get(index)");
+      "shuffle or a sampler was given, but a stream gives its samples in its "
+      "own order; shuffle in the dataset's next(), or offer size() and "
+      "get(index)");
   complain(
       options.num_workers < 0,
       format("num_workers is {}; it is at least 0", options.num_workers));
@@ -72,34 +72,33 @@ void require_consistent(
   complain(
       options.timeout.count() < 0,
       format(
-          "timeout is {} ms; it is at least 0, for no limit",
+          "timeout is {} ms; it is at least 0, which means no limit",
           options.timeout.count()));
   complain(
       options.num_workers == 0 &&
           (options.prefetch_factor || options.timeout.count() > 0 ||
            !options.in_order),
-      "prefetch_factor, timeout or in_order was given without workers, whom "
-      "they are about; set "
-      "num_workers");
+      "prefetch_factor, timeout or in_order was given without workers, to "
+      "which it applies; set num_workers");
   complain(
       options.already_sharded && options.dispatch_batches.value_or(false),
-      "already_sharded says that each rank reads its own part, "
-      "dispatch_batches that rank 0 reads "
-      "for all; unset one of them");
+      "already_sharded says that each rank reads its own shard, "
+      "dispatch_batches that rank 0 reads for all; unset one of them");
   complain(
       options.already_sharded && options.split_batches,
-      "already_sharded says that each rank reads its own part, split_batches "
-      "that batches are cut "
-      "for the ranks; unset one of them");
+      "already_sharded says that each rank reads its own shard, split_batches "
+      "that batches are cut for the ranks; unset one of them");
   if (!complaints.empty()) throw ConfigError("[data] " + complaints);
 }
 
-// A value that differs if the samplers of two ranks give different orders.
+// Values that very likely differ if the samplers of two ranks give different
+// orders.
 std::int64_t fingerprint(Sampler& sampler, std::uint64_t seed) {
   sampler.begin_pass(seed, 0);
   std::uint64_t sum = 0;
-  constexpr std::int64_t kLooks = 16;
-  const std::int64_t step = std::max<std::int64_t>(sampler.size() / kLooks, 1);
+  constexpr std::int64_t kNumProbes = 16;
+  const std::int64_t step =
+      std::max<std::int64_t>(sampler.size() / kNumProbes, 1);
   for (std::int64_t i = 0; i < sampler.size(); i += step) {
     sum = mix(sum ^ static_cast<std::uint64_t>(sampler.at(i)));
   }
@@ -152,7 +151,7 @@ struct BatchSource::State {
   [[nodiscard]] std::uint64_t seed() const {
     return options.data_seed.value_or(context.seed);
   }
-  // The values, in the order of the enumeration Agreed.
+  // The values that must agree, in the order of the enumeration Agreed.
   [[nodiscard]] std::vector<std::int64_t> agreed_values(
       std::uint64_t rank_0_seed,
       bool dispatches) const {
@@ -167,15 +166,16 @@ struct BatchSource::State {
           options.use_seedable_sampler}) {
       flags = 2 * flags + (flag ? 1 : 0);
     }
-    // Data that is not divided among the ranks may differ.
+    // Data that the loader does not divide among the ranks may differ.
     if (dispatches || options.already_sharded) {
       return {flags, options.batch_size, 0, 0, 0, 0};
     }
     const std::uint64_t seed = options.data_seed.value_or(rank_0_seed);
-    std::int64_t looks = 0;
-    if (options.sampler) looks = fingerprint(*options.sampler, seed);
+    std::int64_t order_fingerprint = 0;
+    if (options.sampler)
+      order_fingerprint = fingerprint(*options.sampler, seed);
     if (options.batch_sampler)
-      looks = fingerprint(*options.batch_sampler, seed);
+      order_fingerprint = fingerprint(*options.batch_sampler, seed);
     const std::int64_t order_size =
         options.batch_sampler ? options.batch_sampler->size() : sampler->size();
     return {
@@ -183,7 +183,7 @@ struct BatchSource::State {
         options.batch_size,
         dataset.num_samples,
         order_size,
-        looks,
+        order_fingerprint,
         static_cast<std::int64_t>(seed)};
   }
 
@@ -219,15 +219,15 @@ struct BatchSource::State {
       return;
     }
     const BatchSamplerShard shared =
-        make_plan(sampler->size(), now, share(), num_shares(), begin);
+        make_shard(sampler->size(), now, share(), num_shares(), begin);
     rank_batch_size = shared.round_size() / num_shares();
-    const BatchSamplerShard whole_rounds(
+    const BatchSamplerShard full_rounds(
         {.num_samples = sampler->size(),
          .first = begin,
          .batch_size = shared.round_size(),
          .drop_last = options.drop_last});
     order = std::make_unique<SampleOrder>(
-        sampler, shared, is_dispatching ? whole_rounds : shared);
+        sampler, shared, is_dispatching ? full_rounds : shared);
   }
 };
 
@@ -259,9 +259,8 @@ void require_agreement(
     const Group& group,
     const std::vector<std::int64_t>& mine) {
   constexpr std::string_view kRemedy =
-      "; give every rank the whole dataset and one order, the loader shares "
-      "them out; if they are "
-      "shared out already, set already_sharded";
+      "; give every rank the entire dataset in the same order, which the "
+      "loader shards; if the data is sharded already, set already_sharded";
   const std::vector<at::Tensor> all =
       group.all_gather(at::tensor(mine, at::kLong));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -273,7 +272,7 @@ void require_agreement(
       const std::int64_t of_first =
           all[0].const_data_ptr<std::int64_t>()[value];
       if (theirs == of_first) return;
-      // These numbers would not help a reader.
+      // These values mean nothing to a reader.
       const std::string numbers = value == kOrder || value == kFlags
           ? std::string()
           : format(": {} and {}", of_first, theirs);
@@ -299,8 +298,7 @@ void require_dispatchable(const DataLoaderOptions& options) {
   if (options.batch_sampler) {
     throw ConfigError(
         "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives "
-        "batches of its own "
-        "sizes; unset one of them");
+        "batches of varying sizes; unset one of them");
   }
 }
 
@@ -311,21 +309,19 @@ void BatchSource::attach(LoaderContext context, bool is_dispatching) {
   if (is_dispatching) require_dispatchable(now.options);
   if (now.context.group.size() > 1) {
     throw ConfigError(
-        "[data] this loader was prepared already, so its ranks read parts of "
-        "the data; prepare it "
-        "once");
+        "[data] this loader was prepared already, so its ranks read shards of "
+        "the data; prepare it only once");
   }
   if (now.dataset.is_sharded && !now.options.already_sharded) {
     throw ConfigError(
         "[data] this dataset says that it is sharded already (is_sharded()), "
         "and the loader would "
-        "cut each rank's part once more; set already_sharded, or give the "
-        "whole dataset");
+        "shard it again; set already_sharded, or give the entire dataset");
   }
   const int share = now.options.already_sharded ? 0 : context.batch_rank;
   const int num_shares = now.options.already_sharded ? 1 : context.batch_count;
   // Throws before anything changes.
-  make_plan(now.sampler->size(), now.options, share, num_shares);
+  make_shard(now.sampler->size(), now.options, share, num_shares);
   if (context.group.size() > 1) {
     require_agreement(
         context.group, now.agreed_values(context.seed, is_dispatching));
@@ -349,9 +345,9 @@ const LoaderContext& BatchSource::context() const { return state_->context; }
 std::int64_t BatchSource::size() const { return state_->order->size(); }
 
 std::int64_t BatchSource::round_size() const {
-  const int num_parts =
+  const int num_shards =
       state_->options.already_sharded ? state_->context.batch_count : 1;
-  return state_->order->round_size() * num_parts;
+  return state_->order->round_size() * num_shards;
 }
 
 std::int64_t BatchSource::rank_batch_size() const {
@@ -386,7 +382,7 @@ StateDict BatchSource::state_dict(std::int64_t num_given, bool has_ended)
       {"epoch", static_cast<std::int64_t>(now.epoch + (has_ended ? 1 : 0))},
       {"position", has_ended ? 0 : first() + moved},
       {"seed", static_cast<std::int64_t>(now.seed())}};
-  // Positions in shards mean nothing for other shards.
+  // Positions in a shard mean nothing for another number of shards.
   if (now.options.already_sharded) {
     state.set("num_shards", static_cast<std::int64_t>(now.context.batch_count));
   }
@@ -415,9 +411,9 @@ void BatchSource::load_state_dict(const StateDict& state) {
       state_->options.already_sharded ? state_->context.batch_count : 0;
   if (num_shards != shards_now && position > 0) {
     throw CheckpointError(format(
-        "[data] the state of a loader is of data sharded by the user over {} "
-        "ranks (0: by the loader), and now there are {}; such data goes on in "
-        "the middle of a pass only on as many ranks",
+        "[data] the state of a loader was taken with data sharded by the user "
+        "over {} ranks (0: by the loader), and now there are {}; resume such "
+        "data in the middle of a pass on the same number of ranks",
         num_shards,
         shards_now));
   }
@@ -473,7 +469,7 @@ BatchIndices BatchSource::at(std::int64_t index) const {
     if (i < 0 || (size >= 0 && i >= size)) {
       throw ConfigError(format(
           "[data] the sampler gave index {} for batch {}, and the dataset has "
-          "{} samples; indices are from 0 to their number less 1",
+          "{} samples; indices are at least 0 and below that number",
           i,
           index,
           size));

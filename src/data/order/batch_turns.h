@@ -13,9 +13,9 @@ struct BatchTurns {
   std::int64_t first = 0;
   int rank = 0;
   int count = 1;
-  /// Drops a round that does not have a batch for every rank.
+  /// Drop a round that does not have a batch for every rank.
   bool drop_last = false;
-  /// Gives ranks without a batch in the last round one of the first batches.
+  /// Give ranks without a batch in the last round one of the first batches.
   bool even_batches = true;
 
   /// Number of batches of this rank.

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// A shuffle of 0 .. size-1 as a function: constant memory, and any position
-/// without those before it. Equal keys give equal orders on every machine.
+/// A random permutation of 0 .. size-1 as a function, in constant memory and
+/// with random access. Equal keys give equal orders on every machine.
 ///
 /// A Feistel network over the smallest even number of bits that holds `size`,
 /// applied until the value is inside (Black and Rogaway, "Ciphers with

@@ -52,13 +52,13 @@ std::vector<std::int64_t> draw(
     const RandomSamplerOptions& options,
     at::Generator& generator) {
   const std::int64_t count = options.num_samples.value_or(dataset_size);
-  // PyTorch draws in pieces of this size, and then the rest.
-  constexpr std::int64_t kPiece = 32;
-  const std::int64_t piece = options.replacement ? kPiece : dataset_size;
+  // PyTorch draws in chunks of this size.
+  constexpr std::int64_t kChunk = 32;
+  const std::int64_t chunk = options.replacement ? kChunk : dataset_size;
   std::vector<std::int64_t> order;
   order.reserve(static_cast<std::size_t>(count));
-  for (std::int64_t left = count; left > 0; left -= piece) {
-    const std::int64_t size = std::min(left, piece);
+  for (std::int64_t left = count; left > 0; left -= chunk) {
+    const std::int64_t size = std::min(left, chunk);
     append(
         order,
         options.replacement
@@ -122,21 +122,21 @@ WeightedRandomSampler::WeightedRandomSampler(
       weights.begin(), weights.end(), weights_.mutable_data_ptr<double>());
   const auto num_possible = std::count_if(
       weights.begin(), weights.end(), [](double weight) { return weight > 0; });
-  const bool has_wrong_one =
+  const bool has_invalid =
       std::any_of(weights.begin(), weights.end(), [](double weight) {
         return !(weight >= 0);
       });
-  if (has_wrong_one || num_samples < 0 ||
+  if (has_invalid || num_samples < 0 ||
       (num_samples > 0 && num_possible == 0) ||
       (!replacement && num_samples > num_possible)) {
     throw ConfigError(format(
         "[data] WeightedRandomSampler cannot draw {} samples {} replacement: "
-        "of {} weights {} are above 0{}",
+        "of {} weights, {} are above 0{}",
         num_samples,
         replacement ? "with" : "without",
         weights.size(),
         num_possible,
-        has_wrong_one ? ", and some are below 0 or no numbers" : ""));
+        has_invalid ? ", and some are negative or NaN" : ""));
   }
 }
 
