@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 
 set_target_properties(accelerate PROPERTIES
-  INSTALL_RPATH "$ORIGIN;${ACCELERATE_LIBTORCH_FOLDER}/lib")
+  INSTALL_RPATH "$ORIGIN;${ACCELERATE_LIBTORCH_DIRECTORY}/lib")
 set_target_properties(accelerate_safetensors PROPERTIES INSTALL_RPATH "$ORIGIN")
 install(TARGETS accelerate_safetensors EXPORT accelerateSafetensorsTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -43,7 +43,7 @@ install(FILES
 install(CODE "
   set(CMAKE_INSTALL_LIBDIR \"${CMAKE_INSTALL_LIBDIR}\")
   set(CMAKE_INSTALL_INCLUDEDIR \"${CMAKE_INSTALL_INCLUDEDIR}\")
-  set(ACCELERATE_LIBTORCH_FOLDER \"${ACCELERATE_LIBTORCH_FOLDER}\")
+  set(ACCELERATE_LIBTORCH_DIRECTORY \"${ACCELERATE_LIBTORCH_DIRECTORY}\")
   set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
   set(PROJECT_VERSION \"${PROJECT_VERSION}\")
   # Here, because the prefix may be chosen as late as this.

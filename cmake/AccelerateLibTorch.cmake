@@ -82,7 +82,7 @@ function(accelerate_find_libtorch)
       "by -DACCELERATE_LIBTORCH_DIR=/path/to/libtorch")
   endif()
   message(STATUS "LibTorch ${version}: ${directory}")
-  set(ACCELERATE_LIBTORCH_FOLDER "${directory}" PARENT_SCOPE)
+  set(ACCELERATE_LIBTORCH_DIRECTORY "${directory}" PARENT_SCOPE)
   set(ACCELERATE_LIBTORCH_VERSION "${version}" PARENT_SCOPE)
 
   add_library(accelerate::c10 SHARED IMPORTED GLOBAL)

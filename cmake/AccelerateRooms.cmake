@@ -1,30 +1,41 @@
-# A room is a directory of sources. Fresh builds spend most of their time parsing
-# headers, so the files of a directory are compiled together: `optim` one by one
-# takes 88 CPU seconds, together 22.
+# Fresh builds spend most of their time parsing headers: with LibTorch's, even an
+# empty file takes 5 CPU seconds. So files are compiled together, whole directories at
+# a time, up to about as much as keeps a change of one file to half a minute.
 option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
+set(ACCELERATE_UNITY_BYTES 60000 CACHE STRING "Directories are compiled together up to so many bytes of source")
+mark_as_advanced(ACCELERATE_UNITY_BYTES)
 
-# accelerate_room(TARGET DIRECTORY [SPLIT n] [EXCEPT file...])
-#   Adds every .cpp below DIRECTORY to TARGET, but not those named, one group per
-#   directory, or n groups where a directory would take one processor much longer than
-#   the others.
-function(accelerate_room target directory)
-  cmake_parse_arguments(arg "" "SPLIT" "EXCEPT" ${ARGN})
-  set(split 1)
-  if(arg_SPLIT)
-    set(split ${arg_SPLIT})
-  endif()
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${directory}/*.cpp)
+# accelerate_rooms(TARGET DIRECTORY... [EXCEPT file...])
+#   Adds every .cpp below the directories to TARGET, but not those named. Names in
+#   anonymous namespaces are unique among the directories of one call.
+function(accelerate_rooms target)
+  cmake_parse_arguments(arg "" "" "EXCEPT" ${ARGN})
   list(TRANSFORM arg_EXCEPT PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-  list(REMOVE_ITEM sources ${arg_EXCEPT})
-  target_sources(${target} PRIVATE ${sources})
-  set(index 0)
-  foreach(source IN LISTS sources)
-    file(RELATIVE_PATH path ${CMAKE_CURRENT_SOURCE_DIR} ${source})
-    get_filename_component(group ${path} DIRECTORY)
-    string(REPLACE "/" "_" group ${group})
-    math(EXPR part "${index} % ${split}")
-    math(EXPR index "${index} + 1")
-    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group}_${part})
+  set(group 0)
+  set(group_bytes 0)
+  foreach(room IN LISTS arg_UNPARSED_ARGUMENTS)
+    file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*.cpp)
+    list(REMOVE_ITEM sources ${arg_EXCEPT})
+    target_sources(${target} PRIVATE ${sources})
+    set(directories ${sources})
+    list(TRANSFORM directories REPLACE "/[^/]*$" "")
+    list(REMOVE_DUPLICATES directories)
+    foreach(directory IN LISTS directories)
+      set(files ${sources})
+      list(FILTER files INCLUDE REGEX "^${directory}/[^/]*$")
+      set(directory_bytes 0)
+      foreach(file IN LISTS files)
+        file(SIZE ${file} bytes)
+        math(EXPR directory_bytes "${directory_bytes} + ${bytes}")
+      endforeach()
+      math(EXPR together "${group_bytes} + ${directory_bytes}")
+      if(group_bytes GREATER 0 AND together GREATER ACCELERATE_UNITY_BYTES)
+        math(EXPR group "${group} + 1")
+        set(together ${directory_bytes})
+      endif()
+      set(group_bytes ${together})
+      set_source_files_properties(${files} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${target}_${group})
+    endforeach()
   endforeach()
 endfunction()
 

@@ -23,55 +23,56 @@ namespace accelerate::detail {
 template <class Hook>
 using HookList = std::vector<std::pair<std::int64_t, Hook>>;
 
-/// Lists everything that has a state; models only where `with_weights`, one for
-/// each, says so.
+/// Lists the components of a checkpoint; models only where their entry of
+/// `with_weights` is true.
 using ListComponents =
     std::function<ComponentList(const std::vector<bool>& with_weights)>;
 
-/// What an accelerator keeps for its checkpoints, from one to the next.
+/// An accelerator's state for checkpoints, kept from one to the next.
 struct Checkpoints {
   /// `rank_agreement` must outlive it.
   Checkpoints(
       const World& ranks,
       RankAgreement& rank_agreement,
       ProjectConfiguration configuration);
-  /// Waits for the save under way; not for other ranks while an exception is on
-  /// its way out.
+  /// Waits for the save under way. During stack unwinding it does not wait for
+  /// other ranks.
   ~Checkpoints();
 
   World world;
   RankAgreement& agreement;
   ProjectConfiguration project;
   std::shared_ptr<FileSystem> disk = make_file_system();
-  /// Objects of the user's, in the order of their registration.
+  /// The user's objects, in the order of their registration.
   std::vector<AnyStateful> objects;
-  /// Those of prepared loaders, in their order.
+  /// The slots of prepared loaders, in the order of their preparation.
   std::vector<std::shared_ptr<LoaderSlot>> loaders;
-  /// What else has a state: a feature that has one adds itself here.
+  /// Components that features register for all saves and loads.
   ComponentList components;
   HookList<std::function<void(SaveHookContext&)>> save_hooks;
   HookList<std::function<void(LoadHookContext&)>> load_hooks;
   std::int64_t next_hook = 0;
-  /// The ranks that write one directory: all, or those of this machine.
+  /// The ranks that write one directory: all, or those of this node.
   std::vector<int> writers;
-  /// Where they meet to write; made when first needed.
+  /// The group of `writers`; created when first needed.
   std::optional<StoreGroup> saves;
-  /// Joined before what it uses goes.
+  /// Declared last: its thread is joined before the members that it uses are
+  /// destroyed.
   Saver saver;
 
   [[nodiscard]] WriterRule writer_rule() const {
     return {project.save_on_each_node, is_first_writer()};
   }
-  /// This rank writes what a directory holds once.
+  /// True if this rank writes the files that each directory has once.
   [[nodiscard]] bool is_first_writer() const {
     return writers.front() == world.rank();
   }
-  /// This rank chooses a checkpoint for the ranks that see the same disk.
+  /// True if this rank chooses a checkpoint for the ranks that share its disk.
   [[nodiscard]] bool chooses() const {
     return agreement.is_leader() || project.save_on_each_node;
   }
   StoreGroup& save_group();
-  /// Slots of loaders, without those at the end whose loaders are gone.
+  /// The slots of loaders, less those at the end whose loaders were destroyed.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
 };
 

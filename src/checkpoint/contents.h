@@ -12,36 +12,37 @@
 
 namespace accelerate::detail {
 
-/// "model", "model_1", … for the i-th of a kind.
-ACCELERATE_API std::string numbered(const std::string& kind, std::size_t i);
+/// "model", "model_1", and so on: the name of number `i` of a kind.
+std::string numbered(const std::string& kind, std::size_t i);
 
-/// A tensor of a part: what of it this rank has.
+/// This rank's shard of a tensor in a section.
 struct SectionEntry {
   std::string name;
-  /// The box that `layout` says.
+  /// The shard, whose box `layout` gives.
   at::Tensor tensor;
   Layout layout;
-  /// This rank writes the box, which other ranks may have, too.
+  /// True if this rank writes the box, of which other ranks may have replicas.
   bool is_writer = true;
 };
 
-/// Tensors that go to files of their own: "model", "optimizer" and so on.
-struct ACCELERATE_API Section {
+/// The tensors of one model or optimizer, which have their own files: "model",
+/// "optimizer" and so on.
+struct Section {
   std::string name;
   std::vector<SectionEntry> entries;
-  /// Other names of entries.
+  /// Further names of entries: alias to name.
   std::map<std::string, std::string> aliases = {};
 
-  /// Some entry is split over ranks.
-  [[nodiscard]] bool is_split() const;
+  /// True if any entry is sharded over ranks.
+  [[nodiscard]] bool is_sharded() const;
 };
 
-/// Everything of one rank that a checkpoint holds.
+/// One rank's contribution to a checkpoint.
 struct CheckpointContents {
   std::vector<Section> sections;
-  /// What all ranks have alike; the leader's is written.
+  /// State that is the same on all ranks; the leader's is written.
   StateDict state;
-  /// What each rank has for itself.
+  /// State of this rank alone.
   StateDict rank_state;
 };
 

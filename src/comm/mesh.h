@@ -17,13 +17,13 @@ std::optional<std::string> mesh_complaint(
 
 /// Coordinates of a rank in a mesh of these degrees; neighbouring ranks differ
 /// along the last axis.
-ACCELERATE_API std::array<int, kNumAxes> mesh_coordinates(
+std::array<int, kNumAxes> mesh_coordinates(
     const std::array<int, kNumAxes>& degrees,
     int rank);
 
 /// The ranks that differ from `rank` along `axes` only, itself included, in
 /// ascending order.
-ACCELERATE_API std::vector<int> mesh_ranks(
+std::vector<int> mesh_ranks(
     const std::array<int, kNumAxes>& degrees,
     int rank,
     const std::array<bool, kNumAxes>& axes);
@@ -31,22 +31,18 @@ ACCELERATE_API std::vector<int> mesh_ranks(
 /// A second group of an axis's ranks, for traffic that overlaps other traffic
 /// among them; one per `purpose`. Made at the first call, which all of these
 /// ranks must make.
-ACCELERATE_API Group
-dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose);
+Group dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose);
 
 /// A mesh of the same ranks with other degrees, whose messages do not mix with
 /// those of `other`. Called by all ranks at once.
-ACCELERATE_API Mesh
-with_degrees(const Mesh& other, const std::array<int, kNumAxes>& degrees);
-[[nodiscard]] ACCELERATE_API const std::array<int, kNumAxes>& degrees_of(
-    const Mesh& mesh);
+Mesh with_degrees(const Mesh& other, const std::array<int, kNumAxes>& degrees);
+[[nodiscard]] const std::array<int, kNumAxes>& degrees_of(const Mesh& mesh);
 
 /// The coordinate of any rank along `axis`.
-[[nodiscard]] ACCELERATE_API int
-coordinate_of(const Mesh& mesh, int world_rank, Axis axis);
+[[nodiscard]] int coordinate_of(const Mesh& mesh, int world_rank, Axis axis);
 
 /// Returns the first of `count` tags that nothing else uses on this mesh or on
 /// one made from it by with_degrees(). Called by all ranks in the same order.
-ACCELERATE_API int reserve_tags(const Mesh& mesh, int count);
+int reserve_tags(const Mesh& mesh, int count);
 
 }  // namespace accelerate::detail

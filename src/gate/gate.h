@@ -21,7 +21,7 @@ class GateKeeper;
 
 /// One call of an operator on tensors behind a gate, while a keeper is asked.
 /// Values are on the dispatcher's stack, as LibTorch's boxed kernels have them.
-class ACCELERATE_API GatedCall {
+class GatedCall {
  public:
   GatedCall(const GatedCall&) = delete;
   GatedCall& operator=(const GatedCall&) = delete;
@@ -81,7 +81,7 @@ class GateKeeper {
 
 /// While it lives, operators on this thread pass all gates unasked: for code
 /// that keeps a gate and handles the tensors behind it.
-class ACCELERATE_API BypassGates {
+class BypassGates {
  public:
   BypassGates();
   ~BypassGates();
@@ -109,7 +109,7 @@ struct UnavailableMessages {
 /// How: a dispatch key that nobody else uses, DeferredInit, is added to the
 /// tensor's own TensorImpl; one boxed fallback of that key, registered once in
 /// a process, finds the keeper through the storage and passes the call on.
-class ACCELERATE_API GatedTensor {
+class GatedTensor {
  public:
   /// `tensor` is dense and not a view. It has its memory still, or, if it is a
   /// meta tensor, gets some on `device` later. `keeper` outlives this object,

@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Computes activations of chosen modules again in backward (activations/),
-/// whatever else is done with the model.
+/// Recomputes activations of chosen modules in backward (activations/); works
+/// with every other strategy, or none.
 std::unique_ptr<Strategy> make_activation_checkpointing(
     const RecomputationRequest& request);
 

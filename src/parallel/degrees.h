@@ -17,9 +17,9 @@ using Degrees = std::array<int, kNumAxes>;
   return degrees[static_cast<std::size_t>(axis)];
 }
 
-/// The degrees of the request, else 1; replicate, or shard where sharding was
-/// asked for without a number, take all ranks that the rest leave. Adds to
-/// `complaints` what cannot be.
+/// The degrees of the request, else 1; replicate, or shard if sharding was
+/// asked for without a number, takes all ranks that the others leave. Adds what
+/// is wrong with the degrees to `complaints`.
 Degrees choose_degrees(
     const PlanRequest& request,
     std::vector<std::string>& complaints);

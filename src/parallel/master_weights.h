@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// Parameters in bf16 or fp16 get fp32 copies, their rows' `local`, on which
+/// Gives parameters in bf16 or fp16 fp32 masters, their rows' `local`, on which
 /// optimizers step; each step is rounded into the model. Gradients move to the
-/// copies when they are complete, so what adds up over a window does so in the
+/// masters when they are complete, so they accumulate over a window in the
 /// model's dtype.
 std::unique_ptr<Strategy> make_master_weights();
 

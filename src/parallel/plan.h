@@ -15,15 +15,15 @@
 
 namespace accelerate::detail {
 
-/// A technique that the table does not have, given in code. It makes the degree
-/// of its axis possible, and is applied before those of the table.
+/// A technique that is not in the table, added in code. It makes degrees above
+/// 1 of its axis possible, and is applied before those of the table.
 struct AddedTechnique {
-  std::string name;  // its strategy's, also in checkpoints
+  std::string name;  // the strategy's name, also in checkpoints
   Axis axis = Axis::tensor;
   std::function<std::unique_ptr<Strategy>(const Mesh&)> make;
 };
 
-/// What decides besides the mesh.
+/// Options of the techniques, one field each.
 struct TechniqueOptions {
   ReplicateOptions replicate = {};
   ShardOptions shard = {};
@@ -35,9 +35,9 @@ struct TechniqueOptions {
 struct ParallelPlan {
   Degrees degrees{};
   TechniqueOptions techniques = {};
-  /// Freed memory of large CPU tensors is kept while a model lives.
+  /// True if freed memory of large CPU tensors is kept while a model lives.
   bool keeps_freed_blocks = false;
-  /// Only rank 0 makes models' values, or reads them.
+  /// True if only rank 0 initializes models, or reads their weights.
   bool makes_on_rank_0 = false;
   bool reads_on_rank_0 = false;
 
@@ -53,7 +53,7 @@ struct PlanRequest {
   bool master_weights = false;
   /// AcceleratorOptions::keep_freed_blocks.
   std::optional<bool> keep_freed_blocks = std::nullopt;
-  /// The user tuned glibc's heap, which is then left alone unless
+  /// True if the user tuned glibc's heap, which is then left alone unless
   /// keep_freed_blocks says otherwise.
   bool heap_is_tuned = false;
   int num_ranks = 1;
@@ -62,13 +62,12 @@ struct PlanRequest {
   std::vector<AddedTechnique> added = {};
 };
 
-/// Degrees of every axis: those of the request, else 1, with replicate, or
-/// shard where that was asked for without a number, taking all ranks that the
-/// rest leave. Runs every technique's validation; throws one ConfigError with
-/// all complaints, the request's included, touching nothing.
-ACCELERATE_API ParallelPlan make_plan(const PlanRequest& request);
+/// Chooses the degrees (choose_degrees) and resolves the options. Runs every
+/// technique's validation; throws one ConfigError with all complaints, the
+/// request's included. Has no side effects.
+ParallelPlan make_plan(const PlanRequest& request);
 
-/// The techniques that the plan asks for, in order of application, for one
+/// The strategies that the plan asks for, in order of application, for one
 /// model on `mesh`, which has the plan's degrees.
 StrategyList make_strategies(const Mesh& mesh, const ParallelPlan& plan);
 

@@ -32,10 +32,10 @@ struct ForwardOutputs {
 
 /// The facts about a strategy that others act on.
 struct StrategyTraits {
-  /// prepare() takes parameters without memory (meta tensors); else they get
-  /// some before.
+  /// True if prepare() accepts parameters without memory (meta tensors); else
+  /// they are given memory first.
   bool takes_empty = false;
-  /// after_forward reads the outputs; collecting them costs time.
+  /// True if after_forward reads the outputs; collecting them costs time.
   bool needs_outputs = false;
   /// The dtypes that floating inputs and outputs of a forward are cast to.
   std::optional<at::ScalarType> input_dtype = std::nullopt;
@@ -48,21 +48,24 @@ struct StrategyTraits {
   std::optional<std::string> local_sgd_complaint = std::nullopt;
 };
 
-/// What a strategy does in join_uneven_inputs, if it has messages of its own.
+/// The side of a strategy that takes part in join_uneven_inputs, for strategies
+/// that communicate.
 class JoinParticipant {
  public:
   virtual ~JoinParticipant() = default;
 
-  /// From here to the end of the round, messages are announced in `round`, as
-  /// those of model number `model`.
+  /// From here to end_join(), collectives are announced in `round`, as those of
+  /// model number `model`.
   virtual void begin_join(JoinRound& round, int model) = 0;
-  /// This rank has no data: takes part in what the others announced.
+  /// Called on a rank without data: shadows the collective that the others
+  /// announced.
   virtual void shadow(const JoinEvent& event) = 0;
-  /// All ranks have ended; or this one failed, then nothing may be sent.
+  /// Called when all ranks have run out of data, or when this rank failed; it
+  /// must not communicate.
   virtual void end_join() = 0;
 };
 
-/// What later steps depend on besides parameters; different on each rank.
+/// State besides parameters that later steps depend on; different on each rank.
 class StrategyState {
  public:
   virtual ~StrategyState() = default;
@@ -73,7 +76,7 @@ class StrategyState {
 
 /// One technique, for one model: a row of the table in plan.cpp. Events arrive
 /// in the order below, through a StrategyList; a strategy overrides those it
-/// needs. Forward events also come while no gradients are recorded.
+/// needs. Forward events also arrive while gradients are disabled.
 class Strategy {
  public:
   Strategy() = default;
@@ -81,40 +84,42 @@ class Strategy {
   Strategy& operator=(const Strategy&) = delete;
   virtual ~Strategy() = default;
 
-  /// Asked before prepare() and once more after it.
+  /// Called before prepare() and once more after it.
   [[nodiscard]] virtual StrategyTraits traits() const { return {}; }
-  /// Null: it has nothing to do there, or no state.
+  /// Null if the strategy does not communicate.
   [[nodiscard]] virtual JoinParticipant* join_participant() { return nullptr; }
+  /// Null if the strategy has no state.
   [[nodiscard]] virtual StrategyState* state() { return nullptr; }
 
-  /// Rewrites rows: split, place, broadcast.
+  /// Rewrites rows: shards, places or broadcasts them.
   virtual void prepare(torch::nn::Module& module, ParameterTable& table) = 0;
   /// Makes an optimizer step on the rows' `local`.
   virtual void bind(torch::optim::Optimizer&, const ParameterTable&) {}
   virtual void before_forward() {}
   virtual void after_forward(const ForwardOutputs&) {}
-  /// `sync_gradients`: this backward ends a step, so ranks must agree after it.
+  /// `sync_gradients`: this backward ends a step, so gradients must be the same
+  /// on all ranks after it.
   virtual void before_backward(bool /*sync_gradients*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
   /// Replaces a gradient of an unsharded parameter, which no backward keeps
   /// (LOMO), with its mean over the ranks.
   virtual void average_gradient(const at::Tensor& /*gradient*/) {}
-  /// The gradients of a step are complete, and about to be unscaled, clipped
-  /// or used; may come several times.
+  /// Called when the gradients of a step are complete and about to be unscaled,
+  /// clipped or used; may be called several times per step.
   virtual void before_step() {}
-  /// An optimizer that steps on this model's parameters has stepped.
+  /// Called when an optimizer of this model's parameters has stepped.
   virtual void after_step() {}
   /// Replaces parameters with their mean over the ranks (LocalSGD).
   virtual void average_parameters(const ParameterTable&) {}
-  /// Parameters' `local` were changed from outside: a checkpoint was loaded.
+  /// Called when a checkpoint was loaded into the rows' `local`.
   virtual void after_load() {}
-  /// Until the object is gone, the module's parameters are whole and may be
-  /// changed; all ranks alike. Null: they always are.
+  /// While the returned object lives, the module's parameters are unsharded and
+  /// may be changed, by all ranks alike. Null if they always are. Collective.
   [[nodiscard]] virtual std::shared_ptr<void> open_parameters() {
     return nullptr;
   }
-  /// A forward or backward that it was told of threw `error`. May throw one
-  /// that says more.
+  /// Called when a forward or backward threw `error` after its begin was
+  /// reported here. May throw an error that says more.
   virtual void on_failure(const std::exception& /*error*/) {}
 };
 

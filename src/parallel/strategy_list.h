@@ -11,29 +11,29 @@
 
 namespace accelerate::detail {
 
-/// The strategies of one model, and the rules of how they hear of events: in
-/// the order in which they were added, but last first of the end of a backward,
-/// of a failure and of the end of a join, each of which takes back what was
-/// begun in that order.
-class ACCELERATE_API StrategyList {
+/// The strategies of one model. Events reach them in the order in which they
+/// were added; the end of a backward, a failure and the end of a join reach
+/// them in the reverse order, since each undoes what was begun before.
+class StrategyList {
  public:
   StrategyList() = default;
   StrategyList(StrategyList&&) = default;
   StrategyList& operator=(StrategyList&&) = default;
 
-  /// `name` is the key of its state in checkpoints; no two have the same.
+  /// `name` is the key of the strategy's state in checkpoints; it must be
+  /// unique.
   void add(std::string_view name, std::unique_ptr<Strategy> strategy);
   void clear();
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
   [[nodiscard]] std::vector<std::string_view> names() const;
-  /// What holds for any of them: of two dtypes the later one's, of complaints
-  /// all.
+  /// The traits of all strategies combined: a flag is true if any is, a later
+  /// strategy's dtype wins, complaints are joined.
   [[nodiscard]] const StrategyTraits& traits() const { return traits_; }
 
   void prepare(torch::nn::Module& module, ParameterTable& table);
-  /// From here on after_step() passes steps of `optimizer` on, if it steps on
-  /// parameters of `table`.
+  /// If `optimizer` steps on parameters of `table`, after_step() passes its
+  /// steps on from here.
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table);
   void before_forward();
   void after_forward(const ForwardOutputs& outputs);
@@ -41,26 +41,24 @@ class ACCELERATE_API StrategyList {
   void after_backward(bool sync_gradients);
   void average_gradient(const at::Tensor& gradient);
   void before_step();
-  /// Steps of optimizers that step on no parameter of the model are nobody's
-  /// business.
+  /// Ignores optimizers that were not bound to parameters of this model.
   void after_step(const torch::optim::Optimizer& optimizer);
   void average_parameters(const ParameterTable& table);
   void after_load();
   [[nodiscard]] std::vector<std::shared_ptr<void>> open_parameters();
 
-  /// Tells every strategy, even if one of them throws. Returns the first
-  /// exception that one threw because it knows more than `error`; null if none
-  /// did.
+  /// Notifies every strategy, even if one of them throws. Returns the first
+  /// exception thrown, which says more than `error`; null if none was.
   [[nodiscard]] std::exception_ptr on_failure(const std::exception& error);
 
   void begin_join(JoinRound& round, int model);
   void shadow(const JoinEvent& event);
   void end_join();
 
-  /// By name, without those that have no state.
+  /// State by strategy name; strategies without state are left out.
   [[nodiscard]] StateDict state_dict() const;
-  /// Returns the names whose state no strategy here takes. Also reads what
-  /// versions before names wrote, by position in the list.
+  /// Returns the names whose state no strategy here takes. Also reads the
+  /// earlier format, with positions in the list for names.
   [[nodiscard]] std::vector<std::string> load_state_dict(
       const StateDict& saved);
 

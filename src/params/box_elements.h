@@ -14,7 +14,7 @@ namespace accelerate::detail {
 /// Where the elements of a layout's box lie in the tensor that it is a box of,
 /// both row-major. Elements have the same order in both, so whatever a range of
 /// the tensor has of the box is a range of the box.
-class ACCELERATE_API BoxElements {
+class BoxElements {
  public:
   /// With the size of an element in bytes, bytes stand for elements everywhere.
   explicit BoxElements(const Layout& layout, std::int64_t element_size = 1);

@@ -19,7 +19,7 @@ struct PlacedParameter {
 /// powers is reduced over exactly those axes, and the sums are added, so that
 /// replicated rows count once. `norm_type` is any p > 0, or infinity.
 /// Returns a 0-d tensor on the gradients' device; 0 if there are none.
-ACCELERATE_API at::Tensor gradient_norm(
+at::Tensor gradient_norm(
     std::span<const PlacedParameter> rows,
     double norm_type);
 

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 /// Which part of a global tensor this rank holds: a box, and the mesh axes
 /// over which the tensor is split. Not split: offset 0, extent the whole shape.
-struct ACCELERATE_API Layout {
+struct Layout {
   std::vector<std::int64_t> global_shape;
   std::vector<std::int64_t> offset;
   std::vector<std::int64_t> extent;
@@ -32,15 +32,15 @@ struct ACCELERATE_API Layout {
 
 /// Writer rule: of the ranks that hold the same box, the one whose coordinate
 /// is 0 on every axis that the tensor is not split over saves it.
-ACCELERATE_API bool is_writer(const Layout& layout, const Mesh& mesh);
+bool is_writer(const Layout& layout, const Mesh& mesh);
 /// The same for a rank at `coordinates` of a grid, one per axis.
-ACCELERATE_API bool is_writer(
+bool is_writer(
     const Layout& layout,
     const std::array<int, kNumAxes>& coordinates);
 
 /// The ranks that hold the same box as this one, in world order. The first is
 /// the writer, and the one whose values all begin with. Collective the first
 /// time, as Mesh::group() is.
-ACCELERATE_API Group replica_group(const Layout& layout, const Mesh& mesh);
+Group replica_group(const Layout& layout, const Mesh& mesh);
 
 }  // namespace accelerate::detail

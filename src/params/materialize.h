@@ -9,6 +9,6 @@ namespace accelerate::detail {
 
 /// Gives a meta tensor memory on `device`, of whatever is in it, in every
 /// handle to it; others are left alone.
-ACCELERATE_API void materialize(const at::Tensor& tensor, c10::Device device);
+void materialize(const at::Tensor& tensor, c10::Device device);
 
 }  // namespace accelerate::detail

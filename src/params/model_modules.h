@@ -12,6 +12,6 @@ namespace accelerate::detail {
 
 /// The tree of a program's module. A tensor that several modules share has one
 /// id in all of them; tensors that are not defined are left out.
-ACCELERATE_API ModuleNode module_tree(const torch::nn::Module& module);
+ModuleNode module_tree(const torch::nn::Module& module);
 
 }  // namespace accelerate::detail

@@ -39,14 +39,14 @@ using NameOfParameter = std::function<std::string(const at::Tensor&)>;
 
 /// Tensors are shared with the optimizer, not copied, for known algorithms.
 /// Throws ConfigError for a class that keeps a state but has no save().
-ACCELERATE_API OptimizerState read_optimizer_state(
+OptimizerState read_optimizer_state(
     const torch::optim::Optimizer& optimizer,
     const NameOfParameter& name_of);
 
 /// What would go wrong in write_optimizer_state: another algorithm, another
 /// number of groups, parameters unknown to either side unless `may_be_missing`
 /// says so of their names. Empty: nothing.
-ACCELERATE_API std::vector<std::string> optimizer_complaints(
+std::vector<std::string> optimizer_complaints(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of,
@@ -54,7 +54,7 @@ ACCELERATE_API std::vector<std::string> optimizer_complaints(
 
 /// Takes the state over, tensors as they are. Parameters without an entry lose
 /// theirs. Groups are matched by their place; a parameter may have moved.
-ACCELERATE_API void write_optimizer_state(
+void write_optimizer_state(
     torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of);
@@ -69,7 +69,7 @@ OptimizerState adapt_python_state(
     const NameOfParameter& name_of);
 
 /// As one tree, and back. Throws CheckpointError for one that is none.
-ACCELERATE_API StateDict to_state_dict(const OptimizerState& state);
-ACCELERATE_API OptimizerState optimizer_state_from(const StateDict& state);
+StateDict to_state_dict(const OptimizerState& state);
+OptimizerState optimizer_state_from(const StateDict& state);
 
 }  // namespace accelerate::detail

@@ -28,7 +28,7 @@ struct Parameter {
 /// The parameters of one model, in the order of named_parameters(), a tensor
 /// that has several names once under its first. Strategies write rows; the
 /// rest of the library reads them.
-class ACCELERATE_API ParameterTable {
+class ParameterTable {
  public:
   ParameterTable() = default;
   /// Whole rows for all parameters of `module`. `prefix`, "stage_1." say, comes

@@ -10,12 +10,11 @@
 namespace accelerate::detail {
 
 /// The dtype that autocast computes in; nothing for `no`.
-ACCELERATE_API std::optional<c10::ScalarType> autocast_dtype(
-    Precision precision);
+std::optional<c10::ScalarType> autocast_dtype(Precision precision);
 
 /// The reason why `device` cannot compute in `precision`, and what to do
 /// instead; nothing if it can.
-ACCELERATE_API std::optional<std::string> precision_complaint(
+std::optional<std::string> precision_complaint(
     Precision precision,
     c10::Device device);
 

@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 /// Micro-steps of a window: what the code says, else the launcher. Throws
 /// ConfigError if it is below 1, or if the code says two things.
-ACCELERATE_API int accumulation_window(
+int accumulation_window(
     const AcceleratorOptions& options,
     const Settings& settings);
 

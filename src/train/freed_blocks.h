@@ -17,14 +17,13 @@ namespace accelerate::detail {
 /// only one for the CPU, which passes on what it does not keep, and fixes
 /// glibc's threshold for mapped memory (mallopt), which cannot be undone. Null,
 /// and nothing is changed, if can_keep_freed_blocks() is false.
-ACCELERATE_API std::shared_ptr<void> keep_freed_blocks(
-    std::int64_t up_to_bytes);
+std::shared_ptr<void> keep_freed_blocks(std::int64_t up_to_bytes);
 
 /// False if the program has registered an allocator of its own with LibTorch,
 /// which stays. Changes nothing.
-ACCELERATE_API bool can_keep_freed_blocks();
+bool can_keep_freed_blocks();
 
 /// Bytes that are kept now.
-ACCELERATE_API std::int64_t kept_block_bytes();
+std::int64_t kept_block_bytes();
 
 }  // namespace accelerate::detail

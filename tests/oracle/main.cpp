@@ -28,8 +28,7 @@ run_case(const Topic& topic, const Json& item, const fs::path& directory) {
   for (const Json* where :
        std::initializer_list<const Json*>{&input, &expected}) {
     if (where->is_object() && where->contains("directory")) {
-      input["directory"] =
-          directory / where->at("directory").get<std::string>();
+      input["path"] = directory / where->at("directory").get<std::string>();
       input["directory"] = where->at("directory");
       if (where->contains("state_dict")) {
         input["state_dict"] = where->at("state_dict");

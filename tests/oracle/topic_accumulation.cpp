@@ -5,7 +5,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_accumulation {
 
 /// What one rank saw.
 struct Seen {
@@ -100,9 +100,10 @@ void run_pattern(Rank& rank, const Json& input) {
   if (pattern == "break") whole(1);
 }
 
-}  // namespace
+}  // namespace topic_accumulation
 
 Json run_accumulation(const Json& input) {
+  using namespace topic_accumulation;
   const int count = input.at("num_processes");
   std::vector<std::vector<Seen>> seen(static_cast<std::size_t>(count));
   testing::run_on_ranks(count, [&](const WorldOptions& world) {

@@ -5,7 +5,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_batch_sampler_shard {
 
 class GivenBatches final : public BatchSampler {
  public:
@@ -54,9 +54,10 @@ Json shares_of_batches(const Json& input, int count) {
   return {{"ranks", std::move(ranks)}};
 }
 
-}  // namespace
+}  // namespace topic_batch_sampler_shard
 
 Json run_batch_sampler_shard(const Json& input) {
+  using namespace topic_batch_sampler_shard;
   const int count = input.at("num_processes");
   if (input.contains("batches")) return shares_of_batches(input, count);
   Json ranks = Json::array();

@@ -7,7 +7,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_checkpoint_rotation {
 
 namespace fs = std::filesystem;
 
@@ -74,9 +74,10 @@ std::optional<std::string> lowest(const fs::path& base) {
   return found;
 }
 
-}  // namespace
+}  // namespace topic_checkpoint_rotation
 
 Json run_checkpoint_rotation(const Json& input) {
+  using namespace topic_checkpoint_rotation;
   const testing::TemporaryDirectory directory;
   const fs::path base = directory / "checkpoints";
   auto program = std::make_unique<Program>(directory.path(), input, 0);

@@ -11,7 +11,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_checkpoints {
 
 namespace fs = std::filesystem;
 
@@ -95,10 +95,11 @@ Json loaded_model(const fs::path& directory, const Json& state_dict) {
   return dict;
 }
 
-}  // namespace
+}  // namespace topic_checkpoints
 
 Json run_checkpoints(const Json& input) {
-  const fs::path directory = input.at("directory").get<std::string>();
+  using namespace topic_checkpoints;
+  const fs::path directory = input.at("path").get<std::string>();
   Json found{
       {"directory", input.at("directory")},
       {"files", describe_files(directory)}};

@@ -8,7 +8,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_config_files {
 
 using detail::ConfigJson;
 using detail::parse_config;
@@ -67,9 +67,10 @@ Json run_default(const Json& input) {
   return {{"written", is_written}, {"values", values_of(path)}};
 }
 
-}  // namespace
+}  // namespace topic_config_files
 
 Json run_config_files(const Json& input) {
+  using namespace topic_config_files;
   const std::string kind = input.at("kind");
   if (kind == "load") return run_load(input);
   if (kind == "update") return run_update(input);

@@ -6,7 +6,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_fsdp_policy {
 
 using detail::ModuleNode;
 
@@ -56,9 +56,10 @@ Json wrapped(const Json& input, int version) {
   }
 }
 
-}  // namespace
+}  // namespace topic_fsdp_policy
 
 Json run_fsdp_policy(const Json& input) {
+  using namespace topic_fsdp_policy;
   return {{"version_1", wrapped(input, 1)}, {"version_2", wrapped(input, 2)}};
 }
 

@@ -6,7 +6,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_gather_for_metrics {
 
 DataLoaderOptions options_of(const Json& input) {
   return {
@@ -67,9 +67,10 @@ std::int64_t remainder_at_end(const Json& input) {
   return n % round;
 }
 
-}  // namespace
+}  // namespace topic_gather_for_metrics
 
 Json run_gather_for_metrics(const Json& input) {
+  using namespace topic_gather_for_metrics;
   const int count = input.at("num_processes");
   std::vector<OneRank> ranks(static_cast<std::size_t>(count));
   testing::run_on_ranks(count, [&](const WorldOptions& world) {

@@ -14,7 +14,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_launch_env {
 
 using cli::LaunchDecision;
 using cli::Paradigm;
@@ -187,8 +187,11 @@ class LaunchCase {
   LaunchDecision decision_;
 };
 
-}  // namespace
+}  // namespace topic_launch_env
 
-Json run_launch_env(const Json& input) { return LaunchCase(input).run(); }
+Json run_launch_env(const Json& input) {
+  using namespace topic_launch_env;
+  return LaunchCase(input).run();
+}
 
 }  // namespace accelerate::oracle

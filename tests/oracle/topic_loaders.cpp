@@ -11,7 +11,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_loaders {
 
 using detail::LoaderContext;
 
@@ -135,9 +135,10 @@ Json seedable_orders(const Json& input) {
   return {{"orders", std::move(orders)}};
 }
 
-}  // namespace
+}  // namespace topic_loaders
 
 Json run_seedable_sampler(const Json& input) {
+  using namespace topic_loaders;
   const std::string kind = input.at("kind");
   if (kind == "prepared") return prepared_orders(input);
   if (kind == "seedable_sampler") return seedable_orders(input);
@@ -161,6 +162,7 @@ Json run_seedable_sampler(const Json& input) {
 }
 
 Json run_iterable_dataset_shard(const Json& input) {
+  using namespace topic_loaders;
   return errors_as_json([&]() -> Json {
     const int count = input.at("num_processes");
     Json ranks = Json::array();
@@ -181,6 +183,7 @@ Json run_iterable_dataset_shard(const Json& input) {
 }
 
 Json run_dispatcher(const Json& input) {
+  using namespace topic_loaders;
   return errors_as_json([&]() -> Json {
     const int count = input.at("num_processes");
     std::vector<Json> ranks(static_cast<std::size_t>(count));
@@ -219,6 +222,7 @@ Json run_dispatcher(const Json& input) {
 }
 
 Json run_skip_first_batches(const Json& input) {
+  using namespace topic_loaders;
   return errors_as_json([&]() -> Json {
     const int count = input.at("num_processes");
     std::vector<Json> ranks(static_cast<std::size_t>(count));

@@ -2,7 +2,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_lr_schedulers {
 
 using optim::LRScheduler;
 
@@ -86,9 +86,10 @@ optim::ReduceLROnPlateauOptions plateau_options(const Json& a) {
   return options;
 }
 
-}  // namespace
+}  // namespace topic_lr_schedulers
 
 std::unique_ptr<LRScheduler> make_schedule(const Json& schedule) {
+  using namespace topic_lr_schedulers;
   const std::string name = schedule.at("name");
   const Json& a = schedule.at("args");
   const auto parts = [&] {
@@ -154,6 +155,7 @@ std::unique_ptr<LRScheduler> make_schedule(const Json& schedule) {
 }
 
 Json run_lr_schedulers(const Json& input) {
+  using namespace topic_lr_schedulers;
   std::vector<torch::optim::OptimizerParamGroup> groups;
   const bool is_sgd = input.at("optimizer") == "SGD";
   for (const double lr : input.at("lrs")) {

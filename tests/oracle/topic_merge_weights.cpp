@@ -12,7 +12,7 @@ namespace accelerate::oracle {
 namespace fs = std::filesystem;
 
 Json run_merge_weights(const Json& input) {
-  const fs::path directory = input.at("directory").get<std::string>();
+  const fs::path directory = input.at("path").get<std::string>();
   std::vector<std::string> sharded;
   for (const auto& entry : fs::directory_iterator(directory)) {
     sharded.push_back(entry.path().filename().string());

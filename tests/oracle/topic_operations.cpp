@@ -7,7 +7,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_operations {
 
 /// A nested value as Python would hold it: the library opens it like any other
 /// user type.
@@ -232,9 +232,10 @@ Json run_one(
   throw NotBuilt(op);
 }
 
-}  // namespace
+}  // namespace topic_operations
 
 Json run_operations(const Json& input) {
+  using namespace topic_operations;
   const int count = input.at("num_processes");
   const bool debug = input.at("args").value("debug_mode", false);
   Json ranks = Json::array();

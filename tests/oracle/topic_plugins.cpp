@@ -16,7 +16,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_plugins {
 
 using detail::Environment;
 using detail::Settings;
@@ -672,9 +672,10 @@ Json run_megatron(const Json& input) {
   return {{"fields", fields}};
 }
 
-}  // namespace
+}  // namespace topic_plugins
 
 Json run_plugins(const Json& input) {
+  using namespace topic_plugins;
   const std::string plugin = input.at("plugin");
   if (plugin == "fsdp") return run_fsdp(input);
   if (plugin == "deepspeed") return run_deepspeed(input);

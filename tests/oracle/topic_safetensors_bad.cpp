@@ -8,7 +8,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_safetensors_bad {
 
 std::string fnv1a64(std::span<const std::byte> bytes) {
   std::uint64_t hash = 0xcbf29ce484222325;
@@ -48,9 +48,10 @@ Json describe_names(const std::string& path) {
       {"metadata", header.has_metadata ? Json(header.metadata) : Json()}};
 }
 
-}  // namespace
+}  // namespace topic_safetensors_bad
 
 Json run_safetensors_bad(const Json& input) {
+  using namespace topic_safetensors_bad;
   const std::string path = input.at("file");
   Json outcome;
   for (const auto& [key, look] :

@@ -6,7 +6,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_shard_checkpoint {
 
 std::uint64_t bytes_of(const Json& tensor) {
   const std::string dtype = tensor.at("dtype");
@@ -17,9 +17,10 @@ std::uint64_t bytes_of(const Json& tensor) {
   return bytes;
 }
 
-}  // namespace
+}  // namespace topic_shard_checkpoint
 
 Json run_shard_checkpoint(const Json& input) {
+  using namespace topic_shard_checkpoint;
   std::vector<detail::ShardEntry> tensors;
   for (const Json& tensor : input.at("tensors")) {
     tensors.push_back(

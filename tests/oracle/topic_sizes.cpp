@@ -6,7 +6,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_sizes {
 
 std::vector<detail::ModuleTensor> tensors_of(const Json& list) {
   std::vector<detail::ModuleTensor> tensors;
@@ -68,9 +68,10 @@ Json run_estimate(const Json& input) {
        detail::memory_table(input.at("name").get<std::string>(), estimates)}};
 }
 
-}  // namespace
+}  // namespace topic_sizes
 
 Json run_sizes(const Json& input) {
+  using namespace topic_sizes;
   const std::string kind = input.at("kind");
   if (kind == "convert_file_size_to_int") {
     const Json& size = input.at("size");

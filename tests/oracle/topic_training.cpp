@@ -6,7 +6,7 @@
 
 namespace accelerate::oracle {
 
-namespace {
+namespace topic_training {
 
 namespace F = torch::nn::functional;
 
@@ -122,13 +122,15 @@ struct RecordedObject {
   }
 };
 
-}  // namespace
+}  // namespace topic_training
 
 Json run_training(const Json& input) {
+  using namespace topic_training;
   return run_training_from(input, std::nullopt);
 }
 
 Json run_training_from(const Json& input, const std::optional<Resume>& resume) {
+  using namespace topic_training;
   const int count = input.at("num_processes");
   std::vector<std::vector<double>> losses(static_cast<std::size_t>(count));
   Json weights = Json::object();

@@ -15,20 +15,20 @@ class Module;
 
 namespace accelerate::detail {
 
-/// A module, and where its parameters are on the ranks; borrowed.
+/// A module with the layouts of its parameters; borrowed.
 struct PlacedModel {
   const torch::nn::Module* module = nullptr;
   const ParameterTable* table = nullptr;
   const Mesh* mesh = nullptr;
 };
 
-/// Says whether this rank is the one that writes a tensor.
+/// Decides whether this rank writes a tensor.
 struct WriterRule {
-  /// Each machine writes to a disk of its own, by its first rank.
+  /// The first rank of each node writes to the node's own disk.
   bool is_per_node = false;
   bool is_first_of_node = true;
 
-  /// Throws ConfigError for a split tensor if each machine writes for itself.
+  /// Throws ConfigError for a sharded tensor if `is_per_node`.
   [[nodiscard]] bool operator()(const Layout& layout, const Mesh& mesh) const;
 };
 
@@ -41,7 +41,7 @@ Section model_section(
 /// Parameters and buffers of all models.
 class ModelComponent final : public CheckpointComponent {
  public:
-  /// `is_included`: one for each model.
+  /// `is_included`: one entry per model.
   ModelComponent(
       std::vector<PlacedModel> models,
       std::vector<bool> is_included,
@@ -55,7 +55,7 @@ class ModelComponent final : public CheckpointComponent {
   void load(const CheckpointSource& source, const MatchRules& rules) override;
 
  private:
-  /// A model's tensors: where they are, and where they go.
+  /// A model's saved tensors and their destinations.
   struct ModelToLoad {
     StoredTensors saved;
     std::vector<Destination> destinations;

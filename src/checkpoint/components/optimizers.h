@@ -14,10 +14,10 @@
 namespace accelerate::detail {
 
 /// The states of all optimizers: a tree in the common state, and tensors in
-/// parts of their own. Comes after schedulers, which change learning rates.
+/// their own sections. Listed after the schedulers, which change learning rates.
 class OptimizerComponent final : public CheckpointComponent {
  public:
-  /// `mesh` and `device`: for tensors that are not split.
+  /// `mesh` and `device` serve tensors that are not sharded.
   OptimizerComponent(
       std::vector<torch::optim::Optimizer*> optimizers,
       ParameterNames names,
@@ -33,7 +33,7 @@ class OptimizerComponent final : public CheckpointComponent {
   void load(const CheckpointSource& source, const MatchRules& rules) override;
 
  private:
-  /// A saved state, and the optimizer it is for.
+  /// A saved state and its optimizer.
   struct OptimizerToLoad {
     std::string section;
     torch::optim::Optimizer* optimizer = nullptr;
@@ -42,7 +42,7 @@ class OptimizerComponent final : public CheckpointComponent {
     std::vector<std::pair<std::string, at::Tensor>> masters;
   };
 
-  /// Returns the optimizer's tree; its tensors go to a part of `contents`.
+  /// Returns the optimizer's tree; its tensors go to a section of `contents`.
   [[nodiscard]] StateDict collect_one(
       const torch::optim::Optimizer& optimizer,
       std::string section,
@@ -51,7 +51,7 @@ class OptimizerComponent final : public CheckpointComponent {
       OptimizerToLoad& to_load,
       const CheckpointSource& source,
       const MatchRules& rules) const;
-  /// Fills masters that were not saved from the model's weights.
+  /// Copies the model's weights to master weights that were not saved.
   void fill_masters(const OptimizerToLoad& to_load, const StoredTensors& saved)
       const;
 

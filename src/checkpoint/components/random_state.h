@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// A copy of the state of a device's default generator.
+/// Returns a copy of the state of a device's default generator.
 at::Tensor generator_state(at::Device device);
 void set_generator_state(at::Device device, const at::Tensor& state);
 
-/// The default generators of the CPU and of `device`, by device.
+/// The states of the default generators of the CPU and of `device`, by device.
 AnyStateful random_states(at::Device device);
 
 }  // namespace accelerate::detail

@@ -15,9 +15,9 @@
 
 namespace accelerate::detail {
 
-/// One state under one key, the same on all ranks: the step clock, and what a
-/// later feature registers.
-class ACCELERATE_API StateComponent final : public CheckpointComponent {
+/// One state under one key, the same on all ranks: the step clock, and state
+/// that features register.
+class StateComponent final : public CheckpointComponent {
  public:
   StateComponent(std::string key, AnyStateful object);
 
@@ -33,7 +33,7 @@ class ACCELERATE_API StateComponent final : public CheckpointComponent {
   AnyStateful object_;
 };
 
-/// One state per rank under one key. Taken over where as many ranks load as
+/// One state per rank under one key. Restored only if as many ranks load as
 /// saved.
 class RankStateComponent final : public CheckpointComponent {
  public:
@@ -51,8 +51,8 @@ class RankStateComponent final : public CheckpointComponent {
   AnyStateful object_;
 };
 
-/// Several states in an order, the same on all ranks: schedulers, and the
-/// user's objects. `key` is their plural.
+/// An ordered list of states, the same on all ranks: schedulers, and the user's
+/// objects. `key` is a plural.
 class StateListComponent final : public CheckpointComponent {
  public:
   StateListComponent(std::string key, std::vector<AnyStateful> objects);
@@ -69,7 +69,7 @@ class StateListComponent final : public CheckpointComponent {
   std::vector<AnyStateful> objects_;
 };
 
-/// The loss scaler, if there is one.
+/// The state of the loss scaler, if there is one.
 class ScalerComponent final : public CheckpointComponent {
  public:
   explicit ScalerComponent(std::optional<AnyStateful> scaler)
@@ -86,9 +86,8 @@ class ScalerComponent final : public CheckpointComponent {
   std::optional<AnyStateful> scaler_;
 };
 
-/// Positions of prepared loaders in their passes. A loader of data that each
-/// rank reads for itself goes on at this rank's position, any other at rank
-/// 0's.
+/// Positions of prepared loaders in their passes. A loader whose data each rank
+/// reads for itself resumes at this rank's position, any other at rank 0's.
 class LoaderComponent final : public CheckpointComponent {
  public:
   explicit LoaderComponent(std::vector<std::shared_ptr<LoaderSlot>> slots)
@@ -112,10 +111,10 @@ struct StrategyStates {
   std::function<std::vector<std::string>(const StateDict&)> load_state_dict;
 };
 
-/// What strategies carry from step to step, a dictionary per model. A strategy
-/// begins anew if nothing was saved for it; state that no strategy takes is
-/// a warning.
-class ACCELERATE_API StrategyComponent final : public CheckpointComponent {
+/// The state that strategies carry from step to step, one dictionary per model.
+/// A strategy starts afresh if nothing was saved for it; saved state that no
+/// strategy takes causes a warning.
+class StrategyComponent final : public CheckpointComponent {
  public:
   StrategyComponent(std::vector<StrategyStates> models, Logger logger)
       : models_(std::move(models)), logger_(std::move(logger)) {}

@@ -12,7 +12,7 @@
 namespace accelerate::detail {
 
 /// A complete checkpoint, open for reading.
-class ACCELERATE_API CheckpointReader {
+class CheckpointReader {
  public:
   /// Throws CheckpointError naming what is wrong.
   explicit CheckpointReader(std::filesystem::path directory);
@@ -21,9 +21,9 @@ class ACCELERATE_API CheckpointReader {
     return directory_;
   }
   [[nodiscard]] const Manifest& manifest() const { return manifest_; }
-  /// Empty for a part that is not there.
+  /// The tensors of a section; empty if the checkpoint does not have it.
   [[nodiscard]] StoredTensors tensors(const std::string& section) const;
-  /// The state in a file; `tensor_of` gives tensors that are not in it.
+  /// The state in a file of the checkpoint.
   [[nodiscard]] StateDict state(const std::string& file) const;
   /// Hashes all files. Throws CheckpointError naming those that changed.
   void verify() const;

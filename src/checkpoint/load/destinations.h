@@ -13,20 +13,20 @@
 
 namespace accelerate::detail {
 
-/// Where a saved tensor, or this rank's box of it, goes.
+/// The destination of a saved tensor, or of this rank's shard of it.
 struct Destination {
   std::string name;
-  /// Written to; converted where its dtype is another than the saved one.
+  /// Receives the data, converted to its dtype.
   at::Tensor tensor;
   Layout layout;
 };
 
-/// What must not be missing or left over; patterns of names with * and ?.
+/// Which tensors may be missing or left over; names are patterns with * and ?.
 struct MatchRules {
   bool strict = true;
-  /// Left as they are, whether saved or not.
+  /// Tensors that are left unchanged, whether saved or not.
   std::vector<std::string> skip = {};
-  /// May be missing in the checkpoint.
+  /// Tensors that may be missing in the checkpoint.
   std::vector<std::string> allow_missing = {};
 };
 
@@ -34,24 +34,25 @@ bool matches_any(
     const std::vector<std::string>& patterns,
     const std::string& name);
 
-/// Why `saved` does not fit, each with `part` in front: missing, left over, of
-/// another shape. `aliases`: other names that need no tensor of their own.
-ACCELERATE_API std::vector<std::string> mismatches(
+/// Returns why `saved` does not fit, each complaint prefixed with `section`:
+/// missing tensors, left over ones, other shapes. `aliases` are further names,
+/// which need no tensor of their own.
+std::vector<std::string> mismatches(
     const std::string& section,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
     const std::map<std::string, std::string>& aliases,
     const MatchRules& rules);
 
-/// A tensor with several names may have been saved under another of them:
-/// renames it to the name in `aliases`.
+/// Renames saved aliases to the names that `aliases` maps them to: a tensor with
+/// several names may have been saved under any of them.
 void take_other_names(
     StoredTensors& saved,
     const std::map<std::string, std::string>& aliases);
 
-/// Reads all destinations that are saved and not skipped, whole tensors
-/// straight into their memory where that is possible.
-ACCELERATE_API void read_into(
+/// Reads all destinations that are saved and not skipped, directly into their
+/// memory where dtype, device and strides allow it.
+void read_into(
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
     const MatchRules& rules = {});

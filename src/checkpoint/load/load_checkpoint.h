@@ -10,9 +10,9 @@
 
 namespace accelerate::detail {
 
-/// What load_state() does, on all ranks: they agree what to load, run the
+/// Implements load_state(). All ranks call it: they agree what to load, run the
 /// hooks, check all components, and only then load them. An empty `input_dir`
-/// is the newest of the project. Returns which models' weights were loaded.
+/// means the project's newest. Returns which models' weights were loaded.
 std::vector<bool> load_checkpoint(
     Checkpoints& checkpoints,
     const std::filesystem::path& input_dir,
@@ -20,7 +20,7 @@ std::vector<bool> load_checkpoint(
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components);
 
-/// What latest_checkpoint() does, on all ranks.
+/// Implements latest_checkpoint(). All ranks call it.
 std::optional<std::filesystem::path> agree_on_newest(Checkpoints& checkpoints);
 
 }  // namespace accelerate::detail

@@ -12,30 +12,31 @@
 
 namespace accelerate::detail {
 
-/// A checkpoint, open for reading, whoever wrote it.
+/// A checkpoint of this library or of Python's Accelerate, open for reading.
 struct CheckpointSource {
   std::filesystem::path directory;
   int num_processes = 1;
-  /// "model", "optimizer_1" and so on; those that are there.
+  /// The sections that exist: "model", "optimizer_1" and so on.
   std::map<std::string, StoredTensors> sections;
-  /// As save_state() writes it: "optimizers", "schedulers", "objects",
+  /// The common state, as save_state() writes it: "optimizers", "schedulers", "objects",
   /// "loaders", "step", "scaler".
   StateDict state;
-  /// "random", "loaders" and "strategies" of a rank, if there is such a rank.
+  /// "random", "loaders" and "strategies" of this rank, if a rank of this number
+  /// saved.
   std::optional<StateDict> rank_state;
-  /// Written by Python's Accelerate: an optimizer's parameters are called by
-  /// their number, its groups' options are those of Python's class, and what
-  /// the format does not hold may be missing.
+  /// True if Python's Accelerate wrote it: an optimizer's parameters are
+  /// numbered, its groups' options are those of Python's class, and state that
+  /// the format lacks may be missing.
   bool is_python = false;
 };
 
-/// Throws CheckpointError naming what is wrong, also if `verify` and anything
-/// changed since it was written; Error if a file cannot be read. Nothing in the
-/// files is executed.
-ACCELERATE_API CheckpointSource
+/// Opens either kind. Throws CheckpointError naming what is wrong, with `verify`
+/// also if a file changed since it was written; Error if a file cannot be read.
+/// Nothing in the files is executed.
+CheckpointSource
 open_checkpoint(const std::filesystem::path& directory, int rank, bool verify);
 
-/// A directory that Python's Accelerate wrote by save_state().
+/// Opens a directory that Python's Accelerate wrote by save_state().
 CheckpointSource open_python_checkpoint(
     const std::filesystem::path& directory,
     int rank);

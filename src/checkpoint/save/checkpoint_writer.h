@@ -20,17 +20,17 @@ inline constexpr const char* kStateSection = "state";
 /// The key of the JSON in the metadata of the files that hold states.
 inline constexpr const char* kStateKey = "state";
 
-/// The file of a part: "model.safetensors", or, where ranks have boxes of it,
+/// The file of a section: "model.safetensors", or, if the section is sharded,
 /// "model-00002-of-00004.safetensors" for rank 1 of 4.
 std::string section_file(
     const std::string& section,
-    bool is_split,
+    bool is_sharded,
     int rank,
     int num_processes);
 /// "pytorch_model_1.bin" for "model_1".
-ACCELERATE_API std::string torch_file_of(const std::string& section);
+std::string torch_file_of(const std::string& section);
 /// "rank-00003.safetensors".
-ACCELERATE_API std::string rank_file(int rank);
+std::string rank_file(int rank);
 
 /// One save, on one rank.
 struct SaveJob {
@@ -39,24 +39,24 @@ struct SaveJob {
   std::int64_t iteration = 0;
   int rank = 0;
   int num_processes = 1;
-  /// Checkpoints beside it that go once it is complete; read on the leader.
+  /// Older checkpoints to delete once it is complete; read on the leader.
   std::vector<std::filesystem::path> deleted;
   std::shared_ptr<FileSystem> disk;
   Logger logger;
-  /// False: models as files of torch.save.
+  /// False: models as torch.save files.
   bool safe_serialization = true;
 };
 
-/// Writes a checkpoint together with the other ranks of a meeting, whose leader
+/// Writes a checkpoint together with the other ranks of a group, whose leader
 /// commits it. If one rank fails, all throw CheckpointError naming it and its
-/// reason, and nothing is left.
-class ACCELERATE_API CheckpointWriter {
+/// reason, and the files are removed.
+class CheckpointWriter {
  public:
-  /// Makes the directory. `meeting` must outlive the writer and serve nothing
+  /// Creates the directory. `group` must outlive the writer and serve nothing
   /// else meanwhile.
-  CheckpointWriter(SaveJob job, StoreGroup& meeting);
+  CheckpointWriter(SaveJob job, StoreGroup& group);
 
-  /// Where files that should be in the checkpoint can be put, until write().
+  /// The directory being written. Until write(), hooks may add files to it.
   [[nodiscard]] const std::filesystem::path& directory() const {
     return directory_;
   }
@@ -64,8 +64,8 @@ class ACCELERATE_API CheckpointWriter {
     return job_.target;
   }
   [[nodiscard]] CheckpointContents& contents() { return job_.contents; }
-  /// Also on another thread. Returns when the checkpoint is durable. With a
-  /// `failure` of this rank nothing is written, and all ranks learn of it.
+  /// May be called on another thread. Returns when the checkpoint is durable.
+  /// With a `failure` of this rank nothing is written, and all ranks throw.
   void write(const std::string& failure = {});
 
  private:

@@ -9,9 +9,9 @@
 
 namespace accelerate::detail {
 
-/// What save_state() does, on all ranks: they agree where to save, run the
-/// hooks, collect the components, and write, or begin to. An empty `output_dir`
-/// is chosen as ProjectConfiguration says.
+/// Implements save_state(). All ranks call it: they agree where to save, run
+/// the hooks, collect the components, and write, or begin to. If `output_dir`
+/// is empty, ProjectConfiguration chooses the directory.
 SaveTicket save_checkpoint(
     Checkpoints& checkpoints,
     const std::filesystem::path& output_dir,

@@ -10,26 +10,26 @@ namespace accelerate::detail {
 
 struct Checkpoints;
 
-/// Where a save goes, and what it does to others.
+/// The directory of a save and the checkpoints that it replaces.
 struct SaveTarget {
   std::filesystem::path path;
   std::int64_t iteration = 0;
-  /// Automatic checkpoints that go once this one is complete.
+  /// Automatic checkpoints to delete once this one is complete.
   std::vector<std::filesystem::path> deleted = {};
-  /// Another save is still being written.
+  /// True if nothing is saved because another save is still being written.
   bool is_skipped = false;
 };
 
-/// Chooses on rank 0, should others see the directory differently; `deleted` is
-/// known there only. Throws ConfigError on all ranks if there is nowhere to
+/// Chooses on rank 0, because ranks may see the directory differently; `deleted`
+/// is set there only. Throws ConfigError on all ranks if there is nowhere to
 /// save.
 SaveTarget agree_on_target(
     Checkpoints& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options);
 
-/// The automatic checkpoints beside `path` that go when one is saved there.
-/// Throws ConfigError if it must not be.
+/// Returns the automatic checkpoints that a save to `path` deletes. Throws
+/// ConfigError if such a save is not allowed.
 std::vector<std::filesystem::path> deleted_by_saving(
     const ProjectConfiguration& project,
     const std::filesystem::path& path);

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// What a ticket shares with the save.
+/// The state that a ticket shares with its save.
 struct SaveProgress {
   std::filesystem::path path;
   std::mutex mutex;
@@ -22,11 +22,11 @@ struct SaveProgress {
   bool is_done = false;
   bool was_skipped = false;
   std::exception_ptr error;
-  /// The error was reported to a caller.
-  bool is_told = false;
+  /// True once the error was thrown to a caller.
+  bool was_reported = false;
 };
 
-/// Runs one save at a time, in the caller's thread or one of its own.
+/// Runs one save at a time, on the caller's thread or its own.
 class Saver {
  public:
   Saver() = default;
@@ -36,12 +36,13 @@ class Saver {
   ~Saver();
 
   [[nodiscard]] bool is_busy() const;
-  /// Returns when no save is under way. Throws the error of the last one if
-  /// nobody was told yet.
+  /// Returns when no save is under way. Throws the error of the last one unless
+  /// it was already thrown.
   void wait();
   /// Writes before it returns.
   std::shared_ptr<SaveProgress> run(std::unique_ptr<CheckpointWriter> writer);
-  /// Copies everything and writes on another thread. None may be under way.
+  /// Copies everything and writes on another thread. Requires that no save is
+  /// under way.
   std::shared_ptr<SaveProgress> start(std::unique_ptr<CheckpointWriter> writer);
 
  private:

@@ -12,24 +12,24 @@ struct Event;
 
 namespace accelerate::detail {
 
-/// Host memory that is kept from one save to the next: fresh memory costs about
-/// as much as writing it to a disk.
-class ACCELERATE_API SnapshotMemory {
+/// Host memory that is kept from one save to the next: touching fresh memory
+/// costs about as much as writing to a disk.
+class SnapshotMemory {
  public:
   SnapshotMemory();
   SnapshotMemory(const SnapshotMemory&) = delete;
   SnapshotMemory& operator=(const SnapshotMemory&) = delete;
   ~SnapshotMemory();
 
-  /// Puts copies in the place of everything in `contents` that this rank will
-  /// write, so that training may go on. They are valid until the next call.
-  /// From an accelerator copies go to pinned memory, on a stream of their own;
-  /// what is queued afterwards waits for them on the device.
+  /// Replaces everything in `contents` that this rank will write by copies, so
+  /// that training may go on. They are valid until the next call. Tensors of an
+  /// accelerator are copied to pinned memory on a side stream; work queued
+  /// afterwards waits for the copies on the device.
   void take(CheckpointContents& contents);
-  /// Returns when the copies are there. On any thread.
+  /// Returns when the copies are complete. May be called on any thread.
   void wait() const;
 
-  /// What take() would need.
+  /// Number of bytes that take() would need.
   static std::uint64_t bytes_for(const CheckpointContents& contents);
 
  private:
@@ -37,9 +37,9 @@ class ACCELERATE_API SnapshotMemory {
 
   std::byte* memory_ = nullptr;
   std::size_t size_ = 0;
-  /// In place of memory_, where tensors come from an accelerator.
+  /// Used instead of memory_ for tensors of an accelerator.
   at::Tensor pinned_;
-  /// Completes with the copies in flight; null if there are none.
+  /// Completes with the copies in flight; null without any.
   std::unique_ptr<c10::Event> copied_;
 };
 

@@ -13,17 +13,18 @@ namespace accelerate::detail {
 
 using NamedTensors = std::map<std::string, at::Tensor>;
 
-/// A state as JSON. Tensors go to `tensors`, under names that begin with
-/// `prefix`; the JSON refers to them. Everything comes back exactly, infinities,
-/// NaNs and texts of any bytes too. See docs/reference/checkpoint_format.md.
-ACCELERATE_API nlohmann::json to_json(
+/// Converts a state to JSON. Tensors go to `tensors`, under names that begin
+/// with `prefix`; the JSON refers to them. from_json() restores all values
+/// exactly, including infinities, NaNs and strings of any bytes. See
+/// docs/reference/checkpoint_format.md.
+nlohmann::json to_json(
     const StateDict& state,
     const std::string& prefix,
     NamedTensors& tensors);
 
-/// The state again; `tensor_of` gives the tensors by name. Throws
-/// CheckpointError, naming `what`, for anything to_json does not write.
-ACCELERATE_API StateDict from_json(
+/// Restores the state; `tensor_of` returns tensors by name. Throws
+/// CheckpointError, naming `what`, for anything that to_json does not write.
+StateDict from_json(
     const nlohmann::json& json,
     const std::string& what,
     const std::function<at::Tensor(const std::string& name)>& tensor_of);

@@ -11,19 +11,21 @@
 
 namespace accelerate::detail {
 
-/// The key of a dictionary that stands for a tensor, and holds its name.
+/// The key of a dictionary that stands for a tensor; its value is the tensor's
+/// name in the section. Part of the file format.
 inline constexpr const char* kTensorKey = "tensor of the part";
 
-/// Every tensor of `state` replaced by its name, which begins with `prefix`.
-StateDict emptied(
+/// Returns `state` with every tensor replaced by its name, which begins with
+/// `prefix`, and appends the tensors to `tensors`.
+StateDict extract_tensors(
     const StateDict& state,
     const std::string& prefix,
     std::vector<std::pair<std::string, at::Tensor>>& tensors);
-/// The other way.
-StateDict refilled(
+/// The inverse of extract_tensors().
+StateDict insert_tensors(
     const StateDict& state,
     const std::function<at::Tensor(const std::string& name)>& tensor_of);
-/// The names that refilled() would ask for.
+/// The names that insert_tensors() would ask for.
 std::vector<std::string> tensor_names(const StateDict& state);
 
 }  // namespace accelerate::detail

@@ -15,27 +15,27 @@
 
 namespace accelerate::detail {
 
-/// How a tensor is written that a module does not hold whole; nothing for one
-/// that it does.
-using SplitTensor = std::function<std::optional<TensorToWrite>(
+/// Describes how a sharded tensor is written; returns nothing for a tensor that
+/// the module holds in full.
+using WriteShardedTensor = std::function<std::optional<TensorToWrite>(
     const std::string& name,
     const at::Tensor& tensor)>;
 
-/// save_model() of a module of whose tensors some may be split. `prefix` comes
-/// before their names.
+/// Implements save_model(), also for a module with sharded tensors. `prefix` is
+/// prepended to names.
 std::vector<std::string> write_module(
     const torch::nn::Module& module,
     const std::filesystem::path& directory,
     const SaveModelOptions& options,
-    const SplitTensor& split = nullptr,
+    const WriteShardedTensor& write_sharded = nullptr,
     const std::string& prefix = {});
 
-/// What is in the files, under the names that `options` give.
+/// Opens the tensors in the files and renames them as `options` say.
 StoredTensors open_renamed(
     const std::filesystem::path& path,
     const LoadModelOptions& options);
 
-/// Throws one CheckpointError with everything that does not fit.
+/// Throws one CheckpointError with all complaints, if there are any.
 void require_fit(
     const std::filesystem::path& path,
     const std::vector<std::string>& complaints);

@@ -12,26 +12,27 @@
 namespace accelerate::detail {
 
 /// Writes a prepared model's weights, on the first rank of each directory. All
-/// ranks call it; all throw CheckpointError if one cannot write.
+/// ranks call it, and all throw CheckpointError if one cannot write.
 void save_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& directory,
     const SaveModelOptions& options);
 
-/// A prepared model's weights by name. All ranks call it if full weights of a
-/// split model are asked for.
+/// Returns a prepared model's weights by name. All ranks must call it if
+/// gathers_weights().
 WeightList collect_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
     const StateDictOptions& options);
 
-/// True where collect_weights() needs all ranks.
+/// True if collect_weights() needs all ranks: for full weights of a sharded
+/// model.
 bool gathers_weights(const PlacedModel& model, const StateDictOptions& options);
 
-/// Fills a prepared model from files, which rank 0 reads for all if
-/// `reads_on_rank_0`. All ranks call it; if the files do not fit, all throw
-/// CheckpointError and nothing has changed.
+/// Loads files into a prepared model; with `reads_on_rank_0` only rank 0 reads
+/// them and sends the others their tensors. All ranks call it. If the files do
+/// not fit, all throw CheckpointError and nothing has changed.
 void load_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,

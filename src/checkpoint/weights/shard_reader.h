@@ -16,15 +16,15 @@
 
 namespace accelerate::detail {
 
-/// Lets one rank of a group read tensors that are split over it, a piece at a
-/// time, so that nobody ever holds a whole one. Their boxes are of any kind,
-/// and several ranks may have the same one.
+/// Lets one rank of a group read tensors that are sharded over the group, piece
+/// by piece, so that no rank ever holds a full tensor. Boxes may have any shape,
+/// and several ranks may hold the same one.
 class ShardReader {
  public:
   static constexpr int kNumTags = 2;
 
-  /// Called by all ranks of `group` with the same rows, which live longer.
-  /// `first_tag`: of kNumTags that nobody else uses.
+  /// All ranks of `group` call it with the same rows, which must outlive the
+  /// reader. `first_tag` is the first of kNumTags reserved tags.
   ShardReader(
       Group group,
       std::vector<const Parameter*> rows,
@@ -33,17 +33,17 @@ class ShardReader {
 
   [[nodiscard]] bool is_reader() const { return group_.rank() == reader_; }
 
-  /// On the reader, until it calls finish(): bytes of row number `row`, from
-  /// byte `begin` of the whole tensor on. Any thread.
+  /// Copies bytes of the full tensor of row number `row`, from byte `begin` on.
+  /// On the reader, until it calls finish(); may be called on any thread.
   void copy(std::size_t row, std::uint64_t begin, std::span<std::byte> out);
   [[nodiscard]] TensorToWrite to_write(std::size_t row);
   void finish();
 
-  /// On the others: gives what the reader asks for, until it has finished.
+  /// Answers the reader's requests until it calls finish(). On other ranks.
   void serve();
 
  private:
-  /// A box, where its bytes lie in the tensor, and a rank that has it.
+  /// A rank, and where the bytes of its box lie in the full tensor.
   struct Holder {
     int rank;
     BoxElements bytes;
@@ -52,7 +52,7 @@ class ShardReader {
   /// Bytes of this rank's box, on the host.
   [[nodiscard]] at::Tensor
   own_bytes(std::size_t row, std::int64_t begin, std::int64_t count) const;
-  /// Fills `out` with those of any rank's box, from byte `begin` on; on the
+  /// Fills `out` with bytes of that rank's box, from byte `begin` on. On the
   /// reader.
   void
   read(int rank, std::size_t row, std::int64_t begin, const at::Tensor& out);
@@ -61,7 +61,7 @@ class ShardReader {
   std::vector<const Parameter*> rows_;
   int reader_;
   int first_tag_;
-  /// By row; together they cover it once. On the reader only.
+  /// The holders of each row, which together cover it once. On the reader only.
   std::vector<std::vector<Holder>> holders_;
   std::mutex mutex_;
 };

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 /// Agreement of all ranks through the store, beside the traffic of training:
 /// on making the same call, on what rank 0 decides, and on whether a call
 /// succeeded everywhere. Used by one thread.
-class ACCELERATE_API RankAgreement {
+class RankAgreement {
  public:
   /// `position` is called by another thread (see DesyncDetector). Connections
   /// are opened and threads started when they are first needed.

@@ -21,7 +21,7 @@ namespace accelerate::detail {
 ///
 /// Throws DistributedError naming the rank that does not arrive within the
 /// world's timeout, or if the store is gone. `what` names the call in errors.
-class ACCELERATE_API StoreGroup {
+class StoreGroup {
  public:
   /// `ranks` are world ranks; the first is the leader. No other group may have
   /// this `name`.

@@ -11,25 +11,23 @@ namespace accelerate::detail {
 /// Wraps `connection` so that it takes dense tensors of any device, dtype and
 /// strides, and any tag: adapters supply what the transport lacks, and cost
 /// nothing where it lacks nothing.
-ACCELERATE_API std::shared_ptr<Connection> adapted(
-    std::shared_ptr<Connection> connection);
+std::shared_ptr<Connection> adapted(std::shared_ptr<Connection> connection);
 
 /// Copies tensors of other devices through host memory.
-ACCELERATE_API std::shared_ptr<Connection> stage_through_host(
+std::shared_ptr<Connection> stage_through_host(
     std::shared_ptr<Connection> connection);
 
 /// Reduces in a dtype that the transport can reduce, and moves values as bytes.
-ACCELERATE_API std::shared_ptr<Connection> widen_dtypes(
+std::shared_ptr<Connection> widen_dtypes(
     std::shared_ptr<Connection> connection);
 
 /// Matches messages by tag over a connection that keeps their order: each is
 /// sent behind a header, and those not asked for yet are kept.
-ACCELERATE_API std::shared_ptr<Connection> match_tags(
-    std::shared_ptr<Connection> connection);
+std::shared_ptr<Connection> match_tags(std::shared_ptr<Connection> connection);
 
 /// An adapted connection as a process group for c10d::Reducer: LibTorch's own
 /// backend, or one that calls the connection.
-ACCELERATE_API c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
+c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,
     const c10::intrusive_ptr<c10d::Store>& store);
 

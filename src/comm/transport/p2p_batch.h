@@ -16,7 +16,7 @@ namespace accelerate::detail {
 /// intermediate copies. Both sides name the same tag, which no other message
 /// between them uses meanwhile. Tensors are dense, on the host, and must not be
 /// touched until wait(). Used by one thread at a time.
-class ACCELERATE_API P2PBatch {
+class P2PBatch {
  public:
   /// `what` names the batch in errors: "gathering block 3".
   P2PBatch(Group group, std::string what);

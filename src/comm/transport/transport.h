@@ -36,7 +36,7 @@ struct TransportFacts {
   /// Two threads of a rank may use one connection at once.
   bool is_thread_safe = false;
 
-  [[nodiscard]] ACCELERATE_API bool has_device(c10::DeviceType device) const;
+  [[nodiscard]] bool has_device(c10::DeviceType device) const;
 };
 
 using Work = c10::intrusive_ptr<c10d::Work>;
@@ -49,7 +49,7 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 /// Tensors are contiguous, on one of the transport's devices. Values that are
 /// reduced are of a dtype and operation that it can reduce; values that are
 /// only moved are bytes. adapted() (adapters.h) takes any dense tensor.
-class ACCELERATE_API Connection {
+class Connection {
  public:
   Connection(int rank, int size) : rank_(rank), size_(size) {}
   Connection(const Connection&) = delete;
@@ -125,7 +125,7 @@ struct ConnectRequest {
 
 /// The means by which a World's ranks move and reduce tensors; its connections
 /// share it. Used by one thread at a time.
-class ACCELERATE_API Transport {
+class Transport {
  public:
   Transport() = default;
   Transport(const Transport&) = delete;

@@ -27,11 +27,10 @@ struct TransportRow {
 };
 
 /// All transports of this build, the best first.
-ACCELERATE_API std::span<const TransportRow> transports();
+std::span<const TransportRow> transports();
 
 /// The row called `name`, or without one the first available. Throws
 /// ConfigError listing the names if that transport is unknown or unavailable.
-ACCELERATE_API const TransportRow& choose_transport(
-    const std::optional<std::string>& name);
+const TransportRow& choose_transport(const std::optional<std::string>& name);
 
 }  // namespace accelerate::detail

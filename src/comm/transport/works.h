@@ -9,7 +9,7 @@
 namespace accelerate::detail {
 
 /// Work that is complete from the start. Its future holds `tensors`.
-ACCELERATE_API Work completed_work(std::vector<at::Tensor> tensors);
+Work completed_work(std::vector<at::Tensor> tensors);
 
 /// `work` followed by `finish`, which runs once: in `wait()`, or on the thread
 /// that completes the future, which holds `tensors`.

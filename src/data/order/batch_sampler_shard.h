@@ -27,7 +27,7 @@ struct BatchSamplerShardOptions {
 /// arithmetic; nothing is stored. The rules are those of Accelerate's
 /// BatchSamplerShard. Batches go to the ranks in turn; with `split_batches`
 /// each is cut into equal slices.
-class ACCELERATE_API BatchSamplerShard {
+class BatchSamplerShard {
  public:
   /// Throws ConfigError for sizes below 1, or if `split_batches` does not
   /// divide evenly.

@@ -21,8 +21,8 @@ namespace accelerate::detail {
 /// the parent directory is synced. See docs/concepts/checkpoint_commit.md.
 class PendingCheckpoint {
  public:
-  /// Creates missing directories around it, and removes what dead saves left
-  /// there. Throws Error if it cannot be written there, CheckpointError if the
+  /// Creates missing directories around it, and removes what saves of dead
+  /// processes left there. Throws Error if it cannot be written there, CheckpointError if the
   /// name is taken by something that a save may not replace.
   PendingCheckpoint(
       std::shared_ptr<FileSystem> disk,

@@ -54,7 +54,7 @@ struct Manifest {
   std::map<std::string, FileRecord> files;
   /// Keyed by "model", "model_1", "optimizer" and so on.
   std::map<std::string, SavedTensors> sections;
-  /// Further names of the tensors of a part.
+  /// Further names of a section's tensors: alias to name.
   std::map<std::string, std::map<std::string, std::string>> aliases;
 };
 
@@ -69,8 +69,8 @@ std::string manifest_text(const Manifest& manifest);
 /// names that. `name` is used in messages.
 Manifest parse_manifest(std::string_view text, const std::string& name);
 
-/// One rank's share, on its way to the rank that writes the manifest: without a
-/// checksum, and with boxes that need not cover their tensors.
+/// One rank's fragment, which is sent to the rank that writes the manifest: it
+/// has no checksum, and its boxes need not cover their tensors.
 std::string fragment_text(const Manifest& fragment);
 Manifest parse_fragment(std::string_view text);
 /// Adds another rank's files and boxes.

@@ -55,7 +55,7 @@ struct StoredBox {
 struct StoredTensor {
   safetensors::Dtype dtype = safetensors::Dtype::F32;
   safetensors::Shape shape;
-  /// They cover the tensor once.
+  /// The boxes cover the tensor once.
   std::vector<StoredBox> boxes;
   /// Tensors with equal numbers are the same tensor; 0 is unshared.
   std::int64_t storage = 0;
@@ -65,7 +65,7 @@ struct StoredTensor {
 
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// The tensors of one part of a checkpoint. Throws CheckpointError if a file is
+/// The tensors of one section of a checkpoint. Throws CheckpointError if a file is
 /// not what the manifest says, Error if one cannot be read.
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,

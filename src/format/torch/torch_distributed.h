@@ -16,10 +16,10 @@ struct TorchDistributed {
   std::vector<std::string> others;
 };
 
-/// Whether `directory` is one.
+/// Whether `directory` is a distributed checkpoint.
 bool is_torch_distributed(const std::filesystem::path& directory);
 
-/// Reads where everything is, executing nothing. A single key around everything
+/// Locates all tensors, executing nothing. A single key around everything
 /// ("model") is not part of the names. Throws CheckpointError if the files are
 /// not what they should be, Error if one cannot be read.
 TorchDistributed read_torch_distributed(const std::filesystem::path& directory);

@@ -36,7 +36,7 @@ class ZipWriter {
   std::uint64_t at_ = 0;
   std::uint64_t left_ = 0;
   std::vector<Entry> entries_;
-  /// The header of the present entry, written once its checksum is known.
+  /// The header of the current entry, written once its checksum is known.
   std::string header_;
 };
 

@@ -9,10 +9,11 @@
 
 namespace accelerate::detail {
 
-/// Gives all ranks of `group` the mean of their gradients of each parameter,
-/// zeros for who has none; a parameter of which none has one gets none. Called
-/// by all with as many parameters, of the same shapes and dtypes. In few
-/// messages; sums are in `sum_in`, or, unset, in each gradient's own dtype.
+/// Gives all ranks of `group` the mean of their gradients of each parameter.
+/// Ranks without a gradient contribute zeros; if no rank has one, none is set.
+/// Collective, with as many parameters of the same shapes and dtypes on all
+/// ranks. Uses few, large messages. Sums in `sum_in`; unset: in each gradient's
+/// own dtype.
 void average_gradients(
     const Group& group,
     const std::vector<at::Tensor>& parameters,

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 
 using FutureTensor = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// Among whom, and by what the sum of their gradients is divided.
+/// The ranks whose gradients are summed, and the divisor of the sum.
 struct ReductionContext {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   double divisor = 1;
@@ -23,8 +23,8 @@ struct ReductionContext {
   [[nodiscard]] int num_ranks() const { return process_group->getSize(); }
 };
 
-/// How a bucket of gradients becomes their mean over the ranks. Buckets come
-/// in the order of their indices, the same on all ranks.
+/// How a bucket of gradients becomes their mean over the ranks. Buckets are
+/// reduced in the order of their indices, the same on all ranks.
 class GradientReduction {
  public:
   GradientReduction() = default;
@@ -36,7 +36,8 @@ class GradientReduction {
   virtual FutureTensor reduce(
       c10d::GradBucket& bucket,
       const ReductionContext& context) = 0;
-  /// What later reductions depend on, if anything; different on each rank.
+  /// True if later reductions depend on earlier ones. The state is different on
+  /// each rank.
   [[nodiscard]] virtual bool has_state() const { return false; }
   [[nodiscard]] virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
@@ -45,15 +46,15 @@ class GradientReduction {
 /// Names of parameters, by tensor.
 using NameOf = std::function<const std::string&(const at::Tensor&)>;
 
-/// Says what is wrong with the options; nothing if they can be honoured.
+/// Returns what is wrong with the options; nothing if they can be honoured.
 std::optional<std::string> validate_reduction(const ReplicateOptions& options);
 
-/// For CommHook::none, plain averaging.
-ACCELERATE_API std::unique_ptr<GradientReduction> make_reduction(
+/// The reduction that the options ask for; plain averaging for CommHook::none.
+std::unique_ptr<GradientReduction> make_reduction(
     const ReplicateOptions& options,
     NameOf name_of);
 
-/// The sum over the ranks, in place.
+/// Sums the tensor over the ranks, in place.
 FutureTensor sum_over_ranks(
     const at::Tensor& tensor,
     const ReductionContext& context);

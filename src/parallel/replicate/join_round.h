@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// What a rank that still has data is about to do together with the others.
+/// What a rank that still has data is about to do collectively.
 struct JoinEvent {
   enum class Kind { bucket = 1, end_of_backward = 2 };
   Kind kind = Kind::bucket;
@@ -18,9 +18,9 @@ struct JoinEvent {
   bool operator==(const JoinEvent&) const = default;
 };
 
-/// Lets ranks that have run out of data take part in what the others do
-/// (PyTorch's Join, Accelerate's join_uneven_inputs): before each message the
-/// ranks agree what it is, and who still has data.
+/// Lets ranks that have run out of data shadow the collectives of the others
+/// (PyTorch's Join, Accelerate's join_uneven_inputs): before each collective,
+/// the ranks agree on what it is and on which of them still have data.
 class JoinRound {
  public:
   JoinRound(Group group, bool divide_by_initial_world_size)
@@ -28,17 +28,17 @@ class JoinRound {
         divides_by_all_(divide_by_initial_world_size),
         num_active_(group_.size()) {}
 
-  /// Collective. `mine` is empty on a rank without data. Returns what the ranks
-  /// with data do; nothing if there are none left. Throws DistributedError,
-  /// naming the ranks, if they do different things.
+  /// Collective. `mine` is unset on a rank without data. Returns what the ranks
+  /// with data do; nothing if none has data. Throws DistributedError, naming
+  /// the ranks, if they do different things.
   std::optional<JoinEvent> announce(const std::optional<JoinEvent>& mine);
 
   [[nodiscard]] const Group& group() const { return group_; }
-  /// How many ranks had data when somebody last had.
+  /// Number of ranks with data at the last event.
   [[nodiscard]] int num_active() const { return num_active_; }
-  /// The lowest of the ranks that had data when somebody last had.
+  /// The lowest rank with data at the last event.
   [[nodiscard]] int first_active() const { return first_active_; }
-  /// What a sum over the ranks is divided by.
+  /// The divisor that turns a sum over the ranks into a mean.
   [[nodiscard]] double divisor() const {
     return divides_by_all_ ? group_.size() : num_active_;
   }

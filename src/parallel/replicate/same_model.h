@@ -11,20 +11,22 @@
 
 namespace accelerate::detail {
 
-/// Throws ConfigError, on all ranks of `group`, saying where models differ in
-/// names, types, shapes or what is trained.
+/// Throws ConfigError, on all ranks of `group`, if their models differ in
+/// names, dtypes, shapes or what is trained, saying where.
 void require_same_model(
     const Group& group,
     const ParameterTable& table,
     const std::vector<at::Tensor>& buffers);
 
-/// Gives all ranks of `group` the values of rank `from`, in few messages.
+/// Gives all ranks of `group` the values of rank `from`, in few, large
+/// messages.
 void broadcast_all(
     const Group& group,
     const std::vector<at::Tensor>& tensors,
     int from = 0);
 
-/// Rows by the axes that split them: those of one entry are on the same ranks.
+/// Rows by the axes that split them: rows of one entry have the same
+/// replica_group.
 using RowsByAxes = std::map<std::vector<Axis>, std::vector<const Parameter*>>;
 RowsByAxes rows_by_axes(const ParameterTable& table);
 

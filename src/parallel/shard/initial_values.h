@@ -19,7 +19,7 @@ namespace accelerate::detail {
 /// that do not split the parameter yet. Where some rank built its model without
 /// memory, each is sent its own box only; where the first rank did too, there
 /// are no values yet, and boxes are zeros.
-class ACCELERATE_API InitialValues {
+class InitialValues {
  public:
   /// All ranks that have the rows of `table` at once.
   InitialValues(const Mesh& mesh, const ParameterTable& table);

@@ -70,7 +70,7 @@ using MakeShardTraffic = std::function<std::unique_ptr<ShardTraffic>(
     const std::shared_ptr<BlockPool>& pool)>;
 
 /// HostShardTraffic.
-ACCELERATE_API std::unique_ptr<ShardTraffic> make_host_traffic(
+std::unique_ptr<ShardTraffic> make_host_traffic(
     const Mesh& mesh,
     const Group& reshard_group,
     const std::shared_ptr<BlockPool>& pool);
@@ -85,7 +85,7 @@ std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options);
 /// The same, over other traffic than the hosts' messages.
-ACCELERATE_API std::unique_ptr<Strategy> make_shard(
+std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,
     const MakeShardTraffic& make_traffic);

@@ -17,7 +17,7 @@ namespace accelerate::detail {
 
 /// A parameter of which each rank keeps some rows. Rank r of R keeps those
 /// from floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
-struct ACCELERATE_API ShardedParameter {
+struct ShardedParameter {
   std::string name;
   at::Tensor full;   ///< the module's own
   at::Tensor local;  ///< this rank's rows, on which the optimizer steps
@@ -66,8 +66,6 @@ at::Tensor rows_between(
     int part);
 
 /// Where `num_rows` rows are cut.
-ACCELERATE_API std::vector<std::int64_t> row_begins(
-    std::int64_t num_rows,
-    int num_ranks);
+std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks);
 
 }  // namespace accelerate::detail
