@@ -31,7 +31,7 @@ Precision choose_precision(
   return parse_precision(*settings.text("mixed_precision"));
 }
 
-// What the code says, as one more source of settings.
+// The options given in code, as one more source of settings.
 detail::Source source_from_code(const AcceleratorOptions& options) {
   detail::Source source{detail::Origin::code, {}};
   const auto add = [&](std::string_view key, const auto& value) {
@@ -57,7 +57,7 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
   return source;
 }
 
-// Collects what `body` has to complain about; other errors pass.
+// Collects the ConfigError that `body` throws, if any; other errors pass.
 template <class Body>
 void note_complaints(std::vector<std::string>& complaints, Body&& body) {
   try {
@@ -133,7 +133,7 @@ std::shared_ptr<Session> make_session(
       source_from_code(options)};
   settings = detail::resolve(sources);
 
-  detail::say_ignored(world, training.ignored);
+  detail::warn_ignored_settings(world, training.ignored);
   const std::optional<double> clipping = training.step.gradient_clipping;
   Mesh mesh(world, plan.degrees);
   std::optional<GradScaler> scaler;
@@ -178,7 +178,7 @@ std::shared_ptr<Session> make_session(
 
 }  // namespace
 
-void detail::say_ignored(
+void detail::warn_ignored_settings(
     const World& world,
     const std::vector<IgnoredSetting>& settings) {
   if (settings.empty()) return;

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// Micro-steps of a window: what the code says, else the launcher. Throws
-/// ConfigError if it is below 1, or if the code says two things.
+/// Number of micro-steps of a window: from the code, else from the launcher.
+/// Throws ConfigError if it is below 1, or if the code gives two numbers.
 int accumulation_window(
     const AcceleratorOptions& options,
     const Settings& settings);

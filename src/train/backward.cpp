@@ -22,7 +22,8 @@ namespace {
 using detail::format;
 using detail::Session;
 
-// What earlier micro-steps of the window left, before the ranks share it.
+// Scales the gradients of the window's earlier micro-steps, which the ranks
+// have not averaged yet.
 void multiply_pending_gradients(Session& session, double factor) {
   if (factor == 1) return;
   const at::NoGradGuard no_grad;
@@ -42,17 +43,17 @@ void multiply_pending_gradients(Session& session, double factor) {
   }
 }
 
-// The sum goes over the ranks whose gradients are averaged, so that items of a
-// batch that several ranks share count once.
+// Sums over the ranks whose gradients are averaged, so that items of a batch
+// that several ranks share count once.
 double sum_over_ranks(const Session& session, std::int64_t count) {
   const at::Tensor sum = at::full({}, count, at::kLong);
   session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
   return static_cast<double>(sum.item<std::int64_t>());
 }
 
-// The gradients of a window are to add up to the mean over its micro-steps.
-// That a loader's end cuts it short is known in its last micro-step only: then
-// what the earlier ones left is brought in line.
+// The gradients of a window add up to the mean over its micro-steps. Only its
+// last micro-step shows that a loader's end cuts it short; the gradients of the
+// earlier ones are scaled then.
 double weight_of_micro_step(Session& session) {
   const detail::StepClock& clock = session.clock;
   if (!clock.is_short() || session.accumulation.divide_by_full_window) {
@@ -66,10 +67,10 @@ double weight_of_micro_step(Session& session) {
   return 1.0 / clock.length();
 }
 
-// The gradients of a window are to add up to the mean over all items of all
-// ranks, and the ranks are averaged, so the weight of a mean over n items is
-// n x ranks / all items. All are known in the window's last micro-step; until
-// then the first one's count stands in for them.
+// The gradients of a window add up to the mean over all items of all ranks, and
+// the ranks are averaged, so the weight of a mean over n items is
+// n x ranks / all items. That total is known in the window's last micro-step;
+// until then the count of the first one stands in for it.
 double weight_of_items(Session& session, std::int64_t num_items) {
   const double ranks = session.mesh.gradient_group().size();
   detail::ItemCount& items = session.window.items;
@@ -81,26 +82,26 @@ double weight_of_items(Session& session, std::int64_t num_items) {
   }
   if (items.serial == clock.serial()) {
     // Another loss of the same micro-step.
-    if (num_items != items.of_micro_step) {
+    if (num_items != items.in_micro_step) {
       throw ConfigError(format(
           "[train] backward() was given num_items {} after {} in the same "
           "micro-step; losses of one micro-batch are means over equally many "
           "items",
           num_items,
-          items.of_micro_step));
+          items.in_micro_step));
     }
     return static_cast<double>(num_items) / items.unit;
   }
   if (clock.length() == 1) {
-    items.of_window = 0;
+    items.in_window = 0;
     const double first = sum_over_ranks(session, num_items);
     items.unit = first == 0 ? 1 : first / ranks;
   }
-  items.of_window += num_items;
-  items.of_micro_step = num_items;
+  items.in_window += num_items;
+  items.in_micro_step = num_items;
   items.serial = clock.serial();
   if (clock.sync_gradients()) {
-    const double total = sum_over_ranks(session, items.of_window);
+    const double total = sum_over_ranks(session, items.in_window);
     const double unit = total == 0 ? items.unit : total / ranks;
     multiply_pending_gradients(session, items.unit / unit);
     items.unit = unit;
@@ -125,26 +126,26 @@ void require_same_weighting(
   if (had_items != options.num_items.has_value()) {
     throw ConfigError(
         "[train] backward() was given num_items in some micro-steps of a "
-        "window and not in others; "
-        "give it in all or in none");
+        "window and not in others; give it in all or in none");
   }
 }
 
-// All strategies are told, then the exception that says most goes on.
+// Notifies all strategies, then throws the first strategy's explanation, or
+// else the original exception.
 [[noreturn]] void fail_backward(
     const Session& session,
     const std::exception& error) {
-  std::exception_ptr better;
+  std::exception_ptr explanation;
   for (const auto& model : session.models) {
     const std::exception_ptr own = model->strategies.on_failure(error);
-    if (!better) better = own;
+    if (!explanation) explanation = own;
   }
-  if (better) std::rethrow_exception(better);
+  if (explanation) std::rethrow_exception(explanation);
   throw;
 }
 
-// Runs `body`, a backward, with all models' strategies told of its beginning,
-// and of its end or failure. `syncs`: whether it ends a model's step.
+// Runs `body`, a backward, and notifies all models' strategies of its beginning
+// and of its end or failure. `syncs` returns whether it ends a model's step.
 template <class Syncs, class Body>
 void run_backward(const Session& session, Syncs&& syncs, Body&& body) {
   try {
@@ -158,7 +159,7 @@ void run_backward(const Session& session, Syncs&& syncs, Body&& body) {
   }
 }
 
-// The model whose parameters `optimizer` updates; null: of no prepared one.
+// The prepared model whose parameters `optimizer` updates; null if none.
 detail::PreparedModel* model_of(
     const Session& session,
     const torch::optim::Optimizer& optimizer) {
@@ -237,8 +238,7 @@ void Accelerator::lomo_backward(
   if (lomo == nullptr) {
     complaints.emplace_back(
         "[train] lomo_backward() was given an optimizer that does not update "
-        "inside the backward; "
-        "use backward() and step()");
+        "inside the backward; use backward() and step()");
   }
   if (!loss.defined())
     complaints.emplace_back(
@@ -253,17 +253,17 @@ void Accelerator::lomo_backward(
     complaints.emplace_back(
         "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
-  const bool is_split = std::any_of(
+  const bool is_sharded = std::any_of(
       session.models.begin(), session.models.end(), [](const auto& model) {
         const auto& rows = model->table.rows();
         return std::any_of(rows.begin(), rows.end(), [](const auto& row) {
           return !row.layout.is_unsharded();
         });
       });
-  if (is_split) {
+  if (is_sharded) {
     complaints.emplace_back(
-        "[train] lomo_backward() updates whole parameters, but a prepared "
-        "model is split over ranks; use backward() and another optimizer");
+        "[train] lomo_backward() updates full parameters, but a prepared model "
+        "is sharded; use backward() and another optimizer");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   detail::PreparedModel* const model = model_of(session, *lomo);
@@ -282,7 +282,7 @@ MicroStep::MicroStep(
     : session_(std::move(session)), models_(std::move(models)) {
   for (const auto& model : models_) {
     before_.push_back(model->sync_gradients);
-    // Never more than the scope around allows: LocalSGD's, say.
+    // An enclosing scope, such as LocalSGD's, may have switched it off.
     model->sync_gradients = model->sync_gradients && sync_gradients;
   }
 }

@@ -9,15 +9,15 @@
 
 namespace accelerate::detail {
 
-/// The models that free_memory() has not let go.
+/// The models that free_memory() has not released.
 std::vector<PreparedModel*> live_models(const Session& session);
 
 /// A model as checkpoints see it.
 PlacedModel placed(const PreparedModel& model);
 
-/// The one list of what has state in a session, in the order in which states
-/// are taken over; models only where `with_weights`, one for each live model,
-/// says so. A feature with a state adds itself to `Checkpoints::components`.
+/// Every component of a session that has state, in the order in which states
+/// are loaded. `with_weights` has one entry per live model and leaves models
+/// out. A feature with state adds itself to `Checkpoints::components`.
 ComponentList components_of(
     Session& session,
     const std::vector<bool>& with_weights);

@@ -21,7 +21,7 @@ namespace {
 
 using detail::Parameter;
 
-/// Rows of the tables, and whole rows for tensors that are in none.
+/// Rows of the models' tables, and unsharded rows for other tensors.
 struct Rows {
   std::vector<detail::PlacedParameter> all;
   std::vector<std::unique_ptr<Parameter>> own;
@@ -50,14 +50,14 @@ Rows rows_for(
           detail::Layout::whole(parameter.sizes().vec())}));
       row = rows.own.back().get();
     }
-    // A tied tensor may be named twice and counts once.
+    // A tied tensor may be given twice but counts once.
     if (seen.insert(row->tensor.unsafeGetTensorImpl()).second)
       rows.all.push_back({row, mesh});
   }
   return rows;
 }
 
-// Gradients that one kernel can take together: alike in dtype and device.
+// Groups gradients of equal dtype and device, which one kernel can process.
 std::vector<std::vector<at::Tensor>> gradients_of(
     const std::vector<detail::PlacedParameter>& rows) {
   std::vector<std::vector<at::Tensor>> lists;
@@ -95,7 +95,7 @@ at::Tensor detail::clip_gradients(
         "rate, or unset error_if_nonfinite",
         norm.item<double>()));
   }
-  // As torch: the small term keeps a norm of zero from dividing.
+  // As in PyTorch, the small term avoids a division by zero.
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& list : gradients_of(rows.all)) {
     at::_foreach_mul_(list, factor.to(list[0].device()));
@@ -118,7 +118,7 @@ void Accelerator::clip_grad_value_(
   const Rows rows = rows_for(*session_, parameters);
   for (const auto& list : gradients_of(rows.all)) {
     if (list[0].is_cpu()) {
-      // One pass over each; the foreach kernels are loops here, and two of them.
+      // One pass per gradient; on the CPU, the foreach kernels would take two.
       for (const at::Tensor& gradient : list)
         gradient.clamp_(-clip_value, clip_value);
       continue;

@@ -36,7 +36,8 @@ ModelConstruction::ModelConstruction(ModelConstruction&&) noexcept = default;
 void ModelConstruction::finish() {
   if (!scope_) return;
   scope_->empty.reset();
-  // Rank 0 drew numbers that the others did not.
+  // Only rank 0 has drawn random numbers. Ranks whose generators were in the
+  // same state before take over its state after.
   const Group& group = scope_->group;
   const at::Tensor before = scope_->state_before.clone();
   const at::Tensor after = generator_state(at::kCPU);

@@ -33,7 +33,7 @@ class LargeBlocks final : public c10::Allocator {
     return {memory, memory, &give, c10::Device(c10::DeviceType::CPU)};
   }
 
-  // It also frees memory of the usual allocator.
+  // The deleter also frees memory of the default allocator.
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &give; }
 
   void copy_data(void* to, const void* from, std::size_t count) const override {
@@ -64,7 +64,7 @@ class LargeBlocks final : public c10::Allocator {
   void* take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     if (limit_ == 0) return nullptr;
-    // The latest first: it may be in a cache.
+    // The block freed last is the likeliest to be in a cache.
     const auto found =
         std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
           return block.size == size;
@@ -107,7 +107,7 @@ class LargeBlocks final : public c10::Allocator {
     return true;
   }
 
-  // The oldest go first.
+  // Frees the oldest blocks first.
   void make_room(std::int64_t bytes) {
     auto first = kept_.begin();
     for (; first != kept_.end() && kept_bytes_ + bytes > limit_; ++first) {
@@ -128,19 +128,20 @@ class LargeBlocks final : public c10::Allocator {
 // Set once, when it becomes LibTorch's allocator; it outlives all tensors.
 std::atomic<LargeBlocks*> registered{nullptr};
 
-bool is_usual_allocator() {
-  c10::Allocator* const usual = c10::GetDefaultCPUAllocator();
-  return c10::GetCPUAllocator() == usual && usual->raw_deleter() != nullptr;
+bool is_default_allocator() {
+  c10::Allocator* const fallback = c10::GetDefaultCPUAllocator();
+  return c10::GetCPUAllocator() == fallback &&
+      fallback->raw_deleter() != nullptr;
 }
 
-// Null where the program has an allocator of its own.
+// Returns null if the program has an allocator of its own.
 LargeBlocks* register_once() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  if (registered == nullptr && is_usual_allocator()) {
+  if (registered == nullptr && is_default_allocator()) {
 #ifdef __GLIBC__
-    // The value it begins with, but fixed: otherwise it grows, and memory that
-    // is smaller than a large block leaves holes.
+    // The initial value, but fixed: otherwise the threshold grows, and blocks
+    // too small for this allocator leave holes in the heap.
     mallopt(M_MMAP_THRESHOLD, 128 << 10);
 #endif
     registered = new LargeBlocks(*c10::GetDefaultCPUAllocator());
@@ -150,7 +151,7 @@ LargeBlocks* register_once() {
 }
 
 void LargeBlocks::give(void* memory) {
-  // Blocks are whole pages, what others allocate hardly ever is.
+  // Blocks begin at a page; memory of the other allocator hardly ever does.
   const bool may_be_block =
       reinterpret_cast<std::uintptr_t>(memory) % kPage == 0;
   if (may_be_block && registered.load()->keep(memory)) return;
@@ -169,7 +170,7 @@ std::shared_ptr<void> keep_freed_blocks(std::int64_t up_to_bytes) {
 }
 
 bool can_keep_freed_blocks() {
-  return registered != nullptr || is_usual_allocator();
+  return registered != nullptr || is_default_allocator();
 }
 
 std::int64_t kept_block_bytes() {

@@ -19,7 +19,7 @@ void detail::require_no_join(const Session& session, std::string_view what) {
   if (!session.join.round) return;
   throw ConfigError(format(
       "[train] {} over all ranks, but inside join_uneven_inputs() some may "
-      "have ended; do it outside",
+      "have run out of data; do it outside",
       what));
 }
 
@@ -38,8 +38,8 @@ void require_joinable(const Session& session) {
   if (session.scaler) {
     complaints.emplace_back(
         "[train] join_uneven_inputs() cannot be used with fp16, whose loss "
-        "scale all ranks decide "
-        "together at each step; use bf16 or no, or even_batches");
+        "scale all ranks decide together at each step; use bf16 or no, or "
+        "even_batches");
   }
   for (const auto& model : session.models) {
     if (const auto& complaint = model->strategies.traits().join_complaint)
@@ -48,7 +48,8 @@ void require_joinable(const Session& session) {
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
 
-// Restores what the scope changed, also after an exception.
+// Changes the session for the duration of a join, and restores it even after an
+// exception.
 class JoinScope {
  public:
   JoinScope(Session& session, const JoinOptions& options)
@@ -115,7 +116,7 @@ void send_optimizer(
   optimizer.load(archive);
 }
 
-// Steps that this rank missed.
+// Repeats the steps of `from` that this rank missed.
 void send_schedule(
     detail::PreparedScheduler& scheduler,
     const Group& group,
@@ -126,20 +127,22 @@ void send_schedule(
   }
 }
 
-void keep_company(Session& session) {
+// Takes part in what active ranks average until none is left, then copies the
+// state of the rank that went on longest.
+void shadow_until_done(Session& session) {
   detail::JoinRound& round = *session.join.round;
   while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
     session.models.at(static_cast<std::size_t>(event->model))
         ->strategies.shadow(*event);
   }
   const Group& group = round.group();
-  // Nobody went on alone.
+  // All ranks ended in the same step, so none has missed anything.
   if (round.num_active() == group.size()) return;
   const int from = round.first_active();
   for (const auto& model : session.models) {
     if (model->module) send_model(*model, group, from);
   }
-  // A schedule changes its optimizer, which then takes over everything.
+  // Schedules change their optimizers, whose state is overwritten afterwards.
   for (const auto& scheduler : session.schedulers) {
     if (scheduler->schedule) send_schedule(*scheduler, group, from);
   }
@@ -158,7 +161,7 @@ void Accelerator::join_uneven_inputs(
   require_joinable(session);
   const JoinScope scope(session, options);
   body();
-  if (session.join.round) keep_company(session);
+  if (session.join.round) shadow_until_done(session);
 }
 
 }  // namespace accelerate

@@ -21,8 +21,8 @@ bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
     return true;
-  // The kinds that LibTorch's allocators throw; a logic error that quotes such
-  // a text is none.
+  // The types that LibTorch's allocators throw; a logic error may quote such a
+  // message.
   if (dynamic_cast<const std::runtime_error*>(&error) == nullptr &&
       dynamic_cast<const c10::Error*>(&error) == nullptr) {
     return false;
@@ -53,8 +53,8 @@ BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
     throw ConfigError(detail::format(
-        "[train] a search for a batch size was to begin at {}; begin at 1 or "
-        "more",
+        "[train] a search for a batch size was asked to start at {}; start at "
+        "1 or more",
         batch_size_));
   }
 }
@@ -62,8 +62,8 @@ BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
 void BatchSizeSearch::require_batch_size() const {
   if (batch_size_ > 0) return;
   throw Error(detail::format(
-      "[train] no batch size works: of {} down to 0 all ran out of memory; use "
-      "a smaller model, or shard it",
+      "[train] no batch size works: all that were tried, from {} down, ran out "
+      "of memory; use a smaller model, or shard it",
       options_.starting_batch_size));
 }
 
@@ -81,14 +81,14 @@ bool BatchSizeSearch::attempt(const std::function<void()>& function) {
     ran_out = any.item<std::int64_t>() != 0;
   }
   if (!ran_out) return true;
-  // Not in the handler: the exception may hold what is to be freed.
+  // Outside the handler, because the exception may hold memory to be freed.
   clear_device_cache();
   const std::int64_t next = options_.reduce_batch_size
       ? options_.reduce_batch_size(batch_size_)
       : batch_size_ * 9 / 10;
   if (next >= batch_size_) {
     throw ConfigError(detail::format(
-        "[train] reduce_batch_size made {} of {}; it must make less",
+        "[train] reduce_batch_size returned {} for {}; it must return less",
         next,
         batch_size_));
   }

@@ -20,7 +20,7 @@ void ForwardScope::begin() {
   if (model_.awaits_values) {
     throw ConfigError(
         "[train] the model was built inside init_empty_weights() and has no "
-        "values yet; give it some with Accelerator::load_model() or "
+        "values yet; load them with Accelerator::load_model() or "
         "load_state()");
   }
   if (model_.autocast_dtype) {

@@ -50,7 +50,7 @@ std::string describe_prepared(const PreparedModel& model) {
         c10::toString(row.local.scalar_type()),
         at::IntArrayRef(row.layout.global_shape),
         row.tensor.requires_grad() ? "" : ", frozen",
-        row.policy.empty() ? ", whole on every rank" : ", ",
+        row.policy.empty() ? ", full on every rank" : ", ",
         row.policy);
   }
   return text;

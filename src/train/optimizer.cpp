@@ -64,19 +64,20 @@ void Optimizer::zero_grad(bool set_to_none) const {
   if (prepared_->is_accumulating && prepared_->session->clock.window() > 1)
     return;
   const bool was_waiting = std::exchange(prepared_->is_accumulating, false);
-  // LibTorch's own detaches in place, which gradients that are views of
-  // communication buckets refuse.
+  // LibTorch's zero_grad() detaches in place, which fails for gradients that
+  // are views of communication buckets.
   const at::NoGradGuard no_grad;
   for (auto& group : prepared_->inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       drop_gradient(parameter, set_to_none);
-      // What the model's own tensor has not handed on to its local yet.
+      // The model's own tensor may hold a gradient that its local one has not
+      // received yet.
       if (const at::Tensor* tensor = prepared_->session->tensor_of(parameter)) {
         drop_gradient(*tensor, set_to_none);
       }
     }
   }
-  // Gradients that were unscaled for a step that never came.
+  // Gradients may have been unscaled for a step that was never taken.
   const auto& scaler = prepared_->session->scaler;
   if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
 }

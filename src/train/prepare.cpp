@@ -38,7 +38,7 @@ std::size_t count_repeated(std::vector<T> items) {
       items.end() - std::unique(items.begin(), items.end()));
 }
 
-// Everything that can be refused is refused here.
+// Throws for everything that prepare() refuses, before anything is changed.
 void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
   std::vector<const void*> modules, optimizers, schedulers;
@@ -48,7 +48,7 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
           "[train] prepare() was given an empty module holder");
     modules.push_back(module.get());
   }
-  // Null where free_memory() let go.
+  // A module is null after free_memory().
   for (const auto& model : session.models) {
     if (model->module) modules.push_back(model->module.get());
   }
@@ -68,8 +68,7 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
       0) {
     complaints.emplace_back(
         "[train] prepare() was given something twice, or something prepared "
-        "before; "
-        "keep the first handle");
+        "before; keep the first handle");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
@@ -83,7 +82,8 @@ std::vector<at::Tensor> tensors_of(const torch::nn::Module& module) {
 
 bool is_empty(const at::Tensor& tensor) { return tensor.is_meta(); }
 
-// Shared pointers, or, in newer versions, intrusive ones.
+// LibTorch's pointers to accumulators are shared or, in newer versions,
+// intrusive.
 template <class Pointer>
 auto weak(const Pointer& pointer) {
   if constexpr (requires { std::weak_ptr(pointer); }) {
@@ -93,20 +93,21 @@ auto weak(const Pointer& pointer) {
   }
 }
 
-// In every handle to it, as Module::to() does, which refuses some devices.
+// Moves a tensor in place, so that every handle sees it, as Module::to() does;
+// that refuses some devices.
 void move_tensor(at::Tensor tensor, const at::Device& device) {
   const at::Tensor moved = tensor.detach().to(device);
   if (at::_has_compatible_shallow_copy_type(tensor, moved))
     return tensor.set_data(moved);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
-  // What adds up gradients remembers the device.
+  // The gradient accumulator remembers the device, so a new one is made.
   namespace impl = torch::autograd::impl;
   using Accumulator = decltype(impl::try_get_grad_accumulator(tensor));
   if (tensor.requires_grad())
     impl::set_grad_accumulator(tensor, weak(Accumulator()));
 }
 
-// Tensors without memory are moved when they get some.
+// Tensors without memory are skipped; they get it on the right device later.
 void move_to_device(torch::nn::Module& module, const at::Device& device) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& tensor : tensors_of(module)) {
@@ -115,8 +116,8 @@ void move_to_device(torch::nn::Module& module, const at::Device& device) {
   }
 }
 
-// Whether the rank whose values the model, or this stage of it, begins with has
-// none: nothing is split yet. Collective.
+// True if the rank whose initial values this model (or this stage of it) takes
+// has none. Collective.
 bool lacks_values(const Mesh& mesh, const torch::nn::Module& module) {
   const auto tensors = tensors_of(module);
   const bool mine = std::any_of(tensors.begin(), tensors.end(), is_empty);
@@ -137,7 +138,7 @@ bool lacks_values(const Mesh& mesh, const torch::nn::Module& module) {
   return all[0] == "empty";
 }
 
-// Where no strategy takes them without.
+// Gives meta tensors memory unless a strategy accepts them empty.
 void give_memory(PreparedModel& model) {
   const at::NoGradGuard no_grad;
   const auto tensors = model.strategies.traits().takes_empty
@@ -150,7 +151,7 @@ void give_memory(PreparedModel& model) {
   }
 }
 
-// What cannot differ between models, since they share a step.
+// Reports settings that cannot differ between models, which share a step.
 void require_same_step(
     const Session& session,
     const detail::StepRequest& step,
@@ -158,21 +159,21 @@ void require_same_step(
   const auto steps = step.gradient_accumulation_steps;
   if (steps && *steps != session.clock.window()) {
     complaints.push_back(format(
-        "gradient_accumulation_steps is {}, and {} for the other models, whose "
-        "steps are this one's; leave it out",
+        "gradient_accumulation_steps is {}, and {} for the other models, which "
+        "step together with this one; leave it out",
         *steps,
         session.clock.window()));
   }
   if (step.gradient_clipping &&
       step.gradient_clipping != session.max_gradient_norm) {
     complaints.push_back(format(
-        "gradient_clipping is {}, which is for all models; give it in "
+        "gradient_clipping is {}, but applies to all models; give it in "
         "AcceleratorOptions, or call clip_grad_norm_()",
         *step.gradient_clipping));
   }
 }
 
-// A model's plan, and the settings of its own options that do nothing.
+// A model's plan, and the settings among its own options that do nothing.
 struct ModelPlan {
   ParallelPlan plan;
   std::vector<detail::IgnoredSetting> ignored = {};
@@ -189,7 +190,7 @@ detail::PlanRequest request_of(
   return request;
 }
 
-// One for each model; throws one error for all.
+// Makes one plan per model; throws one error for all of them.
 std::vector<ModelPlan> plans_of(
     const Session& session,
     const PrepareRequest& request) {
@@ -208,7 +209,7 @@ std::vector<ModelPlan> plans_of(
     }
     if (found.empty()) continue;
     complaints.push_back(format(
-        "[train] the options of model {} of prepare() do not work out:\n{}",
+        "[train] the options of model {} of prepare() are not valid:\n{}",
         plans.size(),
         detail::join(found, "\n")));
   }
@@ -253,21 +254,21 @@ std::unique_ptr<PreparedModel> prepare_model(
   return model;
 }
 
-// Gradients of such parameters are nobody's to average.
-void warn_of_strangers(
+// No strategy averages gradients of parameters outside prepared models.
+void warn_untracked_parameters(
     const Session& session,
     torch::optim::Optimizer& optimizer) {
   if (session.world.size() == 1) return;
-  std::size_t num_strangers = 0;
+  std::size_t num_untracked = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      num_strangers += std::none_of(
+      num_untracked += std::none_of(
           session.models.begin(), session.models.end(), [&](const auto& model) {
             return model->table.find(parameter) != nullptr;
           });
     }
   }
-  if (num_strangers == 0) return;
+  if (num_untracked == 0) return;
   session.world.logger().log_once_per_world(
       LogLevel::warning,
       "train",
@@ -275,10 +276,10 @@ void warn_of_strangers(
           "an optimizer steps on {} tensors of no prepared model; their "
           "gradients are not averaged over the ranks; prepare their model with "
           "or before it",
-          num_strangers));
+          num_untracked));
 }
 
-// Its own optimizer, if it is known and prepared; else all.
+// The schedule's own optimizer if it is known and prepared, else all.
 std::vector<const detail::PreparedOptimizer*> optimizers_of(
     const Session& session,
     const detail::SchedulerReference& scheduler) {
@@ -312,13 +313,13 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   detail::PrepareResult result;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)
-      detail::say_ignored(session.world, plans[i].ignored);
+      detail::warn_ignored_settings(session.world, plans[i].ignored);
     session.models.push_back(
         prepare_model(session, request.models[i].module, plans[i].plan));
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
-    warn_of_strangers(session, *optimizer);
+    warn_untracked_parameters(session, *optimizer);
     for (const auto& model : session.models)
       model->strategies.bind(*optimizer, model->table);
     session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
@@ -347,8 +348,8 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.device = device();
   context.group = world().group();
   context.logger = world().logger();
-  // With each rank's batch rank its generator's seed: rank 0's is taken, so
-  // that torch::manual_seed there decides the order of data.
+  // Each rank sends its batch rank and its generator's seed. All take the seed
+  // of rank 0, so that torch::manual_seed there decides the order of data.
   const std::vector<std::int64_t> mine{
       context.batch_rank,
       static_cast<std::int64_t>(

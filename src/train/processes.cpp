@@ -16,7 +16,8 @@ namespace accelerate {
 
 namespace {
 
-// The first rank of the group runs alone; then, if it did not throw, the rest.
+// Runs `function` on the group's first rank; then, unless it threw, on the
+// rest.
 void first_rank_first(
     const Group& group,
     const std::function<void()>& function) {
@@ -27,7 +28,7 @@ void first_rank_first(
       function();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      // Never empty, even if its text is.
+      // The prefix marks a failure even if its message is empty.
       reason = detail::format("x{}", error.what());
     }
   }
@@ -87,7 +88,7 @@ void Accelerator::local_main_process_first(
   if (world().local_size() == world().size())
     return main_process_first(function);
   if (!session_->local_group) {
-    // Ranks of one machine are neighbours under every launcher we read.
+    // Every supported launcher numbers the ranks of a node consecutively.
     std::vector<int> ranks(static_cast<std::size_t>(world().local_size()));
     std::iota(
         ranks.begin(), ranks.end(), world().rank() - world().local_rank());

@@ -24,9 +24,8 @@ void seed_everything(std::uint64_t seed, bool deterministic) {
 void set_seed(std::uint64_t seed, const SeedOptions& options) {
   if (options.device_specific) {
     throw ConfigError(
-        "[train] set_seed was asked for a seed for each rank without being "
-        "told the rank; give it "
-        "accelerator.world()");
+        "[train] set_seed was given device_specific without the rank; give it "
+        "accelerator.world(), too");
   }
   seed_everything(seed, options.deterministic);
 }
@@ -46,7 +45,7 @@ void synchronize_rng_state(const Group& group, at::Generator& generator) {
     const std::lock_guard lock(generator.mutex());
     return body();
   };
-  // Not held while other ranks, which may be threads, are waited for.
+  // The lock is not held while waiting for other ranks, which may be threads.
   at::Tensor state = locked([&] { return generator.get_state().clone(); });
   group.broadcast(state, 0);
   locked([&] { generator.set_state(state); });

@@ -113,7 +113,8 @@ at::Tensor scaled_step(
     PreparedOptimizer& optimizer,
     const std::function<at::Tensor()>& closure) {
   if (!optimizer.is_accumulating) {
-    // No backward of ours since the last step: what there is is not scaled.
+    // Accelerator::backward() was not called since the last step, so gradients
+    // are not scaled.
     optimizer.step_was_skipped = false;
     return closure ? optimizer.inner->step(closure) : optimizer.inner->step();
   }

@@ -8,11 +8,13 @@
 
 namespace accelerate::detail {
 
-/// Before gradients are read: tells the strategies, if the window is complete.
+/// Lets the strategies finish gradients if the window is complete. Called
+/// before gradients are read.
 void complete_gradients(Session& session);
 
-/// Before a backward: adapts the scale if steps have been taken since it was,
-/// and makes all gradients that wait for a step fit the scale again.
+/// Adapts the scale if steps were taken since it last was, and makes all
+/// gradients that wait for a step fit the scale again. Called before a
+/// backward.
 void settle_scale(Session& session);
 
 /// Unscales gradients that wait for a step of this optimizer, once.
@@ -22,8 +24,8 @@ void unscale_parameters(
     Session& session,
     const std::vector<at::Tensor>& parameters);
 
-/// The optimizer's step with what fp16 needs around it. Returns what the
-/// closure gave.
+/// Runs the optimizer's step, skipped if fp16 gradients are not finite. Returns
+/// the closure's result.
 at::Tensor scaled_step(
     Session& session,
     PreparedOptimizer& optimizer,

@@ -21,7 +21,7 @@ class OwnSchedule final : public ScheduleAdapter {
   [[nodiscard]] const torch::optim::Optimizer* optimizer() const override {
     return schedule_.optimizer();
   }
-  // Each class says itself what it takes.
+  // The schedules' own step() functions throw where a metric does not fit.
   void require_accepts(bool) const override {}
   void step(const SchedulerStep& step) override {
     step.has_metric ? schedule_.step(step.metric) : schedule_.step();
@@ -44,8 +44,8 @@ class OwnSchedule final : public ScheduleAdapter {
   optim::LRScheduler& schedule_;
 };
 
-// LibTorch's schedules neither tell their state nor take one: their steps are
-// counted, and repeated to lead another to the same place.
+// LibTorch's schedules can neither save nor load state: their steps are counted
+// and repeated to bring another one to the same point.
 class CountedSchedule : public ScheduleAdapter {
  public:
   void step(const SchedulerStep& step) final {
@@ -120,8 +120,7 @@ class PlateauSchedule final : public CountedSchedule {
     if (has_metric) return;
     throw ConfigError(
         "[train] ReduceLROnPlateauScheduler was stepped without a metric; call "
-        "step(metric), with "
-        "the same metric on every rank");
+        "step(metric), with the same metric on every rank");
   }
 
  protected:
@@ -138,16 +137,15 @@ class PlateauSchedule final : public CountedSchedule {
 
 const std::vector<double>& ScheduleAdapter::last_lrs() const {
   throw ConfigError(
-      "[train] a LibTorch schedule does not tell its learning rates; read "
-      "them from the "
-      "optimizer's param_groups(), or use the schedule of accelerate::optim");
+      "[train] a LibTorch schedule does not expose its learning rates; read "
+      "them from the optimizer's param_groups(), or use the schedule of "
+      "accelerate::optim");
 }
 
 torch::optim::LRScheduler& ScheduleAdapter::torch_schedule() const {
   throw ConfigError(
-      "[train] inner() is for schedules of torch::optim; this one is the "
-      "variable given to "
-      "prepare()");
+      "[train] inner() is for schedules of torch::optim; use the variable "
+      "given to prepare()");
 }
 
 SchedulerReference::SchedulerReference(optim::LRScheduler* borrowed)

@@ -17,8 +17,7 @@ struct SchedulerStep {
   double metric = 0;
 };
 
-/// The user's schedule, of whichever class, as a prepared scheduler steps,
-/// saves and loads it. Borrows it.
+/// Steps, saves and loads the user's schedule, of whichever class. Borrows it.
 class ScheduleAdapter {
  public:
   ScheduleAdapter() = default;
@@ -26,22 +25,22 @@ class ScheduleAdapter {
   ScheduleAdapter& operator=(const ScheduleAdapter&) = delete;
   virtual ~ScheduleAdapter() = default;
 
-  /// Address of the user's schedule, by which a second one is recognised.
+  /// Address of the user's schedule, to recognise one that is given twice.
   [[nodiscard]] virtual const void* address() const = 0;
-  /// The optimizer it changes; null where it does not tell.
+  /// The optimizer it changes; null if unknown.
   [[nodiscard]] virtual const torch::optim::Optimizer* optimizer() const {
     return nullptr;
   }
 
-  /// Throws ConfigError if it is not stepped so, with a metric or without.
+  /// Throws ConfigError if it needs a metric and has none, or the reverse.
   virtual void require_accepts(bool has_metric) const = 0;
   /// Takes a step, whether or not one is due.
   virtual void step(const SchedulerStep& step) = 0;
-  /// It takes no more steps.
+  /// True if it takes no more steps.
   [[nodiscard]] virtual bool has_ended() const { return false; }
-  /// Throws ConfigError where it does not tell.
+  /// Throws ConfigError for schedules of torch::optim.
   [[nodiscard]] virtual const std::vector<double>& last_lrs() const;
-  /// Throws ConfigError where it is none of torch::optim.
+  /// Throws ConfigError if it is not a schedule of torch::optim.
   [[nodiscard]] virtual torch::optim::LRScheduler& torch_schedule() const;
 
   [[nodiscard]] virtual StateDict state_dict() const = 0;

@@ -19,7 +19,7 @@ detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
       "the scheduler again");
 }
 
-// How many steps the schedule takes for this call.
+// Number of steps that the schedule takes for this call.
 int steps_due(const PreparedScheduler& prepared) {
   const detail::Session& session = *prepared.session;
   if (!session.scheduling.step_with_optimizer) return 1;
@@ -52,7 +52,7 @@ void Scheduler::step() const {
 void Scheduler::step(double metric) const {
   schedule_of(*prepared_).require_accepts(/*has_metric=*/true);
   if (steps_due(*prepared_) == 0) return;
-  // Once, however many processes: the metric is one observation.
+  // One step for any number of processes: the metric is one observation.
   take_step(*prepared_, {true, metric});
 }
 

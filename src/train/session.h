@@ -35,7 +35,7 @@ struct Session;
 struct PreparedModel {
   Session* session = nullptr;  // its owner
   std::shared_ptr<torch::nn::Module> module;
-  /// The session's, or its own.
+  /// The session's mesh, or one of the model's own.
   Mesh mesh;
   ParameterTable table = {};
   StrategyList strategies = {};
@@ -43,20 +43,20 @@ struct PreparedModel {
   std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
-  /// It was built without values, and none have been loaded.
+  /// True if it was built without values and none have been loaded.
   bool awaits_values = false;
-  /// load_model() reads on rank 0 only, unless told otherwise.
+  /// The default of load_model(): only rank 0 reads the files.
   bool reads_on_rank_0 = false;
-  /// See keep_freed_blocks(); null: nothing is kept for this model.
+  /// See keep_freed_blocks(); null if nothing is kept for this model.
   std::shared_ptr<void> freed_blocks = nullptr;
 };
 
 struct PreparedOptimizer {
   Session* session = nullptr;
   torch::optim::Optimizer* inner = nullptr;
-  /// There was a backward whose gradients no step has used yet.
+  /// True if a backward has left gradients that no step has used yet.
   bool is_accumulating = false;
-  /// The last step was left out, because of an infinite gradient.
+  /// True if the last step was skipped because of an infinite gradient.
   bool step_was_skipped = false;
 };
 
@@ -75,87 +75,89 @@ void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
 
 /// Items (tokens, say) that the losses of a window are means over.
 struct ItemCount {
-  /// What backward() was given in this window, over its micro-steps.
-  std::int64_t of_window = 0;
-  /// What the weights of the window's losses are divided by, the same on all
-  /// ranks: keeps gradients in range before the total is known.
+  /// Sum of the counts given to backward() in this window.
+  std::int64_t in_window = 0;
+  /// Divisor of the weights of the window's losses, the same on all ranks:
+  /// keeps gradients in range before the total is known.
   double unit = 1;
-  std::int64_t of_micro_step = 0;
-  /// The micro-step that was counted last; 0: none.
+  std::int64_t in_micro_step = 0;
+  /// The micro-step that was counted last; 0 if none.
   std::int64_t serial = 0;
 };
 
-/// What backward() knows of the window besides the clock.
+/// State of backward() in a window, besides the clock.
 struct WindowProgress {
   ItemCount items = {};
-  /// The models of the micro-step under way; empty: all.
+  /// The models of the current micro-step; empty for all.
   std::vector<PreparedModel*> models = {};
-  /// The micro-step in which gradients of a short window were brought in line.
+  /// The micro-step in which earlier gradients of a short window were scaled.
   std::int64_t aligned_serial = 0;
 };
 
 /// The state of join_uneven_inputs.
 struct Join {
-  /// All ranks once more; made when first needed.
+  /// A group of its own over all ranks; made when first needed.
   std::optional<Group> group = std::nullopt;
-  /// Inside it, on several ranks.
+  /// Null outside join_uneven_inputs and on a single rank.
   std::unique_ptr<JoinRound> round = nullptr;
-  /// What it was told, for passes over data that begin inside it.
+  /// JoinOptions::even_batches, for passes over data that begin inside.
   std::optional<bool> even_batches = std::nullopt;
 };
 
-/// Where a prepared loader is in its pass.
+/// Position of a prepared loader in its pass.
 struct LoaderProgress {
   bool is_last_batch = false;
-  /// Real samples of the last global batch if it was filled up; else 0.
+  /// Number of real samples of the last global batch if it was filled up, else
+  /// 0.
   std::int64_t remainder = 0;
 };
 
-/// What the handles share. Holds the parts in the order in which they may be
-/// taken down, last first: strategies before groups.
+/// State that all handles share. The order of members matters: they are
+/// destroyed last first, strategies before groups.
 struct Session {
   Settings settings;
   World world;
   /// Plan of models without options of their own.
   ParallelPlan plan;
   Mesh mesh;
-  /// What the plan was made for, and what that was read from: plans of models
-  /// with options of their own begin with both.
+  /// The request that the plan was made for, and its sources: the starting
+  /// point of plans for models with options of their own.
   PlanRequest plan_request = {};
   RequestSources request_sources = {};
-  /// Meshes of such models.
+  /// Meshes of models whose degrees differ from the session's.
   std::vector<Mesh> other_meshes = {};
   Precision precision = Precision::no;
   AutocastOptions autocast;
   GradientAccumulationOptions accumulation;
   SchedulerOptions scheduling;
   StepClock clock;
-  /// Gradients are clipped to it in every step, besides what the program does.
+  /// The norm to which every step clips gradients, besides the program's own
+  /// clipping.
   std::optional<double> max_gradient_norm = std::nullopt;
-  /// With fp16 only.
+  /// Set with fp16 only.
   std::optional<GradScaler> scaler;
-  /// Optimizers have stepped since the scale was last adapted.
+  /// True if optimizers have stepped since the scale was last adapted.
   bool scale_is_due = false;
   WindowProgress window = {};
   bool trigger = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;
-  /// Loaders now being read, the innermost last.
+  /// Loaders being read, the innermost last.
   std::vector<const LoaderProgress*> active_loaders;
-  /// The ranks of this machine; made when first needed.
+  /// The ranks of this node; made when first needed.
   std::optional<Group> local_group;
   Join join = {};
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
-  /// What ranks agree on through the store.
   std::unique_ptr<RankAgreement> agreement;
-  /// Last, so that a save under way ends before what it uses goes.
+  /// Last, so that a save in progress ends before anything it uses is
+  /// destroyed.
   std::unique_ptr<Checkpoints> checkpoints;
 
-  /// The tensor that forward reads where it is not the one an optimizer steps
-  /// on; null where it is.
+  /// The model's tensor for one that an optimizer steps on; null if no prepared
+  /// model has it.
   [[nodiscard]] const at::Tensor* tensor_of(const at::Tensor& local) const {
     for (const auto& model : models) {
       const Parameter* row = model->table.find_local(local);
@@ -168,8 +170,8 @@ struct Session {
   }
 };
 
-/// Accelerator::clip_grad_norm_. `parameters` are models' tensors, or what
-/// optimizers step on.
+/// Implements Accelerator::clip_grad_norm_. `parameters` are tensors of models
+/// or those that optimizers step on.
 at::Tensor clip_gradients(
     Session& session,
     const std::vector<at::Tensor>& parameters,
@@ -177,12 +179,12 @@ at::Tensor clip_gradients(
     const ClipNormOptions& options);
 
 /// Warns of settings that were given and do nothing.
-void say_ignored(
+void warn_ignored_settings(
     const World& world,
     const std::vector<IgnoredSetting>& settings);
 
-/// Throws ConfigError inside join_uneven_inputs on several ranks: `what` needs
-/// all of them.
+/// Throws ConfigError inside join_uneven_inputs on several ranks. `what` names
+/// the operation that needs all of them.
 void require_no_join(const Session& session, std::string_view what);
 
 }  // namespace accelerate::detail

@@ -6,13 +6,12 @@
 
 namespace accelerate::detail {
 
-/// Which micro-step it is, and whether it ends a step. Counts only; touches no
-/// tensors.
+/// Counts micro-steps and tells which of them end a step. Touches no tensors.
 class StepClock {
  public:
   explicit StepClock(int window) : window_(window), length_(window) {}
 
-  /// A micro-step begins. `ends_early`: the window ends with it, so that no
+  /// Begins a micro-step. `ends_early` ends the window with it, so that no
   /// gradient is carried into the next epoch.
   void begin_micro_step(bool ends_early) {
     length_ = sync_gradients_ ? 1 : length_ + 1;
@@ -23,20 +22,20 @@ class StepClock {
 
   [[nodiscard]] int window() const { return window_; }
   [[nodiscard]] bool sync_gradients() const { return sync_gradients_; }
-  /// Micro-steps of the present window so far, this one included; a full
-  /// window's outside all.
+  /// Number of micro-steps of the present window so far, including this one;
+  /// outside all windows, that of a full window.
   [[nodiscard]] int length() const { return length_; }
-  /// The window ends with this micro-step, before it is full.
+  /// True if the window ends with this micro-step before it is full.
   [[nodiscard]] bool is_short() const {
     return sync_gradients_ && length_ < window_;
   }
-  /// Micro-steps ever begun; 0 outside all windows.
+  /// Number of micro-steps ever begun; 0 outside all windows.
   [[nodiscard]] std::int64_t serial() const { return serial_; }
 
   [[nodiscard]] StateDict state_dict() const {
     return {{"micro_step", micro_step_}, {"serial", serial_}};
   }
-  /// A window that was under way begins again: its gradients are gone.
+  /// Restarts a window that was in progress: its gradients are lost.
   void load_state_dict(const StateDict& state) {
     const auto micro_step = state.get<std::int64_t>("micro_step");
     serial_ = state.get<std::int64_t>("serial");

@@ -267,7 +267,7 @@ TEST(ModelOptions, SaysWhichModelsDoNotWorkOut) {
         "leave one of them out");
     refused(
         {.shard = 2, .fully_sharded = strategy(ShardingStrategy::no_shard)},
-        "splits nothing");
+        "shards nothing");
     refused(
         {.deepspeed = DeepSpeedOptions{.gradient_clipping = 1.0}},
         "which is for all models");
@@ -290,7 +290,7 @@ TEST(ModelOptions, GiveAModelItsOwnPrecisionAndUnits) {
     options.auto_wrap_policy = AutoWrapPolicy::no_wrap;
     const auto [a, b] = accelerator.prepare(
         student, with_options(teacher, {.fully_sharded = options}));
-    EXPECT_THAT(describe(a), ::testing::HasSubstr("whole on every rank"));
+    EXPECT_THAT(describe(a), ::testing::HasSubstr("full on every rank"));
     EXPECT_THAT(describe(b), ::testing::HasSubstr("computed in BFloat16"));
     const torch::NoGradGuard no_grad;
     const Tensor x = torch::ones({2, 5});

@@ -246,8 +246,8 @@ TEST(ShardedWeights, AreDescribedOneByOne) {
                 " kept here in Float, computed in BFloat16, reduced in "
                 "Float\n"),
             ::testing::HasSubstr(
-                "layers.2.weight: Float [7, 7], whole on every rank\n"),
-            ::testing::HasSubstr("factor: Float [], whole on every rank\n")));
+                "layers.2.weight: Float [7, 7], full on every rank\n"),
+            ::testing::HasSubstr("factor: Float [], full on every rank\n")));
   });
 }
 

@@ -64,7 +64,7 @@ TEST(Accelerator, AveragesAWindowAndStepsAtItsEndOnly) {
   EXPECT_THAT(rates, ::testing::ElementsAre(1, 1, 1, 0.5));
 }
 
-TEST(Accelerator, GivesTheSameWhetherGradientsAreDroppedFirstOrLast) {
+TEST(Accelerator, AllowsZeroGradFirstOrLast) {
   const auto run = [](bool first) {
     const Accelerator accelerator(
         {.gradient_accumulation_steps = 3, .world = alone()});
@@ -103,7 +103,7 @@ TEST(Accelerator, EndsAWindowWithTheLoader) {
       syncs, ::testing::ElementsAre(false, true, true, false, true, true));
 }
 
-TEST(Accelerator, ComputesInBf16AndAnswersInFp32) {
+TEST(Accelerator, ComputesInBf16AndReturnsFp32) {
   const Accelerator accelerator(
       {.mixed_precision = Precision::bf16, .world = alone()});
   torch::nn::Linear net(4, 4);
@@ -199,7 +199,7 @@ TEST(Accelerator, DoesNotAverageInsideNoSync) {
     gradients[static_cast<std::size_t>(accelerator.process_index())] =
         net->weight.grad().item<double>();
   });
-  // What was kept back, 1 and 2, is averaged with the rest.
+  // The gradients kept back, 1 and 2, are averaged with the rest.
   EXPECT_THAT(gradients, ::testing::ElementsAre(3, 3));
 }
 
@@ -319,7 +319,7 @@ TEST(Accelerator, ForgetsAndPreparesAgain) {
   });
 }
 
-TEST(Accelerator, KnowsWhatTheCodeDecided) {
+TEST(Accelerator, ExplainsSettingsGivenInCode) {
   const Accelerator accelerator(
       {.gradient_accumulation_steps = 3, .world = alone()});
   EXPECT_THAT(

@@ -61,7 +61,7 @@ TEST(Accumulation, CarriesAWindowIntoTheNextPassOnRequest) {
 }
 
 // Windows of 3 over 5 batches: the second has only 2.
-TEST(Accumulation, BringsEarlierMicroStepsOfAShortWindowInLine) {
+TEST(Accumulation, RescalesEarlierMicroStepsOfAShortWindow) {
   for (const bool sync_each_batch : {false, true}) {
     run_on_ranks(2, [&](const WorldOptions& world) {
       Accelerator accelerator(
@@ -91,7 +91,7 @@ TEST(Accumulation, BringsEarlierMicroStepsOfAShortWindowInLine) {
   }
 }
 
-TEST(Accumulation, AlignsAShortWindowOnceHoweverManyLosses) {
+TEST(Accumulation, RescalesAShortWindowOnceForSeveralLosses) {
   Accelerator accelerator({.gradient_accumulation_steps = 4, .world = alone()});
   auto first = one_weight(), second = one_weight();
   torch::optim::SGD sgd_1(first->parameters(), 1.0),
@@ -114,7 +114,7 @@ TEST(Accumulation, AlignsAShortWindowOnceHoweverManyLosses) {
   EXPECT_DOUBLE_EQ(second->weight.item<double>(), -30);
 }
 
-TEST(Accumulation, WeighsItemsInAShortWindowToo) {
+TEST(Accumulation, WeightsItemsInAShortWindowToo) {
   Accelerator accelerator({.gradient_accumulation_steps = 4, .world = alone()});
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);

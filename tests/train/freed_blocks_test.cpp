@@ -37,12 +37,12 @@ TEST(FreedBlocks, AreUsedAgainForTensorsOfTheirSize) {
   const torch::Tensor b = bytes(3 * kMiB + 100);
   EXPECT_EQ(b.data_ptr(), memory);
   EXPECT_EQ(kept_block_bytes(), 0);
-  // Small ones are not its business.
+  // Small tensors are left to the other allocator.
   bytes(1000).fill_(1);
   EXPECT_EQ(kept_block_bytes(), 0);
 }
 
-TEST(FreedBlocks, AreKeptUpToALimitTheOldestGoFirst) {
+TEST(FreedBlocks, AreKeptUpToALimitDroppingTheOldest) {
   std::optional<std::shared_ptr<void>> first = keep_freed_blocks(5 * kMiB);
   {
     torch::Tensor a = bytes(2 * kMiB), b = bytes(3 * kMiB), c = bytes(4 * kMiB);
@@ -53,16 +53,16 @@ TEST(FreedBlocks, AreKeptUpToALimitTheOldestGoFirst) {
     c.reset();
     EXPECT_EQ(kept_block_bytes(), 4 * kMiB);
     large.reset();
-    EXPECT_EQ(kept_block_bytes(), 4 * kMiB) << "more than is ever kept";
+    EXPECT_EQ(kept_block_bytes(), 4 * kMiB) << "larger than the limit";
   }
   const auto second = keep_freed_blocks(3 * kMiB);
   bytes(2 * kMiB).zero_();
   EXPECT_EQ(kept_block_bytes(), 6 * kMiB);
   first.reset();
-  EXPECT_EQ(kept_block_bytes(), 2 * kMiB) << "the later, of what is left";
+  EXPECT_EQ(kept_block_bytes(), 2 * kMiB) << "the later block fits the limit";
 }
 
-TEST(FreedBlocks, GoBackToTheSystemWithTheLastWhoWantedThem) {
+TEST(FreedBlocks, AreUnmappedWithTheLastHandle) {
   torch::Tensor survivor;
   {
     const auto lease = keep_freed_blocks(8 * kMiB);
@@ -79,8 +79,8 @@ TEST(FreedBlocks, GoBackToTheSystemWithTheLastWhoWantedThem) {
 
 TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
   // oneDNN's scratch comes this way, and may be older than the allocator.
-  c10::Allocator& usual = *c10::GetDefaultCPUAllocator();
-  void* const older = usual.raw_allocate(2 * kMiB);
+  c10::Allocator& fallback = *c10::GetDefaultCPUAllocator();
+  void* const older = fallback.raw_allocate(2 * kMiB);
   const auto lease = keep_freed_blocks(8 * kMiB);
   c10::Allocator& now = *c10::GetCPUAllocator();
   now.raw_deallocate(older);
@@ -91,7 +91,7 @@ TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
   EXPECT_EQ(grown.sum().item<std::int64_t>(), 6 * kMiB);
 }
 
-TEST(FreedBlocks, AreForSeveralThreads) {
+TEST(FreedBlocks, MayBeUsedByManyThreads) {
   const auto lease = keep_freed_blocks(16 * kMiB);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -107,13 +107,13 @@ TEST(FreedBlocks, AreForSeveralThreads) {
   EXPECT_LE(kept_block_bytes(), 16 * kMiB);
 }
 
-// What an Accelerator makes of its process.
+// The effects of an Accelerator on its process.
 struct Outcome {
   bool replaces_allocator = false;
   bool fixes_heap = false;
 };
 
-// Once glibc has freed a mapped block, it takes smaller ones from the heap;
+// Once glibc has freed a mapped block, it takes smaller ones from the heap
 // unless the threshold is fixed.
 bool is_heap_fixed() {
   std::free(std::malloc(8 * kMiB));
@@ -128,7 +128,7 @@ bool is_heap_fixed() {
 #endif
 }
 
-// In a process of its own, since neither can be undone.
+// Runs in a process of its own, since neither effect can be undone.
 void expect_outcome(
     const AcceleratorOptions& options,
     const Outcome& expected,
@@ -173,7 +173,7 @@ TEST(FreedBlocksDeathTest, AreKeptForOtherModelsIfSwitchedOn) {
 }
 
 TEST(FreedBlocksDeathTest, LeaveGlibcAloneIfTheUserTunedIt) {
-  // glibc reads it when a process begins, which this one has.
+  // glibc reads the variable when a process starts, too early for this one.
   const auto tune = [] { ::setenv("MALLOC_MMAP_THRESHOLD_", "1000000000", 1); };
   expect_outcome({.parallel = kSharded}, {false, false}, tune);
   expect_outcome(

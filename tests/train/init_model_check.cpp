@@ -1,5 +1,5 @@
-// Processes, each with random generators of its own, build a model of which
-// only rank 0 makes values.
+// Processes, each with its own random generators, build a model whose values
+// only rank 0 makes.
 #include <cstdio>
 #include <cstdlib>
 
@@ -13,7 +13,7 @@ using namespace accelerate;
 
 void require(bool condition, const char* what) {
   if (condition) return;
-  std::fprintf(stderr, "not so: %s\n", what);
+  std::fprintf(stderr, "failed: %s\n", what);
   std::exit(1);
 }
 
@@ -24,16 +24,16 @@ void build(bool seeds_are_alike) {
   torch::manual_seed(seeds_are_alike ? 7 : 7 + rank);
   const auto net =
       accelerator.init_model([] { return torch::nn::Linear(4, 4); });
-  require(net->weight.is_meta() == (rank != 0), "who makes values");
+  require(net->weight.is_meta() == (rank != 0), "only rank 0 makes values");
   const auto numbers = accelerator.world().group().all_gather(torch::rand({3}));
-  // As they would be if every rank had built it.
+  // The numbers that follow if every rank builds the model.
   torch::manual_seed(7);
-  const torch::nn::Linear usual(4, 4);
+  const torch::nn::Linear ordinary(4, 4);
   require(torch::equal(numbers[0], torch::rand({3})), "rank 0's numbers");
   for (std::size_t i = 1; i < numbers.size(); ++i) {
     require(
         torch::equal(numbers[i], numbers[0]) == seeds_are_alike,
-        "numbers of the others");
+        "the other ranks' numbers");
   }
 }
 

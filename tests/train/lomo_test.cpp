@@ -17,7 +17,7 @@ torch::nn::Linear fixed_net() {
   return net;
 }
 
-// Rank r of n has rows r, r + n ... of six.
+// Rows r, r + n, ... of six: those of rank r of n.
 torch::Tensor rows_of(int rank, int ranks) {
   const auto all = torch::arange(12, torch::kFloat).view({6, 2}) / 10;
   std::vector<torch::Tensor> own;
@@ -26,11 +26,11 @@ torch::Tensor rows_of(int rank, int ranks) {
 }
 
 TEST(LomoBackward, EqualsDescentOnTheWholeBatch) {
-  auto whole = fixed_net();
-  torch::optim::SGD sgd(whole->parameters(), 0.1);
+  auto reference = fixed_net();
+  torch::optim::SGD sgd(reference->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
     sgd.zero_grad();
-    whole(rows_of(0, 1)).square().mean().backward();
+    reference(rows_of(0, 1)).square().mean().backward();
     sgd.step();
   }
   for (const int ranks : {1, 2, 3}) {
@@ -47,13 +47,13 @@ TEST(LomoBackward, EqualsDescentOnTheWholeBatch) {
         optimizer.zero_grad();
         EXPECT_FALSE(net->weight.grad().defined());
       }
-      EXPECT_TRUE(torch::allclose(net->weight, whole->weight, 1e-5, 1e-6));
-      EXPECT_TRUE(torch::allclose(net->bias, whole->bias, 1e-5, 1e-6));
+      EXPECT_TRUE(torch::allclose(net->weight, reference->weight, 1e-5, 1e-6));
+      EXPECT_TRUE(torch::allclose(net->bias, reference->bias, 1e-5, 1e-6));
     });
   }
 }
 
-TEST(LomoBackward, SaysWhatItCannotDo) {
+TEST(LomoBackward, RefusesUnsupportedSettings) {
   const WorldOptions alone{.rank = 0, .size = 1, .device = at::kCPU};
   auto net = fixed_net();
   const auto loss = [&] { return net(torch::ones({1, 2})).sum(); };

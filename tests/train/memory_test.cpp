@@ -10,10 +10,10 @@ namespace memory_test {
 using testing::expect_error;
 using testing::run_on_ranks;
 
-// Fails as LibTorch does when more is asked for than any machine has.
+// Makes LibTorch run out of memory by asking for more than any machine has.
 void take_too_much() { torch::empty({std::int64_t{1} << 58}); }
 
-TEST(OutOfMemory, IsToldFromOtherErrors) {
+TEST(OutOfMemory, IsDistinguishedFromOtherErrors) {
   const auto is_oom = [](const std::function<void()>& body) {
     try {
       body();
@@ -48,7 +48,7 @@ TEST(BatchSizeSearch, GoesDownUntilItFitsAndKeepsWhatItFound) {
   EXPECT_EQ(search.batch_size(), 25);
 }
 
-TEST(BatchSizeSearch, LetsOtherErrorsPassAndSaysWhenNothingFits) {
+TEST(BatchSizeSearch, PassesOtherErrorsAndReportsThatNothingFits) {
   BatchSizeSearch search({.starting_batch_size = 4});
   expect_error<std::logic_error>(
       [&] { search([](std::int64_t) { throw std::logic_error("mine"); }); },
@@ -64,7 +64,7 @@ TEST(BatchSizeSearch, LetsOtherErrorsPassAndSaysWhenNothingFits) {
             {.starting_batch_size = 4,
              .reduce_batch_size = [](std::int64_t size) { return size; }});
       },
-      "must make less");
+      "must return less");
 }
 
 TEST(BatchSizeSearch, AgreesOverTheRanks) {
@@ -86,13 +86,12 @@ TEST(BatchSizeSearch, AgreesOverTheRanks) {
 
 TEST(ReleaseMemory, EmptiesWhatItIsGiven) {
   torch::Tensor tensor = torch::ones({1000});
-  const c10::weak_intrusive_ptr<c10::TensorImpl> watch(
-      tensor.getIntrusivePtr());
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
   auto net = std::make_shared<torch::nn::LinearImpl>(3, 4);
   torch::nn::Linear holder(3, 4);
   std::vector<torch::Tensor> list{tensor, tensor};
   release_memory(tensor, net, holder, list);
-  EXPECT_TRUE(watch.expired());
+  EXPECT_TRUE(weak.expired());
   EXPECT_FALSE(tensor.defined());
   EXPECT_EQ(net, nullptr);
   EXPECT_TRUE(list.empty());

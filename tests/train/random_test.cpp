@@ -10,7 +10,7 @@ namespace random_test {
 using testing::expect_error;
 using testing::run_in_worlds;
 
-TEST(SetSeed, DecidesWhatComesNext) {
+TEST(SetSeed, MakesRandomNumbersReproducible) {
   set_seed(7);
   const auto first = torch::rand({4});
   const auto second = torch::rand({4});
@@ -29,7 +29,7 @@ TEST(SetSeed, AddsTheRankIfAsked) {
   EXPECT_TRUE(torch::equal(torch::rand({4}), first));
   expect_error<ConfigError>(
       [] { set_seed(7, {.device_specific = true}); }, "accelerator.world()");
-  // The default generator is one for all threads: one rank after the other.
+  // All threads share the default generator, so ranks take turns.
   std::vector<torch::Tensor> of_ranks(2);
   run_in_worlds(2, [&](const World& ranks) {
     for (int turn = 0; turn < 2; ++turn) {

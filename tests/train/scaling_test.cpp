@@ -47,8 +47,8 @@ TEST(Scaling, StepsWithTheTrueGradientWhetherClippedOrNot) {
 TEST(Scaling, SkipsAnInfiniteStepOnEveryRankAndLowersTheScale) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator(fp16(world));
-    // Not prepared: its gradients stay this rank's own, so only agreement keeps
-    // the ranks together.
+    // The model is not prepared, so that gradients differ per rank and only the
+    // scaler's agreement keeps the ranks in step.
     auto net = one_weight();
     torch::optim::SGD sgd(net->parameters(), 1.0);
     auto optimizer = accelerator.prepare(sgd);
@@ -79,7 +79,7 @@ TEST(Scaling, AdaptsTheScaleOnceForSeveralOptimizers) {
     accelerator.backward(
         model_1(x).sum() * (step == 0 ? INFINITY : 1.0) + model_2(x).sum());
     optimizer_1.step();
-    // The first step must not change by what the second is divided.
+    // The first step must not change the second one's divisor.
     optimizer_2.step();
     optimizer_1.zero_grad();
     optimizer_2.zero_grad();
@@ -91,7 +91,7 @@ TEST(Scaling, AdaptsTheScaleOnceForSeveralOptimizers) {
   EXPECT_EQ(second->weight.item<double>(), -3);
 }
 
-TEST(Scaling, KeepsGradientsThatWaitThroughAChangeOfScale) {
+TEST(Scaling, RescalesWaitingGradientsWhenTheScaleChanges) {
   Accelerator accelerator(fp16(alone()));
   auto first = one_weight(), second = one_weight();
   torch::optim::SGD sgd_1(first->parameters(), 1.0),
@@ -109,7 +109,7 @@ TEST(Scaling, KeepsGradientsThatWaitThroughAChangeOfScale) {
   EXPECT_EQ(second->weight.item<double>(), -3);
 }
 
-TEST(Scaling, AddsToGradientsThatWereUnscaledForNothing) {
+TEST(Scaling, AddsToGradientsThatWereUnscaledWithoutAStep) {
   Accelerator accelerator(fp16(alone()));
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);

@@ -1,4 +1,4 @@
-// How the accelerator tells the strategies of its models.
+// The accelerator's notifications to the strategies of its models.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -20,8 +20,8 @@ using Names = std::vector<std::string>;
 
 const WorldOptions kAlone{.rank = 0, .size = 1, .device = at::kCPU};
 
-// A prepared model that one optimizer inside the backward trains, and another;
-// of each, two strategies.
+// Two prepared models with two strategies each. An optimizer that steps inside
+// the backward trains the first model.
 struct TwoModels {
   TwoModels() {
     for (const auto& [model, name] :
@@ -39,7 +39,7 @@ struct TwoModels {
     const at::Tensor x = torch::ones({1, 2});
     return first(x).sum() + second(x).sum();
   }
-  Names told() const { return std::exchange(*events, {}); }
+  Names take_events() const { return std::exchange(*events, {}); }
 
   testing::Events events = std::make_shared<Names>();
   std::vector<RecordingStrategy*> strategies;
@@ -56,7 +56,7 @@ struct TwoModels {
   Model<torch::nn::LinearImpl>& second = std::get<1>(prepared);
 };
 
-TEST(StrategyEvents, OfABackwardEndInReverseWhicheverOptimizerRunsIt) {
+TEST(StrategyEvents, EndABackwardInReverseForEveryOptimizer) {
   const Names begins{
       "first.a:before_backward",
       "first.b:before_backward",
@@ -69,24 +69,24 @@ TEST(StrategyEvents, OfABackwardEndInReverseWhicheverOptimizerRunsIt) {
       "second.a:after_backward"};
   TwoModels models;
   at::Tensor loss = models.loss();
-  models.told();
+  models.take_events();
   models.accelerator.backward(loss);
   Names expected = begins;
   expected.insert(expected.end(), ends.begin(), ends.end());
-  EXPECT_EQ(models.told(), expected);
+  EXPECT_EQ(models.take_events(), expected);
 
   loss = models.loss();
-  models.told();
+  models.take_events();
   models.accelerator.lomo_backward(loss, 0.1);
   expected = begins;
   expected.insert(
       expected.end(), {"first.a:average_gradient", "first.b:average_gradient"});
   expected.insert(expected.end(), ends.begin(), ends.end());
-  EXPECT_EQ(models.told(), expected);
+  EXPECT_EQ(models.take_events(), expected);
 }
 
-TEST(StrategyEvents, TellAllOfAFailureInWhicheverBackward) {
-  const auto told_of_failure = [](const Names& events) {
+TEST(StrategyEvents, ReportAFailedBackwardToAllStrategies) {
+  const auto failures_in = [](const Names& events) {
     Names failures;
     for (const std::string& event : events) {
       if (event.ends_with(":on_failure")) failures.push_back(event);
@@ -102,7 +102,7 @@ TEST(StrategyEvents, TellAllOfAFailureInWhicheverBackward) {
     TwoModels models;
     const auto backward = [&] {
       const at::Tensor loss = models.loss();
-      models.told();
+      models.take_events();
       if (is_fused) {
         models.accelerator.lomo_backward(loss, 0.1);
       } else {
@@ -112,7 +112,7 @@ TEST(StrategyEvents, TellAllOfAFailureInWhicheverBackward) {
     for (const char* event : {"before_backward", "after_backward"}) {
       models.strategies[3]->fails_in = event;
       expect_error<std::runtime_error>(backward, "second.b");
-      EXPECT_THAT(told_of_failure(models.told()), all);
+      EXPECT_THAT(failures_in(models.take_events()), all);
     }
     models.strategies[3]->fails_in = "";
     // A loss without a graph: autograd itself throws.
@@ -125,21 +125,21 @@ TEST(StrategyEvents, TellAllOfAFailureInWhicheverBackward) {
       }
     };
     expect_error<c10::Error>(fail, "does not require grad");
-    EXPECT_THAT(told_of_failure(models.told()), all);
+    EXPECT_THAT(failures_in(models.take_events()), all);
     models.strategies[0]->explains_failures = true;
     models.strategies[2]->explains_failures = true;
     expect_error<std::runtime_error>(fail, "first.a knows why");
-    EXPECT_THAT(told_of_failure(models.told()), all);
+    EXPECT_THAT(failures_in(models.take_events()), all);
   }
 }
 
-TEST(StrategyEvents, TellThoseBeforeAForwardThatCannotBeginOfItsFailure) {
+TEST(StrategyEvents, ReportAFailedForwardToTheStrategiesThatBeganIt) {
   TwoModels models;
   models.strategies[1]->fails_in = "before_forward";
   expect_error<std::runtime_error>(
       [&] { models.first(torch::ones({1, 2})); }, "first.b");
   EXPECT_THAT(
-      models.told(),
+      models.take_events(),
       ElementsAre(
           "first.a:before_forward",
           "first.b:before_forward",
@@ -147,15 +147,15 @@ TEST(StrategyEvents, TellThoseBeforeAForwardThatCannotBeginOfItsFailure) {
           "first.a:on_failure"));
 }
 
-TEST(StrategyEvents, TellOfAStepOnlyWhoseModelsItChanges) {
+TEST(StrategyEvents, ReportAStepToTheModelsItChangesOnly) {
   TwoModels models;
   torch::optim::SGD sgd(models.other->parameters(), 0.1);
   auto optimizer = models.accelerator.prepare(sgd);
   models.accelerator.backward(models.loss());
-  models.told();
+  models.take_events();
   optimizer.step();
   EXPECT_THAT(
-      models.told(),
+      models.take_events(),
       ElementsAre(
           "first.a:before_step",
           "first.b:before_step",
@@ -167,7 +167,7 @@ TEST(StrategyEvents, TellOfAStepOnlyWhoseModelsItChanges) {
 
 // A model whose optimizer is not prepared yet keeps its values while another's
 // optimizer steps.
-TEST(MasterWeights, AreTakenOverOnlyAfterTheirOwnOptimizersStep) {
+TEST(MasterWeights, AreCopiedOnlyAfterTheirOwnOptimizersStep) {
   const Accelerator accelerator({.master_weights = true, .world = kAlone});
   torch::nn::Linear net(2, 1), later(64, 64);
   net->to(at::kBFloat16);
@@ -236,7 +236,7 @@ struct Compressed {
   Optimizer& optimizer = std::get<1>(prepared);
 };
 
-TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
+TEST(StrategyState, LoadsAlongsideTechniquesAddedSinceTheSave) {
   const testing::TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Compressed through(world, CommHook::power_sgd, false);
@@ -258,11 +258,11 @@ TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
     resumed.accelerator.load_state(directory / "out");
     const StateDict loaded = resumed.state().get<StateDict>("replicate");
     EXPECT_EQ(loaded.get<std::int64_t>("iteration"), 3);
-    for (const char* part : {"errors", "factors"}) {
+    for (const char* key : {"errors", "factors"}) {
       EXPECT_TRUE(torch::equal(
-          loaded.get<StateDict>(part).get<at::Tensor>("weight"),
-          saved.get<StateDict>(part).get<at::Tensor>("weight")))
-          << part;
+          loaded.get<StateDict>(key).get<at::Tensor>("weight"),
+          saved.get<StateDict>(key).get<at::Tensor>("weight")))
+          << key;
     }
     through.train(3, 3);
     resumed.train(3, 3);
@@ -270,22 +270,22 @@ TEST(StrategyState, ArrivesWithTechniquesThatWereNotThereWhenItWasSaved) {
   });
 }
 
-TEST(StrategyState, ThatNobodyTakesIsReported) {
+TEST(StrategyState, IsReportedIfNoStrategyLoadsIt) {
   const testing::TemporaryDirectory directory;
-  std::string said;
+  std::string logged;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Compressed training(world, CommHook::power_sgd, false);
     training.train(0, 2);
     static_cast<void>(training.accelerator.save_state(directory / "out"));
     const LogSink sink = [&, rank = *world.rank](const LogRecord& record) {
-      if (rank == 0) said += std::string(record.message);
+      if (rank == 0) logged += std::string(record.message);
     };
     Compressed plain(world, CommHook::none, false, sink);
     plain.accelerator.load_state(directory / "out");
     EXPECT_TRUE(torch::equal(plain.net->weight, training.net->weight));
   });
   EXPECT_THAT(
-      said,
+      logged,
       HasSubstr("the state of \"replicate\" that was saved with model 0"));
 }
 
