@@ -82,7 +82,7 @@ const std::vector<Field>& sagemaker_fields() {
   return fields;
 }
 
-// Keys of this library that Accelerate does not know are also allowed.
+// Keys of this library that Accelerate does not know.
 constexpr std::array<std::string_view, 7> kOwnKeys{
     "timeout_seconds",
     "log_level",
@@ -108,7 +108,7 @@ constexpr std::array<std::string_view, 15> kLocalTypes{
     "XLA",
     "TP",
     "MEGATRON_LM"};
-// NO is one, too; Accelerate cannot read back its own file with it.
+// Accelerate writes NO for SageMaker, too, but cannot read that file back.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{
     "NO",
     "DATA_PARALLEL",
@@ -116,17 +116,17 @@ constexpr std::array<std::string_view, 3> kSageMakerTypes{
 
 template <std::size_t N>
 bool contains(
-    const std::array<std::string_view, N>& words,
-    std::string_view word) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+    const std::array<std::string_view, N>& names,
+    std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-class InForce {
+class Resolver {
  public:
-  explicit InForce(const ConfigDocument& document)
+  explicit Resolver(const ConfigDocument& document)
       : document_(document), given_(document.values) {}
 
-  ConfigJson read() {
+  ConfigJson resolve() {
     replace_old_keys();
     is_sagemaker_ =
         text("compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER";
@@ -181,13 +181,13 @@ class InForce {
     }
   }
 
-  // The value as written: NO without quotes is a boolean to YAML.
+  // The value as the file spells it: YAML reads NO without quotes as a boolean.
   [[nodiscard]] std::string text(const std::string& key, std::string otherwise)
       const {
     if (!given_.contains(key) || given_[key].is_null()) return otherwise;
-    const auto word = document_.words.find(key);
-    return word == document_.words.end() ? python_text(given_[key])
-                                         : word->second;
+    const auto scalar = document_.scalars.find(key);
+    return scalar == document_.scalars.end() ? python_text(given_[key])
+                                             : scalar->second;
   }
 
   void check_environment() {
@@ -261,7 +261,7 @@ bool is_config_key(std::string_view key) {
 }
 
 ConfigJson values_in_force(const ConfigDocument& document) {
-  return InForce(document).read();
+  return Resolver(document).resolve();
 }
 
 ConfigJson values_to_write(const ConfigJson& in_force) {

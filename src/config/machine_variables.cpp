@@ -20,7 +20,7 @@ std::string from(std::string_view variable) {
   return format("environment variable {}", variable);
 }
 
-// Steps of one job run one after another or, numbered, at the same time.
+// A port per job and step, since steps of one job may run at the same time.
 long long slurm_port(const Environment& environment) {
   const long long job = number_in(environment, "SLURM_JOB_ID").value_or(0);
   const long long step = number_in(environment, "SLURM_STEP_ID").value_or(0);
@@ -55,7 +55,7 @@ bool add_operator(const Environment& environment, Source& source) {
   const auto nodes = number_in(environment, "PET_NNODES");
   const auto address = environment.get("PET_MASTER_ADDR");
   if (!nodes || !address || *nodes < 2) return false;
-  // Operators number the nodes in one of these two.
+  // Operators set the node's rank in one of these two variables.
   const std::string_view name =
       environment.has("PET_NODE_RANK") ? "PET_NODE_RANK" : "RANK";
   const auto node = number_in(environment, name);
@@ -67,7 +67,7 @@ bool add_operator(const Environment& environment, Source& source) {
       "main_process_port",
       environment.get("PET_MASTER_PORT").value_or("29500"),
       from("PET_MASTER_PORT"));
-  // The value may be a word, such as auto.
+  // The value is not always a number: torchrun also accepts auto.
   const auto here = number_in(environment, "PET_NPROC_PER_NODE");
   source.add(
       "num_processes",

@@ -21,8 +21,8 @@ struct Family {
   std::string_view local_size;
 };
 
-// Slurm's batch script has SLURM_PROCID, too, but is one process, so the number
-// of tasks in the step counts.
+// For Slurm, reads the number of tasks in the step: a batch script, which is
+// one process, has SLURM_PROCID, too.
 constexpr std::array<Family, 6> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI",
@@ -48,9 +48,9 @@ struct Values {
   std::optional<int> rank, size, local_rank, local_size;
 };
 
-class Reading {
+class VariableReader {
  public:
-  explicit Reading(const Environment& environment)
+  explicit VariableReader(const Environment& environment)
       : environment_(environment) {}
 
   Values read(const Family& family) {
@@ -69,8 +69,8 @@ class Reading {
     if (!text) return std::nullopt;
     const auto value = parse_int(*text);
     if (!value || *value < -1 || *value > 1'000'000'000) {
-      complain(format(
-          "{}=\"{}\" is not a number of a rank or of ranks", name, *text));
+      complain(
+          format("{}=\"{}\" is not a rank or a number of ranks", name, *text));
       return std::nullopt;
     }
     // Some launchers write "unset" as -1.
@@ -88,8 +88,7 @@ class Reading {
   }
 
  private:
-  // SLURM_STEP_TASKS_PER_NODE is "4(x2),3": takes this node's entry by its
-  // number.
+  // Reads this node's entry of SLURM_STEP_TASKS_PER_NODE, such as "4(x2),3".
   std::optional<int> slurm_local_size() {
     const auto text = environment_.get("SLURM_STEP_TASKS_PER_NODE");
     if (!text) return std::nullopt;
@@ -116,10 +115,10 @@ class Reading {
   std::vector<std::string> complaints_;
 };
 
-void check(Reading& reading, const Family& family, const Values& values) {
+void check(VariableReader& reader, const Family& family, const Values& values) {
   const auto [rank, size, local_rank, local_size] = values;
   if (!size) {
-    reading.complain(format(
+    reader.complain(format(
         "{}={} is set but {} is not; set both, or start the program with "
         "accelerate-cpp launch",
         family.rank,
@@ -128,13 +127,13 @@ void check(Reading& reading, const Family& family, const Values& values) {
     return;
   }
   if (*size < 1) {
-    reading.complain(
+    reader.complain(
         format("{}={}; there is at least one rank", family.size, *size));
     return;
   }
   if (!rank) {
     if (*size > 1) {
-      reading.complain(format(
+      reader.complain(format(
           "{}={} is set but {} is not; set both, or start the program with "
           "accelerate-cpp launch",
           family.size,
@@ -144,7 +143,7 @@ void check(Reading& reading, const Family& family, const Values& values) {
     return;
   }
   if (*rank >= *size) {
-    reading.complain(format(
+    reader.complain(format(
         "{}={} but {}={}; ranks count from 0 to {}",
         family.rank,
         *rank,
@@ -153,7 +152,7 @@ void check(Reading& reading, const Family& family, const Values& values) {
         *size - 1));
   }
   if (local_size && (*local_size < 1 || *local_size > *size)) {
-    reading.complain(format(
+    reader.complain(format(
         "{}={} but {}={}; a machine has at least one and at most all of the "
         "ranks",
         family.local_size,
@@ -162,7 +161,7 @@ void check(Reading& reading, const Family& family, const Values& values) {
         *size));
   }
   if (local_rank && local_size && *local_rank >= *local_size) {
-    reading.complain(format(
+    reader.complain(format(
         "{}={} but {}={}; local ranks count from 0 to {}",
         family.local_rank,
         *local_rank,
@@ -171,7 +170,7 @@ void check(Reading& reading, const Family& family, const Values& values) {
         *local_size - 1));
   }
   if (local_rank && *local_rank > *rank) {
-    reading.complain(format(
+    reader.complain(format(
         "{}={} but {}={}; a rank is at least its local rank",
         family.local_rank,
         *local_rank,
@@ -180,10 +179,10 @@ void check(Reading& reading, const Family& family, const Values& values) {
   }
 }
 
-// torchrun and our launcher may well run inside an MPI or Slurm job and then
-// count other things; RANK from any other source must agree with the job.
+// torchrun and our launcher may run inside an MPI or Slurm job of another size;
+// RANK from any other source must agree with the job.
 void check_against_job(
-    Reading& reading,
+    VariableReader& reader,
     const Environment& environment,
     const Values& torch,
     const Family& other,
@@ -193,7 +192,7 @@ void check_against_job(
     return;
   if (!job.rank || !job.size || !torch.rank || !torch.size) return;
   if (*job.rank == *torch.rank && *job.size == *torch.size) return;
-  reading.complain(format(
+  reader.complain(format(
       "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}; unset the ones "
       "that are left over",
       *torch.rank,
@@ -229,12 +228,12 @@ std::string first_slurm_host(const std::string& node_list) {
 
 bool is_rank_variable(std::string_view name) {
   for (const Family& family : kFamilies) {
-    for (const std::string_view own :
+    for (const std::string_view variable :
          {family.rank, family.size, family.local_rank, family.local_size}) {
-      if (!own.empty() && name == own) return true;
+      if (!variable.empty() && name == variable) return true;
     }
   }
-  for (const std::string_view own :
+  for (const std::string_view variable :
        {"GROUP_RANK",
         "GROUP_WORLD_SIZE",
         "ROLE_RANK",
@@ -243,27 +242,28 @@ bool is_rank_variable(std::string_view name) {
         "MASTER_ADDR",
         "MASTER_PORT",
         "ACCELERATE_CPP_CONFIG"}) {
-    if (name == own) return true;
+    if (name == variable) return true;
   }
   return name.starts_with("TORCHELASTIC_");
 }
 
 RankVariables read_rank_variables(const Environment& environment) {
-  Reading reading(environment);
+  VariableReader reader(environment);
   const Family* chosen = nullptr;
   Values values;
   for (const Family& family : kFamilies) {
-    const Values found = reading.read(family);
-    // MPI libraries and Slurm export some of their variables outside jobs, too.
+    const Values found = reader.read(family);
+    // MPI libraries and Slurm export some of their variables outside jobs, too,
+    // so these need both.
     const bool present = family.launcher == "torch" ? found.rank || found.size
                                                     : found.rank && found.size;
     if (!present) continue;
     if (chosen == nullptr) {
       chosen = &family;
       values = found;
-      check(reading, family, found);
+      check(reader, family, found);
     } else if (chosen->launcher == "torch") {
-      check_against_job(reading, environment, values, family, found);
+      check_against_job(reader, environment, values, family, found);
     }
   }
   RankVariables result;
@@ -272,19 +272,19 @@ RankVariables read_rank_variables(const Environment& environment) {
     if (number && *number >= 0 && *number <= 65535) {
       result.port = static_cast<int>(*number);
     } else {
-      reading.complain(
+      reader.complain(
           format("MASTER_PORT=\"{}\" is not a port; use 0 to 65535", *port));
     }
   }
-  reading.finish();
+  reader.finish();
   if (chosen == nullptr) return result;
 
   result.launcher = chosen->launcher;
   result.size = *values.size;
   result.rank = values.rank.value_or(0);
   result.local_rank = values.local_rank.value_or(0);
-  // A local rank alone does not say how many there are; without either, every
-  // process is alone on its node, as Kubernetes operators start them.
+  // With a local rank but no local size, all ranks may be on this node. Without
+  // both, every process is alone on its node, as Kubernetes operators start it.
   result.local_size =
       values.local_size.value_or(values.local_rank ? result.size : 1);
   if (result.size == 1) return result;

@@ -20,7 +20,8 @@ struct RankVariables {
   /// The launcher that set the variables: "none", "torch", "Open MPI", "MPI",
   /// "Slurm" …
   std::string launcher = "none";
-  /// torchrun's agent keeps the store itself: rank 0 connects as a client, too.
+  /// True if torchrun's agent hosts the store: rank 0 connects as a client,
+  /// too.
   bool agent_hosts_store = false;
   /// Prefix of every store key, so that a restarted group does not find keys of
   /// the old one.
@@ -29,9 +30,9 @@ struct RankVariables {
 
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
 /// training operators (RANK, WORLD_SIZE …), Open MPI, MVAPICH, Intel MPI and
-/// MPICH, PALS, and Slurm steps, in this order; a single process if there are
-/// none. Throws one ConfigError listing all that are missing, unreadable or
-/// contradict each other.
+/// MPICH, PALS, and Slurm steps, in this order; a single process if none is
+/// set. Throws one ConfigError listing all variables that are missing, invalid
+/// or contradictory.
 RankVariables read_rank_variables(const Environment& environment);
 
 /// Whether a launcher sets this variable per rank, so that a process that

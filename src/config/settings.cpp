@@ -112,7 +112,7 @@ Settings resolve(std::span<const Source> sources) {
 
 namespace {
 
-// DeepSpeed writes "auto" for a number that the program knows better.
+// DeepSpeed writes "auto" for a number that the program sets.
 bool is_left_open(const OptionSpec& spec, std::string_view text) {
   return text == "auto" &&
       (spec.kind == OptionKind::integer || spec.kind == OptionKind::number);

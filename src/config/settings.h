@@ -15,13 +15,13 @@ namespace accelerate::detail {
 /// The origin of a value, weakest first.
 enum class Origin { default_value, file, environment, launcher, flag, code };
 
-/// One origin of values, not yet checked.
+/// Unchecked values from one origin.
 struct Source {
   Origin origin;
-  /// The origin as shown to users: "environment variable X", "file run.yaml".
+  /// By key: the value as a string, and its origin as shown to users, such as
+  /// "environment variable X" or "file run.yaml".
   std::map<std::string, std::pair<std::string, std::string>, std::less<>>
       values;
-  // key -> (value as a string, exact origin)
 
   void add(std::string_view key, std::string text, std::string where);
 };
@@ -45,11 +45,11 @@ class Settings {
   [[nodiscard]] std::optional<std::string> text(std::string_view key) const;
   [[nodiscard]] bool boolean(std::string_view key) const;
 
-  /// Whether any source gave it, so that it is not merely the default.
+  /// Whether any source sets the option, rather than its default.
   [[nodiscard]] bool is_given(std::string_view key) const;
 
   /// One line per option: name, value, origin. Options that only Python
-  /// programs know are listed if they are given.
+  /// programs use are listed only if they are given.
   [[nodiscard]] std::string explain() const;
 
   [[nodiscard]] const std::map<std::string, Resolved, std::less<>>& all()
@@ -62,7 +62,7 @@ class Settings {
   std::map<std::string, Resolved, std::less<>> values_;
 };
 
-/// Takes each option from the strongest source that has it. Checks every value
+/// Takes each option from the strongest source that sets it. Checks every value
 /// of every source first and throws one ConfigError with all complaints.
 Settings resolve(std::span<const Source> sources);
 

@@ -69,7 +69,7 @@ TEST_F(ConfigFileTest, FlattensMapsAndAddsTheirPrefixes) {
   EXPECT_EQ(values.text("fp8_format"), "E4M3");
 }
 
-TEST_F(ConfigFileTest, TakesNoWithoutQuotesAsTheWordItIs) {
+TEST_F(ConfigFileTest, ReadsNoWithoutQuotesAsAString) {
   const Settings values =
       settings("distributed_type: NO\nmixed_precision: no\n");
   EXPECT_EQ(values.text("distributed_type"), "NO");
@@ -84,7 +84,7 @@ TEST_F(ConfigFileTest, ReplacesKeysOfOldVersions) {
   EXPECT_EQ(values.text("dynamo_backend"), "inductor");
 }
 
-TEST_F(ConfigFileTest, AsksForTheTypeThatAccelerateAsksFor) {
+TEST_F(ConfigFileTest, RequiresADistributedTypeAsAccelerateDoes) {
   expect_error<ConfigError>(
       [&] { read("num_processes: 2\n"); }, "distributed_type is missing");
   expect_error<ConfigError>(
@@ -125,7 +125,7 @@ TEST(UpdatedText, KeepsCommentsAndOrder) {
       "debug: false\nmixed_precision: fp16\n");
 }
 
-TEST(WriteConfig, QuotesWhatWouldReadAsSomethingElse) {
+TEST(WriteConfig, QuotesStringsThatYamlWouldReadOtherwise) {
   const ConfigJson values{
       {"a", "no"},
       {"b", "12"},
@@ -151,7 +151,7 @@ TEST_F(ConfigFileTest, NamesTheFileThatDoesNotParseOrDoesNotExist) {
       [&] { read_config_document(directory_ / "none.yaml"); }, "none.yaml");
 }
 
-TEST_F(ConfigFileTest, TakesAnEmptyFileAsNoSettings) {
+TEST_F(ConfigFileTest, ReadsAnEmptyFileAsNoSettings) {
   EXPECT_TRUE(read("").values.empty());
 }
 

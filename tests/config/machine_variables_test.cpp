@@ -26,7 +26,7 @@ const Variables kSlurm{
     {"SLURM_PROCID", "1"},
     {"SLURM_GPUS_ON_NODE", "4"}};
 
-TEST(SchedulerSource, TakesSlurmsStepWithALauncherOnEachMachine) {
+TEST(SchedulerSource, ReadsASlurmStepWithOneLauncherPerNode) {
   const std::map<std::string, std::string> expected{
       {"num_machines", "3"},
       {"machine_rank", "1"},
@@ -36,7 +36,7 @@ TEST(SchedulerSource, TakesSlurmsStepWithALauncherOnEachMachine) {
   EXPECT_EQ(read(kSlurm), expected);
 }
 
-TEST(SchedulerSource, LeavesSeveralTasksOfAMachineToThemselves) {
+TEST(SchedulerSource, IgnoresSlurmStepsWithSeveralTasksPerNode) {
   Variables variables = kSlurm;
   variables.insert_or_assign("SLURM_STEP_NUM_TASKS", std::string("12"));
   EXPECT_TRUE(read(variables).empty());
@@ -53,7 +53,7 @@ TEST(SchedulerSource, TakesABatchScriptForOneMachine) {
                   .empty());
 }
 
-TEST(SchedulerSource, TakesTrainingOperators) {
+TEST(SchedulerSource, ReadsTrainingOperators) {
   const std::map<std::string, std::string> expected{
       {"num_machines", "2"},
       {"machine_rank", "1"},
@@ -72,7 +72,7 @@ TEST(SchedulerSource, TakesTrainingOperators) {
   EXPECT_EQ(read(variables), expected);
 }
 
-TEST(SchedulerSource, TakesOpenMpiWithOneProcessAMachine) {
+TEST(SchedulerSource, ReadsOpenMpiWithOneProcessPerNode) {
   const Variables one_each{
       {"OMPI_COMM_WORLD_SIZE", "2"},
       {"OMPI_COMM_WORLD_RANK", "1"},

@@ -38,7 +38,7 @@ TEST(OptionTable, ReadsBackWhatItWrites) {
   }));
 }
 
-TEST(OptionTable, SaysWhatIsAllowed) {
+TEST(OptionTable, ListsTheAllowedValues) {
   expect_error<ConfigError>(
       [] { parse_option(*find_option("mixed_precision"), "fp12"); },
       "one of no, fp16, bf16, fp8");
@@ -49,7 +49,7 @@ TEST(OptionTable, SaysWhatIsAllowed) {
       [] { parse_option(*find_option("num_processes"), "2.5"); }, "whole");
 }
 
-TEST(OptionTable, NeverAcceptsATextAsANumberInPart) {
+TEST(OptionTable, RefusesNumbersFollowedByText) {
   EXPECT_TRUE(rc::check([] {
     const auto digits = *rc::gen::inRange(1, 1000);
     const auto tail =

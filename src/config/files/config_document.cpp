@@ -17,9 +17,9 @@ namespace accelerate::detail {
 namespace {
 
 bool is_one_of(
-    std::string_view word,
-    std::initializer_list<std::string_view> words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+    std::string_view text,
+    std::initializer_list<std::string_view> choices) {
+  return std::find(choices.begin(), choices.end(), text) != choices.end();
 }
 
 class Converter {
@@ -44,7 +44,7 @@ class Converter {
       return list;
     }
     if (!node.IsScalar()) return nullptr;
-    if (!name.empty()) document_.words[name] = node.Scalar();
+    if (!name.empty()) document_.scalars[name] = node.Scalar();
     const bool is_quoted = node.Tag() == "!";
     return is_quoted ? ConfigJson(node.Scalar()) : yaml_value(node.Scalar());
   }
@@ -56,23 +56,24 @@ class Converter {
 }  // namespace
 
 // Follows the types of YAML 1.1, as Accelerate's reader does.
-ConfigJson yaml_value(const std::string& word) {
-  if (is_one_of(word, {"", "~", "null", "Null", "NULL"})) return nullptr;
+ConfigJson yaml_value(const std::string& scalar) {
+  if (is_one_of(scalar, {"", "~", "null", "Null", "NULL"})) return nullptr;
   if (is_one_of(
-          word,
+          scalar,
           {"yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})) {
     return true;
   }
   if (is_one_of(
-          word,
+          scalar,
           {"no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"})) {
     return false;
   }
-  if (const auto integer = parse_int(word)) return *integer;
+  if (const auto integer = parse_int(scalar)) return *integer;
   // YAML 1.1 reads 1e8, without a dot, as a string.
-  const bool has_dot = word.find('.') != std::string::npos;
-  if (const auto number = parse_double(word); number && has_dot) return *number;
-  return word;
+  const bool has_dot = scalar.find('.') != std::string::npos;
+  if (const auto number = parse_double(scalar); number && has_dot)
+    return *number;
+  return scalar;
 }
 
 ConfigDocument parse_config(std::string text, std::filesystem::path path) {
@@ -93,7 +94,8 @@ ConfigDocument parse_config(std::string text, std::filesystem::path path) {
   if (root.IsNull()) return document;
   if (!root.IsMap()) {
     throw ConfigError(format(
-        "[config] file {} must hold keys and values, one \"key: value\" a line",
+        "[config] file {} must hold keys and values, one \"key: value\" per "
+        "line",
         document.path.string()));
   }
   document.values = Converter(document).convert(root, "");
@@ -104,8 +106,8 @@ ConfigDocument read_config_document(const std::filesystem::path& path) {
   std::error_code code;
   if (!std::filesystem::exists(path, code)) {
     throw ConfigError(format(
-        "[config] there is no config file {}; give the path of one, or leave "
-        "--config_file out",
+        "[config] config file {} does not exist; give the path of one, or "
+        "leave --config_file out",
         path));
   }
   return parse_config(read_file(path), path);

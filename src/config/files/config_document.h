@@ -18,10 +18,10 @@ struct ConfigDocument {
   std::string text;
   bool is_json = false;
   ConfigJson values = ConfigJson::object();
-  /// Strings as written, by "key" or "map.key": for words such as NO, which are
-  /// booleans to YAML.
-  std::map<std::string, std::string, std::less<>> words;
-  /// Line numbers from 1, by the same names.
+  /// Scalars as written, by "key" or "map.key", since YAML reads some strings,
+  /// such as NO, as booleans.
+  std::map<std::string, std::string, std::less<>> scalars;
+  /// Line numbers, from 1, by the same names.
   std::map<std::string, int, std::less<>> lines;
 };
 
@@ -35,27 +35,27 @@ ConfigDocument read_config_document(const std::filesystem::path& path);
 /// nearest known one, and a missing or unknown `distributed_type`.
 ConfigJson values_in_force(const ConfigDocument& document);
 
-/// The values that are written to a file: no nulls, no empty maps.
+/// The values to write to a file, without nulls and empty maps.
 ConfigJson values_to_write(const ConfigJson& in_force);
 
 /// All values as JSON or YAML, keys sorted.
 std::string write_config(const ConfigJson& values, bool as_json);
 
-/// The document's own text with these values: lines of unchanged keys stay,
-/// with their comments; those of removed keys go; new keys follow. JSON is
-/// written anew.
+/// The document's text updated to these values: keeps the lines and comments of
+/// unchanged keys, drops removed keys, and appends new ones. Rewrites JSON
+/// entirely.
 std::string updated_text(
     const ConfigDocument& document,
     const ConfigJson& values);
 
-/// Whether a key may be outside the maps of a file for this machine.
+/// Whether a key may be at the top level of a file for this machine.
 bool is_config_key(std::string_view key);
 
 /// The JSON schema of config files, for editors.
 std::string config_schema();
 
-/// The value of a word without quotes in YAML 1.1, which Accelerate follows.
-ConfigJson yaml_value(const std::string& word);
+/// The value of an unquoted scalar in YAML 1.1, which Accelerate follows.
+ConfigJson yaml_value(const std::string& scalar);
 
 /// A value as Python writes it: True, 1.0, a string unchanged.
 std::string python_text(const ConfigJson& value);

@@ -57,10 +57,10 @@ class Reader {
       const std::string& section,
       const std::string& name,
       const ConfigJson& value) {
-    // This name is in Accelerate's documentation.
+    // Accelerate's documentation uses this name.
     if (key == "fsdp_backward_prefetch_policy") key = "fsdp_backward_prefetch";
     const OptionSpec* const spec = find_option(key);
-    // DeepSpeed's map also holds keys that are not DeepSpeed's.
+    // DeepSpeed's map also holds general keys.
     const bool fits = spec != nullptr &&
         (spec->section == section ||
          (section == "deepspeed_config" && spec->section.empty()));
@@ -68,7 +68,7 @@ class Reader {
       complain_unknown(key, section, name);
       return;
     }
-    // Some files of Accelerate leave the number to the command line.
+    // Accelerate writes -1 to leave the number to the command line.
     const bool is_unset = value.is_null() ||
         (key == "num_processes" && value.is_number() && value == -1);
     if (!is_unset) add(*spec, name, value);
@@ -78,13 +78,13 @@ class Reader {
       const OptionSpec& spec,
       const std::string& name,
       const ConfigJson& value) {
-    // NO without quotes is a boolean to YAML, and a string here.
-    const auto word = document_.words.find(name);
-    const bool is_word = spec.kind == OptionKind::choice &&
-        word != document_.words.end() && !value.is_string();
+    // YAML reads NO without quotes as a boolean; choices are strings.
+    const auto scalar = document_.scalars.find(name);
+    const bool use_scalar = spec.kind == OptionKind::choice &&
+        scalar != document_.scalars.end() && !value.is_string();
     source_.add(
         spec.key,
-        is_word ? word->second : python_text(value),
+        use_scalar ? scalar->second : python_text(value),
         format("file {}", document_.path.string()));
   }
 

@@ -25,17 +25,17 @@ ConfigJson schema_of(const OptionSpec& spec) {
       schema["type"] = {"string", "number", "boolean", "array", "null"};
       break;
     case OptionKind::choice: {
-      ConfigJson words = ConfigJson::array();
-      for (const std::string& word : split(spec.limits, '|')) {
-        words.push_back(word);
+      ConfigJson choices = ConfigJson::array();
+      for (const std::string& choice : split(spec.limits, '|')) {
+        choices.push_back(choice);
         const std::string other =
-            word == to_lower(word) ? to_upper(word) : to_lower(word);
-        if (other != word) words.push_back(other);
-        // NO without quotes is a boolean to YAML; digits are numbers.
-        const ConfigJson bare = yaml_value(word);
-        if (!bare.is_string()) words.push_back(bare);
+            choice == to_lower(choice) ? to_upper(choice) : to_lower(choice);
+        if (other != choice) choices.push_back(other);
+        // YAML reads NO without quotes as a boolean, and digits as a number.
+        const ConfigJson bare = yaml_value(choice);
+        if (!bare.is_string()) choices.push_back(bare);
       }
-      schema["enum"] = std::move(words);
+      schema["enum"] = std::move(choices);
       break;
     }
   }
@@ -49,7 +49,7 @@ std::string config_schema() {
   ConfigJson properties = ConfigJson::object();
   for (const OptionSpec& spec : option_table()) {
     if (spec.section.empty()) {
-      // Some options are for one launch alone.
+      // Skips options that apply to a single launch only.
       if (!is_config_key(spec.key)) continue;
       properties[std::string(spec.key)] = schema_of(spec);
       continue;
@@ -63,7 +63,7 @@ std::string config_schema() {
     }
     section["properties"][std::string(spec.key)] = schema_of(spec);
   }
-  // Keys without the prefix of their family are read, too.
+  // These maps may also hold keys without the prefix of their family.
   for (const char* const open :
        {"fsdp_config", "fp8_config", "dynamo_config", "deepspeed_config"}) {
     properties[open].erase("additionalProperties");

@@ -61,7 +61,7 @@ void append_yaml(
   }
 }
 
-// The lines of a key of the outermost map, including the comments above it.
+// The lines of a top-level key, including the comments above it.
 struct Block {
   std::string key;  // empty before the first key
   std::string lines;
@@ -118,7 +118,7 @@ std::string updated_text(
     } else if (values[block.key] == document.values[block.key]) {
       out += block.lines;
     } else {
-      // Comments above the key stay.
+      // Keeps the comments above the key.
       for (const std::string& line : split(block.lines, '\n')) {
         const auto bare = trim(line);
         if (bare.empty() || bare.front() != '#') break;

@@ -36,11 +36,9 @@ std::string allowed(const OptionSpec& spec) {
     case truth:
       return "yes or no";
     case text:
-      return "a text";
-    case choice: {
-      std::string words = join(split(spec.limits, '|'), ", ");
-      return "one of " + words;
-    }
+      return "a string";
+    case choice:
+      return "one of " + join(split(spec.limits, '|'), ", ");
     case integer:
     case number:
       break;
@@ -80,8 +78,8 @@ std::optional<OptionValue> try_parse(
         return *value;
       break;
     case choice:
-      for (std::string& word : split(spec.limits, '|')) {
-        if (to_lower(word) == to_lower(text)) return std::move(word);
+      for (std::string& candidate : split(spec.limits, '|')) {
+        if (to_lower(candidate) == to_lower(text)) return std::move(candidate);
       }
       break;
     case OptionKind::text:
@@ -145,8 +143,8 @@ std::string options_page() {
       "This page is printed by `accelerate-cpp options`; a test keeps the two "
       "equal. Marks: `py` is handed to Python programs\n"
       "and has no effect on programs of this library yet, `py!` never will.\n";
-  const auto code = [](std::string_view word) {
-    return word.empty() ? std::string() : format("`{}`", word);
+  const auto code = [](std::string_view content) {
+    return content.empty() ? std::string() : format("`{}`", content);
   };
   const auto mark = [](OptionUse use) {
     switch (use) {

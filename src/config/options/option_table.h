@@ -12,7 +12,7 @@ namespace accelerate::detail {
 /// `truth` is a boolean whose flag takes a value: --flag true.
 enum class OptionKind { boolean, truth, integer, number, text, choice };
 
-/// States which programs act on an option's value.
+/// The programs that act on an option's value.
 enum class OptionUse {
   acts,         ///< the launcher or the library
   carried,      ///< Python programs; this library does not yet
@@ -21,18 +21,18 @@ enum class OptionUse {
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
 
-/// One setting, under all its names. The launcher's flags, the config file, the
-/// environment and docs/reference/options.md all come from these.
+/// One setting, under all its names: the single source of the launcher's flags,
+/// the config file's keys, the variables, and docs/reference/options.md.
 struct OptionSpec {
-  std::string_view key;       ///< in the config file and in the launcher's JSON
-  std::string_view section;   ///< the map in the file that holds it, or empty
-  std::string_view flag;      ///< of `accelerate-cpp launch`, or nothing
-  std::string_view variable;  ///< of the environment, or nothing
+  std::string_view key;      ///< key in the config file and the launcher's JSON
+  std::string_view section;  ///< map of the config file that holds it, or empty
+  std::string_view flag;     ///< flag of `accelerate-cpp launch`, or empty
+  std::string_view variable;  ///< environment variable, or empty
   OptionKind kind;
   std::string_view default_value;  ///< empty: unset
   std::string_view limits;  ///< choice: "a|b|c"; numbers: "1.." or "0..65535"
   OptionUse use;
-  std::string_view group;  ///< the heading above its flag
+  std::string_view group;  ///< heading above the flag in the help
   std::string_view help;
 };
 

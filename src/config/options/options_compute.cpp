@@ -9,7 +9,7 @@ namespace {
 using enum OptionKind;
 using enum OptionUse;
 
-// Options of how layers are computed.
+// Options about how layers are computed.
 // clang-format off
 constexpr std::array<OptionSpec, 19> kComputeRows{{
     {"dynamo_backend", "dynamo_config", "--dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", choice, "no", "no|eager|aot_eager|inductor|aot_ts_nvfuser|nvprims_nvfuser|cudagraphs|ofi|fx2trt|onnxrt|tensorrt|aot_torchxla_trace_once|torhchxla_trace_once|torchxla_trace_once|ipex|tvm|hpu_backend", python_only, "torch.compile",
@@ -23,7 +23,7 @@ constexpr std::array<OptionSpec, 19> kComputeRows{{
     {"dynamo_use_regional_compilation", "dynamo_config", "--dynamo_use_regional_compilation", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", boolean, "false", "", python_only, "torch.compile",
      "compile repeated blocks once"},
     {"fp8_backend", "fp8_config", "--fp8_backend", "ACCELERATE_FP8_BACKEND", choice, "", "ao|te|msamp", carried, "fp8",
-     "whose fp8 a Python program takes"},
+     "fp8 library of a Python program"},
     {"fp8_use_autocast_during_eval", "fp8_config", "--fp8_use_autocast_during_eval", "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", boolean, "false", "", carried, "fp8",
      "fp8 while evaluating"},
     {"fp8_margin", "fp8_config", "--fp8_margin", "ACCELERATE_FP8_MARGIN", integer, "0", "0..", carried, "fp8",
@@ -35,13 +35,13 @@ constexpr std::array<OptionSpec, 19> kComputeRows{{
     {"fp8_amax_history_len", "fp8_config", "--fp8_amax_history_len", "ACCELERATE_FP8_AMAX_HISTORY_LEN", integer, "1024", "1..", carried, "fp8",
      "steps whose largest values are remembered"},
     {"fp8_amax_compute_algo", "fp8_config", "--fp8_amax_compute_algo", "ACCELERATE_FP8_AMAX_COMPUTE_ALGO", choice, "most_recent", "max|most_recent", carried, "fp8",
-     "which of them counts"},
+     "which of those values sets the scale"},
     {"fp8_override_linear_precision", "fp8_config", "--fp8_override_linear_precision", "", text, "False,False,False", "", carried, "fp8",
-     "three words for fprop, dgrad, wgrad: true computes that product in higher precision"},
+     "three booleans for fprop, dgrad, wgrad: true computes that product in higher precision"},
     {"fp8_opt_level", "fp8_config", "--fp8_opt_level", "ACCELERATE_FP8_OPT_LEVEL", choice, "O2", "O1|O2", carried, "fp8",
      "MS-AMP's level"},
     {"fp8_enable_fsdp_float8_all_gather", "fp8_config", "--fp8_enable_fsdp_float8_all_gather", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", truth, "1", "", carried, "fp8",
-     "gather parts in fp8"},
+     "gather shards in fp8"},
     {"fp8_pad_inner_dim", "fp8_config", "--fp8_pad_inner_dim", "ACCELERATE_FP8_PAD_INNER_DIM", truth, "1", "", carried, "fp8",
      "pad inner sizes to multiples of 16"},
     {"fp8_amax_history_length", "fp8_config", "", "ACCELERATE_FP8_AMAX_HISTORY_LENGTH", integer, "", "1..", carried, "fp8",

@@ -9,7 +9,7 @@ namespace {
 using enum OptionKind;
 using enum OptionUse;
 
-// Options that only Python programs and external services know.
+// Options that only Python programs and external services use.
 // clang-format off
 constexpr std::array<OptionSpec, 18> kPythonRows{{
     {"compute_environment", "", "", "", choice, "LOCAL_MACHINE", "LOCAL_MACHINE|AMAZON_SAGEMAKER", carried, "Only for Python programs",
