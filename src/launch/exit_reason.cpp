@@ -22,7 +22,7 @@ const char* hint_of(int signal) {
     case SIGILL:
       return " (built for another processor?)";
     case SIGABRT:
-      return " (an exception nobody caught, or a failed check)";
+      return " (an uncaught exception, or a failed check)";
     default:
       return "";
   }

@@ -33,7 +33,7 @@ using detail::format;
 constexpr const char* kNameVariable = "ACCELERATE_CPP_FUNCTION";
 constexpr const char* kReportVariable = "ACCELERATE_CPP_FUNCTION_REPORT";
 
-/// What a rank says of its end: the class of the error, then its text.
+/// The first byte of a rank's report: the class of its error.
 enum class Kind : char {
   config = 'C',
   checkpoint = 'P',
@@ -42,10 +42,11 @@ enum class Kind : char {
   other = 'E'
 };
 
-/// What a rank reports of its end, by a pipe that is open while it runs.
+/// The error that a rank reports through a pipe, which stays open while the
+/// rank runs.
 class Report final : public detail::EventSource {
  public:
-  /// Takes the pipe over.
+  /// Takes ownership of the pipe.
   explicit Report(int pipe) : pipe_(pipe) {}
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
@@ -79,9 +80,9 @@ struct Ranks {
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  std::vector<std::string> words = detail::split(text, '\0');
-  if (!words.empty()) words.pop_back();
-  return words;
+  std::vector<std::string> arguments = detail::split(text, '\0');
+  if (!arguments.empty()) arguments.pop_back();
+  return arguments;
 }
 
 std::vector<std::string> variables_of(
@@ -106,7 +107,7 @@ std::vector<std::string> variables_of(
   all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = size;
   all["MASTER_ADDR"] = "127.0.0.1";
   all["MASTER_PORT"] = std::to_string(port);
-  // The store is here.
+  // This process hosts the store.
   all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   all[kNameVariable] = options.name;
   all[kReportVariable] = std::to_string(report);
@@ -148,7 +149,7 @@ void start_rank(
   ranks.supervisor.add(started.pid, {ranks.reports.back().get()});
 }
 
-std::string end_of(int status) {
+std::string describe_end(int status) {
   if (WIFEXITED(status)) {
     return format("exited with code {}", WEXITSTATUS(status));
   }
@@ -171,18 +172,20 @@ std::string end_of(int status) {
   throw Error(text);
 }
 
-// The error of a rank that did not only lose a peer, if there is one.
+// Throws the error of the failed ranks, preferably of one that did not merely
+// lose a peer. Returns if none failed.
 void throw_failure(const Ranks& ranks) {
   std::vector<detail::Suspect> suspects;
   for (std::size_t i = 0; i < ranks.reports.size(); ++i) {
     const int status = ranks.supervisor.ranks()[i].wait_status;
     if (status == 0) continue;
     const std::string& report = ranks.reports[i]->text();
-    // SIGTERM is what we sent.
-    const bool is_told = WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+    // The supervisor ends ranks by SIGTERM.
+    const bool was_terminated =
+        WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
     const bool lost_a_peer = !report.empty() &&
         report.front() == static_cast<char>(Kind::distributed);
-    suspects.push_back({.rank = i, .is_victim = is_told || lost_a_peer});
+    suspects.push_back({.rank = i, .is_victim = was_terminated || lost_a_peer});
   }
   const std::optional<std::size_t> cause = detail::find_cause(suspects);
   if (!cause) return;
@@ -191,7 +194,7 @@ void throw_failure(const Ranks& ranks) {
     throw DistributedError(format(
         "[launch] rank {} of launch_function() {}",
         *cause,
-        end_of(ranks.supervisor.ranks()[*cause].wait_status)));
+        describe_end(ranks.supervisor.ranks()[*cause].wait_status)));
   }
   throw_as(
       static_cast<Kind>(report.front()),
@@ -203,7 +206,7 @@ void report(int pipe, Kind kind, const std::string& text) {
   (void)!::write(pipe, message.data(), message.size());
 }
 
-// A rank's life: it ends here.
+// Runs the function in a rank's process, which ends here.
 [[noreturn]] void run_as_rank(const std::function<void()>& function, int pipe) {
   ::fcntl(pipe, F_SETFD, FD_CLOEXEC);
   int code = 1;
@@ -221,7 +224,8 @@ void report(int pipe, Kind kind, const std::string& text) {
   } catch (const std::exception& error) {
     report(pipe, Kind::other, error.what());
   } catch (...) {
-    report(pipe, Kind::other, "something that is no exception was thrown");
+    report(
+        pipe, Kind::other, "something that is not a std::exception was thrown");
   }
   std::exit(code);
 }

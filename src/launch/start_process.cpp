@@ -42,13 +42,13 @@ void reset_signals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// After fork: only calls that are safe there.
+// Runs after fork: only async-signal-safe calls are allowed.
 [[noreturn]] void become(const Child& child) {
   const ProcessStart& start = child.start;
   if (start.out >= 0) redirect_streams(start);
   if (start.kept >= 0) fcntl(start.kept, F_SETFD, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != child.parent) _exit(1);  // it died in between
+  if (getppid() != child.parent) _exit(1);  // the parent died in between
   if (start.processors != nullptr) {
     sched_setaffinity(0, sizeof *start.processors, start.processors);
   }
@@ -105,9 +105,9 @@ StartedProcess start_process(ProcessStart start) {
     return started;
   }
   report.close_write_end();
-  // Both sides, so that neither is late.
+  // Both parent and child set the group, so that neither sees it unset.
   if (start.out >= 0) setpgid(started.pid, started.pid);
-  // At its end without a message, the program runs.
+  // The pipe closes without a message once the program runs.
   int problem = 0;
   ssize_t count = 0;
   do {

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// A pipe whose ends no program that is started later inherits.
+/// A pipe whose ends are not inherited by programs (close-on-exec).
 class Pipe {
  public:
   /// Throws ConfigError if the system refuses.
@@ -19,7 +19,7 @@ class Pipe {
 
   [[nodiscard]] int read_end() const { return read_end_; }
   [[nodiscard]] int write_end() const { return write_end_; }
-  /// The caller closes it from now on.
+  /// Passes ownership of the read end to the caller.
   int release_read_end();
   void close_write_end();
 
@@ -28,29 +28,29 @@ class Pipe {
   int write_end_ = -1;
 };
 
-/// What to start, and how.
+/// The program to start, and its surroundings.
 struct ProcessStart {
   std::string program;
-  /// The program's name first.
+  /// The arguments, beginning with the program's name.
   std::vector<std::string> arguments;
-  /// All of its environment, as NAME=VALUE.
+  /// The complete environment, as NAME=VALUE.
   std::vector<std::string> variables;
-  /// Standard output and standard error. -1: as this process's, and standard
-  /// input as well. Otherwise, standard input is empty, and the process leads a
-  /// process group of its own.
+  /// Descriptors for standard output and standard error. -1: all three streams
+  /// are those of this process. Otherwise, standard input is empty, and the
+  /// process leads its own process group.
   int out = -1;
   int err = -1;
-  /// One more descriptor that stays open in it, under the same number; or -1.
+  /// Another descriptor that the process inherits, or -1.
   int kept = -1;
-  /// Processors to bind it to; null: as this process.
+  /// Processors to bind the process to; null: those of this process.
   const cpu_set_t* processors = nullptr;
-  /// Signals are neither blocked nor ignored in it, whatever this process does.
+  /// Unblocks all signals in the process, and ignores none.
   bool resets_signals = false;
 };
 
 struct StartedProcess {
   pid_t pid = -1;
-  /// Why it could not be started, as in errno; 0: it runs.
+  /// 0 if the process runs, else the errno of why it could not be started.
   int problem = 0;
 };
 

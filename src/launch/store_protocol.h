@@ -4,9 +4,9 @@
 
 namespace accelerate::detail {
 
-// What c10d::TCPStore's clients and servers say to each other since LibTorch
-// 2.2: a byte for the question, then its arguments; integers as the machine
-// has them, texts and lists after their 64-bit lengths.
+// The protocol of c10d::TCPStore since LibTorch 2.2: one byte for the query,
+// then its arguments. Integers are in native byte order; strings and lists
+// follow their 64-bit lengths.
 enum class StoreQuery : std::uint8_t {
   validate,
   set,
@@ -31,7 +31,7 @@ enum class StoreAnswer : std::uint8_t {
   wait_canceled = 1
 };
 
-/// Comes first, after `validate`.
+/// The argument of `validate`, the first query of a connection.
 inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
 
 }  // namespace accelerate::detail

@@ -29,14 +29,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// A key or value larger than this is no message of ours.
+// Limits beyond which a message cannot be ours.
 constexpr std::uint64_t kMostBytes = 1ULL << 30U;
 constexpr std::uint64_t kMostKeys = 1ULL << 20U;
 
-/// Not enough has arrived yet.
+/// Thrown if a message has not arrived completely.
 struct Incomplete {};
-/// Not the protocol.
-struct Nonsense {};
+/// Thrown if a client does not speak the protocol.
+struct ProtocolError {};
 
 class Reader {
  public:
@@ -52,15 +52,15 @@ class Reader {
   }
   std::string text() {
     const auto size = value<std::uint64_t>();
-    if (size > kMostBytes) throw Nonsense();
+    if (size > kMostBytes) throw ProtocolError();
     if (rest_.size() < size) throw Incomplete();
     std::string out(rest_.substr(0, size));
     rest_.remove_prefix(size);
     return out;
   }
-  std::vector<std::string> texts(std::uint64_t times = 1) {
+  std::vector<std::string> strings(std::uint64_t times = 1) {
     const auto count = value<std::uint64_t>();
-    if (count > kMostKeys) throw Nonsense();
+    if (count > kMostKeys) throw ProtocolError();
     std::vector<std::string> out;
     for (std::uint64_t i = 0; i < count * times; ++i) out.push_back(text());
     return out;
@@ -73,10 +73,10 @@ class Reader {
 
 struct Client {
   int socket = -1;
-  bool is_valid = false;  // has said the magic number
+  bool is_valid = false;  // has sent the magic number
   std::string arrived;
   std::string unsent;
-  std::vector<std::string> awaited;  // keys; empty: it waits for none
+  std::vector<std::string> awaited;  // keys it waits for
 
   template <class T>
   void answer(T value) {
@@ -109,7 +109,7 @@ class Server {
       if (waits[0].revents != 0) return;
       for (std::size_t i = 2; i < waits.size(); ++i) {
         Client& client = *clients_[i - 2];
-        if (waits[i].revents != 0 && !attend(client)) drop(client);
+        if (waits[i].revents != 0 && !serve(client)) drop(client);
       }
       std::erase_if(
           clients_, [](const auto& client) { return client->socket < 0; });
@@ -132,8 +132,8 @@ class Server {
     ::close(std::exchange(client.socket, -1));
   }
 
-  // False: it is gone, or speaks something else.
-  bool attend(Client& client) {
+  // Returns false if the client is gone or does not speak the protocol.
+  bool serve(Client& client) {
     char block[1U << 16U];
     const ssize_t count = ::recv(client.socket, block, sizeof block, 0);
     if (count == 0) return false;
@@ -154,7 +154,7 @@ class Server {
         used = client.arrived.size() - reader.left();
       }
     } catch (const Incomplete&) {
-    } catch (const Nonsense&) {
+    } catch (const ProtocolError&) {
       return false;
     }
     client.arrived.erase(0, used);
@@ -174,13 +174,14 @@ class Server {
     return true;
   }
 
-  // Throws Incomplete before any effect.
+  // Answers one message. Throws Incomplete before any effect.
   void answer(Client& client, Reader& in) {
     const auto query = in.value<StoreQuery>();
-    if (!client.is_valid && query != StoreQuery::validate) throw Nonsense();
+    if (!client.is_valid && query != StoreQuery::validate)
+      throw ProtocolError();
     switch (query) {
       case StoreQuery::validate:
-        if (in.value<std::uint32_t>() != kStoreMagic) throw Nonsense();
+        if (in.value<std::uint32_t>() != kStoreMagic) throw ProtocolError();
         client.is_valid = true;
         return;
       case StoreQuery::ping:
@@ -209,10 +210,11 @@ class Server {
       }
       case StoreQuery::check:
         client.answer(
-            has_all(in.texts()) ? StoreAnswer::ready : StoreAnswer::not_ready);
+            has_all(in.strings()) ? StoreAnswer::ready
+                                  : StoreAnswer::not_ready);
         return;
       case StoreQuery::wait: {
-        std::vector<std::string> keys = in.texts();
+        std::vector<std::string> keys = in.strings();
         if (has_all(keys)) {
           client.answer(StoreAnswer::stop_waiting);
         } else {
@@ -237,22 +239,22 @@ class Server {
         return;
       }
       case StoreQuery::multi_get:
-        for (const std::string& key : in.texts()) {
+        for (const std::string& key : in.strings()) {
           client.answer_text(value_of(key));
         }
         return;
       case StoreQuery::multi_set: {
-        std::vector<std::string> pairs = in.texts(2);
+        std::vector<std::string> pairs = in.strings(2);
         for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
           set(pairs[i], std::move(pairs[i + 1]));
         }
         return;
       }
     }
-    throw Nonsense();
+    throw ProtocolError();
   }
 
-  // Nothing there counts as expected nothing, as LibTorch has it.
+  // As in LibTorch, an empty expected value matches a missing key.
   void compare_set(Client& client, Reader& in) {
     const std::string key = in.text();
     const std::string expected = in.text();
@@ -285,7 +287,7 @@ class Server {
       if (client->awaited.empty() || !has_all(client->awaited)) continue;
       client->awaited.clear();
       client->answer(StoreAnswer::stop_waiting);
-      // A client that is gone is noticed when its own turn comes.
+      // If this fails, serve() will notice.
       static_cast<void>(send_rest(*client));
     }
   }
@@ -321,8 +323,8 @@ StoreServer::StoreServer(const std::string& address, int port, bool is_open) {
   const Addresses found(is_open ? "" : address, port, SOCK_STREAM, AI_PASSIVE);
   if (found.first() == nullptr) {
     throw ConfigError(format(
-        "[launch] main_process_ip is \"{}\", which is no address of this "
-        "machine ({}); use 127.0.0.1, or the host name of rank 0",
+        "[launch] main_process_ip is \"{}\", which is not an address of "
+        "this machine ({}); use 127.0.0.1, or the host name of rank 0",
         address,
         found.problem()));
   }

@@ -5,16 +5,16 @@
 
 namespace accelerate::detail {
 
-/// The key-value store that ranks meet in, in the launcher, which outlives
-/// them: what a dead rank left there can be told from what the next attempt
-/// writes, and no rank waits for rank 0 to listen. Speaks the protocol of
-/// c10d::TCPStore, so LibTorch and Python programs connect as to torchrun's
-/// (TORCHELASTIC_USE_AGENT_STORE). Serves from a thread of its own.
+/// The rendezvous key-value store. It runs in the launcher, which outlives the
+/// ranks, so attempts can keep their keys apart, and no rank waits for rank 0
+/// to listen. It speaks the protocol of c10d::TCPStore, so LibTorch and Python
+/// programs connect as to torchrun's store (TORCHELASTIC_USE_AGENT_STORE). It
+/// serves from its own thread.
 class StoreServer {
  public:
   /// Listens at `port` (0: a free one) of `address`, or, if `is_open`, of all
-  /// of this machine's. Throws ConfigError if the port is taken or the address
-  /// is not this machine's.
+  /// addresses of this machine. Throws ConfigError if the port is taken or the
+  /// address is not one of this machine.
   StoreServer(const std::string& address, int port, bool is_open = false);
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -27,7 +27,7 @@ class StoreServer {
 
   int port_ = 0;
   int listener_ = -1;
-  int end_[2] = {-1, -1};  // a pipe: closed, the thread ends
+  int end_[2] = {-1, -1};  // a pipe; closing it ends the thread
   std::thread thread_;
 };
 

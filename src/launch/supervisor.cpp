@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The rank that failed takes its peers along, and not always dies first.
+// A failed rank brings its peers down, and does not always die first.
 constexpr std::chrono::milliseconds kTimeToFindTheCause{300};
 constexpr std::chrono::seconds kTimeToEnd{4};
 // Grandchildren may hold a pipe open after their rank has gone.
@@ -78,7 +78,7 @@ void Supervisor::wait_for_something() {
   for (const Rank& rank : ranks_) {
     for (EventSource* source : rank.sources) wait_for(source);
   }
-  // It is read in any case.
+  // run() reads signals after every wait.
   if (options_.signals != nullptr) {
     waits.push_back({options_.signals->descriptor(), POLLIN, 0});
   }
@@ -105,7 +105,7 @@ void Supervisor::collect_dead() {
     if (!rank.is_running) continue;
     if (options_.signals == nullptr) {
       if (!is_silent(rank)) continue;
-      // It is about to be gone.
+      // Its pipes are closed, so it is about to end.
       while (waitpid(rank.pid, &rank.wait_status, 0) < 0 && errno == EINTR) {
       }
     } else if (waitpid(rank.pid, &rank.wait_status, WNOHANG) != rank.pid) {
@@ -118,9 +118,8 @@ void Supervisor::collect_dead() {
 }
 
 void Supervisor::note_failure(std::size_t index) {
-  // Deaths that we brought about say nothing.
+  // Ignores the ends that we brought about.
   if (was_terminated_ || expects_end_) return;
-  // What it said last may still be in its pipe.
   failures_.push_back(index);
   const auto now = Clock::now();
   if (failures_.size() == 1) terminate_at_ = now + kTimeToFindTheCause;
@@ -165,11 +164,11 @@ std::optional<std::size_t> find_cause(std::span<const Suspect> suspects) {
         return suspect.is_surely_the_cause;
       });
   if (sure != suspects.end()) return sure->rank;
-  const auto innocent = std::find_if(
+  const auto non_victim = std::find_if(
       suspects.begin(), suspects.end(), [](const Suspect& suspect) {
         return !suspect.is_victim;
       });
-  return (innocent != suspects.end() ? *innocent : suspects.front()).rank;
+  return (non_victim != suspects.end() ? *non_victim : suspects.front()).rank;
 }
 
 bool is_surely_the_cause(int wait_status) {

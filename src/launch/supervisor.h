@@ -19,28 +19,29 @@ class EventSource {
   virtual void read() = 0;
 };
 
-/// Watches the ranks of this machine until all have ended. When one fails, it
-/// waits a moment for the one that may have brought it down, and ends the
-/// others: SIGTERM, then SIGKILL.
+/// Supervises the ranks of this machine until all have ended. When one fails,
+/// it waits briefly for another that may be the cause, then ends the others
+/// with SIGTERM and later SIGKILL.
 class Supervisor {
  public:
   struct Options {
-    /// Readable when a signal has come, SIGCHLD among them; read before every
-    /// look for ranks that have ended. Null: this process's signals are not the
-    /// supervisor's, and a rank has ended when its sources have.
+    /// Readable when a signal, such as SIGCHLD, has come; read before looking
+    /// for ranks that have ended. Null: the supervisor does not handle signals,
+    /// and takes a rank for ended when its sources are.
     EventSource* signals = nullptr;
-    /// Whatever else may happen, or null.
+    /// Another source to read from, or null.
     EventSource* event = nullptr;
-    /// Every rank leads a process group, which gets the signals.
+    /// True if every rank leads a process group; signals then go to the groups.
     bool has_groups = false;
-    /// Whether a rank that ended so cannot have been brought down by a peer:
-    /// then there is nobody to wait for. Null: one always waits.
+    /// Whether a rank that ended with this status cannot have been brought down
+    /// by a peer, so that there is no other cause to wait for. Null: always
+    /// waits.
     bool (*is_surely_the_cause)(int wait_status) = nullptr;
   };
 
   struct Rank {
     pid_t pid = -1;
-    /// What it says, in the order in which it is read. Not owned.
+    /// Its outputs, in reading order. Not owned.
     std::vector<EventSource*> sources;
     bool is_running = true;
     int wait_status = 0;
@@ -49,21 +50,21 @@ class Supervisor {
   explicit Supervisor(const Options& options) : options_(options) {}
 
   void add(pid_t pid, std::vector<EventSource*> sources);
-  /// Returns when all ranks have ended and said everything. What a failed
-  /// group's ranks have started themselves is killed, too, if it has groups.
+  /// Returns when all ranks have ended and their outputs were read. If ranks
+  /// have process groups, also kills what ranks of a failed group started.
   void run();
-  /// Kills all ranks, for instance as one of them cannot be started.
+  /// Kills all ranks, for instance if one of them cannot be started.
   void kill_and_wait();
 
   void send_to_all(int signal);
-  /// Tells all to end; how they do is no failure.
+  /// Sends SIGTERM to all ranks; their ends no longer count as failures.
   void terminate();
-  /// The ranks were told to end by another process.
+  /// Expects all ranks to end, after they were signalled from outside.
   void expect_end();
 
   [[nodiscard]] const std::vector<Rank>& ranks() const { return ranks_; }
-  /// Those that failed before they were told to end, the first one first, by
-  /// their places in ranks().
+  /// Indices into ranks() of the ranks that failed before they were terminated,
+  /// in the order of failure.
   [[nodiscard]] const std::vector<std::size_t>& failures() const {
     return failures_;
   }
@@ -89,19 +90,19 @@ class Supervisor {
   std::optional<Clock::time_point> drain_until_;
 };
 
-/// A rank that failed, where one of several is the cause.
+/// A failed rank, one of several that may be the cause.
 struct Suspect {
   std::size_t rank = 0;
   bool is_surely_the_cause = false;
-  /// It says that a peer was lost, or was told to end.
+  /// True if it reports a lost peer, or was terminated.
   bool is_victim = false;
 };
 
-/// The rank of the first that is surely the cause, else of the first that is no
-/// victim, else of the first; nothing if there are none.
+/// The rank of the first suspect that is surely the cause, else of the first
+/// that is not a victim, else of the first; nothing if there are none.
 std::optional<std::size_t> find_cause(std::span<const Suspect> suspects);
 
-/// Killed by a signal that no peer brings about by its own end.
+/// Whether a rank was killed by a signal that the end of a peer cannot cause.
 bool is_surely_the_cause(int wait_status);
 
 }  // namespace accelerate::detail

@@ -12,10 +12,10 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr pid_t kDismissed = 0;
+constexpr pid_t kDismiss = 0;
 
 [[noreturn]] void keep_watch(int pipe) {
-  // Signals for the launcher's terminal are not for it.
+  // Leaves the session, so that signals of the terminal do not reach it.
   setsid();
   std::vector<pid_t> groups;
   pid_t message = 0;
@@ -23,7 +23,7 @@ constexpr pid_t kDismissed = 0;
     const ssize_t count = read(pipe, &message, sizeof message);
     if (count < 0 && errno == EINTR) continue;
     if (count != sizeof message) break;
-    if (message == kDismissed) _exit(0);
+    if (message == kDismiss) _exit(0);
     if (message > 0) {
       groups.push_back(message);
     } else {
@@ -42,7 +42,8 @@ Watchdog::Watchdog() {
   process_ = fork();
   if (process_ == 0) {
     close(ends[1]);
-    // Readers of the output of the launcher must not wait for the watchdog.
+    // Closes the streams, so that readers of the launcher's output do not wait
+    // for the watchdog.
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
       dup2(nothing, stream);
@@ -54,16 +55,16 @@ Watchdog::Watchdog() {
 
 Watchdog::~Watchdog() {
   if (pipe_ < 0) return;
-  say(kDismissed);
+  send(kDismiss);
   close(pipe_);
   if (process_ > 0) waitpid(process_, nullptr, 0);
 }
 
-void Watchdog::watch(pid_t process_group) { say(process_group); }
+void Watchdog::watch(pid_t process_group) { send(process_group); }
 
-void Watchdog::forget(pid_t process_group) { say(-process_group); }
+void Watchdog::forget(pid_t process_group) { send(-process_group); }
 
-void Watchdog::say(pid_t message) const {
+void Watchdog::send(pid_t message) const {
   if (pipe_ < 0) return;
   while (write(pipe_, &message, sizeof message) < 0 && errno == EINTR) {
   }

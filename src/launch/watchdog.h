@@ -4,24 +4,24 @@
 
 namespace accelerate::detail {
 
-/// A small process that outlives the launcher, however that dies, and then
-/// kills the process groups of the ranks, grandchildren included.
+/// A small process that outlives the launcher, however it ends, and then kills
+/// the process groups of the ranks, including grandchildren.
 class Watchdog {
  public:
-  /// Must be made before any rank, so that it does not hold their pipes, and
-  /// before the launcher has threads.
+  /// Must be constructed before any rank starts, so that it does not inherit
+  /// their pipes, and before the launcher has threads.
   Watchdog();
-  /// Lets it go without killing anything.
+  /// Dismisses the process, which then kills nothing.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
   void watch(pid_t process_group);
-  /// It is gone, and its number may become somebody else's.
+  /// Stops watching a group that has ended: its id may be reused.
   void forget(pid_t process_group);
 
  private:
-  void say(pid_t message) const;
+  void send(pid_t message) const;
 
   int pipe_ = -1;
   pid_t process_ = -1;

@@ -1,5 +1,5 @@
-// Starts its own ranks, again and again: a program of its own, since every rank
-// is a new start of it.
+// Tests launch_function(). A separate program, since every rank runs it from
+// the beginning.
 //
 //   launch_function_check DIRECTORY
 #include <csignal>
@@ -45,7 +45,7 @@ void expect_failure(
     require(text.find(phrase) != std::string::npos, "the error's text");
     return;
   }
-  // A rank passes calls that are not its own.
+  // Calls with other names do nothing in a rank.
   require(std::getenv("ACCELERATE_CPP_FUNCTION") != nullptr, "an error came");
 }
 
@@ -96,7 +96,7 @@ int main(int, char** argv) {
       "anything",
       2,
       [] { throw 5; },
-      "something that is no exception was thrown");
+      "something that is not a std::exception was thrown");
 
   debug_launcher([&] {
     const World world;

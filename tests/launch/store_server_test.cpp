@@ -30,7 +30,7 @@ using Bytes = std::vector<std::uint8_t>;
 Bytes bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// LibTorch's own client.
+// A client of LibTorch.
 c10::intrusive_ptr<c10d::TCPStore> client_of(
     const StoreServer& server,
     milliseconds timeout = milliseconds(20000)) {
@@ -102,7 +102,8 @@ TEST(StoreServer, LetsClientsWaitForEachOther) {
   for (int i = 0; i < kClients; ++i) {
     threads.emplace_back([&, i] {
       const auto store = client_of(server);
-      // In a circle: everybody waits for the next, who waits before it sets.
+      // In a ring, each client waits for the next one before it sets its own
+      // key.
       if (i != 0) store->wait({"from" + std::to_string(i - 1)});
       store->set("from" + std::to_string(i), bytes(std::to_string(i)));
       store->wait({"from" + std::to_string(kClients - 1), "from0"});
@@ -118,7 +119,7 @@ TEST(StoreServer, EndsAWaitThatIsCancelled) {
   const StoreServer server("127.0.0.1", 0);
   const auto store = client_of(server);
   EXPECT_THROW(store->wait({"never"}, milliseconds(30)), c10::Error);
-  // The connection is as good as before.
+  // The connection still works.
   store->set("later", bytes("1"));
   EXPECT_EQ(text(store->get("later")), "1");
 }
@@ -129,7 +130,7 @@ TEST(StoreServer, ForgetsClientsThatAreGone) {
   EXPECT_EQ(client_of(server)->add("count", 0), 200);
 }
 
-TEST(StoreServer, DropsWhoSpeaksSomethingElse) {
+TEST(StoreServer, DropsClientsOfOtherProtocols) {
   const StoreServer server("127.0.0.1", 0);
   const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -159,7 +160,7 @@ TEST(StoreServer, ServesThisLibrarysStore) {
   EXPECT_TRUE(raw->check({"attempt_0/key"}));
 }
 
-TEST(StoreServer, GivesNobodyElseItsPort) {
+TEST(StoreServer, KeepsItsPortToItself) {
   std::set<int> ports;
   std::vector<std::unique_ptr<StoreServer>> held;
   for (int i = 0; i < 200; ++i) {
@@ -196,7 +197,7 @@ TEST(StoreServer, RefusesAnAddressOfAnotherMachine) {
       [] { const StoreServer server("192.0.2.1", 0); }, "cannot listen");
   expect_error<ConfigError>(
       [] { const StoreServer server("no.such.host.invalid", 0); },
-      "no address of this machine");
+      "not an address of this machine");
 }
 
 }  // namespace store_server_test

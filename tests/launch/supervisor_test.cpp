@@ -19,7 +19,7 @@ namespace supervisor_test {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// Everything that comes out of a pipe.
+/// Collects everything that comes out of a pipe.
 class Heard final : public EventSource {
  public:
   explicit Heard(int pipe) : pipe_(pipe) {}
@@ -91,7 +91,7 @@ TEST(Supervisor, EndsTheOthersWhenOneFails) {
   EXPECT_EQ(scripts.end_of(2), "was killed by SIGTERM");
 }
 
-TEST(Supervisor, AnEndThatIsExpectedIsNoFailure) {
+TEST(Supervisor, DoesNotCountAnExpectedEndAsAFailure) {
   Scripts scripts;
   scripts.add("exit 3");
   scripts.supervisor.expect_end();
@@ -109,7 +109,7 @@ TEST(Supervisor, KillsAllAndWaits) {
   EXPECT_FALSE(scripts.supervisor.ranks()[1].is_running);
 }
 
-TEST(StartProcess, SaysWhyItCannot) {
+TEST(StartProcess, ReportsWhyAProgramCannotStart) {
   ProcessStart start;
   start.program = "/no/such/program";
   start.arguments = {"program"};
@@ -139,7 +139,7 @@ TEST(StartProcess, GivesItsOwnVariablesAndStreams) {
   EXPECT_EQ(warned.text, "no\n");
 }
 
-TEST(FindCause, PrefersWhoIsSureThenWhoBlamesNobody) {
+TEST(FindCause, PrefersASureCauseThenARankThatIsNotAVictim) {
   const Suspect victim{.rank = 4, .is_victim = true};
   const Suspect innocent{.rank = 2};
   const Suspect sure{.rank = 7, .is_surely_the_cause = true, .is_victim = true};
