@@ -17,7 +17,7 @@ Checkpoints::Checkpoints(
   const bool is_per_node = project.save_on_each_node && world.size() > 1;
   writers.resize(static_cast<std::size_t>(
       is_per_node ? world.local_size() : world.size()));
-  // Ranks of a machine follow one another.
+  // The ranks of a node are consecutive.
   std::iota(
       writers.begin(),
       writers.end(),

@@ -1,4 +1,4 @@
-// One flipped bit anywhere in a checkpoint is found.
+// Verification finds a single flipped bit anywhere in a checkpoint.
 #include <fstream>
 #include <random>
 

@@ -24,8 +24,8 @@ using testing::TemporaryDirectory;
 
 const WorldOptions kAlone{.rank = 0, .size = 1};
 
-// What a later feature could bring: a tensor in a file of its own, a count that
-// all ranks have alike, and one of each rank's own.
+// A component as a feature could register it: a tensor in its own file, a count
+// that is the same on all ranks, and one per rank.
 class Averages final : public detail::CheckpointComponent {
  public:
   Averages(int own_rank, at::Tensor first)
@@ -87,7 +87,7 @@ struct Program {
   std::shared_ptr<Averages> averages;
 };
 
-TEST(CheckpointComponent, ThatIsRegisteredIsSavedAndLoaded) {
+TEST(CheckpointComponent, IsSavedAndLoadedWhenRegistered) {
   const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Program saved(world, at::arange(6, at::kFloat));
@@ -105,7 +105,7 @@ TEST(CheckpointComponent, ThatIsRegisteredIsSavedAndLoaded) {
   });
 }
 
-TEST(CheckpointComponent, ThatDoesNotFitKeepsAllOthersFromLoading) {
+TEST(CheckpointComponent, KeepsAllOthersFromLoadingIfItDoesNotFit) {
   const TemporaryDirectory directory;
   Program saved(kAlone, at::arange(6, at::kFloat));
   static_cast<void>(saved.accelerator.save_state(directory / "out"));
@@ -125,7 +125,7 @@ TEST(CheckpointComponent, ThatDoesNotFitKeepsAllOthersFromLoading) {
   EXPECT_TRUE(other_model.averages->mean.equal(at::zeros(6)));
 }
 
-TEST(CheckpointComponent, ThatAnOldCheckpointLacksIsAComplaint) {
+TEST(CheckpointComponent, ComplainsIfAnOldCheckpointLacksIt) {
   const TemporaryDirectory directory;
   {
     const Accelerator accelerator(in(kAlone));
@@ -139,7 +139,7 @@ TEST(CheckpointComponent, ThatAnOldCheckpointLacksIsAComplaint) {
       "there are no averages");
 }
 
-TEST(CheckpointComponent, WithTheKeyOfAnotherIsAnError) {
+TEST(CheckpointComponent, NeedsAUniqueKey) {
   const TemporaryDirectory directory;
   Program run(kAlone, at::zeros(6));
   run.model.prepared()->session->checkpoints->components.push_back(
@@ -149,7 +149,8 @@ TEST(CheckpointComponent, WithTheKeyOfAnotherIsAnError) {
       "two components are called averages");
 }
 
-// Trains two ranks with PowerSGD; returns what is saved of rank 0's strategies.
+// Trains two ranks with PowerSGD; returns the saved state of rank 0's
+// strategies.
 StateDict train_and_save(
     const WorldOptions& world,
     const fs::path& path,
@@ -185,7 +186,7 @@ StateDict train_and_save(
 
 TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
   const TemporaryDirectory directory;
-  // By rank. Each run is a world of its own: a world's store serves it once.
+  // Indexed by rank. Each run is a new world: a world uses its store once.
   std::vector<StateDict> saved(2), again(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     saved[static_cast<std::size_t>(*world.rank)] =
@@ -210,7 +211,7 @@ TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
   }
 }
 
-// Names of parameters in optimizers' states count models that are there.
+// The names of parameters in optimizers' states only count present models.
 TEST(OptimizerComponent, NamesParametersAlikeAfterFreeMemory) {
   const TemporaryDirectory directory;
   const auto step = [](const Accelerator& accelerator, auto& prepared) {

@@ -1,5 +1,5 @@
-// Every state in which a crash could leave the disk during a save, and a fault
-// at every call of one.
+// Every state in which a crash during a save could leave the disk, and a fault
+// at every file system call of a save.
 #include <cerrno>
 #include <set>
 
@@ -32,7 +32,7 @@ at::Tensor weight(int number) {
   return at::arange(24, at::kFloat).reshape({4, 6}) + 100 * number;
 }
 
-// Ranks have two rows each of "weight"; "bias" is whole.
+// "weight" is sharded, two rows per rank; "bias" is replicated.
 CheckpointContents contents_of(int number, int rank, int num_ranks) {
   CheckpointContents contents;
   detail::Section model{"model", {}, {}};
@@ -56,7 +56,7 @@ CheckpointContents contents_of(int number, int rank, int num_ranks) {
   return contents;
 }
 
-// As save_state() does it: to checkpoint_<number>, keeping `limit`.
+// Saves to checkpoint_<number> as save_state() does, keeping `limit`.
 void save(
     const std::shared_ptr<FileSystem>& disk,
     const fs::path& base,
@@ -71,7 +71,7 @@ void save(
   ASSERT_TRUE(plan);
   std::vector<fs::path> deleted;
   for (const std::string& old : plan->deleted) deleted.push_back(base / old);
-  StoreGroup meeting(world, "saves of " + std::to_string(number), ranks);
+  StoreGroup group(world, "saves of " + std::to_string(number), ranks);
   detail::CheckpointWriter writer(
       SaveJob{
           contents_of(number, world.rank(), world.size()),
@@ -82,7 +82,7 @@ void save(
           std::move(deleted),
           disk,
           Logger([](const LogRecord&) {}, LogLevel::off)},
-      meeting);
+      group);
   writer.write();
 }
 
@@ -94,8 +94,8 @@ void save(
   save(disk, base, number, limit, World({.rank = 0, .size = 1}));
 }
 
-// The number of the newest checkpoint, after everything in it was compared;
-// -1 if there is none.
+// Returns the number of the newest checkpoint, after comparing its contents; -1
+// if there is none.
 int load_newest(const fs::path& base) {
   if (fs::is_directory(base)) {
     detail::restore_put_aside(*make_unsynced_disk(), base);
@@ -167,7 +167,7 @@ TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
             ASSERT_EQ(
                 newest, std::max(scenario.number, scenario.num_before - 1));
           }
-          // A life after the crash.
+          // Saving works after the crash.
           if (num_states % 16 == 0) {
             save(
                 make_unsynced_disk(),

@@ -1,4 +1,4 @@
-// Asynchronous saves of what lies on an accelerator.
+// Asynchronous saves of an accelerator's tensors.
 #include "checkpoint/save/snapshot.h"
 #include "support/pretend_device.h"
 
@@ -24,7 +24,7 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   const auto after = pretend_counts();
   EXPECT_EQ(after.side_copies - before.side_copies, 1);
   EXPECT_EQ(after.pinned_copies - before.pinned_copies, 1);
-  // The copies wait for what was queued, and what comes next for the copies.
+  // The copies wait for queued work, and later work waits for the copies.
   EXPECT_EQ(after.waits - before.waits, 2);
   EXPECT_EQ(after.recorded - before.recorded, 1);
   weight.copy_(torch::zeros(1000));

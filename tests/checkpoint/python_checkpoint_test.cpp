@@ -1,5 +1,5 @@
-// Directories that Python's Accelerate wrote; whole trainings go on from them
-// in the oracle's topic "checkpoints".
+// Directories that Python's Accelerate wrote. The oracle's topic "checkpoints"
+// resumes training from them.
 #include <accelerate/error.h>
 
 #include "checkpoint/load/source.h"
@@ -15,7 +15,7 @@ using testing::TemporaryDirectory;
 
 const fs::path kFixtures = ORACLE_FIXTURES;
 
-TEST(PythonCheckpoint, OfFsdpGivesTheModelFromItsShards) {
+TEST(PythonCheckpoint, ReadsTheModelFromFsdpShards) {
   const TemporaryDirectory directory;
   fs::copy(
       kFixtures / "sharded/0001/pytorch_model_fsdp_0",
@@ -34,7 +34,7 @@ TEST(PythonCheckpoint, OfFsdpGivesTheModelFromItsShards) {
   EXPECT_TRUE(source.rank_state->get<StateDict>("random").contains("cpu"));
 }
 
-TEST(PythonCheckpoint, HasOptimizersByNumberAndObjectsByName) {
+TEST(PythonCheckpoint, NumbersOptimizersAndNamesObjects) {
   const CheckpointSource source = open_checkpoint(
       kFixtures / "checkpoints/0001/checkpoints/checkpoint_0", 5, false);
   EXPECT_FALSE(source.rank_state);
@@ -53,7 +53,7 @@ TEST(PythonCheckpoint, HasOptimizersByNumberAndObjectsByName) {
       objects[0].get<at::Tensor>("history").sizes(), (at::IntArrayRef{3}));
 }
 
-TEST(PythonCheckpoint, WithoutAnythingIsRefused) {
+TEST(PythonCheckpoint, IsRefusedIfEmpty) {
   const TemporaryDirectory directory;
   expect_error<CheckpointError>(
       [&] { static_cast<void>(open_checkpoint(directory.path(), 0, false)); },

@@ -43,7 +43,7 @@ struct Counter {
   }
 };
 
-// A training of a few steps, all of whose parts have a state.
+// A short training in which every object has a state.
 template <class Optimizer, class Options>
 class Training {
  public:
@@ -52,7 +52,7 @@ class Training {
       const Options& optimizer_options,
       std::uint64_t seed)
       : accelerator_([&] {
-          // Before anything is made, on every rank alike.
+          // Seeds before anything is created, the same on every rank.
           torch::manual_seed(seed);
           return std::move(options);
         }()),
@@ -76,7 +76,7 @@ class Training {
   Net& net() { return net_; }
   auto& loader() { return std::get<3>(prepared_); }
 
-  // Makes `steps` steps; returns the losses. The loader goes on.
+  // Makes `steps` steps and returns the losses. The loader keeps its position.
   std::vector<double> run(
       int steps,
       int save_after = 0,
@@ -150,14 +150,14 @@ template <class Optimizer, class Options>
 void expect_exact_resume(const Options& options, bool asynchronous = false) {
   const TemporaryDirectory directory;
   using T = Training<Optimizer, Options>;
-  T whole(automatic(kAlone, directory.path()), options, 1);
-  // In the middle of the second pass.
-  const auto losses = whole.run(20, 15, [&] {
+  T uninterrupted(automatic(kAlone, directory.path()), options, 1);
+  // Saves in the middle of the second pass.
+  const auto losses = uninterrupted.run(20, 15, [&] {
     const SaveTicket ticket =
-        whole.accelerator().save_state({.asynchronous = asynchronous});
+        uninterrupted.accelerator().save_state({.asynchronous = asynchronous});
     EXPECT_EQ(ticket.path().filename(), "checkpoint_0");
   });
-  whole.accelerator().finish();
+  uninterrupted.accelerator().finish();
   T resumed(automatic(kAlone, directory.path()), options, 2);
   resumed.run(2);
   resumed.accelerator().load_state();
@@ -165,30 +165,30 @@ void expect_exact_resume(const Options& options, bool asynchronous = false) {
   EXPECT_EQ(resumed.counter().name, std::string(15, 'x'));
   const auto rest = resumed.run(5);
   EXPECT_EQ(rest, std::vector<double>(losses.begin() + 15, losses.end()));
-  EXPECT_EQ(resumed.counter().ratio, whole.counter().ratio);
-  EXPECT_TRUE(equal(values_of(resumed.net()), values_of(whole.net())));
+  EXPECT_EQ(resumed.counter().ratio, uninterrupted.counter().ratio);
+  EXPECT_TRUE(equal(values_of(resumed.net()), values_of(uninterrupted.net())));
 }
 
-TEST(SaveState, GoesOnExactlyWithAdamW) {
+TEST(SaveState, ResumesExactlyWithAdamW) {
   expect_exact_resume<optim::AdamW>(
       torch::optim::AdamWOptions(0.05).amsgrad(true));
 }
-TEST(SaveState, GoesOnExactlyWithSGD) {
+TEST(SaveState, ResumesExactlyWithSGD) {
   expect_exact_resume<torch::optim::SGD>(
       torch::optim::SGDOptions(0.1).momentum(0.9));
 }
-TEST(SaveState, GoesOnExactlyWithAdagrad) {
+TEST(SaveState, ResumesExactlyWithAdagrad) {
   expect_exact_resume<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1));
 }
-TEST(SaveState, GoesOnExactlyWithRMSprop) {
+TEST(SaveState, ResumesExactlyWithRMSprop) {
   expect_exact_resume<torch::optim::RMSprop>(
       torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
 }
-TEST(SaveState, GoesOnExactlyAfterAnAsynchronousSave) {
+TEST(SaveState, ResumesExactlyAfterAnAsynchronousSave) {
   expect_exact_resume<optim::Adam>(torch::optim::AdamOptions(0.05), true);
 }
 
-TEST(SaveState, GoesOnExactlyWithAdaLomo) {
+TEST(SaveState, ResumesExactlyWithAdaLomo) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
@@ -212,26 +212,26 @@ TEST(SaveState, GoesOnExactlyWithAdaLomo) {
     accelerator.finish();
     return net->weight.detach().clone();
   };
-  const at::Tensor whole = train(1, false);
-  EXPECT_TRUE(train(2, true).equal(whole));
+  const at::Tensor uninterrupted = train(1, false);
+  EXPECT_TRUE(train(2, true).equal(uninterrupted));
 }
 
 using Adam = Training<optim::Adam, torch::optim::AdamOptions>;
 const torch::optim::AdamOptions kAdam(0.05);
 
-TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerToo) {
+TEST(SaveState, ResumesOnFewerAndOnMoreRanks) {
   const TemporaryDirectory directory;
   std::vector<double> losses;
   std::vector<at::Tensor> weights;
   run_on_ranks(2, [&](const WorldOptions& world) {
-    Adam whole(automatic(world, directory.path()), kAdam, 1);
-    const auto own = whole.run(
-        10, 8, [&] { static_cast<void>(whole.accelerator().save_state()); });
+    Adam saved(automatic(world, directory.path()), kAdam, 1);
+    const auto own = saved.run(
+        10, 8, [&] { static_cast<void>(saved.accelerator().save_state()); });
     if (world.rank == 0) {
       losses = own;
-      weights = values_of(whole.net());
+      weights = values_of(saved.net());
     }
-    whole.accelerator().finish();
+    saved.accelerator().finish();
   });
   EXPECT_TRUE(fs::exists(
       directory / "checkpoints/checkpoint_0/rank-00001.safetensors"));
@@ -247,7 +247,7 @@ TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerToo) {
   EXPECT_EQ(alone.counter().count, 8);
 }
 
-TEST(SaveState, KeepsAsManyAsItShouldAndGoesOnCounting) {
+TEST(SaveState, KeepsTotalLimitAndContinuesNumbering) {
   const TemporaryDirectory directory;
   Adam training(automatic(kAlone, directory.path(), 2), kAdam, 1);
   for (int i = 0; i < 4; ++i) {
@@ -265,10 +265,10 @@ TEST(SaveState, KeepsAsManyAsItShouldAndGoesOnCounting) {
   next.accelerator().set_iteration(4);
   expect_error<ConfigError>(
       [&] { static_cast<void>(next.accelerator().save_state()); },
-      "is there already");
+      "already exists");
 }
 
-TEST(SaveState, ReplacesADirectoryOfItsOwnButNothingElse) {
+TEST(SaveState, ReplacesItsOwnDirectoryButNoOther) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
@@ -293,7 +293,7 @@ TEST(SaveState, ReplacesADirectoryOfItsOwnButNothingElse) {
         static_cast<void>(
             training.accelerator().save_state(directory / "precious"));
       },
-      "is no checkpoint (it holds thesis.tex)");
+      "is not a checkpoint (it holds thesis.tex)");
   EXPECT_TRUE(fs::exists(directory / "precious/thesis.tex"));
   fs::create_directory(out / "plots");
   expect_error<CheckpointError>(
@@ -330,22 +330,22 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
     ADD_FAILURE();
   } catch (const CheckpointError& error) {
     const std::string text = error.what();
-    for (const char* part :
+    for (const char* phrase :
          {"first.weight has shape [8, 4] in the checkpoint and [9, 4] here",
           "not in the checkpoint: third.weight, third.bias",
           "in the checkpoint only: norm.bias",
           "the state is of Adam, the optimizer is SGD",
-          "1 schedulers, here are 0",
-          "1 loaders, here are 0",
-          "1 objects, here are 0",
+          "1 schedulers, this program has 0",
+          "1 loaders, this program has 0",
+          "1 objects, this program has 0",
           "nothing was loaded"}) {
-      EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+      EXPECT_NE(text.find(phrase), std::string::npos) << phrase << "\n" << text;
     }
   }
   EXPECT_TRUE(other->first->bias.equal(before));
 }
 
-TEST(LoadState, TakesPatternsOfWhatToLeave) {
+TEST(LoadState, SkipsNamesThatMatchAPattern) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
@@ -360,7 +360,7 @@ TEST(LoadState, TakesPatternsOfWhatToLeave) {
   EXPECT_TRUE(other.net()->first->weight.equal(training.net()->first->weight));
 }
 
-TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
+TEST(LoadState, KeepsANewHeadUnchangedAlsoInTheOptimizer) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
@@ -397,17 +397,17 @@ TEST(LoadState, LeavesANewHeadAloneInTheOptimizerToo) {
         {.skip = {"old_head.*"}, .allow_missing = {"new_head.*"}});
     EXPECT_TRUE(net->body->weight.equal(body));
     EXPECT_TRUE(net->head->weight.equal(head));
-    // Its own state stays.
+    // The new head keeps its optimizer state.
     EXPECT_EQ(adam.state().size(), 4u);
   });
 }
 
-TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
+TEST(LoadState, PassesOverTornCheckpointsWithAWarning) {
   const TemporaryDirectory directory;
-  std::string said;
+  std::string warnings;
   AcceleratorOptions options = automatic(kAlone, directory.path());
   options.world.logger = Logger(
-      [&](const LogRecord& record) { said += std::string(record.message); },
+      [&](const LogRecord& record) { warnings += std::string(record.message); },
       LogLevel::warning);
   Adam training(options, kAdam, 1);
   for (int i = 0; i < 3; ++i) {
@@ -420,9 +420,9 @@ TEST(LoadState, PassesOverTornCheckpointsAndSaysWhy) {
   Adam other(options, kAdam, 2);
   other.accelerator().load_state();
   EXPECT_EQ(other.counter().count, 2);
-  EXPECT_NE(said.find("model.safetensors has 100 bytes"), std::string::npos)
-      << said;
-  EXPECT_NE(said.find("checkpoint_7"), std::string::npos);
+  EXPECT_NE(warnings.find("model.safetensors has 100 bytes"), std::string::npos)
+      << warnings;
+  EXPECT_NE(warnings.find("checkpoint_7"), std::string::npos);
 }
 
 TEST(LoadState, VerifiesChecksumsWhenAsked) {
@@ -445,7 +445,7 @@ TEST(LoadState, VerifiesChecksumsWhenAsked) {
       "the contents of model.safetensors have changed");
 }
 
-TEST(SaveState, HooksRunOnEveryRankAndTheirFilesBelongToIt) {
+TEST(SaveState, RunsHooksOnEveryRankAndIncludesTheirFiles) {
   const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Adam training(automatic(world, directory.path()), kAdam, 1);
@@ -481,7 +481,7 @@ TEST(SaveState, HooksRunOnEveryRankAndTheirFilesBelongToIt) {
   EXPECT_TRUE(fs::exists(base / "checkpoint_1/model.safetensors"));
 }
 
-TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
+TEST(SaveState, FailsOnAllRanksIfOneMakesAnotherCall) {
   const TemporaryDirectory directory;
   expect_error<DistributedError>(
       [&] {
@@ -497,13 +497,13 @@ TEST(SaveState, OfRanksThatMakeDifferentCallsIsAnErrorOnAll) {
       "rank 1: load_state");
 }
 
-TEST(SaveState, ByOneRankOnlyIsAnErrorNamingTheCall) {
+TEST(SaveState, FailsIfOnlyOneRankCallsIt) {
   const TemporaryDirectory directory;
   expect_error<DistributedError>(
       [&] {
         run_on_ranks(2, [&](const WorldOptions& world) {
           Adam training(automatic(world, directory.path()), kAdam, 1);
-          // The classic: on the main process only, then on with training.
+          // A common mistake: only the main process saves.
           training.run(3, 2, [&] {
             if (training.accelerator().is_main_process()) {
               training.accelerator().save_state();
@@ -512,8 +512,7 @@ TEST(SaveState, ByOneRankOnlyIsAnErrorNamingTheCall) {
         });
       },
       "save_state() was called on rank 0, but rank 1 has gone on without it, "
-      "to "
-      "backward pass 3");
+      "to backward pass 3");
 }
 
 TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {

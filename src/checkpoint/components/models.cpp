@@ -15,9 +15,9 @@ bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
   if (!is_per_node) return is_writer(layout, mesh);
   if (!layout.is_unsharded()) {
     throw ConfigError(
-        "[checkpoint] save_on_each_node needs every machine to have all of the "
-        "model, but it is split over machines; unset it and save to a file "
-        "system that all see");
+        "[checkpoint] save_on_each_node needs the full model on every node, "
+        "but it is sharded over nodes; unset it and save to a file system that "
+        "all nodes share");
   }
   return is_first_of_node;
 }
@@ -54,8 +54,8 @@ Section model_section(
       section.aliases.emplace(key, place->second);
       continue;
     }
-    const Layout whole = Layout::whole(buffer.sizes().vec());
-    section.entries.push_back({key, buffer, whole, writes(whole, *model.mesh)});
+    const Layout full = Layout::whole(buffer.sizes().vec());
+    section.entries.push_back({key, buffer, full, writes(full, *model.mesh)});
   }
   return section;
 }

@@ -24,8 +24,8 @@ bool may_be_missing(const MatchRules& rules, const std::string& name) {
       matches_any(rules.allow_missing, name);
 }
 
-// Where this rank's boxes of an optimizer's tensors go: to the memory of those
-// it has, if they fit, else to new memory.
+// The destinations of this rank's shards of an optimizer's tensors: the memory
+// of present tensors that fit, else new memory.
 class StateTensors {
  public:
   StateTensors(
@@ -40,12 +40,13 @@ class StateTensors {
         device_(device) {
     NamedList tensors;
     for (const auto& [name, values] : present.parameters) {
-      static_cast<void>(emptied(values, name, tensors));
+      static_cast<void>(extract_tensors(values, name, tensors));
     }
     present_.insert(tensors.begin(), tensors.end());
   }
 
-  // Called for what a parameter's state, or the rest, refers to.
+  // Adds the tensors that `tree` refers to: the state of `parameter`, or, if
+  // that is empty, state of no parameter.
   void add(const StateDict& tree, const std::string& parameter) {
     for (const std::string& name : tensor_names(tree)) {
       destinations_.push_back(destination(parameter, name));
@@ -77,10 +78,10 @@ class StateTensors {
     }
     const std::vector<std::int64_t> shape =
         torch_shape(tensor.dtype, tensor.shape);
-    const auto split = layouts_.find(parameter);
-    const MeshLayout place =
-        split != layouts_.end() && split->second.layout.global_shape == shape
-        ? split->second
+    const auto sharded = layouts_.find(parameter);
+    const MeshLayout place = sharded != layouts_.end() &&
+            sharded->second.layout.global_shape == shape
+        ? sharded->second
         : MeshLayout{Layout::whole(shape), nullptr, device_};
     const Layout& layout = place.layout;
     const auto present = present_.find(name);
@@ -134,17 +135,17 @@ StateDict OptimizerComponent::collect_one(
   Section section{std::move(section_name), {}};
   const auto add_full = [&](const NamedList& tensors) {
     for (const auto& [key, tensor] : tensors) {
-      const Layout whole = Layout::whole(tensor.sizes().vec());
-      section.entries.push_back({key, tensor, whole, writes_(whole, mesh_)});
+      const Layout full = Layout::whole(tensor.sizes().vec());
+      section.entries.push_back({key, tensor, full, writes_(full, mesh_)});
     }
   };
-  const auto layouts = names_.split_layouts();
+  const auto layouts = names_.sharded_layouts();
   const OptimizerState state =
       read_optimizer_state(optimizer, names_.of(optimizer));
   OptimizerState bare = state;
   for (auto& [name, values] : bare.parameters) {
     NamedList tensors;
-    values = emptied(values, name, tensors);
+    values = extract_tensors(values, name, tensors);
     const auto layout = layouts.find(name);
     for (auto& [key, tensor] : tensors) {
       const bool is_box = layout != layouts.end() &&
@@ -161,7 +162,7 @@ StateDict OptimizerComponent::collect_one(
   NamedList others = names_.masters_of(optimizer);
   bare.others = {};
   if (!state.others.empty()) {
-    bare.others = emptied(state.others, "archive", others);
+    bare.others = extract_tensors(state.others, "archive", others);
   }
   add_full(others);
   contents.sections.push_back(std::move(section));
@@ -176,7 +177,7 @@ std::vector<std::string> OptimizerComponent::check(
   const auto trees = source.state.get<std::vector<StateDict>>("optimizers");
   if (trees.size() != optimizers_.size() && rules.strict) {
     complaints.push_back(format(
-        "the checkpoint has {} optimizers, prepared are {}",
+        "the checkpoint has {} optimizers, but {} are prepared",
         trees.size(),
         optimizers_.size()));
   }
@@ -227,7 +228,7 @@ void OptimizerComponent::load_one(
   const OptimizerState present =
       read_optimizer_state(*to_load.optimizer, to_load.name_of);
   StateTensors tensors(
-      to_load.section, saved, present, names_.split_layouts(), device_);
+      to_load.section, saved, present, names_.sharded_layouts(), device_);
   OptimizerState& state = to_load.state;
   std::erase_if(state.parameters, [&](const auto& entry) {
     return matches_any(rules.skip, entry.first);
@@ -247,10 +248,10 @@ void OptimizerComponent::load_one(
     return tensors.at(name);
   };
   for (auto& [name, values] : state.parameters) {
-    values = refilled(values, tensor_of);
+    values = insert_tensors(values, tensor_of);
   }
-  state.others = refilled(state.others, tensor_of);
-  // What is skipped keeps the state it has.
+  state.others = insert_tensors(state.others, tensor_of);
+  // Skipped parameters keep their present state.
   for (const auto& [name, values] : present.parameters) {
     const bool is_kept = matches_any(rules.skip, name) ||
         (may_be_missing(rules, name) && !state.parameters.contains(name));

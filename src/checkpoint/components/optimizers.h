@@ -14,7 +14,8 @@
 namespace accelerate::detail {
 
 /// The states of all optimizers: a tree in the common state, and tensors in
-/// their own sections. Listed after the schedulers, which change learning rates.
+/// their own sections. Listed after the schedulers, which change learning
+/// rates.
 class OptimizerComponent final : public CheckpointComponent {
  public:
   /// `mesh` and `device` serve tensors that are not sharded.

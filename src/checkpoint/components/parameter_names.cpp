@@ -49,7 +49,7 @@ NameOfParameter ParameterNames::of(
   };
 }
 
-std::map<std::string, MeshLayout> ParameterNames::split_layouts() const {
+std::map<std::string, MeshLayout> ParameterNames::sharded_layouts() const {
   std::map<std::string, MeshLayout> layouts;
   for (std::size_t i = 0; i < models_.size(); ++i) {
     for (const Parameter& row : models_[i].table->rows()) {

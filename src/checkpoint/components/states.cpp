@@ -16,7 +16,8 @@ Complaints count_complaints(
     std::size_t present) {
   const std::size_t saved = state.get<std::vector<StateDict>>(key).size();
   if (saved == present) return {};
-  return {format("the checkpoint has {} {}, here are {}", saved, key, present)};
+  return {format(
+      "the checkpoint has {} {}, this program has {}", saved, key, present)};
 }
 
 }  // namespace
@@ -126,7 +127,7 @@ void LoaderComponent::collect(CheckpointContents& contents) const {
 Complaints LoaderComponent::check(
     const CheckpointSource& source,
     const MatchRules& rules) {
-  // Places of Python's loaders cannot be read.
+  // Positions of Python's loaders cannot be read.
   if (!rules.strict || source.is_python) return {};
   return count_complaints(source.state, "loaders", slots_.size());
 }
@@ -172,8 +173,8 @@ void StrategyComponent::load(
           LogLevel::warning,
           "checkpoint",
           format(
-              "the state of \"{}\" that was saved with model {} is left out: "
-              "the model is prepared without it, or with other options of it",
+              "the state of \"{}\" that was saved with model {} is ignored: "
+              "the model is prepared without it, or with other options",
               name,
               m));
     }

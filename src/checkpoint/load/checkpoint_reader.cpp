@@ -33,7 +33,7 @@ StateDict CheckpointReader::state(const std::string& file) const {
   const auto found = mapped.header().metadata.find(kStateKey);
   const std::string what = (directory_ / file).string();
   if (found == mapped.header().metadata.end()) {
-    throw CheckpointError(format("[checkpoint] {} holds no state", what));
+    throw CheckpointError(format("[checkpoint] {} contains no state", what));
   }
   const auto json = nlohmann::json::parse(found->second, nullptr, false);
   return from_json(json, what, [&](const std::string& name) -> at::Tensor {
@@ -45,7 +45,7 @@ StateDict CheckpointReader::state(const std::string& file) const {
     const auto dtype = torch_dtype(info.dtype);
     if (!dtype) {
       throw CheckpointError(format(
-          "[checkpoint] \"{}\" of {} has a dtype that LibTorch does not know",
+          "[checkpoint] \"{}\" of {} has a dtype that LibTorch does not have",
           name,
           what));
     }

@@ -75,7 +75,8 @@ std::filesystem::path choose_checkpoint(
   }
   if (!std::filesystem::is_directory(input_dir)) {
     throw CheckpointError(format(
-        "[checkpoint] {} is not a directory; load_state() was told to load it",
+        "[checkpoint] {} is not a directory; give load_state() the directory "
+        "of a checkpoint",
         input_dir.string()));
   }
   return input_dir;

@@ -19,8 +19,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tensors that cannot be read where they lie are read beside, so many bytes at
-// a time.
+// Number of bytes that are staged before they are copied to tensors that cannot
+// be read into directly.
 constexpr std::size_t kStageBytes = 32U << 20U;
 
 std::string text_of(const safetensors::Shape& shape) {
@@ -46,7 +46,7 @@ safetensors::Box box_of(const Destination& destination) {
   return {{offset.begin(), offset.end()}, std::move(size)};
 }
 
-// Not a multiple of what is shown when there are thousands.
+// Adds one complaint that lists at most 20 of the names.
 void append(
     std::vector<std::string>& complaints,
     const std::string& section,
@@ -143,13 +143,13 @@ void read_into(
     at::Tensor stage;
     at::Tensor target;
   };
-  std::vector<BoxToRead> beside;
+  std::vector<BoxToRead> to_stage;
   std::vector<Staged> staged;
   std::size_t num_staged = 0;
   const auto flush = [&] {
-    read_boxes(beside);
+    read_boxes(to_stage);
     for (Staged& each : staged) each.target.copy_(each.stage);
-    beside.clear();
+    to_stage.clear();
     staged.clear();
     num_staged = 0;
   };
@@ -168,7 +168,7 @@ void read_into(
     }
     const at::Tensor stage = at::empty(
         target.sizes(), at::TensorOptions().dtype(dtype).device(at::kCPU));
-    beside.push_back({&found->second, box, bytes_of(stage)});
+    to_stage.push_back({&found->second, box, bytes_of(stage)});
     staged.push_back({stage, target});
     num_staged += stage.nbytes();
     if (num_staged >= kStageBytes) flush();

@@ -44,8 +44,8 @@ std::vector<std::string> mismatches(
     const std::map<std::string, std::string>& aliases,
     const MatchRules& rules);
 
-/// Renames saved aliases to the names that `aliases` maps them to: a tensor with
-/// several names may have been saved under any of them.
+/// Renames saved aliases to the names that `aliases` maps them to: a tensor
+/// with several names may have been saved under any of them.
 void take_other_names(
     StoredTensors& saved,
     const std::map<std::string, std::string>& aliases);

@@ -24,7 +24,7 @@ std::string failure_of(Body&& body) {
   }
 }
 
-// Chooses on each machine, or on rank 0 for all, who see the same disk.
+// Chooses on each node if each has its own disk, else on rank 0 for all.
 template <class Choose>
 std::filesystem::path agree_on_path(
     Checkpoints& checkpoints,
@@ -40,7 +40,7 @@ std::filesystem::path agree_on_path(
                                                : std::filesystem::path(decided);
 }
 
-// A rank's own state is of use only if as many ranks saved.
+// A rank's own state is only usable if as many ranks saved.
 void drop_other_ranks_state(const World& world, CheckpointSource& source) {
   if (source.num_processes == world.size()) return;
   source.rank_state.reset();
@@ -48,8 +48,8 @@ void drop_other_ranks_state(const World& world, CheckpointSource& source) {
       LogLevel::warning,
       "checkpoint",
       format(
-          "{} was saved by {} processes and is loaded by {}; random states are "
-          "left as they are",
+          "{} was saved by {} processes and is loaded by {}; random states "
+          "stay unchanged",
           source.directory.string(),
           source.num_processes,
           world.size()));
@@ -105,8 +105,8 @@ std::vector<bool> load_checkpoint(
   agreement.require_success(
       failure,
       "load_state",
-      "[checkpoint] loading failed half-way; what is prepared is neither old "
-      "nor new:\n");
+      "[checkpoint] loading failed half-way; prepared objects have old and new "
+      "states:\n");
   return context.load_weights;
 }
 

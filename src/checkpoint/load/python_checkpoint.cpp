@@ -30,7 +30,7 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
   const auto dtype = torch_dtype(tensor.dtype);
   if (!dtype) {
     throw CheckpointError(format(
-        "[checkpoint] a tensor of dtype {} is in the file, which LibTorch does "
+        "[checkpoint] the file has a tensor of dtype {}, which LibTorch does "
         "not have",
         safetensors::name_of(tensor.dtype)));
   }
@@ -42,7 +42,7 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
   return made;
 }
 
-// What one file of torch.save holds, as a state.
+// Reads one torch.save file as a state.
 class TorchState {
  public:
   explicit TorchState(fs::path where)
@@ -57,7 +57,7 @@ class TorchState {
     throw CheckpointError(format("[checkpoint] {}: {}", where_.string(), what));
   }
 
-  // Nothing if it is not there.
+  // Returns nothing if the key is missing.
   [[nodiscard]] static std::optional<Value> find(
       const Value& dict,
       std::string_view key) {
@@ -74,14 +74,14 @@ class TorchState {
     return *found;
   }
 
-  // A number, or a tensor of one.
+  // The value of a number, or of a tensor of one element.
   [[nodiscard]] double number(const Value& value) const {
     if (const auto scalar = file_.tensor(value)) {
       return tensor_from(*scalar).item<double>();
     }
     if (value.kind() == Kind::boolean) return value.integer() != 0 ? 1 : 0;
     if (value.kind() != Kind::integer && value.kind() != Kind::real) {
-      fail("a number is something else");
+      fail("a value that should be a number is not one");
     }
     return value.real();
   }
@@ -94,7 +94,7 @@ class TorchState {
     return list;
   }
 
-  // A dictionary as a state; what Python's None says is left out.
+  // Converts a dictionary, leaving out entries that are None.
   [[nodiscard]] StateDict dict(const Value& value) const {
     StateDict state;
     for (std::size_t i = 0; i < value.size(); ++i) {
@@ -132,8 +132,9 @@ class TorchState {
       add_list(state, name, value);
     } else if (value.kind() != Kind::none) {
       fail(format(
-          "\"{}\" is something that only Python can hold; register an object "
-          "whose state is of numbers, texts, lists, tensors and dictionaries",
+          "\"{}\" is of a type that only Python can load; register an object "
+          "whose state has only numbers, strings, lists, tensors and "
+          "dictionaries",
           name));
     }
   }
@@ -161,7 +162,7 @@ class TorchState {
         if (is_dict(list.item(i))) {
           states.push_back(dict(list.item(i).as_dict()));
         } else {
-          // A list of unlike things: each by itself, under its number.
+          // A mixed list: each item is a state of its own, under its index.
           StateDict one;
           add(one, std::to_string(i), list.item(i));
           states.push_back(std::move(one));
@@ -175,7 +176,8 @@ class TorchState {
   TorchFile file_;
 };
 
-// The state of an optimizer, with numbers for names, and where its tensors are.
+// Returns an optimizer's state, in which parameters are numbered, and adds its
+// tensors to `tensors`.
 StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
   const TorchState saved(file);
   const StoredTensors all = stored_in_torch_file(file);
@@ -190,7 +192,7 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
       const std::string key(entries.key(j).text());
       const Value value = entries.value(j);
       if (key == "step") {
-        // A float tensor in Python.
+        // Python keeps the step as a float tensor.
         values.set(
             key, static_cast<std::int64_t>(std::llround(saved.number(value))));
       } else if (saved.tensor(value)) {
@@ -219,7 +221,8 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
         }
       } else if (key == "maximize" && value.kind() == Kind::boolean) {
         if (value.integer() != 0) {
-          saved.fail("the optimizer maximizes, which LibTorch's cannot");
+          saved.fail(
+              "the optimizer maximizes, which LibTorch's optimizers cannot");
         }
       } else if (value.kind() == Kind::boolean) {
         options.set(key, value.integer() != 0);
@@ -240,7 +243,7 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
       {"parameters", std::move(parameters)}};
 }
 
-// In the words of this library's schedules.
+// Translates a scheduler's state to that of this library's schedules.
 StateDict read_scheduler(const TorchState& saved, const Value& dict) {
   const auto number = [&](std::string_view key) {
     return static_cast<std::int64_t>(saved.number(saved.at(dict, key)));
@@ -248,7 +251,7 @@ StateDict read_scheduler(const TorchState& saved, const Value& dict) {
   StateDict state;
   const std::int64_t step = number("last_epoch");
   state.set("step", step);
-  // LibTorch's own only count.
+  // LibTorch's own schedules only count steps.
   state.set("num_steps", step);
   state.set("metrics", std::vector<double>());
   const std::vector<double> last_lrs = TorchState::find(dict, "_last_lr")
@@ -297,7 +300,7 @@ StateDict read_random_states(const TorchState& saved) {
   StateDict random;
   const auto tensor_of = [&](const Value& value) {
     const auto found = saved.tensor(value);
-    if (!found) saved.fail("a random state is no tensor");
+    if (!found) saved.fail("a random state is not a tensor");
     return tensor_from(*found);
   };
   if (const auto cpu = TorchState::find(root, "torch_manual_seed")) {
@@ -331,7 +334,7 @@ CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
       source.sections[numbered("model", i)] =
           stored_in_torch_file(directory / pickled);
     } else if (is_torch_distributed(directory / sharded)) {
-      // As FSDP's sharded state dicts are left.
+      // FSDP writes sharded state dicts here.
       source.sections[numbered("model", i)] =
           read_torch_distributed(directory / sharded).tensors;
     } else {
@@ -374,7 +377,7 @@ CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
       {"optimizers", std::move(optimizers)},
       {"schedulers", std::move(schedulers)},
       {"objects", std::move(objects)},
-      // Python's places of loaders are of its own classes.
+      // Positions of Python's loaders are objects of its own classes.
       {"loaders", std::vector<StateDict>()},
       {"step", StateDict{{"micro_step", step}, {"serial", step}}}};
   if (has("scaler.pt")) {

@@ -18,11 +18,11 @@ struct CheckpointSource {
   int num_processes = 1;
   /// The sections that exist: "model", "optimizer_1" and so on.
   std::map<std::string, StoredTensors> sections;
-  /// The common state, as save_state() writes it: "optimizers", "schedulers", "objects",
-  /// "loaders", "step", "scaler".
+  /// The common state, as save_state() writes it: "optimizers", "schedulers",
+  /// "objects", "loaders", "step", "scaler".
   StateDict state;
-  /// "random", "loaders" and "strategies" of this rank, if a rank of this number
-  /// saved.
+  /// "random", "loaders" and "strategies" of this rank, if a rank of this
+  /// number saved.
   std::optional<StateDict> rank_state;
   /// True if Python's Accelerate wrote it: an optimizer's parameters are
   /// numbered, its groups' options are those of Python's class, and state that
@@ -30,9 +30,9 @@ struct CheckpointSource {
   bool is_python = false;
 };
 
-/// Opens either kind. Throws CheckpointError naming what is wrong, with `verify`
-/// also if a file changed since it was written; Error if a file cannot be read.
-/// Nothing in the files is executed.
+/// Opens either kind. Throws CheckpointError naming what is wrong, with
+/// `verify` also if a file changed since it was written; Error if a file cannot
+/// be read. Nothing in the files is executed.
 CheckpointSource
 open_checkpoint(const std::filesystem::path& directory, int rank, bool verify);
 

@@ -22,8 +22,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// What ranks tell each other: a word that says whether it went well, and a
-// text.
+// Ranks send each other one of these prefixes and a payload: a result, or the
+// error.
 constexpr std::string_view kOk = "ok ";
 constexpr std::string_view kFailed = "failed ";
 
@@ -46,7 +46,7 @@ safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
   return {sizes.begin(), sizes.end()};
 }
 
-// The files of a rank and what the manifest says of them.
+// A rank's files and their fragment of the manifest.
 struct RankFiles {
   std::vector<FileToWrite> files;
   Manifest fragment;
@@ -59,7 +59,7 @@ void add_section(
     const Section& section,
     bool is_leader) {
   const std::string file = section_file(
-      section.name, section.is_split(), job.rank, job.num_processes);
+      section.name, section.is_sharded(), job.rank, job.num_processes);
   FileToWrite to_file{directory / file, {}, {{"format", "pt"}}};
   SavedTensors& saved = mine.fragment.sections[section.name];
   for (const SectionEntry& entry : section.entries) {
@@ -78,8 +78,8 @@ void add_section(
           wanted.shape}});
     to_file.tensors.emplace(entry.name, std::move(wanted));
   }
-  // A model without parameters has a file too.
-  const bool is_wanted = is_leader && !section.is_split();
+  // A model without parameters also has a file.
+  const bool is_wanted = is_leader && !section.is_sharded();
   if (to_file.tensors.empty() && !is_wanted) {
     mine.fragment.sections.erase(section.name);
     return;
@@ -93,10 +93,10 @@ void write_torch_section(
     FileSystem& disk,
     const std::filesystem::path& file,
     const Section& section) {
-  if (section.is_split()) {
+  if (section.is_sharded()) {
     throw ConfigError(
-        "[checkpoint] a model that is split over ranks cannot be saved as a "
-        "file of torch.save; leave safe_serialization on");
+        "[checkpoint] a sharded model cannot be saved as a torch.save file; "
+        "leave safe_serialization on");
   }
   TorchValue::OrderedDict dict;
   std::map<std::string, std::int64_t> storages;
@@ -133,7 +133,7 @@ void add_state(
   mine.files.push_back(std::move(file));
 }
 
-// What the ranks that failed said; empty if none did.
+// The errors of the ranks that failed; empty if none did.
 std::string failures_in(
     const std::vector<std::string>& answers,
     const std::vector<int>& ranks) {
@@ -147,7 +147,7 @@ std::string failures_in(
   return join(failures, "\n");
 }
 
-// The text of `answer`; throws if it says that something failed.
+// Returns the result in `answer`; throws CheckpointError if it is an error.
 std::string unwrap(const std::string& answer) {
   if (answer.starts_with(kOk)) return answer.substr(kOk.size());
   throw CheckpointError(
@@ -169,7 +169,7 @@ std::string numbered(const std::string& kind, std::size_t i) {
   return i == 0 ? kind : format("{}_{}", kind, i);
 }
 
-bool Section::is_split() const {
+bool Section::is_sharded() const {
   for (const SectionEntry& entry : entries) {
     if (!entry.layout.is_unsharded()) return true;
   }
@@ -178,10 +178,10 @@ bool Section::is_split() const {
 
 std::string section_file(
     const std::string& section,
-    bool is_split,
+    bool is_sharded,
     int rank,
     int num_processes) {
-  if (!is_split) return section + ".safetensors";
+  if (!is_sharded) return section + ".safetensors";
   return format(
       "{}-{}-of-{}.safetensors",
       section,
@@ -197,8 +197,8 @@ std::string rank_file(int rank) {
   return format("rank-{}.safetensors", five_digits(rank));
 }
 
-CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& meeting)
-    : job_(std::move(job)), group_(meeting) {
+CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& group)
+    : job_(std::move(job)), group_(group) {
   std::string answer;
   if (group_.is_leader()) {
     answer = attempt([&] {
@@ -250,7 +250,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
   const std::string failures = failures_in(answers, group_.ranks());
   if (!failures.empty()) {
     throw CheckpointError(format(
-        "[checkpoint] {} was not saved, and nothing of it is left:\n{}",
+        "[checkpoint] {} was not saved, and its files were removed:\n{}",
         job_.target.string(),
         failures));
   }

@@ -43,8 +43,8 @@ std::unique_ptr<CheckpointWriter> make_writer(
       checkpoints.save_group());
 }
 
-// A save whose copies would take more memory than allowed is written at once.
-bool is_written_meanwhile(
+// An asynchronous save whose copies exceed the memory limit is written at once.
+bool is_written_in_background(
     const Checkpoints& checkpoints,
     const CheckpointContents& contents,
     const SaveStateOptions& options) {
@@ -100,7 +100,8 @@ SaveTicket save_checkpoint(
       failure,
       "save_state",
       format("[checkpoint] {} was not saved:\n", target.path.string()));
-  auto progress = is_written_meanwhile(checkpoints, writer->contents(), options)
+  auto progress =
+      is_written_in_background(checkpoints, writer->contents(), options)
       ? checkpoints.saver.start(std::move(writer))
       : checkpoints.saver.run(std::move(writer));
   if (output_dir.empty() || project.iteration) {

@@ -21,8 +21,8 @@ std::vector<std::filesystem::path> deleted_by(
       plan_retention(entries, path.filename().string(), project.total_limit);
   if (!plan) {
     throw ConfigError(format(
-        "[checkpoint] {} is there already; set ProjectConfiguration::iteration "
-        "higher than those there are, or leave it unset",
+        "[checkpoint] {} already exists; set ProjectConfiguration::iteration "
+        "above those of existing checkpoints, or leave it unset",
         path.string()));
   }
   std::vector<std::filesystem::path> deleted;

@@ -20,9 +20,9 @@ struct SaveTarget {
   bool is_skipped = false;
 };
 
-/// Chooses on rank 0, because ranks may see the directory differently; `deleted`
-/// is set there only. Throws ConfigError on all ranks if there is nowhere to
-/// save.
+/// Chooses on rank 0, because ranks may see the directory differently;
+/// `deleted` is set there only. Throws ConfigError on all ranks if there is
+/// nowhere to save.
 SaveTarget agree_on_target(
     Checkpoints& checkpoints,
     const std::filesystem::path& output_dir,

@@ -25,7 +25,7 @@ void SaveTicket::wait() const {
   std::unique_lock lock(progress_->mutex);
   progress_->changed.wait(lock, [&] { return progress_->is_done; });
   if (!progress_->error) return;
-  progress_->is_told = true;
+  progress_->was_reported = true;
   std::rethrow_exception(progress_->error);
 }
 
@@ -65,7 +65,7 @@ void Saver::wait() {
   const auto last = std::exchange(current_, nullptr);
   if (!last) return;
   const std::lock_guard lock(last->mutex);
-  if (last->error && !std::exchange(last->is_told, true)) {
+  if (last->error && !std::exchange(last->was_reported, true)) {
     std::rethrow_exception(last->error);
   }
 }

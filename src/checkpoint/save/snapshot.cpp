@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = 2U << 20U;
-// What a thread copies at a time.
+// Number of bytes that a thread copies at a time.
 constexpr std::size_t kPiece = 8U << 20U;
 
 std::size_t aligned(std::size_t size) {
@@ -37,7 +37,7 @@ bool is_flat(const at::Tensor& tensor) {
       !tensor.is_neg();
 }
 
-// States are small: their tensors are copied one by one.
+// Copies tensors one by one: states are small.
 StateDict copy_of(const StateDict& state) {
   StateDict copy;
   for (const auto& [key, value] : state.values()) {
@@ -61,10 +61,12 @@ StateDict copy_of(const StateDict& state) {
   return copy;
 }
 
+// Pairs of a copy and its source.
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-// Queues the copies, behind what the device has been told so far and ahead of
-// what it will be told. Null without any.
+// Queues the copies on a side stream, after the work already queued on the
+// current stream and before later work. Returns an event that completes with
+// them; null without copies.
 std::unique_ptr<c10::Event> copy_on_side_stream(
     at::Device device,
     const Copies& copies) {
@@ -126,8 +128,8 @@ void SnapshotMemory::reserve(std::size_t num_bytes) {
       0);
   if (address == MAP_FAILED) {
     throw Error(format(
-        "[checkpoint] no {} bytes of memory for an asynchronous save: {}; save "
-        "synchronously, or set a memory_limit",
+        "[checkpoint] cannot reserve {} bytes of memory for an asynchronous "
+        "save: {}; save synchronously, or set a memory_limit",
         size,
         std::strerror(errno)));
   }
@@ -165,7 +167,7 @@ void SnapshotMemory::take(CheckpointContents& contents) {
 
   std::vector<Piece> pieces;
   Copies plain, queued;
-  // Some are nobody else's.
+  // Keeps tensors alive until they are copied.
   std::vector<at::Tensor> sources;
   std::size_t used = 0;
   for (Section& section : contents.sections) {

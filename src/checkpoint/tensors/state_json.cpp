@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Deeper states are refused when they are read, before they can fill the stack.
+// Deeper states are refused when read, before they can overflow the stack.
 constexpr int kMostDepth = 100;
 
 Json number(double value) {
@@ -25,8 +25,8 @@ Json number(double value) {
   return {{"double", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
 }
 
-// What JSON can hold: UTF-8.
-bool is_text(const std::string& value) {
+// JSON can only hold UTF-8.
+bool is_utf8(const std::string& value) {
   try {
     static_cast<void>(Json(value).dump());
     return true;
@@ -54,7 +54,7 @@ struct Encoder {
   Json operator()(std::int64_t value) const { return value; }
   Json operator()(double value) const { return number(value); }
   Json operator()(const std::string& value) const {
-    if (is_text(value)) return value;
+    if (is_utf8(value)) return value;
     return {{"bytes", hexadecimal(value)}};
   }
   Json operator()(const std::vector<std::int64_t>& values) const {

@@ -42,8 +42,8 @@ constexpr std::pair<ScalarType, Dtype> kDtypes[] = {
     {ScalarType::Float4_e2m1fn_x2, Dtype::F4},
 };
 
-// Elements [begin, begin + count) of `tensor`, one row after another, to `out`,
-// a flat tensor.
+// Copies elements [begin, begin + count) of `tensor`, one row after another, to
+// `out`, a flat tensor.
 void copy_range(
     const at::Tensor& tensor,
     std::int64_t begin,
@@ -131,7 +131,7 @@ TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
   const auto dtype = file_dtype(tensor.scalar_type());
   if (!dtype) {
     refuse(format(
-        "safetensors knows no dtype {}; save a view of another dtype",
+        "safetensors has no dtype {}; save a view of another dtype",
         c10::toString(tensor.scalar_type())));
   }
   TensorToWrite wanted;
@@ -173,7 +173,7 @@ void prefer_huge_pages(const at::Tensor& tensor) {
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
   const std::uintptr_t first = (begin + kPage - 1) / kPage * kPage;
   const std::uintptr_t last = (begin + tensor.nbytes()) / kPage * kPage;
-  // A hint: where it is not taken, nothing changes.
+  // A hint, which the kernel may ignore.
   if (first < last) {
     ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }

@@ -21,8 +21,8 @@ std::optional<c10::ScalarType> torch_dtype(safetensors::Dtype dtype);
 /// The shape as the format counts elements: two for each of LibTorch's packed
 /// 4-bit ones, along the last dimension.
 safetensors::Shape file_shape(const at::Tensor& tensor);
-/// The inverse of file_shape(). Throws CheckpointError if packed elements do not
-/// fill bytes.
+/// The inverse of file_shape(). Throws CheckpointError if packed elements do
+/// not fill bytes.
 std::vector<std::int64_t> torch_shape(
     safetensors::Dtype dtype,
     const safetensors::Shape& shape);

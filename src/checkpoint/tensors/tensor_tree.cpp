@@ -6,7 +6,7 @@
 
 namespace accelerate::detail {
 
-StateDict emptied(
+StateDict extract_tensors(
     const StateDict& state,
     const std::string& prefix,
     std::vector<std::pair<std::string, at::Tensor>>& tensors) {
@@ -17,7 +17,7 @@ StateDict emptied(
       tensors.emplace_back(name, *tensor);
       bare.set(key, StateDict{{kTensorKey, name}});
     } else if (const auto* inner = std::get_if<StateDict>(&value)) {
-      bare.set(key, emptied(*inner, name, tensors));
+      bare.set(key, extract_tensors(*inner, name, tensors));
     } else {
       bare.set(key, value);
     }
@@ -25,26 +25,26 @@ StateDict emptied(
   return bare;
 }
 
-StateDict refilled(
+StateDict insert_tensors(
     const StateDict& state,
     const std::function<at::Tensor(const std::string& name)>& tensor_of) {
-  StateDict whole;
+  StateDict filled;
   for (const auto& [key, value] : state.values()) {
     const auto* inner = std::get_if<StateDict>(&value);
     if (inner == nullptr) {
-      whole.set(key, value);
+      filled.set(key, value);
     } else if (inner->contains(kTensorKey)) {
-      whole.set(key, tensor_of(inner->get<std::string>(kTensorKey)));
+      filled.set(key, tensor_of(inner->get<std::string>(kTensorKey)));
     } else {
-      whole.set(key, refilled(*inner, tensor_of));
+      filled.set(key, insert_tensors(*inner, tensor_of));
     }
   }
-  return whole;
+  return filled;
 }
 
 std::vector<std::string> tensor_names(const StateDict& state) {
   std::vector<std::string> names;
-  static_cast<void>(refilled(state, [&](const std::string& name) {
+  static_cast<void>(insert_tensors(state, [&](const std::string& name) {
     names.push_back(name);
     return at::Tensor();
   }));

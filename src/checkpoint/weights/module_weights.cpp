@@ -43,7 +43,8 @@ void collect(
   }
 }
 
-// Equal for tensors that are the same elements in the same order.
+// Identifies a tensor's elements: equal for tensors that alias each other
+// exactly.
 struct Place {
   const void* data;
   std::vector<std::int64_t> sizes;
@@ -57,7 +58,7 @@ struct Place {
 ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
   if (bytes < 0) {
     throw ConfigError(
-        format("[checkpoint] {} bytes: a size is at least 0", bytes));
+        format("[checkpoint] a size of {} bytes is negative", bytes));
   }
 }
 
@@ -166,12 +167,12 @@ std::vector<std::string> write_module(
     const torch::nn::Module& module,
     const std::filesystem::path& directory,
     const SaveModelOptions& options,
-    const SplitTensor& split,
+    const WriteShardedTensor& write_sharded,
     const std::string& prefix) {
-  WriteModelOptions how;
-  how.format = options.safe_serialization ? ModelFormat::safetensors
-                                          : ModelFormat::torch;
-  how.max_shard_bytes =
+  WriteModelOptions write_options;
+  write_options.format = options.safe_serialization ? ModelFormat::safetensors
+                                                    : ModelFormat::torch;
+  write_options.max_shard_bytes =
       static_cast<std::uint64_t>(options.max_shard_size.bytes());
   if (std::filesystem::exists(directory) &&
       !std::filesystem::is_directory(directory)) {
@@ -184,13 +185,13 @@ std::vector<std::string> write_module(
   for (const auto& [key, tensor] : get_state_dict(module)) {
     const std::string name = prefix + key;
     std::optional<TensorToWrite> wanted;
-    if (split) wanted = split(name, tensor);
-    const bool is_split = wanted.has_value();
-    if (!is_split) wanted = to_write(name, tensor);
+    if (write_sharded) wanted = write_sharded(name, tensor);
+    const bool is_sharded = wanted.has_value();
+    if (!is_sharded) wanted = to_write(name, tensor);
     std::int64_t storage = 0;
     if (tensor.numel() > 0) {
       const void* const data =
-          is_split ? tensor.unsafeGetTensorImpl() : tensor.const_data_ptr();
+          is_sharded ? tensor.unsafeGetTensorImpl() : tensor.const_data_ptr();
       storage = places
                     .emplace(
                         Place{
@@ -204,7 +205,7 @@ std::vector<std::string> write_module(
     tensors.push_back({name, *std::move(wanted), storage});
   }
   const auto disk = make_file_system();
-  return write_model(*disk, directory, tensors, how);
+  return write_model(*disk, directory, tensors, write_options);
 }
 
 StoredTensors open_renamed(
@@ -214,12 +215,12 @@ StoredTensors open_renamed(
   if (!options.rename) return saved;
   StoredTensors tensors;
   for (const auto& [name, tensor] : saved) {
-    const std::string here = options.rename(name);
-    if (here.empty()) continue;
-    if (!tensors.emplace(here, tensor).second) {
+    const std::string new_name = options.rename(name);
+    if (new_name.empty()) continue;
+    if (!tensors.emplace(new_name, tensor).second) {
       throw ConfigError(format(
           "[checkpoint] LoadModelOptions::rename gives two tensors the name {}",
-          here));
+          new_name));
     }
   }
   return tensors;

@@ -22,7 +22,7 @@ namespace accelerate::detail {
 
 namespace {
 
-std::vector<const Parameter*> split_rows(const PlacedModel& model) {
+std::vector<const Parameter*> sharded_rows(const PlacedModel& model) {
   std::vector<const Parameter*> rows;
   for (const Parameter& row : model.table->rows()) {
     if (!row.layout.is_unsharded()) rows.push_back(&row);
@@ -37,8 +37,8 @@ WeightList own_weights(const PlacedModel& model) {
   return weights;
 }
 
-// Which of the split rows a module's tensor is.
-std::optional<std::size_t> number_of(
+// The index in `rows` of a module's tensor; nothing if it is not sharded.
+std::optional<std::size_t> index_of(
     const std::vector<const Parameter*>& rows,
     const at::Tensor& tensor) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -47,35 +47,35 @@ std::optional<std::size_t> number_of(
   return std::nullopt;
 }
 
-// The ranks that share one replica of a split model.
-Group sharing_group(
+// The ranks that share one replica of a sharded model.
+Group sharded_model_group(
     const PlacedModel& model,
-    const std::vector<const Parameter*>& split) {
+    const std::vector<const Parameter*>& rows) {
   std::set<Axis> axes;
-  for (const Parameter* row : split)
+  for (const Parameter* row : rows)
     axes.insert(row->layout.split_axes.begin(), row->layout.split_axes.end());
   return model.mesh->group(std::vector<Axis>(axes.begin(), axes.end()));
 }
 
-// Whole tensors by name on `parts`' reader.
+// Reads full tensors by name, on the reader of `shards`.
 WeightList read_full(
     const PlacedModel& model,
     const std::vector<const Parameter*>& rows,
     ShardReader& shards) {
   WeightList weights = own_weights(model);
-  std::map<std::size_t, at::Tensor> whole;
+  std::map<std::size_t, at::Tensor> full;
   for (auto& [name, tensor] : weights) {
-    const auto number = number_of(rows, tensor);
-    if (!number) {
+    const auto index = index_of(rows, tensor);
+    if (!index) {
       tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), false, true);
       continue;
     }
-    at::Tensor& copy = whole[*number];
+    at::Tensor& copy = full[*index];
     if (!copy.defined()) {
       copy = at::empty(
-          rows[*number]->layout.global_shape,
-          at::TensorOptions(rows[*number]->local.scalar_type()));
-      shards.copy(*number, 0, bytes_of(copy));
+          rows[*index]->layout.global_shape,
+          at::TensorOptions(rows[*index]->local.scalar_type()));
+      shards.copy(*index, 0, bytes_of(copy));
     }
     tensor = copy;
   }
@@ -86,7 +86,7 @@ void broadcast_full(const World& world, WeightList& weights) {
   for (auto& [name, tensor] : weights) world.group().broadcast(tensor, 0);
 }
 
-// In one line, for other ranks.
+// The box of a layout as a tensor, to be sent to other ranks.
 at::Tensor box_of(const Layout& layout) {
   std::vector<std::int64_t> numbers = layout.offset;
   numbers.insert(numbers.end(), layout.extent.begin(), layout.extent.end());
@@ -102,8 +102,8 @@ Layout from_box(const Layout& like, const at::Tensor& box) {
   return layout;
 }
 
-// Rank 0 reads a box at a time, and sends it where it belongs. Returns what
-// failed; the others are not left waiting then.
+// Rank 0 reads one box at a time and sends it to its owner. Returns the error,
+// if any; after one, boxes are still sent, so that no rank waits forever.
 std::string read_and_send(
     const World& world,
     const StoredTensors& saved,
@@ -134,7 +134,7 @@ std::string read_and_send(
       if (group.rank() != 0 && !is_mine) continue;
       P2PBatch batch(group, format("sending {}", mine.name));
       if (group.rank() != 0) {
-        // Messages travel between hosts.
+        // Messages go through host memory.
         const at::Tensor shard = at::empty(
             mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
         batch.receive(shard, 0, tag);
@@ -166,20 +166,24 @@ void save_weights(
   checkpoints.agreement.require_same_call("save_model", directory.string());
   const bool writes = checkpoints.is_first_writer();
   std::string failure;
-  const auto write = [&](const SplitTensor& split) {
+  const auto write = [&](const WriteShardedTensor& write_sharded) {
     try {
       write_module(
-          *model.module, directory, options, split, model.table->name_of(""));
+          *model.module,
+          directory,
+          options,
+          write_sharded,
+          model.table->name_of(""));
     } catch (const std::exception& error) {
       failure = error.what();
     }
   };
-  const auto rows = split_rows(model);
+  const auto rows = sharded_rows(model);
   if (rows.empty()) {
     if (writes) write(nullptr);
   } else {
     const int tags = reserve_tags(*model.mesh, ShardReader::kNumTags);
-    const Group group = sharing_group(model, rows);
+    const Group group = sharded_model_group(model, rows);
     const auto writers = group.all_gather_bytes(writes ? "w" : "");
     for (int reader = 0; reader < group.size(); ++reader) {
       if (writers[static_cast<std::size_t>(reader)].empty()) continue;
@@ -191,9 +195,9 @@ void save_weights(
       write(
           [&](const std::string&,
               const at::Tensor& tensor) -> std::optional<TensorToWrite> {
-            const auto number = number_of(rows, tensor);
-            if (!number) return std::nullopt;
-            return shards.to_write(*number);
+            const auto index = index_of(rows, tensor);
+            if (!index) return std::nullopt;
+            return shards.to_write(*index);
           });
       shards.finish();
     }
@@ -209,27 +213,27 @@ bool gathers_weights(
     const PlacedModel& model,
     const StateDictOptions& options) {
   return options.type == StateDictType::full_state_dict &&
-      !split_rows(model).empty();
+      !sharded_rows(model).empty();
 }
 
 WeightList collect_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
     const StateDictOptions& options) {
-  const auto rows = split_rows(model);
+  const auto rows = sharded_rows(model);
   if (rows.empty()) return own_weights(model);
   if (options.type != StateDictType::full_state_dict) {
     WeightList weights = own_weights(model);
     for (auto& [name, tensor] : weights) {
-      if (const auto number = number_of(rows, tensor))
-        tensor = rows[*number]->local;
+      if (const auto index = index_of(rows, tensor))
+        tensor = rows[*index]->local;
     }
     return weights;
   }
   checkpoints.agreement.require_same_call(
       "get_state_dict", options.rank0_only ? "rank0_only" : "");
   const int tags = reserve_tags(*model.mesh, ShardReader::kNumTags);
-  const Group group = sharing_group(model, rows);
+  const Group group = sharded_model_group(model, rows);
   WeightList weights;
   if (group.world_ranks()[0] == 0) {
     ShardReader shards(group, rows, 0, tags);
@@ -243,16 +247,16 @@ WeightList collect_weights(
   if (options.rank0_only) return weights;
   if (checkpoints.world.rank() != 0) {
     weights = own_weights(model);
-    std::map<std::size_t, at::Tensor> whole;
+    std::map<std::size_t, at::Tensor> full;
     for (auto& [name, tensor] : weights) {
-      const auto number = number_of(rows, tensor);
+      const auto index = index_of(rows, tensor);
       const auto dtype =
-          number ? rows[*number]->local.scalar_type() : tensor.scalar_type();
+          index ? rows[*index]->local.scalar_type() : tensor.scalar_type();
       at::Tensor copy = at::empty(
-          number ? at::IntArrayRef(rows[*number]->layout.global_shape)
-                 : tensor.sizes(),
+          index ? at::IntArrayRef(rows[*index]->layout.global_shape)
+                : tensor.sizes(),
           at::TensorOptions(dtype));
-      tensor = number ? whole.try_emplace(*number, copy).first->second : copy;
+      tensor = index ? full.try_emplace(*index, copy).first->second : copy;
     }
   }
   broadcast_full(checkpoints.world, weights);
@@ -298,10 +302,10 @@ void load_weights(
     std::vector<std::uint8_t> flags;
     for (const Destination& destination : destinations)
       flags.push_back(saved.contains(destination.name) ? 1 : 0);
-    const at::Tensor told = at::tensor(flags, at::kByte);
-    world.group().broadcast(told, 0);
-    const auto* const values = told.const_data_ptr<std::uint8_t>();
-    const std::vector<bool> is_saved(values, values + told.numel());
+    const at::Tensor saved_flags = at::tensor(flags, at::kByte);
+    world.group().broadcast(saved_flags, 0);
+    const auto* const values = saved_flags.const_data_ptr<std::uint8_t>();
+    const std::vector<bool> is_saved(values, values + saved_flags.numel());
     const int tag = reserve_tags(*model.mesh, 1);
     failure = read_and_send(world, saved, destinations, is_saved, tag);
   } else {
@@ -310,8 +314,8 @@ void load_weights(
   agreement.require_success(
       failure,
       "load_model",
-      "[checkpoint] loading failed half-way; the model is neither old nor "
-      "new:\n");
+      "[checkpoint] loading failed half-way; the model has old and new "
+      "weights:\n");
   const at::NoGradGuard no_grad;
   for (const Parameter& row : model.table->rows()) {
     if (row.layout.is_unsharded() && !row.local.is_same(row.tensor))

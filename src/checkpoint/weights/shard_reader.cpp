@@ -17,7 +17,7 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::int64_t kNoMore = -1;
+constexpr std::int64_t kEndOfRequests = -1;
 
 at::Tensor bytes_at(std::byte* data, std::int64_t count) {
   return at::from_blob(data, {count}, at::TensorOptions(at::kByte));
@@ -48,7 +48,7 @@ ShardReader::ShardReader(
     const std::size_t num_dims = box.offset.size();
     std::set<std::vector<std::int64_t>> known;
     std::vector<Holder>& holders = holders_.emplace_back();
-    // The reader's own first: what it has need not travel.
+    // The reader's own box comes first: its bytes need not be sent.
     for (int i = 0; i < group_.size(); ++i) {
       const int rank = (reader_ + i) % group_.size();
       const auto* const numbers =
@@ -86,7 +86,7 @@ void ShardReader::read(
     out.copy_(own_bytes(row, begin, out.numel()));
     return;
   }
-  P2PBatch batch(group_, format("reading a part of {}", rows_[row]->name));
+  P2PBatch batch(group_, format("reading a shard of {}", rows_[row]->name));
   const at::Tensor wanted = at::tensor(
       {static_cast<std::int64_t>(row), begin, out.numel()}, at::kLong);
   batch.receive(out, rank, first_tag_ + 1);
@@ -140,8 +140,9 @@ TensorToWrite ShardReader::to_write(std::size_t row) {
 }
 
 void ShardReader::finish() {
-  P2PBatch batch(group_, "ending the reading of parts");
-  const at::Tensor end = at::tensor({kNoMore, kNoMore, kNoMore}, at::kLong);
+  P2PBatch batch(group_, "ending the reading of shards");
+  const at::Tensor end =
+      at::tensor({kEndOfRequests, kEndOfRequests, kEndOfRequests}, at::kLong);
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (rank != reader_) batch.send(end, rank, first_tag_);
   }
@@ -150,12 +151,12 @@ void ShardReader::finish() {
 
 void ShardReader::serve() {
   while (true) {
-    P2PBatch batch(group_, "giving a part of a tensor");
+    P2PBatch batch(group_, "sending a shard");
     const at::Tensor wanted = at::empty({3}, at::kLong);
     batch.receive(wanted, reader_, first_tag_);
     batch.wait();
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
-    if (values[0] == kNoMore) return;
+    if (values[0] == kEndOfRequests) return;
     batch.send(
         own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]),
         reader_,

@@ -17,8 +17,8 @@
 namespace accelerate::detail {
 
 /// Lets one rank of a group read tensors that are sharded over the group, piece
-/// by piece, so that no rank ever holds a full tensor. Boxes may have any shape,
-/// and several ranks may hold the same one.
+/// by piece, so that no rank ever holds a full tensor. Boxes may have any
+/// shape, and several ranks may hold the same one.
 class ShardReader {
  public:
   static constexpr int kNumTags = 2;
