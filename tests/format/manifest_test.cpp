@@ -28,7 +28,7 @@ Manifest example() {
   return manifest;
 }
 
-TEST(ManifestText, ComesBackAsItWas) {
+TEST(ManifestText, RoundTrips) {
   const std::string text = manifest_text(example());
   const Manifest again = parse_manifest(text, "m");
   EXPECT_EQ(manifest_text(again), text);
@@ -37,7 +37,7 @@ TEST(ManifestText, ComesBackAsItWas) {
   EXPECT_EQ(again.aliases.at("model").at("head"), "w");
 }
 
-TEST(ManifestText, OfAnyOtherByteIsRefused) {
+TEST(ManifestText, IsRefusedIfAnyByteDiffers) {
   const std::string text = manifest_text(example());
   for (std::size_t i = 0; i < text.size(); ++i) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -55,7 +55,7 @@ TEST(ManifestText, OfAnyOtherByteIsRefused) {
   }
 }
 
-TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
+TEST(ManifestText, RefusesInconsistentContents) {
   const auto refuse = [](const Manifest& manifest, const std::string& phrase) {
     expect_error<CheckpointError>(
         [&] {
@@ -68,7 +68,7 @@ TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
   refuse(manifest, "overlap");
   manifest = example();
   manifest.sections["model"]["w"].boxes.pop_back();
-  refuse(manifest, "in no file");
+  refuse(manifest, "do not cover it");
   manifest = example();
   manifest.sections["model"]["w"].boxes[1].box.begin[0] = 4;
   refuse(manifest, "not inside");
@@ -80,10 +80,10 @@ TEST(ManifestText, RefusesWhatDoesNotFitTogether) {
   refuse(manifest, "not inside the directory");
   manifest = example();
   manifest.files["a"].checksums.pop_back();
-  refuse(manifest, "one checksum for each chunk");
+  refuse(manifest, "one checksum per chunk");
 }
 
-TEST(Retention, KeepsTheHighestNumbersAndNeverWhatItDoesNotKnow) {
+TEST(Retention, KeepsTheHighestNumbersAndUnknownDirectories) {
   const auto entry = [](const char* name, CheckpointKind kind) {
     return CheckpointEntry{name, number_of(name), kind, ""};
   };

@@ -12,7 +12,7 @@ namespace model_shards_test {
 
 using ::testing::ElementsAre;
 
-TEST(ModelShards, OfOneFileHaveNoIndex) {
+TEST(ModelShards, HaveNoIndexForOneFile) {
   const ModelShards shards =
       split_model({{"a", 4, 0}, {"b", 4, 1}}, 8, ModelFormat::safetensors);
   ASSERT_EQ(shards.files.size(), 1U);
@@ -60,13 +60,13 @@ TEST(ModelShards, HoldSharedTensorsOnce) {
   EXPECT_THAT(torch.files[0].tensors, ElementsAre("a", "tied"));
 }
 
-TEST(ModelShards, OfNothingAreOneEmptyFile) {
+TEST(ModelShards, AreOneEmptyFileForNoTensors) {
   const ModelShards shards = split_model({}, 4, ModelFormat::safetensors);
   ASSERT_EQ(shards.files.size(), 1U);
   EXPECT_TRUE(shards.files[0].tensors.empty());
 }
 
-TEST(ModelShards, KnowTheirFiles) {
+TEST(ModelShards, RecognizeTheirFiles) {
   using enum ModelFormat;
   EXPECT_TRUE(is_model_file("model.safetensors", safetensors));
   EXPECT_TRUE(is_model_file("model-00001-of-00002.safetensors", safetensors));

@@ -16,7 +16,7 @@ using Kind = Pickle::Kind;
 constexpr std::size_t kMost = 1 << 20;
 
 Pickle read(const std::string& text, std::size_t most_bytes = kMost) {
-  // The views of the pickle point into it.
+  // Views of the pickle point into the string.
   static std::vector<std::unique_ptr<std::string>> kept;
   kept.push_back(std::make_unique<std::string>(text));
   return Pickle(std::as_bytes(std::span(*kept.back())), "x.pkl", most_bytes);
@@ -27,7 +27,7 @@ std::string with_zeros(const char* text, std::size_t size) {
 }
 #define PICKLE(text) with_zeros(text, sizeof(text) - 1)
 
-TEST(Pickle, ReadsNumbersAndTexts) {
+TEST(Pickle, ReadsNumbersAndStrings) {
   // (None, True, False, 7, 300, -2, 2**40, -1 (long), 1.5, 'hi', b'x')
   const Pickle pickle =
       read(PICKLE("\x80\x02(N\x88\x89K\x07M\x2c\x01J\xfe\xff\xff\xff"
@@ -51,8 +51,8 @@ TEST(Pickle, ReadsNumbersAndTexts) {
   EXPECT_EQ(root.item(10).text(), "x");
 }
 
-TEST(Pickle, ReadsContainersAndWhatIsKept) {
-  // {'a': [1, 2], 'b': <the same list>}, appended to afterwards
+TEST(Pickle, ReadsContainersAndTheMemo) {
+  // {'a': [1, 2], 'b': <the same list>}, which is appended to afterwards
   const Pickle pickle =
       read(PICKLE("\x80\x02}q\x00(X\x01\x00\x00\x00"
                   "a]q\x01(K\x01K\x02"
@@ -66,7 +66,7 @@ TEST(Pickle, ReadsContainersAndWhatIsKept) {
   EXPECT_EQ(root.as_dict().size(), 2U);
 }
 
-TEST(Pickle, DescribesCallsAndDoesNotMakeThem) {
+TEST(Pickle, DescribesCallsWithoutExecutingThem) {
   // OrderedDict() with an entry, and a state
   const Pickle pickle = read(
       PICKLE("\x80\x02"
@@ -85,7 +85,7 @@ TEST(Pickle, DescribesCallsAndDoesNotMakeThem) {
   EXPECT_EQ(reference.root().item(0).integer(), 3);
 }
 
-// Whoever walks such trees would never be done.
+// Walking such a tree would never end.
 TEST(Pickle, RefusesTreesWithoutEnd) {
   expect_error<CheckpointError>(
       [] {
@@ -93,13 +93,13 @@ TEST(Pickle, RefusesTreesWithoutEnd) {
             PICKLE("\x80\x02]q\x00h\x00"
                    "a."));
       },
-      "something holds itself");
-  // A pair of a pair of a pair ..., each twice the same.
+      "a value contains itself");
+  // A pair of pairs of pairs ..., both items of each being the same.
   std::string doubled = "\x80\x02";
   doubled += "N";
   for (int i = 0; i < 60; ++i) doubled += "2\x86";
   expect_error<CheckpointError>(
-      [&] { read(doubled + "."); }, "names the same things too often");
+      [&] { read(doubled + "."); }, "refers to the same values too often");
   expect_error<CheckpointError>(
       [] {
         read(
@@ -108,7 +108,7 @@ TEST(Pickle, RefusesTreesWithoutEnd) {
       "nested too deeply");
 }
 
-TEST(Pickle, LetsThingsBeNamedTwice) {
+TEST(Pickle, AllowsValuesToBeReferredToTwice) {
   std::string several = PICKLE(
       "\x80\x02]q\x00"
       "0(");
@@ -116,7 +116,7 @@ TEST(Pickle, LetsThingsBeNamedTwice) {
   EXPECT_EQ(read(several + "t.").root().size(), 200U);
 }
 
-TEST(Pickle, RefusesWhatIsMalformed) {
+TEST(Pickle, RefusesMalformedInput) {
   const auto refuse = [](const std::string& text, const std::string& phrase) {
     expect_error<CheckpointError>([&] { read(text); }, phrase);
   };
@@ -124,11 +124,11 @@ TEST(Pickle, RefusesWhatIsMalformed) {
   refuse(PICKLE("\x80\x02K"), "it is torn");
   refuse(PICKLE("\x80\x02X\xff\xff\xff\xff"), "it is torn");
   refuse(PICKLE("\x80\x09."), "its protocol is 9");
-  refuse(PICKLE("\x80\x02."), "that was not put there");
-  refuse(PICKLE("\x80\x02(."), "that was not put there");
-  refuse(PICKLE("\x80\x02NN."), "leaves something over");
+  refuse(PICKLE("\x80\x02."), "takes a value from an empty stack");
+  refuse(PICKLE("\x80\x02(."), "takes a value from an empty stack");
+  refuse(PICKLE("\x80\x02NN."), "leaves values on the stack");
   refuse(PICKLE("\x80\x02t."), "a mark is missing");
-  refuse(PICKLE("\x80\x02h\x05."), "nothing was kept as 5");
+  refuse(PICKLE("\x80\x02h\x05."), "the memo has no entry 5");
   refuse(
       PICKLE("\x80\x02(K\x01"
              "d."),
@@ -136,9 +136,9 @@ TEST(Pickle, RefusesWhatIsMalformed) {
   refuse(
       PICKLE("\x80\x02K\x01K\x02"
              "a."),
-      "holds nothing");
-  refuse(PICKLE("\x80\x02K\x01)R."), "no class or function");
-  refuse(PICKLE("\x80\x02N}b."), "no object");
+      "not a container");
+  refuse(PICKLE("\x80\x02K\x01)R."), "not of a class or function");
+  refuse(PICKLE("\x80\x02N}b."), "not an object");
   refuse(PICKLE("\x80\x02i"), "operation 105 is not one that data needs");
   refuse(
       PICKLE("\x80\x02"
@@ -150,11 +150,11 @@ TEST(Pickle, RefusesWhatIsMalformed) {
   const Pickle number = read(PICKLE("\x80\x02K\x01."));
   expect_error<CheckpointError>(
       [&] { static_cast<void>(number.root().text()); },
-      "a text was expected and a whole number found");
+      "expected a string, found a whole number");
   expect_error<CheckpointError>(
       [&] { static_cast<void>(number.root().size()); }, "a list, tuple");
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(number.root().as_dict()); }, "a dict was");
+      [&] { static_cast<void>(number.root().as_dict()); }, "expected a dict");
 }
 
 TEST(Pickle, TakesAnyBytesWithoutHarm) {

@@ -23,7 +23,7 @@ std::span<const std::byte> as_bytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-// A file with this header text and so many bytes of data.
+// A file with this header and number of data bytes.
 std::string file_of(const std::string& header, std::size_t num_data) {
   std::string file;
   for (int i = 0; i < 8; ++i) {
@@ -111,7 +111,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
   expect_refused(
       entry(all(dtype, R"("shape":[[1]])", offsets)), "a list is where");
   expect_refused(
-      entry(all(dtype, R"("shape":["1"])", offsets)), "a text is where");
+      entry(all(dtype, R"("shape":["1"])", offsets)), "a string is where");
   expect_refused(
       entry(all(dtype, R"("shape":{})", offsets)), "an object is where");
   expect_refused(
@@ -178,7 +178,7 @@ TEST_F(SafetensorsFile, IsWrittenAsTheReferenceWriterDoes) {
        {"e", Dtype::I64, {0}}},
       {{"format", "pt"}});
   EXPECT_THAT(writer.order(), ElementsAre("e", "a", "z", "b"));
-  // In pieces of any size.
+  // Writes in pieces of any size.
   writer.write(as_bytes("aaaaz"));
   writer.write(as_bytes("zzzbbb"));
   writer.finish();
@@ -205,7 +205,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
   };
   refuse({{"a", Dtype::U8, {1}}, {"a", Dtype::F32, {1}}}, "given twice");
   refuse({{"__metadata__", Dtype::U8, {1}}}, "the format's own");
-  refuse({{"a", Dtype::F4, {1}}}, "no whole number");
+  refuse({{"a", Dtype::F4, {1}}}, "not a whole number");
   refuse({{"a", Dtype::F64, {std::uint64_t{1} << 60}}}, "too many bytes");
   Writer writer(path(), {{"a", Dtype::U8, {2}}});
   expect_error<CheckpointError>(
@@ -217,7 +217,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
       [&] { Writer("/nowhere/x", {}); }, "cannot create /nowhere/x");
 }
 
-TEST_F(SafetensorsFile, GivesPartsOfTensors) {
+TEST_F(SafetensorsFile, ReadsSlicesOfTensors) {
   EXPECT_TRUE(rc::check([&] {
     const auto shape = *rc::gen::container<Shape>(
         *rc::gen::inRange(0, 5), rc::gen::inRange<std::uint64_t>(0, 5));
@@ -251,7 +251,7 @@ TEST_F(SafetensorsFile, GivesPartsOfTensors) {
   }));
 }
 
-TEST_F(SafetensorsFile, RefusesPartsThatAreNone) {
+TEST_F(SafetensorsFile, RefusesInvalidSlices) {
   Writer writer(path(), {{"t", Dtype::U8, {2, 3}}, {"f", Dtype::F4, {4}}});
   writer.write(as_bytes("abcdefgh"));
   writer.finish();
@@ -270,7 +270,7 @@ TEST_F(SafetensorsFile, RefusesPartsThatAreNone) {
   refuse("T", {{0}, {4}}, "has no tensor 'T'");
 }
 
-TEST_F(SafetensorsFile, GivesBackWhateverWasWritten) {
+TEST_F(SafetensorsFile, ReadsWhatWasWritten) {
   EXPECT_TRUE(rc::check([&] {
     const auto names = *rc::gen::unique<std::vector<std::string>>(
         rc::gen::nonEmpty<std::string>());
@@ -310,7 +310,7 @@ TEST_F(SafetensorsFile, GivesBackWhateverWasWritten) {
       RC_ASSERT(same.shape == info.shape);
       RC_ASSERT(same.begin == info.begin);
       RC_ASSERT(same.end == info.end);
-      // Aligned to its elements.
+      // The data is aligned to its elements.
       RC_ASSERT(info.begin % std::max(1, bits_of(info.dtype) / 8) == 0);
     }
   }));

@@ -113,13 +113,13 @@ TEST_F(TorchFiles, GiveTensorsOfAnyView) {
               tensor_op(storage, 0, {1}, {1}))),
           shorts()));
   const Pickle::Value root = file.root();
-  const auto whole = file.tensor(root.item(0));
-  ASSERT_TRUE(whole);
-  EXPECT_EQ(whole->dtype, Dtype::I16);
-  EXPECT_THAT(whole->sizes, ElementsAre(2U, 3U));
-  EXPECT_EQ(whole->storage, "0");
-  EXPECT_TRUE(whole->is_contiguous());
-  EXPECT_THAT(numbers_in(*whole), ElementsAre(0, 1, 2, 3, 4, 5));
+  const auto matrix = file.tensor(root.item(0));
+  ASSERT_TRUE(matrix);
+  EXPECT_EQ(matrix->dtype, Dtype::I16);
+  EXPECT_THAT(matrix->sizes, ElementsAre(2U, 3U));
+  EXPECT_EQ(matrix->storage, "0");
+  EXPECT_TRUE(matrix->is_contiguous());
+  EXPECT_THAT(numbers_in(*matrix), ElementsAre(0, 1, 2, 3, 4, 5));
   const auto transposed = file.tensor(root.item(1));
   EXPECT_FALSE(transposed->is_contiguous());
   EXPECT_THAT(numbers_in(*transposed), ElementsAre(1, 4, 2, 5));
@@ -145,7 +145,7 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
       tensor_op(storage, 0, {1 << 30, 1 << 30}, {1 << 30, 1 << 30}),
       "reaches beyond");
   refuse(tensor_op(storage, 0, {1 << 30}, {0}), "repeats its storage");
-  refuse(tensor_op(storage, 0, {0xffffffff}, {1}), "below 0");
+  refuse(tensor_op(storage, 0, {0xffffffff}, {1}), "is negative");
   refuse(
       tensor_op(storage_op("ShortStorage", "1"), 0, {1}, {1}),
       "no entry 'm/data/1'");

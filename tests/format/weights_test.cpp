@@ -23,7 +23,7 @@ using safetensors::Dtype;
 using testing::expect_error;
 using testing::TemporaryDirectory;
 
-// Bytes that tell where they belong.
+// Bytes that identify their position.
 TensorToWrite made(
     const std::shared_ptr<std::vector<std::byte>>& bytes,
     Dtype dtype,
@@ -106,7 +106,7 @@ TEST_F(Weights, GoThroughEveryFormat) {
       read_file(directory_ / "safe/model.safetensors"));
 }
 
-TEST_F(Weights, AreSpreadOverFilesAndStaleOnesGo) {
+TEST_F(Weights, AreSpreadOverFilesAndReplaceStaleOnes) {
   const fs::path out = directory_ / "out";
   for (const ModelFormat how : {ModelFormat::safetensors, ModelFormat::torch}) {
     write_model(*disk_, out, tensors_, {how, 100});
@@ -143,7 +143,7 @@ TEST_F(Weights, SharedTensorsAreWrittenOnce) {
   EXPECT_EQ(found.at("embed").storage, found.at("head").storage);
 }
 
-TEST_F(Weights, SaysWhatItCannotRead) {
+TEST_F(Weights, RefusesWhatItCannotRead) {
   fs::create_directory(directory_ / "empty");
   expect_error<CheckpointError>(
       [&] { static_cast<void>(open_weights(directory_ / "empty")); },
@@ -162,10 +162,10 @@ TEST_F(Weights, SaysWhatItCannotRead) {
       CheckpointError);
 }
 
-TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
-  // A tensor of 6 x 10 in a grid of four boxes, each in a file of its own.
-  std::vector<std::uint16_t> whole(60);
-  std::iota(whole.begin(), whole.end(), std::uint16_t{0});
+TEST_F(Weights, ReadsShardedTensorsPieceByPiece) {
+  // A tensor of 6 x 10 in a grid of four boxes, each in its own file.
+  std::vector<std::uint16_t> full(60);
+  std::iota(full.begin(), full.end(), std::uint16_t{0});
   SavedTensors saved;
   SavedTensor& tensor = saved["t"];
   tensor.dtype = Dtype::U16;
@@ -175,15 +175,15 @@ TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
       const safetensors::Box box{
           {i * 4, j * 3}, {i == 0 ? 4U : 2U, j == 0 ? 3U : 7U}};
       const std::string file = std::to_string(2 * i + j) + ".safetensors";
-      std::vector<std::uint16_t> part;
+      std::vector<std::uint16_t> shard;
       for (std::uint64_t r = 0; r < box.size[0]; ++r) {
         for (std::uint64_t c = 0; c < box.size[1]; ++c) {
-          part.push_back(whole[(box.begin[0] + r) * 10 + box.begin[1] + c]);
+          shard.push_back(full[(box.begin[0] + r) * 10 + box.begin[1] + c]);
         }
       }
       safetensors::Writer writer(
           directory_ / file, {{"t", Dtype::U16, box.size}});
-      writer.write(std::as_bytes(std::span(part)));
+      writer.write(std::as_bytes(std::span(shard)));
       writer.finish();
       tensor.boxes.push_back({file, box});
     }
@@ -195,7 +195,7 @@ TEST_F(Weights, PartsOfSplitTensorsAreReadInPieces) {
       std::vector<std::uint16_t> found(end - begin);
       source.bytes.copy(begin * 2, std::as_writable_bytes(std::span(found)));
       ASSERT_TRUE(std::equal(
-          found.begin(), found.end(), whole.begin() + static_cast<long>(begin)))
+          found.begin(), found.end(), full.begin() + static_cast<long>(begin)))
           << begin << " to " << end;
     }
   }

@@ -59,22 +59,22 @@ TEST(ZipReader, RefusesWhatItCannotRead) {
   refuse("", "does not end as an archive");
   refuse("PK\5\6", "does not end as an archive");
   refuse(archive({{"a", "b", 8}}), "'a' is compressed");
-  refuse(archive({{"a", "b"}, {"a", "c"}}), "'a' is there twice");
-  const std::string whole = archive({{"a", "hello"}});
-  refuse(whole.substr(0, whole.size() - 1), "does not end as an archive");
-  // A directory that claims more than there is.
-  std::string file = whole;
+  refuse(archive({{"a", "b"}, {"a", "c"}}), "'a' appears twice");
+  const std::string valid = archive({{"a", "hello"}});
+  refuse(valid.substr(0, valid.size() - 1), "does not end as an archive");
+  // The directory claims more entries than exist.
+  std::string file = valid;
   file[file.size() - 12] = '\x7f';
   refuse(file, "directory is not inside");
-  file = whole;
+  file = valid;
   file[file.size() - 6] = '\1';
-  refuse(file, "of its directory is none");
+  refuse(file, "of its directory is invalid");
 }
 
 TEST(ZipReader, TakesAnyBytesWithoutHarm) {
-  const std::string whole = archive({{"a", "hello"}, {"b", "x"}}, true);
+  const std::string valid = archive({{"a", "hello"}, {"b", "x"}}, true);
   EXPECT_TRUE(rc::check([&] {
-    std::string file = whole;
+    std::string file = valid;
     const int num_changes = *rc::gen::inRange(0, 6);
     for (int i = 0; i < num_changes; ++i) {
       file[*rc::gen::inRange<std::size_t>(0, file.size())] =

@@ -113,9 +113,10 @@ bool has_directory(const Manifest& manifest, const std::string& name) {
   return after != manifest.files.end() && after->first.starts_with(name + "/");
 }
 
-// Lists the user's own files in the checkpoint that is replaced.
-std::vector<path> strangers_in(const path& target) {
-  std::vector<path> strangers;
+// Lists files in the checkpoint to be replaced that no save wrote. Throws
+// CheckpointError if `target` must not be replaced.
+std::vector<path> user_entries_in(const path& target) {
+  std::vector<path> user_entries;
   const bool has_manifest = std::filesystem::exists(target / kManifestName);
   std::optional<Manifest> manifest;
   if (has_manifest) {
@@ -129,27 +130,26 @@ std::vector<path> strangers_in(const path& target) {
             manifest->files.contains(name) || has_directory(*manifest, name)
                                  : is_of_accelerate(name);
     is_checkpoint = is_checkpoint || name == "random_states_0.pkl";
-    if (!is_own) strangers.push_back(entry);
+    if (!is_own) user_entries.push_back(entry);
   }
-  if (!is_checkpoint && !strangers.empty()) {
+  if (!is_checkpoint && !user_entries.empty()) {
     throw CheckpointError(format(
-        "[checkpoint] {} is there and is no checkpoint (it holds {}); a save "
+        "[checkpoint] {} exists and is not a checkpoint (it holds {}); a save "
         "replaces the whole directory, so give one that is new, empty, or a "
         "checkpoint",
         target.string(),
-        strangers.front().filename().string()));
+        user_entries.front().filename().string()));
   }
-  for (const path& stranger : strangers) {
-    if (is_real_directory(stranger)) {
+  for (const path& entry : user_entries) {
+    if (is_real_directory(entry)) {
       throw CheckpointError(format(
-          "[checkpoint] the checkpoint to be replaced, {}, has a directory in "
-          "it "
-          "that is not its own: {}; move it away first",
+          "[checkpoint] {} cannot be replaced: its directory {} is not part of "
+          "the checkpoint; move it away first",
           target.string(),
-          stranger.filename().string()));
+          entry.filename().string()));
     }
   }
-  return strangers;
+  return user_entries;
 }
 
 // The directory that `target` means: without a final slash, and with links
@@ -175,8 +175,8 @@ path resolved(const path& target) {
   return followed;
 }
 
-// `directory` is hidden: if a crash leaves some of it, no reader takes that for
-// a checkpoint.
+// Requires that `directory` is hidden: if a crash leaves some of it, no reader
+// takes that for a checkpoint.
 void discard(FileSystem& disk, const path& directory) {
   const DirectoryLock lock(directory);
   remove_tree(disk, directory);
@@ -191,7 +191,7 @@ void create_directories(FileSystem& disk, const path& directory) {
   try {
     disk.create_directory(directory);
   } catch (const Error&) {
-    // Another process was faster.
+    // Another process created it first.
     if (!std::filesystem::is_directory(directory)) throw;
   }
   disk.sync_directory(parent);
@@ -210,7 +210,7 @@ void adopt_files(FileSystem& disk, const path& directory, Manifest& manifest) {
       if (manifest.files.contains(name)) continue;
       if (!std::filesystem::is_regular_file(entry)) {
         throw Error(format(
-            "[checkpoint] {}, put there by a hook, is no regular file",
+            "[checkpoint] {}, put there by a hook, is not a regular file",
             entry.string()));
       }
       disk.sync_file(entry);
@@ -231,8 +231,8 @@ void restore_put_aside(FileSystem& disk, const path& parent) {
   for (const path& entry : entries_of(parent)) {
     const auto name = visible_name(entry.filename().string(), kAside);
     if (!name || std::filesystem::exists(parent / *name)) continue;
-    // A live save is between its two renames.
     const DirectoryLock lock(entry);
+    // A save that is alive is between its two renames.
     if (!lock.is_held()) continue;
     disk.rename(entry, parent / *name);
     disk.sync_directory(parent);
@@ -266,7 +266,7 @@ PendingCheckpoint::PendingCheckpoint(
   create_directories(*disk_, parent);
   static_cast<void>(sweep(*disk_, parent));
   if (std::filesystem::exists(target_)) {
-    static_cast<void>(strangers_in(target_));
+    static_cast<void>(user_entries_in(target_));
   }
   // Another save's sweep may be faster than the lock, but not again and again.
   constexpr int kAttempts = 8;
@@ -292,9 +292,9 @@ std::vector<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
   const path parent = directory_of(target_);
   const bool replaces = std::filesystem::exists(target_);
   if (replaces) {
-    for (const path& stranger : strangers_in(target_)) {
-      const path kept = directory_ / stranger.filename();
-      if (!std::filesystem::exists(kept)) disk_->link(stranger, kept);
+    for (const path& entry : user_entries_in(target_)) {
+      const path kept = directory_ / entry.filename();
+      if (!std::filesystem::exists(kept)) disk_->link(entry, kept);
     }
   }
   const auto file = disk_->create(directory_ / kManifestName);

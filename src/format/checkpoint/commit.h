@@ -22,8 +22,9 @@ namespace accelerate::detail {
 class PendingCheckpoint {
  public:
   /// Creates missing directories around it, and removes what saves of dead
-  /// processes left there. Throws Error if it cannot be written there, CheckpointError if the
-  /// name is taken by something that a save may not replace.
+  /// processes left there. Throws Error if it cannot be written there,
+  /// CheckpointError if the name is taken by something that a save may not
+  /// replace.
   PendingCheckpoint(
       std::shared_ptr<FileSystem> disk,
       const std::filesystem::path& target);

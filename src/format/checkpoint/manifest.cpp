@@ -40,8 +40,8 @@ std::string hexadecimal(std::uint64_t value) {
 
 class Parser {
  public:
-  explicit Parser(const std::string& name, bool is_whole = true)
-      : name_(name), is_whole_(is_whole) {}
+  explicit Parser(const std::string& name, bool is_complete = true)
+      : name_(name), is_complete_(is_complete) {}
 
   [[noreturn]] void fail(std::string_view what) const {
     throw CheckpointError(
@@ -50,7 +50,7 @@ class Parser {
 
   [[nodiscard]] std::uint64_t checksum(std::string_view text) const {
     std::uint64_t value = 0;
-    if (text.size() != kDigits) fail("a checksum has not 16 digits");
+    if (text.size() != kDigits) fail("a checksum does not have 16 digits");
     for (const char digit : text) {
       value <<= 4U;
       if (digit >= '0' && digit <= '9') {
@@ -65,31 +65,31 @@ class Parser {
   }
 
   [[nodiscard]] const Json& member(const Json& object, const char* key) const {
-    if (!object.is_object()) fail(format("no object around \"{}\"", key));
+    if (!object.is_object()) fail(format("\"{}\" is not in an object", key));
     const auto found = object.find(key);
     if (found == object.end()) fail(format("\"{}\" is missing", key));
     return *found;
   }
   [[nodiscard]] std::string text(const Json& object, const char* key) const {
     const Json& value = member(object, key);
-    if (!value.is_string()) fail(format("\"{}\" is no text", key));
+    if (!value.is_string()) fail(format("\"{}\" is not a string", key));
     return value.get<std::string>();
   }
   [[nodiscard]] std::uint64_t number(const Json& value, const char* what)
       const {
     if (!value.is_number_unsigned())
-      fail(format("{} is no whole number", what));
+      fail(format("{} is not a whole number", what));
     return value.get<std::uint64_t>();
   }
   [[nodiscard]] const Json& object(const Json& parent, const char* key) const {
     const Json& value = member(parent, key);
-    if (!value.is_object()) fail(format("\"{}\" is no object", key));
+    if (!value.is_object()) fail(format("\"{}\" is not an object", key));
     return value;
   }
   [[nodiscard]] Shape shape(const Json& object, const char* key) const {
     const Json& value = member(object, key);
     if (!value.is_array() || value.size() > kMostDimensions) {
-      fail(format("\"{}\" is no list of sizes", key));
+      fail(format("\"{}\" is not a list of sizes", key));
     }
     Shape sizes;
     for (const Json& size : value) sizes.push_back(number(size, key));
@@ -100,14 +100,14 @@ class Parser {
     FileRecord record;
     record.num_bytes = number(member(json, "bytes"), "bytes");
     const Json& checksums = member(json, "checksums");
-    if (!checksums.is_array()) fail("\"checksums\" is no list");
+    if (!checksums.is_array()) fail("\"checksums\" is not a list");
     const std::uint64_t chunks = record.num_bytes / kChunkBytes +
         (record.num_bytes % kChunkBytes == 0 ? 0 : 1);
     if (checksums.size() != chunks) {
-      fail("a file has not one checksum for each chunk");
+      fail("a file does not have one checksum per chunk");
     }
     for (const Json& each : checksums) {
-      if (!each.is_string()) fail("a checksum is no text");
+      if (!each.is_string()) fail("a checksum is not a string");
       record.checksums.push_back(checksum(each.get_ref<const std::string&>()));
     }
     return record;
@@ -124,7 +124,7 @@ class Parser {
       fail("a tensor's size is impossible");
     }
     const Json& boxes = member(json, "boxes");
-    if (!boxes.is_array()) fail("\"boxes\" is no list");
+    if (!boxes.is_array()) fail("\"boxes\" is not a list");
     for (const Json& each : boxes) {
       SavedBox saved{
           text(each, "file"), {Shape(tensor.shape.size(), 0), tensor.shape}};
@@ -164,7 +164,9 @@ class Parser {
       covered += volume;
       if (covered > all) fail("boxes of a tensor overlap");
     }
-    if (is_whole_ && covered != all) fail("a part of a tensor is in no file");
+    if (is_complete_ && covered != all) {
+      fail("the boxes of a tensor do not cover it");
+    }
     require_disjoint(tensor.boxes);
   }
 
@@ -201,7 +203,7 @@ class Parser {
   }
 
   const std::string& name_;
-  bool is_whole_;
+  bool is_complete_;
 };
 
 // True for a path inside the directory, in its only spelling.
@@ -259,8 +261,8 @@ std::string body_of(const Manifest& manifest) {
     return body.dump(1);
   } catch (const Json::exception&) {
     throw ConfigError(
-        "[checkpoint] a name of a tensor or parameter is no UTF-8 text, and "
-        "JSON can hold nothing else; rename it");
+        "[checkpoint] a name of a tensor or parameter is not UTF-8, which JSON "
+        "requires; rename it");
   }
 }
 
@@ -270,7 +272,7 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
   manifest.writer = parser.text(json, "writer");
   manifest.created = parser.text(json, "created");
   const Json& iteration = parser.member(json, "iteration");
-  if (!iteration.is_number_integer()) parser.fail("iteration is no number");
+  if (!iteration.is_number_integer()) parser.fail("iteration is not a number");
   manifest.iteration = iteration.get<std::int64_t>();
   manifest.num_processes = static_cast<int>(std::min<std::uint64_t>(
       parser.number(parser.member(json, "num_processes"), "num_processes"),
@@ -282,17 +284,17 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
     manifest.files.emplace(file, parser.file(record));
   }
   for (const auto& [section, tensors] : parser.object(json, "parts").items()) {
-    if (!tensors.is_object()) parser.fail("a part is no object");
+    if (!tensors.is_object()) parser.fail("a section is not an object");
     SavedTensors& saved = manifest.sections[section];
     for (const auto& [key, tensor] : tensors.items()) {
       saved.emplace(key, parser.tensor(tensor, manifest));
     }
   }
   for (const auto& [section, names] : parser.object(json, "aliases").items()) {
-    if (!names.is_object()) parser.fail("aliases are no object");
-    for (const auto& [alias, of] : names.items()) {
-      if (!of.is_string()) parser.fail("an alias is no text");
-      manifest.aliases[section][alias] = of.get<std::string>();
+    if (!names.is_object()) parser.fail("aliases are not an object");
+    for (const auto& [alias, name] : names.items()) {
+      if (!name.is_string()) parser.fail("an alias is not a string");
+      manifest.aliases[section][alias] = name.get<std::string>();
     }
   }
   return manifest;
@@ -330,9 +332,9 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
     parser.fail("its checksum does not match");
   }
   const Json json = Json::parse(body, nullptr, false);
-  if (json.is_discarded()) parser.fail("it is no JSON");
+  if (json.is_discarded()) parser.fail("it is not JSON");
   if (parser.text(json, "format") != kFormat) {
-    parser.fail("it is no manifest of a checkpoint");
+    parser.fail("it is not the manifest of a checkpoint");
   }
   const std::uint64_t version =
       parser.number(parser.member(json, "version"), "version");
@@ -358,10 +360,10 @@ std::string fragment_text(const Manifest& fragment) {
 }
 
 Manifest parse_fragment(std::string_view text) {
-  const std::string name = "what a rank wrote";
-  const Parser parser(name, /*is_whole=*/false);
+  const std::string name = "the fragment of a rank";
+  const Parser parser(name, /*is_complete=*/false);
   const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) parser.fail("it is no JSON");
+  if (json.is_discarded()) parser.fail("it is not JSON");
   return manifest_of(json, parser);
 }
 
@@ -386,8 +388,8 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   std::error_code code;
   if (!std::filesystem::is_regular_file(path, code)) {
     throw CheckpointError(format(
-        "[checkpoint] {} has no {}: it is no checkpoint of this library, or "
-        "was not finished",
+        "[checkpoint] {} has no {}: it is not a checkpoint of this library, or "
+        "it was not finished",
         directory.string(),
         kManifestName));
   }

@@ -96,7 +96,7 @@ class HeaderReader {
       return true;
     }
     if (place_ != Place::tensor || field_ != Field::dtype) {
-      return wrong("a text");
+      return wrong("a string");
     }
     const std::optional<Dtype> dtype = parse_dtype(text);
     if (!dtype) return fail(format("dtype '{}' is not known", text));
@@ -207,7 +207,7 @@ class HeaderReader {
   Header& header_;
   std::string complaint_;
   Place place_ = Place::outside;
-  /// State of the present entry.
+  /// State of the current entry.
   std::string name_;
   TensorInfo tensor_;
   Field field_ = Field::none;
@@ -279,7 +279,7 @@ Header parse_header(
     const std::string& name) {
   const auto fail = [&](const std::string& what) {
     throw CheckpointError(
-        format("[safetensors] {} is no valid file: {}", name, what));
+        format("[safetensors] {} is not a valid file: {}", name, what));
   };
   if (file_size < kLengthBytes || start.size() < kLengthBytes) {
     fail(format("it has {} bytes, too few for a header", file_size));
@@ -287,14 +287,14 @@ Header parse_header(
   const std::uint64_t length = little_endian(start.first(kLengthBytes));
   if (length > kMostHeaderBytes) {
     fail(format(
-        "its header would be of {} bytes; at most {} are read",
+        "its header would have {} bytes; at most {} are read",
         length,
         kMostHeaderBytes));
   }
   if (length > file_size - kLengthBytes ||
       length > start.size() - kLengthBytes) {
     fail(format(
-        "its header would be of {} bytes, more than the file has: it is torn",
+        "its header would have {} bytes, more than the file has: it is torn",
         length));
   }
   std::string_view text(
@@ -366,7 +366,7 @@ Header lay_out(
           "[safetensors] '{}' cannot be written: {}",
           tensor->name,
           fits ? "the name is the format's own"
-               : "its shape takes too many bytes, or no whole number of them"));
+               : "its shape takes too many bytes, or not a whole number"));
     }
     const bool is_new =
         header.tensors

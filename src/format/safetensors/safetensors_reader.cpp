@@ -67,7 +67,7 @@ void Reader::read(
   const Shape& shape = tensor.shape;
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format(
-        "[safetensors] a part of '{}' in {} was asked for, but {}",
+        "[safetensors] cannot read a slice of '{}' in {}: {}",
         name,
         state_->path.string(),
         what));
@@ -75,27 +75,26 @@ void Reader::read(
   const int bits = bits_of(tensor.dtype);
   if (bits % 8 != 0) fail("its elements are smaller than a byte");
   if (box.begin.size() != shape.size() || box.size.size() != shape.size()) {
-    fail("the part has another number of dimensions");
+    fail("the slice has another number of dimensions");
   }
   const auto element = static_cast<std::uint64_t>(bits) / 8;
   std::uint64_t count = element;
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (box.size[i] > shape[i] || box.begin[i] > shape[i] - box.size[i]) {
-      fail("the part is not inside it");
+      fail("the slice is not inside the tensor");
     }
     count *= box.size[i];
   }
-  if (count != out.size()) fail("there is room for another number of bytes");
+  if (count != out.size()) fail("the buffer has another number of bytes");
   if (count == 0) return;
 
-  // Dimensions from `inner` on are taken completely: they are copied in one
-  // piece.
+  // Dimensions from `inner` on are read in full, so they are copied as one run.
   std::size_t inner = shape.size();
   std::uint64_t run = element;
   while (inner > 0 && box.size[inner - 1] == shape[inner - 1]) {
     run *= shape[--inner];
   }
-  // A range of the dimension before them is one piece, too.
+  // A range of the dimension before them is still one run.
   const std::uint64_t step = run;
   if (inner > 0) run *= box.size[--inner];
   Shape strides(inner + 1, 0);

@@ -19,9 +19,9 @@ struct Names {
         ending(format == ModelFormat::torch ? ".bin" : ".safetensors") {}
   [[nodiscard]] std::string file(std::size_t number, std::size_t count) const {
     if (count <= 1) return stem + ending;
-    char part[32];
-    std::snprintf(part, sizeof part, "-%05zu-of-%05zu", number, count);
-    return stem + part + ending;
+    char suffix[32];
+    std::snprintf(suffix, sizeof suffix, "-%05zu-of-%05zu", number, count);
+    return stem + suffix + ending;
   }
   [[nodiscard]] std::string index() const {
     return stem + ending + ".index.json";

@@ -56,27 +56,27 @@ std::uint64_t place_in(const Shape& place, const Box& box) {
 }
 
 // Calls visit(first element in a, first element in b, number of elements) for
-// each run of `part` that is contiguous in both boxes.
+// each run of `slice` that is contiguous in both boxes.
 template <class Visit>
-void for_each_run(const Box& part, const Box& a, const Box& b, Visit visit) {
-  std::size_t num_outer = part.size.size();
+void for_each_run(const Box& slice, const Box& a, const Box& b, Visit visit) {
+  std::size_t num_outer = slice.size.size();
   std::uint64_t run = 1;
   while (num_outer > 0) {
     --num_outer;
-    run *= part.size[num_outer];
-    if (part.size[num_outer] != a.size[num_outer] ||
-        part.size[num_outer] != b.size[num_outer]) {
+    run *= slice.size[num_outer];
+    if (slice.size[num_outer] != a.size[num_outer] ||
+        slice.size[num_outer] != b.size[num_outer]) {
       break;
     }
   }
-  Shape place = part.begin;
+  Shape place = slice.begin;
   while (true) {
     visit(place_in(place, a), place_in(place, b), run);
     std::size_t axis = num_outer;
     while (axis > 0) {
       --axis;
-      if (++place[axis] < part.begin[axis] + part.size[axis]) break;
-      place[axis] = part.begin[axis];
+      if (++place[axis] < slice.begin[axis] + slice.size[axis]) break;
+      place[axis] = slice.begin[axis];
       if (axis == 0) return;
     }
     if (num_outer == 0) return;
@@ -105,14 +105,14 @@ void require_inside(const BoxToRead& wanted) {
       : std::nullopt;
   if (!num_bytes || *num_bytes != wanted.out.size()) {
     throw CheckpointError(
-        "[checkpoint] a part of a tensor was asked for that is not inside it, "
-        "or for memory of another size");
+        "[checkpoint] a slice of a tensor was requested that is not inside it, "
+        "or in a buffer of another size");
   }
 }
 
 void add_runs(
     const BoxToRead& wanted,
-    const StoredBox& part,
+    const StoredBox& stored,
     const Box& both,
     std::vector<Job>& jobs) {
   const auto bits = safetensors::bits_of(wanted.tensor->dtype);
@@ -122,28 +122,29 @@ void add_runs(
   }
   const auto width = static_cast<std::uint64_t>(bits) / 8;
   std::uint64_t run_bytes = 0;
-  for_each_run(both, part.box, wanted.box, [&](auto, auto, auto run) {
+  for_each_run(both, stored.box, wanted.box, [&](auto, auto, auto run) {
     run_bytes = run * width;
   });
-  if (run_bytes >= kLeastRun && !part.memory) {
-    for_each_run(both, part.box, wanted.box, [&](auto from, auto to, auto run) {
-      for (std::uint64_t i = 0; i < run * width; i += kReadBytes) {
-        jobs.push_back(
-            {part.file.get(),
-             part.offset + from * width + i,
-             wanted.out.subspan(
-                 to * width + i, std::min(kReadBytes, run * width - i))});
-      }
-    });
+  if (run_bytes >= kLeastRun && !stored.memory) {
+    for_each_run(
+        both, stored.box, wanted.box, [&](auto from, auto to, auto run) {
+          for (std::uint64_t i = 0; i < run * width; i += kReadBytes) {
+            jobs.push_back(
+                {stored.file.get(),
+                 stored.offset + from * width + i,
+                 wanted.out.subspan(
+                     to * width + i, std::min(kReadBytes, run * width - i))});
+          }
+        });
     return;
   }
   jobs.push_back(
-      {part.file.get(), 0, {}, [&part, &wanted, both, width] {
-         const std::span<const std::byte> data = part.memory
-             ? std::span<const std::byte>(*part.memory)
-             : part.file->bytes().subspan(part.offset);
+      {stored.file.get(), 0, {}, [&stored, &wanted, both, width] {
+         const std::span<const std::byte> data = stored.memory
+             ? std::span<const std::byte>(*stored.memory)
+             : stored.file->bytes().subspan(stored.offset);
          for_each_run(
-             both, part.box, wanted.box, [&](auto from, auto to, auto run) {
+             both, stored.box, wanted.box, [&](auto from, auto to, auto run) {
                std::memcpy(
                    wanted.out.data() + to * width,
                    data.data() + from * width,
@@ -155,21 +156,21 @@ void add_runs(
 void add_jobs(const BoxToRead& wanted, std::vector<Job>& jobs) {
   require_inside(wanted);
   if (wanted.out.empty()) return;
-  for (const StoredBox& part : wanted.tensor->boxes) {
-    const auto both = intersection(part.box, wanted.box);
+  for (const StoredBox& stored : wanted.tensor->boxes) {
+    const auto both = intersection(stored.box, wanted.box);
     if (!both) continue;
-    if (both->size == part.box.size && both->size == wanted.box.size &&
-        !part.memory) {
+    if (both->size == stored.box.size && both->size == wanted.box.size &&
+        !stored.memory) {
       for (std::uint64_t i = 0; i < wanted.out.size(); i += kReadBytes) {
         jobs.push_back(
-            {part.file.get(),
-             part.offset + i,
+            {stored.file.get(),
+             stored.offset + i,
              wanted.out.subspan(
                  i,
                  std::min<std::uint64_t>(kReadBytes, wanted.out.size() - i))});
       }
     } else {
-      add_runs(wanted, part, *both, jobs);
+      add_runs(wanted, stored, *both, jobs);
     }
   }
 }
@@ -198,20 +199,20 @@ void read_range(
     const std::uint64_t first = (begin + done) / row;
     const std::uint64_t inside = (begin + done) % row;
     const std::uint64_t left = count - done;
-    Box part = box;
-    part.begin[axis] += first;
+    Box slice = box;
+    slice.begin[axis] += first;
     std::uint64_t taken = 0;
     if (inside == 0 && left >= row) {
-      part.size[axis] = left / row;
-      taken = part.size[axis] * row;
+      slice.size[axis] = left / row;
+      taken = slice.size[axis] * row;
       wanted.push_back(
-          {&tensor, part, out.subspan(done * width, taken * width)});
+          {&tensor, slice, out.subspan(done * width, taken * width)});
     } else {
-      part.size[axis] = 1;
+      slice.size[axis] = 1;
       taken = std::min(left, row - inside);
       read_range(
           tensor,
-          part,
+          slice,
           axis + 1,
           inside,
           taken,
@@ -276,22 +277,22 @@ StoredTensors stored_in_checkpoint(
     StoredTensor& one = stored[name];
     one.dtype = tensor.dtype;
     one.shape = tensor.shape;
-    for (const SavedBox& part : tensor.boxes) {
-      const Opened& opened = open(part.file);
+    for (const SavedBox& saved_box : tensor.boxes) {
+      const Opened& opened = open(saved_box.file);
       const auto info = opened.header.tensors.find(name);
       if (info == opened.header.tensors.end() ||
           info->second.dtype != tensor.dtype ||
-          info->second.shape != part.box.size) {
+          info->second.shape != saved_box.box.size) {
         throw CheckpointError(format(
             "[checkpoint] {} is damaged: its \"{}\" is not what the manifest "
             "says",
-            (directory / part.file).string(),
+            (directory / saved_box.file).string(),
             name));
       }
       one.boxes.push_back(
           {opened.file,
            opened.header.data_begin + info->second.begin,
-           part.box});
+           saved_box.box});
     }
   }
   return stored;
@@ -338,9 +339,9 @@ TensorToWrite to_write(const StoredTensor& tensor) {
     }
     const auto width =
         static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
-    const Box whole{Shape(tensor.shape.size(), 0), tensor.shape};
+    const Box full{Shape(tensor.shape.size(), 0), tensor.shape};
     std::vector<BoxToRead> boxes;
-    read_range(tensor, whole, 0, begin / width, out.size() / width, out, boxes);
+    read_range(tensor, full, 0, begin / width, out.size() / width, out, boxes);
     read_boxes(boxes);
   };
   return wanted;

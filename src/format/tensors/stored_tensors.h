@@ -65,8 +65,8 @@ struct StoredTensor {
 
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// The tensors of one section of a checkpoint. Throws CheckpointError if a file is
-/// not what the manifest says, Error if one cannot be read.
+/// The tensors of one section of a checkpoint. Throws CheckpointError if a file
+/// is not what the manifest says, Error if one cannot be read.
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,
     const SavedTensors& saved);

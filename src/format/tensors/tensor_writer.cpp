@@ -73,16 +73,16 @@ class ChunkWriter {
     collect(open, begin, end);
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
-    for (const Bytes part : parts_) {
-      XXH3_64bits_update(&state, part.data(), part.size());
+    for (const Bytes piece : chunk_) {
+      XXH3_64bits_update(&state, piece.data(), piece.size());
     }
     open.record.checksums[chunk] = XXH3_64bits_digest(&state);
-    open.file->write_at(begin, parts_);
+    open.file->write_at(begin, chunk_);
   }
 
  private:
   void collect(const OpenFile& open, std::uint64_t begin, std::uint64_t end) {
-    parts_.clear();
+    chunk_.clear();
     std::size_t num_staged = 0;
     auto piece = std::upper_bound(
         open.pieces.begin(),
@@ -96,22 +96,22 @@ class ChunkWriter {
       const std::uint64_t size =
           std::min(end, piece->begin + piece->num_bytes) - piece->begin - from;
       if (piece->tensor == nullptr) {
-        parts_.push_back(
+        chunk_.push_back(
             std::as_bytes(std::span(open.header)).subspan(from, size));
       } else if (piece->tensor->data != nullptr) {
-        parts_.emplace_back(piece->tensor->data + from, size);
+        chunk_.emplace_back(piece->tensor->data + from, size);
       } else {
         if (stage_.empty()) stage_.resize(kChunkBytes);
         const std::span<std::byte> out =
             std::span(stage_).subspan(num_staged, size);
         piece->tensor->copy(from, out);
-        parts_.emplace_back(out);
+        chunk_.emplace_back(out);
         num_staged += size;
       }
     }
   }
 
-  std::vector<Bytes> parts_;
+  std::vector<Bytes> chunk_;
   std::vector<std::byte> stage_;
 };
 

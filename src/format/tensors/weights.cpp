@@ -113,13 +113,13 @@ StoredTensors open_index(const path& file) {
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format("[checkpoint] {} {}", file.string(), what));
   };
-  if (!json.is_object()) fail("is no index of a model");
+  if (!json.is_object()) fail("is not an index of a model");
   const auto& map = json.contains("weight_map") ? json["weight_map"] : json;
-  if (!map.is_object()) fail("is no index of a model");
+  if (!map.is_object()) fail("is not an index of a model");
   std::map<std::string, StoredTensors> files;
   StoredTensors all;
   for (const auto& [name, where] : map.items()) {
-    if (!where.is_string()) fail("is no index of a model");
+    if (!where.is_string()) fail("is not an index of a model");
     const auto shard = where.get<std::string>();
     if (shard.find('/') != std::string::npos || shard == "..") {
       fail(format("names a file outside its directory: {}", shard));
@@ -148,7 +148,7 @@ StoredTensors open_directory(const path& directory) {
   if (is_torch_distributed(directory)) {
     return read_torch_distributed(directory).tensors;
   }
-  // Accelerate's order of names, except that the safer one comes first.
+  // Accelerate's order of names, except that safetensors comes first.
   for (const char* name : {"model.safetensors", "pytorch_model.bin"}) {
     if (std::filesystem::exists(directory / name))
       return open_file(directory / name);

@@ -126,7 +126,7 @@ std::uint32_t Pickle::add(const Node& node) {
 
 void Pickle::push_text(Kind kind, std::uint64_t size) {
   if (size > std::numeric_limits<std::uint32_t>::max()) {
-    fail("a text is longer than 4 GB");
+    fail("a string is longer than 4 GB");
   }
   const std::size_t begin = at_;
   take_bytes(size);
@@ -141,7 +141,7 @@ void Pickle::push_container(Kind kind, std::vector<std::uint32_t> items) {
 
 std::uint32_t Pickle::pop() {
   const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-  if (stack_.size() <= floor) fail("something is taken that was not put there");
+  if (stack_.size() <= floor) fail("it takes a value from an empty stack");
   const std::uint32_t node = stack_.back();
   stack_.pop_back();
   return node;
@@ -170,11 +170,11 @@ void Pickle::append(std::vector<std::uint32_t> items) {
       containers_[call].push_back(pop());
     }
     target = nodes_[containers_[call][2]];
-    if (target.kind != Kind::dict) fail("something is added to an object");
+    if (target.kind != Kind::dict) fail("items are added to an object");
   }
   const bool is_dict = target.kind == Kind::dict;
   if (!is_dict && target.kind != Kind::list && target.kind != Kind::set) {
-    fail("something is added to that holds nothing");
+    fail("items are added to a value that is not a container");
   }
   if (is_dict && items.size() % 2 != 0) fail("a key has no value");
   charge(items.size() * sizeof(std::uint32_t));
@@ -191,7 +191,7 @@ void Pickle::remember(std::uint64_t key) {
 
 void Pickle::recall(std::uint64_t key) {
   const auto found = memo_.find(key);
-  if (found == memo_.end()) fail(format("nothing was kept as {}", key));
+  if (found == memo_.end()) fail(format("the memo has no entry {}", key));
   charge(sizeof(std::uint32_t));
   stack_.push_back(found->second);
 }
@@ -210,7 +210,7 @@ bool Pickle::is_container(Kind kind) {
 }
 
 void Pickle::measure() {
-  // A file written by Python refers to few values twice.
+  // Files written by Python rarely refer to a value twice.
   constexpr std::uint64_t kLeast = 100'000, kPlacesPerByte = 16;
   const std::uint64_t most = std::min<std::uint64_t>(
       kLeast + kPlacesPerByte * input_.size(), 0xF000'0000U);
@@ -221,8 +221,8 @@ void Pickle::measure() {
   }
 }
 
-// Depth first. A node on the way has height kOpen, so that one that contains
-// itself is found.
+// Visits nodes depth first. Nodes on the current path have height kOpen, which
+// reveals a node that contains itself.
 void Pickle::measure_from(std::uint32_t start, std::uint64_t most_places) {
   constexpr std::size_t kMostLevels = 1000;
   constexpr std::uint16_t kOpen = 0xFFFF;
@@ -239,7 +239,7 @@ void Pickle::measure_from(std::uint32_t start, std::uint64_t most_places) {
     const auto& items = containers_[nodes_[visit.node].payload];
     if (visit.next == items.size()) {
       if (visit.places > most_places) {
-        fail("it names the same things too often to be looked at");
+        fail("it refers to the same values too often");
       }
       const Visit done = visit;
       nodes_[done.node].size = static_cast<std::uint32_t>(done.places);
@@ -257,7 +257,7 @@ void Pickle::measure_from(std::uint32_t start, std::uint64_t most_places) {
     if (!is_container(node.kind)) {
       ++visit.places;
     } else if (node.height == kOpen) {
-      fail("something holds itself");
+      fail("a value contains itself");
     } else if (node.size != 0) {
       visit.places += node.size;
       visit.height = std::max<std::uint16_t>(visit.height, node.height + 1);
@@ -285,7 +285,8 @@ void Pickle::step(unsigned char operation) {
       return;
     case kStop:
       root_ = pop();
-      if (!stack_.empty() || !marks_.empty()) fail("it leaves something over");
+      if (!stack_.empty() || !marks_.empty())
+        fail("it leaves values on the stack");
       has_stopped_ = true;
       return;
 
@@ -434,7 +435,7 @@ void Pickle::step(unsigned char operation) {
     }
 
     case kGlobal: {
-      // "module\nname\n" is kept as it stands.
+      // "module\nname\n" is kept as it is.
       const std::size_t begin = at_;
       take_line();
       take_line();
@@ -454,7 +455,7 @@ void Pickle::step(unsigned char operation) {
       const std::uint32_t callee = pop();
       if (nodes_[callee].kind != Kind::global ||
           nodes_[arguments].kind != Kind::tuple) {
-        fail("something is called that is no class or function");
+        fail("a call is not of a class or function");
       }
       push_container(Kind::call, {callee, arguments});
       return;
@@ -468,7 +469,7 @@ void Pickle::step(unsigned char operation) {
         charge(sizeof state);
         containers_[node.payload].push_back(state);
       } else if (node.kind != Kind::call) {
-        fail("a state is given to something that is no object");
+        fail("a state is set on a value that is not an object");
       }
       return;
     }
@@ -512,7 +513,7 @@ void Pickle::push_global() {
   const Node name = nodes_[pop()];
   const Node module = nodes_[pop()];
   if (name.kind != Kind::text || module.kind != Kind::text) {
-    fail("the name of a class is no text");
+    fail("the name of a class is not a string");
   }
   const auto text_of = [&](const Node& node) {
     return std::string_view(

@@ -16,7 +16,7 @@ std::string_view name_of(Pickle::Kind kind) {
       "a whole number",
       "a long whole number",
       "a number",
-      "a text",
+      "a string",
       "bytes",
       "a list",
       "a tuple",
@@ -34,7 +34,7 @@ Pickle::Kind Pickle::Value::kind() const { return pickle_->nodes_[node_].kind; }
 
 void Pickle::Value::wrong(std::string_view wanted) const {
   throw CheckpointError(format(
-      "[torch] {}: {} was expected and {} found",
+      "[torch] {}: expected {}, found {}",
       pickle_->name_,
       wanted,
       name_of(kind())));
@@ -56,7 +56,7 @@ double Pickle::Value::real() const {
 std::string_view Pickle::Value::text() const {
   if (kind() != Kind::text && kind() != Kind::bytes &&
       kind() != Kind::long_integer && kind() != Kind::global) {
-    wrong("a text");
+    wrong("a string");
   }
   const Node& node = pickle_->nodes_[node_];
   if (node.kind == Kind::global && (node.payload & kComposed) != 0) {

@@ -31,7 +31,7 @@ class MetadataReader {
         pickle_(
             std::as_bytes(std::span(text_)),
             where_,
-            // Room for shapes, offsets and names of each piece.
+            // Leaves room for shapes, offsets and names of each shard.
             (std::size_t{1} << 20) + 64 * text_.size()) {}
 
   TorchDistributed read() {
@@ -50,8 +50,8 @@ class MetadataReader {
     }
     place(member(root, "storage_data"), found.tensors);
     for (const auto& [name, tensor] : found.tensors) {
-      if (num_pieces_[name] != 0) {
-        fail(format("a part of \"{}\" is in no file", name));
+      if (num_missing_[name] != 0) {
+        fail(format("a shard of \"{}\" is in no file", name));
       }
     }
     strip_top(root, found);
@@ -85,7 +85,7 @@ class MetadataReader {
     Shape shape;
     for (std::size_t i = 0; i < items.size(); ++i) {
       const std::int64_t size = items.item(i).integer();
-      if (size < 0) fail("a size is below 0");
+      if (size < 0) fail("a size is negative");
       shape.push_back(static_cast<std::uint64_t>(size));
     }
     return shape;
@@ -94,8 +94,8 @@ class MetadataReader {
   StoredTensor describe(const Value& dict) {
     StoredTensor tensor;
     const Value properties = member(dict, "properties");
-    // Their state is a tuple that begins with the dtype; in older versions it
-    // is a dict.
+    // The state of properties is a tuple that begins with the dtype; in older
+    // versions it is a dict.
     const Value state = properties.item(2);
     const Value dtype = state.kind() == Pickle::Kind::dict
         ? member(state, "dtype")
@@ -114,15 +114,15 @@ class MetadataReader {
           sizes(member(chunk, "offsets")), sizes(member(chunk, "sizes"))};
       if (box.box.begin.size() != tensor.shape.size() ||
           box.box.size.size() != tensor.shape.size()) {
-        fail("a piece has another number of dimensions than its tensor");
+        fail("a shard has another number of dimensions than its tensor");
       }
       for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
         if (box.box.begin[d] > tensor.shape[d] ||
             box.box.size[d] > tensor.shape[d] - box.box.begin[d]) {
-          fail("a piece is not inside its tensor");
+          fail("a shard is not inside its tensor");
         }
       }
-      // Uneven sharding leaves empty pieces.
+      // Uneven sharding leaves empty shards.
       if (*safetensors::bytes_of(tensor.dtype, box.box.size) > 0) {
         tensor.boxes.push_back(std::move(box));
       }
@@ -130,10 +130,10 @@ class MetadataReader {
     return tensor;
   }
 
-  // Finds each piece in its file.
+  // Finds each shard in its file.
   void place(const Value& storage, StoredTensors& tensors) {
     for (const auto& [name, tensor] : tensors) {
-      num_pieces_[name] = tensor.boxes.size();
+      num_missing_[name] = tensor.boxes.size();
     }
     for (std::size_t i = 0; i < storage.size(); ++i) {
       const Value index = storage.key(i).as_dict();
@@ -151,14 +151,15 @@ class MetadataReader {
       if (box == tensor->second.boxes.end()) continue;
       const std::int64_t offset = member(info, "offset").integer();
       const std::int64_t length = member(info, "length").integer();
-      if (offset < 0 || length < 0) fail("a place in a file is below 0");
+      if (offset < 0 || length < 0)
+        fail("an offset or length in a file is negative");
       locate(
           tensor->second,
           *box,
           std::string(member(info, "relative_path").text()),
           static_cast<std::uint64_t>(offset),
           static_cast<std::uint64_t>(length));
-      --num_pieces_[name];
+      --num_missing_[name];
     }
   }
 
@@ -177,19 +178,19 @@ class MetadataReader {
     if (offset > all.size() || length > all.size() - offset) {
       fail(format("{} is shorter than it should be", name));
     }
-    // The piece is an entire torch.save file inside another file.
+    // Each shard is an entire torch.save file inside another file.
     const TorchFile saved(
         all.subspan(offset, length),
         format("{} at {}", file->path().string(), offset));
-    const auto piece = saved.tensor(saved.root());
-    if (!piece || piece->dtype != tensor.dtype ||
-        piece->sizes != box.box.size || !piece->is_contiguous()) {
-      fail(format("a piece in {} is not what was said about it", name));
+    const auto shard = saved.tensor(saved.root());
+    if (!shard || shard->dtype != tensor.dtype ||
+        shard->sizes != box.box.size || !shard->is_contiguous()) {
+      fail(format("a shard in {} differs from its metadata", name));
     }
     const auto width =
         static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
-    box.offset = static_cast<std::uint64_t>(piece->bytes.data() - all.data()) +
-        piece->offset * width;
+    box.offset = static_cast<std::uint64_t>(shard->bytes.data() - all.data()) +
+        shard->offset * width;
     box.file = file;
   }
 
@@ -223,7 +224,7 @@ class MetadataReader {
   std::string text_;
   Pickle pickle_;
   std::map<std::string, std::shared_ptr<InputFile>> files_;
-  std::map<std::string, std::size_t> num_pieces_;
+  std::map<std::string, std::size_t> num_missing_;
 };
 
 }  // namespace
@@ -237,7 +238,8 @@ TorchDistributed read_torch_distributed(
     const std::filesystem::path& directory) {
   if (!is_torch_distributed(directory)) {
     throw CheckpointError(format(
-        "[torch] {} has no .metadata: it is no distributed checkpoint of torch",
+        "[torch] {} has no .metadata: it is not a distributed checkpoint of "
+        "torch",
         directory.string()));
   }
   return MetadataReader(directory).read();

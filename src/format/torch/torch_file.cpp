@@ -60,7 +60,7 @@ Shape shape_of(const Pickle::Value& value) {
   Shape shape;
   for (std::size_t i = 0; i < value.size(); ++i) {
     const std::int64_t size = value.item(i).integer();
-    if (size < 0) throw CheckpointError("[torch] a size or stride is below 0");
+    if (size < 0) throw CheckpointError("[torch] a size or stride is negative");
     shape.push_back(static_cast<std::uint64_t>(size));
   }
   return shape;
@@ -152,7 +152,7 @@ struct TorchFile::State {
   std::optional<ZipReader> zip;
   std::string directory;
   std::unique_ptr<Pickle> pickle;
-  /// Storages of a file older than the zip format.
+  /// Storages of a file in the format before zip.
   std::map<std::string, std::span<const std::byte>> storages;
 
   // Memory limit for what is built from the file.

@@ -98,7 +98,7 @@ class Pickler {
   }
   void text(std::string_view value) {
     if (value.size() > std::numeric_limits<std::uint32_t>::max()) {
-      throw ConfigError("[torch] a text is longer than 4 GB");
+      throw ConfigError("[torch] a string is longer than 4 GB");
     }
     op('X');
     u32(value.size());

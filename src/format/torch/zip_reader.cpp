@@ -108,7 +108,8 @@ struct CentralEntry {
   std::uint64_t local = 0;
 };
 
-// Fills in the fields that did not fit into 32 bits; false if they are missing.
+// Fills in the fields that did not fit into 32 bits; returns false if they are
+// missing.
 bool read_zip64(Bytes extra, CentralEntry& entry) {
   std::size_t at = 0;
   const bool is_needed =
@@ -147,7 +148,7 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
   for (std::uint64_t i = 0; i < directory->count; ++i) {
     const auto fixed = piece(*records, at, kCentralBytes);
     if (!fixed || number_at<std::uint32_t>(*fixed, 0) != kCentral) {
-      fail(format("entry {} of its directory is none", i));
+      fail(format("entry {} of its directory is invalid", i));
     }
     CentralEntry entry{
         number_at<std::uint16_t>(*fixed, 8),
@@ -183,7 +184,7 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
     const auto contents = piece(file, entry.local + skipped, entry.size);
     if (!contents) fail(format("'{}' is not inside the file", entry_name));
     if (!entries_.emplace(entry_name, Entry{*contents, entry.crc}).second) {
-      fail(format("'{}' is there twice", entry_name));
+      fail(format("'{}' appears twice", entry_name));
     }
   }
 }
