@@ -14,7 +14,7 @@
 #include "cli/launch/processor_sets.h"
 #include "cli/launch/rank_group.h"
 #include "cli/launch/signals.h"
-#include "launch/desync_detectordog.h"
+#include "launch/watchdog.h"
 #include "launch/store_server.h"
 
 namespace accelerate::cli {

@@ -10,7 +10,7 @@
 #include "cli/launch/launch_plan.h"
 #include "cli/launch/rank_process.h"
 #include "cli/launch/signals.h"
-#include "launch/desync_detectordog.h"
+#include "launch/watchdog.h"
 #include "launch/supervisor.h"
 
 namespace accelerate::cli {

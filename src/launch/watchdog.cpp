@@ -1,4 +1,4 @@
-#include "launch/desync_detectordog.h"
+#include "launch/watchdog.h"
 
 #include <cerrno>
 #include <csignal>
