@@ -22,9 +22,9 @@ struct LocalSGDOptions {
 ///     for (auto& [x, y] : loader) { …; optimizer.step(); local.step(); }
 ///     local.finish();
 ///
-/// While it lives and is enabled, backward passes of the model are not
-/// averaged. With one rank it does nothing. `step` and `finish` are collective.
-/// Throws ConfigError where the model is not full on every rank.
+/// While it lives and is enabled, gradients of the model are not averaged. With
+/// one rank it does nothing. `step` and `finish` are collective. Throws
+/// ConfigError if the model is sharded.
 class ACCELERATE_API LocalSGD {
  public:
   template <class M>
@@ -38,7 +38,7 @@ class ACCELERATE_API LocalSGD {
   LocalSGD(const LocalSGD&) = delete;
   LocalSGD& operator=(const LocalSGD&) = delete;
 
-  /// To be called after an optimizer step: averages if it is time.
+  /// To be called after each optimizer step: averages the weights if due.
   void step();
   /// Averages once more, and lets gradients be averaged again.
   void finish();
@@ -51,7 +51,7 @@ class ACCELERATE_API LocalSGD {
   void average();
 
   std::shared_ptr<detail::PreparedModel> model_;
-  bool is_active_ = false;  // false also where there is nothing to do
+  bool is_active_ = false;  // false also if there is nothing to do
   bool before_ = true;
   int local_sgd_steps_;
   int num_steps_ = 0;

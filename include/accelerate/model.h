@@ -31,7 +31,7 @@ template <class T>
 inline constexpr bool kIsTensor =
     std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
 
-/// The type as which a forward's argument of type T may be passed on.
+/// The type with which a forward's argument of type T is passed on.
 template <class T>
 using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
 
@@ -45,7 +45,7 @@ class ACCELERATE_API ForwardScope {
 
   /// Whether a strategy reads or changes the forward's outputs.
   [[nodiscard]] bool needs_outputs() const { return needs_outputs_; }
-  /// Back in single precision if autocast lowered it.
+  /// Returns the output in single precision if autocast lowered it.
   [[nodiscard]] at::Tensor restore_precision(const at::Tensor& output) const;
   /// Called when the forward has ended. `outputs` is null if no strategy needs
   /// them, or their type is unknown.
@@ -69,7 +69,7 @@ class ACCELERATE_API ForwardScope {
 /// go through it, so that autocast, sharding and gradient averaging see them;
 /// `model->forward(x)` would bypass them and does not compile.
 ///
-/// Like the module itself, not for several threads at once.
+/// Like the module itself, not thread-safe.
 template <class M>
 class Model {
  public:

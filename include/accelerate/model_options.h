@@ -7,9 +7,9 @@
 
 namespace accelerate {
 
-/// Options of one model where an Accelerator prepares several: a frozen
-/// teacher, say, that is sharded while the student is replicated. A field left
-/// unset is as in AcceleratorOptions, or as the launcher says.
+/// Options of one model if an Accelerator prepares several: a frozen teacher,
+/// say, that is sharded while the student is replicated. A field left unset is
+/// as in AcceleratorOptions, or as the launcher says.
 struct ModelOptions {
   /// Numbers of replicas of this model and of ranks that shard each; the
   /// product is the number of ranks. One left unset takes what the other

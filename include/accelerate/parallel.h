@@ -15,28 +15,27 @@ namespace detail {
 struct MeshImpl;
 }  // namespace detail
 
-/// The ranks as a grid with one dimension an axis. A cheap handle.
+/// The ranks as a grid with one dimension per axis. A cheap handle.
 class ACCELERATE_API Mesh {
  public:
-  /// One degree an axis, in the order of Axis. Called by all ranks at once.
-  /// Throws ConfigError, with the way out, if the product is not the number of
-  /// ranks.
+  /// One degree per axis, in the order of Axis. Collective. Throws ConfigError,
+  /// saying what to change, if the product is not the number of ranks.
   Mesh(const World& world, const std::array<int, kNumAxes>& degrees);
 
   [[nodiscard]] int degree(Axis axis) const;
-  /// This rank's place along the axis.
+  /// This rank's position along the axis.
   [[nodiscard]] int coordinate(Axis axis) const;
 
   /// The ranks that differ from this one along `axis` only. Made at
   /// construction.
   [[nodiscard]] const Group& group(Axis axis) const;
-  /// The ranks that differ along any of `axes`. Made at the first call, which
-  /// all of them must make.
+  /// The ranks that differ from this one along any of `axes`. Made at the first
+  /// call, which is collective among them.
   [[nodiscard]] Group group(std::initializer_list<Axis> axes) const;
   [[nodiscard]] Group group(std::span<const Axis> axes) const;
 
-  /// Ranks with different batch ranks read different data; replicas and shards
-  /// do, the other axes share a batch.
+  /// Ranks with different batch ranks read different data. They differ along
+  /// replicate or shard; ranks along the other axes share a batch.
   [[nodiscard]] int batch_rank() const;
   [[nodiscard]] int batch_count() const;
   /// One rank per batch, by batch rank: this rank and those that differ from it
@@ -44,12 +43,12 @@ class ACCELERATE_API Mesh {
   /// them, so that each counts once, however many ranks share a batch. Made at
   /// construction.
   [[nodiscard]] const Group& batch_group() const;
-  /// The ranks that average the gradients of a parameter that is not split:
-  /// those of `batch_group()`, and, where the sequence is split, those that
-  /// have other parts of it. Made at construction.
+  /// The ranks that average the gradients of an unsharded parameter: those of
+  /// `batch_group()` and, if the sequence is sharded, those that have its other
+  /// shards. Made at construction.
   [[nodiscard]] const Group& gradient_group() const;
 
-  /// All ranks, whatever they share.
+  /// All ranks.
   [[nodiscard]] const World& world() const;
 
   [[nodiscard]] const std::shared_ptr<detail::MeshImpl>& impl() const {

@@ -14,8 +14,8 @@
 
 namespace accelerate {
 
-/// The ways in which ranks can differ, outermost first: neighbouring ranks
-/// share a tensor group, the farthest apart are pipeline stages.
+/// The axes along which ranks can differ, outermost first: consecutive ranks
+/// share a tensor group, those farthest apart are pipeline stages.
 enum class Axis { pipeline, replicate, shard, context, tensor };
 
 inline constexpr int kNumAxes = 5;
@@ -26,60 +26,61 @@ constexpr std::string_view name_of(Axis axis) {
   return names[static_cast<std::size_t>(axis)];
 }
 
-/// How gradients travel between the copies of a model.
+/// How gradients are compressed between the replicas of a model.
 enum class CommHook {
   none,
-  /// As fp16 or bf16, half the bytes. fp16 overflows above 65504: scale losses.
+  /// Cast to fp16 or bf16, half the bytes. fp16 overflows above 65504: scale
+  /// losses.
   fp16,
   bf16,
-  /// As two thin factors of each gradient matrix, with error feedback (Vogels
-  /// et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+  /// Sent as two thin factors of each gradient matrix, with error feedback
+  /// (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
   /// Distributed Optimization", NeurIPS 2019).
   power_sgd,
-  /// The same of each bucket as one square matrix: faster, less exact.
+  /// PowerSGD of each bucket as one square matrix: faster, less exact.
   batched_power_sgd,
 };
 
-/// What a hook computes and sends in.
+/// The dtype in which a hook computes and sends.
 enum class CommWrapper { none, fp16, bf16 };
 
 /// Options of CommHook::power_sgd and CommHook::batched_power_sgd.
 struct PowerSGDOptions {
-  /// Columns of the factors. More: more bytes, less error.
+  /// Number of columns of the factors. More: more bytes, less error.
   int matrix_approximation_rank = 1;
-  /// Plain averaging before that step: early gradients compress badly.
+  /// The step at which compression begins; early gradients compress badly.
   std::int64_t start_power_sgd_iter = 1000;
-  /// Matrices that would not shrink by more than this factor travel whole.
-  /// Not used by batched_power_sgd.
+  /// Matrices that would not shrink by more than this factor are sent
+  /// uncompressed. Not used by batched_power_sgd.
   double min_compression_rate = 2.0;
-  /// Add to each gradient what compression left out of the one before.
+  /// Add to each gradient what compression lost of the previous one.
   bool use_error_feedback = true;
-  /// Start from the factors of the step before.
+  /// Start from the factors of the previous step.
   bool warm_start = true;
   /// Above 0: orthogonalise by Gram-Schmidt with this added to each norm,
   /// faster and less exact; 0: by a QR decomposition.
   double orthogonalization_epsilon = 0;
-  /// Seed of the first factors; the same on all ranks.
+  /// Seed of the initial factors; the same on all ranks.
   std::uint64_t random_seed = 0;
 };
 
-/// How copies of a model on several ranks are kept equal.
+/// How replicas of a model on several ranks are kept equal.
 struct ReplicateOptions {
-  /// Gradients travel in buckets of about this size, as soon as each is full.
-  /// Larger: fewer, longer messages; smaller: more overlap with backward.
+  /// Gradients are reduced in buckets of about this size, each as soon as it is
+  /// full. Larger: fewer, longer messages; smaller: more overlap with backward.
   std::int64_t bucket_bytes = 25 << 20;
-  /// The first bucket is smaller, so that sending starts early.
+  /// Size of the first bucket; smaller, so that communication starts early.
   std::int64_t first_bucket_bytes = 1 << 20;
-  /// Set it when some parameters take no part in some steps. Costs a walk over
+  /// Set it when some parameters are not used in some steps. Costs a walk over
   /// the graph before every backward, and the outputs of the model must be
   /// visitable (nested.h).
   bool find_unused_parameters = false;
   /// The set of used parameters never changes: found once, in the first step.
   bool static_graph = false;
-  /// Gradients are views of the buckets, which saves their memory once more;
-  /// then do not detach_() them.
+  /// Gradients are views of the buckets, which saves a second set of them; then
+  /// do not detach_() them.
   bool gradient_as_bucket_view = false;
-  /// Send rank 0's buffers (running statistics) to all after each step.
+  /// Broadcast rank 0's buffers (running statistics) after each step.
   bool broadcast_buffers = true;
   /// Compression of gradients between ranks.
   CommHook comm_hook = CommHook::none;
@@ -92,40 +93,41 @@ struct ReplicateOptions {
 struct ParallelOptions {
   // Degrees.
 
-  /// Copies of the model. Unset: the launcher's value, else every rank that the
-  /// other degrees leave.
+  /// Number of replicas of the model. Unset: the launcher's value, else every
+  /// rank that the other degrees leave.
   std::optional<int> replicate = std::nullopt;
-  /// Ranks that split parameters, gradients and optimizer state.
+  /// Number of ranks over which parameters, gradients and optimizer state are
+  /// sharded.
   std::optional<int> shard = std::nullopt;
-  /// Ranks that split each layer.
+  /// Number of ranks over which each layer is split.
   std::optional<int> tensor = std::nullopt;
-  /// Ranks that split the sequence.
+  /// Number of ranks over which the sequence is sharded.
   std::optional<int> context = std::nullopt;
-  /// Pipeline stages.
+  /// Number of pipeline stages.
   std::optional<int> pipeline = std::nullopt;
 
   // How each technique works.
 
   ReplicateOptions replicate_options = {};
-  /// How `shard` splits. Given without `shard`: over all ranks that the other
-  /// degrees leave, or with a hybrid strategy over those of a machine.
+  /// How the model is sharded. Without `shard`, over all ranks that the other
+  /// degrees leave, or, with a hybrid strategy, over those of a node.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
 
-  // The same as other engines spell it.
+  // The same settings in the spelling of other engines.
 
-  /// The same in DeepSpeed's words; not beside `fully_sharded`.
+  /// DeepSpeed's spelling; not together with `fully_sharded`.
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
-  /// The degrees above in the words of Accelerate's ParallelismConfig. Where
-  /// both say one, they must say the same.
+  /// The degrees above as Accelerate's ParallelismConfig spells them. A degree
+  /// given in both must be the same in both.
   std::optional<ParallelismConfig> parallelism_config = std::nullopt;
-  /// Degrees and how a step is done in Megatron-LM's words; not beside the
-  /// three before.
+  /// Degrees and settings of the training step in Megatron-LM's spelling; not
+  /// together with the three above.
   std::optional<MegatronLMOptions> megatron_lm = std::nullopt;
 
   // Activations.
 
-  /// Compute activations again in backward, with any of the above or none.
-  /// Unset: as `fully_sharded` says.
+  /// Recompute activations in backward, with any of the above or none. Unset:
+  /// decided by `fully_sharded`.
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =
       std::nullopt;
 };

@@ -24,14 +24,14 @@ struct ParallelismConfig {
   /// Number of ranks over which the sequence is sharded, each attending to the
   /// shards of the others.
   std::optional<int> cp_size = std::nullopt;
-  /// "torch".
+  /// Must be "torch".
   std::optional<std::string> cp_backend = std::nullopt;
   /// "allgather" or "alltoall". Unset: "allgather".
   std::optional<std::string> cp_comm_strategy = std::nullopt;
   /// Number of ranks over which the sequence is sharded, exchanging attention
   /// heads (Ulysses); not together with cp_size.
   std::optional<int> sp_size = std::nullopt;
-  /// "deepspeed".
+  /// Must be "deepspeed".
   std::optional<std::string> sp_backend = std::nullopt;
   /// Length of all sequences, if sp_seq_length_is_variable is false.
   std::optional<int> sp_seq_length = std::nullopt;

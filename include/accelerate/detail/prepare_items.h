@@ -29,11 +29,11 @@ struct PreparedModel;
 
 struct RequestedModel {
   std::shared_ptr<torch::nn::Module> module;
-  /// Null: it has none of its own.
+  /// Null if the model has no options of its own.
   std::shared_ptr<const ModelOptions> options;
 };
 
-/// Everything one prepare() was given, before any of it is touched.
+/// The arguments of one prepare() call, not yet modified.
 struct ACCELERATE_API PrepareRequest {
   void add(
       std::shared_ptr<torch::nn::Module> module,
@@ -44,7 +44,7 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<SchedulerReference> schedulers;
 };
 
-/// What it made of them, in the same orders.
+/// The prepared objects, each kind in the order of the request.
 struct PrepareResult {
   std::vector<std::shared_ptr<PreparedModel>> models;
   std::vector<std::shared_ptr<PreparedOptimizer>> optimizers;
@@ -55,12 +55,13 @@ struct PrepareResult {
 /// State of Accelerator::init_model() while the model is constructed.
 class ACCELERATE_API ModelConstruction {
  public:
-  /// `only_on_rank_0`: only the rank whose values the model, or this stage of
-  /// it, begins with gives them.
+  /// `only_on_rank_0`: only the first rank of the model, or of this pipeline
+  /// stage, initializes parameters; the others begin with its values.
   ModelConstruction(const Mesh& mesh, bool only_on_rank_0);
   ~ModelConstruction();
   ModelConstruction(ModelConstruction&&) noexcept;
-  /// The modules are made. Collective if only rank 0 gave them values.
+  /// Called when the modules are made. Collective if only rank 0 initialized
+  /// them.
   void finish();
 
  private:
