@@ -21,10 +21,10 @@ class ActivationCheckpointing final : public Strategy {
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const UnitPlan plan = plan_units(module, table, request_.modules);
     for (const WrapUnit& unit : plan.units) {
-      const bool is_rest = unit.name == kRootUnit;
+      const bool is_root = unit.name == kRootUnit;
       const std::size_t region =
-          is_rest ? Regions::kUnrecorded : regions_.names.size();
-      if (!is_rest) regions_.names.push_back(unit.name);
+          is_root ? Regions::kUnrecorded : regions_.names.size();
+      if (!is_root) regions_.names.push_back(unit.name);
       for (const Parameter* row : unit.rows)
         regions_.region_of.emplace(row->tensor.unsafeGetTensorImpl(), region);
     }

@@ -14,7 +14,7 @@ namespace {
 
 struct DegreeRow {
   Axis axis;
-  /// What is wrong with a degree above 1; null: nothing.
+  /// Returns what is wrong with a degree above 1; null if nothing ever is.
   std::optional<std::string> (*complain)(const PlanRequest&) = nullptr;
 };
 
@@ -22,8 +22,7 @@ template <Axis axis>
 std::optional<std::string> complain_of_absence(const PlanRequest&) {
   return format(
       "[parallel] {} was asked for, which this version does not have; set {} "
-      "to "
-      "1",
+      "to 1",
       name_of(axis),
       name_of(axis));
 }
@@ -44,7 +43,7 @@ int& at_axis(Degrees& degrees, Axis axis) {
   return degrees[static_cast<std::size_t>(axis)];
 }
 
-// Assigns the ranks that remain to the degrees left open.
+// Assigns the remaining ranks to the degrees left unset.
 void fill_up(
     Degrees& degrees,
     bool replicate_is_open,

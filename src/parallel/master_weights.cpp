@@ -29,7 +29,8 @@ class MasterWeights final : public Strategy {
     }
   }
 
-  // Filled only now: until every strategy is prepared, weights may change.
+  // Masters are filled only here: until every strategy is prepared, weights may
+  // change.
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
       override {
     const at::NoGradGuard no_grad;

@@ -17,15 +17,15 @@ namespace accelerate::detail {
 namespace {
 
 struct Technique {
-  std::string_view name;  // its strategy's, also in checkpoints
+  std::string_view name;  // the strategy's name, also in checkpoints
   bool (*is_wanted)(const ParallelPlan&);
   std::unique_ptr<Strategy> (*make)(const Mesh&, const TechniqueOptions&);
 };
 
-// The only list of techniques. Order of rows is order of application.
+// The only list of techniques, in the order of application.
 constexpr Technique kTechniques[] = {
-    // First, so that after a backward it comes last: ranks agree in the
-    // model's own dtype. Shards are in full precision by themselves.
+    // The first row comes last after a backward, so that gradients are averaged
+    // in the model's own dtype. Shards are in full precision by themselves.
     {"master_weights",
      [](const ParallelPlan& plan) {
        return plan.techniques.master_weights && plan.degree(Axis::shard) == 1;
@@ -38,7 +38,7 @@ constexpr Technique kTechniques[] = {
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_shard(mesh, options.shard);
      }},
-    // Where a model is sharded, `shard` averages its replicas, too.
+    // If a model is sharded, `shard` averages gradients over its replicas, too.
     {"replicate",
      [](const ParallelPlan& plan) {
        return plan.degree(Axis::replicate) > 1 && plan.degree(Axis::shard) == 1;
@@ -55,7 +55,7 @@ constexpr Technique kTechniques[] = {
      }},
 };
 
-// What sharding cannot do on a grid of these degrees.
+// Adds what sharding cannot do over `shards` ranks to `complaints`.
 void check_sharding(
     const ShardingRequest& sharding,
     const PlanRequest& request,
@@ -72,13 +72,13 @@ void check_sharding(
   if (sharding.cpu_offload && shards == 1 && !request.device.is_cpu()) {
     complaints.push_back(format(
         "[parallel] offload to the CPU was asked for on {}, but nothing is "
-        "split, so there are no parts to keep there; shard over several ranks, "
-        "or leave it out",
+        "sharded, so there are no shards to keep there; shard over several "
+        "ranks, or leave it out",
         request.device.str()));
   }
   if (sharding.span == ShardSpan::none && shards > 1) {
     complaints.push_back(format(
-        "[parallel] shard is {}, but the strategy splits nothing (NO_SHARD, or "
+        "[parallel] shard is {}, but the strategy shards nothing (NO_SHARD, or "
         "ZeRO stage 0); correct one of them",
         shards));
   }

@@ -29,8 +29,8 @@ bool steps_on(
   });
 }
 
-// While checkpoints named strategies by position, only one had state, first or
-// second in the list.
+// Older checkpoints name strategies by position; at that time, only `replicate`
+// had state, and was first or second in the list.
 std::string_view name_of_key(std::string_view key) {
   return key == "0" || key == "1" ? "replicate" : key;
 }
@@ -125,15 +125,15 @@ std::vector<std::shared_ptr<void>> StrategyList::open_parameters() {
 }
 
 std::exception_ptr StrategyList::on_failure(const std::exception& error) {
-  std::exception_ptr better;
+  std::exception_ptr first;
   for (const Entry& entry : std::views::reverse(entries_)) {
     try {
       entry.strategy->on_failure(error);
     } catch (...) {
-      if (!better) better = std::current_exception();
+      if (!first) first = std::current_exception();
     }
   }
-  return better;
+  return first;
 }
 
 void StrategyList::begin_join(JoinRound& round, int model) {
@@ -167,19 +167,19 @@ StateDict StrategyList::state_dict() const {
 }
 
 std::vector<std::string> StrategyList::load_state_dict(const StateDict& saved) {
-  std::vector<std::string> untaken;
+  std::vector<std::string> unclaimed;
   for (const auto& [key, value] : saved.values()) {
     const std::string_view name = name_of_key(key);
     Strategy* const strategy = find(name);
     StrategyState* const state =
         strategy == nullptr ? nullptr : strategy->state();
     if (state == nullptr) {
-      untaken.emplace_back(name);
+      unclaimed.emplace_back(name);
     } else {
       state->load_state_dict(saved.get<StateDict>(key));
     }
   }
-  return untaken;
+  return unclaimed;
 }
 
 void StrategyList::merge_traits() {

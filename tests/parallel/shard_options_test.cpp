@@ -161,7 +161,7 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
             {.training = request(with({.cpu_offload = true})),
              .device = at::kCUDA});
       },
-      "nothing is split");
+      "nothing is sharded");
   refused(
       {.fully_sharded = FullyShardedDataParallelOptions(),
        .deepspeed = DeepSpeedOptions()},
@@ -171,7 +171,7 @@ TEST(ShardPlan, RefusesWhatItCannotDo) {
        .fully_sharded =
            FullyShardedDataParallelOptions{
                .sharding_strategy = ShardingStrategy::no_shard}},
-      "splits nothing");
+      "shards nothing");
   refused(
       {},
       "FULL_SHARD",
@@ -185,7 +185,7 @@ TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
                ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 3}},
           6)),
       std::pair(2, 3));
-  // One that splits nothing leaves all ranks copies.
+  // A strategy that shards nothing replicates over all ranks.
   EXPECT_EQ(
       degrees(plan({.parallelism_config = ParallelismConfig()}, 4)),
       std::pair(4, 1));

@@ -28,14 +28,14 @@ void average(
                   {parameter.numel()},
                   parameter.options().dtype(dtype).requires_grad(false)));
   }
-  const at::Tensor all = at::cat(flat);
+  const at::Tensor message = at::cat(flat);
   flat.clear();
-  group.all_reduce(all);
-  all.div_(group.size());
+  group.all_reduce(message);
+  message.div_(group.size());
   std::int64_t begin = 0;
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor mean =
-        all.narrow(0, begin, parameter.numel()).view(parameter.sizes());
+        message.narrow(0, begin, parameter.numel()).view(parameter.sizes());
     begin += parameter.numel();
     at::Tensor& gradient = parameter.mutable_grad();
     if (gradient.defined()) {
@@ -61,7 +61,7 @@ void average_gradients(
   group.all_reduce(owners);
   const auto* const num_owners = owners.const_data_ptr<std::int64_t>();
 
-  // By the dtype of the sum.
+  // Parameters of the next message, and its bytes, by the dtype of the sum.
   std::map<at::ScalarType, std::vector<at::Tensor>> messages;
   std::map<at::ScalarType, std::int64_t> sizes;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -39,7 +39,7 @@ class CastAverage final : public GradientReduction {
   FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
       override {
     const at::Tensor buffer = bucket.getBuffer();
-    // Divided while it is wide: fewer bits are lost.
+    // Dividing before narrowing loses fewer bits.
     const at::Tensor narrow = buffer.div_(context.divisor).to(dtype_);
     return after(
         sum_over_ranks(narrow, context),
@@ -101,8 +101,8 @@ std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
   if (options.comm_wrapper != CommWrapper::none &&
       options.comm_hook == CommHook::none) {
     return "[parallel] comm_wrapper was given without a comm_hook to wrap; "
-           "choose a comm_hook, or "
-           "comm_hook fp16 or bf16 for compression alone";
+           "choose a comm_hook, or comm_hook fp16 or bf16 for compression "
+           "alone";
   }
   const PowerSGDOptions& power = options.power_sgd;
   if (power.matrix_approximation_rank < 1 || power.start_power_sgd_iter < 0 ||

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// One number, above 0.
+// Encodes an event as a number above 0.
 std::int64_t code_of(const JoinEvent& event) {
   return static_cast<std::int64_t>(event.kind) |
       static_cast<std::int64_t>(event.model) << 4 |

@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The same on all builds, unlike std::hash.
+// Hashes alike in all builds, unlike std::hash.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char letter : text) {
@@ -66,7 +66,7 @@ class PowerSgd final : public GradientReduction {
   FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
       override {
     const at::NoGradGuard no_grad;
-    // Left by a backward that threw.
+    // A backward that threw leaves pending buckets.
     if (bucket.getIndex() == 0) pending_.clear();
     FutureTensor result;
     if (iteration_ < options_.start_power_sgd_iter) {
@@ -116,8 +116,8 @@ class PowerSgd final : public GradientReduction {
 
   struct Pending {
     at::Tensor buffer;
-    at::Tensor before;  // with error feedback: the buffer as it was
-    at::Tensor square;  // batched: what the buffer is a part of
+    at::Tensor before;  // with error feedback: the buffer before compression
+    at::Tensor square;  // batched: the buffer, padded to a square matrix
     std::vector<Matrix> matrices;
     std::vector<std::pair<std::string, at::Tensor>> slices;  // of the buffer
     std::vector<at::Tensor> uncompressed;
@@ -242,7 +242,8 @@ class PowerSgd final : public GradientReduction {
         known->second.sizes() == matrix.q.sizes()) {
       return known->second.to(matrix.q.options());
     }
-    // By name and step, so that all ranks draw the same however buckets lie.
+    // Seeded by name and step, so that all ranks draw the same factors whatever
+    // the buckets.
     const std::uint64_t seed = options_.random_seed ^ hash_of(matrix.name) ^
         (static_cast<std::uint64_t>(iteration_) * 0x9e3779b97f4a7c15);
     const at::Generator generator = at::detail::createCPUGenerator(seed);
@@ -301,7 +302,8 @@ class PowerSgd final : public GradientReduction {
     }
   }
 
-  // So that without compression the errors of all ranks add up to nothing.
+  // Scales the mean by divisor / num_ranks, so that without compression the
+  // errors of all ranks add up to zero.
   void keep_errors(const Pending& one, const ReductionContext& context) {
     const at::Tensor error =
         one.before.sub_(one.buffer, context.divisor / context.num_ranks());

@@ -24,7 +24,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Reducer keeps to itself whether a backward has begun and not ended.
+// Gives access to protected state of c10d::Reducer.
 class OpenReducer : public c10d::Reducer {
  public:
   using c10d::Reducer::Reducer;
@@ -62,8 +62,8 @@ TrainableRows trainable_rows(const ParameterTable& table) {
   return rows;
 }
 
-// The constructor grew defaulted arguments after LibTorch 2.11; the twelve it
-// had then are enough for all.
+// LibTorch after 2.11 added arguments with defaults; the twelve of 2.11 are
+// enough for all versions.
 template <class Reducer = OpenReducer>
 std::unique_ptr<Reducer> make_reducer(
     const TrainableRows& rows,
@@ -161,8 +161,8 @@ class Replicate final : public Strategy,
     if (!outputs.is_known) {
       throw ConfigError(
           "[parallel] find_unused_parameters must see what the model returns, "
-          "but its type is not "
-          "known; give it a visit_tensors function (nested.h)");
+          "but its type is not known; give it a visit_tensors function "
+          "(nested.h)");
     }
     if (std::exchange(outputs_are_spent_, false)) outputs_.clear();
     for (const at::Tensor& tensor : outputs.tensors) {
@@ -174,7 +174,8 @@ class Replicate final : public Strategy,
   void before_backward(bool sync_gradients) override {
     if (!reducer_ || !sync_gradients) return;
     if (options_.static_graph) reducer_->restore_uses();
-    // Counts iterations: once a reduction, however many forwards lead to it.
+    // prepare_for_forward() counts iterations: called once per reduction,
+    // however many forwards lead to it.
     reducer_->prepare_for_forward();
     reducer_->prepare_for_backward(outputs_);
   }
@@ -187,7 +188,8 @@ class Replicate final : public Strategy,
       reducer_->remember_uses();
     }
     if (round_ != nullptr) {
-      // Passed by: nobody without data has anything to do for it.
+      // If this backward did not reach the model, ranks without data have
+      // nothing to shadow.
       if (!std::exchange(was_reduced_, false))
         return reducer_->ignore_gradients();
       round_->announce(
@@ -201,10 +203,11 @@ class Replicate final : public Strategy,
     } catch (const c10::Error& error) {
       explain_unused(error);
     }
-    // A backward that passed this model by: nothing was sent.
+    // The reducer still expects gradients if this backward did not reach the
+    // model.
     reducer_->ignore_gradients();
     outputs_are_spent_ = true;
-    // In a round the others cannot know whether there was a forward.
+    // In a join, ranks without data cannot know whether there was a forward.
     if (std::exchange(had_forward_, false) || round_ != nullptr) send_buffers();
   }
 
@@ -217,7 +220,7 @@ class Replicate final : public Strategy,
         error);
   }
 
-  // One by one, not in buckets that would keep them all.
+  // Averages one gradient at a time; buckets would keep them all.
   void average_gradient(const at::Tensor& gradient) override {
     average(gradient);
   }
@@ -238,8 +241,8 @@ class Replicate final : public Strategy,
     reduction_->load_state_dict(state);
   }
 
-  // A Reducer takes a hook only before its first backward, so the round gets
-  // one of its own.
+  // A Reducer accepts a hook only before its first backward, so the join gets
+  // its own Reducer.
   void begin_join(JoinRound& round, int model) override {
     round_ = &round;
     join_index_ = model;
@@ -279,7 +282,7 @@ class Replicate final : public Strategy,
     return group().impl()->process_group;
   }
 
-  // Averages from now on among the ranks of `group`.
+  // From now on, gradients are averaged among the ranks of `group`.
   void connect(const Group& group) {
     reducer_.reset();
     reducer_ = make_reducer(rows_, group.impl()->process_group, options_);
@@ -319,7 +322,7 @@ class Replicate final : public Strategy,
       if (!bucket.isLast()) return;
       for (const FutureTensor& future : futures_) future->waitAndThrow();
       if (!options_.find_unused_parameters) return;
-      // The others now ask which parameters anybody used.
+      // The other ranks now reduce which parameters were used.
       std::vector<at::Tensor> none_used{
           at::zeros_like(reducer_->get_local_used_map_on_device())};
       process_group()->allreduce(none_used)->wait();
@@ -353,7 +356,7 @@ class Replicate final : public Strategy,
         names_in(error.what_without_backtrace(), rows_.names);
     throw ConfigError(format(
         "[parallel] the backward pass gave no gradient to {}, so ranks would "
-        "wait for each other; let them take part in the loss, freeze them "
+        "wait for each other; use them in the loss, freeze them "
         "(requires_grad_(false)) before prepare(), or set "
         "ReplicateOptions::find_unused_parameters",
         unused.empty() ? std::string("some parameters") : join(unused, ", ")));
@@ -391,9 +394,8 @@ std::optional<std::string> validate_replicate(const ReplicateOptions& options) {
   }
   if (options.find_unused_parameters && options.static_graph) {
     return "[parallel] find_unused_parameters and static_graph were both asked "
-           "for; a static "
-           "graph finds unused parameters by itself in the first step: unset "
-           "find_unused_parameters";
+           "for; a static graph finds unused parameters by itself in the first "
+           "step: unset find_unused_parameters";
   }
   return validate_reduction(options);
 }

@@ -19,7 +19,7 @@ constexpr std::size_t kBroadcastBytes = 250 << 20;
 
 }  // namespace
 
-// Broadcasting over different models would hang or mix up their weights.
+// Broadcasting between different models would hang or mix up their weights.
 void require_same_model(
     const Group& group,
     const ParameterTable& table,
@@ -89,11 +89,12 @@ RowsByAxes rows_by_axes(const ParameterTable& table) {
 }
 
 void broadcast_rows(const Mesh& mesh, const RowsByAxes& rows) {
-  for (const auto& [axes, alike] : rows) {
+  for (const auto& [axes, same_split] : rows) {
     std::vector<at::Tensor> tensors;
-    for (const Parameter* row : alike) tensors.push_back(row->tensor.detach());
-    if (!alike.empty())
-      broadcast_all(replica_group(alike.front()->layout, mesh), tensors);
+    for (const Parameter* row : same_split)
+      tensors.push_back(row->tensor.detach());
+    if (!same_split.empty())
+      broadcast_all(replica_group(same_split.front()->layout, mesh), tensors);
   }
 }
 

@@ -23,8 +23,8 @@ void bind_locals(
         if (!row->layout.is_unsharded()) {
           throw ConfigError(format(
               "[parallel] the optimizer has stepped on \"{}\" before "
-              "prepare(), which splits the parameter over ranks; prepare a new "
-              "optimizer, and load_state() what it knew",
+              "prepare(), which shards the parameter; prepare a new optimizer, "
+              "and load its state with load_state()",
               row->name));
         }
         auto kept = std::move(state->second);

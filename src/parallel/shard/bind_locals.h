@@ -8,9 +8,9 @@ class Optimizer;
 
 namespace accelerate::detail {
 
-/// Makes `optimizer` step on `local` where a row's is not the row's tensor.
-/// A state that it has of the tensor goes over to the local, if it is of the
-/// same shape; else ConfigError.
+/// Makes `optimizer` step on rows' `local` instead of their tensors. State that
+/// it already has of a tensor moves to the local; throws ConfigError if that is
+/// a shard.
 void bind_locals(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table);

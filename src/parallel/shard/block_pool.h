@@ -9,14 +9,14 @@
 
 namespace accelerate::detail {
 
-/// Memory that comes and goes in the same few sizes, kept between uses: the
-/// system would fetch and clear its pages anew each time, and the heap would
-/// have holes. Keeps no more than `most_bytes`. Not for several threads.
+/// Memory of a few recurring sizes, kept between uses: otherwise the system
+/// would map and clear its pages each time, and the heap would fragment. Not
+/// thread-safe.
 class BlockPool {
  public:
-  void keep_up_to(std::int64_t most_bytes) { most_bytes_ = most_bytes; }
+  void keep_up_to(std::int64_t max_bytes) { max_bytes_ = max_bytes; }
 
-  /// Dense, uninitialised.
+  /// Returns a dense, uninitialised tensor.
   at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options) {
     const auto place = blocks_.find(bytes_of(sizes, options));
     if (place == blocks_.end() || place->second.empty())
@@ -27,11 +27,12 @@ class BlockPool {
     return block.view(options.dtype().toScalarType()).view(sizes);
   }
 
-  /// Left to the system if somebody else holds on to it.
+  /// Takes memory back. Memory that is still referenced, or beyond the limit,
+  /// is not kept.
   void give(at::Tensor memory) {
     if (memory.storage().use_count() > 1) return;
     const auto bytes = static_cast<std::int64_t>(memory.nbytes());
-    if (bytes == 0 || kept_bytes_ + bytes > most_bytes_) return;
+    if (bytes == 0 || kept_bytes_ + bytes > max_bytes_) return;
     kept_bytes_ += bytes;
     blocks_[bytes].push_back(memory.view(-1).view(at::kByte));
   }
@@ -45,7 +46,7 @@ class BlockPool {
     return bytes;
   }
 
-  std::int64_t most_bytes_ = 0;
+  std::int64_t max_bytes_ = 0;
   std::int64_t kept_bytes_ = 0;
   std::map<std::int64_t, std::vector<at::Tensor>> blocks_;
 };

@@ -7,9 +7,9 @@
 
 namespace accelerate::detail {
 
-/// In which order the units of a model are used, learned in each pass and
-/// compared with in the next: what comes next, and what does not come again
-/// soon. A pass that goes another way is followed no further.
+/// The order in which the units of a model are used, learned in each pass to
+/// predict the next. A pass that departs from the learned order is not
+/// predicted any further.
 class ExecutionOrder {
  public:
   void begin() {
@@ -29,10 +29,11 @@ class ExecutionOrder {
     seen_.clear();
   }
 
-  /// Whether the order of the last pass was kept so far.
+  /// Whether this pass has followed the order of the last one so far.
   [[nodiscard]] bool is_known() const { return follows_; }
 
-  /// The next `count`, or as many as are left; none if the order is not known.
+  /// The next `count` units, or as many as are left; none if the order is not
+  /// known.
   [[nodiscard]] std::span<const std::size_t> next(std::size_t count) const {
     if (!follows_) return {};
     const std::size_t begin = std::min(seen_.size(), learned_.size());
@@ -40,7 +41,7 @@ class ExecutionOrder {
         begin, std::min(count, learned_.size() - begin));
   }
 
-  /// It is one of the next `count`.
+  /// Whether `unit` is one of the next `count`.
   [[nodiscard]] bool is_due_soon(std::size_t unit, std::size_t count) const {
     const auto soon = next(count);
     return std::find(soon.begin(), soon.end(), unit) != soon.end();

@@ -56,7 +56,7 @@ void GradientReducer::send_taken() {
   if (!taken_) return;
   const at::NoGradGuard no_grad;
   const GradientMessage message = *std::exchange(taken_, std::nullopt);
-  traffic_.start_reduce(shards(message.unit), message.part);
+  traffic_.start_reduce(shards(message.unit), message.place);
   note(message);
 }
 
@@ -68,7 +68,7 @@ void GradientReducer::note(const GradientMessage& message) {
 void GradientReducer::complete(std::size_t unit) {
   const std::size_t count = units_[unit]->num_trainable();
   if (count == 0) return;
-  // A second time in one backward.
+  // A unit may complete twice in one backward.
   if (progress_[unit].is_complete) wait_for_all();
   progress_[unit].is_taken.resize(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -91,11 +91,11 @@ void GradientReducer::make_room(std::size_t unit) {
 
 void GradientReducer::wait_for(const GradientMessage& message) {
   const at::NoGradGuard no_grad;
-  if (message.part == GradientMessage::kRest) {
+  if (message.place == GradientMessage::kRest) {
     all_alike_ = traffic_.finish_rest(shards(message.unit)) && all_alike_;
     progress_[message.unit] = Progress();
   } else {
-    traffic_.finish_reduce(shards(message.unit), message.part);
+    traffic_.finish_reduce(shards(message.unit), message.place);
   }
 }
 

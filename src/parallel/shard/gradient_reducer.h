@@ -11,35 +11,36 @@
 
 namespace accelerate::detail {
 
-/// The gradients of all units on their way, in one backward after another:
-/// what is reduced when, and where this rank may wait.
+/// Reduces the gradients of all units in each backward: decides what is reduced
+/// when, and where this rank may wait.
 class GradientReducer {
  public:
-  /// Both must outlive it.
+  /// Both arguments must outlive the object.
   GradientReducer(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
       ShardTraffic& traffic);
 
-  /// A backward begins.
+  /// Called when a backward begins.
   void begin();
-  /// The gradient at `place` among those of `unit` that are trained is
-  /// complete.
+  /// Called when the gradient at `place` among the trainable parameters of
+  /// `unit` is complete.
   void send(std::size_t unit, std::size_t place);
-  /// No gradient will come any more.
+  /// Called when this backward computes no more gradients.
   void end_gradients() { order_.end_gradients(); }
-  /// The others of `unit` get none on this rank.
+  /// Called when the remaining parameters of `unit` get no gradients on this
+  /// rank.
   void complete(std::size_t unit);
-  /// Bounds the memory of what is under way, ahead of a gradient of `unit`,
-  /// where that keeps nobody waiting.
+  /// Bounds the memory of reductions in flight, before a gradient of `unit`, by
+  /// waiting for those that cannot cause a deadlock.
   void make_room(std::size_t unit);
-  /// All units are complete: waits for everything. `is_usual`: later backwards
-  /// may be like this one.
+  /// Called when all units are complete: waits for everything. `is_usual`:
+  /// later backwards may be like this one.
   void finish(bool is_usual);
-  /// After a failure; the units are abandoned, too.
+  /// Called after a failure; the units must be abandoned, too.
   void abandon();
 
  private:
-  /// What of a unit's gradients was taken in this backward.
+  /// The gradients of a unit that were taken in this backward.
   struct Progress {
     std::vector<bool> is_taken;  // by place
     bool is_complete = false;
@@ -59,9 +60,9 @@ class GradientReducer {
   ShardTraffic& traffic_;
   ReductionOrder order_;
   std::vector<Progress> progress_;
-  /// A gradient whose copy to the host was begun.
+  /// The gradient whose copy to the host was started last.
   std::optional<GradientMessage> taken_;
-  /// Sent, and not waited for.
+  /// Messages that were sent and not waited for.
   std::vector<GradientMessage> in_flight_;
   bool all_alike_ = true;
 };

@@ -12,9 +12,9 @@
 
 namespace accelerate::detail {
 
-/// Tags of one unit's messages from rank to rank: one per parameter and one for
-/// what small ones share. Two of each kind in turn, since a rank may be one
-/// round ahead of another.
+/// Tags of one unit's messages from rank to rank: one per parameter, and one
+/// for the message that small ones share. Each kind alternates between two,
+/// since a rank may be one round ahead of another.
 class HostTags {
  public:
   enum class Kind { gather = 0, reduce = 2 };
@@ -23,7 +23,7 @@ class HostTags {
     return 4 * (static_cast<int>(num_parameters) + 1);
   }
 
-  /// `first` of count() tags.
+  /// `first`: the first of count() reserved tags.
   HostTags(int first, Kind kind) : first_(first + static_cast<int>(kind)) {}
 
   [[nodiscard]] int tag(std::size_t message, std::uint64_t round) const {
@@ -34,7 +34,8 @@ class HostTags {
   int first_;
 };
 
-/// Ranks of a group other than this one, each rank beginning with another.
+/// The other ranks of a group, beginning after this one, so that the ranks do
+/// not all begin with the same peer.
 inline std::vector<int> peers_of(const Group& group) {
   std::vector<int> others;
   for (int step = 1; step < group.size(); ++step)
@@ -42,7 +43,7 @@ inline std::vector<int> peers_of(const Group& group) {
   return others;
 }
 
-/// Pinned memory for what a device copies from or to.
+/// Takes pinned memory, which a device copies from or to.
 inline at::Tensor
 take_pinned(BlockPool& pool, at::IntArrayRef sizes, at::ScalarType dtype) {
   return pool.take(sizes, at::TensorOptions(dtype).pinned_memory(true));

@@ -15,18 +15,17 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::int64_t kMarkBytes = 8;
+constexpr std::int64_t kHashBytes = 8;
 
 }  // namespace
 
 struct HostReduction::Large {
-  Large(const Group& group, std::string what)
-      : exchange(group, std::move(what)) {}
+  Large(const Group& group, std::string what) : batch(group, std::move(what)) {}
 
   P2PBatch batch;
-  at::Tensor outgoing;               // whole, on the host
+  at::Tensor outgoing;               // the full gradient, on the host
   std::vector<at::Tensor> incoming;  // one per rank
-  /// What it is copied from, until the event.
+  /// The gradient that `outgoing` is copied from, until the event.
   at::Tensor on_device;
   std::optional<c10::Event> copied;
 };
@@ -83,16 +82,18 @@ void HostReduction::send(const UnitShards& unit, std::size_t place) {
   const at::Tensor own = parameter.rows_of(large.outgoing, group_.rank());
   const int tag = tags_.tag(unit.trainable[place], round_);
   for (const int peer : peers_of(group_)) {
-    at::Tensor& part = large.incoming[static_cast<std::size_t>(peer)];
-    part = pool_->take(own.sizes(), own.options());
-    large.batch.receive(part, peer, tag);
+    at::Tensor& shard = large.incoming[static_cast<std::size_t>(peer)];
+    shard = pool_->take(own.sizes(), own.options());
+    large.batch.receive(shard, peer, tag);
   }
   for (const int peer : peers_of(group_)) {
     large.batch.send(parameter.rows_of(large.outgoing, peer), peer, tag);
   }
 }
 
-void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
+void HostReduction::send_rest(
+    const UnitShards& unit,
+    std::uint64_t order_hash) {
   const auto num_ranks = static_cast<std::size_t>(group_.size());
   std::vector<std::vector<at::Tensor>> rows(num_ranks);
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
@@ -104,13 +105,14 @@ void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
           parameter.rows_of(gradient, rank).reshape(-1).view(at::kByte));
     }
   }
-  // The mark, and which parameters this rank used, before the gradients.
-  const at::Tensor head = at::cat(
-      {at::tensor({static_cast<std::int64_t>(mark)}, at::kLong).view(at::kByte),
+  // A pack begins with the hash and with which parameters this rank used.
+  const at::Tensor header = at::cat(
+      {at::tensor({static_cast<std::int64_t>(order_hash)}, at::kLong)
+           .view(at::kByte),
        at::tensor(was_used_, at::kByte)});
-  for (auto& of_rank : rows) {
-    of_rank.insert(of_rank.begin(), head);
-    sent_packs_.push_back(at::cat(of_rank));
+  for (auto& contents : rows) {
+    contents.insert(contents.begin(), header);
+    sent_packs_.push_back(at::cat(contents));
   }
   const auto mine = static_cast<std::size_t>(group_.rank());
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
@@ -129,39 +131,39 @@ void HostReduction::send_rest(const UnitShards& unit, std::uint64_t mark) {
 
 at::Tensor HostReduction::mean_of(
     const ShardedParameter& parameter,
-    std::vector<at::Tensor>& parts) const {
+    std::vector<at::Tensor>& shards) const {
   const at::ScalarType dtype = parameter.local.scalar_type();
   const bool may_keep =
       parameter.full.is_cpu() && parameter.reduced_in() == dtype;
-  // Memory of another rank's part becomes the sum's; a + b is b + a.
+  // The sum takes the memory of another rank's shard; a + b is b + a.
   const std::size_t kept = group_.rank() == 0 ? 1 : 0;
   at::Tensor sum;
   std::size_t next = 1;
-  if (may_keep && parts.size() > 1) {
-    sum = std::move(parts[kept]);
-    sum.add_(parts[1 - kept]);
+  if (may_keep && shards.size() > 1) {
+    sum = std::move(shards[kept]);
+    sum.add_(shards[1 - kept]);
     next = 2;
   } else {
-    sum = parts[0].to(dtype, false, /*copy=*/true);
+    sum = shards[0].to(dtype, false, /*copy=*/true);
   }
-  for (; next < parts.size(); ++next) sum.add_(parts[next]);
+  for (; next < shards.size(); ++next) sum.add_(shards[next]);
   return sum.div_(group_.size());
 }
 
 void HostReduction::finish(const UnitShards& unit, std::size_t place) {
-  if (!sums_.empty() && sums_[place].defined()) return;
-  sums_.resize(unit.trainable.size());
+  if (!means_.empty() && means_[place].defined()) return;
+  means_.resize(unit.trainable.size());
   Large& large = *large_[place];
   large.batch.wait();
   const ShardedParameter& parameter = unit.trained(place);
   const int mine = group_.rank();
-  std::vector<at::Tensor> parts = std::move(large.incoming);
-  at::Tensor& own = parts[static_cast<std::size_t>(mine)];
+  std::vector<at::Tensor> shards = std::move(large.incoming);
+  at::Tensor& own = shards[static_cast<std::size_t>(mine)];
   own = parameter.rows_of(large.outgoing, mine);
-  sums_[place] = mean_of(parameter, parts);
+  means_[place] = mean_of(parameter, shards);
   own.reset();
-  for (at::Tensor& part : parts) {
-    if (part.defined()) pool_->give(std::move(part));
+  for (at::Tensor& shard : shards) {
+    if (shard.defined()) pool_->give(std::move(shard));
   }
   if (!parameter.full.is_cpu()) pool_->give(std::move(large.outgoing));
   large.outgoing.reset();
@@ -171,56 +173,56 @@ std::vector<at::Tensor> HostReduction::unpack(
     const ShardedParameter& parameter,
     std::int64_t begin,
     std::int64_t num_bytes) const {
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> shards;
   for (const at::Tensor& pack : packs_) {
-    parts.push_back(pack.narrow(0, begin, num_bytes)
-                        .clone()
-                        .view(parameter.reduced_in())
-                        .view(parameter.local.sizes()));
+    shards.push_back(pack.narrow(0, begin, num_bytes)
+                         .clone()
+                         .view(parameter.reduced_in())
+                         .view(parameter.local.sizes()));
   }
-  return parts;
+  return shards;
 }
 
 bool HostReduction::finish_rest(const UnitShards& unit) {
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     if (!is_small(unit.trained(place))) finish(unit, place);
   }
-  sums_.resize(unit.trainable.size());
+  means_.resize(unit.trainable.size());
   rest_->wait();
   bool are_alike = true;
   const auto count = static_cast<std::int64_t>(unit.trainable.size());
   at::Tensor used = at::zeros({count}, at::kLong);
-  const at::Tensor mark = sent_packs_.front().narrow(0, 0, kMarkBytes);
+  const at::Tensor hash = sent_packs_.front().narrow(0, 0, kHashBytes);
   for (const at::Tensor& pack : packs_) {
-    are_alike = are_alike && at::equal(pack.narrow(0, 0, kMarkBytes), mark);
-    used.add_(pack.narrow(0, kMarkBytes, count));
+    are_alike = are_alike && at::equal(pack.narrow(0, 0, kHashBytes), hash);
+    used.add_(pack.narrow(0, kHashBytes, count));
   }
   const auto* const num_users = used.const_data_ptr<std::int64_t>();
-  std::int64_t begin = kMarkBytes + count;
+  std::int64_t begin = kHashBytes + count;
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     const ShardedParameter& parameter = unit.trained(place);
     if (is_small(parameter)) {
       const std::int64_t num_bytes = parameter.local.numel() *
           static_cast<std::int64_t>(c10::elementSize(parameter.reduced_in()));
-      std::vector<at::Tensor> parts = unpack(parameter, begin, num_bytes);
+      std::vector<at::Tensor> shards = unpack(parameter, begin, num_bytes);
       begin += num_bytes;
-      sums_[place] = mean_of(parameter, parts);
+      means_[place] = mean_of(parameter, shards);
     }
     if (num_users[place] > 0)
-      parameter.add_gradient(sums_[place].to(parameter.local.device()));
+      parameter.add_gradient(means_[place].to(parameter.local.device()));
   }
-  begin_anew();
+  start_next_round();
   return are_alike;
 }
 
 void HostReduction::abandon() {
-  if (!large_.empty() || rest_ != nullptr) begin_anew();
+  if (!large_.empty() || rest_ != nullptr) start_next_round();
 }
 
-// Memory of messages under way stays, see P2PBatch.
-void HostReduction::begin_anew() {
+// P2PBatch keeps the memory of messages in flight.
+void HostReduction::start_next_round() {
   large_.clear();
-  sums_.clear();
+  means_.clear();
   was_used_.clear();
   packs_.clear();
   sent_packs_.clear();

@@ -16,9 +16,9 @@
 
 namespace accelerate::detail {
 
-/// Gradients of one unit's parameters on their way to the ranks that keep them,
-/// by messages between hosts, once per backward: each large one by itself, the
-/// others together. Its calls are ShardTraffic's.
+/// Reduces the gradients of one unit to the ranks that keep their shards, by
+/// messages between hosts, once per backward: each large gradient by itself,
+/// the others together. See ShardTraffic for the calls.
 class HostReduction {
  public:
   HostReduction(Group group, HostTags tags, std::shared_ptr<BlockPool> pool);
@@ -29,23 +29,24 @@ class HostReduction {
   void take(const UnitShards& unit, std::size_t place);
   void send(const UnitShards& unit, std::size_t place);
   void finish(const UnitShards& unit, std::size_t place);
-  void send_rest(const UnitShards& unit, std::uint64_t mark);
+  void send_rest(const UnitShards& unit, std::uint64_t order_hash);
   bool finish_rest(const UnitShards& unit);
   void abandon();
 
  private:
   struct Large;
 
-  void begin_anew();
+  void start_next_round();
   [[nodiscard]] at::Tensor take_gradient(
       const UnitShards& unit,
       std::size_t place);
-  /// The mean of one shard per rank; takes what memory it needs from `parts`.
+  /// The mean of this rank's shard of the gradient over the ranks, one tensor
+  /// per rank in `shards`, of which it may move one out.
   [[nodiscard]] at::Tensor mean_of(
       const ShardedParameter& parameter,
-      std::vector<at::Tensor>& parts) const;
-  /// One shard per rank of a small parameter, which begins at `begin` of each
-  /// pack.
+      std::vector<at::Tensor>& shards) const;
+  /// The shards, one per rank, of a small parameter's gradient, which begin at
+  /// byte `begin` of each pack.
   [[nodiscard]] std::vector<at::Tensor> unpack(
       const ShardedParameter& parameter,
       std::int64_t begin,
@@ -55,10 +56,10 @@ class HostReduction {
   HostTags tags_;
   std::shared_ptr<BlockPool> pool_;
   std::uint64_t round_ = 0;
-  /// By place; null for the small, and before they are taken.
+  /// By place; null for small parameters, and before the gradient is taken.
   std::vector<std::unique_ptr<Large>> large_;
   /// Means of this rank's rows, by place.
-  std::vector<at::Tensor> sums_;
+  std::vector<at::Tensor> means_;
   std::vector<std::uint8_t> was_used_;
   std::unique_ptr<P2PBatch> rest_;
   std::vector<at::Tensor> sent_packs_, packs_;  // one per rank

@@ -11,8 +11,8 @@ HostShardTraffic::HostShardTraffic(
     Group reshard_group,
     std::shared_ptr<BlockPool> pool)
     : mesh_(mesh),
-      gathering_(mesh.group(Axis::shard)),
-      reducing_(dedicated_group(mesh, Axis::shard, "gradients")),
+      gather_group_(mesh.group(Axis::shard)),
+      reduce_group_(dedicated_group(mesh, Axis::shard, "gradients")),
       reshard_group_(std::move(reshard_group)),
       pool_(
           mesh.world().device().is_cpu() ? std::move(pool)
@@ -24,7 +24,7 @@ void HostShardTraffic::add_unit(const UnitShards& unit) {
   units_.push_back(std::unique_ptr<Unit>(new Unit{
       HostUnshard(HostTags(first, HostTags::Kind::gather), pool_),
       HostReduction(
-          reducing_, HostTags(first, HostTags::Kind::reduce), pool_)}));
+          reduce_group_, HostTags(first, HostTags::Kind::reduce), pool_)}));
 }
 
 void HostShardTraffic::keep_memory(std::int64_t up_to_bytes) {
@@ -40,7 +40,7 @@ void HostShardTraffic::start_unshard(
     ShardSource source,
     std::vector<at::Tensor> memory) {
   const Group& group =
-      source == ShardSource::reshard_group ? reshard_group_ : gathering_;
+      source == ShardSource::reshard_group ? reshard_group_ : gather_group_;
   state_of(unit).unshard.start(unit, group, source, std::move(memory));
 }
 
@@ -73,8 +73,10 @@ void HostShardTraffic::finish_reduce(
   state_of(unit).reduction.finish(unit, place);
 }
 
-void HostShardTraffic::start_rest(const UnitShards& unit, std::uint64_t mark) {
-  state_of(unit).reduction.send_rest(unit, mark);
+void HostShardTraffic::start_rest(
+    const UnitShards& unit,
+    std::uint64_t order_hash) {
+  state_of(unit).reduction.send_rest(unit, order_hash);
 }
 
 bool HostShardTraffic::finish_rest(const UnitShards& unit) {

@@ -13,14 +13,14 @@
 
 namespace accelerate::detail {
 
-/// Shards travel by tagged messages between the hosts' memories: straight into
-/// place, rows of any number without padding. What is on another device is
-/// copied to the host and from there.
+/// Sends shards as tagged messages between the hosts' memories: received in
+/// place, any number of rows without padding. Tensors on another device are
+/// copied to and from the host.
 class HostShardTraffic final : public ShardTraffic {
  public:
-  /// `reshard_group`: those of this rank that may keep a replica among
-  /// themselves; one rank: none do. `pool`: memory of full parameters, which
-  /// messages share where the model is on the CPU. All ranks at once.
+  /// `reshard_group`: the ranks that keep a replica among themselves between
+  /// forward and backward; empty if there are none. `pool`: memory of full
+  /// parameters, which messages share if the model is on the CPU. Collective.
   HostShardTraffic(
       const Mesh& mesh,
       Group reshard_group,
@@ -40,7 +40,7 @@ class HostShardTraffic final : public ShardTraffic {
   void take_gradient(const UnitShards& unit, std::size_t place) override;
   void start_reduce(const UnitShards& unit, std::size_t place) override;
   void finish_reduce(const UnitShards& unit, std::size_t place) override;
-  void start_rest(const UnitShards& unit, std::uint64_t mark) override;
+  void start_rest(const UnitShards& unit, std::uint64_t order_hash) override;
   bool finish_rest(const UnitShards& unit) override;
   void abandon(const UnitShards& unit) override;
 
@@ -52,10 +52,10 @@ class HostShardTraffic final : public ShardTraffic {
   Unit& state_of(const UnitShards& unit) { return *units_[unit.number]; }
 
   Mesh mesh_;
-  /// The ranks that share the model. Parameters travel in one of the groups,
-  /// gradients in the other.
-  Group gathering_;
-  Group reducing_;
+  /// The ranks over which the model is sharded, as one group for parameters and
+  /// one for gradients.
+  Group gather_group_;
+  Group reduce_group_;
   Group reshard_group_;
   std::shared_ptr<BlockPool> pool_;
   std::vector<std::unique_ptr<Unit>> units_;

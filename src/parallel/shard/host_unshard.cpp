@@ -26,9 +26,9 @@ struct HostUnshard::Gather {
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
-  /// `memory` itself, or what it is copied from.
+  /// Host memory that is received into: `memory` itself, or copied to it.
   std::vector<at::Tensor> on_host = {};
-  /// One per rank; bytes of the small parameters.
+  /// Bytes of the small parameters, one tensor per rank.
   std::vector<at::Tensor> packs = {};
 
   [[nodiscard]] const std::vector<std::int64_t>& begins_of(
@@ -90,10 +90,10 @@ void HostUnshard::start(
     }
     gather_->on_host.push_back(on_host);
   }
-  exchange_packs(small_rows, tags_.tag(unit.parameters.size(), round));
+  send_packs(small_rows, tags_.tag(unit.parameters.size(), round));
 }
 
-void HostUnshard::exchange_packs(
+void HostUnshard::send_packs(
     const std::vector<std::vector<at::Tensor>>& rows_by_rank,
     int tag) {
   for (const auto& rows : rows_by_rank) {

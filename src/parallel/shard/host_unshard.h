@@ -16,9 +16,9 @@
 
 namespace accelerate::detail {
 
-/// Full parameters of one unit on their way to this rank, by messages between
-/// hosts. Large ones travel straight into place; small ones share a message.
-/// Full parameters on a device are copied there, queued on its current stream.
+/// Gathers the full parameters of one unit, by messages between hosts. Large
+/// ones are received in place; small ones share a message. Copies to a device
+/// are queued on its current stream.
 class HostUnshard {
  public:
   HostUnshard(HostTags tags, std::shared_ptr<BlockPool> pool);
@@ -40,7 +40,7 @@ class HostUnshard {
   struct Gather;
 
   [[nodiscard]] at::Tensor host_memory(const at::Tensor& memory) const;
-  void exchange_packs(
+  void send_packs(
       const std::vector<std::vector<at::Tensor>>& rows_by_rank,
       int tag);
   void unpack(const UnitShards& unit);
@@ -56,7 +56,7 @@ class HostUnshard {
   std::optional<c10::Event> copied_;
 };
 
-/// Whether it shares messages with others of its unit.
+/// Whether the parameter shares messages with others of its unit.
 bool is_small(const ShardedParameter& parameter);
 
 }  // namespace accelerate::detail

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Before any that a mesh gives.
+// Comes before all tags that a mesh reserves.
 constexpr int kTag = 0;
 
 at::Tensor between(
@@ -35,16 +35,16 @@ InitialValues::InitialValues(const Mesh& mesh, const ParameterTable& table)
     std::vector<std::uint8_t> is_empty;
     for (const Parameter* row : rows)
       is_empty.push_back(row->tensor.is_meta() ? 1 : 0);
-    const auto all = replica_group(rows.front()->layout, mesh_)
-                         .all_gather(at::tensor(is_empty, at::kByte));
+    const auto by_rank = replica_group(rows.front()->layout, mesh_)
+                             .all_gather(at::tensor(is_empty, at::kByte));
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const auto lacks = [&](const at::Tensor& of_rank) {
-        return of_rank.const_data_ptr<std::uint8_t>()[i] != 0;
+      const auto lacks_memory = [&](const at::Tensor& flags) {
+        return flags.const_data_ptr<std::uint8_t>()[i] != 0;
       };
       Origin origin = Origin::rank_0_to_all;
-      if (lacks(all[0])) {
+      if (lacks_memory(by_rank[0])) {
         origin = Origin::nowhere;
-      } else if (std::any_of(all.begin(), all.end(), lacks)) {
+      } else if (std::any_of(by_rank.begin(), by_rank.end(), lacks_memory)) {
         origin = Origin::rank_0_to_shards;
       }
       origins_.emplace(rows[i]->name, origin);
@@ -63,8 +63,8 @@ void InitialValues::make_full(const Parameter& row) {
 
 void InitialValues::broadcast(const ParameterTable& table) const {
   RowsByAxes rows = rows_by_axes(table);
-  for (auto& [axes, alike] : rows) {
-    std::erase_if(alike, [&](const Parameter* row) {
+  for (auto& [axes, same_split] : rows) {
+    std::erase_if(same_split, [&](const Parameter* row) {
       return origins_.at(row->name) != Origin::rank_0_to_all;
     });
   }
@@ -81,12 +81,12 @@ at::Tensor InitialValues::own_box(
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
     P2PBatch batch(group, format("sending {}", row.name));
-    const at::Tensor all = row.tensor.detach().cpu();
+    const at::Tensor full = row.tensor.detach().cpu();
     for (int rank = 1; rank < group.size(); ++rank) {
       const int world_rank =
           group.world_ranks()[static_cast<std::size_t>(rank)];
       const int place = coordinate_of(mesh_, world_rank, axis);
-      batch.send(between(all, dim, begins, place).contiguous(), rank, kTag);
+      batch.send(between(full, dim, begins, place).contiguous(), rank, kTag);
     }
     batch.wait();
   }

@@ -14,24 +14,24 @@
 
 namespace accelerate::detail {
 
-/// What parameters begin with when a strategy splits them: the values of the
+/// The values that parameters have when a strategy shards them: those of the
 /// first rank of their `replica_group`, whose coordinates are 0 on all axes
-/// that do not split the parameter yet. Where some rank built its model without
-/// memory, each is sent its own box only; where the first rank did too, there
+/// that do not split the parameter yet. If some rank built its model without
+/// memory, each rank is sent its own box only; if the first rank did too, there
 /// are no values yet, and boxes are zeros.
 class InitialValues {
  public:
-  /// All ranks that have the rows of `table` at once.
+  /// Collective among the ranks that have the rows of `table`.
   InitialValues(const Mesh& mesh, const ParameterTable& table);
 
-  /// For a row that stays as it is, before broadcast().
+  /// Gives a row that stays unsharded memory on every rank; to be called before
+  /// broadcast().
   void make_full(const Parameter& row);
-  /// Rows that every rank has memory for.
+  /// Broadcasts the rows that every rank has memory for.
   void broadcast(const ParameterTable& table) const;
-  /// What this rank keeps of a row of which rank r along `axis` gets the
-  /// indices of `dim` from begins[r] to begins[r + 1]. It is a view where this
-  /// rank has memory for all of the row. The row's layout must not know of the
-  /// split yet. All ranks at once.
+  /// This rank's box of a row of which rank r along `axis` gets the indices
+  /// begins[r] to begins[r + 1] of `dim`. A view, if this rank has memory for
+  /// the full row. The row's layout must not include the split yet. Collective.
   [[nodiscard]] at::Tensor own_box(
       const Parameter& row,
       Axis axis,

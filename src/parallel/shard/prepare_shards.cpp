@@ -30,13 +30,14 @@ std::string policy_of(
 UnavailableMessages sharded_messages(const std::string& parameter) {
   return {
       format(
-          "parameter \"{}\" is split over the ranks and not whole here; read "
-          "or change it in the prepared model's forward, or while "
+          "parameter \"{}\" is sharded and not gathered here; read or change "
+          "it in the prepared model's forward, or while "
           "Accelerator::full_parameters() lives",
           parameter),
       format(
-          "parameter \"{}\" was split over the ranks by an Accelerator that is "
-          "gone; build the model again, or gather it (full_parameters) before",
+          "parameter \"{}\" was sharded by an Accelerator that has been "
+          "destroyed; build the model again, or gather it before "
+          "(full_parameters)",
           parameter)};
 }
 
@@ -83,15 +84,15 @@ void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
       if (parameter.full.requires_grad() && !parameter.local.requires_grad()) {
         throw ConfigError(format(
             "[parallel] parameter \"{}\" was frozen when it was prepared and "
-            "is not any more, but nobody waits for its gradients; unfreeze it "
-            "before prepare(), or prepare the model anew",
+            "is not any more, so its gradients would not be reduced; unfreeze "
+            "it before prepare(), or prepare the model anew",
             parameter.name));
       }
       if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
       throw ConfigError(format(
           "[parallel] the data of parameter \"{}\" was replaced after "
-          "prepare() (by Module::to or set_data), so that its parts are not "
-          "known any more; do that before prepare()",
+          "prepare() (by Module::to or set_data), so its shards are not known "
+          "any more; do that before prepare()",
           parameter.name));
     }
   }

@@ -10,36 +10,37 @@
 
 namespace accelerate::detail {
 
-/// Gradients that travel together: of one large parameter, or what is left of a
-/// unit, which completes it.
+/// Gradients that are reduced together: of one large parameter, or of the rest
+/// of a unit, which completes it.
 struct GradientMessage {
   static constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 
   std::size_t unit = 0;
-  std::size_t part = kRest;
+  /// Place of the large parameter among the trainable ones, or kRest.
+  std::size_t place = kRest;
 
   bool operator==(const GradientMessage&) const = default;
 };
 
-/// Where in a backward a rank may wait for the others' gradients, to bound what
-/// is under way, so that no two ranks ever wait for each other, whichever
+/// Decides where in a backward a rank may wait for its reductions, to bound
+/// their memory, so that no two ranks ever wait for each other, whichever
 /// parameters each of them uses, in whatever order.
 ///
-/// Backwards in which all ranks sent the same, in the same order, are
-/// remembered: a few, as several losses make, if what they have in common came
-/// in one order. Who follows one of these may wait for what they have in common
-/// and it has sent: among the ranks that wait, the one that is least far in
-/// that order waits for what all others have sent. Who leaves them must not
-/// wait before all its gradients are sent. Until there is one, units are
+/// Remembers orders in which all ranks sent the same messages: a few of them,
+/// as several losses cause, as long as their common messages have one order. A
+/// rank that follows one of these orders may wait for a common message that it
+/// has sent: of the ranks that wait, the one least far in that order waits for
+/// a message that all others have sent. A rank that leaves the orders must not
+/// wait before all its gradients are sent. Until an order is learned, units are
 /// expected from the last to the first: a rank waits only for units after its
-/// present one, and only if it has completed all of those.
+/// current one, and only if it has completed all of those.
 class ReductionOrder {
  public:
-  /// Units that never send anything.
+  /// `is_silent`: by unit, whether it never sends anything.
   explicit ReductionOrder(std::vector<bool> is_silent = {})
       : is_silent_(std::move(is_silent)) {}
 
-  /// A backward begins.
+  /// Called when a backward begins.
   void begin() {
     sent_.clear();
     hash_ = kOffset;
@@ -49,49 +50,50 @@ class ReductionOrder {
   }
 
   void send(const GradientMessage& message) {
-    std::erase_if(followed_, [&](std::size_t way) {
-      return sent_.size() >= learned_[way].size() ||
-          learned_[way][sent_.size()] != message;
+    std::erase_if(followed_, [&](std::size_t order) {
+      return sent_.size() >= learned_[order].size() ||
+          learned_[order][sent_.size()] != message;
     });
     sent_.push_back(message);
     mix(message.unit);
-    mix(message.part);
-    if (message.part == GradientMessage::kRest)
+    mix(message.place);
+    if (message.place == GradientMessage::kRest)
       is_complete_[message.unit] = true;
   }
 
-  /// Before sending something of unit `present`.
+  /// Whether this rank may wait for `message`, which it has sent, before it
+  /// sends a message of unit `current`.
   [[nodiscard]] bool may_wait_for(
       const GradientMessage& message,
-      std::size_t present) const {
+      std::size_t current) const {
     if (!learned_.empty())
       return !followed_.empty() && contains(common_, message);
     const auto later =
-        is_complete_.begin() + static_cast<std::ptrdiff_t>(present) + 1;
-    return message.unit > present &&
+        is_complete_.begin() + static_cast<std::ptrdiff_t>(current) + 1;
+    return message.unit > current &&
         std::all_of(later, is_complete_.end(), [](bool is) { return is; });
   }
 
   /// Hash of everything sent in this backward, in order.
   [[nodiscard]] std::uint64_t hash() const { return hash_; }
 
-  /// No gradient will come any more: what is sent from here completes units
-  /// that this backward did not reach.
+  /// Called when this backward computes no more gradients: later messages
+  /// complete units that it did not reach.
   void end_gradients() {
-    way_ = sent_;
+    reached_ = sent_;
     mix(GradientMessage::kRest);
   }
 
-  /// Everything is sent. `all_alike`: every rank sent the same, in the same
-  /// order; all ranks say so alike.
+  /// Called when everything is sent. `all_alike`: every rank sent the same
+  /// messages in the same order; has the same value on all ranks.
   void end(bool all_alike) {
-    if (all_alike && !way_.empty()) learn();
+    if (all_alike && !reached_.empty()) learn();
   }
 
  private:
   using Messages = std::vector<GradientMessage>;
 
-  static constexpr std::size_t kMostWays = 4;
+  static constexpr std::size_t kMaxOrders = 4;
 
   static bool contains(
       const Messages& messages,
@@ -100,8 +102,8 @@ class ReductionOrder {
         messages.end();
   }
 
-  // What of `messages` is in `others`, in its order.
-  static Messages among(const Messages& messages, const Messages& others) {
+  // The messages that both have, in the order of `messages`.
+  static Messages common_of(const Messages& messages, const Messages& others) {
     Messages both;
     for (const GradientMessage& message : messages) {
       if (contains(others, message)) both.push_back(message);
@@ -110,14 +112,16 @@ class ReductionOrder {
   }
 
   void learn() {
-    if (std::find(learned_.begin(), learned_.end(), way_) != learned_.end())
+    if (std::find(learned_.begin(), learned_.end(), reached_) != learned_.end())
       return;
-    Messages common = learned_.empty() ? way_ : among(common_, way_);
-    if (learned_.size() == kMostWays || common != among(way_, common)) {
+    Messages common =
+        learned_.empty() ? reached_ : common_of(common_, reached_);
+    if (learned_.size() == kMaxOrders ||
+        common != common_of(reached_, common)) {
       learned_.clear();
-      common = way_;
+      common = reached_;
     }
-    learned_.push_back(way_);
+    learned_.push_back(reached_);
     common_ = std::move(common);
   }
 
@@ -133,11 +137,13 @@ class ReductionOrder {
   std::vector<bool> is_silent_;
   std::vector<bool> is_complete_;
   std::vector<Messages> learned_;
-  /// What these have in common, in its order.
+  /// The messages that all learned orders have, in their common order.
   Messages common_;
-  /// Those that this backward has kept to so far.
+  /// Indices of the learned orders that this backward has followed so far.
   std::vector<std::size_t> followed_;
-  Messages sent_, way_;
+  Messages sent_;
+  /// The messages of units that this backward reached.
+  Messages reached_;
   std::uint64_t hash_ = kOffset;
 };
 

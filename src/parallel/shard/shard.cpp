@@ -31,21 +31,22 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tells when a parameter's gradient of this backward is complete.
+// Calls a function when a parameter's gradient of this backward is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit GradientHook(std::function<void()> tell) : tell_(std::move(tell)) {}
-  void operator()(const at::Tensor&) override { tell_(); }
+  explicit GradientHook(std::function<void()> on_gradient)
+      : on_gradient_(std::move(on_gradient)) {}
+  void operator()(const at::Tensor&) override { on_gradient_(); }
 
  private:
-  std::function<void()> tell_;
+  std::function<void()> on_gradient_;
 };
 
-// Holds the lock, and bypasses the gate on this thread.
-struct Turn {
-  explicit Turn(std::mutex& mutex) : lock(mutex) {}
+// Holds the lock, and bypasses gates on this thread.
+struct LockedScope {
+  explicit LockedScope(std::mutex& mutex) : lock(mutex) {}
   std::lock_guard<std::mutex> lock;
-  BypassGates passing;
+  BypassGates bypass;
 };
 
 class Shard final : public Strategy, public GateKeeper {
@@ -73,13 +74,13 @@ class Shard final : public Strategy, public GateKeeper {
             "[parallel] a sharded model needs all ranks in every step; use "
             "even_batches, or replicate the model",
         .local_sgd_complaint =
-            "[parallel] LocalSGD averages whole models, but this one is split "
-            "over ranks; use it with replicate alone"};
+            "[parallel] LocalSGD averages full models, but this one is "
+            "sharded; use it with replicate alone"};
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
-    const BypassGates passing;
+    const BypassGates bypass;
     for (const auto& buffer : module.buffers()) {
       if (buffer.defined()) buffers_.push_back(buffer);
     }
@@ -99,23 +100,23 @@ class Shard final : public Strategy, public GateKeeper {
         reshard_group.size()};
     const auto pool = std::make_shared<BlockPool>();
     traffic_ = make_traffic_(mesh_, reshard_group, pool);
-    int num_raised = 0;
-    for (const WrapUnit& rows : plan.units) {
-      std::vector<ShardedParameter> split;
-      for (Parameter* row : rows.rows) {
+    int num_upcast = 0;
+    for (const WrapUnit& unit : plan.units) {
+      std::vector<ShardedParameter> sharded;
+      for (Parameter* row : unit.rows) {
         const at::ScalarType stored = row->tensor.scalar_type();
-        split.push_back(
-            cut(*row, table, values, plan.full_precision.contains(row)));
-        row->policy = policy_of(*row, split.back(), rows.name);
-        num_raised += row->local.scalar_type() == stored ? 0 : 1;
+        sharded.push_back(make_sharded(
+            *row, table, values, plan.full_precision.contains(row)));
+        row->policy = policy_of(*row, sharded.back(), unit.name);
+        num_upcast += row->local.scalar_type() == stored ? 0 : 1;
       }
       units_.push_back(std::make_unique<ShardUnit>(
-          UnitShards{rows.name, units_.size(), std::move(split)},
+          UnitShards{unit.name, units_.size(), std::move(sharded)},
           place,
           *traffic_,
           pool));
     }
-    say_raised(num_raised);
+    log_upcast(num_upcast);
     std::int64_t largest = 0;
     for (const auto& unit : units_)
       largest = std::max(largest, unit->full_bytes());
@@ -133,15 +134,15 @@ class Shard final : public Strategy, public GateKeeper {
       const auto& trainable = units_[u]->trainable();
       for (std::size_t i = 0; i < trainable.size(); ++i) {
         const at::Tensor& full = units_[u]->parameters()[trainable[i]].full;
-        hooked_.push_back(whole);
+        hooked_.push_back(full);
         torch::autograd::impl::set_post_acc_grad_hooks(
-            whole, std::make_unique<GradientHook>([this, u, i] {
+            full, std::make_unique<GradientHook>([this, u, i] {
               on_gradient(u, i);
             }));
       }
       if (options_.frees_parameters) units_[u]->reshard();
     }
-    messages_.emplace(units_, *traffic_);
+    reducer_.emplace(units_, *traffic_);
   }
 
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
@@ -150,7 +151,7 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   void before_forward() override {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
     require_unchanged(units_);
     const bool records = at::GradMode::is_enabled();
@@ -162,46 +163,46 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   void after_forward(const ForwardOutputs&) override {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (--num_forwards_ > 0 || phase_ == Phase::backward) return;
     schedule_.end();
     phase_ = Phase::idle;
     if (options_.frees_parameters)
-      schedule_.release_after_forward(is_held_open());
+      schedule_.reshard_after_forward(is_held_open());
   }
 
   void before_backward(bool sync_gradients) override {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     require_no_scope("backward() was called");
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
     backward_.was_reached = false;
     for (std::size_t u = 0; u < units_.size(); ++u)
       backward_.pending[u] = units_[u]->num_trainable();
-    messages_->begin();
+    reducer_->begin();
     schedule_.begin(UnshardSchedule::Pass::backward);
     phase_ = Phase::backward;
   }
 
   void after_backward(bool sync_gradients) override {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     phase_ = Phase::idle;
     schedule_.end();
     const bool was_reached = backward_.was_reached;
     window_.owes_gradients = window_.owes_gradients || was_reached;
-    // Also where the window's last backward passed this model by.
+    // The window's last backward may not have reached this model.
     const bool settles = sync_gradients && window_.owes_gradients;
     if (backward_.reduces && (was_reached || settles)) {
-      messages_->end_gradients();
+      reducer_->end_gradients();
       for (std::size_t u = 0; u < units_.size(); ++u) {
-        // This backward did not reach the unit, or only some of it; the other
-        // ranks may have reached it.
+        // Other ranks may have reached parameters of the unit that this
+        // backward did not reach here.
         if (std::exchange(backward_.pending[u], 0) > 0 ||
             units_[u]->has_gradient())
-          messages_->complete(u);
+          reducer_->complete(u);
       }
-      messages_->finish(/*is_usual=*/was_reached);
+      reducer_->finish(/*is_usual=*/was_reached);
     }
-    if (options_.frees_parameters && !is_held_open()) schedule_.release_all();
+    if (options_.frees_parameters && !is_held_open()) schedule_.reshard_all();
     if (!settles) return;
     window_.owes_gradients = false;
     average_replicas();
@@ -217,10 +218,10 @@ class Shard final : public Strategy, public GateKeeper {
     gradient.div_(mesh_.gradient_group().size());
   }
 
-  // Whole parameters, wherever they are, are those of before.
+  // Full parameters that were gathered before the step are stale.
   void after_step() override {
     {
-      const Turn turn(mutex_);
+      const LockedScope lock(mutex_);
       require_no_scope("an optimizer stepped");
     }
     refresh();
@@ -229,7 +230,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   [[nodiscard]] std::shared_ptr<void> open_parameters() override {
     {
-      const Turn turn(mutex_);
+      const LockedScope lock(mutex_);
       for (const auto& unit : units_) unit->start_gather();
       for (const auto& unit : units_) unit->finish_gather();
       if (num_scopes_++ == 0) {
@@ -242,29 +243,29 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   void on_failure(const std::exception&) override {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (num_forwards_ == 0 && phase_ != Phase::backward) return;
     num_forwards_ = 0;
     phase_ = Phase::idle;
     if (is_held_open()) return;
-    messages_->abandon();
+    reducer_->abandon();
     schedule_.forget();
     for (const auto& unit : units_) unit->abandon();
   }
 
  private:
-  void say_raised(int count) const {
+  void log_upcast(int count) const {
     if (count == 0) return;
     mesh_.world().logger().log_once_per_world(
         LogLevel::info,
         "parallel",
         format(
-            "{} parameters of lower precision are kept in Float, in which "
-            "optimizers step (describe() says which)",
+            "{} parameters of lower precision have shards in Float, on which "
+            "optimizers step (describe() lists them)",
             count));
   }
 
-  ShardedParameter cut(
+  ShardedParameter make_sharded(
       Parameter& row,
       ParameterTable& table,
       const InitialValues& values,
@@ -276,10 +277,10 @@ class Shard final : public Strategy, public GateKeeper {
     const at::ScalarType stored = row.tensor.scalar_type();
     const bool is_float = at::isFloatingType(stored);
     // A lower compute dtype implies full-precision shards for the optimizer.
-    const bool raises = options_.master_weights ||
+    const bool upcasts = options_.master_weights ||
         (options_.param_dtype && row.tensor.requires_grad());
     const at::ScalarType kept =
-        raises && at::isReducedFloatingType(stored) ? at::kFloat : stored;
+        upcasts && at::isReducedFloatingType(stored) ? at::kFloat : stored;
     const at::ScalarType computed =
         is_float && !keeps_precision && options_.param_dtype
         ? *options_.param_dtype
@@ -311,47 +312,48 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   void before_read(std::size_t unit, bool is_filled) override {
-    // Elsewhere a rank may be alone, and must not wait for others.
+    // Outside of passes, other ranks may not read the parameter, so this one
+    // must not wait for them.
     if (phase_ == Phase::idle) return;
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (!is_held_open()) schedule_.before_read(unit, is_filled);
   }
 
-  // The gradient at `place` among those of the unit is complete.
+  // Called when the gradient at `place` among those of the unit is complete.
   void on_gradient(std::size_t unit, std::size_t place) {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (phase_ != Phase::backward) return;
     backward_.was_reached = true;
     if (backward_.pending[unit] == 0) return;
-    // All gradients that are computed with the parameter are there.
+    // This backward does not read the parameter any more.
     const bool frees = options_.frees_parameters && !is_held_open() &&
         !schedule_.is_due_soon(unit);
     if (frees)
-      units_[unit]->release_parameter(units_[unit]->trainable()[place]);
+      units_[unit]->reshard_parameter(units_[unit]->trainable()[place]);
     if (backward_.reduces) {
-      if (options_.prefetches_after_gradients) messages_->make_room(unit);
-      messages_->send(unit, place);
+      if (options_.prefetches_after_gradients) reducer_->make_room(unit);
+      reducer_->send(unit, place);
     }
     if (--backward_.pending[unit] > 0) return;
     if (frees) units_[unit]->reshard();
-    if (backward_.reduces) messages_->complete(unit);
+    if (backward_.reduces) reducer_->complete(unit);
     if (options_.prefetches_after_gradients && options_.frees_parameters)
       schedule_.prefetch(unit);
   }
 
   [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
 
-  void require_no_scope(std::string_view what) const {
+  void require_no_scope(std::string_view event) const {
     if (!is_held_open()) return;
     throw ConfigError(format(
         "[parallel] {} while full_parameters() lives, whose parameters would "
-        "not be those of the step; let it end before",
-        what));
+        "not be those of the step; end its scope before",
+        event));
   }
 
   void refresh() {
-    const Turn turn(mutex_);
-    schedule_.release_all();
+    const LockedScope lock(mutex_);
+    schedule_.reshard_all();
     if (options_.frees_parameters && !is_held_open()) return;
     for (const auto& unit : units_) {
       unit->start_gather();
@@ -360,39 +362,41 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
-  // Parts of the other copies, and parameters that every rank has whole.
+  // Averages gradients of shards over the replicas, and those of unsharded
+  // parameters over all ranks.
   void average_replicas() {
-    std::vector<at::Tensor> parts;
+    std::vector<at::Tensor> shards;
     for (const auto& unit : units_) {
       for (const std::size_t i : unit->trainable())
-        parts.push_back(unit->parameters()[i].local);
+        shards.push_back(unit->parameters()[i].local);
     }
-    average_gradients(mesh_.group({Axis::replicate, Axis::context}), parts);
-    std::vector<at::Tensor> whole;
+    average_gradients(mesh_.group({Axis::replicate, Axis::context}), shards);
+    std::vector<at::Tensor> unsharded;
     for (const at::Tensor& tensor : unsharded_) {
-      if (tensor.requires_grad()) whole.push_back(tensor);
+      if (tensor.requires_grad()) unsharded.push_back(tensor);
     }
-    average_gradients(mesh_.gradient_group(), whole, at::kDouble);
+    average_gradients(mesh_.gradient_group(), unsharded, at::kDouble);
   }
 
   void close_parameters() {
-    const Turn turn(mutex_);
+    const LockedScope lock(mutex_);
     if (--num_scopes_ > 0) return;
     for (const auto& unit : units_) unit->keep_changes();
-    if (options_.frees_parameters) schedule_.release_all();
+    if (options_.frees_parameters) schedule_.reshard_all();
   }
 
   enum class Phase { idle, forward, backward };
 
   struct Backward {
     bool reduces = false;
-    /// It has come to a parameter of this model.
+    /// True if a parameter of this model got a gradient.
     bool was_reached = false;
-    /// Trainable parameters of each unit without a gradient of this backward.
+    /// Number of trainable parameters without a gradient so far, by unit.
     std::vector<std::size_t> pending = {};
   };
 
-  /// The micro-steps since gradients were last averaged over all ranks.
+  /// State of the micro-steps since gradients were last averaged over all
+  /// ranks.
   struct Window {
     bool had_forward = false;
     bool owes_gradients = false;
@@ -401,7 +405,7 @@ class Shard final : public Strategy, public GateKeeper {
   Mesh mesh_;
   ShardOptions options_;
   MakeShardTraffic make_traffic_;
-  /// All ranks that have the model, or this stage of it.
+  /// All ranks that have the model, or this pipeline stage of it.
   Group model_group_;
   std::vector<at::Tensor> buffers_;
   std::vector<at::Tensor> unsharded_;
@@ -409,18 +413,18 @@ class Shard final : public Strategy, public GateKeeper {
   std::unique_ptr<ShardTraffic> traffic_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
-  // Backward runs on other threads where there is an accelerator.
+  // Backward runs on other threads if there is an accelerator.
   std::mutex mutex_;
   std::atomic<Phase> phase_{Phase::idle};
-  /// Forwards may be nested, and run on several threads.
+  /// Number of open forwards, which may be nested, and run on several threads.
   int num_forwards_ = 0;
-  /// Scopes of full_parameters().
+  /// Number of open full_parameters() scopes.
   int num_scopes_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   UnshardSchedule schedule_{units_, options_};
   Backward backward_;
   Window window_;
-  std::optional<GradientReducer> messages_;
+  std::optional<GradientReducer> reducer_;
 };
 
 }  // namespace

@@ -39,10 +39,10 @@ void ShardUnit::start_gather() {
   std::vector<at::Tensor> memory;
   for (const ShardedParameter& parameter : shards_.parameters) {
     if (!parameter.gate) {
-      // It keeps its memory, and gets the others' rows.
+      // The parameter keeps its memory and receives the other ranks' rows.
       memory.push_back(parameter.full.detach());
     } else if (parameter.gate->is_filled()) {
-      // Others of the unit may have been let go of.
+      // Only other parameters of the unit were resharded.
       memory.emplace_back();
     } else {
       memory.push_back(pool_->take(
@@ -69,7 +69,7 @@ void ShardUnit::finish_gather() {
   state_ = State::full;
 }
 
-void ShardUnit::give_back(ShardedParameter& parameter) {
+void ShardUnit::free_memory(ShardedParameter& parameter) {
   pool_->give(parameter.gate->release());
 }
 
@@ -89,18 +89,18 @@ void ShardUnit::reshard(bool to_reshard_group) {
                                 place_.reshard_group_rank)
                                 .clone();
     }
-    give_back(parameter);
+    free_memory(parameter);
   }
   state_ = State::sharded;
 }
 
-void ShardUnit::release_parameter(std::size_t i) {
+void ShardUnit::reshard_parameter(std::size_t i) {
   ShardedParameter& parameter = shards_.parameters[i];
   if (state_ == State::gathering || !parameter.gate ||
       !parameter.gate->is_filled() || !traffic_.travels_alone(parameter)) {
     return;
   }
-  give_back(parameter);
+  free_memory(parameter);
   state_ = State::sharded;
 }
 
@@ -115,7 +115,7 @@ void ShardUnit::keep_changes() {
     const at::Tensor own =
         parameter.rows_of(parameter.full.detach(), place_.rank);
     if (own.is_alias_of(parameter.local)) continue;
-    // Where the shard is more precise, only a real change may round it.
+    // If the shard is more precise, only a real change may round it.
     const bool is_exact = own.scalar_type() == parameter.local.scalar_type();
     if (is_exact || parameter.full._version() != parameter.version_when_opened)
       parameter.local.detach().copy_(own);

@@ -13,11 +13,11 @@
 
 namespace accelerate::detail {
 
-/// This rank's place among those that share a model.
+/// This rank's place among those over which a model is sharded.
 struct ShardPlace {
   int rank = 0;
-  /// Place among the neighbours that keep a replica among themselves from a
-  /// forward to its backward; one: none do.
+  /// This rank's place in its reshard group, and the size of that group; 1 if
+  /// there is none.
   int reshard_group_rank = 0;
   int reshard_group_size = 1;
 };
@@ -43,18 +43,18 @@ class ShardUnit {
   /// Bytes of the full parameters.
   [[nodiscard]] std::int64_t full_bytes() const;
 
-  /// All of these are called by all ranks of a group alike.
+  /// Gathers and reshards are called alike on all ranks of a group.
   void start_gather();
   void finish_gather();
   [[nodiscard]] bool is_unsharded() const { return state_ == State::full; }
-  /// Lets go of the memory of gated parameters; neighbours may keep a replica
-  /// among themselves, for the next gather.
+  /// Frees the memory of gated parameters. `to_reshard_group`: the ranks of the
+  /// reshard group keep a replica among themselves for the next gather.
   void reshard(bool to_reshard_group = false);
-  /// The same for one parameter, if it travels alone; the next gather brings it
-  /// back.
-  void release_parameter(std::size_t i);
-  /// What the user writes into the full parameters from here to
-  /// keep_changes() becomes the shards.
+  /// Frees the memory of one parameter, if it travels alone; the next gather
+  /// fills it again.
+  void reshard_parameter(std::size_t i);
+  /// Changes to the full parameters from here to keep_changes() are written to
+  /// the shards.
   void watch_for_changes();
   void keep_changes();
 
@@ -67,14 +67,14 @@ class ShardUnit {
   }
   [[nodiscard]] bool has_gradient() const;
 
-  /// After a failure: what is under way is left alone, nothing stays full.
+  /// Called after a failure: drops communication in flight and reshards.
   void abandon();
 
  private:
-  /// `sharded`: some parameters may be full nevertheless.
+  /// In state `sharded`, some parameters may be full nevertheless.
   enum class State { sharded, gathering, full };
 
-  void give_back(ShardedParameter& parameter);
+  void free_memory(ShardedParameter& parameter);
 
   UnitShards shards_;
   ShardPlace place_;

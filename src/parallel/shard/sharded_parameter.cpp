@@ -12,9 +12,9 @@ std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks) {
 at::Tensor rows_between(
     const at::Tensor& tensor,
     const std::vector<std::int64_t>& begins,
-    int part) {
-  const auto p = static_cast<std::size_t>(part);
-  return tensor.narrow(0, begins[p], begins[p + 1] - begins[p]);
+    int rank) {
+  const auto r = static_cast<std::size_t>(rank);
+  return tensor.narrow(0, begins[r], begins[r + 1] - begins[r]);
 }
 
 at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
@@ -22,8 +22,8 @@ at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
 }
 
 at::Tensor ShardedParameter::take_gradient() const {
-  at::Tensor gradient = whole.grad();
-  whole.mutable_grad().reset();
+  at::Tensor gradient = full.grad();
+  full.mutable_grad().reset();
   if (!gradient.defined()) return gradient;
   if (gradient.is_sparse()) gradient = gradient.to_dense();
   return gradient.to(reduced_in()).contiguous();

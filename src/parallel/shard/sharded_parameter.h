@@ -15,26 +15,27 @@
 
 namespace accelerate::detail {
 
-/// A parameter of which each rank keeps some rows. Rank r of R keeps those
-/// from floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
+/// A parameter of which each rank keeps some rows. Rank r of R keeps rows
+/// floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
 struct ShardedParameter {
   std::string name;
-  at::Tensor full;   ///< the module's own
+  at::Tensor full;   ///< the module's tensor
   at::Tensor local;  ///< this rank's rows, on which the optimizer steps
   std::vector<std::int64_t> row_begins;  ///< one per rank, and the end
-  std::unique_ptr<GatedTensor> gate;     ///< null: its memory stays
-  /// Its gradients travel in it; unset: as they are.
+  std::unique_ptr<GatedTensor> gate;     ///< null: `full` keeps its memory
+  /// Dtype in which gradients are reduced; unset: their own.
   std::optional<at::ScalarType> reduce_dtype;
   std::int64_t version_when_opened = 0;
 
-  /// The same among neighbours; and this rank's rows, in between.
+  /// As row_begins, for the ranks of the reshard group; and this rank's rows,
+  /// which it keeps between forward and backward.
   std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
-  /// The rows that `rank` keeps, of a tensor of the whole shape.
+  /// The rows that `rank` keeps, of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
   [[nodiscard]] at::ScalarType reduced_in() const {
-    return reduce_dtype.value_or(whole.scalar_type());
+    return reduce_dtype.value_or(full.scalar_type());
   }
   /// Takes the gradient away from the full parameter, dense and in
   /// reduced_in(); undefined if it has none.
@@ -44,14 +45,14 @@ struct ShardedParameter {
   void add_gradient(const at::Tensor& mean) const;
 };
 
-/// Parameters that are gathered together, and what is known of them.
+/// Parameters that are gathered together.
 struct UnitShards {
   std::string name;
   /// Place among the units of its model.
   std::size_t number = 0;
   std::vector<ShardedParameter> parameters;
-  /// Places in `parameters` of those that get gradients. Gradients are known by
-  /// their place in this list.
+  /// Places in `parameters` of those that get gradients. A gradient is
+  /// identified by its place in this list.
   std::vector<std::size_t> trainable = {};
 
   [[nodiscard]] const ShardedParameter& trained(std::size_t place) const {
@@ -59,13 +60,13 @@ struct UnitShards {
   }
 };
 
-/// Part number `part` of a tensor that is cut at `begins`.
+/// The rows from begins[rank] to begins[rank + 1].
 at::Tensor rows_between(
     const at::Tensor& tensor,
     const std::vector<std::int64_t>& begins,
-    int part);
+    int rank);
 
-/// Where `num_rows` rows are cut.
+/// The first row of each rank, of `num_rows` rows, and the end.
 std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks);
 
 }  // namespace accelerate::detail

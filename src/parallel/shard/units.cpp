@@ -24,7 +24,7 @@ void find_by_predicate(
   }
 }
 
-// The longest of `names` that `parameter` is below.
+// The longest of `names` that is a module around `parameter`.
 const std::string* innermost(
     const std::vector<std::string>& names,
     const std::string& parameter) {
@@ -48,7 +48,7 @@ void find_batch_norms(
     find_batch_norms(child, dotted_name(name, child.name), names);
 }
 
-// Names of modules that match, in full.
+// Modules whose full names match.
 std::vector<std::string> matching_modules(
     const torch::nn::Module& module,
     const std::string& expression) {
@@ -57,7 +57,7 @@ std::vector<std::string> matching_modules(
     pattern = std::regex(expression);
   } catch (const std::regex_error& error) {
     throw ConfigError(format(
-        "[parallel] ignored_modules \"{}\" is no regular expression: {}",
+        "[parallel] ignored_modules \"{}\" is not a regular expression: {}",
         expression,
         error.what()));
   }

@@ -15,7 +15,7 @@ class Module;
 
 namespace accelerate::detail {
 
-/// What the unit of all that no other holds is called.
+/// Name of the root unit, of all rows that no other unit holds.
 inline constexpr std::string_view kRootUnit = "the model";
 
 /// Rows that are gathered together.
@@ -24,13 +24,13 @@ struct WrapUnit {
   std::vector<Parameter*> rows;
 };
 
-/// Every row that is split, in one unit each: the innermost unit that holds it,
-/// the first of several that share it. Units without rows are left out; the
-/// rest of the model is the first. Rows of ignored modules, and scalars, are in
-/// none: `whole`.
+/// Units of rows. A row is in the innermost unit that holds it, the first of
+/// several that share it. The root unit comes first; units without rows are
+/// left out. Rows of ignored modules, and scalars, are in no unit, but in
+/// `unsharded`.
 struct UnitPlan {
   std::vector<WrapUnit> units;
-  std::vector<Parameter*> whole;
+  std::vector<Parameter*> unsharded;
   /// Rows and module names of batch normalisation, which computes in its own
   /// precision.
   std::unordered_set<const Parameter*> full_precision;

@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A unit that is among the next ones, up to this many, stays full.
+// A unit stays unsharded if it is among this many next ones.
 constexpr std::size_t kKept = 2;
 
 }  // namespace
@@ -44,12 +44,12 @@ bool UnshardSchedule::is_due_soon(std::size_t unit) const {
   return orders_[static_cast<std::size_t>(pass_)].is_due_soon(unit, kKept);
 }
 
-void UnshardSchedule::release_after_forward(bool is_held_open) {
+void UnshardSchedule::reshard_after_forward(bool is_held_open) {
   const bool keeps_last = at::GradMode::is_enabled();
   const bool keeps_all =
       is_held_open || (keeps_last && !options_.frees_after_forward);
   for (std::size_t u = 0; u < units_.size(); ++u) {
-    // What was computed last is what the backward begins with.
+    // The backward begins with the unit that computed last.
     if (keeps_all || (keeps_last && current_ == u)) continue;
     units_[u]->finish_gather();
     units_[u]->reshard(/*to_reshard_group=*/keeps_last);
@@ -57,10 +57,10 @@ void UnshardSchedule::release_after_forward(bool is_held_open) {
   if (!keeps_last) forget();
 }
 
-void UnshardSchedule::release_all() {
+void UnshardSchedule::reshard_all() {
   for (const auto& unit : units_) {
     unit->finish_gather();
-    unit->release();
+    unit->reshard();
   }
   forget();
 }

@@ -11,13 +11,13 @@
 
 namespace accelerate::detail {
 
-/// Which units are full: the one that computes, and those that come next if the
-/// pass keeps to the order of the one before.
+/// Decides which units are unsharded: the one that computes, and those that
+/// come next if the pass follows the order of the last one.
 class UnshardSchedule {
  public:
   enum class Pass { forward, evaluation, backward };
 
-  /// `units` must outlive it, and may still grow.
+  /// Both arguments must outlive the object; `units` may still grow.
   UnshardSchedule(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
       const ShardOptions& options)
@@ -26,17 +26,18 @@ class UnshardSchedule {
   void begin(Pass pass);
   void end() { order().end(); }
 
-  /// A parameter of `unit` is about to be read.
+  /// Called before a parameter of `unit` is read.
   void before_read(std::size_t unit, bool is_filled);
-  /// Gathers what comes after `unit`, if that is known.
+  /// Starts gathering the units after `unit`, if the order is known.
   void prefetch(std::size_t unit);
-  /// Whether `unit` comes again so soon that it stays full.
+  /// Whether `unit` is used again so soon that it stays unsharded.
   [[nodiscard]] bool is_due_soon(std::size_t unit) const;
 
-  /// After a forward: all but what its backward reads first.
-  void release_after_forward(bool is_held_open);
-  void release_all();
-  /// No unit computes any more.
+  /// Reshards all units, after a forward except those that its backward reads
+  /// first.
+  void reshard_after_forward(bool is_held_open);
+  void reshard_all();
+  /// Called when no unit computes any more.
   void forget() { current_.reset(); }
 
  private:
