@@ -429,30 +429,30 @@ template <class... Ts>
 concept UnboundSchedules =
     (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
 
-/// One schedule after another; milestone i is the step at which part i + 1
+/// One schedule after another; milestone i is the step at which schedule i + 1
 /// begins, from its own step 0. Throws ConfigError unless there is one
-/// milestone fewer than parts, in ascending order.
+/// milestone fewer than schedules, in ascending order.
 class ACCELERATE_API SequentialLR : public LRScheduler {
  public:
-  SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers parts);
+  SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers schedules);
   SequentialLR(
       torch::optim::Optimizer& optimizer,
       std::vector<std::int64_t> milestones,
-      LRSchedulers parts);
+      LRSchedulers schedules);
   template <class... Ts>
     requires UnboundSchedules<Ts...>
-  explicit SequentialLR(std::vector<std::int64_t> milestones, Ts&&... parts)
-      : SequentialLR(std::move(milestones), own(std::move(parts)...)) {}
+  explicit SequentialLR(std::vector<std::int64_t> milestones, Ts&&... schedules)
+      : SequentialLR(std::move(milestones), own(std::move(schedules)...)) {}
   template <class... Ts>
     requires UnboundSchedules<Ts...>
   SequentialLR(
       torch::optim::Optimizer& optimizer,
       std::vector<std::int64_t> milestones,
-      Ts&&... parts)
+      Ts&&... schedules)
       : SequentialLR(
             optimizer,
             std::move(milestones),
-            own(std::move(parts)...)) {}
+            own(std::move(schedules)...)) {}
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -464,23 +464,25 @@ class ACCELERATE_API SequentialLR : public LRScheduler {
 
  private:
   std::vector<std::int64_t> milestones_;
-  LRSchedulers parts_;
+  LRSchedulers schedules_;
 };
 
 /// All schedules at once, each applied to the learning rates that the previous
 /// one left.
 class ACCELERATE_API ChainedScheduler : public LRScheduler {
  public:
-  explicit ChainedScheduler(LRSchedulers parts);
-  ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers parts);
+  explicit ChainedScheduler(LRSchedulers schedules);
+  ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers schedules);
   template <class... Ts>
     requires UnboundSchedules<Ts...>
-  explicit ChainedScheduler(Ts&&... parts)
-      : ChainedScheduler(own(std::move(parts)...)) {}
+  explicit ChainedScheduler(Ts&&... schedules)
+      : ChainedScheduler(own(std::move(schedules)...)) {}
   template <class... Ts>
     requires UnboundSchedules<Ts...>
-  explicit ChainedScheduler(torch::optim::Optimizer& optimizer, Ts&&... parts)
-      : ChainedScheduler(optimizer, own(std::move(parts)...)) {}
+  explicit ChainedScheduler(
+      torch::optim::Optimizer& optimizer,
+      Ts&&... schedules)
+      : ChainedScheduler(optimizer, own(std::move(schedules)...)) {}
   std::optional<std::int64_t> total_steps() const override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
@@ -492,7 +494,7 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
   void restart() override;
 
  private:
-  LRSchedulers parts_;
+  LRSchedulers schedules_;
 };
 
 /// Factors that rise from 0 to 1 in num_warmup_steps and then do what the name

@@ -28,7 +28,7 @@ Options adam_options(Section& section) {
   if (!section.truth("bias_correction", true)) {
     throw ConfigError(
         "[optim] optimizer.params.bias_correction of the DeepSpeed "
-        "configuration is false, which Adam here cannot be");
+        "configuration is false, which Adam does not support here");
   }
   return options;
 }
@@ -140,8 +140,8 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
   section.require_all_known();
   if (base == 0) {
     throw ConfigError(
-        "[optim] the optimizer's learning rate is 0, from which no schedule "
-        "leads anywhere; give it one");
+        "[optim] the optimizer's learning rate is 0, which no schedule can "
+        "scale; set it");
   }
   return std::make_unique<optim::LambdaLR>(
       optimizer, [=](std::int64_t number) -> double {

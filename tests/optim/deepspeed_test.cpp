@@ -11,7 +11,7 @@ std::vector<at::Tensor> parameters() {
   return {torch::ones({3}, torch::requires_grad())};
 }
 
-TEST(DeepSpeedOptimizer, IsTheOneTheConfigurationDescribes) {
+TEST(DeepSpeedOptimizer, IsBuiltFromTheConfiguration) {
   const auto adam = optimizer_from_deepspeed(
       R"({"optimizer": {"type": "Adam", "params": {
           "lr": "auto", "betas": [0.8, 0.99], "eps": 1e-7,
@@ -126,7 +126,7 @@ TEST(DeepSpeedScheduler, FollowsDeepSpeedsFormulas) {
       [] { rates(R"({"type": "OneCycle"})", 1); }, "WarmupCosineLR");
 }
 
-TEST(DeepSpeedConfig, IsWhatTheAcceleratorHas) {
+TEST(DeepSpeedConfig, IsReportedByTheAccelerator) {
   DeepSpeedOptions options;
   options.hf_ds_config =
       R"({"zero_optimization": {"stage": 2},

@@ -8,7 +8,7 @@ namespace fused_test {
 using testing::expect_error;
 using torch::Tensor;
 
-// Parameters of every awkward kind; the same values each time.
+// Parameters with unusual layouts, with the same values each time.
 std::vector<Tensor> awkward_parameters(torch::ScalarType dtype) {
   const auto values = [&](std::vector<std::int64_t> shape, double phase) {
     std::int64_t n = 1;
@@ -22,7 +22,7 @@ std::vector<Tensor> awkward_parameters(torch::ScalarType dtype) {
       values({}, 1),
       torch::empty({0, 5}, dtype),
       values({4, 6}, 2).t(),              // dense, in another order
-      values({5, 8}, 3).narrow(1, 2, 3),  // a cut: not dense
+      values({5, 8}, 3).narrow(1, 2, 3),  // a slice: not dense
       values({2, 3, 2, 2}, 4).contiguous(at::MemoryFormat::ChannelsLast),
       values({7}, 5)};  // never gets a gradient
   for (Tensor& parameter : parameters) parameter.requires_grad_();
@@ -48,7 +48,7 @@ train(const Options& options, torch::ScalarType dtype, int steps) {
       loss = loss + (parameters[i] * (0.5 + double(i)) - 1).square().sum();
     }
     loss.backward();
-    // A gradient of another order in memory than its parameter.
+    // The gradient's memory order differs from its parameter's.
     parameters[3].mutable_grad() =
         parameters[3].grad().clone(at::MemoryFormat::Contiguous);
     optimizer.step();
@@ -71,13 +71,13 @@ void expect_same(const std::vector<Options>& all) {
             << ours[i] << "\n"
             << theirs[i];
       }
-      // The fixture itself must train, or equality says nothing.
+      // Equality proves nothing unless the fixture trains.
       EXPECT_FALSE(torch::allclose(ours[0], awkward_parameters(dtype)[0]));
     }
   }
 }
 
-TEST(FusedOptimizers, AdamWIsThatOfLibTorch) {
+TEST(FusedOptimizers, AdamWMatchesLibTorch) {
   using Options = torch::optim::AdamWOptions;
   expect_same<optim::AdamW, torch::optim::AdamW, Options>(
       {Options(0.1),
@@ -85,7 +85,7 @@ TEST(FusedOptimizers, AdamWIsThatOfLibTorch) {
        Options(0.1).amsgrad(true).eps(1e-4)});
 }
 
-TEST(FusedOptimizers, AdamIsThatOfLibTorch) {
+TEST(FusedOptimizers, AdamMatchesLibTorch) {
   using Options = torch::optim::AdamOptions;
   expect_same<optim::Adam, torch::optim::Adam, Options>(
       {Options(0.1),
@@ -93,7 +93,7 @@ TEST(FusedOptimizers, AdamIsThatOfLibTorch) {
        Options(0.1).amsgrad(true).eps(1e-4)});
 }
 
-TEST(FusedOptimizers, SgdIsThatOfLibTorch) {
+TEST(FusedOptimizers, SgdMatchesLibTorch) {
   using Options = torch::optim::SGDOptions;
   expect_same<optim::SGD, torch::optim::SGD, Options>(
       {Options(0.01),
@@ -103,7 +103,7 @@ TEST(FusedOptimizers, SgdIsThatOfLibTorch) {
        Options(0.01).momentum(0.9).nesterov(true)});
 }
 
-TEST(FusedOptimizers, AdagradIsThatOfLibTorch) {
+TEST(FusedOptimizers, AdagradMatchesLibTorch) {
   using Options = torch::optim::AdagradOptions;
   expect_same<optim::Adagrad, torch::optim::Adagrad, Options>(
       {Options(0.1),
@@ -111,7 +111,7 @@ TEST(FusedOptimizers, AdagradIsThatOfLibTorch) {
        Options(0.1).initial_accumulator_value(0.5).eps(1e-3)});
 }
 
-TEST(FusedOptimizers, TakeOverTheStateThatLibTorchSaved) {
+TEST(FusedOptimizers, LoadStateThatLibTorchSaved) {
   const auto parameter = [] { return torch::ones({3}).requires_grad_(); };
   const auto run =
       [](torch::optim::Optimizer& optimizer, const Tensor& p, int steps) {
@@ -137,7 +137,7 @@ TEST(FusedOptimizers, TakeOverTheStateThatLibTorchSaved) {
   EXPECT_TRUE(torch::allclose(p, q, 1e-6, 1e-7));
 }
 
-TEST(FusedOptimizers, ReturnWhatTheClosureComputed) {
+TEST(FusedOptimizers, ReturnTheClosuresLoss) {
   Tensor p = torch::ones({2}).requires_grad_();
   optim::SGD sgd(std::vector<Tensor>{p}, torch::optim::SGDOptions(0.5));
   const Tensor loss = sgd.step([&] {
@@ -160,7 +160,7 @@ TEST(FusedOptimizers, RefuseSparseGradients) {
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
-TEST(MasterWeights, KeepWhatBf16WouldRoundAway) {
+TEST(MasterWeights, KeepUpdatesThatBf16WouldRoundAway) {
   for (const bool master_weights : {false, true}) {
     Accelerator accelerator(
         {.master_weights = master_weights, .world = alone()});

@@ -35,7 +35,7 @@ void expect_equal(
     EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6)) << i;
 }
 
-TEST(Lomo, IsGradientDescentThatKeepsNoGradient) {
+TEST(Lomo, DescendsAndKeepsNoGradient) {
   auto net = fixed_net(), twin = fixed_net();
   optim::Lomo lomo(net->parameters());
   torch::optim::SGD sgd(twin->parameters(), 0.05);
@@ -76,7 +76,7 @@ TEST(Lomo, UpdatesBf16WeightsInFp32) {
 }
 
 // The formulas of the paper's code, by hand, for one step on a vector: the
-// first step keeps nothing, so the update is the sign of the gradient.
+// first step has no earlier moments, so the update is the gradient's sign.
 TEST(AdaLomo, TakesStepsOfTheSizeOfTheParameter) {
   Tensor p = torch::tensor({3.f, 4.f}).requires_grad_();
   optim::AdaLomo adalomo({p});
@@ -96,7 +96,7 @@ TEST(AdaLomo, LowersTheLossOfANet) {
   EXPECT_LT(loss_of(net).item<double>(), before / 10);
 }
 
-TEST(Lomo, RefusesAParameterThatAnotherOneUpdates) {
+TEST(Lomo, RefusesAParameterOfAnotherLomo) {
   auto net = fixed_net();
   optim::Lomo lomo(net->parameters());
   expect_error<ConfigError>(

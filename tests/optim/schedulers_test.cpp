@@ -10,7 +10,7 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 using ::testing::Pointwise;
 
-// An SGD of one parameter and rate 1.
+// An SGD optimizer with one parameter and learning rate 1.
 struct Fixture {
   torch::Tensor parameter = torch::zeros({1}, torch::requires_grad());
   torch::optim::SGD sgd{
@@ -52,7 +52,7 @@ TEST(Schedulers, MultiplyByAFunction) {
   EXPECT_THAT(f.rates(schedule, 3), ElementsAre(1, 1, 0.5, 0.5));
 }
 
-TEST(Schedulers, WarmUpAsTransformersDoes) {
+TEST(Schedulers, WarmUpAsInTransformers) {
   EXPECT_THAT(
       factors(optim::constant_with_warmup(2), 4), ElementsAre(0, 0.5, 1, 1, 1));
   EXPECT_THAT(
@@ -118,7 +118,7 @@ TEST(Schedulers, CycleTheMomentumOfACustomOptimizerThroughAFunction) {
   EXPECT_DOUBLE_EQ(momentum, 0.8);
 }
 
-TEST(Schedulers, SayWhatIsWrong) {
+TEST(Schedulers, RefuseInvalidOptions) {
   Fixture f;
   const auto refuses = [](auto&& make, const char* phrase) {
     expect_error<ConfigError>(make, phrase);
@@ -160,17 +160,17 @@ TEST(Schedulers, SayWhatIsWrong) {
   refuses([&] { schedule.step(); }, "total_steps");
 }
 
-TEST(Schedulers, LoadAStateWholeOrNotAtAll) {
+TEST(Schedulers, LoadAStateCompletelyOrNotAtAll) {
   Fixture f;
   optim::ChainedScheduler schedule(
       f.sgd, optim::ExponentialLR(0.5), optim::ExponentialLR(0.5));
   schedule.step();
   const StateDict before = schedule.state_dict();
   StateDict torn = before;
-  auto parts = torn.get<std::vector<StateDict>>("parts");
-  parts[0].set("step", std::int64_t{7});
-  parts[1] = StateDict{};
-  torn.set("parts", parts);
+  auto states = torn.get<std::vector<StateDict>>("parts");
+  states[0].set("step", std::int64_t{7});
+  states[1] = StateDict{};
+  torn.set("parts", states);
   expect_error<CheckpointError>(
       [&] { schedule.load_state_dict(torn); }, "\"step\"");
   EXPECT_EQ(

@@ -19,11 +19,11 @@ struct Batch {
   std::vector<at::Tensor> parameters, gradients, first, second, largest;
 };
 
-/// Hides from a kernel what it cannot handle: kernels run over memory as it
-/// lies. `written` are the user's tensors that are replaced by dense copies.
-class Dense {
+/// Gives kernels, which ignore strides, dense copies of the tensors that need
+/// them, and writes results back to the user's tensors.
+class DenseCopies {
  public:
-  // A tensor with the memory order of `parameter`.
+  // Returns `tensor` in the memory order of `parameter`.
   at::Tensor input(const at::Tensor& tensor, const at::Tensor& parameter) {
     if (tensor.strides() == parameter.strides()) return tensor;
     return at::empty_like(parameter).copy_(tensor);
@@ -33,7 +33,7 @@ class Dense {
     if (!dense.is_same(tensor)) written_.emplace_back(tensor, dense);
     return dense;
   }
-  // A parameter that is a slice of a larger tensor.
+  // Returns a copy if the parameter is a slice of a larger tensor.
   at::Tensor parameter(const at::Tensor& tensor) {
     if (tensor.is_non_overlapping_and_dense()) return tensor;
     at::Tensor dense = tensor.contiguous();
@@ -54,8 +54,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
 
 class Batches {
  public:
-  // `first`, `second`, `largest`: the parameter's state, undefined if it has
-  // none of that kind.
+  // `first`, `second` and `largest` are the parameter's state; undefined if the
+  // optimizer has none of that kind.
   void add(
       const at::Tensor& parameter,
       std::int64_t step,
@@ -102,7 +102,7 @@ class Batches {
   }
 
   std::vector<Batch> batches_;
-  Dense dense_;
+  DenseCopies dense_;
 };
 
 at::Tensor run_closure(const torch::optim::Optimizer::LossClosure& closure) {
@@ -116,8 +116,8 @@ bool has_gradient(const at::Tensor& parameter) {
   if (parameter.grad().is_sparse()) {
     throw ConfigError(
         "[optim] a fused optimizer was given a sparse gradient; use the "
-        "torch::optim class of the "
-        "same name, or an embedding without sparse gradients");
+        "torch::optim class of the same name, or an embedding without sparse "
+        "gradients");
   }
   return true;
 }
@@ -205,8 +205,8 @@ at::Tensor SGD::step(LossClosure closure) {
     const auto& options =
         static_cast<const torch::optim::SGDOptions&>(group.options());
     Batches batches;
-    // A step of 0 makes the kernel fill the momentum buffer, as the first step
-    // does.
+    // Step 0 marks the first step, in which the kernel fills the momentum
+    // buffer.
     for (const at::Tensor& parameter : group.params()) {
       if (!has_gradient(parameter)) continue;
       if (options.momentum() == 0) {

@@ -40,7 +40,7 @@ class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
 // LibTorch's schedules ask the options of every optimizer for a learning rate.
 struct RateOptions : torch::optim::OptimizerCloneableOptions<RateOptions> {
   RateOptions() = default;
-  // Spelled as torch::optim::serialize calls it.
+  // torch::optim::serialize needs this constructor.
   explicit RateOptions(double rate) : lr(rate) {}
   void serialize(torch::serialize::OutputArchive& archive) const override {
     archive.write("lr", c10::IValue(lr));
@@ -75,8 +75,8 @@ FusedBackwardOptimizer::FusedBackwardOptimizer(
   if ((clip_grad_norm_ && !(*clip_grad_norm_ > 0)) ||
       (clip_grad_value_ && !(*clip_grad_value_ > 0))) {
     throw ConfigError(
-        "[optim] a clipping bound of 0 or less was given; leave it unset not "
-        "to clip");
+        "[optim] a clipping bound of 0 or less was given; leave it unset to "
+        "disable clipping");
   }
   for (const auto& group : param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -173,17 +173,17 @@ namespace {
 /// Second moments: means of rows and columns for a matrix, else one per
 /// element.
 struct AdaLomoState : torch::optim::OptimizerCloneableParamState<AdaLomoState> {
-  at::Tensor row, column, whole;
+  at::Tensor row, column, full;
 
   void serialize(torch::serialize::OutputArchive& archive) const override {
     if (row.defined()) archive.write("row", row, /*is_buffer=*/true);
     if (column.defined()) archive.write("column", column, /*is_buffer=*/true);
-    if (whole.defined()) archive.write("whole", whole, /*is_buffer=*/true);
+    if (full.defined()) archive.write("whole", full, /*is_buffer=*/true);
   }
   void serialize(torch::serialize::InputArchive& archive) override {
     archive.try_read("row", row, /*is_buffer=*/true);
     archive.try_read("column", column, /*is_buffer=*/true);
-    archive.try_read("whole", whole, /*is_buffer=*/true);
+    archive.try_read("whole", full, /*is_buffer=*/true);
   }
 };
 
@@ -237,7 +237,7 @@ void AdaLomo::update(
       made->row = at::zeros_like(square.mean(-1));
       made->column = at::zeros_like(square.mean(-2));
     } else {
-      made->whole = at::zeros_like(square);
+      made->full = at::zeros_like(square);
     }
     slot = std::move(made);
   }
@@ -251,8 +251,8 @@ void AdaLomo::update(
                                   .unsqueeze(-1);
     update = by_row * state.column.unsqueeze(-2).rsqrt() * g;
   } else {
-    state.whole.mul_(keep).add_(square, 1 - keep);
-    update = state.whole.rsqrt() * g;
+    state.full.mul_(keep).add_(square, 1 - keep);
+    update = state.full.rsqrt() * g;
   }
   update.div_(
       (root_mean_square(update) / options_.clip_threshold).clamp_min(1.0));

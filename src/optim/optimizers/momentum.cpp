@@ -32,8 +32,8 @@ bool set_plain_momentum(OptimizerOptions& options, const double* momentum) {
   return true;
 }
 
-// LibTorch's option classes have no common interface for momentum. With
-// `momentum` null it only checks whether there is one.
+// LibTorch's option classes have no common interface for momentum. If
+// `momentum` is null, only checks whether there is one.
 bool set_known(OptimizerOptions& options, const double* momentum) {
   return set_plain_momentum<torch::optim::SGDOptions>(options, momentum) ||
       set_first_beta<torch::optim::AdamOptions>(options, momentum) ||
@@ -62,8 +62,8 @@ void require_momentum(
   for (auto& group : optimizer.param_groups()) {
     if (!set_known(group.options(), nullptr)) {
       throw ConfigError(format(
-          "[optim] {} was asked to cycle the momentum of an optimizer that has "
-          "none it knows; set cycle_momentum to false, or give set_momentum",
+          "[optim] {} was asked to cycle the momentum of an optimizer without "
+          "a known one; set cycle_momentum to false, or give set_momentum",
           schedule));
     }
   }

@@ -8,14 +8,14 @@
 
 namespace accelerate::detail {
 
-/// Sets a group's momentum, or the first of its betas, through `custom` or, for
-/// LibTorch's option classes, directly.
+/// Sets a group's momentum, or the first of its betas: through `custom` if it
+/// is set, else directly in LibTorch's option classes.
 void set_momentum(
     torch::optim::OptimizerOptions& options,
     double momentum,
     const optim::SetMomentum& custom);
 
-/// Throws ConfigError, naming `schedule`, if a group has no momentum.
+/// Throws ConfigError naming `schedule` if a group has no momentum.
 void require_momentum(
     torch::optim::Optimizer& optimizer,
     const optim::SetMomentum& custom,

@@ -12,47 +12,48 @@ namespace {
 
 using accelerate::detail::format;
 
-void require_parts(const LRSchedulers& parts, const char* name) {
-  if (parts.empty())
-    throw ConfigError(format("[optim] {} was given no parts", name));
-  for (const auto& part : parts) {
-    if (!part)
-      throw ConfigError(format("[optim] {} was given an empty part", name));
-    if (dynamic_cast<const ReduceLROnPlateau*>(part.get()) != nullptr) {
+void require_schedules(const LRSchedulers& schedules, const char* name) {
+  if (schedules.empty())
+    throw ConfigError(format("[optim] {} was given no schedules", name));
+  for (const auto& schedule : schedules) {
+    if (!schedule)
+      throw ConfigError(format("[optim] {} was given an empty schedule", name));
+    if (dynamic_cast<const ReduceLROnPlateau*>(schedule.get()) != nullptr) {
       throw ConfigError(format(
-          "[optim] {} cannot hold ReduceLROnPlateau, which needs a metric; "
+          "[optim] {} cannot combine ReduceLROnPlateau, which needs a metric; "
           "step it by itself",
           name));
     }
   }
 }
 
-StateDict with_parts(StateDict state, const LRSchedulers& parts) {
+StateDict with_schedules(StateDict state, const LRSchedulers& schedules) {
   std::vector<StateDict> states;
-  for (const auto& part : parts) states.push_back(part->state_dict());
+  for (const auto& schedule : schedules)
+    states.push_back(schedule->state_dict());
   state.set("parts", std::move(states));
   return state;
 }
 
-// Loads all parts or none: if one does not fit, the others are unchanged.
-void load_parts(const StateDict& state, const LRSchedulers& parts) {
+// Loads all schedules or none: if one fails, the others are unchanged.
+void load_schedules(const StateDict& state, const LRSchedulers& schedules) {
   const auto states = state.get<std::vector<StateDict>>("parts");
-  if (states.size() != parts.size()) {
+  if (states.size() != schedules.size()) {
     throw CheckpointError(format(
-        "[optim] the state is for {} schedules in one, but there are {}",
+        "[optim] the state is for {} combined schedules, but there are {}",
         states.size(),
-        parts.size()));
+        schedules.size()));
   }
   std::vector<StateDict> before;
   try {
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      StateDict present = parts[i]->state_dict();
-      parts[i]->load_state_dict(states[i]);
+    for (std::size_t i = 0; i < schedules.size(); ++i) {
+      StateDict present = schedules[i]->state_dict();
+      schedules[i]->load_state_dict(states[i]);
       before.push_back(std::move(present));
     }
   } catch (...) {
     for (std::size_t i = before.size(); i-- > 0;)
-      parts[i]->load_state_dict(before[i]);
+      schedules[i]->load_state_dict(before[i]);
     throw;
   }
 }
@@ -60,17 +61,17 @@ void load_parts(const StateDict& state, const LRSchedulers& parts) {
 // `restore_lrs` undoes changes to the learning rates by a state that does not
 // fit.
 template <class RestoreLRs>
-void load_with_parts(
-    LRScheduler& whole,
+void load_with_schedules(
+    LRScheduler& combined,
     const StateDict& state,
-    const LRSchedulers& parts,
+    const LRSchedulers& schedules,
     RestoreLRs&& restore_lrs) {
-  const StateDict before = whole.LRScheduler::state_dict();
-  whole.LRScheduler::load_state_dict(state);
+  const StateDict before = combined.LRScheduler::state_dict();
+  combined.LRScheduler::load_state_dict(state);
   try {
-    load_parts(state, parts);
+    load_schedules(state, schedules);
   } catch (...) {
-    whole.LRScheduler::load_state_dict(before);
+    combined.LRScheduler::load_state_dict(before);
     restore_lrs();
     throw;
   }
@@ -80,15 +81,15 @@ void load_with_parts(
 
 SequentialLR::SequentialLR(
     std::vector<std::int64_t> milestones,
-    LRSchedulers parts)
-    : milestones_(std::move(milestones)), parts_(std::move(parts)) {
-  require_parts(parts_, "SequentialLR");
-  if (milestones_.size() + 1 != parts_.size()) {
+    LRSchedulers schedules)
+    : milestones_(std::move(milestones)), schedules_(std::move(schedules)) {
+  require_schedules(schedules_, "SequentialLR");
+  if (milestones_.size() + 1 != schedules_.size()) {
     throw ConfigError(format(
         "[optim] SequentialLR was given {} milestones for {} schedules; there "
-        "is one milestone between two schedules",
+        "must be one milestone between two schedules",
         milestones_.size(),
-        parts_.size()));
+        schedules_.size()));
   }
   if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
     throw ConfigError(
@@ -98,17 +99,17 @@ SequentialLR::SequentialLR(
 SequentialLR::SequentialLR(
     torch::optim::Optimizer& optimizer,
     std::vector<std::int64_t> milestones,
-    LRSchedulers parts)
-    : SequentialLR(std::move(milestones), std::move(parts)) {
+    LRSchedulers schedules)
+    : SequentialLR(std::move(milestones), std::move(schedules)) {
   bind(optimizer);
 }
 
 void SequentialLR::begin() {
   // Binding one schedule sets learning rates that the next must not take as its
   // base.
-  for (const auto& part : parts_) {
+  for (const auto& schedule : schedules_) {
     set_lrs(base_lrs_);
-    part->bind(*optimizer());
+    schedule->bind(*optimizer());
   }
   set_lrs(base_lrs_);
 }
@@ -121,11 +122,11 @@ void SequentialLR::apply() {
   const auto index = static_cast<std::size_t>(passed - milestones_.begin());
   const bool begins =
       step_ == 0 || (index > 0 && milestones_[index - 1] == step_);
-  LRScheduler& part = *parts_[index];
+  LRScheduler& schedule = *schedules_[index];
   if (begins) {
-    part.restart();
+    schedule.restart();
   } else {
-    part.step();
+    schedule.step();
   }
   set_lrs(present_lrs());
 }
@@ -136,41 +137,41 @@ void SequentialLR::restart() {
 }
 
 StateDict SequentialLR::state_dict() const {
-  return with_parts(LRScheduler::state_dict(), parts_);
+  return with_schedules(LRScheduler::state_dict(), schedules_);
 }
 
 void SequentialLR::load_state_dict(const StateDict& state) {
   require_bound();
-  load_with_parts(
-      *this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
-  // The parts have set their own learning rates.
+  load_with_schedules(
+      *this, state, schedules_, [this, lrs = present_lrs()] { set_lrs(lrs); });
+  // The schedules have set their own learning rates.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 
-ChainedScheduler::ChainedScheduler(LRSchedulers parts)
-    : parts_(std::move(parts)) {
-  require_parts(parts_, "ChainedScheduler");
+ChainedScheduler::ChainedScheduler(LRSchedulers schedules)
+    : schedules_(std::move(schedules)) {
+  require_schedules(schedules_, "ChainedScheduler");
 }
 ChainedScheduler::ChainedScheduler(
     torch::optim::Optimizer& optimizer,
-    LRSchedulers parts)
-    : ChainedScheduler(std::move(parts)) {
+    LRSchedulers schedules)
+    : ChainedScheduler(std::move(schedules)) {
   bind(optimizer);
 }
 
 std::optional<std::int64_t> ChainedScheduler::total_steps() const {
   std::optional<std::int64_t> least;
-  for (const auto& part : parts_) {
-    const auto total = part->total_steps();
+  for (const auto& schedule : schedules_) {
+    const auto total = schedule->total_steps();
     if (total && (!least || *total < *least)) least = total;
   }
   return least;
 }
 
 void ChainedScheduler::begin() {
-  for (const auto& part : parts_) {
+  for (const auto& schedule : schedules_) {
     set_lrs(base_lrs_);
-    part->bind(*optimizer());
+    schedule->bind(*optimizer());
   }
   set_lrs(base_lrs_);
 }
@@ -178,14 +179,14 @@ void ChainedScheduler::begin() {
 double ChainedScheduler::get_lr(const LRContext& at) const { return at.lr; }
 
 void ChainedScheduler::apply() {
-  for (const auto& part : parts_) {
+  for (const auto& schedule : schedules_) {
     if (step_ > 0) {
-      part->step();
+      schedule->step();
     } else {
       // Not restart(): each schedule begins with the learning rate that the
       // previous one left.
-      part->step_ = 0;
-      part->apply();
+      schedule->step_ = 0;
+      schedule->apply();
     }
   }
   set_lrs(present_lrs());
@@ -198,14 +199,14 @@ void ChainedScheduler::restart() {
 }
 
 StateDict ChainedScheduler::state_dict() const {
-  return with_parts(LRScheduler::state_dict(), parts_);
+  return with_schedules(LRScheduler::state_dict(), schedules_);
 }
 
 void ChainedScheduler::load_state_dict(const StateDict& state) {
   require_bound();
-  load_with_parts(
-      *this, state, parts_, [this, lrs = present_lrs()] { set_lrs(lrs); });
-  // The parts have set their own learning rates.
+  load_with_schedules(
+      *this, state, schedules_, [this, lrs = present_lrs()] { set_lrs(lrs); });
+  // The schedules have set their own learning rates.
   set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 

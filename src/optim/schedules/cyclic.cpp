@@ -25,7 +25,7 @@ void spread(
   if (values.size() != num_groups) {
     throw ConfigError(format(
         "[optim] {} values of {} were given for {} parameter groups; give one, "
-        "or one for each group",
+        "or one per group",
         values.size(),
         name,
         num_groups));
@@ -93,21 +93,22 @@ std::vector<OneCycleLR::Phase> OneCycleLR::phases(std::size_t group) const {
 std::pair<double, double> OneCycleLR::lr_and_momentum(
     std::int64_t step,
     std::size_t group) const {
-  const auto anneal = [&](const std::pair<double, double>& ends, double part) {
+  const auto anneal = [&](const std::pair<double, double>& ends,
+                          double fraction) {
     if (options_.anneal_strategy == AnnealStrategy::linear) {
-      return (ends.second - ends.first) * part + ends.first;
+      return (ends.second - ends.first) * fraction + ends.first;
     }
     return ends.second +
         (ends.first - ends.second) / 2 *
-        (std::cos(std::numbers::pi * part) + 1);
+        (std::cos(std::numbers::pi * fraction) + 1);
   };
   const auto at = static_cast<double>(step);
   const std::vector<Phase> all = phases(group);
   double begin = 0;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (at <= all[i].end || i + 1 == all.size()) {
-      const double part = (at - begin) / (all[i].end - begin);
-      return {anneal(all[i].lr, part), anneal(all[i].momentum, part)};
+      const double fraction = (at - begin) / (all[i].end - begin);
+      return {anneal(all[i].lr, fraction), anneal(all[i].momentum, fraction)};
     }
     begin = all[i].end;
   }

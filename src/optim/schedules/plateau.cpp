@@ -31,7 +31,7 @@ void ReduceLROnPlateau::begin() {
   if (least.size() != num_groups()) {
     throw ConfigError(format(
         "[optim] {} values of min_lr were given for {} parameter groups; give "
-        "one, or one for each group",
+        "one, or one per group",
         least.size(),
         num_groups()));
   }
@@ -52,8 +52,7 @@ double ReduceLROnPlateau::get_lr(const LRContext& at) const { return at.lr; }
 void ReduceLROnPlateau::step() {
   throw ConfigError(
       "[optim] ReduceLROnPlateau was stepped without a metric; call "
-      "step(metric), with the same "
-      "metric on every rank");
+      "step(metric), with the same metric on every rank");
 }
 
 bool ReduceLROnPlateau::is_better(double metric) const {

@@ -17,9 +17,9 @@ LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
 void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
   if (optimizer_ != nullptr) {
     throw ConfigError(
-        "[optim] a schedule was given to a second optimizer, or made a part "
-        "after it had one; "
-        "make parts of SequentialLR and ChainedScheduler without an optimizer");
+        "[optim] a schedule was given to a second optimizer, or combined after "
+        "it had one; make schedules for SequentialLR and ChainedScheduler "
+        "without an optimizer");
   }
   optimizer_ = &optimizer;
   base_lrs_ = present_lrs();
@@ -69,8 +69,7 @@ void LRScheduler::require_bound() const {
   if (optimizer_ != nullptr) return;
   throw ConfigError(
       "[optim] this schedule has no optimizer; give it one when you make it, "
-      "or make it a part of "
-      "SequentialLR or ChainedScheduler");
+      "or combine it by SequentialLR or ChainedScheduler");
 }
 
 std::vector<double> LRScheduler::present_lrs() const {

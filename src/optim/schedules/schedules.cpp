@@ -15,9 +15,8 @@ namespace {
 
 using accelerate::detail::format;
 
-// The parts of a chain see learning rates that others have changed, so
-// schedules that scale multiply the present learning rate by a factor, as
-// PyTorch does.
+// Chained schedules see learning rates that others have changed, so schedules
+// that scale multiply the present learning rate by a factor, as PyTorch does.
 
 void require_lambdas(
     const std::vector<LRLambda>& lambdas,
@@ -25,7 +24,7 @@ void require_lambdas(
   if (lambdas.size() != 1 && lambdas.size() != num_groups) {
     throw ConfigError(format(
         "[optim] a schedule was given {} functions for {} parameter groups; "
-        "give one, or one for each group",
+        "give one, or one per group",
         lambdas.size(),
         num_groups));
   }
@@ -267,11 +266,11 @@ double CosineAnnealingWarmRestarts::get_lr(const LRContext& at) const {
       cycle *= options_.T_mult;
     }
   }
-  const double part =
+  const double fraction =
       static_cast<double>(in_cycle) / static_cast<double>(cycle);
   return options_.eta_min +
       (at.base_lr - options_.eta_min) *
-      (1 + std::cos(std::numbers::pi * part)) / 2;
+      (1 + std::cos(std::numbers::pi * fraction)) / 2;
 }
 
 }  // namespace accelerate::optim

@@ -13,13 +13,13 @@ namespace {
 
 using std::numbers::pi;
 
-double ratio(std::int64_t part, std::int64_t whole) {
-  return static_cast<double>(part) /
-      static_cast<double>(std::max<std::int64_t>(1, whole));
+double ratio(std::int64_t dividend, std::int64_t divisor) {
+  return static_cast<double>(dividend) /
+      static_cast<double>(std::max<std::int64_t>(1, divisor));
 }
 
-// `after` gets the progress after the warm-up: 0 at its end, 1 at the last
-// step, and beyond.
+// `after` gets the progress since the warm-up: 0 at its end, 1 at the last
+// step, more beyond.
 template <class After>
 LRLambda warm_up(std::int64_t warmup, std::int64_t training, After after) {
   return [=](std::int64_t step) {
@@ -28,28 +28,28 @@ LRLambda warm_up(std::int64_t warmup, std::int64_t training, After after) {
   };
 }
 
-double ramp_up(RampShape shape, double part) {
+double ramp_up(RampShape shape, double progress) {
   switch (shape) {
     case RampShape::linear:
-      return part;
+      return progress;
     case RampShape::cosine:
-      return 0.5 * (1.0 - std::cos(pi * part));
+      return 0.5 * (1.0 - std::cos(pi * progress));
     case RampShape::one_minus_sqrt:
-      return 1.0 - std::sqrt(1.0 - part);
+      return 1.0 - std::sqrt(1.0 - progress);
   }
-  return part;
+  return progress;
 }
 
-double ramp_down(RampShape shape, double part, double num_cycles) {
+double ramp_down(RampShape shape, double progress, double num_cycles) {
   switch (shape) {
     case RampShape::linear:
-      return 1.0 - part;
+      return 1.0 - progress;
     case RampShape::cosine:
-      return 0.5 * (1.0 + std::cos(pi * num_cycles * 2.0 * part));
+      return 0.5 * (1.0 + std::cos(pi * num_cycles * 2.0 * progress));
     case RampShape::one_minus_sqrt:
-      return 1.0 - std::sqrt(part);
+      return 1.0 - std::sqrt(progress);
   }
-  return 1.0 - part;
+  return 1.0 - progress;
 }
 
 }  // namespace
@@ -62,8 +62,8 @@ LRLambda constant_with_warmup(std::int64_t num_warmup_steps) {
 LRLambda linear_with_warmup(
     std::int64_t num_warmup_steps,
     std::int64_t num_training_steps) {
-  return warm_up(num_warmup_steps, num_training_steps, [](double part) {
-    return std::max(0.0, 1.0 - part);
+  return warm_up(num_warmup_steps, num_training_steps, [](double progress) {
+    return std::max(0.0, 1.0 - progress);
   });
 }
 
@@ -72,9 +72,9 @@ LRLambda cosine_with_warmup(
     std::int64_t num_training_steps,
     double num_cycles) {
   return warm_up(
-      num_warmup_steps, num_training_steps, [num_cycles](double part) {
+      num_warmup_steps, num_training_steps, [num_cycles](double progress) {
         return std::max(
-            0.0, 0.5 * (1.0 + std::cos(pi * num_cycles * 2.0 * part)));
+            0.0, 0.5 * (1.0 + std::cos(pi * num_cycles * 2.0 * progress)));
       });
 }
 
@@ -83,11 +83,11 @@ LRLambda cosine_with_restarts_and_warmup(
     std::int64_t num_training_steps,
     int num_cycles) {
   return warm_up(
-      num_warmup_steps, num_training_steps, [num_cycles](double part) {
-        if (part >= 1.0) return 0.0;
+      num_warmup_steps, num_training_steps, [num_cycles](double progress) {
+        if (progress >= 1.0) return 0.0;
         return std::max(
             0.0,
-            0.5 * (1.0 + std::cos(pi * std::fmod(num_cycles * part, 1.0))));
+            0.5 * (1.0 + std::cos(pi * std::fmod(num_cycles * progress, 1.0))));
       });
 }
 
@@ -102,10 +102,10 @@ LRLambda polynomial_with_warmup(const PolynomialWithWarmupOptions& options) {
   return warm_up(
       options.num_warmup_steps,
       options.num_training_steps,
-      [options](double part) {
+      [options](double progress) {
         const double end = options.lr_end / options.lr_init;
-        if (part > 1.0) return end;
-        return (1.0 - end) * std::pow(1.0 - part, options.power) + end;
+        if (progress > 1.0) return end;
+        return (1.0 - end) * std::pow(1.0 - progress, options.power) + end;
       });
 }
 
