@@ -70,8 +70,7 @@ struct DirectWriter::Ring {
       result = ::io_uring_submit(&ring);
     } while (result == -EINTR);
     // A refused request stays in the queue and would be submitted with the next
-    // one, from a block that by then holds other bytes; so nothing more is
-    // submitted.
+    // one, when its block holds other bytes; so nothing more is submitted.
     is_broken = result != 1;
     return !is_broken;
   }
@@ -154,7 +153,7 @@ int DirectWriter::write(
 
 int DirectWriter::wait(File& file) {
   Lock lock(mutex_);
-  while (file.num_on_the_way > 0) let_one_end(lock);
+  while (file.num_in_flight > 0) wait_for_one(lock);
   return file.error;
 }
 
@@ -164,7 +163,7 @@ DirectWriter::Block* DirectWriter::take_block(const File& file) {
   if (free_.empty() && blocks_.size() < kMostBlocks) {
     free_.push_back(blocks_.emplace_back(std::make_unique<Block>()).get());
   }
-  while (free_.empty()) let_one_end(lock);
+  while (free_.empty()) wait_for_one(lock);
   Block* const block = free_.back();
   free_.pop_back();
   return block;
@@ -173,9 +172,9 @@ DirectWriter::Block* DirectWriter::take_block(const File& file) {
 void DirectWriter::start(Block& block) {
   {
     const Lock lock(mutex_);
-    ++block.file->num_on_the_way;
+    ++block.file->num_in_flight;
     if (ring_ != nullptr && ring_->submit(block)) {
-      ++num_on_the_way_;
+      ++num_in_flight_;
       // Another thread may be waiting for a block while none was in flight.
       changed_.notify_all();
       return;
@@ -196,17 +195,17 @@ void DirectWriter::start(Block& block) {
 
 // Waits until a write completes: one thread waits for the ring, the others for
 // that thread.
-void DirectWriter::let_one_end(Lock& lock) {
-  if (num_on_the_way_ == 0 || somebody_waits_) {
+void DirectWriter::wait_for_one(Lock& lock) {
+  if (num_in_flight_ == 0 || is_ring_awaited_) {
     changed_.wait(lock);
     return;
   }
-  somebody_waits_ = true;
+  is_ring_awaited_ = true;
   lock.unlock();
   const auto [block, result] = ring_->wait();
   lock.lock();
-  somebody_waits_ = false;
-  --num_on_the_way_;
+  is_ring_awaited_ = false;
+  --num_in_flight_;
   end(*block, result);
 }
 
@@ -222,7 +221,7 @@ void DirectWriter::end(Block& block, int result) {
         Bytes(block.data() + done, block.size - done));
   }
   if (block.file->error == 0) block.file->error = error;
-  --block.file->num_on_the_way;
+  --block.file->num_in_flight;
   free_.push_back(&block);
   changed_.notify_all();
 }

@@ -12,12 +12,11 @@ namespace accelerate::detail {
 
 using Bytes = std::span<const std::byte>;
 
-/// Writes that bypass the page cache: a checkpoint is not read soon, so it need
-/// not displace what is, nor wait for the kernel to write its copy back. Works
-/// on full blocks from its own aligned memory, a bounded number of them in
-/// flight: by io_uring where the kernel allows it, so that a caller continues
-/// at once; otherwise each call waits for its own write. Safe for several
-/// threads.
+/// Writes files past the page cache: a checkpoint is not read soon, so it
+/// should not evict other pages or wait for the kernel's write-back. Writes
+/// full blocks from its own aligned memory, with a bounded number in flight:
+/// through io_uring where the kernel allows it, so that a caller continues at
+/// once; otherwise each call waits for its own write. Safe for several threads.
 class DirectWriter {
  public:
   static constexpr std::size_t kBlockBytes = 8U << 20U;
@@ -28,15 +27,15 @@ class DirectWriter {
   /// A file and its writes in flight. It must live until wait() has returned.
   struct File {
     int direct = -1;  // opened with O_DIRECT
-    int plain = -1;   // for what the first one refuses
-    std::size_t num_on_the_way = 0;
+    int plain = -1;   // for writes that `direct` refuses
+    std::size_t num_in_flight = 0;
     int error = 0;
   };
 
   explicit DirectWriter(bool may_use_io_uring = true);
   DirectWriter(const DirectWriter&) = delete;
   DirectWriter& operator=(const DirectWriter&) = delete;
-  /// Precondition: every file has been waited for.
+  /// Precondition: wait() has returned for every file.
   ~DirectWriter();
 
   /// Writes the first `num_bytes` of the pieces, one after another, at
@@ -59,7 +58,7 @@ class DirectWriter {
 
   Block* take_block(const File& file);
   void start(Block& block);
-  void let_one_end(Lock& lock);
+  void wait_for_one(Lock& lock);
   void end(Block& block, int result);
 
   std::mutex mutex_;
@@ -67,8 +66,8 @@ class DirectWriter {
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<Block*> free_;
   std::unique_ptr<Ring> ring_;  // null: io_uring is unavailable
-  std::size_t num_on_the_way_ = 0;
-  bool somebody_waits_ = false;  // for the ring
+  std::size_t num_in_flight_ = 0;
+  bool is_ring_awaited_ = false;  // by one thread
 };
 
 /// Writes all bytes, through the page cache if necessary. Returns an error

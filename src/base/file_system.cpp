@@ -131,17 +131,17 @@ class PosixOutputFile final : public OutputFile {
 
   void write_buffered(std::uint64_t offset, std::span<const Bytes> pieces) {
     const std::uint64_t begin = offset;
-    std::vector<iovec> parts;
-    parts.reserve(std::min<std::size_t>(pieces.size(), IOV_MAX));
+    std::vector<iovec> vectors;
+    vectors.reserve(std::min<std::size_t>(pieces.size(), IOV_MAX));
     std::size_t next = 0;
     while (next < pieces.size()) {
-      parts.clear();
-      for (; next < pieces.size() && parts.size() < IOV_MAX; ++next) {
+      vectors.clear();
+      for (; next < pieces.size() && vectors.size() < IOV_MAX; ++next) {
         if (pieces[next].empty()) continue;
-        parts.push_back(
+        vectors.push_back(
             {const_cast<std::byte*>(pieces[next].data()), pieces[next].size()});
       }
-      write_parts(offset, parts);
+      write_vectors(offset, vectors);
     }
     if (offset - begin >= kLeastDirectWrite) {
       // Lets the disk start on these while the next are in flight. This is a
@@ -154,13 +154,13 @@ class PosixOutputFile final : public OutputFile {
     }
   }
 
-  void write_parts(std::uint64_t& offset, std::vector<iovec>& parts) {
+  void write_vectors(std::uint64_t& offset, std::vector<iovec>& vectors) {
     std::size_t first = 0;
-    while (first < parts.size()) {
+    while (first < vectors.size()) {
       const ssize_t written = ::pwritev(
           file_,
-          parts.data() + first,
-          static_cast<int>(parts.size() - first),
+          vectors.data() + first,
+          static_cast<int>(vectors.size() - first),
           static_cast<off_t>(offset));
       if (written < 0) {
         if (errno == EINTR) continue;
@@ -169,13 +169,13 @@ class PosixOutputFile final : public OutputFile {
       if (written == 0) fail("write", path_, EIO);
       offset += static_cast<std::uint64_t>(written);
       auto left = static_cast<std::size_t>(written);
-      while (first < parts.size() && left >= parts[first].iov_len) {
-        left -= parts[first++].iov_len;
+      while (first < vectors.size() && left >= vectors[first].iov_len) {
+        left -= vectors[first++].iov_len;
       }
       if (left > 0) {
-        parts[first].iov_base =
-            static_cast<std::byte*>(parts[first].iov_base) + left;
-        parts[first].iov_len -= left;
+        vectors[first].iov_base =
+            static_cast<std::byte*>(vectors[first].iov_base) + left;
+        vectors[first].iov_len -= left;
       }
     }
   }

@@ -33,9 +33,9 @@ class OutputFile {
   }
 };
 
-/// The operations of a save on a disk, as an interface, so that tests can
-/// record them and make any of them fail. Functions throw Error naming the path
-/// and the system's reason. Safe for several threads.
+/// Interface to the disk operations of a save, so that tests can record them
+/// and make any of them fail. Functions throw Error naming the path and the
+/// system's reason. Safe for several threads.
 class FileSystem {
  public:
   FileSystem() = default;
@@ -57,23 +57,23 @@ class FileSystem {
   virtual bool exchange(
       const std::filesystem::path& one,
       const std::filesystem::path& other) = 0;
-  /// Gives a file a second name.
+  /// Creates a hard link.
   virtual void link(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
-  /// Makes a file durable that was written by other means.
+  /// Makes a file durable that OutputFile did not write.
   virtual void sync_file(const std::filesystem::path& path) = 0;
   virtual void remove_file(const std::filesystem::path& path) = 0;
   /// Removes an empty directory.
   virtual void remove_directory(const std::filesystem::path& path) = 0;
-  /// Makes changes of names inside `directory` durable.
+  /// Makes created, renamed and removed entries of `directory` durable.
   virtual void sync_directory(const std::filesystem::path& directory) = 0;
 };
 
 /// The operating system's file system.
 std::shared_ptr<FileSystem> make_file_system();
 
-/// A lock on a directory that ends with the process or with this object. Other
+/// A lock on a directory, held until this object or the process ends. Other
 /// processes, and other objects of this one, cannot take it meanwhile.
 class DirectoryLock {
  public:

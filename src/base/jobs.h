@@ -9,9 +9,8 @@ namespace accelerate::detail {
 /// core, at most four, since memory and disks soon reach their limit.
 std::size_t num_helpful_threads(std::size_t num_jobs);
 
-/// Calls job(thread, i) for each i below `num_jobs`, on `num_threads` threads
-/// of which the caller is number 0. The first error stops all threads and is
-/// thrown.
+/// Calls job(thread, i) for each i below `num_jobs` on `num_threads` threads;
+/// the caller is thread 0. The first error stops all threads and is thrown.
 void run_jobs(
     std::size_t num_jobs,
     std::size_t num_threads,

@@ -50,9 +50,9 @@ void Logger::log_once_per_world(
 }
 
 LogLevel parse_log_level(std::string_view name) {
-  const std::string word = detail::to_lower(name);
+  const std::string lower = detail::to_lower(name);
   for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (word == kNames[i]) return static_cast<LogLevel>(i);
+    if (lower == kNames[i]) return static_cast<LogLevel>(i);
   }
   throw ConfigError(detail::format(
       "[config] \"{}\" is not a log level; use debug, info, warning, error or "

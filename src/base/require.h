@@ -9,8 +9,8 @@
 
 namespace accelerate::detail {
 
-/// Returns `value`. Throws ConfigError if it is smaller than `least`, or is no
-/// number: "[train] local_sgd_steps is 0; it is at least 1".
+/// Returns `value`. Throws ConfigError if it is NaN or smaller than `least`:
+/// "[train] local_sgd_steps is 0; it is at least 1".
 template <class Number>
 Number require_at_least(
     std::string_view area,

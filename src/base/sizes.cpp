@@ -41,15 +41,16 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 }  // namespace
 
 std::int64_t parse_size(std::string_view text) {
-  const std::string_view whole = trim(text);
-  const std::string upper = to_upper(whole);
+  const std::string_view trimmed = trim(text);
+  const std::string upper = to_upper(trimmed);
   const auto* const unit =
       std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& candidate) {
         return upper.ends_with(candidate.suffix);
       });
   if (unit == kUnits.end()) refuse(text);
-  const bool is_bits = whole.back() == 'b' && unit->suffix.size() == 2;
-  std::string number(trim(whole.substr(0, whole.size() - unit->suffix.size())));
+  const bool is_bits = trimmed.back() == 'b' && unit->suffix.size() == 2;
+  std::string number(
+      trim(trimmed.substr(0, trimmed.size() - unit->suffix.size())));
   // Digits may be grouped: 1_000MB.
   for (std::size_t i = 1; i + 1 < number.size(); ++i) {
     if (number[i] == '_' && is_digit(number[i - 1]) &&
@@ -97,7 +98,7 @@ double dtype_bytes(std::string_view dtype) {
   while (end < dtype.size() && dtype[end] >= '0' && dtype[end] <= '9') ++end;
   const auto bits = parse_int(dtype.substr(begin, end - begin));
   if (!bits || *bits <= 0) {
-    throw ConfigError(format("[config] \"{}\" is no dtype", dtype));
+    throw ConfigError(format("[config] \"{}\" is not a dtype", dtype));
   }
   return static_cast<double>(*bits) / 8;
 }

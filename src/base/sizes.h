@@ -6,11 +6,10 @@
 
 namespace accelerate::detail {
 
-/// The number of bytes that a string such as "10GB" (powers of 1000) or
-/// "1.5GiB" (powers of 1024) means to Accelerate: the units are KB, MB, GB,
-/// KiB, MiB, GiB in any case, but a final "b" after a power of 1000 means bits;
-/// digits may be grouped by "_". Throws ConfigError otherwise, and for negative
-/// numbers.
+/// Parses a size as Accelerate does: "10GB" (powers of 1000) or "1.5GiB"
+/// (powers of 1024). Units are KB, MB, GB, KiB, MiB, GiB in any case, but a
+/// final "b" after a power of 1000 means bits; digits may be grouped by "_".
+/// Returns bytes. Throws ConfigError otherwise, and for negative numbers.
 std::int64_t parse_size(std::string_view text);
 
 /// Bytes of one element of a dtype as Accelerate names it, "float16" or "fp8";

@@ -35,12 +35,12 @@ std::string join(
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
+  std::vector<std::string> pieces;
   std::size_t begin = 0;
   while (true) {
     const std::size_t end = text.find(separator, begin);
-    parts.emplace_back(text.substr(begin, end - begin));
-    if (end == std::string_view::npos) return parts;
+    pieces.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return pieces;
     begin = end + 1;
   }
 }
@@ -69,7 +69,7 @@ std::string to_upper(std::string_view text) {
 namespace {
 
 template <class Number>
-std::optional<Number> parse_whole(std::string_view text) {
+std::optional<Number> parse_all(std::string_view text) {
   Number value{};
   const char* const end = text.data() + text.size();
   const auto [stop, code] = std::from_chars(text.data(), end, value);
@@ -81,12 +81,12 @@ std::optional<Number> parse_whole(std::string_view text) {
 
 std::optional<long long> parse_int(std::string_view text) {
   if (text.size() > 1 && text[0] == '+') text.remove_prefix(1);
-  return parse_whole<long long>(text);
+  return parse_all<long long>(text);
 }
 
 std::optional<double> parse_double(std::string_view text) {
   if (text.size() > 1 && text[0] == '+') text.remove_prefix(1);
-  return parse_whole<double>(text);
+  return parse_all<double>(text);
 }
 
 std::optional<bool> parse_bool(std::string_view text) {

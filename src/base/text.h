@@ -13,8 +13,8 @@
 
 namespace accelerate::detail {
 
-/// The text of a message, checked when it is compiled: one `{}` for each of
-/// `num_values` values; `{{` and `}}` stand for braces.
+/// A message's format string, checked at compile time: one `{}` per value; `{{`
+/// and `}}` stand for braces.
 template <std::size_t num_values>
 class MessageText {
  public:
@@ -39,7 +39,7 @@ class MessageText {
   std::string_view text_;
 };
 
-/// Writes `text` up to its next `{}`, if any; returns what follows that.
+/// Writes `text` up to its next `{}`, if any; returns the text after it.
 std::string_view write_to_place(std::ostream& out, std::string_view text);
 
 struct Format {
@@ -55,8 +55,8 @@ struct Format {
   }
 };
 
-/// Every value streamed into its place: format("rank {} of {}", rank, size). An
-/// object, not a function: no std::format or fmt::format is found instead.
+/// Streams every value into its place: format("rank {} of {}", rank, size). An
+/// object, so that argument-dependent lookup never finds std::format instead.
 inline constexpr Format format;
 
 std::string join(
@@ -67,8 +67,8 @@ std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);
 std::string to_upper(std::string_view text);
 
-/// The number that all of `text` spells; nothing if a character is left over or
-/// the value does not fit.
+/// Parses all of `text` as a number; nothing if a character is left over or the
+/// value does not fit.
 std::optional<long long> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
 
@@ -79,8 +79,8 @@ std::optional<bool> parse_bool(std::string_view text);
 /// Number of single-character edits that turn one string into the other.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// The known name that `name` was probably meant to be; nothing if none is
-/// within a third of its length.
+/// The known name closest to `name`; nothing if none is within a third of its
+/// length.
 std::optional<std::string> nearest(
     std::string_view name,
     std::span<const std::string> known);

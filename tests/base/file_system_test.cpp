@@ -41,7 +41,7 @@ std::string random_bytes(std::size_t size, unsigned seed) {
 
 Bytes bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// Pieces of any size that together are `text`.
+// Splits `text` into pieces of random sizes.
 std::vector<Bytes> in_pieces(std::string_view text, std::mt19937& random) {
   std::vector<Bytes> pieces;
   while (!text.empty()) {
@@ -55,7 +55,7 @@ std::vector<Bytes> in_pieces(std::string_view text, std::mt19937& random) {
   return pieces;
 }
 
-TEST(OutputFile, HoldsWhatWasWrittenHoweverItWasCut) {
+TEST(OutputFile, HoldsWhatWasWrittenInPiecesOfAnySize) {
   const testing::TemporaryDirectory directory;
   const auto disk = make_file_system();
   std::mt19937 random(1);
@@ -76,7 +76,7 @@ TEST(OutputFile, HoldsWhatWasWrittenHoweverItWasCut) {
     std::string written = text;
     const auto pieces = in_pieces(written, random);
     file->write_at(0, pieces);
-    // It has been taken over.
+    // The writer has copied the data.
     written.assign(written.size(), 'x');
     file->finish();
     EXPECT_TRUE(read(path) == text) << size;
@@ -108,11 +108,11 @@ TEST(OutputFile, TakesChunksFromSeveralThreadsInAnyOrder) {
   EXPECT_TRUE(read(directory / "other") == text);
 }
 
-TEST(OutputFile, SaysWhatFailedAtTheLatestWhenFinished) {
+TEST(OutputFile, ReportsFailuresWhenFinishedAtTheLatest) {
   const testing::TemporaryDirectory directory;
   const fs::path path = directory / "file";
   const auto run = [&] {
-    // Past this size the system takes nothing.
+    // The system refuses writes past this size.
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{20U << 20U, 20U << 20U};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -142,11 +142,11 @@ TEST(OutputFile, CanBeLeftUnfinished) {
 
 class DirectWriting : public ::testing::TestWithParam<bool> {};
 
-TEST_P(DirectWriting, WritesBlocksAndWhatIsRefusedTheUsualWay) {
+TEST_P(DirectWriting, WritesThroughThePageCacheIfRefused) {
   const testing::TemporaryDirectory directory;
   const std::string text = random_bytes(70U << 20U, 11);
   DirectWriter writer(GetParam());
-  // As if the file system refused: no descriptor to write directly.
+  // Without a descriptor for direct writes, as if the file system refused them.
   for (const bool refuse : {false, true}) {
     const fs::path path = directory / (refuse ? "refused" : "direct");
     DirectWriter::File file;

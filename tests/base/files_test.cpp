@@ -21,7 +21,7 @@ std::size_t count_entries(const std::filesystem::path& directory) {
   return count;
 }
 
-TEST(FilesTest, ReplacesAFileWholeAndLeavesNothingBeside) {
+TEST(FilesTest, ReplacesAFileCompletelyAndLeavesNoTemporaryFile) {
   const testing::TemporaryDirectory directory;
   const auto path = directory / "a/b/state.json";
   replace_file(path, "first, and longer");
@@ -39,7 +39,7 @@ TEST(FilesTest, ReadsLargeAndEmptyFiles) {
   EXPECT_EQ(read_file(directory / "empty"), "");
 }
 
-TEST(FilesTest, KeepsTheOldFileWhenTheNewOneCannotBePut) {
+TEST(FilesTest, KeepsTheOldFileIfReplacingFails) {
   const testing::TemporaryDirectory directory;
   const auto path = directory / "taken";
   std::filesystem::create_directory(path);

@@ -29,7 +29,7 @@ TEST(LogTest, DropsWhatIsBelowItsLevel) {
       std::vector<std::string>{"[accelerate] warning: [data] loud"});
 }
 
-TEST(LogTest, NamesTheRankAndSpeaksOncePerWorld) {
+TEST(LogTest, NamesTheRankAndLogsOncePerWorld) {
   Collected seen;
   seen.logger.set_rank(2);
   seen.logger.log_once_per_world(LogLevel::info, "", "not here");

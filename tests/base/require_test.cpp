@@ -9,12 +9,12 @@ namespace require_test {
 
 using testing::expect_error;
 
-TEST(Require, ReturnsWhatIsLargeEnough) {
+TEST(Require, ReturnsValuesLargeEnough) {
   EXPECT_EQ(require_at_least("train", "steps", 1, 1), 1);
   EXPECT_EQ(require_at_least("train", "ratio", 0.5, 0), 0.5);
 }
 
-TEST(Require, NamesWhatIsTooSmall) {
+TEST(Require, NamesValuesTooSmall) {
   expect_error<ConfigError>(
       [] { require_at_least("train", "local_sgd_steps", 0, 1); },
       "[train] local_sgd_steps is 0; it is at least 1");

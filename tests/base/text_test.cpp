@@ -5,14 +5,14 @@
 namespace accelerate::detail {
 namespace text_test {
 
-TEST(TextTest, PutsValuesIntoAMessage) {
+TEST(TextTest, FormatsValuesIntoAMessage) {
   EXPECT_EQ(format("rank {} of {}", 3, 4L), "rank 3 of 4");
   EXPECT_EQ(format("nothing to put in"), "nothing to put in");
   EXPECT_EQ(format(""), "");
   EXPECT_EQ(format("{}{}", "no ", std::string("space")), "no space");
   EXPECT_EQ(format("{{\"a\": {}}}", 1), "{\"a\": 1}");
   EXPECT_EQ(format("{{}} {{{}}}", "x"), "{} {x}");
-  // A value's braces are its own.
+  // Braces inside a value are copied unchanged.
   EXPECT_EQ(format("{} and {}", "{}", "}"), "{} and }");
   EXPECT_EQ(format("a\0b{}", 'c'), std::string("a\0bc", 4));
 }
@@ -35,7 +35,7 @@ TEST(TextTest, ParsesWholeNumbersOnly) {
   EXPECT_EQ(parse_double("1.5 "), std::nullopt);
 }
 
-TEST(TextTest, KnowsAcceleratesTruthWords) {
+TEST(TextTest, ParsesAcceleratesBooleans) {
   for (const char* word : {"y", "Yes", "t", "TRUE", "on", "1"}) {
     EXPECT_EQ(parse_bool(word), true) << word;
   }
@@ -54,7 +54,7 @@ TEST(TextTest, SplitsAndJoinsBack) {
   EXPECT_EQ(trim("  "), "");
 }
 
-TEST(TextTest, FindsTheNameThatWasMeant) {
+TEST(TextTest, FindsTheNearestName) {
   const std::vector<std::string> known{
       "num_processes", "num_machines", "use_cpu"};
   EXPECT_EQ(nearest("num_proceses", known), "num_processes");
