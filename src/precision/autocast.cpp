@@ -22,10 +22,10 @@ std::string_view name_of(Precision precision) {
 }
 
 Precision parse_precision(std::string_view name) {
-  const std::string word = detail::to_lower(name);
+  const std::string lower = detail::to_lower(name);
   for (const Precision precision :
        {Precision::no, Precision::fp16, Precision::bf16, Precision::fp8}) {
-    if (word == name_of(precision)) return precision;
+    if (lower == name_of(precision)) return precision;
   }
   throw ConfigError(detail::format(
       "[precision] mixed precision \"{}\" was asked for; use no, fp16, bf16 or "

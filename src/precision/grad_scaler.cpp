@@ -122,9 +122,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) const {
   for (const auto& [kind, list] : lists) {
     if (kind.second == at::kHalf) {
       throw ConfigError(
-          "[precision] gradients in fp16 were to be unscaled, which would lose "
-          "the small ones; keep "
-          "the model in fp32 (autocast computes in fp16), or set "
+          "[precision] unscaling fp16 gradients would lose the small ones; "
+          "keep the model in fp32 (autocast computes in fp16), or set "
           "master_weights");
     }
   }
@@ -171,8 +170,8 @@ bool GradScaler::step(
     if (closure) {
       throw ConfigError(
           "[precision] an optimizer was stepped with a closure while gradients "
-          "are scaled; the "
-          "closure's gradients could not be unscaled: use bf16 or no");
+          "are scaled, which cannot unscale the closure's gradients; use bf16 "
+          "or no");
     }
     if (!is_unscaled(optimizer)) unscale_(optimizer);
     if (found_inf(optimizer)) return false;
@@ -186,15 +185,15 @@ void GradScaler::update(std::optional<double> new_scale) const {
   if (new_scale) {
     if (!(*new_scale > 0)) {
       throw ConfigError(format(
-          "[precision] update() was given the scale {}; it is above 0",
+          "[precision] update() was given the scale {}; it must be above 0",
           *new_scale));
     }
     state_->scale.fill_(*new_scale);
   } else {
     if (state_->found.empty()) {
       throw ConfigError(
-          "[precision] update() was called before step(); there is nothing to "
-          "judge by");
+          "[precision] update() was called before any gradients were checked; "
+          "call step() or unscale_() first");
     }
     at::Tensor any = at::zeros({1}, state_->scale.options());
     for (const auto& [optimizer, found] : state_->found) any += found;
@@ -237,8 +236,8 @@ void GradScaler::load_state_dict(const StateDict& state) const {
   if (state.empty()) {
     throw CheckpointError(
         "[precision] the state is that of a scaler that was not enabled; train "
-        "with the precision "
-        "it was saved with, or leave the scaler's state out");
+        "with the precision it was saved with, or leave the scaler's state "
+        "out");
   }
   GradScalerOptions options = state_->options;
   options.growth_factor = state.get<double>("growth_factor");

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// The dtype that autocast computes in; nothing for `no`.
+/// The dtype in which autocast computes; nothing for `no`.
 std::optional<c10::ScalarType> autocast_dtype(Precision precision);
 
 /// The reason why `device` cannot compute in `precision`, and what to do
