@@ -35,7 +35,7 @@ profiler_action(const ProfileSchedule& schedule, std::int64_t step);
 
 enum class ProfilerActivity { cpu, cuda };
 
-/// "cpu" or "cuda". Throws ConfigError for another word.
-ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view word);
+/// Parses "cpu" or "cuda". Throws ConfigError for another name.
+ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view name);
 
 }  // namespace accelerate

@@ -27,11 +27,12 @@ ProfilerAction profiler_action(
                         : ProfilerAction::record_and_save;
 }
 
-ProfilerActivity parse_profiler_activity(std::string_view word) {
-  if (word == "cpu") return ProfilerActivity::cpu;
-  if (word == "cuda") return ProfilerActivity::cuda;
+ProfilerActivity parse_profiler_activity(std::string_view name) {
+  if (name == "cpu") return ProfilerActivity::cpu;
+  if (name == "cuda") return ProfilerActivity::cuda;
   throw ConfigError(detail::format(
-      "[track] \"{}\" is no activity; use \"cpu\" or \"cuda\"", word));
+      "[track] \"{}\" is not a profiler activity; use \"cpu\" or \"cuda\"",
+      name));
 }
 
 }  // namespace accelerate
