@@ -1,6 +1,7 @@
 """Random files of the Python packages torch and safetensors read by `accelerate-cpp convert`, and what it writes read by them.
 
-usage: python cross_read.py ACCELERATE_CPP [NUMBER OF FILES EACH WAY]; needs torch and safetensors; ends with 1 if anything differs.
+usage: python cross_read.py ACCELERATE_CPP [NUMBER OF FILES EACH WAY]
+Ends with 1 if anything differs, with 77 where torch or safetensors is missing.
 """
 import random
 import subprocess
@@ -9,8 +10,12 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+except ImportError as missing:
+    print(f"skipped: this Python has no package {missing.name}")
+    sys.exit(77)
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,

@@ -1,0 +1,23 @@
+// What sanitizers must not hold against us, in every test program of a build with
+// ACCELERATE_SANITIZER. They look for functions of these names.
+#define ACCELERATE_FOR_SANITIZER \
+  extern "C" __attribute__((visibility("default"), used)) const char*
+
+/// LibTorch is built without the sanitizer, so that it cannot see LibTorch's locks
+/// and atomic counts: whatever has a frame of LibTorch in it is unknown. Counts of
+/// intrusive_ptr are changed by our code and LibTorch's, by atomic operations;
+/// generators are made under a lock of LibTorch's.
+ACCELERATE_FOR_SANITIZER __tsan_default_suppressions();
+const char* __tsan_default_suppressions() {
+  return "race:libtorch_cpu.so\n"
+         "race:libc10.so\n"
+         "race:c10::intrusive_ptr\n"
+         "race:at::Generator::current_seed\n";
+}
+
+/// What LibTorch keeps for the life of a process.
+ACCELERATE_FOR_SANITIZER __lsan_default_suppressions();
+const char* __lsan_default_suppressions() {
+  return "leak:libtorch_cpu.so\n"
+         "leak:libc10.so\n";
+}
