@@ -18,7 +18,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What belongs into DeepSpeed's own configuration where there is one.
+// Settings that a DeepSpeed configuration, if there is one, must contain
+// instead of the launcher's config file.
 constexpr std::array<std::string_view, 9> kFieldsOfConfig{
     "gradient_accumulation_steps",
     "gradient_clipping",
@@ -61,7 +62,8 @@ std::optional<std::string> decode_base64(std::string_view text) {
 
 Json read_configuration(const std::string& given) {
   std::error_code unreadable;
-  // A long text is no path, and asking about it is an error of its own.
+  // exists() fails for a string that is too long for a path; the error code
+  // keeps it from throwing.
   const bool is_path = std::filesystem::exists(given, unreadable);
   const std::string text = is_path ? read_file(given) : given;
   Json json = Json::parse(text, nullptr, false);
@@ -72,9 +74,9 @@ Json read_configuration(const std::string& given) {
   }
   if (json.is_object()) return json;
   throw ConfigError(format(
-      "[config] the DeepSpeed configuration is to be the path of a JSON file, "
+      "[config] the DeepSpeed configuration must be the path of a JSON file, "
       "a JSON object or one in base64; found {}\"{}\"",
-      is_path ? "a file that is none: " : "",
+      is_path ? "a file that is not a JSON object: " : "",
       std::string_view(given).substr(0, 200)));
 }
 
@@ -86,9 +88,11 @@ Json auto_or(double value) {
 
 Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
 
-std::string allowed_words(std::string_view field, const std::string& word) {
+std::string device_complaint(
+    std::string_view field,
+    const std::string& device) {
   return format(
-      "[config] {} is \"{}\"; it must be none, cpu or nvme", field, word);
+      "[config] {} is \"{}\"; it must be none, cpu or nvme", field, device);
 }
 
 }  // namespace
@@ -110,24 +114,24 @@ DeepSpeedConfig::DeepSpeedConfig(
           "[config] the DeepSpeed configuration has no \"zero_optimization\"; "
           "add it, at least {\"stage\": 0}");
     }
-    std::vector<std::string> twice;
+    std::vector<std::string> duplicates;
     for (const std::string& field : split(
              environment.get("ACCELERATE_CONFIG_DS_FIELDS").value_or(""),
              ',')) {
       for (const std::string_view known : kFieldsOfConfig) {
-        if (field == known) twice.push_back(field);
+        if (field == known) duplicates.push_back(field);
       }
     }
-    if (!twice.empty()) {
+    if (!duplicates.empty()) {
       throw ConfigError(format(
-          "[config] the launcher's config file says {} beside a DeepSpeed "
-          "configuration, where it would be ignored; say it there and remove "
-          "it from the config file",
-          join(twice, ", ")));
+          "[config] the launcher's config file sets {} beside a DeepSpeed "
+          "configuration, where it would be ignored; set it in the DeepSpeed "
+          "configuration and remove it from the config file",
+          join(duplicates, ", ")));
     }
     merge();
   }
-  // It prints to nobody: the trackers do.
+  // DeepSpeed's own progress reports are off: trackers report instead.
   json_["steps_per_print"] = std::numeric_limits<double>::infinity();
   if (!options_.zero3_init_flag) {
     options_.zero3_init_flag = settings.is_given("zero3_init_flag")
@@ -141,11 +145,11 @@ void DeepSpeedConfig::read_options(
     const DeepSpeedOptions& given,
     const Settings& settings) {
   options_ = given;
-  const auto take = [&](auto& field, std::string_view key, auto otherwise) {
+  const auto take = [&](auto& field, std::string_view key, auto default_value) {
     using Value = typename std::remove_reference_t<decltype(field)>::value_type;
     if (field) return;
     if (!settings.is_given(key)) {
-      field = otherwise;
+      field = default_value;
     } else if constexpr (std::is_same_v<Value, bool>) {
       field = settings.boolean(key);
     } else if constexpr (std::is_same_v<Value, int>) {
@@ -182,12 +186,12 @@ void DeepSpeedConfig::read_options(
   if (options_.hf_ds_config == "none") options_.hf_ds_config.clear();
 
   std::vector<std::string> complaints;
-  for (const auto& [field, word] :
+  for (const auto& [field, device] :
        {std::pair(
             "offload_optimizer_device", *options_.offload_optimizer_device),
         std::pair("offload_param_device", *options_.offload_param_device)}) {
-    if (word != "none" && word != "cpu" && word != "nvme")
-      complaints.push_back(allowed_words(field, word));
+    if (device != "none" && device != "cpu" && device != "nvme")
+      complaints.push_back(device_complaint(field, device));
   }
   if (*options_.zero_stage < 0 || *options_.zero_stage > 3) {
     complaints.push_back(format(
@@ -197,7 +201,8 @@ void DeepSpeedConfig::read_options(
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }
 
-// The options' values replace "auto"; then the configuration's replace theirs.
+// The options' values replace "auto"; then the configuration's values replace
+// those of the options.
 void DeepSpeedConfig::merge() {
   const std::array<std::pair<std::string_view, Json>, 8> values{{
       {"gradient_accumulation_steps",
@@ -292,13 +297,13 @@ void DeepSpeedConfig::find_stage() {
   stage_ = stage == nullptr ? -1 : stage->get<int>();
 }
 
-void DeepSpeedConfig::set_mixed_precision(std::string_view word) {
-  const bool is_fp16 = word == "fp16";
-  const bool is_bf16 = word == "bf16" || word == "fp8";
+void DeepSpeedConfig::set_mixed_precision(std::string_view precision) {
+  const bool is_fp16 = precision == "fp16";
+  const bool is_bf16 = precision == "bf16" || precision == "fp8";
   if (is_fp16 && !json_.contains("fp16"))
     json_["fp16"] = {{"enabled", true}, {"auto_cast", true}};
   if (is_bf16 && !json_.contains("bf16")) json_["bf16"] = {{"enabled", true}};
-  if (word != "no") {
+  if (precision != "no") {
     const std::string_view other = is_fp16 ? "bf16" : "fp16";
     const Json* const enabled = find(format("{}.enabled", other));
     if (enabled != nullptr &&
@@ -306,7 +311,7 @@ void DeepSpeedConfig::set_mixed_precision(std::string_view word) {
       throw ConfigError(format(
           "[config] mixed_precision is {}, but the DeepSpeed configuration "
           "enables {}; change one of them",
-          word,
+          precision,
           other));
     }
   }
@@ -335,8 +340,8 @@ void DeepSpeedConfig::fill_one(std::string_view path, const Json& values) {
   const auto value = values.find(std::string(path));
   if (value == values.end()) {
     throw ConfigError(format(
-        "[config] {} of the DeepSpeed configuration is \"auto\", and nothing "
-        "says what it is; write a value",
+        "[config] {} of the DeepSpeed configuration is \"auto\", and the "
+        "program does not determine it; write a value",
         path));
   }
   *node = *value;
@@ -364,7 +369,7 @@ void DeepSpeedConfig::fill(const Json& values, bool must_match) {
     if (must_match && !is_auto(before) && !before.is_null() &&
         value != values.end() && before != *value) {
       mismatches.push_back(format(
-          "  {} is {}, the program has {}",
+          "  {} is {}, but the program has {}",
           path,
           before.dump(),
           value->dump()));

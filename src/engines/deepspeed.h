@@ -17,8 +17,8 @@ namespace accelerate::detail {
 /// filled in as they become known.
 class DeepSpeedConfig {
  public:
-  /// Reads DeepSpeed's own configuration if there is one, and brings it and
-  /// the options in line. Throws ConfigError if it cannot be read, has no
+  /// Reads DeepSpeed's own configuration if there is one, and makes it and the
+  /// options agree. Throws ConfigError if it cannot be read, has no
   /// "zero_optimization", or contradicts the launcher's config file.
   DeepSpeedConfig(
       const DeepSpeedOptions& given,
@@ -27,21 +27,21 @@ class DeepSpeedConfig {
 
   /// Every field with its value.
   [[nodiscard]] const DeepSpeedOptions& options() const { return options_; }
-  /// As DeepSpeed writes it.
+  /// The configuration in DeepSpeed's format.
   [[nodiscard]] const nlohmann::json& json() const { return json_; }
 
   [[nodiscard]] int zero_stage() const { return stage_; }
 
-  /// "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws ConfigError
-  /// if the configuration says another.
-  void set_mixed_precision(std::string_view word);
+  /// `precision` is "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws
+  /// ConfigError if the configuration enables another.
+  void set_mixed_precision(std::string_view precision);
 
   /// Replaces each "auto" by the value of its dotted path, such as
   /// "optimizer.params.lr". Throws ConfigError naming an "auto" that `values`
   /// lacks and, with `must_match`, all values that differ.
   void fill(const nlohmann::json& values, bool must_match = true);
 
-  /// Null if nothing is there.
+  /// The value at a path; null if there is none.
   [[nodiscard]] const nlohmann::json* find(std::string_view dotted_path) const;
 
  private:

@@ -33,9 +33,9 @@ DeepSpeedSectionReader::DeepSpeedSectionReader(
 
 double DeepSpeedSectionReader::number(
     const std::string& key,
-    double otherwise) {
+    double default_value) {
   const json* const value = take(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return default_value;
   if (value->is_number()) return value->get<double>();
   if (*value == "auto") {
     const auto filled = automatic_.find(key);
@@ -44,27 +44,27 @@ double DeepSpeedSectionReader::number(
   refuse(key, "a number");
 }
 
-bool DeepSpeedSectionReader::truth(const std::string& key, bool otherwise) {
+bool DeepSpeedSectionReader::truth(const std::string& key, bool default_value) {
   const json* const value = take(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return default_value;
   if (value->is_boolean()) return value->get<bool>();
   refuse(key, "true or false");
 }
 
 std::string DeepSpeedSectionReader::text(
     const std::string& key,
-    const std::string& otherwise) {
+    const std::string& default_value) {
   const json* const value = take(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return default_value;
   if (value->is_string()) return value->get<std::string>();
-  refuse(key, "a text");
+  refuse(key, "a string");
 }
 
 std::tuple<double, double> DeepSpeedSectionReader::pair(
     const std::string& key,
-    const std::tuple<double, double>& otherwise) {
+    const std::tuple<double, double>& default_value) {
   const json* const value = take(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return default_value;
   if (value->is_array() && value->size() == 2 && (*value)[0].is_number() &&
       (*value)[1].is_number()) {
     return {(*value)[0].get<double>(), (*value)[1].get<double>()};
@@ -75,8 +75,8 @@ std::tuple<double, double> DeepSpeedSectionReader::pair(
 void DeepSpeedSectionReader::require_all_known() const {
   if (unknown_.empty()) return;
   throw ConfigError(format(
-      "[optim] {} {} of the DeepSpeed configuration has parameters that it "
-      "does not have here: {}; leave them out",
+      "[optim] {} {} of the DeepSpeed configuration has parameters that are "
+      "not supported here: {}; remove them",
       name_,
       type_,
       join(std::vector<std::string>(unknown_.begin(), unknown_.end()), ", ")));
@@ -84,8 +84,8 @@ void DeepSpeedSectionReader::require_all_known() const {
 
 void DeepSpeedSectionReader::refuse_type(std::string_view known) const {
   throw ConfigError(format(
-      "[optim] {} {} of the DeepSpeed configuration is none of those there are "
-      "here: {}",
+      "[optim] {} {} of the DeepSpeed configuration is not supported; it must "
+      "be one of {}",
       name_,
       type_,
       known));

@@ -11,12 +11,14 @@
 namespace accelerate::detail {
 
 /// Reads a section {"type": ..., "params": {...}} of a DeepSpeed configuration.
-/// Parameters are taken one by one; those that are left at the end are unknown.
-/// Every reader throws ConfigError for a value of another kind.
+/// Parameters are taken one by one; those left at the end are unknown. Every
+/// getter returns the default if the parameter is missing, and throws
+/// ConfigError for a value of another type.
 class DeepSpeedSectionReader {
  public:
-  /// `config`: the configuration, JSON. `automatic`: the values of "auto", by
-  /// parameter. Throws ConfigError if there is no such section with a type.
+  /// `config` is the configuration as JSON; `automatic` maps parameters to the
+  /// values of "auto". Throws ConfigError if there is no such section with a
+  /// type.
   DeepSpeedSectionReader(
       const std::string& config,
       std::string name,
@@ -24,17 +26,17 @@ class DeepSpeedSectionReader {
 
   [[nodiscard]] const std::string& type() const { return type_; }
 
-  double number(const std::string& key, double otherwise);
-  bool truth(const std::string& key, bool otherwise);
-  std::string text(const std::string& key, const std::string& otherwise);
+  double number(const std::string& key, double default_value);
+  bool truth(const std::string& key, bool default_value);
+  std::string text(const std::string& key, const std::string& default_value);
   std::tuple<double, double> pair(
       const std::string& key,
-      const std::tuple<double, double>& otherwise);
+      const std::tuple<double, double>& default_value);
 
-  /// Accepts a parameter that says how DeepSpeed computes, not what.
+  /// Ignores a parameter that affects how DeepSpeed computes, not the result.
   void pass_over(const std::string& key) { unknown_.erase(key); }
 
-  /// Throws ConfigError naming the parameters that nobody took.
+  /// Throws ConfigError naming the parameters that were not taken.
   void require_all_known() const;
   /// Throws ConfigError: the type is not one of `known`.
   [[noreturn]] void refuse_type(std::string_view known) const;

@@ -15,7 +15,7 @@ namespace {
 
 using RequestedDegrees = std::array<std::optional<int>, kNumAxes>;
 
-// An axis, the field of code and the launcher's option that give its degree.
+// An axis, and the field and the launcher's option that give its degree.
 struct DegreeRow {
   Axis axis;
   std::optional<int> ParallelOptions::*field;
@@ -32,7 +32,7 @@ constexpr DegreeRow kDegrees[] = {
     {Axis::tensor, &ParallelOptions::tensor, "parallelism_config_tp_size"},
 };
 
-// Takes degrees under other names, which must agree with those that are there.
+// Takes degrees under other names, which must agree with those already given.
 class DegreeTranslation {
  public:
   explicit DegreeTranslation(const RequestedDegrees& own) : degrees_(own) {}
@@ -81,7 +81,7 @@ void translate_parallelism(
       "sp_size");
   const int num_ranks = *config.dp_replicate_size * *config.dp_shard_size *
       *config.tp_size * *config.cp_size * *config.sp_size;
-  // A configuration of degrees of 1 does not ask for 1 replica either.
+  // If all degrees are 1, the configuration does not request 1 replica either.
   if (num_ranks == 1) return;
   translation.take(
       Axis::replicate, "dp_replicate_size", config.dp_replicate_size);
@@ -101,11 +101,11 @@ void translate_megatron_lm(
       Axis::context, "context_parallel_size", found.context_parallel_size);
   translation.require_one(
       *found.expert_model_parallel_size,
-      "sharing experts out",
+      "distributing experts over ranks",
       "expert_model_parallel_size");
   translation.require_one(
       *found.expert_tensor_parallel_size,
-      "splitting experts",
+      "sharding experts",
       "expert_tensor_parallel_size");
 }
 
@@ -114,10 +114,11 @@ RequestedDegrees translate_degrees(
     const ParallelOptions& options,
     const Settings& settings) {
   DegreeTranslation translation(own);
-  // Degrees that only the launcher gives are read below, but for this one.
-  const bool splits_sequences =
+  // read_degrees() reads all degrees that only the launcher gives but this one,
+  // which is not an axis.
+  const bool has_sequence_degree =
       settings.integer("parallelism_config_sp_size").value_or(1) > 1;
-  if (options.parallelism_config || splits_sequences) {
+  if (options.parallelism_config || has_sequence_degree) {
     translate_parallelism(
         translation,
         options.parallelism_config.value_or(ParallelismConfig()),

@@ -29,7 +29,7 @@ std::string_view engine_name(const TrainingRequest& request) {
   return "none";
 }
 
-// What make_plan chooses for a degree that nobody gave.
+// What make_plan chooses for a degree that is not given.
 std::string_view
 open_degree(Axis axis, ShardSpan span, bool replicate_is_open) {
   if (axis == Axis::replicate) return "the ranks that are left";

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// The request in words, one line per subject: engine, degrees, sharding, wrap
-/// policy, recomputation, step, precision, optimizer, and each setting that
-/// does nothing, with where it came from.
+/// Describes the request, one line per subject: engine, degrees, sharding, wrap
+/// policy, recomputation, step, precision, optimizer, and each setting that has
+/// no effect, with its origin.
 std::string explain(const TrainingRequest& request);
 
 }  // namespace accelerate::detail

@@ -17,15 +17,16 @@ FullyShardedDataParallelOptions resolve_fully_sharded(
     const Settings& settings,
     std::string_view mixed_precision = "no");
 
-/// Accelerate's words for a policy of one type: "fp32", "fp16", "bf16", or
-/// "fp8", whose weights travel in bf16.
-MixedPrecisionPolicy policy_named(std::string_view word, int fsdp_version);
+/// The policy of one dtype that Accelerate names "fp32", "fp16", "bf16", or
+/// "fp8", which gathers weights in bf16.
+MixedPrecisionPolicy policy_named(std::string_view name, int fsdp_version);
 
-// In any case of letters, or PyTorch's number. Throw ConfigError.
-ShardingStrategy parse_sharding_strategy(std::string_view word);
-BackwardPrefetch parse_backward_prefetch(std::string_view word);
-StateDictType parse_state_dict_type(std::string_view word);
-AutoWrapPolicy parse_auto_wrap_policy(std::string_view word);
+// These parse PyTorch's name, in upper or lower case, or its number. They throw
+// ConfigError.
+ShardingStrategy parse_sharding_strategy(std::string_view name);
+BackwardPrefetch parse_backward_prefetch(std::string_view name);
+StateDictType parse_state_dict_type(std::string_view name);
+AutoWrapPolicy parse_auto_wrap_policy(std::string_view name);
 
 std::string_view name_of(ShardingStrategy strategy);
 std::string_view name_of(BackwardPrefetch prefetch);

@@ -15,15 +15,17 @@ MegatronLMOptions resolve_megatron_lm(
     const Settings& settings) {
   MegatronLMOptions options = given;
   std::vector<std::string> complaints;
-  const auto take = [&](auto& field, std::string_view name, auto otherwise) {
+  const auto take = [&](auto& field,
+                        std::string_view name,
+                        auto default_value) {
     using Value = typename std::remove_reference_t<decltype(field)>::value_type;
     const std::string key = format("megatron_lm_{}", name);
-    if (!field && !settings.is_given(key)) field = otherwise;
+    if (!field && !settings.is_given(key)) field = default_value;
     if (field) return;
     if constexpr (std::is_same_v<Value, bool>) {
-      const auto truth = parse_bool(settings.find(key)->text);
-      field = truth.value_or(otherwise);
-      if (!truth) {
+      const auto value = parse_bool(settings.find(key)->text);
+      field = value.value_or(default_value);
+      if (!value) {
         complaints.push_back(format(
             "[config] {} is \"{}\"; it must be true or false",
             key,

@@ -26,13 +26,13 @@ class ParallelismResolution {
     take_degree(config_.tp_size, "tp_size");
     take_degree(config_.cp_size, "cp_size");
     take_degree(config_.sp_size, "sp_size");
-    take_word(config_.cp_backend, "cp_backend", "torch");
-    take_word(config_.sp_backend, "sp_backend", "deepspeed");
-    require_word("cp_backend", *config_.cp_backend, {"torch"});
-    require_word("sp_backend", *config_.sp_backend, {"deepspeed"});
+    take_name(config_.cp_backend, "cp_backend", "torch");
+    take_name(config_.sp_backend, "sp_backend", "deepspeed");
+    require_name("cp_backend", *config_.cp_backend, {"torch"});
+    require_name("sp_backend", *config_.sp_backend, {"deepspeed"});
     if (*config_.cp_size > 1 || config_.cp_comm_strategy) {
-      take_word(config_.cp_comm_strategy, "cp_comm_strategy", "allgather");
-      require_word(
+      take_name(config_.cp_comm_strategy, "cp_comm_strategy", "allgather");
+      require_name(
           "cp_comm_strategy",
           *config_.cp_comm_strategy,
           {"allgather", "alltoall"});
@@ -56,38 +56,39 @@ class ParallelismResolution {
         format("[config] {} is {}; it is at least 1", name, *field));
   }
 
-  void take_word(
+  void take_name(
       std::optional<std::string>& field,
       std::string_view name,
-      std::string_view otherwise) const {
+      std::string_view default_value) const {
     if (field) return;
     const std::string key = format("parallelism_config_{}", name);
-    field =
-        settings_.is_given(key) ? *settings_.text(key) : std::string(otherwise);
+    field = settings_.is_given(key) ? *settings_.text(key)
+                                    : std::string(default_value);
   }
 
-  void require_word(
+  void require_name(
       std::string_view name,
-      const std::string& word,
+      const std::string& value,
       const std::vector<std::string>& allowed) {
-    if (std::find(allowed.begin(), allowed.end(), word) != allowed.end())
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
       return;
     complaints_.push_back(format(
         "[config] {} is \"{}\"; it must be {}",
         name,
-        word,
+        value,
         join(allowed, " or ")));
   }
 
   void choose_sequences() {
-    const auto said = [&](std::string_view name) {
+    const auto is_given = [&](std::string_view name) {
       return settings_.is_given(format("parallelism_config_{}", name));
     };
     if (!config_.sp_seq_length_is_variable) {
-      config_.sp_seq_length_is_variable = !said("sp_seq_length_is_variable") ||
+      config_.sp_seq_length_is_variable =
+          !is_given("sp_seq_length_is_variable") ||
           settings_.boolean("parallelism_config_sp_seq_length_is_variable");
     }
-    if (!config_.sp_seq_length && said("sp_seq_length")) {
+    if (!config_.sp_seq_length && is_given("sp_seq_length")) {
       const auto text = *settings_.text("parallelism_config_sp_seq_length");
       const auto length = parse_int(text);
       if (length) config_.sp_seq_length = static_cast<int>(*length);
@@ -99,9 +100,9 @@ class ParallelismResolution {
     if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length) {
       complaints_.emplace_back(
           "[config] sp_seq_length_is_variable is false, so sp_seq_length must "
-          "say how long sequences are");
+          "be set to the length of sequences");
     }
-    if (!config_.sp_attn_implementation && said("sp_attn_implementation")) {
+    if (!config_.sp_attn_implementation && is_given("sp_attn_implementation")) {
       config_.sp_attn_implementation =
           settings_.text("parallelism_config_sp_attn_implementation");
     }
@@ -110,16 +111,16 @@ class ParallelismResolution {
   void check_together() {
     if (*config_.cp_size > 1 && *config_.sp_size > 1) {
       complaints_.push_back(format(
-          "[config] cp_size is {} and sp_size {}, but a sequence is split in "
-          "one way; set one of them to 1",
+          "[config] cp_size is {} and sp_size is {}, but a sequence can only "
+          "be sharded in one way; set one of them to 1",
           *config_.cp_size,
           *config_.sp_size));
     }
     if ((*config_.tp_size > 1 || *config_.cp_size > 1) &&
         *config_.dp_replicate_size > 1 && *config_.dp_shard_size == 1) {
       complaints_.push_back(format(
-          "[config] tp_size or cp_size goes with copies of the model "
-          "(dp_replicate_size {}) only if these are sharded, too; set "
+          "[config] tp_size or cp_size can only be combined with replicas "
+          "(dp_replicate_size is {}) if these are sharded, too; set "
           "dp_shard_size above 1, or dp_replicate_size to 1",
           *config_.dp_replicate_size));
     }

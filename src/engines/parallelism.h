@@ -7,7 +7,7 @@
 namespace accelerate::detail {
 
 /// `given` with every unset field filled in: from the launcher's `settings`,
-/// else the default; what belongs to a degree of 1 is left unset. Throws one
+/// else the default; settings of a degree of 1 stay unset. Throws one
 /// ConfigError with everything that is wrong.
 ParallelismConfig resolve_parallelism(
     const ParallelismConfig& given,

@@ -25,7 +25,7 @@ std::string_view possessive(Engine engine) {
   return "no engine's";
 }
 
-// The one that is used, of which there may not be two.
+// The engine that is used. Throws ConfigError if there are two.
 Engine engine_of(const ParallelOptions& options, const Settings& settings) {
   std::vector<Engine> used;
   if (options.fully_sharded || settings.boolean("use_fsdp"))
@@ -35,8 +35,8 @@ Engine engine_of(const ParallelOptions& options, const Settings& settings) {
   if (uses_megatron_lm(options, settings)) used.push_back(Engine::megatron_lm);
   if (used.size() > 1) {
     throw ConfigError(format(
-        "[parallel] sharding was asked for in {} words and in {}; leave one of "
-        "them out",
+        "[parallel] sharding was requested in {} settings and in {}; leave one "
+        "of them out",
         possessive(used.front()),
         possessive(used.back())));
   }
@@ -63,7 +63,7 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
       break;
   }
   if (!is_sharded) return {};
-  // A degree alone: FSDP's defaults.
+  // Only a degree is given: FSDP's defaults apply.
   TrainingRequest request =
       read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
   request.engine = Engine::none;
@@ -87,13 +87,13 @@ int degree_of(const std::array<int, kNumAxes>& degrees, Axis axis) {
   return degrees[static_cast<std::size_t>(axis)];
 }
 
-// The Accelerator's options with those of a model in their place. Its degrees
-// say the same as the mesh's where models cannot differ.
+// The Accelerator's options, replaced by those of a model where given. Degrees
+// in which models cannot differ are the mesh's.
 ParallelOptions options_of_model(
     const ModelOptions& own,
-    const ParallelOptions& others,
+    const ParallelOptions& common,
     const std::array<int, kNumAxes>& degrees) {
-  ParallelOptions options = others;
+  ParallelOptions options = common;
   options.parallelism_config.reset();
   options.pipeline = degree_of(degrees, Axis::pipeline);
   options.tensor = degree_of(degrees, Axis::tensor);
@@ -126,8 +126,8 @@ ParallelOptions options_of_model(
   return options;
 }
 
-// Replicas and shards of a model that says only how it is sharded: the degrees
-// of the other models where they serve.
+// Chooses the degrees of a model that only gives a sharding strategy: those of
+// the other models where they fit the strategy.
 void choose_degrees(
     TrainingRequest& request,
     const std::array<int, kNumAxes>& degrees,

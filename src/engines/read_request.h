@@ -12,7 +12,8 @@
 
 namespace accelerate::detail {
 
-/// The inputs of a request. A launcher's values count where code is silent.
+/// The inputs of a request. The launcher's values fill in what code leaves
+/// unset.
 struct RequestSources {
   ParallelOptions parallel = {};
   /// "no", "fp16" or "bf16".
@@ -22,12 +23,12 @@ struct RequestSources {
   Environment environment = {};
 };
 
-/// Reads the settings of every engine. What is wrong is in `complaints`; it
-/// throws nothing of its own.
+/// Reads the settings of all engines. Reports errors in `complaints` instead of
+/// throwing.
 TrainingRequest read_training_request(const RequestSources& sources);
 
-/// The same for a model with options of its own. `degrees`: of the other
-/// models, which say what is left open.
+/// The same for a model with its own options. `degrees` are those of the other
+/// models, which fill in what the options leave unset.
 TrainingRequest read_model_request(
     const ModelOptions& options,
     const RequestSources& sources,

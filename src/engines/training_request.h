@@ -23,14 +23,14 @@ enum class ShardSpan {
   machine,  ///< the ranks of each node
 };
 
-/// Chooses modules by name and module.
+/// Decides whether a module, given with its name, is chosen.
 using ModulePredicate =
     std::function<bool(const std::string& name, const torch::nn::Module&)>;
 
 /// The modules that become units.
 struct ModuleSelection {
   WrapPolicy policy = {};
-  /// In place of the policy, if set.
+  /// Replaces the policy if set.
   ModulePredicate custom = nullptr;
 };
 
@@ -45,8 +45,8 @@ struct ShardingRequest {
   /// Parameters are resharded after their last use in a forward, not only after
   /// backward.
   bool reshard_after_forward = true;
-  /// Above 1: from then to the backward they stay sharded over this many
-  /// neighbouring ranks.
+  /// If above 1, parameters stay sharded over groups of this many consecutive
+  /// ranks between forward and backward.
   int reshard_group_size = 0;
   /// Gradients are reduced in every micro-step, so that none stay unsharded.
   bool reduce_every_backward = false;
@@ -58,7 +58,7 @@ struct ShardingRequest {
   bool prefetch_after_gradients = false;
   /// Shards, their gradients and optimizer state stay in host memory.
   bool cpu_offload = false;
-  /// Only rank 0 makes models' values, or reads them.
+  /// Only rank 0 creates initial values, or reads weights, for all.
   bool make_on_rank_0 = false;
   bool read_on_rank_0 = false;
 };
@@ -68,7 +68,7 @@ struct RecomputationRequest {
   CheckpointOptions options = CheckpointOptions();
 };
 
-/// What an engine says of a step; unset: what the program says.
+/// An engine's settings of the step; unset: the program decides.
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
@@ -96,19 +96,19 @@ struct IgnoredSetting {
   std::string origin = {};
 };
 
-/// What a program and its launcher ask for, whichever engine's settings say it.
+/// The request of a program and its launcher, in whichever engine's settings.
 struct TrainingRequest {
   Engine engine = Engine::none;
-  /// In the order of Axis; unset where nobody gave one.
+  /// Indexed by Axis; unset if not given.
   std::array<std::optional<int>, kNumAxes> degrees = {};
-  /// Unset: no engine and no degree asks for sharding.
+  /// Unset if no engine and no degree requests sharding.
   std::optional<ShardingRequest> sharding = std::nullopt;
   std::optional<RecomputationRequest> recomputation = std::nullopt;
   StepRequest step = {};
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;
   std::optional<DeepSpeedSection> scheduler = std::nullopt;
-  /// DeepSpeed's configuration, JSON; empty for other engines.
+  /// DeepSpeed's configuration as JSON; empty for other engines.
   std::string deepspeed_config = {};
   std::vector<IgnoredSetting> ignored = {};
   /// Everything that contradicts itself or that this version cannot do.
@@ -122,7 +122,7 @@ struct TrainingRequest {
   }
 };
 
-/// The names, each with what serves instead.
+/// The names of settings, each with the setting that replaces it.
 std::vector<std::string> names_of(const std::vector<IgnoredSetting>& ignored);
 
 }  // namespace accelerate::detail

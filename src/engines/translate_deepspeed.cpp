@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Keys that say nothing about this library's work, or that the program does.
+// Keys that are handled elsewhere, or do not concern this library.
 bool is_known_key(std::string_view path) {
   for (const std::string_view known :
        {"train_batch_size",
@@ -103,7 +103,7 @@ TrainingRequest read_deepspeed(
   sharding.shard_parameters = stage == 3;
   sharding.reshard_after_forward = stage == 3;
   sharding.reduce_every_backward = stage >= 2;
-  // Shards and their optimizer state are in one place.
+  // Shards and their optimizer state are always on the same device.
   sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
       found.offload_param_device == "cpu";
   sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
@@ -111,7 +111,8 @@ TrainingRequest read_deepspeed(
     request.precision.sharded =
         sharded_precision(policy_named(mixed_precision, 1));
   }
-  // 1 is also the value of a configuration that does not mention it.
+  // 1 does not count as given: it is also the value of a configuration without
+  // the key.
   if (*found.gradient_accumulation_steps > 1) {
     request.step.gradient_accumulation_steps =
         found.gradient_accumulation_steps;

@@ -97,8 +97,8 @@ TrainingRequest read_fully_sharded(
         *options.fsdp_version);
   }
   sharding.ignored_modules = options.ignored_modules;
-  // Unset fields do not disable prefetching, as they do in PyTorch: here the
-  // execution order is learned.
+  // Unlike in PyTorch, unset fields do not disable prefetching: the execution
+  // order is learned.
   sharding.prefetch = !given ||
       (given->forward_prefetch.value_or(true) &&
        given->backward_prefetch != BackwardPrefetch::none);

@@ -55,8 +55,8 @@ class MegatronWithoutCounterpart {
   }
 
  private:
-  // Accelerate's launcher gives most fields their default, which asks for
-  // nothing.
+  // Values equal to the default are not listed: Accelerate's launcher always
+  // gives most fields.
   template <class T>
   void note(
       std::optional<T> MegatronLMOptions::*field,
@@ -101,8 +101,8 @@ TrainingRequest read_megatron_lm(
   sharding.cpu_offload = *found.optimizer_cpu_offload;
   if (sharding.cpu_offload && !shards) {
     throw ConfigError(
-        "[parallel] optimizer_cpu_offload needs optimizer state that is split; "
-        "set use_distributed_optimizer, too");
+        "[parallel] optimizer_cpu_offload needs sharded optimizer state; set "
+        "use_distributed_optimizer, too");
   }
   if (*found.gradient_clipping > 0)
     request.step.gradient_clipping = found.gradient_clipping;

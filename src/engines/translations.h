@@ -14,8 +14,8 @@
 
 namespace accelerate::detail {
 
-// The readers of one engine each. They fill in everything but degrees; errors
-// are ConfigErrors.
+// Each of these reads the settings of one engine. They fill in everything but
+// degrees, and throw ConfigError.
 
 TrainingRequest read_fully_sharded(
     const std::optional<FullyShardedDataParallelOptions>& given,
@@ -33,7 +33,7 @@ TrainingRequest read_megatron_lm(
     const Settings& settings);
 
 /// The degrees of all axes that code or launcher give, in ParallelOptions' own
-/// fields or another engine's. `complaints` receives what contradicts.
+/// fields or an engine's. `complaints` receives contradictions.
 std::array<std::optional<int>, kNumAxes> read_degrees(
     const ParallelOptions& options,
     const Settings& settings,
@@ -49,7 +49,7 @@ WrapPolicy wrap_policy_of(
     std::int64_t min_num_params,
     int fsdp_version);
 
-/// The dtypes in which a sharded model computes and sends.
+/// The dtypes in which a sharded model computes and reduces.
 MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy);
 
 }  // namespace accelerate::detail

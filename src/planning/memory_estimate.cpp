@@ -41,14 +41,14 @@ std::size_t characters(std::string_view text) {
       text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// In the middle; of an odd rest the left side gets more in an odd width, as
-// Python does it.
+// Centers text as Python's str.center(): if the padding is odd, the extra space
+// goes to the left in an odd width, else to the right.
 std::string centered(const std::string& text, std::size_t width) {
   const std::size_t size = characters(text);
   if (size >= width) return text;
-  const std::size_t rest = width - size;
-  const std::size_t left = rest / 2 + (rest & width & 1U);
-  return std::string(left, ' ') + text + std::string(rest - left, ' ');
+  const std::size_t padding = width - size;
+  const std::size_t left = padding / 2 + (padding & width & 1U);
+  return std::string(left, ' ') + text + std::string(padding - left, ' ');
 }
 
 std::string line_of(std::size_t length) {
@@ -57,11 +57,11 @@ std::string line_of(std::size_t length) {
   return line;
 }
 
-// As Python prints a quotient: whole ones with ".0".
+// Formats as Python prints a quotient: integers with ".0".
 std::string quotient(double bytes, const std::string& dtype) {
   std::string text = format_size(bytes);
-  const bool is_whole = text.find('.') == std::string::npos;
-  if (dtype != "float32" && is_whole) text.insert(text.find(' '), ".0");
+  const bool is_integer = text.find('.') == std::string::npos;
+  if (dtype != "float32" && is_integer) text.insert(text.find(' '), ".0");
   return text;
 }
 
@@ -118,7 +118,7 @@ MemoryEstimate estimate_memory(
     divisor = 8;
   } else if (dtype != "float32") {
     throw ConfigError(format(
-        "[planning] nothing is known of \"{}\"; give float32, float16, "
+        "[planning] \"{}\" is not a known dtype; give float32, float16, "
         "bfloat16, int8 or int4",
         dtype));
   }

@@ -19,8 +19,8 @@ LargestLayers largest_layers(
     const ModuleNode& root,
     const WrapPolicy& no_split);
 
-/// What training with Adam takes, by Accelerate's rule of thumb; below 0:
-/// nobody trains in this dtype.
+/// Bytes that training with Adam takes, by Accelerate's rule of thumb; negative
+/// if this dtype is not trainable.
 struct TrainingEstimate {
   std::int64_t model = -1;
   std::int64_t gradients = -1;
@@ -28,7 +28,7 @@ struct TrainingEstimate {
   std::int64_t step = -1;
 };
 
-/// A line of the table of `estimate-memory`.
+/// A row of the table of `estimate-memory`.
 struct MemoryEstimate {
   std::string dtype;
   double largest_layer = 0;
@@ -36,8 +36,8 @@ struct MemoryEstimate {
   TrainingEstimate training;
 };
 
-/// For weights that were counted in float32. `dtype`: float32, float16, bfloat16,
-/// int8 or int4. Throws ConfigError for another.
+/// Estimates memory in `dtype` from sizes in float32. `dtype` is float32,
+/// float16, bfloat16, int8 or int4; throws ConfigError for another.
 MemoryEstimate estimate_memory(
     const std::string& dtype,
     std::uint64_t largest_layer,

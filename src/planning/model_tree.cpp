@@ -38,7 +38,7 @@ class Builder {
   void add_parameter(const std::string& name, const Sizes& sizes) {
     add(name, "float32", count(sizes), &ModuleNode::parameters);
   }
-  // Position ids and the like.
+  // Buffers are integers, such as position ids.
   void add_buffer(const std::string& name, const Sizes& sizes) {
     add(name, "int64", count(sizes), &ModuleNode::buffers);
   }
@@ -109,13 +109,13 @@ class Builder {
 std::int64_t number(
     const Json& config,
     std::initializer_list<const char*> names,
-    std::optional<std::int64_t> otherwise = std::nullopt) {
+    std::optional<std::int64_t> default_value = std::nullopt) {
   for (const char* const name : names) {
     if (config.contains(name) && config[name].is_number_integer()) {
       return config[name];
     }
   }
-  if (otherwise) return *otherwise;
+  if (default_value) return *default_value;
   throw ConfigError(
       format("[estimate-memory] config.json has no {}", *names.begin()));
 }
@@ -146,9 +146,9 @@ ModelTree bert_tree(const Json& config) {
   for (std::int64_t i = 0; i < layers; ++i) {
     const std::string layer = format("encoder.layer.{}", i);
     build.add_module(layer, "BertLayer");
-    for (const char* const part : {"query", "key", "value"}) {
+    for (const char* const projection : {"query", "key", "value"}) {
       build.add_linear(
-          format("{}.attention.self.{}", layer, part), hidden, hidden);
+          format("{}.attention.self.{}", layer, projection), hidden, hidden);
     }
     build.add_linear(layer + ".attention.output.dense", hidden, hidden);
     build.add_layer_norm(layer + ".attention.output.LayerNorm", hidden);
@@ -193,7 +193,7 @@ ModelTree llama_tree(const Json& config, const std::string& kind) {
   const auto heads = number(config, {"num_attention_heads"});
   const auto kv_heads = number(config, {"num_key_value_heads"}, heads);
   const auto head = number(config, {"head_dim"}, hidden / heads);
-  // Qwen2 has biases at the three projections.
+  // Qwen2 has biases in the query, key and value projections.
   const bool has_bias =
       kind == "qwen2" || config.value("attention_bias", false);
   const std::string block = kind == "llama" ? "LlamaDecoderLayer"
@@ -216,8 +216,9 @@ ModelTree llama_tree(const Json& config, const std::string& kind) {
         heads * head,
         hidden,
         kind == "llama" && has_bias);
-    for (const char* const part : {"gate_proj", "up_proj"}) {
-      build.add_linear(format("{}.mlp.{}", layer, part), hidden, inner, false);
+    for (const char* const projection : {"gate_proj", "up_proj"}) {
+      build.add_linear(
+          format("{}.mlp.{}", layer, projection), hidden, inner, false);
     }
     build.add_linear(layer + ".mlp.down_proj", inner, hidden, false);
     build.add_parameter(layer + ".input_layernorm.weight", {hidden});
@@ -236,7 +237,7 @@ ModelTree tree_of_config(const fs::path& path) {
   const Json config = Json::parse(read_file(path), nullptr, false);
   if (!config.is_object()) {
     throw ConfigError(
-        format("[estimate-memory] {} is no JSON object", path.string()));
+        format("[estimate-memory] {} is not a JSON object", path.string()));
   }
   const std::string kind = config.value("model_type", "");
   ModelTree model;
@@ -248,7 +249,7 @@ ModelTree tree_of_config(const fs::path& path) {
     model = llama_tree(config, kind);
   } else {
     throw ConfigError(format(
-        "[estimate-memory] {} is of model_type \"{}\"; known are bert, gpt2, "
+        "[estimate-memory] {} has model_type \"{}\"; known are bert, gpt2, "
         "llama, mistral and qwen2; for others give the safetensors files",
         path.string(),
         kind));
@@ -274,7 +275,7 @@ ModelTree tree_of_tensors(const fs::path& path) {
   Builder build;
   std::set<std::int64_t> seen;
   for (const auto& [name, tensor] : open_weights(path)) {
-    // Tied tensors are there once.
+    // Tied tensors count once.
     if (tensor.storage != 0 && !seen.insert(tensor.storage).second) continue;
     build.add_parameter(name, Sizes(tensor.shape.begin(), tensor.shape.end()));
   }
@@ -297,9 +298,8 @@ bool has_weights(const fs::path& directory) {
 ModelTree read_model_tree(const fs::path& path) {
   if (!fs::exists(path)) {
     throw ConfigError(format(
-        "[estimate-memory] there is no {}; give a directory, a safetensors "
-        "file "
-        "or a config.json on this machine (nothing is fetched)",
+        "[estimate-memory] {} does not exist; give a directory, a safetensors "
+        "file or a config.json on this machine (nothing is fetched)",
         path.string()));
   }
   const bool is_directory = fs::is_directory(path);

@@ -21,14 +21,14 @@ struct TransformerShape {
 struct ModelTree {
   ModuleNode root;
   std::uint64_t num_parameters = 0;
-  /// Modules that are one layer, where their classes are known.
+  /// The classes of modules that are one layer, if they are known.
   WrapPolicy no_split = {.kind = WrapPolicy::Kind::none};
   std::optional<TransformerShape> transformer;
 };
 
 /// Reads weights in any format that open_weights reads, or the config.json of
 /// BERT, GPT-2, Llama, Mistral or Qwen2, or a directory with one of these.
-/// Throws ConfigError for others, naming what is known.
+/// Throws ConfigError for others, naming the known ones.
 ModelTree read_model_tree(const std::filesystem::path& path);
 
 }  // namespace accelerate::detail

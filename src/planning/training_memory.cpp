@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Layers are counted in float32.
+// Sizes of layers are in float32.
 constexpr std::uint64_t kFloatBytes = 4;
 
 std::uint64_t bytes_of_weights(const std::string& dtype) {
@@ -49,7 +49,7 @@ std::uint64_t activations_of(
   const double h = static_cast<double>(shape.hidden_size);
   const double heads = static_cast<double>(shape.num_heads);
   const double layers = static_cast<double>(shape.num_layers);
-  // The paper counts 16 bits, masks of dropout one byte.
+  // The paper counts 16 bits per activation, and one byte per dropout mask.
   const double wide = plan.uses_16_bits ? 1 : 2;
   const double layer = s * b * h * (34 + 5 * heads * s / h) * wide;
   const double kept = plan.recomputes_activations
@@ -67,19 +67,19 @@ TrainingMemory training_memory(
     const TrainingPlan& plan) {
   const std::uint64_t wide = bytes_of_weights(plan.weights_dtype);
   const auto shards = static_cast<std::uint64_t>(plan.num_shards);
-  const auto part = [&](std::uint64_t bytes) {
+  const auto per_shard = [&](std::uint64_t bytes) {
     return (bytes + shards - 1) / shards;
   };
   TrainingMemory memory;
-  memory.weights = part(model.num_parameters * wide);
-  memory.masters = wide == 4 ? 0 : part(model.num_parameters * 4);
-  // Lomo steps as it goes back, one gradient at a time.
+  memory.weights = per_shard(model.num_parameters * wide);
+  memory.masters = wide == 4 ? 0 : per_shard(model.num_parameters * 4);
+  // Lomo steps during backward, one gradient at a time.
   memory.gradients =
-      plan.optimizer == "lomo" ? 0 : part(model.num_parameters * wide);
+      plan.optimizer == "lomo" ? 0 : per_shard(model.num_parameters * wide);
   memory.optimizer =
-      part(model.num_parameters * bytes_of_state(plan.optimizer));
+      per_shard(model.num_parameters * bytes_of_state(plan.optimizer));
   if (shards > 1) {
-    // This unit and the next, and the gradient of this one.
+    // Parameters of the current and the next unit, and the current gradient.
     memory.gathered = 3 * (largest_layer / kFloatBytes) * wide;
   }
   if (model.transformer && plan.sequence_length > 0) {

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Everything that training takes on one device, in bytes.
+/// The memory that training takes on one device, in bytes.
 struct TrainingMemory {
   std::uint64_t weights = 0;
   std::uint64_t masters = 0;
@@ -16,7 +16,7 @@ struct TrainingMemory {
   std::uint64_t optimizer = 0;
   /// Bytes of the largest unit while it is unsharded.
   std::uint64_t gathered = 0;
-  /// Nothing where the shape is not known.
+  /// Unset if the shape of the model is not known.
   std::optional<std::uint64_t> activations;
   [[nodiscard]] std::uint64_t total() const {
     return weights + masters + gradients + optimizer + gathered +
@@ -34,9 +34,9 @@ struct TrainingPlan {
   bool recomputes_activations = false;
 };
 
-/// Activations are counted as in Korthikanti et al., Reducing Activation
-/// Recomputation in Large Transformer Models (2022), section 4. Throws
-/// ConfigError for a dtype or optimizer that there is not.
+/// Estimates memory. Activations are counted as in Korthikanti et al., Reducing
+/// Activation Recomputation in Large Transformer Models (2022), section 4.
+/// Throws ConfigError for an unknown dtype or optimizer.
 TrainingMemory training_memory(
     const ModelTree& model,
     std::uint64_t largest_layer,

@@ -37,7 +37,7 @@ TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   const ToolResult second = run_tool({"config", "default"}, home);
   EXPECT_EQ(second.code, 0);
-  EXPECT_THAT(second.out, HasSubstr("is there already"));
+  EXPECT_THAT(second.out, HasSubstr("exists already"));
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   // It is what launch takes.
   EXPECT_THAT(
@@ -141,8 +141,8 @@ TEST_F(ConfigCommand, ShowExplainsWhatIsWrongWithASettingOfFSDP) {
           HasSubstr("modules with at least 1000 parameters")));
   EXPECT_THAT(
       run_tool(command, {{"ACCELERATE_USE_DEEPSPEED", "true"}}).out,
-      HasSubstr("  error               [parallel] sharding was asked for in "
-                "FSDP's words and in DeepSpeed's"));
+      HasSubstr("  error               [parallel] sharding was requested in "
+                "FSDP's settings and in DeepSpeed's"));
 }
 
 TEST_F(ConfigCommand, NeedsAnswers) {

@@ -31,11 +31,11 @@ TEST(DeepSpeedSection, ReadsItsParameters) {
   found.require_all_known();
 }
 
-TEST(DeepSpeedSection, RefusesWhatItDoesNotKnow) {
+TEST(DeepSpeedSection, RefusesUnknownParametersAndTypes) {
   expect_error<ConfigError>(
       [] { section(R"({"lr": 1, "turbo": true})").require_all_known(); },
-      "optimizer Adam of the DeepSpeed configuration has parameters that it "
-      "does not have here: lr, turbo");
+      "optimizer Adam of the DeepSpeed configuration has parameters that are "
+      "not supported here: lr, turbo");
   expect_error<ConfigError>(
       [] { section(R"({"eps": "auto"})").number("eps", 0); },
       "optimizer.params.eps of the DeepSpeed configuration is \"auto\", not a "

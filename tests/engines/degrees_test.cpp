@@ -24,13 +24,13 @@ TEST(RequestedDegrees, ComeFromCodeBeforeTheLauncher) {
   EXPECT_FALSE(found.degree(Axis::replicate));
 }
 
-TEST(RequestedDegrees, OfAConfigurationThatSplitsNothingAreUnset) {
+TEST(RequestedDegrees, AreUnsetForAConfigurationOfOnes) {
   const auto found = request({.parallelism_config = ParallelismConfig()});
   EXPECT_FALSE(found.degree(Axis::replicate));
   EXPECT_THAT(found.complaints, ElementsAre());
 }
 
-TEST(RequestedDegrees, OfSeveralNamesMustAgree) {
+TEST(RequestedDegrees, MustAgreeUnderSeveralNames) {
   EXPECT_THAT(
       request({.shard = 2,
                .parallelism_config = ParallelismConfig{.dp_shard_size = 4}})
@@ -43,7 +43,7 @@ TEST(RequestedDegrees, OfSeveralNamesMustAgree) {
       ElementsAre(HasSubstr("tensor is 2, but tp_degree is 4")));
 }
 
-TEST(RequestedDegrees, OfWhatThisVersionCannotDoAreRefused) {
+TEST(RequestedDegrees, AreRefusedIfNotSupported) {
   EXPECT_THAT(
       request({}, {{"PARALLELISM_CONFIG_SP_SIZE", "4"}}).complaints,
       ElementsAre(HasSubstr("set sp_size to 1")));

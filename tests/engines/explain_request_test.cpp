@@ -37,8 +37,7 @@ TEST(Explanation, OfADeepSpeedConfiguration) {
       explain(request({.deepspeed = options}, {}, "bf16")),
       "  engine              DeepSpeed's settings\n"
       "  degrees             replicate the ranks that are left, shard all "
-      "ranks "
-      "that the other degrees leave\n"
+      "ranks that the other degrees leave\n"
       "  sharding            optimizer state and gradients (ZeRO stage 2); "
       "shards stay in host memory\n"
       "  wrap policy         elements of the outermost Sequentials and "

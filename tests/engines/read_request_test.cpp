@@ -15,10 +15,10 @@ using testing::request;
 using testing::sources;
 using Degrees = std::array<int, kNumAxes>;
 
-// Along pipeline, replicate, shard, context, tensor.
+// The degrees of pipeline, replicate, shard, context and tensor.
 constexpr Degrees kReplicas{1, 8, 1, 1, 1};
 
-TEST(TrainingRequest, AsksForNothingUnlessTold) {
+TEST(TrainingRequest, IsEmptyByDefault) {
   const auto found = request({});
   EXPECT_EQ(found.engine, Engine::none);
   EXPECT_FALSE(found.sharding);
@@ -41,20 +41,20 @@ TEST(TrainingRequest, RefusesTwoEngines) {
   EXPECT_THAT(
       request({.fully_sharded = fully_sharded, .deepspeed = DeepSpeedOptions()})
           .complaints,
-      ElementsAre("[parallel] sharding was asked for in FSDP's words and in "
+      ElementsAre("[parallel] sharding was requested in FSDP's settings and in "
                   "DeepSpeed's; leave one of them out"));
   EXPECT_THAT(
       request(
           {.deepspeed = DeepSpeedOptions()},
           {{"ACCELERATE_USE_MEGATRON_LM", "true"}})
           .complaints,
-      ElementsAre(HasSubstr("in DeepSpeed's words and in Megatron-LM's")));
+      ElementsAre(HasSubstr("in DeepSpeed's settings and in Megatron-LM's")));
   EXPECT_FALSE(
       request({.fully_sharded = fully_sharded, .deepspeed = DeepSpeedOptions()})
           .sharding);
 }
 
-TEST(TrainingRequest, HasEveryComplaint) {
+TEST(TrainingRequest, CollectsAllComplaints) {
   EXPECT_THAT(
       request({.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"},
                .parallelism_config = ParallelismConfig{.sp_size = 2}})
@@ -62,7 +62,7 @@ TEST(TrainingRequest, HasEveryComplaint) {
       ElementsAre(HasSubstr("sp_size"), HasSubstr("nvme")));
 }
 
-TEST(TrainingRequest, RecomputesWhatOptionsOfItsOwnChoose) {
+TEST(TrainingRequest, PrefersActivationCheckpointingOptions) {
   const auto found = request(
       {.fully_sharded =
            FullyShardedDataParallelOptions{.activation_checkpointing = true},
@@ -83,7 +83,7 @@ TEST(ModelRequest, TakesTheDegreesOfTheOthers) {
   EXPECT_EQ(found.degree(Axis::shard), 4);
 }
 
-TEST(ModelRequest, TakesTheRestForTheDegreeThatIsLeftUnset) {
+TEST(ModelRequest, ComputesTheDegreeThatIsLeftUnset) {
   const auto shards = [](int degree) {
     return read_model_request(
         ModelOptions{.shard = degree}, sources({}), kReplicas);

@@ -11,7 +11,7 @@ namespace accelerate::testing {
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
-/// What code says by `options`, and the launcher by `variables`.
+/// The sources of a program with `options` under a launcher with `variables`.
 inline detail::RequestSources sources(
     ParallelOptions options,
     const Variables& variables = {},

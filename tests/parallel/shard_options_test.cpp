@@ -259,7 +259,7 @@ TEST(MegatronPlan, DoesWhatItsWordsSay) {
   refused(
       {.fully_sharded = FullyShardedDataParallelOptions(),
        .megatron_lm = MegatronLMOptions()},
-      "in FSDP's words and in Megatron-LM's");
+      "in FSDP's settings and in Megatron-LM's");
 }
 
 }  // namespace shard_options_test
