@@ -25,23 +25,25 @@ namespace {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
-// Keepers are promised to be asked before these.
+// Keepers are called before autograd and autocast (GateKeeper).
 static_assert(kKey > c10::DispatchKey::AutogradFunctionality);
 static_assert(kKey > c10::DispatchKey::AutocastCPU);
 static_assert(kKey > c10::DispatchKey::AutocastCUDA);
 
-// Marks storages as ours; there is nothing to delete, a GatedTensor owns it.
-void mark(void*) {}
+// The deleter that identifies storages of gated tensors. It has nothing to
+// delete: the context is owned by a GatedTensor.
+void gate_deleter(void*) {}
 
-// Thread-local because another thread's operators (a backward's, a second
-// model's) must be stopped meanwhile.
+// Thread-local because gates still apply to the operators of other threads (of
+// a backward, of a second model).
 thread_local bool bypasses_gates = false;
 
 // Thread-local because the scope includes the dispatch key on its own thread
-// only: modules built elsewhere get memory.
+// only: modules built on other threads get memory.
 thread_local int num_empty_scopes = 0;
 
-// Keepers pass gates while they are asked; the operator itself does not.
+// Gates apply to the operator that a keeper runs, not to the keeper's own
+// operators.
 struct StopAtGates {
   StopAtGates() { bypasses_gates = false; }
   ~StopAtGates() { bypasses_gates = true; }
@@ -49,25 +51,25 @@ struct StopAtGates {
   StopAtGates& operator=(const StopAtGates&) = delete;
 };
 
-// Tensors made from nothing, and for the CPU, are made on the meta device.
-// False: the operator takes tensors, and makes what is like them.
+// Makes a factory function for the CPU use the meta device. Returns false if
+// the operator takes tensors, and so is not a factory function.
 bool make_empty(
     const c10::OperatorHandle& operation,
     torch::jit::Stack* stack) {
   const auto& arguments = operation.schema().arguments();
   c10::IValue* device = nullptr;
-  c10::IValue* pins = nullptr;
+  c10::IValue* pin_memory = nullptr;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
     if (value.isTensor() || value.isTensorList()) return false;
     if (arguments[i].name() == "device") device = &value;
-    if (arguments[i].name() == "pin_memory") pins = &value;
+    if (arguments[i].name() == "pin_memory") pin_memory = &value;
   }
   const bool is_for_cpu = device != nullptr &&
       (device->isNone() || (device->isDevice() && device->toDevice().is_cpu()));
   if (!is_for_cpu) return true;
   *device = c10::Device(c10::kMeta);
-  if (pins != nullptr) *pins = c10::IValue();
+  if (pin_memory != nullptr) *pin_memory = c10::IValue();
   return true;
 }
 
@@ -82,7 +84,7 @@ BypassGates::~BypassGates() { bypasses_gates = before_; }
 struct GatedTensor::Entry {
   GateKeeper& keeper;
   std::size_t unit;
-  /// Keeps the memory.
+  /// Owns the memory; undefined if there is none.
   at::Tensor memory;
 };
 
@@ -106,7 +108,8 @@ struct GatedCall::State {
   }
 };
 
-/// What the dispatcher calls; it has the private parts of both.
+/// The fallback that the dispatcher calls; a friend of GatedTensor and
+/// GatedCall.
 struct GateFallback {
   static const GatedTensor::Entry* entry_of(const c10::IValue& value) {
     if (!value.isTensor()) return nullptr;
@@ -117,7 +120,7 @@ struct GateFallback {
     }
     const at::DataPtr& data =
         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-    if (data.get_deleter() != &mark) return nullptr;
+    if (data.get_deleter() != &gate_deleter) return nullptr;
     return static_cast<const GatedTensor::Entry*>(data.get_context());
   }
 
@@ -135,8 +138,8 @@ struct GateFallback {
   }
 
   static void pass_on(const GatedCall::State& state) {
-    // Operators inside this one take the same tensors and need no second call;
-    // those that make tensors do.
+    // Operators inside this one take the same tensors, for which keepers need
+    // no second call; factory functions inside must still be intercepted.
     std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
     if (!state.makes_empty) exclude.emplace(kKey);
     state.operation.redispatchBoxed(
@@ -157,7 +160,7 @@ struct GateFallback {
       pass_on(state);
       return;
     }
-    const BypassGates passing;
+    const BypassGates bypass;
     const std::size_t end = stack->size();
     for (std::size_t i = end - state.num_arguments(); i < end; ++i)
       announce((*stack)[i], state.keepers);
@@ -167,7 +170,7 @@ struct GateFallback {
 
 namespace {
 
-// A process can have one fallback of a key; it is the same for all gates.
+// A process can have one fallback per dispatch key; all gates share it.
 void register_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(
@@ -198,7 +201,7 @@ void GatedCall::run() {
   if (state_.has_results)
     throw InternalError("[gate] a keeper ran an operator a second time");
   if (state_.next_keeper == state_.keepers.size()) {
-    const StopAtGates stopping;
+    const StopAtGates stop;
     GateFallback::pass_on(state_);
     state_.has_results = true;
     return;
@@ -214,7 +217,8 @@ void GatedCall::run() {
 void GatedCall::replace(c10::IValue result) {
   if (state_.has_results || state_.num_results() != 1) {
     throw InternalError(format(
-        "[gate] a keeper replaced {}, which has run, or has not one result",
+        "[gate] a keeper replaced {}, which has already run, or does not have "
+        "exactly one result",
         state_.operation.operator_name().name));
   }
   torch::jit::drop(state_.stack, state_.num_arguments());
@@ -239,7 +243,8 @@ GatedTensor::GatedTensor(
     : tensor_(tensor), messages_(std::move(messages)) {
   register_fallback();
   const bool is_empty = tensor.is_meta();
-  // Not detach(): what is written to the memory is no change of the tensor.
+  // variable_data() instead of detach(), since writing to the memory must not
+  // count as a change of the tensor.
   const at::Tensor memory = is_empty
       ? at::empty({0}, tensor.options().device(device).requires_grad(false))
       : tensor.variable_data();
@@ -256,7 +261,7 @@ GatedTensor::GatedTensor(
       memory.unsafeGetTensorImpl()->key_set().add(kKey),
       tensor.dtype());
   gated->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  // The same TensorImpl, so every handle to the parameter sees it.
+  // The TensorImpl stays, so every handle to the parameter sees the change.
   impl->shallow_copy_from(gated);
   entry_ = std::make_unique<Entry>(Entry{keeper, unit, at::Tensor()});
   if (is_empty) {
@@ -284,9 +289,9 @@ GatedTensor::~GatedTensor() {
 void GatedTensor::fill(const at::Tensor& memory) {
   if (memory.nbytes() != storage_.nbytes()) {
     throw InternalError(format(
-        "[gate] {} bytes of memory for a tensor of {}",
-        memory.nbytes(),
-        storage_.nbytes()));
+        "[gate] a tensor of {} bytes was filled with memory of {} bytes",
+        storage_.nbytes(),
+        memory.nbytes()));
   }
   entry_->memory = memory;
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
@@ -294,7 +299,7 @@ void GatedTensor::fill(const at::Tensor& memory) {
   storage.set_data_ptr_noswap(at::DataPtr(
       const_cast<void*>(memory.const_data_ptr()),
       entry_.get(),
-      &mark,
+      &gate_deleter,
       storage_.device()));
 }
 
@@ -302,7 +307,7 @@ at::Tensor GatedTensor::release() {
   at::Tensor memory = std::exchange(entry_->memory, at::Tensor());
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(
-      at::DataPtr(nullptr, entry_.get(), &mark, storage_.device()));
+      at::DataPtr(nullptr, entry_.get(), &gate_deleter, storage_.device()));
   make_unreadable(storage, messages_.while_kept);
   return memory;
 }

@@ -19,8 +19,8 @@ namespace accelerate::detail {
 
 class GateKeeper;
 
-/// One call of an operator on tensors behind a gate, while a keeper is asked.
-/// Values are on the dispatcher's stack, as LibTorch's boxed kernels have them.
+/// One call of an operator on tensors behind a gate, as keepers see it. Values
+/// are on the dispatcher's stack, as for LibTorch's boxed kernels.
 class GatedCall {
  public:
   GatedCall(const GatedCall&) = delete;
@@ -28,18 +28,19 @@ class GatedCall {
 
   /// Name, overload and schema of the operator.
   [[nodiscard]] const c10::OperatorHandle& operation() const;
-  /// The operator's arguments in the order of its schema, defaults included,
-  /// until there are results. A keeper may assign others of the same types.
+  /// The operator's arguments in the order of its schema, defaults included;
+  /// empty once there are results. A keeper may assign others of the same
+  /// types.
   [[nodiscard]] std::span<c10::IValue> arguments();
 
   /// Runs the operator, or the next keeper's call(), on the arguments as they
   /// are now.
   void run();
-  /// Takes `result` for what the operator returns, which is not run. For
+  /// Uses `result` as the operator's result, instead of running it. For
   /// operators with one result.
   void replace(c10::IValue result);
 
-  /// What run() or replace() left; a keeper may assign others.
+  /// The results of run() or replace(); a keeper may assign others.
   [[nodiscard]] std::span<c10::IValue> results();
 
  private:
@@ -50,17 +51,17 @@ class GatedCall {
   State& state_;
 };
 
-/// Keeps the memory of tensors behind a gate. It is asked on the thread that
-/// computes; what it throws leaves the operator.
+/// Keeps the memory of tensors behind a gate. It is called on the thread that
+/// computes; its exceptions propagate through the operator.
 ///
-/// It is asked above autograd and autocast, once for each operator that a
-/// program or a backward calls, not for those inside of it. So autograd records
-/// what call() runs in an operator's place, on the arguments that it chose:
-/// moving an argument moves its gradient back, a copy that was computed without
-/// a graph (a dequantised weight) gets no gradient and hands on that of the
-/// input. A product with another gradient is a torch::autograd::Function.
-/// Backwards call operators on tensors that were saved behind a gate, and so
-/// ask the keeper again, with GradMode off.
+/// It is called above autograd and autocast, once for each operator that a
+/// program or a backward calls, not for operators inside of those. So autograd
+/// records what call() runs in an operator's place, on the arguments that it
+/// chose: moving an argument moves its gradient back, a copy that was computed
+/// without a graph (a dequantised weight) gets no gradient, while the input
+/// gets its own. An operation with another gradient must be a
+/// torch::autograd::Function. Backwards call operators on gated tensors that
+/// were saved, and so call the keeper again, with GradMode off.
 class GateKeeper {
  public:
   GateKeeper() = default;
@@ -68,19 +69,19 @@ class GateKeeper {
   GateKeeper& operator=(const GateKeeper&) = delete;
   virtual ~GateKeeper() = default;
 
-  /// An operator is about to take tensor number `unit`, or a view of it;
-  /// `is_filled`: it has its memory.
+  /// Called before an operator takes tensor number `unit`, or a view of it.
+  /// `is_filled`: the tensor has its memory.
   virtual void before_read(std::size_t /*unit*/, bool /*is_filled*/) {}
 
-  /// An operator was called with tensors of this keeper, for all of which
-  /// before_read() has been called. Must run() or replace() it. Where several
-  /// keepers' tensors meet, they are asked in the order of the arguments, each
-  /// by the run() of the one before. The keeper's own operators pass all gates.
+  /// Called for an operator with tensors of this keeper, after before_read()
+  /// for all of them. Must run() or replace() the operator. If the arguments
+  /// have several keepers, they are called in the order of the arguments, each
+  /// by the run() of the previous one. The keeper's own operators bypass gates.
   virtual void call(GatedCall& call) { call.run(); }
 };
 
-/// While it lives, operators on this thread pass all gates unasked: for code
-/// that keeps a gate and handles the tensors behind it.
+/// While it lives, operators on this thread bypass all gates: for code that
+/// keeps a gate and handles the tensors behind it.
 class BypassGates {
  public:
   BypassGates();
@@ -92,54 +93,55 @@ class BypassGates {
   bool before_;
 };
 
-/// Texts of the errors that reaching for missing memory throws.
+/// Messages of the errors for accessing memory that is missing.
 struct UnavailableMessages {
-  /// The keeper has not filled the tensor.
+  /// Used if the keeper has not filled the tensor.
   std::string while_kept;
-  /// The GatedTensor went while the tensor had no memory.
+  /// Used if the GatedTensor was destroyed while the tensor had no memory.
   std::string afterwards;
 };
 
-/// A tensor whose memory comes and goes while modules, optimizers and autograd
-/// hold on to it. Operators that take it, or a view of it, first ask the
-/// keeper, in forward and in backward; other operators pay nothing. Code that
-/// reaches around LibTorch's operators while there is no memory gets an error
-/// with the keeper's message.
+/// A tensor whose memory is freed and filled again while modules, optimizers
+/// and autograd hold the tensor. Operators that take it, or a view of it, first
+/// call the keeper, in forward and in backward; other operators cost nothing.
+/// Code that accesses the memory without LibTorch's operators while it is
+/// missing gets an error with the keeper's message.
 ///
-/// How: a dispatch key that nobody else uses, DeferredInit, is added to the
-/// tensor's own TensorImpl; one boxed fallback of that key, registered once in
-/// a process, finds the keeper through the storage and passes the call on.
+/// Implementation: a dispatch key that is otherwise unused, DeferredInit, is
+/// added to the tensor's own TensorImpl; one boxed fallback of that key,
+/// registered once per process, finds the keeper through the storage and
+/// forwards the call.
 class GatedTensor {
  public:
-  /// `tensor` is dense and not a view. It has its memory still, or, if it is a
-  /// meta tensor, gets some on `device` later. `keeper` outlives this object,
-  /// and knows the tensor as number `unit`.
+  /// `tensor` must be dense and not a view. It keeps its memory, or, if it is a
+  /// meta tensor, is filled with memory on `device` later. `keeper` must
+  /// outlive this object, and knows the tensor as number `unit`.
   GatedTensor(
       const at::Tensor& tensor,
       UnavailableMessages messages,
       GateKeeper& keeper,
       std::size_t unit,
       c10::Device device = at::kCPU);
-  /// The tensor keeps what memory it has, and stays without if it has none.
+  /// The tensor keeps its memory, if it has any.
   ~GatedTensor();
   GatedTensor(const GatedTensor&) = delete;
   GatedTensor& operator=(const GatedTensor&) = delete;
 
-  /// From now on the tensor's values are those of `memory`: dense, and of its
-  /// type and number of elements. Nothing is copied.
+  /// Makes the tensor use `memory`, which must be dense and of the same dtype
+  /// and number of elements. Nothing is copied.
   void fill(const at::Tensor& memory);
-  /// Lets go of the memory, and returns it.
+  /// Takes the memory out of the tensor, and returns it.
   at::Tensor release();
   [[nodiscard]] bool is_filled() const;
 
   /// True if the tensor's data was replaced after it was put behind the gate
-  /// (Module::to, set_data), so that the keeper is not asked any more.
+  /// (Module::to, set_data), so that the keeper is not called any more.
   [[nodiscard]] bool is_bypassed() const;
 
   [[nodiscard]] const at::Tensor& tensor() const { return tensor_; }
 
-  /// The number under which `keeper` knows what `value` is, or is a view of;
-  /// nothing if it is not a tensor of that keeper.
+  /// The number under which `keeper` knows the tensor that `value` is, or is a
+  /// view of; nothing if it is not a tensor of that keeper.
   [[nodiscard]] static std::optional<std::size_t> unit_of(
       const c10::IValue& value,
       const GateKeeper& keeper);

@@ -6,13 +6,14 @@
 
 namespace accelerate::detail {
 
-/// From now on reaching for the storage's memory is an error with this text.
-inline void make_unreadable(c10::StorageImpl& storage, std::string text) {
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
+/// Makes accessing the storage's memory an error with this message.
+inline void make_unreadable(c10::StorageImpl& storage, std::string message) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      std::move(message));
 }
 
-// LibTorch before 2.14 cannot take the error back. Naming a private member in
-// an explicit instantiation is allowed, and gives a way to it.
+// LibTorch before 2.14 cannot clear the error. An explicit instantiation may
+// name a private member, and so gives access to it.
 template <bool c10::StorageImpl::*member>
 struct FlagAccess {
   friend bool& access_flag(c10::StorageImpl& storage) {
@@ -22,7 +23,7 @@ struct FlagAccess {
 bool& access_flag(c10::StorageImpl& storage);
 template struct FlagAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-/// Reaching for the memory is allowed again.
+/// Allows access to the memory again.
 template <class Storage>
 void make_readable(Storage& storage) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
