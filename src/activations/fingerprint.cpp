@@ -23,7 +23,7 @@ Fingerprint fingerprint_of(const at::Tensor& tensor) {
       at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
 }
 
-// Tolerance for accelerators that add up in another order each time.
+// The tolerance is for accelerators, which may sum in another order each time.
 bool Fingerprint::is_like(const Fingerprint& other) const {
   const auto alike = [&](double mine, double theirs) {
     if (std::isnan(mine) || std::isnan(theirs))

@@ -9,11 +9,11 @@ namespace accelerate::detail {
 
 namespace {
 
-// Thread-local because a recording is of the operators that its own thread
-// calls; the dispatch key that brings them here is included by thread, too.
+// Thread-local because a recording is of its own thread's operators; the
+// dispatch key that intercepts them is included per thread, too.
 thread_local Recording* current = nullptr;
 
-void note(
+void record(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
@@ -34,7 +34,7 @@ void register_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(
         torch::Library::IMPL, "_", kRecordingKey, __FILE__, __LINE__);
-    made->fallback(torch::CppFunction::makeFromBoxedFunction<&note>());
+    made->fallback(torch::CppFunction::makeFromBoxedFunction<&record>());
     return made;
   }();
 }
@@ -63,7 +63,7 @@ void Recording::begin() {
   if (!at::GradMode::is_enabled()) return;
   if (current != nullptr && current->tape_) return;
   register_fallback();
-  around_ = std::exchange(current, this);
+  enclosing_ = std::exchange(current, this);
   include_.emplace(kRecordingKey);
   scope_.emplace(*this);
 }
@@ -73,7 +73,7 @@ Recording::~Recording() {
   if (tape_) tape_->close();
   scope_.reset();
   include_.reset();
-  current = around_;
+  current = enclosing_;
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> Recording::make_hooks() {
@@ -110,14 +110,14 @@ void Recording::run(
     torch::jit::Stack* stack) {
   if (regions_ != nullptr) enter(*stack, operation.schema().arguments().size());
   const std::shared_ptr<Tape> tape = tape_;
-  const bool is_noted = tape && tape->begin(operation, *stack);
+  const bool is_recorded = tape && tape->begin(operation, *stack);
   try {
     operation.redispatchBoxed(keys, stack);
   } catch (...) {
-    if (is_noted) tape->cancel();
+    if (is_recorded) tape->cancel();
     throw;
   }
-  if (is_noted) tape->end(*stack);
+  if (is_recorded) tape->end(*stack);
 }
 
 }  // namespace accelerate::detail

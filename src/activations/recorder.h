@@ -61,7 +61,7 @@ class Recording final : public SavedTensorKeeper {
   std::shared_ptr<ComparedOperators> compared_;
   std::shared_ptr<Tape> tape_;
   std::size_t region_ = Regions::kUnrecorded;
-  Recording* around_ = nullptr;
+  Recording* enclosing_ = nullptr;
   std::optional<c10::impl::IncludeDispatchKeyGuard> include_;
   std::optional<SavedTensorScope> scope_;
 };

@@ -8,8 +8,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// The scopes that are open, innermost last. Thread-local because a scope is
-// about the forward of its own thread; the engine asks there.
+// The keepers of open scopes, innermost last. Thread-local because a scope
+// applies to the forward of its own thread, on which the engine asks for hooks.
 thread_local std::vector<SavedTensorKeeper*> keepers;
 
 class EngineWithHooks final : public torch::autograd::Engine {

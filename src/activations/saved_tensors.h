@@ -22,9 +22,9 @@ class SavedTensorKeeper {
 /// While it lives, `keeper` is asked, before those of enclosing scopes.
 /// Destroyed on the thread that made it, the innermost first.
 ///
-/// How: LibTorch asks its autograd engine for such hooks, and the engine for
-/// C++ has none; the first scope of a process replaces it with one that has
-/// them.
+/// Implementation: LibTorch asks its autograd engine for such hooks, and the
+/// engine for C++ has none; the first scope of a process replaces it with one
+/// that has them.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(SavedTensorKeeper& keeper);

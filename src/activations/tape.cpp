@@ -141,7 +141,7 @@ class Tape::Collector final : public SavedTensorKeeper {
     }
     at::Tensor call_unpack_hook() override {
       throw InternalError(
-          "[activations] what is computed again has no backward");
+          "[activations] recomputed operators have no backward");
     }
 
    private:
@@ -204,7 +204,7 @@ bool Tape::begin(
       const at::Tensor tensor = argument.toTensor();
       if (!tensor.defined()) continue;
       if (facts.changes_argument[i]) keep_before_change(tensor);
-      note_input(entry, tensor, i, std::nullopt);
+      record_input(entry, tensor, i, std::nullopt);
       argument = c10::IValue();
     } else if (argument.isTensorList() || argument.isOptionalTensorList()) {
       c10::List<c10::IValue> items = argument.toList().copy();
@@ -212,7 +212,7 @@ bool Tape::begin(
         const c10::IValue value = items.get(item);
         if (!value.isTensor() || !value.toTensor().defined()) continue;
         if (facts.changes_argument[i]) keep_before_change(value.toTensor());
-        note_input(entry, value.toTensor(), i, item);
+        record_input(entry, value.toTensor(), i, item);
         items.set(item, at::Tensor());
       }
       argument = c10::IValue(std::move(items));
@@ -231,11 +231,11 @@ void Tape::end(const torch::jit::Stack& stack) {
   for (std::size_t i = 0; i < count; ++i) {
     const c10::IValue& value = stack[stack.size() - count + i];
     if (value.isTensor()) {
-      note_output(entry, value.toTensor(), i, std::nullopt);
+      record_output(entry, value.toTensor(), i, std::nullopt);
     } else if (value.isTensorList()) {
       const auto items = value.toListRef();
       for (std::size_t item = 0; item < items.size(); ++item)
-        note_output(entry, items[item].toTensor(), i, item);
+        record_output(entry, items[item].toTensor(), i, item);
     }
   }
 }
@@ -253,7 +253,7 @@ Tape::Place Tape::place_of(const at::Tensor& tensor) {
   const Place place{Place::Kind::outside, outside_.size()};
   Outside outside;
   outside.requires_grad = tensor.requires_grad();
-  // A parameter stays the same tensor; other tensors lose their history.
+  // Parameters are kept themselves; other tensors without their graph.
   outside.tensor = tensor.is_leaf() && tensor.requires_grad()
       ? tensor
       : tensor.variable_data();
@@ -268,7 +268,7 @@ Tape::Place Tape::place_of(const at::Tensor& tensor) {
   return place;
 }
 
-void Tape::note_input(
+void Tape::record_input(
     Operator& entry,
     const at::Tensor& tensor,
     std::size_t argument,
@@ -277,7 +277,7 @@ void Tape::note_input(
       {argument, item, place_of(tensor), tensor.requires_grad()});
 }
 
-void Tape::note_output(
+void Tape::record_output(
     Operator& entry,
     const at::Tensor& tensor,
     std::size_t value,
@@ -315,7 +315,8 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return {Place::Kind::kept};
   if (!is_in_operator_) {
-    // The user's own node: what it saves was made here, or is kept.
+    // The user's own autograd node saves the tensor. Tensors that the segment
+    // made are recomputed; others are kept.
     const auto found = known_.find(tensor.unsafeGetTensorImpl());
     if (found == known_.end() || found->second.place.kind != Place::Kind::made)
       return {Place::Kind::kept};
@@ -442,7 +443,7 @@ at::Tensor Tape::outside_again(
     if (copy.scalar_type() != outside.tensor.scalar_type()) {
       throw Error(format(
           "[activations] {} changes a tensor from outside that it also reads "
-          "as another type, which cannot be computed again; copy it before",
+          "as another type, which cannot be recomputed; copy it before",
           name_));
     }
     return at::as_strided(
@@ -455,7 +456,7 @@ at::Tensor Tape::outside_again(
       outside.counter.current_version() != *outside.version) {
     throw Error(format(
         "[activations] a tensor that {} took from outside was changed in place "
-        "before its backward: it was at version {} and is at {}; copy it "
+        "before the backward: it was at version {} and is at {}; copy it "
         "before the change",
         name_,
         *outside.version,
@@ -528,7 +529,7 @@ void Tape::replay() {
     if (collector.num_saved() != entry.saved.size()) {
       throw Error(format(
           "[activations] {} in {} saved {} tensors for backward, and {} when "
-          "it was computed again; leave this part out of checkpointing",
+          "it was recomputed; leave this part out of checkpointing",
           entry.operation.schema().name(),
           name_,
           entry.saved.size(),
@@ -557,7 +558,7 @@ void Tape::compare(const Operator& entry) const {
     if (again.is_like(*saved.fingerprint)) continue;
     throw Error(format(
         "[activations] what {} in {} saved for backward came out different "
-        "when it was computed again (sum {}, now {}): memory of a tensor was "
+        "when it was recomputed (sum {}, now {}): memory of a tensor was "
         "written without an operator; register that kernel with TORCH_LIBRARY, "
         "or leave this part out of checkpointing",
         entry.operation.schema().name(),

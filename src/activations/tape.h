@@ -48,15 +48,15 @@ class ComparedOperators {
   std::unordered_set<std::uint64_t> histories_;
 };
 
-/// The operators of a segment of a forward pass, with what they took from
-/// outside it. What they saved for backward is not kept; when backward asks for
-/// the first of it, they are recomputed, up to the last whose saved tensors are
-/// needed.
+/// The operators of a segment of a forward pass, with the tensors that they
+/// took from outside it. Tensors that they saved for backward are not kept;
+/// when backward needs the first of them, the operators are recomputed, up to
+/// the last whose saved tensors are needed.
 ///
 /// Results are those of the first run: arguments, random states, autocast and
 /// gradient modes are restored; tensors from outside that the segment changes
-/// are copied before, and the copy is changed in the recomputation. A tensor
-/// that was changed since by other code is an error, as it is for autograd.
+/// are copied before, and the copy is changed in the recomputation. It is an
+/// error, as for autograd, if other code has changed such a tensor since.
 ///
 /// Recorded by one thread; replayed by any, one at a time.
 class Tape : public std::enable_shared_from_this<Tape> {
@@ -94,12 +94,12 @@ class Tape : public std::enable_shared_from_this<Tape> {
   class Collector;
 
   Place place_of(const at::Tensor& tensor);
-  void note_input(
+  void record_input(
       Operator& entry,
       const at::Tensor& tensor,
       std::size_t argument,
       std::optional<std::size_t> item);
-  void note_output(
+  void record_output(
       Operator& entry,
       const at::Tensor& tensor,
       std::size_t value,
@@ -127,11 +127,11 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::recursive_mutex mutex_;
   std::vector<Operator> operators_;
   std::vector<Outside> outside_;
-  /// Memory from outside as it was before the segment changed it, flat.
+  /// Flat copies of memory from outside, before the segment changed it.
   std::vector<at::Tensor> copies_;
   std::size_t num_made_ = 0;
   std::size_t num_wanted_ = 0;
-  /// Tensors made here that a node saved outside any operator.
+  /// Tensors made by the segment that a node saved outside any operator.
   std::unordered_map<std::size_t, Saved> saved_made_;
   bool is_in_operator_ = false;
   bool is_closed_ = false;
