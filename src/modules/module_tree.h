@@ -9,8 +9,8 @@ namespace accelerate::detail {
 
 /// A parameter or buffer, without its values.
 struct ModuleTensor {
-  std::string name;   ///< in its module
-  std::string dtype;  ///< as PyTorch names it: "float32"
+  std::string name;   ///< within its module
+  std::string dtype;  ///< PyTorch's name: "float32"
   std::int64_t num_elements = 0;
   std::uint64_t num_bytes = 0;
   /// The same number in all modules that share the tensor.
@@ -19,9 +19,9 @@ struct ModuleTensor {
 
 /// A model as a tree of modules, from a file or from a program's module.
 struct ModuleNode {
-  std::string name;        ///< in its parent; the root has none
+  std::string name;        ///< within its parent; empty for the root
   std::string class_name;  ///< may be qualified, and end in Impl
-  /// Its own, without those of its children.
+  /// The module's own, without those of its children.
   std::vector<ModuleTensor> parameters;
   std::vector<ModuleTensor> buffers;
   std::vector<ModuleNode> children;
@@ -33,10 +33,10 @@ std::string dotted_name(std::string_view parent, std::string_view name);
 /// Bytes of all parameters and buffers.
 std::uint64_t total_bytes(const ModuleNode& module);
 
-/// Elements of all parameters; shared ones count once.
+/// Number of elements of all parameters; shared ones count once.
 std::int64_t num_parameters(const ModuleNode& module);
 
-/// Whether a class is meant by a name: "Block" means Block, BlockImpl and
+/// Whether `name` names the module's class: "Block" names Block, BlockImpl and
 /// models::BlockImpl.
 bool is_class(const ModuleNode& module, std::string_view name);
 bool is_one_of(

@@ -34,7 +34,8 @@ class Wrapping {
  public:
   explicit Wrapping(const WrapPolicy& policy) : policy_(policy) {}
 
-  // The elements of containers are the same module several times.
+  // Wraps the elements of the outermost containers, usually the same module
+  // several times.
   void by_containers(const ModuleNode& module, const std::string& name) {
     const bool is_container =
         is_class(module, "ModuleList") || is_class(module, "Sequential");

@@ -28,7 +28,7 @@ std::int64_t BoxElements::num_before(std::int64_t index) const {
     number += inside * dim.box_stride;
     index %= dim.stride;
   }
-  // What is left is inside one element.
+  // The remainder is inside one element.
   return number + index;
 }
 

@@ -11,18 +11,18 @@
 
 namespace accelerate::detail {
 
-/// Where the elements of a layout's box lie in the tensor that it is a box of,
-/// both row-major. Elements have the same order in both, so whatever a range of
-/// the tensor has of the box is a range of the box.
+/// Positions of the elements of a layout's box in the global tensor, both
+/// row-major. Elements have the same order in both, so the elements of the box
+/// in a range of the tensor are a range of the box.
 class BoxElements {
  public:
   /// With the size of an element in bytes, bytes stand for elements everywhere.
   explicit BoxElements(const Layout& layout, std::int64_t element_size = 1);
 
   [[nodiscard]] std::int64_t count() const { return count_; }
-  /// How many of the box come before element `index` of the tensor.
+  /// Number of elements of the box before element `index` of the tensor.
   [[nodiscard]] std::int64_t num_before(std::int64_t index) const;
-  /// The place in the tensor of element `index` of the box.
+  /// The index in the tensor of element `index` of the box.
   [[nodiscard]] std::int64_t place_of(std::int64_t index) const;
 
   /// Whether the box's elements [begin, end) are contiguous in the tensor.

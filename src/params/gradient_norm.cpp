@@ -18,8 +18,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Norms of a list in as few kernels as its dtypes and devices allow, each in
-// at least single precision, so that half-precision sums do not overflow.
+// Norm of a list, with one kernel per dtype and device, each in at least single
+// precision, so that half-precision sums do not overflow.
 at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
   std::map<std::pair<c10::DeviceType, at::ScalarType>, std::vector<at::Tensor>>
       alike;
@@ -42,8 +42,8 @@ at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
   return at::stack(norms).norm(p);
 }
 
-// Rows split over the same axes.
-struct AlikeSplit {
+// Rows that are split over the same axes.
+struct SameSplit {
   std::vector<at::Tensor> gradients;
   /// Dtype of the norm, from the parameters, which all ranks have.
   at::ScalarType dtype = at::kFloat;
@@ -52,7 +52,7 @@ struct AlikeSplit {
   void add(const Parameter& row) {
     dtype = at::promote_types(dtype, row.local.scalar_type());
     device = row.local.device();
-    // The infinity norm of nothing is an error in LibTorch.
+    // The infinity norm of an empty tensor is an error in LibTorch.
     const at::Tensor& gradient = row.local.grad();
     if (gradient.defined() && gradient.numel() > 0)
       gradients.push_back(gradient);
@@ -71,13 +71,14 @@ at::Tensor gradient_norm(
         norm_type));
   }
   const at::NoGradGuard no_grad;
-  // Grids in the order in which they occur, the same on all ranks.
+  // Meshes in the order in which they occur, the same on all ranks.
   std::vector<const Mesh*> meshes;
-  std::map<std::pair<std::ptrdiff_t, std::vector<Axis>>, AlikeSplit> by_split;
-  // Every rank must take part for every way to split, even without gradients.
+  std::map<std::pair<std::ptrdiff_t, std::vector<Axis>>, SameSplit> by_split;
+  // Every rank must take part in the sum of every group, even without
+  // gradients.
   for (const PlacedParameter& placed : rows) {
     const auto& axes = placed.row->layout.split_axes;
-    std::ptrdiff_t number = -1;  // where it does not matter
+    std::ptrdiff_t number = -1;  // unsharded: on any mesh
     if (!axes.empty()) {
       const auto known =
           std::find_if(meshes.begin(), meshes.end(), [&](const Mesh* mesh) {
@@ -90,12 +91,12 @@ at::Tensor gradient_norm(
   }
   const bool is_infinite = std::isinf(norm_type);
   at::Tensor total;
-  for (const auto& [split, alike] : by_split) {
+  for (const auto& [split, group] : by_split) {
     const auto& [number, axes] = split;
-    at::Tensor norm = alike.gradients.empty()
-        ? at::zeros({}, at::TensorOptions().device(alike.device))
-        : list_norm(alike.gradients, norm_type);
-    norm = norm.to(alike.dtype);
+    at::Tensor norm = group.gradients.empty()
+        ? at::zeros({}, at::TensorOptions().device(group.device))
+        : list_norm(group.gradients, norm_type);
+    norm = norm.to(group.dtype);
     if (!axes.empty()) {
       if (!is_infinite) norm = norm.pow(norm_type);
       for (const Axis axis : axes) {

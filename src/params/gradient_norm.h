@@ -8,16 +8,16 @@
 
 namespace accelerate::detail {
 
-/// A parameter and the grid of ranks it is split on.
+/// A parameter and the mesh over which it is sharded.
 struct PlacedParameter {
   const Parameter* row = nullptr;
   const Mesh* mesh = nullptr;
 };
 
-/// Norm of the gradients of `rows` as if every parameter were whole on one
-/// rank: rows are grouped by the axes they are split over, each group's sum of
-/// powers is reduced over exactly those axes, and the sums are added, so that
-/// replicated rows count once. `norm_type` is any p > 0, or infinity.
+/// Norm of the gradients of `rows` as if every parameter were unsharded: rows
+/// are grouped by the axes they are split over, each group's sum of powers is
+/// reduced over exactly those axes, and the sums are added, so that replicated
+/// rows count once. `norm_type` is any p > 0, or infinity.
 /// Returns a 0-d tensor on the gradients' device; 0 if there are none.
 at::Tensor gradient_norm(
     std::span<const PlacedParameter> rows,

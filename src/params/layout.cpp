@@ -8,8 +8,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Pipeline stages hold different parameters altogether, so that no two of them
-// hold the same box.
+// Whether ranks that differ along `axis` hold different boxes. Pipeline stages
+// always do, since they hold different parameters.
 bool has_other_boxes(const Layout& layout, Axis axis) {
   return axis == Axis::pipeline ||
       std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=

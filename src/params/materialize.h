@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Gives a meta tensor memory on `device`, of whatever is in it, in every
-/// handle to it; others are left alone.
+/// Gives a meta tensor uninitialised memory on `device`, seen by every handle
+/// to it; other tensors are left alone.
 void materialize(const at::Tensor& tensor, c10::Device device);
 
 }  // namespace accelerate::detail

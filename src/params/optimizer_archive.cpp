@@ -21,13 +21,13 @@ namespace {
 
 using Renaming = std::map<std::string, std::string>;
 
-// LibTorch calls a parameter by its address, in decimal.
+// LibTorch identifies a parameter by its address, in decimal.
 std::string address_of(const at::Tensor& parameter) {
   return std::to_string(
       reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
 }
 
-// What it is called here; no other key of an archive looks so.
+// The key of a parameter here; no other key of an archive has this form.
 std::string label_of(const std::string& name) { return "parameter:" + name; }
 
 std::string renamed(const Renaming& renaming, const std::string& text) {
@@ -35,7 +35,7 @@ std::string renamed(const Renaming& renaming, const std::string& text) {
   return found == renaming.end() ? text : found->second;
 }
 
-// A value that StateDict has no type for, as LibTorch pickles it.
+// Bytes of a value that StateDict has no type for, as LibTorch pickles it.
 at::Tensor pickled(const c10::IValue& value) {
   const std::vector<char> bytes = torch::jit::pickle_save(value);
   at::Tensor tensor =
@@ -97,14 +97,14 @@ void write_tree(
       } else if (inner->values().size() == 1 && inner->contains("pickle")) {
         archive.write(name, unpickled(inner->get<at::Tensor>("pickle")));
       } else {
-        torch::serialize::OutputArchive part(archive.compilation_unit());
-        write_tree(*inner, renaming, part);
-        archive.write(name, part);
+        torch::serialize::OutputArchive child(archive.compilation_unit());
+        write_tree(*inner, renaming, child);
+        archive.write(name, child);
       }
     } else if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       archive.write(name, *tensor, /*is_buffer=*/true);
-    } else if (const auto* whole = std::get_if<std::int64_t>(&value)) {
-      archive.write(name, c10::IValue(*whole));
+    } else if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      archive.write(name, c10::IValue(*integer));
     } else if (const auto* real = std::get_if<double>(&value)) {
       archive.write(name, c10::IValue(*real));
     } else if (const auto* truth = std::get_if<bool>(&value)) {
@@ -118,8 +118,8 @@ void write_tree(
   }
 }
 
-// torch::optim::serialize matches the parameters of a group by their place: lists
-// them as this optimizer has them, whose states are found by name.
+// torch::optim::serialize matches the parameters of a group by position, so
+// they are listed in this optimizer's order; states are found by name.
 StateDict in_order_of(
     const torch::optim::Optimizer& optimizer,
     const StateDict& archive,
@@ -169,7 +169,7 @@ StateDict read_archive(
   StateDict archive = read_tree(input, to_names);
   if (archive.empty() && !optimizer.state().empty()) {
     throw ConfigError(
-        "[checkpoint] an optimizer of a class of its own keeps a state but its "
+        "[checkpoint] an optimizer of a user-defined class has state, but its "
         "save() writes nothing; override save() and load(), as "
         "torch::optim::serialize<State, Options>() does");
   }
@@ -180,7 +180,7 @@ void write_archive(
     torch::optim::Optimizer& optimizer,
     const StateDict& archive,
     const NameOfParameter& name_of) {
-  // A class without a state.
+  // The class has no state.
   if (archive.empty()) return;
   Renaming to_addresses;
   for (const auto& group : optimizer.param_groups()) {

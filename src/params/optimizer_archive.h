@@ -6,14 +6,14 @@
 
 namespace accelerate::detail {
 
-/// What the optimizer's own save() writes, with names in place of LibTorch's
-/// addresses of parameters. For classes whose state only they know. Throws
-/// ConfigError for one that keeps a state but writes none.
+/// Returns what the optimizer's own save() writes, with names in place of
+/// LibTorch's addresses of parameters; for unknown classes of optimizers.
+/// Throws ConfigError if the optimizer has state but its save() writes nothing.
 StateDict read_archive(
     const torch::optim::Optimizer& optimizer,
     const NameOfParameter& name_of);
 
-/// Gives it back through load().
+/// Passes such an archive to the optimizer's own load().
 void write_archive(
     torch::optim::Optimizer& optimizer,
     const StateDict& archive,

@@ -28,7 +28,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// Puts fields into a StateDict.
+// Writes fields to a StateDict.
 struct Collect {
   StateDict& state;
 
@@ -36,7 +36,7 @@ struct Collect {
   void operator()(const char* key, const T& value) const {
     state.set(key, StateDict::Value(value));
   }
-  // In torch an undefined one is absent.
+  // Undefined tensors are left out, as in torch.
   void operator()(const char* key, const at::Tensor& value) const {
     if (value.defined()) state.set(key, value);
   }
@@ -67,7 +67,7 @@ struct Collect {
   }
 };
 
-// Takes them out again; those that may be absent keep what they were made with.
+// Reads fields from a StateDict. Optional values that are absent become unset.
 struct Restore {
   const StateDict& state;
 
@@ -82,7 +82,8 @@ struct Restore {
     const auto two = state.get<std::vector<double>>(key);
     if (two.size() != 2) {
       throw CheckpointError(format(
-          "[checkpoint] \"{}\" of the optimizer has not two values", key));
+          "[checkpoint] \"{}\" of the optimizer does not have two values",
+          key));
     }
     value = {two[0], two[1]};
   }
@@ -201,7 +202,7 @@ void visit(torch::optim::LBFGSParamState& s, const Visit& field) {
   field("al", s.al());
 }
 
-// One known algorithm.
+// A known algorithm, whose options and state have these types.
 struct Algorithm {
   const char* name;
   bool (*is_options)(const torch::optim::OptimizerOptions&);
@@ -253,7 +254,7 @@ const Algorithm kAlgorithms[] = {
     algorithm<RMSpropOptions, RMSpropParamState>("RMSprop"),
     algorithm<LBFGSOptions, LBFGSParamState>("LBFGS")};
 
-// Null for a class with options or a state of its own.
+// Null for a class with its own type of options or state.
 const Algorithm* find_algorithm(const Optimizer& optimizer) {
   for (const Algorithm& each : kAlgorithms) {
     const auto& groups = optimizer.param_groups();
@@ -323,7 +324,9 @@ std::vector<std::string> optimizer_complaints(
   const std::string present = known == nullptr ? "archive" : known->name;
   if (present != state.algorithm) {
     complaints.push_back(format(
-        "the state is of {}, the optimizer is {}", state.algorithm, present));
+        "the state is that of {}, the optimizer is {}",
+        state.algorithm,
+        present));
     return complaints;
   }
   const auto names = names_by_group(optimizer, name_of);
@@ -342,7 +345,7 @@ std::vector<std::string> optimizer_complaints(
   }
   for (const std::string& name : wanted) {
     if (!saved.contains(name) && !may_be_missing(name)) {
-      complaints.push_back(format("nothing is known of parameter {}", name));
+      complaints.push_back(format("the state has no parameter {}", name));
     }
   }
   for (const std::string& name : saved) {
@@ -367,7 +370,7 @@ void write_optimizer_state(
   }
   if (known == nullptr) {
     throw CheckpointError(format(
-        "[checkpoint] an optimizer called {} is unknown to this version",
+        "[checkpoint] optimizer {} is not known to this version",
         state.algorithm));
   }
   // Everything is built before anything is changed.
@@ -407,8 +410,8 @@ OptimizerState adapt_python_state(
   if (names.size() != numbers.size() ||
       state.groups.size() != present.groups.size()) {
     throw CheckpointError(format(
-        "[checkpoint] the state is of {} parameters in {} groups, the "
-        "optimizer has {} in {}",
+        "[checkpoint] the state has {} parameters in {} groups, the optimizer "
+        "has {} in {}",
         numbers.size(),
         state.groups.size(),
         names.size(),

@@ -15,9 +15,9 @@ class Optimizer;
 
 namespace accelerate::detail {
 
-/// What an optimizer knows besides parameters, with parameters by name, so that
-/// it survives another order, other groups' sizes and other processes. Keys are
-/// those of torch: exp_avg, momentum_buffer, step, lr, betas ….
+/// The state of an optimizer, with parameters by name, so that it can be loaded
+/// with parameters in another order, in other groups and in other processes.
+/// Keys are those of torch: exp_avg, momentum_buffer, step, lr, betas ….
 struct OptimizerState {
   struct Group {
     StateDict options;
@@ -30,45 +30,48 @@ struct OptimizerState {
   /// State by parameter name, for parameters that have one. LBFGS keeps its
   /// only state under its first parameter.
   std::map<std::string, StateDict> parameters;
-  /// What a class of another algorithm saved besides.
+  /// The archive of an optimizer of any other class.
   StateDict others;
 };
 
-/// The name of a tensor that an optimizer steps on, unique among all.
+/// Returns the unique name of a tensor that an optimizer steps on.
 using NameOfParameter = std::function<std::string(const at::Tensor&)>;
 
-/// Tensors are shared with the optimizer, not copied, for known algorithms.
-/// Throws ConfigError for a class that keeps a state but has no save().
+/// Returns the optimizer's state. Tensors of known algorithms are shared with
+/// the optimizer, not copied. Throws ConfigError for a class that has state but
+/// no save().
 OptimizerState read_optimizer_state(
     const torch::optim::Optimizer& optimizer,
     const NameOfParameter& name_of);
 
 /// What would go wrong in write_optimizer_state: another algorithm, another
-/// number of groups, parameters unknown to either side unless `may_be_missing`
-/// says so of their names. Empty: nothing.
+/// number of groups, parameters that only one side has, unless `may_be_missing`
+/// returns true for their names. Empty if nothing would.
 std::vector<std::string> optimizer_complaints(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of,
     const std::function<bool(const std::string& name)>& may_be_missing);
 
-/// Takes the state over, tensors as they are. Parameters without an entry lose
-/// theirs. Groups are matched by their place; a parameter may have moved.
+/// Replaces the optimizer's state; tensors are not copied. Parameters without
+/// an entry lose theirs. Groups are matched by position; a parameter may have
+/// moved to another group.
 void write_optimizer_state(
     torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of);
 
-/// The state, as Python's optimizer gave it, for this one: parameters by their
-/// number get names, in the order of the groups; options of Python's class that
-/// this one does not have are left out. Throws CheckpointError if it is for
-/// another number of parameters.
+/// Adapts the state of a Python optimizer to this one: numbers of parameters
+/// become names, in the order of the groups; options that this class does not
+/// have are left out. Throws CheckpointError if the number of parameters
+/// differs.
 OptimizerState adapt_python_state(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of);
 
-/// As one tree, and back. Throws CheckpointError for one that is none.
+/// Converts the state to one tree, and back. Throws CheckpointError for a tree
+/// that is not such a state.
 StateDict to_state_dict(const OptimizerState& state);
 OptimizerState optimizer_state_from(const StateDict& state);
 

@@ -16,48 +16,48 @@ class Module;
 
 namespace accelerate::detail {
 
-/// One parameter as everybody outside the strategies knows it.
+/// One parameter as code outside the strategies sees it.
 struct Parameter {
   std::string name;   ///< as named_parameters() spells it, after the prefix
   at::Tensor tensor;  ///< what forward reads
-  at::Tensor local;   ///< what the optimizer steps on; `tensor` itself if whole
+  at::Tensor local;   ///< what the optimizer steps on, `tensor` or another
   Layout layout;
-  std::string policy = {};  ///< what strategies do with it, in words
+  std::string policy = {};  ///< what strategies do with it, for describe()
 };
 
-/// The parameters of one model, in the order of named_parameters(), a tensor
-/// that has several names once under its first. Strategies write rows; the
-/// rest of the library reads them.
+/// The parameters of one model, in the order of named_parameters(); a tensor
+/// that has several names is one row, under its first name. Strategies write
+/// rows; the rest of the library reads them.
 class ParameterTable {
  public:
   ParameterTable() = default;
-  /// Whole rows for all parameters of `module`. `prefix`, "stage_1." say, comes
-  /// before all names, where other ranks' modules, which are other parts of the
-  /// model, have the same: checkpoints and optimizer state know tensors by it.
+  /// Makes unsharded rows for all parameters of `module`. `prefix`, "stage_1."
+  /// say, comes before all names in checkpoints and optimizer state, for
+  /// modules that are other parts of the model on other ranks, with the same
+  /// names.
   explicit ParameterTable(
       const torch::nn::Module& module,
       std::string prefix = {});
 
   [[nodiscard]] const std::vector<Parameter>& rows() const { return rows_; }
   [[nodiscard]] std::vector<Parameter>& rows() { return rows_; }
-  /// What checkpoints call the tensor that the module calls `key`, be it a
-  /// parameter or a buffer.
+  /// The name in checkpoints of the parameter or buffer that the module calls
+  /// `key`.
   [[nodiscard]] std::string name_of(const std::string& key) const {
     return prefix_ + key;
   }
-  /// What the module calls the tensor that is called `name` here.
+  /// The module's name of the tensor that is called `name` here.
   [[nodiscard]] std::string key_of(const std::string& name) const {
     return name.substr(prefix_.size());
   }
-  /// Null if there is none of that name.
+  /// Null if no row has that name.
   [[nodiscard]] const Parameter* find(std::string_view name) const;
-  /// Null if `tensor` is no row's tensor.
+  /// Null if `tensor` is not a row's tensor.
   [[nodiscard]] const Parameter* find(const at::Tensor& tensor) const;
 
   /// Makes optimizers step on `local` instead of the row's tensor.
   void set_local(Parameter& row, at::Tensor local);
-  /// The row that an optimizer steps on by `local`, where that is not the row's
-  /// tensor; else null.
+  /// The row whose `local` was set by set_local(); else null.
   [[nodiscard]] const Parameter* find_local(const at::Tensor& local) const;
 
   /// Rows whose tensor requires a gradient.

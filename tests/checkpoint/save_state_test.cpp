@@ -334,7 +334,7 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
          {"first.weight has shape [8, 4] in the checkpoint and [9, 4] here",
           "not in the checkpoint: third.weight, third.bias",
           "in the checkpoint only: norm.bias",
-          "the state is of Adam, the optimizer is SGD",
+          "the state is that of Adam, the optimizer is SGD",
           "1 schedulers, this program has 0",
           "1 loaders, this program has 0",
           "1 objects, this program has 0",
@@ -390,7 +390,7 @@ TEST(LoadState, KeepsANewHeadUnchangedAlsoInTheOptimizer) {
   make("new_head", [&](const auto& accelerator, auto& net, auto& adam) {
     expect_error<CheckpointError>(
         [&] { accelerator.load_state(directory / "out"); },
-        "nothing is known of parameter new_head.weight");
+        "the state has no parameter new_head.weight");
     const at::Tensor head = net->head->weight.detach().clone();
     accelerator.load_state(
         directory / "out",

@@ -178,7 +178,7 @@ TEST(OptimizerState, FollowsNamesIntoOtherGroupsAndSaysWhatIsMissing) {
   EXPECT_EQ(
       optimizer_complaints(
           other, state, by_value, [](const std::string&) { return false; }),
-      std::vector<std::string>{"nothing is known of parameter p7"});
+      std::vector<std::string>{"the state has no parameter p7"});
   EXPECT_TRUE(
       optimizer_complaints(other, state, by_value, [](const std::string& name) {
         return name == "p7";
