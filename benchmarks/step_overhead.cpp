@@ -8,10 +8,12 @@
 
 #include <accelerate/accelerate.h>
 
+#include "instructions.h"
 #include "report.h"
 
 namespace {
 
+using namespace accelerate::benchmarks;
 namespace F = torch::nn::functional;
 using Clock = std::chrono::steady_clock;
 
@@ -27,13 +29,20 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+struct Block {
+  double microseconds;  ///< per step
+  double instructions;  ///< per step; 0 where they are not counted
+};
+
 template <class Step>
-double microseconds_of_step(Step&& step) {
+Block measure(const Instructions& instructions, Step&& step) {
+  const double before = instructions.count().value_or(0);
   const auto start = Clock::now();
   for (int i = 0; i < kStepsInBlock; ++i) step();
   const std::chrono::duration<double, std::micro> elapsed =
       Clock::now() - start;
-  return elapsed.count() / kStepsInBlock;
+  const double executed = instructions.count().value_or(0) - before;
+  return {elapsed.count() / kStepsInBlock, executed / kStepsInBlock};
 }
 
 }  // namespace
@@ -67,21 +76,25 @@ int main() {
     optimizer.step();
   };
 
-  microseconds_of_step(by_hand);
-  microseconds_of_step(through_handles);
-  std::vector<double> hand, handles, added;
+  const Instructions instructions;
+  measure(instructions, by_hand);
+  measure(instructions, through_handles);
+  std::vector<double> hand, handles, added, added_instructions;
   for (int block = 0; block < kBlocks; ++block) {
     // The order alternates, so that a trend favours neither.
+    Block one, other;
     if (block % 2 == 0) {
-      hand.push_back(microseconds_of_step(by_hand));
-      handles.push_back(microseconds_of_step(through_handles));
+      one = measure(instructions, by_hand);
+      other = measure(instructions, through_handles);
     } else {
-      handles.push_back(microseconds_of_step(through_handles));
-      hand.push_back(microseconds_of_step(by_hand));
+      other = measure(instructions, through_handles);
+      one = measure(instructions, by_hand);
     }
-    added.push_back(handles.back() - hand.back());
+    hand.push_back(one.microseconds);
+    handles.push_back(other.microseconds);
+    added.push_back(other.microseconds - one.microseconds);
+    added_instructions.push_back(other.instructions - one.instructions);
   }
-  using namespace accelerate::benchmarks;
   report(
       {"step_overhead",
        "step_us",
@@ -98,5 +111,21 @@ int main() {
        0.0,
        median(handles) / median(hand),
        added.size()});
+  if (instructions.complaint().empty()) {
+    report(
+        {"step_overhead",
+         "added_instructions",
+         median(added_instructions),
+         "",
+         0.0,
+         median(handles) / median(hand),
+         added_instructions.size()});
+  } else {
+    std::fprintf(
+        stderr,
+        "step_overhead: instructions are not counted here: "
+        "perf_event_open: %s\n",
+        instructions.complaint().c_str());
+  }
   return 0;
 }

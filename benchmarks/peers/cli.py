@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The Python original of CASE=cli: `accelerate --help` and `env`, two ranks to the end of their first all-reduce, and restarts by torchrun."""
+import ctypes
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,12 +51,40 @@ def seconds(command):
     return time.perf_counter() - start
 
 
+def adopt_orphans():
+    """Makes this process the parent of every descendant whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0) != 0:
+        sys.exit(f"cannot become a subreaper: {os.strerror(ctypes.get_errno())}")
+
+
+def children_of(parent):
+    children = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                # The name, in parentheses, may hold spaces.
+                if int(file.read().rpartition(")")[2].split()[1]) == parent:
+                    children.append(int(entry))
+        except OSError:
+            pass  # It ended meanwhile.
+    return children
+
+
+def end_descendants():
+    """Kills what a run left: torchrun's ranks have sessions of their own, which no signal to torchrun's group reaches."""
+    while children := children_of(os.getpid()):
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)  # Its children are now ours.
+
+
 def figure(metric, values, base, unit):
     value, baseline = statistics.median(values), statistics.median(base)
     print(json.dumps({"case": "cli", "metric": metric, "value": round(value, 3), "unit": unit,
                       "baseline": round(baseline, 3), "ratio": round(value / baseline, 3), "runs": len(values)}))
 
 
+adopt_orphans()
 with tempfile.TemporaryDirectory() as directory:
     script = os.path.join(directory, "rank.py")
     with open(script, "w") as file:
@@ -73,16 +103,14 @@ with tempfile.TemporaryDirectory() as directory:
         env.append(seconds([sys.executable, "-m", "accelerate.commands.accelerate_cli", "env"]))
         stamps = os.path.join(directory, f"stamps{run}")
         process = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "1",
-                                    again, stamps], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                                    again, stamps], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(PATIENCE)
             died, stepped = (float(line) for line in open(stamps))
             restarts.append(stepped - died)
         except (subprocess.TimeoutExpired, ValueError):
             lost += 1
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+        end_descendants()
     figure("python_env_ms", [1000 * v for v in env], [1000 * v for v in plain], "ms")
     if restarts:
         figure("python_restart_ms", [1000 * v for v in restarts], [1000 * v for v in hello], "ms")
