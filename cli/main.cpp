@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
       {"man", cli::add_man_command(tool)}};
   const CLI::App* const options = tool.add_subcommand(
       "options", "print every setting with its flag, variable and default");
-  // For the docs.
+  // Prints the page for docs/.
   CLI::App* const pages = tool.add_subcommand("help-pages")->group("");
   try {
     tool.parse(argc, argv);

@@ -6,11 +6,11 @@
 
 namespace accelerate::cli {
 
-/// A program of ours that links LibTorch, beside the tool or in the installed
-/// libexec directory. Throws ConfigError if it is not there.
+/// The path of one of our programs that link LibTorch, beside the tool or in
+/// the installed libexec directory. Throws ConfigError if it does not exist.
 std::filesystem::path find_libexec_program(const std::string& name);
 
-/// What it printed, and how it ended.
+/// The output and exit code of a program.
 struct Output {
   int code = 0;
   std::string out;
@@ -20,10 +20,11 @@ struct Output {
 /// Runs a program to its end, with this process's environment.
 Output run_program(const std::vector<std::string>& command);
 
-/// The same, with our output. Returns its exit code as a shell has it.
+/// Runs a program that shares our output. Returns its exit code as a shell
+/// would.
 int run_shown(const std::vector<std::string>& command);
 
-/// The tool itself.
+/// The path of the tool itself.
 std::filesystem::path own_path();
 
 }  // namespace accelerate::cli

@@ -1,4 +1,4 @@
-// Says what LibTorch and the library see of this machine, a line each, for
+// Prints what LibTorch finds on this machine, one line per property, for
 // `accelerate-cpp env`.
 #include <cstdio>
 #include <exception>

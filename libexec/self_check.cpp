@@ -1,6 +1,6 @@
-// What `accelerate-cpp test` starts on the configured layout: rank 0 prints one
-// line for each thing that works; what does not ends the program with a message
-// that names it.
+// The program that `accelerate-cpp test` runs on the configured layout. Rank 0
+// prints one line per successful check; a failed check ends the program with a
+// message that names it.
 #include <unistd.h>
 
 #include <cstdio>
@@ -73,7 +73,8 @@ void check_split(const Accelerator& accelerator) {
   for (int i = 0; i < 10; ++i) numbers[static_cast<std::size_t>(i)] = i;
   const std::vector<int> all =
       accelerator.gather_object(accelerator.split_between_processes(numbers));
-  require(all == numbers, "the parts of a list do not make the list");
+  require(
+      all == numbers, "gathering the parts of a list does not give the list");
 }
 
 torch::nn::Sequential make_net() {
@@ -82,7 +83,8 @@ torch::nn::Sequential make_net() {
       torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
 }
 
-// A few steps on all ranks, beside the same steps on the whole batches here.
+// Compares a few steps on all ranks with the same steps on the global batches
+// in this process.
 void check_training(const Accelerator& accelerator) {
   constexpr std::int64_t kBatch = 4, kSteps = 6;
   const std::int64_t round = kBatch * accelerator.num_processes();
@@ -115,7 +117,7 @@ void check_training(const Accelerator& accelerator) {
         .backward();
     alone_sgd.step();
   }
-  // Lower precision is allowed to differ by what it leaves out.
+  // Lower precision gets a larger tolerance.
   const bool is_exact =
       accelerator.mixed_precision() == accelerate::Precision::no;
   const double tolerance = is_exact ? 1e-5 : 5e-2;
@@ -168,7 +170,7 @@ void check_checkpoint(const Accelerator& accelerator) {
 }  // namespace
 
 int main() {
-  std::string doing = "starting";
+  std::string step = "starting";
   try {
     const Accelerator accelerator;
     accelerator.print(
@@ -184,15 +186,15 @@ int main() {
             {"training as in one process", check_training},
             {"checkpoint and back", check_checkpoint}};
     for (const auto& [name, check] : checks) {
-      doing = name;
+      step = name;
       check(accelerator);
-      // What it prepared is gone.
+      // Releases what the check prepared.
       accelerator.free_memory();
       accelerator.print(std::string(name) + ": ok");
     }
     return 0;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: FAILED: %s\n", doing.c_str(), error.what());
+    std::fprintf(stderr, "%s: FAILED: %s\n", step.c_str(), error.what());
     return 1;
   }
 }

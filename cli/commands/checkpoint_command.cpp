@@ -63,16 +63,18 @@ std::uint64_t bytes_in(const fs::path& directory) {
   return total;
 }
 
-// A project's directory stands for its checkpoints.
+// The directory of checkpoints: that inside a project's directory, else the
+// path itself.
 fs::path checkpoints_in(const fs::path& path) {
   const fs::path inside = path / detail::kCheckpointsDirectory;
   if (!fs::is_directory(path)) {
-    throw ConfigError(format("there is not a directory {}", path.string()));
+    throw ConfigError(format("{} is not a directory", path.string()));
   }
   return fs::is_directory(inside) ? inside : path;
 }
 
-// The checkpoint itself, or the newest of those in the directory.
+// The path itself if it is a checkpoint or a file, else the newest checkpoint
+// in it.
 fs::path one_checkpoint(const fs::path& path) {
   if (!fs::is_directory(path) || fs::exists(path / detail::kManifestName)) {
     return path;
@@ -87,7 +89,7 @@ int list(const CheckpointFlags& flags) {
   const fs::path base = checkpoints_in(flags.path);
   bool has_any = false;
   for (const CheckpointEntry& entry : detail::list_checkpoints(base)) {
-    // Other directories are none of our business.
+    // Skips directories that are not checkpoints.
     if (!entry.number && entry.kind == CheckpointKind::unusable) continue;
     has_any = true;
     std::string about;
@@ -185,7 +187,8 @@ void show_tensors(const std::string& title, const StoredTensors& tensors) {
   }
 }
 
-// What is where, by part; files that are no checkpoint are one part.
+// The stored tensors by section. Files that are not a checkpoint form one
+// section.
 std::map<std::string, StoredTensors> sections_of(const fs::path& path) {
   std::map<std::string, StoredTensors> sections;
   if (fs::exists(path / detail::kManifestName)) {
@@ -205,9 +208,9 @@ int differ(const fs::path& left, const fs::path& right) {
   for (const auto& [section, tensors] : ours) names.insert(section);
   for (const auto& [section, tensors] : theirs) names.insert(section);
   std::size_t num_equal = 0, num_different = 0;
-  const auto say = [&](const std::string& what) {
+  const auto add_difference = [&](const std::string& difference) {
     ++num_different;
-    print(what);
+    print(difference);
   };
   for (const std::string& section : names) {
     static const StoredTensors kNone;
@@ -218,12 +221,12 @@ int differ(const fs::path& left, const fs::path& right) {
       const std::string label = format("{}: {}", section, name);
       const auto found = b.find(name);
       if (found == b.end()) {
-        say(format("- {}", label));
+        add_difference(format("- {}", label));
         continue;
       }
       if (found->second.dtype != tensor.dtype ||
           found->second.shape != tensor.shape) {
-        say(format(
+        add_difference(format(
             "~ {}  {}{} -> {}{}",
             label,
             safetensors::name_of(tensor.dtype),
@@ -249,11 +252,11 @@ int differ(const fs::path& left, const fs::path& right) {
       if (are_equal) {
         ++num_equal;
       } else {
-        say(format("~ {}  values differ", label));
+        add_difference(format("~ {}  values differ", label));
       }
     }
     for (const auto& [name, tensor] : b) {
-      if (!a.contains(name)) say(format("+ {}: {}", section, name));
+      if (!a.contains(name)) add_difference(format("+ {}: {}", section, name));
     }
   }
   print(format("{} tensors equal, {} different", num_equal, num_different));
@@ -321,7 +324,7 @@ int prune(const CheckpointFlags& flags) {
 std::function<int()> add_checkpoint_command(CLI::App& tool) {
   const auto flags = std::make_shared<CheckpointFlags>();
   CLI::App* const command = tool.add_subcommand(
-      "checkpoint", "look at checkpoints, check and prune them");
+      "checkpoint", "list, verify, show and prune checkpoints");
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* what) {
     CLI::App* const sub = command->add_subcommand(name, help);
@@ -330,7 +333,7 @@ std::function<int()> add_checkpoint_command(CLI::App& tool) {
   };
   const CLI::App* const ls =
       add("ls",
-          "which checkpoints there are, and whether they are complete",
+          "list checkpoints, and whether they are complete",
           "a project, or a directory of checkpoints");
   const CLI::App* const verify_command =
       add("verify",
@@ -339,20 +342,24 @@ std::function<int()> add_checkpoint_command(CLI::App& tool) {
   CLI::App* const show_command =
       add("show",
           "the tensors of a checkpoint, or of any file of weights",
-          "a checkpoint, a directory whose newest is meant, or a file");
+          "a checkpoint, a directory (its newest checkpoint), or a file");
   show_command->add_option(
       "--diff",
       flags->other,
       "compare with this one; ends with 1 if any tensor differs");
-  CLI::App* const prune_command = add(
-      "prune",
-      "delete complete checkpoints but the newest, and what dead saves left",
-      "a project, or a directory of checkpoints");
-  prune_command->add_option("--keep", flags->keep, "how many stay")
+  CLI::App* const prune_command =
+      add("prune",
+          "delete all complete checkpoints but the newest, and leftovers of "
+          "failed saves",
+          "a project, or a directory of checkpoints");
+  prune_command
+      ->add_option("--keep", flags->keep, "number of checkpoints to keep")
       ->required()
       ->check(CLI::PositiveNumber);
   prune_command->add_flag(
-      "--dry_run,--dry-run", flags->is_dry_run, "only say what would go");
+      "--dry_run,--dry-run",
+      flags->is_dry_run,
+      "only print what would be deleted");
   return [=] {
     if (ls->parsed()) return list(*flags);
     if (verify_command->parsed()) return verify(*flags);

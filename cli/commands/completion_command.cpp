@@ -20,15 +20,15 @@ using detail::format;
 struct Flag {
   std::string name;
   std::string help;
-  std::string type;  // nothing: takes no value
+  std::string type;  // empty if the flag takes no value
 };
 
-// The help page of `app` itself, whichever subcommand was given.
+// The help page of `app`, not of the subcommand on the command line.
 std::string help_of(const CLI::App& app, const std::string& name) {
   return app.get_formatter()->make_help(&app, name, CLI::AppFormatMode::Normal);
 }
 
-// One spelling of each: the one with underscores.
+// The flags, each in its spelling with underscores.
 std::vector<Flag> flags_of(const CLI::App& command) {
   std::vector<Flag> flags;
   for (const CLI::Option* option : command.get_options()) {
@@ -182,7 +182,7 @@ std::string fish_script(const CLI::App& tool) {
 std::string roff(const std::string& text) {
   std::string out;
   for (const std::string& line : detail::split(text, '\n')) {
-    // A point or an apostrophe at the front would be an instruction.
+    // roff reads a leading period or apostrophe as a request.
     if (line.starts_with(".") || line.starts_with("'")) out += "\\&";
     out += escaped(line, "\\-");
     out += '\n';
@@ -229,7 +229,7 @@ std::string help_pages(const CLI::App& tool) {
 std::function<int()> add_completion_command(CLI::App& tool) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = tool.add_subcommand(
-      "completion", "print a script that completes words in a shell");
+      "completion", "print a completion script for a shell");
   command->add_option("shell", *shell, "bash, zsh or fish")->required();
   return [&tool, shell] {
     if (*shell == "bash") {
@@ -240,8 +240,7 @@ std::function<int()> add_completion_command(CLI::App& tool) {
       std::fputs(fish_script(tool).c_str(), stdout);
     } else {
       throw ConfigError(format(
-          "[cli] there is no script for \"{}\"; there are bash, zsh and "
-          "fish",
+          "[cli] \"{}\" is not a supported shell; choose bash, zsh or fish",
           *shell));
     }
     return 0;
@@ -252,7 +251,8 @@ std::function<int()> add_man_command(CLI::App& tool) {
   auto wanted = std::make_shared<std::vector<std::string>>();
   CLI::App* command =
       tool.add_subcommand("man", "print a manual page, for man -l");
-  command->add_option("command", *wanted, "of this command; else of the tool");
+  command->add_option(
+      "command", *wanted, "the command to describe; else the tool");
   return [&tool, wanted] {
     const std::string path = detail::join(*wanted, " ");
     if (path.empty()) {
@@ -266,7 +266,7 @@ std::function<int()> add_man_command(CLI::App& tool) {
       std::fputs(man_page(name, *each.app).c_str(), stdout);
       return 0;
     }
-    throw ConfigError(format("[cli] there is no command \"{}\"", path));
+    throw ConfigError(format("[cli] command \"{}\" does not exist", path));
   };
 }
 

@@ -64,7 +64,7 @@ int estimate(EstimateFlags& flags) {
   if (memory.masters > 0) say("fp32 masters", memory.masters);
   say("gradients", memory.gradients);
   say("optimizer state", memory.optimizer);
-  if (memory.gathered > 0) say("largest units, whole", memory.gathered);
+  if (memory.gathered > 0) say("largest units, full", memory.gathered);
   if (memory.activations) {
     say("activations", *memory.activations);
   } else {
@@ -73,7 +73,7 @@ int estimate(EstimateFlags& flags) {
         "activations",
         model.transformer
             ? "give --sequence_length"
-            : "not known: there is no config.json of a transformer");
+            : "not known: the model has no config.json of a transformer");
   }
   say("together", memory.total(), memory.activations ? "" : " and activations");
   return 0;
@@ -84,7 +84,8 @@ int estimate(EstimateFlags& flags) {
 std::function<int()> add_estimate_command(CLI::App& tool) {
   auto flags = std::make_shared<EstimateFlags>();
   CLI::App* command = tool.add_subcommand(
-      "estimate-memory", "what loading and training a model takes");
+      "estimate-memory",
+      "estimate the memory for loading and training a model");
   const auto option = [&](const char* name, auto& value, const char* help) {
     return command->add_option(both_spellings(name), value, help);
   };
@@ -99,9 +100,12 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
   option(
       "--weights_dtype",
       flags->plan.weights_dtype,
-      "of the trained weights: float32, bfloat16 or float16 [float32]")
+      "dtype of the trained weights: float32, bfloat16 or float16 [float32]")
       ->type_name("WORD");
-  option("--mixed_precision", flags->precision, "of the forward pass [no]")
+  option(
+      "--mixed_precision",
+      flags->precision,
+      "precision of the forward pass [no]")
       ->type_name("WORD")
       ->check(CLI::IsMember({"no", "fp16", "bf16", "fp8"}));
   option(
@@ -109,13 +113,13 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
       flags->plan.optimizer,
       "adamw, adam, momentum, adagrad, sgd or lomo [adamw]")
       ->type_name("WORD");
-  option("--batch_size", flags->plan.batch_size, "on one device [1]")
+  option("--batch_size", flags->plan.batch_size, "samples per device [1]")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
   option(
       "--sequence_length",
       flags->plan.sequence_length,
-      "tokens of a sample, for activations")
+      "tokens per sample, to estimate activations")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
   option(
@@ -127,15 +131,19 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
   command->add_flag(
       both_spellings("--activation_checkpointing"),
       flags->plan.recomputes_activations,
-      "activations are computed again in the backward pass");
-  // Options of Accelerate's command, which downloads models and runs Python.
-  option("--library_name", flags->library, "nothing: for Accelerate's users")
+      "recompute activations in the backward pass");
+  // Accepts the options of Accelerate's command, which downloads models and
+  // runs Python.
+  option(
+      "--library_name",
+      flags->library,
+      "ignored; for compatibility with Accelerate")
       ->group("");
   command
       ->add_flag(
           both_spellings("--trust_remote_code"),
           flags->trusts_code,
-          "nothing: no code is run")
+          "ignored: no code is run")
       ->group("");
   return [flags] { return estimate(*flags); };
 }

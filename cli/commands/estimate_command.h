@@ -8,7 +8,7 @@ class App;
 
 namespace accelerate::cli {
 
-/// `estimate-memory`: what loading and training a model takes.
+/// `estimate-memory`: estimates the memory for loading and training a model.
 std::function<int()> add_estimate_command(CLI::App& tool);
 
 }  // namespace accelerate::cli

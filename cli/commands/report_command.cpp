@@ -71,8 +71,8 @@ void say_devices() {
   }
 }
 
-// In a process of its own: LibTorch takes long to load, and a broken driver may
-// end it.
+// Runs a separate process: LibTorch takes long to load, and a broken driver may
+// crash it.
 void say_libtorch() {
   try {
     const Output output =
@@ -137,7 +137,7 @@ void say_config(
 int report(const std::string& file) {
   const auto environment = detail::Environment::current();
   const Machine machine = look_at_machine(environment);
-  std::printf("Copy this into the issue that you write:\n\n");
+  std::printf("Copy this into your issue:\n\n");
   say("accelerate.cpp", ACCELERATE_VERSION);
   say("accelerate-cpp is at", own_path().string());
   utsname system{};
@@ -178,8 +178,8 @@ int self_check(
   const int code = run_shown(command);
   std::printf(
       code == 0 ? "All is well: programs can train on this layout.\n"
-                : "Something does not work; the line above that says FAILED "
-                  "tells what.\n");
+                : "Something does not work; see the line above that says "
+                  "FAILED.\n");
   return code;
 }
 
@@ -204,7 +204,9 @@ std::function<int()> add_test_command(CLI::App& tool) {
       "layout");
   command
       ->add_option(
-          "--config_file,--config-file", *file, "the file that says the layout")
+          "--config_file,--config-file",
+          *file,
+          "the file that configures the layout")
       ->type_name("FILE");
   command->footer(
       "Flags of launch may follow: accelerate-cpp test --num_processes 2");

@@ -29,11 +29,11 @@ struct MergeFlags {
   bool removes = false;
 };
 
-// As Accelerate does, names the directories that were probably meant.
+// Throws unless the directory holds a sharded checkpoint. As in Accelerate, the
+// error names directories inside that do.
 void require_sharded(const fs::path& directory) {
   if (!fs::is_directory(directory)) {
-    throw ConfigError(
-        format("there is not a directory {}", directory.string()));
+    throw ConfigError(format("{} is not a directory", directory.string()));
   }
   if (detail::is_torch_distributed(directory) ||
       fs::exists(directory / detail::kManifestName)) {
@@ -47,7 +47,8 @@ void require_sharded(const fs::path& directory) {
     }
   }
   throw ConfigError(format(
-      "{} holds no sharded checkpoint: neither .metadata nor manifest.json{}",
+      "{} does not hold a sharded checkpoint: it has neither .metadata nor "
+      "manifest.json{}",
       directory.string(),
       hint.empty() ? "" : format("; did you mean {}?", hint)));
 }
@@ -59,7 +60,7 @@ int merge(const MergeFlags& flags) {
   detail::WriteModelOptions options;
   options.format = flags.is_unsafe ? detail::ModelFormat::torch
                                    : detail::ModelFormat::safetensors;
-  // One file, whatever its size, as Accelerate's.
+  // As in Accelerate, writes one file of any size.
   options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
   const detail::StoredTensors tensors = detail::open_weights(directory);
   detail::write_model(
@@ -103,8 +104,8 @@ int convert(const ConvertFlags& flags) {
     detail::write_model(*disk, output, detail::named_tensors(tensors), options);
   } else {
     throw ConfigError(format(
-        "what {} should be is not clear: end it with .safetensors, .bin, .pt "
-        "or .pth, or name a directory",
+        "{} has an unknown extension: end it with .safetensors, .bin, .pt or "
+        ".pth, or name a directory",
         output.string()));
   }
   std::printf("%zu tensors written to %s\n", tensors.size(), output.c_str());
@@ -142,7 +143,7 @@ std::function<int()> add_merge_weights_command(CLI::App& tool) {
 std::function<int()> add_convert_command(CLI::App& tool) {
   const auto flags = std::make_shared<ConvertFlags>();
   CLI::App* const command = tool.add_subcommand(
-      "convert", "turn files of weights into another format");
+      "convert", "convert files of weights to another format");
   command
       ->add_option(
           "input",
@@ -159,7 +160,7 @@ std::function<int()> add_convert_command(CLI::App& tool) {
       ->add_option(
           "--max_shard_size,--max-shard-size",
           flags->max_shard_size,
-          "of each file, where the output is a directory")
+          "maximum size of each file if the output is a directory")
       ->capture_default_str();
   return [=] { return convert(*flags); };
 }

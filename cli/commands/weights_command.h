@@ -8,8 +8,8 @@ class App;
 
 namespace accelerate::cli {
 
-/// Adds `merge-weights`. The returned function runs it after parsing and gives
-/// the exit code.
+/// Adds `merge-weights`. The returned function runs it after parsing and
+/// returns the exit code.
 std::function<int()> add_merge_weights_command(CLI::App& tool);
 
 /// Adds `convert`, likewise.

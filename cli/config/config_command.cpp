@@ -76,7 +76,7 @@ int write_default(const std::string& file, const std::string& precision) {
       path, precision, look_at_machine(environment).num_devices);
   std::printf(
       is_written ? "written: %s\n"
-                 : "%s is there already and was left as it is; change it by "
+                 : "%s exists already and was left unchanged; change it with "
                    "accelerate-cpp config, or remove it\n",
       path.c_str());
   return 0;
@@ -89,8 +89,8 @@ int update(const std::string& file) {
   return 0;
 }
 
-// What a program's library will find: the launcher turns distributed_type into
-// the flag of an engine.
+// The settings that a launched program gets: the launcher translates
+// distributed_type into the flag of an engine.
 detail::Source source_of_launch(const detail::ConfigDocument& document) {
   detail::Source source = detail::source_from_config(document);
   if (document.values.empty()) return source;
@@ -133,7 +133,9 @@ int show(const std::string& file, bool explains) {
   }
   if (!explains) {
     if (!document) {
-      std::printf("there is no %s; everything has its default\n", path.c_str());
+      std::printf(
+          "%s does not exist; all settings have their defaults\n",
+          path.c_str());
       return 0;
     }
     std::printf("# %s\n", path.c_str());
@@ -212,7 +214,7 @@ int print_tpu_command(TpuFlags flags) {
   std::vector<std::string> commands = tpu_commands(flags, file);
   if (commands.empty()) {
     throw ConfigError(
-        "[tpu-config] there is nothing to run; give --command or "
+        "[tpu-config] no commands to run; give --command or "
         "--command_file, or put commands into the config file");
   }
   if (flags.installs) {
@@ -244,7 +246,7 @@ std::function<int()> add_config_command(CLI::App& tool) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* config = tool.add_subcommand(
-      "config", "ask what launches should be like, and write it to a file");
+      "config", "ask for the settings of launches, and write them to a file");
   config->require_subcommand(0, 1);
   add_file_option(*config, flags->file);
   CLI::App* by_default = config->add_subcommand(
@@ -259,9 +261,10 @@ std::function<int()> add_config_command(CLI::App& tool) {
           "no, fp16, bf16 or fp8")
       ->type_name("WORD");
   CLI::App* updated = config->add_subcommand(
-      "update", "fill in what newer versions know; comments and order stay");
+      "update", "add keys of newer versions; keeps comments and order");
   add_file_option(*updated, flags->file);
-  CLI::App* shown = config->add_subcommand("show", "print what the file says");
+  CLI::App* shown =
+      config->add_subcommand("show", "print the settings of the file");
   add_file_option(*shown, flags->file);
   shown->add_flag(
       "--explain",
@@ -292,8 +295,7 @@ std::function<int()> add_to_fsdp2_command(CLI::App& tool) {
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = tool.add_subcommand(
-      "to-fsdp2",
-      "turn a config file of FSDP's first version into the second's");
+      "to-fsdp2", "convert a config file from FSDP version 1 to version 2");
   command->add_option("--config_file,--config-file", flags->input, "the file")
       ->type_name("FILE")
       ->required();
@@ -320,14 +322,14 @@ std::function<int()> add_tpu_config_command(CLI::App& tool) {
   add_file_option(*command, flags->config_file);
   option("--tpu_name", flags->name, "name of the TPU")->type_name("NAME");
   option("--tpu_zone", flags->zone, "its zone")->type_name("ZONE");
-  option("--command_file", flags->command_file, "commands, one a line")
+  option("--command_file", flags->command_file, "commands, one per line")
       ->type_name("FILE");
   option("--command", flags->commands, "a command; may be given several times")
       ->type_name("TEXT");
   option(
       "--accelerate_version",
       flags->version,
-      "of Accelerate, to install: latest, dev or a number")
+      "version of Accelerate to install: latest, dev or a number")
       ->type_name("WORD");
   command->add_flag(
       both_spellings("--use_alpha"), flags->uses_alpha, "gcloud alpha");
@@ -336,7 +338,7 @@ std::function<int()> add_tpu_config_command(CLI::App& tool) {
       flags->installs,
       "install Accelerate first");
   command->add_flag(
-      "--debug", flags->debug, "nothing more: the command is only printed");
+      "--debug", flags->debug, "ignored: the command is only printed");
   return [flags] { return print_tpu_command(*flags); };
 }
 

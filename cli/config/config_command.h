@@ -8,13 +8,13 @@ class App;
 
 namespace accelerate::cli {
 
-/// `config`, with `default`, `update`, `show` and `schema`. Call the result if
-/// it was chosen; it returns the exit code.
+/// Adds `config` with `default`, `update`, `show` and `schema`. The returned
+/// function runs the chosen one after parsing and returns the exit code.
 std::function<int()> add_config_command(CLI::App& tool);
 
 std::function<int()> add_to_fsdp2_command(CLI::App& tool);
 
-/// Prints the command line it stands for, and runs nothing.
+/// Adds `tpu-config`, which only prints the command line to run.
 std::function<int()> add_tpu_config_command(CLI::App& tool);
 
 }  // namespace accelerate::cli

@@ -82,13 +82,13 @@ Fsdp2Conversion to_fsdp2(const ConfigJson& values) {
   Fsdp2Conversion out{values, {}};
   const ConfigJson old = values.value("fsdp_config", ConfigJson::object());
   if (!old.is_object() || old.empty()) {
-    out.notes.emplace_back("there is no fsdp_config: nothing to convert");
+    out.notes.emplace_back("the file has no fsdp_config: nothing to convert");
     return out;
   }
   if (old.value("fsdp_version", ConfigJson(1)) == 2) {
     out.notes.emplace_back(
-        "fsdp_version is 2 already: nothing was converted; if the keys are the "
-        "first version's, set it to 1 and run this again");
+        "fsdp_version is 2 already: nothing was converted; if the keys are of "
+        "version 1, set it to 1 and run this again");
     return out;
   }
   ConfigJson converted = ConfigJson::object();
@@ -98,11 +98,11 @@ Fsdp2Conversion to_fsdp2(const ConfigJson& values) {
       converted["fsdp_reshard_after_forward"] = reshard_after_forward(value);
     } else if (
         std::find(kRemoved.begin(), kRemoved.end(), key) != kRemoved.end()) {
-      out.notes.push_back(format(
-          "{} is left out: the second version has no such setting", key));
+      out.notes.push_back(
+          format("{} is left out: version 2 does not have this setting", key));
     } else if (key == "fsdp_forward_prefetch") {
-      out.notes.push_back(format(
-          "{} is left out: the second version does not have it yet", key));
+      out.notes.push_back(
+          format("{} is left out: version 2 does not have it yet", key));
     } else {
       converted[key] = value;
     }
@@ -119,13 +119,13 @@ std::vector<std::string> convert_file_to_fsdp2(
   const ConfigDocument document = detail::read_config_document(input);
   if (!overwrite && !output) {
     throw ConfigError(
-        "[config] say where the result goes: --output_file FILE, or "
-        "--overwrite for the file itself");
+        "[config] no output was given; give --output_file FILE, or --overwrite "
+        "to replace the input");
   }
   const std::filesystem::path target = output.value_or(input);
   if (!overwrite && std::filesystem::exists(target)) {
     throw ConfigError(format(
-        "[config] {} is there already; give another --output_file, or "
+        "[config] {} exists already; give another --output_file, or "
         "--overwrite",
         target));
   }

@@ -9,24 +9,25 @@
 
 namespace accelerate::cli {
 
-/// What `config default` writes: all devices of this machine, or the CPU.
-/// Throws ConfigError for a precision that there is not.
+/// The values that `config default` writes: all devices of this machine, or the
+/// CPU. Throws ConfigError for an unknown precision.
 detail::ConfigJson default_config(
     const std::string& mixed_precision,
     int num_devices);
 
-/// False, and nothing done, if the file is there already.
+/// Writes default_config() to a file. Returns false, without a change, if the
+/// file exists.
 bool write_default_config(
     const std::filesystem::path& path,
     const std::string& mixed_precision,
     int num_devices);
 
-/// Fills in what newer versions know and takes out what they replaced; comments
-/// and order stay. Throws ConfigError if the file is not there, or wrong.
+/// Adds keys of newer versions and replaces old ones, keeping comments and
+/// order. Throws ConfigError if the file does not exist or is invalid.
 void update_config(const std::filesystem::path& path);
 
-/// From the keys of FSDP's first version to the second's. What was left out or
-/// not done is said in `notes`.
+/// A file converted from FSDP version 1 to version 2. `notes` lists what was
+/// left out.
 struct Fsdp2Conversion {
   detail::ConfigJson values;
   std::vector<std::string> notes;
@@ -34,8 +35,8 @@ struct Fsdp2Conversion {
 Fsdp2Conversion to_fsdp2(const detail::ConfigJson& values);
 
 /// Converts a file: into `output`, or in place if `overwrite`. Returns the
-/// notes. Throws ConfigError, and nothing is written, if the input is missing
-/// or empty, or the output is there and `overwrite` was not given.
+/// notes. Throws ConfigError, and writes nothing, if the input does not exist
+/// or is empty, or if the output exists and `overwrite` was not given.
 std::vector<std::string> convert_file_to_fsdp2(
     const std::filesystem::path& input,
     const std::optional<std::filesystem::path>& output,

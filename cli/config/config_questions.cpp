@@ -50,7 +50,7 @@ void add_machine_questions(Questions& all) {
        {}});
   all.push_back(
       {"rdzv_backend",
-       "How does torchrun meet, for Python programs (static, c10d)",
+       "Rendezvous backend of torchrun, for Python programs (static, c10d)",
        "static",
        {},
        when("same_network", false),
@@ -198,7 +198,7 @@ void add_last_questions(Questions& all, int num_devices) {
   const auto is_fp8 = when("mixed_precision", "fp8");
   all.push_back(
       {"fp8_backend",
-       "Whose fp8 do Python programs take",
+       "Which fp8 library do Python programs use",
        "te",
        {{"TransformerEngine", "te"}, {"torchao", "ao"}, {"MS-AMP", "msamp"}},
        is_fp8,
@@ -219,8 +219,8 @@ void add_last_questions(Questions& all, int num_devices) {
        at_least(1)});
 }
 
-// Answers that only lead to others.
-constexpr std::array<std::string_view, 11> kAside{
+// Answers that only decide which questions follow, and are not written.
+constexpr std::array<std::string_view, 11> kNotWritten{
     "for_python",
     "use_mpirun",
     "use_dynamo",
@@ -306,7 +306,9 @@ ConfigJson config_of_answers(const Answers& answers) {
       {"tpu_use_sudo", false},
       {"use_cpu", type_of(answers) == "MULTI_CPU"}};
   for (const auto& [key, answer] : answers.items()) {
-    if (std::find(kAside.begin(), kAside.end(), key) != kAside.end()) continue;
+    if (std::find(kNotWritten.begin(), kNotWritten.end(), key) !=
+        kNotWritten.end())
+      continue;
     const std::string section = section_of(key);
     if (section.empty()) {
       values[key] = answer;

@@ -77,7 +77,7 @@ void add_deepspeed_questions(Questions& all) {
        {}});
   all.push_back(
       {"zero_stage",
-       "What is split over the ranks",
+       "What is sharded over the ranks",
        2,
        {{"nothing", 0},
         {"optimizer state", 1},
@@ -85,7 +85,7 @@ void add_deepspeed_questions(Questions& all) {
         {"parameters, too", 3}},
        by_hand,
        {}});
-  const auto splits_gradients = [](const Answers& answers) {
+  const auto shards_gradients = [](const Answers& answers) {
     return answers.contains("zero_stage") && answers["zero_stage"] >= 2;
   };
   for (const auto& [key, text] :
@@ -98,7 +98,7 @@ void add_deepspeed_questions(Questions& all) {
          {{"on the device", "none"},
           {"in host memory", "cpu"},
           {"on an NVMe disk", "nvme"}},
-         splits_gradients,
+         shards_gradients,
          {}});
   }
   all.push_back(
@@ -140,7 +140,7 @@ void add_deepspeed_questions(Questions& all) {
        {}});
   all.push_back(
       {"zero3_init_flag",
-       "Split parameters as they are made",
+       "Shard parameters as they are made",
        false,
        {},
        when("use_deepspeed"),
@@ -151,7 +151,7 @@ void add_fsdp_questions(Questions& all) {
   const auto uses = when("use_fsdp");
   all.push_back(
       {"use_fsdp",
-       "Split parameters, gradients and optimizer state (FSDP)",
+       "Shard parameters, gradients and optimizer state (FSDP)",
        false,
        {},
        [](const Answers& answers) {
@@ -168,7 +168,7 @@ void add_fsdp_questions(Questions& all) {
        {}});
   all.push_back(
       {"fsdp_sharding_strategy",
-       "What is split",
+       "What is sharded",
        "FULL_SHARD",
        words(
            {"FULL_SHARD",
@@ -180,14 +180,14 @@ void add_fsdp_questions(Questions& all) {
        {}});
   all.push_back(
       {"fsdp_reshard_after_forward",
-       "Give gathered parameters back after the forward pass",
+       "Reshard parameters after the forward pass",
        true,
        {},
        when("fsdp_version", 2),
        {}});
   all.push_back(
       {"fsdp_offload_params",
-       "Keep parts in host memory between uses",
+       "Keep shards in host memory between uses",
        false,
        {},
        uses,
@@ -275,8 +275,8 @@ void add_parallelism_questions(Questions& all) {
        when("fsdp_version", 2),
        {}});
   for (const auto& [key, text] :
-       {std::pair("dp_replicate_size", "Copies of the model"),
-        std::pair("dp_shard_size", "Ranks that split it"),
+       {std::pair("dp_replicate_size", "Replicas of the model"),
+        std::pair("dp_shard_size", "Ranks that shard it"),
         std::pair("tp_size", "Ranks that split each layer"),
         std::pair("cp_size", "Ranks that split the sequence")}) {
     all.push_back(
@@ -289,7 +289,7 @@ void add_parallelism_questions(Questions& all) {
   }
   all.push_back(
       {"parallelism_config_cp_comm_strategy",
-       "How do parts of a sequence see each other",
+       "How do ranks exchange keys and values of a sequence",
        "allgather",
        words({"allgather", "alltoall"}),
        [](const Answers& answers) {
@@ -350,7 +350,7 @@ void add_megatron_questions(Questions& all) {
        {}});
   all.push_back(
       {"megatron_lm_use_distributed_optimizer",
-       "Split optimizer state",
+       "Shard optimizer state",
        true,
        {},
        uses,

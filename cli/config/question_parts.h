@@ -11,12 +11,12 @@
 
 namespace accelerate::cli {
 
-// What the questions of `config` are put together from.
+// The parts from which the questions of `config` are assembled.
 
 using Applies = std::function<bool(const Answers&)>;
 using Questions = std::vector<Question>;
 
-/// Whether the question was asked and answered so.
+/// Whether the question was asked and has this answer.
 bool is(
     const Answers& answers,
     const char* key,
@@ -31,7 +31,7 @@ bool has_machines(const Answers& answers);
 
 std::function<std::string(const detail::ConfigJson&)> at_least(
     std::int64_t least);
-/// Choices that are shown as they are written.
+/// Choices that are shown as they are written to the file.
 std::vector<std::pair<std::string, detail::ConfigJson>> words(
     std::initializer_list<const char*> values);
 

@@ -55,7 +55,7 @@ std::optional<ConfigJson> parse_choice(
   return std::nullopt;
 }
 
-// Nothing: no answer to this question; `problem` says why.
+// Returns nothing, with the reason in `problem`, if the text is not an answer.
 std::optional<ConfigJson> parse_answer(
     const Question& question,
     const std::string& text,

@@ -12,24 +12,24 @@ namespace accelerate::cli {
 
 using Answers = detail::ConfigJson;
 
-/// One question. A choice has `choices`; else the default's type says what an
-/// answer must be.
+/// One question. Without `choices`, the type of the default is that of the
+/// answer.
 struct Question {
-  std::string key;   ///< of the answer
-  std::string text;  ///< without default and punctuation at its end
+  std::string key;   ///< key of the answer
+  std::string text;  ///< without default and final punctuation
   detail::ConfigJson default_value;
-  /// What is shown, and the answer that it stands for.
+  /// Labels, and the answers that they stand for.
   std::vector<std::pair<std::string, detail::ConfigJson>> choices;
-  /// Whether it is asked, after what was answered before. Empty: always.
+  /// Whether to ask, given the earlier answers. Empty: always.
   std::function<bool(const Answers& answers)> applies;
-  /// For whole numbers and texts: what is wrong with an answer, or nothing.
+  /// Validates a number or string: returns what is wrong with it, or "".
   std::function<std::string(const detail::ConfigJson& answer)> complaint;
 };
 
-/// Asks one after another. An empty line takes the default; "<" goes back to
-/// the question before; what cannot be an answer is said, and asked again.
-/// Answers of questions that do not apply are absent. Throws ConfigError when
-/// `in` ends.
+/// Asks the questions in order. An empty line takes the default; "<" goes back
+/// to the previous question; an invalid answer is explained and asked for
+/// again. Answers to questions that do not apply are absent. Throws ConfigError
+/// if `in` ends early.
 Answers ask(
     const std::vector<Question>& questions,
     std::istream& in,
@@ -38,7 +38,7 @@ Answers ask(
 /// The questions of `accelerate-cpp config`, in Accelerate's order.
 std::vector<Question> config_questions(int num_devices);
 
-/// The file that the answers amount to.
+/// The values of the config file for these answers.
 detail::ConfigJson config_of_answers(const Answers& answers);
 
 }  // namespace accelerate::cli

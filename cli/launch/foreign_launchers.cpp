@@ -4,7 +4,7 @@ namespace accelerate::cli {
 
 namespace {
 
-constexpr int kUsualPort = 29500;
+constexpr int kDefaultPort = 29500;
 
 std::string multinode_launcher(const detail::Settings& settings) {
   return settings.text("deepspeed_multinode_launcher").value_or("pdsh");
@@ -71,7 +71,7 @@ std::vector<std::string> deepspeed_command(
   }
   words.insert(
       words.end(),
-      {"--master_port", std::to_string(decision.port.value_or(kUsualPort))});
+      {"--master_port", std::to_string(decision.port.value_or(kDefaultPort))});
   return words;
 }
 

@@ -8,16 +8,17 @@
 
 namespace accelerate::cli {
 
-/// Whether others start the ranks: mpirun, or DeepSpeed's launcher on several
+/// Whether another launcher starts the ranks: mpirun, or DeepSpeed's on several
 /// machines.
 bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings);
 
-/// Their command line before the program's.
+/// The command line of mpirun, without the program's.
 std::vector<std::string> mpi_command(
     const LaunchDecision& decision,
     const MpiLauncher& mpi);
+/// The command line of DeepSpeed's launcher, without the program's.
 std::vector<std::string> deepspeed_command(
     const LaunchDecision& decision,
     const detail::Settings& settings);

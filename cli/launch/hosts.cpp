@@ -30,7 +30,7 @@ namespace {
 using detail::format;
 using Clock = std::chrono::steady_clock;
 
-// A launcher whose peers are gone ends by itself.
+// The time for launchers whose peers are gone to end by themselves.
 constexpr std::chrono::seconds kTimeForLaunchersToEnd{10};
 
 bool is_this_machine(const std::string& host) {
@@ -41,7 +41,7 @@ bool is_this_machine(const std::string& host) {
   return host == own || host == own.substr(0, own.find('.'));
 }
 
-// All but the number of the machine and the program.
+// The launch command without machine_rank and program.
 std::vector<std::string> launch_words(const HostLaunch& launch) {
   std::vector<std::string> words{launch.tool, "launch"};
   words.insert(words.end(), launch.flags.begin(), launch.flags.end());
@@ -58,7 +58,7 @@ std::vector<std::string> launch_words(const HostLaunch& launch) {
   return words;
 }
 
-// `machine_rank` may be something for the shell to count.
+// `machine_rank` is not quoted: the shell may evaluate it.
 std::string shell_line(
     const HostLaunch& launch,
     const std::string& machine_rank) {
@@ -122,7 +122,7 @@ std::vector<Host> parse_hosts(const std::string& text) {
     const std::string bare(detail::trim(line.substr(0, line.find('#'))));
     if (bare.empty()) continue;
     Host host;
-    bool is_right = true;
+    bool is_valid = true;
     for (const std::string& word : detail::split(bare, ' ')) {
       if (word.empty()) continue;
       if (host.name.empty()) {
@@ -132,10 +132,10 @@ std::vector<Host> parse_hosts(const std::string& text) {
       const auto slots = word.starts_with("slots=")
           ? detail::parse_int(word.substr(6))
           : std::nullopt;
-      is_right = is_right && slots && *slots > 0;
+      is_valid = is_valid && slots && *slots > 0;
       host.slots = static_cast<int>(slots.value_or(0));
     }
-    if (!is_right) {
+    if (!is_valid) {
       complaints.push_back(format(
           "[launch] line {} of the host file is \"{}\"; write HOST or HOST "
           "slots=N",
@@ -186,7 +186,7 @@ std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
   }
   if (!elsewhere.empty()) {
     const std::size_t before = launch.hosts.size() - elsewhere.size();
-    // %n is the number of a host in the list.
+    // pdsh replaces %n by the index of a host in the list.
     commands.push_back(
         {"pdsh",
          "-S",
@@ -248,7 +248,8 @@ int run_commands(const std::vector<std::vector<std::string>>& commands) {
           "accelerate-cpp: %s %s\n",
           child.name.c_str(),
           detail::describe_exit(status).c_str());
-      // The others hear of it from each other, unless they never met.
+      // Launchers that are connected learn of the failure from each other; the
+      // rest are ended then.
       kill_at = Clock::now() + kTimeForLaunchersToEnd;
     }
     if (kill_at && Clock::now() >= *kill_at) {

@@ -8,11 +8,11 @@ namespace accelerate::cli {
 /// A line of a host file: "node1 slots=4".
 struct Host {
   std::string name;
-  int slots = 0;  ///< 0: not said
+  int slots = 0;  ///< 0: not given
 };
 
-/// Throws ConfigError for lines that are none, hosts named twice, and numbers
-/// of slots that differ.
+/// Parses a host file. Throws ConfigError for invalid lines, repeated hosts,
+/// and differing numbers of slots.
 std::vector<Host> parse_hosts(const std::string& text);
 
 struct HostLaunch {
@@ -23,20 +23,20 @@ struct HostLaunch {
   std::string address;
   int port = 0;
   int num_processes = 0;  ///< on all hosts
-  /// What was said to launch, without flags of machines and hosts.
+  /// The flags of launch without those about machines and hosts.
   std::vector<std::string> flags;
   std::vector<std::string> program;
 };
 
-/// The launches, one on each host: on this machine itself, elsewhere through
-/// the shell; pdsh takes several hosts at once.
+/// The commands that start one launcher per host: directly on this machine,
+/// through the remote shell elsewhere. pdsh starts several with one command.
 std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch);
 
-/// Runs them at the same time. When one fails, the others are ended; returns
-/// its exit code, or 0.
+/// Runs the commands concurrently. When one fails, ends the others and returns
+/// its exit code; else returns 0.
 int run_commands(const std::vector<std::vector<std::string>>& commands);
 
-/// One word for a POSIX shell.
+/// The string quoted as one word of a POSIX shell.
 std::string quoted(const std::string& word);
 
 }  // namespace accelerate::cli

@@ -34,8 +34,8 @@ namespace {
 
 using detail::format;
 
-// The file that --config_file names, or Accelerate's own if there is one; with
-// --cpu alone that one is left out.
+// Reads the file that --config_file names, else Accelerate's default file if it
+// exists and --cpu was not given.
 std::optional<detail::ConfigDocument> find_config(
     const LaunchFlags& flags,
     const detail::Source& given,
@@ -51,7 +51,7 @@ std::optional<detail::ConfigDocument> find_config(
   return detail::read_config_document(*usual);
 }
 
-void refuse_what_cannot_be(
+void require_launchable(
     const LaunchDecision& decision,
     const detail::Settings& settings,
     const std::string& program) {
@@ -68,7 +68,7 @@ void refuse_what_cannot_be(
   }
 }
 
-// Others start the ranks: this process becomes theirs.
+// Replaces this process by a foreign launcher.
 int become_foreign_launcher(
     const LaunchDecision& decision,
     const detail::Settings& settings,
@@ -112,7 +112,7 @@ int become_foreign_launcher(
       format("[launch] cannot start {}: {}", program, std::strerror(errno)));
 }
 
-// One launch on each host of the file.
+// Starts one launcher per host of the host file.
 int launch_on_hosts(
     const LaunchFlags& flags,
     const detail::Settings& settings,
@@ -124,7 +124,7 @@ int launch_on_hosts(
   const auto given = settings.integer("num_processes");
   if (!given && slots == 0) {
     throw ConfigError(
-        "[launch] the host file says no slots=N; add them, or give "
+        "[launch] the host file does not give slots=N; add them, or give "
         "--num_processes for all hosts together");
   }
   launch.num_processes = given ? static_cast<int>(*given) : hosts * slots;
@@ -178,7 +178,7 @@ int launch_program(const LaunchFlags& flags) {
       settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
   const LaunchDecision decision =
       decide_launch(settings, file ? &*file : nullptr, devices);
-  refuse_what_cannot_be(decision, settings, command.front());
+  require_launchable(decision, settings, command.front());
   const LaunchPlan plan =
       make_launch_plan(decision, settings, environment, machine, command);
   if (!settings.boolean("quiet")) {

@@ -10,7 +10,7 @@ class App;
 namespace accelerate::cli {
 
 /// Adds `launch` to the tool. The returned function runs it after parsing and
-/// gives the exit code.
+/// returns the exit code.
 std::function<int()> add_launch_command(CLI::App& tool);
 
 }  // namespace accelerate::cli

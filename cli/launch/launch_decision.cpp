@@ -128,8 +128,8 @@ class Decider {
     if (!has_file_ && decision_.num_processes > 1 && num_devices_ > 1) {
       multi_device = true;
     }
-    has_few_ids_ = multi_device;
-    // --cpu, given by hand, wins over what a file says of devices.
+    checks_ids_ = multi_device;
+    // The flag --cpu wins over devices in a file.
     if (is_flag("use_cpu")) return;
     if (deepspeed) {
       decision_.paradigm = Paradigm::deepspeed;
@@ -146,7 +146,7 @@ class Decider {
 
   void check() {
     const auto& ids = decision_.gpu_ids;
-    if (has_few_ids_ && has_file_ && ids != "all" &&
+    if (checks_ids_ && has_file_ && ids != "all" &&
         ids.find(',') == std::string::npos && decision_.num_machines <= 1) {
       complain(format(
           "gpu_ids names one device, \"{}\", for several processes on devices; "
@@ -170,11 +170,12 @@ class Decider {
         !settings_.boolean("fsdp_sync_module_states") && is_boolean_in_file()) {
       complain(
           "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states, or "
-          "all ranks but the first train from nothing");
+          "all ranks but the first start from uninitialized weights");
     }
   }
 
-  // Accelerate sees only these: from a flag any text is true to it.
+  // Accelerate checks only values from files: it takes any string of a flag as
+  // true.
   [[nodiscard]] bool is_boolean_in_file() const {
     const detail::Resolved* const found =
         settings_.find("fsdp_sync_module_states");
@@ -185,7 +186,7 @@ class Decider {
   ConfigJson values_;
   bool has_file_;
   int num_devices_;
-  bool has_few_ids_ = false;
+  bool checks_ids_ = false;
   LaunchDecision decision_;
   std::vector<std::string> complaints_;
 };

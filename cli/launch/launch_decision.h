@@ -11,18 +11,18 @@
 
 namespace accelerate::cli {
 
-/// Accelerate's ways of starting a program.
+/// Accelerate's kinds of launch.
 enum class Paradigm { simple, multi_device, fsdp, megatron, deepspeed, tpu };
 
-/// What the settings amount to, by Accelerate's rules.
+/// The launch that the settings ask for, by Accelerate's rules.
 struct LaunchDecision {
   Paradigm paradigm = Paradigm::simple;
   bool uses_cpu = false;
-  /// Accelerate shares cores out where the file says so, or, without a file,
-  /// the flag.
+  /// True if Accelerate divides the cores among the ranks: if the file, or,
+  /// without one, the flag says to use the CPU.
   bool shares_cores = false;
   bool uses_parallelism_config = false;
-  /// On all machines together.
+  /// Number of processes on all machines together.
   int num_processes = 1;
   int num_machines = 1;
   int machine_rank = 0;
@@ -39,14 +39,14 @@ struct LaunchDecision {
   }
 };
 
-/// The keys of a config file's `values` that a DeepSpeed configuration says,
-/// too, for ACCELERATE_CONFIG_DS_FIELDS.
+/// The keys of a config file's `values` that a DeepSpeed configuration also
+/// has, for ACCELERATE_CONFIG_DS_FIELDS.
 std::vector<std::string> deepspeed_fields(
     const detail::Settings& settings,
     const detail::ConfigJson& values);
 
-/// `file` is the one that `settings` took values from, or null. Throws one
-/// ConfigError for flags that exclude each other and for what is missing.
+/// `file` is the source of `settings`, or null. Throws one ConfigError listing
+/// flags that exclude each other and missing settings.
 LaunchDecision decide_launch(
     const detail::Settings& settings,
     const detail::ConfigDocument* file,
@@ -59,8 +59,7 @@ std::map<std::string, std::string> python_variables(
     const detail::Settings& settings,
     const detail::Environment& environment);
 
-/// Accelerate's number of threads for a process; ours is usable cores over
-/// ranks.
+/// The number of threads that Accelerate gives a Python process.
 int python_threads(
     const LaunchDecision& decision,
     const detail::Settings& settings,

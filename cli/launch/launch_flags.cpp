@@ -17,7 +17,7 @@ using detail::format;
 using detail::OptionKind;
 using detail::OptionSpec;
 
-// Accelerate has one letter for these.
+// Accelerate has short forms of these flags.
 std::string short_form(std::string_view key) {
   if (key == "quiet") return ",-q";
   if (key == "module") return ",-m";
@@ -42,14 +42,14 @@ std::string type_name(const OptionSpec& spec) {
   return "TEXT";
 }
 
-bool is_choice_in_other_case(const OptionSpec& spec, const std::string& text) {
+bool is_choice_in_wrong_case(const OptionSpec& spec, const std::string& text) {
   if (spec.kind != OptionKind::choice) return false;
-  bool is_near = false;
+  bool is_choice = false;
   for (const std::string& word : detail::split(spec.limits, '|')) {
     if (word == text) return false;
-    is_near = is_near || detail::to_lower(word) == detail::to_lower(text);
+    is_choice = is_choice || detail::to_lower(word) == detail::to_lower(text);
   }
-  return is_near;
+  return is_choice;
 }
 
 }  // namespace
@@ -101,10 +101,10 @@ void LaunchFlags::refuse(const std::string& flag) const {
   }
   const auto guess = detail::nearest(name, known);
   throw ConfigError(format(
-      "[launch] there is no flag \"{}\"{} Flags of the program itself go "
-      "behind its name; see accelerate-cpp launch --help",
+      "[launch] unknown flag \"{}\"{} Flags of the program itself go after "
+      "its name; see accelerate-cpp launch --help",
       name,
-      guess ? format("; did you mean {}?", *guess) : std::string()));
+      guess ? format("; did you mean {}?", *guess) : std::string(".")));
 }
 
 std::vector<std::string> LaunchFlags::program() const {
@@ -113,7 +113,7 @@ std::vector<std::string> LaunchFlags::program() const {
   if (!words.empty() && words.front().starts_with("-")) refuse(words.front());
   if (words.empty()) {
     throw ConfigError(
-        "[launch] no program was named; write accelerate-cpp launch [flags] "
+        "[launch] no program was given; write accelerate-cpp launch [flags] "
         "PROGRAM [arguments]");
   }
   return words;
@@ -150,8 +150,8 @@ detail::Source LaunchFlags::source() const {
       continue;
     }
     const std::string& text = texts_.at(key);
-    // Any case is right in a file, but words of a command are as written.
-    if (is_choice_in_other_case(spec, text)) {
+    // Files may use any case, but flags must match exactly, as in Accelerate.
+    if (is_choice_in_wrong_case(spec, text)) {
       complaints.push_back(format(
           "[launch] {} is \"{}\"; it must be one of {}",
           spec.flag,

@@ -13,20 +13,20 @@ class App;
 
 namespace accelerate::cli {
 
-/// What stood on the command line of `launch`.
+/// The parsed command line of `launch`.
 class LaunchFlags {
  public:
   /// Adds every flag of the option table, and those of the launch itself, to
-  /// `command`, which must not end before this.
+  /// `command`, which must outlive this.
   explicit LaunchFlags(CLI::App& command);
 
-  /// The settings given as flags. Throws ConfigError for a flag that there is
-  /// not, with the nearest one, and for a choice that is none.
+  /// The settings given as flags. Throws ConfigError for invalid choices.
   [[nodiscard]] detail::Source source() const;
-  /// The program and its arguments. Throws ConfigError if there is none.
+  /// The program and its arguments. Throws ConfigError if none was given, or
+  /// for an unknown flag, naming the nearest one.
   [[nodiscard]] std::vector<std::string> program() const;
 
-  /// The flags as words, without these.
+  /// The flags as arguments, except those of these option keys.
   [[nodiscard]] std::vector<std::string> words_without(
       const std::vector<std::string>& keys) const;
 
@@ -43,7 +43,8 @@ class LaunchFlags {
   bool is_dry_run_ = false;
 };
 
-/// Accelerate spells its flags with _ and takes - as well.
+/// A flag with underscores and, as Accelerate accepts, with dashes:
+/// "--a_b,--a-b".
 std::string both_spellings(std::string_view flag);
 
 }  // namespace accelerate::cli

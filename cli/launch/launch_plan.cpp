@@ -35,7 +35,7 @@ Shown shown_of(const std::string& digit) {
       digit));
 }
 
-// "3", or "0:3,1:2": who is not named shows nothing.
+// Parses "3", or "0:3,1:2"; ranks that are not listed show nothing.
 std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
   std::vector<Shown> shown(static_cast<std::size_t>(num_ranks));
   if (text.find(':') == std::string::npos) {
@@ -65,11 +65,11 @@ void share_cores(
     const detail::Environment& environment,
     const Machine& machine) {
   const int here = plan.processes_here();
-  const std::string wish = *settings.text("cpu_affinity");
-  if (wish == "auto" || settings.boolean("enable_cpu_affinity")) {
+  const std::string affinity = *settings.text("cpu_affinity");
+  if (affinity == "auto" || settings.boolean("enable_cpu_affinity")) {
     plan.processors = share_processors(with_topology(machine.processors), here);
-  } else if (wish != "none") {
-    plan.processors = parse_processors(wish, here, machine.processors);
+  } else if (affinity != "none") {
+    plan.processors = parse_processors(affinity, here, machine.processors);
   }
   plan.num_threads = static_cast<int>(
       settings.integer("num_cpu_threads_per_process").value_or(0));
@@ -125,8 +125,8 @@ LaunchPlan make_launch_plan(
     const std::vector<std::string>& command) {
   if (decision.num_processes % decision.num_machines != 0) {
     throw ConfigError(format(
-        "[launch] {} processes cannot be shared equally by {} machines; change "
-        "--num_processes, which counts all of them",
+        "[launch] {} processes cannot be divided equally among {} machines; "
+        "change --num_processes, which counts all of them",
         decision.num_processes,
         decision.num_machines));
   }
@@ -168,7 +168,7 @@ LaunchPlan make_launch_plan(
   };
   for (const auto& [name, value] :
        python_variables(decision, settings, environment)) {
-    // Intel's OpenMP would bind all ranks to the same cores.
+    // With these, Intel's OpenMP would bind all ranks to the same cores.
     if (name.starts_with("KMP_") && !plan.is_alone) continue;
     add(name, value);
   }
@@ -199,7 +199,7 @@ rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
   add("ROLE_WORLD_SIZE", plan.num_processes);
   add("ROLE_NAME", plan.role);
   if (!plan.port) return own;
-  // The store is the launcher's, as torchrun's is its agent's.
+  // The launcher hosts the store, like torchrun's agent.
   add("MASTER_ADDR", plan.address);
   add("MASTER_PORT", port);
   add("TORCHELASTIC_USE_AGENT_STORE", "True");
@@ -236,7 +236,7 @@ std::vector<std::string> launch_warnings(
   for (const detail::OptionSpec& spec : detail::option_table()) {
     if (spec.use == detail::OptionUse::acts || !settings.is_given(spec.key))
       continue;
-    // What every file of Accelerate says.
+    // Every file of Accelerate has these keys.
     if (spec.key == "compute_environment" || spec.key == "distributed_type" ||
         spec.key == "main_training_function" || spec.key == "no_python" ||
         spec.key == "rdzv_backend") {
@@ -253,7 +253,7 @@ std::vector<std::string> launch_warnings(
   std::vector<std::string> lines;
   if (!later.empty()) {
     lines.push_back(format(
-        "handed on, but without effect on a program of this version of the "
+        "passed on, but without effect on a program of this version of the "
         "library: {}",
         detail::join(later, ", ")));
   }

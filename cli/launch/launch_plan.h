@@ -12,37 +12,38 @@
 
 namespace accelerate::cli {
 
-/// What of a rank's output is shown, where it goes to files, too.
+/// The streams of a rank that are shown besides going to files.
 struct Shown {
   bool out = true;
   bool err = true;
 };
 
-/// What will be started: one program, several times.
+/// The ranks that will be started, all running one program.
 struct LaunchPlan {
   std::string program;                 ///< a path that can be executed
   std::vector<std::string> arguments;  ///< with the program first, as typed
-  /// What every rank gets of the launcher's own environment, and of what the
-  /// settings add; and the names of the latter.
+  /// The variables that all ranks share: the launcher's own and those that the
+  /// settings add. `added` has the latter as NAME=VALUE.
   detail::Environment environment;
   std::vector<std::string> added;
-  /// A lone Python process: it is told of no ranks, as Accelerate does it.
+  /// True for a single Python process, which, as with Accelerate, gets no rank
+  /// variables.
   bool is_alone = false;
 
   int num_processes = 1;  ///< on all machines
   int num_machines = 1;
   int machine_rank = 0;
   std::string address = "127.0.0.1";
-  /// 0: a free one. Nothing: there is no store, as there is but one process.
+  /// 0: a free one. Unset: a single process without a store.
   std::optional<int> port;
 
-  int num_threads = 0;  ///< of each rank; 0: left to it
+  int num_threads = 0;  ///< per rank; 0: not set
   /// Processors that each rank of this node is bound to. Empty: not bound.
   std::vector<std::vector<int>> processors;
 
   std::string role;
   std::optional<std::string> log_dir;
-  std::vector<Shown> shown;  ///< of each rank here
+  std::vector<Shown> shown;  ///< per rank of this machine
   int max_restarts = 0;
   bool is_quiet = false;
   bool checks_machines = false;
@@ -55,16 +56,16 @@ struct LaunchPlan {
   }
 };
 
-/// Where the program is: as a path, or on PATH. Throws ConfigError saying what
-/// was looked for.
+/// The path of the program, which is looked up on PATH if it has no slash.
+/// Throws ConfigError if it does not exist.
 std::string find_program(
     const std::string& name,
     const detail::Environment& environment);
 
-/// Whether the variables of Accelerate's Python library matter to it.
+/// Whether the program is a Python interpreter or script.
 bool is_python(const std::string& program);
 
-/// Throws ConfigError for what cannot be started.
+/// Throws ConfigError for a launch that is not possible.
 LaunchPlan make_launch_plan(
     const LaunchDecision& decision,
     const detail::Settings& settings,
@@ -72,15 +73,15 @@ LaunchPlan make_launch_plan(
     const Machine& machine,
     const std::vector<std::string>& command);
 
-/// What one rank is told of itself, as NAME=VALUE.
+/// The variables of a single rank, as NAME=VALUE.
 std::vector<std::string>
 rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port);
 
 /// For --dry_run: command, variables and where each setting came from.
 std::string describe(const LaunchPlan& plan, const detail::Settings& settings);
 
-/// What the settings ask for and a program of this library does not get, a line
-/// for each; nothing for a Python program.
+/// Warnings about settings that have no effect on a program of this library.
+/// Empty for a Python program.
 std::vector<std::string> launch_warnings(
     const detail::Settings& settings,
     const std::string& program);

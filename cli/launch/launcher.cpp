@@ -14,8 +14,8 @@
 #include "cli/launch/processor_sets.h"
 #include "cli/launch/rank_group.h"
 #include "cli/launch/signals.h"
-#include "launch/watchdog.h"
 #include "launch/store_server.h"
+#include "launch/watchdog.h"
 
 namespace accelerate::cli {
 
@@ -37,7 +37,8 @@ void say_processors(const LaunchPlan& plan) {
   }
 }
 
-// Machine 0 says what was measured; all end if a pair cannot be.
+// Checks the connections between all machines; machine 0 prints the results.
+// Throws if one failed.
 void require_reachable(
     const LaunchPlan& plan,
     int port,
@@ -47,8 +48,8 @@ void require_reachable(
   for (const Reach& each : results) {
     if (each.problem.empty()) continue;
     throw ConfigError(detail::format(
-        "[launch] --check: machine {} ({}) does not reach machine {}: {}; look "
-        "at the firewall and the route between them",
+        "[launch] --check: machine {} ({}) cannot reach machine {}: {}; "
+        "check the firewall and the route between them",
         each.from,
         each.interface,
         each.to,
@@ -56,11 +57,11 @@ void require_reachable(
   }
 }
 
-// How the attempt ended for all machines.
-void tell_others(Machines& machines, int attempt, GroupEnd& end) {
+// Exchanges how the attempt ended with the other machines.
+void agree_on_end(Machines& machines, int attempt, GroupEnd& end) {
   const Machines::End all =
       machines.finish(attempt, end.was_stopped ? 0 : end.code);
-  if (end.was_told) return;
+  if (end.was_signalled) return;
   end.code = all.code;
   if (end.reason.empty()) end.reason = all.reason;
 }
@@ -83,10 +84,10 @@ int run_attempts(
                        signals,
                        watchdog)
                        .run();
-    if (machines) tell_others(*machines, attempt, end);
+    if (machines) agree_on_end(*machines, attempt, end);
     const bool is_last = attempt == plan.max_restarts;
     if (!plan.is_quiet) say(end.reason);
-    if (end.code == 0 || end.was_told || is_last) return end.code;
+    if (end.code == 0 || end.was_signalled || is_last) return end.code;
     if (!plan.is_quiet) {
       say(detail::format(
           "accelerate-cpp: starting again, {} of at most {}{}",

@@ -4,11 +4,11 @@
 
 namespace accelerate::cli {
 
-/// Starts all ranks, passes their output and our signals on, ends all of them
-/// when one fails, and starts them again as often as the plan says. Returns the
-/// exit code of the launcher: 0, or that of the rank that failed first, whose
-/// reason is then said last on standard error. Throws ConfigError if a rank
-/// cannot be started, or the port is taken.
+/// Starts all ranks, forwards their output and our signals, ends all of them
+/// when one fails, and restarts them up to max_restarts times. Returns 0, or
+/// the exit code of the rank that failed first, whose reason is printed last on
+/// standard error. Throws ConfigError if a rank cannot be started, or the port
+/// is taken.
 int run_ranks(const LaunchPlan& plan);
 
 }  // namespace accelerate::cli

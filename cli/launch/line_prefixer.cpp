@@ -5,7 +5,7 @@ namespace accelerate::cli {
 std::string LinePrefixer::feed(std::string_view piece) {
   std::string out;
   for (const char c : piece) {
-    // "\r\n" is one end of line.
+    // "\r\n" is one line end.
     const bool is_second_half =
         c == '\n' && after_carriage_return_ && line_.empty();
     after_carriage_return_ = c == '\r';
@@ -14,13 +14,13 @@ std::string LinePrefixer::feed(std::string_view piece) {
       continue;
     }
     line_ += c;
-    const bool is_whole = c == '\n' || c == '\r';
-    if (!is_whole && line_.size() < kMostBytes) continue;
+    const bool ends_line = c == '\n' || c == '\r';
+    if (!ends_line && line_.size() < kMostBytes) continue;
     // A carriage return on an empty line only moves the cursor.
     if (!is_continued_ && line_ != "\r") out += prefix_;
     out += line_;
     line_.clear();
-    is_continued_ = !is_whole;
+    is_continued_ = !ends_line;
   }
   return out;
 }

@@ -5,25 +5,25 @@
 
 namespace accelerate::cli {
 
-/// Puts a prefix before every line of a stream that arrives in pieces, and
-/// lets only whole lines through, so that lines of several ranks do not mix. A
-/// carriage return ends a line too: progress bars stay alive. Lines longer than
-/// kMostBytes come through in pieces.
+/// Prefixes every line of a stream that arrives in pieces, and passes on only
+/// complete lines, so that those of several ranks do not mix. A carriage return
+/// also ends a line, for progress bars. Lines longer than kMostBytes are passed
+/// on in pieces.
 class LinePrefixer {
  public:
   static constexpr std::size_t kMostBytes = 1U << 16U;
 
   explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  /// The lines that `piece` completes, each behind the prefix.
+  /// Returns the lines that `piece` completes, with prefixes.
   std::string feed(std::string_view piece);
-  /// What is left without a line end, given one.
+  /// Returns an unfinished last line, with a line end.
   std::string finish();
 
  private:
   std::string prefix_;
   std::string line_;
-  bool is_continued_ = false;  // its begin has been let through
+  bool is_continued_ = false;  // its beginning was passed on
   bool after_carriage_return_ = false;
 };
 

@@ -49,10 +49,10 @@ int physical_cores(const std::vector<int>& processors) {
 }
 
 // cgroup v2 has one file, "max 100000" or "150000 100000"; v1 has two files.
-int cgroup_cores(int most) {
+int cgroup_cores(int limit) {
   const auto cores_of = [&](double quota, double period) {
-    if (quota <= 0 || period <= 0) return most;
-    return std::clamp(static_cast<int>(quota / period), 1, most);
+    if (quota <= 0 || period <= 0) return limit;
+    return std::clamp(static_cast<int>(quota / period), 1, limit);
   };
   std::ifstream list("/proc/self/cgroup");
   std::string line;
@@ -64,7 +64,7 @@ int cgroup_cores(int most) {
       if (words.size() == 2 && words[0] != "max") {
         const auto quota = detail::parse_double(words[0]);
         const auto period = detail::parse_double(words[1]);
-        if (quota && period) most = std::min(most, cores_of(*quota, *period));
+        if (quota && period) limit = std::min(limit, cores_of(*quota, *period));
       }
     }
   }
@@ -72,7 +72,7 @@ int cgroup_cores(int most) {
       detail::parse_double(first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"));
   const auto period =
       detail::parse_double(first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
-  return quota && period ? std::min(most, cores_of(*quota, *period)) : most;
+  return quota && period ? std::min(limit, cores_of(*quota, *period)) : limit;
 }
 
 int count_devices(const detail::Environment& environment) {
@@ -88,7 +88,7 @@ int count_devices(const detail::Environment& environment) {
   if (visible == all.end()) return count;
   int named = 0;
   for (const std::string& id : detail::split(visible->second, ',')) {
-    // CUDA stops at the first that is none.
+    // CUDA ignores all devices after an invalid one.
     if (detail::trim(id).empty() || detail::trim(id) == "-1") break;
     ++named;
   }
@@ -116,8 +116,8 @@ MpiLauncher find_mpi(const detail::Environment& environment) {
     } catch (const ConfigError&) {
       continue;
     }
-    const Output said = run_program({found.program, "--version"});
-    const std::string text = said.out + said.err;
+    const Output output = run_program({found.program, "--version"});
+    const std::string text = output.out + output.err;
     found.is_open_mpi = text.find("Open MPI") != std::string::npos ||
         text.find("OpenRTE") != std::string::npos;
     return found;

@@ -7,13 +7,14 @@
 
 namespace accelerate::cli {
 
-/// What the launcher has to know of the computer it runs on.
+/// The resources of the machine that the launcher runs on.
 struct Machine {
-  /// Without hyperthreads.
+  /// Number of cores, not counting hyperthreads.
   int physical_cores = 1;
-  /// NVIDIA's, as its kernel module counts them.
+  /// Number of NVIDIA devices, as the kernel module counts them.
   int num_devices = 0;
-  /// Processors this process may run on: its affinity and its cgroup's share.
+  /// Processors that this process may run on; usable_cores also respects the
+  /// quota of its cgroup.
   std::vector<int> processors;
   int usable_cores = 1;
 };
@@ -27,7 +28,7 @@ struct MpiLauncher {
   bool is_open_mpi = false;
 };
 
-/// Throws ConfigError if there is none.
+/// Throws ConfigError if PATH has none.
 MpiLauncher find_mpi(const detail::Environment& environment);
 
 }  // namespace accelerate::cli

@@ -20,36 +20,36 @@ using detail::format;
 using std::chrono::milliseconds;
 
 // Other machines may still be starting.
-constexpr std::chrono::minutes kTimeToMeet{5};
-constexpr std::chrono::seconds kTimeUntilItIsSaid{3};
+constexpr std::chrono::minutes kStartTimeout{5};
+constexpr std::chrono::seconds kTimeUntilReported{3};
 constexpr std::chrono::seconds kTimeToLeave{5};
 constexpr milliseconds kPause{20};
-// A launcher that says nothing for this long is gone.
-constexpr std::chrono::seconds kLongSilence{15};
-constexpr std::chrono::seconds kBeat{1};
+// A launcher without a heartbeat for this long is gone.
+constexpr std::chrono::seconds kHeartbeatTimeout{15};
+constexpr std::chrono::seconds kHeartbeatInterval{1};
 constexpr const char* kAllEnded = "0";
 
 std::string key_of(const char* what, int attempt) {
   return format("accelerate-cpp/{}/{}", what, attempt);
 }
-std::string beat_of(int machine) {
+std::string heartbeat_key(int machine) {
   return format("accelerate-cpp/beat/{}", machine);
 }
 
-/// When each machine was heard of last.
-class Beats {
+/// The last heartbeat of each machine.
+class Heartbeats {
  public:
-  explicit Beats(int num_machines)
+  explicit Heartbeats(int num_machines)
       : last_(static_cast<std::size_t>(num_machines)) {}
 
   /// The machine that has been silent for too long, if there is one.
   std::optional<int> silent(StoreClient& client) {
     const auto now = std::chrono::steady_clock::now();
     for (std::size_t i = 1; i < last_.size(); ++i) {
-      std::string beat = client.get(beat_of(static_cast<int>(i)));
-      if (beat != last_[i].text || last_[i].text.empty()) {
-        last_[i] = {std::move(beat), now};
-      } else if (now - last_[i].at > kLongSilence) {
+      std::string heartbeat = client.get(heartbeat_key(static_cast<int>(i)));
+      if (heartbeat != last_[i].text || last_[i].text.empty()) {
+        last_[i] = {std::move(heartbeat), now};
+      } else if (now - last_[i].at > kHeartbeatTimeout) {
         return static_cast<int>(i);
       }
     }
@@ -72,7 +72,7 @@ Machines::Machines(const LaunchPlan& plan, int port, const Signals& signals)
       address_(machine_ == 0 ? "localhost" : plan.address),
       port_(port),
       signals_(signals),
-      client_(address_, port_, kTimeToMeet, [&] { signals.heed(); }) {
+      client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
   stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
@@ -86,7 +86,7 @@ std::string Machines::wait_for(
     Clock::duration patience,
     const std::string& what) {
   const auto start = Clock::now();
-  bool is_said = what.empty();
+  bool is_reported = what.empty();
   while (true) {
     std::string value = client_.get(key);
     if (!value.empty()) return value;
@@ -98,8 +98,8 @@ std::string Machines::wait_for(
           std::chrono::duration_cast<std::chrono::seconds>(patience).count(),
           what.empty() ? "another machine" : what));
     }
-    if (!is_said && waited > kTimeUntilItIsSaid) {
-      is_said = true;
+    if (!is_reported && waited > kTimeUntilReported) {
+      is_reported = true;
       std::fprintf(stderr, "accelerate-cpp: waiting for %s\n", what.c_str());
     }
     std::this_thread::sleep_for(kPause);
@@ -114,28 +114,30 @@ int Machines::begin(int attempt) {
   if (arrived == num_machines_) client_.set(begun, "1");
   wait_for(
       begun,
-      kTimeToMeet,
+      kStartTimeout,
       format("{} of {} machines", num_machines_ - arrived, num_machines_));
   listens_ = true;
   thread_ = std::thread([this, attempt] { listen(attempt); });
   return stop_;
 }
 
-// Says that this machine is alive, and hears how the attempt ends.
+// Sends heartbeats of this machine until the attempt ends. Machine 0 also
+// checks those of the others.
 void Machines::listen(int attempt) {
   try {
     StoreClient client(address_, port_, kTimeToLeave);
-    Beats beats(num_machines_);
+    Heartbeats heartbeats(num_machines_);
     const std::string end = key_of("end", attempt);
-    auto next_beat = Clock::now();
+    auto next_heartbeat = Clock::now();
     for (std::int64_t count = 0; listens_;) {
-      const std::string how = client.get(end);
-      if (how == kAllEnded) return;
-      if (!how.empty()) break;
-      if (Clock::now() >= next_beat) {
-        next_beat = Clock::now() + kBeat;
-        client.set(beat_of(machine_), format("{}.{}", attempt, ++count));
-        const auto silent = machine_ == 0 ? beats.silent(client) : std::nullopt;
+      const std::string outcome = client.get(end);
+      if (outcome == kAllEnded) return;
+      if (!outcome.empty()) break;
+      if (Clock::now() >= next_heartbeat) {
+        next_heartbeat = Clock::now() + kHeartbeatInterval;
+        client.set(heartbeat_key(machine_), format("{}.{}", attempt, ++count));
+        const auto silent =
+            machine_ == 0 ? heartbeats.silent(client) : std::nullopt;
         if (silent) {
           client.set_once(
               end, format("1 machine {}, whose launcher is gone,", *silent));
@@ -166,22 +168,22 @@ Machines::End Machines::finish(int attempt, int code) {
     } else if (client_.add(key_of("ended", attempt), 1) == num_machines_) {
       client_.set_once(end, kAllEnded);
     }
-    const std::string how = wait_for(end, std::chrono::hours(24 * 365), "");
+    const std::string outcome = wait_for(end, std::chrono::hours(24 * 365), "");
     stop_listening();
-    if (how != kAllEnded) {
-      const std::size_t space = how.find(' ');
-      const auto failed = detail::parse_int(how.substr(0, space));
+    if (outcome != kAllEnded) {
+      const std::size_t space = outcome.find(' ');
+      const auto failed = detail::parse_int(outcome.substr(0, space));
       result.code = static_cast<int>(failed.value_or(1));
-      const std::string who = how.substr(space + 1);
-      if (who != own) {
+      const std::string culprit = outcome.substr(space + 1);
+      if (culprit != own) {
         result.reason = format(
             "accelerate-cpp: ranks on {} failed with exit code {}; those here "
             "were ended\n",
-            who,
+            culprit,
             result.code);
       }
     }
-    // The store must outlive the questions of the others.
+    // The store must outlive the requests of the other machines.
     const std::string left = key_of("left", attempt);
     if (client_.add(left, 1) == num_machines_) client_.set(left + "/all", "1");
     if (machine_ == 0) wait_for(left + "/all", kTimeToLeave, "");

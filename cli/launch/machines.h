@@ -11,13 +11,13 @@
 
 namespace accelerate::cli {
 
-/// What the launchers of several machines tell each other, in the store of
-/// machine 0: when an attempt begins, and how it ended. All begin together, and
-/// a failure anywhere, also of a launcher or of the way to it, ends the attempt
-/// everywhere.
+/// Coordinates the launchers of several machines through the store of machine
+/// 0. They begin an attempt together, and a failure anywhere, including that of
+/// a launcher or its connection, ends the attempt everywhere.
 class Machines {
  public:
-  /// Waits until the store answers. Throws DistributedError and Stopped.
+  /// Waits until the store answers. Throws DistributedError on a timeout, or
+  /// Stopped.
   Machines(const LaunchPlan& plan, int port, const Signals& signals);
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
@@ -26,16 +26,16 @@ class Machines {
   /// Waits for all machines, and begins to listen for the attempt's end.
   /// Returns a descriptor that becomes readable when ranks elsewhere failed, or
   /// another machine is gone. Throws DistributedError if a machine does not
-  /// come, and Stopped.
+  /// join, or Stopped.
   int begin(int attempt);
 
-  /// Ranks here ended with this exit code. Waits until those of all machines
-  /// have, or one failed. Returns the exit code for all, and what failed
-  /// elsewhere in `reason`. Throws Stopped.
+  /// The exit code for all machines, and what failed elsewhere.
   struct End {
     int code = 0;
     std::string reason;
   };
+  /// Reports the exit code of the ranks here. Waits until the ranks of all
+  /// machines have ended, or one failed. Throws Stopped.
   End finish(int attempt, int code);
 
  private:

@@ -47,16 +47,17 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Takes a length and as many bytes, and answers with one, until the end.
+// Reads messages, each a length and as many bytes, and answers each with one
+// byte, until the connection ends.
 void answer(int socket) {
   std::vector<char> block(1U << 20U);
   std::uint64_t size = 0;
   bool works = receive_all(socket, &size, sizeof size);
   while (works) {
     while (works && size > 0) {
-      const std::size_t part = std::min<std::uint64_t>(size, block.size());
-      works = receive_all(socket, block.data(), part);
-      size -= part;
+      const std::size_t count = std::min<std::uint64_t>(size, block.size());
+      works = receive_all(socket, block.data(), count);
+      size -= count;
     }
     const char done = 1;
     works = works && send_all(socket, &done, 1) &&
@@ -72,7 +73,7 @@ void limit_waits(int socket) {
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
-/// Listens at a free port and answers whoever comes.
+/// Listens at a free port and answers all connections.
 class Listener {
  public:
   Listener() {
@@ -120,7 +121,7 @@ class Listener {
   std::vector<std::thread> answering_;
 };
 
-// A connection, or minus the error number.
+// Returns a connection, or minus the error number.
 int connect_to(const std::string& address, int port) {
   const detail::Addresses addresses(address, port, SOCK_STREAM, AI_NUMERICHOST);
   const addrinfo* const found = addresses.first();
@@ -144,7 +145,7 @@ int connect_to(const std::string& address, int port) {
     ::close(socket);
     return -problem;
   }
-  // Blocking from now on, but not for ever.
+  // Makes the socket blocking, with timeouts.
   const int flags = 0, on = 1;
   ::ioctl(socket, FIONBIO, &flags);
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -158,9 +159,9 @@ bool ask(int socket, std::uint64_t size, const std::vector<char>& bytes) {
     return false;
   }
   while (size > 0) {
-    const std::size_t part = std::min<std::uint64_t>(size, bytes.size());
-    if (!send_all(socket, bytes.data(), part)) return false;
-    size -= part;
+    const std::size_t count = std::min<std::uint64_t>(size, bytes.size());
+    if (!send_all(socket, bytes.data(), count)) return false;
+    size -= count;
   }
   return receive_all(socket, &done, 1);
 }
@@ -202,7 +203,7 @@ std::string interface_of(const std::string& address) {
   return address;
 }
 
-// Machine 0 uses this: its own connection to the store stays on the node.
+// Machine 0 needs this, since its own connection to the store is local.
 std::string numeric(const std::string& host) {
   const detail::Addresses addresses(host, 0);
   const addrinfo* const first = addresses.first();
@@ -215,7 +216,7 @@ std::string check_key(const char* what, int machine) {
   return format("accelerate-cpp/check/{}/{}", what, machine);
 }
 
-// Throws if a machine does not come.
+// Throws if the machine does not set the key in time.
 std::string wait_for(
     StoreClient& store,
     const std::string& key,
@@ -228,7 +229,7 @@ std::string wait_for(
     signals.heed();
     if (Clock::now() - start > kTimeToAnswer) {
       throw DistributedError(format(
-          "[launch] --check: machine {} did not come within {} s",
+          "[launch] --check: machine {} did not join within {} s",
           machine,
           kTimeToAnswer.count()));
     }
@@ -277,7 +278,7 @@ check_machines(const LaunchPlan& plan, int store_port, const Signals& signals) {
       results.push_back({from, each[0], each[1], each[2], each[3], each[4]});
     }
   }
-  // Nobody leaves while another is still measured.
+  // Keeps the listener until all machines have finished measuring.
   store.set(check_key("done", own), "1");
   for (int other = 0; other < plan.num_machines; ++other) {
     wait_for(store, check_key("done", other), other, signals);

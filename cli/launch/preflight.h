@@ -8,24 +8,24 @@
 
 namespace accelerate::cli {
 
-/// What one machine found on its way to another.
+/// The connection of one machine to another, as measured.
 struct Reach {
   int from = 0;
   int to = 0;
-  std::string interface;  ///< of `from`, and its address
-  std::string problem;    ///< nothing: it works
+  std::string interface;  ///< interface and address of `from`
+  std::string problem;    ///< empty if the connection works
   double round_trip_us = 0;
   double megabytes_per_second = 0;
 };
 
-/// Before the start: each machine binds a port, connects to every other and
-/// measures. All machines call this at the same time; all get all results.
-/// Throws DistributedError if machine 0 cannot be reached or one does not come,
-/// and Stopped.
+/// Measures the connections between all machines: each listens at a port and
+/// connects to every other. All machines call this at the same time and get all
+/// results. Throws DistributedError if machine 0 cannot be reached or a machine
+/// does not join, or Stopped.
 std::vector<Reach>
 check_machines(const LaunchPlan& plan, int store_port, const Signals& signals);
 
-/// A line for each pair.
+/// One line of text per pair.
 std::string describe(const std::vector<Reach>& results);
 
 }  // namespace accelerate::cli

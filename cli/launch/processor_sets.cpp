@@ -24,10 +24,10 @@ int number_in(const std::string& path, int otherwise) {
   return file >> number ? number : otherwise;
 }
 
-// Index at which share `part` of `parts` begins among `count` items.
-std::size_t begin_of(std::size_t count, int part, int parts) {
-  return count * static_cast<std::size_t>(part) /
-      static_cast<std::size_t>(parts);
+// The index at which share `index` of `num_shares` begins among `count` items.
+std::size_t begin_of(std::size_t count, int index, int num_shares) {
+  return count * static_cast<std::size_t>(index) /
+      static_cast<std::size_t>(num_shares);
 }
 
 std::vector<int> parse_set(const std::string& text) {
@@ -74,7 +74,7 @@ std::vector<std::vector<int>> share_processors(
   for (const Processor& each : processors) {
     by_core[{each.package, each.core}].push_back(each.number);
   }
-  // Whole cores where they suffice, else single processors.
+  // Shares entire cores if there are enough, else single processors.
   std::vector<std::vector<int>> units;
   for (const auto& [where, numbers] : by_core) {
     if (by_core.size() >= static_cast<std::size_t>(num_ranks)) {

@@ -5,31 +5,31 @@
 
 namespace accelerate::cli {
 
-/// A processor as the scheduler numbers them, and where it sits.
+/// A logical processor, with its package and core.
 struct Processor {
   int number = 0;
   int package = 0;
   int core = 0;
 };
 
-/// Those of `numbers`, with what the system says of them.
+/// The processors of these numbers, with their topology.
 std::vector<Processor> with_topology(const std::vector<int>& numbers);
 
-/// Disjoint sets of neighbours, as equal as possible: hyperthreads of one core
-/// stay together where there are enough cores. Empty if there are fewer
-/// processors than ranks.
+/// Disjoint sets of adjacent processors, one per rank, of sizes as equal as
+/// possible. Hyperthreads of a core stay together if there are enough cores.
+/// Empty if there are fewer processors than ranks.
 std::vector<std::vector<int>> share_processors(
     std::vector<Processor> processors,
     int num_ranks);
 
-/// "0-3,8;4-7" for two ranks. Throws ConfigError for what is no such list, has
-/// another number of sets, or names a processor that is not `allowed`.
+/// Parses lists such as "0-3,8;4-7" for two ranks. Throws ConfigError for
+/// invalid lists, another number of sets, or a processor that is not `allowed`.
 std::vector<std::vector<int>> parse_processors(
     const std::string& text,
     int num_ranks,
     const std::vector<int>& allowed);
 
-/// "0-3,8".
+/// Formats a list such as "0-3,8".
 std::string format_processors(const std::vector<int>& processors);
 
 }  // namespace accelerate::cli

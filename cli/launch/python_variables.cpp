@@ -13,7 +13,7 @@ using detail::Origin;
 using detail::Resolved;
 using detail::Settings;
 
-/// How Python writes a value into its variable.
+/// The way in which Accelerate writes a value into a variable.
 enum class Style {
   as_written,
   lower,
@@ -151,7 +151,7 @@ class Exporter {
         if (found.origin == Origin::file) break;
         return std::get<bool>(found.value) ? "1" : "0";
     }
-    // A flag for a number is one with a point to Python.
+    // Accelerate parses number flags as floats: 1 becomes 1.0.
     const auto* const number = std::get_if<double>(&found.value);
     if (number != nullptr && found.origin == Origin::flag) {
       return detail::python_text(*number);
@@ -183,7 +183,7 @@ void add_fp8(Exporter& exporter, const Settings& settings) {
       found->origin == Origin::file && found->text.size() >= 3 &&
       found->text.find("True") == std::string::npos &&
       found->text.find("False") == std::string::npos) {
-    // Accelerate takes a text of a file letter by letter; a list is right.
+    // Accelerate iterates a string from a file by characters.
     for (std::size_t i = 0; i < 3; ++i) words[i] = found->text.substr(i, 1);
   }
   exporter.set("ACCELERATE_FP8_OVERRIDE_FPROP", words[0]);
@@ -262,7 +262,7 @@ std::map<std::string, std::string> python_variables(
   }
   if (*settings.text("mixed_precision") == "fp8") add_fp8(exporter, settings);
   const Resolved* const affinity = settings.find("enable_cpu_affinity");
-  // DeepSpeed binds cores itself, unless told otherwise by hand.
+  // DeepSpeed binds cores itself, unless the flag is given.
   if (std::get<bool>(affinity->value) &&
       (!is_deepspeed || affinity->origin == Origin::flag)) {
     exporter.set("ACCELERATE_CPU_AFFINITY", "1");

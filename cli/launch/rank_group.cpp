@@ -21,7 +21,7 @@ RankGroup::RankGroup(
       on_signal_(
           signals.descriptor(),
           [this] {
-            while (const auto info = signals_.next()) heed(*info);
+            while (const auto info = signals_.next()) handle(*info);
           }),
       on_stop_(options.stop, [this] { stop(); }),
       supervisor_(
@@ -52,10 +52,10 @@ GroupEnd RankGroup::run() {
   return summarize();
 }
 
-void RankGroup::heed(const signalfd_siginfo& info) {
+void RankGroup::handle(const signalfd_siginfo& info) {
   const auto signal = static_cast<int>(info.ssi_signo);
   if (signal == SIGCHLD) return;
-  // A terminal sends its signals to a rank of our own process group itself.
+  // A rank in our own process group gets the terminal's signals directly.
   if (watchdog_ != nullptr || info.ssi_code != SI_KERNEL) {
     supervisor_.send_to_all(signal);
   }
@@ -76,7 +76,7 @@ GroupEnd RankGroup::summarize() const {
   end.was_stopped = was_stopped_;
   if (received_ != 0) {
     end.code = 128 + received_;
-    end.was_told = true;
+    end.was_signalled = true;
     return end;
   }
   std::vector<detail::Suspect> suspects;
@@ -99,7 +99,7 @@ std::string RankGroup::describe(std::size_t cause) const {
   const int wait_status = supervisor_.ranks()[cause].wait_status;
   const RankProcess& rank = *ranks_[cause];
   if (watchdog_ == nullptr) {
-    // A program that exits with a code has reported its error itself.
+    // A program that exits with a code has reported its own error.
     if (!WIFSIGNALED(wait_status)) return {};
     return format(
         "accelerate-cpp: the program {}\n", detail::describe_exit(wait_status));

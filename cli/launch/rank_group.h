@@ -10,20 +10,21 @@
 #include "cli/launch/launch_plan.h"
 #include "cli/launch/rank_process.h"
 #include "cli/launch/signals.h"
-#include "launch/watchdog.h"
 #include "launch/supervisor.h"
+#include "launch/watchdog.h"
 
 namespace accelerate::cli {
 
-/// How all ranks of this machine ended.
+/// The end of all ranks of this machine.
 struct GroupEnd {
-  /// 0, that of the rank that failed first, or 128 and a signal we got.
+  /// 0, the exit code of the rank that failed first, or 128 plus the signal
+  /// that ended the launcher.
   int code = 0;
-  /// The launcher received a signal to end.
-  bool was_told = false;
-  /// It was ended since ranks elsewhere failed.
+  /// True if the launcher received a signal to end.
+  bool was_signalled = false;
+  /// True if the ranks were ended because ranks elsewhere failed.
   bool was_stopped = false;
-  /// What failed, in lines; nothing if it need not be said.
+  /// Lines that say what failed; empty if there is nothing to report.
   std::string reason;
 };
 
@@ -37,8 +38,8 @@ class RankGroup {
     int stop = -1;
   };
 
-  /// Starts them. Throws ConfigError if one cannot be started; then none runs.
-  /// `watchdog` may be null: then the rank shares the launcher's output.
+  /// Starts the ranks. Throws ConfigError if one cannot be started; then none
+  /// runs. Without a `watchdog` (null), the rank shares the launcher's output.
   RankGroup(
       const LaunchPlan& plan,
       const Options& options,
@@ -48,12 +49,12 @@ class RankGroup {
   RankGroup& operator=(const RankGroup&) = delete;
   ~RankGroup();
 
-  /// Passes output and signals on until all have ended; ends the others when
-  /// one fails.
+  /// Forwards output and signals until all ranks have ended. Ends the others
+  /// when one fails.
   GroupEnd run();
 
  private:
-  /// A descriptor, and what to do when it is readable.
+  /// Calls a function when a descriptor is readable.
   class Event final : public detail::EventSource {
    public:
     Event(int descriptor, std::function<void()> on_ready)
@@ -67,7 +68,7 @@ class RankGroup {
     std::function<void()> on_ready_;
   };
 
-  void heed(const signalfd_siginfo& info);
+  void handle(const signalfd_siginfo& info);
   void stop();
   GroupEnd summarize() const;
   [[nodiscard]] std::string describe(std::size_t cause) const;

@@ -17,7 +17,7 @@ namespace accelerate::cli {
 namespace {
 
 constexpr std::size_t kRememberedLines = 12;
-constexpr std::size_t kRememberedBytes = 1U << 14U;  // of a line
+constexpr std::size_t kRememberedBytes = 1U << 14U;  // per line
 
 // Returns an error number, or 0.
 int write_all(int target, std::string_view text) {
@@ -97,9 +97,9 @@ void RankStream::read() {
     const std::string_view piece(
         block_.data(), static_cast<std::size_t>(count));
     write_log(piece);
-    // A negative target has lost its reader: output to it is dropped.
+    // A negative target is not shown.
     if (target_ >= 0) write_all(target_, prefixer_.feed(piece));
-    if (last_words_ != nullptr) last_words_->hear(piece);
+    if (last_words_ != nullptr) last_words_->append(piece);
     return;
   }
   if (target_ >= 0) write_all(target_, prefixer_.finish());
@@ -111,17 +111,17 @@ void RankStream::write_log(std::string_view text) {
   if (log_ < 0) return;
   const int problem = write_all(log_, text);
   if (problem == 0) return;
-  // The training matters more than its log.
+  // Training continues without its log.
   ::close(std::exchange(log_, -1));
   const std::string message = detail::format(
-      "accelerate-cpp: warning: cannot write {}: {}; what follows is not in "
-      "it\n",
+      "accelerate-cpp: warning: cannot write {}: {}; further output is not "
+      "logged\n",
       log_path_,
       std::strerror(problem));
   write_all(STDERR_FILENO, message);
 }
 
-void LastWords::hear(std::string_view piece) {
+void LastWords::append(std::string_view piece) {
   for (const char c : piece) {
     if (c != '\n') {
       if (unfinished_.size() < kRememberedBytes) unfinished_ += c;
@@ -138,7 +138,7 @@ void LastWords::hear(std::string_view piece) {
 }
 
 void LastWords::finish() {
-  if (!unfinished_.empty()) hear("\n");
+  if (!unfinished_.empty()) append("\n");
 }
 
 }  // namespace accelerate::cli

@@ -10,15 +10,16 @@
 
 namespace accelerate::cli {
 
-/// The last lines of a rank's standard error, and what they tell.
+/// The last lines of a rank's standard error, and whether they report a lost
+/// peer.
 class LastWords {
  public:
-  void hear(std::string_view piece);
-  /// The stream is at its end.
+  void append(std::string_view piece);
+  /// Call at the end of the stream.
   void finish();
 
   [[nodiscard]] const std::deque<std::string>& lines() const { return lines_; }
-  /// Some line speaks of a lost peer: then the rank is a victim, not the cause.
+  /// True if a line reports a lost peer: the rank is a victim, not the cause.
   [[nodiscard]] bool blames_others() const { return blames_others_; }
 
  private:
@@ -27,12 +28,13 @@ class LastWords {
   bool blames_others_ = false;
 };
 
-/// One of the two output streams of a rank, on its way to ours and to a file.
+/// Forwards one of the two output streams of a rank to ours and to a file.
 class RankStream final : public detail::EventSource {
  public:
   RankStream() = default;
-  /// Takes the pipe over. `target` is where it is shown, or -1; `log` a path,
-  /// or nothing. `last_words`, if any, hear everything and must outlive this.
+  /// Takes ownership of the pipe. `target` is the descriptor that shows the
+  /// output, or -1; `log` is a path, or empty. `last_words` may be null; else
+  /// it gets all output and must outlive this.
   RankStream(
       int pipe,
       int target,
@@ -44,7 +46,7 @@ class RankStream final : public detail::EventSource {
   ~RankStream() override;
 
   [[nodiscard]] int descriptor() const override { return pipe_; }
-  /// Moves what has arrived; closes the pipe at its end.
+  /// Forwards what has arrived; closes the pipe at its end.
   void read() override;
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 using detail::format;
 
-// "[worker 3] ", in a colour of its own on a terminal.
+// A prefix such as "[worker 3] ", in a colour per rank on a terminal.
 std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
   std::string name = std::to_string(rank);
   if (plan.role != "default") name = format("{} {}", plan.role, rank);

@@ -9,7 +9,7 @@
 
 namespace accelerate::cli {
 
-/// One started rank. It stays where it is: its streams tell its last words.
+/// One started rank. Not movable, since `err` points to `last_words`.
 struct RankProcess {
   RankProcess() = default;
   RankProcess(const RankProcess&) = delete;
@@ -23,9 +23,10 @@ struct RankProcess {
 };
 
 struct StartOptions {
-  /// Pipes and a process group of its own; else it shares the launcher's.
+  /// The rank gets its own pipes and process group; else it shares those of the
+  /// launcher.
   bool is_isolated = true;
-  /// Which start of the group this is, from 0.
+  /// Number of the attempt, from 0.
   int attempt = 0;
   /// Port of the store.
   int port = 0;

@@ -7,13 +7,13 @@
 
 namespace accelerate::cli {
 
-/// Thrown where a launcher waits for others and somebody ends it.
+/// Thrown if a signal ends a launcher that waits for others.
 struct Stopped {
   int signal;
 };
 
-/// The signals a launcher hears of, as a descriptor. They are blocked while
-/// this lives, also in threads that are started meanwhile.
+/// The signals of a launcher as a descriptor. They are blocked during the
+/// lifetime of this object, also in threads started meanwhile.
 class Signals {
  public:
   Signals();
@@ -23,7 +23,8 @@ class Signals {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::optional<signalfd_siginfo> next() const;
-  /// While there are no ranks to pass signals on to. Throws Stopped.
+  /// Handles pending signals while no ranks run: throws Stopped for those that
+  /// end the launcher.
   void heed() const;
 
  private:

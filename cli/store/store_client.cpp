@@ -24,7 +24,7 @@ using detail::format;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// A connection, or -1; `problem` says why.
+// Returns a connection, or -1 with the reason in `problem`.
 int try_connect(const std::string& address, int port, std::string& problem) {
   const detail::Addresses found(address, port);
   problem = found.problem();
@@ -74,7 +74,7 @@ StoreClient::StoreClient(
     if (socket_ >= 0) break;
     if (steady_clock::now() >= deadline) {
       throw DistributedError(format(
-          "[launch] nobody answers at {} ({}); is the launcher of machine 0 "
+          "[launch] cannot connect to {} ({}); is the launcher of machine 0 "
           "running there, and can this machine reach it?",
           peer_,
           problem));
@@ -84,20 +84,21 @@ StoreClient::StoreClient(
   }
   const int on = 1;
   ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A machine that is gone without a word is noticed.
+  // Keepalive detects a peer that vanished without closing the connection.
   ::setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   const int idle = 5, interval = 3, count = 3;
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   ::setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  // Nor is a question on a cut line waited for.
-  const unsigned milliseconds_unheard = 15000;
+  // TCP_USER_TIMEOUT fails fast if the connection is lost while a request is in
+  // flight.
+  const unsigned user_timeout_ms = 15000;
   ::setsockopt(
       socket_,
       IPPROTO_TCP,
       TCP_USER_TIMEOUT,
-      &milliseconds_unheard,
-      sizeof milliseconds_unheard);
+      &user_timeout_ms,
+      sizeof user_timeout_ms);
   send(
       Message(detail::StoreQuery::validate).value(detail::kStoreMagic).bytes());
 }
@@ -139,13 +140,13 @@ void StoreClient::send(const std::string& bytes) {
   if (!detail::send_all(socket_, bytes.data(), bytes.size())) lose();
 }
 
-void StoreClient::receive(void* into, std::size_t size) {
-  if (!detail::receive_all(socket_, into, size)) lose();
+void StoreClient::receive(void* destination, std::size_t size) {
+  if (!detail::receive_all(socket_, destination, size)) lose();
 }
 
 void StoreClient::lose() const {
   throw DistributedError(
-      format("[launch] the connection to {} is gone", peer_));
+      format("[launch] the connection to {} was lost", peer_));
 }
 
 std::string StoreClient::receive_text() {

@@ -7,12 +7,12 @@
 
 namespace accelerate::cli {
 
-/// A connection to a detail::StoreServer, for launchers. For one thread. Every
-/// function throws DistributedError when the connection is gone.
+/// A connection of a launcher to a detail::StoreServer. Not thread-safe. Every
+/// function throws DistributedError if the connection is lost.
 class StoreClient {
  public:
-  /// Tries until somebody listens there, and calls `between` meanwhile, which
-  /// may throw. Throws DistributedError after `patience`.
+  /// Retries until the server listens, calling `between`, which may throw,
+  /// between attempts. Throws DistributedError after `patience`.
   StoreClient(
       const std::string& address,
       int port,
@@ -25,15 +25,16 @@ class StoreClient {
   void set(const std::string& key, const std::string& value);
   /// The value of a key; empty if the key does not exist.
   std::string get(const std::string& key);
+  /// Adds to an integer, which begins at 0. Returns the sum.
   std::int64_t add(const std::string& key, std::int64_t value);
-  /// Sets it unless it is there already. Returns what is there then.
+  /// Sets the key unless it exists. Returns its value afterwards.
   std::string set_once(const std::string& key, const std::string& value);
   /// This end's address, as the other machine sees it.
   [[nodiscard]] std::string own_address() const;
 
  private:
   void send(const std::string& bytes);
-  void receive(void* into, std::size_t size);
+  void receive(void* destination, std::size_t size);
   std::string receive_text();
   [[noreturn]] void lose() const;
 

@@ -59,7 +59,7 @@ class CheckpointCommand : public ::testing::Test {
   fs::path base_ = directory_ / "run/checkpoints";
 };
 
-TEST_F(CheckpointCommand, ListsWhatIsThere) {
+TEST_F(CheckpointCommand, ListsCheckpoints) {
   fs::create_directory(base_ / "checkpoint_9");
   fs::create_directory(base_ / "notes");
   const ToolResult result = run_tool({"checkpoint", "ls", directory_ / "run"});
@@ -112,7 +112,7 @@ TEST_F(CheckpointCommand, ShowsTensorsAndDifferences) {
       0);
 }
 
-TEST_F(CheckpointCommand, PrunesTheOldestAndWhatDeadSavesLeft) {
+TEST_F(CheckpointCommand, PrunesTheOldestAndLeftoversOfFailedSaves) {
   fs::create_directory(base_ / ".checkpoint_3.saving-1-2");
   const ToolResult dry = run_tool(
       {"checkpoint", "prune", directory_ / "run", "--keep", "1", "--dry_run"});
@@ -147,11 +147,11 @@ TEST_F(CheckpointCommand, MergesAndConverts) {
   const ToolResult unclear =
       run_tool({"convert", directory_ / "model.bin", directory_ / "model.xyz"});
   EXPECT_EQ(unclear.code, 2);
-  EXPECT_THAT(unclear.err, HasSubstr("is not clear"));
+  EXPECT_THAT(unclear.err, HasSubstr("unknown extension"));
   const ToolResult missing =
       run_tool({"merge-weights", directory_ / "run", merged});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_THAT(missing.err, HasSubstr("holds no sharded checkpoint"));
+  EXPECT_THAT(missing.err, HasSubstr("does not hold a sharded checkpoint"));
 }
 
 }  // namespace checkpoint_test

@@ -39,7 +39,7 @@ TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
   EXPECT_EQ(second.code, 0);
   EXPECT_THAT(second.out, HasSubstr("exists already"));
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
-  // It is what launch takes.
+  // Launch accepts the file.
   EXPECT_THAT(
       run_tool({"launch", "--dry_run", "true"}, home).out,
       HasSubstr("mixed_precision = bf16  (file "));
@@ -163,7 +163,7 @@ TEST_F(ConfigCommand, SchemaKnowsEveryKey) {
                   .contains("fsdp_offload_params"));
 }
 
-TEST_F(ConfigCommand, ToFsdp2SaysWhatItLeavesOut) {
+TEST_F(ConfigCommand, ToFsdp2ReportsWhatItLeavesOut) {
   const auto file = write(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n"
       "  fsdp_sharding_strategy: SHARD_GRAD_OP\n"
@@ -207,7 +207,7 @@ TEST_F(ConfigCommand, TpuConfigPrintsItsCommand) {
   EXPECT_EQ(run_tool({"tpu-config"}).code, 2);
 }
 
-TEST(EstimateMemory, CountsWhatBertTakes) {
+TEST(EstimateMemory, CountsTheBytesOfBert) {
   const testing::TemporaryDirectory directory;
   std::ofstream(directory / "config.json")
       << R"({"model_type": "bert", "vocab_size": 28996, "hidden_size": 768,
@@ -224,7 +224,7 @@ TEST(EstimateMemory, CountsWhatBertTakes) {
        "--shards",
        "4"});
   EXPECT_EQ(result.code, 0) << result.err;
-  // 433249280 and 90669056 bytes, as Accelerate says of bert-base-cased.
+  // Accelerate reports 433249280 and 90669056 bytes for bert-base-cased.
   EXPECT_THAT(
       result.out,
       AllOf(
@@ -234,7 +234,7 @@ TEST(EstimateMemory, CountsWhatBertTakes) {
           HasSubstr("activations")));
 }
 
-TEST(EstimateMemory, SaysWhatItCannotRead) {
+TEST(EstimateMemory, NamesModelsThatItCannotRead) {
   EXPECT_THAT(
       run_tool({"estimate-memory", "bert-base-cased"}).err,
       HasSubstr("nothing is fetched"));
@@ -245,7 +245,7 @@ TEST(EstimateMemory, SaysWhatItCannotRead) {
       HasSubstr("known are bert, gpt2, llama"));
 }
 
-TEST(Completion, ScriptsAreWhatTheirShellsTake) {
+TEST(Completion, ScriptsAreValidInTheirShells) {
   const ToolResult bash = run_tool({"completion", "bash"});
   EXPECT_EQ(bash.code, 0);
   const testing::TemporaryDirectory directory;
@@ -286,7 +286,7 @@ TEST(Env, ReportsVersionsAndSettings) {
           HasSubstr("- mixed_precision: bf16 (environment variable")));
 }
 
-TEST(SelfTest, GetsThroughOnTwoRanks) {
+TEST(SelfTest, PassesOnTwoRanks) {
   const ToolResult result = run_tool({"test", "--cpu", "--num_processes", "2"});
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_THAT(

@@ -22,7 +22,7 @@ TEST(ParseHosts, ReadsNamesSlotsAndComments) {
   EXPECT_EQ(hosts[1].slots, 4);
 }
 
-TEST(ParseHosts, SaysAllThatIsWrong) {
+TEST(ParseHosts, ReportsAllErrorsTogether) {
   const std::string text = "a slots=x\nb slots=2\nb slots=2\nc slots=3\n";
   expect_error<ConfigError>([&] { parse_hosts(text); }, "line 1");
   expect_error<ConfigError>([&] { parse_hosts(text); }, "names b twice");

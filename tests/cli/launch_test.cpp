@@ -36,7 +36,7 @@ std::vector<std::string> sorted_lines(const std::string& text) {
   return lines;
 }
 
-TEST(Launch, TellsEachRankWhoItIs) {
+TEST(Launch, SetsTheRankVariables) {
   const ToolResult result = run_tool(launch(
       3,
       "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR; test "
@@ -106,7 +106,7 @@ TEST(Launch, PrefersFlagsToTheEnvironmentAndThatToTheFile) {
       AllOf(HasSubstr("num_processes = 2"), HasSubstr("config.yaml")));
 }
 
-TEST(Launch, SharesTheCoresOutUnlessTold) {
+TEST(Launch, DividesTheCoresAmongTheRanksByDefault) {
   const ToolResult shared = run_tool(launch(2, "echo $OMP_NUM_THREADS"));
   EXPECT_THAT(shared.out, ::testing::ContainsRegex("\\[0\\] [1-9]"));
   const ToolResult told =
@@ -139,7 +139,7 @@ TEST(Launch, EndsTheOthersWhenOneFailsAndSaysWhyLast) {
 }
 
 TEST(Launch, BlamesTheRankThatDidNotLoseAPeer) {
-  // Rank 0 dies first, of the loss of rank 1, whose own end comes later.
+  // Rank 0 ends first, for it lost rank 1, which ends later.
   const testing::TemporaryDirectory directory;
   const std::string fifo = directory.path() / "fifo";
   const ToolResult result = run_tool(launch(
@@ -180,8 +180,8 @@ TEST(Launch, ForwardsSignals) {
 
 TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
   for (const int count : {1, 2}) {
-    // A rank holds one end of a pipe: its end is seen when all copies are
-    // closed.
+    // The ranks hold the write end of a pipe: its reader sees the end of file
+    // when all of them are gone.
     Tool tool(launch(count, "echo $$; exec sleep 1000"));
     const std::string line = tool.read_line();
     if (count == 2) tool.read_line();
@@ -189,7 +189,7 @@ TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
         static_cast<pid_t>(std::stol(line.substr(line.find(']') + 1)));
     kill(tool.pid(), SIGKILL);
     tool.wait();  // also waits for the last writer of its output
-    // Killed; at most a zombie until its new parent looks.
+    // It was killed; it may be a zombie until its new parent reaps it.
     std::ifstream status("/proc/" + std::to_string(pid) + "/status");
     std::stringstream text;
     text << status.rdbuf();
@@ -251,7 +251,7 @@ TEST(Launch, NamesAnUnknownKeyOfTheFile) {
       AllOf(HasSubstr("mixed_precison"), HasSubstr("mixed_precision")));
 }
 
-TEST(Launch, SaysWhatIsWrongWithTheProgram) {
+TEST(Launch, NamesTheProblemWithTheProgram) {
   EXPECT_THAT(
       run_tool({"launch", "./nowhere"}).err,
       HasSubstr("\"./nowhere\" does not exist"));

@@ -5,7 +5,7 @@
 namespace accelerate::cli {
 namespace line_prefixer_test {
 
-TEST(LinePrefixer, LetsOnlyWholeLinesThrough) {
+TEST(LinePrefixer, PassesOnOnlyCompleteLines) {
   LinePrefixer prefixer("[1] ");
   EXPECT_EQ(prefixer.feed("one\ntw"), "[1] one\n");
   EXPECT_EQ(prefixer.feed("o\n\n"), "[1] two\n[1] \n");

@@ -1,4 +1,4 @@
-// Several machines, played by launchers on this one.
+// Several machines, simulated by launchers on this one.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -41,7 +41,7 @@ std::vector<ToolResult> run_machines(
     const std::string& script) {
   const std::string port = free_port();
   std::vector<std::unique_ptr<Tool>> tools;
-  // The others first: they wait for machine 0.
+  // Starts the others first; they wait for machine 0.
   for (int rank = count - 1; rank >= 0; --rank) {
     std::vector<std::string> words{
         "launch",
@@ -66,7 +66,7 @@ std::vector<ToolResult> run_machines(
   return results;
 }
 
-TEST(Machines, NumberTheirRanksThrough) {
+TEST(Machines, NumberTheirRanksConsecutively) {
   const auto results = run_machines(
       3,
       {},
@@ -105,7 +105,7 @@ TEST(Machines, StartAgainTogether) {
   }
 }
 
-TEST(Machines, MeasureTheWaysBetweenThem) {
+TEST(Machines, MeasureTheirConnections) {
   const auto results = run_machines(3, {"--check"}, "echo $RANK");
   for (const ToolResult& result : results) {
     EXPECT_EQ(result.code, 0) << result.err;
@@ -118,7 +118,7 @@ TEST(Machines, MeasureTheWaysBetweenThem) {
   }
 }
 
-TEST(Machines, CanBeToldToEndWhileTheyWait) {
+TEST(Machines, CanBeEndedWhileTheyWait) {
   Tool tool(
       {"launch",
        "--num_machines",
@@ -130,12 +130,12 @@ TEST(Machines, CanBeToldToEndWhileTheyWait) {
        "--main_process_port",
        free_port(),
        "true"});
-  // It waits for machine 1.
+  // Machine 0 waits for machine 1.
   kill(tool.pid(), SIGTERM);
   EXPECT_NE(tool.wait().code, 0);
 }
 
-TEST(Machines, CanBeToldToEndWhileNobodyAnswers) {
+TEST(Machines, CanBeEndedWhileConnecting) {
   Tool tool(
       {"launch",
        "--num_machines",

@@ -16,8 +16,8 @@ namespace processor_sets_test {
 using ::testing::ElementsAre;
 using testing::expect_error;
 
-// Two packages of `cores` cores with two threads each, numbered as Linux does:
-// first all cores' first threads.
+// Two packages of `cores` cores with two threads each. As in Linux, the first
+// threads of all cores are numbered first.
 std::vector<Processor> machine(int cores) {
   std::vector<Processor> out;
   for (int thread = 0; thread < 2; ++thread) {
@@ -44,7 +44,7 @@ TEST(ShareProcessors, KeepsHyperthreadsAndPackagesTogether) {
           ElementsAre(3, 7)));
 }
 
-TEST(ShareProcessors, SplitsCoresWhereThereAreTooFew) {
+TEST(ShareProcessors, SplitsCoresIfThereAreTooFew) {
   const auto sets = share_processors(machine(1), 4);
   EXPECT_THAT(
       sets,
@@ -56,7 +56,7 @@ TEST(ShareProcessors, GivesNothingToMoreRanksThanProcessors) {
   EXPECT_TRUE(share_processors(machine(1), 5).empty());
 }
 
-TEST(ShareProcessors, SharesAllOfThemOutEqually) {
+TEST(ShareProcessors, SharesAllProcessorsEqually) {
   EXPECT_TRUE(rc::check([] {
     const int cores = *rc::gen::inRange(1, 20);
     const int ranks = *rc::gen::inRange(1, 4 * cores + 1);

@@ -58,7 +58,7 @@ TEST(Ask, AsksOnlyWhatAppliesAndTakesNumbersOrWords) {
       Answers({{"many", 3}, {"kind", "b"}, {"sure", false}}));
 }
 
-TEST(Ask, SaysWhatIsNoAnswerAndAsksAgain) {
+TEST(Ask, ExplainsAnInvalidAnswerAndAsksAgain) {
   const auto [answers, said] = talk(three(), "two\n2\n7\n1\nperhaps\ny\n");
   EXPECT_EQ(answers, Answers({{"many", 2}, {"kind", "a"}, {"sure", true}}));
   EXPECT_THAT(said, HasSubstr("Please enter a whole number.\nHow many [1]: "));

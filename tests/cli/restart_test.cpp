@@ -17,7 +17,7 @@ using ::testing::Not;
 using testing::run_tool;
 using testing::ToolResult;
 
-TEST(Restarts, StartTheGroupAgainUntilItGetsThrough) {
+TEST(Restarts, RestartTheGroupUntilItSucceeds) {
   const ToolResult result = run_tool(
       {"launch",
        "--num_processes",
@@ -58,7 +58,7 @@ TEST(Restarts, EndWithTheLastFailure) {
   EXPECT_EQ(result.code, 4);
 }
 
-TEST(Restarts, AreForOneProcessToo) {
+TEST(Restarts, ApplyToOneProcessToo) {
   const ToolResult result = run_tool(
       {"launch",
        "--max_restarts",
@@ -137,7 +137,7 @@ TEST(Logs, ThatFillTheDiskDoNotEndTheTraining) {
        directory / "logs",
        "bash",
        "-c",
-       // The launcher's limit; the rank itself writes to a pipe.
+       // This limits the launcher; the rank itself writes to a pipe.
        "prlimit --fsize=4096 --pid $PPID; head -c 20000 /dev/zero | tr '\\0' "
        "x; echo; echo done"});
   EXPECT_EQ(result.code, 0) << result.err;
@@ -169,7 +169,7 @@ TEST(Affinity, BindsEachRankToProcessorsOfItsOwn) {
   EXPECT_NE(of("[0] "), of("[1] "));
 }
 
-TEST(Quiet, SaysNothingItself) {
+TEST(Quiet, PrintsNothingItself) {
   const ToolResult result = run_tool(
       {"launch", "-q", "--num_processes", "2", "bash", "-c", "exit 3"});
   EXPECT_EQ(result.code, 3);
@@ -208,7 +208,7 @@ TEST(PythonPrograms, GetTheVariablesOfAccelerate) {
   EXPECT_EQ(sharded.err, "");
 }
 
-TEST(OtherPrograms, AreWarnedOfWhatHasNoEffect) {
+TEST(OtherPrograms, GetWarningsOfSettingsWithoutEffect) {
   const ToolResult result = run_tool(
       {"launch",
        "--use_fsdp",

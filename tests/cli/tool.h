@@ -26,7 +26,7 @@ class Tool {
   Tool& operator=(const Tool&) = delete;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  /// Waits for a whole line on its standard output.
+  /// Waits for a complete line on its standard output.
   std::string read_line();
   ToolResult wait();
 

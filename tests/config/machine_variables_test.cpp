@@ -45,7 +45,7 @@ TEST(SchedulerSource, IgnoresSlurmStepsWithSeveralTasksPerNode) {
   EXPECT_TRUE(read(variables).empty());
 }
 
-TEST(SchedulerSource, TakesABatchScriptForOneMachine) {
+TEST(SchedulerSource, IgnoresASlurmBatchScript) {
   EXPECT_TRUE(read({{"SLURM_JOB_ID", "77"},
                     {"SLURM_PROCID", "0"},
                     {"SLURM_NODEID", "0"},

@@ -102,8 +102,7 @@ TEST(StoreServer, LetsClientsWaitForEachOther) {
   for (int i = 0; i < kClients; ++i) {
     threads.emplace_back([&, i] {
       const auto store = client_of(server);
-      // In a ring, each client waits for the next one before it sets its own
-      // key.
+      // Each client waits for the one before it, and then for the last.
       if (i != 0) store->wait({"from" + std::to_string(i - 1)});
       store->set("from" + std::to_string(i), bytes(std::to_string(i)));
       store->wait({"from" + std::to_string(kClients - 1), "from0"});
