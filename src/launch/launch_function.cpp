@@ -176,16 +176,12 @@ std::string describe_end(int status) {
 // lose a peer. Returns if none failed.
 void throw_failure(const Ranks& ranks) {
   std::vector<detail::Suspect> suspects;
-  for (std::size_t i = 0; i < ranks.reports.size(); ++i) {
-    const int status = ranks.supervisor.ranks()[i].wait_status;
-    if (status == 0) continue;
-    const std::string& report = ranks.reports[i]->text();
-    // The supervisor ends ranks by SIGTERM.
-    const bool was_terminated =
-        WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+  // Ranks that the supervisor itself ended, by whatever signal, are no failures.
+  for (const std::size_t rank : ranks.supervisor.failures()) {
+    const std::string& report = ranks.reports[rank]->text();
     const bool lost_a_peer = !report.empty() &&
         report.front() == static_cast<char>(Kind::distributed);
-    suspects.push_back({.rank = i, .is_victim = was_terminated || lost_a_peer});
+    suspects.push_back({.rank = rank, .is_victim = lost_a_peer});
   }
   const std::optional<std::size_t> cause = detail::find_cause(suspects);
   if (!cause) return;

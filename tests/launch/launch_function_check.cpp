@@ -92,6 +92,17 @@ int main(int, char** argv) {
         world.group().all_reduce(at::ones({2}));
       },
       "rank 0 of launch_function() was killed by signal 9");
+  // Its peer outlives SIGTERM, and is no cause when SIGKILL ends it.
+  expect_failure<DistributedError>(
+      "stubborn",
+      2,
+      [] {
+        std::signal(SIGTERM, SIG_IGN);
+        const World world;
+        if (world.rank() == 0) throw DistributedError("the line is cut");
+        for (;;) ::pause();
+      },
+      "rank 0: the line is cut");
   expect_failure<Error>(
       "anything",
       2,
