@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# program -> what the compiler must say of it where MUST_FAIL is defined
+# program -> the message that the compiler must give if MUST_FAIL is defined
 MESSAGES = {
     "temporary_optimizer": "the optimizer must outlive its handle",
     "forward_around_session": "discards qualifiers",
@@ -23,12 +23,12 @@ INCLUDE = re.compile(r"^#include ([<\"][^>\"]+[>\"])", re.MULTILINE)
 
 
 def together(directory):
-    texts = {path.stem: path.read_text() for path in sorted(directory.glob("*.cpp"))}
-    if set(texts) != set(MESSAGES):
-        sys.exit(f"programs and messages differ: {sorted(texts)}, {sorted(MESSAGES)}")
-    headers = dict.fromkeys(header for text in texts.values() for header in INCLUDE.findall(text))
+    programs = {path.stem: path.read_text() for path in sorted(directory.glob("*.cpp"))}
+    if set(programs) != set(MESSAGES):
+        sys.exit(f"programs and messages differ: {sorted(programs)}, {sorted(MESSAGES)}")
+    headers = dict.fromkeys(header for text in programs.values() for header in INCLUDE.findall(text))
     result = "".join(f"#include {header}\n" for header in headers)
-    for name, text in texts.items():
+    for name, text in programs.items():
         result += f'#line 1 "{name}.cpp"\nnamespace {name} {{\n{text}\n}}\n'
     return result
 
@@ -42,7 +42,7 @@ def main(mode, command):
     if mode == "right":
         print(result.stderr)
         return result.returncode
-    # The error must be in the program (the error itself or the place that asked for it), and say this.
+    # The error, or the instantiation that caused it, must be in the program and have this message.
     missing = [name for name, message in MESSAGES.items() if message not in result.stderr or f"{name}.cpp" not in result.stderr]
     for name in missing:
         print(f"{name} was not refused with: {MESSAGES[name]}")

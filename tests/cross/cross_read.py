@@ -1,7 +1,7 @@
 """Random files of the Python packages torch and safetensors read by `accelerate-cpp convert`, and what it writes read by them.
 
 usage: python cross_read.py ACCELERATE_CPP [NUMBER OF FILES EACH WAY]
-Ends with 1 if anything differs, with 77 where torch or safetensors is missing.
+Ends with 1 if anything differs, with 77 if torch or safetensors is missing.
 """
 import random
 import subprocess
@@ -100,7 +100,7 @@ def main():
             legacy = i % 7 == 0 and all(t.dtype in DTYPES[:11] for t in odd.values())
             torch.save(odd, source.with_suffix(".bin"), _use_new_zipfile_serialization=not legacy)
             convert(source.with_suffix(".bin"), target.with_suffix(".safetensors"))
-            # Of tied tensors a safetensors file holds one name.
+            # A safetensors file holds one name of tied tensors.
             found = load_file(target.with_suffix(".safetensors"))
             check(f"{i} torch to safetensors", found, odd)
     print(f'{{"files_each_way": {count}, "different": {wrong}}}')

@@ -66,13 +66,13 @@ struct Flags {
   std::string mode = "sync";
   int keep = 1;
   unsigned seed = 1;
-  // Set for workers only.
+  // The following are set for workers only.
   std::string directory;
   std::string store;
   int rank = 0;
 };
 
-// What tensor `which` holds in save `number`.
+// The values of tensor `which` in save `number`.
 torch::Tensor values(std::int64_t number, int which) {
   return torch::arange(kRows * kColumns, torch::kFloat)
              .reshape({kRows, kColumns}) +
@@ -104,10 +104,10 @@ WorldOptions world_options(const Flags& flags) {
       .logger = Logger([](const LogRecord&) {}, LogLevel::off)};
 }
 
-// Saves through the verbs.
-class Verbs {
+// Saves through the Accelerator's functions.
+class AcceleratorSaver {
  public:
-  explicit Verbs(const Flags& flags)
+  explicit AcceleratorSaver(const Flags& flags)
       : is_asynchronous_(flags.mode == "async"),
         accelerator_(options_of(flags)),
         net_(torch::nn::LinearOptions(kColumns, kRows).bias(false)),
@@ -116,7 +116,7 @@ class Verbs {
     accelerator_.register_for_checkpointing(number_);
   }
 
-  // The number that was loaded; -1 if there is nothing.
+  // Returns the number that was loaded; -1 if there is no checkpoint.
   std::int64_t load() {
     if (!accelerator_.latest_checkpoint()) return -1;
     accelerator_.load_state({.verify = true});
@@ -177,10 +177,10 @@ class Verbs {
   std::optional<SaveTicket> last_;
 };
 
-// Saves boxes: each rank has half of the rows.
-class Boxes {
+// Saves a sharded tensor: each rank has half of the rows.
+class ShardedSaver {
  public:
-  explicit Boxes(const Flags& flags)
+  explicit ShardedSaver(const Flags& flags)
       : flags_(flags),
         world_(world_options(flags)),
         group_(world_, "saves", {0, 1}) {}
@@ -258,18 +258,19 @@ void work(const Flags& flags) {
 int run_worker(const Flags& flags) {
   torch::set_num_threads(1);
   try {
-    flags.mode == "sharded" ? work<Boxes>(flags) : work<Verbs>(flags);
+    flags.mode == "sharded" ? work<ShardedSaver>(flags)
+                            : work<AcceleratorSaver>(flags);
   } catch (const std::exception&) {
-    // The other rank was killed.
+    // Expected: the other rank was killed.
   }
   return 0;
 }
 
-// A worker, and what it says.
+// A worker process and its output.
 class Worker {
  public:
   Worker(const char* program, const Flags& flags, int rank) {
-    std::vector<std::string> words{
+    std::vector<std::string> command{
         program,
         "--mode",
         flags.mode,
@@ -282,7 +283,7 @@ class Worker {
         "--rank",
         std::to_string(rank)};
     std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
+    for (std::string& word : command) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) std::exit(2);
@@ -307,7 +308,7 @@ class Worker {
   }
 
   void kill() const { ::kill(pid_, SIGKILL); }
-  /// The next line; nothing if it ended.
+  /// The next line of output; nothing if the worker ended.
   std::optional<std::string> line() {
     while (true) {
       const std::size_t end = text_.find('\n');
@@ -343,35 +344,36 @@ int run_trials(const char* program, Flags flags) {
     if (!directory) directory.emplace();
     flags.directory = (*directory / "project").string();
     fs::create_directories(flags.directory);
-    const TemporaryDirectory meeting;
-    flags.store = (meeting / "store").string();
+    const TemporaryDirectory rendezvous;
+    flags.store = (rendezvous / "store").string();
     {
       Worker first(program, flags, 0), second(program, flags, 1);
-      const auto said = first.line();
-      if (!said) {
+      const auto loaded = first.line();
+      if (!loaded) {
         std::cerr << "a worker failed before it loaded\n";
         return 2;
       }
-      if (said->starts_with("unloadable")) ++unloadable;
-      if (said->starts_with("wrong")) ++wrong;
-      if (said->starts_with("loaded ")) {
-        const std::int64_t number = std::stoll(said->substr(7));
+      if (loaded->starts_with("unloadable")) ++unloadable;
+      if (loaded->starts_with("wrong")) ++wrong;
+      if (loaded->starts_with("loaded ")) {
+        const std::int64_t number = std::stoll(loaded->substr(7));
         if (number < 0 && promised >= 0) ++nothing;
         if (number < promised && number >= 0) ++lost;
       } else {
-        std::cerr << *said << '\n';
+        std::cerr << *loaded << '\n';
       }
       if (trial == flags.trials) break;
       // A save takes some tens of milliseconds.
       std::this_thread::sleep_for(std::chrono::microseconds(draw(120'000)));
-      const int who = draw(2);
-      if (who != 1) first.kill();
-      if (who != 0) second.kill();
-      if (who != 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const int victim = draw(2);  // 2: both
+      if (victim != 1) first.kill();
+      if (victim != 0) second.kill();
+      if (victim != 2)
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
       first.kill();
       second.kill();
-      promised = said->starts_with("loaded ") ? std::stoll(said->substr(7))
-                                              : std::int64_t{-1};
+      promised = loaded->starts_with("loaded ") ? std::stoll(loaded->substr(7))
+                                                : std::int64_t{-1};
       while (const auto line = first.line()) {
         if (!line->starts_with("saved ")) continue;
         promised = std::max(
@@ -383,16 +385,16 @@ int run_trials(const char* program, Flags flags) {
     if (!(trial + 1 < flags.trials) || (trial + 1) % kTrialsInADirectory != 0) {
       continue;
     }
-    // The last outcome of this directory is looked at too.
+    // Loads the last outcome of this directory, too.
     {
       const TemporaryDirectory other;
       flags.store = (other / "store").string();
       Worker first(program, flags, 0), second(program, flags, 1);
-      const auto said = first.line();
-      if (!said || !said->starts_with("loaded ")) {
+      const auto loaded = first.line();
+      if (!loaded || !loaded->starts_with("loaded ")) {
         ++unloadable;
-        std::cerr << said.value_or("nothing") << '\n';
-      } else if (std::stoll(said->substr(7)) < promised) {
+        std::cerr << loaded.value_or("nothing") << '\n';
+      } else if (std::stoll(loaded->substr(7)) < promised) {
         ++lost;
       }
     }

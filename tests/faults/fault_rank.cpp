@@ -14,8 +14,8 @@
 
 namespace {
 
-// Steps on a tensor of no model: worth a warning.
-void prepare_a_stranger(const accelerate::Accelerator& accelerator) {
+// Prepares an optimizer of a tensor of no model, which causes a warning.
+void prepare_untracked_tensor(const accelerate::Accelerator& accelerator) {
   torch::optim::SGD sgd({at::ones({1}).requires_grad_()}, 0.1);
   static_cast<void>(accelerator.prepare(sgd));
 }
@@ -29,16 +29,17 @@ struct TornData {
   }
 };
 
-// Rank 1 of two meets it in its third batch, while rank 0 waits for it.
+// Rank 1 of two reads the torn sample in its third batch, while rank 0 waits
+// for rank 1.
 void read_torn_data(const accelerate::Accelerator& accelerator) {
   auto loader = accelerator.prepare(
       accelerate::DataLoader(TornData(), {.batch_size = 1, .num_workers = 2}));
   for (auto& [x] : loader) accelerator.world().group().all_reduce(x);
 }
 
-// The last rank leaves, or asks for too much memory, in the first forward,
-// before the order is known and parameters are sent ahead; or it leaves before
-// the third backward.
+// The last rank exits, or allocates too much memory, in the first forward,
+// before the execution order is known and parameters are prefetched; or it
+// exits before the third backward.
 struct LeavingImpl : torch::nn::Module {
   LeavingImpl() { register_module("layers", layers); }
   at::Tensor forward(const at::Tensor& x) {
@@ -75,7 +76,7 @@ void train_sharded(
   }
 }
 
-// The last rank is killed in the second save, when all have begun it.
+// The last rank is killed in the second save, once all ranks have begun it.
 void save_sharded(
     const accelerate::Accelerator& accelerator,
     const std::filesystem::path& directory) {
@@ -124,7 +125,7 @@ void run(const std::string& what, const std::filesystem::path& directory) {
     train_sharded(accelerator, what);
   if (what == "save") save_sharded(accelerator, directory);
   if (what == "load") load_sharded(accelerator, directory);
-  if (what == "stranger") prepare_a_stranger(accelerator);
+  if (what == "untracked") prepare_untracked_tensor(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }
 

@@ -15,7 +15,7 @@ for trial in $(seq "$trials"); do
   mkdir "$directory/run"
   setsid timeout --signal KILL 60 "$@" "$rank" "$directory/run" >"$directory/out" 2>&1 &
   launcher=$!
-  # A moment within the start or the steps of the first attempt.
+  # Waits for a random moment during the start or the steps of the first attempt.
   victim=$((RANDOM % 2))
   until [ -s "$directory/run/pid_$victim" ] || ! kill -0 $launcher 2>/dev/null; do :; done
   sleep "0.$(printf %03d $((RANDOM % 500)))"

@@ -1,6 +1,6 @@
 // Kills a training run again and again, at random moments, lets it resume on
-// another number of ranks, and compares the samples it saw with those of a run
-// that nobody killed.
+// another number of ranks, and compares the samples it saw with those of an
+// uninterrupted run.
 // usage: kill_training TRAINING_RANK NUM_KILLS [SEED]; ends with 1 if any
 // differ.
 #include <chrono>
@@ -57,14 +57,14 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// Until its first step is done, or it has ended.
+  /// Returns when the first step is done, or the run has ended.
   void wait_for_training() const {
     char byte = 0;
     while (read(out_, &byte, 1) == 1 && byte != '\n') {
     }
   }
   void kill() const { ::kill(pid_, SIGKILL); }
-  /// Whether it came to its end; false if it was killed before.
+  /// Waits for its end; returns false if it was killed.
   [[nodiscard]] bool wait() const {
     int status = 0;
     waitpid(pid_, &status, 0);
@@ -101,24 +101,26 @@ int main(int argc, char** argv) {
     const std::string kind =
         kinds[static_cast<std::size_t>(num_runs) % kinds.size()];
     const std::string seed = std::to_string(++num_runs);
-    const TemporaryDirectory whole, broken;
-    const Run uninterrupted({rank, whole.path().string(), kind, "1", seed});
+    const TemporaryDirectory expected_directory, killed_directory;
+    const Run uninterrupted(
+        {rank, expected_directory.path().string(), kind, "1", seed});
     uninterrupted.wait_for_training();
     if (!uninterrupted.wait()) return 2;
     while (true) {
       const std::string ranks = std::to_string(1 + draw(2));
-      const Run run({rank, broken.path().string(), kind, ranks, seed});
-      // Some while they start, most while they train.
+      const Run run(
+          {rank, killed_directory.path().string(), kind, ranks, seed});
+      // Kills some runs while they start, most while they train.
       if (draw(3) > 0) run.wait_for_training();
       std::this_thread::sleep_for(std::chrono::microseconds(draw(30'000)));
-      // The last ones may end.
+      // The last run may end.
       if (killed < num_kills) run.kill();
       if (run.wait()) break;
       ++killed;
     }
-    const auto expected = seen_in(whole);
+    const auto expected = seen_in(expected_directory);
     if (expected.empty()) return 2;
-    if (seen_in(broken) != expected) {
+    if (seen_in(killed_directory) != expected) {
       ++num_different;
       std::cout << kind << " with seed " << seed << " differs\n";
     }

@@ -19,7 +19,7 @@ ToolResult launch(int count, const std::string& what) {
       {"launch", "--num_processes", std::to_string(count), FAULT_RANK, what});
 }
 
-TEST(Fault, OfOneRankIsSaidLastAndEndsAll) {
+TEST(Fault, IsPrintedLastAndEndsAllRanks) {
   const ToolResult result = launch(3, "throw");
   EXPECT_EQ(result.code, 3);
   EXPECT_TRUE(result.err.ends_with("    the user's own mistake\n"))
@@ -27,20 +27,20 @@ TEST(Fault, OfOneRankIsSaidLastAndEndsAll) {
   EXPECT_THAT(result.err, HasSubstr("rank 2 (process"));
 }
 
-TEST(Fault, OfAKilledRankNamesTheSignalAndThePeersNameTheRank) {
+TEST(Fault, NamesTheSignalThatKilledARank) {
   const ToolResult result = launch(2, "kill");
   EXPECT_EQ(result.code, 128 + SIGKILL);
   EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
   EXPECT_THAT(result.err, HasSubstr("was killed by SIGKILL"));
 }
 
-TEST(Fault, OfARankThatLeavesEarlyIsNamedByThePeers) {
+TEST(Fault, NamesARankThatExitsEarly) {
   const ToolResult result = launch(2, "leave");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
 }
 
-TEST(Fault, OfARankThatLeavesWhileParametersAreGatheredIsNamed) {
+TEST(Fault, NamesARankThatExitsWhileParametersAreGathered) {
   const ToolResult result = launch(3, "gather");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(
@@ -50,19 +50,19 @@ TEST(Fault, OfARankThatLeavesWhileParametersAreGatheredIsNamed) {
           HasSubstr("rank 2")));
 }
 
-TEST(Fault, OfARankThatLeavesWhileGradientsAreReducedIsNamed) {
+TEST(Fault, NamesARankThatExitsWhileGradientsAreReduced) {
   const ToolResult result = launch(3, "reduce");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(
       result.err,
       AllOf(
-          // One large parameter's, or a unit's others.
+          // The gradient of one large parameter, or the rest of a unit's.
           HasSubstr("reducing the gradient"),
           HasSubstr(" of layers."),
           HasSubstr("rank 2")));
 }
 
-TEST(Fault, OfARankWithoutMemoryIsSaidAndEndsAll) {
+TEST(Fault, NamesARankThatRunsOutOfMemory) {
   const ToolResult result = launch(3, "memory");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(
@@ -70,7 +70,7 @@ TEST(Fault, OfARankWithoutMemoryIsSaidAndEndsAll) {
       AllOf(HasSubstr("rank 2 (process"), HasSubstr("can't allocate memory")));
 }
 
-TEST(Fault, OfARankKilledInASaveOfPartsIsNamedAndLosesNothing) {
+TEST(Fault, InAShardedSaveLosesNoCheckpoint) {
   const testing::TemporaryDirectory directory;
   const auto with_directory = [&](const std::string& count,
                                   const std::string& what) {
@@ -91,20 +91,20 @@ TEST(Fault, OfARankKilledInASaveOfPartsIsNamedAndLosesNothing) {
   EXPECT_EQ(with_directory("2", "load").code, 0);
 }
 
-TEST(Fault, OfASilentRankEndsByTheTimeoutAndNamesIt) {
+TEST(Fault, NamesASilentRankAfterTheTimeout) {
   const ToolResult result = launch(2, "silent");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
 }
 
-TEST(Fault, OfWrongDegreesIsOneClearMessage) {
+TEST(Fault, ExplainsWrongDegrees) {
   const ToolResult result = launch(2, "shard");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(
       result.err, HasSubstr("shard (3) = 3 ranks, but the launcher started 2"));
 }
 
-TEST(Fault, OfASampleOnOneRankEndsAllAndNamesTheSample) {
+TEST(Fault, NamesTheSampleThatCannotBeRead) {
   const ToolResult result = launch(2, "torn_data");
   EXPECT_EQ(result.code, 3);
   EXPECT_TRUE(result.err.ends_with(
@@ -113,8 +113,8 @@ TEST(Fault, OfASampleOnOneRankEndsAllAndNamesTheSample) {
   EXPECT_THAT(result.err, HasSubstr("rank 1 (process"));
 }
 
-TEST(LogLevel, OfTheLauncherDecidesWhatIsSaid) {
-  const ToolResult usual = launch(2, "stranger");
+TEST(LogLevel, OfTheLauncherAppliesToRanks) {
+  const ToolResult usual = launch(2, "untracked");
   EXPECT_EQ(usual.code, 0);
   EXPECT_THAT(usual.err, HasSubstr("[0] [accelerate rank 0] warning"));
   EXPECT_THAT(usual.err, HasSubstr("tensors of no prepared model"));
@@ -125,13 +125,13 @@ TEST(LogLevel, OfTheLauncherDecidesWhatIsSaid) {
        "--log_level",
        "error",
        FAULT_RANK,
-       "stranger"});
+       "untracked"});
   EXPECT_EQ(quiet.code, 0);
   EXPECT_EQ(quiet.err, "");
 }
 
-// Programs on plain c10d that just end abort now and then.
-TEST(CleanExit, HoldsForManyProgramsThatJustEnd) {
+// Programs on plain c10d sometimes abort when they simply end.
+TEST(CleanExit, HoldsForManyProgramsThatSimplyEnd) {
   constexpr int kAtOnce = 4;
   constexpr int kRounds = 25;
   for (int round = 0; round < kRounds; ++round) {

@@ -1,4 +1,5 @@
-// A rank that says who it is and trains for a while; see kill_ranks.sh.
+// A rank that writes its process id to a file and trains for a while; see
+// kill_ranks.sh.
 //
 //   restart_rank DIRECTORY
 #include <unistd.h>
@@ -21,7 +22,7 @@ int main(int, char** argv) {
     const char* rank = std::getenv("RANK");
     const std::filesystem::path directory = argv[1];
     const bool is_first = attempt != nullptr && std::string(attempt) == "0";
-    // Only of the first attempt: later ones are let through.
+    // Only in the first attempt, so that later ones are not killed.
     if (is_first && rank != nullptr) {
       const auto file = directory / (std::string("pid_") + rank);
       std::ofstream(file.string() + ".part") << getpid();
@@ -32,7 +33,7 @@ int main(int, char** argv) {
     torch::optim::SGD sgd(net->parameters(), 0.01);
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     constexpr int kSteps = 50;
-    // The first attempt goes on until somebody kills a rank.
+    // The first attempt runs until a rank is killed.
     for (int step = 0; is_first || step < kSteps; ++step) {
       optimizer.zero_grad();
       accelerator.backward(model(torch::ones({2, 64})).sum());

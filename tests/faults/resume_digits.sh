@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # resume_digits.sh TOOL DIGITS RANKS TRIALS: a training that is killed again and again at random moments, and resumed from its newest
-# checkpoint, ends with exactly the weights of one that nobody killed.
+# checkpoint, ends with exactly the weights of an uninterrupted one.
 set -euo pipefail
 tool=$1 digits=$2 ranks=$3 trials=$4
 RANDOM=${SEED:-1}
@@ -12,22 +12,22 @@ run() { # PROJECT: to its end, or until it is killed
     --checkpoint_every 7 --total_limit 2 --resume latest
 }
 digest_in() { tr '\r' '\n' <"$1" | sed -nE 's/.*digest=([0-9a-f]{16}).*/\1/p'; }
-run whole >whole.out
-expected=$(digest_in whole.out)
-[ -n "$expected" ] || { cat whole.out; exit 1; }
+run uninterrupted >uninterrupted.out
+expected=$(digest_in uninterrupted.out)
+[ -n "$expected" ] || { cat uninterrupted.out; exit 1; }
 kills=0 wrong=0
 for trial in $(seq "$trials"); do
   rm -rf broken
   while true; do
-    # A process group of its own, so that all of it can be killed at once.
+    # Runs in its own process group, so that all of it can be killed at once.
     setsid bash -c "$(declare -f run); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
     pid=$!
-    # Starting takes some 300 ms; the training about as long.
+    # Starting takes about 300 ms, and training about as long.
     sleep "0.$(printf %03d $((250 + RANDOM % 550)))"
     if kill -KILL -- "-$pid" 2>/dev/null; then
       wait "$pid" 2>/dev/null || true
       kills=$((kills + 1))
-      # Sooner or later it must get through.
+      # After every fourth kill the run may finish.
       [ $((kills % 4)) -eq 0 ] && { run broken >broken.out; break; }
     else
       wait "$pid" || { cat broken.err; exit 1; }

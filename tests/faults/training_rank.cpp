@@ -2,7 +2,7 @@
 // loader is, so that it can be killed at any moment and started again.
 // usage: training_rank DIRECTORY KIND NUM_RANKS SEED
 //   KIND: samples, stream or restorable_stream
-// NUM_RANKS loaders are read in turn, as so many ranks would read them.
+// NUM_RANKS loaders are read in turn, as that many ranks would read them.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -55,8 +55,8 @@ class RestorableStream : public Stream {
   }
 };
 
-// What was seen is kept in one file, which only grows; how much of it counts,
-// and where the loader was then, in another, which is replaced as a whole.
+// One file, which only grows, lists the samples seen; another, which is
+// replaced atomically, has the length that counts and the loader's position.
 class Journal {
  public:
   explicit Journal(const std::filesystem::path& directory)

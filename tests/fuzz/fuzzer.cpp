@@ -1,4 +1,4 @@
-// One libFuzzer program for each target: -DTARGET=name.
+// One libFuzzer program per target: -DTARGET=name.
 #include <cstdint>
 
 #include "fuzz/targets.h"

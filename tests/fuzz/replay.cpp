@@ -1,5 +1,5 @@
-// replay CORPUS: runs every kept input through its target, in any build. Inputs
-// of a target are in the directory of its name.
+// replay CORPUS: runs every kept input through its target, in any build. The
+// inputs of a target are in the directory of its name.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

@@ -25,8 +25,7 @@ std::string_view text_of(Input input) {
   return {reinterpret_cast<const char*>(input.data()), input.size()};
 }
 
-// For what reads files: a directory of this process's own, in memory if
-// possible.
+// This process's own directory for files to be read, in memory if possible.
 const std::filesystem::path& scratch() {
   static const std::filesystem::path directory = [] {
     const std::filesystem::path base = std::filesystem::exists("/dev/shm")
@@ -44,7 +43,7 @@ void put(const std::filesystem::path& path, std::string_view contents) {
       .write(contents.data(), static_cast<std::streamsize>(contents.size()));
 }
 
-// Looks at everything in a tree, not deeper than any file needs.
+// Visits all values of a tree, no deeper than files need.
 std::size_t visit(const detail::Pickle::Value& value, int depth) {
   using Kind = detail::Pickle::Kind;
   if (depth > 20) return 0;
@@ -82,7 +81,7 @@ void guarded(Body&& body) {
   try {
     std::forward<Body>(body)();
   } catch (const Error&) {
-    // Refused, as it should be.
+    // Refused, as expected.
   }
 }
 
@@ -91,14 +90,14 @@ void guarded(Body&& body) {
 void safetensors_header(Input input) {
   guarded([&] {
     const auto header = safetensors::parse_header(input, input.size(), "input");
-    // What is read can be written again.
+    // Any valid input can be written again.
     static_cast<void>(safetensors::header_bytes(header));
   });
 }
 
 void manifest(Input input) {
   guarded([&] {
-    // The checksum would stop nearly everything; the body is what is parsed.
+    // The checksum would stop nearly all inputs, so only the body is fuzzed.
     static_cast<void>(detail::parse_manifest(text_of(input), "input"));
   });
   guarded([&] { static_cast<void>(detail::parse_fragment(text_of(input))); });

@@ -4,8 +4,8 @@
 #include <span>
 #include <string_view>
 
-/// What is fuzzed: each takes any bytes, and either reads them or throws
-/// accelerate::Error. Anything else is a defect.
+/// The fuzzing targets. Each takes any bytes, and either reads them or throws
+/// accelerate::Error; anything else is a defect.
 namespace accelerate::fuzz {
 
 using Input = std::span<const std::byte>;

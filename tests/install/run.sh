@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# run.sh find_package|add_subdirectory|pkg_config SOURCE BUILD LIBTORCH CXX: builds and runs a stranger's project.
+# run.sh find_package|add_subdirectory|pkg_config SOURCE BUILD LIBTORCH CXX: builds and runs a project that uses the library.
 set -euo pipefail
-how=$1 source=$2 build=$3 libtorch=$4 cxx=$5
+method=$1 source=$2 build=$3 libtorch=$4 cxx=$5
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 here=$source/tests/install/project
 
-case $how in
+case $method in
   find_package|pkg_config) cmake --install "$build" --prefix "$work/prefix" >/dev/null ;;
 esac
-case $how in
+case $method in
   find_package)
     cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" >"$work/log" ||
       { cat "$work/log"; exit 1; }
     cmake --build "$work/build"
-    "$work/prefix/bin/accelerate-cpp" launch --num_processes 2 "$work/build/stranger"
+    "$work/prefix/bin/accelerate-cpp" launch --num_processes 2 "$work/build/consumer"
     cmake -S "$here" -B "$work/tensors" -DTENSORS_ONLY=ON -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" >"$work/log" ||
       { cat "$work/log"; exit 1; }
     cmake --build "$work/tensors"
@@ -24,17 +24,17 @@ case $how in
     cmake -S "$here" -B "$work/build" -G Ninja -DACCELERATE_SOURCE="$source" -DACCELERATE_LIBTORCH_DIR="$libtorch" \
       -DCMAKE_BUILD_TYPE=Release -DACCELERATE_WARNINGS_AS_ERRORS=ON -DCMAKE_CXX_COMPILER="$cxx"
     if [ -n "${BUILD_LIBRARY_AGAIN:-}" ]; then
-      cmake --build "$work/build" --target stranger
+      cmake --build "$work/build" --target consumer
     else
-      # The same sources were compiled a moment ago for the build under test, which takes minutes: what is asked here is
-      # whether a stranger's project finds headers, flags and libraries, so the library is taken from there.
+      # Takes the library from the build under test instead of compiling the same sources again, which takes minutes:
+      # this test checks that another project finds headers, flags and libraries.
       cp -a "$build"/lib/libaccelerate*.so* "$work/build/accelerate/src/"
-      (cd "$work/build" && ninja -t commands stranger | grep -F stranger.dir | bash -e)
+      (cd "$work/build" && ninja -t commands consumer | grep -F consumer.dir | bash -e)
     fi
-    "$work/build/stranger" ;;
+    "$work/build/consumer" ;;
   pkg_config)
     export PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name accelerate.pc)")
-    # The flags are words on purpose.
-    $cxx "$here/main.cpp" -o "$work/stranger" $(pkg-config --cflags --libs accelerate)
-    "$work/stranger" ;;
+    # The flags are unquoted on purpose, so that they are split into words.
+    $cxx "$here/main.cpp" -o "$work/consumer" $(pkg-config --cflags --libs accelerate)
+    "$work/consumer" ;;
 esac
