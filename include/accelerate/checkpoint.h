@@ -56,9 +56,9 @@ enum class WhenBusy {
 };
 
 struct SaveStateOptions {
-  /// Return when everything is copied to host memory; the files are written
-  /// meanwhile. An error is thrown by the next save, load or finish(), or by
-  /// the ticket.
+  /// Return when everything is copied to host memory; the files are written in
+  /// the background. An error is thrown by the next save, load or finish(), or
+  /// by the ticket.
   bool asynchronous = false;
   WhenBusy when_busy = WhenBusy::wait;
   /// Most host memory that an asynchronous save may hold on this rank, in
@@ -132,7 +132,7 @@ class ACCELERATE_API HookHandle {
  public:
   explicit HookHandle(std::function<void()> remove)
       : remove_(std::move(remove)) {}
-  /// The hook is no longer called.
+  /// Unregisters the hook.
   void remove() const { remove_(); }
 
  private:

@@ -14,7 +14,7 @@ inline constexpr int kAuto = -1;
 /// named. With a DeepSpeed configuration, its values override the fields here,
 /// except where it says "auto".
 struct DeepSpeedOptions {
-  // The file, and the step.
+  // The configuration file, and the step.
 
   /// DeepSpeed's configuration: the path of its JSON file, the JSON itself, or
   /// that in URL-safe base64. Empty: only the fields below count.
@@ -24,7 +24,7 @@ struct DeepSpeedOptions {
   /// Norm that gradients are clipped to; 0: no clipping. Unset: kAuto.
   std::optional<double> gradient_clipping = std::nullopt;
 
-  // What is split, and where it is kept.
+  // Sharding and offload.
 
   /// 0: nothing is sharded; 1: optimizer state; 2: gradients, too; 3:
   /// parameters, too. Unset: 2.

@@ -46,21 +46,21 @@ enum class Dtype {
 
 /// "F32" and so on.
 ACCELERATE_API std::string_view name_of(Dtype dtype);
-/// Returns nothing for another name; names are upper case.
+/// Returns nothing for an unknown name; names are upper case.
 ACCELERATE_API std::optional<Dtype> parse_dtype(std::string_view name);
 ACCELERATE_API int bits_of(Dtype dtype);
 
 using Shape = std::vector<std::uint64_t>;
 
-/// Number of bytes of a tensor of this shape, one row after another without
-/// gaps. Nothing if the number does not fit or is not a multiple of a byte.
+/// Number of bytes of a contiguous tensor of this shape. Nothing if the number
+/// does not fit into 64 bits, or elements do not fill complete bytes.
 ACCELERATE_API std::optional<std::uint64_t> bytes_of(
     Dtype dtype,
     const Shape& shape);
 
 struct TensorInfo {
   Dtype dtype = Dtype::F32;
-  /// Without sizes there is one element.
+  /// An empty shape has one element.
   Shape shape = {};
   /// Offsets in the data, which begins after the header.
   std::uint64_t begin = 0;

@@ -59,8 +59,8 @@ class ACCELERATE_API StateDict {
     const Value& value = at(key);
     if (const T* typed = std::get_if<T>(&value)) return *typed;
     if constexpr (std::is_same_v<T, double>) {
-      if (const auto* whole = std::get_if<std::int64_t>(&value)) {
-        return static_cast<double>(*whole);
+      if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+        return static_cast<double>(*integer);
       }
     }
     throw_wrong_type(key);

@@ -92,11 +92,11 @@ struct StateDictOptions {
   bool rank0_only = true;
 };
 
-/// Some rows of a tensor that is sharded over ranks, or a full tensor.
+/// This rank's shard of a tensor, or a full tensor if it is not sharded.
 struct WeightShard {
   std::string name;
   at::Tensor tensor;
-  /// Where its first element is in the full tensor.
+  /// Index of its first element in the full tensor.
   std::vector<std::int64_t> offset;
   std::vector<std::int64_t> global_shape;
 };
