@@ -1,8 +1,8 @@
 #pragma once
 
-// Everything but what only some programs need: datasets that are read from
-// files (datasets.h), batches of texts (token_collate.h), and safetensors files
-// (safetensors.h, a library of its own that does without LibTorch).
+// Includes everything but what only some programs need: datasets that are read
+// from files (datasets.h), batches of token sequences (token_collate.h), and
+// safetensors files (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>

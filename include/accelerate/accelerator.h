@@ -41,9 +41,9 @@ namespace detail {
 struct AddedTechnique;
 }  // namespace detail
 
-/// While it lives, one micro-step of a window: in all but the last of a window
-/// the models it names keep their gradients to themselves, and optimizers and
-/// schedulers do not step.
+/// A scope of one micro-step. In all but the last of a window, gradients of the
+/// named models are not averaged over the ranks, and optimizers and schedulers
+/// do not step.
 class ACCELERATE_API MicroStep {
  public:
   MicroStep(
@@ -60,21 +60,20 @@ class ACCELERATE_API MicroStep {
   std::vector<bool> before_;
 };
 
-/// The verbs a training program needs, the same on one process and on many.
-/// Built by every rank at once. A cheap handle: copies are the same
+/// The functions that a training program needs, the same for one process and
+/// for many. Built by every rank at once. A cheap handle: copies are the same
 /// accelerator. Not for several threads at once, but ranks may be threads with
 /// an Accelerator each.
 ///
-/// Verbs that communicate must be called by all ranks in the same order; they
-/// throw DistributedError naming the peer that died or stays silent.
+/// Functions that communicate must be called by all ranks in the same order;
+/// they throw DistributedError naming the peer that died or stays silent.
 class ACCELERATE_API Accelerator {
  public:
-  /// Meets the other ranks. Throws one ConfigError with everything that is
-  /// wrong with options and launcher, DistributedError naming ranks that do
-  /// not come.
+  /// Connects to the other ranks. Throws one ConfigError with everything that
+  /// is wrong with the options and the launcher's settings, or DistributedError
+  /// naming ranks that do not arrive.
   explicit Accelerator(const AcceleratorOptions& options = {});
-  /// The same with techniques that the library does not have, for its own
-  /// tests.
+  /// The same with additional techniques, for the library's own tests.
   Accelerator(
       const AcceleratorOptions& options,
       const std::vector<detail::AddedTechnique>& added);
@@ -83,12 +82,13 @@ class ACCELERATE_API Accelerator {
   /// returns handles in the order given: a tuple, or one handle for one item.
   ///
   /// * a module (holder or `shared_ptr`) gives Model: it is moved to
-  ///   `device()`, and takes rank 0's weights; with_options() gives it options
-  ///   that other models do not have (model_options.h);
+  ///   `device()` and takes rank 0's weights; with_options() gives it its own
+  ///   options (model_options.h);
   /// * a `torch::optim` optimizer or LRScheduler gives Optimizer or Scheduler;
   ///   it is borrowed, so a temporary does not compile;
-  /// * an accelerate::DataLoader, moved in, gives itself: this rank's part of
-  ///   every batch, on `device()`; a `torch::data` loader gives TorchLoader.
+  /// * an accelerate::DataLoader, moved in, gives a DataLoader of this rank's
+  ///   share of the data, on `device()`; a `torch::data` loader gives
+  ///   TorchLoader.
   ///
   /// May be called several times. Throws ConfigError, before anything is
   /// touched, if an item cannot be prepared.
@@ -107,12 +107,12 @@ class ACCELERATE_API Accelerator {
     }
   }
 
-  /// What `function`, which makes modules, returns. Where sharding settings say
-  /// cpu_ram_efficient_loading or zero3_init_flag (which is on in DeepSpeed's
-  /// stage 3), only rank 0 gives them memory and values; the other ranks make
-  /// them as init_empty_weights() does, and prepare() gives each rank its part.
-  /// Random generators that were alike are alike after it. All ranks must call
-  /// it.
+  /// Calls `function`, which makes modules, and returns its result. If sharding
+  /// settings contain cpu_ram_efficient_loading or zero3_init_flag (on by
+  /// default in DeepSpeed's stage 3), only rank 0 gives them memory and values;
+  /// the other ranks make them as init_empty_weights() does, and prepare()
+  /// gives each rank its shards. Random generators in equal states before are
+  /// so afterwards. All ranks must call it.
   template <class Function>
   auto init_model(Function&& function) const {
     detail::ModelConstruction construction = begin_construction();
@@ -121,19 +121,19 @@ class ACCELERATE_API Accelerator {
     return modules;
   }
 
-  /// Instead of `loss.backward()`: divides by the window's length (its true
+  /// Replaces `loss.backward()`: divides by the window's length (its true
   /// length, where a loader's end cuts it short), scales with fp16, averages
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
   /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
-  /// negative or given in part of a window only.
+  /// negative or given in some micro-steps of a window only.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {})
       const;
 
-  /// Backward and step in one, for a prepared optim::Lomo or AdaLomo: each
-  /// parameter is updated as soon as its gradient is there, averaged over the
-  /// ranks, and the gradient freed. Name the optimizer where several are
+  /// Runs backward and step in one, for a prepared optim::Lomo or AdaLomo: each
+  /// parameter is updated as soon as its gradient is computed and averaged over
+  /// the ranks, and the gradient is freed. Name the optimizer if several are
   /// prepared. Throws ConfigError without one, inside a window of several
-  /// micro-steps, and with fp16.
+  /// micro-steps, for sharded models, and with fp16.
   void lomo_backward(const at::Tensor& loss, double learning_rate) const;
   void lomo_backward(
       const at::Tensor& loss,
@@ -154,47 +154,46 @@ class ACCELERATE_API Accelerator {
     return MicroStep(session_, {models.prepared()...}, false);
   }
   /// Runs `body`, a training loop in which ranks may make different numbers of
-  /// steps. One that has no data left keeps company: it takes part, with zeros,
-  /// in what the others average, until nobody has data; then all have the
-  /// models, optimizers and schedules of those that went on longest. All ranks
-  /// must call it, and in `body` run the same kinds of backward passes in the
-  /// same order; other collectives (gather, say) have no counterpart on ranks
-  /// that have ended. Costs a short message for each bucket of gradients.
+  /// steps. A rank that runs out of data shadows the others' collectives with
+  /// zeros until no rank has data; then all have the models, optimizers and
+  /// schedules of those that went on longest. All ranks must call it, and in
+  /// `body` run the same kinds of backward passes in the same order; other
+  /// collectives (gather, say) have no counterpart on ranks that have ended.
+  /// Costs a short message per bucket of gradients.
   ///
   /// Throws ConfigError with fp16, whose scale all ranks decide together, and
   /// inside itself.
   void join_uneven_inputs(
       const std::function<void()>& body,
       const JoinOptions& options = {}) const;
-  /// While the returned scope lives, the module's parameters are whole, to be
+  /// While the returned scope lives, the module's parameters are full, to be
   /// read or changed; changes must be the same on all ranks, and are kept. All
-  /// ranks must call it, outside forward and backward. Of use where parameters
-  /// are split; else they always are.
+  /// ranks must call it, outside forward and backward. Needed for sharded
+  /// parameters only; others are always full.
   template <class M>
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
     return open_parameters(*model.prepared());
   }
-  /// Whether this micro-step ends a window: true unless inside accumulate.
+  /// True if this micro-step ends a window, and outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
   /// The DeepSpeed configuration in force, JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
 
-  /// With fp16, divides gradients by the scale ahead of the step, for a user
-  /// who reads or changes them; clipping does so by itself. Nothing else needs
-  /// it: a step unscales what is not yet. Collective on several ranks.
+  /// With fp16, divides gradients by the scale ahead of the step, for programs
+  /// that read or change them. Clipping and steps do so themselves. Collective.
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
-  /// The loss scaler; none without fp16.
+  /// The loss scaler; nothing without fp16.
   [[nodiscard]] const std::optional<GradScaler>& scaler() const;
-  /// Whether any optimizer left its last step out because of an infinite
+  /// True if any optimizer skipped its last step because of an infinite
   /// gradient.
   [[nodiscard]] bool optimizer_step_was_skipped() const;
 
-  /// Scales the gradients so that their norm, over all these parameters as if
-  /// they were whole on one rank, is at most `max_norm`. Call it when
-  /// `sync_gradients()`, between backward and step; all ranks must. Returns the
-  /// norm before, as a 0-d tensor on the device, without waiting for it.
+  /// Scales the gradients so that their norm, over the full gradients of all
+  /// these parameters, is at most `max_norm`. Call it on all ranks if
+  /// `sync_gradients()`, between backward and step. Returns the norm before
+  /// clipping, as a 0-d tensor on the device, without waiting for it.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters,
       double max_norm,
@@ -206,7 +205,7 @@ class ACCELERATE_API Accelerator {
       const ClipNormOptions& options = {}) const {
     return clip_grad_norm_(model.parameters(), max_norm, options);
   }
-  /// Cuts every gradient's values to -clip_value .. clip_value.
+  /// Clamps every gradient's values to -clip_value .. clip_value.
   void clip_grad_value_(
       const std::vector<at::Tensor>& parameters,
       double clip_value) const;
@@ -221,7 +220,7 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  // Verbs about samples speak of the ranks that read different data,
+  // Functions on samples run over the ranks that read different data,
   // `mesh().batch_group()`. With replicas and shards those are all ranks; where
   // several ranks share a batch (as with tensor parallelism), they have the
   // same values, and each sample counts once.
@@ -234,8 +233,8 @@ class ACCELERATE_API Accelerator {
   }
   /// The same, without the samples that the loader repeated to fill the last
   /// batch. Call it on every batch, inside the loop over the loader. Ranks may
-  /// have different numbers of rows; what is no row of the batch (0-d losses,
-  /// say) is gathered whole as long as there are fewer than samples.
+  /// have different numbers of rows; values that are not rows of the batch (0-d
+  /// losses, say) are all gathered as long as they are fewer than the samples.
   template <NestedTensors T>
   T gather_for_metrics(const T& value) const {
     T all = gather(value);
@@ -247,7 +246,8 @@ class ACCELERATE_API Accelerator {
     }
     return all;
   }
-  /// The same for objects, one a sample: texts, numbers, structs (objects.h).
+  /// The same for objects, one per sample: strings, numbers, structs
+  /// (objects.h).
   template <Transferable T>
     requires(!NestedTensors<std::vector<T>>)
   std::vector<T> gather_for_metrics(const std::vector<T>& objects) const {
@@ -263,17 +263,17 @@ class ACCELERATE_API Accelerator {
   std::vector<T> gather_object(const std::vector<T>& objects) const {
     return accelerate::gather_object(objects, mesh().batch_group());
   }
-  /// What rank `from_process` of all processes has.
+  /// The object of rank `from_process` of all processes.
   template <Transferable T>
   T broadcast_object(const T& object, int from_process = 0) const {
     return accelerate::broadcast_object(object, world().group(), from_process);
   }
-  /// Tensors as rank `from_process` of all processes has them.
+  /// The tensors of rank `from_process` of all processes.
   template <NestedTensors T>
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
-  /// Sum, mean, maximum and so on over all batches, on every rank.
+  /// The sum, mean, maximum or other reduction over all batches, on every rank.
   template <NestedTensors T>
   T reduce(
       const T& value,
@@ -305,9 +305,9 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] const World& world() const;
   [[nodiscard]] const Mesh& mesh() const;
 
-  /// Returns when every rank has come here.
+  /// Returns when every rank has called it.
   void wait_for_everyone() const;
-  /// Runs `function` on that rank only; the others go on at once.
+  /// Runs `function` on the named rank only; the others return at once.
   void on_main_process(const std::function<void()>& function) const;
   void on_local_main_process(const std::function<void()>& function) const;
   void on_last_process(const std::function<void()>& function) const;
@@ -316,17 +316,17 @@ class ACCELERATE_API Accelerator {
   void on_local_process(
       int local_process_index,
       const std::function<void()>& function) const;
-  /// Runs `function` on rank 0 first, then on the others: the first downloads
-  /// or unpacks, the rest find it done. If rank 0 throws, the others throw
-  /// DistributedError.
+  /// Runs `function` on rank 0 first, then on the others: rank 0 downloads or
+  /// unpacks, the others find the files in place. If rank 0 throws, the others
+  /// throw DistributedError.
   void main_process_first(const std::function<void()>& function) const;
-  /// The same among the ranks of each machine.
+  /// The same among the ranks of each node.
   void local_main_process_first(const std::function<void()>& function) const;
   /// Writes a line to standard output, on rank 0 only.
   void print(std::string_view line) const;
 
-  /// This rank's part of what every rank has whole: a list, a tensor, or a map
-  /// of them. See nested.h. Ranks that share a batch get the same part.
+  /// This rank's share of a list, a tensor, or a map of them that every rank
+  /// has in full. See nested.h. Ranks that share a batch get the same share.
   template <class T>
   T split_between_processes(const T& items, bool apply_padding = false) const {
     return accelerate::split_between_processes(
@@ -338,15 +338,15 @@ class ACCELERATE_API Accelerator {
     return model.module();
   }
 
-  /// Writes everything that is prepared or registered, so that load_state()
-  /// goes on exactly: weights and buffers, optimizers, schedules, the loss
-  /// scaler, the places of loaders, random states of every rank. All ranks must
-  /// call it.
+  /// Writes everything that is prepared or registered, so that training resumes
+  /// exactly after load_state(): weights and buffers, optimizers, schedules,
+  /// the loss scaler, positions of loaders, random states of every rank. All
+  /// ranks must call it.
   ///
-  /// Into `output_dir`; without one, and with automatic_checkpoint_naming, into
-  /// the project's checkpoints. The checkpoint appears under its name when all
-  /// of it is durable; a crash leaves what was there before. Older ones beyond
-  /// total_limit are deleted after that.
+  /// Writes to `output_dir` or, without one and with
+  /// automatic_checkpoint_naming, to the project's checkpoints. The checkpoint
+  /// appears under its name when all of it is durable; a crash leaves the
+  /// previous contents. Then older checkpoints beyond total_limit are deleted.
   ///
   /// Throws ConfigError for a name that is taken, CheckpointError naming the
   /// rank that could not write and why, DistributedError if ranks made
@@ -368,8 +368,8 @@ class ACCELERATE_API Accelerator {
   /// complete checkpoint. Needs automatic_checkpoint_naming. All ranks must
   /// call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
-  /// Makes objects a part of checkpoints, in this order. They are borrowed:
-  /// they must live as long as the accelerator saves and loads.
+  /// Adds objects to checkpoints, in this order. They are borrowed: they must
+  /// live as long as the accelerator saves and loads.
   template <Stateful... Objects>
   void register_for_checkpointing(Objects&... objects) const {
     (register_object(
@@ -379,11 +379,10 @@ class ACCELERATE_API Accelerator {
          }),
      ...);
   }
-  /// Writes a prepared model's weights for others to use (weights.h): on rank
-  /// 0, or, with save_on_each_node, on each machine's first rank. All ranks
-  /// must call it; if one cannot write, all throw. A model that is split is
-  /// gathered a piece at a time: none of the ranks ever holds a whole tensor of
-  /// it.
+  /// Writes a prepared model's weights for other programs (weights.h): on rank
+  /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
+  /// call it; if one cannot write, all throw. A sharded model is gathered piece
+  /// by piece: no rank ever holds a full tensor of it.
   template <class M>
   void save_model(
       const Model<M>& model,
@@ -400,15 +399,15 @@ class ACCELERATE_API Accelerator {
       const LoadModelOptions& options = {}) const {
     detail::load_prepared(*model.prepared(), path, options);
   }
-  /// The model's tensors by name: its own, or, of a model that is split, what
-  /// `options` say. All ranks must call it.
+  /// The model's tensors by name: its own, or, for a sharded model, those that
+  /// `options` select. All ranks must call it.
   template <class M>
   [[nodiscard]] WeightList get_state_dict(
       const Model<M>& model,
       const StateDictOptions& options = {}) const {
     return detail::weights_of(*model.prepared(), options);
   }
-  /// What this rank has of the model's tensors, and where it belongs.
+  /// This rank's shards of the model's tensors, with their offsets.
   template <class M>
   [[nodiscard]] std::vector<WeightShard> state_dict_shards(
       const Model<M>& model) const {
@@ -422,17 +421,18 @@ class ACCELERATE_API Accelerator {
   HookHandle register_load_state_pre_hook(
       std::function<void(LoadHookContext&)> hook) const;
   [[nodiscard]] const ProjectConfiguration& project_configuration() const;
-  /// The number of the next automatic checkpoint; nothing: one more than the
-  /// highest there is.
+  /// Sets the number of the next automatic checkpoint; std::nullopt: one more
+  /// than the highest present.
   void set_iteration(std::optional<std::int64_t> iteration) const;
 
   /// Asks all ranks to stop at their next check; any rank may.
   void set_trigger() const;
-  /// Whether any rank has asked since the last check that said so.
+  /// True if any rank has set the trigger since the last check that returned
+  /// true. Collective.
   [[nodiscard]] bool check_trigger() const;
 
-  /// Forgets everything that was prepared, and frees what the strategies hold:
-  /// communication buckets and the like. Handles made before must not be used
+  /// Forgets everything that was prepared, and frees the strategies' memory,
+  /// such as communication buckets. Earlier handles must not be used
   /// afterwards, except to be destroyed; modules and optimizers may be prepared
   /// again.
   void free_memory() const;
@@ -443,7 +443,7 @@ class ACCELERATE_API Accelerator {
   /// Accelerate's name for `finish()`.
   void end_training() const { finish(); }
 
-  /// Every option with its value and where it came from, a line each.
+  /// Every option with its value and its source, one per line.
   [[nodiscard]] std::string explain_settings() const;
 
  private:

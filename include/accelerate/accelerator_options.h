@@ -13,14 +13,14 @@ namespace accelerate {
 
 /// How micro-steps add up to a step.
 struct GradientAccumulationOptions {
-  /// Another place for `gradient_accumulation_steps`, where Accelerate's plugin
-  /// has it. Giving both above 1, and different, is an error.
+  /// The same as `gradient_accumulation_steps`, where Accelerate's plugin has
+  /// it. It is an error to give both with different values above 1.
   std::optional<int> num_steps = std::nullopt;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
   bool sync_with_dataloader = true;
-  /// Average over the ranks in every micro-step, not in a window's last only:
-  /// more traffic, but no rank keeps gradients of its own.
+  /// Average over the ranks in every micro-step, not only in a window's last:
+  /// more traffic, but no rank keeps unaveraged gradients.
   bool sync_each_batch = false;
   /// Divide the losses of a window that a loader's end cut short by the full
   /// number of micro-steps, as Accelerate does; such a step then counts for
@@ -30,15 +30,15 @@ struct GradientAccumulationOptions {
 
 /// When prepared schedules step.
 struct SchedulerOptions {
-  /// Only when the optimizer really stepped. False: at every call.
+  /// Step only if the optimizer did. False: at every call.
   bool step_with_optimizer = true;
-  /// As many steps of the schedule as there are processes for each of the
-  /// optimizer's, as Accelerate does unless batches are split: for schedules
-  /// that were written in steps of one process.
+  /// Step once per process for each step of the optimizer, as Accelerate does
+  /// unless batches are split: for schedules that count steps of a single
+  /// process.
   bool step_with_processes = false;
 };
 
-/// What the code decides. A field left unset takes what the launcher said (its
+/// Settings given in code. An unset field takes the launcher's value (from its
 /// flags, the environment, the config file), else the default.
 struct AcceleratorOptions {
   // Precision.
@@ -50,8 +50,8 @@ struct AcceleratorOptions {
   AutocastOptions autocast = {};
   /// Used with `fp16` only.
   GradScalerOptions grad_scaler = {};
-  /// Parameters in bf16 or fp16 get fp32 copies that the optimizer steps on;
-  /// after each step they are rounded into the model. Half the memory of an
+  /// Parameters in bf16 or fp16 get fp32 master copies that the optimizer steps
+  /// on; after each step they are rounded into the model. Half the memory of an
   /// fp32 model in forward and backward, with nearly its results.
   bool master_weights = false;
 
@@ -68,29 +68,27 @@ struct AcceleratorOptions {
   /// True keeps to the CPU where there is an accelerator.
   std::optional<bool> cpu = std::nullopt;
   ParallelOptions parallel = {};
-  /// Freed memory of CPU tensors of 1 MiB and more is kept for tensors of the
-  /// same size, as much as the gradients of prepared models take on this rank,
+  /// Keep freed memory of CPU tensors of 1 MiB and more for tensors of the same
+  /// size, up to the size of the gradients of prepared models on this rank,
   /// while these models live. Steps are faster and the heap has fewer holes,
-  /// but the process is changed: LibTorch's CPU allocator is replaced by one
-  /// that passes on what it does not keep, and glibc maps every block of 128
-  /// KiB and more (`mallopt`), both until it ends. An allocator that the
-  /// program registered stays, then nothing is kept. Only where the device is
-  /// the CPU. Unset: for models where sharding was asked for, unless
-  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: neither is
-  /// touched.
+  /// but the process is changed until it ends: LibTorch's CPU allocator is
+  /// replaced by one that forwards what it does not keep, and glibc maps every
+  /// block of 128 KiB and more (`mallopt`). If the program has registered its
+  /// own allocator, that stays and nothing is kept. Used only if the device is
+  /// the CPU. Unset: for sharded models, unless `MALLOC_MMAP_THRESHOLD_` is in
+  /// the environment. False: neither is changed.
   std::optional<bool> keep_freed_blocks = std::nullopt;
 
   // Results.
 
-  /// Where a program keeps its results; see `Accelerator::project_dir`.
+  /// The directory of a program's results; see `Accelerator::project_dir`.
   std::string project_dir = {};
-  /// Names and numbers of checkpoints; its project_dir goes before the other.
+  /// Names and numbers of checkpoints; its project_dir overrides the above.
   ProjectConfiguration project_configuration = {};
 
   // The world.
 
-  /// Ranks, store, device, timeout and logger, where the code knows better than
-  /// the launcher.
+  /// Ranks, store, device, timeout and logger, to override the launcher's.
   WorldOptions world = {};
 };
 

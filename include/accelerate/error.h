@@ -7,7 +7,7 @@
 
 namespace accelerate {
 
-/// Base of everything that this library throws itself. LibTorch's own errors
+/// Base class of all errors of this library. LibTorch's own errors
 /// (`c10::Error` and its subclasses) pass through unchanged.
 ///
 /// The message reads "[area] what was asked - what was found - what to do".
@@ -17,24 +17,24 @@ class ACCELERATE_API Error : public std::runtime_error {
   ~Error() override;
 };
 
-/// The user can fix it: an option, a file, a variable. All complaints are
-/// reported at once, and nothing has been changed.
+/// An error that the user can fix: in an option, a file, a variable. All
+/// complaints are reported at once, and nothing has been changed.
 class ACCELERATE_API ConfigError : public Error {
  public:
   using Error::Error;
   ~ConfigError() override;
 };
 
-/// A peer died, timed out or disagreed. The group it was thrown from is
-/// unusable afterwards; finish the process, or build a new World.
+/// A peer died, timed out or disagreed. The group that threw it is unusable
+/// afterwards; end the process, or build a new World.
 class ACCELERATE_API DistributedError : public Error {
  public:
   using Error::Error;
   ~DistributedError() override;
 };
 
-/// A sample could not be read, or a batch not be collated: the message names
-/// it. The dataset's own exception is nested inside (std::rethrow_if_nested).
+/// A sample could not be read, or a batch could not be collated; the message
+/// names it. The dataset's own exception is nested (std::rethrow_if_nested).
 class ACCELERATE_API DataError : public Error {
  public:
   using Error::Error;

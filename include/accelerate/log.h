@@ -23,10 +23,9 @@ struct LogRecord {
 
 using LogSink = std::function<void(const LogRecord&)>;
 
-/// A minimum level and the sink that messages go to. A value: each Accelerator
-/// holds its own, so two of them in one process do not disturb each other.
-/// Copies share nothing but the sink's own state. Safe to use from several
-/// threads if the sink is.
+/// A minimum level and a sink for messages. Each Accelerator holds its own, so
+/// that several in one process do not interfere. Copies share only the sink's
+/// own state. Safe for several threads if the sink is.
 class ACCELERATE_API Logger {
  public:
   /// Writes "[accelerate] warning: message" lines to standard error.
@@ -52,8 +51,8 @@ class ACCELERATE_API Logger {
   int rank_ = -1;
 };
 
-/// "debug", "info", "warning", "error" or "off", in any case. Throws
-/// ConfigError for another word.
+/// Parses "debug", "info", "warning", "error" or "off", in any case. Throws
+/// ConfigError for another name.
 ACCELERATE_API LogLevel parse_log_level(std::string_view name);
 
 /// The line of the default sink, without its newline.

@@ -20,10 +20,10 @@ namespace accelerate {
 
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
 /// `at::Tensor&` in a nested value, always in the same order; the visitor may
-/// replace the tensor. Known are tensors, and optional, vector, array, pair,
-/// tuple, map, unordered_map and torch::data::Example of them, to any depth;
-/// numbers and texts among them are passed over. A type of your own joins by a
-/// function in its own namespace:
+/// replace the tensor. Supported are tensors, and optional, vector, array,
+/// pair, tuple, map, unordered_map and torch::data::Example of them, to any
+/// depth; numbers and strings among them are skipped. To support your own type,
+/// define a function in its namespace:
 ///
 ///     template <class Visitor>
 ///     void visit_tensors(Batch& batch, Visitor&& visitor) {
@@ -108,8 +108,8 @@ void visit_tensors(Example& example, Visitor&& visitor) {
   visit_tensors(example.target, visitor);
 }
 
-/// A visitor of this namespace, so that a user's visit_tensors finds the ones
-/// above by it.
+/// A visitor of this namespace, so that argument-dependent lookup in a user's
+/// visit_tensors finds the overloads above.
 template <class Function>
 struct TensorVisitor {
   Function function;
@@ -123,8 +123,8 @@ struct AnyVisitor {
   void operator()(at::Tensor&) const {}
 };
 
-// Whether a type has tensors to visit: a vector of texts can be opened, but has
-// none. What is not listed joined by a function of its own.
+// True for types with tensors to visit: a vector of strings can be visited, but
+// has none. Types not listed here have their own visit_tensors.
 template <class T>
 struct HoldsTensors : std::bool_constant<!std::is_arithmetic_v<T>> {};
 template <>
@@ -147,7 +147,7 @@ template <class K, class V, class H, class E, class A>
 struct HoldsTensors<std::unordered_map<K, V, H, E, A>> : HoldsTensors<V> {};
 }  // namespace detail
 
-/// A value that visit_tensors can open, with tensors in it.
+/// A value with tensors that visit_tensors can visit.
 template <class T>
 concept NestedTensors = detail::HoldsTensors<T>::value &&
     requires(T& value) { visit_tensors(value, detail::AnyVisitor{}); };
@@ -174,7 +174,7 @@ T send_to_device(T value, at::Device device, bool non_blocking = false) {
 using Reduction = ReduceOp;
 
 namespace detail {
-// In place of each tensor, the result. Undefined tensors stay undefined.
+// Replace each tensor by the result. Undefined tensors stay undefined.
 ACCELERATE_API void gather_in_place(
     std::vector<at::Tensor>& tensors,
     const Group& group);
@@ -194,7 +194,7 @@ ACCELERATE_API void pad_in_place(
     double pad_index,
     bool pad_first);
 ACCELERATE_API at::Tensor concatenate_rows(
-    const std::vector<at::Tensor>& parts,
+    const std::vector<at::Tensor>& tensors,
     std::int64_t dim);
 ACCELERATE_API at::Tensor pad_rows(
     const at::Tensor& tensor,
@@ -206,7 +206,7 @@ ACCELERATE_API void copy_numbers(
     std::vector<double>& numbers);
 ACCELERATE_API at::Tensor
 slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end);
-/// This rank's part of `size` items as [begin, end): the first `size % count`
+/// This rank's share of `size` items as [begin, end): the first `size % count`
 /// ranks have one more.
 ACCELERATE_API std::pair<std::int64_t, std::int64_t>
 share_of(std::int64_t size, int rank, int count);
@@ -237,19 +237,18 @@ T with_tensors(T value, Change&& change) {
 
 /// Every tensor of `value` as the values of all ranks joined along dimension 0
 /// in rank order, on every rank; a 0-d tensor counts as one row. With one rank
-/// it is the value itself. In debug mode all shapes must agree; else rows may
-/// differ in number from rank to rank, and the other dimensions may not. New
-/// tensors; nothing is recorded by autograd.
+/// it is the value itself. In debug mode all shapes must agree; otherwise the
+/// number of rows may differ per rank, but not the other dimensions. Returns
+/// new tensors; nothing is recorded by autograd.
 template <NestedTensors T>
 T gather(const T& value, const Group& group) {
   return detail::with_tensors(
       value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
 
-/// Every tensor of `value` as the sum, mean, maximum or whatever `op` makes of
-/// all ranks' values, times `scale`; with std::nullopt (Accelerate's "none")
-/// every rank keeps its own. The mean needs floating-point or complex values.
-/// New tensors.
+/// Every tensor of `value` reduced over all ranks by `op`, times `scale`; with
+/// std::nullopt (Accelerate's "none") every rank keeps its own. The mean needs
+/// floating-point or complex values. Returns new tensors.
 template <NestedTensors T>
 T reduce(
     const T& value,
@@ -261,8 +260,8 @@ T reduce(
   });
 }
 
-/// Every tensor of `value` as rank `from_process` has it. Shapes and dtypes are
-/// those of the other ranks' own tensors, which must agree. New tensors.
+/// Every tensor of `value` with the values of rank `from_process`. Shapes and
+/// dtypes must agree on all ranks. Returns new tensors.
 template <NestedTensors T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
   return detail::with_tensors(value, [&](auto& tensors) {
@@ -287,11 +286,12 @@ T pad_across_processes(
 }
 
 /// Corresponding tensors of all `values` joined along `dim`; the rest as in the
-/// first. Throws ConfigError for an empty list, or values of different form.
+/// first. Throws ConfigError for an empty list, or values of different
+/// structure.
 template <NestedTensors T>
 T concatenate(const std::vector<T>& values, std::int64_t dim = 0);
 
-/// Rows [begin, end) of every tensor, as views; `end` is cut to the size.
+/// Rows [begin, end) of every tensor, as views; `end` is clamped to the size.
 template <NestedTensors T>
 T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
   visit_tensors(value, [&](at::Tensor& tensor) {
@@ -310,8 +310,8 @@ std::optional<std::int64_t> find_batch_size(const T& value) {
 }
 
 /// Every tensor of `batch_size` rows along `dim`, grown with zeros so that
-/// `num_processes` ranks get equally many rows each: Accelerate's
-/// pad_input_tensors, whose sizes it has to the letter.
+/// `num_processes` ranks get equally many rows each. The sizes are exactly
+/// those of Accelerate's pad_input_tensors.
 template <NestedTensors T>
 T pad_input_tensors(
     T value,
@@ -348,9 +348,9 @@ T convert_to_fp32(T value) {
   return value;
 }
 
-/// This rank's part of a list or tensor that every rank has whole, as copies;
-/// the first ranks have one item more where it does not divide. With
-/// `apply_padding` all have that many, the last item of all repeated.
+/// A copy of this rank's share of a list that every rank has in full; if it
+/// does not divide evenly, the first ranks have one item more. With
+/// `apply_padding` all have that many, by repeating the list's last item.
 template <class T>
 std::vector<T> split_between_processes(
     const std::vector<T>& items,
@@ -358,15 +358,15 @@ std::vector<T> split_between_processes(
     bool apply_padding = false) {
   const auto size = static_cast<std::int64_t>(items.size());
   const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
-  std::vector<T> part(items.begin() + begin, items.begin() + end);
+  std::vector<T> own(items.begin() + begin, items.begin() + end);
   const std::int64_t most = (size + group.size() - 1) / group.size();
   while (apply_padding && size > 0 &&
-         static_cast<std::int64_t>(part.size()) < most) {
-    part.push_back(items.back());
+         static_cast<std::int64_t>(own.size()) < most) {
+    own.push_back(items.back());
   }
-  return part;
+  return own;
 }
-/// The same along dimension 0; a 0-d tensor is given to every rank.
+/// The same along dimension 0; every rank gets a 0-d tensor in full.
 ACCELERATE_API at::Tensor split_between_processes(
     const at::Tensor& tensor,
     const Group& group,
@@ -382,11 +382,11 @@ std::map<K, V, C> split_between_processes(
   for (const auto& [key, value] : values)
     lengths.push_back(detail::length_of(value));
   detail::require_equal_lengths(lengths, apply_padding);
-  std::map<K, V, C> part;
+  std::map<K, V, C> own;
   for (const auto& [key, value] : values) {
-    part.emplace(key, split_between_processes(value, group, apply_padding));
+    own.emplace(key, split_between_processes(value, group, apply_padding));
   }
-  return part;
+  return own;
 }
 
 template <NestedTensors T>

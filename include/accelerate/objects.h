@@ -13,10 +13,10 @@
 
 namespace accelerate {
 
-/// Objects travel between ranks as bytes. Known are texts, types of plain bytes
-/// (numbers, enums, structs without pointers), pairs and vectors of known
+/// Ranks exchange objects as bytes. Supported are strings, types of plain bytes
+/// (numbers, enums, structs without pointers), pairs and vectors of supported
 /// types, and types with `dump()` and a static `parse(text)`, such as
-/// nlohmann::json. A type of your own joins by two functions in its own
+/// nlohmann::json. To support your own type, define two functions in its
 /// namespace:
 ///
 ///     std::string object_to_bytes(const Episode& episode);
@@ -55,11 +55,11 @@ void object_from_bytes(std::string_view bytes, Json& json) {
 }
 
 namespace detail {
-/// Several byte strings as one, and back. `unpack_bytes` throws
-/// DistributedError for what pack_bytes did not make.
+/// Packs several byte strings into one, and back. `unpack_bytes` throws
+/// DistributedError for bytes that pack_bytes did not make.
 ACCELERATE_API std::string pack_bytes(const std::vector<std::string>& parts);
 ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
-/// Throws DistributedError: ranks run different programs.
+/// Throws a DistributedError: the ranks run different programs.
 [[noreturn]] ACCELERATE_API void throw_wrong_size(
     std::size_t found,
     std::size_t expected);
@@ -114,7 +114,7 @@ void object_from_bytes(std::string_view bytes, std::vector<T>& list) {
   }
 }
 
-/// A value that can travel as bytes.
+/// A value that can be sent as bytes.
 template <class T>
 concept Transferable =
     std::is_default_constructible_v<T> && requires(const T& object, T& target) {
@@ -132,14 +132,14 @@ std::vector<T> gather_object(
   std::vector<T> all;
   for (const std::string& bytes :
        group.all_gather_bytes(object_to_bytes(objects))) {
-    std::vector<T> part;
-    object_from_bytes(bytes, part);
-    for (T& object : part) all.push_back(std::move(object));
+    std::vector<T> list;
+    object_from_bytes(bytes, list);
+    for (T& object : list) all.push_back(std::move(object));
   }
   return all;
 }
 
-/// What rank `from_process` has. The other ranks' `object` is not looked at.
+/// The object of rank `from_process`. The other ranks' `object` is ignored.
 template <Transferable T>
 T broadcast_object(const T& object, const Group& group, int from_process = 0) {
   if (group.size() == 1) return object;

@@ -17,8 +17,7 @@ namespace detail {
 struct PreparedOptimizer;
 }
 
-/// A prepared optimizer. A cheap handle that borrows: the user's optimizer
-/// must outlive it.
+/// A prepared optimizer. A cheap handle: the user's optimizer must outlive it.
 class ACCELERATE_API Optimizer {
  public:
   explicit Optimizer(std::shared_ptr<detail::PreparedOptimizer> prepared)
@@ -27,7 +26,7 @@ class ACCELERATE_API Optimizer {
   /// Steps if this micro-step ends a window (`Accelerator::sync_gradients()`);
   /// otherwise does nothing. With fp16 a step whose gradients are not finite on
   /// some rank is skipped on all. `closure` recomputes the loss, for optimizers
-  /// that need that (not with fp16); the tensor it last returned is returned.
+  /// that need it (not with fp16). Returns the closure's last result.
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
 
   /// Drops the gradients, except those of an unfinished window: between a
@@ -35,8 +34,7 @@ class ACCELERATE_API Optimizer {
   /// it first or last.
   void zero_grad(bool set_to_none = true) const;
 
-  /// Whether the last step was skipped because of an infinite gradient. False
-  /// before any step.
+  /// True if the last step was skipped because of an infinite gradient.
   [[nodiscard]] bool step_was_skipped() const;
 
   /// The user's own optimizer: its options, groups and state.

@@ -13,12 +13,13 @@
 
 #include <accelerate/export.h>
 
-/// Optimizers that LibTorch has kernels for but no class.
+/// Optimizers for which LibTorch has kernels but no classes.
 ///
 /// The first four are LibTorch's own classes with a fused step: one kernel for
-/// all parameters of a dtype and device instead of a dozen for each, on CPU and
-/// CUDA. Options, state, and what torch::save writes are LibTorch's, so they
-/// can replace one another at any time; results differ by rounding only.
+/// all parameters of a dtype and device instead of a dozen per parameter, on
+/// CPU and CUDA. Options, state and the format of torch::save are LibTorch's,
+/// so they can replace one another at any time; results differ by rounding
+/// only.
 /// Gradients may be missing or have any strides, but not be sparse: that throws
 /// ConfigError.
 namespace accelerate::optim {
@@ -52,9 +53,8 @@ using AverageGradient = std::function<void(const at::Tensor&)>;
 
 /// Base of optimizers that update each parameter during the backward pass, as
 /// soon as its gradient is complete, and free the gradient at once: the memory
-/// of all gradients is never needed. `step()` and `zero_grad()` have nothing
-/// left to do. Not for accumulation, and not with fp16, whose losses are
-/// scaled.
+/// of all gradients is never needed. `step()` and `zero_grad()` do nothing. Not
+/// for gradient accumulation, and not with fp16, whose losses are scaled.
 ///
 /// Accelerator::lomo_backward() runs them; without an Accelerator, call
 ///
@@ -128,8 +128,8 @@ struct AdaLomoOptions {
   std::optional<double> clip_grad_norm = std::nullopt;
   std::optional<double> clip_grad_value = std::nullopt;
 };
-/// The same with adaptive rates from factored second moments (Lv et al.,
-/// AdaLomo): the state of a matrix is one row and one column.
+/// Lomo with adaptive rates from factored second moments (Lv et al., AdaLomo):
+/// the state of a matrix is one row and one column.
 class ACCELERATE_API AdaLomo : public FusedBackwardOptimizer {
  public:
   explicit AdaLomo(

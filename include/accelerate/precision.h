@@ -16,7 +16,7 @@ enum class Precision { no, fp16, bf16, fp8 };
 
 /// "no", "fp16", "bf16" or "fp8".
 ACCELERATE_API std::string_view name_of(Precision precision);
-/// Ignores case. Throws ConfigError for another word.
+/// Ignores case. Throws ConfigError for another name.
 ACCELERATE_API Precision parse_precision(std::string_view name);
 
 struct AutocastOptions {
@@ -29,10 +29,10 @@ struct AutocastOptions {
   std::optional<bool> cache_enabled = std::nullopt;
 };
 
-/// While it lives, operations on this thread that gain from it run in `dtype`
-/// on devices of `device_type`, as in torch.autocast. Scopes nest; the end of
-/// the outermost drops the cached low-precision weights. Costs a few calls;
-/// destroy it on the thread that made it, in reverse order of construction.
+/// While it lives, operations on this thread that benefit from it run in
+/// `dtype` on devices of `device_type`, as in torch.autocast. Scopes nest; the
+/// end of the outermost drops the cached low-precision weights. Destroy it on
+/// the thread that made it, in reverse order of construction.
 class ACCELERATE_API AutocastScope {
  public:
   /// With `dtype` empty, autocast is off inside.

@@ -23,7 +23,7 @@ struct SeedOptions {
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const SeedOptions& options = {});
-/// `world` gives the rank, for `device_specific`.
+/// The same; `device_specific` needs the rank of `world`.
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const World& world,
@@ -32,7 +32,7 @@ ACCELERATE_API void set_seed(
 /// The generator whose state is synchronised.
 enum class RNGType {
   torch,   ///< the CPU's default generator
-  device,  ///< the default generator of this rank's accelerator, if there is one
+  device,  ///< the default generator of this rank's accelerator, if any
 };
 
 /// Gives every rank the random states of rank 0. Collective.

@@ -30,24 +30,24 @@ struct ACCELERATE_API SchedulerReference {
 
 }  // namespace detail
 
-/// A prepared learning-rate schedule. A cheap handle that borrows: the user's
-/// schedule must outlive it.
+/// A prepared learning-rate schedule. A cheap handle: the user's schedule must
+/// outlive it.
 class ACCELERATE_API Scheduler {
  public:
   explicit Scheduler(std::shared_ptr<detail::PreparedScheduler> prepared)
       : prepared_(std::move(prepared)) {}
 
-  /// Steps if the optimizer did in this micro-step; else does nothing. A
-  /// schedule with an end stays there. Counts optimizer steps, not processes
-  /// (SchedulerOptions). A schedule of this library follows its own optimizer,
-  /// one of LibTorch all that are prepared.
+  /// Steps if the optimizer did in this micro-step; else does nothing. After
+  /// its last step, a schedule stays there. Counts optimizer steps, not
+  /// processes (SchedulerOptions). A schedule of this library follows its own
+  /// optimizer; a LibTorch schedule follows all that are prepared.
   void step() const;
-  /// The same with what the training has achieved, for ReduceLROnPlateau. Every
-  /// rank must give the same metric.
+  /// The same with a metric, for ReduceLROnPlateau. Every rank must give the
+  /// same metric.
   void step(double metric) const;
 
   /// One learning rate per parameter group. Throws ConfigError for a LibTorch
-  /// schedule, which does not tell; ask the optimizer.
+  /// schedule, which does not expose them; read the optimizer's.
   [[nodiscard]] const std::vector<double>& get_last_lr() const;
 
   /// The user's own schedule, if it is LibTorch's; throws ConfigError if not.

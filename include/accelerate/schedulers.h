@@ -21,8 +21,8 @@ class OptimizerOptions;
 /// torch.optim.lr_scheduler, as functions of optimizer steps.
 ///
 /// A schedule made with an optimizer sets its learning rates at once, and again
-/// at every `step()`. Made without one it is unbound, a part for SequentialLR
-/// or ChainedScheduler.
+/// at every `step()`. Made without one it is unbound, to be combined by
+/// SequentialLR or ChainedScheduler.
 ///
 ///     optim::SequentialLR schedule(
 ///         adamw, {100},
@@ -66,10 +66,10 @@ class ACCELERATE_API LRScheduler {
     return optimizer_;
   }
 
-  /// Everything needed to continue exactly here in another process, with an
-  /// optimizer of as many groups. Loading also sets the optimizer's learning
-  /// rates. Throws CheckpointError if the state is of another schedule or
-  /// another number of groups; then nothing has changed.
+  /// The state to continue exactly here in another process, with an optimizer
+  /// of as many groups. Loading also sets the optimizer's learning rates.
+  /// Throws CheckpointError if the state is of another schedule or another
+  /// number of groups; then nothing has changed.
   [[nodiscard]] virtual StateDict state_dict() const;
   virtual void load_state_dict(const StateDict& state);
 
@@ -159,7 +159,7 @@ struct StepLROptions {
   std::int64_t step_size = 1;
   double gamma = 0.1;
 };
-/// x gamma every step_size steps.
+/// Multiplies by gamma every step_size steps.
 class ACCELERATE_API StepLR : public LRScheduler {
  public:
   explicit StepLR(const StepLROptions& options);
@@ -177,7 +177,7 @@ struct MultiStepLROptions {
   std::vector<std::int64_t> milestones = {};
   double gamma = 0.1;
 };
-/// x gamma at each milestone.
+/// Multiplies by gamma at each milestone.
 class ACCELERATE_API MultiStepLR : public LRScheduler {
  public:
   explicit MultiStepLR(MultiStepLROptions options);
@@ -194,7 +194,7 @@ struct ConstantLROptions {
   double factor = 1.0 / 3;
   std::int64_t total_iters = 5;
 };
-/// x factor until total_iters steps.
+/// base_lr x factor for total_iters steps, base_lr afterwards.
 class ACCELERATE_API ConstantLR : public LRScheduler {
  public:
   explicit ConstantLR(const ConstantLROptions& options);
@@ -214,7 +214,8 @@ struct LinearLROptions {
   double end_factor = 1.0;
   std::int64_t total_iters = 5;
 };
-/// From x start_factor in a straight line to x end_factor in total_iters steps.
+/// Goes linearly from base_lr x start_factor to base_lr x end_factor in
+/// total_iters steps.
 class ACCELERATE_API LinearLR : public LRScheduler {
  public:
   explicit LinearLR(const LinearLROptions& options);
@@ -227,7 +228,7 @@ class ACCELERATE_API LinearLR : public LRScheduler {
   LinearLROptions options_;
 };
 
-/// x gamma every step.
+/// Multiplies by gamma every step.
 class ACCELERATE_API ExponentialLR : public LRScheduler {
  public:
   explicit ExponentialLR(double gamma);
@@ -282,10 +283,10 @@ class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
 
 struct CosineAnnealingWarmRestartsOptions {
   std::int64_t T_0 = 1;     ///< steps of the first cycle
-  std::int64_t T_mult = 1;  ///< each cycle is so many times as long
+  std::int64_t T_mult = 1;  ///< length of each cycle relative to the previous
   double eta_min = 0;
 };
-/// Half a cosine, restarted again and again (Loshchilov and Hutter, SGDR).
+/// Half a cosine, restarted repeatedly (Loshchilov and Hutter, SGDR).
 class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
  public:
   explicit CosineAnnealingWarmRestarts(
@@ -309,20 +310,20 @@ using SetMomentum =
 enum class AnnealStrategy { cos, linear };
 
 struct OneCycleLROptions {
-  std::vector<double> max_lr = {};  ///< one, or one for each group
+  std::vector<double> max_lr = {};  ///< one, or one per group
   std::int64_t total_steps = 0;
-  double pct_start = 0.3;  ///< the part of the steps in which it rises
+  double pct_start = 0.3;  ///< fraction of the steps in which it rises
   AnnealStrategy anneal_strategy = AnnealStrategy::cos;
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
   double div_factor = 25;         ///< begins at max_lr / div_factor
-  double final_div_factor = 1e4;  ///< ends at the beginning / final_div_factor
+  double final_div_factor = 1e4;  ///< ends at the initial / final_div_factor
   bool three_phase = false;  ///< rise, fall symmetrically, then fall to the end
   SetMomentum set_momentum = {};
 };
-/// Up and down once (Smith and Topin, Super-Convergence); momentum the other
-/// way round. Steps beyond total_steps throw ConfigError.
+/// Rises and falls once (Smith and Topin, Super-Convergence); momentum does the
+/// reverse. Steps beyond total_steps throw ConfigError.
 class ACCELERATE_API OneCycleLR : public LRScheduler {
  public:
   explicit OneCycleLR(OneCycleLROptions options);
@@ -347,14 +348,14 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
 enum class CyclicMode { triangular, triangular2, exp_range };
 
 struct CyclicLROptions {
-  std::vector<double> base_lr = {};  ///< one, or one for each group
+  std::vector<double> base_lr = {};  ///< one, or one per group
   std::vector<double> max_lr = {};
   std::int64_t step_size_up = 2000;
   std::optional<std::int64_t> step_size_down = std::nullopt;  ///< unset: as up
   CyclicMode mode = CyclicMode::triangular;
-  double gamma = 1.0;  ///< of exp_range
-  /// Replaces a mode: the height of a cycle, as a function of its number (from
-  /// 1), or with `scale_by_step` of the step.
+  double gamma = 1.0;  ///< base of CyclicMode::exp_range
+  /// Replaces `mode`: the height of a cycle as a function of its number (from
+  /// 1), or, with `scale_by_step`, of the step.
   std::function<double(double)> scale_fn = {};
   bool scale_by_step = false;
   bool cycle_momentum = true;
@@ -362,8 +363,8 @@ struct CyclicLROptions {
   double max_momentum = 0.9;
   SetMomentum set_momentum = {};
 };
-/// Up and down repeatedly (Smith, Cyclical Learning Rates); momentum the other
-/// way round.
+/// Rises and falls repeatedly (Smith, Cyclical Learning Rates); momentum does
+/// the reverse.
 class ACCELERATE_API CyclicLR : public LRScheduler {
  public:
   explicit CyclicLR(CyclicLROptions options);
@@ -388,15 +389,15 @@ struct ReduceLROnPlateauOptions {
   PlateauMode mode =
       PlateauMode::min;  ///< whether the metric should fall or rise
   double factor = 0.1;
-  std::int64_t patience = 10;  ///< bad steps that are borne
+  std::int64_t patience = 10;  ///< bad steps that are tolerated
   double threshold = 1e-4;     ///< the least change that counts as better
   ThresholdMode threshold_mode = ThresholdMode::rel;
   std::int64_t cooldown = 0;  ///< steps after a reduction in which none is bad
-  std::vector<double> min_lr = {0};  ///< one, or one for each group
-  double eps = 1e-8;                 ///< smaller reductions are left out
+  std::vector<double> min_lr = {0};  ///< one, or one per group
+  double eps = 1e-8;                 ///< smaller reductions are skipped
 };
-/// x factor when the metric given to `step(metric)` no longer improves. Give
-/// every rank the same metric, or their learning rates diverge.
+/// Multiplies by factor when the metric given to `step(metric)` no longer
+/// improves. Give every rank the same metric, or their learning rates diverge.
 class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
  public:
   explicit ReduceLROnPlateau(ReduceLROnPlateauOptions options = {});
@@ -497,8 +498,8 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
   LRSchedulers schedules_;
 };
 
-/// Factors that rise from 0 to 1 in num_warmup_steps and then do what the name
-/// says, for LambdaLR: the family of Hugging Face Transformers.
+/// Factors for LambdaLR that rise from 0 to 1 in num_warmup_steps and then
+/// follow their name, as in Hugging Face Transformers.
 ///
 ///     optim::LambdaLR schedule(adamw, optim::linear_with_warmup(100, 1000));
 ACCELERATE_API LRLambda constant_with_warmup(std::int64_t num_warmup_steps);

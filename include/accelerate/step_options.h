@@ -10,11 +10,11 @@ struct BackwardOptions {
   bool retain_graph = false;
   /// Record the backward itself, for gradients of gradients.
   bool create_graph = false;
-  /// The number of items of this rank's micro-batch that the loss is a mean of:
-  /// tokens that are not masked, say. The gradient of the step is then that of
-  /// the mean over all items of all micro-steps and ranks, however unevenly
-  /// they are distributed; 0 is allowed. Give it in every micro-step of a
-  /// window or in none. Costs one or two messages of one number per window.
+  /// The number of items (unmasked tokens, say) in this rank's micro-batch over
+  /// which the loss is a mean. The step's gradient is then that of the mean
+  /// over all items of all micro-steps and ranks, however unevenly distributed;
+  /// 0 is allowed. Give it in every micro-step of a window or in none. Costs
+  /// one or two all-reduces of one number per window.
   std::optional<std::int64_t> num_items = std::nullopt;
 };
 
@@ -26,12 +26,12 @@ struct ClipNormOptions {
 };
 
 struct JoinOptions {
-  /// For passes over prepared loaders that begin inside: false leaves the last
-  /// round as it is, so that ranks may have different numbers of batches.
-  /// Unset: each loader's own option.
+  /// Overrides the option of prepared loaders for passes that begin inside:
+  /// false leaves the last global step incomplete, so that ranks may have
+  /// different numbers of batches. Unset: each loader's own option.
   std::optional<bool> even_batches = std::nullopt;
-  /// Sums of gradients are divided by the number of ranks, even when some have
-  /// no data left. False: by the number of those that have.
+  /// Divide sums of gradients by the number of all ranks, even if some have run
+  /// out of data. False: by the number of ranks that have data.
   bool divide_by_initial_world_size = true;
 };
 

@@ -23,12 +23,12 @@ class Transport;
 struct WorldImpl;
 }  // namespace detail
 
-/// How values of several ranks become one. Booleans: sum, max and bit_or say
-/// whether any is true; product, min and bit_and whether all are. `mean` needs
+/// Reductions of the values of several ranks. For booleans, sum, max and bit_or
+/// are true if any value is; product, min and bit_and if all are. `mean` needs
 /// floating-point or complex values.
 enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 
-/// Some ranks that communicate. A cheap handle: copies are the same group.
+/// Ranks that communicate. A cheap handle: copies are the same group.
 ///
 /// Every collective must be called by all ranks of the group, in the same
 /// order, with tensors of the same dtype on the same kind of device; shapes
@@ -37,8 +37,8 @@ enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 /// floats excepted), as are non-contiguous, 0-d and empty tensors. Nothing is
 /// recorded by autograd.
 ///
-/// A group must not be used by two threads at once: give traffic that overlaps
-/// a group of its own (`World::new_group`).
+/// A group must not be used by two threads at once: make another group for
+/// overlapping traffic (`World::new_group`).
 ///
 /// Throws DistributedError, naming the operation, its number and the peers, if
 /// a peer is gone or stays silent for longer than the timeout; the group is
@@ -50,7 +50,7 @@ class ACCELERATE_API Group {
   Group();
   explicit Group(std::shared_ptr<detail::GroupImpl> impl);
 
-  /// This process's place in the group.
+  /// This process's rank in the group.
   [[nodiscard]] int rank() const;
   [[nodiscard]] int size() const;
   /// The members' ranks in the world, in the group's order.
@@ -61,47 +61,48 @@ class ACCELERATE_API Group {
   /// In place on rank `dst`; elsewhere `tensor` keeps its values.
   void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum)
       const;
-  /// In place: `tensor` becomes what rank `src` holds.
+  /// In place: `tensor` takes the values of rank `src`.
   void broadcast(const at::Tensor& tensor, int src) const;
 
-  /// One tensor a rank, each of this tensor's shape.
+  /// Returns one tensor per rank, each of this tensor's shape.
   [[nodiscard]] std::vector<at::Tensor> all_gather(
       const at::Tensor& tensor) const;
-  /// One tensor a rank; shapes, even numbers of dimensions, may differ.
+  /// Returns one tensor per rank; shapes, even numbers of dimensions, may
+  /// differ.
   [[nodiscard]] std::vector<at::Tensor> all_gather_uneven(
       const at::Tensor& tensor) const;
-  /// On rank `dst` one tensor a rank; elsewhere nothing.
+  /// Returns one tensor per rank on rank `dst`, an empty list elsewhere.
   [[nodiscard]] std::vector<at::Tensor> gather(
       const at::Tensor& tensor,
       int dst) const;
 
-  /// The reduction of `tensor`, cut along dimension 0 into `size()` equal
-  /// parts: this rank's part.
+  /// Reduces `tensor`, divides it along dimension 0 into `size()` equal chunks,
+  /// and returns this rank's chunk.
   [[nodiscard]] at::Tensor reduce_scatter(
       const at::Tensor& tensor,
       ReduceOp op = ReduceOp::sum) const;
-  /// Fills `output` with the part that rank `src` holds for this rank. `parts`
-  /// is read on `src` only: one tensor a rank, each of `output`'s shape.
+  /// Fills `output` with this rank's element of `parts` on rank `src`. `parts`
+  /// is read on `src` only: one tensor per rank, each of `output`'s shape.
   void scatter(
       const at::Tensor& output,
       std::span<const at::Tensor> parts,
       int src) const;
   /// Sends `parts[r]` to rank r and returns what the ranks sent to this one.
-  /// Sizes along dimension 0 may differ from part to part; the rest may not.
+  /// Sizes along dimension 0 may differ; the other dimensions must agree.
   [[nodiscard]] std::vector<at::Tensor> all_to_all(
       std::span<const at::Tensor> parts) const;
 
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
 
-  /// Returns when every rank has come here.
+  /// Returns when every rank has called it.
   void barrier() const;
-  /// The same, and the error of a rank that did not come within `timeout`
-  /// names every missing rank. Slower: all ranks answer to rank 0.
+  /// The same, but the error names every rank that did not arrive within
+  /// `timeout`. Slower: all ranks answer to rank 0.
   void monitored_barrier(std::chrono::milliseconds timeout) const;
 
-  /// Any bytes, of any length. For objects: gather_object() and
-  /// broadcast_object() of objects.h.
+  /// Moves bytes of any length. For objects, see gather_object() and
+  /// broadcast_object() in objects.h.
   [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src)
       const;
   [[nodiscard]] std::vector<std::string> all_gather_bytes(
@@ -119,25 +120,25 @@ class ACCELERATE_API Group {
 };
 
 /// A small shared dictionary through which ranks find each other. A cheap
-/// handle. Keys are texts, values any bytes. Throws DistributedError if the
+/// handle. Keys are strings, values any bytes. Throws DistributedError if the
 /// store is gone or `get` waits longer than the timeout.
 class ACCELERATE_API Store {
  public:
-  /// On the rank that serves it, listens at `port` (0 takes a free one, see
-  /// port()); elsewhere connects, waiting until the server is there. Throws
+  /// A TCP store. The rank that serves it listens at `port` (0 for a free one,
+  /// see port()); the others connect, waiting for the server. Throws
   /// ConfigError if the port is taken.
   static Store tcp(
       const std::string& host,
       int port,
       bool is_server,
       std::chrono::milliseconds timeout = std::chrono::seconds(300));
-  /// In a file that all ranks see and that does not exist yet.
+  /// A store in a file that all ranks can access and that does not exist yet.
   static Store file(const std::string& path, int num_ranks);
-  /// Among threads of this process.
+  /// A store for threads of this process.
   static Store in_memory();
 
   void set(const std::string& key, std::string_view value) const;
-  /// Waits until the key is there.
+  /// Waits until the key exists.
   [[nodiscard]] std::string get(const std::string& key) const;
   [[nodiscard]] bool has(const std::string& key) const;
   /// Adds to a counter that starts at 0; returns the new value.
@@ -145,7 +146,7 @@ class ACCELERATE_API Store {
 
   /// The same store, with every key behind `prefix`.
   [[nodiscard]] Store with_prefix(const std::string& prefix) const;
-  /// Where a TCP store listens; 0 for the others.
+  /// The port at which a TCP store listens; 0 for others.
   [[nodiscard]] int port() const;
 
   explicit Store(std::shared_ptr<detail::StoreImpl> impl);
@@ -159,7 +160,7 @@ class ACCELERATE_API Store {
 
 /// The rank of this process and how it reaches the others. Unset fields take
 /// the launcher's values: this project's, torchrun, Accelerate's, MPI or Slurm
-/// (docs/guides/launch.md); without any launcher, one rank alone.
+/// (docs/guides/launch.md); without a launcher, there is a single rank.
 struct WorldOptions {
   std::optional<int> rank = std::nullopt;
   std::optional<int> size = std::nullopt;
@@ -168,36 +169,37 @@ struct WorldOptions {
   /// Host and port of the TCP store that rank 0 serves.
   std::optional<std::string> address = std::nullopt;
   std::optional<int> port = std::nullopt;
-  /// Meet here instead of at a TCP store: a file, or memory among threads.
+  /// Use this store instead of a TCP store: a file, or memory among threads.
   std::optional<Store> store = std::nullopt;
-  /// By its name, what carries everything between the ranks. "gloo": TCP, on
-  /// every machine. Unset: the best that this machine has. World throws
-  /// ConfigError, listing the names, for another name.
+  /// Name of the transport between the ranks. "gloo": TCP, available on every
+  /// machine. Unset: the best available. World throws ConfigError listing the
+  /// names for another one.
   std::optional<std::string> transport = std::nullopt;
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
   /// How long starting, and every collective, waits for a silent peer.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  /// Compare operation, dtype and shape between ranks before each collective;
-  /// every collective then costs a second one.
+  /// Compare operation, dtype and shape between ranks before each collective.
+  /// Costs a second collective each time.
   std::optional<bool> debug = std::nullopt;
   /// Unset: lines on standard error, from the launcher's log_level upwards.
   std::optional<Logger> logger = std::nullopt;
-  /// In place of a named transport, one of the program's own. For tests: its
+  /// A transport of the program's own instead of a named one. For tests: its
   /// class is private and may change.
   std::shared_ptr<detail::Transport> own_transport = nullptr;
 };
 
-/// This process among all: ranks, device, store and the group of everybody. A
-/// cheap handle; the last copy, and the last Group made from it, close the
-/// connections. Built by every rank at once; several may exist in one process,
-/// also as threads that share an in-memory store, each a rank; such a program
-/// needs TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's flight
-/// recorder is not safe against groups that begin at once.
+/// This process and its peers: ranks, device, store and the group of all ranks.
+/// A cheap handle; the last copy, and the last Group made from it, close the
+/// connections. Built by every rank at once. Several may exist in one process,
+/// even as one rank per thread over an in-memory store; such a program needs
+/// TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's flight
+/// recorder is not safe if several groups are created at once.
 class ACCELERATE_API World {
  public:
-  /// Meets the other ranks. Throws ConfigError for variables or options that
-  /// contradict each other, DistributedError naming ranks that do not come.
+  /// Connects to the other ranks. Throws ConfigError for variables or options
+  /// that contradict each other, DistributedError naming ranks that do not
+  /// arrive.
   explicit World(const WorldOptions& options = {});
 
   [[nodiscard]] int rank() const;
@@ -214,8 +216,8 @@ class ACCELERATE_API World {
   [[nodiscard]] const Store& store() const;
   [[nodiscard]] const Logger& logger() const;
 
-  /// A group of some ranks. Called by exactly these ranks, each with the same
-  /// list; calling again with the same list gives a new, separate group.
+  /// Makes a group of some ranks. Called by exactly these ranks, each with the
+  /// same list; calling again with the same list makes a new, separate group.
   [[nodiscard]] Group new_group(const std::vector<int>& world_ranks) const;
 
  private:
