@@ -15,7 +15,7 @@ namespace accelerate::detail {
 
 namespace {
 
-BatchSamplerShard make_shard(
+BatchSamplerShard make_batch_shard(
     std::int64_t num_samples,
     const DataLoaderOptions& options,
     int share,
@@ -219,7 +219,7 @@ struct BatchSource::State {
       return;
     }
     const BatchSamplerShard shared =
-        make_shard(sampler->size(), now, share(), num_shares(), begin);
+        make_batch_shard(sampler->size(), now, share(), num_shares(), begin);
     rank_batch_size = shared.round_size() / num_shares();
     const BatchSamplerShard full_rounds(
         {.num_samples = sampler->size(),
@@ -321,7 +321,7 @@ void BatchSource::attach(LoaderContext context, bool is_dispatching) {
   const int share = now.options.already_sharded ? 0 : context.batch_rank;
   const int num_shares = now.options.already_sharded ? 1 : context.batch_count;
   // Throws before anything changes.
-  make_shard(now.sampler->size(), now.options, share, num_shares);
+  make_batch_shard(now.sampler->size(), now.options, share, num_shares);
   if (context.group.size() > 1) {
     require_agreement(
         context.group, now.agreed_values(context.seed, is_dispatching));
