@@ -1,6 +1,6 @@
-// Peak resident memory, above that before the first step, and time of a step of
-// a transformer of eight layers on one CPU: with its layers' activations
-// computed again in backward, against kept.
+// Peak resident memory (above that before the first step) and step time of a
+// transformer of eight layers on one CPU, with its layers' activations
+// recomputed in the backward pass against kept.
 #include <chrono>
 #include <string>
 #include <vector>
@@ -66,7 +66,7 @@ void measure(bool checkpoints, Measured& measured) {
     accelerator.backward(model(x).pow(2).mean());
     optimizer.step();
     const std::chrono::duration<double, std::milli> took = Clock::now() - start;
-    // The first compares what it computes again, and fetches memory.
+    // The first step also verifies the recomputation and allocates memory.
     if (step > 0) measured.milliseconds.push_back(took.count());
   }
   measured.bytes.push_back(benchmarks::memory_of_process("VmHWM") - before);

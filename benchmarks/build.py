@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a newcomer and a developer wait, measured on a clone of this checkout's last commit, without a compiler cache.
+"""The waiting times of a newcomer and a developer, measured on a clone of this checkout's last commit, without a compiler cache.
 
 usage: build.py            (all figures: some 25 minutes on two idle cores)
        build.py include    (include_over_torch_s only; needs a LibTorch in .deps)
@@ -36,7 +36,7 @@ def report(metric, value, goal):
 
 
 def timed(command, directory):
-    """(wall seconds, CPU seconds) of a command and what it started."""
+    """(wall seconds, CPU seconds) of a command and its children."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     result = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             env={**os.environ, "CCACHE_DISABLE": "1"})

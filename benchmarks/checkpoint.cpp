@@ -1,7 +1,8 @@
-// Saving and loading 1.2 GB of model and AdamW state: how long an asynchronous
-// save blocks, beside one memcpy of as much; a synchronous one until it is
-// durable, beside dd conv=fsync on the same disk; loading, beside a plain read
-// of the files; and the memory a synchronous save adds.
+// Saving and loading 1.2 GB of model and AdamW state: the time that an
+// asynchronous save blocks, against a memcpy of the same size; a synchronous
+// save until it is durable, against dd conv=fsync on the same disk; loading,
+// against a plain read of the files; and the memory that a synchronous save
+// adds.
 //
 //   bench_checkpoint [DIRECTORY ON THE DISK TO MEASURE]
 #include <fcntl.h>
@@ -41,7 +42,7 @@ double timed(Body&& body) {
   return ms_since(start);
 }
 
-// In MiB: "VmRSS:" or "VmHWM:".
+// The value of a line of /proc/self/status, "VmRSS:" or "VmHWM:", in MiB.
 double memory(const std::string& key) {
   std::ifstream status("/proc/self/status");
   std::string word;
@@ -52,7 +53,7 @@ double memory(const std::string& key) {
   return 0;
 }
 
-// The highest use since is counted from now on.
+// Resets VmHWM, the peak resident memory.
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 std::uint64_t bytes_in(const fs::path& directory) {
@@ -95,7 +96,7 @@ void measure(const fs::path& scratch) {
   const fs::path saved = scratch / "checkpoint";
   static_cast<void>(accelerator.save_state(saved));
   const std::uint64_t size = bytes_in(saved);
-  // Both have been touched, as a second save's memory has.
+  // Touches both buffers, since a second save reuses touched memory.
   std::vector<char> from(size, 1), to(size, 2);
   accelerator.save_state(saved, {.asynchronous = true}).wait();
 
@@ -121,7 +122,7 @@ void measure(const fs::path& scratch) {
     durable.push_back(
         timed([&] { static_cast<void>(accelerator.save_state(saved)); }));
     extra.push_back(memory("VmHWM:") - before);
-    // What was saved went past the page cache: both read from there.
+    // Fills the page cache, which the save bypassed, so that both read from it.
     read_all(saved, to);
     reads.push_back(timed([&] { read_all(saved, to); }));
     loads.push_back(timed([&] { accelerator.load_state(saved); }));

@@ -1,7 +1,7 @@
-// How long the tool takes for what needs no LibTorch, and for its report; two
-// ranks from the command line to the end of their first all-reduce, beside one
-// bare LibTorch process; and from the death of a rank to the first step of the
-// group that is started again.
+// The time of commands that do not need LibTorch, and of `env`; of two ranks
+// from the command line to the end of their first all-reduce, against one bare
+// LibTorch process; and from the death of a rank to the first step of the
+// restarted group.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -57,7 +57,7 @@ int main(int, char** argv) {
   const std::string ranks = bin / "bench_first_all_reduce";
   const std::string restarting = bin / "bench_restart_rank";
 
-  // The slowest of those that need nothing but the tool.
+  // The slowest of the commands that do not load LibTorch.
   const std::filesystem::path scratch = std::filesystem::temp_directory_path() /
       ("bench_cli_" + std::to_string(getpid()));
   std::filesystem::create_directories(scratch);

@@ -1,5 +1,5 @@
-// Clipping the gradients of a transformer's worth of parameters by their norm
-// and by value: LibTorch's functions and accelerate.cpp.
+// Clipping the gradients of a transformer's parameters by norm and by value:
+// accelerate.cpp against LibTorch's functions.
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>

@@ -10,9 +10,9 @@
 
 namespace accelerate::benchmarks {
 
-/// Freed memory stays with the process. Else glibc gives some back to the system
-/// and takes it anew, at which of two loops in one process is a matter of
-/// chance, and that one seems up to twice as slow.
+/// Makes glibc keep freed memory. Otherwise it returns memory to the system and
+/// allocates it again in either of two loops, which then seems up to twice as
+/// slow.
 inline void keep_freed_memory() {
   constexpr int kBytes = 256 << 20;
   mallopt(M_MMAP_THRESHOLD, kBytes);
@@ -23,8 +23,8 @@ struct Interleaved {
   std::vector<double> ours, baseline;
 };
 
-/// Microseconds of one call, in blocks that take turns; who goes first
-/// alternates, so that a trend favours neither.
+/// Microseconds per call of two functions, measured in interleaved blocks. The
+/// order alternates, so that a trend favours neither.
 template <class Ours, class Baseline>
 Interleaved interleave(
     int num_blocks,

@@ -1,5 +1,5 @@
-// A loader's cold start, its skipping, what it adds to an index_select, and
-// what two worker threads gain with tiny samples; beside LibTorch's own.
+// A loader's cold start, skipping, overhead over an index_select, and gain from
+// two worker threads with tiny samples, against LibTorch's loader.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -64,7 +64,7 @@ void measure_cold_starts(const std::string& program) {
   say("skip_ms", "ms", skip, ms);
 }
 
-// Batches from a pass that begins again when it ends.
+// Gives batches, beginning a new pass when one ends.
 template <class Loader>
 class Endless {
  public:
@@ -117,7 +117,7 @@ void measure_index_select(
        times.ours.size()});
 }
 
-// 64 numbers and a label.
+// A sample of 64 numbers and a label.
 struct Tiny {
   torch::Tensor rows = torch::rand({320'000, 64});
   [[nodiscard]] std::int64_t size() const { return rows.size(0); }

@@ -7,7 +7,7 @@
 
 namespace accelerate::benchmarks {
 
-/// From /proc: "VmHWM", the highest so far, or "VmRSS", in bytes.
+/// Resident memory from /proc in bytes: "VmRSS", or "VmHWM", the peak so far.
 inline double memory_of_process(const std::string& field) {
   std::ifstream status("/proc/self/status");
   std::string line;
@@ -18,7 +18,7 @@ inline double memory_of_process(const std::string& field) {
   return 0;
 }
 
-/// "VmHWM" counts from here.
+/// Resets "VmHWM".
 inline void forget_peak() {
   malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << 5;

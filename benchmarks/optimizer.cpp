@@ -1,5 +1,5 @@
-// One optimizer step over a transformer's worth of parameters: torch::optim's
-// loops and the fused kernels of accelerate::optim.
+// One optimizer step over a transformer's parameters: the fused kernels of
+// accelerate::optim against torch::optim's loops.
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>

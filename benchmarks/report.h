@@ -9,7 +9,7 @@
 
 namespace accelerate::benchmarks {
 
-/// Middle value; of an even number of values the mean of the middle two.
+/// The median; of an even number of values, the mean of the middle two.
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
@@ -17,9 +17,9 @@ inline double median(std::vector<double> values) {
                                 : (values[half - 1] + values[half]) / 2;
 }
 
-/// One measured figure beside what it is compared with.
+/// One measured figure and its baseline.
 struct Figure {
-  std::string name;  ///< the case
+  std::string name;  ///< name of the case
   std::string metric;
   double value;
   std::string unit;
@@ -28,7 +28,8 @@ struct Figure {
   std::size_t runs;
 };
 
-/// One line of JSON on standard output, and a readable one on a terminal.
+/// Prints one line of JSON to standard output, and a readable one to a
+/// terminal.
 inline void report(const Figure& figure) {
   std::printf(
       "{\"case\":\"%s\",\"metric\":\"%s\",\"value\":%.6g,\"unit\":\"%s\","

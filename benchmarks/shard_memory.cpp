@@ -1,8 +1,8 @@
-// Peak resident memory of a rank, above that of an idle rank,
-// while a model of 200 million parameters is trained with AdamW, fully sharded
-// over 1, 2 and 4 CPU ranks; against what it cannot do without: its part of
-// parameters, gradients and optimizer state, the two largest units whole, and
-// the batch's activations.
+// Peak resident memory of a rank, above that of an idle rank, while a model of
+// 200 million parameters is trained with AdamW, fully sharded over 1, 2 and 4
+// CPU ranks, against the necessary memory: the rank's shards of parameters,
+// gradients and optimizer state, the two largest units unsharded, and the
+// batch's activations.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -41,7 +41,7 @@ TORCH_MODULE(Block);
 using benchmarks::forget_peak;
 using benchmarks::memory_of_process;
 
-// LibTorch's code for it comes into memory.
+// Loads LibTorch's code for the step into memory.
 void warm_up() {
   nn::Linear tiny(2, 2);
   torch::optim::AdamW adamw(tiny->parameters(), 1e-4);
@@ -49,7 +49,7 @@ void warm_up() {
   adamw.step();
 }
 
-// On rank 0: the peak above an idle rank's, in bytes.
+// Returns, on rank 0, the peak above an idle rank's memory in bytes.
 void measure(const std::string& file) {
   Accelerator accelerator(
       {.parallel = {.fully_sharded = FullyShardedDataParallelOptions()}});
@@ -85,7 +85,8 @@ void measure(const std::string& file) {
 double bound(int ranks) {
   const double per_block = 2.0 * (kWidth * kWidth + kWidth) * 4;
   const double state = 4 * per_block * kBlocks / ranks;
-  // Per block: the input of each product, that of the comparison, the sum.
+  // The activations per block: the inputs of its products and comparison, and
+  // the sum.
   const double activations = 4.0 * kBlocks * kBatch * kWidth * 4;
   return (state + 2 * per_block + activations) * 1.05;
 }
@@ -101,7 +102,7 @@ int main() {
         {.num_processes = ranks,
          .name = "ranks_" + std::to_string(ranks),
          .cpu = true});
-    // Ranks come by here as well, and have nothing to say.
+    // Ranks run this program too, but do not report.
     double peak = 0;
     if (!(std::ifstream(file) >> peak)) continue;
     std::remove(file.c_str());

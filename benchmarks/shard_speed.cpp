@@ -1,6 +1,6 @@
-// A step of two CPU ranks, fully sharded, with ZeRO's first stage, and
-// replicated: 16 million parameters, AdamW. And what an operator costs on a
-// tensor without a gate while another has one.
+// A step of two CPU ranks, fully sharded, with ZeRO stage 1, and replicated (16
+// million parameters, AdamW), and the cost of an operator on a tensor without a
+// gate while another tensor has one.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -31,7 +31,7 @@ double milliseconds_since(Clock::time_point start) {
       .count();
 }
 
-// Nanoseconds of an addition of small tensors.
+// Nanoseconds per addition of small tensors.
 double addition_ns() {
   const torch::NoGradGuard no_grad;
   const auto a = torch::ones({4}), b = torch::ones({4});
@@ -55,7 +55,7 @@ void measure_steps(const ParallelOptions& parallel, const std::string& file) {
     optimizer.zero_grad();
     accelerator.backward(model(x).pow(2).mean());
     optimizer.step();
-    // The first learns the order, and fetches memory.
+    // The first step records the execution order and allocates memory.
     if (step > 1) times.push_back(milliseconds_since(start));
   }
   if (accelerator.is_main_process())
@@ -85,7 +85,7 @@ int main() {
           [&] { measure_steps(way.parallel, file); },
           {.num_processes = 2, .name = name, .cpu = true});
       double time = 0, before = 0, after = 0;
-      // Ranks come by here as well, and have nothing to say.
+      // Ranks run this program too, but do not report.
       if (!(std::ifstream(file) >> time >> before >> after)) continue;
       std::remove(file.c_str());
       way.times.push_back(time);
@@ -108,7 +108,8 @@ int main() {
   }
   const double parameters =
       static_cast<double>(kLayers) * (kWidth * kWidth + kWidth) * 4;
-  // Sent by each of two ranks: half of all for each gather and each reduction.
+  // The bytes that each of two ranks sends: half of all per gather or
+  // reduction.
   benchmarks::report(
       {"shard_speed",
        "full_shard_bytes_sent",

@@ -1,5 +1,5 @@
-// What the handles add to one training step of a small net: the same loop by
-// hand and through accelerate.cpp, in blocks that take turns.
+// The overhead of the handles in a training step of a small net: the same loop
+// by hand and through accelerate.cpp, in interleaved blocks.
 #include <chrono>
 #include <cstdlib>
 #include <vector>
@@ -31,7 +31,7 @@ TORCH_MODULE(Net);
 
 struct Block {
   double microseconds;  ///< per step
-  double instructions;  ///< per step; 0 where they are not counted
+  double instructions;  ///< per step; 0 if they cannot be counted
 };
 
 template <class Step>

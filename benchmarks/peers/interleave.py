@@ -1,4 +1,4 @@
-"""Blocks that take turns, and one JSON line a figure, as the C++ programs do it."""
+"""Interleaved blocks, and one JSON line per figure, as in the C++ programs."""
 import json
 import statistics
 import time

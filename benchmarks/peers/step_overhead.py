@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Python original of CASE=step_overhead: the same MLP by hand and through Accelerate, in blocks that take turns."""
+"""The Python original of CASE=step_overhead: the same MLP by hand and through Accelerate, in interleaved blocks."""
 import json
 import statistics
 import time

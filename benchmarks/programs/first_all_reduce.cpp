@@ -1,4 +1,4 @@
-// Meets the other ranks and adds one tensor over them.
+// Connects to the other ranks and all-reduces one tensor.
 #include <cstdio>
 
 #include <ATen/Functions.h>

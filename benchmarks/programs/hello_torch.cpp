@@ -1,4 +1,4 @@
-// The least a LibTorch program does: one tensor, one sum.
+// A minimal LibTorch program: one tensor, one sum.
 #include <cstdio>
 
 #include <ATen/Functions.h>

@@ -1,6 +1,6 @@
-// Two ranks of which the second kills itself after its first step, once:
-// appends when that was, and when the first rank of the next attempt has made
-// its first step, in nanoseconds of the monotonic clock, to the file FILE.
+// One of two ranks. In the first attempt, the second rank kills itself after
+// its first step. Appends to FILE the time of that, and of the first step of
+// the next attempt, in nanoseconds of the monotonic clock.
 //
 //   bench_restart_rank FILE
 #include <time.h>
@@ -48,7 +48,7 @@ int main(int, char** argv) {
     std::raise(SIGKILL);
   }
   if (!is_first && accelerator.is_main_process()) stamp(argv[1]);
-  // The others are in the middle of things.
+  // In the first attempt, the other rank trains until it is ended.
   while (is_first) step();
   return 0;
 }
