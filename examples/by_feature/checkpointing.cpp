@@ -18,7 +18,7 @@ int main() {
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
   if (const auto newest = accelerator.latest_checkpoint()) {
-    accelerator.print("going on from " + newest->string());
+    accelerator.print("resuming from " + newest->string());
     accelerator.load_state(*newest);
   }
   while (loader.epoch() < 20) {

@@ -28,7 +28,7 @@ std::string read_compressed(const std::string& path) {
     text.append(block.data(), static_cast<std::size_t>(count));
   }
   if (count < 0)
-    throw std::runtime_error("\"" + path + "\" is not a whole gzip file");
+    throw std::runtime_error("\"" + path + "\" is not a complete gzip file");
   return text;
 }
 

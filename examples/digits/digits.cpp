@@ -141,8 +141,8 @@ struct Progress {
   }
 };
 
-/// "latest" takes the newest checkpoint of the project, or starts afresh if
-/// there is none; anything else is the directory of a checkpoint.
+/// Resumes from the newest checkpoint of the project for "latest", if there is
+/// one; otherwise `from` is the directory of a checkpoint.
 bool resume(
     const accelerate::Accelerator& accelerator,
     const std::string& from) {
@@ -154,7 +154,7 @@ bool resume(
   }
   const auto newest = accelerator.latest_checkpoint();
   if (!newest) {
-    accelerator.print("nothing to resume from yet: starting afresh");
+    accelerator.print("nothing to resume from yet: starting from scratch");
     return false;
   }
   accelerator.load_state(*newest);
@@ -194,7 +194,7 @@ void train(const Flags& flags) {
 
   Progress progress;
   accelerator.register_for_checkpointing(progress);
-  // A pass that is resumed is shorter.
+  // A resumed pass is shorter.
   const std::int64_t batches_of_pass = loader.size();
   const bool has_resumed = resume(accelerator, flags.resume);
 
@@ -269,20 +269,19 @@ int main(int argc, char** argv) {
   app.add_option("--epochs", flags.epochs, "passes over the training digits")
       ->check(CLI::PositiveNumber);
   app.add_option(
-         "--batch_size",
-         flags.batch_size,
-         "samples of one process in one micro-step")
+         "--batch_size", flags.batch_size, "samples per process and micro-step")
       ->check(CLI::PositiveNumber);
   app.add_option(
       "--seed",
       flags.seed,
-      "decides the first weights and the order of the data");
-  app.add_option("--learning_rate", flags.learning_rate, "of AdamW")
+      "seed of the initial weights and the order of the data");
+  app.add_option(
+         "--learning_rate", flags.learning_rate, "learning rate of AdamW")
       ->check(CLI::PositiveNumber);
   app.add_option(
          "--gradient_accumulation_steps",
          flags.gradient_accumulation_steps,
-         "micro-steps of one optimizer step; 0 takes the launcher's")
+         "micro-steps per optimizer step; 0 takes the launcher's")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
       "--project_dir",
@@ -291,7 +290,7 @@ int main(int argc, char** argv) {
   app.add_option(
          "--checkpoint_every",
          flags.checkpoint_every,
-         "optimizer steps from one checkpoint to the next; 0: none")
+         "optimizer steps between checkpoints; 0: no checkpoints")
       ->check(CLI::NonNegativeNumber);
   app.add_option(
          "--total_limit", flags.total_limit, "checkpoints to keep; 0: all")
@@ -299,8 +298,8 @@ int main(int argc, char** argv) {
   app.add_option(
       "--resume",
       flags.resume,
-      "\"latest\", which starts afresh where there is none yet, or a "
-      "checkpoint's directory");
+      "\"latest\", which starts from scratch if there is no checkpoint yet, "
+      "or a checkpoint's directory");
   app.add_option(
       "--precision",
       flags.precision,

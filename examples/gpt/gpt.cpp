@@ -162,8 +162,11 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a small GPT on the bytes of text files.");
   app.add_option("--text", flags.text, "files, or a source tree");
   app.add_option("--steps", flags.steps);
-  app.add_option("--batch_size", flags.batch_size, "of all processes together");
-  app.add_option("--block_size", flags.model.block_size, "bytes of a sample");
+  app.add_option(
+      "--batch_size",
+      flags.batch_size,
+      "samples per step of all processes together");
+  app.add_option("--block_size", flags.model.block_size, "bytes per sample");
   app.add_option("--layers", flags.model.num_layers);
   app.add_option("--heads", flags.model.num_heads);
   app.add_option("--width", flags.model.width);
@@ -173,9 +176,12 @@ int main(int argc, char** argv) {
   app.add_flag(
       "--checkpointing",
       flags.checkpointing,
-      "compute activations again in backward");
+      "recompute activations in the backward pass");
   app.add_option("--project_dir", flags.project_dir);
-  app.add_option("--checkpoint_every", flags.checkpoint_every, "steps");
+  app.add_option(
+      "--checkpoint_every",
+      flags.checkpoint_every,
+      "steps between checkpoints");
   app.add_option(
       "--resume", flags.resume, "latest, or a checkpoint's directory");
   CLI11_PARSE(app, argc, argv);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# by_feature.sh TOOL PROGRAM EXAMPLE: the example learns, alone and on two ranks.
+# by_feature.sh TOOL PROGRAM EXAMPLE: the example learns on one rank and on two.
 set -euo pipefail
 tool=$1 program=$2 example=$3
 directory=$(mktemp -d)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# digits.sh TOOL DIGITS: the example learns, says what it did, and does the same again.
+# digits.sh TOOL DIGITS: the example learns, reports its results, and is reproducible.
 set -euo pipefail
 tool=$1 digits=$2
 work=$(mktemp -d)
@@ -13,7 +13,7 @@ digest() { sed -E 's/.*digest=//'; }
 line=$("$tool" launch --num_processes 2 "$digits" --project_dir out | closing)
 echo "$line"
 awk -v a="$(accuracy <<<"$line")" 'BEGIN { exit !(a >= 0.97) }' || { echo "it did not learn"; exit 1; }
-[ "$(wc -l <out/metrics.csv)" -eq 31 ] || { echo "metrics.csv is not whole"; exit 1; }
+[ "$(wc -l <out/metrics.csv)" -eq 31 ] || { echo "metrics.csv is incomplete"; exit 1; }
 
 first=$("$tool" launch --num_processes 2 "$digits" --epochs 2 --seed 5 | closing | digest)
 again=$("$tool" launch --num_processes 2 "$digits" --epochs 2 --seed 5 | closing | digest)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpt.sh TOOL GPT: the losses are those of one process on any number of them, also after a resume on another number.
+# gpt.sh TOOL GPT: losses equal those of one process on any number of ranks, also after a resume on another number.
 set -euo pipefail
 tool=$1 gpt=$2
 work=$(mktemp -d)
@@ -7,7 +7,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 flags=(--steps 12 --batch_size 12 --layers 2 --width 32 --block_size 32)
 
-# same A B TOLERANCE: the same steps, with losses that differ by no more.
+# same A B TOLERANCE: both have the same steps, with losses within the tolerance.
 same() {
   [ "$(wc -l <"$1")" -eq "$(wc -l <"$2")" ] || { echo "$1 and $2 have different steps"; exit 1; }
   paste -d ' ' "$1" "$2" | awk -v t="$3" '{ d = $4 - $8; if (d < 0) d = -d; if ($2 != $6 || d > t) { print "differs: " $0; exit 1 } }'
