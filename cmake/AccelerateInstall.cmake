@@ -1,5 +1,5 @@
-# What `make install` puts below the prefix: library, headers, tool, and what
-# find_package and pkg-config need.
+# The files that `make install` puts below the prefix: library, headers, tool, and
+# those for find_package and pkg-config.
 include(CMakePackageConfigHelpers)
 
 set_target_properties(accelerate PROPERTIES
@@ -32,7 +32,7 @@ install(EXPORT accelerateSafetensorsTargets NAMESPACE accelerate:: DESTINATION $
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
   INSTALL_DESTINATION ${package})
-# Before 1.0 every minor version may change the interface.
+# Before 1.0, every minor version may change the interface.
 write_basic_package_version_file(
   ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES
@@ -46,7 +46,7 @@ install(CODE "
   set(ACCELERATE_LIBTORCH_DIRECTORY \"${ACCELERATE_LIBTORCH_DIRECTORY}\")
   set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
   set(PROJECT_VERSION \"${PROJECT_VERSION}\")
-  # Here, because the prefix may be chosen as late as this.
+  # Runs at install time, when the prefix may still be chosen.
   configure_file(\"${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in\"
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/accelerate.pc\" @ONLY)
 ")

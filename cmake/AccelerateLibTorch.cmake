@@ -1,16 +1,16 @@
 # Finds LibTorch and defines the imported targets accelerate::c10 and
-# accelerate::torch_cpu. Looked for, in this order: ACCELERATE_LIBTORCH_DIR,
+# accelerate::torch_cpu. Searches, in this order: ACCELERATE_LIBTORCH_DIR,
 # Torch_DIR, CMAKE_PREFIX_PATH, the active Python's torch.
 #
-# Not find_package(Torch): with a CUDA build of LibTorch that one demands the
-# whole CUDA toolkit, and links libtorch.so, which drags CUDA in, even for
-# programs that stay on the CPU.
+# Does not use find_package(Torch): with a CUDA build of LibTorch, it requires the
+# entire CUDA toolkit and links libtorch.so, which loads CUDA even for programs
+# that stay on the CPU.
 set(ACCELERATE_LIBTORCH_OLDEST 2.11.0)
 
 function(_accelerate_libtorch_candidates result)
   set(found "")
   if(ACCELERATE_LIBTORCH_DIR)
-    # Named by hand: nothing else is considered.
+    # An explicit directory is the only one considered.
     set(${result} "${ACCELERATE_LIBTORCH_DIR}" PARENT_SCOPE)
     return()
   endif()
@@ -23,7 +23,7 @@ function(_accelerate_libtorch_candidates result)
     list(APPEND prefixes ${more})
   endif()
   foreach(prefix IN LISTS prefixes)
-    # The directory itself, its share/cmake, or its share/cmake/Torch may be given.
+    # Users may give the directory itself, its share/cmake, or its share/cmake/Torch.
     list(APPEND found "${prefix}" "${prefix}/../.." "${prefix}/../../..")
   endforeach()
   find_program(_accelerate_python NAMES python3 python NO_CACHE)

@@ -1,7 +1,7 @@
 # Compiler settings for our own targets.
 function(accelerate_settings target)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  # In debug builds too: see AccelerateLibTorch.cmake.
+  # Applies to debug builds, too: see AccelerateLibTorch.cmake.
   target_compile_definitions(${target} PRIVATE NDEBUG)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
   if(ACCELERATE_WARNINGS_AS_ERRORS)

@@ -2,7 +2,7 @@
 # empty file takes 5 CPU seconds. So files are compiled together, whole directories at
 # a time, up to about as much as keeps a change of one file to half a minute.
 option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
-set(ACCELERATE_UNITY_BYTES 60000 CACHE STRING "Directories are compiled together up to so many bytes of source")
+set(ACCELERATE_UNITY_BYTES 60000 CACHE STRING "Maximum bytes of source that are compiled together")
 mark_as_advanced(ACCELERATE_UNITY_BYTES)
 
 # accelerate_rooms(TARGET DIRECTORY... [EXCEPT file...])
@@ -45,7 +45,7 @@ function(accelerate_unity target)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
     if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
       # False alarms of g++ 12 about std::string (its bugs 105329 and 105651), more often the more is inlined.
-      # What its flow analysis only suspects is shown, and stops nothing.
+      # Warnings that flow analysis only suspects are shown, but are not errors.
       target_compile_options(${target} PRIVATE -Wno-error=maybe-uninitialized -Wno-error=free-nonheap-object -Wno-error=dangling-pointer)
       target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overread -Wno-stringop-overflow)
     endif()

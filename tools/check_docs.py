@@ -50,7 +50,7 @@ def compile_file(command, path, text):
 
 
 def includes_what_it_uses(block):
-    """Together, a program could do with the includes of another: each must name at least the two it cannot do without."""
+    """Programs compile together, where one could rely on the includes of another: each must include at least these headers."""
     names = INCLUDE.findall(block)
     return ("torch::" not in block or any("torch/" in n for n in names)) and \
         ("accelerate::" not in block or any("accelerate/" in n for n in names))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks which room includes which (docs/develop/architecture.md), and a few rules that a compiler cannot.
+"""Checks which room includes which (docs/develop/architecture.md), and a few rules that a compiler cannot check.
 
 usage: check_layers.py [ROOT]; prints every breach and ends with 1 if there is any.
 """
@@ -26,7 +26,7 @@ PUBLIC_WITHOUT_LIBTORCH = {
     "activation_checkpointing.h", "deepspeed.h", "error.h", "export.h", "fully_sharded.h", "launch.h", "log.h", "megatron_lm.h",
     "model_options.h", "parallel_options.h", "parallelism_config.h", "safetensors.h"}
 MOST_LINES = 600
-# What a message may begin with in brackets besides the room it comes from: subjects that users know by these names.
+# Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.
 SUBJECTS = {"files", "nested", "safetensors", "torch"}
 
 
@@ -56,7 +56,7 @@ def breaches_in(path, room, text):
     for number, line in enumerate(text.splitlines(), 1):
         for area in re.findall(r'"\[([a-z_]+)\] ', line) if "//" not in line else ():
             if area not in MAY_INCLUDE and area not in SUBJECTS:
-                yield number, f"messages begin with a room: [{area}] is none"
+                yield number, f"messages begin with a room: [{area}] is not one"
         if room != "config" and re.search(r"\b(getenv|secure_getenv|setenv|putenv|environ)\s*[(;]", line):
             yield number, "only config reads the environment"
         if room != "cli" and re.search(r"std::(cout|cerr|clog)\b|\bprintf\s*\(", line) and path.name != "log.cpp":
@@ -86,13 +86,13 @@ def main(root):
         if "gloo_headers" in path.parts:
             continue
         if room != "include" and room not in MAY_INCLUDE:
-            print(f"{path}: no room is called {room}")
+            print(f"{path}: room {room} does not exist")
             count += 1
             continue
         for number, text in breaches_in(path, room, path.read_text()):
             print(f"{path}:{number}: {text}")
             count += 1
-        # Two types of one name in one namespace are nobody's error, and a crash.
+        # Two types of one name in one namespace violate the one-definition rule without an error.
         if path.suffix == ".h" and room != "cli":
             for found in re.finditer(r"^(?:struct|class|enum class) (?:ACCELERATE_API )?(\w+)[^;{]*\{", path.read_text(), re.MULTILINE):
                 if seen.setdefault(found[1], path) != path:
@@ -100,7 +100,7 @@ def main(root):
                     count += 1
     growth.report(root, [path for path, room in files if "gloo_headers" not in path.parts])
     for name in missing_in_umbrella(root / "include" / "accelerate"):
-        print(f"include/accelerate/accelerate.h: does not include {name}, and does not say why")
+        print(f"include/accelerate/accelerate.h: neither includes {name} nor explains why")
         count += 1
     print(f"{len(files)} files, {count} breaches")
     return 1 if count or not files else 0

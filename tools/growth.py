@@ -1,4 +1,4 @@
-"""Prints files per directory and the longest functions, so that growth is seen; called by check_layers.py. Never fails."""
+"""Prints files per directory and the longest functions, so that growth is visible; called by check_layers.py. Never fails."""
 import re
 from collections import Counter
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What the person at the terminal types; every further question gets an empty line.
+# The answers typed at the terminal; every further question gets an empty line.
 TYPED = ["5", "<", "2", "one", "1"]
 PROMPT = ("]: ", ": ")
 PER_KEY, PER_ANSWER = 0.15, 0.9
@@ -27,7 +27,7 @@ An empty line takes the answer in brackets, `<` goes back to the question before
 
 
 def record(tool, directory):
-    """The pieces of output in order, each with whether it answers typing."""
+    """The pieces of the session in order: ("said", output) or ("typed", answer)."""
     environment = {"PATH": os.environ.get("PATH", ""), "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "HOME": directory}
     child, terminal = pty.fork()
     if child == 0:
@@ -45,13 +45,13 @@ def record(tool, directory):
         if not got:
             break
         text += got
-        # What follows the last line break is a question if it ends as one does.
+        # Text after the last line break that ends like a prompt is a question.
         if text.rsplit("\n", 1)[-1].endswith(PROMPT):
             answer = answers.pop(0) if answers else ""
             pieces += [("said", text), ("typed", answer)]
             text = ""
             os.write(terminal, (answer + "\n").encode())
-            # The terminal shows it.
+            # Reads the echo of the terminal.
             echo = ""
             while not echo.endswith("\r\n"):
                 echo += os.read(terminal, 1 if len(echo) < len(answer) + 2 else 4096).decode()
