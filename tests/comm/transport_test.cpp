@@ -1,6 +1,8 @@
 #include "comm/transport/transport.h"
 
+#include <future>
 #include <stdexcept>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -266,6 +268,35 @@ TEST(TagMatching, RefusesAMessageOfAnotherSize) {
     expect_error<std::runtime_error>(
         [&] { tagged->receive(bytes_of({0}), peer, 9)->wait(); },
         "a message with tag 9 has 3 bytes where 1 are expected");
+  });
+}
+
+// A connection whose barriers are held inside.
+class HeldConnection final : public ConnectionAdapter {
+ public:
+  using ConnectionAdapter::ConnectionAdapter;
+  Work barrier() override {
+    has_begun.set_value();
+    may_end.get_future().wait();
+    return inner().barrier();
+  }
+  std::promise<void> has_begun, may_end;
+};
+
+TEST(ConcurrencyCheck, RefusesASecondThreadWhileOneIsInACall) {
+  run_connected(1, [](const std::shared_ptr<Connection>& connection) {
+    const auto held = std::make_shared<HeldConnection>(connection);
+    const auto checked = refuse_concurrent_calls(held);
+    std::thread other([&] { checked->barrier()->wait(); });
+    held->has_begun.get_future().wait();
+    const at::Tensor values = torch::ones({2});
+    expect_error<DistributedError>(
+        [&] { checked->all_reduce(values, ReduceOp::sum); },
+        "two threads of rank 0 use one group at once");
+    held->may_end.set_value();
+    other.join();
+    checked->all_reduce(values, ReduceOp::sum)->wait();
+    EXPECT_TRUE(at::equal(values, torch::ones({2})));
   });
 }
 

@@ -79,6 +79,7 @@ class ConnectionBackend final : public c10d::Backend {
 }  // namespace
 
 std::shared_ptr<Connection> adapted(std::shared_ptr<Connection> connection) {
+  connection = refuse_concurrent_calls(std::move(connection));
   if (connection->facts().point_to_point == PointToPoint::ordered)
     connection = match_tags(std::move(connection));
   return stage_through_host(widen_dtypes(std::move(connection)));

@@ -25,6 +25,12 @@ std::shared_ptr<Connection> widen_dtypes(
 /// sent behind a header, and those not asked for yet are kept.
 std::shared_ptr<Connection> match_tags(std::shared_ptr<Connection> connection);
 
+/// Throws DistributedError, rather than let values mix, where two threads call a
+/// connection at once whose transport is not safe for that. Works of different
+/// calls may be waited for on any thread.
+std::shared_ptr<Connection> refuse_concurrent_calls(
+    std::shared_ptr<Connection> connection);
+
 /// An adapted connection as a process group for c10d::Reducer: LibTorch's own
 /// backend, or one that calls the connection.
 c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
