@@ -90,7 +90,7 @@ torch::optim::AdamWOptions adamw() {
   return torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4);
 }
 
-// What all batch ranks see in a step, one batch after another.
+// The batches of all batch ranks in a step, one after another.
 Tensor samples(int step, int num_batches) {
   return torch::sin(torch::arange(num_batches * kBatch * 7, torch::kFloat)
                         .mul(0.37)
@@ -133,7 +133,7 @@ struct Outcome {
   Weights weights;
 };
 
-// One process, whose batch is that of all batch ranks.
+// Trains one process on the batches of all batch ranks.
 Outcome train_alone(int num_batches, int num_steps) {
   Outcome outcome;
   const auto net = std::make_shared<Net>();
@@ -151,7 +151,7 @@ Outcome train_alone(int num_batches, int num_steps) {
   return outcome;
 }
 
-// The steps from `first` to `last` on this rank.
+// Trains from step `first` to step `last` on this rank.
 void train(
     const Accelerator& accelerator,
     const Model<Net>& model,
@@ -193,7 +193,7 @@ TEST_P(ColumnsAndRows, TrainAsOneProcessDoes) {
   const Outcome expected = train_alone(grid.num_batches(), 4);
   run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
     const Accelerator accelerator = accelerator_on(grid, world);
-    // Only rank 0 has the values that all begin with.
+    // Only rank 0 has the initial values.
     const auto net = std::make_shared<Net>();
     if (!accelerator.is_main_process()) {
       const torch::NoGradGuard no_grad;
@@ -221,29 +221,29 @@ TEST_P(ColumnsAndRows, HaveTheBoxOfTheirPlace) {
   const Grid grid = GetParam();
   run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
     const Accelerator accelerator = accelerator_on(grid, world);
-    const Weights whole = named(get_state_dict(*std::make_shared<Net>()));
+    const Weights full = named(get_state_dict(*std::make_shared<Net>()));
     const auto model = accelerator.prepare(std::make_shared<Net>());
     const Mesh& mesh = accelerator.mesh();
     const auto begin = [&](Axis axis, std::int64_t size, int more) {
       return size * (mesh.coordinate(axis) + more) / mesh.degree(axis);
     };
-    for (const WeightShard& part : accelerator.state_dict_shards(model)) {
-      const Tensor& all = whole.at(part.name);
-      EXPECT_EQ(part.global_shape, all.sizes().vec()) << part.name;
+    for (const WeightShard& shard : accelerator.state_dict_shards(model)) {
+      const Tensor& all = full.at(shard.name);
+      EXPECT_EQ(shard.global_shape, all.sizes().vec()) << shard.name;
       Tensor expected = all;
       std::vector<std::int64_t> offset(static_cast<std::size_t>(all.dim()), 0);
-      if (all.dim() > 0 && part.name != "shift") {
+      if (all.dim() > 0 && shard.name != "shift") {
         offset[0] = begin(Axis::shard, all.size(0), 0);
         expected = expected.narrow(
             0, offset[0], begin(Axis::shard, all.size(0), 1) - offset[0]);
       }
-      if (all.dim() == 2 && part.name != "head.weight") {
+      if (all.dim() == 2 && shard.name != "head.weight") {
         offset[1] = begin(Axis::tensor, all.size(1), 0);
         expected = expected.narrow(
             1, offset[1], begin(Axis::tensor, all.size(1), 1) - offset[1]);
       }
-      EXPECT_EQ(part.offset, offset) << part.name;
-      EXPECT_TRUE(torch::equal(part.tensor, expected)) << part.name;
+      EXPECT_EQ(shard.offset, offset) << shard.name;
+      EXPECT_TRUE(torch::equal(shard.tensor, expected)) << shard.name;
     }
   });
 }
@@ -280,22 +280,22 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
     const auto [model, optimizer] = accelerator.prepare(net, inner);
     Outcome ignored;
     train(accelerator, model, optimizer, 0, 1, ignored);
-    accelerator.save_model(model, directory / "whole");
+    accelerator.save_model(model, directory / "full");
     accelerator.save_model(model, directory / "files", {.max_shard_size = 100});
     const Weights mine =
         named(accelerator.get_state_dict(model, {.rank0_only = false}));
     if (accelerator.is_main_process()) expected = mine;
-    // And the other way, each rank reading, or rank 0 alone.
+    // In the other direction, each rank reads, or rank 0 alone.
     train(accelerator, model, optimizer, 1, 2, ignored);
     for (const bool is_sent : {false, true}) {
       accelerator.load_model(
-          model, directory / "whole", {.broadcast_from_rank0 = is_sent});
+          model, directory / "full", {.broadcast_from_rank0 = is_sent});
       expect_equal(
           named(accelerator.get_state_dict(model, {.rank0_only = false})),
           mine);
     }
   });
-  for (const char* const name : {"whole", "files"}) {
+  for (const char* const name : {"full", "files"}) {
     SCOPED_TRACE(name);
     Net loaded;
     load_model(loaded, directory / name);
@@ -303,19 +303,19 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
   }
 }
 
-// Everything of a part, each tensor in full.
-Weights read_part(
+// Everything of a section, each tensor in full.
+Weights read_section(
     const std::filesystem::path& directory,
-    const std::string& part) {
+    const std::string& section) {
   const detail::CheckpointReader checkpoint(directory);
   Weights weights;
-  const auto stored = checkpoint.tensors(part);
+  const auto stored = checkpoint.tensors(section);
   for (const auto& [name, tensor] : stored) {
     const std::vector<std::int64_t> shape(
         tensor.shape.begin(), tensor.shape.end());
     weights[name] = torch::zeros(shape);
     detail::read_into(
-        stored, {{name, weights[name], detail::Layout::whole(shape)}});
+        stored, {{name, weights[name], detail::Layout::unsharded(shape)}});
   }
   return weights;
 }
@@ -339,8 +339,8 @@ TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
       train(accelerator, model, optimizer, 0, 2, ignored);
       accelerator.save_state(directory / from.name());
     });
-    const Weights weights = read_part(directory / from.name(), "model");
-    const Weights moments = read_part(directory / from.name(), "optimizer");
+    const Weights weights = read_section(directory / from.name(), "model");
+    const Weights moments = read_section(directory / from.name(), "optimizer");
     ASSERT_EQ(weights.size(), 12u);
     ASSERT_EQ(moments.size(), 22u);
     EXPECT_EQ(weights.at("layers.1.weight").sizes(), at::IntArrayRef({5, 6}));
@@ -356,8 +356,8 @@ TEST(ColumnsAndRowsState, GoesFromEveryGridToEveryOther) {
         accelerator.load_state(directory / from.name());
         accelerator.save_state(again);
       });
-      expect_equal(read_part(again, "model"), weights);
-      expect_equal(read_part(again, "optimizer"), moments);
+      expect_equal(read_section(again, "model"), weights);
+      expect_equal(read_section(again, "optimizer"), moments);
     }
   }
 }
@@ -389,7 +389,8 @@ TEST(ColumnsAndRowsState, HasThePrefixOfTheTable) {
   EXPECT_GE(in_files.size(), 12u);
   for (const auto& [name, tensor] : in_files)
     EXPECT_TRUE(torch::equal(tensor, expected.at(name))) << name;
-  for (const auto& [name, tensor] : read_part(directory / "state", "optimizer"))
+  for (const auto& [name, tensor] :
+       read_section(directory / "state", "optimizer"))
     EXPECT_TRUE(name.starts_with("stage_1.")) << name;
   run({1, 1, 2}, [&](const auto& accelerator, auto& model, auto&) {
     accelerator.load_state(directory / "state");
@@ -410,7 +411,7 @@ TEST_P(ColumnsAndRows, CountEachSampleOnce) {
     EXPECT_EQ(mesh.gradient_group().size(), grid.num_batches());
     EXPECT_EQ(mesh.world().size(), grid.num_ranks());
 
-    // A number that the batches do not divide: the loader fills up the last.
+    // Batches do not divide this number: the loader fills up the last.
     const Tensor all = torch::arange(grid.num_batches() * 4 + 1);
     auto loader = accelerator.prepare(
         DataLoader(TensorDataset(all), DataLoaderOptions{.batch_size = 2}));
@@ -436,10 +437,10 @@ TEST_P(ColumnsAndRows, CountEachSampleOnce) {
     EXPECT_EQ(
         accelerator.gather(torch::full({1}, mesh.batch_rank())).numel(),
         grid.num_batches());
-    const std::vector<int> parts =
+    const std::vector<int> batch_ranks =
         accelerator.gather_object(std::vector<int>{mesh.batch_rank()});
     for (int i = 0; i < grid.num_batches(); ++i)
-      EXPECT_EQ(parts.at(static_cast<std::size_t>(i)), i);
+      EXPECT_EQ(batch_ranks.at(static_cast<std::size_t>(i)), i);
     const auto share = accelerator.split_between_processes(expected);
     std::vector<std::int64_t> together = accelerator.gather_object(share);
     EXPECT_EQ(together, expected);

@@ -7,7 +7,7 @@
 #include "parallel/shard/shard_unit.h"
 
 namespace accelerate::detail {
-namespace touch_order_test {
+namespace execution_order_test {
 
 void pass(ExecutionOrder& order, const std::vector<std::size_t>& units) {
   order.begin();
@@ -43,7 +43,7 @@ TEST(ExecutionOrder, SaysWhatComesNext) {
   EXPECT_TRUE(order.next(1).empty());
 }
 
-TEST(ExecutionOrder, FollowsAnotherWayNoFurtherAndLearnsIt) {
+TEST(ExecutionOrder, StopsAtAnotherOrderAndLearnsIt) {
   ExecutionOrder order;
   pass(order, {0, 1, 2});
   order.begin();
@@ -65,7 +65,7 @@ TEST(ExecutionOrder, KeepsWhatItKnowsOverAnEmptyPass) {
   EXPECT_EQ(order.next(1).front(), 4u);
 }
 
-TEST(RowBegins, CutAllRowsIntoPartsThatDifferByOneAtMost) {
+TEST(RowBegins, DivideAllRowsIntoShardsThatDifferByAtMostOne) {
   EXPECT_TRUE(rc::check([] {
     const auto rows = *rc::gen::inRange<std::int64_t>(0, 1000);
     const auto ranks = *rc::gen::inRange(1, 40);
@@ -75,11 +75,11 @@ TEST(RowBegins, CutAllRowsIntoPartsThatDifferByOneAtMost) {
     RC_ASSERT(begins.back() == rows);
     for (int rank = 0; rank < ranks; ++rank) {
       const auto r = static_cast<std::size_t>(rank);
-      const std::int64_t part = begins[r + 1] - begins[r];
-      RC_ASSERT(part == rows / ranks || part == rows / ranks + 1);
+      const std::int64_t num_rows = begins[r + 1] - begins[r];
+      RC_ASSERT(num_rows == rows / ranks || num_rows == rows / ranks + 1);
     }
   }));
 }
 
-}  // namespace touch_order_test
+}  // namespace execution_order_test
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-// Several models of one accelerator, with settings of their own.
+// Several models of one accelerator, each with its own settings.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -172,7 +172,7 @@ std::vector<Case> cases() {
        {.fully_sharded = far_sighted},
        true,
        true},
-      {"words of one's own",
+      {"own options",
        2,
        {},
        {.activation_checkpointing = ActivationCheckpointingOptions()},
@@ -211,7 +211,7 @@ TEST(ModelOptions, TrainEachModelInItsOwnWay) {
   }
 }
 
-TEST(ModelOptions, AreNoPartOfCheckpoints) {
+TEST(ModelOptions, AreNotStoredInCheckpoints) {
   const TemporaryDirectory directory;
   Weights expected;
   run_on_ranks(1, [&](const WorldOptions& world) {
@@ -232,7 +232,7 @@ TEST(ModelOptions, AreNoPartOfCheckpoints) {
       pair.train(0, 2);
       pair.accelerator.save_state(path);
     });
-    // On other ranks, and with other settings.
+    // Loads on another number of ranks, with other settings.
     const Case& next = all[(i + 1) % all.size()];
     run_on_ranks(next.ranks, [&](const WorldOptions& world) {
       Pair pair(
@@ -247,7 +247,7 @@ TEST(ModelOptions, AreNoPartOfCheckpoints) {
   }
 }
 
-TEST(ModelOptions, SaysWhichModelsDoNotWorkOut) {
+TEST(ModelOptions, NamesModelsThatCannotBePlanned) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
     Mlp first(1), second(2);
@@ -275,7 +275,7 @@ TEST(ModelOptions, SaysWhichModelsDoNotWorkOut) {
         {.deepspeed = DeepSpeedOptions{.gradient_accumulation_steps = 4}},
         "whose steps are this one's");
     EXPECT_TRUE(torch::equal(weight_of(second), before));
-    // Nothing was prepared by the above.
+    // The failed calls prepared nothing.
     EXPECT_NO_THROW(accelerator.prepare(first, second));
   });
 }

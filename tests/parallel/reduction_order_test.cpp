@@ -12,15 +12,15 @@ namespace reduction_order_test {
 
 using Gradients = std::vector<GradientMessage>;
 
-// A rank that sends gradients as they come, and waits where it may.
+// A rank that sends gradients as they are computed, and waits where it may.
 class Rank {
  public:
   explicit Rank(const std::vector<int>& sizes)
       : sizes_(sizes), order_(std::vector<bool>(sizes.size(), false)) {}
 
-  void begin(const Gradients& coming) {
+  void begin(const Gradients& computed) {
     order_.begin();
-    coming_ = coming;
+    computed_ = computed;
     next_ = 0;
     left_ = sizes_;
     sent_.clear();
@@ -29,13 +29,13 @@ class Rank {
     is_ending_ = false;
   }
 
-  /// Goes on as far as it can; whether it came any further.
+  /// Advances as far as possible; returns whether it advanced at all.
   template <class HasArrived>
   bool run(const HasArrived& has_arrived) {
     bool moved = false;
     while (!is_done()) {
       if (!is_ending_) {
-        if (next_ == coming_.size()) {
+        if (next_ == computed_.size()) {
           order_.end_gradients();
           for (std::size_t unit = 0; unit < sizes_.size(); ++unit)
             complete(unit);
@@ -43,7 +43,7 @@ class Rank {
           moved = true;
           continue;
         }
-        const GradientMessage& gradient = coming_[next_];
+        const GradientMessage& gradient = computed_[next_];
         if (is_waiting(has_arrived, gradient.unit)) return moved;
         send(gradient);
         if (--left_[gradient.unit] == 0)
@@ -71,13 +71,13 @@ class Rank {
 
  private:
   template <class HasArrived>
-  bool is_waiting(const HasArrived& has_arrived, std::size_t present) {
+  bool is_waiting(const HasArrived& has_arrived, std::size_t current) {
     std::erase_if(in_flight_, [&](const GradientMessage& message) {
-      return order_.may_wait_for(message, present) && has_arrived(message);
+      return order_.may_wait_for(message, current) && has_arrived(message);
     });
     return std::any_of(
         in_flight_.begin(), in_flight_.end(), [&](const auto& message) {
-          return order_.may_wait_for(message, present);
+          return order_.may_wait_for(message, current);
         });
   }
 
@@ -90,8 +90,8 @@ class Rank {
 
   void complete(std::size_t unit) {
     if (left_[unit] == 0) return;
-    for (int part = 0; part < sizes_[unit]; ++part) {
-      const GradientMessage message{unit, static_cast<std::size_t>(part)};
+    for (int place = 0; place < sizes_[unit]; ++place) {
+      const GradientMessage message{unit, static_cast<std::size_t>(place)};
       if (!has_sent(message)) send(message);
     }
     left_[unit] = 0;
@@ -100,16 +100,16 @@ class Rank {
 
   std::vector<int> sizes_, left_;
   ReductionOrder order_;
-  Gradients coming_, sent_, in_flight_;
+  Gradients computed_, sent_, in_flight_;
   std::size_t next_ = 0, most_in_flight_ = 0;
   bool is_ending_ = false;
 };
 
-// Whether all ranks come to the end of a backward.
-bool come_to_the_end(
+// Returns whether all ranks finish a backward.
+bool finish_backward(
     std::vector<Rank>& ranks,
-    const std::vector<Gradients>& coming) {
-  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].begin(coming[r]);
+    const std::vector<Gradients>& computed) {
+  for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].begin(computed[r]);
   const auto has_arrived = [&](const GradientMessage& message) {
     return std::all_of(ranks.begin(), ranks.end(), [&](const Rank& rank) {
       return rank.has_sent(message);
@@ -132,8 +132,8 @@ bool come_to_the_end(
 Gradients all_gradients(const std::vector<int>& sizes) {
   Gradients all;
   for (std::size_t unit = sizes.size(); unit-- > 0;) {
-    for (int part = 0; part < sizes[unit]; ++part)
-      all.push_back({unit, static_cast<std::size_t>(part)});
+    for (int place = 0; place < sizes[unit]; ++place)
+      all.push_back({unit, static_cast<std::size_t>(place)});
   }
   return all;
 }
@@ -145,91 +145,91 @@ Gradients shuffled(Gradients gradients) {
   return gradients;
 }
 
-TEST(ReductionOrder, LetsNoRanksWaitForEachOther) {
+TEST(ReductionOrder, NeverLetsRanksWaitForEachOther) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes = *rc::gen::nonEmpty(
         rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 4)));
     const auto num_ranks = *rc::gen::inRange(2, 5);
     std::vector<Rank> ranks(static_cast<std::size_t>(num_ranks), Rank(sizes));
-    std::vector<Gradients> ways(1, all_gradients(sizes));
+    std::vector<Gradients> orders(1, all_gradients(sizes));
     for (int i = 0; i < 3; ++i) {
-      Gradients way = ways.front();
-      if (*rc::gen::arbitrary<bool>()) way = shuffled(way);
-      if (*rc::gen::arbitrary<bool>()) way.pop_back();
-      ways.push_back(std::move(way));
+      Gradients order = orders.front();
+      if (*rc::gen::arbitrary<bool>()) order = shuffled(order);
+      if (*rc::gen::arbitrary<bool>()) order.pop_back();
+      orders.push_back(std::move(order));
     }
-    const auto some_way = [&] {
-      return ways[*rc::gen::inRange<std::size_t>(0, ways.size())];
+    const auto any_order = [&] {
+      return orders[*rc::gen::inRange<std::size_t>(0, orders.size())];
     };
     for (int step = 0; step < 8; ++step) {
-      const Gradients usual = some_way();
-      std::vector<Gradients> coming;
+      const Gradients usual = any_order();
+      std::vector<Gradients> computed;
       for (int rank = 0; rank < num_ranks; ++rank) {
-        Gradients mine = *rc::gen::inRange(0, 4) == 0 ? some_way() : usual;
-        // Another order, and some that this rank does not use.
+        Gradients mine = *rc::gen::inRange(0, 4) == 0 ? any_order() : usual;
+        // This rank may use another order, and not all parameters.
         if (*rc::gen::inRange(0, 6) == 0) mine = shuffled(mine);
         if (*rc::gen::inRange(0, 6) == 0) {
           std::erase_if(
               mine, [](const auto&) { return *rc::gen::inRange(0, 3) == 0; });
         }
-        coming.push_back(std::move(mine));
+        computed.push_back(std::move(mine));
       }
-      RC_ASSERT(come_to_the_end(ranks, coming));
+      RC_ASSERT(finish_backward(ranks, computed));
     }
   }));
 }
 
-TEST(ReductionOrder, KeepsOneMessageUnderWayOnceTheOrderIsKnown) {
+TEST(ReductionOrder, KeepsOneMessageInFlightOnceTheOrderIsKnown) {
   const std::vector<int> sizes{3, 2, 3};
   std::vector<Rank> ranks(3, Rank(sizes));
-  // The first unit's are there first and last, as of an embedding and a head.
-  Gradients coming = all_gradients(sizes);
-  std::rotate(coming.begin(), coming.end() - 1, coming.end());
-  const std::vector<Gradients> of_all(3, coming);
-  ASSERT_TRUE(come_to_the_end(ranks, of_all));
-  // Units are awaited, their parts not.
+  // The first unit gets gradients first and last, as a tied embedding does.
+  Gradients computed = all_gradients(sizes);
+  std::rotate(computed.begin(), computed.end() - 1, computed.end());
+  const std::vector<Gradients> by_rank(3, computed);
+  ASSERT_TRUE(finish_backward(ranks, by_rank));
+  // Ranks wait for units, but not for single messages of one.
   EXPECT_EQ(ranks[0].most_in_flight(), 5u);
-  ASSERT_TRUE(come_to_the_end(ranks, of_all));
-  // One, and the rest of its unit.
+  ASSERT_TRUE(finish_backward(ranks, by_rank));
+  // One gradient, and the rest of its unit.
   EXPECT_EQ(ranks[0].most_in_flight(), 2u);
 }
 
-TEST(ReductionOrder, RemembersTheWaysOfSeveralLosses) {
+TEST(ReductionOrder, RemembersTheOrdersOfSeveralLosses) {
   const std::vector<int> sizes{1, 1, 1, 1};
   std::vector<Rank> ranks(2, Rank(sizes));
   const Gradients one = all_gradients(sizes);
   Gradients other = one;
   other.erase(other.begin());
   for (int step = 0; step < 3; ++step) {
-    for (const Gradients& way : {one, other}) {
-      ASSERT_TRUE(come_to_the_end(ranks, {way, way}));
-      // What only one of them has is not awaited.
+    for (const Gradients& order : {one, other}) {
+      ASSERT_TRUE(finish_backward(ranks, {order, order}));
+      // Ranks do not wait for messages that only one order has.
       if (step > 0) {
         EXPECT_LE(ranks[0].most_in_flight(), 4u);
       }
     }
   }
-  // The other way round: there is nothing that both could wait for.
+  // Reversed orders have no messages that both could wait for.
   Gradients reversed = one;
   std::reverse(reversed.begin(), reversed.end());
   for (int step = 0; step < 3; ++step) {
-    ASSERT_TRUE(come_to_the_end(ranks, {reversed, reversed}));
-    ASSERT_TRUE(come_to_the_end(ranks, {one, reversed}));
+    ASSERT_TRUE(finish_backward(ranks, {reversed, reversed}));
+    ASSERT_TRUE(finish_backward(ranks, {one, reversed}));
   }
 }
 
-TEST(ReductionOrder, WaitsForNothingOnAnotherWay) {
+TEST(ReductionOrder, WaitsForNothingInAnotherOrder) {
   const std::vector<int> sizes{1, 1, 1, 1};
   std::vector<Rank> ranks(2, Rank(sizes));
   const Gradients usual = all_gradients(sizes);
-  ASSERT_TRUE(come_to_the_end(ranks, {usual, usual}));
+  ASSERT_TRUE(finish_backward(ranks, {usual, usual}));
   Gradients other = usual;
   other.erase(other.begin());
-  ASSERT_TRUE(come_to_the_end(ranks, {usual, other}));
+  ASSERT_TRUE(finish_backward(ranks, {usual, other}));
   EXPECT_EQ(ranks[0].most_in_flight(), 2u);
   EXPECT_EQ(ranks[1].most_in_flight(), 8u);
-  // And is back on the usual one.
-  ASSERT_TRUE(come_to_the_end(ranks, {usual, usual}));
+  // The rank follows the usual order again.
+  ASSERT_TRUE(finish_backward(ranks, {usual, usual}));
   EXPECT_EQ(ranks[1].most_in_flight(), 2u);
 }
 

@@ -1,4 +1,4 @@
-// Sharding of models on an accelerator, whose parts meet in host memory.
+// Sharding of models on an accelerator, with messages in host memory.
 #include <c10/core/AutogradState.h>
 
 #include <accelerate/accelerate.h>
@@ -70,7 +70,7 @@ std::vector<Tensor> train(
   return weights;
 }
 
-TEST(ShardOnDevice, IsThatOfTheCpu) {
+TEST(ShardOnDevice, TrainsAsOnTheCpu) {
   pretend_device();
   std::vector<Tensor> expected;
   run_on_ranks(2, [&](const WorldOptions& options) {
@@ -83,7 +83,7 @@ TEST(ShardOnDevice, IsThatOfTheCpu) {
   const auto fsdp = [](FullyShardedDataParallelOptions options) {
     return ParallelOptions{.fully_sharded = std::move(options)};
   };
-  const std::vector<std::pair<std::string, ParallelOptions>> ways{
+  const std::vector<std::pair<std::string, ParallelOptions>> variants{
       {"full shard", fsdp({})},
       {"full shard, offloaded", fsdp({.cpu_offload = true})},
       {"until backward",
@@ -94,7 +94,7 @@ TEST(ShardOnDevice, IsThatOfTheCpu) {
             DeepSpeedOptions{
                 .zero_stage = 2, .offload_optimizer_device = "cpu"}}},
   };
-  for (const auto& [name, parallel] : ways) {
+  for (const auto& [name, parallel] : variants) {
     SCOPED_TRACE(name);
     run_on_ranks(2, [&](const WorldOptions& options) {
       WorldOptions world = options;
@@ -105,9 +105,9 @@ TEST(ShardOnDevice, IsThatOfTheCpu) {
           parallel,
           [&](const Accelerator& accelerator, torch::optim::Optimizer& inner) {
             EXPECT_EQ(accelerator.device(), *world.device);
-            for (const Tensor& part : inner.param_groups()[0].params()) {
-              if (part.dim() > 0) {
-                EXPECT_EQ(part.is_cpu(), is_offloaded) << part.sizes();
+            for (const Tensor& shard : inner.param_groups()[0].params()) {
+              if (shard.dim() > 0) {
+                EXPECT_EQ(shard.is_cpu(), is_offloaded) << shard.sizes();
               }
             }
           });

@@ -51,7 +51,7 @@ ParallelOptions with(const FullyShardedDataParallelOptions& options) {
   return {.fully_sharded = options};
 }
 
-TEST(ShardPlan, TakesAllRanksUnlessToldOtherwise) {
+TEST(ShardPlan, TakesAllRanksUnlessDegreesAreGiven) {
   EXPECT_EQ(degrees(plan({}, 8)), std::pair(8, 1));
   EXPECT_EQ(degrees(plan(with({}), 8)), std::pair(1, 8));
   EXPECT_EQ(
@@ -105,7 +105,7 @@ TEST(ShardPlan, ReadsDeepSpeedsStages) {
           "wall_clock_breakdown", "zero_optimization.overlap_comm"}));
 }
 
-TEST(ShardPlan, GathersSoManyUnitsAhead) {
+TEST(ShardPlan, LimitsPrefetching) {
   EXPECT_EQ(plan(with({}), 2).techniques.shard.prefetch_depth, 1u);
   EXPECT_EQ(
       plan(with({.limit_all_gathers = false}), 2)
@@ -113,17 +113,18 @@ TEST(ShardPlan, GathersSoManyUnitsAhead) {
       2u);
 }
 
-TEST(ShardPlan, SaysWhoMakesAndReadsValues) {
+TEST(ShardPlan, ChoosesTheRanksThatMakeAndReadValues) {
   const auto efficient = plan(with({.cpu_ram_efficient_loading = true}), 2);
   EXPECT_TRUE(efficient.makes_on_rank_0);
   EXPECT_TRUE(efficient.reads_on_rank_0);
-  const auto of = [](DeepSpeedOptions options) {
+  const auto plan_for = [](DeepSpeedOptions options) {
     return plan({.deepspeed = options}, 2);
   };
-  EXPECT_TRUE(of({.zero_stage = 3}).makes_on_rank_0);
-  EXPECT_FALSE(of({.zero_stage = 3}).reads_on_rank_0);
-  EXPECT_FALSE(of({.zero_stage = 2}).makes_on_rank_0);
-  EXPECT_FALSE(of({.zero_stage = 3, .zero3_init_flag = false}).makes_on_rank_0);
+  EXPECT_TRUE(plan_for({.zero_stage = 3}).makes_on_rank_0);
+  EXPECT_FALSE(plan_for({.zero_stage = 3}).reads_on_rank_0);
+  EXPECT_FALSE(plan_for({.zero_stage = 2}).makes_on_rank_0);
+  EXPECT_FALSE(
+      plan_for({.zero_stage = 3, .zero3_init_flag = false}).makes_on_rank_0);
 }
 
 TEST(ShardPlan, TakesThePrecisionOfTheProgram) {
@@ -189,7 +190,7 @@ TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
   EXPECT_EQ(
       degrees(plan({.parallelism_config = ParallelismConfig()}, 4)),
       std::pair(4, 1));
-  // What it leaves unset is the launcher's.
+  // Fields left unset take the launcher's values.
   EXPECT_EQ(
       degrees(plan(
           {.parallelism_config = ParallelismConfig{.dp_shard_size = 2}},
@@ -213,14 +214,14 @@ TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
   refused({}, "sp_size", {{"PARALLELISM_CONFIG_SP_SIZE", "4"}});
 }
 
-TEST(MegatronPlan, DoesWhatItsWordsSay) {
-  const auto of = [](const MegatronLMOptions& options) {
+TEST(MegatronPlan, FollowsItsOptions) {
+  const auto plan_for = [](const MegatronLMOptions& options) {
     return plan({.megatron_lm = options}, 4);
   };
   const auto requested = [](const MegatronLMOptions& options) {
     return request({.megatron_lm = options});
   };
-  EXPECT_EQ(degrees(of({.num_micro_batches = 2})), std::pair(4, 1));
+  EXPECT_EQ(degrees(plan_for({.num_micro_batches = 2})), std::pair(4, 1));
   const auto plain = requested({.num_micro_batches = 2});
   EXPECT_EQ(plain.step.gradient_clipping, 1.0);
   EXPECT_EQ(
@@ -229,13 +230,14 @@ TEST(MegatronPlan, DoesWhatItsWordsSay) {
           "num_micro_batches (use gradient_accumulation_steps)"}));
   EXPECT_EQ(
       requested({.gradient_clipping = 0}).step.gradient_clipping, std::nullopt);
-  const auto split = of({.use_distributed_optimizer = true});
+  const auto split = plan_for({.use_distributed_optimizer = true});
   EXPECT_EQ(degrees(split), std::pair(1, 4));
   EXPECT_FALSE(split.techniques.shard.frees_parameters);
   EXPECT_FALSE(split.techniques.shard.reduces_every_backward);
-  EXPECT_TRUE(of({.use_custom_fsdp = true}).techniques.shard.frees_parameters);
   EXPECT_TRUE(
-      of({.recompute_activations = true}).techniques.activation_checkpointing);
+      plan_for({.use_custom_fsdp = true}).techniques.shard.frees_parameters);
+  EXPECT_TRUE(plan_for({.recompute_activations = true})
+                  .techniques.activation_checkpointing);
   EXPECT_EQ(
       degrees(plan(
           {},

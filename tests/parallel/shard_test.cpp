@@ -20,7 +20,7 @@ namespace nn = torch::nn;
 
 constexpr int kLayers = 5;
 
-// Ranks are threads that share LibTorch's generator: nothing random.
+// Nothing is random, since ranks are threads that share LibTorch's generator.
 void set_weights(const nn::Module& module, double scale) {
   const torch::NoGradGuard no_grad;
   double number = 0;
@@ -102,7 +102,7 @@ void train_step(
   optimizer.step();
 }
 
-TEST(Shard, HasTwoUnitsWholeAtMost) {
+TEST(Shard, HasAtMostTwoUnitsUnsharded) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
     Net net;
@@ -165,7 +165,7 @@ TEST(Shard, TrainsBatchNormAsReplicasDo) {
         accelerator.backward(model(images.to(torch::kFloat)).pow(2).mean());
         optimizer.step();
       }
-      const auto whole = accelerator.full_parameters(model);
+      const auto full = accelerator.full_parameters(model);
       Weights mine = weights_of(*net);
       for (const auto& item : net->named_buffers())
         mine[item.key()] = item.value().clone();
@@ -197,7 +197,7 @@ TEST(Shard, ComputesInTheProgramsPrecision) {
           EXPECT_EQ(
               inner.param_groups()[0].params()[0].scalar_type(), at::kFloat);
         }
-        const auto whole = accelerator.full_parameters(model);
+        const auto full = accelerator.full_parameters(model);
         if (accelerator.is_main_process()) *end = weights_of(*net);
       });
     }
@@ -220,12 +220,12 @@ TEST(Shard, EvaluatesBetweenSteps) {
       const torch::NoGradGuard no_grad;
       Net same;
       {
-        const auto whole = accelerator.full_parameters(model);
+        const auto full = accelerator.full_parameters(model);
         auto from = net->named_parameters();
         for (auto& item : same->named_parameters())
           item.value().copy_(from[item.key()]);
       }
-      // As generation does: again and again.
+      // Repeated forwards, as in generation.
       for (int i = 0; i < 3; ++i) {
         const Tensor x = rows(accelerator, i);
         EXPECT_TRUE(torch::equal(model(x), same(x)));
@@ -235,7 +235,7 @@ TEST(Shard, EvaluatesBetweenSteps) {
   });
 }
 
-TEST(Shard, LeavesNothingWholeAfterAnException) {
+TEST(Shard, LeavesNothingUnshardedAfterAnException) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
     Net net;
@@ -250,7 +250,7 @@ TEST(Shard, LeavesNothingWholeAfterAnException) {
     net->fails_at = -1;
     for (int step = 1; step < 4; ++step)
       train_step(accelerator, model, optimizer, step);
-    const auto whole = accelerator.full_parameters(model);
+    const auto full = accelerator.full_parameters(model);
     const Weights mine = weights_of(*net);
 
     Accelerator plain({.world = {.rank = 0, .size = 1}});
@@ -302,7 +302,7 @@ TEST(Shard, KeepsChangesMadeToFullParameters) {
     auto model = accelerator.prepare(net);
     const torch::NoGradGuard no_grad;
     {
-      const auto whole = accelerator.full_parameters(model);
+      const auto full = accelerator.full_parameters(model);
       EXPECT_EQ(net->num_whole(), kLayers);
       for (Tensor& parameter : net->parameters()) parameter.fill_(0.25);
     }
@@ -316,7 +316,7 @@ TEST(Shard, KeepsChangesMadeToFullParameters) {
   });
 }
 
-TEST(Shard, DoesNotRoundPartsThatAreOnlyRead) {
+TEST(Shard, DoesNotRoundShardsThatAreOnlyRead) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator(
         {.mixed_precision = Precision::bf16,
@@ -325,18 +325,18 @@ TEST(Shard, DoesNotRoundPartsThatAreOnlyRead) {
     Net net;
     torch::optim::SGD inner(net->parameters(), sgd());
     auto [model, optimizer] = accelerator.prepare(net, inner);
-    const Tensor part = inner.param_groups()[0].params()[0];
-    const Tensor before = part.detach().clone();
+    const Tensor shard = inner.param_groups()[0].params()[0];
+    const Tensor before = shard.detach().clone();
     ASSERT_FALSE(
         torch::equal(before, before.to(torch::kBFloat16).to(torch::kFloat)));
-    { const auto whole = accelerator.full_parameters(model); }
-    EXPECT_TRUE(torch::equal(part, before));
+    { const auto full = accelerator.full_parameters(model); }
+    EXPECT_TRUE(torch::equal(shard, before));
     {
-      const auto whole = accelerator.full_parameters(model);
+      const auto full = accelerator.full_parameters(model);
       const torch::NoGradGuard no_grad;
       net->parameters()[0].fill_(0.5);
     }
-    EXPECT_TRUE(torch::all(part == 0.5).item<bool>());
+    EXPECT_TRUE(torch::all(shard == 0.5).item<bool>());
     EXPECT_FALSE(
         torch::all(inner.param_groups()[0].params()[2] == 0.5).item<bool>());
   });
@@ -365,7 +365,7 @@ TEST(Shard, CountsScopesAndRefusesStepsInThem) {
   });
 }
 
-TEST(Shard, DoesNotWriteIntoMemoryThatSomebodyElseHolds) {
+TEST(Shard, DoesNotWriteToMemoryThatIsReferencedElsewhere) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
     Net net;
@@ -407,7 +407,7 @@ TEST(Shard, TrainsSeveralModels) {
           (guess - target).pow(2).mean() - judge(guess).mean());
       optimizer.step();
     }
-    const auto whole = accelerator.full_parameters(model);
+    const auto full = accelerator.full_parameters(model);
     for (const Tensor& parameter : student->parameters())
       EXPECT_TRUE(torch::isfinite(parameter).all().item<bool>());
   });
@@ -434,7 +434,7 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
         accelerator.save_state(save);
         return;
       }
-      const auto whole = accelerator.full_parameters(model);
+      const auto full = accelerator.full_parameters(model);
       if (accelerator.is_main_process()) expected = weights_of(*net);
     });
     return expected;
@@ -468,7 +468,7 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
   }
 }
 
-TEST(Shard, SavesAWholeModel) {
+TEST(Shard, SavesAFullModel) {
   const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
@@ -477,12 +477,12 @@ TEST(Shard, SavesAWholeModel) {
     accelerator.save_model(model, (directory / "model").string());
     Net other;
     load_checkpoint_in_model(*other, directory / "model");
-    const auto whole = accelerator.full_parameters(model);
+    const auto full = accelerator.full_parameters(model);
     expect_near(weights_of(*other), weights_of(*net), 0);
   });
 }
 
-// Large enough that each weight travels by itself.
+// Weights are large enough to be sent by themselves.
 struct ExpertsImpl : nn::Module {
   ExpertsImpl() {
     for (int i = 0; i < 4; ++i) {
@@ -525,11 +525,11 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
       const Accelerator accelerator(
           {.parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = stage}},
            .world = options});
-      Experts net, whole;
+      Experts net, reference;
       torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
       const auto [model, optimizer] = accelerator.prepare(net, inner);
       torch::optim::SGD alone(
-          whole->parameters(), torch::optim::SGDOptions(0.1));
+          reference->parameters(), torch::optim::SGDOptions(0.1));
       for (int step = 0; step < 6; ++step) {
         // In the first step, after it, and back again.
         const auto& uses = step % 3 == 0 ? mixed : usual;
@@ -543,7 +543,7 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
         alone.zero_grad();
         for (int r = 0; r < 2; ++r) {
           const Tensor loss =
-              whole->forward(input(r), uses[static_cast<std::size_t>(r)])
+              reference->forward(input(r), uses[static_cast<std::size_t>(r)])
                   .pow(2)
                   .mean();
           (loss / 2).backward();
@@ -553,14 +553,17 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
       const auto full = accelerator.full_parameters(model);
       for (const auto& item : net->named_parameters()) {
         EXPECT_TRUE(torch::allclose(
-            item.value(), whole->named_parameters()[item.key()], 1e-5, 1e-6))
+            item.value(),
+            reference->named_parameters()[item.key()],
+            1e-5,
+            1e-6))
             << item.key();
       }
     });
   }
 }
 
-TEST(Shard, AveragesGradientsOfAWindowWhoseEndPassesTheModelBy) {
+TEST(Shard, AveragesGradientsOfAWindowWhoseLastBackwardDoesNotReachTheModel) {
   const auto options = [](int stage, bool is_hybrid) {
     ParallelOptions parallel{
         .deepspeed = DeepSpeedOptions{.zero_stage = stage}};
@@ -638,7 +641,7 @@ TEST(Shard, TakesParametersOfOddShapes) {
     auto [model, optimizer] = accelerator.prepare(odd, inner);
     accelerator.backward(model(torch::full({2}, accelerator.process_index())));
     optimizer.step();
-    const auto whole = accelerator.full_parameters(model);
+    const auto full = accelerator.full_parameters(model);
     const Weights after = weights_of(*odd);
     EXPECT_DOUBLE_EQ(after.at("scalar").item<double>(), 2.0 - 0.5 * 2);
     EXPECT_TRUE(torch::allclose(after.at("few"), before.at("few") - 0.5));
@@ -648,7 +651,7 @@ TEST(Shard, TakesParametersOfOddShapes) {
   });
 }
 
-TEST(Shard, LeavesIgnoredModulesWholeAndAveragesTheirGradients) {
+TEST(Shard, LeavesIgnoredModulesUnshardedAndAveragesTheirGradients) {
   run_on_ranks(2, [](const WorldOptions& world) {
     FullyShardedDataParallelOptions options;
     options.ignored_modules = "layers\\.[01]";

@@ -16,14 +16,17 @@ using testing::run_in_worlds;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-/// Does everything when it is started.
+/// Communicates synchronously, in the start functions.
 class CollectiveTraffic final : public ShardTraffic {
  public:
-  /// `num_near` counts gathers among neighbours.
-  CollectiveTraffic(const Mesh& mesh, Group reshard_group, int& num_near)
+  /// `num_reshard_group_gathers` counts gathers in the reshard group.
+  CollectiveTraffic(
+      const Mesh& mesh,
+      Group reshard_group,
+      int& num_reshard_group_gathers)
       : group_(mesh.group(Axis::shard)),
         reshard_group_(std::move(reshard_group)),
-        num_near_(num_near) {}
+        num_reshard_group_gathers_(num_reshard_group_gathers) {}
 
   void add_unit(const UnitShards& unit) override {
     EXPECT_EQ(unit.number, units_.size());
@@ -39,7 +42,7 @@ class CollectiveTraffic final : public ShardTraffic {
       ShardSource source,
       std::vector<Tensor> memory) override {
     const bool from_reshard_group = source == ShardSource::reshard_group;
-    num_near_ += from_reshard_group ? 1 : 0;
+    num_reshard_group_gathers_ += from_reshard_group ? 1 : 0;
     for (std::size_t i = 0; i < memory.size(); ++i) {
       if (!memory[i].defined()) continue;
       const ShardedParameter& parameter = unit.parameters[i];
@@ -78,13 +81,13 @@ class CollectiveTraffic final : public ShardTraffic {
     mean.div_(group_.size());
   }
   void finish_reduce(const UnitShards&, std::size_t) override {}
-  void start_rest(const UnitShards& unit, std::uint64_t mark) override {
+  void start_rest(const UnitShards& unit, std::uint64_t order_hash) override {
     for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
       if (travels_alone(unit.trained(place))) continue;
       take_gradient(unit, place);
       start_reduce(unit, place);
     }
-    units_[unit.number].mark = static_cast<std::int64_t>(mark);
+    units_[unit.number].order_hash = static_cast<std::int64_t>(order_hash);
   }
   bool finish_rest(const UnitShards& unit) override {
     const Unit state = std::exchange(units_[unit.number], {});
@@ -94,9 +97,9 @@ class CollectiveTraffic final : public ShardTraffic {
       if (used[static_cast<std::int64_t>(place)].item<std::int64_t>() > 0)
         unit.trained(place).add_gradient(state.means[place]);
     }
-    const auto marks = group_.all_gather(torch::tensor({state.mark}));
-    return std::all_of(marks.begin(), marks.end(), [&](const Tensor& mark) {
-      return torch::equal(mark, marks.front());
+    const auto hashes = group_.all_gather(torch::tensor({state.order_hash}));
+    return std::all_of(hashes.begin(), hashes.end(), [&](const Tensor& hash) {
+      return torch::equal(hash, hashes.front());
     });
   }
   void abandon(const UnitShards& unit) override {
@@ -107,11 +110,11 @@ class CollectiveTraffic final : public ShardTraffic {
   struct Unit {
     std::vector<Tensor> memory = {}, means = {};  // by place
     std::vector<std::int64_t> was_used = {};
-    std::int64_t mark = 0;
+    std::int64_t order_hash = 0;
   };
 
   Group group_, reshard_group_;
-  int& num_near_;
+  int& num_reshard_group_gathers_;
   std::vector<Unit> units_;
 };
 
@@ -174,7 +177,7 @@ std::vector<Tensor> train(
 
 void expect_alike(int num_ranks, const ShardOptions& options) {
   run_in_worlds(num_ranks, [&](const World& world) {
-    int num_near = 0;
+    int num_reshard_group_gathers = 0;
     const auto host = train(world, options, &make_host_traffic);
     const auto collective = train(
         world,
@@ -183,12 +186,12 @@ void expect_alike(int num_ranks, const ShardOptions& options) {
             const Group& reshard_group,
             const std::shared_ptr<BlockPool>&) {
           return std::make_unique<CollectiveTraffic>(
-              mesh, reshard_group, num_near);
+              mesh, reshard_group, num_reshard_group_gathers);
         });
     ASSERT_EQ(host.size(), collective.size());
     for (std::size_t i = 0; i < host.size(); ++i)
       EXPECT_TRUE(torch::equal(host[i], collective[i])) << "parameter " << i;
-    EXPECT_EQ(num_near > 0, options.reshard_group_size > 1);
+    EXPECT_EQ(num_reshard_group_gathers > 0, options.reshard_group_size > 1);
   });
 }
 
@@ -196,7 +199,7 @@ TEST(ShardTraffic, IsOneClassForCollectives) {
   for (const int num_ranks : {2, 3}) expect_alike(num_ranks, {});
 }
 
-TEST(ShardTraffic, GathersAmongNeighbours) {
+TEST(ShardTraffic, GathersInReshardGroups) {
   expect_alike(4, {.reshard_group_size = 2});
 }
 

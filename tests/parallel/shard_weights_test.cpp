@@ -1,4 +1,4 @@
-// Weights of sharded models: on their way in and out, without whole copies.
+// Saving and loading weights of sharded models, without full copies.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -86,7 +86,7 @@ Tensor tokens(const Accelerator& accelerator, int step) {
   return all.narrow(0, accelerator.process_index() * size, size);
 }
 
-// Weights after some steps, whole.
+// Full weights after some steps.
 template <class M>
 Weights train(const Accelerator& accelerator, const Model<M>& model) {
   torch::optim::SGD inner(model.module()->parameters(), 0.1);
@@ -99,7 +99,7 @@ Weights train(const Accelerator& accelerator, const Model<M>& model) {
   return named(accelerator.get_state_dict(model, {.rank0_only = false}));
 }
 
-TEST(ShardedWeights, AreSavedPieceByPiece) {
+TEST(ShardedWeights, AreSavedOneByOne) {
   for (const bool bf16 : {false, true}) {
     const TemporaryDirectory directory;
     run_on_ranks(3, [&](const WorldOptions& world) {
@@ -111,14 +111,14 @@ TEST(ShardedWeights, AreSavedPieceByPiece) {
       const Accelerator accelerator({.parallel = parallel, .world = world});
       Net net;
       const auto model = accelerator.prepare(net);
-      accelerator.save_model(model, directory.path() / "whole");
+      accelerator.save_model(model, directory.path() / "full");
       accelerator.save_model(
           model, directory.path() / "files", {.max_shard_size = 100});
       EXPECT_FALSE(has_memory(net->embed->weight));
     });
-    // Parts are fp32, whatever is computed in.
+    // Shards are fp32, whatever the compute dtype.
     Net expected;
-    for (const char* const name : {"whole", "files"}) {
+    for (const char* const name : {"full", "files"}) {
       SCOPED_TRACE(name);
       Net loaded(0);
       load_model(*loaded, directory.path() / name);
@@ -128,7 +128,7 @@ TEST(ShardedWeights, AreSavedPieceByPiece) {
   }
 }
 
-TEST(ShardedWeights, ArePutTogetherOnRank0OrAll) {
+TEST(ShardedWeights, AreGatheredOnRank0OrAll) {
   run_on_ranks(3, [&](const WorldOptions& world) {
     const Accelerator accelerator(
         {.parallel = fully_sharded(), .world = world});
@@ -144,7 +144,7 @@ TEST(ShardedWeights, ArePutTogetherOnRank0OrAll) {
     const WeightList everywhere =
         accelerator.get_state_dict(model, {.rank0_only = false});
     expect_equal(named(everywhere), expected);
-    // Names of one tensor stay names of one tensor.
+    // Tied names stay tied.
     const auto find = [&](const std::string& name) {
       return std::find_if(
                  everywhere.begin(),
@@ -156,7 +156,7 @@ TEST(ShardedWeights, ArePutTogetherOnRank0OrAll) {
   });
 }
 
-TEST(ShardedWeights, AreGivenInPartsThatSayWhereTheyBelong) {
+TEST(ShardedWeights, AreGivenInShardsWithTheirOffsets) {
   run_on_ranks(3, [&](const WorldOptions& world) {
     const Accelerator accelerator(
         {.parallel = fully_sharded(), .world = world});
@@ -164,17 +164,17 @@ TEST(ShardedWeights, AreGivenInPartsThatSayWhereTheyBelong) {
     Net net;
     const auto model = accelerator.prepare(net);
     std::int64_t count = 0;
-    for (const WeightShard& part : accelerator.state_dict_shards(model)) {
-      Tensor box = expected.at(part.name);
-      EXPECT_EQ(box.sizes(), at::IntArrayRef(part.global_shape)) << part.name;
+    for (const WeightShard& shard : accelerator.state_dict_shards(model)) {
+      Tensor box = expected.at(shard.name);
+      EXPECT_EQ(box.sizes(), at::IntArrayRef(shard.global_shape)) << shard.name;
       for (std::int64_t axis = 0; axis < box.dim(); ++axis) {
         box = box.narrow(
             axis,
-            part.offset[static_cast<std::size_t>(axis)],
-            part.tensor.size(axis));
+            shard.offset[static_cast<std::size_t>(axis)],
+            shard.tensor.size(axis));
       }
-      EXPECT_TRUE(torch::equal(part.tensor, box)) << part.name;
-      count += part.tensor.numel();
+      EXPECT_TRUE(torch::equal(shard.tensor, box)) << shard.name;
+      count += shard.tensor.numel();
     }
     EXPECT_LT(count, 130);
     for (const auto& [name, tensor] : accelerator.get_state_dict(
@@ -202,7 +202,7 @@ TEST(ShardedWeights, AreReadByEachRankOrByRank0) {
         expect_equal(
             named(accelerator.get_state_dict(model, {.rank0_only = false})),
             expected);
-        // What does not fit is refused by all.
+        // All ranks refuse weights that do not fit.
         expect_error<CheckpointError>(
             [&] {
               accelerator.load_model(
@@ -233,11 +233,11 @@ TEST(ShardedWeights, AreDescribedOneByOne) {
     Net net;
     net->layers[0]->to(torch::kBFloat16);
     const auto model = accelerator.prepare(net);
-    const std::string text = describe(model);
+    const std::string description = describe(model);
     const std::string rows =
         accelerator.is_main_process() ? "0 to 3" : "3 to 7";
     EXPECT_THAT(
-        text,
+        description,
         ::testing::AllOf(
             ::testing::HasSubstr(
                 "layers.0.weight: Float [7, 7], in the unit of layers.0, "
@@ -251,7 +251,7 @@ TEST(ShardedWeights, AreDescribedOneByOne) {
   });
 }
 
-TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
+TEST(EmptyWeights, OfAShardedModelAreLoadedByShards) {
   const TemporaryDirectory directory;
   save_model(*Net(2), directory.path());
   Weights expected;
@@ -277,7 +277,7 @@ TEST(EmptyWeights, OfAShardedModelAreLoadedPartByPart) {
   });
 }
 
-TEST(EmptyWeights, AreFilledByRank0sAtPrepare) {
+TEST(EmptyWeights, AreFilledFromRank0AtPrepare) {
   for (const bool shards : {true, false}) {
     run_on_ranks(3, [&](const WorldOptions& world) {
       const Accelerator accelerator(
@@ -292,7 +292,7 @@ TEST(EmptyWeights, AreFilledByRank0sAtPrepare) {
           named(accelerator.get_state_dict(model, {.rank0_only = false})),
           expected);
       train(accelerator, model);
-      // The other way round there would be nothing to begin with.
+      // If rank 0 had empty weights, there would be no initial values.
       Net other = accelerator.is_main_process()
           ? init_empty_weights([] { return Net(); })
           : Net(3);

@@ -32,15 +32,15 @@ struct Recorded {
     }
   }
 
-  // What was told since the last call.
-  Names told() { return std::exchange(*events, {}); }
+  // Events since the last call.
+  Names take_events() { return std::exchange(*events, {}); }
 
   testing::Events events = std::make_shared<Names>();
   std::vector<RecordingStrategy*> members;
   StrategyList list;
 };
 
-TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
+TEST(StrategyList, NotifiesInOrderAndOfEndsInReverse) {
   Recorded recorded(2);
   StrategyList& list = recorded.list;
   EXPECT_THAT(list.names(), ElementsAre("a", "b"));
@@ -48,13 +48,13 @@ TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
   ParameterTable table(*net);
   torch::optim::SGD sgd(net->parameters(), 0.1);
   list.prepare(*net, table);
-  EXPECT_THAT(recorded.told(), ElementsAre("a:prepare", "b:prepare"));
+  EXPECT_THAT(recorded.take_events(), ElementsAre("a:prepare", "b:prepare"));
   list.bind(sgd, table);
-  EXPECT_THAT(recorded.told(), ElementsAre("a:bind", "b:bind"));
+  EXPECT_THAT(recorded.take_events(), ElementsAre("a:bind", "b:bind"));
   list.before_forward();
   list.after_forward({});
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre(
           "a:before_forward",
           "b:before_forward",
@@ -64,7 +64,7 @@ TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
   list.average_gradient({});
   list.after_backward(true);
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre(
           "a:before_backward",
           "b:before_backward",
@@ -77,7 +77,7 @@ TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
   list.average_parameters(table);
   list.after_load();
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre(
           "a:before_step",
           "b:before_step",
@@ -93,7 +93,7 @@ TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
   list.shadow({});
   list.end_join();
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre(
           "a:begin_join",
           "b:begin_join",
@@ -103,18 +103,18 @@ TEST(StrategyList, TellsInOrderAndOfEndsInReverse) {
           "a:end_join"));
 }
 
-TEST(StrategyList, TellsAllOfAFailureAndReturnsTheFirstThatKnowsMore) {
+TEST(StrategyList, NotifiesAllOfAFailureAndReturnsTheFirstError) {
   Recorded recorded(3);
   const std::runtime_error error("the loss is bad");
   EXPECT_EQ(recorded.list.on_failure(error), nullptr);
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre("c:on_failure", "b:on_failure", "a:on_failure"));
   recorded.members[0]->explains_failures = true;
   recorded.members[1]->explains_failures = true;
   const std::exception_ptr better = recorded.list.on_failure(error);
   EXPECT_THAT(
-      recorded.told(),
+      recorded.take_events(),
       ElementsAre("c:on_failure", "b:on_failure", "a:on_failure"));
   ASSERT_NE(better, nullptr);
   expect_error<std::runtime_error>(
@@ -151,7 +151,7 @@ TEST(StrategyList, PassesOnStepsOfOptimizersThatStepOnTheModel) {
   Recorded recorded(1);
   torch::nn::Linear net(2, 1), other(2, 1);
   ParameterTable table(*net);
-  // As master weights do it: the optimizer steps on another tensor.
+  // The optimizer steps on another tensor, as with master weights.
   detail::Parameter& row = table.rows()[0];
   table.set_local(row, row.tensor.detach().clone().requires_grad_());
   torch::optim::SGD own({net->bias}, 0.1), of_local({row.local}, 0.1),
@@ -159,13 +159,14 @@ TEST(StrategyList, PassesOnStepsOfOptimizersThatStepOnTheModel) {
   recorded.list.bind(own, table);
   recorded.list.bind(of_local, table);
   recorded.list.bind(of_other, table);
-  recorded.told();
+  recorded.take_events();
   recorded.list.after_step(of_other);
   recorded.list.after_step(unbound);
-  EXPECT_THAT(recorded.told(), IsEmpty());
+  EXPECT_THAT(recorded.take_events(), IsEmpty());
   recorded.list.after_step(own);
   recorded.list.after_step(of_local);
-  EXPECT_THAT(recorded.told(), ElementsAre("a:after_step", "a:after_step"));
+  EXPECT_THAT(
+      recorded.take_events(), ElementsAre("a:after_step", "a:after_step"));
 }
 
 TEST(StrategyList, SavesAndLoadsStateByName) {
@@ -207,7 +208,7 @@ TEST(StrategyList, ReadsStateThatWasSavedByPosition) {
   }
 }
 
-TEST(StrategyList, RefusesTwoOfOneName) {
+TEST(StrategyList, RefusesTwoWithOneName) {
   Recorded recorded(1);
   expect_error<InternalError>(
       [&] {
