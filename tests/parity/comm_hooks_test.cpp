@@ -15,7 +15,7 @@ using testing::expect_error;
 using testing::run_in_worlds;
 using testing::run_on_ranks;
 
-// Parameters by name, and one bucket, or one a parameter, of their gradients.
+// Parameters by name, and one bucket, or one per parameter, of their gradients.
 class Buckets {
  public:
   explicit Buckets(bool is_one_each) : is_one_each_(is_one_each) {
@@ -200,7 +200,7 @@ TEST(PowerSgd, SendsPlainGradientsBeforeItsStart) {
   });
 }
 
-// What one step leaves out, a later one sends: sums agree up to what is left.
+// Later steps send what one step left out: sums agree up to the remainder.
 TEST(PowerSgd, LosesNothingForGood) {
   for (const CommHook hook :
        {CommHook::power_sgd, CommHook::batched_power_sgd}) {
@@ -247,20 +247,21 @@ TEST(PowerSgd, LosesNothingForGood) {
   }
 }
 
-TEST(PowerSgd, GoesOnWhereItsStateWasSavedEvenInOtherBuckets) {
+TEST(PowerSgd, ResumesFromItsStateEvenInOtherBuckets) {
   run_in_worlds(2, [](const World& world) {
     const ReplicateOptions options = with_hook(
         CommHook::power_sgd,
         {.start_power_sgd_iter = 1, .min_compression_rate = 1});
     Buckets buckets(false);
-    const auto whole = detail::make_reduction(options, buckets.name_of());
+    const auto uninterrupted =
+        detail::make_reduction(options, buckets.name_of());
     Buckets others(true);
-    const auto rest = detail::make_reduction(options, others.name_of());
+    const auto resumed = detail::make_reduction(options, others.name_of());
     for (int step = 0; step < 6; ++step) {
-      if (step == 3) rest->load_state_dict(whole->state_dict());
+      if (step == 3) resumed->load_state_dict(uninterrupted->state_dict());
       const auto mine = buckets.random_gradients(
           static_cast<std::uint64_t>(step * 10 + world.rank()));
-      const auto expected = buckets.reduce(*whole, mine, world.group());
+      const auto expected = buckets.reduce(*uninterrupted, mine, world.group());
       if (step < 3) continue;
       expect_close(others.reduce(*rest, mine, world.group()), expected, 1e-5);
     }
@@ -276,7 +277,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Loss at the end; the same on all ranks, or the test fails.
+// Returns the final loss; fails if it differs between ranks.
 double train(int num_ranks, const ReplicateOptions& options) {
   torch::manual_seed(1);
   const auto inputs = torch::randn({48, 6});
@@ -337,7 +338,7 @@ TEST(CommHook, TrainsAsWellAsPlainAveraging) {
   }
 }
 
-TEST(CommHook, RefusesWhatCannotBe) {
+TEST(CommHook, RefusesInvalidOptions) {
   const auto make = [](const ReplicateOptions& options) {
     run_on_ranks(2, [&](const WorldOptions& world) {
       Accelerator accelerator(

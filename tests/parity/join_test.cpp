@@ -42,8 +42,8 @@ torch::Tensor loss_of(const torch::Tensor& output) {
   return (output * output).sum(1).mean();
 }
 
-struct How {
-  std::vector<int> steps;  // of each rank
+struct Case {
+  std::vector<int> steps;  // by rank
   ReplicateOptions replicate = {};
   bool divide_by_all = true;
   int window = 1;
@@ -56,16 +56,16 @@ torch::optim::SGD make_sgd(torch::nn::Module& net) {
 
 constexpr optim::StepLROptions kSchedule{.step_size = 2, .gamma = 0.5};
 
-// The same by hand: gradients of those that have data, summed and divided.
-torch::Tensor train_alone(const How& how) {
+// The reference: sums and divides the gradients of the ranks that have data.
+torch::Tensor train_alone(const Case& setup) {
   Net net;
   fill(*net);
   torch::optim::SGD sgd = make_sgd(*net);
   optim::StepLR schedule(sgd, kSchedule);
-  const int ranks = static_cast<int>(how.steps.size());
+  const int ranks = static_cast<int>(setup.steps.size());
   const auto take_step = [&](const std::vector<torch::Tensor>& losses) {
     const auto divisor =
-        how.divide_by_all ? ranks : static_cast<int>(losses.size());
+        setup.divide_by_all ? ranks : static_cast<int>(losses.size());
     sgd.zero_grad();
     torch::stack(losses).sum().div(divisor).backward();
     sgd.step();
@@ -74,19 +74,19 @@ torch::Tensor train_alone(const How& how) {
   for (int step = 0;; ++step) {
     std::vector<torch::Tensor> losses;
     for (int rank = 0; rank < ranks; ++rank) {
-      const int begin = step * how.window;
+      const int begin = step * setup.window;
       const int end = std::min(
-          begin + how.window, how.steps[static_cast<std::size_t>(rank)]);
+          begin + setup.window, setup.steps[static_cast<std::size_t>(rank)]);
       if (begin >= end) continue;
       torch::Tensor sum = torch::zeros({});
       for (int i = begin; i < end; ++i)
         sum = sum + loss_of(net->forward(batch_of(rank, i)));
-      losses.push_back(sum / how.window);
+      losses.push_back(sum / setup.window);
     }
     if (losses.empty()) break;
     take_step(losses);
   }
-  // Once more, all together: shows momentum and schedule.
+  // One more step of all ranks shows differences in momentum and schedule.
   std::vector<torch::Tensor> losses;
   for (int rank = 0; rank < ranks; ++rank) {
     losses.push_back(loss_of(net->forward(batch_of(rank, 100))));
@@ -95,13 +95,13 @@ torch::Tensor train_alone(const How& how) {
   return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
 }
 
-std::vector<torch::Tensor> train_joined(const How& how) {
-  const int ranks = static_cast<int>(how.steps.size());
-  std::vector<torch::Tensor> ends(how.steps.size());
+std::vector<torch::Tensor> train_joined(const Case& setup) {
+  const int ranks = static_cast<int>(setup.steps.size());
+  std::vector<torch::Tensor> ends(setup.steps.size());
   run_on_ranks(ranks, [&](const WorldOptions& world) {
     Accelerator accelerator(
-        {.gradient_accumulation_steps = how.window,
-         .parallel = {.replicate_options = how.replicate},
+        {.gradient_accumulation_steps = setup.window,
+         .parallel = {.replicate_options = setup.replicate},
          .world = world});
     Net net;
     fill(*net);
@@ -111,7 +111,7 @@ std::vector<torch::Tensor> train_joined(const How& how) {
     const int rank = accelerator.process_index();
     accelerator.join_uneven_inputs(
         [&, model = model, optimizer = optimizer, scheduler = scheduler] {
-          for (int step = 0; step < how.steps[static_cast<std::size_t>(rank)];
+          for (int step = 0; step < setup.steps[static_cast<std::size_t>(rank)];
                ++step) {
             auto micro_step = accelerator.accumulate(model);
             accelerator.backward(loss_of(model(batch_of(rank, step))));
@@ -120,8 +120,8 @@ std::vector<torch::Tensor> train_joined(const How& how) {
             optimizer.zero_grad();
           }
         },
-        {.divide_by_initial_world_size = how.divide_by_all});
-    for (int micro_step = 0; micro_step < how.window; ++micro_step) {
+        {.divide_by_initial_world_size = setup.divide_by_all});
+    for (int micro_step = 0; micro_step < setup.window; ++micro_step) {
       auto scope = accelerator.accumulate(model);
       accelerator.backward(loss_of(model(batch_of(rank, 100))));
       optimizer.step();
@@ -134,9 +134,9 @@ std::vector<torch::Tensor> train_joined(const How& how) {
   return ends;
 }
 
-void expect_parity(const How& how) {
-  const torch::Tensor alone = train_alone(how);
-  const std::vector<torch::Tensor> joined = train_joined(how);
+void expect_parity(const Case& setup) {
+  const torch::Tensor alone = train_alone(setup);
+  const std::vector<torch::Tensor> joined = train_joined(setup);
   for (const torch::Tensor& of_rank : joined) {
     EXPECT_TRUE(torch::equal(of_rank, joined[0]));
     EXPECT_TRUE(torch::allclose(of_rank, alone, 1e-5, 1e-6))
@@ -144,7 +144,7 @@ void expect_parity(const How& how) {
   }
 }
 
-TEST(JoinUnevenInputs, IsOneProcessOverAllThereIs) {
+TEST(JoinUnevenInputs, TrainsAsOneProcessOnAllSamples) {
   for (const bool divide_by_all : {true, false}) {
     for (const auto& steps : std::vector<std::vector<int>>{
              {4, 4},

@@ -47,8 +47,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-// Weights at the end, from every rank.
-std::vector<Weights> train(int num_ranks, const Case& how) {
+// Final weights of every rank.
+std::vector<Weights> train(int num_ranks, const Case& setup) {
   torch::manual_seed(3);
   const auto inputs = torch::randn({kSteps * kGlobalBatch, 5});
   const auto labels = torch::randint(3, {kSteps * kGlobalBatch});
@@ -56,10 +56,10 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
   std::vector<Weights> ends(static_cast<std::size_t>(num_ranks));
   run_on_ranks(num_ranks, [&](const WorldOptions& world) {
     Accelerator accelerator(
-        {.mixed_precision = how.precision,
-         .master_weights = how.master_weights,
-         .gradient_accumulation_steps = how.accumulation,
-         .parallel = {.replicate_options = how.replicate},
+        {.mixed_precision = setup.precision,
+         .master_weights = setup.master_weights,
+         .gradient_accumulation_steps = setup.accumulation,
+         .parallel = {.replicate_options = setup.replicate},
          .world = world});
     Net net;
     if (accelerator.is_main_process()) {
@@ -68,17 +68,17 @@ std::vector<Weights> train(int num_ranks, const Case& how) {
       for (auto& item : net->named_parameters())
         item.value().copy_(from[item.key()]);
     }
-    const auto dtype = !how.master_weights ? torch::kFloat
-        : how.precision == Precision::fp16 ? torch::kHalf
-                                           : torch::kBFloat16;
+    const auto dtype = !setup.master_weights ? torch::kFloat
+        : setup.precision == Precision::fp16 ? torch::kHalf
+                                             : torch::kBFloat16;
     net->to(dtype);
-    auto inner = make_optimizer(how.optimizer, net->parameters());
+    auto inner = make_optimizer(setup.optimizer, net->parameters());
     auto [model, optimizer, loader] = accelerator.prepare(
         net,
         *inner,
         DataLoader(
             TensorDataset(inputs, labels),
-            {.batch_size = kGlobalBatch / how.accumulation,
+            {.batch_size = kGlobalBatch / setup.accumulation,
              .split_batches = true}));
     for (auto& [x, y] : loader) {
       auto micro_step = accelerator.accumulate(model);
@@ -140,30 +140,31 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values("SGD"),
         ::testing::Values(2, 3)));
 
-struct Way {
+struct Variant {
   std::string name;
   ReplicateOptions options;
   bool master_weights = false;
 };
 
-std::vector<Way> all_ways() {
-  std::vector<Way> ways;
-  ways.push_back({"plain", {.find_unused_parameters = true}});
-  ways.push_back({"static_graph", {.static_graph = true}});
-  ways.push_back(
+std::vector<Variant> all_variants() {
+  std::vector<Variant> variants;
+  variants.push_back({"plain", {.find_unused_parameters = true}});
+  variants.push_back({"static_graph", {.static_graph = true}});
+  variants.push_back(
       {"views",
        {.bucket_bytes = 64,
         .first_bucket_bytes = 16,
         .find_unused_parameters = true,
         .gradient_as_bucket_view = true}});
-  ways.push_back({"master_weights", {.find_unused_parameters = true}, true});
-  ways.push_back(
+  variants.push_back(
+      {"master_weights", {.find_unused_parameters = true}, true});
+  variants.push_back(
       {"bf16_hook",
        {.find_unused_parameters = true, .comm_hook = CommHook::bf16}});
-  ways.push_back(
+  variants.push_back(
       {"fp16_hook",
        {.find_unused_parameters = true, .comm_hook = CommHook::fp16}});
-  ways.push_back(
+  variants.push_back(
       {"power_sgd",
        {.find_unused_parameters = true,
         .comm_hook = CommHook::power_sgd,
@@ -171,34 +172,36 @@ std::vector<Way> all_ways() {
             .matrix_approximation_rank = 7,
             .start_power_sgd_iter = 1,
             .min_compression_rate = 1e-3}}});
-  ways.push_back(
+  variants.push_back(
       {"batched_power_sgd",
        {.find_unused_parameters = true,
         .comm_hook = CommHook::batched_power_sgd,
         .power_sgd = {
             .matrix_approximation_rank = 20, .start_power_sgd_iter = 1}}});
-  return ways;
+  return variants;
 }
 
-// How far rounding may carry the weights, which are around 1, in six steps.
-double bound_of(const Way& way, Precision precision) {
-  if (way.master_weights || precision == Precision::bf16 ||
-      way.options.comm_hook == CommHook::bf16) {
+// Bound of the rounding errors of weights around 1 in six steps.
+double bound_of(const Variant& variant, Precision precision) {
+  if (variant.master_weights || precision == Precision::bf16 ||
+      variant.options.comm_hook == CommHook::bf16) {
     return 2e-2;
   }
-  if (precision == Precision::fp16 || way.options.comm_hook == CommHook::fp16)
+  if (precision == Precision::fp16 ||
+      variant.options.comm_hook == CommHook::fp16)
     return 3e-3;
   return 1e-5;
 }
 
-class EveryWay : public ::testing::TestWithParam<Way> {};
+class EveryVariant : public ::testing::TestWithParam<Variant> {};
 
-TEST_P(EveryWay, EndsWithTheWeightsOfOneRank) {
-  const Way& way = GetParam();
+TEST_P(EveryVariant, EndsWithTheWeightsOfOneRank) {
+  const Variant& variant = GetParam();
   for (const Precision precision :
        {Precision::no, Precision::bf16, Precision::fp16}) {
     const Weights one = train(
-        1, {.precision = precision, .master_weights = way.master_weights})[0];
+        1,
+        {.precision = precision, .master_weights = variant.master_weights})[0];
     for (const int accumulation : {1, 3}) {
       for (const int num_ranks : {1, 2, 3}) {
         SCOPED_TRACE(
@@ -209,11 +212,11 @@ TEST_P(EveryWay, EndsWithTheWeightsOfOneRank) {
             train(
                 num_ranks,
                 {.accumulation = accumulation,
-                 .replicate = way.options,
+                 .replicate = variant.options,
                  .precision = precision,
-                 .master_weights = way.master_weights}),
+                 .master_weights = variant.master_weights}),
             one,
-            bound_of(way, precision));
+            bound_of(variant, precision));
       }
     }
   }
@@ -221,9 +224,11 @@ TEST_P(EveryWay, EndsWithTheWeightsOfOneRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Matrix,
-    EveryWay,
-    ::testing::ValuesIn(all_ways()),
-    [](const ::testing::TestParamInfo<Way>& way) { return way.param.name; });
+    EveryVariant,
+    ::testing::ValuesIn(all_variants()),
+    [](const ::testing::TestParamInfo<Variant>& variant) {
+      return variant.param.name;
+    });
 
 TEST(ReplicateParity, HoldsForSmallBuckets) {
   const Weights one = train(1, {})[0];

@@ -70,7 +70,7 @@ struct ConvTask : Task {
   nn::Linear head{12, 3};
 };
 
-// Large enough to travel in messages of their own.
+// Large enough for messages of their own.
 struct WideTask : Task {
   WideTask() {
     register_module("in", in);
@@ -121,12 +121,12 @@ struct AttentionImpl : nn::Module {
     register_module("mlp", mlp);
   }
   Tensor forward(const Tensor& x) {
-    const auto parts = qkv(norm(x)).chunk(3, -1);
+    const auto chunks = qkv(norm(x)).chunk(3, -1);
     const Tensor scores =
-        torch::matmul(parts[0], parts[1].transpose(1, 2)) / std::sqrt(8.0);
+        torch::matmul(chunks[0], chunks[1].transpose(1, 2)) / std::sqrt(8.0);
     const Tensor mask = torch::ones({x.size(1), x.size(1)}).tril() == 0;
     const Tensor mixed =
-        torch::matmul(scores.masked_fill(mask, -1e9).softmax(-1), parts[2]);
+        torch::matmul(scores.masked_fill(mask, -1e9).softmax(-1), chunks[2]);
     return x + mlp->forward(x + mixed);
   }
   nn::LayerNorm norm{nn::LayerNormOptions({8})};
@@ -242,14 +242,14 @@ Weights train_alone(const Kind& kind, int num_ranks, int accumulation) {
   return weights_of(*task);
 }
 
-struct Way {
+struct Variant {
   std::string name;
   ParallelOptions parallel;
 };
 
 Weights train_sharded(
     const Kind& kind,
-    const Way& way,
+    const Variant& variant,
     int num_ranks,
     int accumulation,
     bool clips = true,
@@ -262,7 +262,7 @@ Weights train_sharded(
     Accelerator accelerator(
         {.mixed_precision = precision,
          .gradient_accumulation_steps = accumulation,
-         .parallel = way.parallel,
+         .parallel = variant.parallel,
          .world = world});
     const auto task = std::shared_ptr<Task>(kind.make());
     if (accelerator.is_main_process()) {
@@ -320,7 +320,7 @@ FullyShardedDataParallelOptions by_class(const std::string& name) {
       .transformer_cls_names_to_wrap = std::vector<std::string>{name}};
 }
 
-std::vector<Way> ways() {
+std::vector<Variant> variants() {
   FullyShardedDataParallelOptions sizes{
       .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
       .min_num_params = 20};
@@ -366,12 +366,12 @@ TEST_P(ShardParity, EndsWithTheWeightsOfOneProcess) {
   const auto [num_ranks, accumulation] = GetParam();
   for (const Kind& kind : kinds()) {
     const Weights expected = train_alone(kind, num_ranks, accumulation);
-    for (const Way& way : ways()) {
+    for (const Variant& variant : variants()) {
       expect_near(
-          train_sharded(kind, way, num_ranks, accumulation),
+          train_sharded(kind, variant, num_ranks, accumulation),
           expected,
           2e-5,
-          kind.name + " " + way.name);
+          kind.name + " " + variant.name);
     }
   }
 }
@@ -382,19 +382,19 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values(1, 3)));
 
 TEST(HybridShard, EndsWithTheWeightsOfOneProcess) {
-  const Way way{"hybrid", {.replicate = 2, .shard = 2}};
+  const Variant variant{"hybrid", {.replicate = 2, .shard = 2}};
   for (const Kind& kind : kinds()) {
     expect_near(
-        train_sharded(kind, way, 4, 1),
+        train_sharded(kind, variant, 4, 1),
         train_alone(kind, 4, 1),
         2e-5,
         kind.name);
   }
 }
 
-// Parameters stay split over two neighbours of four between forward and
-// backward.
-TEST(Neighbours, EndWithTheWeightsOfOneProcess) {
+// Parameters are sharded over groups of two of the four ranks between forward
+// and backward.
+TEST(ReshardGroup, EndWithTheWeightsOfOneProcess) {
   FullyShardedDataParallelOptions options{
       .fsdp_version = 2, .reshard_after_forward = 2};
   for (const bool checkpoints : {false, true}) {
@@ -420,8 +420,8 @@ bool is_batch_norm(const nn::Module& module) {
   return module.as<nn::BatchNorm2dImpl>() != nullptr;
 }
 
-// What is computed in bf16: all but batch normalisation, and scalars, which
-// are not split.
+// Everything is computed in bf16 but batch normalisation, and scalars, which
+// are not sharded.
 void lower(nn::Module& module) {
   for (const auto& each : module.modules()) {
     if (is_batch_norm(*each)) continue;
@@ -464,11 +464,11 @@ Weights train_in_order(
       for (const Tensor& parameter : task->parameters()) {
         Tensor& sum = targets[at++].mutable_grad();
         if (!parameter.grad().defined()) continue;
-        const Tensor part = parameter.grad().to(torch::kFloat, false, true);
+        const Tensor gradient = parameter.grad().to(torch::kFloat, false, true);
         if (sum.defined()) {
-          sum.add_(part);
+          sum.add_(gradient);
         } else {
-          sum = part;
+          sum = gradient;
         }
       }
     }
@@ -491,18 +491,18 @@ TEST_P(ShardExactness, IsToTheLastBitThatOfSumsInTheOrderOfTheRanks) {
   for (const Kind& kind : kinds()) {
     for (const bool bf16 : {false, true}) {
       const Weights expected = train_in_order(kind, GetParam(), 1, bf16);
-      for (const Way& way : ways()) {
+      for (const Variant& variant : variants()) {
         const Weights found = train_sharded(
             kind,
-            way,
+            variant,
             GetParam(),
             1,
             /*clips=*/false,
             bf16 ? std::optional(Precision::bf16) : std::nullopt);
         for (const auto& [name, tensor] : expected) {
           EXPECT_TRUE(torch::equal(found.at(name), tensor))
-              << kind.name << (bf16 ? " bf16 " : " ") << way.name << " " << name
-              << " differs by "
+              << kind.name << (bf16 ? " bf16 " : " ") << variant.name << " "
+              << name << " differs by "
               << (found.at(name) - tensor).abs().max().item<double>();
         }
       }
@@ -516,20 +516,20 @@ Tensor flat(const Weights& weights) {
   return torch::cat(all);
 }
 
-// Micro-steps are added up in bf16 where gradients stay whole (ZeRO-1), in fp32
-// where they are split: what was learned is the same to a tenth.
+// Micro-steps are added up in bf16 where gradients stay full (ZeRO-1), in fp32
+// where they are sharded: what was learned is the same to a tenth.
 TEST_P(ShardExactness, LearnsTheSameInSeveralMicroStepsOfBf16) {
   for (const Kind& kind : kinds()) {
     const Tensor before = flat(weights_of(*first_model(kind)));
     const Tensor expected =
         flat(train_in_order(kind, GetParam(), 3, /*bf16=*/true)) - before;
-    for (const Way& way : ways()) {
+    for (const Variant& variant : variants()) {
       const Weights weights = train_sharded(
-          kind, way, GetParam(), 3, /*clips=*/false, Precision::bf16);
+          kind, variant, GetParam(), 3, /*clips=*/false, Precision::bf16);
       const Tensor found = flat(weights) - before;
       const double difference =
           ((found - expected).norm() / expected.norm()).item<double>();
-      EXPECT_LT(difference, 0.1) << kind.name << " " << way.name;
+      EXPECT_LT(difference, 0.1) << kind.name << " " << variant.name;
     }
   }
 }
