@@ -10,7 +10,8 @@ namespace gate_device_test {
 using torch::Tensor;
 namespace nn = torch::nn;
 
-/// Keeps a module on a device, and brings what its weights meet there.
+/// Keeps a module on a device, and moves the other arguments of its operators
+/// there.
 class Placed : public GateKeeper {
  public:
   Placed(const nn::Module& module, at::Device device) : device_(device) {
@@ -57,7 +58,7 @@ TEST(GateOnADevice, MovesArgumentsAndTheirGradientsBack) {
   nn::Sequential reference = make_net(), net = make_net();
   const auto [expected, expected_gradient] = train(reference);
 
-  // The first layer here, the second there.
+  // The layers are on different devices.
   const at::Device device = testing::pretend_device(0);
   Placed keeper(*net[2], device);
   const auto [output, gradient] = train(net);

@@ -13,7 +13,7 @@ using testing::expect_error;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-/// Keeps values elsewhere, and brings them when they are about to be read.
+/// Keeps values elsewhere, and fills tensors before they are read.
 class Vault : public GateKeeper {
  public:
   explicit Vault(const nn::Module& module) {
@@ -61,7 +61,7 @@ std::vector<Tensor> take_gradients(nn::Module& module) {
   return gradients;
 }
 
-// Freed before the forward, and again before the backward.
+// Frees the memory before the forward, and again before the backward.
 void expect_unchanged(
     const std::string& what,
     const std::shared_ptr<nn::Module>& module,
@@ -89,7 +89,7 @@ void check(const std::string& what, Holder holder, Forward forward) {
       what, holder.ptr(), [&] { return forward(holder).pow(2).sum(); });
 }
 
-TEST(Gate, GivesWeightsBackToUnmodifiedModules) {
+TEST(Gate, FillsWeightsOfUnmodifiedModules) {
   const Tensor rows = torch::rand({3, 8});
   const Tensor images = torch::rand({2, 3, 6, 6});
   const Tensor steps = torch::rand({4, 2, 8});
@@ -137,7 +137,7 @@ TEST(Gate, GivesWeightsBackToUnmodifiedModules) {
       [&](auto m) { return m->forward(images); });
 }
 
-TEST(Gate, IsAskedOnceForEachOperatorThatReads) {
+TEST(Gate, CallsTheKeeperOncePerOperatorThatReads) {
   nn::Linear linear(4, 4);
   Vault vault(*linear);
   const Tensor unrelated = torch::rand({4, 4}).mm(torch::rand({4, 4}));
@@ -156,7 +156,7 @@ TEST(Gate, LeavesAnErrorToTheCaller) {
   linear(torch::rand({1, 4}));
 }
 
-TEST(Gate, ThrowsTheKeepersMessageAtWhateverReachesAround) {
+TEST(Gate, ThrowsTheKeepersMessageIfMemoryIsAccessedDirectly) {
   nn::Linear linear(4, 4);
   std::optional<Vault> vault(std::in_place, *linear);
   expect_error<c10::Error>(

@@ -1,6 +1,6 @@
-// Keepers that do an operator otherwise: on other arguments, something else in
-// its place, with another result. In each case forward and backward are
-// compared with a model that was written so.
+// Keepers that run an operator on other arguments, replace it, or change its
+// result. In each case, forward and backward are compared with a model that was
+// written that way.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -51,7 +51,7 @@ struct Quantised {
       : scale(weight.detach().abs().amax(1, true) / 127),
         values((weight.detach() / scale).round().to(torch::kChar)) {}
   Tensor full() const { return values.to(torch::kFloat) * scale; }
-  /// What `view` shows, of the dequantised weight.
+  /// The same view of the dequantised weight as `view` of the weight.
   Tensor like(const Tensor& view) const {
     return full().as_strided(
         view.sizes(), view.strides(), view.storage_offset());
@@ -96,7 +96,7 @@ std::pair<nn::Linear, Quantised> quantised_linear(bool is_trained) {
   return {linear, quantised};
 }
 
-// Matrices come as addmm, others as matmul.
+// Matrices are multiplied by addmm, other inputs by matmul.
 const std::vector<std::vector<std::int64_t>> kInputs{{3, 6}, {2, 3, 6}};
 
 TEST(GatedCall, RunsOnADequantisedCopyOfAFrozenWeight) {
@@ -117,11 +117,11 @@ TEST(GatedCall, RunsOnADequantisedCopyOfAFrozenWeight) {
     keeper.release();
     expect_equal(run(linear, x), expected);
     EXPECT_EQ(names.size(), 2u) << "the view and the product; autograd saved "
-                                   "the copy, so the backward asks nobody";
+                                   "the copy, so the backward calls no keeper";
   }
 }
 
-// Keeps the graph to the weight, dequantises again in the backward.
+// Keeps the graph to the weight, and dequantises again in the backward.
 struct Product : torch::autograd::Function<Product> {
   static Tensor forward(
       torch::autograd::AutogradContext* context,
@@ -179,7 +179,7 @@ TEST(GatedCall, ReplacesTheResultAboveAutograd) {
   const auto expected_gradients = gradients(expected);
 
   int num_backward = 0;
-  // A low-rank adapter of a module that knows nothing of it.
+  // A low-rank adapter of an unmodified module.
   Keeper keeper({linear->weight}, [&](GateKeeper&, GatedCall& call) {
     if (!torch::GradMode::is_enabled()) ++num_backward;
     if (name_of(call) != "aten::addmm") return call.run();
@@ -219,29 +219,29 @@ TEST(GatedCall, ComesBeforeAutocast) {
           at::kFloat, at::kFloat, at::kFloat, at::kBFloat16}));
 }
 
-TEST(GatedCall, AsksSeveralKeepersInTheOrderOfTheArguments) {
+TEST(GatedCall, CallsSeveralKeepersInTheOrderOfTheArguments) {
   nn::Linear linear(6, 4);
   std::vector<std::string> calls;
-  const auto note = [&](const std::string& who) {
-    return [&calls, who](GateKeeper& self, GatedCall& call) {
+  const auto recorder = [&](const std::string& name) {
+    return [&calls, name](GateKeeper& self, GatedCall& call) {
       if (name_of(call) != "aten::addmm") return call.run();
       EXPECT_EQ(
           GatedTensor::unit_of(call.arguments()[0], self).has_value(),
-          who == "bias");
-      calls.push_back(who);
+          name == "bias");
+      calls.push_back(name);
       call.run();
-      calls.push_back(who + " done");
+      calls.push_back(name + " done");
     };
   };
-  Keeper of_weight({linear->weight}, note("weight"));
-  Keeper of_bias({linear->bias}, note("bias"));
+  Keeper weight_keeper({linear->weight}, recorder("weight"));
+  Keeper bias_keeper({linear->bias}, recorder("bias"));
   linear(torch::randn({3, 6}));
   EXPECT_EQ(
       calls,
       (std::vector<std::string>{"bias", "weight", "weight done", "bias done"}));
 }
 
-TEST(GatedCall, LetsTheKeepersOwnOperatorsPass) {
+TEST(GatedCall, IsBypassedByTheKeepersOwnOperators) {
   const Tensor kept = torch::ones({3});
   int num_calls = 0;
   Keeper keeper({kept}, [&](GateKeeper&, GatedCall& call) {
