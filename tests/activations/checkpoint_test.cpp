@@ -106,7 +106,7 @@ void expect_same_with_checkpoint(
   }
 }
 
-TEST(Checkpoint, GivesTheSameToTheLastBit) {
+TEST(Checkpoint, GivesTheSameResultsBitwise) {
   {
     SCOPED_TRACE("MLP with dropout");
     expect_same_with_checkpoint(
@@ -202,11 +202,11 @@ TEST(Checkpoint, RunsTheFunctionOnceAndStopsEarly) {
   EXPECT_EQ(num_counted, 2);
   y.sum().backward();
   EXPECT_EQ(num_calls, 1);
-  // The second comes after all that was saved.
+  // The second operator runs after all that saved tensors.
   EXPECT_EQ(num_counted, 3);
 }
 
-TEST(Checkpoint, LetsGoOfWhatIsSavedUntilBackward) {
+TEST(Checkpoint, FreesSavedTensorsUntilBackward) {
   const Tensor w = torch::randn({4, 4}, torch::requires_grad());
   const Tensor x = torch::randn({4, 4}, torch::requires_grad());
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> middle;
@@ -467,7 +467,7 @@ std::vector<Tensor> train(
   return weights;
 }
 
-TEST(ActivationCheckpointing, OfModulesThatKnowNothingOfItChangesNothing) {
+TEST(ActivationCheckpointing, OfUnmodifiedModulesChangesNothing) {
   num_counted = 0;
   const auto expected = train(std::nullopt);
   EXPECT_EQ(num_counted, 9);
@@ -475,7 +475,7 @@ TEST(ActivationCheckpointing, OfModulesThatKnowNothingOfItChangesNothing) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i)
     EXPECT_TRUE(torch::equal(found[i], expected[i])) << i;
-  // The last of a block comes after all that the block saved.
+  // The last operator of a block runs after all that saved tensors.
   EXPECT_EQ(num_counted, 18);
   const auto by_class = train(ActivationCheckpointingOptions{
       .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,

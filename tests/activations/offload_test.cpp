@@ -41,7 +41,7 @@ TEST(SaveOnCpu, GivesTheSameGradients) {
   }
 }
 
-TEST(SaveOnCpu, LetsGoOfDeviceMemory) {
+TEST(SaveOnCpu, FreesDeviceMemory) {
   const at::Device device = testing::pretend_device();
   const Tensor x = torch::randn({40, 40}).to(device).requires_grad_(true);
   const auto middle_lives = [&](bool saves) {
