@@ -40,7 +40,7 @@ TEST(GradientNorm, IsThatOfAllGradientsTogether) {
   });
 }
 
-TEST(GradientNorm, CountsReplicatedRowsOnceAndSplitRowsWhole) {
+TEST(GradientNorm, CountsReplicatedRowsOnceAndShardedRowsInFull) {
   run_in_worlds(4, [](const World& world) {
     const Mesh mesh(world, {1, 2, 2, 1, 1});
     // Split over two ranks: together (3, 4). Replicated: 12 on all.
@@ -55,7 +55,7 @@ TEST(GradientNorm, CountsReplicatedRowsOnceAndSplitRowsWhole) {
   });
 }
 
-TEST(GradientNorm, AsksAllRanksAlsoWithoutGradients) {
+TEST(GradientNorm, IsCollectiveAlsoWithoutGradients) {
   run_in_worlds(2, [](const World& world) {
     const Mesh mesh(world, {1, 1, 2, 1, 1});
     Parameter row = row_of(torch::tensor({2.0}), {Axis::shard});
@@ -67,10 +67,10 @@ TEST(GradientNorm, AsksAllRanksAlsoWithoutGradients) {
 TEST(Writer, IsTheRankAtZeroOfEveryAxisNotSplitOver) {
   run_in_worlds(4, [](const World& world) {
     const Mesh mesh(world, {1, 2, 2, 1, 1});
-    Layout split = Layout::whole({4});
+    Layout split = Layout::unsharded({4});
     split.split_axes = {Axis::shard};
     EXPECT_EQ(is_writer(split, mesh), mesh.coordinate(Axis::replicate) == 0);
-    EXPECT_EQ(is_writer(Layout::whole({4}), mesh), world.rank() == 0);
+    EXPECT_EQ(is_writer(Layout::unsharded({4}), mesh), world.rank() == 0);
   });
 }
 

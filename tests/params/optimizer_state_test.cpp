@@ -10,7 +10,7 @@ namespace optimizer_state_test {
 
 using testing::expect_error;
 
-// A class of the user's, with options and a state that only it knows.
+// A user-defined class with its own options and state.
 struct PullOptions : torch::optim::OptimizerCloneableOptions<PullOptions> {
   PullOptions(double pull = 0.5) : pull_(pull) {}
   TORCH_ARG(double, pull);
@@ -39,7 +39,7 @@ struct PullState : torch::optim::OptimizerCloneableParamState<PullState> {
     _TORCH_OPTIM_SERIALIZE_TORCH_ARG(visits);
   }
 };
-// Pulls parameters towards where they were first.
+// Pulls parameters towards their initial values.
 class Pull : public torch::optim::Optimizer {
  public:
   explicit Pull(std::vector<at::Tensor> parameters)
@@ -70,8 +70,8 @@ class Pull : public torch::optim::Optimizer {
   }
 };
 
-// By what comes first in them.
-std::string by_value(const at::Tensor& parameter) {
+// Names parameters by their size.
+std::string name_by_size(const at::Tensor& parameter) {
   return format("p{}", parameter.numel());
 }
 
@@ -89,14 +89,14 @@ TEST(OptimizerStateOfAnyClass, ComesBackThroughItsOwnArchive) {
     const torch::NoGradGuard no_grad;
     for (at::Tensor& each : values) each.add_(8);
   }
-  const OptimizerState state = read_optimizer_state(pull, by_value);
+  const OptimizerState state = read_optimizer_state(pull, name_by_size);
   EXPECT_EQ(state.algorithm, "archive");
   const OptimizerState again = optimizer_state_from(to_state_dict(state));
-  // In another order.
+  // The second optimizer has them in another order.
   auto other_values = parameters();
   std::swap(other_values[0], other_values[1]);
   Pull other(other_values);
-  write_optimizer_state(other, again, by_value);
+  write_optimizer_state(other, again, name_by_size);
   const torch::NoGradGuard no_grad;
   other_values[0].fill_(10);
   other_values[1].fill_(10);
@@ -116,11 +116,11 @@ TEST(OptimizerStateOfAnyClass, ThatWritesNothingIsRefused) {
   Forgetful forgetful(parameters());
   forgetful.step();
   expect_error<ConfigError>(
-      [&] { static_cast<void>(read_optimizer_state(forgetful, by_value)); },
+      [&] { static_cast<void>(read_optimizer_state(forgetful, name_by_size)); },
       "its save() writes nothing");
 }
 
-TEST(OptimizerState, OfLbfgsComesBackWhole) {
+TEST(OptimizerState, OfLbfgsIsRestored) {
   const auto loss = [](torch::optim::LBFGS& lbfgs, const at::Tensor& x) {
     return lbfgs
         .step([&] {
@@ -138,7 +138,7 @@ TEST(OptimizerState, OfLbfgsComesBackWhole) {
   torch::optim::LBFGS lbfgs({x}, options);
   for (int i = 0; i < 3; ++i) loss(lbfgs, x);
   const OptimizerState state = optimizer_state_from(
-      to_state_dict(read_optimizer_state(lbfgs, by_value)));
+      to_state_dict(read_optimizer_state(lbfgs, name_by_size)));
   at::Tensor y = x.detach().clone().requires_grad_(true);
   torch::optim::LBFGS other({y}, torch::optim::LBFGSOptions(0.9));
   // Not shared with the first, which goes on.
@@ -161,7 +161,7 @@ TEST(OptimizerState, OfLbfgsComesBackWhole) {
     }
     values = std::move(cloned);
   }
-  write_optimizer_state(other, copy, by_value);
+  write_optimizer_state(other, copy, name_by_size);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(loss(other, y), loss(lbfgs, x));
   EXPECT_TRUE(x.equal(y));
 }
@@ -171,19 +171,21 @@ TEST(OptimizerState, FollowsNamesIntoOtherGroupsAndSaysWhatIsMissing) {
   torch::optim::SGD sgd(values, torch::optim::SGDOptions(0.1).momentum(0.9));
   (values[0].sum() + values[1].sum()).backward();
   sgd.step();
-  const OptimizerState state = read_optimizer_state(sgd, by_value);
+  const OptimizerState state = read_optimizer_state(sgd, name_by_size);
   auto more = parameters();
   more.push_back(torch::ones({7}).requires_grad_(true));
   torch::optim::SGD other(more, torch::optim::SGDOptions(0.3));
   EXPECT_EQ(
       optimizer_complaints(
-          other, state, by_value, [](const std::string&) { return false; }),
+          other, state, name_by_size, [](const std::string&) { return false; }),
       std::vector<std::string>{"the state has no parameter p7"});
-  EXPECT_TRUE(
-      optimizer_complaints(other, state, by_value, [](const std::string& name) {
-        return name == "p7";
-      }).empty());
-  write_optimizer_state(other, state, by_value);
+  EXPECT_TRUE(optimizer_complaints(
+                  other,
+                  state,
+                  name_by_size,
+                  [](const std::string& name) { return name == "p7"; })
+                  .empty());
+  write_optimizer_state(other, state, name_by_size);
   const auto& options = static_cast<const torch::optim::SGDOptions&>(
       other.param_groups()[0].options());
   EXPECT_EQ(options.lr(), 0.1);

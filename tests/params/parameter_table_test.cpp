@@ -10,7 +10,7 @@ TEST(ParameterTable, HoldsParametersInOrder) {
   ASSERT_EQ(table.rows().size(), 4u);
   EXPECT_EQ(table.rows()[0].name, "0.weight");
   EXPECT_EQ(table.rows()[3].name, "1.bias");
-  EXPECT_EQ(table.find("1.weight")->layout, Layout::whole({1, 3}));
+  EXPECT_EQ(table.find("1.weight")->layout, Layout::unsharded({1, 3}));
   EXPECT_EQ(table.find("2.weight"), nullptr);
   EXPECT_EQ(table.find(table.rows()[1].tensor), &table.rows()[1]);
   EXPECT_EQ(table.find(torch::ones({1})), nullptr);
@@ -27,7 +27,7 @@ TEST(ParameterTable, PutsAPrefixBeforeNames) {
 }
 
 TEST(Layout, IsSplitSeveralTimesAlongAnyDimension) {
-  Layout layout = Layout::whole({10, 8});
+  Layout layout = Layout::unsharded({10, 8});
   layout.split(Axis::tensor, 1, 3, 4);
   layout.split(Axis::replicate, 0, 5, 5);
   layout.split(Axis::shard, 0, 2, 1);
