@@ -77,11 +77,11 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
     const at::Generator generator = at::detail::createCPUGenerator(seed);
     const auto x = torch::randn({total, 3}, generator, torch::kDouble);
     const auto y = torch::randint(0, 2, {total}, generator, torch::kLong);
-    torch::nn::Linear whole = fixed_net();
+    torch::nn::Linear reference = fixed_net();
     if (total > 0) {
-      F::cross_entropy(whole(x), y).backward();
+      F::cross_entropy(reference(x), y).backward();
     } else {
-      (whole(torch::zeros({1, 3}, torch::kDouble)) * 0).sum().backward();
+      (reference(torch::zeros({1, 3}, torch::kDouble)) * 0).sum().backward();
     }
     std::vector<char> agrees(static_cast<std::size_t>(ranks), 0);
     pool_of(pools, {ranks, window, sync_each_batch}).run([&](TrainRank& rank) {
@@ -94,7 +94,7 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
           const std::int64_t count =
               items[static_cast<std::size_t>(m * ranks) + r];
           if (r == me) {
-            // With a masked row; where it is alone, the mean is no number.
+            // With a masked row; if there is no other, the mean is NaN.
             const auto rows = torch::cat(
                 {x.narrow(0, begin, count),
                  torch::ones({1, 3}, torch::kDouble)});
@@ -111,9 +111,9 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
       }
       agrees[me] =
           torch::allclose(
-              rank.net->weight.grad(), whole->weight.grad(), 1e-9, 1e-12) &&
+              rank.net->weight.grad(), reference->weight.grad(), 1e-9, 1e-12) &&
           torch::allclose(
-              rank.net->bias.grad(), whole->bias.grad(), 1e-9, 1e-12);
+              rank.net->bias.grad(), reference->bias.grad(), 1e-9, 1e-12);
       rank.net->weight.mutable_grad().reset();
       rank.net->bias.mutable_grad().reset();
     });

@@ -26,8 +26,8 @@ using testing::expect_law;
 
 using Coordinates = std::array<int, kNumAxes>;
 
-/// How one dimension is cut over one axis: shares in proportion to weights, of
-/// which some are 0.
+/// How one dimension is split over one axis: in proportion to weights, some of
+/// which are 0.
 struct Split {
   Axis axis;
   std::int64_t dim;
@@ -42,7 +42,7 @@ struct Grid {
   [[nodiscard]] Layout layout_of(
       std::size_t rank,
       const std::vector<std::int64_t>& shape) const {
-    Layout layout = Layout::whole(shape);
+    Layout layout = Layout::unsharded(shape);
     for (const Split& split : splits) {
       const std::int64_t held =
           layout.extent[static_cast<std::size_t>(split.dim)];
@@ -95,7 +95,7 @@ rc::Gen<Grid> grids(std::int64_t num_dims) {
       }
       grid.ranks.push_back(place);
     }
-    // In any order, and some not at all: those ranks have replicas.
+    // Axes split in any order; those that do not split have replicas.
     std::array<int, 4> order{0, 1, 2, 3};
     std::mt19937 random(*rc::gen::arbitrary<std::uint32_t>());
     std::shuffle(order.begin(), order.end(), random);
@@ -108,7 +108,7 @@ rc::Gen<Grid> grids(std::int64_t num_dims) {
           *rc::gen::inRange<std::int64_t>(0, num_dims),
           *rc::gen::container<std::vector<std::int64_t>>(
               degree, rc::gen::inRange<std::int64_t>(0, 4))};
-      // Not all may be 0.
+      // At least one weight must be above 0.
       split.weights[static_cast<std::size_t>(
           *rc::gen::inRange<std::size_t>(0, degree))] += 1;
       grid.splits.push_back(std::move(split));
@@ -220,7 +220,7 @@ TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
   });
 }
 
-// As a rank does that gathers a tensor from its peers, piece by piece.
+// Reads a tensor as a rank does that gathers it from its peers, in pieces.
 TEST(BoxLaw, PiecesOfAnySizeArePutTogetherFromBoxes) {
   expect_law(10'000, [&] {
     const auto shape = *shapes();

@@ -7,7 +7,7 @@
 
 namespace accelerate::testing {
 
-/// The property holds for so many random cases; a failure shows the smallest
+/// Expects the property to hold for random cases; a failure shows the smallest
 /// case found.
 template <class Property>
 void expect_law(int num_cases, Property&& property) {

@@ -53,13 +53,13 @@ std::vector<T> sorted(std::vector<T> values) {
 }
 
 // Everything that a pass gives, by batches of another shape and dtype, or of
-// texts.
+// strings.
 template <class Loader>
 std::vector<std::int64_t>
-gather_all(const Accelerator& accelerator, Loader loader, const Case& how) {
+gather_all(const Accelerator& accelerator, Loader loader, const Case& setup) {
   std::vector<std::int64_t> gathered;
-  for (auto& [samples] : skip_first_batches(loader, how.num_skipped)) {
-    if (how.as_objects) {
+  for (auto& [samples] : skip_first_batches(loader, setup.num_skipped)) {
+    if (setup.as_objects) {
       std::vector<std::string> names;
       for (std::int64_t i = 0; i < samples.size(0); ++i) {
         names.push_back(name_of(samples[i].template item<std::int64_t>()));
@@ -91,7 +91,7 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
   }
   expect_law(10'000, [&] {
     const int ranks = *rc::gen::inRange(1, kMaxRanks + 1);
-    Case how{
+    Case setup{
         .num_samples = *rc::gen::inRange<std::int64_t>(0, 33),
         .batch_size = *rc::gen::inRange<std::int64_t>(1, 9),
         .drop_last = *rc::gen::arbitrary<bool>(),
@@ -103,8 +103,8 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
         .is_dispatched = *rc::gen::arbitrary<bool>(),
         .num_skipped =
             *rc::gen::weightedElement<std::int64_t>({{3, 0}, {1, 1}, {1, 2}})};
-    if (how.is_stream) how.shuffle = false;
-    if (how.split_batches) how.batch_size *= ranks;
+    if (setup.is_stream) setup.shuffle = false;
+    if (setup.split_batches) setup.batch_size *= ranks;
     std::vector<std::vector<std::int64_t>> gathered(
         static_cast<std::size_t>(ranks));
     pools[static_cast<std::size_t>(ranks - 1)]->run(
@@ -112,41 +112,41 @@ TEST(GatherLaw, GivesTheDataSetExactly) {
           const auto rank =
               static_cast<std::size_t>(accelerator.process_index());
           const DataLoaderOptions options{
-              .batch_size = how.batch_size,
-              .shuffle = how.shuffle,
-              .drop_last = how.drop_last,
-              .split_batches = how.split_batches,
-              .dispatch_batches = how.is_dispatched,
-              .data_seed = how.seed};
-          if (how.is_stream) {
+              .batch_size = setup.batch_size,
+              .shuffle = setup.shuffle,
+              .drop_last = setup.drop_last,
+              .split_batches = setup.split_batches,
+              .dispatch_batches = setup.is_dispatched,
+              .data_seed = setup.seed};
+          if (setup.is_stream) {
             gathered[rank] = gather_all(
                 accelerator,
                 accelerator.prepare(
-                    DataLoader(Stream(how.num_samples), options)),
-                how);
+                    DataLoader(Stream(setup.num_samples), options)),
+                setup);
           } else {
             gathered[rank] = gather_all(
                 accelerator,
                 accelerator.prepare(DataLoader(
-                    TensorDataset{torch::arange(how.num_samples)}, options)),
-                how);
+                    TensorDataset{torch::arange(setup.num_samples)}, options)),
+                setup);
           }
         });
     const std::int64_t round =
-        how.split_batches ? how.batch_size : how.batch_size * ranks;
-    const std::int64_t whole =
-        how.drop_last ? how.num_samples / round * round : how.num_samples;
-    const std::int64_t first = std::min(how.num_skipped * round, whole);
+        setup.split_batches ? setup.batch_size : setup.batch_size * ranks;
+    const std::int64_t total =
+        setup.drop_last ? setup.num_samples / round * round : setup.num_samples;
+    const std::int64_t first = std::min(setup.num_skipped * round, total);
     for (const auto& of_rank : gathered) RC_ASSERT(of_rank == gathered[0]);
     const std::vector<std::int64_t> seen = sorted(gathered[0]);
-    RC_ASSERT(static_cast<std::int64_t>(seen.size()) == whole - first);
+    RC_ASSERT(static_cast<std::int64_t>(seen.size()) == total - first);
     RC_ASSERT(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
-    if (!how.shuffle || whole - first == how.num_samples) {
+    if (!setup.shuffle || total - first == setup.num_samples) {
       for (std::size_t i = 0; i < seen.size(); ++i) {
         RC_ASSERT(seen[i] == first + static_cast<std::int64_t>(i));
       }
     }
-    if (!how.shuffle) RC_ASSERT(gathered[0] == seen);
+    if (!setup.shuffle) RC_ASSERT(gathered[0] == seen);
   });
 }
 

@@ -53,7 +53,7 @@ struct Case {
   std::uint64_t epoch;
 };
 
-// The loaders of so many ranks, read in turn.
+// The loaders of several ranks, read in turn.
 template <class Dataset>
 class Ranks {
  public:
@@ -160,20 +160,20 @@ Case any_case(int split_over) {
 }
 
 template <class Dataset>
-void check_union(const Dataset& dataset, const Case& how, int count) {
-  Ranks<Dataset> ranks(dataset, how.options, count);
-  ranks.set_epoch(how.epoch);
-  const bool is_even = how.options.even_batches || how.options.drop_last;
+void check_union(const Dataset& dataset, const Case& setup, int count) {
+  Ranks<Dataset> ranks(dataset, setup.options, count);
+  ranks.set_epoch(setup.epoch);
+  const bool is_even = setup.options.even_batches || setup.options.drop_last;
   auto read = ranks.read(kAll, is_even);
-  Samples expected(static_cast<std::size_t>(how.size));
+  Samples expected(static_cast<std::size_t>(setup.size));
   std::iota(expected.begin(), expected.end(), 0);
   std::sort(read.real.begin(), read.real.end());
   const std::int64_t round =
-      how.options.batch_size * (how.options.split_batches ? 1 : count);
-  if (how.options.drop_last) {
+      setup.options.batch_size * (setup.options.split_batches ? 1 : count);
+  if (setup.options.drop_last) {
     RC_ASSERT(
         static_cast<std::int64_t>(read.real.size()) ==
-        how.size / round * round);
+        setup.size / round * round);
     RC_ASSERT(read.num_repeated == 0);
     RC_ASSERT(std::includes(
         expected.begin(), expected.end(), read.real.begin(), read.real.end()));
@@ -183,32 +183,32 @@ void check_union(const Dataset& dataset, const Case& how, int count) {
     return;
   }
   RC_ASSERT(read.real == expected);
-  if (count > 1 && how.options.even_batches && how.size > 0) {
+  if (count > 1 && setup.options.even_batches && setup.size > 0) {
     RC_ASSERT(read.shortest == read.longest);
-    RC_ASSERT(read.num_repeated == (round - how.size % round) % round);
+    RC_ASSERT(read.num_repeated == (round - setup.size % round) % round);
   } else {
     RC_ASSERT(read.num_repeated == 0);
   }
 }
 
 template <class Dataset>
-void check_resume(const Dataset& dataset, Case how, int before, int after) {
-  const bool is_even = how.options.even_batches || how.options.drop_last;
-  Ranks<Dataset> whole(dataset, how.options, before);
-  whole.set_epoch(how.epoch);
-  const auto uninterrupted = whole.read(kAll, is_even);
-  const auto next_epoch = whole.read(kAll, is_even);
+void check_resume(const Dataset& dataset, Case setup, int before, int after) {
+  const bool is_even = setup.options.even_batches || setup.options.drop_last;
+  Ranks<Dataset> reference(dataset, setup.options, before);
+  reference.set_epoch(setup.epoch);
+  const auto uninterrupted = reference.read(kAll, is_even);
+  const auto next_epoch = reference.read(kAll, is_even);
   if (uninterrupted.num_rounds == 0) return;
 
-  Ranks<Dataset> first(dataset, how.options, before);
-  first.set_epoch(how.epoch);
+  Ranks<Dataset> first(dataset, setup.options, before);
+  first.set_epoch(setup.epoch);
   const auto stop =
       *rc::gen::inRange<std::int64_t>(1, uninterrupted.num_rounds + 1);
   const auto head = first.read(stop, is_even);
 
-  how.options.num_workers = *rc::gen::inRange(0, 3);
-  how.options.prefetch_factor.reset();
-  Ranks<Dataset> second(dataset, how.options, after);
+  setup.options.num_workers = *rc::gen::inRange(0, 3);
+  setup.options.prefetch_factor.reset();
+  Ranks<Dataset> second(dataset, setup.options, after);
   second.load(head.state);
   Samples joined = head.real;
   if (stop < uninterrupted.num_rounds) {
@@ -224,17 +224,17 @@ void check_resume(const Dataset& dataset, Case how, int before, int after) {
 TEST(LoaderLaw, RanksTogetherReadTheDataset) {
   expect_law(2000, [] {
     const auto count = *rc::gen::inRange(1, 5);
-    const Case how = any_case(count);
-    check_union(Identity{how.size}, how, count);
+    const Case setup = any_case(count);
+    check_union(Identity{setup.size}, setup, count);
   });
 }
 
 TEST(LoaderLaw, RanksTogetherReadAStream) {
   expect_law(1000, [] {
     const auto count = *rc::gen::inRange(1, 5);
-    Case how = any_case(count);
-    how.options.shuffle = how.options.use_seedable_sampler = false;
-    check_union(Stream(how.size), how, count);
+    Case setup = any_case(count);
+    setup.options.shuffle = setup.options.use_seedable_sampler = false;
+    check_union(Stream(setup.size), setup, count);
   });
 }
 
@@ -242,10 +242,10 @@ TEST(LoaderLaw, AStoppedPassGoesOnWhereItWas) {
   expect_law(2000, [] {
     const auto before = *rc::gen::inRange(1, 5);
     const auto after = *rc::gen::inRange(1, 5);
-    Case how = any_case(before * after);
-    // Else the rest to drop is another.
-    how.options.drop_last = how.options.drop_last && before == after;
-    check_resume(Identity{how.size}, how, before, after);
+    Case setup = any_case(before * after);
+    // On another number of ranks, other samples would be dropped.
+    setup.options.drop_last = setup.options.drop_last && before == after;
+    check_resume(Identity{setup.size}, setup, before, after);
   });
 }
 
@@ -253,13 +253,13 @@ TEST(LoaderLaw, AStoppedStreamGoesOnWhereItWas) {
   expect_law(1000, [] {
     const auto before = *rc::gen::inRange(1, 5);
     const auto after = *rc::gen::inRange(1, 5);
-    Case how = any_case(before * after);
-    how.options.drop_last = how.options.drop_last && before == after;
-    how.options.shuffle = how.options.use_seedable_sampler = false;
+    Case setup = any_case(before * after);
+    setup.options.drop_last = setup.options.drop_last && before == after;
+    setup.options.shuffle = setup.options.use_seedable_sampler = false;
     if (*rc::gen::arbitrary<bool>()) {
-      check_resume(RestorableStream(how.size), how, before, after);
+      check_resume(RestorableStream(setup.size), setup, before, after);
     } else {
-      check_resume(Stream(how.size), how, before, after);
+      check_resume(Stream(setup.size), setup, before, after);
     }
   });
 }

@@ -1,4 +1,4 @@
-// The norm of split and replicated gradients is that of the whole ones.
+// The norm of split and replicated gradients is that of the full ones.
 #include "laws/check.h"
 
 #include <array>
@@ -35,7 +35,7 @@ double norm_by_hand(const std::vector<at::Tensor>& gradients, double p) {
   return std::isinf(p) ? sum : std::pow(sum, 1 / p);
 }
 
-TEST(NormLaw, IsThatOfTheWholeGradients) {
+TEST(NormLaw, IsThatOfTheFullGradients) {
   // Replicate, shard, tensor.
   constexpr std::array<std::array<int, 3>, 5> kLayouts{
       {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {2, 2, 1}, {1, 2, 2}}};
@@ -46,7 +46,7 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
         replicate * shard * tensor, [degrees](const WorldOptions& options) {
           World world(options);
           Mesh mesh(world, degrees);
-          // Made before any of them is needed by a part of the ranks.
+          // All groups are made first, since later only some ranks use each.
           return MeshRank{world, mesh};
         }));
   }
@@ -68,31 +68,31 @@ TEST(NormLaw, IsThatOfTheWholeGradients) {
                 rc::gen::arbitrary<bool>(),
                 rc::gen::inRange(0, 4)));
     const at::Generator generator = at::detail::createCPUGenerator(seed);
-    std::vector<at::Tensor> whole;
+    std::vector<at::Tensor> full;
     for (const auto& [height, width, over_shard, over_tensor, dtype] : rows) {
       constexpr at::ScalarType kDtypes[] = {
           at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
-      whole.push_back(at::randn({height, width}, generator).to(kDtypes[dtype]));
+      full.push_back(at::randn({height, width}, generator).to(kDtypes[dtype]));
     }
-    const double expected = norm_by_hand(whole, p);
+    const double expected = norm_by_hand(full, p);
     std::vector<double> found(8, -1);
     pools[layout]->run([&](MeshRank& rank) {
       std::vector<detail::Parameter> parameters;
-      for (std::size_t i = 0; i < whole.size(); ++i) {
+      for (std::size_t i = 0; i < full.size(); ++i) {
         const auto [height, width, over_shard, over_tensor, dtype] = rows[i];
-        at::Tensor part = whole[i];
+        at::Tensor box = full[i];
         detail::Parameter row;
         for (const auto& [axis, is_split] :
              {std::pair{Axis::shard, over_shard},
               std::pair{Axis::tensor, over_tensor}}) {
           if (!is_split) continue;
-          // Uneven parts, empty ones too.
-          part = part.tensor_split(rank.mesh.degree(
+          // Shards may be uneven, or empty.
+          box = box.tensor_split(rank.mesh.degree(
               axis))[static_cast<std::size_t>(rank.mesh.coordinate(axis))];
           row.layout.split_axes.push_back(axis);
         }
-        row.local = at::zeros_like(part).requires_grad_();
-        row.local.mutable_grad() = part;
+        row.local = at::zeros_like(box).requires_grad_();
+        row.local.mutable_grad() = box;
         parameters.push_back(std::move(row));
       }
       std::vector<detail::PlacedParameter> placed;
