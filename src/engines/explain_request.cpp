@@ -34,7 +34,7 @@ std::string_view
 open_degree(Axis axis, ShardSpan span, bool replicate_is_open) {
   if (axis == Axis::replicate) return "the ranks that are left";
   if (axis != Axis::shard || span == ShardSpan::none) return "1";
-  return span == ShardSpan::machine && replicate_is_open
+  return span == ShardSpan::node && replicate_is_open
       ? "the ranks of each node"
       : "all ranks that the other degrees leave";
 }

@@ -142,7 +142,7 @@ void choose_degrees(
     case ShardSpan::all:
       chosen = shards > 1 ? shards : ranks;
       break;
-    case ShardSpan::machine:
+    case ShardSpan::node:
       if (replicas > 1 && shards > 1) {
         chosen = shards;
       } else {

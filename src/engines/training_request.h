@@ -18,9 +18,9 @@ enum class Engine { none, fully_sharded, deepspeed, megatron_lm };
 
 /// The ranks that share one set of parameters.
 enum class ShardSpan {
-  none,     ///< no sharding
-  all,      ///< all ranks that other degrees leave
-  machine,  ///< the ranks of each node
+  none,  ///< no sharding
+  all,   ///< all ranks that other degrees leave
+  node,  ///< the ranks of each node
 };
 
 /// Decides whether a module, given with its name, is chosen.

@@ -21,7 +21,7 @@ void read_strategy(
     if (strategy == ShardingStrategy::no_shard) sharding.span = ShardSpan::none;
     if (strategy == ShardingStrategy::hybrid_shard ||
         strategy == ShardingStrategy::hybrid_shard_zero2) {
-      sharding.span = ShardSpan::machine;
+      sharding.span = ShardSpan::node;
     }
     sharding.reshard_after_forward = strategy == ShardingStrategy::full_shard ||
         strategy == ShardingStrategy::hybrid_shard;

@@ -55,7 +55,7 @@ void fill_up(
   if (others < 1 || request.num_ranks % others != 0) return;
   int left = request.num_ranks / others;
   if (shard_is_open) {
-    const bool is_hybrid = span == ShardSpan::machine && replicate_is_open &&
+    const bool is_hybrid = span == ShardSpan::node && replicate_is_open &&
         left % request.num_local_ranks == 0;
     at_axis(degrees, Axis::shard) = is_hybrid ? request.num_local_ranks : left;
     left /= at_axis(degrees, Axis::shard);

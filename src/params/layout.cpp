@@ -18,7 +18,7 @@ bool has_other_boxes(const Layout& layout, Axis axis) {
 
 }  // namespace
 
-Layout Layout::whole(std::vector<std::int64_t> shape) {
+Layout Layout::unsharded(std::vector<std::int64_t> shape) {
   Layout layout;
   layout.offset.assign(shape.size(), 0);
   layout.extent = shape;

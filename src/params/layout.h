@@ -18,7 +18,7 @@ struct Layout {
   std::vector<Axis> split_axes;
 
   /// The full tensor, on every rank.
-  static Layout whole(std::vector<std::int64_t> shape);
+  static Layout unsharded(std::vector<std::int64_t> shape);
 
   /// Splits this rank's box along `dim` over the ranks of `axis`: this rank
   /// keeps `count` indices from `begin` on, counted within the box. A tensor

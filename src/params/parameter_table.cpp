@@ -22,7 +22,7 @@ ParameterTable::ParameterTable(
           {name_of(item.key()),
            tensor,
            tensor,
-           Layout::whole(tensor.sizes().vec())});
+           Layout::unsharded(tensor.sizes().vec())});
     }
   }
 }

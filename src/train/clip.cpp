@@ -47,7 +47,7 @@ Rows rows_for(
           "",
           parameter,
           parameter,
-          detail::Layout::whole(parameter.sizes().vec())}));
+          detail::Layout::unsharded(parameter.sizes().vec())}));
       row = rows.own.back().get();
     }
     // A tied tensor may be given twice but counts once.

@@ -61,7 +61,7 @@ class Averages final : public detail::CheckpointComponent {
 
  private:
   [[nodiscard]] Layout layout() const {
-    return Layout::whole(mean.sizes().vec());
+    return Layout::unsharded(mean.sizes().vec());
   }
 };
 

@@ -36,7 +36,7 @@ at::Tensor weight(int number) {
 CheckpointContents contents_of(int number, int rank, int num_ranks) {
   CheckpointContents contents;
   detail::Section model{"model", {}, {}};
-  Layout rows = Layout::whole({4, 6});
+  Layout rows = Layout::unsharded({4, 6});
   if (num_ranks == 2) {
     rows.offset = {2 * rank, 0};
     rows.extent = {2, 6};
@@ -48,7 +48,7 @@ CheckpointContents contents_of(int number, int rank, int num_ranks) {
   model.entries.push_back(
       {"bias",
        at::full({3}, number, at::kLong),
-       Layout::whole({3}),
+       Layout::unsharded({3}),
        rank == 0});
   contents.sections.push_back(std::move(model));
   contents.state.set("number", std::int64_t{number});
@@ -110,8 +110,8 @@ int load_newest(const fs::path& base) {
   const at::Tensor bias = at::empty({3}, at::kLong);
   detail::read_into(
       checkpoint.tensors("model"),
-      {{"weight", found, Layout::whole({4, 6})},
-       {"bias", bias, Layout::whole({3})}});
+      {{"weight", found, Layout::unsharded({4, 6})},
+       {"bias", bias, Layout::unsharded({3})}});
   EXPECT_TRUE(found.equal(weight(number))) << number;
   EXPECT_TRUE(bias.equal(at::full({3}, number, at::kLong))) << number;
   EXPECT_EQ(

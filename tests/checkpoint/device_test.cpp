@@ -15,8 +15,8 @@ TEST(SnapshotOfADevice, IsCopiedOnASideStreamAheadOfWhatComesNext) {
   detail::CheckpointContents contents;
   contents.sections.push_back(
       {"model",
-       {{"weight", weight, detail::Layout::whole({1000}), true},
-        {"step", torch::tensor(7), detail::Layout::whole({}), true}},
+       {{"weight", weight, detail::Layout::unsharded({1000}), true},
+        {"step", torch::tensor(7), detail::Layout::unsharded({}), true}},
        {}});
   const auto before = pretend_counts();
   detail::SnapshotMemory memory;

@@ -23,7 +23,7 @@ TEST(FullyShardedRequest, ReadsStrategies) {
   EXPECT_TRUE(of(full_shard).reshard_after_forward);
   EXPECT_FALSE(of(shard_grad_op).reshard_after_forward);
   EXPECT_EQ(of(no_shard).span, ShardSpan::none);
-  EXPECT_EQ(of(hybrid_shard).span, ShardSpan::machine);
+  EXPECT_EQ(of(hybrid_shard).span, ShardSpan::node);
   EXPECT_TRUE(of(hybrid_shard).reshard_after_forward);
   EXPECT_FALSE(of(hybrid_shard_zero2).reshard_after_forward);
 }

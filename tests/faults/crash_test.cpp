@@ -195,7 +195,7 @@ class ShardedSaver {
     const torch::Tensor found = torch::empty({kRows, kColumns});
     detail::read_into(
         checkpoint.tensors("model"),
-        {{"weight", found, detail::Layout::whole({kRows, kColumns})}});
+        {{"weight", found, detail::Layout::unsharded({kRows, kColumns})}});
     if (!found.equal(values(*newest->number, 0))) {
       end_as("wrong", newest->name);
     }
@@ -219,7 +219,7 @@ class ShardedSaver {
         job.deleted.push_back(fs::path(flags_.directory) / old);
       }
     }
-    detail::Layout rows = detail::Layout::whole({kRows, kColumns});
+    detail::Layout rows = detail::Layout::unsharded({kRows, kColumns});
     rows.offset = {flags_.rank * kRows / 2, 0};
     rows.extent = {kRows / 2, kColumns};
     rows.split_axes = {Axis::shard};

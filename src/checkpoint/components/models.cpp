@@ -54,7 +54,7 @@ Section model_section(
       section.aliases.emplace(key, place->second);
       continue;
     }
-    const Layout full = Layout::whole(buffer.sizes().vec());
+    const Layout full = Layout::unsharded(buffer.sizes().vec());
     section.entries.push_back({key, buffer, full, writes(full, *model.mesh)});
   }
   return section;

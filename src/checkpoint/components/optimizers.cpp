@@ -82,7 +82,7 @@ class StateTensors {
     const MeshLayout place = sharded != layouts_.end() &&
             sharded->second.layout.global_shape == shape
         ? sharded->second
-        : MeshLayout{Layout::whole(shape), nullptr, device_};
+        : MeshLayout{Layout::unsharded(shape), nullptr, device_};
     const Layout& layout = place.layout;
     const auto present = present_.find(name);
     if (present != present_.end() && present->second.defined() &&
@@ -135,7 +135,7 @@ StateDict OptimizerComponent::collect_one(
   Section section{std::move(section_name), {}};
   const auto add_full = [&](const NamedList& tensors) {
     for (const auto& [key, tensor] : tensors) {
-      const Layout full = Layout::whole(tensor.sizes().vec());
+      const Layout full = Layout::unsharded(tensor.sizes().vec());
       section.entries.push_back({key, tensor, full, writes_(full, mesh_)});
     }
   };
@@ -240,7 +240,7 @@ void OptimizerComponent::load_one(
   for (const auto& [name, tensor] : to_load.masters) {
     if (saved.contains(name)) {
       tensors.destinations().push_back(
-          {name, tensor, Layout::whole(tensor.sizes().vec())});
+          {name, tensor, Layout::unsharded(tensor.sizes().vec())});
     }
   }
   read_into(saved, tensors.destinations());

@@ -106,7 +106,7 @@ void load_model(
         known.emplace(tensor.unsafeGetTensorImpl(), name);
     if (is_new) {
       destinations.push_back(
-          {name, tensor, detail::Layout::whole(tensor.sizes().vec())});
+          {name, tensor, detail::Layout::unsharded(tensor.sizes().vec())});
     } else {
       aliases.emplace(name, first->second);
     }
@@ -155,7 +155,7 @@ std::map<std::string, at::Tensor> load_state_dict(
         at::TensorOptions().dtype(*dtype));
     if (stored.storage != 0) shared.emplace(stored.storage, tensor);
     destinations.push_back(
-        {name, tensor, detail::Layout::whole(tensor.sizes().vec())});
+        {name, tensor, detail::Layout::unsharded(tensor.sizes().vec())});
   }
   detail::read_into(saved, destinations);
   return tensors;
