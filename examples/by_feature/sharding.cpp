@@ -24,8 +24,8 @@ int main() {
     }
   }
   accelerator.save_model(model, "weights");  // full weights
-  Net whole;
-  accelerate::load_model(*whole, "weights");
-  report(accelerator, whole);
+  Net unsharded;
+  accelerate::load_model(*unsharded, "weights");
+  report(accelerator, unsharded);
   accelerator.finish();
 }

@@ -92,7 +92,7 @@ int main(int, char** argv) {
         world.group().all_reduce(at::ones({2}));
       },
       "rank 0 of launch_function() was killed by signal 9");
-  // Its peer outlives SIGTERM, and is no cause when SIGKILL ends it.
+  // The peer ignores SIGTERM; being ended by SIGKILL does not make it the cause.
   expect_failure<DistributedError>(
       "stubborn",
       2,
