@@ -86,9 +86,9 @@ inline std::string sha256(std::span<const std::byte> bytes) {
   }
   std::string text;
   for (const std::uint32_t word : state) {
-    char part[9];
-    std::snprintf(part, sizeof part, "%08x", word);
-    text += part;
+    char digits[9];
+    std::snprintf(digits, sizeof digits, "%08x", word);
+    text += digits;
   }
   return text;
 }

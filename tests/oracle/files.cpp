@@ -18,7 +18,7 @@ using detail::Pickle;
 using detail::TorchFile;
 using Kind = Pickle::Kind;
 
-// The shortest decimal that reads back as the same value.
+// The shortest decimal that parses to the same value.
 template <class T>
 Json shortest(T value) {
   if (std::isnan(value)) return "nan";

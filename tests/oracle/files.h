@@ -6,11 +6,11 @@
 
 namespace accelerate::oracle {
 
-/// A tensor as the oracle describes those in files: with digests, and without
+/// Describes a tensor as the oracle does for files: with digests, and without
 /// values above 64 elements.
 Json describe_tensor(const at::Tensor& tensor);
 
-/// The files in a directory, each as the oracle describes it.
+/// Describes the files in a directory as the oracle does.
 Json describe_files(const std::filesystem::path& directory);
 
 }  // namespace accelerate::oracle

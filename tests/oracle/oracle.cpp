@@ -99,7 +99,7 @@ Json write_tensor(const at::Tensor& tensor) {
 
 namespace {
 
-// Null there means: not compared.
+// Keys whose value is not compared where the oracle has null.
 bool is_uncompared(const std::string& key) {
   return key == "remainder_at_end" || key == "launcher" || key == "command";
 }
@@ -110,21 +110,21 @@ std::optional<std::string> difference(
     const Json& found,
     const Json& expected,
     const Tolerance& tolerance) {
-  const auto say = [&] {
+  const auto mismatch = [&] {
     return ": expected " + expected.dump().substr(0, 300) + ", found " +
         found.dump().substr(0, 300);
   };
   if (expected.is_object() && expected.contains("error")) {
     if (found.is_object() && found.contains("error")) return std::nullopt;
-    return say();
+    return mismatch();
   }
-  // Something only Python can hold.
+  // A value that only Python can hold.
   if (expected.is_object() && expected.contains("opaque")) return std::nullopt;
   if (expected.is_object() && expected.value("verdict", "") == "error") {
     if (found.is_object() && found.value("verdict", "") == "error") {
       return std::nullopt;
     }
-    return say();
+    return mismatch();
   }
   if (expected.is_object() && found.is_object()) {
     if (found.contains("text") && found["text"].is_null() &&
@@ -132,18 +132,18 @@ std::optional<std::string> difference(
       // Accelerate's spelling of a config file.
       return difference(found["values"], expected["values"], tolerance);
     }
-    if (expected.size() != found.size()) return say();
+    if (expected.size() != found.size()) return mismatch();
     for (const auto& [key, value] : expected.items()) {
-      // Not compared, says the oracle.
+      // The oracle marks this key as not compared.
       if (value.is_null() && is_uncompared(key)) continue;
-      if (!found.contains(key)) return "." + key + say();
+      if (!found.contains(key)) return "." + key + mismatch();
       if (auto inner = difference(found.at(key), value, tolerance))
         return "." + key + *inner;
     }
     return std::nullopt;
   }
   if (expected.is_array() && found.is_array()) {
-    if (expected.size() != found.size()) return say();
+    if (expected.size() != found.size()) return mismatch();
     for (std::size_t i = 0; i < expected.size(); ++i) {
       if (auto inner = difference(found[i], expected[i], tolerance)) {
         return "[" + std::to_string(i) + "]" + *inner;
@@ -159,10 +159,10 @@ std::optional<std::string> difference(
   if (has_fraction && is_number(found) && is_number(expected)) {
     if (agree(number_of(found), number_of(expected), tolerance))
       return std::nullopt;
-    return say();
+    return mismatch();
   }
   if (found == expected) return std::nullopt;
-  return say();
+  return mismatch();
 }
 
 const std::map<std::string, Topic>& topics() {

@@ -14,7 +14,7 @@ namespace accelerate::oracle {
 
 using Json = nlohmann::json;
 
-/// Thrown for a case that needs what the library does not have yet.
+/// Thrown for a case that needs a feature that the library does not have.
 struct NotBuilt : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -60,7 +60,7 @@ struct Tolerance {
   double absolute = 0;
 };
 
-/// What differs first, as a path with both values; nothing if they agree.
+/// The first difference, as a path with both values; nothing if they agree.
 std::optional<std::string>
 difference(const Json& found, const Json& expected, const Tolerance& tolerance);
 

@@ -7,7 +7,7 @@ namespace accelerate::oracle {
 
 namespace topic_accumulation {
 
-/// What one rank saw.
+/// The observations of one rank.
 struct Seen {
   Json loader;
   bool sync;
@@ -83,11 +83,12 @@ void run_pattern(Rank& rank, const Json& input) {
   std::vector<decltype(rank.loader(1))> loaders;
   for (const std::int64_t length : lengths)
     loaders.push_back(rank.loader(length));
-  const auto whole = [&](std::size_t index) {
+  const auto run_loader = [&](std::size_t index) {
     for (auto& [x] : loaders.at(index)) rank.micro_step(index, x);
   };
   if (pattern == "sequential") {
-    for (std::size_t index = 0; index < loaders.size(); ++index) whole(index);
+    for (std::size_t index = 0; index < loaders.size(); ++index)
+      run_loader(index);
     return;
   }
   std::int64_t step = 0;
@@ -95,9 +96,9 @@ void run_pattern(Rank& rank, const Json& input) {
     rank.micro_step(0, x);
     if (step++ != input.at("at")) continue;
     if (pattern == "break") break;
-    whole(1);
+    run_loader(1);
   }
-  if (pattern == "break") whole(1);
+  if (pattern == "break") run_loader(1);
 }
 
 }  // namespace topic_accumulation

@@ -11,7 +11,7 @@ namespace topic_checkpoint_rotation {
 
 namespace fs = std::filesystem;
 
-// A program that saves; its only weight says in which save.
+// A program that saves; its only weight is the number of the save.
 class Program {
  public:
   Program(const fs::path& directory, const Json& input, std::int64_t iteration)

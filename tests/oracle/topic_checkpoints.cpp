@@ -15,7 +15,7 @@ namespace topic_checkpoints {
 
 namespace fs = std::filesystem;
 
-// What torch's generator gives after the state of each file.
+// Random numbers drawn from the generator state in each file.
 Json random_numbers(const fs::path& directory) {
   Json all = Json::object();
   for (const auto& entry : fs::directory_iterator(directory)) {
@@ -50,8 +50,8 @@ Json random_numbers(const fs::path& directory) {
   return all;
 }
 
-// A module with tensors of these names, all zeros, into which the directory is
-// loaded. Names that the files leave out are tied to one that they hold.
+// Loads the directory into a module of zeros with tensors of these names. Names
+// that are missing from the files are tied to one that is present.
 Json loaded_model(const fs::path& directory, const Json& state_dict) {
   const auto saved = load_state_dict(directory);
   struct Holder : torch::nn::Module {};

@@ -51,7 +51,7 @@ void read(
   }
 }
 
-// What Accelerate's loader says once a pass has ended; ours has no such number.
+// The remainder that Accelerate's loader has after a pass; ours has none.
 std::int64_t remainder_at_end(const Json& input) {
   const std::int64_t n = input.at("n");
   const std::int64_t batch_size = input.at("batch_size");
@@ -59,9 +59,10 @@ std::int64_t remainder_at_end(const Json& input) {
   const std::int64_t round =
       input.at("split_batches") ? batch_size : batch_size * ranks;
   if (input.at("dispatch_batches")) {
-    const std::int64_t whole = input.at("drop_last") ? n / round * round : n;
-    if (whole == 0) return -1;
-    return whole % round == 0 ? round : whole % round;
+    const std::int64_t num_samples =
+        input.at("drop_last") ? n / round * round : n;
+    if (num_samples == 0) return -1;
+    return num_samples % round == 0 ? round : num_samples % round;
   }
   if (input.at("drop_last") || input.at("skip") != 0) return -1;
   return n % round;

@@ -57,15 +57,15 @@ Json run_grad_scaler(const Json& input) {
     row["growth_tracker"] =
         scaler.is_enabled() ? Json(scaler.growth_tracker()) : Json();
     steps.push_back(std::move(row));
-    // A scaler restored from its state goes on as if nothing had happened.
+    // A scaler restored from its state must behave the same.
     GradScaler restored({.init_scale = 3, .enabled = scaler.is_enabled()});
     restored.load_state_dict(scaler.state_dict());
     scaler = restored;
   }
   Json state = Json::object();
   for (const auto& [key, value] : scaler.state_dict().values()) {
-    if (const auto* whole = std::get_if<std::int64_t>(&value))
-      state[key] = *whole;
+    if (const auto* integer = std::get_if<std::int64_t>(&value))
+      state[key] = *integer;
     if (const auto* real = std::get_if<double>(&value)) state[key] = *real;
   }
   return {{"steps", std::move(steps)}, {"state_dict", std::move(state)}};

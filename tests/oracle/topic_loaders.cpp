@@ -1,5 +1,5 @@
-// Topics about which samples a loader gives to whom: each rank alone with a
-// context of its own, or real ranks where rank 0 reads for all.
+// Topics about the samples that each rank gets from a loader: each rank alone
+// with its own context, or real ranks if rank 0 reads for all.
 #include <accelerate/accelerate.h>
 
 #include <iomanip>
@@ -202,7 +202,7 @@ Json run_dispatcher(const Json& input) {
         for (auto& [x] : loader) {
           batches.push_back(whole_numbers(x));
           ends.push_back(remainder.has_value());
-          // Ours is 0 where nothing was filled up; Accelerate's is all there was.
+          // If nothing was filled up, ours is 0, Accelerate's the full batch.
           remainders.push_back(
               !remainder           ? -1
                   : *remainder > 0 ? *remainder

@@ -92,10 +92,10 @@ std::unique_ptr<LRScheduler> make_schedule(const Json& schedule) {
   using namespace topic_lr_schedulers;
   const std::string name = schedule.at("name");
   const Json& a = schedule.at("args");
-  const auto parts = [&] {
+  const auto schedules = [&] {
     optim::LRSchedulers made;
-    for (const Json& part : a.at("schedulers"))
-      made.push_back(make_schedule(part));
+    for (const Json& each : a.at("schedulers"))
+      made.push_back(make_schedule(each));
     return made;
   };
   if (name == "LambdaLR")
@@ -148,9 +148,10 @@ std::unique_ptr<LRScheduler> make_schedule(const Json& schedule) {
     return std::make_unique<optim::ReduceLROnPlateau>(plateau_options(a));
   }
   if (name == "SequentialLR")
-    return std::make_unique<optim::SequentialLR>(a.at("milestones"), parts());
+    return std::make_unique<optim::SequentialLR>(
+        a.at("milestones"), schedules());
   if (name == "ChainedScheduler")
-    return std::make_unique<optim::ChainedScheduler>(parts());
+    return std::make_unique<optim::ChainedScheduler>(schedules());
   throw NotBuilt("schedule " + name);
 }
 
@@ -203,7 +204,7 @@ Json run_lr_schedulers(const Json& input) {
   note();
   const int steps = input.at("steps");
   for (int step = 0; step < steps; ++step) {
-    // Restored half way, into a fresh schedule: nothing may show.
+    // Restoring into a new schedule half way must not change the rates.
     if (step == steps / 2) {
       const StateDict state = schedule->state_dict();
       for (std::size_t i = 0; i < groups.size(); ++i) {

@@ -9,7 +9,7 @@ namespace accelerate::oracle {
 
 namespace topic_operations {
 
-/// A nested value as Python would hold it: the library opens it like any other
+/// A nested value as Python would hold it; the library visits it like any other
 /// user type.
 struct Tree {
   std::string kind;  // tensor, list, tuple, dict, value, opaque
@@ -62,7 +62,7 @@ Json write_tree(const Tree& tree) {
 
 Json value_json(Json value) { return {{"value", std::move(value)}}; }
 
-// A leaf that is no tensor would not compile in a typed program.
+// A leaf that is not a tensor would not compile in a typed program.
 void require_tensors(const Tree& tree) {
   if (tree.kind == "value" || tree.kind == "opaque") {
     throw ConfigError("a leaf is not a tensor");
@@ -79,9 +79,9 @@ std::optional<ReduceOp> reduction_named(const std::string& name) {
 }
 
 Tree split(const Tree& tree, const Group& group, bool apply_padding) {
-  Tree part = tree;
+  Tree own = tree;
   if (tree.kind == "tensor") {
-    part.tensor = split_between_processes(tree.tensor, group, apply_padding);
+    own.tensor = split_between_processes(tree.tensor, group, apply_padding);
   } else if (tree.kind == "dict") {
     std::vector<std::int64_t> lengths;
     for (const Tree& child : tree.children) {
@@ -90,13 +90,11 @@ Tree split(const Tree& tree, const Group& group, bool apply_padding) {
                                  : detail::length_of(child.children));
     }
     detail::require_equal_lengths(lengths, apply_padding);
-    for (Tree& child : part.children)
-      child = split(child, group, apply_padding);
+    for (Tree& child : own.children) child = split(child, group, apply_padding);
   } else if (tree.kind == "list" || tree.kind == "tuple") {
-    part.children =
-        split_between_processes(tree.children, group, apply_padding);
+    own.children = split_between_processes(tree.children, group, apply_padding);
   }
-  return part;
+  return own;
 }
 
 Json shapes_of(const Tree& tree) {

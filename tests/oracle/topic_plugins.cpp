@@ -56,7 +56,7 @@ Json name_or_null(const std::optional<T>& value) {
   return value ? Json(std::string(detail::name_of(*value))) : Json(nullptr);
 }
 
-// Without what is as by default.
+// The fields that differ from their defaults.
 Json differing(const Json& fields, const Json& defaults) {
   Json kept = Json::object();
   for (const auto& [name, value] : fields.items()) {
@@ -252,7 +252,7 @@ Json run_deepspeed(const Json& input) {
     config.fill(input.at("fill"), input.at("must_match"));
 
   const DeepSpeedOptions& found = config.options();
-  // What Accelerate calls offloading: stages 2 and 3 with a device of their own.
+  // Accelerate calls it offloading if stages 2 and 3 name another device.
   const auto is_off_device = [&](const char* path) {
     const Json* const device = config.find(path);
     return device != nullptr && (*device == "cpu" || *device == "nvme");
@@ -284,15 +284,15 @@ Json run_deepspeed(const Json& input) {
       {"is_offload", is_offload}};
 }
 
-// A dimension of Accelerate's mesh, and the axis here that is the same. A
-// sequence is split along cp or along sp, never both.
+// A dimension of Accelerate's mesh, and the corresponding axis here. A sequence
+// is sharded along cp or along sp, never both.
 struct Dimension {
   std::string_view name;
   Axis axis;
   int size;
 };
 
-// Accelerate's names for a mesh. Ranks and their groups are Mesh's.
+// Accelerate's names for a mesh. Ranks and groups come from Mesh.
 class NamedDimensions {
  public:
   explicit NamedDimensions(const ParallelismConfig& config) {
@@ -446,11 +446,11 @@ Json run_gradient_accumulation(const Json& input) {
   read(args, "num_steps", plugin.num_steps);
   read(args, "sync_with_dataloader", plugin.sync_with_dataloader);
   read(args, "sync_each_batch", plugin.sync_each_batch);
-  const auto fields = [](const GradientAccumulationOptions& of) {
+  const auto fields = [](const GradientAccumulationOptions& accumulation) {
     return Json{
-        {"num_steps", json_of(of.num_steps)},
-        {"sync_with_dataloader", of.sync_with_dataloader},
-        {"sync_each_batch", of.sync_each_batch}};
+        {"num_steps", json_of(accumulation.num_steps)},
+        {"sync_with_dataloader", accumulation.sync_with_dataloader},
+        {"sync_each_batch", accumulation.sync_each_batch}};
   };
   return {
       {"to_kwargs",
@@ -613,12 +613,12 @@ Json run_profile(const Json& input) {
         {"schedule_option", args.value("schedule_option", Json(nullptr))}}}};
   if (!args.contains("schedule_option")) return outcome;
   ProfileSchedule schedule;
-  const Json& said = args.at("schedule_option");
-  read(said, "wait", schedule.wait);
-  read(said, "warmup", schedule.warmup);
-  read(said, "active", schedule.active);
-  read(said, "repeat", schedule.repeat);
-  read(said, "skip_first", schedule.skip_first);
+  const Json& option = args.at("schedule_option");
+  read(option, "wait", schedule.wait);
+  read(option, "warmup", schedule.warmup);
+  read(option, "active", schedule.active);
+  read(option, "repeat", schedule.repeat);
+  read(option, "skip_first", schedule.skip_first);
   constexpr std::array kNames{"NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"};
   for (std::int64_t step = 0; step < input.at("steps"); ++step) {
     outcome["actions"].push_back(

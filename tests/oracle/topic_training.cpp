@@ -90,24 +90,24 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
 }
 
 void clip(
-    const Json& how,
+    const Json& clipping,
     const Accelerator& accelerator,
     const Model<torch::nn::SequentialImpl>& model,
     Json& norms) {
-  if (how.is_null()) return;
-  if (how.at("kind") == "value") {
-    accelerator.clip_grad_value_(model, how.at("max"));
+  if (clipping.is_null()) return;
+  if (clipping.at("kind") == "value") {
+    accelerator.clip_grad_value_(model, clipping.at("max"));
     return;
   }
-  const Json& type = how.at("norm_type");
+  const Json& type = clipping.at("norm_type");
   const double norm_type = type == "inf" ? INFINITY : type.get<double>();
   norms.push_back(
       accelerator
-          .clip_grad_norm_(model, how.at("max"), {.norm_type = norm_type})
+          .clip_grad_norm_(model, clipping.at("max"), {.norm_type = norm_type})
           .item<double>());
 }
 
-// What the recorded trainings register.
+// The object that the recorded trainings register.
 struct RecordedObject {
   std::int64_t count = 0;
   torch::Tensor history;

@@ -11,7 +11,7 @@
 
 namespace accelerate::oracle {
 
-/// From where a recorded training goes on.
+/// The point from which a recorded training resumes.
 struct Resume {
   std::filesystem::path checkpoint;
   /// Micro-steps that each rank has done already.

@@ -12,8 +12,8 @@
 
 namespace accelerate::testing {
 
-/// A linear layer whose weight may be split along dimension 1 over the ranks of
-/// a group: each computes with its columns, and the sums are added up. A
+/// A linear layer whose weight may be sharded along dimension 1 over the ranks
+/// of a group: each computes with its columns, and the results are summed. A
 /// test-only stand-in for tensor parallelism.
 class ColumnLinearImpl : public torch::nn::Module {
  public:
@@ -26,7 +26,7 @@ class ColumnLinearImpl : public torch::nn::Module {
     if (group.size() == 1)
       return torch::nn::functional::linear(x, weight, bias);
     torch::Tensor own = x.view_as(x);
-    // Every rank has all of the input, and a gradient of its columns only.
+    // Every rank has the full input, but a gradient of its columns only.
     if (own.requires_grad()) {
       own.register_hook([ranks = group](const torch::Tensor& gradient) {
         return sum(gradient, ranks);
@@ -48,7 +48,7 @@ class ColumnLinearImpl : public torch::nn::Module {
     return all;
   }
 
-  // Every rank has an addend of the output, and all of its gradient.
+  // Every rank has a partial sum of the output, and its full gradient.
   struct Sum : torch::autograd::Function<Sum> {
     static torch::Tensor forward(
         torch::autograd::AutogradContext*,
@@ -65,16 +65,15 @@ class ColumnLinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ColumnLinear);
 
-/// Splits dimension 1 of the weights of all ColumnLinear over the tensor axis,
-/// unevenly where the columns do not divide, and leaves the rest to strategies
-/// that come after it.
+/// Shards dimension 1 of the weights of all ColumnLinear over the tensor axis,
+/// unevenly if the columns do not divide, and leaves other parameters to later
+/// strategies.
 class ColumnParallel final : public detail::Strategy {
  public:
   explicit ColumnParallel(const Mesh& mesh, std::string prefix = {})
       : mesh_(mesh), prefix_(std::move(prefix)) {}
 
-  // Empty parameters are taken where `shard` comes after, which takes them,
-  // too.
+  // Accepts empty parameters for a `shard` strategy that follows.
   [[nodiscard]] detail::StrategyTraits traits() const override {
     return {.takes_empty = mesh_.degree(Axis::shard) > 1};
   }
@@ -112,7 +111,7 @@ class ColumnParallel final : public detail::Strategy {
     layer.num_columns = begins[place + 1] - begins[place];
     const torch::Tensor columns =
         values.own_box(row, Axis::tensor, 1, begins).clone();
-    // The module's handle stays; so does the optimizer's.
+    // In place, so that the module's and the optimizer's handles stay valid.
     row.tensor.unsafeGetTensorImpl()->shallow_copy_from(
         columns.contiguous().getIntrusivePtr());
     row.layout.split(Axis::tensor, 1, layer.first_column, layer.num_columns);

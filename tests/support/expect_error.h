@@ -8,7 +8,7 @@
 
 namespace accelerate::testing {
 
-/// Runs `body`, expects an E whose text contains `phrase`.
+/// Expects `body` to throw an E whose message contains `phrase`.
 template <class E, class Body>
 void expect_error(Body&& body, const std::string& phrase) {
   try {

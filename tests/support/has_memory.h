@@ -4,8 +4,8 @@
 
 namespace accelerate::testing {
 
-/// Whether the tensor's values are there, without reading them: a gate would
-/// bring them.
+/// True if the tensor has memory. Does not read its values, which would pass
+/// through the gate and fill them in.
 inline bool has_memory(const at::Tensor& tensor) {
   return tensor.storage()
              .unsafeGetStorageImpl()

@@ -14,8 +14,8 @@ namespace accelerate::testing {
 
 using Weights = std::map<std::string, torch::Tensor>;
 
-/// The net of the parity suite: layers that a wrap policy can name, a
-/// normalisation, and a parameter that no forward uses.
+/// The net of the parity suite: layers for wrap policies, a normalisation, and
+/// a parameter that no forward uses.
 struct ParityBlockImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     return x + torch::tanh(linear(norm(x)));
@@ -42,23 +42,23 @@ struct ParityNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ParityNet);
 
-/// How the parity loop trains.
+/// Settings of the parity loop.
 struct ParityRun {
   int num_ranks = 1;
   int gradient_accumulation_steps = 1;
-  /// All but the world and the accumulation, which the loop sets.
+  /// The loop sets the world and the accumulation itself.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
   torch::ScalarType parameter_dtype = torch::kFloat;
 };
 
-/// Samples of a step over all ranks and micro-steps; 1 to 4 ranks and windows of
-/// 1 to 3 micro-steps divide it.
+/// Number of samples of a step over all ranks and micro-steps; 1 to 4 ranks and
+/// windows of 1 to 3 micro-steps divide it.
 inline constexpr std::int64_t kParityBatch = 36;
 inline constexpr int kParitySteps = 4;
 
-/// Trains ParityNet on the same global batches whatever the number of ranks, and
-/// returns its full weights in fp32, as get_state_dict() gives them on rank 0.
+/// Trains ParityNet on the same global batches for any number of ranks, and
+/// returns its full weights in fp32, as get_state_dict() does on rank 0.
 inline Weights train_parity_net(const ParityRun& run) {
   torch::manual_seed(3);
   const auto inputs = torch::randn({kParitySteps * kParityBatch, 6});

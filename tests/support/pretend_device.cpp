@@ -31,7 +31,7 @@ constexpr int kDevices = 2;
 
 using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 
-// What the devices share. One for the process, as LibTorch's registries are,
+// State that the devices share. One per process, like LibTorch's registries,
 // and never destroyed: queued work may hold pinned memory to the end.
 struct Machine {
   std::mutex mutex;
@@ -65,7 +65,7 @@ Stream current_stream(c10::DeviceIndex device) {
 class Memory final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t size) override {
-    // So that what is read too early is seen to be wrong.
+    // Makes values that are read too early visibly wrong.
     constexpr int kGarbage = 0xa5;
     void* const data = std::malloc(size + 1);
     std::memset(data, kGarbage, size + 1);
@@ -152,8 +152,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
 
-  // An event is the stream that it was recorded on: waiting for it does all
-  // that was queued there.
+  // An event is the stream on which it was recorded: waiting for it runs all
+  // work queued there.
   void record(
       void** event,
       const c10::Stream& stream,
@@ -219,7 +219,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
-  // Its owner lives as long as the alias.
+  // The deleter keeps `tensor` alive as long as the alias.
   return at::from_blob(
       tensor.data_ptr(),
       tensor.sizes(),
@@ -288,7 +288,8 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::native::cpu_fallback(op, stack);
 }
 
-// Registered when it is first asked for: LibTorch allows no name before that.
+// Called when the device is first asked for, since LibTorch does not accept the
+// name earlier.
 void register_device() {
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &memory);
   c10::register_privateuse1_backend("pretend");

@@ -13,9 +13,9 @@
 
 namespace accelerate::testing {
 
-/// Ranks that stay: each thread makes one `Rank` from its options, then runs
-/// what it is given, so that a law can be tried thousands of times without
-/// connecting anew.
+/// A pool of ranks: each thread makes one `Rank` from its options, then runs
+/// jobs, so that a property can be tested thousands of times over one
+/// connection.
 template <class Rank>
 class RankPool {
  public:
@@ -57,7 +57,8 @@ class RankPool {
     threads_.join();
   }
 
-  /// On all ranks at once. Throws what the first failing rank threw.
+  /// Runs `job` on all ranks at once. Rethrows the error of the first rank that
+  /// failed.
   void run(Job job) {
     std::unique_lock lock(mutex_);
     job_ = std::move(job);

@@ -244,7 +244,7 @@ void RecordedDisk::sync_directory(const fs::path& directory) {
 
 namespace {
 
-// Chosen operations, and whether writes are applied by half.
+// A set of operations, and whether their writes are applied by half.
 using Choice = std::pair<std::set<std::size_t>, bool>;
 
 std::set<Choice> choices_of(const std::vector<std::size_t>& loose) {

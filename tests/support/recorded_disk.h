@@ -13,34 +13,34 @@
 
 namespace accelerate::testing {
 
-/// The system's own, but nothing waits for the disk: for tests that do not cut
-/// the power.
+/// The system's file system without syncs, for tests that do not simulate a
+/// power failure.
 std::shared_ptr<detail::FileSystem> make_unsynced_disk();
 
-/// Files and directories as a disk knows them: by number, with names in
-/// directories.
+/// A file or directory of a disk: nodes have numbers, directories map names to
+/// them.
 struct DiskNode {
   bool is_directory = false;
   std::string bytes;
   std::map<std::string, int> entries;
 };
 
-/// What happened to a disk, in terms of nodes.
+/// An operation on a disk, in terms of nodes.
 struct DiskOperation {
   enum class Kind { write, sync, names } kind = Kind::names;
   /// The file or directory of a write or sync; the directory of a name.
   int node = 0;
   std::uint64_t offset = 0;
   std::string bytes;
-  /// Names that come to mean another node, or none (below 0), all at once.
+  /// Names that are set to another node, or to none (below 0), atomically.
   std::vector<std::pair<std::string, int>> names;
 };
 
-/// Does what it is told in a real directory and remembers it, to give every
-/// state in which a crash could have left the disk.
+/// Records the operations that it performs in a real directory, to reproduce
+/// every state in which a crash could have left the disk.
 class RecordedDisk : public detail::FileSystem {
  public:
-  /// What lies in `root` now is durable.
+  /// The present contents of `root` count as durable.
   explicit RecordedDisk(std::filesystem::path root, bool can_exchange = true);
 
   std::unique_ptr<detail::OutputFile> create(
@@ -62,9 +62,9 @@ class RecordedDisk : public detail::FileSystem {
   [[nodiscard]] std::size_t num_operations() const {
     return operations_.size();
   }
-  /// After the first `num_operations`: calls `check` with a directory that
-  /// holds what was synced, and, of what was not, each of many subsets: none,
-  /// all, each prefix, each one and each pair alone or missing, all of them if
+  /// Calls `check` with a directory for every crash state after the first
+  /// `num_operations`: everything synced, and many subsets of the rest: none,
+  /// all, each prefix, each one and each pair alone or missing, every subset if
   /// they are few; writes also by half. Returns the number of states.
   std::size_t for_each_state(
       std::size_t num_operations,
@@ -91,11 +91,11 @@ class RecordedDisk : public detail::FileSystem {
   std::vector<DiskOperation> operations_;
 };
 
-/// Fails at one call, the way a disk does.
+/// A file system that fails at one call.
 class FailingDisk : public detail::FileSystem {
  public:
-  /// The call number `fails_at`, from 0, throws `error` (ENOSPC, EIO, EROFS).
-  /// A write writes half before. Later calls fail too if `goes_on`.
+  /// Call number `fails_at`, from 0, throws `error` (ENOSPC, EIO, EROFS). A
+  /// failing write writes half. Later calls also fail if `goes_on`.
   FailingDisk(std::size_t fails_at, int error, bool goes_on);
 
   std::unique_ptr<detail::OutputFile> create(

@@ -11,10 +11,10 @@
 
 namespace accelerate::testing {
 
-/// What strategies were told, in order: "name:event".
+/// The events of strategies, in order: "name:event".
 using Events = std::shared_ptr<std::vector<std::string>>;
 
-/// Writes down what it is told, and throws where it is asked to.
+/// A strategy that records its events, and throws in a chosen one.
 class RecordingStrategy final : public detail::Strategy,
                                 public detail::JoinParticipant,
                                 public detail::StrategyState {
@@ -29,7 +29,7 @@ class RecordingStrategy final : public detail::Strategy,
 
   detail::StrategyTraits traits_after_prepare;
   std::optional<StateDict> saved = std::nullopt;
-  /// The event that throws `name`, and whether a failure does.
+  /// The event that throws the strategy's name; empty for none.
   std::string fails_in = {};
   bool explains_failures = false;
 
@@ -43,40 +43,40 @@ class RecordingStrategy final : public detail::Strategy,
 
   void prepare(torch::nn::Module&, detail::ParameterTable&) override {
     is_prepared_ = true;
-    tell("prepare");
+    record("prepare");
   }
   void bind(torch::optim::Optimizer&, const detail::ParameterTable&) override {
-    tell("bind");
+    record("bind");
   }
-  void before_forward() override { tell("before_forward"); }
+  void before_forward() override { record("before_forward"); }
   void after_forward(const detail::ForwardOutputs&) override {
-    tell("after_forward");
+    record("after_forward");
   }
-  void before_backward(bool) override { tell("before_backward"); }
-  void after_backward(bool) override { tell("after_backward"); }
+  void before_backward(bool) override { record("before_backward"); }
+  void after_backward(bool) override { record("after_backward"); }
   void average_gradient(const at::Tensor&) override {
-    tell("average_gradient");
+    record("average_gradient");
   }
-  void before_step() override { tell("before_step"); }
-  void after_step() override { tell("after_step"); }
+  void before_step() override { record("before_step"); }
+  void after_step() override { record("after_step"); }
   void average_parameters(const detail::ParameterTable&) override {
-    tell("average_parameters");
+    record("average_parameters");
   }
-  void after_load() override { tell("after_load"); }
+  void after_load() override { record("after_load"); }
   void on_failure(const std::exception&) override {
-    tell("on_failure");
+    record("on_failure");
     if (explains_failures) throw std::runtime_error(name_ + " knows why");
   }
 
-  void begin_join(detail::JoinRound&, int) override { tell("begin_join"); }
-  void shadow(const detail::JoinEvent&) override { tell("shadow"); }
-  void end_join() override { tell("end_join"); }
+  void begin_join(detail::JoinRound&, int) override { record("begin_join"); }
+  void shadow(const detail::JoinEvent&) override { record("shadow"); }
+  void end_join() override { record("end_join"); }
 
   [[nodiscard]] StateDict state_dict() const override { return *saved; }
   void load_state_dict(const StateDict& state) override { saved = state; }
 
  private:
-  void tell(const std::string& event) {
+  void record(const std::string& event) {
     events_->push_back(name_ + ":" + event);
     if (event == fails_in) throw std::runtime_error(name_);
   }

@@ -16,11 +16,11 @@ namespace accelerate::testing {
 
 namespace {
 
-// LibTorch's flight recorder notes each new process group in a map that no
-// lock guards (2.11 and 2.15): ranks that are threads must do without it.
+// LibTorch's flight recorder (2.11 and 2.15) adds each new process group to a
+// map without a lock: ranks that are threads must switch it off.
 const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
-// Null: the default.
+// Returns null for the default transport.
 std::shared_ptr<detail::Transport> chosen_transport() {
   const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
   if (name == nullptr || *name == '\0') return nullptr;

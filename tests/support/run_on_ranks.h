@@ -8,15 +8,15 @@
 namespace accelerate::testing {
 
 /// Runs `rank` once on each of `num_ranks` threads, with options that make each
-/// a rank of one world over a shared in-memory store. All have ended when it
-/// returns. ACCELERATE_TEST_TRANSPORT=threads in the environment connects them
-/// by thread_transport.h. Throws what the first failing rank threw, an error that is not
-/// about a lost peer before one that is.
+/// a rank of one world over a shared in-memory store. Returns when all have
+/// ended. ACCELERATE_TEST_TRANSPORT=threads in the environment connects them by
+/// thread_transport.h. Rethrows the error of the first rank that failed,
+/// preferring errors that are not about a lost peer.
 void run_on_ranks(
     int num_ranks,
     const std::function<void(const WorldOptions&)>& rank);
 
-/// The same, with the World made already.
+/// The same, with a World made for each rank.
 void run_in_worlds(
     int num_ranks,
     const std::function<void(const World&)>& rank);

@@ -20,8 +20,8 @@ class TemporaryDirectory {
     }
     path_ = name;
   }
-  /// Where files live in memory, if there is such a place: for thousands of
-  /// them.
+  /// A directory whose files live in memory, if the system has one: for
+  /// thousands of files.
   static std::filesystem::path memory() {
     return std::filesystem::is_directory("/dev/shm")
         ? "/dev/shm"

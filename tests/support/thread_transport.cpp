@@ -46,7 +46,7 @@ const TransportFacts& thread_facts() {
   return facts;
 }
 
-// What the ranks of one group share.
+// State that the ranks of one group share.
 class Board {
  public:
   explicit Board(std::size_t size)
@@ -54,14 +54,14 @@ class Board {
 
   std::size_t size() const { return has_left_.size(); }
 
-  // Shows `own` to all ranks until all have called `read`, which sees what
-  // each of them shows.
+  // Shows `own` to all ranks and calls `read` with the tensors of all; returns
+  // when all ranks have read.
   void share(
       std::size_t rank,
       Tensors own,
       milliseconds timeout,
       const std::function<void(const std::vector<Tensors>&)>& read) {
-    // No rank is in here before all have left the round before.
+    // All ranks have left the previous round.
     tensors_[rank] = std::move(own);
     meet(rank, timeout);
     read(tensors_);
@@ -133,7 +133,7 @@ class Board {
     std::map<std::size_t, at::Tensor> messages;
   };
 
-  // Fails when a rank for which this one waits has left, or stays silent.
+  // Throws if a rank that this one waits for has left or stays silent.
   void wait(
       std::unique_lock<std::mutex>& lock,
       milliseconds timeout,
@@ -351,7 +351,7 @@ class ThreadTransport final : public Transport {
  public:
   const TransportFacts& facts() const override { return thread_facts(); }
 
-  // Rank 0 sets up a board, and tells the others its number.
+  // Rank 0 sets up a board and sends the others its number.
   std::shared_ptr<Connection> connect(const ConnectRequest& request) override {
     if (request.rank == 0) {
       const std::lock_guard lock(mutex_);
