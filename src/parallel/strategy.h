@@ -48,8 +48,7 @@ struct StrategyTraits {
   std::optional<std::string> local_sgd_complaint = std::nullopt;
 };
 
-/// The side of a strategy that takes part in join_uneven_inputs, for strategies
-/// that communicate.
+/// Interface of strategies that take part in join_uneven_inputs.
 class JoinParticipant {
  public:
   virtual ~JoinParticipant() = default;
@@ -86,7 +85,7 @@ class Strategy {
 
   /// Called before prepare() and once more after it.
   [[nodiscard]] virtual StrategyTraits traits() const { return {}; }
-  /// Null if the strategy does not communicate.
+  /// Null if the strategy takes no part in joins.
   [[nodiscard]] virtual JoinParticipant* join_participant() { return nullptr; }
   /// Null if the strategy has no state.
   [[nodiscard]] virtual StrategyState* state() { return nullptr; }

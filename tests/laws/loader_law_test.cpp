@@ -216,7 +216,7 @@ void check_resume(const Dataset& dataset, Case setup, int before, int after) {
     joined.insert(joined.end(), tail.real.begin(), tail.real.end());
   }
   RC_ASSERT(joined == uninterrupted.real);
-  // The epoch after it is whole.
+  // The next epoch is complete.
   auto later = second.read(kAll, is_even).real;
   RC_ASSERT(later == next_epoch.real);
 }

@@ -22,7 +22,8 @@ struct ShardOptions {
   /// A regular expression; modules whose full name it matches stay unsharded.
   std::optional<std::string> ignored_modules = std::nullopt;
   /// Parameters are sharded and gathered for each use; else only gradients and
-  /// optimizer state are, and each step's result is gathered (ZeRO-1 and 2).
+  /// optimizer state are sharded, and parameters are gathered after each step
+  /// (ZeRO-1 and 2).
   bool frees_parameters = true;
   /// Full parameters are resharded after their last use in a forward (ZeRO-3);
   /// else after a backward.
