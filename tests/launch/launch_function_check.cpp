@@ -92,7 +92,7 @@ int main(int, char** argv) {
         world.group().all_reduce(at::ones({2}));
       },
       "rank 0 of launch_function() was killed by signal 9");
-  // The peer ignores SIGTERM; being ended by SIGKILL does not make it the cause.
+  // The peer ignores SIGTERM; its end by SIGKILL does not make it the cause.
   expect_failure<DistributedError>(
       "stubborn",
       2,
