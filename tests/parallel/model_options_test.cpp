@@ -270,10 +270,10 @@ TEST(ModelOptions, NamesModelsThatCannotBePlanned) {
         "shards nothing");
     refused(
         {.deepspeed = DeepSpeedOptions{.gradient_clipping = 1.0}},
-        "which is for all models");
+        "but applies to all models");
     refused(
         {.deepspeed = DeepSpeedOptions{.gradient_accumulation_steps = 4}},
-        "whose steps are this one's");
+        "which step together with this one");
     EXPECT_TRUE(torch::equal(weight_of(second), before));
     // The failed calls prepared nothing.
     EXPECT_NO_THROW(accelerator.prepare(first, second));

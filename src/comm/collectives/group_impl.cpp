@@ -131,11 +131,10 @@ std::shared_ptr<GroupImpl> make_group(
   }
   if (!missing.empty()) {
     throw DistributedError(format(
-        "[comm] group \"{}\" needs {} ranks, but {}{} not come within {}",
+        "[comm] group \"{}\" needs {} ranks, but {} did not arrive within {}",
         group->name,
         group->size,
         list_of(missing),
-        missing.size() == 1 ? " has" : " have",
         seconds(group->world->timeout)));
   }
   try {
