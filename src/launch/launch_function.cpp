@@ -176,7 +176,7 @@ std::string describe_end(int status) {
 // lose a peer. Returns if none failed.
 void throw_failure(const Ranks& ranks) {
   std::vector<detail::Suspect> suspects;
-  // Ranks that the supervisor itself ended, by whatever signal, are no failures.
+  // Ranks that the supervisor ended, by any signal, do not count as failures.
   for (const std::size_t rank : ranks.supervisor.failures()) {
     const std::string& report = ranks.reports[rank]->text();
     const bool lost_a_peer = !report.empty() &&
