@@ -114,7 +114,7 @@ class Strategy {
   virtual void after_load() {}
   /// While the returned object lives, the module's parameters are unsharded and
   /// may be changed, by all ranks alike. Null if they always are. Collective.
-  [[nodiscard]] virtual std::shared_ptr<void> open_parameters() {
+  [[nodiscard]] virtual std::shared_ptr<void> unshard_parameters() {
     return nullptr;
   }
   /// Called when a forward or backward threw `error` after its begin was

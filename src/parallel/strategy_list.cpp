@@ -115,10 +115,10 @@ void StrategyList::after_load() {
   for (const Entry& entry : entries_) entry.strategy->after_load();
 }
 
-std::vector<std::shared_ptr<void>> StrategyList::open_parameters() {
+std::vector<std::shared_ptr<void>> StrategyList::unshard_parameters() {
   std::vector<std::shared_ptr<void>> open;
   for (const Entry& entry : entries_) {
-    if (auto scope = entry.strategy->open_parameters())
+    if (auto scope = entry.strategy->unshard_parameters())
       open.push_back(std::move(scope));
   }
   return open;

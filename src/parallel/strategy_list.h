@@ -45,7 +45,7 @@ class StrategyList {
   void after_step(const torch::optim::Optimizer& optimizer);
   void average_parameters(const ParameterTable& table);
   void after_load();
-  [[nodiscard]] std::vector<std::shared_ptr<void>> open_parameters();
+  [[nodiscard]] std::vector<std::shared_ptr<void>> unshard_parameters();
 
   /// Notifies every strategy, even if one of them throws. Returns the first
   /// exception thrown, which says more than `error`; null if none was.

@@ -335,10 +335,10 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   return result;
 }
 
-FullParameters Accelerator::open_parameters(
+FullParameters Accelerator::unshard_parameters(
     detail::PreparedModel& model) const {
   model.awaits_values = false;
-  return FullParameters(session_, model.strategies.open_parameters());
+  return FullParameters(session_, model.strategies.unshard_parameters());
 }
 
 detail::LoaderContext Accelerator::loader_context() const {

@@ -79,7 +79,7 @@ TEST(ShardPlan, FollowsTheLauncher) {
        {"FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP"},
        {"FSDP_MIN_NUM_PARAMS", "100"}});
   EXPECT_EQ(degrees(found), std::pair(1, 4));
-  EXPECT_FALSE(found.techniques.shard.frees_after_forward);
+  EXPECT_FALSE(found.techniques.shard.reshards_after_forward);
   EXPECT_EQ(
       found.techniques.shard.units.policy,
       (WrapPolicy{.kind = WrapPolicy::Kind::remainder, .min_num_params = 100}));
@@ -90,11 +90,11 @@ TEST(ShardPlan, ReadsDeepSpeedsStages) {
     return plan({.deepspeed = DeepSpeedOptions{.zero_stage = stage}}, 4);
   };
   EXPECT_EQ(degrees(of_stage(0)), std::pair(4, 1));
-  EXPECT_FALSE(of_stage(1).techniques.shard.frees_parameters);
+  EXPECT_FALSE(of_stage(1).techniques.shard.shards_parameters);
   EXPECT_FALSE(of_stage(1).techniques.shard.reduces_every_backward);
-  EXPECT_FALSE(of_stage(2).techniques.shard.frees_parameters);
+  EXPECT_FALSE(of_stage(2).techniques.shard.shards_parameters);
   EXPECT_TRUE(of_stage(2).techniques.shard.reduces_every_backward);
-  EXPECT_TRUE(of_stage(3).techniques.shard.frees_parameters);
+  EXPECT_TRUE(of_stage(3).techniques.shard.shards_parameters);
   DeepSpeedOptions options;
   options.hf_ds_config =
       R"({"zero_optimization": {"stage": 3, "overlap_comm": true,
@@ -232,10 +232,10 @@ TEST(MegatronPlan, FollowsItsOptions) {
       requested({.gradient_clipping = 0}).step.gradient_clipping, std::nullopt);
   const auto split = plan_for({.use_distributed_optimizer = true});
   EXPECT_EQ(degrees(split), std::pair(1, 4));
-  EXPECT_FALSE(split.techniques.shard.frees_parameters);
+  EXPECT_FALSE(split.techniques.shard.shards_parameters);
   EXPECT_FALSE(split.techniques.shard.reduces_every_backward);
   EXPECT_TRUE(
-      plan_for({.use_custom_fsdp = true}).techniques.shard.frees_parameters);
+      plan_for({.use_custom_fsdp = true}).techniques.shard.shards_parameters);
   EXPECT_TRUE(plan_for({.recompute_activations = true})
                   .techniques.activation_checkpointing);
   EXPECT_EQ(

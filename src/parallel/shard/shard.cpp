@@ -67,7 +67,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   [[nodiscard]] StrategyTraits traits() const override {
     return {
-        .takes_empty = options_.frees_parameters,
+        .takes_empty = options_.shards_parameters,
         .input_dtype = options_.param_dtype,
         .output_dtype = options_.output_dtype,
         .join_complaint =
@@ -140,7 +140,7 @@ class Shard final : public Strategy, public GateKeeper {
               on_gradient(u, i);
             }));
       }
-      if (options_.frees_parameters) units_[u]->reshard();
+      if (options_.shards_parameters) units_[u]->reshard();
     }
     reducer_.emplace(units_, *traffic_);
   }
@@ -167,7 +167,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (--num_forwards_ > 0 || phase_ == Phase::backward) return;
     schedule_.end();
     phase_ = Phase::idle;
-    if (options_.frees_parameters)
+    if (options_.shards_parameters)
       schedule_.reshard_after_forward(is_held_open());
   }
 
@@ -202,7 +202,7 @@ class Shard final : public Strategy, public GateKeeper {
       }
       reducer_->finish(/*is_usual=*/was_reached);
     }
-    if (options_.frees_parameters && !is_held_open()) schedule_.reshard_all();
+    if (options_.shards_parameters && !is_held_open()) schedule_.reshard_all();
     if (!settles) return;
     window_.owes_gradients = false;
     average_replicas();
@@ -228,7 +228,7 @@ class Shard final : public Strategy, public GateKeeper {
   }
   void after_load() override { refresh(); }
 
-  [[nodiscard]] std::shared_ptr<void> open_parameters() override {
+  [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     {
       const LockedScope lock(mutex_);
       for (const auto& unit : units_) unit->start_gather();
@@ -286,14 +286,14 @@ class Shard final : public Strategy, public GateKeeper {
         ? *options_.param_dtype
         : stored;
     at::Tensor own = values.own_box(row, Axis::shard, 0, parameter.row_begins);
-    const bool shares_memory = !options_.frees_parameters &&
+    const bool shares_memory = !options_.shards_parameters &&
         !options_.offloads_shards && kept == computed &&
         row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
     if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
     const bool is_trained = row.tensor.requires_grad();
     make_dense(row.tensor, computed);
-    if (options_.frees_parameters) {
+    if (options_.shards_parameters) {
       parameter.gate = std::make_unique<GatedTensor>(
           row.tensor,
           sharded_messages(row.name),
@@ -326,7 +326,7 @@ class Shard final : public Strategy, public GateKeeper {
     backward_.was_reached = true;
     if (backward_.pending[unit] == 0) return;
     // This backward does not read the parameter any more.
-    const bool frees = options_.frees_parameters && !is_held_open() &&
+    const bool frees = options_.shards_parameters && !is_held_open() &&
         !schedule_.is_due_soon(unit);
     if (frees)
       units_[unit]->reshard_parameter(units_[unit]->trainable()[place]);
@@ -337,7 +337,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (--backward_.pending[unit] > 0) return;
     if (frees) units_[unit]->reshard();
     if (backward_.reduces) reducer_->complete(unit);
-    if (options_.prefetches_after_gradients && options_.frees_parameters)
+    if (options_.prefetches_after_gradients && options_.shards_parameters)
       schedule_.prefetch(unit);
   }
 
@@ -354,7 +354,7 @@ class Shard final : public Strategy, public GateKeeper {
   void refresh() {
     const LockedScope lock(mutex_);
     schedule_.reshard_all();
-    if (options_.frees_parameters && !is_held_open()) return;
+    if (options_.shards_parameters && !is_held_open()) return;
     for (const auto& unit : units_) {
       unit->start_gather();
       unit->finish_gather();
@@ -382,7 +382,7 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     if (--num_scopes_ > 0) return;
     for (const auto& unit : units_) unit->keep_changes();
-    if (options_.frees_parameters) schedule_.reshard_all();
+    if (options_.shards_parameters) schedule_.reshard_all();
   }
 
   enum class Phase { idle, forward, backward };

@@ -24,10 +24,10 @@ struct ShardOptions {
   /// Parameters are sharded and gathered for each use; else only gradients and
   /// optimizer state are sharded, and parameters are gathered after each step
   /// (ZeRO-1 and 2).
-  bool frees_parameters = true;
+  bool shards_parameters = true;
   /// Full parameters are resharded after their last use in a forward (ZeRO-3);
   /// else after a backward.
-  bool frees_after_forward = true;
+  bool reshards_after_forward = true;
   /// Above 1: between forward and backward, parameters are sharded over groups
   /// of that many consecutive ranks, which gather them faster.
   int reshard_group_size = 0;

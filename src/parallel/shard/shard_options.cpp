@@ -25,8 +25,8 @@ ShardOptions make_shard_options(
   ShardOptions options;
   options.units = request.units;
   options.ignored_modules = request.ignored_modules;
-  options.frees_parameters = request.shard_parameters;
-  options.frees_after_forward = request.reshard_after_forward;
+  options.shards_parameters = request.shard_parameters;
+  options.reshards_after_forward = request.reshard_after_forward;
   options.reshard_group_size = request.reshard_group_size;
   options.reduces_every_backward = request.reduce_every_backward;
   options.prefetches = request.prefetch;

@@ -25,7 +25,7 @@ void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
   units_[unit]->finish_gather();
   const auto previous = std::exchange(current_, unit);
   const bool is_backward = pass_ == Pass::backward;
-  const bool frees = is_backward || options_.frees_after_forward;
+  const bool frees = is_backward || options_.reshards_after_forward;
   if (previous && *previous != unit && frees && !is_due_soon(*previous)) {
     units_[*previous]->reshard(
         /*to_reshard_group=*/!is_backward && at::GradMode::is_enabled());
@@ -47,7 +47,7 @@ bool UnshardSchedule::is_due_soon(std::size_t unit) const {
 void UnshardSchedule::reshard_after_forward(bool is_held_open) {
   const bool keeps_last = at::GradMode::is_enabled();
   const bool keeps_all =
-      is_held_open || (keeps_last && !options_.frees_after_forward);
+      is_held_open || (keeps_last && !options_.reshards_after_forward);
   for (std::size_t u = 0; u < units_.size(); ++u) {
     // The backward begins with the unit that computed last.
     if (keeps_all || (keeps_last && current_ == u)) continue;
