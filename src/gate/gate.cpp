@@ -171,7 +171,7 @@ struct GateFallback {
 namespace {
 
 // A process can have one fallback per dispatch key; all gates share it.
-void register_fallback() {
+void register_gate_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(
         torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
@@ -241,7 +241,7 @@ GatedTensor::GatedTensor(
     std::size_t unit,
     c10::Device device)
     : tensor_(tensor), messages_(std::move(messages)) {
-  register_fallback();
+  register_gate_fallback();
   const bool is_empty = tensor.is_meta();
   // variable_data() instead of detach(), since writing to the memory must not
   // count as a change of the tensor.
@@ -334,7 +334,7 @@ struct InitEmptyWeights::Scope {
 };
 
 InitEmptyWeights::InitEmptyWeights() {
-  detail::register_fallback();
+  detail::register_gate_fallback();
   scope_ = std::make_unique<Scope>();
 }
 
