@@ -172,7 +172,7 @@ class ACCELERATE_API Accelerator {
   /// parameters only; others are always full.
   template <class M>
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
-    return open_parameters(*model.prepared());
+    return unshard_parameters(*model.prepared());
   }
   /// True if this micro-step ends a window, and outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
@@ -519,7 +519,7 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] MicroStep begin_micro_step(
       std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
   [[nodiscard]] std::int64_t loader_remainder() const;
-  [[nodiscard]] FullParameters open_parameters(
+  [[nodiscard]] FullParameters unshard_parameters(
       detail::PreparedModel& model) const;
   [[nodiscard]] detail::ModelConstruction begin_construction() const;
   static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);

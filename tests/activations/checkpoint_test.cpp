@@ -272,7 +272,7 @@ TEST(Checkpoint, RefusesWhatWasChangedSince) {
   const Tensor y = checkpoint([&] { return (x * w).exp(); });
   x.add_(1);
   expect_error<Error>(
-      [&] { y.sum().backward(); }, "changed in place before its backward");
+      [&] { y.sum().backward(); }, "changed in place before the backward");
 }
 
 TEST(Checkpoint, NamesTheOperatorAfterWhichMemoryWasWrittenOtherwise) {
