@@ -19,6 +19,7 @@
 
 #include "base/sizes.h"
 #include "base/text.h"
+#include "cli/launch/foreign_launchers.h"
 #include "cli/launch/launch_flags.h"
 #include "cli/launch/machine.h"
 #include "cli/launch/processor_sets.h"

@@ -1,5 +1,10 @@
 #include "cli/launch/foreign_launchers.h"
 
+#include <accelerate/error.h>
+
+#include "cli/launch/launch_plan.h"
+#include "cli/run_program.h"
+
 namespace accelerate::cli {
 
 namespace {
@@ -20,6 +25,26 @@ bool is_left_to_others(
         multinode_launcher(settings) != "standard";
   }
   return decision.paradigm == Paradigm::simple && decision.mpi_hostfile;
+}
+
+MpiLauncher find_mpi(const detail::Environment& environment) {
+  for (const char* const name : {"mpirun", "mpiexec"}) {
+    MpiLauncher found;
+    found.name = name;
+    try {
+      found.program = find_program(name, environment);
+    } catch (const ConfigError&) {
+      continue;
+    }
+    const Output output = run_program({found.program, "--version"});
+    const std::string text = output.out + output.err;
+    found.is_open_mpi = text.find("Open MPI") != std::string::npos ||
+        text.find("OpenRTE") != std::string::npos;
+    return found;
+  }
+  throw ConfigError(
+      "[launch] mpirun_hostfile asks for MPI, but neither mpirun nor mpiexec "
+      "is on PATH; install Open MPI or MPICH, or give --hostfile instead");
 }
 
 std::vector<std::string> mpi_command(

@@ -4,7 +4,8 @@
 #include <vector>
 
 #include "cli/launch/launch_decision.h"
-#include "cli/launch/machine.h"
+#include "config/environment.h"
+#include "config/settings.h"
 
 namespace accelerate::cli {
 
@@ -13,6 +14,16 @@ namespace accelerate::cli {
 bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings);
+
+/// The MPI launcher found on PATH.
+struct MpiLauncher {
+  std::string program;  ///< its path
+  std::string name;     ///< mpirun or mpiexec
+  bool is_open_mpi = false;
+};
+
+/// Throws ConfigError if PATH has none.
+MpiLauncher find_mpi(const detail::Environment& environment);
 
 /// The command line of mpirun, without the program's.
 std::vector<std::string> mpi_command(

@@ -4,17 +4,14 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <string>
 #include <utility>
 
 #include <sched.h>
 #include <unistd.h>
 
-#include <accelerate/error.h>
-
 #include "base/text.h"
-#include "cli/launch/launch_plan.h"
 #include "cli/launch/processor_sets.h"
-#include "cli/run_program.h"
 
 namespace accelerate::cli {
 
@@ -105,26 +102,6 @@ Machine look_at_machine(const detail::Environment& environment) {
       cgroup_cores(std::max(static_cast<int>(machine.processors.size()), 1));
   machine.num_devices = count_devices(environment);
   return machine;
-}
-
-MpiLauncher find_mpi(const detail::Environment& environment) {
-  for (const char* const name : {"mpirun", "mpiexec"}) {
-    MpiLauncher found;
-    found.name = name;
-    try {
-      found.program = find_program(name, environment);
-    } catch (const ConfigError&) {
-      continue;
-    }
-    const Output output = run_program({found.program, "--version"});
-    const std::string text = output.out + output.err;
-    found.is_open_mpi = text.find("Open MPI") != std::string::npos ||
-        text.find("OpenRTE") != std::string::npos;
-    return found;
-  }
-  throw ConfigError(
-      "[launch] mpirun_hostfile asks for MPI, but neither mpirun nor mpiexec "
-      "is on PATH; install Open MPI or MPICH, or give --hostfile instead");
 }
 
 }  // namespace accelerate::cli

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "config/environment.h"
@@ -20,15 +19,5 @@ struct Machine {
 };
 
 Machine look_at_machine(const detail::Environment& environment);
-
-/// The MPI launcher found on PATH.
-struct MpiLauncher {
-  std::string program;  ///< its path
-  std::string name;     ///< mpirun or mpiexec
-  bool is_open_mpi = false;
-};
-
-/// Throws ConfigError if PATH has none.
-MpiLauncher find_mpi(const detail::Environment& environment);
 
 }  // namespace accelerate::cli
