@@ -78,7 +78,7 @@ class ACCELERATE_API Accelerator {
       const AcceleratorOptions& options,
       const std::vector<detail::AddedTechnique>& added);
 
-  /// Makes modules, optimizers, loaders and schedulers work on all ranks, and
+  // Preparing.  Makes modules, optimizers, loaders and schedulers work on all ranks, and
   /// returns handles in the order given: a tuple, or one handle for one item.
   ///
   /// * a module (holder or `shared_ptr`) gives Model: it is moved to
@@ -96,15 +96,9 @@ class ACCELERATE_API Accelerator {
   auto prepare(Items&&... items) const {
     static_assert(sizeof...(Items) > 0, "prepare() needs something to prepare");
     detail::PrepareRequest request;
-    (collect(request, items), ...);
+    (detail::collect_item(request, items), ...);
     detail::PrepareResult result = apply(request);
-    if constexpr (sizeof...(Items) == 1) {
-      return wrap(result, std::forward<Items>(items)...);
-    } else {
-      // Braces keep the order of the items.
-      return std::tuple<decltype(wrap(result, std::forward<Items>(items)))...>{
-          wrap(result, std::forward<Items>(items))...};
-    }
+    return detail::make_handles(result, std::forward<Items>(items)...);
   }
 
   /// Calls `function`, which makes modules, and returns its result. If sharding
@@ -121,7 +115,7 @@ class ACCELERATE_API Accelerator {
     return modules;
   }
 
-  /// Replaces `loss.backward()`: divides by the window's length (its true
+  // Training steps.  Replaces `loss.backward()`: divides by the window's length (its true
   /// length, where a loader's end cuts it short), scales with fp16, averages
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
   /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
@@ -180,7 +174,7 @@ class ACCELERATE_API Accelerator {
   /// The DeepSpeed configuration in force, JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
 
-  /// With fp16, divides gradients by the scale ahead of the step, for programs
+  // Gradients and precision.  With fp16, divides gradients by the scale ahead of the step, for programs
   /// that read or change them. Clipping and steps do so themselves. Collective.
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
@@ -220,10 +214,10 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  // Functions on samples run over the ranks that read different data,
-  // `mesh().batch_group()`. With replicas and shards those are all ranks; where
-  // several ranks share a batch (as with tensor parallelism), they have the
-  // same values, and each sample counts once.
+  // Values of all ranks. Functions on samples run over the ranks that read
+  // different data, `mesh().batch_group()`. With replicas and shards those are
+  // all ranks; where several ranks share a batch (as with tensor parallelism),
+  // they have the same values, and each sample counts once.
 
   /// The values of all batches, joined along dimension 0 in the order of batch
   /// ranks, on every rank.
@@ -293,6 +287,8 @@ class ACCELERATE_API Accelerator {
         value, mesh().batch_group(), dim, pad_index, pad_first);
   }
 
+  // Processes.
+
   [[nodiscard]] at::Device device() const;
   [[nodiscard]] int num_processes() const;
   [[nodiscard]] int process_index() const;
@@ -338,7 +334,7 @@ class ACCELERATE_API Accelerator {
     return model.module();
   }
 
-  /// Writes everything that is prepared or registered, so that training resumes
+  // Checkpoints and weights.  Writes everything that is prepared or registered, so that training resumes
   /// exactly after load_state(): weights and buffers, optimizers, schedules,
   /// the loss scaler, positions of loaders, random states of every rank. All
   /// ranks must call it.
@@ -425,7 +421,7 @@ class ACCELERATE_API Accelerator {
   /// than the highest present.
   void set_iteration(std::optional<std::int64_t> iteration) const;
 
-  /// Asks all ranks to stop at their next check; any rank may.
+  // Ending.  Asks all ranks to stop at their next check; any rank may.
   void set_trigger() const;
   /// True if any rank has set the trigger since the last check that returned
   /// true. Collective.
@@ -447,70 +443,6 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] std::string explain_settings() const;
 
  private:
-  template <class T>
-  static void collect(
-      detail::PrepareRequest& request,
-      T& item,
-      const ModelOptions* options = nullptr) {
-    using Item = std::remove_cv_t<T>;
-    if constexpr (detail::IsModulePointer<Item>::value) {
-      request.add(item, options);
-    } else if constexpr (detail::IsModuleWithOptions<Item>::value) {
-      collect(request, item.module, &item.options);
-    } else if constexpr (detail::OptimizerLike<Item>) {
-      request.optimizers.push_back(&item);
-    } else if constexpr (detail::SchedulerLike<Item>) {
-      request.schedulers.emplace_back(&item);
-    } else if constexpr (detail::ModuleHolder<Item>) {
-      request.add(item.ptr(), options);
-    } else {
-      static_assert(
-          detail::LoaderLike<Item> || detail::IsUniquePointer<Item>::value,
-          "prepare() takes modules (holders, shared_ptr, with_options()), "
-          "optimizers, LRSchedulers and data loaders");
-    }
-  }
-
-  template <class T>
-  auto wrap(detail::PrepareResult& result, T&& item) const {
-    using Item = std::remove_cvref_t<T>;
-    if constexpr (detail::IsModulePointer<Item>::value) {
-      using M = typename Item::element_type;
-      return Model<M>(item, std::move(result.models[result.next_model++]));
-    } else if constexpr (detail::IsModuleWithOptions<Item>::value) {
-      return wrap(result, item.module);
-    } else if constexpr (detail::OptimizerLike<Item>) {
-      static_assert(
-          std::is_lvalue_reference_v<T>,
-          "the optimizer must outlive its handle: give it a name before "
-          "prepare()");
-      return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
-    } else if constexpr (detail::SchedulerLike<Item>) {
-      static_assert(
-          std::is_lvalue_reference_v<T>,
-          "the scheduler must outlive its handle: give it a name before "
-          "prepare()");
-      return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
-    } else if constexpr (detail::ModuleHolder<Item>) {
-      using M = typename Item::ContainedType;
-      return Model<M>(
-          item.ptr(), std::move(result.models[result.next_model++]));
-    } else {
-      static_assert(
-          !std::is_lvalue_reference_v<T>,
-          "move the loader in: prepare(std::move(loader))");
-      if constexpr (detail::LoaderLike<Item>) {
-        Item loader(std::move(item));
-        loader.attach(loader_context());
-        return loader;
-      } else {
-        TorchLoader<typename Item::element_type> loader(std::move(item));
-        loader.attach(loader_context());
-        return loader;
-      }
-    }
-  }
-
   void register_object(
       std::function<StateDict()> state_dict,
       std::function<void(const StateDict&)> load_state_dict) const;

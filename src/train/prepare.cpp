@@ -311,6 +311,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   // A rank that trains may pass by a call in which others wait for it.
   if (!request.models.empty()) session.agreement->start_detector();
   detail::PrepareResult result;
+  result.loader_context = [this] { return loader_context(); };
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)
       detail::warn_ignored_settings(session.world, plans[i].ignored);
