@@ -12,7 +12,7 @@
 
 #include "base/sizes.h"
 #include "base/text.h"
-#include "cli/launch/launch_flags.h"
+#include "cli/launch/decision/launch_flags.h"
 #include "planning/memory_estimate.h"
 #include "planning/model_tree.h"
 #include "planning/training_memory.h"

@@ -19,10 +19,10 @@
 
 #include "base/sizes.h"
 #include "base/text.h"
-#include "cli/launch/foreign_launchers.h"
-#include "cli/launch/launch_flags.h"
-#include "cli/launch/machine.h"
-#include "cli/launch/processor_sets.h"
+#include "cli/launch/decision/launch_flags.h"
+#include "cli/launch/machine/machine.h"
+#include "cli/launch/machine/processor_sets.h"
+#include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/run_program.h"
 #include "config/files/config_file.h"
 

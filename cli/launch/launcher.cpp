@@ -9,10 +9,10 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "cli/launch/machines.h"
-#include "cli/launch/preflight.h"
-#include "cli/launch/processor_sets.h"
-#include "cli/launch/rank_group.h"
+#include "cli/launch/machine/processor_sets.h"
+#include "cli/launch/nodes/machines.h"
+#include "cli/launch/nodes/preflight.h"
+#include "cli/launch/ranks/rank_group.h"
 #include "cli/launch/signals.h"
 #include "launch/store_server.h"
 #include "launch/watchdog.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cli/launch/launch_plan.h"
+#include "cli/launch/decision/launch_plan.h"
 
 namespace accelerate::cli {
 

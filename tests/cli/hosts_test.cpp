@@ -1,4 +1,4 @@
-#include "cli/launch/hosts.h"
+#include "cli/launch/nodes/hosts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

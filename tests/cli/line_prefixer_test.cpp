@@ -1,4 +1,4 @@
-#include "cli/launch/line_prefixer.h"
+#include "cli/launch/ranks/line_prefixer.h"
 
 #include <gtest/gtest.h>
 

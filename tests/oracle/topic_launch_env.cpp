@@ -6,9 +6,9 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "cli/launch/foreign_launchers.h"
-#include "cli/launch/launch_decision.h"
-#include "cli/launch/launch_flags.h"
+#include "cli/launch/decision/launch_decision.h"
+#include "cli/launch/decision/launch_flags.h"
+#include "cli/launch/nodes/foreign_launchers.h"
 #include "config/files/config_file.h"
 #include "oracle/oracle.h"
 

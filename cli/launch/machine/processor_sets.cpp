@@ -1,4 +1,4 @@
-#include "cli/launch/processor_sets.h"
+#include "cli/launch/machine/processor_sets.h"
 
 #include <algorithm>
 #include <fstream>

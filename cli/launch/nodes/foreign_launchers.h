@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/launch/launch_decision.h"
+#include "cli/launch/decision/launch_decision.h"
 #include "config/environment.h"
 #include "config/settings.h"
 

@@ -4,8 +4,8 @@
 
 #include <sys/types.h>
 
-#include "cli/launch/launch_plan.h"
-#include "cli/launch/rank_output.h"
+#include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/ranks/rank_output.h"
 
 namespace accelerate::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/launch/launch_plan.h"
+#include "cli/launch/decision/launch_plan.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -8,7 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "cli/launch/processor_sets.h"
+#include "cli/launch/machine/processor_sets.h"
 #include "config/rank_variables.h"
 
 namespace accelerate::cli {

@@ -1,4 +1,4 @@
-#include "cli/launch/machines.h"
+#include "cli/launch/nodes/machines.h"
 
 #include <cstdint>
 #include <cstdio>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/launch/launch_decision.h"
-#include "cli/launch/machine.h"
+#include "cli/launch/decision/launch_decision.h"
+#include "cli/launch/machine/machine.h"
 #include "config/environment.h"
 #include "config/settings.h"
 

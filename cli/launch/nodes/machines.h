@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "cli/launch/launch_plan.h"
+#include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 

@@ -1,4 +1,4 @@
-#include "cli/launch/rank_output.h"
+#include "cli/launch/ranks/rank_output.h"
 
 #include <cerrno>
 #include <cstring>

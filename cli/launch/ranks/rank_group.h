@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/launch/launch_plan.h"
-#include "cli/launch/rank_process.h"
+#include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/ranks/rank_process.h"
 #include "cli/launch/signals.h"
 #include "launch/supervisor.h"
 #include "launch/watchdog.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/launch/line_prefixer.h"
+#include "cli/launch/ranks/line_prefixer.h"
 #include "launch/supervisor.h"
 
 namespace accelerate::cli {

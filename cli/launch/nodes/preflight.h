@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/launch/launch_plan.h"
+#include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/signals.h"
 
 namespace accelerate::cli {

@@ -1,4 +1,4 @@
-#include "cli/launch/preflight.h"
+#include "cli/launch/nodes/preflight.h"
 
 #include <algorithm>
 #include <array>

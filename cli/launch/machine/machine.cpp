@@ -1,4 +1,4 @@
-#include "cli/launch/machine.h"
+#include "cli/launch/machine/machine.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/text.h"
-#include "cli/launch/processor_sets.h"
+#include "cli/launch/machine/processor_sets.h"
 
 namespace accelerate::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/launch/rank_group.h"
+#include "cli/launch/ranks/rank_group.h"
 
 #include <csignal>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "cli/launch/launch_flags.h"
+#include "cli/launch/decision/launch_flags.h"
 
 #include <algorithm>
 

@@ -1,8 +1,8 @@
-#include "cli/launch/foreign_launchers.h"
+#include "cli/launch/nodes/foreign_launchers.h"
 
 #include <accelerate/error.h>
 
-#include "cli/launch/launch_plan.h"
+#include "cli/launch/decision/launch_plan.h"
 #include "cli/run_program.h"
 
 namespace accelerate::cli {

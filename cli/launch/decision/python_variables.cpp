@@ -3,7 +3,7 @@
 #include <string_view>
 
 #include "base/text.h"
-#include "cli/launch/launch_decision.h"
+#include "cli/launch/decision/launch_decision.h"
 
 namespace accelerate::cli {
 

@@ -1,4 +1,4 @@
-#include "cli/launch/launch_decision.h"
+#include "cli/launch/decision/launch_decision.h"
 
 #include <algorithm>
 #include <array>

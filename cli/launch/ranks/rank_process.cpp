@@ -1,4 +1,4 @@
-#include "cli/launch/rank_process.h"
+#include "cli/launch/ranks/rank_process.h"
 
 #include <cstring>
 #include <optional>
