@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <map>
@@ -18,6 +19,25 @@
 
 namespace accelerate {
 
+namespace detail {
+// The order of an unordered map depends on how it was filled, so it is not that
+// of a copy, nor that of other ranks.
+template <class Map>
+auto entries_by_key(Map& values) {
+  static_assert(
+      std::totally_ordered<typename Map::key_type>,
+      "the tensors of an unordered_map are visited in the order of its keys: "
+      "give the key type operator<=>, or use a std::map with a comparator");
+  std::vector<decltype(&*values.begin())> entries;
+  entries.reserve(values.size());
+  for (auto& entry : values) entries.push_back(&entry);
+  std::sort(entries.begin(), entries.end(), [](auto* left, auto* right) {
+    return left->first < right->first;
+  });
+  return entries;
+}
+}  // namespace detail
+
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
 /// `at::Tensor&` in a nested value, always in the same order; the visitor may
 /// replace the tensor. Supported are tensors, and optional, vector, array,
@@ -31,8 +51,8 @@ namespace accelerate {
 ///       visitor(batch.labels);
 ///     }
 ///
-/// An unordered_map is visited in its own order: use a map where ranks must
-/// agree on it.
+/// An unordered_map is visited in ascending order of its keys, so that copies
+/// and ranks agree on it; keys without an order are refused by the compiler.
 template <class Visitor>
 void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
   visitor(tensor);
@@ -96,7 +116,8 @@ template <class K, class V, class H, class E, class A, class Visitor>
 void visit_tensors(
     std::unordered_map<K, V, H, E, A>& values,
     Visitor&& visitor) {
-  for (auto& [key, value] : values) visit_tensors(value, visitor);
+  for (auto* entry : detail::entries_by_key(values))
+    visit_tensors(entry->second, visitor);
 }
 template <class Example, class Visitor>
   requires requires(Example& example) {

@@ -17,6 +17,7 @@ MESSAGES = {
     "temporary_optimizer": "the optimizer must outlive its handle",
     "forward_around_session": "discards qualifiers",
     "loader_not_moved": "move the loader in",
+    "unordered_keys": "visited in the order of its keys",
     "value_without_place": "there is one {} for each value",
 }
 INCLUDE = re.compile(r"^#include ([<\"][^>\"]+[>\"])", re.MULTILINE)

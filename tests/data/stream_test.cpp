@@ -1,5 +1,7 @@
 // Streams, and loaders with dispatch_batches.
 #include <deque>
+#include <string>
+#include <unordered_map>
 
 #include <accelerate/accelerate.h>
 
@@ -95,6 +97,67 @@ TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
     twice.insert(twice.end(), once[rank].begin(), once[rank].end());
     EXPECT_EQ(seen[rank], twice);
   }
+}
+
+using ByName = std::unordered_map<std::string, torch::Tensor>;
+
+// Iterates in another order if filled backwards.
+ByName tensors_by_name(std::size_t num_buckets, double value, bool backwards) {
+  ByName tensors(num_buckets);
+  for (int i = 0; i < 6; ++i) {
+    const int key = backwards ? 5 - i : i;
+    tensors.emplace(std::to_string(key), torch::full({1}, value + key));
+  }
+  return tensors;
+}
+
+TEST(Dispatch, KeepsTensorsOfUnorderedMapsWithTheirKeys) {
+  for (const std::size_t num_buckets : {1U, 7U, 64U}) {
+    for (const bool backwards : {false, true}) {
+      const ByName got = detail::received_batch<ByName>(
+          detail::slice_to_send(tensors_by_name(num_buckets, 10, backwards)));
+      ASSERT_EQ(got.size(), 6U);
+      for (int key = 0; key < 6; ++key)
+        EXPECT_EQ(got.at(std::to_string(key)).item<double>(), 10 + key);
+    }
+  }
+}
+
+TEST(Dispatch, JoinsUnorderedMapsByKey) {
+  const ByName joined = concatenate<ByName>(
+      {tensors_by_name(7, 10, false), tensors_by_name(64, 20, true)});
+  for (int key = 0; key < 6; ++key) {
+    EXPECT_EQ(
+        listify(joined.at(std::to_string(key))),
+        (std::vector<double>{10.0 + key, 20.0 + key}));
+  }
+}
+
+// Samples whose keys are inserted in another order each time.
+struct UnorderedSamples {
+  [[nodiscard]] std::int64_t size() const { return 4; }
+  [[nodiscard]] ByName get(std::int64_t index) const {
+    return tensors_by_name(
+        7, 10 * static_cast<double>(index), /*backwards=*/index % 2 == 1);
+  }
+};
+
+TEST(Dispatch, SendsUnorderedMaps) {
+  std::vector<std::vector<double>> seen(2);
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Accelerator accelerator({.world = world});
+    auto loader = accelerator.prepare(DataLoader(
+        UnorderedSamples(), {.batch_size = 2, .dispatch_batches = true}));
+    auto& mine = seen[static_cast<std::size_t>(accelerator.process_index())];
+    for (auto& batch : loader) {
+      for (const char* const name : {"0", "5"}) {
+        for (const double value : listify(batch.at(name)))
+          mine.push_back(value);
+      }
+    }
+  });
+  EXPECT_EQ(seen[0], (std::vector<double>{0, 10, 5, 15}));
+  EXPECT_EQ(seen[1], (std::vector<double>{20, 30, 25, 35}));
 }
 
 struct JoinTexts {

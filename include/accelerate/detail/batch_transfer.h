@@ -81,9 +81,9 @@ class StructureWriter {
     requires HoldsTensors<V>::value
   void write(const std::unordered_map<K, V, H, E, A>& values) {
     write(values.size());
-    for (const auto& [key, value] : values) {
-      write(key);
-      write(value);
+    for (const auto* entry : entries_by_key(values)) {
+      write(entry->first);
+      write(entry->second);
     }
   }
   // A user's type: its tensors are sent, everything else stays as constructed.
@@ -149,8 +149,6 @@ class StructureReader {
   void read(std::map<K, V, C, A>& values) {
     read_map(values);
   }
-  // Tensors are assigned in iteration order, which may differ from the
-  // sender's; see visit_tensors().
   template <class K, class V, class H, class E, class A>
     requires HoldsTensors<V>::value
   void read(std::unordered_map<K, V, H, E, A>& values) {
