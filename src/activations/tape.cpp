@@ -89,6 +89,14 @@ struct Tape::Outside {
   std::optional<HostCopy> on_host;
 };
 
+/// Tensors of a recomputation, undefined until an operator needs or makes them.
+struct Tape::Replay {
+  std::vector<at::Tensor> made;
+  std::vector<at::Tensor> outside;
+  /// Clones of copies_, for the operators to change.
+  std::vector<at::Tensor> copies;
+};
+
 struct Tape::Known {
   using Weak =
       c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -474,78 +482,107 @@ void Tape::replay() {
   const AutocastStateScope autocast;
   Collector collector;
   const SavedTensorScope collecting(collector);
-  std::vector<at::Tensor> made(num_made_), outside(outside_.size()),
-      copies(copies_.size());
-  std::size_t end = operators_.size();
   if (!is_closed_) find_copies();
-  const auto is_wanted = [&](const Operator& entry) {
-    return std::any_of(
-               entry.saved.begin(),
-               entry.saved.end(),
-               [](const Saved& saved) { return saved.num_hooks > 0; }) ||
+  Replay replay{
+      std::vector<at::Tensor>(num_made_),
+      std::vector<at::Tensor>(outside_.size()),
+      std::vector<at::Tensor>(copies_.size())};
+  const std::size_t end = end_of_wanted();
+  for (std::size_t o = 0; o < end; ++o) {
+    Operator& entry = operators_[o];
+    if (entry.has_failed) continue;
+    torch::jit::Stack stack = arguments_again(entry, replay);
+    run_again(entry, stack, collector);
+    compare(entry);
+    keep_made(entry, stack, replay);
+    for (const std::size_t unused : entry.last_uses)
+      replay.made[unused].reset();
+  }
+}
+
+std::size_t Tape::end_of_wanted() const {
+  const auto is_wanted = [](const Saved& saved) { return saved.num_hooks > 0; };
+  const auto is_needed = [&](const Operator& entry) {
+    return std::any_of(entry.saved.begin(), entry.saved.end(), is_wanted) ||
         std::any_of(
                entry.outputs.begin(),
                entry.outputs.end(),
                [&](const Output& output) {
                  const auto found = saved_made_.find(output.made);
-                 return found != saved_made_.end() &&
-                     found->second.num_hooks > 0;
+                 return found != saved_made_.end() && is_wanted(found->second);
                });
   };
-  while (end > 0 && !is_wanted(operators_[end - 1])) --end;
+  std::size_t end = operators_.size();
+  while (end > 0 && !is_needed(operators_[end - 1])) --end;
+  return end;
+}
 
-  for (std::size_t o = 0; o < end; ++o) {
-    Operator& entry = operators_[o];
-    if (entry.has_failed) continue;
-    torch::jit::Stack stack = entry.arguments;
-    for (const Input& input : entry.inputs) {
-      at::Tensor tensor;
-      if (input.place.kind == Place::Kind::made) {
-        tensor = made[input.place.index];
-      } else {
-        at::Tensor& again = outside[input.place.index];
-        if (!again.defined())
-          again = outside_again(outside_[input.place.index], copies);
-        tensor = again;
-      }
-      // The tensor comes from the user's own node, which is not recomputed.
-      if (input.requires_grad && !tensor.requires_grad())
-        tensor = tensor.detach().requires_grad_(true);
-      if (!input.item) {
-        stack[input.argument] = std::move(tensor);
-      } else {
-        c10::List<c10::IValue> items = stack[input.argument].toList().copy();
-        items.set(*input.item, std::move(tensor));
-        stack[input.argument] = std::move(items);
-      }
+torch::jit::Stack Tape::arguments_again(const Operator& entry, Replay& replay)
+    const {
+  torch::jit::Stack stack = entry.arguments;
+  for (const Input& input : entry.inputs) {
+    at::Tensor tensor = input_again(input, replay);
+    if (!input.item) {
+      stack[input.argument] = std::move(tensor);
+    } else {
+      c10::List<c10::IValue> items = stack[input.argument].toList().copy();
+      items.set(*input.item, std::move(tensor));
+      stack[input.argument] = std::move(items);
     }
-    {
-      const at::AutoGradMode grad_mode(entry.grad_mode);
-      entry.autocast.set();
-      const RandomStateScope random(entry.generator, entry.random_state);
-      collector.begin(entry);
-      entry.operation.callBoxed(stack);
-    }
-    if (collector.num_saved() != entry.saved.size()) {
-      throw Error(format(
-          "[activations] {} in {} saved {} tensors for backward, and {} when "
-          "it was recomputed; leave this part out of checkpointing",
-          entry.operation.schema().name(),
-          name_,
-          entry.saved.size(),
-          collector.num_saved()));
-    }
-    compare(entry);
-    for (const Output& output : entry.outputs) {
-      const c10::IValue& value = stack[output.value];
-      made[output.made] = output.item
-          ? value.toListRef()[*output.item].toTensor()
-          : value.toTensor();
-      const auto found = saved_made_.find(output.made);
-      if (found != saved_made_.end() && found->second.num_hooks > 0)
-        found->second.value = made[output.made].variable_data();
-    }
-    for (const std::size_t unused : entry.last_uses) made[unused].reset();
+  }
+  return stack;
+}
+
+at::Tensor Tape::input_again(const Input& input, Replay& replay) const {
+  const std::size_t index = input.place.index;
+  at::Tensor tensor;
+  if (input.place.kind == Place::Kind::made) {
+    tensor = replay.made[index];
+  } else {
+    at::Tensor& again = replay.outside[index];
+    if (!again.defined()) again = outside_again(outside_[index], replay.copies);
+    tensor = again;
+  }
+  // The tensor comes from the user's own node, which is not recomputed.
+  if (input.requires_grad && !tensor.requires_grad())
+    tensor = tensor.detach().requires_grad_(true);
+  return tensor;
+}
+
+void Tape::run_again(
+    Operator& entry,
+    torch::jit::Stack& stack,
+    Collector& collector) const {
+  {
+    const at::AutoGradMode grad_mode(entry.grad_mode);
+    entry.autocast.set();
+    const RandomStateScope random(entry.generator, entry.random_state);
+    collector.begin(entry);
+    entry.operation.callBoxed(stack);
+  }
+  if (collector.num_saved() != entry.saved.size()) {
+    throw Error(format(
+        "[activations] {} in {} saved {} tensors for backward, and {} when "
+        "it was recomputed; leave this part out of checkpointing",
+        entry.operation.schema().name(),
+        name_,
+        entry.saved.size(),
+        collector.num_saved()));
+  }
+}
+
+void Tape::keep_made(
+    const Operator& entry,
+    const torch::jit::Stack& stack,
+    Replay& replay) {
+  for (const Output& output : entry.outputs) {
+    const c10::IValue& value = stack[output.value];
+    at::Tensor& made = replay.made[output.made];
+    made = output.item ? value.toListRef()[*output.item].toTensor()
+                       : value.toTensor();
+    const auto found = saved_made_.find(output.made);
+    if (found != saved_made_.end() && found->second.num_hooks > 0)
+      found->second.value = made.variable_data();
   }
 }
 

@@ -89,6 +89,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   struct Saved;
   struct Operator;
   struct Outside;
+  struct Replay;
   struct Known;
   class Hooks;
   class Collector;
@@ -115,6 +116,22 @@ class Tape : public std::enable_shared_from_this<Tape> {
   void forget(const Place& place);
 
   void replay();
+  /// Index behind the last operator whose tensors a hook wants.
+  [[nodiscard]] std::size_t end_of_wanted() const;
+  [[nodiscard]] torch::jit::Stack arguments_again(
+      const Operator& entry,
+      Replay& replay) const;
+  [[nodiscard]] at::Tensor input_again(const Input& input, Replay& replay)
+      const;
+  /// Replaces the arguments on `stack` by the operator's results.
+  void run_again(
+      Operator& entry,
+      torch::jit::Stack& stack,
+      Collector& collector) const;
+  void keep_made(
+      const Operator& entry,
+      const torch::jit::Stack& stack,
+      Replay& replay);
   [[nodiscard]] at::Tensor outside_again(
       const Outside& outside,
       std::vector<at::Tensor>& copies) const;
