@@ -1,6 +1,7 @@
 #include "format/torch/pickle_reader.h"
 
-#include <algorithm>
+#include <array>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -66,6 +67,68 @@ enum Operation : unsigned char {
   kProtocol = 0x80,
   kFrame = 0x95,
 };
+
+enum class Subject : unsigned char {
+  unknown,
+  memo,
+  number,
+  text,
+  container,
+  stack,
+  object,
+  frame,
+};
+
+// The function of each subject has a case for every operation listed here.
+constexpr std::array<Subject, 256> kSubjects = [] {
+  std::array<Subject, 256> subjects{};
+  const auto set = [&](Subject subject,
+                       std::initializer_list<Operation> operations) {
+    for (const Operation operation : operations) subjects[operation] = subject;
+  };
+  set(Subject::memo, {kBinPut, kLongBinPut, kMemoize, kBinGet, kLongBinGet});
+  set(Subject::number,
+      {kNone,
+       kTrue,
+       kFalse,
+       kBinInt,
+       kBinInt1,
+       kBinInt2,
+       kLong1,
+       kLong4,
+       kBinFloat});
+  set(Subject::text,
+      {kShortBinString,
+       kShortBinUnicode,
+       kBinString,
+       kBinUnicode,
+       kBinUnicode8,
+       kShortBinBytes,
+       kBinBytes,
+       kBinBytes8});
+  set(Subject::container,
+      {kEmptyList,
+       kEmptyDict,
+       kEmptySet,
+       kEmptyTuple,
+       kList,
+       kTuple,
+       kFrozenSet,
+       kDict,
+       kTuple1,
+       kTuple2,
+       kTuple3,
+       kAppend,
+       kSetItem,
+       kAppends,
+       kAddItems,
+       kSetItems});
+  set(Subject::stack, {kMark, kPop, kPopMark, kDup});
+  set(Subject::object,
+      {kGlobal, kStackGlobal, kReduce, kNewObject, kBuild, kBinPersistent});
+  set(Subject::frame, {kProtocol, kFrame, kStop});
+  return subjects;
+}();
 
 constexpr unsigned kNewestProtocol = 5;
 
@@ -204,113 +267,51 @@ void Pickle::run() {
   measure();
 }
 
-bool Pickle::is_container(Kind kind) {
-  return kind == Kind::list || kind == Kind::tuple || kind == Kind::dict ||
-      kind == Kind::set || kind == Kind::call || kind == Kind::persistent;
-}
-
-void Pickle::measure() {
-  // Files written by Python rarely refer to a value twice.
-  constexpr std::uint64_t kLeast = 100'000, kPlacesPerByte = 16;
-  const std::uint64_t most = std::min<std::uint64_t>(
-      kLeast + kPlacesPerByte * input_.size(), 0xF000'0000U);
-  for (std::uint32_t i = 0; i < nodes_.size(); ++i) {
-    if (is_container(nodes_[i].kind) && nodes_[i].size == 0) {
-      measure_from(i, most);
-    }
-  }
-}
-
-// Visits nodes depth first. Nodes on the current path have height kOpen, which
-// reveals a node that contains itself.
-void Pickle::measure_from(std::uint32_t start, std::uint64_t most_places) {
-  constexpr std::size_t kMostLevels = 1000;
-  constexpr std::uint16_t kOpen = 0xFFFF;
-  struct Visit {
-    std::uint32_t node;
-    std::size_t next = 0;
-    std::uint64_t places = 1;
-    std::uint16_t height = 0;
-  };
-  std::vector<Visit> visits{{start}};
-  nodes_[start].height = kOpen;
-  while (!visits.empty()) {
-    Visit& visit = visits.back();
-    const auto& items = containers_[nodes_[visit.node].payload];
-    if (visit.next == items.size()) {
-      if (visit.places > most_places) {
-        fail("it refers to the same values too often");
-      }
-      const Visit done = visit;
-      nodes_[done.node].size = static_cast<std::uint32_t>(done.places);
-      nodes_[done.node].height = done.height;
-      visits.pop_back();
-      if (!visits.empty()) {
-        visits.back().places += done.places;
-        visits.back().height =
-            std::max<std::uint16_t>(visits.back().height, done.height + 1);
-      }
-      continue;
-    }
-    const std::uint32_t item = items[visit.next++];
-    const Node& node = nodes_[item];
-    if (!is_container(node.kind)) {
-      ++visit.places;
-    } else if (node.height == kOpen) {
-      fail("a value contains itself");
-    } else if (node.size != 0) {
-      visit.places += node.size;
-      visit.height = std::max<std::uint16_t>(visit.height, node.height + 1);
-    } else {
-      nodes_[item].height = kOpen;
-      visits.push_back({item});
-    }
-    if (visits.size() > kMostLevels || visits.back().height > kMostLevels) {
-      fail("it is nested too deeply");
-    }
-  }
-}
-
 void Pickle::step(unsigned char operation) {
+  switch (kSubjects[operation]) {
+    case Subject::memo:
+      return step_memo(operation);
+    case Subject::number:
+      return step_number(operation);
+    case Subject::text:
+      return step_text(operation);
+    case Subject::container:
+      return step_container(operation);
+    case Subject::stack:
+      return step_stack(operation);
+    case Subject::object:
+      return step_object(operation);
+    case Subject::frame:
+      return step_frame(operation);
+    case Subject::unknown:
+      fail(format(
+          "operation {} is not one that data needs",
+          static_cast<unsigned>(operation)));
+  }
+}
+
+void Pickle::step_memo(unsigned char operation) {
   switch (operation) {
-    case kProtocol: {
-      const unsigned protocol = take<unsigned char>();
-      if (protocol > kNewestProtocol) {
-        fail(format("its protocol is {}, and 5 is the newest known", protocol));
-      }
+    case kBinPut:
+      remember(take<unsigned char>());
       return;
-    }
-    case kFrame:
-      take<std::uint64_t>();
+    case kLongBinPut:
+      remember(take<std::uint32_t>());
       return;
-    case kStop:
-      root_ = pop();
-      if (!stack_.empty() || !marks_.empty())
-        fail("it leaves values on the stack");
-      has_stopped_ = true;
+    case kMemoize:
+      remember(memo_.size());
       return;
+    case kBinGet:
+      recall(take<unsigned char>());
+      return;
+    case kLongBinGet:
+      recall(take<std::uint32_t>());
+      return;
+  }
+}
 
-    case kMark:
-      charge(sizeof(std::size_t));
-      marks_.push_back(stack_.size());
-      return;
-    case kPop:
-      if (!marks_.empty() && marks_.back() == stack_.size()) {
-        marks_.pop_back();
-      } else {
-        pop();
-      }
-      return;
-    case kPopMark:
-      pop_to_mark();
-      return;
-    case kDup: {
-      const std::uint32_t node = pop();
-      charge(sizeof node);
-      stack_.insert(stack_.end(), {node, node});
-      return;
-    }
-
+void Pickle::step_number(unsigned char operation) {
+  switch (operation) {
     case kNone:
       push({Kind::none});
       return;
@@ -334,33 +335,19 @@ void Pickle::step(unsigned char operation) {
       push({Kind::integer, 0, take<std::uint16_t>()});
       return;
     case kLong1:
-    case kLong4: {
-      const std::uint64_t size =
-          operation == kLong1 ? take<unsigned char>() : take<std::uint32_t>();
-      if (size > sizeof(std::int64_t)) {
-        push_text(Kind::long_integer, size);
-        return;
-      }
-      const std::string_view bytes = take_bytes(size);
-      std::uint64_t value =
-          !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80U)
-          ? ~std::uint64_t{0}
-          : 0;
-      for (std::size_t i = bytes.size(); i-- > 0;) {
-        value = value << 8 | static_cast<unsigned char>(bytes[i]);
-      }
-      push({Kind::integer, 0, value});
+      push_long(take<unsigned char>());
       return;
-    }
-    case kBinFloat: {
-      std::uint64_t bits = 0;
-      for (const char byte : take_bytes(sizeof bits)) {
-        bits = bits << 8 | static_cast<unsigned char>(byte);
-      }
-      push({Kind::real, 0, bits});
+    case kLong4:
+      push_long(take<std::uint32_t>());
       return;
-    }
+    case kBinFloat:
+      push_real();
+      return;
+  }
+}
 
+void Pickle::step_text(unsigned char operation) {
+  switch (operation) {
     case kShortBinString:
     case kShortBinUnicode:
       push_text(Kind::text, take<unsigned char>());
@@ -381,7 +368,11 @@ void Pickle::step(unsigned char operation) {
     case kBinBytes8:
       push_text(Kind::bytes, take<std::uint64_t>());
       return;
+  }
+}
 
+void Pickle::step_container(unsigned char operation) {
+  switch (operation) {
     case kEmptyList:
       push_container(Kind::list, {});
       return;
@@ -403,99 +394,162 @@ void Pickle::step(unsigned char operation) {
     case kFrozenSet:
       push_container(Kind::set, pop_to_mark());
       return;
-    case kDict: {
-      std::vector<std::uint32_t> items = pop_to_mark();
-      if (items.size() % 2 != 0) fail("a key has no value");
-      push_container(Kind::dict, std::move(items));
+    case kDict:
+      push_dict(pop_to_mark());
       return;
-    }
     case kTuple1:
     case kTuple2:
-    case kTuple3: {
-      std::vector<std::uint32_t> items(operation - kTuple1 + 1U);
-      for (std::size_t i = items.size(); i-- > 0;) items[i] = pop();
-      push_container(Kind::tuple, std::move(items));
+    case kTuple3:
+      push_container(Kind::tuple, pop_several(operation - kTuple1 + 1U));
       return;
-    }
-    case kAppend: {
-      const std::uint32_t item = pop();
-      append({item});
+    case kAppend:
+      append(pop_several(1));
       return;
-    }
+    case kSetItem:
+      append(pop_several(2));
+      return;
     case kAppends:
     case kAddItems:
     case kSetItems:
       append(pop_to_mark());
       return;
-    case kSetItem: {
-      const std::uint32_t value = pop();
-      const std::uint32_t key = pop();
-      append({key, value});
-      return;
-    }
+  }
+}
 
-    case kGlobal: {
-      // "module\nname\n" is kept as it is.
-      const std::size_t begin = at_;
-      take_line();
-      take_line();
-      const std::size_t size = at_ - begin - 1;
-      if (size > std::numeric_limits<std::uint32_t>::max()) {
-        fail("a name is too long");
+void Pickle::step_stack(unsigned char operation) {
+  switch (operation) {
+    case kMark:
+      charge(sizeof(std::size_t));
+      marks_.push_back(stack_.size());
+      return;
+    case kPop:
+      if (!marks_.empty() && marks_.back() == stack_.size()) {
+        marks_.pop_back();
+      } else {
+        pop();
       }
-      push({Kind::global, static_cast<std::uint32_t>(size), begin});
+      return;
+    case kPopMark:
+      pop_to_mark();
+      return;
+    case kDup: {
+      const std::uint32_t node = pop();
+      charge(sizeof node);
+      stack_.insert(stack_.end(), {node, node});
       return;
     }
+  }
+}
+
+void Pickle::step_object(unsigned char operation) {
+  switch (operation) {
+    case kGlobal:
+      push_global_in_lines();
+      return;
     case kStackGlobal:
       push_global();
       return;
     case kReduce:
-    case kNewObject: {
-      const std::uint32_t arguments = pop();
-      const std::uint32_t callee = pop();
-      if (nodes_[callee].kind != Kind::global ||
-          nodes_[arguments].kind != Kind::tuple) {
-        fail("a call is not of a class or function");
-      }
-      push_container(Kind::call, {callee, arguments});
+    case kNewObject:
+      push_call();
       return;
-    }
-    case kBuild: {
-      const std::uint32_t state = pop();
-      const std::uint32_t target = pop();
-      stack_.push_back(target);
-      const Node& node = nodes_[target];
-      if (node.kind == Kind::call && containers_[node.payload].size() < 3) {
-        charge(sizeof state);
-        containers_[node.payload].push_back(state);
-      } else if (node.kind != Kind::call) {
-        fail("a state is set on a value that is not an object");
-      }
+    case kBuild:
+      set_state();
       return;
-    }
     case kBinPersistent:
       push_container(Kind::persistent, {pop()});
       return;
+  }
+}
 
-    case kBinPut:
-      remember(take<unsigned char>());
+void Pickle::step_frame(unsigned char operation) {
+  switch (operation) {
+    case kProtocol: {
+      const unsigned protocol = take<unsigned char>();
+      if (protocol > kNewestProtocol) {
+        fail(format("its protocol is {}, and 5 is the newest known", protocol));
+      }
       return;
-    case kLongBinPut:
-      remember(take<std::uint32_t>());
+    }
+    case kFrame:
+      take<std::uint64_t>();
       return;
-    case kMemoize:
-      remember(memo_.size());
+    case kStop:
+      root_ = pop();
+      if (!stack_.empty() || !marks_.empty())
+        fail("it leaves values on the stack");
+      has_stopped_ = true;
       return;
-    case kBinGet:
-      recall(take<unsigned char>());
-      return;
-    case kLongBinGet:
-      recall(take<std::uint32_t>());
-      return;
-    default:
-      fail(format(
-          "operation {} is not one that data needs",
-          static_cast<unsigned>(operation)));
+  }
+}
+
+void Pickle::push_long(std::uint64_t size) {
+  if (size > sizeof(std::int64_t)) {
+    push_text(Kind::long_integer, size);
+    return;
+  }
+  const std::string_view bytes = take_bytes(size);
+  const bool is_negative =
+      !bytes.empty() && (static_cast<unsigned char>(bytes.back()) & 0x80U);
+  std::uint64_t value = is_negative ? ~std::uint64_t{0} : 0;
+  for (std::size_t i = bytes.size(); i-- > 0;) {
+    value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  }
+  push({Kind::integer, 0, value});
+}
+
+void Pickle::push_real() {
+  std::uint64_t bits = 0;
+  for (const char byte : take_bytes(sizeof bits)) {
+    bits = bits << 8 | static_cast<unsigned char>(byte);
+  }
+  push({Kind::real, 0, bits});
+}
+
+void Pickle::push_dict(std::vector<std::uint32_t> items) {
+  if (items.size() % 2 != 0) fail("a key has no value");
+  push_container(Kind::dict, std::move(items));
+}
+
+std::vector<std::uint32_t> Pickle::pop_several(std::size_t count) {
+  std::vector<std::uint32_t> items(count);
+  for (std::size_t i = count; i-- > 0;) items[i] = pop();
+  return items;
+}
+
+// "module\nname\n" is kept as it is.
+void Pickle::push_global_in_lines() {
+  const std::size_t begin = at_;
+  take_line();
+  take_line();
+  const std::size_t size = at_ - begin - 1;
+  if (size > std::numeric_limits<std::uint32_t>::max()) {
+    fail("a name is too long");
+  }
+  push({Kind::global, static_cast<std::uint32_t>(size), begin});
+}
+
+void Pickle::push_call() {
+  const std::uint32_t arguments = pop();
+  const std::uint32_t callee = pop();
+  if (nodes_[callee].kind != Kind::global ||
+      nodes_[arguments].kind != Kind::tuple) {
+    fail("a call is not of a class or function");
+  }
+  push_container(Kind::call, {callee, arguments});
+}
+
+void Pickle::set_state() {
+  const std::uint32_t state = pop();
+  const std::uint32_t target = pop();
+  stack_.push_back(target);
+  const Node& node = nodes_[target];
+  if (node.kind != Kind::call) {
+    fail("a state is set on a value that is not an object");
+  }
+  if (containers_[node.payload].size() < 3) {
+    charge(sizeof state);
+    containers_[node.payload].push_back(state);
   }
 }
 

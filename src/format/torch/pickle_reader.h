@@ -104,17 +104,37 @@ class Pickle {
 
   void run();
   void step(unsigned char operation);
+  /// Each executes the operations of its subject.
+  void step_memo(unsigned char operation);
+  void step_number(unsigned char operation);
+  void step_text(unsigned char operation);
+  void step_container(unsigned char operation);
+  void step_stack(unsigned char operation);
+  void step_object(unsigned char operation);
+  void step_frame(unsigned char operation);
   template <class Number>
   Number take();
   std::string_view take_bytes(std::uint64_t size);
   std::string_view take_line();
   std::uint32_t add(const Node& node);
   void push(const Node& node) { stack_.push_back(add(node)); }
+  void push_text(Kind kind, std::uint64_t size);
+  /// Reads an integer of `size` bytes.
+  void push_long(std::uint64_t size);
+  void push_real();
+  void push_container(Kind kind, std::vector<std::uint32_t> items);
+  void push_dict(std::vector<std::uint32_t> items);
   /// Takes a module and a name from the top of the stack.
   void push_global();
-  void push_text(Kind kind, std::uint64_t size);
-  void push_container(Kind kind, std::vector<std::uint32_t> items);
+  /// Reads a module and a name, a line each.
+  void push_global_in_lines();
+  /// Takes a callee and its arguments from the top of the stack.
+  void push_call();
+  /// Gives the state on top of the stack to the object below it.
+  void set_state();
   std::uint32_t pop();
+  /// Pops `count` values; the last is the one that was on top.
+  std::vector<std::uint32_t> pop_several(std::size_t count);
   std::vector<std::uint32_t> pop_to_mark();
   /// Appends to the container on top of the stack.
   void append(std::vector<std::uint32_t> items);
