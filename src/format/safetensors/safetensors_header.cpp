@@ -226,6 +226,97 @@ std::uint64_t little_endian(std::span<const std::byte> bytes) {
   return value;
 }
 
+[[noreturn]] void refuse_file(
+    const std::string& name,
+    const std::string& what) {
+  throw CheckpointError(
+      format("[safetensors] {} is not a valid file: {}", name, what));
+}
+
+std::uint64_t checked_header_length(
+    std::span<const std::byte> start,
+    std::uint64_t file_size,
+    const std::string& name) {
+  if (file_size < kLengthBytes || start.size() < kLengthBytes) {
+    refuse_file(
+        name, format("it has {} bytes, too few for a header", file_size));
+  }
+  const std::uint64_t length = little_endian(start.first(kLengthBytes));
+  if (length > kMostHeaderBytes) {
+    refuse_file(
+        name,
+        format(
+            "its header would have {} bytes; at most {} are read",
+            length,
+            kMostHeaderBytes));
+  }
+  if (length > file_size - kLengthBytes ||
+      length > start.size() - kLengthBytes) {
+    refuse_file(
+        name,
+        format(
+            "its header would have {} bytes, more than the file has: it is "
+            "torn",
+            length));
+  }
+  return length;
+}
+
+std::string_view checked_json(
+    std::span<const std::byte> bytes,
+    const std::string& name) {
+  std::string_view text(
+      reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  if (!text.starts_with('{') || !text.ends_with('}')) {
+    refuse_file(
+        name, "its header is not a JSON object followed by spaces at most");
+  }
+  return text;
+}
+
+// Throws unless the tensors take all `data_size` bytes, without holes or
+// overlaps.
+void check_tensors_cover(
+    const Header& header,
+    std::uint64_t data_size,
+    const std::string& name) {
+  std::uint64_t covered = 0;
+  for (const std::string& tensor : names_in_order(header)) {
+    const TensorInfo& info = header.tensors.at(tensor);
+    if (info.begin != covered || info.end < info.begin) {
+      refuse_file(
+          name,
+          format(
+              "the data of '{}' is from {} to {}, and the one before it ends "
+              "at {}: a hole, an overlap, or bounds the wrong way round",
+              tensor,
+              info.begin,
+              info.end,
+              covered));
+    }
+    const auto bytes = bytes_of(info.dtype, info.shape);
+    if (!bytes || *bytes != info.num_bytes()) {
+      refuse_file(
+          name,
+          format(
+              "'{}' has {} bytes, which is not what its shape and dtype take",
+              tensor,
+              info.num_bytes()));
+    }
+    covered = info.end;
+  }
+  if (covered != data_size) {
+    refuse_file(
+        name,
+        format(
+            "its tensors take {} bytes and {} follow the header: it is torn, "
+            "or something was added",
+            covered,
+            data_size));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> names_in_order(const Header& header) {
@@ -277,67 +368,16 @@ Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,
     const std::string& name) {
-  const auto fail = [&](const std::string& what) {
-    throw CheckpointError(
-        format("[safetensors] {} is not a valid file: {}", name, what));
-  };
-  if (file_size < kLengthBytes || start.size() < kLengthBytes) {
-    fail(format("it has {} bytes, too few for a header", file_size));
-  }
-  const std::uint64_t length = little_endian(start.first(kLengthBytes));
-  if (length > kMostHeaderBytes) {
-    fail(format(
-        "its header would have {} bytes; at most {} are read",
-        length,
-        kMostHeaderBytes));
-  }
-  if (length > file_size - kLengthBytes ||
-      length > start.size() - kLengthBytes) {
-    fail(format(
-        "its header would have {} bytes, more than the file has: it is torn",
-        length));
-  }
-  std::string_view text(
-      reinterpret_cast<const char*>(start.data()) + kLengthBytes, length);
-  text = text.substr(0, text.find_last_not_of(' ') + 1);
-  if (!text.starts_with('{') || !text.ends_with('}')) {
-    fail("its header is not a JSON object followed by spaces at most");
-  }
+  const std::uint64_t length = checked_header_length(start, file_size, name);
   Header header;
   header.data_begin = kLengthBytes + length;
   HeaderReader reader(header);
-  if (!nlohmann::json::sax_parse(text, &reader)) {
-    fail(format("its header is wrong: {}", reader.complaint()));
+  const std::string_view json =
+      checked_json(start.subspan(kLengthBytes, length), name);
+  if (!nlohmann::json::sax_parse(json, &reader)) {
+    refuse_file(name, format("its header is wrong: {}", reader.complaint()));
   }
-  std::uint64_t covered = 0;
-  for (const std::string& tensor : names_in_order(header)) {
-    const TensorInfo& info = header.tensors.at(tensor);
-    if (info.begin != covered || info.end < info.begin) {
-      fail(format(
-          "the data of '{}' is from {} to {}, and the one before it ends at "
-          "{}: a hole, an overlap, or bounds the wrong way round",
-          tensor,
-          info.begin,
-          info.end,
-          covered));
-    }
-    const auto bytes = bytes_of(info.dtype, info.shape);
-    if (!bytes || *bytes != info.num_bytes()) {
-      fail(format(
-          "'{}' has {} bytes, which is not what its shape and dtype take",
-          tensor,
-          info.num_bytes()));
-    }
-    covered = info.end;
-  }
-  const std::uint64_t data = file_size - header.data_begin;
-  if (covered != data) {
-    fail(format(
-        "its tensors take {} bytes and {} follow the header: it is torn, or "
-        "something was added",
-        covered,
-        data));
-  }
+  check_tensors_cover(header, file_size - header.data_begin, name);
   return header;
 }
 
