@@ -176,6 +176,77 @@ class TorchState {
   TorchFile file_;
 };
 
+// Returns what the optimizer keeps for parameter `number`, and adds its
+// tensors, which are in `all`, to `tensors`.
+StateDict read_parameter(
+    const TorchState& saved,
+    const Value& entries,
+    const std::string& number,
+    const StoredTensors& all,
+    StoredTensors& tensors) {
+  StateDict values;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::string key(entries.key(i).text());
+    const Value value = entries.value(i);
+    if (key == "step") {
+      // Python keeps the step as a float tensor.
+      values.set(
+          key, static_cast<std::int64_t>(std::llround(saved.number(value))));
+    } else if (saved.tensor(value)) {
+      const std::string name = format("{}/{}", number, key);
+      tensors.emplace(name, all.at(format("state.{}.{}", number, key)));
+      values.set(key, StateDict{{kTensorKey, name}});
+    } else if (value.kind() != Kind::none) {
+      values.set(key, saved.number(value));
+    }
+  }
+  return values;
+}
+
+// Returns the place of each parameter in its group, by number.
+StateDict places_in_group(const Value& numbers) {
+  StateDict places;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    places.set(
+        std::to_string(numbers.item(i).integer()),
+        static_cast<std::int64_t>(i));
+  }
+  return places;
+}
+
+void add_group_option(
+    StateDict& options,
+    const TorchState& saved,
+    const std::string& key,
+    const Value& value) {
+  if (key == "maximize" && value.kind() == Kind::boolean) {
+    if (value.integer() != 0) {
+      saved.fail("the optimizer maximizes, which LibTorch's optimizers cannot");
+    }
+  } else if (value.kind() == Kind::boolean) {
+    options.set(key, value.integer() != 0);
+  } else if (
+      value.kind() == Kind::integer || value.kind() == Kind::real ||
+      saved.tensor(value)) {
+    options.set(key, saved.number(value));
+  } else if (value.kind() == Kind::tuple || value.kind() == Kind::list) {
+    options.set(key, saved.numbers(value));
+  }
+}
+
+StateDict read_parameter_group(const TorchState& saved, const Value& group) {
+  StateDict options, places;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const std::string key(group.key(i).text());
+    if (key == "params") {
+      places = places_in_group(group.value(i));
+    } else {
+      add_group_option(options, saved, key, group.value(i));
+    }
+  }
+  return {{"options", std::move(options)}, {"parameters", std::move(places)}};
+}
+
 // Returns an optimizer's state, in which parameters are numbered, and adds its
 // tensors to `tensors`.
 StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
@@ -186,56 +257,15 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
   const Value state = saved.at(root, "state");
   for (std::size_t i = 0; i < state.size(); ++i) {
     const std::string number = std::to_string(state.key(i).integer());
-    const Value entries = state.value(i).as_dict();
-    StateDict values;
-    for (std::size_t j = 0; j < entries.size(); ++j) {
-      const std::string key(entries.key(j).text());
-      const Value value = entries.value(j);
-      if (key == "step") {
-        // Python keeps the step as a float tensor.
-        values.set(
-            key, static_cast<std::int64_t>(std::llround(saved.number(value))));
-      } else if (saved.tensor(value)) {
-        const std::string name = format("{}/{}", number, key);
-        tensors.emplace(name, all.at(format("state.{}.{}", number, key)));
-        values.set(key, StateDict{{kTensorKey, name}});
-      } else if (value.kind() != Kind::none) {
-        values.set(key, saved.number(value));
-      }
-    }
-    parameters.set(number, std::move(values));
+    parameters.set(
+        number,
+        read_parameter(saved, state.value(i).as_dict(), number, all, tensors));
   }
   std::vector<StateDict> groups;
   const Value saved_groups = saved.at(root, "param_groups");
-  for (std::size_t g = 0; g < saved_groups.size(); ++g) {
-    const Value group = saved_groups.item(g).as_dict();
-    StateDict options, names;
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const std::string key(group.key(i).text());
-      const Value value = group.value(i);
-      if (key == "params") {
-        for (std::size_t j = 0; j < value.size(); ++j) {
-          names.set(
-              std::to_string(value.item(j).integer()),
-              static_cast<std::int64_t>(j));
-        }
-      } else if (key == "maximize" && value.kind() == Kind::boolean) {
-        if (value.integer() != 0) {
-          saved.fail(
-              "the optimizer maximizes, which LibTorch's optimizers cannot");
-        }
-      } else if (value.kind() == Kind::boolean) {
-        options.set(key, value.integer() != 0);
-      } else if (
-          value.kind() == Kind::integer || value.kind() == Kind::real ||
-          saved.tensor(value)) {
-        options.set(key, saved.number(value));
-      } else if (value.kind() == Kind::tuple || value.kind() == Kind::list) {
-        options.set(key, saved.numbers(value));
-      }
-    }
+  for (std::size_t i = 0; i < saved_groups.size(); ++i) {
     groups.push_back(
-        {{"options", std::move(options)}, {"parameters", std::move(names)}});
+        read_parameter_group(saved, saved_groups.item(i).as_dict()));
   }
   return {
       {"algorithm", std::string("python")},
@@ -314,75 +344,122 @@ StateDict read_random_states(const TorchState& saved) {
   return random;
 }
 
+// Returns nothing if the directory has no model of this number.
+std::optional<StoredTensors> find_model(
+    const fs::path& directory,
+    std::size_t number) {
+  const fs::path safe =
+      directory / (numbered("model", number) + ".safetensors");
+  if (fs::exists(safe)) return stored_in_safetensors(safe);
+  const fs::path pickled =
+      directory / (numbered("pytorch_model", number) + ".bin");
+  if (fs::exists(pickled)) return stored_in_torch_file(pickled);
+  // FSDP writes sharded state dicts here.
+  const fs::path sharded = directory / format("pytorch_model_fsdp_{}", number);
+  if (is_torch_distributed(sharded)) {
+    return read_torch_distributed(sharded).tensors;
+  }
+  return std::nullopt;
+}
+
+// Adds a section for each model.
+void read_models(CheckpointSource& source) {
+  for (std::size_t i = 0;; ++i) {
+    auto tensors = find_model(source.directory, i);
+    if (!tensors) return;
+    source.sections[numbered("model", i)] = *std::move(tensors);
+  }
+}
+
+// Returns the optimizers' states, and adds a section for each.
+std::vector<StateDict> read_optimizers(CheckpointSource& source) {
+  std::vector<StateDict> states;
+  for (std::size_t i = 0;; ++i) {
+    const std::string name = numbered("optimizer", i);
+    const fs::path file = source.directory / (name + ".bin");
+    if (!fs::exists(file)) return states;
+    states.push_back(read_optimizer(file, source.sections[name]));
+  }
+}
+
+std::vector<StateDict> read_schedulers(const fs::path& directory) {
+  std::vector<StateDict> states;
+  for (std::size_t i = 0;; ++i) {
+    const fs::path file = directory / (numbered("scheduler", i) + ".bin");
+    if (!fs::exists(file)) return states;
+    const TorchState saved(file);
+    states.push_back(read_scheduler(saved, saved.root().as_dict()));
+  }
+}
+
+std::vector<StateDict> read_objects(const fs::path& directory) {
+  std::vector<StateDict> states;
+  for (std::size_t i = 0;; ++i) {
+    const fs::path file = directory / format("custom_checkpoint_{}.pkl", i);
+    if (!fs::exists(file)) return states;
+    const TorchState saved(file);
+    states.push_back(saved.dict(saved.root().as_dict()));
+  }
+}
+
+fs::path random_states_file(const fs::path& directory, int rank) {
+  return directory / format("random_states_{}.pkl", rank);
+}
+
+int count_processes(const fs::path& directory) {
+  int count = 1;
+  while (fs::exists(random_states_file(directory, count))) ++count;
+  return count;
+}
+
+// What Python keeps in a rank's file of random states.
+struct RankRecord {
+  std::int64_t step = 0;
+  std::optional<StateDict> state;
+};
+
+// A rank without a file takes the step, and nothing else, from that of rank 0.
+RankRecord read_rank_record(const fs::path& directory, int rank) {
+  RankRecord record;
+  const fs::path first = random_states_file(directory, 0);
+  if (!fs::exists(first)) return record;
+  const fs::path own = random_states_file(directory, rank);
+  const bool has_own = fs::exists(own);
+  const TorchState saved(has_own ? own : first);
+  const auto step = TorchState::find(saved.root().as_dict(), "step");
+  if (step) record.step = static_cast<std::int64_t>(saved.number(*step));
+  if (has_own) {
+    record.state = StateDict{
+        {"random", read_random_states(saved)},
+        {"loaders", std::vector<StateDict>()},
+        {"strategies", std::vector<StateDict>()}};
+  }
+  return record;
+}
+
 }  // namespace
 
 CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
   CheckpointSource source;
   source.directory = directory;
   source.is_python = true;
-  const auto has = [&](const std::string& name) {
-    return fs::exists(directory / name);
-  };
-  for (std::size_t i = 0;; ++i) {
-    const std::string safe = numbered("model", i) + ".safetensors";
-    const std::string pickled = numbered("pytorch_model", i) + ".bin";
-    const std::string sharded = format("pytorch_model_fsdp_{}", i);
-    if (has(safe)) {
-      source.sections[numbered("model", i)] =
-          stored_in_safetensors(directory / safe);
-    } else if (has(pickled)) {
-      source.sections[numbered("model", i)] =
-          stored_in_torch_file(directory / pickled);
-    } else if (is_torch_distributed(directory / sharded)) {
-      // FSDP writes sharded state dicts here.
-      source.sections[numbered("model", i)] =
-          read_torch_distributed(directory / sharded).tensors;
-    } else {
-      break;
-    }
-  }
-  std::vector<StateDict> optimizers, schedulers, objects;
-  for (std::size_t i = 0; has(numbered("optimizer", i) + ".bin"); ++i) {
-    const std::string name = numbered("optimizer", i);
-    optimizers.push_back(
-        read_optimizer(directory / (name + ".bin"), source.sections[name]));
-  }
-  for (std::size_t i = 0; has(numbered("scheduler", i) + ".bin"); ++i) {
-    const TorchState saved(directory / (numbered("scheduler", i) + ".bin"));
-    schedulers.push_back(read_scheduler(saved, saved.root().as_dict()));
-  }
-  for (std::size_t i = 0; has(format("custom_checkpoint_{}.pkl", i)); ++i) {
-    const TorchState saved(directory / format("custom_checkpoint_{}.pkl", i));
-    objects.push_back(saved.dict(saved.root().as_dict()));
-  }
-  while (has(format("random_states_{}.pkl", source.num_processes))) {
-    ++source.num_processes;
-  }
-  std::int64_t step = 0;
-  const std::string random_states = format("random_states_{}.pkl", rank);
-  if (has("random_states_0.pkl")) {
-    const TorchState saved(
-        directory /
-        (has(random_states) ? random_states : "random_states_0.pkl"));
-    const auto found = TorchState::find(saved.root().as_dict(), "step");
-    if (found) step = static_cast<std::int64_t>(saved.number(*found));
-    if (has(random_states)) {
-      source.rank_state = StateDict{
-          {"random", read_random_states(saved)},
-          {"loaders", std::vector<StateDict>()},
-          {"strategies", std::vector<StateDict>()}};
-    }
-  }
+  read_models(source);
+  std::vector<StateDict> optimizers = read_optimizers(source);
+  std::vector<StateDict> schedulers = read_schedulers(directory);
+  std::vector<StateDict> objects = read_objects(directory);
+  source.num_processes = count_processes(directory);
+  RankRecord record = read_rank_record(directory, rank);
+  source.rank_state = std::move(record.state);
   source.state = {
       {"optimizers", std::move(optimizers)},
       {"schedulers", std::move(schedulers)},
       {"objects", std::move(objects)},
       // Positions of Python's loaders are objects of its own classes.
       {"loaders", std::vector<StateDict>()},
-      {"step", StateDict{{"micro_step", step}, {"serial", step}}}};
-  if (has("scaler.pt")) {
-    source.state.set("scaler", read_scaler(directory / "scaler.pt"));
-  }
+      {"step",
+       StateDict{{"micro_step", record.step}, {"serial", record.step}}}};
+  const fs::path scaler = directory / "scaler.pt";
+  if (fs::exists(scaler)) source.state.set("scaler", read_scaler(scaler));
   return source;
 }
 
