@@ -96,6 +96,74 @@ struct Piece {
   std::size_t size;
 };
 
+// Copies still to be made, grouped by how they are made.
+struct PendingCopies {
+  std::vector<Piece> pieces;
+  Copies on_host;
+  Copies from_device;
+  // Keeps tensors alive until they are copied.
+  std::vector<at::Tensor> sources;
+};
+
+void add_pieces(
+    std::vector<Piece>& pieces,
+    std::byte* to,
+    const at::Tensor& source) {
+  const auto* const from =
+      static_cast<const std::byte*>(source.const_data_ptr());
+  for (std::size_t i = 0; i < source.nbytes(); i += kPiece) {
+    pieces.push_back({to + i, from + i, std::min(kPiece, source.nbytes() - i)});
+  }
+}
+
+// Replaces the tensors that this rank writes by tensors in `memory`, whose
+// contents are pending, and drops the others.
+PendingCopies replace_tensors(CheckpointContents& contents, std::byte* memory) {
+  PendingCopies pending;
+  for (Section& section : contents.sections) {
+    for (SectionEntry& entry : section.entries) {
+      if (!entry.is_writer) {
+        entry.tensor = at::Tensor();
+        continue;
+      }
+      const at::Tensor source = entry.tensor.detach();
+      pending.sources.push_back(source);
+      entry.tensor = at::from_blob(
+          memory,
+          source.sizes(),
+          at::TensorOptions().dtype(source.scalar_type()).device(at::kCPU));
+      if (is_flat(source)) {
+        add_pieces(pending.pieces, memory, source);
+      } else {
+        (source.is_cpu() ? pending.on_host : pending.from_device)
+            .emplace_back(entry.tensor, source);
+      }
+      memory += aligned(source.nbytes());
+    }
+  }
+  return pending;
+}
+
+void copy_pieces(const std::vector<Piece>& pieces) {
+  run_jobs(
+      pieces.size(),
+      num_helpful_threads(pieces.size()),
+      [&](std::size_t, std::size_t i) {
+        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].size);
+      });
+}
+
+// The accelerator that has tensors of the checkpoint; the CPU if none does.
+at::Device device_of_tensors(const CheckpointContents& contents) {
+  at::Device device = at::kCPU;
+  for (const Section& section : contents.sections) {
+    for (const SectionEntry& entry : section.entries) {
+      if (!entry.tensor.is_cpu()) device = entry.tensor.device();
+    }
+  }
+  return device;
+}
+
 }  // namespace
 
 SnapshotMemory::SnapshotMemory() = default;
@@ -142,70 +210,29 @@ void SnapshotMemory::wait() const {
   if (copied_) copied_->synchronize();
 }
 
+void SnapshotMemory::reserve_pinned(std::size_t num_bytes) {
+  if (pinned_.defined() && pinned_.nbytes() >= num_bytes) return;
+  pinned_ = at::Tensor();
+  pinned_ = at::empty(
+      {static_cast<std::int64_t>(num_bytes)},
+      at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+}
+
 void SnapshotMemory::take(CheckpointContents& contents) {
   const at::NoGradGuard no_grad;
-  const std::uint64_t total = bytes_for(contents);
-  at::Device device = at::kCPU;
-  for (const Section& section : contents.sections) {
-    for (const SectionEntry& entry : section.entries) {
-      if (!entry.tensor.is_cpu()) device = entry.tensor.device();
-    }
-  }
+  const at::Device device = device_of_tensors(contents);
   std::byte* memory = nullptr;
   if (device.is_cpu()) {
-    reserve(total);
+    reserve(bytes_for(contents));
     memory = memory_;
   } else {
-    if (!pinned_.defined() || pinned_.nbytes() < total) {
-      pinned_ = at::Tensor();
-      pinned_ = at::empty(
-          {static_cast<std::int64_t>(total)},
-          at::TensorOptions().dtype(at::kByte).pinned_memory(true));
-    }
+    reserve_pinned(bytes_for(contents));
     memory = static_cast<std::byte*>(pinned_.data_ptr());
   }
-
-  std::vector<Piece> pieces;
-  Copies plain, queued;
-  // Keeps tensors alive until they are copied.
-  std::vector<at::Tensor> sources;
-  std::size_t used = 0;
-  for (Section& section : contents.sections) {
-    for (SectionEntry& entry : section.entries) {
-      if (!entry.is_writer) {
-        entry.tensor = at::Tensor();
-        continue;
-      }
-      const at::Tensor source = entry.tensor.detach();
-      sources.push_back(source);
-      const at::Tensor copy = at::from_blob(
-          memory + used,
-          source.sizes(),
-          at::TensorOptions().dtype(source.scalar_type()).device(at::kCPU));
-      if (is_flat(source)) {
-        const auto* const from =
-            static_cast<const std::byte*>(source.const_data_ptr());
-        for (std::size_t i = 0; i < source.nbytes(); i += kPiece) {
-          pieces.push_back(
-              {memory + used + i,
-               from + i,
-               std::min(kPiece, source.nbytes() - i)});
-        }
-      } else {
-        (source.is_cpu() ? plain : queued).emplace_back(copy, source);
-      }
-      used += aligned(source.nbytes());
-      entry.tensor = copy;
-    }
-  }
-  run_jobs(
-      pieces.size(),
-      num_helpful_threads(pieces.size()),
-      [&](std::size_t, std::size_t i) {
-        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].size);
-      });
-  for (const auto& [copy, source] : plain) copy.copy_(source);
-  copied_ = copy_on_side_stream(device, queued);
+  const PendingCopies pending = replace_tensors(contents, memory);
+  copy_pieces(pending.pieces);
+  for (const auto& [copy, source] : pending.on_host) copy.copy_(source);
+  copied_ = copy_on_side_stream(device, pending.from_device);
   contents.state = copy_of(contents.state);
   contents.rank_state = copy_of(contents.rank_state);
 }

@@ -34,6 +34,7 @@ class SnapshotMemory {
 
  private:
   void reserve(std::size_t num_bytes);
+  void reserve_pinned(std::size_t num_bytes);
 
   std::byte* memory_ = nullptr;
   std::size_t size_ = 0;
