@@ -7,7 +7,7 @@
 #include <accelerate/error.h>
 
 #include "activations/recorder.h"
-#include "parallel/shard/units.h"
+#include "parallel/shard/prepare/units.h"
 
 namespace accelerate::detail {
 

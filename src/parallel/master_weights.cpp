@@ -6,7 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "parallel/shard/bind_locals.h"
+#include "parallel/shard/prepare/bind_locals.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/execution_order.h"
+#include "parallel/shard/unshard/execution_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "parallel/shard/reduction_order.h"
+#include "parallel/shard/reduction/reduction_order.h"
 
 #include <algorithm>
 #include <map>

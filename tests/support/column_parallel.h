@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "parallel/plan.h"
-#include "parallel/shard/initial_values.h"
+#include "parallel/shard/prepare/initial_values.h"
 
 namespace accelerate::testing {
 

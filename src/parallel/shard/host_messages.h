@@ -8,7 +8,7 @@
 
 #include <accelerate/world.h>
 
-#include "parallel/shard/block_pool.h"
+#include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
 

@@ -6,10 +6,10 @@
 #include <accelerate/parallel.h>
 #include <accelerate/world.h>
 
-#include "parallel/shard/block_pool.h"
-#include "parallel/shard/host_reduction.h"
-#include "parallel/shard/host_unshard.h"
+#include "parallel/shard/reduction/host_reduction.h"
 #include "parallel/shard/shard_traffic.h"
+#include "parallel/shard/unshard/block_pool.h"
+#include "parallel/shard/unshard/host_unshard.h"
 
 namespace accelerate::detail {
 

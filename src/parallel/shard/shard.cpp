@@ -18,14 +18,14 @@
 #include "comm/mesh.h"
 #include "parallel/replicate/average_gradients.h"
 #include "parallel/replicate/same_model.h"
-#include "parallel/shard/bind_locals.h"
-#include "parallel/shard/gradient_reducer.h"
 #include "parallel/shard/host_traffic.h"
-#include "parallel/shard/initial_values.h"
-#include "parallel/shard/prepare_shards.h"
+#include "parallel/shard/prepare/bind_locals.h"
+#include "parallel/shard/prepare/initial_values.h"
+#include "parallel/shard/prepare/prepare_shards.h"
+#include "parallel/shard/prepare/units.h"
+#include "parallel/shard/reduction/gradient_reducer.h"
 #include "parallel/shard/shard_unit.h"
-#include "parallel/shard/units.h"
-#include "parallel/shard/unshard_schedule.h"
+#include "parallel/shard/unshard/unshard_schedule.h"
 
 namespace accelerate::detail {
 

@@ -7,9 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/shard/block_pool.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/sharded_parameter.h"
+#include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/units.h"
+#include "parallel/shard/prepare/units.h"
 
 #include <map>
 #include <regex>

@@ -1,4 +1,4 @@
-#include "parallel/shard/host_reduction.h"
+#include "parallel/shard/reduction/host_reduction.h"
 
 #include <optional>
 #include <utility>
@@ -9,7 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text.h"
-#include "parallel/shard/host_unshard.h"
+#include "parallel/shard/unshard/host_unshard.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/gradient_reducer.h"
+#include "parallel/shard/reduction/gradient_reducer.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/prepare_shards.h"
+#include "parallel/shard/prepare/prepare_shards.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/initial_values.h"
+#include "parallel/shard/prepare/initial_values.h"
 
 #include <algorithm>
 #include <cstddef>

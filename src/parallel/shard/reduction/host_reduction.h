@@ -10,9 +10,9 @@
 #include <accelerate/world.h>
 
 #include "comm/transport/p2p_batch.h"
-#include "parallel/shard/block_pool.h"
 #include "parallel/shard/host_messages.h"
 #include "parallel/shard/sharded_parameter.h"
+#include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
 

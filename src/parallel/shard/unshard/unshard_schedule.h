@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/shard/execution_order.h"
 #include "parallel/shard/shard.h"
 #include "parallel/shard/shard_unit.h"
+#include "parallel/shard/unshard/execution_order.h"
 
 namespace accelerate::detail {
 

@@ -10,9 +10,9 @@
 
 #include <accelerate/world.h>
 
-#include "parallel/shard/block_pool.h"
 #include "parallel/shard/host_messages.h"
 #include "parallel/shard/shard_traffic.h"
+#include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/shard/reduction_order.h"
+#include "parallel/shard/reduction/reduction_order.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/shard_unit.h"
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/unshard_schedule.h"
+#include "parallel/shard/unshard/unshard_schedule.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "parallel/shard/host_unshard.h"
+#include "parallel/shard/unshard/host_unshard.h"
 
 #include <utility>
 

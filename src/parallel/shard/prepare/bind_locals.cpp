@@ -1,4 +1,4 @@
-#include "parallel/shard/bind_locals.h"
+#include "parallel/shard/prepare/bind_locals.h"
 
 #include <utility>
 
