@@ -84,63 +84,22 @@ class Shard final : public Strategy, public GateKeeper {
     for (const auto& buffer : module.buffers()) {
       if (buffer.defined()) buffers_.push_back(buffer);
     }
-    UnitPlan plan =
+    const UnitPlan plan =
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
-    InitialValues values(mesh_, table);
-    for (const Parameter* row : plan.unsharded) values.make_full(*row);
-    values.broadcast(table);
-    broadcast_all(model_group_, buffers_);
-
-    const Group reshard_group =
-        reshard_group_of(mesh_, options_.reshard_group_size);
-    const ShardPlace place{
-        mesh_.group(Axis::shard).rank(),
-        reshard_group.rank(),
-        reshard_group.size()};
+    const InitialValues values = share_values(plan, table);
     const auto pool = std::make_shared<BlockPool>();
-    traffic_ = make_traffic_(mesh_, reshard_group, pool);
-    int num_upcast = 0;
-    for (const WrapUnit& unit : plan.units) {
-      std::vector<ShardedParameter> sharded;
-      for (Parameter* row : unit.rows) {
-        const at::ScalarType stored = row->tensor.scalar_type();
-        sharded.push_back(make_sharded(
-            *row, table, values, plan.full_precision.contains(row)));
-        row->policy = policy_of(*row, sharded.back(), unit.name);
-        num_upcast += row->local.scalar_type() == stored ? 0 : 1;
-      }
-      units_.push_back(std::make_unique<ShardUnit>(
-          UnitShards{unit.name, units_.size(), std::move(sharded)},
-          place,
-          *traffic_,
-          pool));
-    }
-    log_upcast(num_upcast);
-    std::int64_t largest = 0;
-    for (const auto& unit : units_)
-      largest = std::max(largest, unit->full_bytes());
-    if (!options_.allocator_keeps_blocks) {
-      pool->keep_up_to(largest);
-      traffic_->keep_memory(largest);
-    }
+    make_units(plan, table, values, pool);
+    if (!options_.allocator_keeps_blocks) keep_blocks(*pool);
     for (const Parameter* row : plan.unsharded)
       unsharded_.push_back(row->tensor);
     if (options_.buffer_dtype) {
       cast_buffers(module, *options_.buffer_dtype, plan.full_precision_modules);
     }
     backward_.pending.resize(units_.size());
-    for (std::size_t u = 0; u < units_.size(); ++u) {
-      const auto& trainable = units_[u]->trainable();
-      for (std::size_t i = 0; i < trainable.size(); ++i) {
-        const at::Tensor& full = units_[u]->parameters()[trainable[i]].full;
-        hooked_.push_back(full);
-        torch::autograd::impl::set_post_acc_grad_hooks(
-            full, std::make_unique<GradientHook>([this, u, i] {
-              on_gradient(u, i);
-            }));
-      }
-      if (options_.shards_parameters) units_[u]->reshard();
+    hook_gradients();
+    if (options_.shards_parameters) {
+      for (const auto& unit : units_) unit->reshard();
     }
     reducer_.emplace(units_, *traffic_);
   }
@@ -254,6 +213,72 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
  private:
+  // Makes unsharded parameters and buffers equal on all ranks. Returns what the
+  // shards are cut from.
+  InitialValues share_values(const UnitPlan& plan, const ParameterTable& table)
+      const {
+    InitialValues values(mesh_, table);
+    for (const Parameter* row : plan.unsharded) values.make_full(*row);
+    values.broadcast(table);
+    broadcast_all(model_group_, buffers_);
+    return values;
+  }
+
+  // Makes traffic_ and units_, with the shards of their rows.
+  void make_units(
+      const UnitPlan& plan,
+      ParameterTable& table,
+      const InitialValues& values,
+      const std::shared_ptr<BlockPool>& pool) {
+    const Group reshard_group =
+        reshard_group_of(mesh_, options_.reshard_group_size);
+    const ShardPlace place{
+        mesh_.group(Axis::shard).rank(),
+        reshard_group.rank(),
+        reshard_group.size()};
+    traffic_ = make_traffic_(mesh_, reshard_group, pool);
+    int num_upcast = 0;
+    for (const WrapUnit& unit : plan.units) {
+      std::vector<ShardedParameter> sharded;
+      for (Parameter* row : unit.rows) {
+        const at::ScalarType stored = row->tensor.scalar_type();
+        sharded.push_back(make_sharded(
+            *row, table, values, plan.full_precision.contains(row)));
+        row->policy = policy_of(*row, sharded.back(), unit.name);
+        num_upcast += row->local.scalar_type() == stored ? 0 : 1;
+      }
+      units_.push_back(std::make_unique<ShardUnit>(
+          UnitShards{unit.name, units_.size(), std::move(sharded)},
+          place,
+          *traffic_,
+          pool));
+    }
+    log_upcast(num_upcast);
+  }
+
+  // Memory of one unit is kept for the next.
+  void keep_blocks(BlockPool& pool) {
+    std::int64_t largest = 0;
+    for (const auto& unit : units_)
+      largest = std::max(largest, unit->full_bytes());
+    pool.keep_up_to(largest);
+    traffic_->keep_memory(largest);
+  }
+
+  void hook_gradients() {
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto& trainable = units_[u]->trainable();
+      for (std::size_t i = 0; i < trainable.size(); ++i) {
+        const at::Tensor& full = units_[u]->parameters()[trainable[i]].full;
+        hooked_.push_back(full);
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            full, std::make_unique<GradientHook>([this, u, i] {
+              on_gradient(u, i);
+            }));
+      }
+    }
+  }
+
   void log_upcast(int count) const {
     if (count == 0) return;
     mesh_.world().logger().log_once_per_world(
