@@ -49,8 +49,9 @@ std::vector<std::pair<std::string, ConfigJson>> words(
   return choices;
 }
 
-void add_deepspeed_questions(Questions& all) {
-  const auto by_hand = when("use_deepspeed_file", false);
+namespace {
+
+void add_deepspeed_choice(Questions& all) {
   all.push_back(
       {"use_deepspeed",
        "Train as DeepSpeed's ZeRO does",
@@ -75,6 +76,9 @@ void add_deepspeed_questions(Questions& all) {
        {},
        when("use_deepspeed_file"),
        {}});
+}
+
+void add_deepspeed_stage(Questions& all) {
   all.push_back(
       {"zero_stage",
        "What is sharded over the ranks",
@@ -83,8 +87,11 @@ void add_deepspeed_questions(Questions& all) {
         {"optimizer state", 1},
         {"gradients, too", 2},
         {"parameters, too", 3}},
-       by_hand,
+       when("use_deepspeed_file", false),
        {}});
+}
+
+void add_deepspeed_offload(Questions& all) {
   const auto shards_gradients = [](const Answers& answers) {
     return answers.contains("zero_stage") && answers["zero_stage"] >= 2;
   };
@@ -115,6 +122,10 @@ void add_deepspeed_questions(Questions& all) {
        {},
        when("offload_optimizer_device", "nvme"),
        {}});
+}
+
+void add_deepspeed_steps(Questions& all) {
+  const auto by_hand = when("use_deepspeed_file", false);
   all.push_back(
       {"gradient_accumulation_steps",
        "Micro-batches for each step of the optimizer",
@@ -131,6 +142,9 @@ void add_deepspeed_questions(Questions& all) {
        {},
        when("use_gradient_clipping"),
        {}});
+}
+
+void add_deepspeed_parameters(Questions& all) {
   all.push_back(
       {"zero3_save_16bit_model",
        "Gather weights of 16 bits for saving",
@@ -147,8 +161,7 @@ void add_deepspeed_questions(Questions& all) {
        {}});
 }
 
-void add_fsdp_questions(Questions& all) {
-  const auto uses = when("use_fsdp");
+void add_fsdp_choice(Questions& all) {
   all.push_back(
       {"use_fsdp",
        "Shard parameters, gradients and optimizer state (FSDP)",
@@ -164,8 +177,11 @@ void add_fsdp_questions(Questions& all) {
        "Which of PyTorch's versions of it",
        2,
        {{"1", 1}, {"2", 2}},
-       uses,
+       when("use_fsdp"),
        {}});
+}
+
+void add_fsdp_sharding(Questions& all) {
   all.push_back(
       {"fsdp_sharding_strategy",
        "What is sharded",
@@ -190,8 +206,11 @@ void add_fsdp_questions(Questions& all) {
        "Keep shards in host memory between uses",
        false,
        {},
-       uses,
+       when("use_fsdp"),
        {}});
+}
+
+void add_fsdp_units(Questions& all) {
   all.push_back(
       {"fsdp_auto_wrap_policy",
        "Which modules become units",
@@ -199,7 +218,7 @@ void add_fsdp_questions(Questions& all) {
        {{"those of given classes", "TRANSFORMER_BASED_WRAP"},
         {"those of a size", "SIZE_BASED_WRAP"},
         {"the model as a whole", "NO_WRAP"}},
-       uses,
+       when("use_fsdp"),
        {}});
   all.push_back(
       {"fsdp_transformer_layer_cls_to_wrap",
@@ -215,6 +234,9 @@ void add_fsdp_questions(Questions& all) {
        {},
        when("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),
        at_least(0)});
+}
+
+void add_fsdp_backward_prefetch(Questions& all) {
   all.push_back(
       {"fsdp_backward_prefetch",
        "When is the next unit of the backward pass gathered",
@@ -222,13 +244,19 @@ void add_fsdp_questions(Questions& all) {
        words({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}),
        when("fsdp_version", 1),
        {}});
+}
+
+void add_fsdp_state_dict_type(Questions& all) {
   all.push_back(
       {"fsdp_state_dict_type",
        "How are weights saved",
        "SHARDED_STATE_DICT",
        words({"SHARDED_STATE_DICT", "FULL_STATE_DICT"}),
-       uses,
+       when("use_fsdp"),
        {}});
+}
+
+void add_fsdp_version_1_details(Questions& all) {
   for (const auto& [key, text, value] :
        {std::tuple(
             "fsdp_forward_prefetch",
@@ -240,12 +268,15 @@ void add_fsdp_questions(Questions& all) {
             true)}) {
     all.push_back({key, text, value, {}, when("fsdp_version", 1), {}});
   }
+}
+
+void add_fsdp_initial_weights(Questions& all) {
   all.push_back(
       {"fsdp_cpu_ram_efficient_loading",
        "Shall only rank 0 read weights",
        true,
        {},
-       uses,
+       when("use_fsdp"),
        {}});
   all.push_back(
       {"fsdp_sync_module_states",
@@ -257,13 +288,37 @@ void add_fsdp_questions(Questions& all) {
              !is_yes(answers, "fsdp_cpu_ram_efficient_loading");
        },
        {}});
+}
+
+void add_fsdp_activation_checkpointing(Questions& all) {
   all.push_back(
       {"fsdp_activation_checkpointing",
        "Compute activations again in the backward pass",
        false,
        {},
-       uses,
+       when("use_fsdp"),
        {}});
+}
+
+}  // namespace
+
+void add_deepspeed_questions(Questions& all) {
+  add_deepspeed_choice(all);
+  add_deepspeed_stage(all);
+  add_deepspeed_offload(all);
+  add_deepspeed_steps(all);
+  add_deepspeed_parameters(all);
+}
+
+void add_fsdp_questions(Questions& all) {
+  add_fsdp_choice(all);
+  add_fsdp_sharding(all);
+  add_fsdp_units(all);
+  add_fsdp_backward_prefetch(all);
+  add_fsdp_state_dict_type(all);
+  add_fsdp_version_1_details(all);
+  add_fsdp_initial_weights(all);
+  add_fsdp_activation_checkpointing(all);
 }
 
 void add_parallelism_questions(Questions& all) {
