@@ -181,77 +181,92 @@ class Server {
       throw ProtocolError();
     switch (query) {
       case StoreQuery::validate:
-        if (in.value<std::uint32_t>() != kStoreMagic) throw ProtocolError();
-        client.is_valid = true;
-        return;
+        return validate(client, in);
       case StoreQuery::ping:
-        client.answer(in.value<std::uint32_t>());
-        return;
-      case StoreQuery::set: {
-        std::string key = in.text();
-        std::string value = in.text();
-        set(key, std::move(value));
-        return;
-      }
+        return client.answer(in.value<std::uint32_t>());
+      case StoreQuery::set:
+        return set_one(in);
       case StoreQuery::compare_set:
         return compare_set(client, in);
       case StoreQuery::get:
-        client.answer_text(value_of(in.text()));
-        return;
-      case StoreQuery::add: {
-        const std::string key = in.text();
-        const auto more = in.value<std::int64_t>();
-        const auto now =
-            parse_int(values_.contains(key) ? values_[key] : "0").value_or(0) +
-            more;
-        set(key, std::to_string(now));
-        client.answer(static_cast<std::int64_t>(now));
-        return;
-      }
+        return client.answer_text(value_of(in.text()));
+      case StoreQuery::add:
+        return add(client, in);
       case StoreQuery::check:
-        client.answer(
-            has_all(in.strings()) ? StoreAnswer::ready
-                                  : StoreAnswer::not_ready);
-        return;
-      case StoreQuery::wait: {
-        std::vector<std::string> keys = in.strings();
-        if (has_all(keys)) {
-          client.answer(StoreAnswer::stop_waiting);
-        } else {
-          client.awaited = std::move(keys);
-        }
-        return;
-      }
+        return check(client, in);
+      case StoreQuery::wait:
+        return wait(client, in);
       case StoreQuery::cancel_wait:
-        client.awaited.clear();
-        client.answer(StoreAnswer::wait_canceled);
-        return;
+        return cancel_wait(client);
       case StoreQuery::num_keys:
-        client.answer(static_cast<std::int64_t>(values_.size()));
-        return;
+        return client.answer(static_cast<std::int64_t>(values_.size()));
       case StoreQuery::delete_key:
-        client.answer(static_cast<std::int64_t>(values_.erase(in.text())));
-        return;
-      case StoreQuery::append: {
-        const std::string key = in.text();
-        const std::string more = in.text();
-        set(key, value_of(key) + more);
-        return;
-      }
+        return client.answer(
+            static_cast<std::int64_t>(values_.erase(in.text())));
+      case StoreQuery::append:
+        return append(in);
       case StoreQuery::multi_get:
-        for (const std::string& key : in.strings()) {
-          client.answer_text(value_of(key));
-        }
-        return;
-      case StoreQuery::multi_set: {
-        std::vector<std::string> pairs = in.strings(2);
-        for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-          set(pairs[i], std::move(pairs[i + 1]));
-        }
-        return;
-      }
+        return multi_get(client, in);
+      case StoreQuery::multi_set:
+        return multi_set(in);
     }
     throw ProtocolError();
+  }
+
+  static void validate(Client& client, Reader& in) {
+    if (in.value<std::uint32_t>() != kStoreMagic) throw ProtocolError();
+    client.is_valid = true;
+  }
+
+  void set_one(Reader& in) {
+    const std::string key = in.text();
+    set(key, in.text());
+  }
+
+  void add(Client& client, Reader& in) {
+    const std::string key = in.text();
+    const auto more = in.value<std::int64_t>();
+    const std::int64_t now = parse_int(value_of(key)).value_or(0) + more;
+    set(key, std::to_string(now));
+    client.answer(now);
+  }
+
+  void check(Client& client, Reader& in) const {
+    client.answer(
+        has_all(in.strings()) ? StoreAnswer::ready : StoreAnswer::not_ready);
+  }
+
+  void wait(Client& client, Reader& in) const {
+    std::vector<std::string> keys = in.strings();
+    if (has_all(keys)) {
+      client.answer(StoreAnswer::stop_waiting);
+    } else {
+      client.awaited = std::move(keys);
+    }
+  }
+
+  static void cancel_wait(Client& client) {
+    client.awaited.clear();
+    client.answer(StoreAnswer::wait_canceled);
+  }
+
+  void append(Reader& in) {
+    const std::string key = in.text();
+    const std::string more = in.text();
+    set(key, value_of(key) + more);
+  }
+
+  void multi_get(Client& client, Reader& in) const {
+    for (const std::string& key : in.strings()) {
+      client.answer_text(value_of(key));
+    }
+  }
+
+  void multi_set(Reader& in) {
+    std::vector<std::string> pairs = in.strings(2);
+    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
+      set(pairs[i], std::move(pairs[i + 1]));
+    }
   }
 
   // As in LibTorch, an empty expected value matches a missing key.
