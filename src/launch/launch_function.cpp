@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <accelerate/error.h>
@@ -20,6 +19,7 @@
 #include "base/text.h"
 #include "config/environment.h"
 #include "config/rank_variables.h"
+#include "launch/exit_reason.h"
 #include "launch/start_process.h"
 #include "launch/store_server.h"
 #include "launch/supervisor.h"
@@ -149,13 +149,6 @@ void start_rank(
   ranks.supervisor.add(started.pid, {ranks.reports.back().get()});
 }
 
-std::string describe_end(int status) {
-  if (WIFEXITED(status)) {
-    return format("exited with code {}", WEXITSTATUS(status));
-  }
-  return format("was killed by signal {}", WTERMSIG(status));
-}
-
 [[noreturn]] void throw_as(Kind kind, const std::string& text) {
   switch (kind) {
     case Kind::config:
@@ -190,7 +183,7 @@ void throw_failure(const Ranks& ranks) {
     throw DistributedError(format(
         "[launch] rank {} of launch_function() {}",
         *cause,
-        describe_end(ranks.supervisor.ranks()[*cause].wait_status)));
+        detail::describe_exit(ranks.supervisor.ranks()[*cause].wait_status)));
   }
   throw_as(
       static_cast<Kind>(report.front()),

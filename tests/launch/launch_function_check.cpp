@@ -91,7 +91,7 @@ int main(int, char** argv) {
         if (world.rank() == 0) std::raise(SIGKILL);
         world.group().all_reduce(at::ones({2}));
       },
-      "rank 0 of launch_function() was killed by signal 9");
+      "rank 0 of launch_function() was killed by SIGKILL");
   // The peer ignores SIGTERM; its end by SIGKILL does not make it the cause.
   expect_failure<DistributedError>(
       "stubborn",
