@@ -228,7 +228,7 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
       "'t' is a number, not a string");
   refuse(
       [&] { static_cast<void>(record.number("a")); },
-      "'a' is a array, not a number");
+      "'a' is an array, not a number");
   refuse(
       [&] { static_cast<void>(record.boolean("t")); },
       "'t' is a number, not true or false");
@@ -247,7 +247,7 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
   refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
   refuse(
       [&] { static_cast<void>(file.record(1)); },
-      path + ":3: a line of a JSON lines file is an object");
+      path + ":3: a line of a JSON lines file is an object, this is an array");
   refuse([&] { static_cast<void>(file.record(2)); }, path + ":4: ");
   refuse([&] { static_cast<void>(file.record(3)); }, "3 lines and no line 3");
 }

@@ -19,6 +19,17 @@ namespace accelerate {
 using detail::format;
 using nlohmann::json;
 
+namespace {
+
+// What the value is, as messages say it: "a number", "an array", "null".
+std::string json_type_of(const json& value) {
+  if (value.is_null()) return "null";
+  const bool has_vowel = value.is_array() || value.is_object();
+  return format("{} {}", has_vowel ? "an" : "a", value.type_name());
+}
+
+}  // namespace
+
 struct JsonRecord::State {
   JsonLinesFile file;
   std::int64_t index;
@@ -49,7 +60,7 @@ bool JsonRecord::contains(const std::string& key) const {
 std::string JsonRecord::text(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_string())
-    state_->fail(key, format("is a {}, not a string", value.type_name()));
+    state_->fail(key, format("is {}, not a string", json_type_of(value)));
   return value.get<std::string>();
 }
 
@@ -66,14 +77,14 @@ std::int64_t JsonRecord::integer(const std::string& key) const {
 double JsonRecord::number(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_number())
-    state_->fail(key, format("is a {}, not a number", value.type_name()));
+    state_->fail(key, format("is {}, not a number", json_type_of(value)));
   return value.get<double>();
 }
 
 bool JsonRecord::boolean(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_boolean()) {
-    state_->fail(key, format("is a {}, not true or false", value.type_name()));
+    state_->fail(key, format("is {}, not true or false", json_type_of(value)));
   }
   return value.get<bool>();
 }
@@ -221,9 +232,9 @@ JsonRecord JsonLinesFile::record(std::int64_t index) const {
   }
   if (!state->object.is_object()) {
     throw ConfigError(format(
-        "[data] {}: a line of a JSON lines file is an object, this is a {}",
+        "[data] {}: a line of a JSON lines file is an object, this is {}",
         place(index),
-        state->object.type_name()));
+        json_type_of(state->object)));
   }
   return JsonRecord(std::move(state));
 }
