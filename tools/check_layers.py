@@ -94,7 +94,7 @@ def main(root):
             count += 1
         # Two types of one name in one namespace violate the one-definition rule without an error.
         if path.suffix == ".h" and room != "cli":
-            for found in re.finditer(r"^(?:struct|class|enum class) (?:ACCELERATE_API )?(\w+)[^;{]*\{", path.read_text(), re.MULTILINE):
+            for found in re.finditer(r"^(?:struct|class|enum class) (?:ACCELERATE_API )?([\w:]+)[^;{]*\{", path.read_text(), re.MULTILINE):
                 if seen.setdefault(found[1], path) != path:
                     print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
                     count += 1
