@@ -88,7 +88,7 @@ optim::ReduceLROnPlateauOptions plateau_options(const Json& a) {
 
 }  // namespace topic_lr_schedulers
 
-std::unique_ptr<LRScheduler> make_schedule(const Json& schedule) {
+std::unique_ptr<optim::LRScheduler> make_schedule(const Json& schedule) {
   using namespace topic_lr_schedulers;
   const std::string name = schedule.at("name");
   const Json& a = schedule.at("args");
