@@ -263,7 +263,8 @@ TEST(PowerSgd, ResumesFromItsStateEvenInOtherBuckets) {
           static_cast<std::uint64_t>(step * 10 + world.rank()));
       const auto expected = buckets.reduce(*uninterrupted, mine, world.group());
       if (step < 3) continue;
-      expect_close(others.reduce(*rest, mine, world.group()), expected, 1e-5);
+      expect_close(
+          others.reduce(*resumed, mine, world.group()), expected, 1e-5);
     }
   });
 }
