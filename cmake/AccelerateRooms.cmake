@@ -51,3 +51,12 @@ function(accelerate_unity target)
     endif()
   endif()
 endfunction()
+
+# accelerate_library_headers(TARGET): a program of ours reads the library's precompiled
+# headers, for which it is compiled as the library is.
+function(accelerate_library_headers target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_compile_definitions(${target} PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
+  target_precompile_headers(${target} REUSE_FROM accelerate_objects)
+endfunction()
