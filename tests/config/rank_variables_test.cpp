@@ -91,7 +91,7 @@ TEST(RankVariables, RefuseContradictionsAllTogether) {
   expect_error<ConfigError>(wrong, "MASTER_PORT=\"99999\"");
   expect_error<ConfigError>([] { read({{"RANK", "0"}}); }, "WORLD_SIZE is not");
   expect_error<ConfigError>(
-      [] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); }, "not a number");
+      [] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); }, "not a rank or a number");
   expect_error<ConfigError>(
       [] {
         read(

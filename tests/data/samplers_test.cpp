@@ -83,7 +83,7 @@ TEST(Samplers, RefuseSamplesThatCannotBeDrawn) {
   expect_error<ConfigError>(
       [] { WeightedRandomSampler sampler({0, 0}, 1); }, "0 are above 0");
   expect_error<ConfigError>(
-      [] { WeightedRandomSampler sampler({1, -1}, 1); }, "below 0");
+      [] { WeightedRandomSampler sampler({1, -1}, 1); }, "negative or NaN");
   expect_error<ConfigError>(
       [] { WeightedRandomSampler sampler({1, 0}, 2, false); }, "without");
 }

@@ -233,7 +233,7 @@ TEST(Workers, CarryExceptionsOfOtherTypesToo) {
   };
   DataLoader loader(Odd(), {.num_workers = 2});
   expect_error<DataError>(
-      [&] { read(loader); }, "sample 0: get() failed: an exception of no");
+      [&] { read(loader); }, "sample 0: get() failed: an exception not derived");
 }
 
 TEST(Workers, NameTheSampleTheyAreStuckAt) {
