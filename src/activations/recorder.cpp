@@ -42,10 +42,10 @@ void register_fallback() {
 }  // namespace
 
 Recording::Recording(
-    const Regions& regions,
+    const Segments& segments,
     const CheckpointOptions& options,
     std::shared_ptr<ComparedOperators> compared)
-    : regions_(&regions), options_(options), compared_(std::move(compared)) {
+    : segments_(&segments), options_(options), compared_(std::move(compared)) {
   begin();
 }
 
@@ -84,14 +84,15 @@ void Recording::enter(
     const torch::jit::Stack& stack,
     std::size_t num_arguments) {
   const auto visit = [&](const at::Tensor& tensor) {
-    const auto found = regions_->region_of.find(tensor.unsafeGetTensorImpl());
-    if (found == regions_->region_of.end() || found->second == region_) return;
-    region_ = found->second;
+    const auto found = segments_->segment_of.find(tensor.unsafeGetTensorImpl());
+    if (found == segments_->segment_of.end() || found->second == segment_)
+      return;
+    segment_ = found->second;
     if (tape_) tape_->close();
     tape_.reset();
-    if (region_ != Regions::kUnrecorded && at::GradMode::is_enabled()) {
-      tape_ =
-          std::make_shared<Tape>(regions_->names[region_], options_, compared_);
+    if (segment_ != Segments::kUnrecorded && at::GradMode::is_enabled()) {
+      tape_ = std::make_shared<Tape>(
+          segments_->names[segment_], options_, compared_);
     }
   };
   for (std::size_t i = stack.size() - num_arguments; i < stack.size(); ++i) {
@@ -108,7 +109,8 @@ void Recording::run(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  if (regions_ != nullptr) enter(*stack, operation.schema().arguments().size());
+  if (segments_ != nullptr)
+    enter(*stack, operation.schema().arguments().size());
   const std::shared_ptr<Tape> tape = tape_;
   const bool is_recorded = tape && tape->begin(operation, *stack);
   try {

@@ -18,12 +18,12 @@
 namespace accelerate::detail {
 
 /// Segments of a forward pass: one begins where an operator takes a tensor of
-/// another region. Tensors of `kUnrecorded` end a segment and begin none.
-struct Regions {
+/// another segment. Tensors of `kUnrecorded` end a segment and begin none.
+struct Segments {
   static constexpr std::size_t kUnrecorded = 0;
 
-  std::unordered_map<const c10::TensorImpl*, std::size_t> region_of;
-  /// Names, indexed by region.
+  std::unordered_map<const c10::TensorImpl*, std::size_t> segment_of;
+  /// Names, indexed by segment.
   std::vector<std::string> names{""};
 };
 
@@ -32,9 +32,9 @@ struct Regions {
 /// on the thread that made it, the innermost first.
 class Recording final : public SavedTensorKeeper {
  public:
-  /// Records one tape per segment. `regions` must outlive it.
+  /// Records one tape per segment. `segments` must outlive it.
   Recording(
-      const Regions& regions,
+      const Segments& segments,
       const CheckpointOptions& options,
       std::shared_ptr<ComparedOperators> compared);
   /// Records one tape until the end.
@@ -56,11 +56,11 @@ class Recording final : public SavedTensorKeeper {
   void begin();
   void enter(const torch::jit::Stack& stack, std::size_t num_arguments);
 
-  const Regions* regions_ = nullptr;
+  const Segments* segments_ = nullptr;
   CheckpointOptions options_;
   std::shared_ptr<ComparedOperators> compared_;
   std::shared_ptr<Tape> tape_;
-  std::size_t region_ = Regions::kUnrecorded;
+  std::size_t segment_ = Segments::kUnrecorded;
   Recording* enclosing_ = nullptr;
   std::optional<c10::impl::IncludeDispatchKeyGuard> include_;
   std::optional<SavedTensorScope> scope_;

@@ -22,13 +22,14 @@ class ActivationCheckpointing final : public Strategy {
     const UnitPlan plan = plan_units(module, table, request_.modules);
     for (const WrapUnit& unit : plan.units) {
       const bool is_root = unit.name == kRootUnit;
-      const std::size_t region =
-          is_root ? Regions::kUnrecorded : regions_.names.size();
-      if (!is_root) regions_.names.push_back(unit.name);
+      const std::size_t segment =
+          is_root ? Segments::kUnrecorded : segments_.names.size();
+      if (!is_root) segments_.names.push_back(unit.name);
       for (const Parameter* row : unit.rows)
-        regions_.region_of.emplace(row->tensor.unsafeGetTensorImpl(), region);
+        segments_.segment_of.emplace(
+            row->tensor.unsafeGetTensorImpl(), segment);
     }
-    if (regions_.names.size() == 1) {
+    if (segments_.names.size() == 1) {
       throw ConfigError(
           "[parallel] activation checkpointing was asked for, but its policy "
           "chose no module of the model; name classes of modules that it has, "
@@ -39,7 +40,7 @@ class ActivationCheckpointing final : public Strategy {
   void before_forward() override {
     if (depth_++ > 0) return;
     recording_ =
-        std::make_unique<Recording>(regions_, request_.options, compared_);
+        std::make_unique<Recording>(segments_, request_.options, compared_);
   }
 
   void after_forward(const ForwardOutputs&) override {
@@ -53,7 +54,7 @@ class ActivationCheckpointing final : public Strategy {
 
  private:
   RecomputationRequest request_;
-  Regions regions_;
+  Segments segments_;
   std::shared_ptr<ComparedOperators> compared_ =
       std::make_shared<ComparedOperators>();
   int depth_ = 0;

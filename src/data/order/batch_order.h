@@ -7,8 +7,8 @@
 
 #include <accelerate/detail/batch_source.h>
 
+#include "data/order/batch_round_robin.h"
 #include "data/order/batch_sampler_shard.h"
-#include "data/order/batch_turns.h"
 
 namespace accelerate::detail {
 
@@ -73,7 +73,7 @@ class BatchSamplerOrder final : public BatchOrder {
  public:
   BatchSamplerOrder(
       std::shared_ptr<BatchSampler> sampler,
-      const BatchTurns& turns)
+      const BatchRoundRobin& turns)
       : sampler_(std::move(sampler)), turns_(turns) {}
 
   [[nodiscard]] std::int64_t size() const override { return turns_.size(); }
@@ -107,7 +107,7 @@ class BatchSamplerOrder final : public BatchOrder {
   }
 
   std::shared_ptr<BatchSampler> sampler_;
-  BatchTurns turns_;
+  BatchRoundRobin turns_;
 };
 
 }  // namespace accelerate::detail

@@ -209,7 +209,7 @@ struct BatchSource::State {
     if (options.batch_sampler) {
       order = std::make_unique<BatchSamplerOrder>(
           options.batch_sampler,
-          BatchTurns{
+          BatchRoundRobin{
               options.batch_sampler->size(),
               begin,
               share(),

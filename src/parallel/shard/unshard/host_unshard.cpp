@@ -149,9 +149,9 @@ void HostUnshard::queue_copies() {
     if (!memory.defined() || memory.is_cpu()) continue;
     device = memory.device();
     memory.copy_(gather_->on_host[i], /*non_blocking=*/true);
-    being_copied_.push_back(std::move(gather_->on_host[i]));
+    pending_copies_.push_back(std::move(gather_->on_host[i]));
   }
-  if (being_copied_.empty()) return;
+  if (pending_copies_.empty()) return;
   const c10::impl::VirtualGuardImpl guard(device.type());
   copied_.emplace(device.type());
   copied_->record(guard.getStream(device));
@@ -161,8 +161,8 @@ void HostUnshard::finish_copies() {
   if (!copied_) return;
   copied_->synchronize();
   copied_.reset();
-  for (at::Tensor& memory : being_copied_) pool_->give(std::move(memory));
-  being_copied_.clear();
+  for (at::Tensor& memory : pending_copies_) pool_->give(std::move(memory));
+  pending_copies_.clear();
 }
 
 void HostUnshard::abandon() {

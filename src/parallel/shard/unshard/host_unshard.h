@@ -52,7 +52,7 @@ class HostUnshard {
   std::uint64_t num_reshard_group_gathers_ = 0;
   std::unique_ptr<Gather> gather_;
   /// Host memory that a device may still be copying from, until the event.
-  std::vector<at::Tensor> being_copied_;
+  std::vector<at::Tensor> pending_copies_;
   std::optional<c10::Event> copied_;
 };
 

@@ -7,7 +7,7 @@ namespace accelerate::detail {
 
 /// Deals batches of any size to the ranks in turn. The rules are those of
 /// Accelerate's BatchSamplerShard without a batch size.
-struct BatchTurns {
+struct BatchRoundRobin {
   std::int64_t num_batches = 0;
   /// Number of batches that were already read.
   std::int64_t first = 0;
