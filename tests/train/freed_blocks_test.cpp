@@ -113,13 +113,19 @@ struct Outcome {
   bool fixes_heap = false;
 };
 
+// Through a volatile: compilers leave out what is only allocated and freed.
+void* allocate(std::size_t size) {
+  void* volatile memory = std::malloc(size);
+  return memory;
+}
+
 // Once glibc has freed a mapped block, it takes smaller ones from the heap
 // unless the threshold is fixed.
 bool is_heap_fixed() {
-  std::free(std::malloc(8 * kMiB));
+  std::free(allocate(8 * kMiB));
 #ifdef __GLIBC__
   const auto mapped_before = mallinfo2().hblks;
-  void* const memory = std::malloc(2 * kMiB);
+  void* const memory = allocate(2 * kMiB);
   const bool is_mapped = mallinfo2().hblks > mapped_before;
   std::free(memory);
   return is_mapped;
