@@ -75,32 +75,60 @@ ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
   return project;
 }
 
-std::shared_ptr<Session> make_session(
-    const AcceleratorOptions& options,
-    const std::vector<detail::AddedTechnique>& added) {
-  const detail::Environment environment = detail::Environment::current();
-  detail::Settings settings = detail::launch_settings(environment);
-  WorldOptions world_options = options.world;
-  if (options.cpu.value_or(false)) world_options.device = at::kCPU;
-  World world(world_options);
+// What options, launcher and other engines' settings amount to.
+struct Decisions {
+  Precision precision = Precision::no;
+  int window = 1;
+  detail::RequestSources request_sources;
+  detail::PlanRequest plan_request;
+  detail::ParallelPlan plan;
+};
 
+// The window that a DeepSpeed configuration sets, if it does.
+void apply_window_of_engine(
+    const AcceleratorOptions& options,
+    Decisions& decisions,
+    std::vector<std::string>& complaints) {
+  const auto steps =
+      decisions.plan_request.training.step.gradient_accumulation_steps;
+  if (!steps) return;
+  const bool is_set = options.gradient_accumulation_steps.value_or(1) > 1 ||
+      options.gradient_accumulation.num_steps;
+  if (is_set && decisions.window != *steps) {
+    complaints.push_back(format(
+        "[train] gradient_accumulation_steps is {}, and {} in the DeepSpeed "
+        "configuration; correct it there, or write \"auto\"",
+        decisions.window,
+        *steps));
+  }
+  decisions.window = *steps;
+}
+
+// Throws one ConfigError with everything that is wrong.
+Decisions decide(
+    const AcceleratorOptions& options,
+    const std::vector<detail::AddedTechnique>& added,
+    const World& world,
+    const detail::Settings& settings,
+    const detail::Environment& environment) {
+  Decisions decisions;
   std::vector<std::string> complaints;
-  const Precision precision = choose_precision(options, settings);
-  if (auto complaint = detail::precision_complaint(precision, world.device())) {
+  decisions.precision = choose_precision(options, settings);
+  if (auto complaint =
+          detail::precision_complaint(decisions.precision, world.device())) {
     complaints.push_back(*complaint);
   }
-  int window = 1;
   note_complaints(complaints, [&] {
-    window = detail::accumulation_window(options, settings);
+    decisions.window = detail::accumulation_window(options, settings);
   });
-  detail::RequestSources request_sources{
+  decisions.request_sources = {
       .parallel = options.parallel,
-      .mixed_precision = std::string(name_of(precision)),
+      .mixed_precision = std::string(name_of(decisions.precision)),
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
-  detail::PlanRequest plan_request{
-      .training = detail::read_training_request(request_sources),
+  decisions.plan_request = {
+      .training = detail::read_training_request(decisions.request_sources),
       .replicate = options.parallel.replicate_options,
       .master_weights = options.master_weights,
       .keep_freed_blocks = options.keep_freed_blocks,
@@ -109,53 +137,59 @@ std::shared_ptr<Session> make_session(
       .num_local_ranks = world.local_size(),
       .device = world.device(),
       .added = added};
-  const detail::TrainingRequest& training = plan_request.training;
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
-  detail::ParallelPlan plan;
-  note_complaints(complaints, [&] { plan = detail::make_plan(plan_request); });
-  if (const auto steps = training.step.gradient_accumulation_steps) {
-    const bool is_said = options.gradient_accumulation_steps.value_or(1) > 1 ||
-        options.gradient_accumulation.num_steps;
-    if (is_said && window != *steps) {
-      complaints.push_back(format(
-          "[train] gradient_accumulation_steps is {}, and {} in the DeepSpeed "
-          "configuration; correct it there, or write \"auto\"",
-          window,
-          *steps));
-    }
-    window = *steps;
-  }
+  note_complaints(complaints, [&] {
+    decisions.plan = detail::make_plan(decisions.plan_request);
+  });
+  apply_window_of_engine(options, decisions, complaints);
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  return decisions;
+}
+
+std::optional<GradScaler> make_scaler(
+    const GradScalerOptions& options,
+    Precision precision,
+    const World& world) {
+  if (precision != Precision::fp16) return std::nullopt;
+  return GradScaler(
+      options,
+      world.device(),
+      world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
+}
+
+std::shared_ptr<Session> make_session(
+    const AcceleratorOptions& options,
+    const std::vector<detail::AddedTechnique>& added) {
+  const detail::Environment environment = detail::Environment::current();
+  WorldOptions world_options = options.world;
+  if (options.cpu.value_or(false)) world_options.device = at::kCPU;
+  World world(world_options);
+  Decisions decisions = decide(
+      options, added, world, detail::launch_settings(environment), environment);
+  const detail::TrainingRequest& training = decisions.plan_request.training;
+  detail::warn_ignored_settings(world, training.ignored);
+  const std::optional<double> max_gradient_norm =
+      training.step.gradient_clipping;
   const std::array sources{
       detail::source_from_handover(environment),
       detail::source_from_environment(environment),
       source_from_code(options)};
-  settings = detail::resolve(sources);
-
-  detail::warn_ignored_settings(world, training.ignored);
-  const std::optional<double> clipping = training.step.gradient_clipping;
-  Mesh mesh(world, plan.degrees);
-  std::optional<GradScaler> scaler;
-  if (precision == Precision::fp16) {
-    scaler.emplace(
-        options.grad_scaler,
-        world.device(),
-        world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
-  }
+  Mesh mesh(world, decisions.plan.degrees);
+  auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
-      .settings = std::move(settings),
+      .settings = detail::resolve(sources),
       .world = std::move(world),
-      .plan = plan,
+      .plan = std::move(decisions.plan),
       .mesh = std::move(mesh),
-      .plan_request = std::move(plan_request),
-      .request_sources = std::move(request_sources),
-      .precision = precision,
+      .plan_request = std::move(decisions.plan_request),
+      .request_sources = std::move(decisions.request_sources),
+      .precision = decisions.precision,
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
-      .clock = detail::StepClock(window),
-      .max_gradient_norm = clipping,
+      .clock = detail::StepClock(decisions.window),
+      .max_gradient_norm = max_gradient_norm,
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
