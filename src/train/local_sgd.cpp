@@ -18,10 +18,6 @@ LocalSGD::LocalSGD(
   if (const auto& complaint = model_->strategies.traits().local_sgd_complaint)
     throw ConfigError(*complaint);
   is_active_ = true;
-  if (!options.enabled || accelerator.num_processes() == 1) return;
-  if (const auto& complaint = model_->strategies.traits().local_sgd_complaint)
-    throw ConfigError(*complaint);
-  is_active_ = true;
   before_ = model_->sync_gradients;
   model_->sync_gradients = false;
 }
