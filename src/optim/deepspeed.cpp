@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
 #include <utility>
 
@@ -31,6 +32,72 @@ Options adam_options(Section& section) {
         "configuration is false, which Adam does not support here");
   }
   return options;
+}
+
+// The warm-up that all of DeepSpeed's schedules begin with.
+struct DeepSpeedWarmup {
+  double num_steps = 2;
+  bool is_logarithmic = true;
+  /// 0 for a schedule without an end.
+  double total_num_steps = 0;
+
+  /// From 0 to 1 during the warm-up.
+  [[nodiscard]] double rise(double step) const {
+    return is_logarithmic ? std::log(step + 1) / std::log(num_steps)
+                          : step / num_steps;
+  }
+  [[nodiscard]] double num_steps_after() const {
+    return std::max(1.0, total_num_steps - num_steps);
+  }
+};
+
+DeepSpeedWarmup read_warmup(Section& section, bool has_end) {
+  DeepSpeedWarmup warmup;
+  warmup.num_steps = std::max(2.0, section.number("warmup_num_steps", 1000));
+  const std::string shape = section.text("warmup_type", "log");
+  if (shape != "log" && shape != "linear") {
+    throw ConfigError(format(
+        "[optim] scheduler.params.warmup_type of the DeepSpeed configuration "
+        "is \"{}\"; it is log or linear",
+        shape));
+  }
+  warmup.is_logarithmic = shape == "log";
+  if (!has_end) return warmup;
+  warmup.total_num_steps = section.number("total_num_steps", 0);
+  if (warmup.total_num_steps <= 0) {
+    throw ConfigError(format(
+        "[optim] scheduler {} of the DeepSpeed configuration needs "
+        "total_num_steps, which is {}",
+        section.type(),
+        warmup.total_num_steps));
+  }
+  return warmup;
+}
+
+// WarmupCosineLR: ratios of the optimizer's learning rate.
+std::function<double(std::int64_t)>
+cosine_ratio(const DeepSpeedWarmup& warmup, double first, double last) {
+  return [=](std::int64_t number) -> double {
+    if (number == 0) return first;
+    const auto step = static_cast<double>(number - 1);
+    if (step < warmup.num_steps) return first + (1 - first) * warmup.rise(step);
+    const double progress = std::clamp(
+        (step - warmup.num_steps + 1) / warmup.num_steps_after(), 0.0, 1.0);
+    return last + (1 - last) * (1 + std::cos(std::numbers::pi * progress)) / 2;
+  };
+}
+
+// WarmupLR and WarmupDecayLR: from 0 to 1, and back to 0 where there is an end.
+std::function<double(std::int64_t)> linear_share(
+    const DeepSpeedWarmup& warmup) {
+  return [=](std::int64_t number) -> double {
+    if (number == 0) return 0;
+    const auto step = static_cast<double>(number - 1);
+    if (step < warmup.num_steps) return warmup.rise(step);
+    if (warmup.total_num_steps == 0) return 1;
+    return std::max(
+        0.0, (warmup.total_num_steps - step) / warmup.num_steps_after());
+  };
 }
 
 }  // namespace
@@ -99,41 +166,13 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
   const bool has_end = is_cosine || type == "WarmupDecayLR";
   if (!has_end && type != "WarmupLR")
     section.refuse_type("WarmupLR, WarmupDecayLR, WarmupCosineLR");
-  const double warmup = std::max(2.0, section.number("warmup_num_steps", 1000));
-  const std::string shape = section.text("warmup_type", "log");
-  if (shape != "log" && shape != "linear") {
-    throw ConfigError(format(
-        "[optim] scheduler.params.warmup_type of the DeepSpeed configuration "
-        "is \"{}\"; it is log or linear",
-        shape));
-  }
-  const double total = has_end ? section.number("total_num_steps", 0) : 0;
-  if (has_end && total <= 0) {
-    throw ConfigError(format(
-        "[optim] scheduler {} of the DeepSpeed configuration needs "
-        "total_num_steps, which is {}",
-        type,
-        total));
-  }
-  // From 0 to 1 during the warm-up.
-  const auto rise = [warmup, shape](double step) {
-    return shape == "log" ? std::log(step + 1) / std::log(warmup)
-                          : step / warmup;
-  };
+  const DeepSpeedWarmup warmup = read_warmup(section, has_end);
   if (is_cosine) {
     const double first = section.number("warmup_min_ratio", 0);
     const double last = section.number("cos_min_ratio", 0.0001);
     section.require_all_known();
     return std::make_unique<optim::LambdaLR>(
-        optimizer, [=](std::int64_t number) -> double {
-          if (number == 0) return first;
-          const auto step = static_cast<double>(number - 1);
-          if (step < warmup) return first + (1 - first) * rise(step);
-          const double progress = std::clamp(
-              (step - warmup + 1) / std::max(1.0, total - warmup), 0.0, 1.0);
-          return last +
-              (1 - last) * (1 + std::cos(std::numbers::pi * progress)) / 2;
-        });
+        optimizer, cosine_ratio(warmup, first, last));
   }
   const double least = section.number("warmup_min_lr", 0);
   const double most = section.number("warmup_max_lr", 0.001);
@@ -144,17 +183,9 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
         "scale; set it");
   }
   return std::make_unique<optim::LambdaLR>(
-      optimizer, [=](std::int64_t number) -> double {
-        const auto step = static_cast<double>(number - 1);
-        double share = 0;
-        if (number > 0 && step < warmup) {
-          share = rise(step);
-        } else if (number > 0) {
-          share = has_end
-              ? std::max(0.0, (total - step) / std::max(1.0, total - warmup))
-              : 1;
-        }
-        return (least + (most - least) * share) / base;
+      optimizer,
+      [=, share = linear_share(warmup)](std::int64_t number) -> double {
+        return (least + (most - least) * share(number)) / base;
       });
 }
 
