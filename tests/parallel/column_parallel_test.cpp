@@ -10,6 +10,7 @@
 #include "checkpoint/load/checkpoint_reader.h"
 #include "checkpoint/load/destinations.h"
 #include "support/has_memory.h"
+#include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -19,8 +20,10 @@ namespace column_parallel_test {
 using testing::column_parallel;
 using testing::ColumnLinear;
 using testing::has_memory;
+using testing::named;
 using testing::run_on_ranks;
 using testing::TemporaryDirectory;
+using testing::Weights;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -99,15 +102,6 @@ Tensor samples(int step, int num_batches) {
 }
 
 Tensor loss_of(const Tensor& output) { return output.pow(2).mean(); }
-
-using Weights = std::map<std::string, Tensor>;
-
-Weights named(const WeightList& list) {
-  Weights weights;
-  for (const auto& [name, tensor] : list)
-    weights[name] = tensor.detach().clone();
-  return weights;
-}
 
 void expect_equal(const Weights& found, const Weights& expected) {
   ASSERT_EQ(found.size(), expected.size());

@@ -5,6 +5,7 @@
 
 #include "support/expect_error.h"
 #include "support/has_memory.h"
+#include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -13,8 +14,10 @@ namespace model_options_test {
 
 using testing::expect_error;
 using testing::has_memory;
+using testing::named;
 using testing::run_on_ranks;
 using testing::TemporaryDirectory;
+using testing::Weights;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -44,15 +47,6 @@ Tensor weight_of(const Mlp& model) {
 
 FullyShardedDataParallelOptions strategy(ShardingStrategy value) {
   return {.sharding_strategy = value};
-}
-
-using Weights = std::map<std::string, Tensor>;
-
-Weights named(const WeightList& list) {
-  Weights weights;
-  for (const auto& [name, tensor] : list)
-    weights[name] = tensor.detach().clone();
-  return weights;
 }
 
 void expect_near(const Weights& found, const Weights& expected) {

@@ -8,11 +8,10 @@
 #include <accelerate/accelerate.h>
 #include <torch/torch.h>
 
+#include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate::testing {
-
-using Weights = std::map<std::string, torch::Tensor>;
 
 /// The net of the parity suite: layers for wrap policies, a normalisation, and
 /// a parameter that no forward uses.

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <torch/types.h>
+
+#include <accelerate/weights.h>
+
+namespace accelerate::testing {
+
+/// A model's weights by name.
+using Weights = std::map<std::string, torch::Tensor>;
+
+/// Copies of the weights of a list, which later steps do not change.
+inline Weights named(const WeightList& list) {
+  Weights weights;
+  for (const auto& [name, tensor] : list)
+    weights[name] = tensor.detach().clone();
+  return weights;
+}
+
+}  // namespace accelerate::testing
