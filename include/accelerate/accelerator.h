@@ -78,7 +78,9 @@ class ACCELERATE_API Accelerator {
       const AcceleratorOptions& options,
       const std::vector<detail::AddedTechnique>& added);
 
-  // Preparing.  Makes modules, optimizers, loaders and schedulers work on all ranks, and
+  // Preparing.
+
+  /// Makes modules, optimizers, loaders and schedulers work on all ranks, and
   /// returns handles in the order given: a tuple, or one handle for one item.
   ///
   /// * a module (holder or `shared_ptr`) gives Model: it is moved to
@@ -115,7 +117,9 @@ class ACCELERATE_API Accelerator {
     return modules;
   }
 
-  // Training steps.  Replaces `loss.backward()`: divides by the window's length (its true
+  // Training steps.
+
+  /// Replaces `loss.backward()`: divides by the window's length (its true
   /// length, where a loader's end cuts it short), scales with fp16, averages
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
   /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
@@ -174,7 +178,9 @@ class ACCELERATE_API Accelerator {
   /// The DeepSpeed configuration in force, JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
 
-  // Gradients and precision.  With fp16, divides gradients by the scale ahead of the step, for programs
+  // Gradients and precision.
+
+  /// With fp16, divides gradients by the scale ahead of the step, for programs
   /// that read or change them. Clipping and steps do so themselves. Collective.
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
@@ -334,7 +340,9 @@ class ACCELERATE_API Accelerator {
     return model.module();
   }
 
-  // Checkpoints and weights.  Writes everything that is prepared or registered, so that training resumes
+  // Checkpoints and weights.
+
+  /// Writes everything that is prepared or registered, so that training resumes
   /// exactly after load_state(): weights and buffers, optimizers, schedules,
   /// the loss scaler, positions of loaders, random states of every rank. All
   /// ranks must call it.
@@ -421,7 +429,9 @@ class ACCELERATE_API Accelerator {
   /// than the highest present.
   void set_iteration(std::optional<std::int64_t> iteration) const;
 
-  // Ending.  Asks all ranks to stop at their next check; any rank may.
+  // Ending.
+
+  /// Asks all ranks to stop at their next check; any rank may.
   void set_trigger() const;
   /// True if any rank has set the trigger since the last check that returned
   /// true. Collective.
