@@ -24,7 +24,7 @@ def pages(root):
 def check_links(root):
     count = bad = 0
     for page in pages(root):
-        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
             if re.match(r"[a-z]+:", target):
                 continue

@@ -324,7 +324,7 @@ class ACCELERATE_API Accelerator {
   void main_process_first(const std::function<void()>& function) const;
   /// The same among the ranks of each node.
   void local_main_process_first(const std::function<void()>& function) const;
-  /// Writes a line to standard output, on rank 0 only.
+  /// Writes a line to standard output, once per node: on its first rank.
   void print(std::string_view line) const;
 
   /// This rank's share of a list, a tensor, or a map of them that every rank

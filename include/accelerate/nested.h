@@ -410,6 +410,11 @@ std::map<K, V, C> split_between_processes(
   return own;
 }
 
+template <class T>
+T World::split_between_processes(const T& items, bool apply_padding) const {
+  return accelerate::split_between_processes(items, group(), apply_padding);
+}
+
 template <NestedTensors T>
 T concatenate(const std::vector<T>& values, std::int64_t dim) {
   std::vector<std::vector<at::Tensor>> columns;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -219,6 +220,48 @@ class ACCELERATE_API World {
   /// Makes a group of some ranks. Called by exactly these ranks, each with the
   /// same list; calling again with the same list makes a new, separate group.
   [[nodiscard]] Group new_group(const std::vector<int>& world_ranks) const;
+
+  // The same facts and control of processes as Accelerator has, under the names
+  // of Accelerate's PartialState.
+
+  [[nodiscard]] int num_processes() const { return size(); }
+  [[nodiscard]] int process_index() const { return rank(); }
+  [[nodiscard]] int local_process_index() const { return local_rank(); }
+  [[nodiscard]] bool is_main_process() const { return rank() == 0; }
+  /// True on the first rank of each node.
+  [[nodiscard]] bool is_local_main_process() const { return local_rank() == 0; }
+  [[nodiscard]] bool is_last_process() const { return rank() == size() - 1; }
+  /// True if there is more than one rank.
+  [[nodiscard]] bool use_distributed() const { return size() > 1; }
+
+  /// Returns when every rank has called it.
+  void wait_for_everyone() const;
+  /// Runs `function` on the named rank only; the others return at once. Throws
+  /// ConfigError if there is no such rank.
+  void on_process(int process_index, const std::function<void()>& function)
+      const;
+  void on_main_process(const std::function<void()>& function) const;
+  void on_last_process(const std::function<void()>& function) const;
+  /// Runs `function` on the rank of this number on each node; a node with
+  /// fewer ranks runs it nowhere. Throws ConfigError for a negative number.
+  void on_local_process(
+      int local_process_index,
+      const std::function<void()>& function) const;
+  void on_local_main_process(const std::function<void()>& function) const;
+  /// Runs `function` on rank 0 first, then on the others: rank 0 downloads or
+  /// unpacks, the others find the files in place. If rank 0 throws, the others
+  /// throw DistributedError. All ranks must call it.
+  void main_process_first(const std::function<void()>& function) const;
+  /// The same among the ranks of each node.
+  void local_main_process_first(const std::function<void()>& function) const;
+  /// This rank's share of a list, a tensor, or a map of them that every rank
+  /// has in full. Needs nested.h, which describes it.
+  template <class T>
+  [[nodiscard]] T split_between_processes(
+      const T& items,
+      bool apply_padding = false) const;
+  /// Writes a line to standard output, once per node: on its first rank.
+  void print(std::string_view line) const;
 
  private:
   std::shared_ptr<detail::WorldImpl> impl_;

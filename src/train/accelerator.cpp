@@ -195,7 +195,6 @@ std::shared_ptr<Session> make_session(
       .optimizers = {},
       .schedulers = {},
       .active_loaders = {},
-      .local_group = {},
       .agreement = nullptr,
       .checkpoints = nullptr});
   session->agreement = std::make_unique<detail::RankAgreement>(

@@ -146,7 +146,6 @@ struct Session {
   /// Loaders being read, the innermost last.
   std::vector<const LoaderProgress*> active_loaders;
   /// The ranks of this node; made when first needed.
-  std::optional<Group> local_group;
   Join join = {};
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =

@@ -1,7 +1,6 @@
 #include <accelerate/world.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/rendezvous/timeout.h"
+#include "comm/rendezvous/world_impl.h"
 #include "comm/transport/transports.h"
 #include "config/environment.h"
 #include "config/launch_settings.h"
@@ -21,15 +21,6 @@
 namespace accelerate {
 
 namespace detail {
-
-struct WorldImpl {
-  RankVariables identity;
-  at::Device device = at::kCPU;
-  std::shared_ptr<WorldCore> core = std::make_shared<WorldCore>();
-  Group all_ranks;
-  // Number of groups made so far of a list of ranks: gives each its own keys.
-  std::map<std::vector<int>, int> group_counts;
-};
 
 namespace {
 
