@@ -58,6 +58,7 @@ enum class AutoWrapPolicy {
   size_based_wrap,
 };
 
+/// A floating-point dtype that a MixedPrecisionPolicy can name.
 enum class FloatType { fp32, fp16, bf16 };
 
 /// The dtypes in which a sharded model computes and communicates. Unset: the

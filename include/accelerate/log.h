@@ -8,6 +8,7 @@
 
 namespace accelerate {
 
+/// The severity of a message; a logger drops those below its own level.
 enum class LogLevel { debug, info, warning, error, off };
 
 /// One message on its way to the sink.
@@ -21,6 +22,7 @@ struct LogRecord {
   int rank = -1;
 };
 
+/// Receives every message that passes a logger's level, on the thread that logs.
 using LogSink = std::function<void(const LogRecord&)>;
 
 /// A minimum level and a sink for messages. Each Accelerator holds its own, so

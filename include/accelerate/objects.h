@@ -24,6 +24,7 @@ namespace accelerate {
 ///
 /// All ranks must run the same build on machines of one byte order.
 inline std::string object_to_bytes(const std::string& text) { return text; }
+/// The inverse of object_to_bytes().
 inline void object_from_bytes(std::string_view bytes, std::string& text) {
   text = bytes;
 }

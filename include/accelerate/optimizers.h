@@ -24,24 +24,28 @@
 /// ConfigError.
 namespace accelerate::optim {
 
+/// LibTorch's AdamW with a fused step.
 class ACCELERATE_API AdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
+/// LibTorch's Adam with a fused step.
 class ACCELERATE_API Adam : public torch::optim::Adam {
  public:
   using torch::optim::Adam::Adam;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
+/// LibTorch's SGD with a fused step.
 class ACCELERATE_API SGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
+/// LibTorch's Adagrad with a fused step.
 class ACCELERATE_API Adagrad : public torch::optim::Adagrad {
  public:
   using torch::optim::Adagrad::Adagrad;

@@ -18,8 +18,10 @@ namespace accelerate {
 /// share a tensor group, those farthest apart are pipeline stages.
 enum class Axis { pipeline, replicate, shard, context, tensor };
 
+/// Number of axes.
 inline constexpr int kNumAxes = 5;
 
+/// "pipeline", "replicate", "shard", "context" or "tensor".
 constexpr std::string_view name_of(Axis axis) {
   constexpr std::array<std::string_view, kNumAxes> names{
       "pipeline", "replicate", "shard", "context", "tensor"};

@@ -21,6 +21,7 @@ struct ProfileSchedule {
   std::int64_t skip_first = 0;
 };
 
+/// What a profiler does in a step.
 enum class ProfilerAction {
   none,
   warmup,
@@ -33,6 +34,7 @@ enum class ProfilerAction {
 ACCELERATE_API ProfilerAction
 profiler_action(const ProfileSchedule& schedule, std::int64_t step);
 
+/// What a profiler records: operators on the host, or kernels on the device.
 enum class ProfilerActivity { cpu, cuda };
 
 /// Parses "cpu" or "cuda". Throws ConfigError for another name.

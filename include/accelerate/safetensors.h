@@ -48,8 +48,10 @@ enum class Dtype {
 ACCELERATE_API std::string_view name_of(Dtype dtype);
 /// Returns nothing for an unknown name; names are upper case.
 ACCELERATE_API std::optional<Dtype> parse_dtype(std::string_view name);
+/// Number of bits of an element.
 ACCELERATE_API int bits_of(Dtype dtype);
 
+/// Sizes along all dimensions; empty for a single element.
 using Shape = std::vector<std::uint64_t>;
 
 /// Number of bytes of a contiguous tensor of this shape. Nothing if the number
@@ -58,6 +60,7 @@ ACCELERATE_API std::optional<std::uint64_t> bytes_of(
     Dtype dtype,
     const Shape& shape);
 
+/// The entry of a tensor in a file's header.
 struct TensorInfo {
   Dtype dtype = Dtype::F32;
   /// An empty shape has one element.
@@ -134,6 +137,7 @@ class ACCELERATE_API Reader {
   std::unique_ptr<State> state_;
 };
 
+/// A tensor that is to be written.
 struct Declaration {
   std::string name;
   Dtype dtype = Dtype::F32;

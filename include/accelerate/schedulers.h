@@ -307,6 +307,7 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
 using SetMomentum =
     std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
 
+/// The shape in which OneCycleLR falls: half a cosine or a line.
 enum class AnnealStrategy { cos, linear };
 
 struct OneCycleLROptions {
@@ -345,6 +346,8 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   OneCycleLROptions options_;
 };
 
+/// The height of CyclicLR's cycles: constant, halved from cycle to cycle, or
+/// `gamma` to the power of the step.
 enum class CyclicMode { triangular, triangular2, exp_range };
 
 struct CyclicLROptions {
@@ -382,7 +385,10 @@ class ACCELERATE_API CyclicLR : public LRScheduler {
   CyclicLROptions options_;
 };
 
+/// Whether a metric is better if it falls or if it rises.
 enum class PlateauMode { min, max };
+/// Whether ReduceLROnPlateau's threshold is a fraction of the best metric or a
+/// difference from it.
 enum class ThresholdMode { rel, abs };
 
 struct ReduceLROnPlateauOptions {
@@ -426,6 +432,8 @@ class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
 /// Owned, unbound schedules.
 using LRSchedulers = std::vector<std::unique_ptr<LRScheduler>>;
 
+/// Schedules made without an optimizer, at least one, for SequentialLR and
+/// ChainedScheduler.
 template <class... Ts>
 concept UnboundSchedules =
     (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
@@ -526,6 +534,7 @@ struct PolynomialWithWarmupOptions {
   double lr_end = 1e-7;
   double power = 1.0;
 };
+/// Falls to `lr_end` by a power of the remaining fraction of the steps.
 ACCELERATE_API LRLambda
 polynomial_with_warmup(const PolynomialWithWarmupOptions& options);
 
@@ -534,6 +543,7 @@ ACCELERATE_API LRLambda inverse_sqrt_with_warmup(
     std::int64_t num_warmup_steps,
     std::optional<std::int64_t> timescale = std::nullopt);
 
+/// The shape of a warm-up or decay of warmup_stable_decay().
 enum class RampShape { linear, cosine, one_minus_sqrt };
 struct WarmupStableDecayOptions {
   std::int64_t num_warmup_steps = 0;
@@ -544,6 +554,7 @@ struct WarmupStableDecayOptions {
   double min_lr_ratio = 0;  ///< where the warm-up begins and the decay ends
   double num_cycles = 0.5;  ///< waves of a cosine decay
 };
+/// Rises, stays at 1, and falls.
 ACCELERATE_API LRLambda
 warmup_stable_decay(const WarmupStableDecayOptions& options);
 

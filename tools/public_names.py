@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Writes docs/reference/names.md, the index of public names, from the headers in include/accelerate.
+
+usage: public_names.py ROOT          write the page
+       public_names.py ROOT --check  fail if it is not what the headers say, or if a header or a name is missing from it
+
+A name's line is the first sentence of its docstring. The public types and functions are those at namespace scope,
+outside namespace detail; members are described in the headers.
+"""
+import re
+import sys
+from pathlib import Path
+
+# Subject -> its headers, in the order in which a reader meets them.
+SUBJECTS = {
+    "The accelerator and its options": [
+        "accelerator", "accelerator_options", "step_options", "model", "model_options", "optimizer", "scheduler"],
+    "Data": [
+        "data_loader", "data_loader_options", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
+    "Datasets": [
+        "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
+    "Precision": ["precision", "grad_scaler"],
+    "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
+    "Replicas, shards and other engines' settings": [
+        "parallel", "parallel_options", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
+        "megatron_lm", "parallelism_config", "activation_checkpointing"],
+    "Ranks and collectives": ["world", "nested", "objects", "launch"],
+    "Checkpoints and weights": [
+        "checkpoint", "state_dict", "weights", "model_weights", "safetensors", "empty_weights"],
+    "Memory, randomness, errors, logs": ["memory", "random", "error", "log", "profiler"],
+}
+WITHOUT_NAMES = {"accelerate", "export"}
+TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")
+FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\($")
+
+
+def first_sentence(comment):
+    text = " ".join(line.strip() for line in comment)
+    match = re.match(r"(.+?[.:])(?:\s|$)", text.replace("e.g. ", "e.g.\u00a0"))
+    return (match[1] if match else text).rstrip(":").rstrip(".").replace("\u00a0", " ")
+
+
+def declared_name(declaration):
+    """The name that a declaration at namespace scope introduces, or None."""
+    text = re.sub(r"\[\[\w+\]\]", "", declaration).strip()
+    text = re.sub(r"^template\s*<", "<", text)
+    while text.startswith("<"):                       # the template's parameters
+        depth = 0
+        for i, c in enumerate(text):
+            depth += (c == "<") - (c == ">")
+            if depth == 0:
+                text = text[i + 1:].strip()
+                break
+        else:
+            return None
+    text = re.sub(r"^requires requires.*?\{.*?\} ", "", text)
+    text = re.sub(r"^requires .*? (?=(class|struct|void|auto|bool|std::|T |at::|ACCELERATE_API))", "", text)
+    found = TYPE.match(text)
+    if found:
+        # A forward declaration is described where the type is.
+        return None if re.match(r"^(class|struct|enum class)\s+(ACCELERATE_API\s+)?\w+(\s*:\s*\w+)?\s*;", text) else found[1]
+    if text.startswith("using "):
+        return text.split()[1] if "=" in text else None
+    if text.startswith(("friend", "extern", "static_assert", "#")):
+        return None
+    if "(" in text.split("{")[0].split("=")[0]:
+        head = text.split("(")[0] + "("
+        found = FUNCTION.search(head)
+        if found and "operator" not in head and "::" not in head.rsplit(" ", 1)[-1]:
+            return found[1]
+        return None
+    found = re.match(r"inline constexpr [\w:<>]+ (\w+)|concept (\w+)", text)
+    return found[found.lastindex] if found else None
+
+
+def names_of(header):
+    """Every public name in a header, qualified, with the first sentence of its first docstring."""
+    scopes, comment, found, pending = [], [], {}, ""
+    text = re.sub(r"^namespace detail \{$.*?^\}  // namespace detail$", "", header.read_text(), flags=re.S | re.M)
+    for line in text.splitlines():
+        stripped = line.strip()
+        if not pending:
+            opened = re.match(r"(?:inline )?namespace ([\w:]+) \{$", stripped)
+            if stripped.startswith("///"):
+                comment.append(stripped[3:])
+                continue
+            if opened or stripped.startswith(("//", "#", "}")) or not stripped:
+                if opened:
+                    scopes.append(opened[1].split("::"))
+                elif stripped.startswith("}") and scopes:
+                    scopes.pop()
+                comment = []
+                continue
+        pending += " " + re.sub(r"//.*", "", stripped)
+        is_open = pending.count("{") > pending.count("}") or not re.search(r"[;}]\s*$", pending)
+        if is_open or re.search(r"requires requires\([^{}]*\{[^{}]*\}$", pending):
+            continue
+        name = declared_name(pending.strip())
+        inside = [part for scope in scopes for part in scope]
+        if name and name != "requires" and inside[:1] == ["accelerate"] and "detail" not in inside:
+            qualified = "::".join([*inside[1:], name])
+            found[qualified] = found.get(qualified) or first_sentence(comment)
+        pending, comment = "", []
+    return found
+
+
+def default_text(name):
+    return f"Options of `{name.rsplit('::')[-1].removesuffix('Options')}`" if name.endswith("Options") else ""
+
+
+def page(root):
+    include = root / "include/accelerate"
+    lines = [
+        "# Index of names", "",
+        "Every public type and function, by subject, in namespace `accelerate`; the header holds the contract. Written by `tools/public_names.py`.", ""]
+    listed = {h for headers in SUBJECTS.values() for h in headers}
+    present = {p.stem for p in include.glob("*.h")} - WITHOUT_NAMES
+    problems = [f"{h}.h has no subject in tools/public_names.py" for h in sorted(present - listed)]
+    problems += [f"tools/public_names.py lists {h}.h, which does not exist" for h in sorted(listed - present)]
+    for subject, headers in SUBJECTS.items():
+        rows = []  # (name, header, text)
+        for header in headers:
+            path = include / f"{header}.h"
+            if path.exists():
+                rows += [(name, header, text or default_text(name)) for name, text in names_of(path).items()]
+        problems += [f"{header}.h: {name} has no docstring" for name, header, text in rows if not text]
+        lines += [f"## {subject}", "", "| name | header | |", "| --- | --- | --- |"]
+        lines += [f"| `{name}` | `{header}.h` | {text.replace('|', chr(92) + '|')} |" for name, header, text in rows]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n", problems
+
+
+def main():
+    root = Path(sys.argv[1])
+    text, problems = page(root)
+    target = root / "docs/reference/names.md"
+    if sys.argv[2:] == ["--check"]:
+        if not target.exists() or target.read_text() != text:
+            problems.append("docs/reference/names.md differs from the headers: run tools/public_names.py .")
+    else:
+        target.write_text(text)
+    print("\n".join(problems) or f"{text.count('| `')} names")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
