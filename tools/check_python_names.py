@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Checks docs/from_python.md: every public name of Accelerate has its line, and every name that a line gives for it exists here.
+
+usage: check_python_names.py ROOT NAMES [MORE_ROOT...]
+
+NAMES lists Accelerate's names, one per line: a module's path, then a class and perhaps its member, or a function, or
+`Class(argument=)`. A line of the page has one if the first column of its table row has the name in backticks:
+`function`, `Class`, `argument=`, and for a member `Class.member`, or `Class` and `member` in one row.
+In the second column, every identifier in backticks, and those of the first where the second says "the same", must be in
+a public header or in the tool's reference, unless the row says "not yet", "refused" or "none".
+"""
+import re
+import sys
+from pathlib import Path
+
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Words of C++ and of other programs that examples in backticks use.
+ELSEWHERE = set("""auto const std f x r i n dir path torch python train bash optional vector function map string int double bool true false
+nullopt make_unique move cmake sh accelerate micro_step MNIST torchvision Accelerator AcceleratedOptimizer AcceleratedScheduler PartialState AcceleratorState
+DistributedDataParallelKwargs FullyShardedDataParallelPlugin DeepSpeedPlugin MegatronLMPlugin GradScalerKwargs""".split())
+
+
+def rows(text):
+    for line in text.splitlines():
+        if line.startswith("|") and not set(line) <= set("|- "):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            if len(cells) >= 2:
+                yield [cell.strip() for cell in cells]
+
+
+def tokens(cell):
+    """The names in backticks: whole ones, without call parentheses."""
+    found = set()
+    for code in re.findall(r"`([^`]+)`", cell):
+        for part in re.split(r",\s+", code):
+            found.add(part)
+            found.add(re.sub(r"\(.*", "", part))
+    return found
+
+
+def covered_names(page):
+    """Single tokens, and (class, member) pairs, of the first columns."""
+    single, pairs = set(), set()
+    for cells in rows(page):
+        here = tokens(cells[0])
+        single |= here
+        for left in here:
+            for right in here:
+                pairs.add((left, right))
+    return single, pairs
+
+
+def is_covered(name, single, pairs):
+    argument = re.match(r".*\((\w+=)\)$", name)
+    if argument:
+        return argument[1] in single or argument[1][:-1] in single
+    parts = name.split(".")
+    if len(parts) > 2 and parts[-2][:1].isupper():
+        owner, member = parts[-2:]
+        return f"{owner}.{member}" in single or (owner, member) in pairs
+    return parts[-1] in single
+
+
+def known_identifiers(root):
+    known = set(ELSEWHERE)
+    sources = [*root.glob("include/accelerate/**/*.h"), *root.glob("src/config/options/*.cpp"),
+               *root.glob("docs/reference/command_line.md"), *root.glob("docs/reference/options.md")]
+    for source in sources:
+        known |= set(IDENTIFIER.findall(source.read_text()))
+    return known
+
+
+def unknown_identifiers(page, known):
+    for cells in rows(page):
+        if re.search(r"not yet|refused|none\b", " ".join(cells[1:])):
+            continue
+        # "The same" claims the names of the first column.
+        same = [f"`{token}`" for token in tokens(cells[0]) if re.fullmatch(r"[A-Za-z_.]+=?", token)]
+        claimed = cells[1] + (" ".join(same) if re.match(r"the same|[^|]*, the same", cells[1]) else "")
+        for code in re.findall(r"`([^`]+)`", claimed):
+            for word in IDENTIFIER.findall(re.sub(r'"[^"]*"', "", code)):
+                if word not in known:
+                    yield cells[0], word
+
+
+def main():
+    root, names = Path(sys.argv[1]), Path(sys.argv[2]).read_text().split("\n")
+    page = (root / "docs/from_python.md").read_text()
+    single, pairs = covered_names(page)
+    names = [name for name in names if name]
+    missing = [name for name in names if not is_covered(name, single, pairs)]
+    unknown = list(unknown_identifiers(page, known_identifiers(root)))
+    for name in missing:
+        print(f"no line for {name}")
+    for row, word in unknown:
+        print(f"{row[:60]}: `{word}` is in no public header")
+    print(f"{len(names) - len(missing)} of {len(names)} names, {len(unknown)} unknown identifiers")
+    sys.exit(bool(missing or unknown))
+
+
+if __name__ == "__main__":
+    main()
