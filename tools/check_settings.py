@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Checks that every setting is known to do something: tests/audit/settings.txt has one line per field of a public option
+struct and per key of the launcher's option table, which names
+
+  test SUITE.NAME ...   the tests that show the effect (each must exist; * stands for the rest of a name)
+  refused "TEXT"        the error that asking for it gives; some source has the text
+  reported              it has no effect here and is reported; the parameterised test of reports covers it
+  launcher              consumed by the command line tool itself; `test` lines are better
+
+usage: check_settings.py ROOT            check
+       check_settings.py ROOT --missing  print a line for each setting without one
+"""
+import re
+import sys
+from pathlib import Path
+
+STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w*(?<!With)(?:Options|Configuration|Config|Policy|Schedule)) \{$")
+FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
+KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
+
+
+def struct_fields(header):
+    """`Struct.field` of every public option struct in a header."""
+    inside, pending, depth = None, "", 0
+    for line in header.read_text().splitlines():
+        found = STRUCT.match(line)
+        if found:
+            inside, pending = found[1], ""
+            continue
+        if inside is None:
+            continue
+        if line.startswith("};"):
+            inside = None
+            continue
+        text = re.sub(r"//.*", "", line).strip()
+        depth += text.count("{") - text.count("}")
+        pending = f"{pending} {text}".strip()
+        if depth == 0 and pending.endswith(("}", ";")) and text:
+            # A function has parentheses before any initialiser.
+            if not re.match(r"[^={]*\(", re.sub(r"std::function<.*?>\s", "", pending)) and not pending.startswith(("using", "friend")):
+                name = FIELD.search(pending)
+                if name and name[1] != "operator":
+                    yield f"{inside}.{name[1]}"
+            pending = ""
+
+
+def settings(root):
+    found = []
+    for header in sorted((root / "include/accelerate").glob("*.h")):
+        found += struct_fields(header)
+    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
+        found += [f"key {m[1] or m[2]}" for line in table.read_text().splitlines() if (m := KEY.match(line))]
+    return list(dict.fromkeys(found))
+
+
+def known_tests(root):
+    names = set()
+    for source in (root / "tests").rglob("*.cpp"):
+        names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", source.read_text())}
+        names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bRC_GTEST_PROP\(\s*(\w+),\s*(\w+)", source.read_text())}
+    for lists in (root / "tests").rglob("CMakeLists.txt"):
+        names |= set(re.findall(r"NAME (\w+)", lists.read_text()))
+    return names
+
+
+def entries(root):
+    for number, line in enumerate((root / "tests/audit/settings.txt").read_text().splitlines(), 1):
+        if line and not line.startswith("#"):
+            setting, _, how = line.partition(": ")
+            yield number, setting, how
+
+
+def complaints(root):
+    tests = known_tests(root)
+    sources = None
+    listed = {}
+    for number, setting, how in entries(root):
+        listed[setting] = how
+        kind, _, rest = how.partition(" ")
+        if kind == "test":
+            for name in rest.split():
+                pattern = re.compile(re.escape(name).replace(r"\*", ".*") + "$")
+                if not any(pattern.match(test) for test in tests):
+                    yield f"settings.txt:{number}: {setting}: there is no test {name}"
+            if not rest:
+                yield f"settings.txt:{number}: {setting}: names no test"
+        elif kind == "refused":
+            if sources is None:
+                sources = "".join(p.read_text() for d in ("src", "cli", "include") for p in (root / d).rglob("*.[ch]*"))
+                sources = re.sub(r'"\s*\n\s*"', "", sources)
+            if rest.strip('"') not in sources:
+                yield f"settings.txt:{number}: {setting}: no source has the text {rest}"
+        elif kind not in ("reported", "launcher"):
+            yield f"settings.txt:{number}: {setting}: unknown kind {kind!r}"
+    present = settings(root)
+    for setting in present:
+        if setting not in listed:
+            yield f"{setting} has no line in tests/audit/settings.txt: name the test that shows its effect"
+    for setting in listed:
+        if setting not in present:
+            yield f"settings.txt lists {setting}, which does not exist"
+
+
+def main():
+    root = Path(sys.argv[1])
+    if sys.argv[2:] == ["--missing"]:
+        listed = {setting for _, setting, _ in entries(root)}
+        print("\n".join(f"{setting}: test " for setting in settings(root) if setting not in listed))
+        return
+    found = list(complaints(root))
+    print("\n".join(found))
+    print(f"{len(settings(root))} settings, {len(found)} complaints")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
