@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Checks that every setting is known to do something: tests/audit/settings.txt has one line per field of a public option
-struct and per key of the launcher's option table, which names
+"""Checks the two lists of tests/audit.
+
+findings.txt: one line per flaw that an audit found, `what was found: SUITE.NAME ...`, with the tests that would fail
+again; each must exist.
+
+settings.txt: every setting is known to do something. One line per field of a public option struct and per key of the
+launcher's option table, which names
 
   test SUITE.NAME ...   the tests that show the effect (each must exist; * stands for the rest of a name)
   refused "TEXT"        the error that asking for it gives; some source has the text
   reported              it has no effect here and is reported; the parameterised test of reports covers it
   launcher              consumed by the command line tool itself; `test` lines are better
 
-usage: check_settings.py ROOT            check
-       check_settings.py ROOT --missing  print a line for each setting without one
+usage: check_audit.py ROOT            check
+       check_audit.py ROOT --missing  print a line for each setting without one
 """
 import re
 import sys
@@ -63,25 +68,36 @@ def known_tests(root):
     return names
 
 
-def entries(root):
-    for number, line in enumerate((root / "tests/audit/settings.txt").read_text().splitlines(), 1):
+def lines_of(root, name):
+    """(line number, what, the rest) of a list of tests/audit."""
+    for number, line in enumerate((root / "tests/audit" / name).read_text().splitlines(), 1):
         if line and not line.startswith("#"):
-            setting, _, how = line.partition(": ")
-            yield number, setting, how
+            what, _, rest = line.rpartition(": ") if name == "findings.txt" else line.partition(": ")
+            yield number, what, rest
+
+
+def missing_tests(names, tests):
+    for name in names.split():
+        pattern = re.compile(re.escape(name).replace(r"\*", ".*") + "$")
+        if not any(pattern.match(test) for test in tests):
+            yield name
 
 
 def complaints(root):
     tests = known_tests(root)
+    for number, what, names in lines_of(root, "findings.txt"):
+        for name in missing_tests(names, tests):
+            yield f"findings.txt:{number}: {what}: there is no test {name}"
+        if not what or not names:
+            yield f"findings.txt:{number}: name what was found and a test"
     sources = None
     listed = {}
-    for number, setting, how in entries(root):
+    for number, setting, how in lines_of(root, "settings.txt"):
         listed[setting] = how
         kind, _, rest = how.partition(" ")
         if kind == "test":
-            for name in rest.split():
-                pattern = re.compile(re.escape(name).replace(r"\*", ".*") + "$")
-                if not any(pattern.match(test) for test in tests):
-                    yield f"settings.txt:{number}: {setting}: there is no test {name}"
+            for name in missing_tests(rest, tests):
+                yield f"settings.txt:{number}: {setting}: there is no test {name}"
             if not rest:
                 yield f"settings.txt:{number}: {setting}: names no test"
         elif kind == "refused":
@@ -104,7 +120,7 @@ def complaints(root):
 def main():
     root = Path(sys.argv[1])
     if sys.argv[2:] == ["--missing"]:
-        listed = {setting for _, setting, _ in entries(root)}
+        listed = {setting for _, setting, _ in lines_of(root, "settings.txt")}
         print("\n".join(f"{setting}: test " for setting in settings(root) if setting not in listed))
         return
     found = list(complaints(root))
