@@ -10,6 +10,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
