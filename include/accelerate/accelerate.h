@@ -19,6 +19,7 @@
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
 #include <accelerate/grad_scaler.h>
+#include <accelerate/gradient_state.h>
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>

@@ -14,6 +14,13 @@
 
 namespace accelerate {
 
+void detail::throw_released(std::string_view what) {
+  throw ConfigError(format(
+      "[train] this handle was released by free_memory() or finish(); prepare "
+      "{}",
+      what));
+}
+
 namespace {
 
 // Runs `function` on the group's first rank; then, unless it threw, on the
@@ -98,7 +105,7 @@ void Accelerator::local_main_process_first(
 }
 
 void Accelerator::print(std::string_view line) const {
-  if (is_main_process()) detail::write_line_to_standard_output(line);
+  if (is_local_main_process()) detail::write_line_to_standard_output(line);
 }
 
 void Accelerator::free_memory() const {
@@ -112,6 +119,11 @@ void Accelerator::free_memory() const {
   for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
   for (const auto& scheduler : session_->schedulers)
     scheduler->schedule = nullptr;
+  session_->clock.reset();
+  session_->window = {};
+  session_->scale_is_due = false;
+  session_->num_loaders = 0;
+  ++session_->num_releases;
   if (at::accelerator::isAccelerator(device().type()))
     at::accelerator::emptyCache();
 }
