@@ -10,6 +10,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
@@ -18,6 +19,7 @@
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
 #include <accelerate/grad_scaler.h>
+#include <accelerate/gradient_state.h>
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>

@@ -17,10 +17,13 @@
 #include <accelerate/accelerator_options.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/detail/prepare_items.h>
 #include <accelerate/export.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
+#include <accelerate/gradient_state.h>
+#include <accelerate/memory.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
@@ -40,6 +43,13 @@ namespace accelerate {
 namespace detail {
 struct AddedTechnique;
 }  // namespace detail
+
+/// Options of Accelerator::prepare_data_loader().
+struct PrepareDataLoaderOptions {
+  /// Move batches to the device; overrides the loader's own option. Unset: as
+  /// that says, or AcceleratorOptions::device_placement.
+  std::optional<bool> device_placement = std::nullopt;
+};
 
 /// A scope of one micro-step. In all but the last of a window, gradients of the
 /// named models are not averaged over the ranks, and optimizers and schedulers
@@ -103,6 +113,39 @@ class ACCELERATE_API Accelerator {
     return detail::make_handles(result, std::forward<Items>(items)...);
   }
 
+  /// `prepare(with_options(model, options))`; `{.evaluation_mode = true}` for a
+  /// model that is never trained.
+  template <detail::PreparableModule Module>
+  auto prepare_model(Module model, const ModelOptions& options = {}) const {
+    return prepare(with_options(std::move(model), options));
+  }
+  /// `prepare(optimizer)`.
+  template <detail::OptimizerLike O>
+  Optimizer prepare_optimizer(O& optimizer) const {
+    return prepare(optimizer);
+  }
+  /// `prepare(scheduler)`. It steps with its own optimizer if that is prepared,
+  /// else with all.
+  template <detail::SchedulerLike S>
+  Scheduler prepare_scheduler(S& scheduler) const {
+    return prepare(scheduler);
+  }
+  /// `prepare(std::move(loader))`, with options. To cut rounds your way, see
+  /// DataLoader::slice_fn_for_dispatch.
+  template <class Loader>
+    requires detail::PreparableLoader<std::remove_cvref_t<Loader>>
+  auto prepare_data_loader(
+      Loader&& loader,
+      const PrepareDataLoaderOptions& options = {}) const {
+    detail::PrepareResult result = apply({});
+    result.loader_context = [this, options] {
+      detail::LoaderContext context = loader_context();
+      context.device_placement = options.device_placement;
+      return context;
+    };
+    return detail::make_handle(result, std::forward<Loader>(loader));
+  }
+
   /// Calls `function`, which makes modules, and returns its result. If sharding
   /// settings contain cpu_ram_efficient_loading or zero3_init_flag (on by
   /// default in DeepSpeed's stage 3), only rank 0 gives them memory and values;
@@ -151,6 +194,15 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] MicroStep no_sync(const Model<Ms>&... models) const {
     return MicroStep(session_, {models.prepared()...}, false);
   }
+  /// For programs written for Accelerate: the returned scope changes nothing.
+  /// There, a forward inside no_sync() decides that its backward is not
+  /// averaged, which this scope undoes. Here the backward decides when it is
+  /// called: outside no_sync() it is averaged, wherever the forward was.
+  template <class M>
+  [[nodiscard]] MicroStep trigger_sync_in_backward(
+      const Model<M>& model) const {
+    return MicroStep(session_, {model.prepared()}, true);
+  }
   /// Runs `body`, a training loop in which ranks may make different numbers of
   /// steps. A rank that runs out of data shadows the others' collectives with
   /// zeros until no rank has data; then all have the models, optimizers and
@@ -175,6 +227,14 @@ class ACCELERATE_API Accelerator {
   /// True if this micro-step ends a window, and outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
+  /// Decides, until the next accumulate(), whether optimizers and schedules
+  /// step. Whether a backward is averaged is up to accumulate() and no_sync().
+  void set_sync_gradients(bool sync_gradients) const;
+  /// Changes the length of the windows to come; the next accumulate() begins
+  /// one. Throws ConfigError in the middle of a window, and below 1.
+  void set_gradient_accumulation_steps(int num_steps) const;
+  /// A view of the window and of the loader that is being read.
+  [[nodiscard]] GradientState gradient_state() const;
   /// The DeepSpeed configuration in force, JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
 
@@ -184,6 +244,7 @@ class ACCELERATE_API Accelerator {
   /// that read or change them. Clipping and steps do so themselves. Collective.
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
+  void unscale_gradients(const std::vector<Optimizer>& optimizers) const;
   /// The loss scaler; nothing without fp16.
   [[nodiscard]] const std::optional<GradScaler>& scaler() const;
   /// True if any optimizer skipped its last step because of an infinite
@@ -291,6 +352,38 @@ class ACCELERATE_API Accelerator {
       bool pad_first = false) const {
     return accelerate::pad_across_processes(
         value, mesh().batch_group(), dim, pad_index, pad_first);
+  }
+
+  // Loaders. What is set applies to loaders prepared afterwards that leave the
+  // option unset themselves. All ranks must set the same.
+
+  [[nodiscard]] const DataLoaderConfiguration& dataloader_config() const;
+  void set_dataloader_config(const DataLoaderConfiguration& config) const;
+  [[nodiscard]] bool split_batches() const;
+  void set_split_batches(bool split_batches) const;
+  [[nodiscard]] std::optional<bool> dispatch_batches() const;
+  void set_dispatch_batches(std::optional<bool> dispatch_batches) const;
+  /// Not what join_uneven_inputs() sets for passes inside it.
+  [[nodiscard]] bool even_batches() const;
+  void set_even_batches(bool even_batches) const;
+  [[nodiscard]] bool use_seedable_sampler() const;
+  void set_use_seedable_sampler(bool use_seedable_sampler) const;
+  [[nodiscard]] bool non_blocking() const;
+  void set_non_blocking(bool non_blocking) const;
+  [[nodiscard]] bool use_stateful_dataloader() const;
+  void set_use_stateful_dataloader(bool use_stateful_dataloader) const;
+  /// Whether models and batches are moved to the device, unless their own
+  /// options say otherwise.
+  [[nodiscard]] bool device_placement() const;
+  /// The generators that are synchronised when a pass begins.
+  [[nodiscard]] const std::vector<RNGType>& rng_types() const;
+  /// The next pass over a prepared loader, without the first `num_batches`
+  /// batches of each rank.
+  template <class Loader>
+  SkippedBatches<Loader> skip_first_batches(
+      Loader& loader,
+      std::int64_t num_batches = 0) const {
+    return accelerate::skip_first_batches(loader, num_batches);
   }
 
   // Processes.
@@ -438,10 +531,22 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] bool check_trigger() const;
 
   /// Forgets everything that was prepared, and frees the strategies' memory,
-  /// such as communication buckets. Earlier handles must not be used
-  /// afterwards, except to be destroyed; modules and optimizers may be prepared
-  /// again.
+  /// such as communication buckets; the count of micro-steps begins anew.
+  /// Earlier handles throw ConfigError when they are used afterwards (a loader
+  /// when a pass begins); modules and optimizers may be prepared again.
+  /// Registered objects and hooks stay.
   void free_memory() const;
+  /// Also empties these objects, as release_memory() does.
+  template <class First, class... More>
+  void free_memory(First& first, More&... more) const {
+    free_memory();
+    release_memory(first, more...);
+  }
+  /// Accelerate's other name for `free_memory()`.
+  template <class... Objects>
+  void clear(Objects&... objects) const {
+    free_memory(objects...);
+  }
   /// Ends training: waits for all ranks, so that none closes its connections
   /// while another still needs them, then `free_memory()`. Destructors do
   /// neither, so that a rank that fails does not wait.

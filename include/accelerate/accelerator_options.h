@@ -2,11 +2,14 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <accelerate/checkpoint.h>
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/random.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -32,9 +35,9 @@ struct GradientAccumulationOptions {
 struct SchedulerOptions {
   /// Step only if the optimizer did. False: at every call.
   bool step_with_optimizer = true;
-  /// Step once per process for each step of the optimizer, as Accelerate does
-  /// unless batches are split: for schedules that count steps of a single
-  /// process.
+  /// Step once per process for each step of the optimizer: for schedules that
+  /// count steps of a single process. As in Accelerate, where it is so by
+  /// default, `split_batches` of `dataloader_config` makes it one step.
   bool step_with_processes = false;
 };
 
@@ -63,7 +66,24 @@ struct AcceleratorOptions {
   GradientAccumulationOptions gradient_accumulation = {};
   SchedulerOptions scheduler = {};
 
+  // Loaders.
+
+  /// What prepared loaders do where their own options are unset.
+  DataLoaderConfiguration dataloader_config = {};
+  /// The generators that take rank 0's state when a pass over a prepared loader
+  /// begins. RNGType::generator, as in Accelerate the default, concerns the
+  /// order of torch::data loaders (torch_loader.h); that of DataLoader depends
+  /// on seed and epoch only, so that ranks agree anyway. RNGType::torch and
+  /// RNGType::device are collective and make ranks draw the same numbers (for
+  /// dropout, say) afterwards; they cannot be used inside join_uneven_inputs().
+  std::vector<RNGType> rng_types = {RNGType::generator};
+
   // Devices, ranks and how they share the work.
+
+  /// Move models and batches to `Accelerator::device()`. False: they stay where
+  /// they are, unless the model's options (with_options), the loader's
+  /// (DataLoaderOptions) or prepare_data_loader() say otherwise.
+  bool device_placement = true;
 
   /// True keeps to the CPU where there is an accelerator.
   std::optional<bool> cpu = std::nullopt;

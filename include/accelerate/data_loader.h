@@ -18,6 +18,7 @@
 #include <accelerate/detail/dataset_fetcher.h>
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/detail/worker_pool.h>
+#include <accelerate/error.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/prefetch_report.h>
@@ -124,9 +125,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
         throw;
       }
     }
-    ~Iterator() {
-      if (loader_ != nullptr) loader_->end_pass();
-    }
+    ~Iterator() { end(); }
     Iterator(Iterator&& other) noexcept
         : loader_(std::exchange(other.loader_, nullptr)),
           batch_(std::move(other.batch_)) {}
@@ -145,14 +144,20 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     void read() {
       // The old batch's memory is reused for the new one.
       batch_.reset();
+      if (loader_ == nullptr) return;
       loader_->next_batch(batch_);
+      if (!batch_) end();
+    }
+    void end() {
+      if (loader_ != nullptr) std::exchange(loader_, nullptr)->end_pass();
     }
 
+    /// Null once the pass has ended.
     DataLoader* loader_;
     std::optional<Batch> batch_;
   };
 
-  /// Begins a pass.
+  /// Begins a pass. Throws ConfigError inside another pass over this loader.
   Iterator begin() { return begin_after(0); }
   /// Begins a pass after its first `num_batches` batches of each rank: in
   /// constant time with random access; a stream is read and its samples
@@ -223,6 +228,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   /// The report of the pass under way, or of the last one.
   [[nodiscard]] PrefetchReport prefetch_report() const { return report_; }
   [[nodiscard]] const Dataset& dataset() const { return fetcher_->dataset; }
+  /// The options that the loader was made with; once it is prepared, with the
+  /// accelerator's defaults in fields that these left unset.
   [[nodiscard]] const DataLoaderOptions& options() const {
     return fetcher_->options;
   }
@@ -230,16 +237,21 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   /// Called by prepare(). Throws ConfigError if batches cannot be sliced or
   /// sent, or if the ranks' loaders do not match.
   void attach(detail::LoaderContext context) {
+    DataLoaderOptions resolved =
+        detail::with_defaults(source().given(), context.defaults);
+    resolved.device_placement = context.device_placement.value_or(
+        resolved.device_placement.value_or(context.places_by_default));
     const bool can_dispatch = detail::Dispatchable<Batch>;
-    const std::optional<bool> requested = options().dispatch_batches;
+    const std::optional<bool> requested = resolved.dispatch_batches;
     if (requested.value_or(false) && !can_dispatch)
       detail::throw_not_dispatchable();
-    const bool is_default =
-        Fetcher::kIsStream && can_dispatch && !options().already_sharded;
-    const bool is_dispatching =
-        requested.value_or(is_default) && context.group.size() > 1;
-    this->link(context.slot);
-    source().attach(std::move(context), is_dispatching);
+    const bool is_default = Fetcher::kIsStream && can_dispatch &&
+        !resolved.already_sharded &&
+        (*resolved.even_batches || resolved.drop_last);
+    const std::shared_ptr<detail::LoaderSlot> slot = context.slot;
+    source().attach(std::move(context), requested.value_or(is_default));
+    fetcher_->options = std::move(resolved);
+    this->link(slot);
   }
 
  private:
@@ -249,7 +261,9 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   }
 
   void begin_pass() {
-    end_pass();
+    if (source().is_reading()) {
+      detail::throw_nested_pass(source().epoch(), report_.num_batches);
+    }
     if (!stuck_.empty()) detail::throw_stuck(stuck_);
     pass_ = {};
     report_ = {.num_workers = options().num_workers};
@@ -356,7 +370,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
         visit_tensors(*batch, TensorVisitor{[](at::Tensor& tensor) {
           if (tensor.defined()) detail::use_on_current_stream(tensor);
         }});
-      } else if (source().context().device.is_cpu()) {
+      } else if (
+          source().context().device.is_cpu() && fetcher_->places_batches()) {
         batch = send_to_device(*std::move(batch), at::kCPU);
       }
     }
@@ -384,6 +399,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
       } catch (const std::exception& error) {
         failure = std::current_exception();
         header.error = *error.what() != '\0' ? error.what() : "unknown error";
+        header.is_data_error =
+            dynamic_cast<const DataError*>(&error) != nullptr;
       }
     }
     const auto sending = detail::LoaderClock::now();
@@ -394,8 +411,12 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     if (!header.has_batch) return;
     batch = detail::received_batch<Batch>(std::move(mine));
     if constexpr (NestedTensors<Batch>) {
-      batch = send_to_device(
-          *std::move(batch), context.device, options().non_blocking);
+      if (fetcher_->places_batches()) {
+        batch = send_to_device(
+            *std::move(batch),
+            context.device,
+            options().non_blocking.value_or(false));
+      }
     }
     report_.transfer_seconds +=
         detail::seconds_between(sending, detail::LoaderClock::now());

@@ -10,6 +10,8 @@
 namespace accelerate {
 
 /// How a DataLoader forms batches, gives them to the ranks, and reads ahead.
+/// Fields that DataLoaderConfiguration has, too, are std::optional: unset, they
+/// are as AcceleratorOptions::dataloader_config says.
 struct DataLoaderOptions {
   // Samples of a batch, and their order.
 
@@ -20,8 +22,8 @@ struct DataLoaderOptions {
   /// start time at any size.
   bool shuffle = false;
   /// With `shuffle`: use PyTorch's order, which Accelerate's option of this
-  /// name gives for the same seed and epoch.
-  bool use_seedable_sampler = false;
+  /// name gives for the same seed and epoch. Default: false.
+  std::optional<bool> use_seedable_sampler = std::nullopt;
   /// The order of a pass, in place of `shuffle`. Loaders must not share one.
   std::shared_ptr<Sampler> sampler = nullptr;
   /// Which samples form each batch, in place of batch_size, shuffle, sampler
@@ -34,15 +36,18 @@ struct DataLoaderOptions {
   bool drop_last = false;
   /// Cut each batch into one slice per rank instead of dealing whole batches to
   /// the ranks in turn. `batch_size` must be a multiple of the number of ranks.
-  bool split_batches = false;
+  /// Default: false.
+  std::optional<bool> split_batches = std::nullopt;
   /// Fill the last round up with samples from the beginning, so that no rank
   /// waits for another; `gather_for_metrics` leaves the repeated ones out.
   /// Without it, ranks may have unequal numbers of batches, and collectives in
-  /// the loop would not match.
-  bool even_batches = true;
+  /// the loop would not match; it cannot be combined with dispatch_batches.
+  /// Default: true.
+  std::optional<bool> even_batches = std::nullopt;
   /// Rank 0 alone reads and sends the other ranks their slices, for data that
   /// only one process can read; the last round is cut evenly, filled up with
-  /// samples of the first. Unset: for streams whose batches can be sent.
+  /// samples of the first. Default: for streams whose batches can be sent,
+  /// unless even_batches is false.
   std::optional<bool> dispatch_batches = std::nullopt;
   /// The dataset, or its sampler, already gives each rank its own shard, which
   /// that rank reads completely. Make the shards equally long, or loop inside
@@ -51,13 +56,18 @@ struct DataLoaderOptions {
 
   // Randomness.
 
-  /// Seeds the shuffle, with the epoch. Unset: rank 0's torch::manual_seed.
+  /// Seeds the shuffle, with the epoch. Default: rank 0's torch::manual_seed.
   std::optional<std::uint64_t> data_seed = std::nullopt;
 
   // Prefetching, and copies to the device.
 
-  /// Copy to the device without waiting, for batches in pinned memory.
-  bool non_blocking = false;
+  /// Move batches to the accelerator's device. False: they stay where the
+  /// dataset or collate function made them. Unset: as
+  /// AcceleratorOptions::device_placement says.
+  std::optional<bool> device_placement = std::nullopt;
+  /// Copy to the device without waiting, for batches in pinned memory. Default:
+  /// false.
+  std::optional<bool> non_blocking = std::nullopt;
   /// Number of threads that read and collate ahead; 0: the loop's own thread
   /// does so when it needs a batch. Threads call `get` or `get_batch`, and the
   /// collate function, concurrently, but never `next` of a stream. Without a

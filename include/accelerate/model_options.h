@@ -11,6 +11,14 @@ namespace accelerate {
 /// say, that is sharded while the student is replicated. A field left unset is
 /// as in AcceleratorOptions, or as the launcher says.
 struct ModelOptions {
+  /// Move the model to the accelerator's device. Unset: as
+  /// AcceleratorOptions::device_placement says. On several ranks a model stays
+  /// on another device in evaluation_mode only.
+  std::optional<bool> device_placement = std::nullopt;
+  /// For a model that is never trained: it is neither replicated nor sharded,
+  /// keeps this rank's own weights (checkpoints have those of rank 0), and sends
+  /// nothing in a backward; autocast still applies. Excludes all options below.
+  bool evaluation_mode = false;
   /// Numbers of replicas of this model and of ranks that shard each; the
   /// product is the number of ranks. One left unset takes what the other
   /// leaves. Both unset: as for the other models, unless the options below ask

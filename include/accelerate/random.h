@@ -31,11 +31,15 @@ ACCELERATE_API void set_seed(
 
 /// The generator whose state is synchronised.
 enum class RNGType {
-  torch,   ///< the CPU's default generator
-  device,  ///< the default generator of this rank's accelerator, if any
+  torch,          ///< the CPU's default generator
+  device,         ///< the default generator of this rank's accelerator, if any
+  cuda = device,  ///< Accelerate's name for it on NVIDIA's GPUs
+  generator,      ///< the one that draws the order of a loader
 };
 
-/// Gives every rank the random states of rank 0. Collective.
+/// Gives every rank the random states of rank 0. Collective. Throws ConfigError
+/// for RNGType::generator, which is an option of loaders
+/// (AcceleratorOptions::rng_types).
 ACCELERATE_API void synchronize_rng_states(
     const World& world,
     const std::vector<RNGType>& types = {RNGType::torch});

@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace accelerate {
 
@@ -16,6 +19,14 @@ struct BackwardOptions {
   /// 0 is allowed. Give it in every micro-step of a window or in none. Costs
   /// one or two all-reduces of one number per window.
   std::optional<std::int64_t> num_items = std::nullopt;
+  /// The vector of the vector-Jacobian product, of the loss's shape, for a loss
+  /// that is not a scalar. Undefined: 1.
+  at::Tensor gradient = {};
+  /// Leaf tensors in which gradients are accumulated; all others get none.
+  /// Empty: all. On several ranks a backward that averages must reach every
+  /// trainable parameter of a model or none of them, so name all that it uses,
+  /// or call it inside no_sync().
+  std::vector<at::Tensor> inputs = {};
 };
 
 struct ClipNormOptions {

@@ -109,6 +109,27 @@ double weight_of_items(Session& session, std::int64_t num_items) {
   return static_cast<double>(num_items) / items.unit;
 }
 
+void require_loss(const at::Tensor& loss, const BackwardOptions& options) {
+  if (!loss.defined()) {
+    throw ConfigError(
+        "[train] backward() was given an undefined loss; give it the model's "
+        "loss");
+  }
+  if (!options.gradient.defined() && loss.numel() != 1) {
+    throw ConfigError(format(
+        "[train] backward() was given a loss of {} numbers; reduce it to one "
+        "(mean, sum), or give the option `gradient`",
+        loss.numel()));
+  }
+  if (options.gradient.defined() && options.gradient.sizes() != loss.sizes()) {
+    throw ConfigError(format(
+        "[train] backward() was given a loss of shape {} and a gradient of "
+        "shape {}; they must be equal",
+        loss.sizes(),
+        options.gradient.sizes()));
+  }
+}
+
 void require_same_weighting(
     const Session& session,
     const BackwardOptions& options) {
@@ -182,11 +203,7 @@ void Accelerator::backward(
     const at::Tensor& loss,
     const BackwardOptions& options) const {
   Session& session = *session_;
-  if (!loss.defined()) {
-    throw ConfigError(
-        "[train] backward() was given an undefined loss; give it the model's "
-        "loss");
-  }
+  require_loss(loss, options);
   require_same_weighting(session, options);
   detail::settle_scale(session);
   const double weight = options.num_items
@@ -196,14 +213,23 @@ void Accelerator::backward(
   if (session.scaler) weighted = session.scaler->scale(weighted);
   const auto syncs = [](const auto& model) { return model->sync_gradients; };
   run_backward(session, syncs, [&] {
+    const auto averages = [&](const auto& model) {
+      return syncs(model) && !model->evaluation_mode;
+    };
     if (session.world.size() > 1 &&
-        std::any_of(session.models.begin(), session.models.end(), syncs)) {
+        std::any_of(session.models.begin(), session.models.end(), averages)) {
       ++*session.num_averaging_passes;
     }
     const std::optional<bool> retain_graph =
         options.retain_graph ? std::optional<bool>(true) : std::nullopt;
-    weighted.backward({}, retain_graph, options.create_graph);
+    const std::optional<at::TensorList> inputs = options.inputs.empty()
+        ? std::nullopt
+        : std::optional<at::TensorList>(options.inputs);
+    weighted.backward(
+        options.gradient, retain_graph, options.create_graph, inputs);
   });
+  if (session.clock.window() > 1 && session.clock.serial() == 0)
+    ++session.window.num_loose_backwards;
   for (const auto& optimizer : session.optimizers)
     optimizer->is_accumulating = true;
 }
@@ -280,6 +306,9 @@ MicroStep::MicroStep(
     std::vector<std::shared_ptr<detail::PreparedModel>> models,
     bool sync_gradients)
     : session_(std::move(session)), models_(std::move(models)) {
+  for (const auto& model : models_) {
+    if (!model->module) detail::throw_released("the model again");
+  }
   for (const auto& model : models_) {
     before_.push_back(model->sync_gradients);
     // An enclosing scope, such as LocalSGD's, may have switched it off.

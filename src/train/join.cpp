@@ -140,7 +140,8 @@ void shadow_until_done(Session& session) {
   if (round.num_active() == group.size()) return;
   const int from = round.first_active();
   for (const auto& model : session.models) {
-    if (model->module) send_model(*model, group, from);
+    if (model->module && !model->evaluation_mode)
+      send_model(*model, group, from);
   }
   // Schedules change their optimizers, whose state is overwritten afterwards.
   for (const auto& scheduler : session.schedulers) {

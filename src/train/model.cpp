@@ -13,6 +13,7 @@ ForwardScope::ForwardScope(PreparedModel& model)
       has_work_(
           !model.strategies.empty() || model.autocast_dtype.has_value() ||
           model.awaits_values) {
+  if (!model.module) throw_released("the model again");
   if (has_work_) begin();
 }
 
@@ -24,8 +25,7 @@ void ForwardScope::begin() {
         "load_state()");
   }
   if (model_.autocast_dtype) {
-    autocast_.emplace(
-        model_.session->world.device().type(), *model_.autocast_dtype);
+    autocast_.emplace(model_.device.type(), *model_.autocast_dtype);
   }
   const StrategyTraits& traits = model_.strategies.traits();
   needs_outputs_ = model_.autocast_dtype.has_value() ||

@@ -7,6 +7,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "train/scaling.h"
 #include "train/session.h"
 
@@ -15,10 +16,28 @@ namespace accelerate {
 namespace {
 
 void require_prepared(const detail::PreparedOptimizer& prepared) {
-  if (prepared.inner != nullptr) return;
-  throw ConfigError(
-      "[train] this handle was released by free_memory() or finish(); prepare "
-      "the optimizer again");
+  if (prepared.inner == nullptr) detail::throw_released("the optimizer again");
+}
+
+// A window by hand (no_sync, then one backward outside) has as many backward
+// passes as losses are divided by.
+void warn_without_windows(detail::Session& session) {
+  const int window = session.clock.window();
+  const int num_backwards =
+      std::exchange(session.window.num_loose_backwards, 0);
+  if (num_backwards == 0 || num_backwards == window) return;
+  if (std::exchange(session.has_warned_of_window, true)) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      detail::format(
+          "gradient_accumulation_steps is {}, so backward() divides each loss "
+          "by {}, but an optimizer steps after {} of them: no accumulate() is "
+          "open; begin each micro-step with it, or set "
+          "gradient_accumulation_steps to 1",
+          window,
+          window,
+          num_backwards));
 }
 
 void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
@@ -37,6 +56,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
+  warn_without_windows(session);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
     std::vector<at::Tensor> parameters;

@@ -5,7 +5,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -116,16 +115,38 @@ void move_to_device(torch::nn::Module& module, const at::Device& device) {
   }
 }
 
+// Where the module's tensors are; `otherwise` if it has none with memory.
+at::Device device_of(
+    const torch::nn::Module& module,
+    const at::Device& otherwise) {
+  for (const at::Tensor& tensor : tensors_of(module)) {
+    if (!is_empty(tensor)) return tensor.device();
+  }
+  return otherwise;
+}
+
 // True if the rank whose initial values this model (or this stage of it) takes
-// has none. Collective.
-bool lacks_values(const Mesh& mesh, const torch::nn::Module& module) {
+// has none. With `keeps_own` each rank takes its own. Collective.
+bool lacks_values(
+    const Mesh& mesh,
+    const torch::nn::Module& module,
+    bool keeps_own) {
   const auto tensors = tensors_of(module);
   const bool mine = std::any_of(tensors.begin(), tensors.end(), is_empty);
   const Group group = detail::replica_group(detail::Layout(), mesh);
   const auto all = group.all_gather_bytes(mine ? "empty" : "full");
   const int first = group.world_ranks()[0];
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[0] == "full" || all[rank] == "empty") continue;
+    if (all[rank] == all[0]) continue;
+    if (all[0] == "full") {
+      if (!keeps_own) continue;
+      throw ConfigError(format(
+          "[train] rank {} built its model without values, and with "
+          "evaluation_mode it does not get those of rank {}; build it with "
+          "values on all ranks, or unset evaluation_mode",
+          group.world_ranks()[rank],
+          first));
+    }
     throw ConfigError(format(
         "[train] rank {} built its model inside init_empty_weights() and rank "
         "{} did not, but all begin with rank {}'s values; build it with values "
@@ -146,7 +167,7 @@ void give_memory(PreparedModel& model) {
       : tensors_of(*model.module);
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || !is_empty(tensor)) continue;
-    detail::materialize(tensor, model.session->world.device());
+    detail::materialize(tensor, model.device);
     tensor.detach().zero_();
   }
 }
@@ -176,8 +197,38 @@ void require_same_step(
 // A model's plan, and the settings among its own options that do nothing.
 struct ModelPlan {
   ParallelPlan plan;
+  bool device_placement = true;
+  bool evaluation_mode = false;
   std::vector<detail::IgnoredSetting> ignored = {};
 };
+
+bool asks_for_plan(const ModelOptions& options) {
+  return options.replicate || options.shard || options.fully_sharded ||
+      options.deepspeed || options.replicate_options ||
+      options.activation_checkpointing || options.master_weights;
+}
+
+// Reports a model that would train on another device than the ranks'.
+void require_placed(
+    const Session& session,
+    const torch::nn::Module& module,
+    const ModelPlan& plan,
+    std::vector<std::string>& complaints) {
+  if (plan.device_placement || plan.evaluation_mode ||
+      session.world.size() == 1) {
+    return;
+  }
+  for (const at::Tensor& tensor : tensors_of(module)) {
+    if (is_empty(tensor) || tensor.device() == session.world.device()) continue;
+    complaints.push_back(format(
+        "device_placement = false leaves it on {}, but ranks average gradients "
+        "on {}; move it there, set device_placement, or, if it is never "
+        "trained, evaluation_mode",
+        tensor.device().str(),
+        session.world.device().str()));
+    return;
+  }
+}
 
 detail::PlanRequest request_of(
     const Session& session,
@@ -190,6 +241,35 @@ detail::PlanRequest request_of(
   return request;
 }
 
+// `options` is null for a model without options of its own.
+void read_model_options(
+    const Session& session,
+    const ModelOptions* options,
+    ModelPlan& plan,
+    std::vector<std::string>& complaints) {
+  plan.device_placement = session.device_placement;
+  if (options == nullptr) return;
+  plan.device_placement =
+      options->device_placement.value_or(session.device_placement);
+  plan.evaluation_mode = options->evaluation_mode;
+  if (!asks_for_plan(*options)) return;
+  if (options->evaluation_mode) {
+    complaints.emplace_back(
+        "evaluation_mode prepares a model that is neither replicated nor "
+        "sharded, but options for that were given; leave them out, or "
+        "evaluation_mode");
+    return;
+  }
+  try {
+    const detail::PlanRequest own = request_of(session, *options);
+    plan.plan = detail::make_plan(own);
+    plan.ignored = own.training.ignored;
+    require_same_step(session, own.training.step, complaints);
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
+}
+
 // Makes one plan per model; throws one error for all of them.
 std::vector<ModelPlan> plans_of(
     const Session& session,
@@ -197,16 +277,10 @@ std::vector<ModelPlan> plans_of(
   std::vector<ModelPlan> plans;
   std::vector<std::string> complaints;
   for (const auto& [module, options] : request.models) {
-    plans.push_back({session.plan});
-    if (!options) continue;
+    ModelPlan& plan = plans.emplace_back(ModelPlan{session.plan});
     std::vector<std::string> found;
-    try {
-      const detail::PlanRequest own = request_of(session, *options);
-      plans.back() = {detail::make_plan(own), own.training.ignored};
-      require_same_step(session, own.training.step, found);
-    } catch (const ConfigError& error) {
-      found.emplace_back(error.what());
-    }
+    read_model_options(session, options.get(), plan, found);
+    if (module) require_placed(session, *module, plan, found);
     if (found.empty()) continue;
     complaints.push_back(format(
         "[train] the options of model {} of prepare() are not valid:\n{}",
@@ -226,15 +300,21 @@ const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
       detail::with_degrees(session.mesh, plan.degrees));
 }
 
-std::unique_ptr<PreparedModel> prepare_model(
+std::unique_ptr<PreparedModel> make_prepared_model(
     Session& session,
     const std::shared_ptr<torch::nn::Module>& module,
-    const ParallelPlan& plan) {
+    const ModelPlan& chosen) {
+  const ParallelPlan& plan = chosen.plan;
   auto model = std::make_unique<PreparedModel>(PreparedModel{
       .session = &session, .module = module, .mesh = mesh_of(session, plan)});
   model->reads_on_rank_0 = plan.reads_on_rank_0;
-  model->awaits_values = lacks_values(model->mesh, *module);
-  move_to_device(*module, session.world.device());
+  model->evaluation_mode = chosen.evaluation_mode;
+  model->awaits_values =
+      lacks_values(model->mesh, *module, chosen.evaluation_mode);
+  model->device = chosen.device_placement
+      ? session.world.device()
+      : device_of(*module, session.world.device());
+  if (chosen.device_placement) move_to_device(*module, model->device);
   model->table = detail::ParameterTable(*module);
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
@@ -242,10 +322,11 @@ std::unique_ptr<PreparedModel> prepare_model(
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =
       plan.keeps_freed_blocks && detail::can_keep_freed_blocks();
-  model->strategies = detail::make_strategies(model->mesh, own_plan);
+  if (!chosen.evaluation_mode)
+    model->strategies = detail::make_strategies(model->mesh, own_plan);
   give_memory(*model);
   model->strategies.prepare(*module, model->table);
-  if (plan.keeps_freed_blocks) {
+  if (plan.keeps_freed_blocks && !chosen.evaluation_mode) {
     std::int64_t gradient_bytes = 0;
     for (const detail::Parameter* row : model->table.trainable())
       gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
@@ -264,7 +345,8 @@ void warn_untracked_parameters(
     for (const at::Tensor& parameter : group.params()) {
       num_untracked += std::none_of(
           session.models.begin(), session.models.end(), [&](const auto& model) {
-            return model->table.find(parameter) != nullptr;
+            return !model->evaluation_mode &&
+                model->table.find(parameter) != nullptr;
           });
     }
   }
@@ -316,7 +398,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
     if (request.models[i].options)
       detail::warn_ignored_settings(session.world, plans[i].ignored);
     session.models.push_back(
-        prepare_model(session, request.models[i].module, plans[i].plan));
+        make_prepared_model(session, request.models[i].module, plans[i]));
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
@@ -340,48 +422,6 @@ FullParameters Accelerator::unshard_parameters(
     detail::PreparedModel& model) const {
   model.awaits_values = false;
   return FullParameters(session_, model.strategies.unshard_parameters());
-}
-
-detail::LoaderContext Accelerator::loader_context() const {
-  detail::LoaderContext context;
-  context.batch_rank = session_->mesh.batch_rank();
-  context.batch_count = session_->mesh.batch_count();
-  context.device = device();
-  context.group = world().group();
-  context.logger = world().logger();
-  // Each rank sends its batch rank and its generator's seed. All take the seed
-  // of rank 0, so that torch::manual_seed there decides the order of data.
-  const std::vector<std::int64_t> mine{
-      context.batch_rank,
-      static_cast<std::int64_t>(
-          at::globalContext().defaultGenerator(at::kCPU).current_seed())};
-  context.batch_ranks.clear();
-  for (const at::Tensor& of_rank :
-       world().group().all_gather(at::tensor(mine, at::kLong))) {
-    const auto* const values = of_rank.const_data_ptr<std::int64_t>();
-    if (context.batch_ranks.empty())
-      context.seed = static_cast<std::uint64_t>(values[1]);
-    context.batch_ranks.push_back(static_cast<int>(values[0]));
-  }
-
-  context.slot = std::make_shared<detail::LoaderSlot>();
-  session_->checkpoints->loaders.push_back(context.slot);
-
-  auto progress = std::make_shared<detail::LoaderProgress>();
-  context.begin = [session = session_, progress] {
-    *progress = {};
-    session->active_loaders.push_back(progress.get());
-  };
-  context.end = [session = session_, progress] {
-    std::erase(session->active_loaders, progress.get());
-  };
-  context.even_batches = [session = session_] {
-    return session->join.even_batches;
-  };
-  context.on_batch = [progress](bool is_last, std::int64_t remainder) {
-    *progress = {is_last, remainder};
-  };
-  return context;
 }
 
 }  // namespace accelerate

@@ -6,6 +6,13 @@
 
 namespace accelerate {
 
+void detail::throw_released(std::string_view what) {
+  throw ConfigError(format(
+      "[train] this handle was released by free_memory() or finish(); prepare "
+      "{}",
+      what));
+}
+
 void Accelerator::wait_for_everyone() const { world().wait_for_everyone(); }
 
 void Accelerator::on_main_process(const std::function<void()>& function) const {
@@ -55,6 +62,11 @@ void Accelerator::free_memory() const {
   for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
   for (const auto& scheduler : session_->schedulers)
     scheduler->schedule = nullptr;
+  session_->clock.reset();
+  session_->window = {};
+  session_->scale_is_due = false;
+  session_->num_loaders = 0;
+  ++session_->num_releases;
   if (at::accelerator::isAccelerator(device().type()))
     at::accelerator::emptyCache();
 }

@@ -55,6 +55,11 @@ void synchronize_rng_states(
     const World& world,
     const std::vector<RNGType>& types) {
   for (const RNGType type : types) {
+    if (type == RNGType::generator) {
+      throw ConfigError(
+          "[train] synchronize_rng_states was given RNGType::generator without "
+          "a generator; call synchronize_rng_state with it");
+    }
     if (type == RNGType::device && world.device().is_cpu()) continue;
     const at::Device device =
         type == RNGType::torch ? at::Device(at::kCPU) : world.device();

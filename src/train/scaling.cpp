@@ -142,6 +142,11 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) const {
   detail::unscale(*session_, *optimizer.prepared());
 }
 
+void Accelerator::unscale_gradients(
+    const std::vector<Optimizer>& optimizers) const {
+  for (const Optimizer& optimizer : optimizers) unscale_gradients(optimizer);
+}
+
 const std::optional<GradScaler>& Accelerator::scaler() const {
   return session_->scaler;
 }

@@ -13,10 +13,8 @@ namespace {
 using detail::PreparedScheduler;
 
 detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
-  if (prepared.schedule) return *prepared.schedule;
-  throw ConfigError(
-      "[train] this handle was released by free_memory() or finish(); prepare "
-      "the scheduler again");
+  if (!prepared.schedule) detail::throw_released("the scheduler again");
+  return *prepared.schedule;
 }
 
 // Number of steps that the schedule takes for this call.
@@ -30,7 +28,9 @@ int steps_due(const PreparedScheduler& prepared) {
           [](const auto* one) { return one->step_was_skipped; })) {
     return 0;
   }
-  return session.scheduling.step_with_processes ? session.world.size() : 1;
+  const bool counts_processes = session.scheduling.step_with_processes &&
+      !session.dataloader_config.split_batches;
+  return counts_processes ? session.world.size() : 1;
 }
 
 }  // namespace

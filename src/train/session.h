@@ -12,9 +12,11 @@
 #include <torch/nn/module.h>
 
 #include <accelerate/accelerator.h>
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/random.h>
 #include <accelerate/world.h>
 
 #include "checkpoint/checkpoints.h"
@@ -34,7 +36,12 @@ struct Session;
 
 struct PreparedModel {
   Session* session = nullptr;  // its owner
+  /// Null after free_memory().
   std::shared_ptr<torch::nn::Module> module;
+  /// Where the module's tensors are.
+  at::Device device = at::kCPU;
+  /// True if it was prepared without averaging of gradients.
+  bool evaluation_mode = false;
   /// The session's mesh, or one of the model's own.
   Mesh mesh;
   ParameterTable table = {};
@@ -92,6 +99,8 @@ struct WindowProgress {
   std::vector<PreparedModel*> models = {};
   /// The micro-step in which earlier gradients of a short window were scaled.
   std::int64_t aligned_serial = 0;
+  /// Number of backward passes outside accumulate() since the last step.
+  int num_loose_backwards = 0;
 };
 
 /// The state of join_uneven_inputs.
@@ -106,6 +115,10 @@ struct Join {
 
 /// Position of a prepared loader in its pass.
 struct LoaderProgress {
+  /// Place in the order of preparation.
+  std::int64_t index = 0;
+  /// Number of batches handed out.
+  std::int64_t num_batches = 0;
   bool is_last_batch = false;
   /// Number of real samples of the last global batch if it was filled up, else
   /// 0.
@@ -130,6 +143,11 @@ struct Session {
   AutocastOptions autocast;
   GradientAccumulationOptions accumulation;
   SchedulerOptions scheduling;
+  /// Defaults of loaders, as the program last set them.
+  DataLoaderConfiguration dataloader_config = {};
+  /// Generators that are synchronised when a pass begins.
+  std::vector<RNGType> rng_types = {};
+  bool device_placement = true;
   StepClock clock;
   /// The norm to which every step clips gradients, besides the program's own
   /// clipping.
@@ -139,10 +157,15 @@ struct Session {
   /// True if optimizers have stepped since the scale was last adapted.
   bool scale_is_due = false;
   WindowProgress window = {};
+  /// True once it was said that no accumulate() is open.
+  bool has_warned_of_window = false;
   bool trigger = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;
+  std::int64_t num_loaders = 0;
+  /// How often free_memory() was called: loaders prepared before are released.
+  std::int64_t num_releases = 0;
   /// Loaders being read, the innermost last.
   std::vector<const LoaderProgress*> active_loaders;
   /// The ranks of this node; made when first needed.
@@ -181,6 +204,10 @@ at::Tensor clip_gradients(
 void warn_ignored_settings(
     const World& world,
     const std::vector<IgnoredSetting>& settings);
+
+/// Throws ConfigError for a handle that free_memory() released. `what` is to be
+/// prepared: "the model again".
+[[noreturn]] void throw_released(std::string_view what);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks. `what` names
 /// the operation that needs all of them.

@@ -20,6 +20,20 @@ class StepClock {
     ++serial_;
   }
 
+  /// Begins anew, outside all windows.
+  void reset() { *this = StepClock(window_); }
+  /// Makes later windows this long; the next micro-step begins one.
+  void set_window(int window) {
+    window_ = window;
+    length_ = window;
+    micro_step_ = 0;
+    sync_gradients_ = true;
+  }
+  /// Decides for the present micro-step, in place of its position.
+  void set_sync_gradients(bool sync_gradients) {
+    sync_gradients_ = sync_gradients;
+  }
+
   [[nodiscard]] int window() const { return window_; }
   [[nodiscard]] bool sync_gradients() const { return sync_gradients_; }
   /// Number of micro-steps of the present window so far, including this one;

@@ -1,5 +1,5 @@
 // Loaders whose batches go to an accelerator.
-#include <accelerate/data_loader.h>
+#include <accelerate/accelerate.h>
 
 #include "support/pretend_device.h"
 
@@ -74,6 +74,49 @@ TEST(LoaderOnADevice, ReportsTheTransfer) {
   loader.attach(std::move(context));
   for (auto& batch : loader) static_cast<void>(batch);
   EXPECT_GT(loader.prefetch_report().transfer_seconds, 0);
+}
+
+WorldOptions alone() {
+  return {.rank = 0, .size = 1, .device = pretend_device()};
+}
+
+template <class Loader>
+at::Device device_of_batches(Loader& loader) {
+  for (auto& [x, y] : loader) {
+    EXPECT_EQ(x.device(), y.device());
+    return x.device();
+  }
+  throw std::runtime_error("no batches");
+}
+
+TEST(DevicePlacement, IsDecidedByTheCallThenTheItemThenTheAccelerator) {
+  for (const bool placement : {true, false}) {
+    const Accelerator accelerator(
+        {.device_placement = placement, .world = alone()});
+    EXPECT_EQ(accelerator.device_placement(), placement);
+    const at::Device by_default = placement ? pretend_device() : at::kCPU;
+    const at::Device otherwise = placement ? at::kCPU : pretend_device();
+    torch::nn::Linear plain(3, 3), with_option(3, 3);
+    auto [model, other, loader, own] = accelerator.prepare(
+        plain,
+        with_options(with_option, {.device_placement = !placement}),
+        DataLoader(numbers(), {.batch_size = 8}),
+        DataLoader(
+            numbers(), {.batch_size = 8, .device_placement = !placement}));
+    EXPECT_EQ(model->weight.device(), by_default);
+    EXPECT_EQ(other->weight.device(), otherwise);
+    EXPECT_EQ(device_of_batches(loader), by_default);
+    EXPECT_EQ(device_of_batches(own), otherwise);
+    auto called = accelerator.prepare_data_loader(
+        DataLoader(
+            numbers(), {.batch_size = 8, .device_placement = !placement}),
+        {.device_placement = placement});
+    EXPECT_EQ(device_of_batches(called), by_default);
+    auto with_workers = accelerator.prepare(DataLoader(
+        numbers(),
+        {.batch_size = 8, .device_placement = !placement, .num_workers = 2}));
+    EXPECT_EQ(device_of_batches(with_workers), otherwise);
+  }
 }
 
 }  // namespace device_test

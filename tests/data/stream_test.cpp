@@ -211,7 +211,7 @@ TEST(Dispatch, CarriesAnErrorOfTheReaderToAllRanks) {
         accelerator.prepare(DataLoader(NestedStream(9, 3), {.batch_size = 1}));
     try {
       for (auto& batch : loader) (void)batch;
-    } catch (const std::exception& error) {
+    } catch (const DataError& error) {
       errors[static_cast<std::size_t>(accelerator.process_index())] =
           error.what();
     }

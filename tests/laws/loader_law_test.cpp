@@ -149,7 +149,7 @@ Case any_case(int split_over) {
   options.shuffle = *rc::gen::arbitrary<bool>();
   options.use_seedable_sampler = options.shuffle && *rc::gen::arbitrary<bool>();
   options.split_batches = *rc::gen::arbitrary<bool>();
-  if (options.split_batches) options.batch_size *= split_over;
+  if (*options.split_batches) options.batch_size *= split_over;
   options.drop_last = *rc::gen::arbitrary<bool>();
   options.even_batches = *rc::gen::arbitrary<bool>();
   options.num_workers = *rc::gen::inRange(0, 3);
@@ -163,13 +163,13 @@ template <class Dataset>
 void check_union(const Dataset& dataset, const Case& setup, int count) {
   Ranks<Dataset> ranks(dataset, setup.options, count);
   ranks.set_epoch(setup.epoch);
-  const bool is_even = setup.options.even_batches || setup.options.drop_last;
+  const bool is_even = *setup.options.even_batches || setup.options.drop_last;
   auto read = ranks.read(kAll, is_even);
   Samples expected(static_cast<std::size_t>(setup.size));
   std::iota(expected.begin(), expected.end(), 0);
   std::sort(read.real.begin(), read.real.end());
   const std::int64_t round =
-      setup.options.batch_size * (setup.options.split_batches ? 1 : count);
+      setup.options.batch_size * (*setup.options.split_batches ? 1 : count);
   if (setup.options.drop_last) {
     RC_ASSERT(
         static_cast<std::int64_t>(read.real.size()) ==
@@ -183,7 +183,7 @@ void check_union(const Dataset& dataset, const Case& setup, int count) {
     return;
   }
   RC_ASSERT(read.real == expected);
-  if (count > 1 && setup.options.even_batches && setup.size > 0) {
+  if (count > 1 && *setup.options.even_batches && setup.size > 0) {
     RC_ASSERT(read.shortest == read.longest);
     RC_ASSERT(read.num_repeated == (round - setup.size % round) % round);
   } else {
@@ -193,7 +193,7 @@ void check_union(const Dataset& dataset, const Case& setup, int count) {
 
 template <class Dataset>
 void check_resume(const Dataset& dataset, Case setup, int before, int after) {
-  const bool is_even = setup.options.even_batches || setup.options.drop_last;
+  const bool is_even = *setup.options.even_batches || setup.options.drop_last;
   Ranks<Dataset> reference(dataset, setup.options, before);
   reference.set_epoch(setup.epoch);
   const auto uninterrupted = reference.read(kAll, is_even);
@@ -233,7 +233,8 @@ TEST(LoaderLaw, RanksTogetherReadAStream) {
   expect_law(1000, [] {
     const auto count = *rc::gen::inRange(1, 5);
     Case setup = any_case(count);
-    setup.options.shuffle = setup.options.use_seedable_sampler = false;
+    setup.options.shuffle = false;
+    setup.options.use_seedable_sampler = false;
     check_union(Stream(setup.size), setup, count);
   });
 }
@@ -255,7 +256,8 @@ TEST(LoaderLaw, AStoppedStreamGoesOnWhereItWas) {
     const auto after = *rc::gen::inRange(1, 5);
     Case setup = any_case(before * after);
     setup.options.drop_last = setup.options.drop_last && before == after;
-    setup.options.shuffle = setup.options.use_seedable_sampler = false;
+    setup.options.shuffle = false;
+    setup.options.use_seedable_sampler = false;
     if (*rc::gen::arbitrary<bool>()) {
       check_resume(RestorableStream(setup.size), setup, before, after);
     } else {

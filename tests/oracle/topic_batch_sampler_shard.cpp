@@ -31,8 +31,8 @@ Json shares_of_batches(const Json& input, int count) {
     for (int rank = 0; rank < count; ++rank) {
       DataLoaderOptions options;
       options.drop_last = input.at("drop_last");
-      options.split_batches = input.at("split_batches");
-      options.even_batches = input.at("even_batches");
+      options.split_batches = input.at("split_batches").get<bool>();
+      options.even_batches = input.at("even_batches").get<bool>();
       options.batch_sampler = std::make_shared<GivenBatches>(
           input.at("batches").get<std::vector<std::vector<std::int64_t>>>());
       constexpr std::int64_t kMany = 1000;

@@ -12,8 +12,8 @@ DataLoaderOptions options_of(const Json& input) {
   return {
       .batch_size = input.at("batch_size"),
       .drop_last = input.at("drop_last"),
-      .split_batches = input.at("split_batches"),
-      .even_batches = input.at("even_batches"),
+      .split_batches = input.at("split_batches").get<bool>(),
+      .even_batches = input.at("even_batches").get<bool>(),
       .dispatch_batches = input.at("dispatch_batches").get<bool>()};
 }
 

@@ -156,7 +156,7 @@ Json run_training_from(const Json& input, const std::optional<Resume>& resume) {
                 read_tensor(input.at("targets"))),
             {.batch_size = input.at("batch_size"),
              .drop_last = input.at("drop_last"),
-             .split_batches = input.at("split_batches")}));
+             .split_batches = input.at("split_batches").get<bool>()}));
     std::unique_ptr<optim::LRScheduler> schedule;
     std::optional<Scheduler> scheduler;
     if (!input.at("schedule").is_null()) {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/export.h>
@@ -23,6 +24,15 @@ struct LoaderContext {
   int batch_count = 1;
   at::Device device = at::kCPU;
   std::uint64_t seed = 0;
+  /// The accelerator's defaults for options that the loader leaves unset.
+  DataLoaderConfiguration defaults = {};
+  /// Whether batches go to the device unless the loader says otherwise, and
+  /// what prepare_data_loader() was told, which overrides the loader.
+  bool places_by_default = true;
+  std::optional<bool> device_placement = std::nullopt;
+  /// Seeds the order of a torch::data loader, the same on all ranks. False: its
+  /// sampler draws from LibTorch's default generator as it is.
+  bool seeds_order = true;
   /// All ranks, and the batch rank of each, for dispatching.
   Group group = {};
   std::vector<int> batch_ranks = {0};
@@ -41,6 +51,16 @@ struct LoaderContext {
   /// The slot through which checkpoints find the loader.
   std::shared_ptr<LoaderSlot> slot = nullptr;
 };
+
+/// `options` with what they leave unset from `defaults`.
+[[nodiscard]] ACCELERATE_API DataLoaderOptions with_defaults(
+    DataLoaderOptions options,
+    const DataLoaderConfiguration& defaults);
+
+/// Throws the ConfigError for a pass that begins inside another one.
+[[noreturn]] ACCELERATE_API void throw_nested_pass(
+    std::uint64_t epoch,
+    std::int64_t num_batches);
 
 /// Properties of a loader's dataset.
 struct DatasetFacts {
@@ -78,8 +98,12 @@ class ACCELERATE_API BatchSource {
   BatchSource(const BatchSource&) = delete;
   BatchSource& operator=(const BatchSource&) = delete;
 
-  /// Collective. Throws ConfigError if the loaders of the ranks disagree.
-  void attach(LoaderContext context, bool is_dispatching);
+  /// `dispatches`: rank 0 reads for all, if there are several. Collective.
+  /// Throws ConfigError if the loaders of the ranks disagree, or for options
+  /// that contradict each other with the accelerator's defaults.
+  void attach(LoaderContext context, bool dispatches);
+  /// The loader's own options, without defaults.
+  [[nodiscard]] const DataLoaderOptions& given() const;
   [[nodiscard]] bool is_dispatching() const;
   [[nodiscard]] const LoaderContext& context() const;
   /// Number of batches of this rank, or of rounds if rank 0 reads for all.

@@ -274,11 +274,14 @@ struct RoundHeader {
   bool has_batch = false;
   bool is_last = true;
   std::int64_t rows = 0;
+  /// Message of rank 0's exception, and whether it was a DataError.
   std::string error = {};
+  bool is_data_error = false;
 };
 
 /// Sends each rank of `group` its slice from rank 0, the only rank that passes
 /// `slices`. All slices must have the same shapes. Returns this rank's slice.
+/// Throws an error of rank 0 on the other ranks, too.
 ACCELERATE_API RoundSlice scatter_round(
     const Group& group,
     RoundHeader& header,

@@ -173,6 +173,11 @@ class DatasetFetcher
     }
   }
 
+  /// Whether batches go to the accelerator's device.
+  [[nodiscard]] bool places_batches() const {
+    return options.device_placement.value_or(true);
+  }
+
   /// Whether this rank reads the dataset.
   [[nodiscard]] bool reads() const {
     return !source.is_dispatching() || source.context().group.rank() == 0;
@@ -252,11 +257,12 @@ class DatasetFetcher
         if (tensor.defined() && tensor.is_cpu()) tensor = tensor.pin_memory();
       }});
     }
+    if (!places_batches()) return;
     const auto copy = [&] {
       job.batch = send_to_device(
           *std::move(job.batch),
           device,
-          options.non_blocking || options.pin_memory);
+          options.non_blocking.value_or(false) || options.pin_memory);
     };
     if (&worker == &self) {
       copy();

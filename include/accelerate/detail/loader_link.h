@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include <accelerate/state_dict.h>
@@ -13,6 +14,9 @@ namespace accelerate::detail {
 struct LoaderSlot {
   std::function<StateDict()> state_dict;
   std::function<void(const StateDict&)> load_state_dict;
+  /// Returns why the loader cannot continue from a state; "" if it can. Null:
+  /// load_state_dict checks.
+  std::function<std::string(const StateDict&)> load_complaint = nullptr;
 };
 
 /// Base class of loaders: keeps the slot pointing at the loader when it moves.
@@ -50,6 +54,13 @@ class LoaderLink {
     slot_->load_state_dict = [loader](const StateDict& state) {
       loader->load_state_dict(state);
     };
+    if constexpr (requires(const StateDict& state) {
+                    loader->load_complaint(state);
+                  }) {
+      slot_->load_complaint = [loader](const StateDict& state) {
+        return loader->load_complaint(state);
+      };
+    }
   }
 
   std::shared_ptr<LoaderSlot> slot_;

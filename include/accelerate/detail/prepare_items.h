@@ -100,6 +100,10 @@ template <class T>
 struct IsUniquePointer : std::false_type {};
 template <class L, class D>
 struct IsUniquePointer<std::unique_ptr<L, D>> : std::true_type {};
+template <class T>
+concept PreparableLoader = LoaderLike<T> || IsUniquePointer<T>::value;
+template <class T>
+concept PreparableModule = ModuleHolder<T> || IsModulePointer<T>::value;
 
 /// Adds one argument of prepare() to the request.
 template <class T>
@@ -120,7 +124,7 @@ void collect_item(
     request.add(item.ptr(), options);
   } else {
     static_assert(
-        LoaderLike<Item> || IsUniquePointer<Item>::value,
+        PreparableLoader<Item>,
         "prepare() takes modules (holders, shared_ptr, with_options()), "
         "optimizers, LRSchedulers and data loaders");
   }

@@ -124,27 +124,58 @@ void LoaderComponent::collect(CheckpointContents& contents) const {
   contents.rank_state.set("loaders", std::move(states));
 }
 
-Complaints LoaderComponent::check(
-    const CheckpointSource& source,
-    const MatchRules& rules) {
-  // Positions of Python's loaders cannot be read.
-  if (!rules.strict || source.is_python) return {};
-  return count_complaints(source.state, "loaders", slots_.size());
-}
+namespace {
 
-void LoaderComponent::load(const CheckpointSource& source, const MatchRules&) {
+using LoaderSlots = std::vector<std::shared_ptr<LoaderSlot>>;
+
+// The state that each loader resumes from; fewer if fewer were saved.
+std::vector<StateDict> chosen_states(
+    const CheckpointSource& source,
+    const LoaderSlots& slots) {
   const auto common = source.state.get<std::vector<StateDict>>("loaders");
   std::vector<StateDict> own;
   if (source.rank_state) {
     own = source.rank_state->get<std::vector<StateDict>>("loaders");
   }
-  for (std::size_t i = 0; i < std::min(slots_.size(), common.size()); ++i) {
+  std::vector<StateDict> chosen;
+  for (std::size_t i = 0; i < std::min(slots.size(), common.size()); ++i) {
     const bool is_own = i < own.size() && own[i].contains("num_shards") &&
         own[i].get<std::int64_t>("num_shards") > 0;
-    const StateDict& chosen = is_own ? own[i] : common[i];
-    if (slots_[i]->load_state_dict && !chosen.empty()) {
-      slots_[i]->load_state_dict(chosen);
-    }
+    chosen.push_back(is_own ? own[i] : common[i]);
+  }
+  return chosen;
+}
+
+std::string load_complaint(const LoaderSlot& slot, const StateDict& state) {
+  if (state.empty() || !slot.load_complaint) return {};
+  return slot.load_complaint(state);
+}
+
+}  // namespace
+
+Complaints LoaderComponent::check(
+    const CheckpointSource& source,
+    const MatchRules& rules) {
+  // Positions of Python's loaders cannot be read.
+  if (!rules.strict || source.is_python) return {};
+  Complaints complaints =
+      count_complaints(source.state, "loaders", slots_.size());
+  const auto states = chosen_states(source, slots_);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const std::string complaint = load_complaint(*slots_[i], states[i]);
+    if (!complaint.empty()) complaints.push_back(complaint);
+  }
+  return complaints;
+}
+
+void LoaderComponent::load(const CheckpointSource& source, const MatchRules&) {
+  const auto states = chosen_states(source, slots_);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const LoaderSlot& slot = *slots_[i];
+    if (!slot.load_state_dict || states[i].empty()) continue;
+    // Reached only without `strict`: the loader is left as it is.
+    if (!load_complaint(slot, states[i]).empty()) continue;
+    slot.load_state_dict(states[i]);
   }
 }
 

@@ -68,22 +68,26 @@ RoundSlice scatter_round(
            object_to_bytes(header.is_last),
            object_to_bytes(header.rows),
            header.error,
+           object_to_bytes(header.is_data_error),
            slice.structure,
            describe(slice.tensors)}));
     }
   }
   const std::vector<std::string> fields =
       unpack_bytes(group.scatter_bytes(messages, 0));
-  if (fields.size() != 6) throw_wrong_size(fields.size(), 6);
+  if (fields.size() != 7) throw_wrong_size(fields.size(), 7);
   object_from_bytes(fields[0], header.has_batch);
   object_from_bytes(fields[1], header.is_last);
   object_from_bytes(fields[2], header.rows);
   header.error = fields[3];
+  object_from_bytes(fields[4], header.is_data_error);
   if (!header.error.empty() && !is_sender) {
-    throw Error(format(
-        "[data] rank 0, which reads for all ranks, failed: {}", header.error));
+    const std::string message = format(
+        "[data] rank 0, which reads for all ranks, failed: {}", header.error);
+    if (header.is_data_error) throw DataError(message);
+    throw Error(message);
   }
-  RoundSlice mine{fields[4], make_described(fields[5])};
+  RoundSlice mine{fields[5], make_described(fields[6])};
   for (std::size_t i = 0; i < mine.tensors.size(); ++i) {
     if (!mine.tensors[i].defined()) continue;
     std::vector<at::Tensor> pieces;

@@ -28,13 +28,15 @@ BatchSamplerShard make_batch_shard(
        .rank = share,
        .count = num_shares,
        .drop_last = options.drop_last,
-       .split_batches = options.split_batches,
-       .even_batches = options.even_batches});
+       .split_batches = *options.split_batches,
+       .even_batches = *options.even_batches});
 }
 
+// `options` may have unset fields, or the accelerator's defaults in them.
 void require_consistent(
     const DatasetFacts& dataset,
     const DataLoaderOptions& options) {
+  const bool splits = options.split_batches.value_or(false);
   std::string complaints;
   const auto complain = [&](bool is_wrong, std::string_view what) {
     if (is_wrong)
@@ -46,13 +48,13 @@ void require_consistent(
       "unset shuffle");
   complain(
       options.batch_sampler &&
-          (options.sampler || options.shuffle || options.split_batches ||
+          (options.sampler || options.shuffle || splits ||
            options.batch_size != 1),
       "a batch_sampler was given together with batch_size, shuffle, sampler or "
       "split_batches; it alone "
       "decides which samples form a batch: unset them");
   complain(
-      options.use_seedable_sampler && !options.shuffle,
+      options.use_seedable_sampler.value_or(false) && !options.shuffle,
       "use_seedable_sampler was given without shuffle, whose order it decides; "
       "set shuffle");
   complain(
@@ -85,7 +87,7 @@ void require_consistent(
       "already_sharded says that each rank reads its own shard, "
       "dispatch_batches that rank 0 reads for all; unset one of them");
   complain(
-      options.already_sharded && options.split_batches,
+      options.already_sharded && splits,
       "already_sharded says that each rank reads its own shard, split_batches "
       "that batches are cut for the ranks; unset one of them");
   if (!complaints.empty()) throw ConfigError("[data] " + complaints);
@@ -119,12 +121,38 @@ std::int64_t fingerprint(BatchSampler& sampler, std::uint64_t seed) {
 
 }  // namespace
 
+DataLoaderOptions with_defaults(
+    DataLoaderOptions options,
+    const DataLoaderConfiguration& defaults) {
+  const auto fill = [](auto& field, const auto& value) {
+    if (!field) field = value;
+  };
+  fill(options.split_batches, defaults.split_batches);
+  fill(options.dispatch_batches, defaults.dispatch_batches);
+  fill(options.even_batches, defaults.even_batches);
+  fill(options.use_seedable_sampler, defaults.use_seedable_sampler);
+  fill(options.data_seed, defaults.data_seed);
+  fill(options.non_blocking, defaults.non_blocking);
+  return options;
+}
+
+void throw_nested_pass(std::uint64_t epoch, std::int64_t num_batches) {
+  throw ConfigError(format(
+      "[data] a pass over this loader began inside another pass over it, which "
+      "is in epoch {} after {} batches; leave that loop first, or make a "
+      "second loader",
+      epoch,
+      num_batches));
+}
+
 std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position) {
   return mix(pass_seed ^ static_cast<std::uint64_t>(position));
 }
 
 struct BatchSource::State {
   DatasetFacts dataset;
+  /// The loader's own options, and these with defaults in unset fields.
+  DataLoaderOptions given;
   DataLoaderOptions options;
   LoaderContext context = {};
   /// The user's sampler, or the one that `shuffle` asks for.
@@ -134,6 +162,8 @@ struct BatchSource::State {
   std::int64_t rank_batch_size = 1;
   bool is_dispatching = false;
   bool even_batches = true;
+  /// True once it was said that rounds stay even in join_uneven_inputs().
+  bool has_warned = false;
   std::uint64_t epoch = 0;
   bool is_reading = false;
   /// Epoch of the pass under way; set_epoch may already have set the next one.
@@ -159,11 +189,11 @@ struct BatchSource::State {
     for (const bool flag :
          {dispatches,
           options.already_sharded,
-          options.split_batches,
+          *options.split_batches,
           options.drop_last,
-          options.even_batches,
+          *options.even_batches,
           options.shuffle,
-          options.use_seedable_sampler}) {
+          *options.use_seedable_sampler}) {
       flags = 2 * flags + (flag ? 1 : 0);
     }
     // Data that the loader does not divide among the ranks may differ.
@@ -193,7 +223,7 @@ struct BatchSource::State {
       sampler = options.sampler;
     } else if (!options.shuffle) {
       sampler = std::make_shared<SequentialSampler>(size);
-    } else if (options.use_seedable_sampler) {
+    } else if (*options.use_seedable_sampler) {
       sampler = std::make_shared<RandomSampler>(size);
     } else {
       sampler = std::make_shared<KeyedSampler>(size);
@@ -202,9 +232,9 @@ struct BatchSource::State {
   void make_order() {
     DataLoaderOptions now = options;
     if (context.even_batches) {
-      now.even_batches = context.even_batches().value_or(options.even_batches);
+      now.even_batches = context.even_batches().value_or(*options.even_batches);
     }
-    even_batches = now.even_batches;
+    even_batches = *now.even_batches;
     const std::int64_t begin = is_reading ? first : next_first;
     if (options.batch_sampler) {
       order = std::make_unique<BatchSamplerOrder>(
@@ -235,8 +265,10 @@ BatchSource::BatchSource(
     const DatasetFacts& dataset,
     const DataLoaderOptions& options) {
   require_consistent(dataset, options);
-  state_ =
-      std::make_unique<State>(State{.dataset = dataset, .options = options});
+  state_ = std::make_unique<State>(State{
+      .dataset = dataset,
+      .given = options,
+      .options = with_defaults(options, {})});
   state_->make_sampler();
   state_->make_order();
 }
@@ -300,31 +332,61 @@ void require_dispatchable(const DataLoaderOptions& options) {
         "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives "
         "batches of varying sizes; unset one of them");
   }
+  if (!*options.even_batches && !options.drop_last) {
+    throw ConfigError(
+        "[data] even_batches = false leaves ranks without samples at the end, "
+        "but dispatch_batches cuts every round evenly; unset one of them, or "
+        "set drop_last");
+  }
 }
 
-}  // namespace
-
-void BatchSource::attach(LoaderContext context, bool is_dispatching) {
-  const State& now = *state_;
-  if (is_dispatching) require_dispatchable(now.options);
-  if (now.context.group.size() > 1) {
-    throw ConfigError(
-        "[data] this loader was prepared already, so its ranks read shards of "
-        "the data; prepare it only once");
-  }
-  if (now.dataset.is_sharded && !now.options.already_sharded) {
+// Throws for what the options cannot be once the ranks and the accelerator's
+// defaults are known.
+void require_attachable(
+    const DatasetFacts& dataset,
+    const DataLoaderOptions& given,
+    const DataLoaderOptions& options,
+    bool dispatches) {
+  DataLoaderOptions checked = options;
+  // As a default it applies to loaders that shuffle.
+  checked.use_seedable_sampler = given.use_seedable_sampler;
+  require_consistent(dataset, checked);
+  if (dispatches) require_dispatchable(options);
+  if (dataset.is_sharded && !options.already_sharded) {
     throw ConfigError(
         "[data] this dataset says that it is sharded already (is_sharded()), "
         "and the loader would "
         "shard it again; set already_sharded, or give the entire dataset");
   }
-  const int share = now.options.already_sharded ? 0 : context.batch_rank;
-  const int num_shares = now.options.already_sharded ? 1 : context.batch_count;
-  // Throws before anything changes.
-  make_batch_shard(now.sampler->size(), now.options, share, num_shares);
+}
+
+}  // namespace
+
+void BatchSource::attach(LoaderContext context, bool dispatches) {
+  if (state_->context.group.size() > 1) {
+    throw ConfigError(
+        "[data] this loader was prepared already, so its ranks read shards of "
+        "the data; prepare it only once");
+  }
+  State now{
+      .dataset = state_->dataset,
+      .given = state_->given,
+      .options = with_defaults(state_->given, context.defaults),
+      .epoch = state_->epoch,
+      .next_first = state_->next_first};
+  require_attachable(now.dataset, now.given, now.options, dispatches);
+  now.make_sampler();
+  const bool is_sharded = now.options.already_sharded;
+  // Throws for sizes that do not fit.
+  make_batch_shard(
+      now.sampler->size(),
+      now.options,
+      is_sharded ? 0 : context.batch_rank,
+      is_sharded ? 1 : context.batch_count);
+  now.is_dispatching = dispatches && context.group.size() > 1;
   if (context.group.size() > 1) {
     require_agreement(
-        context.group, now.agreed_values(context.seed, is_dispatching));
+        context.group, now.agreed_values(context.seed, now.is_dispatching));
   }
   if (now.options.pin_memory && context.device.is_cpu()) {
     context.logger.log_once_per_world(
@@ -333,10 +395,12 @@ void BatchSource::attach(LoaderContext context, bool is_dispatching) {
         "pin_memory changes nothing: there is no accelerator whose copies it "
         "would speed up");
   }
-  state_->context = std::move(context);
-  state_->is_dispatching = is_dispatching;
-  state_->make_order();
+  now.context = std::move(context);
+  now.make_order();
+  *state_ = std::move(now);
 }
+
+const DataLoaderOptions& BatchSource::given() const { return state_->given; }
 
 bool BatchSource::is_dispatching() const { return state_->is_dispatching; }
 
@@ -426,6 +490,7 @@ void BatchSource::load_state_dict(const StateDict& state) {
   state_->epoch = static_cast<std::uint64_t>(epoch) + (has_ended ? 1 : 0);
   state_->next_first = has_ended ? 0 : position;
   state_->options.data_seed = static_cast<std::uint64_t>(seed);
+  state_->given.data_seed = state_->options.data_seed;
   state_->make_order();
 }
 
@@ -439,11 +504,21 @@ void BatchSource::begin_pass(std::int64_t num_samples) {
   now.is_reading = true;
   now.pass_epoch = now.epoch;
   now.first = std::exchange(now.next_first, 0);
+  // First, since it may synchronise generators that a sampler draws from.
+  if (now.context.begin) now.context.begin();
+  if (now.is_dispatching && now.context.even_batches &&
+      !now.context.even_batches().value_or(true) &&
+      !std::exchange(now.has_warned, true)) {
+    now.context.logger.log_once_per_world(
+        LogLevel::warning,
+        "data",
+        "even_batches = false does not change loaders that rank 0 reads for "
+        "all (dispatch_batches): they cut every round evenly");
+  }
   now.sampler->begin_pass(now.seed(), now.epoch);
   if (now.options.batch_sampler)
     now.options.batch_sampler->begin_pass(now.seed(), now.epoch);
   now.make_order();
-  if (now.context.begin) now.context.begin();
 }
 
 void BatchSource::abandon_pass() noexcept {

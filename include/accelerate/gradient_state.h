@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <accelerate/export.h>
+
+namespace accelerate {
+
+namespace detail {
+struct Session;
+}  // namespace detail
+
+/// The innermost prepared loader that a loop is reading.
+struct ActiveDataLoader {
+  /// Its place in the order in which loaders were prepared, from 0.
+  std::int64_t index = 0;
+  /// Number of batches that the pass has handed out to this rank.
+  std::int64_t num_batches = 0;
+  /// Whether the current batch is the last.
+  bool end_of_dataloader = false;
+  /// See GradientState::remainder().
+  std::int64_t remainder = -1;
+};
+
+/// A view of where an Accelerator is in its window and in its loaders. Cheap;
+/// shows the present whenever it is asked. Made by
+/// Accelerator::gradient_state().
+class ACCELERATE_API GradientState {
+ public:
+  explicit GradientState(std::shared_ptr<const detail::Session> session)
+      : session_(std::move(session)) {}
+
+  /// True if this micro-step ends a window, and outside accumulate().
+  [[nodiscard]] bool sync_gradients() const;
+  /// Number of micro-steps of a full window.
+  [[nodiscard]] int num_steps() const;
+  /// Whether a loader's last batch ends the window.
+  [[nodiscard]] bool sync_with_dataloader() const;
+
+  /// Whether a pass over a prepared loader is under way.
+  [[nodiscard]] bool in_dataloader() const;
+  /// Whether the active loader's current batch is its last; false outside
+  /// loaders.
+  [[nodiscard]] bool end_of_dataloader() const;
+  /// Number of samples of the last round, over all ranks, that are not
+  /// repetitions, if the loader filled it up; 0 if it repeated none. -1 before
+  /// the last batch and outside loaders.
+  [[nodiscard]] std::int64_t remainder() const;
+  /// The active loader; nothing outside loaders.
+  [[nodiscard]] std::optional<ActiveDataLoader> active_dataloader() const;
+
+ private:
+  std::shared_ptr<const detail::Session> session_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,165 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+
+#include "comm/mesh.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::LoaderContext;
+using detail::LoaderProgress;
+using detail::Session;
+
+// Each rank sends its batch rank and its generator's seed. All take the seed of
+// rank 0, so that torch::manual_seed there decides the order of data.
+void exchange_batch_ranks(const Session& session, LoaderContext& context) {
+  const std::vector<std::int64_t> mine{
+      context.batch_rank,
+      static_cast<std::int64_t>(
+          at::globalContext().defaultGenerator(at::kCPU).current_seed())};
+  context.batch_ranks.clear();
+  for (const at::Tensor& of_rank :
+       session.world.group().all_gather(at::tensor(mine, at::kLong))) {
+    const auto* const values = of_rank.const_data_ptr<std::int64_t>();
+    if (context.batch_ranks.empty())
+      context.seed = static_cast<std::uint64_t>(values[1]);
+    context.batch_ranks.push_back(static_cast<int>(values[0]));
+  }
+}
+
+void synchronize_generators(const Session& session) {
+  std::vector<RNGType> types = session.rng_types;
+  std::erase(types, RNGType::generator);
+  if (types.empty()) return;
+  detail::require_no_join(
+      session, "a pass with rng_types synchronises generators");
+  synchronize_rng_states(session.world, types);
+}
+
+// Tells the session where a loop over the loader is.
+void report_progress(
+    const std::shared_ptr<Session>& session,
+    LoaderContext& context) {
+  auto progress = std::make_shared<LoaderProgress>();
+  progress->index = session->num_loaders++;
+  context.begin = [session, progress, serial = session->num_releases] {
+    if (session->num_releases != serial) detail::throw_released("a new loader");
+    synchronize_generators(*session);
+    *progress = {.index = progress->index};
+    session->active_loaders.push_back(progress.get());
+  };
+  context.end = [session, progress] {
+    std::erase(session->active_loaders, progress.get());
+  };
+  context.on_batch = [progress](bool is_last, std::int64_t remainder) {
+    ++progress->num_batches;
+    progress->is_last_batch = is_last;
+    progress->remainder = remainder;
+  };
+}
+
+}  // namespace
+
+detail::LoaderContext Accelerator::loader_context() const {
+  LoaderContext context;
+  context.batch_rank = session_->mesh.batch_rank();
+  context.batch_count = session_->mesh.batch_count();
+  context.device = device();
+  context.group = world().group();
+  context.logger = world().logger();
+  context.defaults = session_->dataloader_config;
+  context.places_by_default = session_->device_placement;
+  context.seeds_order = std::find(
+                            session_->rng_types.begin(),
+                            session_->rng_types.end(),
+                            RNGType::generator) != session_->rng_types.end();
+  exchange_batch_ranks(*session_, context);
+  if (session_->dataloader_config.use_stateful_dataloader) {
+    // Drops the slots of loaders that could not be prepared.
+    session_->checkpoints->live_loaders();
+    context.slot = std::make_shared<detail::LoaderSlot>();
+    session_->checkpoints->loaders.push_back(context.slot);
+  }
+  context.even_batches = [session = session_] {
+    return session->join.even_batches;
+  };
+  report_progress(session_, context);
+  return context;
+}
+
+const DataLoaderConfiguration& Accelerator::dataloader_config() const {
+  return session_->dataloader_config;
+}
+
+void Accelerator::set_dataloader_config(
+    const DataLoaderConfiguration& config) const {
+  session_->dataloader_config = config;
+}
+
+bool Accelerator::split_batches() const {
+  return session_->dataloader_config.split_batches;
+}
+
+void Accelerator::set_split_batches(bool split_batches) const {
+  session_->dataloader_config.split_batches = split_batches;
+}
+
+std::optional<bool> Accelerator::dispatch_batches() const {
+  return session_->dataloader_config.dispatch_batches;
+}
+
+void Accelerator::set_dispatch_batches(
+    std::optional<bool> dispatch_batches) const {
+  session_->dataloader_config.dispatch_batches = dispatch_batches;
+}
+
+bool Accelerator::even_batches() const {
+  return session_->dataloader_config.even_batches;
+}
+
+void Accelerator::set_even_batches(bool even_batches) const {
+  session_->dataloader_config.even_batches = even_batches;
+}
+
+bool Accelerator::use_seedable_sampler() const {
+  return session_->dataloader_config.use_seedable_sampler;
+}
+
+void Accelerator::set_use_seedable_sampler(bool use_seedable_sampler) const {
+  session_->dataloader_config.use_seedable_sampler = use_seedable_sampler;
+}
+
+bool Accelerator::non_blocking() const {
+  return session_->dataloader_config.non_blocking;
+}
+
+void Accelerator::set_non_blocking(bool non_blocking) const {
+  session_->dataloader_config.non_blocking = non_blocking;
+}
+
+bool Accelerator::use_stateful_dataloader() const {
+  return session_->dataloader_config.use_stateful_dataloader;
+}
+
+void Accelerator::set_use_stateful_dataloader(
+    bool use_stateful_dataloader) const {
+  session_->dataloader_config.use_stateful_dataloader = use_stateful_dataloader;
+}
+
+bool Accelerator::device_placement() const {
+  return session_->device_placement;
+}
+
+const std::vector<RNGType>& Accelerator::rng_types() const {
+  return session_->rng_types;
+}
+
+}  // namespace accelerate
