@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "cli/commands/checkpoint_command.h"
 #include "cli/commands/completion_command.h"
 #include "cli/commands/estimate_command.h"
@@ -17,6 +18,19 @@
 #include "cli/config/config_command.h"
 #include "cli/launch/launch_command.h"
 #include "config/options/option_table.h"
+
+namespace {
+
+// Messages name files and what is in them, which may have been written by
+// anybody.
+void complain(const char* message) {
+  std::fprintf(
+      stderr,
+      "accelerate-cpp: %s\n",
+      accelerate::detail::printable_lines(message).c_str());
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   namespace cli = accelerate::cli;
@@ -60,10 +74,10 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return tool.exit(error) == 0 ? 0 : kWrongUse;
   } catch (const accelerate::ConfigError& error) {
-    std::fprintf(stderr, "accelerate-cpp: %s\n", error.what());
+    complain(error.what());
     return kWrongUse;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate-cpp: %s\n", error.what());
+    complain(error.what());
     return 1;
   }
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -40,7 +41,11 @@ struct CheckpointFlags {
   bool is_quiet = false;
 };
 
-void print(const std::string& line) { std::printf("%s\n", line.c_str()); }
+// Prints one line. Names in it come from files and directories, which may have
+// been written by anybody.
+void print(std::string_view line) {
+  std::printf("%s\n", detail::printable(line, line.npos).c_str());
+}
 
 std::string text_of(const safetensors::Shape& shape) {
   std::string text = "[";
@@ -50,7 +55,9 @@ std::string text_of(const safetensors::Shape& shape) {
   return text + "]";
 }
 
-std::string padded(std::string text, std::size_t width) {
+// A name as printed, with spaces up to this width.
+std::string padded(const std::string& name, std::size_t width) {
+  std::string text = detail::printable(name);
   text.resize(std::max(text.size(), width), ' ');
   return text;
 }
@@ -171,7 +178,7 @@ void show_tensors(const std::string& title, const StoredTensors& tensors) {
   std::size_t width = 0;
   for (const auto& [name, tensor] : tensors) {
     total += safetensors::bytes_of(tensor.dtype, tensor.shape).value_or(0);
-    width = std::max(width, name.size());
+    width = std::max(width, detail::printable(name).size());
   }
   print(format(
       "{}: {} tensors, {}",
@@ -218,7 +225,8 @@ int differ(const fs::path& left, const fs::path& right) {
     const StoredTensors& b =
         theirs.contains(section) ? theirs.at(section) : kNone;
     for (const auto& [name, tensor] : a) {
-      const std::string label = format("{}: {}", section, name);
+      const std::string label =
+          format("{}: {}", section, detail::printable(name));
       const auto found = b.find(name);
       if (found == b.end()) {
         add_difference(format("- {}", label));
@@ -256,7 +264,8 @@ int differ(const fs::path& left, const fs::path& right) {
       }
     }
     for (const auto& [name, tensor] : b) {
-      if (!a.contains(name)) add_difference(format("+ {}: {}", section, name));
+      if (a.contains(name)) continue;
+      add_difference(format("+ {}: {}", section, detail::printable(name)));
     }
   }
   print(format("{} tensors equal, {} different", num_equal, num_different));
@@ -312,7 +321,7 @@ int prune(const CheckpointFlags& flags) {
   }
   if (!flags.is_dry_run) {
     for (const std::string& complaint : detail::sweep(*disk, base)) {
-      std::fprintf(stderr, "%s\n", complaint.c_str());
+      std::fprintf(stderr, "%s\n", detail::printable_lines(complaint).c_str());
     }
   }
   print(format("{} complete checkpoints remain", complete.size() - num_going));

@@ -47,7 +47,11 @@ int estimate(EstimateFlags& flags) {
   for (const std::string& dtype : flags.dtypes) {
     rows.push_back(detail::estimate_memory(dtype, largest.num_bytes, total));
   }
-  std::fputs(detail::memory_table(flags.model, rows).c_str(), stdout);
+  std::fputs(
+      detail::memory_table(
+          detail::printable(flags.model, std::string::npos), rows)
+          .c_str(),
+      stdout);
 
   flags.plan.uses_16_bits =
       flags.precision != "no" || flags.plan.weights_dtype != "float32";

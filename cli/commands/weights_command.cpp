@@ -1,5 +1,6 @@
 #include "cli/commands/weights_command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -21,6 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using detail::format;
+
+std::string shown(const fs::path& path) {
+  return detail::printable(path.string(), std::string::npos);
+}
 
 struct MergeFlags {
   std::string checkpoint_dir;
@@ -53,9 +58,45 @@ void require_sharded(const fs::path& directory) {
       hint.empty() ? "" : format("; did you mean {}?", hint)));
 }
 
+// The path without links, ".", ".." and a slash at the end, as far as it exists.
+fs::path resolved(const fs::path& path) {
+  std::error_code code;
+  const fs::path real = fs::weakly_canonical(path, code);
+  if (code) {
+    throw Error(
+        format("[files] cannot resolve {}: {}", path.string(), code.message()));
+  }
+  return real.has_filename() ? real : real.parent_path();
+}
+
+// True for the directory itself, too.
+bool is_inside(const fs::path& path, const fs::path& directory) {
+  const fs::path inner = resolved(path);
+  const fs::path outer = resolved(directory);
+  const auto [rest, end] =
+      std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return rest == outer.end();
+}
+
+void remove_directory(const fs::path& directory) {
+  std::error_code code;
+  fs::remove_all(directory, code);
+  if (code) {
+    throw Error(format(
+        "[files] cannot remove {}: {}", directory.string(), code.message()));
+  }
+}
+
 int merge(const MergeFlags& flags) {
   const fs::path directory = flags.checkpoint_dir;
   require_sharded(directory);
+  if (flags.removes && is_inside(flags.output, directory)) {
+    throw ConfigError(format(
+        "the output {} is inside the checkpoint {}, which "
+        "--remove_checkpoint_dir deletes; name a directory outside it",
+        flags.output,
+        directory.string()));
+  }
   const auto disk = detail::make_file_system();
   detail::WriteModelOptions options;
   options.format = flags.is_unsafe ? detail::ModelFormat::torch
@@ -68,17 +109,11 @@ int merge(const MergeFlags& flags) {
   std::printf(
       "%zu tensors of %s merged into %s\n",
       tensors.size(),
-      directory.c_str(),
-      flags.output.c_str());
+      shown(directory).c_str(),
+      shown(flags.output).c_str());
   if (flags.removes) {
-    if (fs::weakly_canonical(flags.output)
-            .string()
-            .starts_with(fs::weakly_canonical(directory).string())) {
-      throw ConfigError(
-          "the output is inside the checkpoint, so the checkpoint stays");
-    }
-    fs::remove_all(directory);
-    std::printf("%s removed\n", directory.c_str());
+    remove_directory(directory);
+    std::printf("%s removed\n", shown(directory).c_str());
   }
   return 0;
 }
@@ -108,7 +143,8 @@ int convert(const ConvertFlags& flags) {
         ".pth, or name a directory",
         output.string()));
   }
-  std::printf("%zu tensors written to %s\n", tensors.size(), output.c_str());
+  std::printf(
+      "%zu tensors written to %s\n", tensors.size(), shown(output).c_str());
   return 0;
 }
 

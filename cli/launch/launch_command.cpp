@@ -191,7 +191,8 @@ int launch_program(const LaunchFlags& flags) {
         decision, settings, plan, flags.is_dry_run(), environment);
   }
   if (flags.is_dry_run()) {
-    std::fputs(describe(plan, settings).c_str(), stdout);
+    std::fputs(
+        detail::printable_lines(describe(plan, settings)).c_str(), stdout);
     return 0;
   }
   return run_ranks(plan);

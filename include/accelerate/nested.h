@@ -225,6 +225,9 @@ ACCELERATE_API at::Tensor pad_rows(
 ACCELERATE_API void copy_numbers(
     const at::Tensor& tensor,
     std::vector<double>& numbers);
+ACCELERATE_API void copy_numbers(
+    const at::Tensor& tensor,
+    std::vector<std::int64_t>& numbers);
 ACCELERATE_API at::Tensor
 slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end);
 /// This rank's share of `size` items as [begin, end): the first `size % count`
@@ -345,12 +348,15 @@ T pad_input_tensors(
   return value;
 }
 
-/// The numbers of all tensors, one after another in row-major order, for
-/// metrics and logs: integers and booleans too, bf16 widened. Waits for the
-/// device.
-template <NestedTensors T>
-std::vector<double> listify(const T& value) {
-  std::vector<double> numbers;
+/// The numbers of all tensors in one flat list, row-major, for metrics and
+/// logs: as double by default, integers and booleans too, bf16 widened; or, with
+/// `listify<std::int64_t>(value)`, exact integers. Waits for the device. Throws
+/// ConfigError for an integer that a double would round (beyond 2^53), and,
+/// asked for integers, for tensors of another kind.
+template <class Number = double, NestedTensors T>
+  requires std::same_as<Number, double> || std::same_as<Number, std::int64_t>
+std::vector<Number> listify(const T& value) {
+  std::vector<Number> numbers;
   for (const at::Tensor& tensor : tensors_of(value))
     detail::copy_numbers(tensor, numbers);
   return numbers;

@@ -94,8 +94,8 @@ inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 /// known fields, each once, and the tensors cover the data without holes or
 /// overlaps, as the reference reader demands. Also refused are things that the
 /// reference reader accepts: white space other than spaces after the header,
-/// duplicate names, unknown fields and null metadata. `name` is used in
-/// messages.
+/// duplicate names, unknown fields, null metadata and shapes of more than 64
+/// dimensions. `name` is used in messages.
 ACCELERATE_API Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,
@@ -146,8 +146,8 @@ struct Declaration {
 
 /// Lays out a file: begin and end of each tensor, in the order of the reference
 /// writer (the widest elements first, then by name), which aligns all data.
-/// Throws CheckpointError for duplicate names, the name "__metadata__", and
-/// impossible sizes.
+/// Throws CheckpointError for duplicate names, the name "__metadata__",
+/// impossible sizes and more than 64 dimensions.
 ACCELERATE_API Header lay_out(
     const std::vector<Declaration>& tensors,
     std::map<std::string, std::string> metadata = {});

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -42,6 +43,58 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// The path to which a chain of symbolic links leads, which need not exist.
+std::filesystem::path follow_links(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // as many as Linux follows
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code code;
+    if (!std::filesystem::is_symlink(path, code)) return path;
+    const auto next = std::filesystem::read_symlink(path, code);
+    if (code) throw_file_error("read link", path, code.value());
+    path = directory_of(path) / next;
+  }
+  throw_file_error("follow link", path, ELOOP);
+}
+
+// The file at `path`, if there is one.
+std::optional<struct stat> status_of(const std::filesystem::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return status;
+  if (errno != ENOENT) throw_file_error("inspect", path, errno);
+  return std::nullopt;
+}
+
+void give_owner_and_mode(int file, const struct stat& status) {
+  // Only root may give files away, and others only to groups of theirs.
+  if (::fchown(file, status.st_uid, status.st_gid) != 0) {
+    [[maybe_unused]] const int result =
+        ::fchown(file, static_cast<uid_t>(-1), status.st_gid);
+  }
+  ::fchmod(file, status.st_mode & 0777);
+}
+
+// Writes and syncs a new file that is to take the place of another, if any.
+void write_new_file(
+    const std::filesystem::path& path,
+    std::string_view contents,
+    const std::optional<struct stat>& replaced) {
+  // Nobody may open it who may not read the file that it replaces.
+  const Descriptor file(
+      path, O_WRONLY | O_CREAT | O_EXCL, replaced ? 0600 : 0666);
+  if (!file.is_open()) throw_file_error("create", path, errno);
+  if (replaced) give_owner_and_mode(file.get(), *replaced);
+  while (!contents.empty()) {
+    const ssize_t written =
+        ::write(file.get(), contents.data(), contents.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      throw_file_error("write", path, written < 0 ? errno : EIO);
+    }
+    contents.remove_prefix(static_cast<std::size_t>(written));
+  }
+  if (::fsync(file.get()) != 0) throw_file_error("sync", path, errno);
+}
 
 }  // namespace
 
@@ -78,18 +131,22 @@ std::string read_file(const std::filesystem::path& path) {
 }
 
 void replace_file(
-    const std::filesystem::path& path,
+    const std::filesystem::path& given,
     std::string_view contents) {
+  const std::filesystem::path path = follow_links(given);
   const std::filesystem::path directory = directory_of(path);
   std::error_code code;
   std::filesystem::create_directories(directory, code);
   if (code) throw_file_error("create directory", directory, code.value());
+  const auto replaced = status_of(path);
+  if (replaced && !S_ISREG(replaced->st_mode)) {
+    throw_file_error(
+        "replace", path, S_ISDIR(replaced->st_mode) ? EISDIR : EINVAL);
+  }
   const std::filesystem::path temporary = temporary_sibling(path);
   const auto disk = make_file_system();
   try {
-    const auto file = disk->create(temporary);
-    file->write_at(0, std::as_bytes(std::span(contents)));
-    file->finish();
+    write_new_file(temporary, contents, replaced);
     disk->rename(temporary, path);
   } catch (...) {
     ::unlink(temporary.c_str());

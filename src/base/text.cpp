@@ -68,6 +68,111 @@ std::string to_upper(std::string_view text) {
 
 namespace {
 
+bool is_continuation(char c) { return (c & 0xc0) == 0x80; }
+
+struct Character {
+  char32_t code = 0;
+  /// 0 if the byte does not begin a character of UTF-8.
+  std::size_t num_bytes = 0;
+};
+
+// The character that begins `text`, which is not empty.
+Character first_character(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text.front());
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < size) return {};
+  char32_t code = lead & (0xffU >> (size + 1));
+  for (std::size_t i = 1; i < size; ++i) {
+    if (!is_continuation(text[i])) return {};
+    code = code << 6U | (static_cast<unsigned char>(text[i]) & 0x3fU);
+  }
+  const bool is_overlong =
+      (size == 3 && code < 0x800) || (size == 4 && code < 0x10000);
+  const bool is_surrogate = code >= 0xd800 && code <= 0xdfff;
+  if (is_overlong || is_surrogate || code > 0x10ffff) return {};
+  return {code, size};
+}
+
+// Controls, breaks of lines and paragraphs, and marks of direction.
+bool changes_the_terminal(char32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c ||
+      code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+      (code >= 0x2066 && code <= 0x2069);
+}
+
+void append_hexadecimal(std::string& out, char32_t code, int num_digits) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  for (int i = num_digits; i-- > 0;) out += kDigits[code >> (4 * i) & 0xfU];
+}
+
+void append_escape(std::string& out, char32_t code) {
+  if (code == '\n' || code == '\t' || code == '\r') {
+    out += code == '\n' ? "\\n" : code == '\t' ? "\\t" : "\\r";
+  } else if (code < 0x80) {
+    out += "\\x";
+    append_hexadecimal(out, code, 2);
+  } else {
+    out += "\\u";
+    append_hexadecimal(out, code, 4);
+  }
+}
+
+std::string escaped(std::string_view text, std::string_view kept) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const Character next = first_character(text);
+    const std::size_t taken = std::max<std::size_t>(next.num_bytes, 1);
+    if (next.num_bytes == 0) {
+      out += "\\x";
+      append_hexadecimal(out, static_cast<unsigned char>(text.front()), 2);
+    } else if (
+        changes_the_terminal(next.code) &&
+        kept.find(text.front()) == std::string_view::npos) {
+      append_escape(out, next.code);
+    } else {
+      out += text.substr(0, taken);
+    }
+    text.remove_prefix(taken);
+  }
+  return out;
+}
+
+}  // namespace
+
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const Character next = first_character(text);
+    if (next.num_bytes == 0) return false;
+    text.remove_prefix(next.num_bytes);
+  }
+  return true;
+}
+
+std::string printable(std::string_view text, std::size_t most_bytes) {
+  constexpr std::string_view kGap = "...";
+  std::string out = escaped(text, "");
+  if (out.size() <= most_bytes) return out;
+  const std::size_t kept = most_bytes - std::min(most_bytes, kGap.size());
+  std::size_t head = (kept + 1) / 2;
+  std::size_t tail = out.size() - kept / 2;
+  // Characters stay whole.
+  while (head > 0 && is_continuation(out[head])) --head;
+  while (tail < out.size() && is_continuation(out[tail])) ++tail;
+  return format(
+      "{}{}{}",
+      std::string_view(out).substr(0, head),
+      kGap,
+      std::string_view(out).substr(tail));
+}
+
+std::string printable_lines(std::string_view text) {
+  return escaped(text, "\n\t");
+}
+
+namespace {
+
 template <class Number>
 std::optional<Number> parse_all(std::string_view text) {
   Number value{};
@@ -121,9 +226,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::optional<std::string> nearest(
     std::string_view name,
     std::span<const std::string> known) {
+  // Comparing takes the product of both lengths; nobody mistypes names so long.
+  constexpr std::size_t kMostBytes = 500;
+  if (name.size() > kMostBytes) return std::nullopt;
   const std::string* best = nullptr;
   std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
   for (const std::string& candidate : known) {
+    // At least so many characters have to be inserted.
+    const std::size_t difference = std::max(name.size(), candidate.size()) -
+        std::min(name.size(), candidate.size());
+    if (difference >= best_distance) continue;
     const std::size_t distance = edit_distance(name, candidate);
     if (distance < best_distance) {
       best_distance = distance;

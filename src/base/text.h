@@ -67,6 +67,23 @@ std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);
 std::string to_upper(std::string_view text);
 
+/// Whether `text` is UTF-8 from its beginning to its end.
+bool is_utf8(std::string_view text);
+
+/// Longer names are shortened in messages.
+inline constexpr std::size_t kMostShownBytes = 200;
+
+/// A name from a file or a command line as any terminal can show it on one
+/// line: control characters, line breaks, marks that turn the direction of
+/// writing, and bytes that are not UTF-8 become escapes (\n, \x1b, \u202e),
+/// and what is longer than `most_bytes` loses its middle. The result is
+/// printable, so a message may be built from messages.
+std::string printable(
+    std::string_view text,
+    std::size_t most_bytes = kMostShownBytes);
+/// The same for a message of several lines: keeps tabs, line breaks and length.
+std::string printable_lines(std::string_view text);
+
 /// Parses all of `text` as a number; nothing if a character is left over or the
 /// value does not fit.
 std::optional<long long> parse_int(std::string_view text);

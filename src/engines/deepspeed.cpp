@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/json_text.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -66,18 +67,21 @@ Json read_configuration(const std::string& given) {
   // keeps it from throwing.
   const bool is_path = std::filesystem::exists(given, unreadable);
   const std::string text = is_path ? read_file(given) : given;
-  Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded() && !is_path) {
+  ParsedJson parsed = parse_json(text);
+  const std::string complaint = parsed.complaint;
+  if (!complaint.empty() && !is_path) {
     if (const auto decoded = decode_base64(given)) {
-      json = Json::parse(*decoded, nullptr, false);
+      parsed = parse_json(*decoded);
     }
   }
-  if (json.is_object()) return json;
+  if (parsed.value.is_object()) return std::move(parsed.value);
   throw ConfigError(format(
       "[config] the DeepSpeed configuration must be the path of a JSON file, "
-      "a JSON object or one in base64; found {}\"{}\"",
+      "a JSON object or one in base64; found {}\"{}\"{}{}",
       is_path ? "a file that is not a JSON object: " : "",
-      std::string_view(given).substr(0, 200)));
+      printable(given),
+      complaint.empty() ? "" : ": ",
+      complaint));
 }
 
 bool is_auto(const Json& value) { return value == "auto"; }
@@ -252,7 +256,7 @@ void DeepSpeedConfig::merge() {
     throw ConfigError(format(
         "[config] a value of the DeepSpeed configuration has the wrong type: "
         "{}",
-        error.what()));
+        json_complaint(error)));
   }
 }
 
@@ -288,11 +292,13 @@ void DeepSpeedConfig::compose() {
 
 void DeepSpeedConfig::find_stage() {
   const Json* const stage = find("zero_optimization.stage");
-  if (stage != nullptr && !stage->is_number_integer()) {
+  const bool is_stage = stage == nullptr ||
+      (stage->is_number_integer() && *stage >= 0 && *stage <= 3);
+  if (!is_stage) {
     throw ConfigError(format(
         "[config] zero_optimization.stage of the DeepSpeed configuration is "
         "{}; it must be 0, 1, 2 or 3",
-        stage->dump()));
+        printable(stage->dump())));
   }
   stage_ = stage == nullptr ? -1 : stage->get<int>();
 }
@@ -336,42 +342,50 @@ const Json* DeepSpeedConfig::find(std::string_view dotted_path) const {
 
 void DeepSpeedConfig::fill_one(std::string_view path, const Json& values) {
   auto* const node = const_cast<Json*>(find(path));
-  if (node == nullptr || !is_auto(*node)) return;
+  if (node != nullptr) fill_node(path, *node, values);
+}
+
+void DeepSpeedConfig::fill_node(
+    std::string_view path,
+    Json& node,
+    const Json& values) {
+  if (!is_auto(node)) return;
   const auto value = values.find(std::string(path));
   if (value == values.end()) {
     throw ConfigError(format(
         "[config] {} of the DeepSpeed configuration is \"auto\", and the "
         "program does not determine it; write a value",
-        path));
+        printable(path)));
   }
-  *node = *value;
+  node = *value;
 }
 
 void DeepSpeedConfig::fill(const Json& values, bool must_match) {
-  std::vector<std::string> paths;
+  // Names of keys may have dots, too, so that a path does not lead to its node.
+  std::vector<std::pair<std::string, Json*>> nodes;
   const auto collect =
-      [&](const auto& self, const Json& node, const std::string& path) -> void {
-    for (const auto& [name, value] : node.items()) {
+      [&](const auto& self, Json& node, const std::string& path) -> void {
+    for (auto& [name, value] : node.items()) {
       const std::string below = format("{}{}", path, name);
       if (value.is_object()) {
         self(self, value, format("{}.", below));
       } else {
-        paths.push_back(below);
+        nodes.emplace_back(below, &value);
       }
     }
   };
   collect(collect, json_, "");
   std::vector<std::string> mismatches;
-  for (const std::string& path : paths) {
-    const Json before = *find(path);
-    fill_one(path, values);
+  for (const auto& [path, node] : nodes) {
+    const Json before = *node;
+    fill_node(path, *node, values);
     const auto value = values.find(path);
     if (must_match && !is_auto(before) && !before.is_null() &&
         value != values.end() && before != *value) {
       mismatches.push_back(format(
           "  {} is {}, but the program has {}",
-          path,
-          before.dump(),
+          printable(path),
+          printable(before.dump()),
           value->dump()));
     }
   }

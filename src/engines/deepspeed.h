@@ -50,6 +50,10 @@ class DeepSpeedConfig {
   void compose();
   void find_stage();
   void fill_one(std::string_view path, const nlohmann::json& values);
+  static void fill_node(
+      std::string_view path,
+      nlohmann::json& node,
+      const nlohmann::json& values);
 
   DeepSpeedOptions options_;
   nlohmann::json json_;

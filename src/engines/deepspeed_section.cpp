@@ -5,18 +5,26 @@
 
 #include <accelerate/error.h>
 
+#include "base/json_text.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
 
 using nlohmann::json;
 
+namespace {
+
+// A longer list of parameters is shortened in messages.
+constexpr std::size_t kMostListedBytes = 2000;
+
+}  // namespace
+
 DeepSpeedSectionReader::DeepSpeedSectionReader(
     const std::string& config,
     std::string name,
     std::map<std::string, double> automatic)
     : name_(std::move(name)), automatic_(std::move(automatic)) {
-  const json all = json::parse(config, nullptr, /*allow_exceptions=*/false);
+  const json all = parse_json(config).value;
   const auto found = all.is_object() ? all.find(name_) : all.end();
   if (!all.is_object() || found == all.end() || !found->is_object() ||
       !found->contains("type") || !(*found)["type"].is_string()) {
@@ -78,8 +86,11 @@ void DeepSpeedSectionReader::require_all_known() const {
       "[optim] {} {} of the DeepSpeed configuration has parameters that are "
       "not supported here: {}; remove them",
       name_,
-      type_,
-      join(std::vector<std::string>(unknown_.begin(), unknown_.end()), ", ")));
+      printable(type_),
+      printable(
+          join(
+              std::vector<std::string>(unknown_.begin(), unknown_.end()), ", "),
+          kMostListedBytes)));
 }
 
 void DeepSpeedSectionReader::refuse_type(std::string_view known) const {
@@ -87,7 +98,7 @@ void DeepSpeedSectionReader::refuse_type(std::string_view known) const {
       "[optim] {} {} of the DeepSpeed configuration is not supported; it must "
       "be one of {}",
       name_,
-      type_,
+      printable(type_),
       known));
 }
 
@@ -104,7 +115,7 @@ void DeepSpeedSectionReader::refuse(
       "[optim] {}.params.{} of the DeepSpeed configuration is {}, not {}",
       name_,
       key,
-      params_[key].dump(),
+      printable(params_[key].dump()),
       wanted));
 }
 

@@ -21,17 +21,23 @@ void note(
   if (num_bytes == largest.num_bytes) largest.names.push_back(name);
 }
 
+// `name` is the module's. Children append theirs to it while they are visited,
+// so that long names are not copied for each level.
 void visit(
     LargestLayers& largest,
-    const std::string& name,
+    std::string& name,
     const ModuleNode& module,
     const WrapPolicy& no_split) {
   if (module.children.empty() || is_one_of(module, no_split.class_names)) {
     note(largest, name, total_bytes(module));
     return;
   }
+  const std::size_t size = name.size();
   for (const ModuleNode& child : module.children) {
-    visit(largest, dotted_name(name, child.name), child, no_split);
+    name += '.';
+    name += child.name;
+    visit(largest, name, child, no_split);
+    name.resize(size);
   }
 }
 
@@ -100,7 +106,8 @@ LargestLayers largest_layers(
     note(largest, tensor.name, tensor.num_bytes);
   }
   for (const ModuleNode& child : root.children) {
-    visit(largest, child.name, child, no_split);
+    std::string name = child.name;
+    visit(largest, name, child, no_split);
   }
   return largest;
 }

@@ -26,9 +26,13 @@ struct ModelTree {
   std::optional<TransformerShape> transformer;
 };
 
+/// The model of this tree, of which nothing else is known.
+ModelTree model_of(ModuleNode root);
+
 /// Reads weights in any format that open_weights reads, or the config.json of
 /// BERT, GPT-2, Llama, Mistral or Qwen2, or a directory with one of these.
-/// Throws ConfigError for others, naming the known ones.
+/// Throws ConfigError for others, naming the known ones, and for models beyond
+/// the limits of ModelTreeBuilder and model_config.h.
 ModelTree read_model_tree(const std::filesystem::path& path);
 
 }  // namespace accelerate::detail

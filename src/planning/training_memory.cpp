@@ -1,5 +1,6 @@
 #include "planning/training_memory.h"
 
+#include <algorithm>
 #include <map>
 
 #include <accelerate/error.h>
@@ -56,7 +57,9 @@ std::uint64_t activations_of(
       ? 2 * wide * s * b * h * layers + layer
       : layer * layers;
   const double logits = s * b * static_cast<double>(shape.vocabulary) * 4;
-  return static_cast<std::uint64_t>(kept + logits);
+  // Sums with other memory must fit into 64 bits.
+  constexpr double kMost = 0x1p62;
+  return static_cast<std::uint64_t>(std::min(kept + logits, kMost));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "base/files.h"
 
+#include <sys/stat.h>
+
 #include <fstream>
 #include <vector>
 
@@ -47,6 +49,54 @@ TEST(FilesTest, KeepsTheOldFileIfReplacingFails) {
       [&] { replace_file(path, "x"); }, "cannot replace");
   EXPECT_TRUE(std::filesystem::is_directory(path));
   EXPECT_EQ(count_entries(directory.path()), 1u);
+}
+
+TEST(FilesTest, PassesTheModeOn) {
+  namespace fs = std::filesystem;
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "secret";
+  replace_file(path, "old");
+  for (const fs::perms mode :
+       {fs::perms::owner_read | fs::perms::owner_write,
+        fs::perms::owner_all | fs::perms::group_read |
+            fs::perms::others_write}) {
+    fs::permissions(path, mode);
+    replace_file(path, "new");
+    EXPECT_EQ(fs::status(path).permissions(), mode);
+  }
+  EXPECT_EQ(read_file(path), "new");
+}
+
+TEST(FilesTest, WritesThroughLinks) {
+  namespace fs = std::filesystem;
+  const testing::TemporaryDirectory directory;
+  fs::create_directory(directory / "store");
+  replace_file(directory / "store/real", "old");
+  fs::create_symlink("store/real", directory / "near");
+  fs::create_symlink(directory / "near", directory / "far");
+  replace_file(directory / "far", "new");
+  EXPECT_TRUE(fs::is_symlink(directory / "far"));
+  EXPECT_TRUE(fs::is_symlink(directory / "near"));
+  EXPECT_EQ(read_file(directory / "store/real"), "new");
+  EXPECT_EQ(count_entries(directory / "store"), 1u);
+  // A link to a file that does not exist yet.
+  fs::create_symlink("store/later", directory / "dangling");
+  replace_file(directory / "dangling", "first");
+  EXPECT_EQ(read_file(directory / "store/later"), "first");
+  // Links that lead nowhere.
+  fs::create_symlink("b", directory / "a");
+  fs::create_symlink("a", directory / "b");
+  testing::expect_error<Error>(
+      [&] { replace_file(directory / "a", "x"); }, "cannot follow link");
+}
+
+TEST(FilesTest, ReplacesNothingButFiles) {
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  testing::expect_error<Error>(
+      [&] { replace_file(path, "x"); }, "cannot replace");
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
 }
 
 TEST(FilesTest, NamesThePathAndTheReason) {

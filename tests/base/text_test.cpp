@@ -1,6 +1,9 @@
 #include "base/text.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 namespace accelerate::detail {
 namespace text_test {
@@ -62,6 +65,65 @@ TEST(TextTest, FindsTheNearestName) {
   EXPECT_EQ(nearest("elephant", known), std::nullopt);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
   EXPECT_EQ(edit_distance("", "abc"), 3u);
+}
+
+TEST(PrintableTest, EscapesWhatATerminalWouldObey) {
+  EXPECT_EQ(printable("model.w_1 [\xc3\xa9]"), "model.w_1 [\xc3\xa9]");
+  EXPECT_EQ(printable("\x1b]0;t\a\x7f"), "\\x1b]0;t\\x07\\x7f");
+  EXPECT_EQ(printable("a\nb\tc\rd"), "a\\nb\\tc\\rd");
+  EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
+  // A control of one byte in Latin-1, marks of direction, a line separator.
+  EXPECT_EQ(
+      printable("\xc2\x9b"
+                "31m"),
+      "\\u009b31m");
+  EXPECT_EQ(
+      printable("\xe2\x80\xae"
+                "gpj.exe\xe2\x80\xa8"),
+      "\\u202egpj.exe\\u2028");
+  // Not UTF-8: alone, cut short, overlong, a surrogate, beyond U+10FFFF.
+  EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
+  EXPECT_EQ(printable("\xf0\x9f\xa4\x97"), "\xf0\x9f\xa4\x97");
+  EXPECT_EQ(printable_lines("a\n\tb\x1b[2J\r"), "a\n\tb\\x1b[2J\\r");
+}
+
+TEST(PrintableTest, KnowsUtf8) {
+  EXPECT_TRUE(is_utf8(""));
+  EXPECT_TRUE(is_utf8("caf\xc3\xa9 \xf0\x9f\xa4\x97\n"));
+  EXPECT_FALSE(is_utf8("caf\xe9"));
+  EXPECT_FALSE(is_utf8("\xf0\x9f\xa4"));
+}
+
+TEST(PrintableTest, ShortensLongNamesInTheirMiddle) {
+  EXPECT_EQ(printable("0123456789", 10), "0123456789");
+  EXPECT_EQ(printable("0123456789a", 10), "0123...89a");
+  EXPECT_EQ(printable(std::string(1'000'000, 'x')).size(), kMostShownBytes);
+  // Characters stay whole.
+  EXPECT_EQ(
+      printable("\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9", 7), "\xc3\xa9...\xc3\xa9");
+}
+
+TEST(PrintableTest, IsTheSameAgainAndHarmlessForAnyBytes) {
+  EXPECT_TRUE(rc::check([](const std::string& text) {
+    const auto most = *rc::gen::inRange<std::size_t>(8, 60);
+    const std::string shown = printable(text, most);
+    RC_ASSERT(shown.size() <= most);
+    RC_ASSERT(printable(shown, most) == shown);
+    RC_ASSERT(std::none_of(shown.begin(), shown.end(), [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    }));
+    RC_ASSERT(printable_lines(printable_lines(text)) == printable_lines(text));
+  }));
+}
+
+TEST(TextTest, FindsNoNearestNameForMegabytes) {
+  const std::string name(4'000'000, 'x');
+  const std::vector<std::string> known{name + "y", "short"};
+  EXPECT_EQ(nearest(name, known), std::nullopt);
+  EXPECT_EQ(nearest("shorz", known), "short");
 }
 
 }  // namespace text_test

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <accelerate/safetensors.h>
+
 #include "cli/tool.h"
 #include "format/checkpoint/commit.h"
 #include "format/tensors/tensor_writer.h"
@@ -152,6 +154,53 @@ TEST_F(CheckpointCommand, MergesAndConverts) {
       run_tool({"merge-weights", directory_ / "run", merged});
   EXPECT_EQ(missing.code, 2);
   EXPECT_THAT(missing.err, HasSubstr("does not hold a sharded checkpoint"));
+}
+
+TEST_F(CheckpointCommand, RemovesTheCheckpointOnlyIfTheOutputIsElsewhere) {
+  const fs::path checkpoint = base_ / "checkpoint_1";
+  const auto merge = [&](const fs::path& output) {
+    return run_tool(
+        {"merge-weights", checkpoint, output, "--remove_checkpoint_dir"});
+  };
+  fs::create_symlink(checkpoint, directory_ / "link");
+  for (const fs::path& inside :
+       {checkpoint,
+        checkpoint / "merged",
+        checkpoint / "",
+        base_ / "checkpoint_2/../checkpoint_1/merged",
+        directory_ / "link" / "merged"}) {
+    const ToolResult result = merge(inside);
+    EXPECT_EQ(result.code, 2) << inside;
+    EXPECT_THAT(result.err, HasSubstr("is inside the checkpoint"));
+    EXPECT_FALSE(fs::exists(checkpoint / "merged"));
+    EXPECT_FALSE(fs::exists(checkpoint / "model.safetensors"));
+  }
+  // A name that only begins alike.
+  const ToolResult beside = merge(base_ / "checkpoint_1x");
+  EXPECT_EQ(beside.code, 0) << beside.err;
+  EXPECT_TRUE(fs::exists(base_ / "checkpoint_1x/model.safetensors"));
+  EXPECT_FALSE(fs::exists(checkpoint));
+}
+
+TEST_F(CheckpointCommand, PrintsNamesAsText) {
+  const fs::path file = directory_ / "x.safetensors";
+  safetensors::Writer writer(
+      file, {{"a\x1b]0;b\a\nmodel: 1 tensors", safetensors::Dtype::U8, {1}}});
+  writer.write(std::vector<std::byte>(1));
+  writer.finish();
+  const ToolResult shown = run_tool({"checkpoint", "show", file});
+  EXPECT_THAT(
+      shown.out,
+      HasSubstr("  a\\x1b]0;b\\x07\\nmodel: 1 tensors  U8    [1]\n"));
+  EXPECT_THAT(shown.out, Not(HasSubstr("\x1b")));
+  fs::create_directory(base_ / "checkpoint_\x1b[2J7");
+  const ToolResult listed = run_tool({"checkpoint", "ls", directory_ / "run"});
+  EXPECT_THAT(listed.out, HasSubstr("checkpoint_\\x1b[2J7"));
+  EXPECT_THAT(listed.out, Not(HasSubstr("\x1b")));
+  const ToolResult missing =
+      run_tool({"checkpoint", "show", directory_ / "\x1b[2J"});
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_THAT(missing.err, Not(HasSubstr("\x1b")));
 }
 
 }  // namespace checkpoint_test

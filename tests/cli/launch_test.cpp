@@ -51,6 +51,28 @@ TEST(Launch, SetsTheRankVariables) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST(Launch, PrintsTheRoleAsText) {
+  const std::string role = "a\x1b]0;b\a";
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--role",
+       role,
+       "bash",
+       "-c",
+       "test \"$ROLE_NAME\" = $'a\\e]0;b\\a' && echo same"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(
+      sorted_lines(result.out),
+      ::testing::ElementsAre(
+          "[a\\x1b]0;b\\x07 0] same", "[a\\x1b]0;b\\x07 1] same"));
+  const ToolResult dry =
+      run_tool({"launch", "--role", role, "--dry_run", "bash"});
+  EXPECT_THAT(dry.out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(dry.out, HasSubstr("a\\x1b]0;b\\x07"));
+}
+
 TEST(Launch, LeavesTheOutputOfOneProcessAlone) {
   const ToolResult result =
       run_tool(launch(1, "printf 'no newline'; echo oops >&2; exit 7"));

@@ -178,6 +178,15 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
   }));
 }
 
+TEST_F(Csv, ShowsNamesAndFieldsAsText) {
+  const CsvFile file(write("a.csv", "a\x1b[2J\n\x1b]0;x\a\n"));
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(file.numbers({"a\x1b[2J"})); },
+      R"(column 'a\x1b[2J': '\x1b]0;x\x07' is not a number)");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(file.texts("b")); }, R"(it has a\x1b[2J)");
+}
+
 using JsonLines = Files;
 
 TEST_F(JsonLines, GivesTypedValues) {
@@ -250,6 +259,36 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
       path + ":3: a line of a JSON lines file is an object, this is an array");
   refuse([&] { static_cast<void>(file.record(2)); }, path + ":4: ");
   refuse([&] { static_cast<void>(file.record(3)); }, "3 lines and no line 3");
+}
+
+TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
+  const auto nested = [](std::size_t depth) {
+    return std::string(depth, '[') + "7" + std::string(depth, ']');
+  };
+  const std::string path = write(
+      "a.jsonl",
+      "{\"a\": " + nested(64) + "}\n{\"a\": " + nested(65) +
+          "}\n{\"a\": " + nested(100'000) + "}\n{\"a\": \x1b[2J}\n{\"a\": [" +
+          "9223372036854775808]}\n");
+  const JsonLinesFile file(path);
+  EXPECT_EQ(file.record(0).tensor("a").dim(), 64);
+  const auto refuse = [](auto&& body, const std::string& phrase) {
+    expect_error<ConfigError>(body, phrase);
+  };
+  refuse(
+      [&] { static_cast<void>(file.record(1).tensor("a")); },
+      path + ":2: 'a' has more than 64 lists inside each other");
+  refuse(
+      [&] { static_cast<void>(file.record(2)); },
+      path + ":3: lists and objects are nested 100001 deep; at most 512");
+  refuse(
+      [&] { static_cast<void>(file.record(3)); },
+      path + ":4: column 7: syntax error");
+  // It would be negative in 64 bits with a sign.
+  refuse(
+      [&] { static_cast<void>(file.record(4).tensor("a", torch::kLong)); },
+      "not a whole number of 64 bits");
+  EXPECT_EQ(file.record(4).tensor("a", torch::kDouble).item<double>(), 0x1p63);
 }
 
 TEST_F(JsonLines, GiveSamplesToALoader) {
@@ -369,6 +408,19 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
       std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
   refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "more or fewer");
   refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "more or fewer");
+  // Nothing is in the file, and LibTorch cannot count to the other sizes.
+  refuse(
+      std::string("\0\0\x08\x04\0\0\0\0", 8) + std::string(12, '\xff'),
+      "whose sizes no tensor can have");
+  refuse(
+      std::string("\0\0\x08\x41", 4) + std::string(65 * 4, '\0'),
+      "is of 65 dimensions");
+  EXPECT_EQ(
+      read_idx(
+          write(
+              "wide", std::string("\0\0\x08\x02\0\0\0\0\xff\xff\xff\xff", 12)))
+          .sizes(),
+      (std::vector<std::int64_t>{0, 4294967295}));
   // The product of the sizes does not fit.
   refuse(
       std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...",

@@ -83,6 +83,42 @@ TEST(ManifestText, RefusesInconsistentContents) {
   refuse(manifest, "one checksum per chunk");
 }
 
+TEST(ManifestText, ReadsManyBoxesThatBeginTogether) {
+  constexpr std::uint64_t kMany = 60'000;
+  Manifest manifest = example();
+  SavedTensor& tensor = manifest.sections["model"]["w"];
+  tensor.shape = {4, kMany};
+  tensor.boxes.clear();
+  for (std::uint64_t i = 0; i < kMany; ++i) {
+    tensor.boxes.push_back({"a", {{0, i}, {4, 1}}});
+  }
+  EXPECT_EQ(
+      parse_manifest(manifest_text(manifest), "m")
+          .sections.at("model")
+          .at("w")
+          .boxes.size(),
+      kMany);
+  tensor.boxes.back().box.begin[1] = 0;
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(parse_manifest(manifest_text(manifest), "m")); },
+      "boxes of a tensor overlap (\"w\")");
+}
+
+TEST(ManifestText, NamesNothingThatATerminalObeys) {
+  Manifest manifest = example();
+  manifest.files.erase("b/c");
+  manifest.sections["model"]["w"].boxes[1].file = "b\x1b]0;pwned\a";
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(parse_manifest(manifest_text(manifest), "m")); },
+      "not listed: b\\x1b]0;pwned\\x07");
+}
+
+TEST(ManifestText, RefusesDeepJson) {
+  const std::string body = std::string(100'000, '[');
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(parse_fragment(body)); }, "at most 512 are read");
+}
+
 TEST(Retention, KeepsTheHighestNumbersAndUnknownDirectories) {
   const auto entry = [](const char* name, CheckpointKind kind) {
     return CheckpointEntry{name, number_of(name), kind, ""};

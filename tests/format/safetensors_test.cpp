@@ -150,6 +150,34 @@ TEST(Safetensors, SaysWhatIsWrong) {
       "a list is where");
 }
 
+TEST(Safetensors, LimitsDimensionsAndShowsNamesOnly) {
+  const auto of_dims = [](std::size_t num_dims) {
+    std::string sizes = "1";
+    for (std::size_t i = 1; i < num_dims; ++i) sizes += ",1";
+    return file_of(
+        R"({"w":{"dtype":"F32","shape":[)" + sizes +
+            R"(],"data_offsets":[0,4]}})",
+        4);
+  };
+  EXPECT_EQ(parse(of_dims(64)).tensors.at("w").shape.size(), 64U);
+  expect_refused(of_dims(65), "'w': its shape has more than 64 dimensions");
+  expect_refused(
+      file_of(R"({"\u001b[2J":{"dtype":"F32"}})", 0),
+      R"('\x1b[2J': it lacks one of)");
+  expect_refused(
+      file_of("{\"" + std::string(1'000'000, 'x') + "\":1}", 0), "x...x");
+  try {
+    parse(file_of("{\"a\" 1}", 0));
+    ADD_FAILURE();
+  } catch (const CheckpointError& error) {
+    EXPECT_THAT(
+        error.what(),
+        ::testing::AllOf(
+            ::testing::HasSubstr("its header is wrong: line 1, column 6:"),
+            ::testing::Not(::testing::HasSubstr("json.exception"))));
+  }
+}
+
 class Files : public ::testing::Test {
  protected:
   [[nodiscard]] std::filesystem::path path() const {
@@ -206,6 +234,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
   refuse({{"a", Dtype::U8, {1}}, {"a", Dtype::F32, {1}}}, "given twice");
   refuse({{"__metadata__", Dtype::U8, {1}}}, "the format's own");
   refuse({{"a", Dtype::F4, {1}}}, "not a whole number");
+  refuse({{"a", Dtype::U8, Shape(65, 1)}}, "more than 64 dimensions");
   refuse({{"a", Dtype::F64, {std::uint64_t{1} << 60}}}, "too many bytes");
   Writer writer(path(), {{"a", Dtype::U8, {2}}});
   expect_error<CheckpointError>(
@@ -281,6 +310,8 @@ TEST_F(SafetensorsFile, ReadsWhatWasWritten) {
           *rc::gen::inRange(0, static_cast<int>(Dtype::U64) + 1));
       Shape shape =
           *rc::gen::container<Shape>(rc::gen::inRange<std::uint64_t>(0, 4));
+      constexpr std::size_t kMostDimensions = 64;
+      shape.resize(std::min(shape.size(), kMostDimensions - 1));
       shape.push_back(8);
       tensors.push_back({std::move(name), dtype, std::move(shape)});
     }

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "format/archive.h"
+#include "format/tensors/weights.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 
@@ -145,6 +146,17 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
       tensor_op(storage, 0, {1 << 30, 1 << 30}, {1 << 30, 1 << 30}),
       "reaches beyond");
   refuse(tensor_op(storage, 0, {1 << 30}, {0}), "repeats its storage");
+  refuse(
+      tensor_op(
+          storage,
+          0,
+          std::vector<std::uint64_t>(65, 1),
+          std::vector<std::uint64_t>(65, 1)),
+      "65 sizes or strides; at most 64 are read");
+  refuse(
+      tensor_op(
+          storage_op("ShortStorage", std::string(5000, '9')), 0, {1}, {1}),
+      "has 5000 bytes; at most 4096 are read");
   refuse(tensor_op(storage, 0, {0xffffffff}, {1}), "is negative");
   refuse(
       tensor_op(storage_op("ShortStorage", "1"), 0, {1}, {1}),
@@ -153,6 +165,99 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
       tensor_op(storage_op("QInt8Storage", "0"), 0, {1}, {1}),
       "not one that safetensors has");
   refuse(tensor_op("N", 0, {1}, {1}), "its storage is not in the file");
+}
+
+// A dict of these tensors, named by numbers.
+std::string dict_op(const std::vector<std::string>& tensors) {
+  std::string ops = "}(";
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    ops += text_op(std::to_string(i)) + tensors[i];
+  }
+  return ops + "u";
+}
+
+std::vector<std::int16_t> numbers_in(const StoredTensor& tensor) {
+  const TensorToWrite source = to_write(tensor);
+  std::vector<std::int16_t> numbers(source.bytes.num_bytes / 2);
+  // In pieces, as a writer asks for them.
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    source.bytes.copy(
+        2 * i, std::as_writable_bytes(std::span(numbers).subspan(i, 1)));
+  }
+  return numbers;
+}
+
+TEST_F(TorchFiles, GiveViewsWithoutCopiesInMemory) {
+  const std::string storage = storage_op("ShortStorage", "0");
+  const auto tensors = stored_in_torch_file(
+      put(pickle_of(dict_op(
+              {tensor_op(storage, 1, {2, 2}, {1, 3}),
+               tensor_op(storage, 2, {3}, {0}),
+               tensor_op(storage, 0, {2, 1, 3}, {3, 7, 1}),
+               tensor_op(storage, 0, {3, 2}, {1, 3}),
+               tensor_op(storage, 1, {2, 2}, {1, 3})})),
+          shorts()));
+  ASSERT_EQ(tensors.size(), 5U);
+  EXPECT_THAT(numbers_in(tensors.at("0")), ElementsAre(1, 4, 2, 5));
+  EXPECT_THAT(numbers_in(tensors.at("1")), ElementsAre(2, 2, 2));
+  EXPECT_THAT(numbers_in(tensors.at("2")), ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_FALSE(tensors.at("2").boxes.front().strides);
+  EXPECT_THAT(numbers_in(tensors.at("3")), ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_EQ(tensors.at("0").storage, tensors.at("4").storage);
+}
+
+TEST_F(TorchFiles, BoundTheSumOfRepeatedElements) {
+  const std::string storage = storage_op("ShortStorage", "0");
+  const auto list = [&](const std::vector<std::string>& tensors) {
+    return stored_in_torch_file(put(pickle_of(dict_op(tensors)), shorts()));
+  };
+  // Each takes 2 MiB, and the same one again takes nothing more.
+  std::vector<std::string> tensors;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    tensors.push_back(tensor_op(storage, i, {1 << 20}, {0}));
+    tensors.push_back(tensors.back());
+  }
+  EXPECT_EQ(list(tensors).size(), 6U);
+  for (std::uint64_t i = 3; i < 6; ++i) {
+    tensors.push_back(tensor_op(storage, i, {1 << 20}, {0}));
+  }
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(list(tensors)); }, "repeat their storages");
+}
+
+TEST_F(TorchFiles, BoundNamesAndWhatTheyList) {
+  const std::string tensor =
+      tensor_op(storage_op("ShortStorage", "0"), 0, {1}, {1});
+  const auto list = [&](const std::string& value) {
+    return stored_in_torch_file(put(pickle_of(value), shorts()));
+  };
+  const std::string name(4000, 'n');
+  EXPECT_EQ(
+      list(format("}}({}{}u", text_op(name), tensor)).begin()->first, name);
+  expect_error<CheckpointError>(
+      [&] {
+        static_cast<void>(list(
+            format("}}({}}}({}{}uu", text_op(name), text_op(name), tensor)));
+      },
+      "a name has at most 4096 bytes");
+  // Each dict has the one before it sixteen times.
+  std::string root = format(
+      "}}({}{}{}{}u",
+      text_op("x"),
+      tensor,
+      text_op("long"),
+      text_op(std::string(200'000, 'p')));
+  for (int level = 0; level < 4; ++level) {
+    root +=
+        "q\x01"  // remembers it
+        "0}(";
+    for (int i = 0; i < 16; ++i) {
+      root += text_op(std::string(100, static_cast<char>('a' + i))) + "h\x01";
+    }
+    root += "u";
+  }
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(list(root)); }, "it repeats dictionaries");
 }
 
 TEST_F(TorchFiles, RefuseOtherFiles) {

@@ -156,6 +156,10 @@ TEST_F(Weights, RefusesWhatItCannotRead) {
   expect_error<CheckpointError>(
       [&] { static_cast<void>(open_weights(directory_ / "bad.index.json")); },
       "outside its directory");
+  std::ofstream(directory_ / "torn.index.json") << "{\n\"weight_map\": {";
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(open_weights(directory_ / "torn.index.json")); },
+      "is not an index of a model: line 2, column 16: syntax error");
   std::ofstream(directory_ / "text.bin") << "no archive";
   EXPECT_THROW(
       static_cast<void>(open_weights(directory_ / "text.bin")),

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
@@ -16,32 +17,45 @@
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
 #include "format/torch/zip_reader.h"
+#include "fuzz/guarded.h"
+#include "planning/memory_estimate.h"
+#include "planning/model_tree_builder.h"
 
 namespace accelerate::fuzz {
 
-namespace {
-
-std::string_view text_of(Input input) {
-  return {reinterpret_cast<const char*>(input.data()), input.size()};
-}
-
-// This process's own directory for files to be read, in memory if possible.
-const std::filesystem::path& scratch() {
-  static const std::filesystem::path directory = [] {
+// Removed at the end of the process.
+class Scratch {
+ public:
+  Scratch() {
     const std::filesystem::path base = std::filesystem::exists("/dev/shm")
         ? "/dev/shm"
         : std::filesystem::temp_directory_path();
-    auto made = base / detail::format("accelerate-fuzz-{}", ::getpid());
-    std::filesystem::create_directories(made);
-    return made;
-  }();
-  return directory;
+    path_ = base / detail::format("accelerate-fuzz-{}", ::getpid());
+    std::filesystem::create_directories(path_);
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+const std::filesystem::path& scratch() {
+  static const Scratch directory;
+  return directory.path();
 }
 
 void put(const std::filesystem::path& path, std::string_view contents) {
   std::ofstream(path, std::ios::binary)
       .write(contents.data(), static_cast<std::streamsize>(contents.size()));
 }
+
+namespace {
 
 // Visits all values of a tree, no deeper than files need.
 std::size_t visit(const detail::Pickle::Value& value, int depth) {
@@ -76,15 +90,6 @@ std::size_t visit(const detail::Pickle::Value& value, int depth) {
   return sum;
 }
 
-template <class Body>
-void guarded(Body&& body) {
-  try {
-    std::forward<Body>(body)();
-  } catch (const Error&) {
-    // Refused, as expected.
-  }
-}
-
 }  // namespace
 
 void safetensors_header(Input input) {
@@ -92,12 +97,17 @@ void safetensors_header(Input input) {
     const auto header = safetensors::parse_header(input, input.size(), "input");
     // Any valid input can be written again.
     static_cast<void>(safetensors::header_bytes(header));
+    detail::ModelTreeBuilder tree("input");
+    for (const auto& [name, info] : header.tensors) {
+      tree.add_parameter(name, info.shape);
+    }
+    static_cast<void>(detail::largest_layers(tree.finish(), {}));
   });
 }
 
 void manifest(Input input) {
+  // The checksum would stop nearly all inputs, so the body is fuzzed, too.
   guarded([&] {
-    // The checksum would stop nearly all inputs, so only the body is fuzzed.
     static_cast<void>(detail::parse_manifest(text_of(input), "input"));
   });
   guarded([&] { static_cast<void>(detail::parse_fragment(text_of(input))); });

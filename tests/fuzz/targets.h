@@ -5,11 +5,13 @@
 #include <string_view>
 
 /// The fuzzing targets. Each takes any bytes, and either reads them or throws
-/// accelerate::Error; anything else is a defect.
+/// accelerate::Error; anything else is a defect, and so is more memory than
+/// `Target` allows for an input of this size.
 namespace accelerate::fuzz {
 
 using Input = std::span<const std::byte>;
 
+// Files of tensors.
 void safetensors_header(Input input);
 void manifest(Input input);
 void model_index(Input input);
@@ -17,18 +19,39 @@ void pickle(Input input);
 void zip(Input input);
 void torch_file(Input input);
 void state_of_distributed(Input input);
+// Settings and data.
+void config_file(Input input);
+void deepspeed_config(Input input);
+void model_config(Input input);
+void json_lines(Input input);
+/// Arguments of `launch`, one per line.
+void launch_arguments(Input input);
 
 struct Target {
   std::string_view name;
   void (*run)(Input input);
+  /// The most memory at any moment: for each byte of the input, and in
+  /// addition.
+  std::size_t memory_per_byte;
+  std::size_t other_memory;
 };
+
+inline constexpr std::size_t kMegabyte = std::size_t{1} << 20U;
 inline constexpr Target kTargets[] = {
-    {"safetensors_header", &safetensors_header},
-    {"manifest", &manifest},
-    {"model_index", &model_index},
-    {"pickle", &pickle},
-    {"zip", &zip},
-    {"torch_file", &torch_file},
-    {"state_of_distributed", &state_of_distributed}};
+    {"safetensors_header", &safetensors_header, 200, kMegabyte},
+    {"manifest", &manifest, 200, kMegabyte},
+    {"model_index", &model_index, 200, kMegabyte},
+    {"pickle", &pickle, 100, kMegabyte},
+    {"zip", &zip, 100, kMegabyte},
+    // Tensors that repeat elements take 8 bytes per byte and 8 MiB, and their
+    // names and places 64 bytes per byte and 16 MiB.
+    {"torch_file", &torch_file, 200, 48 * kMegabyte},
+    {"state_of_distributed", &state_of_distributed, 400, kMegabyte},
+    {"config_file", &config_file, 1000, 2 * kMegabyte},
+    {"deepspeed_config", &deepspeed_config, 500, kMegabyte},
+    // A config.json makes up to 10,000 layers of 20 tensors.
+    {"model_config", &model_config, 200, 96 * kMegabyte},
+    {"json_lines", &json_lines, 200, kMegabyte},
+    {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte}};
 
 }  // namespace accelerate::fuzz

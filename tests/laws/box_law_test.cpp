@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -17,6 +19,7 @@
 #include "format/tensors/stored_tensors.h"
 #include "params/box_elements.h"
 #include "params/layout.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace box_law_test {
@@ -140,22 +143,22 @@ safetensors::Box place_of(const Layout& layout) {
 detail::StoredTensors write_boxes(
     const Grid& grid,
     const at::Tensor& tensor,
-    safetensors::Dtype dtype) {
+    safetensors::Dtype dtype,
+    const std::filesystem::path& path) {
   const std::vector<std::int64_t> shape = tensor.sizes().vec();
   detail::StoredTensor stored{dtype, unsigned_shape(shape), {}};
+  std::string contents;
   for (std::size_t rank = 0; rank < grid.ranks.size(); ++rank) {
     const Layout layout = grid.layout_of(rank, shape);
     if (!detail::is_writer(layout, grid.ranks[rank])) continue;
     const at::Tensor box = box_of(tensor, layout);
-    const auto* const data =
-        static_cast<const std::byte*>(box.const_data_ptr());
-    stored.boxes.push_back(
-        {nullptr,
-         0,
-         place_of(layout),
-         std::make_shared<const std::vector<std::byte>>(
-             data, data + box.nbytes())});
+    stored.boxes.push_back({nullptr, contents.size(), place_of(layout)});
+    contents.append(
+        static_cast<const char*>(box.const_data_ptr()), box.nbytes());
   }
+  std::ofstream(path, std::ios::binary) << contents;
+  const auto file = std::make_shared<detail::InputFile>(path);
+  for (detail::StoredBox& box : stored.boxes) box.file = file;
   return {{kName, std::move(stored)}};
 }
 
@@ -165,6 +168,8 @@ TEST(BoxLaw, WhatOneGridWritesAnotherReads) {
       {at::kShort, safetensors::Dtype::I16},
       {at::kFloat, safetensors::Dtype::F32},
       {at::kDouble, safetensors::Dtype::F64}};
+  const testing::TemporaryDirectory directory(
+      testing::TemporaryDirectory::memory());
   expect_law(10'000, [&] {
     const auto shape = *shapes();
     const auto num_dims = static_cast<std::int64_t>(shape.size());
@@ -176,7 +181,8 @@ TEST(BoxLaw, WhatOneGridWritesAnotherReads) {
     const at::Tensor tensor =
         torch::arange(numel).mul(7).remainder(251).to(dtype).view(shape);
 
-    const auto saved = write_boxes(written, tensor, file_dtype);
+    const auto saved =
+        write_boxes(written, tensor, file_dtype, directory / "boxes");
     std::vector<detail::Destination> destinations;
     for (std::size_t rank = 0; rank < read.ranks.size(); ++rank) {
       const Layout layout = read.layout_of(rank, shape);

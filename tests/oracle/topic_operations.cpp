@@ -118,12 +118,12 @@ Json shapes_of(const Tree& tree) {
 // The flat list that listify() gives, in the nesting Python would give it.
 Json nest(const at::Tensor& tensor) {
   if (tensor.dim() == 0) {
-    const double number = listify(tensor).at(0);
-    if (tensor.scalar_type() == at::kBool) return value_json(number != 0);
-    if (at::isIntegralType(tensor.scalar_type(), false)) {
-      return value_json(static_cast<std::int64_t>(number));
+    if (at::isIntegralType(tensor.scalar_type(), true)) {
+      const std::int64_t number = listify<std::int64_t>(tensor).at(0);
+      return tensor.scalar_type() == at::kBool ? value_json(number != 0)
+                                               : value_json(number);
     }
-    return value_json(number);
+    return value_json(listify(tensor).at(0));
   }
   Json content = Json::array();
   for (const at::Tensor& row : tensor.unbind(0)) content.push_back(nest(row));

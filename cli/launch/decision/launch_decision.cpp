@@ -36,9 +36,9 @@ class Decider {
     decision_.shares_cores =
         has_file_ ? values_.value("use_cpu", false) : decision_.uses_cpu;
     decision_.num_machines =
-        static_cast<int>(*settings_.integer("num_machines"));
+        count("num_machines", *settings_.integer("num_machines"));
     decision_.machine_rank =
-        static_cast<int>(*settings_.integer("machine_rank"));
+        count("machine_rank", *settings_.integer("machine_rank"));
     decision_.address = settings_.text("main_process_ip");
     if (const auto port = settings_.integer("main_process_port")) {
       decision_.port = static_cast<int>(*port);
@@ -67,6 +67,13 @@ class Decider {
     complaints_.push_back("[launch] " + text);
   }
 
+  // The number of ranks or machines, which must be one that can be started.
+  int count(std::string_view key, std::int64_t value) {
+    if (value <= kMostProcesses) return static_cast<int>(value);
+    complain(format("{} is {}; at most {} start", key, value, kMostProcesses));
+    return kMostProcesses;
+  }
+
   void check_flags() {
     static constexpr std::array kExclusive{
         std::pair("use_cpu", "--cpu"),
@@ -93,7 +100,7 @@ class Decider {
   void count_processes() {
     const auto given = settings_.integer("num_processes");
     if (given) {
-      decision_.num_processes = static_cast<int>(*given);
+      decision_.num_processes = count("num_processes", *given);
     } else if (has_file_) {
       complain(
           "the config file does not say how many processes to start; give "

@@ -11,6 +11,10 @@
 
 namespace accelerate::cli {
 
+/// Larger launches, and more ranks on a machine, are refused.
+inline constexpr int kMostProcesses = 1'000'000;
+inline constexpr int kMostProcessesHere = 4096;
+
 /// Accelerate's kinds of launch.
 enum class Paradigm { simple, multi_device, fsdp, megatron, deepspeed, tpu };
 

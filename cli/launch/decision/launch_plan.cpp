@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include <unistd.h>
 
@@ -71,8 +72,9 @@ void share_cores(
   } else if (affinity != "none") {
     plan.processors = parse_processors(affinity, here, machine.processors);
   }
-  plan.num_threads = static_cast<int>(
-      settings.integer("num_cpu_threads_per_process").value_or(0));
+  plan.num_threads = static_cast<int>(std::min<std::int64_t>(
+      settings.integer("num_cpu_threads_per_process").value_or(0),
+      std::numeric_limits<int>::max()));
   if (plan.num_threads > 0) return;
   if (is_python(plan.program)) {
     plan.num_threads =
@@ -130,6 +132,12 @@ LaunchPlan make_launch_plan(
         decision.num_processes,
         decision.num_machines));
   }
+  if (decision.processes_here() > kMostProcessesHere) {
+    throw ConfigError(format(
+        "[launch] {} processes would start on one machine; at most {} do",
+        decision.processes_here(),
+        kMostProcessesHere));
+  }
   LaunchPlan plan;
   plan.program = find_program(command.front(), environment);
   plan.arguments = command;
@@ -153,7 +161,8 @@ LaunchPlan make_launch_plan(
   plan.shown = parse_tee(
       settings.is_given("tee") ? *settings.text("tee") : "3",
       plan.processes_here());
-  plan.max_restarts = static_cast<int>(*settings.integer("max_restarts"));
+  plan.max_restarts = static_cast<int>(std::min<std::int64_t>(
+      *settings.integer("max_restarts"), std::numeric_limits<int>::max()));
   plan.is_quiet = settings.boolean("quiet");
   plan.checks_machines = settings.boolean("check");
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "base/text.h"
@@ -303,7 +304,10 @@ int python_threads(
     const detail::Environment& environment,
     int physical_cores) {
   const auto given = settings.integer("num_cpu_threads_per_process");
-  if (given && *given > 0) return static_cast<int>(*given);
+  if (given && *given > 0) {
+    return static_cast<int>(
+        std::min<std::int64_t>(*given, std::numeric_limits<int>::max()));
+  }
   if (!decision.shares_cores || decision.num_processes < 1) return 1;
   int here = std::max(decision.processes_here(), 1);
   for (const char* const name :
@@ -313,7 +317,8 @@ int python_threads(
     const auto text = environment.get(name);
     const auto number = text ? detail::parse_int(*text) : std::nullopt;
     if (number && *number > 0) {
-      here = static_cast<int>(*number);
+      here = static_cast<int>(
+          std::min<long long>(*number, std::numeric_limits<int>::max()));
       break;
     }
   }

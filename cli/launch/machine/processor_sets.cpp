@@ -30,7 +30,19 @@ std::size_t begin_of(std::size_t count, int index, int num_shares) {
       static_cast<std::size_t>(num_shares);
 }
 
-std::vector<int> parse_set(const std::string& text) {
+void require_allowed(long long number, const std::vector<int>& allowed) {
+  if (std::find(allowed.begin(), allowed.end(), number) != allowed.end()) {
+    return;
+  }
+  throw ConfigError(format(
+      "[launch] cpu_affinity names processor {}, but this process may use {}",
+      number,
+      format_processors(allowed)));
+}
+
+std::vector<int> parse_set(
+    const std::string& text,
+    const std::vector<int>& allowed) {
   std::vector<int> numbers;
   for (const std::string& word : detail::split(text, ',')) {
     const std::size_t dash = word.find('-');
@@ -45,6 +57,7 @@ std::vector<int> parse_set(const std::string& text) {
           word));
     }
     for (auto i = *first; i <= *last; ++i) {
+      require_allowed(i, allowed);
       numbers.push_back(static_cast<int>(i));
     }
   }
@@ -103,7 +116,7 @@ std::vector<std::vector<int>> parse_processors(
     const std::vector<int>& allowed) {
   std::vector<std::vector<int>> sets;
   for (const std::string& part : detail::split(text, ';')) {
-    sets.push_back(parse_set(part));
+    sets.push_back(parse_set(part, allowed));
   }
   if (sets.size() != static_cast<std::size_t>(num_ranks)) {
     throw ConfigError(format(
@@ -112,17 +125,6 @@ std::vector<std::vector<int>> parse_processors(
         text,
         sets.size(),
         num_ranks));
-  }
-  for (const auto& set : sets) {
-    for (const int number : set) {
-      if (std::find(allowed.begin(), allowed.end(), number) == allowed.end()) {
-        throw ConfigError(format(
-            "[launch] cpu_affinity names processor {}, but this process may "
-            "use {}",
-            number,
-            format_processors(allowed)));
-      }
-    }
   }
   return sets;
 }

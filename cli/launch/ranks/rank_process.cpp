@@ -22,7 +22,9 @@ using detail::format;
 // A prefix such as "[worker 3] ", in a colour per rank on a terminal.
 std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
   std::string name = std::to_string(rank);
-  if (plan.role != "default") name = format("{} {}", plan.role, rank);
+  if (plan.role != "default") {
+    name = format("{} {}", detail::printable(plan.role), rank);
+  }
   if (!isatty(target) || plan.environment.has("NO_COLOR")) {
     return format("[{}] ", name);
   }

@@ -46,11 +46,29 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
 class TorchState {
  public:
   explicit TorchState(fs::path where)
-      : where_(std::move(where)), file_(where_) {}
+      : where_(std::move(where)),
+        file_(where_),
+        bytes_left_(file_.most_tensor_bytes()) {}
 
   [[nodiscard]] Value root() const { return file_.root(); }
   [[nodiscard]] std::optional<TorchTensor> tensor(const Value& value) const {
     return file_.tensor(value);
+  }
+
+  // A copy of its elements. Throws if all copies take more than is read of a
+  // file of this size.
+  [[nodiscard]] at::Tensor load(const TorchTensor& tensor) const {
+    const std::uint64_t num_bytes =
+        safetensors::bytes_of(tensor.dtype, tensor.sizes).value_or(0);
+    if (num_bytes > bytes_left_) {
+      fail(format(
+          "its tensors repeat their storages to more than {} bytes, which is "
+          "not read of a file of {} bytes",
+          file_.most_tensor_bytes(),
+          file_.num_bytes()));
+    }
+    bytes_left_ -= num_bytes;
+    return tensor_from(tensor);
   }
 
   [[noreturn]] void fail(std::string_view what) const {
@@ -77,7 +95,7 @@ class TorchState {
   // The value of a number, or of a tensor of one element.
   [[nodiscard]] double number(const Value& value) const {
     if (const auto scalar = file_.tensor(value)) {
-      return tensor_from(*scalar).item<double>();
+      return load(*scalar).item<double>();
     }
     if (value.kind() == Kind::boolean) return value.integer() != 0 ? 1 : 0;
     if (value.kind() != Kind::integer && value.kind() != Kind::real) {
@@ -116,7 +134,7 @@ class TorchState {
   void add(StateDict& state, const std::string& name, const Value& value)
       const {
     if (const auto found = file_.tensor(value)) {
-      state.set(name, tensor_from(*found));
+      state.set(name, load(*found));
     } else if (is_dict(value)) {
       const bool is_empty = value.kind() == Kind::call && value.size() < 3;
       state.set(name, is_empty ? StateDict() : dict(value.as_dict()));
@@ -174,6 +192,7 @@ class TorchState {
 
   fs::path where_;
   TorchFile file_;
+  mutable std::uint64_t bytes_left_;
 };
 
 // Returns what the optimizer keeps for parameter `number`, and adds its
@@ -331,7 +350,7 @@ StateDict read_random_states(const TorchState& saved) {
   const auto tensor_of = [&](const Value& value) {
     const auto found = saved.tensor(value);
     if (!found) saved.fail("a random state is not a tensor");
-    return tensor_from(*found);
+    return saved.load(*found);
   };
   if (const auto cpu = TorchState::find(root, "torch_manual_seed")) {
     random.set("cpu", tensor_of(*cpu));

@@ -137,8 +137,48 @@ at::Tensor pad_rows(
   return padded;
 }
 
+void copy_numbers(
+    const at::Tensor& tensor,
+    std::vector<std::int64_t>& numbers) {
+  if (!tensor.defined()) return;
+  if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
+    throw ConfigError(format(
+        "[nested] listify was asked for integers of a tensor of {}; ask for "
+        "double",
+        tensor.scalar_type()));
+  }
+  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kLong).contiguous();
+  const std::int64_t* data = flat.const_data_ptr<std::int64_t>();
+  const auto size = static_cast<std::size_t>(flat.numel());
+  const bool is_unsigned = tensor.scalar_type() == at::kUInt64;
+  if (is_unsigned && std::any_of(data, data + size, [](std::int64_t number) {
+        return number < 0;
+      })) {
+    throw ConfigError(
+        "[nested] listify was given a UInt64 tensor with 2^63 or more, which "
+        "no std::int64_t holds");
+  }
+  numbers.insert(numbers.end(), data, data + size);
+}
+
 void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers) {
   if (!tensor.defined()) return;
+  const at::ScalarType dtype = tensor.scalar_type();
+  if (dtype == at::kLong || dtype == at::kUInt64) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 53;
+    std::vector<std::int64_t> integers;
+    copy_numbers(tensor, integers);
+    for (const std::int64_t number : integers) {
+      if (number > kMost || number < -kMost) {
+        throw ConfigError(format(
+            "[nested] listify would round {} to a double; ask for integers: "
+            "listify<std::int64_t>(value)",
+            number));
+      }
+      numbers.push_back(static_cast<double>(number));
+    }
+    return;
+  }
   const at::Tensor flat =
       tensor.detach().to(at::kCPU, at::kDouble).contiguous();
   const double* data = flat.const_data_ptr<double>();

@@ -36,7 +36,7 @@ std::string allowed(const OptionSpec& spec) {
     case truth:
       return "yes or no";
     case text:
-      return "a string";
+      return "a string in UTF-8";
     case choice:
       return "one of " + join(split(spec.limits, '|'), ", ");
     case integer:
@@ -83,7 +83,9 @@ std::optional<OptionValue> try_parse(
       }
       break;
     case OptionKind::text:
-      return std::string(text);
+      // The launcher hands settings over as JSON.
+      if (is_utf8(text)) return std::string(text);
+      break;
   }
   return std::nullopt;
 }

@@ -58,6 +58,9 @@ bool next_field(std::string_view file, std::size_t& at, char delimiter) {
 
 }  // namespace
 
+// A longer list of columns is shortened in messages.
+constexpr std::size_t kMostListedBytes = 2000;
+
 struct CsvFile::State {
   std::string path;
   CsvOptions options;
@@ -136,8 +139,9 @@ struct CsvFile::State {
             "[data] {} has no column '{}'; it has {}{}",
             path,
             name,
-            detail::join(columns, ", "),
-            meant ? format("; was '{}' meant?", *meant) : ""));
+            detail::printable(detail::join(columns, ", "), kMostListedBytes),
+            meant ? format("; was '{}' meant?", detail::printable(*meant))
+                  : ""));
       }
       places.push_back(static_cast<std::size_t>(found - columns.begin()));
     }
@@ -179,7 +183,11 @@ struct CsvFile::State {
     }
     fail(
         row_at(row),
-        format("column '{}': '{}' is not a {}", columns[column], field, kind));
+        format(
+            "column '{}': '{}' is not a {}",
+            detail::printable(columns[column]),
+            detail::printable(field),
+            kind));
   }
 
   [[nodiscard]] at::Tensor numbers(

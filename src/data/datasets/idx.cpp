@@ -1,6 +1,8 @@
 #include <accelerate/idx.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/limits.h"
 #include "base/text.h"
 
 namespace accelerate {
@@ -47,6 +50,20 @@ at::ScalarType dtype_of(std::byte code, const std::string& path) {
           path,
           std::to_integer<int>(code)));
   }
+}
+
+// LibTorch counts elements and strides in 64 bits, and a stride takes an empty
+// dimension as one.
+bool fits_into_a_tensor(
+    const std::vector<std::int64_t>& sizes,
+    std::size_t width) {
+  auto left =
+      static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) /
+      width;
+  for (const std::int64_t size : sizes) {
+    left /= static_cast<std::uint64_t>(std::max<std::int64_t>(size, 1));
+  }
+  return left > 0 && sizes.size() <= detail::kMostDimensions;
 }
 
 }  // namespace
@@ -87,6 +104,15 @@ at::Tensor read_idx(const std::string& path) {
         "truncated, or not an IDX file",
         path,
         bytes.size()));
+  }
+  if (!fits_into_a_tensor(sizes, width)) {
+    throw ConfigError(format(
+        "[data] {} is of {} dimensions, whose sizes no tensor can have: a "
+        "tensor has at most {} dimensions and 2^63 - 1 bytes, an empty "
+        "dimension counting as one",
+        path,
+        num_dims,
+        detail::kMostDimensions));
   }
   const at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(dtype));
   auto* out = static_cast<std::byte*>(tensor.mutable_data_ptr());

@@ -12,7 +12,10 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/json_text.h"
+#include "base/limits.h"
 #include "base/text.h"
+#include "data/datasets/nested_numbers.h"
 
 namespace accelerate {
 
@@ -101,44 +104,17 @@ std::vector<std::string> JsonRecord::texts(const std::string& key) const {
 
 namespace {
 
-// Appends the numbers of `value`. Returns false if lengths differ or an element
-// is not a number.
-template <class Number>
-bool append_numbers(
-    const json& value,
-    const std::vector<std::int64_t>& sizes,
-    std::size_t depth,
-    std::vector<Number>& out) {
-  if (depth == sizes.size()) {
-    if (value.is_boolean()) {
-      out.push_back(static_cast<Number>(value.get<bool>()));
-      return true;
-    }
-    const bool is_right = std::is_floating_point_v<Number>
-        ? value.is_number()
-        : value.is_number_integer();
-    if (is_right) out.push_back(value.get<Number>());
-    return is_right;
-  }
-  if (!value.is_array() ||
-      static_cast<std::int64_t>(value.size()) != sizes[depth])
-    return false;
-  for (const json& item : value) {
-    if (!append_numbers(item, sizes, depth + 1, out)) return false;
-  }
-  return true;
-}
-
 template <class Number>
 std::optional<at::Tensor> to_tensor(
     const json& value,
     const std::vector<std::int64_t>& sizes,
     at::ScalarType parsed_dtype,
     at::ScalarType dtype) {
-  std::vector<Number> numbers;
-  if (!append_numbers(value, sizes, 0, numbers)) return std::nullopt;
+  auto numbers = detail::numbers_in_lists<Number>(
+      value, sizes, /*takes_unsigned=*/dtype == at::kUInt64);
+  if (!numbers) return std::nullopt;
   return at::from_blob(
-             numbers.data(), sizes, at::TensorOptions().dtype(parsed_dtype))
+             numbers->data(), sizes, at::TensorOptions().dtype(parsed_dtype))
       .to(dtype, false, true);
 }
 
@@ -147,22 +123,26 @@ std::optional<at::Tensor> to_tensor(
 at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
     const {
   const json& value = state_->value(key);
-  std::vector<std::int64_t> sizes;
-  for (const json* at = &value; at->is_array(); at = &at->front()) {
-    sizes.push_back(static_cast<std::int64_t>(at->size()));
-    if (at->empty()) break;
+  const auto sizes = detail::shape_of_lists(value);
+  if (!sizes) {
+    state_->fail(
+        key,
+        format(
+            "has more than {} lists inside each other; a tensor has at most "
+            "that many dimensions",
+            detail::kMostDimensions));
   }
   // A double would lose digits of 64-bit integers.
   const bool is_integral = at::isIntegralType(dtype, /*includeBool=*/true);
   const std::optional<at::Tensor> tensor = is_integral
-      ? to_tensor<std::int64_t>(value, sizes, at::kLong, dtype)
-      : to_tensor<double>(value, sizes, at::kDouble, dtype);
+      ? to_tensor<std::int64_t>(value, *sizes, at::kLong, dtype)
+      : to_tensor<double>(value, *sizes, at::kDouble, dtype);
   if (!tensor) {
     state_->fail(
         key,
         format(
             "is not a {} or a list of them, nested with equal lengths",
-            is_integral ? "whole number" : "number"));
+            is_integral ? "whole number of 64 bits" : "number"));
   }
   return *tensor;
 }
@@ -223,13 +203,16 @@ std::string JsonLinesFile::place(std::int64_t index) const {
 
 JsonRecord JsonLinesFile::record(std::int64_t index) const {
   const std::string_view text = line(index);
-  auto state =
-      std::make_unique<JsonRecord::State>(JsonRecord::State{*this, index});
-  try {
-    state->object = json::parse(text);
-  } catch (const json::exception& error) {
-    throw ConfigError(format("[data] {}: {}", place(index), error.what()));
+  detail::ParsedJson parsed = detail::parse_json(text);
+  if (!parsed.complaint.empty()) {
+    // The place has the line.
+    std::string_view what = parsed.complaint;
+    constexpr std::string_view kOnlyLine = "line 1, ";
+    if (what.starts_with(kOnlyLine)) what.remove_prefix(kOnlyLine.size());
+    throw ConfigError(format("[data] {}: {}", place(index), what));
   }
+  auto state = std::make_unique<JsonRecord::State>(
+      JsonRecord::State{*this, index, std::move(parsed.value)});
   if (!state->object.is_object()) {
     throw ConfigError(format(
         "[data] {}: a line of a JSON lines file is an object, this is {}",

@@ -10,7 +10,10 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/json_text.h"
+#include "base/limits.h"
 #include "base/text.h"
+#include "format/tensors/box_cover.h"
 
 namespace accelerate::detail {
 
@@ -27,7 +30,6 @@ constexpr std::string_view kMiddle = "\",\n\"manifest\": ";
 constexpr std::string_view kEnd = "}\n";
 constexpr std::size_t kDigits = 16;
 constexpr std::string_view kFormat = "accelerate.cpp checkpoint";
-constexpr std::size_t kMostDimensions = 64;
 
 std::string hexadecimal(std::uint64_t value) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -46,6 +48,14 @@ class Parser {
   [[noreturn]] void fail(std::string_view what) const {
     throw CheckpointError(
         format("[checkpoint] {} is damaged: {}", name_, what));
+  }
+
+  [[nodiscard]] Json parse(std::string_view text) const {
+    ParsedJson parsed = parse_json(text);
+    if (!parsed.complaint.empty()) {
+      fail(format("it is not JSON: {}", parsed.complaint));
+    }
+    return std::move(parsed.value);
   }
 
   [[nodiscard]] std::uint64_t checksum(std::string_view text) const {
@@ -89,7 +99,8 @@ class Parser {
   [[nodiscard]] Shape shape(const Json& object, const char* key) const {
     const Json& value = member(object, key);
     if (!value.is_array() || value.size() > kMostDimensions) {
-      fail(format("\"{}\" is not a list of sizes", key));
+      fail(format(
+          "\"{}\" is not a list of at most {} sizes", key, kMostDimensions));
     }
     Shape sizes;
     for (const Json& size : value) sizes.push_back(number(size, key));
@@ -113,8 +124,10 @@ class Parser {
     return record;
   }
 
-  [[nodiscard]] SavedTensor tensor(const Json& json, const Manifest& manifest)
-      const {
+  [[nodiscard]] SavedTensor tensor(
+      const std::string& name,
+      const Json& json,
+      const Manifest& manifest) const {
     SavedTensor tensor;
     const auto dtype = safetensors::parse_dtype(text(json, "dtype"));
     if (!dtype) fail("a dtype is unknown");
@@ -132,76 +145,20 @@ class Parser {
       if (each.contains("size")) saved.box.size = shape(each, "size");
       if (!manifest.files.contains(saved.file)) {
         fail(format(
-            "a tensor lies in a file that is not listed: {}", saved.file));
+            "a tensor lies in a file that is not listed: {}",
+            printable(saved.file)));
       }
       tensor.boxes.push_back(std::move(saved));
     }
-    require_cover(tensor);
+    std::vector<const Box*> placed;
+    for (const SavedBox& saved : tensor.boxes) placed.push_back(&saved.box);
+    const auto complaint =
+        complaint_of_boxes(tensor.shape, placed, is_complete_);
+    if (complaint) fail(format("{} (\"{}\")", *complaint, printable(name)));
     return tensor;
   }
 
  private:
-  // The boxes must be inside the tensor, not overlap, and together have its
-  // volume.
-  void require_cover(const SavedTensor& tensor) const {
-    std::uint64_t all = 1;
-    for (const std::uint64_t size : tensor.shape) all *= size;
-    std::uint64_t covered = 0;
-    for (const SavedBox& saved : tensor.boxes) {
-      const Box& box = saved.box;
-      if (box.begin.size() != tensor.shape.size() ||
-          box.size.size() != tensor.shape.size()) {
-        fail("a box has another number of dimensions than its tensor");
-      }
-      std::uint64_t volume = 1;
-      for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
-        if (box.begin[i] > tensor.shape[i] ||
-            box.size[i] > tensor.shape[i] - box.begin[i]) {
-          fail("a box is not inside its tensor");
-        }
-        volume *= box.size[i];
-      }
-      covered += volume;
-      if (covered > all) fail("boxes of a tensor overlap");
-    }
-    if (is_complete_ && covered != all) {
-      fail("the boxes of a tensor do not cover it");
-    }
-    require_disjoint(tensor.boxes);
-  }
-
-  void require_disjoint(const std::vector<SavedBox>& saved) const {
-    std::vector<const Box*> boxes;
-    for (const SavedBox& each : saved) {
-      const Shape& size = each.box.size;
-      if (std::find(size.begin(), size.end(), 0) == size.end()) {
-        boxes.push_back(&each.box);
-      }
-    }
-    if (boxes.size() < 2 || boxes.front()->begin.empty()) return;
-    std::sort(boxes.begin(), boxes.end(), [](const Box* a, const Box* b) {
-      return a->begin.front() < b->begin.front();
-    });
-    for (std::size_t i = 0; i < boxes.size(); ++i) {
-      const std::uint64_t end =
-          boxes[i]->begin.front() + boxes[i]->size.front();
-      for (std::size_t j = i + 1;
-           j < boxes.size() && boxes[j]->begin.front() < end;
-           ++j) {
-        if (overlap(*boxes[i], *boxes[j])) fail("boxes of a tensor overlap");
-      }
-    }
-  }
-  static bool overlap(const Box& a, const Box& b) {
-    for (std::size_t i = 0; i < a.begin.size(); ++i) {
-      if (a.begin[i] + a.size[i] <= b.begin[i] ||
-          b.begin[i] + b.size[i] <= a.begin[i]) {
-        return false;
-      }
-    }
-    return true;
-  }
-
   const std::string& name_;
   bool is_complete_;
 };
@@ -287,7 +244,7 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
     if (!tensors.is_object()) parser.fail("a section is not an object");
     SavedTensors& saved = manifest.sections[section];
     for (const auto& [key, tensor] : tensors.items()) {
-      saved.emplace(key, parser.tensor(tensor, manifest));
+      saved.emplace(key, parser.tensor(key, tensor, manifest));
     }
   }
   for (const auto& [section, names] : parser.object(json, "aliases").items()) {
@@ -331,8 +288,7 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
       checksum_of(body)) {
     parser.fail("its checksum does not match");
   }
-  const Json json = Json::parse(body, nullptr, false);
-  if (json.is_discarded()) parser.fail("it is not JSON");
+  const Json json = parser.parse(body);
   if (parser.text(json, "format") != kFormat) {
     parser.fail("it is not the manifest of a checkpoint");
   }
@@ -344,7 +300,7 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
         "reads version {}{}",
         name,
         version,
-        parser.text(json, "writer"),
+        printable(parser.text(json, "writer")),
         kManifestVersion,
         version > kManifestVersion ? ": update accelerate.cpp" : ""));
   }
@@ -362,8 +318,7 @@ std::string fragment_text(const Manifest& fragment) {
 Manifest parse_fragment(std::string_view text) {
   const std::string name = "the fragment of a rank";
   const Parser parser(name, /*is_complete=*/false);
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_discarded()) parser.fail("it is not JSON");
+  const Json json = parser.parse(text);
   return manifest_of(json, parser);
 }
 
@@ -399,10 +354,10 @@ Manifest read_manifest(const std::filesystem::path& directory) {
     const std::uintmax_t size =
         std::filesystem::file_size(directory / name, code);
     if (code) {
-      complaints.push_back(format("{} is missing", name));
+      complaints.push_back(format("{} is missing", printable(name)));
     } else if (size != record.num_bytes) {
-      complaints.push_back(
-          format("{} has {} bytes, not {}", name, size, record.num_bytes));
+      complaints.push_back(format(
+          "{} has {} bytes, not {}", printable(name), size, record.num_bytes));
     }
   }
   if (!complaints.empty()) {

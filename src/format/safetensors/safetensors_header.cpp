@@ -9,6 +9,8 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
+#include "base/json_text.h"
+#include "base/limits.h"
 #include "base/text.h"
 
 namespace accelerate::safetensors {
@@ -16,6 +18,7 @@ namespace accelerate::safetensors {
 namespace {
 
 using detail::format;
+using detail::printable;
 
 struct DtypeFacts {
   Dtype dtype;
@@ -82,6 +85,10 @@ class HeaderReader {
       return wrong("a number");
     }
     if (place_ == Place::shape) {
+      if (tensor_.shape.size() == detail::kMostDimensions) {
+        return fail(format(
+            "its shape has more than {} dimensions", detail::kMostDimensions));
+      }
       tensor_.shape.push_back(value);
       return true;
     }
@@ -99,7 +106,7 @@ class HeaderReader {
       return wrong("a string");
     }
     const std::optional<Dtype> dtype = parse_dtype(text);
-    if (!dtype) return fail(format("dtype '{}' is not known", text));
+    if (!dtype) return fail(format("dtype '{}' is not known", printable(text)));
     tensor_.dtype = *dtype;
     field_ = Field::none;
     return true;
@@ -133,7 +140,7 @@ class HeaderReader {
     }
     if (place_ == Place::metadata) {
       if (header_.metadata.contains(text)) {
-        return fail(format("key '{}' is given twice", text));
+        return fail(format("key '{}' is given twice", printable(text)));
       }
       key_ = std::move(text);
       has_key_ = true;
@@ -144,7 +151,7 @@ class HeaderReader {
         : text == "data_offsets" ? Field::offsets
                                  : Field::none;
     if (field_ == Field::none) {
-      return fail(format("field '{}' is not known", text));
+      return fail(format("field '{}' is not known", printable(text)));
     }
     return seen_.insert(field_).second ||
         fail(format("field '{}' is given twice", text));
@@ -186,7 +193,7 @@ class HeaderReader {
       std::size_t,
       const std::string&,
       const nlohmann::json::exception& error) {
-    complaint_ = error.what();
+    complaint_ = detail::json_complaint(error);
     return false;
   }
 
@@ -197,7 +204,7 @@ class HeaderReader {
   bool fail(const std::string& what) {
     complaint_ = name_.empty() && place_ != Place::tensor
         ? what
-        : format("'{}': {}", name_, what);
+        : format("'{}': {}", printable(name_), what);
     return false;
   }
   bool wrong(std::string_view found) {
@@ -290,7 +297,7 @@ void check_tensors_cover(
           format(
               "the data of '{}' is from {} to {}, and the one before it ends "
               "at {}: a hole, an overlap, or bounds the wrong way round",
-              tensor,
+              printable(tensor),
               info.begin,
               info.end,
               covered));
@@ -301,7 +308,7 @@ void check_tensors_cover(
           name,
           format(
               "'{}' has {} bytes, which is not what its shape and dtype take",
-              tensor,
+              printable(tensor),
               info.num_bytes()));
     }
     covered = info.end;
@@ -320,19 +327,20 @@ void check_tensors_cover(
 }  // namespace
 
 std::vector<std::string> names_in_order(const Header& header) {
-  std::vector<std::string> names;
-  for (const auto& [name, info] : header.tensors) names.push_back(name);
+  using Entry = std::map<std::string, TensorInfo>::value_type;
+  std::vector<const Entry*> entries;
+  for (const Entry& entry : header.tensors) entries.push_back(&entry);
   // Empty tensors may share an offset: there the writer's order decides.
-  const auto place_of = [&](const std::string& name) {
-    const TensorInfo& info = header.tensors.at(name);
+  const auto place_of = [](const Entry* entry) {
+    const TensorInfo& info = entry->second;
     return std::tuple(info.begin, info.end, -static_cast<int>(info.dtype));
   };
   std::stable_sort(
-      names.begin(),
-      names.end(),
-      [&](const std::string& a, const std::string& b) {
+      entries.begin(), entries.end(), [&](const Entry* a, const Entry* b) {
         return place_of(a) < place_of(b);
       });
+  std::vector<std::string> names;
+  for (const Entry* entry : entries) names.push_back(entry->first);
   return names;
 }
 
@@ -399,14 +407,19 @@ Header lay_out(
   std::uint64_t at = 0;
   for (const Declaration* tensor : order) {
     const auto bytes = bytes_of(tensor->dtype, tensor->shape);
-    const bool fits =
-        bytes && *bytes <= std::numeric_limits<std::int64_t>::max() - at;
-    if (!fits || tensor->name == kMetadata) {
+    const auto refuse = [&](const std::string& what) {
       throw CheckpointError(format(
           "[safetensors] '{}' cannot be written: {}",
-          tensor->name,
-          fits ? "the name is the format's own"
-               : "its shape takes too many bytes, or not a whole number"));
+          printable(tensor->name),
+          what));
+    };
+    if (!bytes || *bytes > std::numeric_limits<std::int64_t>::max() - at) {
+      refuse("its shape takes too many bytes, or not a whole number");
+    }
+    if (tensor->name == kMetadata) refuse("the name is the format's own");
+    if (tensor->shape.size() > detail::kMostDimensions) {
+      refuse(format(
+          "its shape has more than {} dimensions", detail::kMostDimensions));
     }
     const bool is_new =
         header.tensors
@@ -416,7 +429,8 @@ Header lay_out(
             .second;
     if (!is_new) {
       throw CheckpointError(format(
-          "[safetensors] '{}' was given twice to be written", tensor->name));
+          "[safetensors] '{}' was given twice to be written",
+          printable(tensor->name)));
     }
     at += *bytes;
   }

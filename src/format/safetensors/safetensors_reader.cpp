@@ -48,8 +48,8 @@ const TensorInfo& Reader::info(const std::string& name) const {
   throw CheckpointError(format(
       "[safetensors] {} has no tensor '{}'{}",
       state_->path.string(),
-      name,
-      meant ? format("; was '{}' meant?", *meant) : ""));
+      detail::printable(name),
+      meant ? format("; was '{}' meant?", detail::printable(*meant)) : ""));
 }
 
 std::span<const std::byte> Reader::bytes(const std::string& name) const {
@@ -68,7 +68,7 @@ void Reader::read(
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format(
         "[safetensors] cannot read a slice of '{}' in {}: {}",
-        name,
+        detail::printable(name),
         state_->path.string(),
         what));
   };

@@ -14,9 +14,9 @@ struct Names {
   std::string stem;
   std::string ending;
 
-  explicit Names(ModelFormat format)
-      : stem(format == ModelFormat::torch ? "pytorch_model" : "model"),
-        ending(format == ModelFormat::torch ? ".bin" : ".safetensors") {}
+  explicit Names(ModelFormat file_format)
+      : stem(file_format == ModelFormat::torch ? "pytorch_model" : "model"),
+        ending(file_format == ModelFormat::torch ? ".bin" : ".safetensors") {}
   [[nodiscard]] std::string file(std::size_t number, std::size_t count) const {
     if (count <= 1) return stem + ending;
     char suffix[32];
@@ -44,7 +44,7 @@ std::string index_text(const ModelShards& shards) {
 ModelShards split_model(
     const std::vector<ShardEntry>& tensors,
     std::uint64_t max_bytes,
-    ModelFormat format) {
+    ModelFormat file_format) {
   ModelShards shards;
   // Names by storage, the first name first.
   std::map<std::int64_t, std::vector<std::string>> names;
@@ -55,7 +55,7 @@ ModelShards split_model(
     std::vector<std::string>& of_storage = names[tensor.storage];
     of_storage.push_back(tensor.name);
     if (of_storage.size() > 1) {
-      if (format == ModelFormat::safetensors) {
+      if (file_format == ModelFormat::safetensors) {
         shards.dropped.push_back(tensor.name);
         of_storage.pop_back();
       }
@@ -75,7 +75,7 @@ ModelShards split_model(
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
 
-  const Names file_names(format);
+  const Names file_names(file_format);
   for (std::size_t i = 0; i < files.size(); ++i) {
     ModelShards::File file{file_names.file(i + 1, files.size()), {}};
     for (const std::int64_t storage : files[i]) {
@@ -93,8 +93,8 @@ ModelShards split_model(
   return shards;
 }
 
-bool is_model_file(const std::string& name, ModelFormat format) {
-  const Names names(format);
+bool is_model_file(const std::string& name, ModelFormat file_format) {
+  const Names names(file_format);
   if (name == names.file(1, 1) || name == names.index()) return true;
   // The pattern of the names that names.file() gives, for any numbers.
   const std::string pattern = names.stem + "-#####-of-#####" + names.ending;

@@ -110,6 +110,33 @@ void require_inside(const BoxToRead& wanted) {
   }
 }
 
+// Copies elements of a box with strides from number `from` on, counted row by
+// row.
+void copy_strided(
+    const StoredBox& stored,
+    std::span<const std::byte> data,
+    std::uint64_t from,
+    std::uint64_t width,
+    std::span<std::byte> out) {
+  const Shape& size = stored.box.size;
+  const Shape& strides = *stored.strides;
+  Shape index(size.size(), 0);
+  std::uint64_t at = 0;
+  for (std::size_t i = size.size(); i-- > 0; from /= size[i]) {
+    index[i] = from % size[i];
+    at += index[i] * strides[i];
+  }
+  for (std::uint64_t to = 0; to < out.size(); to += width) {
+    std::memcpy(out.data() + to, data.data() + at * width, width);
+    for (std::size_t i = size.size(); i-- > 0;) {
+      at += strides[i];
+      if (++index[i] < size[i]) break;
+      at -= size[i] * strides[i];
+      index[i] = 0;
+    }
+  }
+}
+
 void add_runs(
     const BoxToRead& wanted,
     const StoredBox& stored,
@@ -125,7 +152,7 @@ void add_runs(
   for_each_run(both, stored.box, wanted.box, [&](auto, auto, auto run) {
     run_bytes = run * width;
   });
-  if (run_bytes >= kLeastRun && !stored.memory) {
+  if (run_bytes >= kLeastRun && !stored.strides) {
     for_each_run(
         both, stored.box, wanted.box, [&](auto from, auto to, auto run) {
           for (std::uint64_t i = 0; i < run * width; i += kReadBytes) {
@@ -140,15 +167,17 @@ void add_runs(
   }
   jobs.push_back(
       {stored.file.get(), 0, {}, [&stored, &wanted, both, width] {
-         const std::span<const std::byte> data = stored.memory
-             ? std::span<const std::byte>(*stored.memory)
-             : stored.file->bytes().subspan(stored.offset);
+         const std::span<const std::byte> data =
+             stored.file->bytes().subspan(stored.offset);
          for_each_run(
              both, stored.box, wanted.box, [&](auto from, auto to, auto run) {
-               std::memcpy(
-                   wanted.out.data() + to * width,
-                   data.data() + from * width,
-                   run * width);
+               const auto out = wanted.out.subspan(to * width, run * width);
+               if (stored.strides) {
+                 copy_strided(stored, data, from, width, out);
+               } else {
+                 std::memcpy(
+                     out.data(), data.data() + from * width, out.size());
+               }
              });
        }});
 }
@@ -160,7 +189,7 @@ void add_jobs(const BoxToRead& wanted, std::vector<Job>& jobs) {
     const auto both = intersection(stored.box, wanted.box);
     if (!both) continue;
     if (both->size == stored.box.size && both->size == wanted.box.size &&
-        !stored.memory) {
+        !stored.strides) {
       for (std::uint64_t i = 0; i < wanted.out.size(); i += kReadBytes) {
         jobs.push_back(
             {stored.file.get(),
@@ -287,7 +316,7 @@ StoredTensors stored_in_checkpoint(
             "[checkpoint] {} is damaged: its \"{}\" is not what the manifest "
             "says",
             (directory / saved_box.file).string(),
-            name));
+            printable(name)));
       }
       one.boxes.push_back(
           {opened.file,
@@ -332,7 +361,7 @@ TensorToWrite to_write(const StoredTensor& tensor) {
   wanted.bytes.num_bytes =
       safetensors::bytes_of(tensor.dtype, tensor.shape).value_or(0);
   wanted.bytes.copy = [tensor](std::uint64_t begin, std::span<std::byte> out) {
-    if (tensor.boxes.size() == 1 && !tensor.boxes.front().memory) {
+    if (tensor.boxes.size() == 1 && !tensor.boxes.front().strides) {
       tensor.boxes.front().file->read_at(
           tensor.boxes.front().offset + begin, out);
       return;

@@ -42,13 +42,14 @@ class InputFile {
   mutable std::optional<MappedFile> mapped_;
 };
 
-/// A slice of a tensor: where its bytes begin, one row after another.
+/// A slice of a tensor: where its bytes begin, usually one row after another.
 struct StoredBox {
   std::shared_ptr<const InputFile> file;
   std::uint64_t offset = 0;
   safetensors::Box box;
-  /// Used instead of a file where the bytes had to be assembled.
-  std::shared_ptr<const std::vector<std::byte>> memory = nullptr;
+  /// The distances between neighbours in each dimension, in elements, where the
+  /// bytes are not one row after another: in views of a larger tensor.
+  std::optional<safetensors::Shape> strides = std::nullopt;
 };
 
 /// A tensor in files of any format.

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +12,8 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/json_text.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
@@ -32,7 +35,10 @@ bool is_safetensors(const path& file) {
 class TorchEntries {
  public:
   explicit TorchEntries(const path& where)
-      : file_(where), input_(std::make_shared<InputFile>(where)) {}
+      : file_(where),
+        input_(std::make_shared<InputFile>(where)),
+        listing_left_(kListingPerByte * file_.num_bytes() + kListingSlack),
+        tensor_bytes_left_(file_.most_tensor_bytes()) {}
 
   StoredTensors read() {
     visit(file_.root(), "");
@@ -40,7 +46,36 @@ class TorchEntries {
   }
 
  private:
+  // A pickle refers to a dictionary again for two bytes, and all its tensors
+  // then have other names. The memory for names and places of tensors is
+  // bounded by the file's size; files take some hundred bytes per tensor.
+  static constexpr std::uint64_t kListingPerByte = 64;
+  static constexpr std::uint64_t kListingSlack = std::uint64_t{16} << 20U;
+  static constexpr std::uint64_t kEntryBytes = 64;
+  static constexpr std::uint64_t kTensorEntryBytes = 512;
+
+  [[noreturn]] void fail(const std::string& name, const std::string& what) {
+    throw CheckpointError(format(
+        "[torch] {}: \"{}\": {}",
+        input_->path().string(),
+        printable(name),
+        what));
+  }
+
+  void charge_listing(const std::string& name, std::uint64_t num_bytes) {
+    if (num_bytes > listing_left_) {
+      fail(
+          name,
+          format(
+              "the list of tensors would take more than {} times the file's "
+              "size: it repeats dictionaries",
+              kListingPerByte));
+    }
+    listing_left_ -= num_bytes;
+  }
+
   void visit(const Pickle::Value& value, const std::string& name) {
+    charge_listing(name, kEntryBytes + name.size());
     if (const auto tensor = file_.tensor(value)) {
       add(*tensor, name);
       return;
@@ -54,48 +89,73 @@ class TorchEntries {
     if (dict.kind() != Pickle::Kind::dict) return;
     for (std::size_t i = 0; i < dict.size(); ++i) {
       const Pickle::Value key = dict.key(i);
-      std::string step;
       if (key.kind() == Pickle::Kind::text) {
-        step = key.text();
+        visit(dict.value(i), name_inside(name, key.text()));
       } else if (key.kind() == Pickle::Kind::integer) {
-        step = std::to_string(key.integer());
-      } else {
-        continue;
+        visit(dict.value(i), name_inside(name, std::to_string(key.integer())));
       }
-      visit(dict.value(i), name.empty() ? step : format("{}.{}", name, step));
     }
   }
 
+  std::string name_inside(const std::string& name, std::string_view step) {
+    if (name.size() + step.size() >= kMostNameBytes) {
+      fail(
+          format("{}.{}", name, step.substr(0, kMostNameBytes)),
+          format("a name has at most {} bytes", kMostNameBytes));
+    }
+    return name.empty() ? std::string(step) : format("{}.{}", name, step);
+  }
+
   void add(const TorchTensor& tensor, const std::string& name) {
+    charge_listing(name, kTensorEntryBytes + name.size());
     const auto [storage, is_new] = storages_.emplace(
         std::make_tuple(
-            tensor.storage, tensor.offset, tensor.sizes, tensor.strides),
+            tensor.storage,
+            tensor.dtype,
+            tensor.offset,
+            tensor.sizes,
+            tensor.strides),
         static_cast<std::int64_t>(storages_.size()) + 1);
-    StoredTensor stored{
-        tensor.dtype, tensor.sizes, {}, storage->second, tensors_.size() + 1};
+    if (is_new) {
+      const std::uint64_t num_bytes =
+          safetensors::bytes_of(tensor.dtype, tensor.sizes).value_or(0);
+      if (num_bytes > tensor_bytes_left_) {
+        fail(
+            name,
+            format(
+                "with it, the tensors repeat their storages to more than {} "
+                "bytes, which is not read of a file of {} bytes",
+                file_.most_tensor_bytes(),
+                file_.num_bytes()));
+      }
+      tensor_bytes_left_ -= num_bytes;
+    }
+    const auto width =
+        static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
     StoredBox box{
         input_,
-        0,
-        {safetensors::Shape(tensor.sizes.size(), 0), tensor.sizes},
-        nullptr};
-    if (tensor.is_contiguous()) {
-      const auto width =
-          static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
-      box.offset = file_.place_of(tensor) + tensor.offset * width;
-    } else {
-      box.memory =
-          std::make_shared<const std::vector<std::byte>>(tensor.contiguous());
-    }
-    stored.boxes.push_back(std::move(box));
-    tensors_.insert_or_assign(name, std::move(stored));
+        file_.place_of(tensor) + tensor.offset * width,
+        {safetensors::Shape(tensor.sizes.size(), 0), tensor.sizes}};
+    if (!tensor.is_contiguous()) box.strides = tensor.strides;
+    tensors_.insert_or_assign(
+        name,
+        StoredTensor{
+            tensor.dtype,
+            tensor.sizes,
+            {std::move(box)},
+            storage->second,
+            tensors_.size() + 1});
   }
 
   TorchFile file_;
   std::shared_ptr<const InputFile> input_;
+  std::uint64_t listing_left_;
+  std::uint64_t tensor_bytes_left_;
   StoredTensors tensors_;
   std::map<
       std::tuple<
           std::string,
+          safetensors::Dtype,
           std::uint64_t,
           safetensors::Shape,
           safetensors::Shape>,
@@ -109,10 +169,14 @@ StoredTensors open_file(const path& file) {
 }
 
 StoredTensors open_index(const path& file) {
-  const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format("[checkpoint] {} {}", file.string(), what));
   };
+  const ParsedJson parsed = parse_json(read_file(file));
+  if (!parsed.complaint.empty()) {
+    fail(format("is not an index of a model: {}", parsed.complaint));
+  }
+  const nlohmann::json& json = parsed.value;
   if (!json.is_object()) fail("is not an index of a model");
   const auto& map = json.contains("weight_map") ? json["weight_map"] : json;
   if (!map.is_object()) fail("is not an index of a model");
@@ -122,13 +186,16 @@ StoredTensors open_index(const path& file) {
     if (!where.is_string()) fail("is not an index of a model");
     const auto shard = where.get<std::string>();
     if (shard.find('/') != std::string::npos || shard == "..") {
-      fail(format("names a file outside its directory: {}", shard));
+      fail(format("names a file outside its directory: {}", printable(shard)));
     }
     const auto [found, is_new] = files.try_emplace(shard);
     if (is_new) found->second = open_file(file.parent_path() / shard);
     const auto tensor = found->second.find(name);
     if (tensor == found->second.end()) {
-      fail(format("says that {} is in {}, but it is not", name, shard));
+      fail(format(
+          "says that {} is in {}, but it is not",
+          printable(name),
+          printable(shard)));
     }
     all.emplace(name, tensor->second);
   }
@@ -294,14 +361,18 @@ void write_weights_file(
 }
 
 std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {
-  std::vector<NamedTensor> named;
-  for (const auto& [name, tensor] : tensors) {
-    named.push_back({name, to_write(tensor), tensor.storage});
-  }
+  using Entry = StoredTensors::value_type;
+  std::vector<const Entry*> entries;
+  for (const Entry& entry : tensors) entries.push_back(&entry);
   std::stable_sort(
-      named.begin(), named.end(), [&](const auto& a, const auto& b) {
-        return tensors.at(a.name).place < tensors.at(b.name).place;
+      entries.begin(), entries.end(), [](const Entry* a, const Entry* b) {
+        return a->second.place < b->second.place;
       });
+  std::vector<NamedTensor> named;
+  for (const Entry* entry : entries) {
+    named.push_back(
+        {entry->first, to_write(entry->second), entry->second.storage});
+  }
   return named;
 }
 

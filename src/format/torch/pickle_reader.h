@@ -164,4 +164,8 @@ class Pickle {
   std::unordered_map<std::uint64_t, std::uint32_t> memo_;
 };
 
+/// Whether the text of a global, in which a line ends the module, is `name`,
+/// "module name".
+bool is_global(std::string_view text, std::string_view name);
+
 }  // namespace accelerate::detail

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 
 #include <accelerate/error.h>
@@ -29,6 +30,13 @@ std::string_view name_of(Pickle::Kind kind) {
 }
 
 }  // namespace
+
+bool is_global(std::string_view text, std::string_view name) {
+  return std::equal(
+      text.begin(), text.end(), name.begin(), name.end(), [](char a, char b) {
+        return a == b || (a == '\n' && b == ' ');
+      });
+}
 
 Pickle::Kind Pickle::Value::kind() const { return pickle_->nodes_[node_].kind; }
 
@@ -108,9 +116,7 @@ Pickle::Value Pickle::Value::as_dict() const {
 
 bool Pickle::Value::is_call_of(std::string_view global) const {
   if (kind() != Kind::call) return false;
-  std::string name(item(0).text());
-  for (char& c : name) c = c == '\n' ? ' ' : c;
-  return name == global;
+  return is_global(item(0).text(), global);
 }
 
 }  // namespace accelerate::detail

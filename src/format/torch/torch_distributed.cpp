@@ -1,15 +1,18 @@
 #include "format/torch/torch_distributed.h"
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/limits.h"
 #include "base/text.h"
+#include "format/tensors/box_cover.h"
 #include "format/torch/pickle_reader.h"
 #include "format/torch/torch_file.h"
 
@@ -39,19 +42,19 @@ class MetadataReader {
     const Value tensors = member(root, "state_dict_metadata");
     TorchDistributed found;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const std::string name(tensors.key(i).text());
+      const std::string name = name_in(tensors.key(i));
       const Value what = tensors.value(i);
       if (!ends_with(what, "TensorStorageMetadata")) {
         found.others.push_back(name);
         continue;
       }
-      found.tensors.emplace(name, describe(what.as_dict()))
+      found.tensors.emplace(name, describe(name, what.as_dict()))
           .first->second.place = i + 1;
     }
     place(member(root, "storage_data"), found.tensors);
-    for (const auto& [name, tensor] : found.tensors) {
-      if (num_missing_[name] != 0) {
-        fail(format("a shard of \"{}\" is in no file", name));
+    for (const auto& [name, boxes] : unplaced_) {
+      if (!boxes.empty()) {
+        fail(format("a shard of \"{}\" is in no file", printable(name)));
       }
     }
     strip_top(root, found);
@@ -73,6 +76,18 @@ class MetadataReader {
     fail(format("\"{}\" is missing", key));
   }
 
+  [[nodiscard]] std::string name_in(const Value& value) const {
+    const std::string_view name = value.text();
+    if (name.size() > kMostNameBytes) {
+      fail(format(
+          "the name {} has {} bytes; at most {} are read",
+          printable(name.substr(0, kMostNameBytes)),
+          name.size(),
+          kMostNameBytes));
+    }
+    return std::string(name);
+  }
+
   static bool ends_with(const Value& value, std::string_view class_name) {
     return value.kind() == Pickle::Kind::call &&
         value.item(0).text().ends_with(class_name);
@@ -88,10 +103,16 @@ class MetadataReader {
       if (size < 0) fail("a size is negative");
       shape.push_back(static_cast<std::uint64_t>(size));
     }
+    if (shape.size() > kMostDimensions) {
+      fail(format(
+          "a shape of {} dimensions; at most {} are read",
+          shape.size(),
+          kMostDimensions));
+    }
     return shape;
   }
 
-  StoredTensor describe(const Value& dict) {
+  StoredTensor describe(const std::string& name, const Value& dict) {
     StoredTensor tensor;
     const Value properties = member(dict, "properties");
     // The state of properties is a tuple that begins with the dtype; in older
@@ -102,64 +123,64 @@ class MetadataReader {
         : state.item(0);
     const auto known = torch_dtype_of(dtype);
     if (!known) {
-      fail(format("a dtype that safetensors does not have: {}", dtype.text()));
+      fail(format(
+          "a dtype that safetensors does not have: {}",
+          printable(dtype.text())));
     }
     tensor.dtype = *known;
     tensor.shape = sizes(member(dict, "size"));
+    if (!safetensors::bytes_of(tensor.dtype, tensor.shape)) {
+      fail(format("the size of \"{}\" is impossible", printable(name)));
+    }
     const Value chunks = member(dict, "chunks");
+    std::set<std::pair<Shape, Shape>> seen;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       const Value chunk = chunks.item(i).as_dict();
       StoredBox box;
       box.box = {
           sizes(member(chunk, "offsets")), sizes(member(chunk, "sizes"))};
-      if (box.box.begin.size() != tensor.shape.size() ||
-          box.box.size.size() != tensor.shape.size()) {
-        fail("a shard has another number of dimensions than its tensor");
-      }
-      for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
-        if (box.box.begin[d] > tensor.shape[d] ||
-            box.box.size[d] > tensor.shape[d] - box.box.begin[d]) {
-          fail("a shard is not inside its tensor");
-        }
-      }
-      // Uneven sharding leaves empty shards.
-      if (*safetensors::bytes_of(tensor.dtype, box.box.size) > 0) {
-        tensor.boxes.push_back(std::move(box));
-      }
+      // Old planners list a shard of several ranks once for each.
+      if (!seen.emplace(box.box.begin, box.box.size).second) continue;
+      tensor.boxes.push_back(std::move(box));
     }
+    std::vector<const safetensors::Box*> boxes;
+    for (const StoredBox& each : tensor.boxes) boxes.push_back(&each.box);
+    const auto complaint =
+        complaint_of_boxes(tensor.shape, boxes, /*must_cover=*/true);
+    if (complaint) fail(format("\"{}\": {}", printable(name), *complaint));
+    // Uneven sharding leaves empty shards.
+    std::erase_if(tensor.boxes, [&](const StoredBox& each) {
+      return *safetensors::bytes_of(tensor.dtype, each.box.size) == 0;
+    });
     return tensor;
   }
 
   // Finds each shard in its file.
   void place(const Value& storage, StoredTensors& tensors) {
-    for (const auto& [name, tensor] : tensors) {
-      num_missing_[name] = tensor.boxes.size();
+    for (auto& [name, tensor] : tensors) {
+      std::map<Shape, StoredBox*>& unplaced = unplaced_[name];
+      for (StoredBox& box : tensor.boxes) unplaced[box.box.begin] = &box;
     }
     for (std::size_t i = 0; i < storage.size(); ++i) {
       const Value index = storage.key(i).as_dict();
       const Value info = storage.value(i).as_dict();
-      const std::string name(member(index, "fqn").text());
+      const std::string name = name_in(member(index, "fqn"));
       const auto tensor = tensors.find(name);
       if (tensor == tensors.end()) continue;
-      const Shape begin = sizes(member(index, "offset"));
-      const auto box = std::find_if(
-          tensor->second.boxes.begin(),
-          tensor->second.boxes.end(),
-          [&](const StoredBox& each) {
-            return each.box.begin == begin && each.file == nullptr;
-          });
-      if (box == tensor->second.boxes.end()) continue;
+      std::map<Shape, StoredBox*>& unplaced = unplaced_[name];
+      const auto box = unplaced.find(sizes(member(index, "offset")));
+      if (box == unplaced.end()) continue;
       const std::int64_t offset = member(info, "offset").integer();
       const std::int64_t length = member(info, "length").integer();
       if (offset < 0 || length < 0)
         fail("an offset or length in a file is negative");
       locate(
           tensor->second,
-          *box,
-          std::string(member(info, "relative_path").text()),
+          *box->second,
+          name_in(member(info, "relative_path")),
           static_cast<std::uint64_t>(offset),
           static_cast<std::uint64_t>(length));
-      --num_missing_[name];
+      unplaced.erase(box);
     }
   }
 
@@ -170,14 +191,20 @@ class MetadataReader {
       std::uint64_t offset,
       std::uint64_t length) {
     if (name.find('/') != std::string::npos || name == "..") {
-      fail(format("it names a file outside its directory: {}", name));
+      fail(
+          format("it names a file outside its directory: {}", printable(name)));
     }
-    auto& file = files_[name];
+    auto& [file, num_read] = files_[name];
     if (!file) file = std::make_shared<InputFile>(directory_ / name);
     const auto all = file->bytes();
     if (offset > all.size() || length > all.size() - offset) {
-      fail(format("{} is shorter than it should be", name));
+      fail(format("{} is shorter than it should be", printable(name)));
     }
+    // Shards follow one another, so each byte is in one.
+    if (length > all.size() - num_read) {
+      fail(format("shards in {} overlap", printable(name)));
+    }
+    num_read += length;
     // Each shard is an entire torch.save file inside another file.
     const TorchFile saved(
         all.subspan(offset, length),
@@ -185,7 +212,7 @@ class MetadataReader {
     const auto shard = saved.tensor(saved.root());
     if (!shard || shard->dtype != tensor.dtype ||
         shard->sizes != box.box.size || !shard->is_contiguous()) {
-      fail(format("a shard in {} differs from its metadata", name));
+      fail(format("a shard in {} differs from its metadata", printable(name)));
     }
     const auto width =
         static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
@@ -207,11 +234,12 @@ class MetadataReader {
     for (std::size_t i = 0; i < paths->size(); ++i) {
       const Value path = paths->value(i);
       if (path.size() < 2 || path.item(0).kind() != Pickle::Kind::text) return;
-      const std::string first(path.item(0).text());
+      const std::string first = name_in(path.item(0));
       if (top && *top != first) return;
       top = first;
-      const auto tensor = found.tensors.find(std::string(paths->key(i).text()));
+      const auto tensor = found.tensors.find(name_in(paths->key(i)));
       if (tensor == found.tensors.end()) continue;
+      if (!tensor->first.starts_with(format("{}.", first))) return;
       stripped.emplace(tensor->first.substr(first.size() + 1), tensor->second);
     }
     if (stripped.size() == found.tensors.size()) {
@@ -223,8 +251,14 @@ class MetadataReader {
   std::string where_;
   std::string text_;
   Pickle pickle_;
-  std::map<std::string, std::shared_ptr<InputFile>> files_;
-  std::map<std::string, std::size_t> num_missing_;
+  struct Opened {
+    std::shared_ptr<InputFile> file;
+    /// Bytes of the shards that were read.
+    std::uint64_t num_read = 0;
+  };
+  std::map<std::string, Opened> files_;
+  /// Shards that were not found yet, by where they begin in their tensor.
+  std::map<std::string, std::map<Shape, StoredBox*>> unplaced_;
 };
 
 }  // namespace

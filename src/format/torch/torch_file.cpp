@@ -1,6 +1,5 @@
 #include "format/torch/torch_file.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <limits>
@@ -11,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
+#include "base/limits.h"
 #include "base/text.h"
 #include "format/torch/torch_legacy.h"
 #include "format/torch/zip_reader.h"
@@ -58,6 +58,12 @@ constexpr std::array<std::pair<std::string_view, Dtype>, 30> kDtypes{{
 
 Shape shape_of(const Pickle::Value& value) {
   Shape shape;
+  if (value.size() > kMostDimensions) {
+    throw CheckpointError(format(
+        "[torch] a tensor has {} sizes or strides; at most {} are read",
+        value.size(),
+        kMostDimensions));
+  }
   for (std::size_t i = 0; i < value.size(); ++i) {
     const std::int64_t size = value.item(i).integer();
     if (size < 0) throw CheckpointError("[torch] a size or stride is negative");
@@ -103,10 +109,8 @@ std::string find_directory(const ZipReader& zip, const std::string& path) {
 
 std::optional<Dtype> torch_dtype_of(const Pickle::Value& value) {
   if (value.kind() != Pickle::Kind::global) return std::nullopt;
-  std::string name(value.text());
-  std::replace(name.begin(), name.end(), '\n', ' ');
   for (const auto& [known, dtype] : kDtypes) {
-    if (known == name) return dtype;
+    if (is_global(value.text(), known)) return dtype;
   }
   return std::nullopt;
 }
@@ -193,7 +197,7 @@ struct TorchFile::State {
     const auto found = storages.find(key);
     if (found == storages.end()) {
       throw CheckpointError(
-          format("[torch] {} has no storage '{}'", path, key));
+          format("[torch] {} has no storage '{}'", path, printable(key)));
     }
     return found->second;
   }
@@ -240,11 +244,18 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   if (!dtype) {
     fail(format(
         "its dtype is not one that safetensors has: {}",
-        (has_dtype ? arguments.item(6) : storage.item(1)).text()));
+        printable((has_dtype ? arguments.item(6) : storage.item(1)).text())));
   }
   TorchTensor found;
   found.dtype = *dtype;
-  found.storage = storage.item(2).text();
+  const std::string_view key = storage.item(2).text();
+  if (key.size() > kMostNameBytes) {
+    fail(format(
+        "the key of its storage has {} bytes; at most {} are read",
+        key.size(),
+        kMostNameBytes));
+  }
+  found.storage = key;
   const std::int64_t offset = arguments.item(1).integer();
   if (offset < 0) fail("it begins before its storage");
   found.offset = static_cast<std::uint64_t>(offset);
@@ -257,14 +268,26 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
       : std::nullopt;
   if (!end || *end > found.bytes.size() / element_bytes(*dtype) ||
       !safetensors::bytes_of(*dtype, found.sizes)) {
-    fail(format("it reaches beyond its storage '{}'", found.storage));
+    fail(
+        format("it reaches beyond its storage '{}'", printable(found.storage)));
   }
-  // With strides of 0 a small storage can stand for any number of elements.
-  if (*safetensors::bytes_of(*dtype, found.sizes) > state_->most_bytes()) {
-    fail("it repeats its storage more often than is read");
+  const std::uint64_t size = *safetensors::bytes_of(*dtype, found.sizes);
+  if (size > most_tensor_bytes()) {
+    fail(format(
+        "it repeats its storage to {} bytes; at most {} are read of this file",
+        size,
+        most_tensor_bytes()));
   }
   return found;
 }
+
+std::uint64_t TorchFile::most_tensor_bytes() const {
+  constexpr std::uint64_t kRepeats = 8;
+  constexpr std::uint64_t kSlack = std::uint64_t{8} << 20U;
+  return kRepeats * num_bytes() + kSlack;
+}
+
+std::uint64_t TorchFile::num_bytes() const { return state_->bytes.size(); }
 
 std::uint64_t TorchFile::place_of(const TorchTensor& tensor) const {
   return static_cast<std::uint64_t>(tensor.bytes.data() - state_->bytes.data());

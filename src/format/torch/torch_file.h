@@ -56,6 +56,14 @@ class TorchFile {
   /// one. Throws CheckpointError if it reaches beyond its storage.
   [[nodiscard]] std::optional<TorchTensor> tensor(
       const Pickle::Value& value) const;
+  /// The number of bytes that the elements of all tensors may take together,
+  /// those of a tensor with other sizes, strides or offset in the same storage
+  /// again: 8 times the file's, and 8 MiB. With strides of 0 and with views of
+  /// one storage, a small file could describe any number. tensor() refuses a
+  /// single tensor of more.
+  [[nodiscard]] std::uint64_t most_tensor_bytes() const;
+  /// The file's size.
+  [[nodiscard]] std::uint64_t num_bytes() const;
   /// The offset in the file at which the tensor's storage begins.
   [[nodiscard]] std::uint64_t place_of(const TorchTensor& tensor) const;
 

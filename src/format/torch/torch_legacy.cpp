@@ -7,6 +7,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/limits.h"
 #include "base/text.h"
 #include "format/torch/torch_file.h"
 
@@ -45,6 +46,15 @@ LegacyTorch read_legacy_torch(
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format("[torch] {}: {}", name, what));
   };
+  const auto key_in = [&](const Pickle::Value& value) {
+    if (value.text().size() > kMostNameBytes) {
+      fail(format(
+          "the key of a storage has {} bytes; at most {} are read",
+          value.text().size(),
+          kMostNameBytes));
+    }
+    return std::string(value.text());
+  };
   const std::size_t most_bytes = (std::size_t{1} << 20) + 2 * bytes.size();
   std::size_t at = kMagic.size();
   const auto next = [&] {
@@ -73,12 +83,12 @@ LegacyTorch read_legacy_torch(
       continue;
     }
     const auto dtype = torch_dtype_of(storage.item(1));
-    widths[std::string(storage.item(2).text())] =
+    widths[key_in(storage.item(2))] =
         dtype ? static_cast<std::size_t>(safetensors::bits_of(*dtype)) / 8 : 1;
   }
   const auto keys = next();
   for (std::size_t i = 0; i < keys->root().size(); ++i) {
-    const std::string key(keys->root().item(i).text());
+    const std::string key = key_in(keys->root().item(i));
     std::int64_t count = 0;
     if (bytes.size() - at < sizeof count) fail("it is torn");
     std::memcpy(&count, bytes.data() + at, sizeof count);

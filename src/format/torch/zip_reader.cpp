@@ -168,23 +168,26 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
     }
     at += std::size_t{name_size} + extra_size + comment_size;
     const std::string entry_name = text_of(*name_bytes);
+    const auto complain = [&](std::string_view what) {
+      fail(format("'{}' {}", printable(entry_name), what));
+    };
     if ((entry.flags & 1U) != 0 || entry.method != 0) {
-      fail(format("'{}' is compressed or encrypted", entry_name));
+      complain("is compressed or encrypted");
     }
     if (entry.packed != entry.size) {
-      fail(format("'{}' has two different sizes", entry_name));
+      complain("has two different sizes");
     }
     const auto local = piece(file, entry.local, kLocalBytes);
     if (!local || number_at<std::uint32_t>(*local, 0) != kLocal) {
-      fail(format("'{}' is not where the directory says", entry_name));
+      complain("is not where the directory says");
     }
     const std::uint64_t skipped = kLocalBytes +
         number_at<std::uint16_t>(*local, 26) +
         number_at<std::uint16_t>(*local, 28);
     const auto contents = piece(file, entry.local + skipped, entry.size);
-    if (!contents) fail(format("'{}' is not inside the file", entry_name));
+    if (!contents) complain("is not inside the file");
     if (!entries_.emplace(entry_name, Entry{*contents, entry.crc}).second) {
-      fail(format("'{}' appears twice", entry_name));
+      complain("appears twice");
     }
   }
 }
@@ -195,14 +198,16 @@ void ZipReader::fail(const std::string& what) const {
 
 const ZipReader::Entry& ZipReader::at(const std::string& entry) const {
   const auto found = entries_.find(entry);
-  if (found == entries_.end()) fail(format("it has no entry '{}'", entry));
+  if (found == entries_.end())
+    fail(format("it has no entry '{}'", printable(entry)));
   return found->second;
 }
 
 void ZipReader::verify(const std::string& entry) const {
   const Entry& found = at(entry);
   if (crc32(found.bytes) != found.crc32) {
-    fail(format("the contents of '{}' have changed: they are torn", entry));
+    fail(format(
+        "the contents of '{}' have changed: they are torn", printable(entry)));
   }
 }
 
