@@ -17,6 +17,9 @@ void pickle(Input input);
 void zip(Input input);
 void torch_file(Input input);
 void state_of_distributed(Input input);
+/// What clients send to the store of a launch. Beyond what the others promise,
+/// memory is bounded by the bytes that came and by the store's limits.
+void store(Input input);
 
 struct Target {
   std::string_view name;
@@ -29,6 +32,7 @@ inline constexpr Target kTargets[] = {
     {"pickle", &pickle},
     {"zip", &zip},
     {"torch_file", &torch_file},
-    {"state_of_distributed", &state_of_distributed}};
+    {"state_of_distributed", &state_of_distributed},
+    {"store", &store}};
 
 }  // namespace accelerate::fuzz
