@@ -14,6 +14,7 @@
 #include "cli/launch/nodes/preflight.h"
 #include "cli/launch/ranks/rank_group.h"
 #include "cli/launch/signals.h"
+#include "launch/store_secret.h"
 #include "launch/store_server.h"
 #include "launch/watchdog.h"
 
@@ -41,9 +42,9 @@ void say_processors(const LaunchPlan& plan) {
 // Throws if one failed.
 void require_reachable(
     const LaunchPlan& plan,
-    int port,
+    const StorePlace& store,
     const Signals& signals) {
-  const std::vector<Reach> results = check_machines(plan, port, signals);
+  const std::vector<Reach> results = check_machines(plan, store, signals);
   if (plan.machine_rank == 0) say(describe(results));
   for (const Reach& each : results) {
     if (each.problem.empty()) continue;
@@ -68,19 +69,20 @@ void agree_on_end(Machines& machines, int attempt, GroupEnd& end) {
 
 int run_attempts(
     const LaunchPlan& plan,
-    int port,
+    StorePlace store,
     const Signals& signals,
     detail::Watchdog* watchdog) {
   std::optional<Machines> machines;
   if (plan.num_machines > 1) {
-    if (plan.checks_machines) require_reachable(plan, port, signals);
-    machines.emplace(plan, port, signals);
+    machines.emplace(plan, store, signals);
+    store.secret = machines->secret();
+    if (plan.checks_machines) require_reachable(plan, store, signals);
   }
   for (int attempt = 0;; ++attempt) {
     const int stop = machines ? machines->begin(attempt) : -1;
     GroupEnd end = RankGroup(
                        plan,
-                       {.attempt = attempt, .port = port, .stop = stop},
+                       {.attempt = attempt, .store = store, .stop = stop},
                        signals,
                        watchdog)
                        .run();
@@ -98,6 +100,27 @@ int run_attempts(
   }
 }
 
+// Only the launcher of machine 0 holds a store.
+detail::StoreServerOptions store_options(
+    const LaunchPlan& plan,
+    const std::string& secret) {
+  // Output, its files and the log of a rank, and what the launcher needs.
+  constexpr int kDescriptorsPerRank = 8, kDescriptors = 64;
+  detail::StoreServerOptions options;
+  options.is_open = plan.num_machines > 1;
+  options.secret = secret;
+  options.num_machines = plan.num_machines;
+  options.is_secret_shared = !plan.given_secret.empty();
+  options.num_spare_descriptors =
+      kDescriptors + kDescriptorsPerRank * plan.processes_here();
+  if (!plan.is_quiet) {
+    options.report = [](const std::string& line) {
+      say(detail::format("accelerate-cpp: {}\n", line));
+    };
+  }
+  return options;
+}
+
 }  // namespace
 
 int run_ranks(const LaunchPlan& plan) {
@@ -107,13 +130,16 @@ int run_ranks(const LaunchPlan& plan) {
       plan.max_restarts > 0 || plan.log_dir;
   if (is_isolated) watchdog.emplace();
   std::optional<detail::StoreServer> store;
+  StorePlace place{plan.port.value_or(0), {}};
   if (plan.port && plan.machine_rank == 0) {
-    store.emplace(plan.address, *plan.port, plan.num_machines > 1);
+    place.secret = plan.given_secret.empty() ? detail::make_store_secret()
+                                             : plan.given_secret;
+    store.emplace(plan.address, *plan.port, store_options(plan, place.secret));
+    place.port = store->port();
   }
-  const int port = store ? store->port() : plan.port.value_or(0);
   say_processors(plan);
   try {
-    return run_attempts(plan, port, signals, watchdog ? &*watchdog : nullptr);
+    return run_attempts(plan, place, signals, watchdog ? &*watchdog : nullptr);
   } catch (const Stopped& stopped) {
     return 128 + stopped.signal;
   }

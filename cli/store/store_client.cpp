@@ -14,6 +14,7 @@
 
 #include "base/network.h"
 #include "base/text.h"
+#include "config/rank_variables.h"
 #include "launch/store_protocol.h"
 
 namespace accelerate::cli {
@@ -105,17 +106,51 @@ StoreClient::StoreClient(
 
 StoreClient::~StoreClient() { ::close(socket_); }
 
+std::string StoreClient::join(int machine, const std::string& given) {
+  send(Message(detail::StoreQuery::join)
+           .value(static_cast<std::uint32_t>(machine))
+           .text(given)
+           .bytes());
+  auto answer = detail::StoreJoinAnswer::admitted;
+  receive(&answer, sizeof answer);
+  std::string secret = receive_text();
+  if (answer == detail::StoreJoinAnswer::wrong_secret) {
+    throw ConfigError(format(
+        "[launch] the launcher of machine 0 at {} has another {}; set it to "
+        "the "
+        "same value for the launchers of all machines, or for none",
+        peer_,
+        detail::kStoreSecretVariable));
+  }
+  if (answer == detail::StoreJoinAnswer::machine_taken) {
+    throw ConfigError(format(
+        "[launch] another launcher has joined {} as machine {}; give every "
+        "machine its own --machine_rank, and every launch its own "
+        "--main_process_port. If there is no such launcher, somebody else on "
+        "the network was faster: set {} for all launchers",
+        peer_,
+        machine,
+        detail::kStoreSecretVariable));
+  }
+  show_secret(secret);
+  return secret;
+}
+
+void StoreClient::show_secret(const std::string& secret) {
+  prefix_ = format("/{}/", secret);
+}
+
 void StoreClient::set(const std::string& key, const std::string& value) {
-  send(Message(detail::StoreQuery::set).text(key).text(value).bytes());
+  send(Message(detail::StoreQuery::set).text(key_of(key)).text(value).bytes());
 }
 
 std::string StoreClient::get(const std::string& key) {
-  send(Message(detail::StoreQuery::get).text(key).bytes());
+  send(Message(detail::StoreQuery::get).text(key_of(key)).bytes());
   return receive_text();
 }
 
 std::int64_t StoreClient::add(const std::string& key, std::int64_t value) {
-  send(Message(detail::StoreQuery::add).text(key).value(value).bytes());
+  send(Message(detail::StoreQuery::add).text(key_of(key)).value(value).bytes());
   std::int64_t now = 0;
   receive(&now, sizeof now);
   return now;
@@ -125,7 +160,7 @@ std::string StoreClient::set_once(
     const std::string& key,
     const std::string& value) {
   send(Message(detail::StoreQuery::compare_set)
-           .text(key)
+           .text(key_of(key))
            .text("")
            .text(value)
            .bytes());
@@ -152,6 +187,7 @@ void StoreClient::lose() const {
 std::string StoreClient::receive_text() {
   std::uint64_t size = 0;
   receive(&size, sizeof size);
+  if (size > detail::StoreLimits().max_message_bytes) lose();
   std::string text(size, '\0');
   receive(text.data(), text.size());
   return text;

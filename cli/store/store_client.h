@@ -8,7 +8,8 @@
 namespace accelerate::cli {
 
 /// A connection of a launcher to a detail::StoreServer. Not thread-safe. Every
-/// function throws DistributedError if the connection is lost.
+/// function throws DistributedError if the connection is lost. Unless the
+/// server has no secret, either join() or show_secret() comes first.
 class StoreClient {
  public:
   /// Retries until the server listens, calling `between`, which may throw,
@@ -21,6 +22,13 @@ class StoreClient {
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
   ~StoreClient();
+
+  /// Asks the server of a launch to take this launcher in as `machine`, and to
+  /// tell its secret, or compares the secret that both were `given`. Throws
+  /// ConfigError if it refuses.
+  std::string join(int machine, const std::string& given);
+  /// Lets the server know this client by its keys from now on.
+  void show_secret(const std::string& secret);
 
   void set(const std::string& key, const std::string& value);
   /// The value of a key; empty if the key does not exist.
@@ -38,7 +46,12 @@ class StoreClient {
   std::string receive_text();
   [[noreturn]] void lose() const;
 
+  [[nodiscard]] std::string key_of(const std::string& key) const {
+    return prefix_ + key;
+  }
+
   std::string peer_;
+  std::string prefix_;
   int socket_ = -1;
 };
 

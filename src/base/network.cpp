@@ -43,6 +43,13 @@ std::string own_address(int socket) {
   return numeric_address(reinterpret_cast<sockaddr*>(&own), length);
 }
 
+std::string peer_address(int socket) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  ::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length);
+  return numeric_address(reinterpret_cast<sockaddr*>(&peer), length);
+}
+
 int own_port(int socket) {
   sockaddr_storage own{};
   socklen_t length = sizeof own;

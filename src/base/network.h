@@ -32,6 +32,8 @@ class Addresses {
 std::string numeric_address(const sockaddr* address, socklen_t length);
 /// The address of this end of a connection.
 std::string own_address(int socket);
+/// The address of the other end of a connection.
+std::string peer_address(int socket);
 /// The port of a bound socket.
 int own_port(int socket);
 

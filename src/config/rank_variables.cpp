@@ -1,6 +1,8 @@
 #include "config/rank_variables.h"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -241,7 +243,8 @@ bool is_rank_variable(std::string_view name) {
         "ROLE_NAME",
         "MASTER_ADDR",
         "MASTER_PORT",
-        "ACCELERATE_CPP_CONFIG"}) {
+        "ACCELERATE_CPP_CONFIG",
+        kStoreSecretVariable}) {
     if (name == variable) return true;
   }
   return name.starts_with("TORCHELASTIC_");
@@ -303,10 +306,33 @@ RankVariables read_rank_variables(const Environment& environment) {
       parse_bool(
           environment.get("TORCHELASTIC_USE_AGENT_STORE").value_or("false"))
           .value_or(false);
+  result.store_prefix = read_store_secret(environment);
   if (const auto restarts = environment.get("TORCHELASTIC_RESTART_COUNT")) {
-    result.store_prefix = format("attempt_{}", *restarts);
+    const char* const separator = result.store_prefix.empty() ? "" : "/";
+    result.store_prefix += format("{}attempt_{}", separator, *restarts);
   }
   return result;
+}
+
+std::string read_store_secret(const Environment& environment) {
+  constexpr std::size_t kFewest = 16, kMost = 256;
+  const std::string secret = environment.get(kStoreSecretVariable).value_or("");
+  const bool is_plain =
+      std::all_of(secret.begin(), secret.end(), [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '-' || c == '_';
+      });
+  if (secret.empty() ||
+      (is_plain && secret.size() >= kFewest && secret.size() <= kMost)) {
+    return secret;
+  }
+  throw ConfigError(format(
+      "[launch] {} has {} characters{}; use {} to {} random letters, digits, - "
+      "and _, for example those of `openssl rand -hex 16`",
+      kStoreSecretVariable,
+      secret.size(),
+      is_plain ? "" : ", some of them other than letters, digits, - and _",
+      kFewest,
+      kMost));
 }
 
 }  // namespace accelerate::detail

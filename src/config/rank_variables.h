@@ -8,6 +8,11 @@
 
 namespace accelerate::detail {
 
+/// The variable with the secret of a launch. Launchers give it to their ranks;
+/// a user may give one to the launchers of several machines.
+inline constexpr const char* kStoreSecretVariable =
+    "ACCELERATE_CPP_STORE_SECRET";
+
 /// The rank of this process, the number of ranks, and the address at which rank
 /// 0 listens.
 struct RankVariables {
@@ -24,7 +29,7 @@ struct RankVariables {
   /// too.
   bool agent_hosts_store = false;
   /// Prefix of every store key, so that a restarted group does not find keys of
-  /// the old one.
+  /// the old one, and that the launcher's store knows its ranks by the secret.
   std::string store_prefix;
 };
 
@@ -38,6 +43,10 @@ RankVariables read_rank_variables(const Environment& environment);
 /// Whether a launcher sets this variable per rank, so that a process that
 /// starts its own ranks must not pass it on.
 bool is_rank_variable(std::string_view name);
+
+/// The secret of a launch that the environment has; empty if there is none.
+/// Throws ConfigError for one that can be guessed or cannot be part of a key.
+std::string read_store_secret(const Environment& environment);
 
 /// The first host of a Slurm node list: "node[03-05,9],x7" gives "node03".
 std::string first_slurm_host(const std::string& node_list);

@@ -21,6 +21,7 @@
 #include "config/rank_variables.h"
 #include "launch/exit_reason.h"
 #include "launch/start_process.h"
+#include "launch/store_secret.h"
 #include "launch/store_server.h"
 #include "launch/supervisor.h"
 
@@ -71,6 +72,12 @@ class Report final : public detail::EventSource {
   std::string text_;
 };
 
+/// Where ranks find the store.
+struct StorePlace {
+  int port = 0;
+  std::string secret;
+};
+
 /// The ranks, with their reports in the same order.
 struct Ranks {
   detail::Supervisor supervisor{{}};
@@ -89,7 +96,7 @@ std::vector<std::string> variables_of(
     const LaunchFunctionOptions& options,
     const detail::Environment& environment,
     int rank,
-    int port,
+    const StorePlace& store,
     int report) {
   std::map<std::string, std::string> all;
   for (const auto& [name, value] : environment.all()) {
@@ -106,7 +113,8 @@ std::vector<std::string> variables_of(
   all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
   all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = size;
   all["MASTER_ADDR"] = "127.0.0.1";
-  all["MASTER_PORT"] = std::to_string(port);
+  all["MASTER_PORT"] = std::to_string(store.port);
+  all[detail::kStoreSecretVariable] = store.secret;
   // This process hosts the store.
   all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   all[kNameVariable] = options.name;
@@ -123,7 +131,7 @@ void start_rank(
     const LaunchFunctionOptions& options,
     const detail::Environment& environment,
     int rank,
-    int port) {
+    const StorePlace& store) {
   detail::Pipe pipe;
   detail::ProcessStart start;
   start.program = "/proc/self/exe";
@@ -136,7 +144,7 @@ void start_rank(
         options.arguments->end());
   }
   start.variables =
-      variables_of(options, environment, rank, port, pipe.write_end());
+      variables_of(options, environment, rank, store, pipe.write_end());
   start.kept = pipe.write_end();
   const detail::StartedProcess started =
       detail::start_process(std::move(start));
@@ -242,11 +250,12 @@ void launch_function(
     function();
     return;
   }
-  const detail::StoreServer store("127.0.0.1", 0);
+  const std::string secret = detail::make_store_secret();
+  const detail::StoreServer store("127.0.0.1", 0, {.secret = secret});
   Ranks ranks;
   try {
     for (int rank = 0; rank < options.num_processes; ++rank) {
-      start_rank(ranks, options, environment, rank, store.port());
+      start_rank(ranks, options, environment, rank, {store.port(), secret});
     }
   } catch (...) {
     ranks.supervisor.kill_and_wait();

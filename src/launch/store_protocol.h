@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 
 namespace accelerate::detail {
 
@@ -21,7 +22,11 @@ enum class StoreQuery : std::uint8_t {
   multi_get,
   multi_set,
   cancel_wait,
-  ping
+  ping,
+  /// Ours alone: the launcher of another machine, with its 32-bit rank and the
+  /// secret it was given (or an empty string), asks to join. The answer is a
+  /// StoreJoinAnswer and the secret.
+  join = 0x80
 };
 
 enum class StoreAnswer : std::uint8_t {
@@ -31,7 +36,32 @@ enum class StoreAnswer : std::uint8_t {
   wait_canceled = 1
 };
 
+enum class StoreJoinAnswer : std::uint8_t {
+  admitted,
+  wrong_secret,
+  machine_taken
+};
+
 /// The argument of `validate`, the first query of a connection.
 inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
+
+/// What a store holds at most. A client whose request would exceed a limit is
+/// closed; the protocol has no answer for errors.
+struct StoreLimits {
+  std::uint64_t max_key_bytes = 64ULL << 10U;
+  /// As in LibTorch's own server.
+  std::uint64_t max_keys_per_message = 128ULL << 10U;
+  /// Bytes of one message, of one value and of one answer.
+  std::uint64_t max_message_bytes = 256ULL << 20U;
+  /// Memory of all keys, values, messages that are arriving and answers that
+  /// clients have not read.
+  std::uint64_t max_total_bytes = 1ULL << 30U;
+};
+
+/// Thrown if a client must be closed: it does not speak the protocol, exceeds a
+/// limit, or is not admitted. The text says why, for the launcher's output.
+struct StoreRefusal : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 }  // namespace accelerate::detail

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <map>
+#include <limits>
 #include <memory>
-#include <optional>
+#include <new>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -16,6 +14,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,294 +22,250 @@
 
 #include "base/network.h"
 #include "base/text.h"
-#include "launch/store_protocol.h"
+#include "launch/socket_owner.h"
+#include "launch/store_service.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// Limits beyond which a message cannot be ours.
-constexpr std::uint64_t kMostBytes = 1ULL << 30U;
-constexpr std::uint64_t kMostKeys = 1ULL << 20U;
+// Bytes read at once from a client that is not admitted, and from others.
+constexpr std::size_t kStrangerBlock = 4U << 10U;
+constexpr std::size_t kBlock = 64U << 10U;
+// How long new connections wait where the system has no descriptor or memory
+// for them.
+constexpr int kAcceptPauseMilliseconds = 100;
+constexpr int kMostReports = 16;
+constexpr std::size_t kFewestClients = 16;
 
-/// Thrown if a message has not arrived completely.
-struct Incomplete {};
-/// Thrown if a client does not speak the protocol.
-struct ProtocolError {};
+struct StoreClientSocket {
+  using Trust = std::function<bool(const StoreClientSocket&)>;
 
-class Reader {
- public:
-  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  StoreClientSocket(int descriptor, const StoreLimits& limits, Trust is_trusted)
+      : socket(descriptor),
+        address(peer_address(descriptor)),
+        session(limits, [this, is_trusted = std::move(is_trusted)] {
+          return is_trusted(*this);
+        }) {}
 
-  template <class T>
-  T value() {
-    T out;
-    if (rest_.size() < sizeof out) throw Incomplete();
-    std::memcpy(&out, rest_.data(), sizeof out);
-    rest_.remove_prefix(sizeof out);
-    return out;
-  }
-  std::string text() {
-    const auto size = value<std::uint64_t>();
-    if (size > kMostBytes) throw ProtocolError();
-    if (rest_.size() < size) throw Incomplete();
-    std::string out(rest_.substr(0, size));
-    rest_.remove_prefix(size);
-    return out;
-  }
-  std::vector<std::string> strings(std::uint64_t times = 1) {
-    const auto count = value<std::uint64_t>();
-    if (count > kMostKeys) throw ProtocolError();
-    std::vector<std::string> out;
-    for (std::uint64_t i = 0; i < count * times; ++i) out.push_back(text());
-    return out;
-  }
-  [[nodiscard]] std::size_t left() const { return rest_.size(); }
-
- private:
-  std::string_view rest_;
+  int socket;
+  std::string address;
+  StoreSession session;
 };
 
-struct Client {
-  int socket = -1;
-  bool is_valid = false;  // has sent the magic number
-  std::string arrived;
-  std::string unsent;
-  std::vector<std::string> awaited;  // keys it waits for
-
-  template <class T>
-  void answer(T value) {
-    unsent.append(reinterpret_cast<const char*>(&value), sizeof value);
+std::size_t most_clients(int num_spare_descriptors) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<std::size_t>::max();
   }
-  void answer_text(const std::string& text) {
-    answer(static_cast<std::uint64_t>(text.size()));
-    unsent += text;
-  }
-};
+  const auto spare = static_cast<rlim_t>(std::max(num_spare_descriptors, 0));
+  const rlim_t left = limit.rlim_cur > spare ? limit.rlim_cur - spare : 0;
+  return std::max<std::size_t>(left, kFewestClients);
+}
 
 class Server {
  public:
-  Server(int listener, int end) : listener_(listener), end_(end) {}
+  Server(const StoreServerOptions& options, int listener, int end)
+      : options_(options),
+        listener_(listener),
+        end_(end),
+        service_(
+            {.limits = options.limits,
+             .secret = options.secret,
+             .num_machines = options.num_machines,
+             .is_secret_shared = options.is_secret_shared}),
+        most_clients_(most_clients(options.num_spare_descriptors)),
+        block_(kBlock) {
+    waits_.reserve(kFewestClients);
+  }
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server() {
-    for (const auto& client : clients_) ::close(client->socket);
+    for (const auto& client : clients_) close(*client);
   }
 
   void run() {
-    while (true) {
-      std::vector<pollfd> waits{{end_, POLLIN, 0}, {listener_, POLLIN, 0}};
-      for (const auto& client : clients_) {
-        const auto events =
-            static_cast<short>(POLLIN | (client->unsent.empty() ? 0 : POLLOUT));
-        waits.push_back({client->socket, events, 0});
+    while (wait()) {
+      for (std::size_t i = 0; i < clients_.size(); ++i) {
+        if (waits_[i + 2].revents != 0) serve(*clients_[i], waits_[i + 2]);
       }
-      if (::poll(waits.data(), waits.size(), -1) < 0 && errno != EINTR) return;
-      if (waits[0].revents != 0) return;
-      for (std::size_t i = 2; i < waits.size(); ++i) {
-        Client& client = *clients_[i - 2];
-        if (waits[i].revents != 0 && !serve(client)) drop(client);
-      }
+      // Also answers to clients that waited for another one's key.
+      for (const auto& client : clients_) send_answers(*client);
       std::erase_if(
           clients_, [](const auto& client) { return client->socket < 0; });
-      if (waits[1].revents != 0) accept_one();
+      if (waits_[1].revents != 0) accept_one();
     }
   }
 
  private:
-  void accept_one() {
-    const int socket =
-        ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket < 0) return;
-    const int on = 1;
-    ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    clients_.push_back(std::make_unique<Client>());
-    clients_.back()->socket = socket;
+  // Returns false at the end.
+  bool wait() {
+    // There is room: accept_one() reserves it.
+    waits_.clear();
+    waits_.push_back({end_, POLLIN, 0});
+    waits_.push_back({is_accepting() ? listener_ : -1, POLLIN, 0});
+    for (const auto& client : clients_) {
+      const StoreSession& session = client->session;
+      const int events = (session.wants_input() ? POLLIN : 0) |
+          (session.unsent().empty() ? 0 : POLLOUT);
+      waits_.push_back({client->socket, static_cast<short>(events), 0});
+    }
+    const int pause = is_paused_ ? kAcceptPauseMilliseconds : -1;
+    is_paused_ = false;
+    if (::poll(waits_.data(), waits_.size(), pause) >= 0)
+      return waits_[0].revents == 0;
+    if (errno == EINTR) {
+      for (pollfd& each : waits_) each.revents = 0;
+      return true;
+    }
+    // No memory, or a limit of descriptors that was lowered: only the end can
+    // be waited for.
+    for (pollfd& each : waits_) each.revents = 0;
+    return ::poll(waits_.data(), 1, kAcceptPauseMilliseconds) <= 0;
   }
 
-  static void drop(Client& client) {
+  [[nodiscard]] bool is_accepting() const {
+    return !is_paused_ && (clients_.size() < most_clients_ || has_strangers_);
+  }
+
+  void accept_one() {
+    int socket = -1;
+    try {
+      if (clients_.size() >= most_clients_ && !close_a_stranger()) return;
+      socket =
+          ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+      if (socket >= 0) return add(socket);
+      const int problem = errno;
+      is_paused_ = problem == EMFILE || problem == ENFILE ||
+          problem == ENOBUFS || problem == ENOMEM;
+    } catch (const std::bad_alloc&) {
+      if (socket >= 0) ::close(socket);
+      is_paused_ = true;
+    }
+  }
+
+  void add(int socket) {
+    const int on = 1;
+    ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    waits_.reserve(clients_.size() + 3);
+    auto client = std::make_unique<StoreClientSocket>(
+        socket, options_.limits, [this](const StoreClientSocket& each) {
+          return is_trusted(each);
+        });
+    StoreSession& session = client->session;
+    service_.open(session);
+    try {
+      clients_.push_back(std::move(client));
+    } catch (...) {
+      service_.close(session);
+      throw;
+    }
+    has_strangers_ = true;
+  }
+
+  // Makes room. Returns false if all clients are admitted.
+  bool close_a_stranger() {
+    for (const auto& client : clients_) {
+      if (client->session.is_admitted() || client->session.admit_if_trusted())
+        continue;
+      close(*client);
+      report(*client, "was not admitted, and its place was needed");
+      std::erase_if(
+          clients_, [](const auto& each) { return each->socket < 0; });
+      return true;
+    }
+    has_strangers_ = false;
+    return false;
+  }
+
+  [[nodiscard]] bool is_trusted(const StoreClientSocket& client) const {
+    const bool is_own = options_.is_of_this_user
+        ? options_.is_of_this_user(client.socket)
+        : is_of_this_user(client.socket);
+    return is_own ||
+        std::any_of(clients_.begin(), clients_.end(), [&](const auto& other) {
+             return other->session.has_joined() &&
+                 other->address == client.address;
+           });
+  }
+
+  void close(StoreClientSocket& client) {
+    if (client.socket < 0) return;
+    service_.close(client.session);
     ::close(std::exchange(client.socket, -1));
   }
 
-  // Returns false if the client is gone or does not speak the protocol.
-  bool serve(Client& client) {
-    char block[1U << 16U];
-    const ssize_t count = ::recv(client.socket, block, sizeof block, 0);
-    if (count == 0) return false;
-    if (count < 0 && errno != EAGAIN && errno != EINTR) return false;
-    if (count > 0) {
-      client.arrived.append(block, static_cast<std::size_t>(count));
-      if (!answer_all(client)) return false;
-    }
-    return send_rest(client);
-  }
-
-  bool answer_all(Client& client) {
-    std::size_t used = 0;
+  void report(const StoreClientSocket& client, const char* why) {
+    if (!options_.report || num_reports_ >= kMostReports) return;
+    ++num_reports_;
     try {
-      while (used < client.arrived.size()) {
-        Reader reader(std::string_view(client.arrived).substr(used));
-        answer(client, reader);
-        used = client.arrived.size() - reader.left();
-      }
-    } catch (const Incomplete&) {
-    } catch (const ProtocolError&) {
-      return false;
-    }
-    client.arrived.erase(0, used);
-    return true;
-  }
-
-  static bool send_rest(Client& client) {
-    while (!client.unsent.empty()) {
-      const ssize_t count = ::send(
-          client.socket,
-          client.unsent.data(),
-          client.unsent.size(),
-          MSG_NOSIGNAL);
-      if (count < 0) return errno == EAGAIN || errno == EINTR;
-      client.unsent.erase(0, static_cast<std::size_t>(count));
-    }
-    return true;
-  }
-
-  // Answers one message. Throws Incomplete before any effect.
-  void answer(Client& client, Reader& in) {
-    const auto query = in.value<StoreQuery>();
-    if (!client.is_valid && query != StoreQuery::validate)
-      throw ProtocolError();
-    switch (query) {
-      case StoreQuery::validate:
-        return validate(client, in);
-      case StoreQuery::ping:
-        return client.answer(in.value<std::uint32_t>());
-      case StoreQuery::set:
-        return set_one(in);
-      case StoreQuery::compare_set:
-        return compare_set(client, in);
-      case StoreQuery::get:
-        return client.answer_text(value_of(in.text()));
-      case StoreQuery::add:
-        return add(client, in);
-      case StoreQuery::check:
-        return check(client, in);
-      case StoreQuery::wait:
-        return wait(client, in);
-      case StoreQuery::cancel_wait:
-        return cancel_wait(client);
-      case StoreQuery::num_keys:
-        return client.answer(static_cast<std::int64_t>(values_.size()));
-      case StoreQuery::delete_key:
-        return client.answer(
-            static_cast<std::int64_t>(values_.erase(in.text())));
-      case StoreQuery::append:
-        return append(in);
-      case StoreQuery::multi_get:
-        return multi_get(client, in);
-      case StoreQuery::multi_set:
-        return multi_set(in);
-    }
-    throw ProtocolError();
-  }
-
-  static void validate(Client& client, Reader& in) {
-    if (in.value<std::uint32_t>() != kStoreMagic) throw ProtocolError();
-    client.is_valid = true;
-  }
-
-  void set_one(Reader& in) {
-    const std::string key = in.text();
-    set(key, in.text());
-  }
-
-  void add(Client& client, Reader& in) {
-    const std::string key = in.text();
-    const auto more = in.value<std::int64_t>();
-    const std::int64_t now = parse_int(value_of(key)).value_or(0) + more;
-    set(key, std::to_string(now));
-    client.answer(now);
-  }
-
-  void check(Client& client, Reader& in) const {
-    client.answer(
-        has_all(in.strings()) ? StoreAnswer::ready : StoreAnswer::not_ready);
-  }
-
-  void wait(Client& client, Reader& in) const {
-    std::vector<std::string> keys = in.strings();
-    if (has_all(keys)) {
-      client.answer(StoreAnswer::stop_waiting);
-    } else {
-      client.awaited = std::move(keys);
+      options_.report(format(
+          "the store closed a connection from {}: it {}{}",
+          client.address,
+          why,
+          num_reports_ == kMostReports ? " (the last report of this kind)"
+                                       : ""));
+    } catch (const std::bad_alloc&) {
+      // There is no memory for the line.
     }
   }
 
-  static void cancel_wait(Client& client) {
-    client.awaited.clear();
-    client.answer(StoreAnswer::wait_canceled);
-  }
-
-  void append(Reader& in) {
-    const std::string key = in.text();
-    const std::string more = in.text();
-    set(key, value_of(key) + more);
-  }
-
-  void multi_get(Client& client, Reader& in) const {
-    for (const std::string& key : in.strings()) {
-      client.answer_text(value_of(key));
-    }
-  }
-
-  void multi_set(Reader& in) {
-    std::vector<std::string> pairs = in.strings(2);
-    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
-      set(pairs[i], std::move(pairs[i + 1]));
-    }
-  }
-
-  // As in LibTorch, an empty expected value matches a missing key.
-  void compare_set(Client& client, Reader& in) {
-    const std::string key = in.text();
-    const std::string expected = in.text();
-    const std::string desired = in.text();
-    const auto found = values_.find(key);
-    if (found == values_.end() && !expected.empty()) {
-      client.answer_text(expected);
-      return;
-    }
-    if (found == values_.end() || found->second == expected) set(key, desired);
-    client.answer_text(value_of(key));
-  }
-
-  [[nodiscard]] std::string value_of(const std::string& key) const {
-    const auto found = values_.find(key);
-    return found == values_.end() ? std::string() : found->second;
-  }
-
-  [[nodiscard]] bool has_all(const std::vector<std::string>& keys) const {
-    return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
-      return values_.contains(key);
+  void serve(StoreClientSocket& client, const pollfd& wait) {
+    const bool is_gone = (wait.revents & (POLLIN | POLLOUT)) == 0;
+    if (is_gone) return close(client);
+    if ((wait.revents & POLLIN) == 0) return;
+    const std::size_t size =
+        client.session.is_admitted() ? kBlock : kStrangerBlock;
+    const ssize_t count = ::recv(client.socket, block_.data(), size, 0);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (count <= 0) return close(client);
+    guarded(client, [&] {
+      service_.receive(
+          client.session, {block_.data(), static_cast<std::size_t>(count)});
     });
   }
 
-  void set(const std::string& key, std::string value) {
-    const bool is_new = !values_.contains(key);
-    values_.insert_or_assign(key, std::move(value));
-    if (!is_new) return;
-    for (const auto& client : clients_) {
-      if (client->awaited.empty() || !has_all(client->awaited)) continue;
-      client->awaited.clear();
-      client->answer(StoreAnswer::stop_waiting);
-      // If this fails, serve() will notice.
-      static_cast<void>(send_rest(*client));
+  // Closes the client if it must not, or cannot, be served.
+  template <class Body>
+  void guarded(StoreClientSocket& client, Body&& body) {
+    try {
+      std::forward<Body>(body)();
+    } catch (const StoreRefusal& refusal) {
+      close(client);
+      report(client, refusal.what());
+    } catch (const std::bad_alloc&) {
+      close(client);
+      report(client, "asked for more memory than the launcher can have");
     }
   }
 
+  void send_answers(StoreClientSocket& client) {
+    while (client.socket >= 0 && !client.session.unsent().empty()) {
+      const std::string_view unsent = client.session.unsent();
+      const ssize_t count =
+          ::send(client.socket, unsent.data(), unsent.size(), MSG_NOSIGNAL);
+      if (count < 0) {
+        if (errno != EAGAIN && errno != EINTR) close(client);
+        return;
+      }
+      client.session.mark_sent(static_cast<std::size_t>(count));
+      if (client.session.wants_input()) continue;
+      guarded(client, [&] { service_.resume(client.session); });
+    }
+  }
+
+  const StoreServerOptions& options_;
   int listener_;
   int end_;
-  std::vector<std::unique_ptr<Client>> clients_;
-  std::unordered_map<std::string, std::string> values_;
+  StoreService service_;
+  std::size_t most_clients_;
+  std::vector<char> block_;
+  std::vector<std::unique_ptr<StoreClientSocket>> clients_;
+  std::vector<pollfd> waits_;
+  bool is_paused_ = false;  // accept nothing until the next poll has ended
+  bool has_strangers_ = false;
+  int num_reports_ = 0;
 };
 
 // Returns the socket, or minus the error number.
@@ -334,8 +289,13 @@ int listen_at(const addrinfo& where) {
 
 }  // namespace
 
-StoreServer::StoreServer(const std::string& address, int port, bool is_open) {
-  const Addresses found(is_open ? "" : address, port, SOCK_STREAM, AI_PASSIVE);
+StoreServer::StoreServer(
+    const std::string& address,
+    int port,
+    StoreServerOptions options)
+    : options_(std::move(options)) {
+  const Addresses found(
+      options_.is_open ? "" : address, port, SOCK_STREAM, AI_PASSIVE);
   if (found.first() == nullptr) {
     throw ConfigError(format(
         "[launch] main_process_ip is \"{}\", which is not an address of "
@@ -383,6 +343,6 @@ StoreServer::~StoreServer() {
   ::close(listener_);
 }
 
-void StoreServer::serve() { Server(listener_, end_[0]).run(); }
+void StoreServer::serve() { Server(options_, listener_, end_[0]).run(); }
 
 }  // namespace accelerate::detail

@@ -3,7 +3,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <set>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +41,8 @@ std::string free_port() {
 std::vector<ToolResult> run_machines(
     int count,
     const std::vector<std::string>& flags,
-    const std::string& script) {
+    const std::string& script,
+    const std::map<std::string, std::string>& variables = {}) {
   const std::string port = free_port();
   std::vector<std::unique_ptr<Tool>> tools;
   // Starts the others first; they wait for machine 0.
@@ -57,7 +61,7 @@ std::vector<ToolResult> run_machines(
         std::to_string(rank)};
     words.insert(words.end(), flags.begin(), flags.end());
     words.insert(words.end(), {"bash", "-c", script});
-    tools.push_back(std::make_unique<Tool>(words));
+    tools.push_back(std::make_unique<Tool>(words, variables));
   }
   std::vector<ToolResult> results;
   for (auto tool = tools.rbegin(); tool != tools.rend(); ++tool) {
@@ -116,6 +120,58 @@ TEST(Machines, MeasureTheirConnections) {
         " us there and back, "}) {
     EXPECT_THAT(results[0].err, HasSubstr(pair));
   }
+}
+
+constexpr const char* kSecretVariable = "ACCELERATE_CPP_STORE_SECRET";
+
+TEST(Machines, GiveAllRanksOneSecret) {
+  const std::string given = "a-secret-of-the-user";
+  for (const bool is_given : {false, true}) {
+    std::map<std::string, std::string> variables;
+    if (is_given) variables[kSecretVariable] = given;
+    const auto results =
+        run_machines(2, {}, "echo =$ACCELERATE_CPP_STORE_SECRET", variables);
+    std::set<std::string> secrets;
+    for (const ToolResult& result : results) {
+      EXPECT_EQ(result.code, 0) << result.err;
+      std::istringstream lines(result.out);
+      for (std::string line; std::getline(lines, line);) {
+        secrets.insert(line.substr(line.find('=') + 1));
+      }
+    }
+    ASSERT_EQ(secrets.size(), 1U);
+    EXPECT_GE(secrets.begin()->size(), 20U);
+    if (is_given) EXPECT_EQ(*secrets.begin(), given);
+  }
+}
+
+TEST(Machines, RefuseALauncherWithAnotherSecret) {
+  const std::vector<std::string> words{
+      "launch",
+      "--num_machines",
+      "2",
+      "--num_processes",
+      "2",
+      "--main_process_ip",
+      "127.0.0.1",
+      "--main_process_port",
+      free_port(),
+      "--machine_rank"};
+  const auto words_of = [&](const std::string& machine) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {machine, "true"});
+    return all;
+  };
+  const Tool first(words_of("0"), {{kSecretVariable, "a-secret-of-the-user"}});
+  const ToolResult other =
+      run_tool(words_of("1"), {{kSecretVariable, "another-secret-here"}});
+  EXPECT_EQ(other.code, 2);
+  EXPECT_THAT(
+      other.err,
+      HasSubstr("has another ACCELERATE_CPP_STORE_SECRET; set it to the same"));
+  const ToolResult weak = run_tool(words_of("1"), {{kSecretVariable, "weak"}});
+  EXPECT_EQ(weak.code, 2);
+  EXPECT_THAT(weak.err, HasSubstr("has 4 characters; use 16 to 256"));
 }
 
 TEST(Machines, CanBeEndedWhileTheyWait) {

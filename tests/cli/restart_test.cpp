@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <fstream>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -174,6 +177,47 @@ TEST(Quiet, PrintsNothingItself) {
       {"launch", "-q", "--num_processes", "2", "bash", "-c", "exit 3"});
   EXPECT_EQ(result.code, 3);
   EXPECT_EQ(result.err, "");
+}
+
+TEST(Store, ListensAtTheLoopbackAddressOfOneMachine) {
+  const ToolResult result = run_tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "bash",
+       "-c",
+       "[ $RANK = 0 ] || exit 0; port=$(printf %04X $MASTER_PORT); "
+       "grep -ho \"[0-9A-F]*:$port [0-9A-F]*:0000 0A\" /proc/net/tcp "
+       "/proc/net/tcp6"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, ::testing::StartsWith("[0] 0100007F:"));
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1)
+      << result.out;
+}
+
+TEST(Store, HasASecretThatOnlyRanksLearn) {
+  const std::vector<std::string> words{
+      "launch",
+      "--num_processes",
+      "2",
+      "bash",
+      "-c",
+      "echo $ACCELERATE_CPP_STORE_SECRET"};
+  const auto secrets = [](const ToolResult& result) {
+    std::set<std::string> all;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      all.insert(line.substr(line.find(' ') + 1));
+    }
+    return all;
+  };
+  const ToolResult first = run_tool(words), second = run_tool(words);
+  ASSERT_EQ(secrets(first).size(), 1U) << first.out;
+  EXPECT_EQ(secrets(first).begin()->size(), 32U);
+  EXPECT_NE(secrets(first), secrets(second));
+  std::vector<std::string> dry = words;
+  dry.insert(dry.begin() + 1, "--dry_run");
+  EXPECT_THAT(run_tool(dry).out, Not(HasSubstr("STORE_SECRET=")));
 }
 
 TEST(PythonPrograms, GetTheVariablesOfAccelerate) {

@@ -1,4 +1,5 @@
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include <accelerate/error.h>
@@ -85,6 +86,77 @@ TEST(World, IsOneOfSeveralOverTheSameStore) {
     const at::Tensor sum = at::ones({});
     first.group().all_reduce(sum);
     EXPECT_EQ(sum.item<float>(), 3);
+  });
+}
+
+float sum_of_ones(const World& world) {
+  const at::Tensor sum = at::ones({});
+  world.group().all_reduce(sum);
+  return sum.item<float>();
+}
+
+// Options of a rank whose store rank 0 serves at a port that was free.
+WorldOptions over_tcp(const WorldOptions& options, int port) {
+  WorldOptions own = options;
+  own.store.reset();
+  own.port = port;
+  return own;
+}
+
+int free_port() {
+  return Store::tcp("127.0.0.1", 0, true, std::chrono::seconds(5)).port();
+}
+
+TEST(World, MayFollowAnotherThatRankZeroHasNotLeft) {
+  const int port = free_port();
+  testing::run_on_ranks(2, [port](const WorldOptions& options) {
+    const WorldOptions own = over_tcp(options, port);
+    std::optional<World> kept;
+    for (int i = 0; i < 20; ++i) {
+      const World world(own);
+      EXPECT_EQ(sum_of_ones(world), 2);
+      // Rank 1 makes its next world while rank 0 still has this one.
+      if (world.rank() == 0) kept = world;
+    }
+  });
+}
+
+TEST(World, MayExistTwiceOverAStoreOfRankZero) {
+  const int port = free_port();
+  testing::run_on_ranks(2, [port](const WorldOptions& options) {
+    const WorldOptions own = over_tcp(options, port);
+    std::optional<World> first(std::in_place, own);
+    const World second(own);
+    EXPECT_EQ(sum_of_ones(second), 2);
+    EXPECT_EQ(sum_of_ones(*first), 2);
+    // The store of the first does not end with it.
+    first.reset();
+    EXPECT_EQ(sum_of_ones(second), 2);
+    EXPECT_EQ(second.new_group({0, 1}).size(), 2);
+    const World third(own);
+    EXPECT_EQ(sum_of_ones(third), 2);
+  });
+}
+
+TEST(World, CanBeMadeAThousandTimes) {
+  testing::run_on_ranks(2, [](const WorldOptions& options) {
+    for (int i = 0; i < 1000; ++i) {
+      const World world(options);
+      ASSERT_EQ(sum_of_ones(world), 2);
+    }
+  });
+}
+
+TEST(World, NamesTheRankThatMadeFewer) {
+  testing::run_on_ranks(2, [](const WorldOptions& options) {
+    { const World first(options); }
+    if (*options.rank == 1) return;
+    WorldOptions own = options;
+    own.timeout = std::chrono::milliseconds(300);
+    expect_error<DistributedError>(
+        [&] { const World second(own); },
+        "rank 1 did not arrive within 0.3 s. This is World number 2 of rank 0, "
+        "but rank 1 has made 1: all ranks must make the same number of Worlds");
   });
 }
 

@@ -42,6 +42,25 @@ TEST(RankVariables, FollowTorchrun) {
   EXPECT_EQ(found.store_prefix, "attempt_2");
 }
 
+TEST(RankVariables, PutTheSecretInFrontOfAllKeys) {
+  Variables variables{
+      {"RANK", "0"},
+      {"WORLD_SIZE", "2"},
+      {"LOCAL_RANK", "0"},
+      {"ACCELERATE_CPP_STORE_SECRET", "0123456789-abc_DEF"}};
+  EXPECT_EQ(read(variables).store_prefix, "0123456789-abc_DEF");
+  variables["TORCHELASTIC_RESTART_COUNT"] = "1";
+  EXPECT_EQ(read(variables).store_prefix, "0123456789-abc_DEF/attempt_1");
+  EXPECT_TRUE(is_rank_variable("ACCELERATE_CPP_STORE_SECRET"));
+  for (const char* const bad :
+       {"short", "with/a/slash/in/it", "a b c d e f g h"}) {
+    variables["ACCELERATE_CPP_STORE_SECRET"] = bad;
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(read(variables)); },
+        "use 16 to 256 random letters, digits, - and _");
+  }
+}
+
 TEST(RankVariables, FollowMpi) {
   const RankVariables open_mpi = read(
       {{"OMPI_COMM_WORLD_RANK", "1"},
@@ -91,7 +110,8 @@ TEST(RankVariables, RefuseContradictionsAllTogether) {
   expect_error<ConfigError>(wrong, "MASTER_PORT=\"99999\"");
   expect_error<ConfigError>([] { read({{"RANK", "0"}}); }, "WORLD_SIZE is not");
   expect_error<ConfigError>(
-      [] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); }, "not a rank or a number");
+      [] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); },
+      "not a rank or a number");
   expect_error<ConfigError>(
       [] {
         read(

@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
         most);
     total += count;
   }
+  if (total == 0) return 1;
   std::printf("all of %zu inputs read or refused\n", total);
   return is_good && total > 0 ? 0 : 1;
 }

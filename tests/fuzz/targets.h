@@ -26,6 +26,9 @@ void model_config(Input input);
 void json_lines(Input input);
 /// Arguments of `launch`, one per line.
 void launch_arguments(Input input);
+/// What clients send to the store of a launch. Beyond what the others promise,
+/// memory is bounded by the bytes that came and by the store's limits.
+void store(Input input);
 
 struct Target {
   std::string_view name;
@@ -52,6 +55,7 @@ inline constexpr Target kTargets[] = {
     // A config.json makes up to 10,000 layers of 20 tensors.
     {"model_config", &model_config, 200, 96 * kMegabyte},
     {"json_lines", &json_lines, 200, kMegabyte},
-    {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte}};
+    {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte},
+    {"store", &store, 200, 16 * kMegabyte}};
 
 }  // namespace accelerate::fuzz

@@ -28,6 +28,23 @@ void require(bool condition, const char* what) {
   std::exit(1);
 }
 
+// Whether the store that the launcher holds listens at 127.0.0.1 only.
+bool listens_on_loopback_only(int port) {
+  char text[8];
+  std::snprintf(text, sizeof text, ":%04X", static_cast<unsigned>(port));
+  int num_listeners = 0;
+  for (const char* const table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    std::string number, own, peer, state, rest;
+    while (file >> number >> own >> peer >> state && std::getline(file, rest)) {
+      if (state != "0A" || !own.ends_with(text)) continue;
+      ++num_listeners;
+      if (own != std::string("0100007F") + text) return false;
+    }
+  }
+  return num_listeners == 1;
+}
+
 template <class Wanted>
 void expect_failure(
     const std::string& name,
@@ -61,6 +78,13 @@ int main(int, char** argv) {
 
   launch_function(
       [&] {
+        require(
+            listens_on_loopback_only(std::atoi(std::getenv("MASTER_PORT"))),
+            "the store listens at the loopback address");
+        require(
+            std::string(std::getenv("ACCELERATE_CPP_STORE_SECRET")).size() ==
+                32,
+            "ranks have the secret");
         const World world;
         const at::Tensor value = at::ones({2});
         world.group().all_reduce(value);

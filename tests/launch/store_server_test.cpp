@@ -18,6 +18,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
+#include "comm/rendezvous/store.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
@@ -159,6 +160,40 @@ TEST(StoreServer, ServesThisLibrarysStore) {
   EXPECT_TRUE(raw->check({"attempt_0/key"}));
 }
 
+TEST(StoreServer, KnowsLibTorchsClientsByTheSecretInTheirPrefix) {
+  const std::string secret = "0123456789abcdef";
+  StoreServerOptions options;
+  options.secret = secret;
+  options.is_of_this_user = [](int) { return false; };
+  const StoreServer server("127.0.0.1", 0, options);
+  const Store base =
+      Store::tcp("127.0.0.1", server.port(), false, milliseconds(5000));
+  const Store store = base.with_prefix(secret + "/attempt_0");
+  store.set("key", "value");
+  EXPECT_EQ(store.get("key"), "value");
+  // A clone is another connection, and shows the secret, too.
+  const auto clone = own_client(store);
+  EXPECT_EQ(text(clone->get("key")), "value");
+}
+
+TEST(StoreServer, RefusesLibTorchsClientsWithoutTheSecret) {
+  StoreServerOptions options;
+  options.secret = "0123456789abcdef";
+  options.is_of_this_user = [](int) { return false; };
+  const StoreServer server("127.0.0.1", 0, options);
+  const Store store =
+      Store::tcp("127.0.0.1", server.port(), false, milliseconds(5000));
+  expect_error<DistributedError>(
+      [&] { static_cast<void>(store.has("key")); }, "look up \"key\"");
+}
+
+TEST(StoreServer, AdmitsLibTorchsClientsOfThisUser) {
+  const StoreServer server("127.0.0.1", 0, {.secret = "0123456789abcdef"});
+  const auto python = c10::make_intrusive<c10d::PrefixStore>(
+      "/worker/attempt_0", client_of(server));
+  EXPECT_EQ(python->add("count", 1), 1);
+}
+
 TEST(StoreServer, KeepsItsPortToItself) {
   std::set<int> ports;
   std::vector<std::unique_ptr<StoreServer>> held;
@@ -187,7 +222,7 @@ TEST(StoreServer, FreesItsPortAtTheEnd) {
 }
 
 TEST(StoreServer, ListensOnAllInterfacesIfAsked) {
-  const StoreServer server("127.0.0.1", 0, true);
+  const StoreServer server("127.0.0.1", 0, {.is_open = true});
   EXPECT_EQ(client_of(server)->add("count", 1), 1);
 }
 

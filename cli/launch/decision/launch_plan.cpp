@@ -154,6 +154,8 @@ LaunchPlan make_launch_plan(
         "0, and the port cannot be a free one; give --main_process_ip and "
         "--main_process_port");
   }
+  if (plan.num_machines > 1)
+    plan.given_secret = detail::read_store_secret(environment);
   plan.is_alone = plan.num_processes == 1 && is_python(plan.program);
   share_cores(plan, decision, settings, environment, machine);
   plan.role = *settings.text("role");
@@ -188,8 +190,11 @@ LaunchPlan make_launch_plan(
   return plan;
 }
 
-std::vector<std::string>
-rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
+std::vector<std::string> rank_variables(
+    const LaunchPlan& plan,
+    int local_rank,
+    int attempt,
+    const StorePlace& store) {
   std::vector<std::string> own{
       format("TORCHELASTIC_RESTART_COUNT={}", attempt),
       format("TORCHELASTIC_MAX_RESTARTS={}", plan.max_restarts)};
@@ -210,7 +215,8 @@ rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port) {
   if (!plan.port) return own;
   // The launcher hosts the store, like torchrun's agent.
   add("MASTER_ADDR", plan.address);
-  add("MASTER_PORT", port);
+  add("MASTER_PORT", store.port);
+  if (!store.secret.empty()) add(detail::kStoreSecretVariable, store.secret);
   add("TORCHELASTIC_USE_AGENT_STORE", "True");
   add("TORCHELASTIC_RUN_ID", "none");
   return own;
@@ -223,7 +229,7 @@ std::string describe(const LaunchPlan& plan, const Settings& settings) {
   for (int i = 0; i < plan.processes_here(); ++i) {
     out += format("rank {}:\n", plan.rank_of(i));
     for (const std::string& line :
-         rank_variables(plan, i, 0, plan.port.value_or(0))) {
+         rank_variables(plan, i, 0, {plan.port.value_or(0), {}})) {
       out += format(
           "  {}\n",
           line == "MASTER_PORT=0" ? "MASTER_PORT=(a free one)" : line);

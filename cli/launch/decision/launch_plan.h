@@ -36,6 +36,9 @@ struct LaunchPlan {
   std::string address = "127.0.0.1";
   /// 0: a free one. Unset: a single process without a store.
   std::optional<int> port;
+  /// The store's secret that the user gave to the launchers of all machines, or
+  /// nothing.
+  std::string given_secret;
 
   int num_threads = 0;  ///< per rank; 0: not set
   /// Processors that each rank of this node is bound to. Empty: not bound.
@@ -73,9 +76,18 @@ LaunchPlan make_launch_plan(
     const Machine& machine,
     const std::vector<std::string>& command);
 
+/// Where ranks find the store. Without a secret none is handed on.
+struct StorePlace {
+  int port = 0;
+  std::string secret;
+};
+
 /// The variables of a single rank, as NAME=VALUE.
-std::vector<std::string>
-rank_variables(const LaunchPlan& plan, int local_rank, int attempt, int port);
+std::vector<std::string> rank_variables(
+    const LaunchPlan& plan,
+    int local_rank,
+    int attempt,
+    const StorePlace& store);
 
 /// For --dry_run: command, variables and where each setting came from.
 std::string describe(const LaunchPlan& plan, const detail::Settings& settings);

@@ -66,13 +66,22 @@ class Heartbeats {
 
 }  // namespace
 
-Machines::Machines(const LaunchPlan& plan, int port, const Signals& signals)
+Machines::Machines(
+    const LaunchPlan& plan,
+    const StorePlace& store,
+    const Signals& signals)
     : machine_(plan.machine_rank),
       num_machines_(plan.num_machines),
       address_(machine_ == 0 ? "localhost" : plan.address),
-      port_(port),
+      port_(store.port),
+      secret_(store.secret),
       signals_(signals),
       client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
+  if (machine_ == 0) {
+    client_.show_secret(secret_);
+  } else {
+    secret_ = client_.join(machine_, plan.given_secret);
+  }
   stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
@@ -126,6 +135,7 @@ int Machines::begin(int attempt) {
 void Machines::listen(int attempt) {
   try {
     StoreClient client(address_, port_, kTimeToLeave);
+    client.show_secret(secret_);
     Heartbeats heartbeats(num_machines_);
     const std::string end = key_of("end", attempt);
     auto next_heartbeat = Clock::now();

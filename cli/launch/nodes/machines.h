@@ -16,9 +16,13 @@ namespace accelerate::cli {
 /// a launcher or its connection, ends the attempt everywhere.
 class Machines {
  public:
-  /// Waits until the store answers. Throws DistributedError on a timeout, or
-  /// Stopped.
-  Machines(const LaunchPlan& plan, int port, const Signals& signals);
+  /// Waits until the store answers, and joins. `store` has the secret on
+  /// machine 0 only. Throws DistributedError on a timeout, ConfigError if
+  /// machine 0 refuses, or Stopped.
+  Machines(
+      const LaunchPlan& plan,
+      const StorePlace& store,
+      const Signals& signals);
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
   ~Machines();
@@ -28,6 +32,8 @@ class Machines {
   /// another machine is gone. Throws DistributedError if a machine does not
   /// join, or Stopped.
   int begin(int attempt);
+  /// The secret of the launch, which machine 0 has chosen.
+  [[nodiscard]] const std::string& secret() const { return secret_; }
 
   /// The exit code for all machines, and what failed elsewhere.
   struct End {
@@ -52,6 +58,7 @@ class Machines {
   int num_machines_;
   std::string address_;
   int port_;
+  std::string secret_;
   const Signals& signals_;
   StoreClient client_;
   std::thread thread_;

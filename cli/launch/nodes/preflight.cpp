@@ -239,13 +239,16 @@ std::string wait_for(
 
 }  // namespace
 
-std::vector<Reach>
-check_machines(const LaunchPlan& plan, int store_port, const Signals& signals) {
+std::vector<Reach> check_machines(
+    const LaunchPlan& plan,
+    const StorePlace& place,
+    const Signals& signals) {
   const int own = plan.machine_rank;
   StoreClient store(
-      own == 0 ? "localhost" : plan.address, store_port, kTimeToAnswer, [&] {
+      own == 0 ? "localhost" : plan.address, place.port, kTimeToAnswer, [&] {
         signals.heed();
       });
+  store.show_secret(place.secret);
   const Listener listener;
   const std::string address =
       own == 0 ? numeric(plan.address) : store.own_address();

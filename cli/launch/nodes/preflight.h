@@ -22,8 +22,10 @@ struct Reach {
 /// connects to every other. All machines call this at the same time and get all
 /// results. Throws DistributedError if machine 0 cannot be reached or a machine
 /// does not join, or Stopped.
-std::vector<Reach>
-check_machines(const LaunchPlan& plan, int store_port, const Signals& signals);
+std::vector<Reach> check_machines(
+    const LaunchPlan& plan,
+    const StorePlace& place,
+    const Signals& signals);
 
 /// One line of text per pair.
 std::string describe(const std::vector<Reach>& results);

@@ -29,7 +29,7 @@ RankGroup::RankGroup(
            .event = &on_stop_,
            .has_groups = watchdog != nullptr,
            .is_surely_the_cause = detail::is_surely_the_cause}) {
-  const StartOptions start{watchdog != nullptr, options.attempt, options.port};
+  const StartOptions start{watchdog != nullptr, options.attempt, options.store};
   try {
     for (int local = 0; local < plan_.processes_here(); ++local) {
       RankProcess& rank = *ranks_.emplace_back(start_rank(plan_, local, start));

@@ -33,7 +33,7 @@ class RankGroup {
  public:
   struct Options {
     int attempt = 0;
-    int port = 0;
+    StorePlace store;
     /// A descriptor that becomes readable when ranks elsewhere failed; or -1.
     int stop = -1;
   };

@@ -58,7 +58,7 @@ std::unique_ptr<RankProcess> start_rank(
   start.program = plan.program;
   start.arguments = plan.arguments;
   start.variables =
-      rank_variables(plan, local_rank, options.attempt, options.port);
+      rank_variables(plan, local_rank, options.attempt, options.store);
   for (const auto& [name, value] : plan.environment.all()) {
     start.variables.push_back(format("{}={}", name, value));
   }

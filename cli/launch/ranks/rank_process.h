@@ -28,8 +28,7 @@ struct StartOptions {
   bool is_isolated = true;
   /// Number of the attempt, from 0.
   int attempt = 0;
-  /// Port of the store.
-  int port = 0;
+  StorePlace store;
 };
 
 /// Starts one rank. Throws ConfigError if the system refuses, with its reason.

@@ -1,6 +1,7 @@
 #include "comm/monitoring/store_group.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -22,15 +23,24 @@ std::string packed(const std::vector<std::string>& values) {
   return all;
 }
 
-std::vector<std::string> unpacked(std::string_view all) {
+// Nothing if `all` is not what packed() made of `count` values.
+std::optional<std::vector<std::string>> unpacked(
+    std::string_view all,
+    std::size_t count) {
   std::vector<std::string> values;
-  while (!all.empty()) {
+  while (!all.empty() && values.size() < count) {
     const std::size_t colon = all.find(':');
-    const auto size =
-        static_cast<std::size_t>(parse_int(all.substr(0, colon)).value_or(0));
-    values.emplace_back(all.substr(colon + 1, size));
-    all.remove_prefix(std::min(colon + 1 + size, all.size()));
+    if (colon == std::string_view::npos) return std::nullopt;
+    const auto size = parse_int(all.substr(0, colon));
+    all.remove_prefix(colon + 1);
+    if (!size || *size < 0 ||
+        static_cast<unsigned long long>(*size) > all.size()) {
+      return std::nullopt;
+    }
+    values.emplace_back(all.substr(0, static_cast<std::size_t>(*size)));
+    all.remove_prefix(static_cast<std::size_t>(*size));
   }
+  if (!all.empty() || values.size() != count) return std::nullopt;
   return values;
 }
 
@@ -45,10 +55,11 @@ StoreGroup::StoreGroup(
   if (me == ranks_.end()) {
     throw InternalError("[comm] this rank is not in its own store group");
   }
+  prefix_ = format("store_group/{}", std::move(name));
   place_ = static_cast<std::size_t>(me - ranks_.begin());
   if (ranks_.size() > 1) {
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        format("store_group/{}", std::move(name)), own_client(world.store()));
+        prefix_, own_client(world.store()));
   }
 }
 
@@ -136,7 +147,22 @@ std::vector<std::string> StoreGroup::all_gather(
     const std::string& value,
     const std::string& what) {
   const std::vector<std::string> values = gather(value, what);
-  return unpacked(broadcast(packed(values), what));
+  if (ranks_.size() == 1) return values;
+  const std::uint64_t number = count_;
+  const std::string all = broadcast(packed(values), what);
+  auto result = unpacked(all, ranks_.size());
+  if (!result) {
+    throw DistributedError(format(
+        "[comm] the store's key \"{}/{}/all\" holds {} bytes that rank {} did "
+        "not write in {}: another program writes to this store; give each "
+        "launch a port of its own (main_process_port)",
+        prefix_,
+        number,
+        all.size(),
+        ranks_.front(),
+        what));
+  }
+  return std::move(*result);
 }
 
 }  // namespace accelerate::detail

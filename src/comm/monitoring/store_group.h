@@ -20,7 +20,8 @@ namespace accelerate::detail {
 /// rank nothing is sent.
 ///
 /// Throws DistributedError naming the rank that does not arrive within the
-/// world's timeout, or if the store is gone. `what` names the call in errors.
+/// world's timeout, or if the store is gone or holds what no rank wrote. `what`
+/// names the call in errors.
 class StoreGroup {
  public:
   /// `ranks` are world ranks; the first is the leader. No other group may have
@@ -57,6 +58,7 @@ class StoreGroup {
   wait_for(const std::string& key, int world_rank, const std::string& what);
   void forget(const std::string& key);
 
+  std::string prefix_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;
   std::vector<int> ranks_;

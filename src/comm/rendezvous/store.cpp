@@ -163,7 +163,11 @@ int Store::port() const { return impl_->port; }
 namespace detail {
 
 c10::intrusive_ptr<c10d::Store> own_client(const Store& store) {
-  return store.impl()->store->clone();
+  auto client = store.impl()->store->clone();
+  // A first request shows the launcher's store the secret in the prefix: under
+  // pressure it closes connections that have not.
+  client->check({"introduction"});
+  return client;
 }
 
 bool wait_for_key(

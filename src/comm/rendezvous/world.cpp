@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/rendezvous/hosted_store.h"
 #include "comm/rendezvous/timeout.h"
 #include "comm/rendezvous/world_impl.h"
 #include "comm/transport/transports.h"
@@ -100,17 +101,61 @@ Store open_store(
     std::chrono::milliseconds timeout) {
   if (options.store) return *options.store;
   const bool is_server = identity.rank == 0 && !identity.agent_hosts_store;
-  Store store = Store::tcp(identity.address, identity.port, is_server, timeout);
+  const Store store = is_server
+      ? hosted_store(identity.address, identity.port, timeout)
+      : Store::tcp(identity.address, identity.port, false, timeout);
   return identity.store_prefix.empty()
       ? store
       : store.with_prefix(identity.store_prefix);
 }
 
+std::string worlds_key(int rank) { return format("worlds/{}", rank); }
+
 // Gives each world its own keys. All ranks make their worlds over one store in
 // the same order.
-Store store_of_next_world(const Store& store, int rank) {
-  const std::int64_t number = store.add(format("worlds/{}", rank), 1);
+Store store_of_world(const Store& store, std::int64_t number) {
   return number == 1 ? store : store.with_prefix(format("world{}", number));
+}
+
+// Says which ranks have made fewer worlds than this one, which has waited for
+// them; empty if none has, or if the store cannot tell.
+std::string
+describe_fewer_worlds(const Store& store, int size, std::int64_t number) {
+  std::string text;
+  try {
+    for (int rank = 0; rank < size; ++rank) {
+      const std::int64_t made = store.add(worlds_key(rank), 0);
+      if (made >= number) continue;
+      text +=
+          format("{}rank {} has made {}", text.empty() ? "" : ", ", rank, made);
+    }
+  } catch (const Error&) {
+    return {};
+  }
+  return text;
+}
+
+// The group of all ranks of the world that is number `number` over `store`.
+std::shared_ptr<GroupImpl> connect_all(
+    const Store& store,
+    std::int64_t number,
+    const std::shared_ptr<WorldCore>& core,
+    const RankVariables& identity,
+    std::vector<int> ranks) {
+  try {
+    return make_group(core, "world", identity.rank, std::move(ranks));
+  } catch (const DistributedError& error) {
+    const std::string fewer =
+        describe_fewer_worlds(store, identity.size, number);
+    if (number == 1 || fewer.empty()) throw;
+    throw DistributedError(format(
+        "{}. This is World number {} of rank {}, but {}: all ranks must make "
+        "the same number of Worlds (and Accelerators) in the same order",
+        error.what(),
+        number,
+        identity.rank,
+        fewer));
+  }
 }
 
 std::shared_ptr<Transport> start_transport(
@@ -148,16 +193,19 @@ World::World(const WorldOptions& options)
 
   std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);
-  if (identity.size > 1) {
-    core.store = detail::store_of_next_world(
-        detail::open_store(options, identity, core.timeout), identity.rank);
-    core.transport =
-        detail::start_transport(options, transport, identity, environment);
-  } else if (options.store) {
-    core.store = *options.store;
+  if (identity.size == 1) {
+    if (options.store) core.store = *options.store;
+    impl_->all_ranks =
+        Group(detail::make_group(impl_->core, "world", 0, std::move(all)));
+    return;
   }
-  impl_->all_ranks = Group(
-      detail::make_group(impl_->core, "world", identity.rank, std::move(all)));
+  const Store store = detail::open_store(options, identity, core.timeout);
+  const std::int64_t number = store.add(detail::worlds_key(identity.rank), 1);
+  core.store = detail::store_of_world(store, number);
+  core.transport =
+      detail::start_transport(options, transport, identity, environment);
+  impl_->all_ranks = Group(detail::connect_all(
+      store, number, impl_->core, identity, std::move(all)));
 }
 
 int World::rank() const { return impl_->identity.rank; }
