@@ -37,8 +37,8 @@ struct ProjectConfiguration {
   /// Number of automatic checkpoints to keep, including the new one; at least
   /// 1. Older ones are deleted after the new one is complete.
   std::optional<int> total_limit = std::nullopt;
-  /// Number of the next automatic checkpoint. Unset: one above the highest
-  /// present.
+  /// Number of the next automatic checkpoint, at least 0. Unset: one above the
+  /// highest present.
   std::optional<std::int64_t> iteration = std::nullopt;
   /// The first rank of each node writes to that node's own disk.
   bool save_on_each_node = false;

@@ -10,6 +10,7 @@
 
 #include "base/require.h"
 #include "base/text.h"
+#include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
@@ -139,6 +140,9 @@ Decisions decide(
       .added = added};
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
+  note_complaints(complaints, [&] {
+    detail::require_valid(options.project_configuration);
+  });
   note_complaints(complaints, [&] {
     decisions.plan = detail::make_plan(decisions.plan_request);
   });
