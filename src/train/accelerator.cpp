@@ -16,6 +16,7 @@
 #include "parallel/plan.h"
 #include "precision/support.h"
 #include "train/accumulation_window.h"
+#include "train/ignored_options.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -142,6 +143,11 @@ Decisions decide(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
     detail::require_valid(options.project_configuration);
+  });
+  note_complaints(complaints, [&] {
+    auto& ignored = decisions.plan_request.training.ignored;
+    for (auto& setting : detail::options_without_effect(options, settings))
+      ignored.push_back(std::move(setting));
   });
   note_complaints(complaints, [&] {
     decisions.plan = detail::make_plan(decisions.plan_request);

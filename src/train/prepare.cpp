@@ -19,6 +19,7 @@
 #include "params/materialize.h"
 #include "precision/support.h"
 #include "train/freed_blocks.h"
+#include "train/ignored_options.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -203,6 +204,11 @@ std::vector<ModelPlan> plans_of(
     try {
       const detail::PlanRequest own = request_of(session, *options);
       plans.back() = {detail::make_plan(own), own.training.ignored};
+      if (options->replicate_options) {
+        for (auto& setting :
+             detail::options_without_effect(*options->replicate_options))
+          plans.back().ignored.push_back(std::move(setting));
+      }
       require_same_step(session, own.training.step, found);
     } catch (const ConfigError& error) {
       found.emplace_back(error.what());
