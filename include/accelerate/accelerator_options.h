@@ -6,9 +6,11 @@
 
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader_configuration.h>
+#include <accelerate/dynamo.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/profiler.h>
 #include <accelerate/random.h>
 #include <accelerate/world.h>
 
@@ -19,6 +21,9 @@ struct GradientAccumulationOptions {
   /// The same as `gradient_accumulation_steps`, where Accelerate's plugin has
   /// it. It is an error to give both with different values above 1.
   std::optional<int> num_steps = std::nullopt;
+  /// Without effect, and reported if false: a prepared schedule steps at the
+  /// end of windows only. In Accelerate it never takes effect, either.
+  bool adjust_scheduler = true;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
   bool sync_with_dataloader = true;
@@ -105,6 +110,13 @@ struct AcceleratorOptions {
   std::string project_dir = {};
   /// Names and numbers of checkpoints; its project_dir overrides the above.
   ProjectConfiguration project_configuration = {};
+
+  // Without effect in this version; reported if given.
+
+  /// What `torch.compile` would do in Python.
+  std::optional<TorchDynamoOptions> dynamo = std::nullopt;
+  /// What a profiler would record. There is none yet: see profiler.h.
+  std::optional<ProfileOptions> profile = std::nullopt;
 
   // The world.
 

@@ -29,7 +29,8 @@ concept Stateful =
 /// Where a program writes its files, and how checkpoints are named and kept.
 struct ProjectConfiguration {
   std::string project_dir = {};
-  /// Directory of trackers; empty: project_dir.
+  /// Directory of trackers; empty: project_dir. This version has no trackers:
+  /// a directory of its own is reported as without effect.
   std::string logging_dir = {};
   /// save_state() writes `project_dir`/checkpoints/checkpoint_<number>, and
   /// load_state() without a path takes the newest complete one.
@@ -37,8 +38,8 @@ struct ProjectConfiguration {
   /// Number of automatic checkpoints to keep, including the new one; at least
   /// 1. Older ones are deleted after the new one is complete.
   std::optional<int> total_limit = std::nullopt;
-  /// Number of the next automatic checkpoint. Unset: one above the highest
-  /// present.
+  /// Number of the next automatic checkpoint, at least 0. Unset: one above the
+  /// highest present.
   std::optional<std::int64_t> iteration = std::nullopt;
   /// The first rank of each node writes to that node's own disk.
   bool save_on_each_node = false;

@@ -72,6 +72,17 @@ struct MixedPrecisionPolicy {
   std::optional<FloatType> buffer_dtype = std::nullopt;
   /// Dtype of floating-point outputs of the model's forward.
   std::optional<FloatType> output_dtype = std::nullopt;
+  /// Version 2: cast the floating-point inputs of the model to param_dtype;
+  /// unset: true. Version 1: cast those of every unit; has no effect and is
+  /// reported if true; unset: false.
+  std::optional<bool> cast_forward_inputs = std::nullopt;
+  /// Version 1: cast the floating-point inputs of the model to param_dtype.
+  /// Unset: true.
+  std::optional<bool> cast_root_forward_inputs = std::nullopt;
+  /// Version 1: leave gradients in the dtype in which they are reduced. Has no
+  /// effect and is reported if true: gradients always have the dtype of the
+  /// shards. Unset: false.
+  std::optional<bool> keep_low_precision_grads = std::nullopt;
 
   bool operator==(const MixedPrecisionPolicy&) const = default;
 };

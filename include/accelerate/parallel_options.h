@@ -88,7 +88,16 @@ struct ReplicateOptions {
   CommHook comm_hook = CommHook::none;
   /// Runs the hook in a narrower dtype; needs a `comm_hook`.
   CommWrapper comm_wrapper = CommWrapper::none;
+  /// The same as `comm_state_option` in Accelerate.
   PowerSGDOptions power_sgd = {};
+
+  // Known from PyTorch's constructor; without effect, and reported if changed.
+
+  /// Dimension along which one process splits a batch over its devices. Here,
+  /// as in PyTorch today, a process has one.
+  int dim = 0;
+  /// PyTorch no longer reads it, either.
+  bool check_reduction = false;
 };
 
 /// Degrees of parallelism; their product is the number of ranks.

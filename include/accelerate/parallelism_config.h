@@ -7,7 +7,8 @@ namespace accelerate {
 
 /// Degrees of parallelism as Accelerate's ParallelismConfig spells them. A
 /// field left unset takes the launcher's value (`--parallelism_config_*`,
-/// `PARALLELISM_CONFIG_*`), else 1. The product is the number of ranks.
+/// `PARALLELISM_CONFIG_*`), else 1. The product is the number of ranks. Fields
+/// that describe a degree of 1 have no effect and are reported.
 struct ParallelismConfig {
   // Degrees of data and tensor parallelism.
 
@@ -18,6 +19,10 @@ struct ParallelismConfig {
   std::optional<int> dp_shard_size = std::nullopt;
   /// Number of tensor-parallel ranks.
   std::optional<int> tp_size = std::nullopt;
+  /// Overlap the communication of tensor parallelism with its products. Has no
+  /// effect and is reported if true, as in Accelerate. Unset, with tp_size
+  /// above 1: false.
+  std::optional<bool> enable_async_tp = std::nullopt;
 
   // Sequences, by context parallelism or by Ulysses.
 
@@ -37,6 +42,9 @@ struct ParallelismConfig {
   std::optional<int> sp_seq_length = std::nullopt;
   /// Unset: true.
   std::optional<bool> sp_seq_length_is_variable = std::nullopt;
+  /// The attention that Ulysses exchanges heads for: "sdpa",
+  /// "flash_attention_2", "flash_attention_3" or a kernel of Hugging Face's hub
+  /// ("kernels-community/flash-attn2"). Unset: the model's.
   std::optional<std::string> sp_attn_implementation = std::nullopt;
 };
 

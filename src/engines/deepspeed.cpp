@@ -106,6 +106,7 @@ DeepSpeedConfig::DeepSpeedConfig(
     const Settings& settings,
     const Environment& environment) {
   read_options(given, settings);
+  read_msamp(settings);
   if (options_.hf_ds_config.empty()) {
     compose();
     find_stage();
@@ -135,8 +136,10 @@ DeepSpeedConfig::DeepSpeedConfig(
     }
     merge();
   }
+  add_msamp();
   // DeepSpeed's own progress reports are off: trackers report instead.
   json_["steps_per_print"] = std::numeric_limits<double>::infinity();
+  if (!options_.is_train_batch_min) options_.is_train_batch_min = true;
   if (!options_.zero3_init_flag) {
     options_.zero3_init_flag = settings.is_given("zero3_init_flag")
         ? settings.boolean("zero3_init_flag")
@@ -288,6 +291,34 @@ void DeepSpeedConfig::compose() {
          *options_.zero3_save_16bit_model}}}};
   if (*options_.gradient_clipping != 0)
     json_["gradient_clipping"] = auto_or(*options_.gradient_clipping);
+}
+
+void DeepSpeedConfig::read_msamp(const Settings& settings) {
+  if (!options_.enable_msamp)
+    options_.enable_msamp = settings.text("fp8_backend") == "msamp";
+  if (!options_.msamp_opt_level) {
+    options_.msamp_opt_level = settings.is_given("fp8_opt_level")
+        ? *settings.text("fp8_opt_level")
+        : "O1";
+  }
+}
+
+// An "msamp" section of the configuration's own stays as it is.
+void DeepSpeedConfig::add_msamp() {
+  if (!*options_.enable_msamp || json_.contains("msamp")) return;
+  std::vector<std::string> complaints;
+  if (*options_.zero_stage == 3) {
+    complaints.emplace_back(
+        "[config] enable_msamp does not go together with zero_stage 3; use "
+        "stage 0, 1 or 2");
+  }
+  const std::string& level = *options_.msamp_opt_level;
+  if (level != "O1" && level != "O2") {
+    complaints.push_back(format(
+        "[config] msamp_opt_level is \"{}\"; it must be O1 or O2", level));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+  json_["msamp"] = {{"enabled", true}, {"opt_level", level}};
 }
 
 void DeepSpeedConfig::find_stage() {

@@ -19,7 +19,8 @@ class DeepSpeedConfig {
  public:
   /// Reads DeepSpeed's own configuration if there is one, and makes it and the
   /// options agree. Throws ConfigError if it cannot be read, has no
-  /// "zero_optimization", or contradicts the launcher's config file.
+  /// "zero_optimization", contradicts the launcher's config file, or asks for
+  /// MS-AMP in a way that Accelerate refuses.
   DeepSpeedConfig(
       const DeepSpeedOptions& given,
       const Settings& settings,
@@ -48,6 +49,8 @@ class DeepSpeedConfig {
   void read_options(const DeepSpeedOptions& given, const Settings& settings);
   void merge();
   void compose();
+  void read_msamp(const Settings& settings);
+  void add_msamp();
   void find_stage();
   void fill_one(std::string_view path, const nlohmann::json& values);
   static void fill_node(

@@ -135,6 +135,35 @@ RequestedDegrees translate_degrees(
 
 }  // namespace
 
+std::vector<IgnoredSetting> parallelism_without_effect(
+    const ParallelismConfig& given,
+    const Settings& settings) {
+  const ParallelismConfig found = resolve_parallelism(given, settings);
+  std::vector<IgnoredSetting> ignored;
+  const auto note =
+      [&](bool is_given, const std::string& name, const std::string& instead) {
+        if (is_given) ignored.push_back({name, instead, "code"});
+      };
+  note(given.enable_async_tp.value_or(false), "enable_async_tp", {});
+  if (*found.cp_size == 1) {
+    note(
+        given.cp_comm_strategy.has_value(), "cp_comm_strategy", "cp_size is 1");
+  }
+  if (*found.sp_size == 1) {
+    const std::string instead = "sp_size is 1";
+    note(given.sp_seq_length.has_value(), "sp_seq_length", instead);
+    note(
+        given.sp_seq_length_is_variable.has_value(),
+        "sp_seq_length_is_variable",
+        instead);
+    note(
+        given.sp_attn_implementation.has_value(),
+        "sp_attn_implementation",
+        instead);
+  }
+  return ignored;
+}
+
 std::array<std::optional<int>, kNumAxes> read_degrees(
     const ParallelOptions& options,
     const Settings& settings,

@@ -90,6 +90,15 @@ std::variant<bool, int, ShardingStrategy> parse_reshard(
       text));
 }
 
+// PyTorch's defaults; version 2 has one of the three fields.
+void fill_casts(MixedPrecisionPolicy& policy, int version) {
+  const bool is_2 = version == 2;
+  if (!policy.cast_forward_inputs) policy.cast_forward_inputs = is_2;
+  if (is_2) return;
+  if (!policy.cast_root_forward_inputs) policy.cast_root_forward_inputs = true;
+  if (!policy.keep_low_precision_grads) policy.keep_low_precision_grads = false;
+}
+
 // Fills in unset fields, and collects complaints.
 class FullyShardedResolution {
  public:
@@ -291,9 +300,12 @@ class FullyShardedResolution {
   }
 
   void choose_precision(std::string_view precision) {
-    if (options_.mixed_precision_policy || precision == "no") return;
-    options_.mixed_precision_policy =
-        policy_named(precision, *options_.fsdp_version);
+    auto& policy = options_.mixed_precision_policy;
+    if (policy) {
+      fill_casts(*policy, *options_.fsdp_version);
+    } else if (precision != "no") {
+      policy = policy_named(precision, *options_.fsdp_version);
+    }
   }
 
   FullyShardedDataParallelOptions options_;
@@ -316,6 +328,7 @@ MixedPrecisionPolicy policy_named(std::string_view name, int fsdp_version) {
       parse_spelling<FloatType>("mixed_precision_policy", name, kFloats);
   MixedPrecisionPolicy policy{.param_dtype = type, .reduce_dtype = type};
   (fsdp_version == 2 ? policy.output_dtype : policy.buffer_dtype) = type;
+  fill_casts(policy, fsdp_version);
   return policy;
 }
 

@@ -1,10 +1,14 @@
 #include "engines/megatron_lm.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include <accelerate/error.h>
 
@@ -13,6 +17,9 @@
 namespace accelerate::detail {
 
 namespace {
+
+// Training, validation and test.
+constexpr std::size_t kNumSplits = 3;
 
 class MegatronLMResolution {
  public:
@@ -28,6 +35,9 @@ class MegatronLMResolution {
     take(options_.eod_mask_loss, "eod_mask_loss", false);
     take(options_.calculate_per_token_loss, "calculate_per_token_loss", true);
     take_model();
+    fill_loop();
+    fill_data();
+    check_counts();
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return options_;
   }
@@ -84,6 +94,106 @@ class MegatronLMResolution {
       options_.decoder_last_pipeline_num_layers =
           static_cast<int>(*settings_.integer(kLastStage));
     }
+  }
+
+  // The launcher has no options for the fields from here on.
+  void fill_loop() {
+    fill(options_.return_logits, false);
+    fill(options_.is_train_batch_min, true);
+    fill(options_.weight_decay_incr_style, "constant");
+    require_one_of(
+        "weight_decay_incr_style",
+        *options_.weight_decay_incr_style,
+        {"constant", "linear", "cosine"});
+    fill(options_.lr_decay_style, "linear");
+    require_one_of(
+        "lr_decay_style",
+        *options_.lr_decay_style,
+        {"constant", "linear", "cosine", "inverse-square-root", "WSD"});
+    fill(options_.min_lr, 0.0);
+    fill(options_.lr_mult, 1.0);
+    const double warmup = options_.lr_warmup_fraction.value_or(0);
+    if (!(warmup >= 0 && warmup <= 1)) {
+      complaints_.push_back(format(
+          "[config] megatron_lm.lr_warmup_fraction is {}; it is a fraction, "
+          "from 0 to 1",
+          warmup));
+    }
+  }
+
+  void fill_data() {
+    fill(options_.megatron_dataset_flag, false);
+    fill(options_.set_all_logging_options, false);
+    fill(options_.eval_iters, 100);
+    fill(options_.eval_interval, 1000);
+    if (auto& samples = options_.consumed_samples;
+        samples && !samples->empty()) {
+      if (samples->size() > kNumSplits) {
+        complaints_.push_back(format(
+            "[config] megatron_lm.consumed_samples has {} entries; it has one "
+            "each for training, validation and test",
+            samples->size()));
+      }
+      samples->resize(std::max(samples->size(), kNumSplits));
+    }
+    if (const auto& more = options_.other_megatron_args; more &&
+        !nlohmann::json::parse(*more, nullptr, /*allow_exceptions=*/false)
+             .is_object()) {
+      complaints_.push_back(format(
+          "[config] megatron_lm.other_megatron_args is \"{}\"; it must be a "
+          "JSON object",
+          *more));
+    }
+  }
+
+  void check_counts() {
+    const auto require =
+        [&](const auto& field, std::string_view name, std::int64_t least) {
+          if (!field || *field >= least) return;
+          complaints_.push_back(format(
+              "[config] megatron_lm.{} is {}; it is at least {}",
+              name,
+              *field,
+              least));
+        };
+    const MegatronLMOptions& o = options_;
+    require(
+        o.pipeline_model_parallel_split_rank,
+        "pipeline_model_parallel_split_rank",
+        0);
+    require(
+        o.num_layers_per_virtual_pipeline_stage,
+        "num_layers_per_virtual_pipeline_stage",
+        1);
+    require(o.seq_length, "seq_length", 1);
+    require(o.encoder_seq_length, "encoder_seq_length", 1);
+    require(o.decoder_seq_length, "decoder_seq_length", 1);
+    require(o.train_iters, "train_iters", 0);
+    require(o.train_samples, "train_samples", 0);
+    require(o.lr_decay_iters, "lr_decay_iters", 0);
+    require(o.lr_decay_samples, "lr_decay_samples", 0);
+    require(o.lr_warmup_iters, "lr_warmup_iters", 0);
+    require(o.lr_warmup_samples, "lr_warmup_samples", 0);
+    require(o.eval_iters, "eval_iters", 0);
+    require(o.eval_interval, "eval_interval", 1);
+  }
+
+  template <class Value, class Default>
+  static void fill(std::optional<Value>& field, Default default_value) {
+    if (!field) field = default_value;
+  }
+
+  void require_one_of(
+      std::string_view name,
+      const std::string& value,
+      const std::vector<std::string>& allowed) {
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
+      return;
+    complaints_.push_back(format(
+        "[config] megatron_lm.{} is \"{}\"; it must be one of {}",
+        name,
+        value,
+        join(allowed, ", ")));
   }
 
   template <class Value, class Default>

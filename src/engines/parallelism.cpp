@@ -37,7 +37,11 @@ class ParallelismResolution {
           *config_.cp_comm_strategy,
           {"allgather", "alltoall"});
     }
+    if (*config_.tp_size > 1 && !config_.enable_async_tp)
+      config_.enable_async_tp = false;
     if (*config_.sp_size > 1) choose_sequences();
+    if (config_.sp_attn_implementation)
+      require_attention(*config_.sp_attn_implementation);
     check_together();
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return config_;
@@ -88,7 +92,9 @@ class ParallelismResolution {
           !is_given("sp_seq_length_is_variable") ||
           settings_.boolean("parallelism_config_sp_seq_length_is_variable");
     }
-    if (!config_.sp_seq_length && is_given("sp_seq_length")) {
+    // A length is read for sequences of one length only, as in Accelerate.
+    if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length &&
+        is_given("sp_seq_length")) {
       const auto text = *settings_.text("parallelism_config_sp_seq_length");
       const auto length = parse_int(text);
       if (length) config_.sp_seq_length = static_cast<int>(*length);
@@ -106,6 +112,20 @@ class ParallelismResolution {
       config_.sp_attn_implementation =
           settings_.text("parallelism_config_sp_attn_implementation");
     }
+  }
+
+  void require_attention(const std::string& name) {
+    const bool is_hub_kernel = name.find('/') != std::string::npos &&
+        name.find("flash-attn") != std::string::npos;
+    if (is_hub_kernel || name == "sdpa" || name == "flash_attention_2" ||
+        name == "flash_attention_3") {
+      return;
+    }
+    complaints_.push_back(format(
+        "[config] sp_attn_implementation is \"{}\"; it must be sdpa, "
+        "flash_attention_2, flash_attention_3 or a kernel of Hugging Face's "
+        "hub such as kernels-community/flash-attn2",
+        name));
   }
 
   void check_together() {

@@ -1,5 +1,6 @@
 #include "engines/read_request.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -166,9 +167,18 @@ TrainingRequest read_training_request(const RequestSources& sources) {
         sources,
         degrees[static_cast<std::size_t>(Axis::shard)].value_or(1) > 1);
   } catch (const ConfigError& error) {
-    complaints.emplace_back(error.what());
+    // Megatron-LM's settings have been read for the degrees before.
+    if (std::find(complaints.begin(), complaints.end(), error.what()) ==
+        complaints.end()) {
+      complaints.emplace_back(error.what());
+    }
   }
   request.degrees = degrees;
+  if (const auto& config = sources.parallel.parallelism_config;
+      config && complaints.empty()) {
+    for (auto& setting : parallelism_without_effect(*config, sources.settings))
+      request.ignored.push_back(std::move(setting));
+  }
   request.complaints = std::move(complaints);
   request.precision.mixed_precision = sources.mixed_precision;
   if (const auto& options = sources.parallel.activation_checkpointing)

@@ -90,7 +90,7 @@ struct DeepSpeedSection {
 /// A setting that is understood and has no counterpart here.
 struct IgnoredSetting {
   std::string name;
-  /// The setting of this library that does the same, if there is one.
+  /// What to use here in its place, or why nothing does the same; may be empty.
   std::string instead = {};
   /// "code", "environment variable X", "file run.yaml".
   std::string origin = {};

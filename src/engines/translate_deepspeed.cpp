@@ -33,17 +33,58 @@ bool is_known_key(std::string_view path) {
   return false;
 }
 
+// The fields that DeepSpeed acts on by itself; `config` is the origin of what
+// its configuration says.
+void list_ignored_fields(
+    const DeepSpeedOptions& given,
+    const DeepSpeedOptions& found,
+    const Settings& settings,
+    const std::string& config,
+    std::vector<IgnoredSetting>& ignored) {
+  const auto note = [&](bool is_in_code,
+                        const std::string& name,
+                        std::string_view key,
+                        const std::string& instead = {}) {
+    const bool is_launched = !key.empty() && settings.is_given(key);
+    ignored.push_back(
+        {name,
+         instead,
+         is_in_code        ? "code"
+             : is_launched ? settings.find(key)->where
+                           : config});
+  };
+  if (*found.zero3_save_16bit_model) {
+    note(
+        given.zero3_save_16bit_model.has_value(),
+        "zero3_save_16bit_model",
+        "zero3_save_16bit_model",
+        "get_state_dict and save_model always give full weights");
+  }
+  if (found.transformer_moe_cls_names) {
+    note(
+        given.transformer_moe_cls_names.has_value(),
+        "transformer_moe_cls_names",
+        "deepspeed_moe_layer_cls_names");
+  }
+  if (given.is_train_batch_min) note(true, "is_train_batch_min", "");
+  if (*found.enable_msamp)
+    note(given.enable_msamp.has_value(), "enable_msamp", "fp8_backend");
+  if (given.msamp_opt_level) note(true, "msamp_opt_level", "");
+}
+
 void list_ignored(
     const nlohmann::json& node,
     const std::string& path,
     const std::string& origin,
+    bool is_msamp_listed,
     std::vector<IgnoredSetting>& ignored) {
   for (const auto& [name, value] : node.items()) {
     const std::string below = dotted_name(path, name);
     // optimizer_from_deepspeed() and scheduler_from_deepspeed() read these.
     if (below == "optimizer" || below == "scheduler") continue;
+    if (below == "msamp" && is_msamp_listed) continue;
     if (value.is_object()) {
-      list_ignored(value, below, origin, ignored);
+      list_ignored(value, below, origin, is_msamp_listed, ignored);
     } else if (!is_known_key(below) && value != "auto") {
       ignored.push_back({below, {}, origin});
     }
@@ -122,8 +163,9 @@ TrainingRequest read_deepspeed(
   request.optimizer = section_of(config, "optimizer");
   request.scheduler = section_of(config, "scheduler");
   request.deepspeed_config = config.json().dump();
-  list_ignored(
-      config.json(), "", origin_of_config(given, settings), request.ignored);
+  const std::string origin = origin_of_config(given, settings);
+  list_ignored_fields(given, found, settings, origin, request.ignored);
+  list_ignored(config.json(), "", origin, *found.enable_msamp, request.ignored);
   return request;
 }
 

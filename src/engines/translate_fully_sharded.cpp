@@ -35,6 +35,27 @@ void read_strategy(
   }
 }
 
+// Fields of a policy that ask for what sharding does not do, or that belong to
+// the other version.
+std::vector<IgnoredSetting> casts_without_effect(
+    const MixedPrecisionPolicy& policy,
+    int version) {
+  std::vector<IgnoredSetting> ignored;
+  const auto note = [&](const std::string& field,
+                        const std::string& instead = {}) {
+    ignored.push_back({"mixed_precision_policy." + field, instead, "code"});
+  };
+  if (version == 2) {
+    if (policy.cast_root_forward_inputs)
+      note("cast_root_forward_inputs", "use cast_forward_inputs");
+  } else if (policy.cast_forward_inputs.value_or(false)) {
+    note("cast_forward_inputs");
+  }
+  if (policy.keep_low_precision_grads.value_or(false))
+    note("keep_low_precision_grads");
+  return ignored;
+}
+
 }  // namespace
 
 WrapPolicy wrap_policy_of(
@@ -82,6 +103,11 @@ TrainingRequest read_fully_sharded(
     if (given && given->mixed_precision_policy) {
       precision.buffer_dtype = policy->buffer_dtype;
       precision.output_dtype = policy->output_dtype;
+      precision.cast_root_forward_inputs = *options.fsdp_version == 2
+          ? policy->cast_forward_inputs
+          : policy->cast_root_forward_inputs;
+      request.ignored = casts_without_effect(
+          *given->mixed_precision_policy, *options.fsdp_version);
     }
   }
 

@@ -21,7 +21,17 @@ class MegatronWithoutCounterpart {
         settings_(settings) {}
 
   std::vector<IgnoredSetting> list() {
-    using Options = MegatronLMOptions;
+    list_step();
+    list_model();
+    list_loop();
+    list_data();
+    return std::move(ignored_);
+  }
+
+ private:
+  using Options = MegatronLMOptions;
+
+  void list_step() {
     note(&Options::sequence_parallelism, "sequence_parallelism");
     note(
         &Options::num_micro_batches,
@@ -41,6 +51,9 @@ class MegatronWithoutCounterpart {
     note(&Options::no_save_optim, "no_save_optim");
     note(&Options::eod_mask_loss, "eod_mask_loss");
     note(&Options::calculate_per_token_loss, "calculate_per_token_loss");
+  }
+
+  void list_model() {
     note(
         &Options::decoder_last_pipeline_num_layers,
         "decoder_last_pipeline_num_layers");
@@ -51,10 +64,49 @@ class MegatronWithoutCounterpart {
         "use_rotary_position_embeddings");
     note(&Options::attention_dropout, "attention_dropout");
     note(&Options::hidden_dropout, "hidden_dropout");
-    return std::move(ignored_);
+    note(
+        &Options::pipeline_model_parallel_split_rank,
+        "pipeline_model_parallel_split_rank");
+    note(
+        &Options::num_layers_per_virtual_pipeline_stage,
+        "num_layers_per_virtual_pipeline_stage");
+    note(&Options::seq_length, "seq_length");
+    note(&Options::encoder_seq_length, "encoder_seq_length");
+    note(&Options::decoder_seq_length, "decoder_seq_length");
+    note(&Options::return_logits, "return_logits");
   }
 
- private:
+  void list_loop() {
+    note(&Options::is_train_batch_min, "is_train_batch_min");
+    note(&Options::train_iters, "train_iters");
+    note(&Options::train_samples, "train_samples");
+    note(&Options::weight_decay_incr_style, "weight_decay_incr_style");
+    note(&Options::start_weight_decay, "start_weight_decay");
+    note(&Options::end_weight_decay, "end_weight_decay");
+    const std::string instead = "use a schedule of schedulers.h";
+    note(&Options::lr_decay_style, "lr_decay_style", instead);
+    note(&Options::lr_decay_iters, "lr_decay_iters", instead);
+    note(&Options::lr_decay_samples, "lr_decay_samples", instead);
+    note(&Options::lr_warmup_iters, "lr_warmup_iters", instead);
+    note(&Options::lr_warmup_samples, "lr_warmup_samples", instead);
+    note(&Options::lr_warmup_fraction, "lr_warmup_fraction", instead);
+    note(&Options::min_lr, "min_lr", instead);
+    note(&Options::lr_mult, "lr_mult", "use parameter groups");
+  }
+
+  void list_data() {
+    note(
+        &Options::consumed_samples,
+        "consumed_samples",
+        "use save_state and load_state");
+    note(&Options::megatron_dataset_flag, "megatron_dataset_flag");
+    note(&Options::eval_iters, "eval_iters");
+    note(&Options::eval_interval, "eval_interval");
+    note(&Options::tensorboard_dir, "tensorboard_dir");
+    note(&Options::set_all_logging_options, "set_all_logging_options");
+    note(&Options::other_megatron_args, "other_megatron_args");
+  }
+
   // Values equal to the default are not listed: Accelerate's launcher always
   // gives most fields.
   template <class T>

@@ -49,6 +49,12 @@ WrapPolicy wrap_policy_of(
     std::int64_t min_num_params,
     int fsdp_version);
 
+/// What a ParallelismConfig says about degrees that are 1, or asks for and
+/// does not exist here. Throws ConfigError as resolve_parallelism() does.
+std::vector<IgnoredSetting> parallelism_without_effect(
+    const ParallelismConfig& given,
+    const Settings& settings);
+
 /// The dtypes in which a sharded model computes and reduces.
 MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy);
 

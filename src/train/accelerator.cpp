@@ -10,11 +10,13 @@
 
 #include "base/require.h"
 #include "base/text.h"
+#include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
 #include "config/launch_settings.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
 #include "train/accumulation_window.h"
+#include "train/ignored_options.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -139,6 +141,14 @@ Decisions decide(
       .added = added};
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
+  note_complaints(complaints, [&] {
+    detail::require_valid(options.project_configuration);
+  });
+  note_complaints(complaints, [&] {
+    auto& ignored = decisions.plan_request.training.ignored;
+    for (auto& setting : detail::options_without_effect(options, settings))
+      ignored.push_back(std::move(setting));
+  });
   note_complaints(complaints, [&] {
     decisions.plan = detail::make_plan(decisions.plan_request);
   });

@@ -18,6 +18,7 @@
 #include "params/materialize.h"
 #include "precision/support.h"
 #include "train/freed_blocks.h"
+#include "train/ignored_options.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -264,6 +265,11 @@ void read_model_options(
     const detail::PlanRequest own = request_of(session, *options);
     plan.plan = detail::make_plan(own);
     plan.ignored = own.training.ignored;
+    if (options->replicate_options) {
+      for (auto& setting :
+           detail::options_without_effect(*options->replicate_options))
+        plan.ignored.push_back(std::move(setting));
+    }
     require_same_step(session, own.training.step, complaints);
   } catch (const ConfigError& error) {
     complaints.emplace_back(error.what());

@@ -402,6 +402,17 @@ TEST(LoadState, KeepsANewHeadUnchangedAlsoInTheOptimizer) {
   });
 }
 
+TEST(Accelerator, RefusesAProjectThatCannotKeepACheckpoint) {
+  AcceleratorOptions options;
+  options.world = kAlone;
+  options.project_configuration = {.total_limit = 0, .iteration = -1};
+  expect_error<ConfigError>(
+      [&] { const Accelerator refused(options); },
+      "[checkpoint] total_limit is 0; it is at least 1");
+  expect_error<ConfigError>(
+      [&] { const Accelerator refused(options); }, "iteration is -1");
+}
+
 TEST(LoadState, PassesOverTornCheckpointsWithAWarning) {
   const TemporaryDirectory directory;
   std::string warnings;

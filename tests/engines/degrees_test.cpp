@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engines/parallelism.h"
 #include "engines/sources.h"
 
 namespace accelerate::detail {
@@ -52,6 +53,60 @@ TEST(RequestedDegrees, AreRefusedIfNotSupported) {
           {.megatron_lm = MegatronLMOptions{.expert_tensor_parallel_size = 2}})
           .complaints,
       ElementsAre(HasSubstr("set expert_tensor_parallel_size to 1")));
+}
+
+TEST(ParallelismSettings, AreListedIfTheyDescribeADegreeOfOne) {
+  const auto found = request(
+      {.parallelism_config = ParallelismConfig{
+           .enable_async_tp = true,
+           .cp_comm_strategy = "alltoall",
+           .sp_seq_length = 8,
+           .sp_attn_implementation = "sdpa"}});
+  EXPECT_THAT(
+      names_of(found.ignored),
+      ElementsAre(
+          "enable_async_tp",
+          "cp_comm_strategy (cp_size is 1)",
+          "sp_seq_length (sp_size is 1)",
+          "sp_attn_implementation (sp_size is 1)"));
+  EXPECT_THAT(found.complaints, ElementsAre());
+}
+
+TEST(ParallelismSettings, NameAnAttentionThatAccelerateTakes) {
+  const auto complaints = [](const std::string& name) {
+    return request({.parallelism_config =
+                        ParallelismConfig{.sp_attn_implementation = name}})
+        .complaints;
+  };
+  for (const char* const taken :
+       {"sdpa",
+        "flash_attention_2",
+        "flash_attention_3",
+        "kernels-community/flash-attn2"}) {
+    EXPECT_THAT(complaints(taken), ElementsAre());
+  }
+  for (const char* const refused :
+       {"foobar", "eager", "flex_attention", "kernels-community/other", ""}) {
+    EXPECT_THAT(
+        complaints(refused),
+        ElementsAre(HasSubstr("sp_attn_implementation is \"")));
+  }
+}
+
+TEST(ParallelismSettings, TakeALengthForSequencesOfOneLengthOnly) {
+  const auto length = [](const char* is_variable) {
+    return resolve_parallelism(
+               {.sp_size = 2},
+               testing::sources(
+                   {},
+                   {{"PARALLELISM_CONFIG_SP_SEQ_LENGTH", "16"},
+                    {"PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE",
+                     is_variable}})
+                   .settings)
+        .sp_seq_length;
+  };
+  EXPECT_EQ(length("false"), 16);
+  EXPECT_FALSE(length("true"));
 }
 
 }  // namespace degrees_test

@@ -8,6 +8,7 @@ namespace translate_deepspeed_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::request;
 
 TrainingRequest of_json(const std::string& json) {
@@ -59,6 +60,67 @@ TEST(DeepSpeedRequest, ListsWhatHasNoCounterpart) {
       names_of(found.ignored),
       ElementsAre("wall_clock_breakdown", "zero_optimization.overlap_comm"));
   EXPECT_EQ(found.ignored.front().origin, "code");
+}
+
+TEST(DeepSpeedRequest, ListsFieldsThatDeepSpeedActsOn) {
+  const auto names = [](const DeepSpeedOptions& options,
+                        const testing::Variables& variables = {}) {
+    return names_of(request({.deepspeed = options}, variables).ignored);
+  };
+  EXPECT_THAT(names({}), IsEmpty());
+  EXPECT_THAT(names({.zero3_save_16bit_model = false}), IsEmpty());
+  EXPECT_THAT(
+      names(
+          {.zero3_save_16bit_model = true,
+           .transformer_moe_cls_names = "Experts",
+           .is_train_batch_min = true,
+           .enable_msamp = true,
+           .msamp_opt_level = "O2"}),
+      ElementsAre(
+          "zero3_save_16bit_model (get_state_dict and save_model always give "
+          "full weights)",
+          "transformer_moe_cls_names",
+          "is_train_batch_min",
+          "enable_msamp",
+          "msamp_opt_level"));
+  EXPECT_THAT(
+      names({}, {{"ACCELERATE_FP8_BACKEND", "MSAMP"}}),
+      ElementsAre("enable_msamp"));
+  EXPECT_THAT(
+      names({}, {{"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts"}}),
+      ElementsAre("transformer_moe_cls_names"));
+}
+
+TEST(DeepSpeedRequest, NamesTheOriginOfSuchAField) {
+  const auto launched = request(
+      {.deepspeed = DeepSpeedOptions()},
+      {{"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true"}});
+  ASSERT_EQ(launched.ignored.size(), 1u);
+  EXPECT_EQ(
+      launched.ignored[0].origin,
+      "environment variable ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL");
+  const auto in_json = of_json(
+      R"({"zero_optimization": {"stage": 3,
+          "stage3_gather_16bit_weights_on_model_save": true}})");
+  ASSERT_EQ(in_json.ignored.size(), 1u);
+  EXPECT_EQ(in_json.ignored[0].origin, "code");
+}
+
+TEST(DeepSpeedRequest, ChecksMsAmpAsAccelerateDoes) {
+  const auto refused = [](const DeepSpeedOptions& options) {
+    return request({.deepspeed = options}).complaints;
+  };
+  EXPECT_THAT(
+      refused({.zero_stage = 3, .enable_msamp = true}),
+      ElementsAre(HasSubstr("enable_msamp does not go together")));
+  EXPECT_THAT(
+      refused({.enable_msamp = true, .msamp_opt_level = "O3"}),
+      ElementsAre(HasSubstr("msamp_opt_level is \"O3\"")));
+  EXPECT_THAT(refused({.msamp_opt_level = "O3"}), IsEmpty());
+  EXPECT_THAT(
+      request({.deepspeed = DeepSpeedOptions{.enable_msamp = true}})
+          .deepspeed_config,
+      HasSubstr(R"("msamp":{"enabled":true,"opt_level":"O1"})"));
 }
 
 TEST(DeepSpeedRequest, RefusesDevicesThatThisVersionDoesNotUse) {

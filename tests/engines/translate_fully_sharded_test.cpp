@@ -8,6 +8,7 @@ namespace translate_fully_sharded_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::request;
 
 ShardingRequest sharding(const FullyShardedDataParallelOptions& options) {
@@ -80,6 +81,34 @@ TEST(FullyShardedRequest, LeavesOutputsToAutocastUnlessAPolicyIsGiven) {
                .buffer_dtype = FloatType::fp32}}});
   EXPECT_EQ(own.precision.sharded.reduce_dtype, FloatType::fp16);
   EXPECT_EQ(own.precision.sharded.buffer_dtype, FloatType::fp32);
+}
+
+TEST(FullyShardedRequest, ReadsWhichInputsAreCast) {
+  const auto of = [](int version, const MixedPrecisionPolicy& policy) {
+    return request(
+        {.fully_sharded = FullyShardedDataParallelOptions{
+             .fsdp_version = version, .mixed_precision_policy = policy}});
+  };
+  const auto casts = [&](int version, const MixedPrecisionPolicy& policy) {
+    return of(version, policy).precision.sharded.cast_root_forward_inputs;
+  };
+  EXPECT_EQ(casts(1, {}), true);
+  EXPECT_EQ(casts(2, {}), true);
+  EXPECT_EQ(casts(1, {.cast_root_forward_inputs = false}), false);
+  EXPECT_EQ(casts(1, {.cast_forward_inputs = false}), true);
+  EXPECT_EQ(casts(2, {.cast_forward_inputs = false}), false);
+  EXPECT_THAT(
+      names_of(
+          of(1, {.cast_forward_inputs = true, .keep_low_precision_grads = true})
+              .ignored),
+      ElementsAre(
+          "mixed_precision_policy.cast_forward_inputs",
+          "mixed_precision_policy.keep_low_precision_grads"));
+  EXPECT_THAT(
+      names_of(of(2, {.cast_root_forward_inputs = true}).ignored),
+      ElementsAre("mixed_precision_policy.cast_root_forward_inputs (use "
+                  "cast_forward_inputs)"));
+  EXPECT_THAT(of(1, {.cast_root_forward_inputs = true}).ignored, IsEmpty());
 }
 
 TEST(FullyShardedRequest, ReportsWhatTheLauncherMisspells) {

@@ -14,7 +14,8 @@ namespace accelerate::oracle {
 
 using Json = nlohmann::json;
 
-/// Thrown for a case that needs a feature that the library does not have.
+/// Thrown for a case of a kind that its topic does not run yet; the case counts
+/// as failed.
 struct NotBuilt : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -294,6 +294,22 @@ TEST(ModelOptions, GiveAModelItsOwnPrecisionAndUnits) {
   });
 }
 
+TEST(ModelOptions, LeaveInputsToTheModelIfThePolicySaysSo) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    Mlp net(1);
+    FullyShardedDataParallelOptions options;
+    options.mixed_precision_policy = MixedPrecisionPolicy{
+        .param_dtype = FloatType::bf16, .cast_root_forward_inputs = false};
+    const auto model =
+        accelerator.prepare(with_options(net, {.fully_sharded = options}));
+    const torch::NoGradGuard no_grad;
+    const Tensor x = torch::ones({2, 5});
+    EXPECT_THROW(model(x), c10::Error);
+    EXPECT_EQ(model(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  });
+}
+
 TEST(InitModel, GivesValuesToRank0Only) {
   const auto efficient = [] {
     FullyShardedDataParallelOptions options;

@@ -1,6 +1,7 @@
 #include "checkpoint/save/save_target.h"
 
 #include <string>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -45,11 +46,7 @@ SaveTarget choose_target(
     throw ConfigError(
         "[checkpoint] automatic_checkpoint_naming needs a project_dir");
   }
-  if (project.total_limit && *project.total_limit < 1) {
-    throw ConfigError(format(
-        "[checkpoint] total_limit is {}; it is at least 1",
-        *project.total_limit));
-  }
+  require_valid(project);
   const std::filesystem::path base =
       std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
   const auto entries = list_checkpoints(base);
@@ -63,6 +60,21 @@ SaveTarget choose_target(
 }
 
 }  // namespace
+
+void require_valid(const ProjectConfiguration& project) {
+  std::vector<std::string> complaints;
+  if (project.total_limit && *project.total_limit < 1) {
+    complaints.push_back(format(
+        "[checkpoint] total_limit is {}; it is at least 1, or leave it unset "
+        "to keep every checkpoint",
+        *project.total_limit));
+  }
+  if (project.iteration && *project.iteration < 0) {
+    complaints.push_back(format(
+        "[checkpoint] iteration is {}; it is at least 0", *project.iteration));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
 
 std::vector<std::filesystem::path> deleted_by_saving(
     const ProjectConfiguration& project,

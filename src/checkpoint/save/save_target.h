@@ -20,6 +20,9 @@ struct SaveTarget {
   bool is_skipped = false;
 };
 
+/// Throws ConfigError with everything that is wrong.
+void require_valid(const ProjectConfiguration& project);
+
 /// Chooses on rank 0, because ranks may see the directory differently;
 /// `deleted` is set there only. Throws ConfigError on all ranks if there is
 /// nowhere to save.

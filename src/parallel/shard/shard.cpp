@@ -68,7 +68,8 @@ class Shard final : public Strategy, public GateKeeper {
   [[nodiscard]] StrategyTraits traits() const override {
     return {
         .takes_empty = options_.shards_parameters,
-        .input_dtype = options_.param_dtype,
+        .input_dtype =
+            options_.casts_inputs ? options_.param_dtype : std::nullopt,
         .output_dtype = options_.output_dtype,
         .join_complaint =
             "[parallel] a sharded model needs all ranks in every step; use "

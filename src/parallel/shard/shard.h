@@ -55,6 +55,8 @@ struct ShardOptions {
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
   /// Dtype of a forward's floating outputs; unset: unchanged.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
+  /// A forward's floating inputs are cast to param_dtype.
+  bool casts_inputs = true;
   /// Shards of bf16 and fp16 parameters are in fp32. With param_dtype, shards
   /// of those that are trained always are.
   bool master_weights = false;

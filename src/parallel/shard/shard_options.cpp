@@ -37,6 +37,7 @@ ShardOptions make_shard_options(
   options.reduce_dtype = scalar_type(precision.reduce_dtype);
   options.buffer_dtype = scalar_type(precision.buffer_dtype);
   options.output_dtype = scalar_type(precision.output_dtype);
+  options.casts_inputs = precision.cast_root_forward_inputs.value_or(true);
   return options;
 }
 

@@ -1,0 +1,237 @@
+#include "oracle/departures.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "base/text.h"
+#include "config/options/option_table.h"
+#include "oracle/plugins/plugins.h"
+
+namespace accelerate::oracle {
+
+namespace topic_plugins {
+
+namespace {
+
+bool is_plugin(const Json& input, std::string_view name) {
+  return input.value("plugin", "") == name;
+}
+
+bool is_error(const Json& outcome) { return outcome.contains("error"); }
+
+bool has(const Json& args, const char* name) {
+  return args.contains(name) && !args.at(name).is_null();
+}
+
+bool count_checkpoints(const Json& input, const Json&, Json& expected) {
+  if (!is_plugin(input, "project") || is_error(expected) ||
+      has(input.at("args"), "iteration")) {
+    return false;
+  }
+  expected["fields"]["iteration"] = nullptr;
+  return true;
+}
+
+bool move_logging_directory(const Json& input, const Json&, Json& expected) {
+  if (!is_plugin(input, "project") || is_error(expected) ||
+      has(input.at("args"), "logging_dir") ||
+      !has(input.at("args"), "project_dir") ||
+      input.at("set_directories").is_null()) {
+    return false;
+  }
+  expected["fields"]["logging_dir"] = input.at("set_directories");
+  return true;
+}
+
+bool leave_sequences_whole(const Json& input, const Json&, Json& expected) {
+  if (!is_plugin(input, "megatron") || is_error(expected) ||
+      has(input.at("args"), "context_parallel_size") ||
+      input.at("env").contains("MEGATRON_LM_CONTEXT_PARALLEL_SIZE")) {
+    return false;
+  }
+  expected["fields"]["context_parallel_size"] = 1;
+  return true;
+}
+
+bool is_truth_value(const std::string& text) {
+  constexpr std::array<std::string_view, 12> kWords{
+      "y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"};
+  return std::find(kWords.begin(), kWords.end(), detail::to_lower(text)) !=
+      kWords.end();
+}
+
+bool is_number(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  return std::from_chars(text.data(), end, value).ptr == end;
+}
+
+// Whether a variable has a value that nobody who reads it understands.
+bool is_unreadable(const std::string& variable, const std::string& value) {
+  using enum detail::OptionKind;
+  for (const detail::OptionSpec& option : detail::option_table()) {
+    if (option.variable != variable) continue;
+    switch (option.kind) {
+      case boolean:
+      case truth:
+        return !is_truth_value(value);
+      case integer:
+      case number:
+        return value != "auto" && !is_number(value);
+      case choice:
+      case text:
+        return false;
+    }
+  }
+  return false;
+}
+
+bool refuse_unreadable_values(const Json& input, const Json&, Json& expected) {
+  if (is_error(expected)) return false;
+  for (const auto& [variable, text] : input.at("env").items()) {
+    if (!is_unreadable(variable, text)) continue;
+    expected = {{"error", "ConfigError"}};
+    return true;
+  }
+  return false;
+}
+
+bool name_strategies(const Json& input, const Json&, Json& expected) {
+  constexpr std::array kNames{
+      "FULL_SHARD",
+      "SHARD_GRAD_OP",
+      "NO_SHARD",
+      "HYBRID_SHARD",
+      "_HYBRID_SHARD_ZERO2"};
+  if (!is_plugin(input, "fsdp") || is_error(expected)) return false;
+  Json& strategy = expected["fields"]["sharding_strategy"];
+  if (!strategy.is_number_integer()) return false;
+  const auto number = strategy.get<std::size_t>();
+  if (number < 1 || number > kNames.size()) return false;
+  strategy = kNames.at(number - 1);
+  return true;
+}
+
+bool listen_to_the_launcher(const Json& input, const Json&, Json& expected) {
+  const Json& args = input.at("args");
+  const char* const variable = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+  if (!is_plugin(input, "gradient_accumulation") || is_error(expected) ||
+      args.empty() || has(args, "num_steps") ||
+      !input.at("env").contains(variable)) {
+    return false;
+  }
+  const std::string steps = input.at("env").at(variable);
+  if (!is_number(steps)) return false;
+  expected["num_steps"] = std::stoi(steps);
+  return true;
+}
+
+// With gradient_accumulation_steps and no plugin; 1 does not count as given.
+bool put_code_first(const Json& input, const Json&, Json& expected) {
+  const Json steps = input.value("accelerator_steps", Json());
+  if (!is_plugin(input, "gradient_accumulation") || is_error(expected) ||
+      !input.at("args").empty() || steps.is_null() || steps == 1) {
+    return false;
+  }
+  expected["num_steps"] = steps;
+  return true;
+}
+
+// Accelerate refuses any plugin beside gradient_accumulation_steps.
+bool take_one_number_twice(const Json& input, const Json&, Json& expected) {
+  const Json& args = input.at("args");
+  const Json steps = input.value("accelerator_steps", Json());
+  if (!is_plugin(input, "gradient_accumulation") || !is_error(expected) ||
+      args.empty() || steps.is_null() || steps == 1 ||
+      (has(args, "num_steps") && args.at("num_steps") != steps)) {
+    return false;
+  }
+  const Json defaults{
+      {"num_steps", nullptr},
+      {"adjust_scheduler", true},
+      {"sync_with_dataloader", true},
+      {"sync_each_batch", false}};
+  expected = {
+      {"to_kwargs", differing(args, defaults)},
+      {"num_steps", steps},
+      {"adjust_scheduler", false},
+      {"sync_with_dataloader", args.value("sync_with_dataloader", true)}};
+  return true;
+}
+
+// Accelerate refuses sync_module_states without a device. What its fields would
+// be is not recorded, so they are not compared.
+bool share_weights_of_hosts(
+    const Json& input,
+    const Json& found,
+    Json& expected) {
+  if (!is_plugin(input, "fsdp") || !is_error(expected) || is_error(found) ||
+      input.at("cuda") != false ||
+      found.at("fields").at("sync_module_states") != true) {
+    return false;
+  }
+  expected = found;
+  return true;
+}
+
+const std::vector<PythonOnlyField>& python_only_fields() {
+  constexpr std::string_view kFunction = "a function of Python";
+  constexpr std::string_view kDerived =
+      "an object of torch that follows from state_dict_type";
+  constexpr std::string_view kConnection =
+      "how torch.distributed connects; a World has transports and stores";
+  static const std::vector<PythonOnlyField> fields{
+      {"fsdp", "has_param_init_fn", kFunction},
+      {"fsdp", "state_dict_config", kDerived},
+      {"fsdp", "optim_state_dict_config", kDerived},
+      {"init_process_group", "backend", kConnection},
+      {"init_process_group", "init_method", kConnection},
+      {"dynamo", "options", "a dictionary for a compiler of Python code"},
+      {"megatron", "no_wd_decay_cond", kFunction},
+      {"megatron", "scale_lr_cond", kFunction},
+      {"megatron", "custom_train_step_class", "a class of Python"},
+      {"megatron", "custom_train_step_kwargs", "arguments of that class"},
+      {"megatron", "custom_model_provider_function", kFunction},
+      {"megatron", "custom_prepare_model_function", kFunction},
+      {"megatron", "custom_megatron_datasets_provider_function", kFunction},
+      {"megatron", "custom_get_batch_function", kFunction},
+      {"megatron", "custom_loss_function", kFunction},
+      {"megatron",
+       "megatron_lm_default_args",
+       "arguments of another package that repeat the fields"}};
+  return fields;
+}
+
+}  // namespace
+
+}  // namespace topic_plugins
+
+Departures plugin_departures() {
+  using namespace topic_plugins;
+  return {
+      python_only_fields(),
+      {{"an unset iteration is one more than the highest checkpoint's",
+        &count_checkpoints},
+       {"logging_dir follows set_directories() unless it is given",
+        &move_logging_directory},
+       {"Megatron-LM's context_parallel_size is 1 unless it is given (Q30)",
+        &leave_sequences_whole},
+       {"a value that nobody can read is an error everywhere",
+        &refuse_unreadable_values},
+       {"a sharding strategy that is given as a number has a name",
+        &name_strategies},
+       {"an accumulation plugin without num_steps does not hide what the "
+        "launcher says",
+        &listen_to_the_launcher},
+       {"gradient_accumulation_steps of the code goes before the launcher's",
+        &put_code_first},
+       {"other settings of accumulation may go with "
+        "gradient_accumulation_steps",
+        &take_one_number_twice},
+       {"sync_module_states needs no accelerator", &share_weights_of_hosts}}};
+}
+
+}  // namespace accelerate::oracle

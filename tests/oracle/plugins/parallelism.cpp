@@ -1,0 +1,177 @@
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "engines/parallelism.h"
+#include "oracle/plugins/plugins.h"
+
+namespace accelerate::oracle::topic_plugins {
+
+namespace {
+
+// A dimension of Accelerate's mesh, and the corresponding axis here. A sequence
+// is sharded along cp or along sp, never both.
+struct Dimension {
+  std::string_view name;
+  Axis axis;
+  int size;
+};
+
+// Accelerate's names for a mesh. Ranks and groups come from Mesh.
+class NamedDimensions {
+ public:
+  explicit NamedDimensions(const ParallelismConfig& config) {
+    degrees_.fill(1);
+    for (const Dimension& dimension :
+         {Dimension{"dp_replicate", Axis::replicate, *config.dp_replicate_size},
+          Dimension{"dp_shard", Axis::shard, *config.dp_shard_size},
+          Dimension{"cp", Axis::context, *config.cp_size},
+          Dimension{"sp", Axis::context, *config.sp_size},
+          Dimension{"tp", Axis::tensor, *config.tp_size}}) {
+      if (dimension.size == 1) continue;
+      dimensions_.push_back(dimension);
+      degrees_[static_cast<std::size_t>(dimension.axis)] = dimension.size;
+    }
+  }
+
+  [[nodiscard]] const std::vector<Dimension>& all() const {
+    return dimensions_;
+  }
+
+  [[nodiscard]] int size() const {
+    int product = 1;
+    for (const Dimension& dimension : dimensions_) product *= dimension.size;
+    return product;
+  }
+
+  // Those of `names` that are larger than 1, in the order of `names`.
+  [[nodiscard]] std::vector<Dimension> active(
+      std::initializer_list<std::string_view> names) const {
+    std::vector<Dimension> found;
+    for (const std::string_view name : names) {
+      for (const Dimension& dimension : dimensions_) {
+        if (dimension.name == name) found.push_back(dimension);
+      }
+    }
+    return found;
+  }
+
+  [[nodiscard]] Json names(
+      std::initializer_list<std::string_view> wanted) const {
+    Json names = Json::array();
+    for (const Dimension& dimension : active(wanted))
+      names.push_back(std::string(dimension.name));
+    return names;
+  }
+
+  [[nodiscard]] Json coordinate(int rank) const {
+    const auto place = detail::mesh_coordinates(degrees_, rank);
+    Json coordinate = Json::array();
+    for (const Dimension& dimension : dimensions_)
+      coordinate.push_back(place[static_cast<std::size_t>(dimension.axis)]);
+    return coordinate;
+  }
+
+  [[nodiscard]] Json group(int rank, const std::vector<Dimension>& dimensions)
+      const {
+    std::array<bool, kNumAxes> axes{};
+    for (const Dimension& dimension : dimensions)
+      axes[static_cast<std::size_t>(dimension.axis)] = true;
+    return detail::mesh_ranks(degrees_, rank, axes);
+  }
+
+ private:
+  std::vector<Dimension> dimensions_;
+  std::array<int, kNumAxes> degrees_{};
+};
+
+Json groups_of(const NamedDimensions& mesh, int rank) {
+  Json groups = Json::object();
+  for (const Dimension& dimension : mesh.all())
+    groups[std::string(dimension.name)] = mesh.group(rank, {dimension});
+  const auto add = [&](const char* name,
+                       std::initializer_list<std::string_view> names) {
+    const auto active = mesh.active(names);
+    if (!active.empty()) groups[name] = mesh.group(rank, active);
+  };
+  add("dp", {"dp_replicate", "dp_shard"});
+  add("dp_shard_cp", {"dp_shard", "cp"});
+  add("dp_cp", {"dp_replicate", "dp_shard", "cp"});
+  return {{"coordinate", mesh.coordinate(rank)}, {"groups", groups}};
+}
+
+}  // namespace
+
+Json run_parallelism(const Json& input) {
+  const Json& args = input.at("args");
+  ParallelismConfig given;
+  read(args, "dp_replicate_size", given.dp_replicate_size);
+  read(args, "dp_shard_size", given.dp_shard_size);
+  read(args, "tp_size", given.tp_size);
+  read(args, "cp_size", given.cp_size);
+  read(args, "sp_size", given.sp_size);
+  read(args, "cp_backend", given.cp_backend);
+  read(args, "sp_backend", given.sp_backend);
+  read(args, "cp_comm_strategy", given.cp_comm_strategy);
+  read(args, "enable_async_tp", given.enable_async_tp);
+  read(args, "sp_seq_length", given.sp_seq_length);
+  read(args, "sp_seq_length_is_variable", given.sp_seq_length_is_variable);
+  read(args, "sp_attn_implementation", given.sp_attn_implementation);
+  const auto found = detail::resolve_parallelism(given, settings_of(input));
+  const NamedDimensions mesh(found);
+
+  Json names = Json::array(), sizes = Json::array();
+  for (const Dimension& dimension : mesh.all()) {
+    names.push_back(std::string(dimension.name));
+    sizes.push_back(dimension.size);
+  }
+  // The dimension that is sharded over always counts, even when it is 1.
+  Json sharded_names = mesh.names({"dp_replicate"});
+  sharded_names.push_back("dp_shard_cp");
+  const int same_data = *found.tp_size * *found.cp_size * *found.sp_size;
+  Json outcome{
+      {"fields",
+       {{"dp_replicate_size", *found.dp_replicate_size},
+        {"dp_shard_size", *found.dp_shard_size},
+        {"tp_size", *found.tp_size},
+        {"cp_size", *found.cp_size},
+        {"cp_backend", *found.cp_backend},
+        {"sp_size", *found.sp_size},
+        {"sp_backend", *found.sp_backend},
+        {"tp_handler",
+         found.enable_async_tp
+             ? Json{{"enable_async_tp", *found.enable_async_tp}}
+             : Json(nullptr)},
+        {"cp_handler",
+         found.cp_comm_strategy
+             ? Json{{"cp_comm_strategy", *found.cp_comm_strategy}}
+             : Json(nullptr)},
+        {"sp_handler",
+         found.sp_seq_length_is_variable
+             ? Json{{"sp_seq_length", json_of(found.sp_seq_length)},
+                    {"sp_seq_length_is_variable",
+                     *found.sp_seq_length_is_variable},
+                    {"sp_attn_implementation",
+                     json_of(found.sp_attn_implementation)}}
+             : Json(nullptr)}}},
+      {"total_size", mesh.size()},
+      {"non_data_parallel_size", same_data},
+      {"data_parallel_size", mesh.size() / same_data},
+      {"mesh_names", names},
+      {"mesh_sizes", sizes},
+      {"dp_dim_names", mesh.names({"dp_replicate", "dp_shard"})},
+      {"non_dp_dim_names", mesh.names({"tp", "cp", "sp"})},
+      {"dp_shard_cp_dim_names", mesh.names({"dp_shard", "cp"})},
+      {"dp_cp_dim_names", mesh.names({"dp_replicate", "dp_shard", "cp"})},
+      {"fsdp_dim_names", sharded_names},
+      {"active_mesh_dims",
+       mesh.names({"dp_replicate", "dp_shard", "tp", "cp", "sp"})}};
+  if (mesh.size() > 1 && *found.sp_size == 1) {
+    for (const int rank : {0, mesh.size() - 1})
+      outcome["groups"][std::to_string(rank)] = groups_of(mesh, rank);
+  }
+  return outcome;
+}
+
+}  // namespace accelerate::oracle::topic_plugins
