@@ -53,9 +53,6 @@ struct DataLoaderOptions {
   /// that rank reads completely. Make the shards equally long, or loop inside
   /// join_uneven_inputs; gather_for_metrics leaves nothing out.
   bool already_sharded = false;
-  /// Accepted without effect: every loader has a state, which save_state()
-  /// keeps and from which any number of ranks resume in the middle of a pass.
-  bool use_stateful_dataloader = false;
 
   // Randomness.
 

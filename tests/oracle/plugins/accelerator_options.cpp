@@ -41,7 +41,8 @@ Json run_gradient_accumulation(const Json& input) {
 
 Json run_dataloader(const Json& input) {
   const Json& args = input.at("args");
-  DataLoaderOptions options;
+  // Positions are saved by default here.
+  DataLoaderConfiguration options{.use_stateful_dataloader = false};
   read(args, "split_batches", options.split_batches);
   read(args, "dispatch_batches", options.dispatch_batches);
   read(args, "even_batches", options.even_batches);
