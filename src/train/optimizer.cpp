@@ -37,6 +37,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
+  detail::report_settings_without_effect(session);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
     std::vector<at::Tensor> parameters;

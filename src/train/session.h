@@ -26,6 +26,7 @@
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
 #include "train/schedule_adapter.h"
+#include "train/settings_report.h"
 #include "train/step_clock.h"
 
 namespace accelerate::detail {
@@ -115,7 +116,9 @@ struct LoaderProgress {
 /// State that all handles share. The order of members matters: they are
 /// destroyed last first, strategies before groups.
 struct Session {
+  /// What is in force, with its origins.
   Settings settings;
+  SettingsReport report = {};
   World world;
   /// Plan of models without options of their own.
   ParallelPlan plan;
@@ -177,11 +180,6 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
-
-/// Warns of settings that were given and do nothing.
-void warn_ignored_settings(
-    const World& world,
-    const std::vector<IgnoredSetting>& settings);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks. `what` names
 /// the operation that needs all of them.
