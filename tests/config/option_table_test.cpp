@@ -38,8 +38,9 @@ TEST(OptionTable, KnowsDefaultsHereAndOfPythonPrograms) {
   EXPECT_EQ(find_option("zero_stage")->default_for_python(), "");
   EXPECT_EQ(find_option("role")->default_for_python(), "default");
   for (const OptionSpec& each : option_table()) {
-    if (!each.default_for_python().empty())
+    if (!each.default_for_python().empty()) {
       EXPECT_NO_THROW(parse_option(each, each.default_for_python()));
+    }
   }
 }
 
