@@ -1,8 +1,10 @@
 #include <chrono>
 #include <cstdlib>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -28,8 +30,8 @@ using testing::run_on_ranks;
 // Environment variables of this process while it lives.
 class Variables {
  public:
-  explicit Variables(std::map<std::string, std::string> values)
-      : values_(std::move(values)) {
+  Variables(std::initializer_list<std::pair<const char*, const char*>> values)
+      : values_(values.begin(), values.end()) {
     for (const auto& [name, value] : values_)
       setenv(name.c_str(), value.c_str(), 1);
   }
