@@ -49,7 +49,8 @@ bool is_host_name(std::string_view name) {
   const std::size_t at = name.rfind('@');
   for (const std::string_view word :
        {name, at == std::string_view::npos ? name : name.substr(at + 1)}) {
-    if (word.empty() || word.front() == '-') return false;
+    if (word.empty() || word.front() == '-' || word.front() == '@')
+      return false;
   }
   return std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c >= 0x80 ||
