@@ -14,8 +14,10 @@
 #include "cli/commands/completion_command.h"
 #include "cli/commands/estimate_command.h"
 #include "cli/commands/report_command.h"
+#include "cli/commands/unknown_command.h"
 #include "cli/commands/weights_command.h"
 #include "cli/config/config_command.h"
+#include "cli/failure.h"
 #include "cli/launch/launch_command.h"
 #include "config/options/option_table.h"
 
@@ -72,12 +74,19 @@ int main(int argc, char** argv) {
     }
     return kWrongUse;
   } catch (const CLI::ParseError& error) {
+    const auto unknown =
+        cli::describe_unknown_command(tool, {argv + 1, argv + argc});
+    // Exit code 0 is --help or --version.
+    if (unknown && error.get_exit_code() != 0) {
+      std::fprintf(stderr, "accelerate-cpp: %s\n", unknown->c_str());
+      return kWrongUse;
+    }
     return tool.exit(error) == 0 ? 0 : kWrongUse;
   } catch (const accelerate::ConfigError& error) {
     complain(error.what());
     return kWrongUse;
-  } catch (const std::exception& error) {
-    complain(error.what());
+  } catch (const std::exception&) {
+    complain(cli::describe_failure(std::current_exception()).c_str());
     return 1;
   }
 }

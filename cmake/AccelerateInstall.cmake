@@ -2,6 +2,25 @@
 # those for find_package and pkg-config.
 include(CMakePackageConfigHelpers)
 
+# Builds what is installed and nothing else. Whoever installs from a build of
+# something else, such as `make demo`, gets the rest first: an installation that
+# stops half-way looks complete to find_package's users until it fails.
+set(installed accelerate accelerate_safetensors)
+if(TARGET accelerate-cpp)
+  list(APPEND installed accelerate-cpp accelerate-cpp-probe accelerate-cpp-self-check)
+endif()
+add_custom_target(install_programs)
+add_dependencies(install_programs ${installed})
+foreach(target ${installed})
+  install(CODE "
+    if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
+      message(STATUS \"Building install_programs: ${target} is missing\")
+      execute_process(COMMAND \"${CMAKE_COMMAND}\" --build \"${CMAKE_BINARY_DIR}\" --target install_programs
+        COMMAND_ERROR_IS_FATAL ANY)
+    endif()
+  ")
+endforeach()
+
 set_target_properties(accelerate PROPERTIES
   INSTALL_RPATH "$ORIGIN;${ACCELERATE_LIBTORCH_DIRECTORY}/lib")
 set_target_properties(accelerate_safetensors PROPERTIES INSTALL_RPATH "$ORIGIN")

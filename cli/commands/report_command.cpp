@@ -110,15 +110,19 @@ void say_config(
     const std::string& file,
     const detail::Environment& environment) {
   std::optional<fs::path> path;
+  std::string text = "none";
   if (!file.empty()) {
     path = file;
-  } else {
-    path = detail::default_config_path(environment);
-    if (path && !fs::exists(*path)) path.reset();
+  } else if (const auto usual = detail::find_default_config(environment);
+             !usual.problem.empty()) {
+    text = format("{} cannot be read: {}", usual.path.string(), usual.problem);
+  } else if (usual.exists) {
+    path = usual.path;
   }
+  if (path) text = path->string();
   std::vector<detail::Source> sources{
       detail::source_from_environment(environment)};
-  say("Config file", path ? path->string() : "none");
+  say("Config file", text);
   if (path) {
     sources.push_back(
         detail::source_from_config(detail::read_config_document(*path)));

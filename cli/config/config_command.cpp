@@ -23,6 +23,7 @@
 #include "config/files/config_file.h"
 #include "engines/explain_request.h"
 #include "engines/read_request.h"
+#include "engines/settings_in_force.h"
 
 namespace accelerate::cli {
 
@@ -51,6 +52,23 @@ fs::path path_of(
         "--config_file");
   }
   return *usual;
+}
+
+// The file to read: the named one, or Accelerate's own if it exists. Throws if
+// the latter cannot be looked at.
+std::optional<fs::path> existing_path(
+    const std::string& named,
+    const detail::Environment& environment) {
+  if (!named.empty()) return named;
+  const detail::DefaultConfig usual = detail::find_default_config(environment);
+  if (!usual.problem.empty()) {
+    throw ConfigError(format(
+        "[config] the default config file {} cannot be read: {}; give "
+        "--config_file, or set HF_HOME to a directory that can be",
+        usual.path.string(),
+        usual.problem));
+  }
+  return usual.exists ? std::optional(usual.path) : std::nullopt;
 }
 
 void save(const fs::path& path, const ConfigJson& values) {
@@ -106,8 +124,9 @@ detail::Source source_of_launch(const detail::ConfigDocument& document) {
   return source;
 }
 
+// Prints every setting in force, and what those of engines ask for.
 void print_meaning(
-    const detail::Settings& settings,
+    detail::Settings settings,
     detail::Environment environment,
     const std::optional<detail::ConfigDocument>& document) {
   if (document && !document->values.empty()) {
@@ -119,18 +138,22 @@ void print_meaning(
       .mixed_precision = settings.text("mixed_precision").value_or("no"),
       .settings = settings,
       .environment = std::move(environment)};
+  detail::TrainingRequest request = detail::read_training_request(sources);
+  if (request.complaints.empty()) {
+    for (auto& overruled : detail::settle_engine(settings, sources, request))
+      request.ignored.push_back(std::move(overruled));
+  }
+  std::fputs(settings.explain().c_str(), stdout);
   std::printf("\nwhich asks for\n");
-  std::fputs(
-      detail::explain(detail::read_training_request(sources)).c_str(), stdout);
+  std::fputs(detail::explain(request).c_str(), stdout);
 }
 
 int show(const std::string& file, bool explains) {
   const auto environment = detail::Environment::current();
   const fs::path path = path_of(file, environment);
   std::optional<detail::ConfigDocument> document;
-  if (!file.empty() || fs::exists(path)) {
+  if (existing_path(file, environment))
     document = detail::read_config_document(path);
-  }
   if (!explains) {
     if (!document) {
       std::printf(
@@ -147,9 +170,7 @@ int show(const std::string& file, bool explains) {
   std::vector<detail::Source> sources{
       detail::source_from_environment(environment)};
   if (document) sources.push_back(source_of_launch(*document));
-  const detail::Settings settings = detail::resolve(sources);
-  std::fputs(settings.explain().c_str(), stdout);
-  print_meaning(settings, environment, document);
+  print_meaning(detail::resolve(sources), environment, document);
   return 0;
 }
 
@@ -207,10 +228,9 @@ std::vector<std::string> tpu_commands(
 
 int print_tpu_command(TpuFlags flags) {
   std::optional<detail::ConfigDocument> file;
-  const auto path = path_of(flags.config_file, detail::Environment::current());
-  if (!flags.config_file.empty() || fs::exists(path)) {
-    file = detail::read_config_document(path);
-  }
+  const auto path =
+      existing_path(flags.config_file, detail::Environment::current());
+  if (path) file = detail::read_config_document(*path);
   std::vector<std::string> commands = tpu_commands(flags, file);
   if (commands.empty()) {
     throw ConfigError(

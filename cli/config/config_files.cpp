@@ -65,7 +65,15 @@ bool write_default_config(
     const std::string& mixed_precision,
     int num_devices) {
   const ConfigJson values = default_config(mixed_precision, num_devices);
-  if (std::filesystem::exists(path)) return false;
+  std::error_code problem;
+  if (std::filesystem::exists(path, problem)) return false;
+  if (problem) {
+    throw ConfigError(format(
+        "[config] {} cannot be written: {}; give --config_file, or set HF_HOME "
+        "to a directory that can be",
+        path.string(),
+        problem.message()));
+  }
   detail::replace_file(
       path, detail::write_config(values, path.extension() == ".json"));
   return true;
@@ -123,7 +131,8 @@ std::vector<std::string> convert_file_to_fsdp2(
         "to replace the input");
   }
   const std::filesystem::path target = output.value_or(input);
-  if (!overwrite && std::filesystem::exists(target)) {
+  std::error_code ignored;  // writing reports what is wrong
+  if (!overwrite && std::filesystem::exists(target, ignored)) {
     throw ConfigError(format(
         "[config] {} exists already; give another --output_file, or "
         "--overwrite",

@@ -34,6 +34,10 @@ namespace {
 
 using detail::format;
 
+void warn(const std::string& line) {
+  std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
+}
+
 // Reads the file that --config_file names, else Accelerate's default file if it
 // exists and --cpu was not given.
 std::optional<detail::ConfigDocument> find_config(
@@ -43,12 +47,19 @@ std::optional<detail::ConfigDocument> find_config(
   if (!flags.config_file().empty()) {
     return detail::read_config_document(flags.config_file());
   }
-  const auto usual = detail::default_config_path(environment);
-  if (!usual || given.values.contains("use_cpu") ||
-      !std::filesystem::exists(*usual)) {
+  if (given.values.contains("use_cpu")) return std::nullopt;
+  const detail::DefaultConfig usual = detail::find_default_config(environment);
+  if (!usual.problem.empty()) {
+    if (!given.values.contains("quiet")) {
+      warn(format(
+          "the default config file {} cannot be read: {}; launching without it",
+          usual.path.string(),
+          usual.problem));
+    }
     return std::nullopt;
   }
-  return detail::read_config_document(*usual);
+  if (!usual.exists) return std::nullopt;
+  return detail::read_config_document(usual.path);
 }
 
 void require_launchable(
@@ -176,14 +187,17 @@ int launch_program(const LaunchFlags& flags) {
   const Machine machine = look_at_machine(environment);
   const int devices =
       settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
-  const LaunchDecision decision =
-      decide_launch(settings, file ? &*file : nullptr, devices);
+  const LaunchDecision decision = decide_launch(
+      settings,
+      file ? &*file : nullptr,
+      devices,
+      is_python(command.front()) ? ProgramKind::python : ProgramKind::native);
   require_launchable(decision, settings, command.front());
   const LaunchPlan plan =
       make_launch_plan(decision, settings, environment, machine, command);
   if (!settings.boolean("quiet")) {
     for (const std::string& line : launch_warnings(settings, plan.program)) {
-      std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
+      warn(line);
     }
   }
   if (is_left_to_others(decision, settings)) {

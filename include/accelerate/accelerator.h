@@ -554,7 +554,11 @@ class ACCELERATE_API Accelerator {
   /// Accelerate's name for `finish()`.
   void end_training() const { finish(); }
 
-  /// Every option with its value and its source, one per line.
+  /// Every option in force, one per line: its value and where it comes from,
+  /// which is code, a flag, an environment variable, a file, the default, or
+  /// what followed from the rest. Settings of an engine (FSDP, DeepSpeed,
+  /// Megatron-LM) that is not in use are listed only if they were given, as
+  /// "without effect".
   [[nodiscard]] std::string explain_settings() const;
 
  private:

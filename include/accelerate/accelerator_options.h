@@ -90,7 +90,9 @@ struct AcceleratorOptions {
   /// (DataLoaderOptions) or prepare_data_loader() say otherwise.
   bool device_placement = true;
 
-  /// True keeps to the CPU where there is an accelerator.
+  /// True keeps to the CPU where there is an accelerator; false takes the
+  /// accelerator even if the launcher was told to keep to the CPU. Unset: as
+  /// the launcher says (`--cpu`).
   std::optional<bool> cpu = std::nullopt;
   ParallelOptions parallel = {};
   /// Keep freed memory of CPU tensors of 1 MiB and more for tensors of the same

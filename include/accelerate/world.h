@@ -178,6 +178,10 @@ struct WorldOptions {
   std::optional<std::string> transport = std::nullopt;
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
+  /// True keeps to the CPU where there is an accelerator; false takes the
+  /// accelerator even if the launcher was told to keep to the CPU. `device`
+  /// overrides it. Unset: as the launcher says.
+  std::optional<bool> cpu = std::nullopt;
   /// How long starting, and every collective, waits for a silent peer.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// Compare operation, dtype and shape between ranks before each collective.

@@ -121,6 +121,9 @@ bool contains(
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// The number of unknown keys that an error names.
+constexpr int kMaxNamed = 20;
+
 class Resolver {
  public:
   explicit Resolver(const ConfigDocument& document)
@@ -151,6 +154,12 @@ class Resolver {
       } else if (!values.contains(key)) {
         complain_unknown(key, values);
       }
+    }
+    if (num_unknown_ > kMaxNamed) {
+      complaints_.push_back(format(
+          "[config] and {} more unknown keys (file {})",
+          num_unknown_ - kMaxNamed,
+          document_.path.string()));
     }
     if (is_sagemaker_) {
       for (const char* const key : {"ec2_instance_type", "iam_role_name"}) {
@@ -226,6 +235,7 @@ class Resolver {
   }
 
   void complain_unknown(const std::string& key, const ConfigJson& values) {
+    if (++num_unknown_ > kMaxNamed) return;
     std::vector<std::string> known(kOwnKeys.begin(), kOwnKeys.end());
     for (const auto& [name, value] : values.items()) known.push_back(name);
     const auto meant = nearest(key, known);
@@ -246,6 +256,7 @@ class Resolver {
   const ConfigDocument& document_;
   ConfigJson given_;
   bool is_sagemaker_ = false;
+  int num_unknown_ = 0;
   std::vector<std::string> complaints_;
 };
 

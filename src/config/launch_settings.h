@@ -12,7 +12,9 @@ namespace accelerate::detail {
 inline Settings launch_settings(const Environment& environment) {
   const std::array sources{
       source_from_handover(environment), source_from_environment(environment)};
-  return resolve(sources);
+  Settings settings = resolve(sources);
+  mark_reported_by_launcher(environment, settings);
+  return settings;
 }
 
 }  // namespace accelerate::detail

@@ -16,15 +16,23 @@ void Source::add(std::string_view key, std::string text, std::string where) {
       std::string(key), std::pair(std::move(text), std::move(where)));
 }
 
-const Resolved* Settings::find(std::string_view key) const {
-  if (find_option(key) == nullptr) {
-    throw InternalError(format("[config] no option is called \"{}\"", key));
-  }
-  const auto found = values_.find(key);
-  return found == values_.end() ? nullptr : &found->second;
+namespace {
+
+const OptionSpec& option_called(std::string_view key) {
+  const OptionSpec* const spec = find_option(key);
+  if (spec != nullptr) return *spec;
+  throw InternalError(format("[config] no option is called \"{}\"", key));
 }
 
-namespace {
+bool is_from_source(const Resolved& value) {
+  return value.origin > Origin::settled;
+}
+
+// The sections of the file that an engine reads only if it is in use.
+bool belongs_to_engine(const OptionSpec& spec) {
+  return !spec.section.empty() && spec.section != "parallelism_config" &&
+      spec.section != "mpirun_config";
+}
 
 template <class T>
 std::optional<T> value_as(const Resolved* resolved) {
@@ -34,38 +42,125 @@ std::optional<T> value_as(const Resolved* resolved) {
 
 }  // namespace
 
+const Resolved* Settings::find(std::string_view key) const {
+  static_cast<void>(option_called(key));
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
 std::optional<std::int64_t> Settings::integer(std::string_view key) const {
+  mark_read(key);
   return value_as<std::int64_t>(find(key));
 }
 
 std::optional<double> Settings::number(std::string_view key) const {
+  mark_read(key);
   return value_as<double>(find(key));
 }
 
 std::optional<std::string> Settings::text(std::string_view key) const {
+  mark_read(key);
   return value_as<std::string>(find(key));
 }
 
 bool Settings::boolean(std::string_view key) const {
+  mark_read(key);
   return value_as<bool>(find(key)).value_or(false);
+}
+
+std::optional<std::string> Settings::as_written(std::string_view key) const {
+  mark_read(key);
+  const Resolved* const found = find(key);
+  return found == nullptr ? std::nullopt : std::optional(found->text);
 }
 
 bool Settings::is_given(std::string_view key) const {
   const Resolved* const resolved = find(key);
-  return resolved != nullptr && resolved->origin != Origin::default_value;
+  return resolved != nullptr && is_from_source(*resolved);
 }
 
-std::string Settings::explain() const {
+void Settings::mark_read(std::string_view key) const {
+  reads_->mark_read(option_called(key));
+}
+
+bool Settings::was_read(std::string_view key) const {
+  return reads_->was_read(option_called(key));
+}
+
+void Settings::mark_reported(std::string_view key) const {
+  reads_->mark_reported(option_called(key));
+}
+
+bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
+    const {
+  if (!is_from_source(value) || value.origin == Origin::code) return false;
+  // OpenMP reads its variable itself.
+  if (spec.variable == "OMP_NUM_THREADS") return false;
+  switch (spec.use) {
+    case OptionUse::acts:
+      if (reads_->was_read(spec)) return false;
+      break;
+    case OptionUse::launches:
+      // Our launcher has acted on what it hands over.
+      if (value.origin != Origin::environment) return false;
+      break;
+    case OptionUse::carried:
+    case OptionUse::python_only:
+    case OptionUse::nobody:
+      break;
+  }
+  return !is_default(spec, value.value);
+}
+
+std::vector<GivenSetting> Settings::unread() const {
+  std::vector<GivenSetting> found;
+  for (const OptionSpec& spec : option_table()) {
+    const auto value = values_.find(spec.key);
+    if (value == values_.end() || reads_->was_reported(spec)) continue;
+    if (is_without_effect(spec, value->second))
+      found.push_back({std::string(spec.key), value->second.where});
+  }
+  return found;
+}
+
+void Settings::settle(
+    std::string_view key,
+    std::string text,
+    std::string where) {
+  const OptionSpec& spec = option_called(key);
+  Resolved& value = values_[std::string(key)];
+  if (is_from_source(value)) return;
+  value = {parse_option(spec, text), text, Origin::settled, std::move(where)};
+}
+
+void Settings::overrule(
+    std::string_view key,
+    std::string text,
+    std::string where) {
+  const OptionSpec& spec = option_called(key);
+  values_[std::string(key)] = {
+      parse_option(spec, text), text, Origin::code, std::move(where)};
+}
+
+std::string Settings::explain(ExplainedRows rows) const {
+  const bool is_program = rows == ExplainedRows::of_program;
   std::string out;
   for (const OptionSpec& spec : option_table()) {
     const auto found = values_.find(spec.key);
     if (found == values_.end()) continue;
-    if (spec.use != OptionUse::acts && !is_given(spec.key)) continue;
+    const Resolved& value = found->second;
+    const bool acts = spec.use == OptionUse::acts ||
+        (spec.use == OptionUse::launches && !is_program);
+    const bool is_idle_default =
+        belongs_to_engine(spec) && value.origin == Origin::default_value;
+    if ((!acts || is_idle_default) && !is_from_source(value)) continue;
+    const bool is_idle = is_program && is_without_effect(spec, value);
     out += format(
-        "{} = {}  ({})\n",
+        "{} = {}  ({}{})\n",
         spec.key,
-        format_option(found->second.value),
-        found->second.where);
+        format_option(value.value),
+        value.where,
+        is_idle ? "; without effect" : "");
   }
   return out;
 }
@@ -151,7 +246,7 @@ Source source_from_handover(const Environment& environment) {
       object.value("origins", nlohmann::json::object());
   std::vector<std::string> complaints;
   for (const auto& [key, value] : object.items()) {
-    if (key == "origins") continue;
+    if (key == "origins" || key == "reported") continue;
     if (find_option(key) == nullptr) {
       complaints.push_back(format(
           "[config] {} has \"{}\", which this library does not know; use a "
@@ -171,18 +266,34 @@ Source source_from_handover(const Environment& environment) {
   return source;
 }
 
-std::string to_handover(const Settings& settings) {
+std::string to_handover(
+    const Settings& settings,
+    const std::vector<std::string>& reported) {
   nlohmann::json object = nlohmann::json::object();
   nlohmann::json origins = nlohmann::json::object();
   for (const auto& [key, resolved] : settings.all()) {
-    if (resolved.origin == Origin::default_value) continue;
+    if (!is_from_source(resolved)) continue;
     object[key] = std::visit(
         [](const auto& value) { return nlohmann::json(value); },
         resolved.value);
     origins[key] = resolved.where;
   }
   if (!origins.empty()) object["origins"] = std::move(origins);
+  if (!reported.empty()) object["reported"] = reported;
   return object.dump();
+}
+
+void mark_reported_by_launcher(
+    const Environment& environment,
+    const Settings& settings) {
+  const auto text = environment.get(kHandoverVariable);
+  if (!text) return;
+  const nlohmann::json object = nlohmann::json::parse(*text, nullptr, false);
+  if (!object.is_object() || !object.contains("reported")) return;
+  for (const nlohmann::json& key : object["reported"]) {
+    if (key.is_string() && find_option(key.get<std::string>()) != nullptr)
+      settings.mark_reported(key.get<std::string>());
+  }
 }
 
 }  // namespace accelerate::detail

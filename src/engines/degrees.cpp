@@ -179,8 +179,11 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
   for (const DegreeRow& row : kDegrees) {
     std::optional<int>& degree = degrees[static_cast<std::size_t>(row.axis)];
     // The option table's default of 1 does not count as given.
-    if (!degree && settings.is_given(row.option))
-      degree = static_cast<int>(*settings.integer(row.option));
+    if (!settings.is_given(row.option)) continue;
+    // Giving one degree is enough, so this switch does the same as any of them.
+    settings.mark_read("use_parallelism_config");
+    const auto given = static_cast<int>(*settings.integer(row.option));
+    if (!degree) degree = given;
   }
   return degrees;
 }

@@ -139,7 +139,7 @@ class FullyShardedResolution {
   [[nodiscard]] std::optional<std::string> from_launcher(
       std::string_view key) const {
     if (!settings_.is_given(key)) return std::nullopt;
-    return settings_.find(key)->text;
+    return settings_.as_written(key);
   }
 
   void take_bool(

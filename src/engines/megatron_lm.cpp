@@ -217,7 +217,7 @@ class MegatronLMResolution {
   }
 
   std::optional<bool> truth(const std::string& key) {
-    const std::string& text = settings_.find(key)->text;
+    const std::string text = *settings_.as_written(key);
     const std::optional<bool> value = parse_bool(text);
     if (!value) {
       complaints_.push_back(

@@ -29,9 +29,10 @@ std::string_view possessive(Engine engine) {
 // The engine that is used. Throws ConfigError if there are two.
 Engine engine_of(const ParallelOptions& options, const Settings& settings) {
   std::vector<Engine> used;
-  if (options.fully_sharded || settings.boolean("use_fsdp"))
+  // Reads every switch, also one that code makes needless.
+  if (settings.boolean("use_fsdp") || options.fully_sharded)
     used.push_back(Engine::fully_sharded);
-  if (options.deepspeed || settings.boolean("use_deepspeed"))
+  if (settings.boolean("use_deepspeed") || options.deepspeed)
     used.push_back(Engine::deepspeed);
   if (uses_megatron_lm(options, settings)) used.push_back(Engine::megatron_lm);
   if (used.size() > 1) {

@@ -134,7 +134,7 @@ class MegatronWithoutCounterpart {
 bool uses_megatron_lm(
     const ParallelOptions& options,
     const Settings& settings) {
-  return options.megatron_lm.has_value() || settings.boolean("use_megatron_lm");
+  return settings.boolean("use_megatron_lm") || options.megatron_lm.has_value();
 }
 
 TrainingRequest read_megatron_lm(

@@ -12,7 +12,8 @@
 #include "base/text.h"
 #include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
-#include "config/launch_settings.h"
+#include "config/settings.h"
+#include "engines/settings_in_force.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
 #include "train/accumulation_window.h"
@@ -33,6 +34,25 @@ Precision choose_precision(
   return parse_precision(*settings.text("mixed_precision"));
 }
 
+void add_world_options(
+    detail::Source& source,
+    const AcceleratorOptions& options) {
+  const WorldOptions& world = options.world;
+  const bool keeps_to_cpu = options.cpu.value_or(false);
+  if (keeps_to_cpu || world.device) {
+    const at::Device device = keeps_to_cpu ? at::kCPU : *world.device;
+    source.add("device", device.str(), "code");
+    source.add("use_cpu", device.is_cpu() ? "true" : "false", "code");
+  }
+  if (world.timeout) {
+    source.add(
+        "timeout_seconds",
+        format("{}", static_cast<double>(world.timeout->count()) / 1000),
+        "code");
+  }
+  if (world.debug) source.add("debug", *world.debug ? "true" : "false", "code");
+}
+
 // The options given in code, as one more source of settings.
 detail::Source source_from_code(const AcceleratorOptions& options) {
   detail::Source source{detail::Origin::code, {}};
@@ -47,15 +67,12 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
   }
   if (options.cpu)
     source.add("use_cpu", *options.cpu ? "true" : "false", "code");
+  add_world_options(source, options);
   add("gradient_accumulation_steps",
       options.gradient_accumulation.num_steps
           ? options.gradient_accumulation.num_steps
           : options.gradient_accumulation_steps);
-  add("parallelism_config_dp_replicate_size", options.parallel.replicate);
-  add("parallelism_config_dp_shard_size", options.parallel.shard);
-  add("parallelism_config_tp_size", options.parallel.tensor);
-  add("parallelism_config_cp_size", options.parallel.context);
-  add("parallelism_config_pp_size", options.parallel.pipeline);
+  source.values.merge(detail::source_of_options(options.parallel).values);
   return source;
 }
 
@@ -168,27 +185,84 @@ std::optional<GradScaler> make_scaler(
       world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
 }
 
+struct SettingsInForce {
+  detail::Settings settings;
+  std::vector<detail::IgnoredSetting> ignored;
+};
+
+// The settings of code, launcher and variables, with what was chosen where they
+// leave something open, and those that an engine ignores.
+SettingsInForce settings_in_force(
+    const AcceleratorOptions& options,
+    const Decisions& decisions,
+    const World& world) {
+  const detail::RequestSources& sources = decisions.request_sources;
+  const std::array all{
+      detail::source_from_handover(sources.environment),
+      detail::source_from_environment(sources.environment),
+      source_from_code(options)};
+  detail::Settings settings = detail::resolve(all);
+  settings.share_reads_with(sources.settings);
+  if (options.world.logger) settings.mark_read("log_level");
+
+  const detail::TrainingRequest& training = decisions.plan_request.training;
+  std::vector<detail::IgnoredSetting> ignored = training.ignored;
+  for (auto& overruled : detail::settle_engine(settings, sources, training))
+    ignored.push_back(std::move(overruled));
+  settings.settle(
+      "device",
+      world.device().str(),
+      settings.boolean("use_cpu")   ? settings.find("use_cpu")->where
+          : world.device().is_cpu() ? "no accelerator"
+                                    : "the accelerator of this local rank");
+  settings.settle(
+      "mixed_precision", std::string(name_of(decisions.precision)), "default");
+  settings.settle(
+      "gradient_accumulation_steps",
+      std::to_string(decisions.window),
+      training.step.gradient_accumulation_steps ? "DeepSpeed configuration"
+                                                : "default");
+  settings.settle(
+      "timeout_seconds",
+      format("{}", static_cast<double>(world.timeout().count()) / 1000),
+      "default");
+  for (const auto& [key, axis] :
+       {std::pair("parallelism_config_pp_size", Axis::pipeline),
+        std::pair("parallelism_config_dp_replicate_size", Axis::replicate),
+        std::pair("parallelism_config_dp_shard_size", Axis::shard),
+        std::pair("parallelism_config_cp_size", Axis::context),
+        std::pair("parallelism_config_tp_size", Axis::tensor)}) {
+    settings.settle(
+        key,
+        std::to_string(decisions.plan.degree(axis)),
+        "from the number of ranks");
+  }
+  return {std::move(settings), std::move(ignored)};
+}
+
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added) {
   const detail::Environment environment = detail::Environment::current();
   WorldOptions world_options = options.world;
   if (options.cpu.value_or(false)) world_options.device = at::kCPU;
+  if (options.cpu) world_options.cpu = options.cpu;
   World world(world_options);
   Decisions decisions = decide(
-      options, added, world, detail::launch_settings(environment), environment);
+      options,
+      added,
+      world,
+      world.group().impl()->world->settings,
+      environment);
+  SettingsInForce in_force = settings_in_force(options, decisions, world);
   const detail::TrainingRequest& training = decisions.plan_request.training;
-  detail::warn_ignored_settings(world, training.ignored);
   const std::optional<double> max_gradient_norm =
       training.step.gradient_clipping;
-  const std::array sources{
-      detail::source_from_handover(environment),
-      detail::source_from_environment(environment),
-      source_from_code(options)};
   Mesh mesh(world, decisions.plan.degrees);
   auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
-      .settings = detail::resolve(sources),
+      .settings = std::move(in_force.settings),
+      .report = {.ignored = std::move(in_force.ignored)},
       .world = std::move(world),
       .plan = std::move(decisions.plan),
       .mesh = std::move(mesh),
@@ -223,18 +297,6 @@ std::shared_ptr<Session> make_session(
 }
 
 }  // namespace
-
-void detail::warn_ignored_settings(
-    const World& world,
-    const std::vector<IgnoredSetting>& settings) {
-  if (settings.empty()) return;
-  world.logger().log_once_per_world(
-      LogLevel::warning,
-      "parallel",
-      format(
-          "settings that have no counterpart here and do nothing: {}",
-          join(names_of(settings), ", ")));
-}
 
 int detail::accumulation_window(
     const AcceleratorOptions& options,
@@ -318,7 +380,7 @@ bool Accelerator::check_trigger() const {
 }
 
 std::string Accelerator::explain_settings() const {
-  return session_->settings.explain();
+  return session_->settings.explain(detail::ExplainedRows::of_program);
 }
 
 std::int64_t Accelerator::loader_remainder() const {

@@ -57,6 +57,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
   warn_without_windows(session);
+  detail::report_settings_without_effect(session);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
     std::vector<at::Tensor> parameters;

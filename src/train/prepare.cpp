@@ -402,7 +402,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   result.loader_context = [this] { return loader_context(); };
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)
-      detail::warn_ignored_settings(session.world, plans[i].ignored);
+      detail::note_ignored_settings(session, plans[i].ignored);
     session.models.push_back(
         make_prepared_model(session, request.models[i].module, plans[i]));
     result.models.emplace_back(session_, session.models.back().get());

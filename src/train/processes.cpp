@@ -72,6 +72,7 @@ void Accelerator::free_memory() const {
 }
 
 void Accelerator::finish() const {
+  detail::report_settings_without_effect(*session_);
   session_->checkpoints->saver.wait();
   wait_for_everyone();
   free_memory();

@@ -28,6 +28,7 @@
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
 #include "train/schedule_adapter.h"
+#include "train/settings_report.h"
 #include "train/step_clock.h"
 
 namespace accelerate::detail {
@@ -128,7 +129,9 @@ struct LoaderProgress {
 /// State that all handles share. The order of members matters: they are
 /// destroyed last first, strategies before groups.
 struct Session {
+  /// What is in force, with its origins.
   Settings settings;
+  SettingsReport report = {};
   World world;
   /// Plan of models without options of their own.
   ParallelPlan plan;
@@ -199,11 +202,6 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
-
-/// Warns of settings that were given and do nothing.
-void warn_ignored_settings(
-    const World& world,
-    const std::vector<IgnoredSetting>& settings);
 
 /// Throws ConfigError for a handle that free_memory() released. `what` is to be
 /// prepared: "the model again".

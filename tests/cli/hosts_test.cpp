@@ -30,6 +30,26 @@ TEST(ParseHosts, ReportsAllErrorsTogether) {
   expect_error<ConfigError>([] { parse_hosts("# none\n"); }, "is empty");
 }
 
+TEST(ParseHosts, RefusesNamesThatARemoteShellWouldReadAsSomethingElse) {
+  for (const std::string name :
+       {"-oProxyCommand=id",
+        "user@-oProxyCommand=id",
+        "@node1",
+        "node[1-3]",
+        "a,b",
+        "$(id)",
+        "node1;id",
+        "\x1b[31mred"}) {
+    expect_error<ConfigError>(
+        [&] { parse_hosts("node0\n" + name + "\n"); },
+        "line 2 of the host file names the host");
+  }
+  for (const std::string name :
+       {"node-1.cluster", "user@10.0.0.2", "fe80::1%eth0", "my_host"}) {
+    EXPECT_EQ(parse_hosts(name + " slots=2\n").front().name, name);
+  }
+}
+
 HostLaunch launch_on(std::vector<Host> hosts) {
   HostLaunch launch;
   launch.hosts = std::move(hosts);
@@ -70,6 +90,7 @@ TEST(HostCommands, ReachOthersThroughSsh) {
               "ssh",
               "-o",
               "BatchMode=yes",
+              "--",
               "node2",
               "cd '/my run' && exec /opt/accelerate-cpp launch "
               "--mixed_precision bf16 --num_machines 2 --num_processes 4 "

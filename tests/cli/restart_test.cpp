@@ -268,9 +268,10 @@ TEST(OtherPrograms, GetWarningsOfSettingsWithoutEffect) {
       result.err,
       AllOf(
           HasSubstr("without effect on a program of this version of the "
-                    "library: fsdp_state_dict_type\n"),
+                    "library: fsdp_state_dict_type (flag "
+                    "--fsdp_state_dict_type)\n"),
           HasSubstr("only for Python programs, which this is not: "
-                    "dynamo_backend")));
+                    "dynamo_backend (flag --dynamo_backend)\n")));
 }
 
 TEST(Launch, SaysHowPythonIsStarted) {

@@ -155,6 +155,102 @@ TEST_F(ConfigFileTest, ReadsAnEmptyFileAsNoSettings) {
   EXPECT_TRUE(read("").values.empty());
 }
 
+TEST_F(ConfigFileTest, TakesAnEmptyListAsNotGiven) {
+  const Settings values =
+      settings("distributed_type: 'NO'\ntpu_env: []\ncommands: []\n");
+  EXPECT_FALSE(values.is_given("tpu_env"));
+  EXPECT_FALSE(values.is_given("commands"));
+  EXPECT_TRUE(
+      settings("distributed_type: 'NO'\ntpu_env: [A=1]\n").is_given("tpu_env"));
+}
+
+TEST_F(ConfigFileTest, RefusesAliasesThatContainThemselves) {
+  expect_error<ConfigError>(
+      [&] { read("a: &x\n  b: *x\n"); }, "more than 32 levels deep");
+  expect_error<ConfigError>(
+      [&] { read("a: &x [*x, *x]\n"); }, "more than 32 levels deep");
+}
+
+TEST_F(ConfigFileTest, RefusesAliasesThatExpandWithoutBound) {
+  std::string text = "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n";
+  for (int i = 1; i < 12; ++i) {
+    const std::string inner = "*l" + std::to_string(i - 1);
+    text += "l" + std::to_string(i) + ": &l" + std::to_string(i) + " [";
+    for (int j = 0; j < 10; ++j) text += (j == 0 ? "" : ", ") + inner;
+    text += "]\n";
+  }
+  expect_error<ConfigError>([&] { read(text); }, "more than 10000 values");
+}
+
+TEST_F(ConfigFileTest, RefusesFilesThatHoldMoreThanSettings) {
+  std::string many, one;
+  for (int i = 0; i < 100'000; ++i) many += "k" + std::to_string(i) + ": 1\n";
+  expect_error<ConfigError>(
+      [&] { read(many); }, "line 10000, holds more than 10000 values");
+  one.assign((1 << 20) + 1, '#');
+  expect_error<ConfigError>([&] { read(one); }, "is longer than 1048576 bytes");
+  expect_error<ConfigError>(
+      [] { read_config_document("/dev/zero"); },
+      "/dev/zero is longer than 1048576 bytes");
+}
+
+TEST_F(ConfigFileTest, NamesSomeOfManyUnknownKeys) {
+  std::string text = "distributed_type: FSDP\n", inner = "fsdp_config:\n";
+  for (int i = 0; i < 30; ++i) {
+    text += "unknown_" + std::to_string(i) + ": 1\n";
+    inner += "  odd_" + std::to_string(i) + ": 1\n";
+  }
+  expect_error<ConfigError>([&] { read(text); }, "and 10 more unknown keys");
+  expect_error<ConfigError>(
+      [&] { read("distributed_type: FSDP\n" + inner); },
+      "and 10 more unknown keys");
+}
+
+TEST_F(ConfigFileTest, RefusesKeysThatAreNotWords) {
+  for (const std::string text : {"? [a, b]\n: 1\n", "{a: 1}: 2\n", "~: 1\n"}) {
+    expect_error<ConfigError>([&] { read(text); }, "line 1");
+  }
+  expect_error<ConfigError>(
+      [&] { read("? [a, b]\n: 1\n"); },
+      "has a list, a map or nothing as a key");
+}
+
+TEST_F(ConfigFileTest, TakesTheLastOfEqualKeys) {
+  EXPECT_EQ(
+      settings("distributed_type: 'NO'\nnum_processes: 2\nnum_processes: 3\n")
+          .integer("num_processes"),
+      3);
+}
+
+TEST_F(ConfigFileTest, SaysWhyAFileCannotBeRead) {
+  expect_error<ConfigError>(
+      [&] { read_config_document(directory_.path()); },
+      "cannot be read: Is a directory");
+  std::filesystem::create_symlink(
+      directory_ / "loop.yaml", directory_ / "loop.yaml");
+  expect_error<ConfigError>(
+      [&] { read_config_document(directory_ / "loop.yaml"); },
+      "cannot be read: Too many levels of symbolic links");
+}
+
+TEST_F(ConfigFileTest, FindsTheDefaultFileOrWhyItCannotBeRead) {
+  Environment environment;
+  EXPECT_TRUE(find_default_config(environment).path.empty());
+  environment.set("HF_HOME", directory_.path());
+  EXPECT_FALSE(find_default_config(environment).exists);
+  EXPECT_EQ(find_default_config(environment).problem, "");
+  std::filesystem::create_directory(directory_ / "accelerate");
+  std::ofstream(directory_ / "accelerate/default_config.yaml") << "debug: no\n";
+  EXPECT_TRUE(find_default_config(environment).exists);
+  // A loop, since permissions do not stop root.
+  std::filesystem::create_directory_symlink(
+      directory_ / "home", directory_ / "home");
+  environment.set("HF_HOME", directory_ / "home");
+  const DefaultConfig found = find_default_config(environment);
+  EXPECT_FALSE(found.exists);
+  EXPECT_EQ(found.problem, "Too many levels of symbolic links");
+}
+
 TEST(DefaultConfigPath, FollowsAccelerate) {
   Environment environment;
   EXPECT_EQ(default_config_path(environment), std::nullopt);

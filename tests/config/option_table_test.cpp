@@ -28,6 +28,28 @@ TEST(OptionTable, HasEveryNameOnceAndDefaultsThatParse) {
   }
 }
 
+TEST(OptionTable, KnowsDefaultsHereAndOfPythonPrograms) {
+  const OptionSpec& spec = *find_option("fsdp_min_num_params");
+  EXPECT_EQ(spec.default_value, "0");
+  EXPECT_EQ(spec.default_for_python(), "100000000");
+  EXPECT_TRUE(is_default(spec, std::int64_t{0}));
+  EXPECT_TRUE(is_default(spec, std::int64_t{100'000'000}));
+  EXPECT_FALSE(is_default(spec, std::int64_t{7}));
+  EXPECT_EQ(find_option("zero_stage")->default_for_python(), "");
+  EXPECT_EQ(find_option("role")->default_for_python(), "default");
+  for (const OptionSpec& each : option_table()) {
+    if (!each.default_for_python().empty()) {
+      EXPECT_NO_THROW(parse_option(each, each.default_for_python()));
+    }
+  }
+}
+
+TEST(OptionTable, FindsTheOptionOfAVariable) {
+  EXPECT_EQ(find_option_of_variable("FSDP_VERSION")->key, "fsdp_version");
+  EXPECT_EQ(find_option_of_variable("RANK"), nullptr);
+  EXPECT_EQ(find_option_of_variable(""), nullptr);
+}
+
 TEST(OptionTable, ReadsBackWhatItWrites) {
   EXPECT_TRUE(rc::check([] {
     const auto value = *rc::gen::inRange<std::int64_t>(1, 1'000'000);

@@ -1,4 +1,6 @@
 // Sharding of models on an accelerator, with messages in host memory.
+#include <cstdlib>
+
 #include <c10/core/AutogradState.h>
 
 #include <accelerate/accelerate.h>
@@ -149,6 +151,21 @@ TEST(ShardOnDevice, SavesAndLoadsWeights) {
       }
     });
   }
+}
+
+TEST(Device, IsTheAcceleratorIfCodeSaysSoWhateverTheLauncherWasTold) {
+  const at::Device device = pretend_device();
+  setenv("ACCELERATE_USE_CPU", "true", 1);
+  const WorldOptions one{.rank = 0, .size = 1};
+  EXPECT_EQ(Accelerator({.world = one}).device(), at::kCPU);
+  const Accelerator accelerator({.cpu = false, .world = one});
+  EXPECT_EQ(accelerator.device(), device);
+  EXPECT_NE(
+      accelerator.explain_settings().find("use_cpu = false  (code)\n"),
+      std::string::npos);
+  unsetenv("ACCELERATE_USE_CPU");
+  EXPECT_EQ(Accelerator({.world = one}).device(), device);
+  EXPECT_EQ(Accelerator({.cpu = true, .world = one}).device(), at::kCPU);
 }
 
 }  // namespace shard_device_test

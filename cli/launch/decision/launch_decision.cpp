@@ -1,8 +1,8 @@
 #include "cli/launch/decision/launch_decision.h"
 
 #include <algorithm>
-#include <array>
 #include <string_view>
+#include <utility>
 
 #include <accelerate/error.h>
 
@@ -22,12 +22,17 @@ class Decider {
   Decider(
       const Settings& settings,
       const detail::ConfigDocument* file,
-      int num_devices)
+      int num_devices,
+      ProgramKind kind)
       : settings_(settings),
+        kind_(kind),
         values_(
             file == nullptr ? ConfigJson::object()
                             : detail::values_in_force(*file)),
         has_file_(file != nullptr && !file->values.empty()),
+        file_where_(
+            file == nullptr ? std::string()
+                            : format("file {}", file->path.string())),
         num_devices_(num_devices) {}
 
   LaunchDecision decide() {
@@ -58,6 +63,7 @@ class Decider {
 
  private:
   [[nodiscard]] bool is_flag(std::string_view key) const {
+    settings_.mark_read(key);
     const detail::Resolved* const found = settings_.find(key);
     return found != nullptr && found->origin == Origin::flag &&
         std::get<bool>(found->value);
@@ -75,25 +81,34 @@ class Decider {
   }
 
   void check_flags() {
-    static constexpr std::array kExclusive{
-        std::pair("use_cpu", "--cpu"),
-        std::pair("multi_gpu", "--multi_gpu"),
-        std::pair("tpu", "--tpu"),
-        std::pair("use_deepspeed", "--use_deepspeed"),
-        std::pair("use_fsdp", "--use_fsdp")};
+    // Megatron-LM is not in this list, as in Accelerate.
+    exclude(
+        {{"multi_gpu", "--multi_gpu"},
+         {"tpu", "--tpu"},
+         {"use_deepspeed", "--use_deepspeed"},
+         {"use_fsdp", "--use_fsdp"},
+         {"use_cpu", "--cpu"}});
+    if (is_flag("use_parallelism_config") && !is_flag("use_fsdp") &&
+        !has_file_) {
+      complain(
+          "--use_parallelism_config goes with --use_fsdp and --fsdp_version 2");
+    }
+  }
+
+  void exclude(const std::vector<std::pair<std::string, std::string>>& flags) {
     std::vector<std::string> given;
-    for (const auto& [key, flag] : kExclusive) {
-      if (is_flag(key)) given.emplace_back(flag);
+    for (const auto& [key, flag] : flags) {
+      if (is_flag(key)) given.push_back(flag);
+    }
+    // Programs of this library shard on CPU ranks, too.
+    if (kind_ == ProgramKind::native && given.size() == 2 &&
+        given.back() == "--cpu" && given.front().starts_with("--use_")) {
+      return;
     }
     if (given.size() > 1) {
       complain(format(
           "{} exclude each other; give one of them",
           detail::join(given, ", ")));
-    }
-    if (is_flag("use_parallelism_config") && !is_flag("use_fsdp") &&
-        !has_file_) {
-      complain(
-          "--use_parallelism_config goes with --use_fsdp and --fsdp_version 2");
     }
   }
 
@@ -137,7 +152,11 @@ class Decider {
     }
     checks_ids_ = multi_device;
     // The flag --cpu wins over devices in a file.
-    if (is_flag("use_cpu")) return;
+    if (is_flag("use_cpu")) {
+      if (kind_ == ProgramKind::python) return;
+      multi_device = tpu = false;
+    }
+    decision_.engine_where = file_where_;
     if (deepspeed) {
       decision_.paradigm = Paradigm::deepspeed;
     } else if (fsdp) {
@@ -173,12 +192,20 @@ class Decider {
           decision_.num_machines));
     }
     if (decision_.paradigm == Paradigm::fsdp &&
-        settings_.boolean("fsdp_cpu_ram_efficient_loading") &&
-        !settings_.boolean("fsdp_sync_module_states") && is_boolean_in_file()) {
+        boolean("fsdp_cpu_ram_efficient_loading") &&
+        !boolean("fsdp_sync_module_states") && is_boolean_in_file()) {
       complain(
           "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states, or "
           "all ranks but the first start from uninitialized weights");
     }
+  }
+
+  // The value, or the default of the kind of program.
+  [[nodiscard]] bool boolean(std::string_view key) const {
+    if (settings_.is_given(key) || kind_ == ProgramKind::native)
+      return settings_.boolean(key);
+    const detail::OptionSpec& spec = *detail::find_option(key);
+    return detail::parse_bool(spec.default_for_python()).value_or(false);
   }
 
   // Accelerate checks only values from files: it takes any string of a flag as
@@ -190,8 +217,10 @@ class Decider {
   }
 
   const Settings& settings_;
+  ProgramKind kind_;
   ConfigJson values_;
   bool has_file_;
+  std::string file_where_;
   int num_devices_;
   bool checks_ids_ = false;
   LaunchDecision decision_;
@@ -215,8 +244,9 @@ std::vector<std::string> deepspeed_fields(
 LaunchDecision decide_launch(
     const Settings& settings,
     const detail::ConfigDocument* file,
-    int num_devices) {
-  return Decider(settings, file, num_devices).decide();
+    int num_devices,
+    ProgramKind kind) {
+  return Decider(settings, file, num_devices, kind).decide();
 }
 
 }  // namespace accelerate::cli

@@ -18,9 +18,17 @@ inline constexpr int kMostProcessesHere = 4096;
 /// Accelerate's kinds of launch.
 enum class Paradigm { simple, multi_device, fsdp, megatron, deepspeed, tpu };
 
+/// The programs that a launch can start.
+enum class ProgramKind {
+  python,  ///< a script of Accelerate, launched by its rules exactly
+  native,  ///< any other program, such as one of this library
+};
+
 /// The launch that the settings ask for, by Accelerate's rules.
 struct LaunchDecision {
   Paradigm paradigm = Paradigm::simple;
+  /// The origin of a paradigm that no flag chose, such as "file run.yaml".
+  std::string engine_where;
   bool uses_cpu = false;
   /// True if Accelerate divides the cores among the ranks: if the file, or,
   /// without one, the flag says to use the CPU.
@@ -50,15 +58,24 @@ std::vector<std::string> deepspeed_fields(
     const detail::ConfigJson& values);
 
 /// `file` is the source of `settings`, or null. Throws one ConfigError listing
-/// flags that exclude each other and missing settings.
+/// flags that exclude each other and missing settings. Native programs can
+/// shard on the CPU, which Accelerate's rules exclude.
 LaunchDecision decide_launch(
     const detail::Settings& settings,
     const detail::ConfigDocument* file,
-    int num_devices);
+    int num_devices,
+    ProgramKind kind = ProgramKind::python);
 
 /// The variables that Accelerate's own library reads, as `accelerate launch`
 /// exports them. `environment` is what the program would get without them.
 std::map<std::string, std::string> python_variables(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const detail::Environment& environment);
+
+/// Those of them that a flag, a variable or a file gave, or that follow from the
+/// kind of launch: programs of this library have defaults of their own.
+std::map<std::string, std::string> native_variables(
     const LaunchDecision& decision,
     const detail::Settings& settings,
     const detail::Environment& environment);

@@ -17,6 +17,7 @@ namespace accelerate::cli {
 namespace {
 
 using detail::format;
+using detail::GivenSetting;
 using detail::Settings;
 
 bool is_executable(const std::filesystem::path& path) {
@@ -82,6 +83,53 @@ void share_cores(
   } else if (here > 1) {
     plan.num_threads = std::max(1, machine.usable_cores / here);
   }
+}
+
+// The given settings of which the table says that native programs do not act on
+// them. What the library would act on, it reports itself if it does not.
+std::vector<GivenSetting> settings_without_effect(const Settings& settings) {
+  std::vector<GivenSetting> found;
+  for (GivenSetting& setting : settings.unread()) {
+    const detail::OptionUse use = detail::find_option(setting.key)->use;
+    if (use == detail::OptionUse::acts || use == detail::OptionUse::launches)
+      continue;
+    found.push_back(std::move(setting));
+  }
+  return found;
+}
+
+// The launcher's decisions: an engine that the kind of launch chose is one of
+// them, and what launch_warnings() reports need not be reported again.
+std::string handover_of(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const std::string& program) {
+  Settings decided = settings;
+  const auto choose = [&](const char* key) {
+    if (!decided.boolean(key))
+      decided.overrule(key, "true", decision.engine_where);
+  };
+  switch (decision.paradigm) {
+    case Paradigm::fsdp:
+      choose("use_fsdp");
+      break;
+    case Paradigm::deepspeed:
+      choose("use_deepspeed");
+      break;
+    case Paradigm::megatron:
+      choose("use_megatron_lm");
+      break;
+    case Paradigm::simple:
+    case Paradigm::multi_device:
+    case Paradigm::tpu:
+      break;
+  }
+  std::vector<std::string> reported;
+  if (!is_python(program) && !settings.boolean("quiet")) {
+    for (const GivenSetting& setting : settings_without_effect(settings))
+      reported.push_back(setting.key);
+  }
+  return detail::to_handover(decided, reported);
 }
 
 }  // namespace
@@ -177,13 +225,16 @@ LaunchPlan make_launch_plan(
     plan.environment.set(name, value);
     plan.added.push_back(format("{}={}", name, value));
   };
-  for (const auto& [name, value] :
-       python_variables(decision, settings, environment)) {
+  const auto variables = is_python(plan.program)
+      ? python_variables(decision, settings, environment)
+      : native_variables(decision, settings, environment);
+  for (const auto& [name, value] : variables) {
     // With these, Intel's OpenMP would bind all ranks to the same cores.
     if (name.starts_with("KMP_") && !plan.is_alone) continue;
     add(name, value);
   }
-  add(std::string(detail::kHandoverVariable), detail::to_handover(settings));
+  add(std::string(detail::kHandoverVariable),
+      handover_of(decision, settings, plan.program));
   if (plan.num_threads > 0) {
     add("OMP_NUM_THREADS", std::to_string(plan.num_threads));
   }
@@ -247,36 +298,33 @@ std::vector<std::string> launch_warnings(
     const Settings& settings,
     const std::string& program) {
   if (is_python(program)) return {};
-  std::vector<std::string> later, never;
-  for (const detail::OptionSpec& spec : detail::option_table()) {
-    if (spec.use == detail::OptionUse::acts || !settings.is_given(spec.key))
-      continue;
-    // Every file of Accelerate has these keys.
-    if (spec.key == "compute_environment" || spec.key == "distributed_type" ||
-        spec.key == "main_training_function" || spec.key == "no_python" ||
-        spec.key == "rdzv_backend") {
-      continue;
+  std::vector<std::string> later, never, nobody;
+  for (const GivenSetting& setting : settings_without_effect(settings)) {
+    const std::string words = format("{} ({})", setting.key, setting.where);
+    switch (detail::find_option(setting.key)->use) {
+      case detail::OptionUse::carried:
+        later.push_back(words);
+        break;
+      case detail::OptionUse::python_only:
+        never.push_back(words);
+        break;
+      default:
+        nobody.push_back(words);
+        break;
     }
-    const detail::Resolved& found = *settings.find(spec.key);
-    if (!spec.default_value.empty() &&
-        found.value == detail::parse_option(spec, spec.default_value)) {
-      continue;
-    }
-    (spec.use == detail::OptionUse::carried ? later : never)
-        .emplace_back(spec.key);
   }
   std::vector<std::string> lines;
-  if (!later.empty()) {
-    lines.push_back(format(
-        "passed on, but without effect on a program of this version of the "
-        "library: {}",
-        detail::join(later, ", ")));
-  }
-  if (!never.empty()) {
-    lines.push_back(format(
-        "only for Python programs, which this is not: {}",
-        detail::join(never, ", ")));
-  }
+  const auto add = [&](std::string_view problem,
+                       const std::vector<std::string>& words) {
+    if (!words.empty())
+      lines.push_back(format("{}: {}", problem, detail::join(words, ", ")));
+  };
+  add("passed on, but without effect on a program of this version of the "
+      "library",
+      later);
+  add("only for Python programs, which this is not", never);
+  add("without effect, since this launcher does not work as torchrun does",
+      nobody);
   return lines;
 }
 

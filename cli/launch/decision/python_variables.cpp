@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include "base/text.h"
@@ -127,8 +129,8 @@ class Exporter {
   }
 
   void add(const Export& row) {
-    const Resolved* const found = settings_.find(row.key);
-    if (found != nullptr) set(row.variable, written(*found, row.style));
+    if (const auto found = value_for_python(row.key))
+      set(row.variable, written(*found, row.style));
   }
 
   void set(std::string_view variable, std::string value) {
@@ -138,6 +140,21 @@ class Exporter {
   std::map<std::string, std::string> finish() { return std::move(variables_); }
 
  private:
+  // What was given, else Accelerate's default.
+  [[nodiscard]] std::optional<Resolved> value_for_python(
+      std::string_view key) const {
+    const Resolved* const found = settings_.find(key);
+    if (settings_.is_given(key)) return *found;
+    const detail::OptionSpec& spec = *detail::find_option(key);
+    const std::string text(spec.default_for_python());
+    if (text.empty()) return std::nullopt;
+    return Resolved{
+        detail::parse_option(spec, text),
+        text,
+        Origin::default_value,
+        "default"};
+  }
+
   static std::string written(const Resolved& found, Style style) {
     switch (style) {
       case Style::as_written:
@@ -296,6 +313,31 @@ std::map<std::string, std::string> python_variables(
     add_parallelism(exporter, settings);
   }
   return exporter.finish();
+}
+
+std::map<std::string, std::string> native_variables(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment) {
+  static constexpr std::array<std::string_view, 6> kDecided{
+      "ACCELERATE_USE_FSDP",
+      "ACCELERATE_USE_DEEPSPEED",
+      "ACCELERATE_USE_MEGATRON_LM",
+      "ACCELERATE_USE_PARALLELISM_CONFIG",
+      "ACCELERATE_CONFIG_DS_FIELDS",
+      "CUDA_VISIBLE_DEVICES"};
+  auto variables = python_variables(decision, settings, environment);
+  std::erase_if(variables, [&](const auto& entry) {
+    const std::string& name = entry.first;
+    if (std::find(kDecided.begin(), kDecided.end(), name) != kDecided.end())
+      return false;
+    if (name.starts_with("ACCELERATE_FP8_OVERRIDE_"))
+      return !settings.is_given("fp8_override_linear_precision");
+    const detail::OptionSpec* const spec =
+        detail::find_option_of_variable(name);
+    return spec == nullptr || !settings.is_given(spec->key);
+  });
+  return variables;
 }
 
 int python_threads(

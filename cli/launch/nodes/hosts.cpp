@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -41,6 +42,23 @@ bool is_this_machine(const std::string& host) {
   return host == own || host == own.substr(0, own.find('.'));
 }
 
+// Whether a remote shell can only read the name as a host: no option ("-o..."),
+// no list or pattern of pdsh, nothing that a terminal acts on.
+bool is_host_name(std::string_view name) {
+  // user@host: neither may look like an option.
+  const std::size_t at = name.rfind('@');
+  for (const std::string_view word :
+       {name, at == std::string_view::npos ? name : name.substr(at + 1)}) {
+    if (word.empty() || word.front() == '-' || word.front() == '@')
+      return false;
+  }
+  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c >= 0x80 ||
+        std::string_view("-._:@%").find(static_cast<char>(c)) !=
+        std::string_view::npos;
+  });
+}
+
 // The launch command without machine_rank and program.
 std::vector<std::string> launch_words(const HostLaunch& launch) {
   std::vector<std::string> words{launch.tool, "launch"};
@@ -71,6 +89,14 @@ std::string shell_line(
     line += format(" {}", quoted(word));
   }
   return line;
+}
+
+// Without characters that a terminal acts on.
+std::string printable(std::string text) {
+  for (char& c : text) {
+    if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = '?';
+  }
+  return text;
 }
 
 struct RemoteLauncher {
@@ -140,7 +166,14 @@ std::vector<Host> parse_hosts(const std::string& text) {
           "[launch] line {} of the host file is \"{}\"; write HOST or HOST "
           "slots=N",
           number,
-          bare));
+          printable(bare)));
+    } else if (!is_host_name(host.name)) {
+      complaints.push_back(format(
+          "[launch] line {} of the host file names the host \"{}\"; a name "
+          "does "
+          "not begin with - and has only letters, digits and -._:@%",
+          number,
+          printable(host.name)));
     } else if (!names.insert(host.name).second) {
       complaints.push_back(
           format("[launch] the host file names {} twice", host.name));
@@ -180,6 +213,7 @@ std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
           {"ssh",
            "-o",
            "BatchMode=yes",
+           "--",
            name,
            shell_line(launch, std::to_string(i))});
     }
@@ -213,7 +247,7 @@ int run_commands(const std::vector<std::vector<std::string>>& commands) {
     for (const auto& command : commands) {
       children.push_back(
           {start(command),
-           command.front() == "ssh" ? format("ssh {}", command[3])
+           command.front() == "ssh" ? format("ssh {}", command[4])
                                     : command.front()});
     }
   } catch (...) {

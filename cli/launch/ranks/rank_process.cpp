@@ -1,6 +1,5 @@
 #include "cli/launch/ranks/rank_process.h"
 
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/failure.h"
 #include "launch/start_process.h"
 
 namespace accelerate::cli {
@@ -94,7 +94,7 @@ std::unique_ptr<RankProcess> start_rank(
     throw ConfigError(format(
         "[launch] cannot start \"{}\": {}",
         plan.program,
-        std::strerror(started.problem)));
+        describe_start_problem(started.problem)));
   }
   process->pid = started.pid;
   return process;

@@ -14,6 +14,7 @@
 #include <accelerate/world.h>
 
 #include "comm/transport/transport.h"
+#include "config/settings.h"
 
 namespace accelerate::detail {
 
@@ -25,6 +26,8 @@ struct WorldCore {
   std::chrono::milliseconds timeout{};
   bool debug = false;
   Logger logger;
+  /// The launcher's, which everything that uses this world reads.
+  Settings settings = {};
 };
 
 struct GroupImpl {

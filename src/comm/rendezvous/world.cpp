@@ -67,6 +67,7 @@ at::Device choose_device(
     const Settings& settings,
     int local_rank) {
   if (options.device) return *options.device;
+  const bool keeps_to_cpu = options.cpu.value_or(settings.boolean("use_cpu"));
   if (const auto name = settings.text("device"); name && !name->empty()) {
     try {
       return at::Device(*name);
@@ -79,7 +80,7 @@ at::Device choose_device(
     }
   }
   const auto accelerator = at::accelerator::getAccelerator();
-  if (settings.boolean("use_cpu") || !accelerator) return at::kCPU;
+  if (keeps_to_cpu || !accelerator) return at::kCPU;
   const auto count = at::accelerator::deviceCount();
   if (count == 0) return at::kCPU;
   return {*accelerator, static_cast<at::DeviceIndex>(local_rank % count)};
@@ -177,6 +178,7 @@ World::World(const WorldOptions& options)
     : impl_(std::make_shared<detail::WorldImpl>()) {
   const detail::Environment environment = detail::Environment::current();
   const detail::Settings settings = detail::launch_settings(environment);
+  impl_->core->settings = settings;
   impl_->identity = detail::find_identity(options, environment);
   const detail::RankVariables& identity = impl_->identity;
   const detail::TransportRow& transport =

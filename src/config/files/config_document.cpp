@@ -1,15 +1,18 @@
 #include "config/files/config_document.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
+#include <fstream>
 #include <initializer_list>
+#include <unordered_map>
 #include <utility>
 
 #include <yaml-cpp/yaml.h>
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -22,25 +25,43 @@ bool is_one_of(
   return std::find(choices.begin(), choices.end(), text) != choices.end();
 }
 
+// Files of Accelerate have at most two levels and about a hundred values.
+constexpr std::size_t kMaxBytes = 1 << 20;
+constexpr int kMaxDepth = 32;
+constexpr int kMaxValues = 10'000;
+
 class Converter {
  public:
   explicit Converter(ConfigDocument& document) : document_(document) {}
 
-  ConfigJson convert(const YAML::Node& node, const std::string& name) {
-    if (node.IsMap()) {
-      ConfigJson map = ConfigJson::object();
-      for (const auto& entry : node) {
-        const auto key = entry.first.as<std::string>();
-        const std::string inner =
-            name.empty() ? key : format("{}.{}", name, key);
-        document_.lines[inner] = entry.first.Mark().line + 1;
-        map[key] = convert(entry.second, inner);
-      }
-      return map;
+  ConfigJson convert(const YAML::Node& root) { return convert(root, "", 0); }
+
+ private:
+  // Aliases are followed, so one node may be visited many times, or without end
+  // if it contains itself: the bounds hold for what the text expands to.
+  ConfigJson
+  convert(const YAML::Node& node, const std::string& name, int depth) {
+    if (depth > kMaxDepth) {
+      refuse(
+          node,
+          format(
+              "nests values more than {} levels deep; remove the alias that "
+              "contains itself, or the brackets that are not needed",
+              kMaxDepth));
     }
+    if (++num_values_ > kMaxValues) {
+      refuse(
+          node,
+          format(
+              "holds more than {} values, aliases written out; give a file "
+              "with settings only",
+              kMaxValues));
+    }
+    if (node.IsMap()) return convert_map(node, name, depth);
     if (node.IsSequence()) {
       ConfigJson list = ConfigJson::array();
-      for (const auto& entry : node) list.push_back(convert(entry, ""));
+      for (const auto& entry : node)
+        list.push_back(convert(entry, "", depth + 1));
       return list;
     }
     if (!node.IsScalar()) return nullptr;
@@ -49,9 +70,71 @@ class Converter {
     return is_quoted ? ConfigJson(node.Scalar()) : yaml_value(node.Scalar());
   }
 
- private:
+  ConfigJson
+  convert_map(const YAML::Node& node, const std::string& name, int depth) {
+    ConfigJson map = ConfigJson::object();
+    // ordered_json searches all keys at every insertion.
+    auto& entries = map.get_ref<ConfigJson::object_t&>();
+    std::unordered_map<std::string, std::ptrdiff_t> places;
+    for (const auto& entry : node) {
+      if (!entry.first.IsScalar()) {
+        refuse(
+            entry.first,
+            "has a list, a map or nothing as a key; write \"key: value\" with "
+            "a "
+            "plain word as the key");
+      }
+      const std::string& key = entry.first.Scalar();
+      const std::string inner = name.empty() ? key : format("{}.{}", name, key);
+      document_.lines[inner] = entry.first.Mark().line + 1;
+      ConfigJson value = convert(entry.second, inner, depth + 1);
+      const auto [place, is_new] =
+          places.try_emplace(key, static_cast<std::ptrdiff_t>(entries.size()));
+      if (is_new) {
+        entries.emplace_back(key, std::move(value));
+      } else {
+        (entries.begin() + place->second)->second = std::move(value);
+      }
+    }
+    return map;
+  }
+
+  [[noreturn]] void refuse(const YAML::Node& node, std::string_view problem)
+      const {
+    const int line = node.Mark().line;
+    throw ConfigError(format(
+        "[config] file {}{} {}",
+        document_.path.string(),
+        line < 0 ? std::string() : format(", line {},", line + 1),
+        problem));
+  }
+
   ConfigDocument& document_;
+  int num_values_ = 0;
 };
+
+// Reads a file of bounded size: a device has no end.
+std::string read_bounded(const std::filesystem::path& path) {
+  const auto refuse = [&](std::string_view problem) {
+    throw ConfigError(
+        format("[config] config file {} {}", path.string(), problem));
+  };
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMaxBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file.eof() && file.gcount() == 0) {
+    refuse(format(
+        "cannot be read: {}; give another one by --config_file",
+        std::strerror(errno == 0 ? EIO : errno)));
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kMaxBytes) {
+    refuse(format(
+        "is longer than {} bytes; give a file with settings only", kMaxBytes));
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -82,35 +165,34 @@ ConfigDocument parse_config(std::string text, std::filesystem::path path) {
   document.text = std::move(text);
   document.is_json = document.path.extension() == ".json" ||
       trim(document.text).starts_with("{");
-  YAML::Node root;
   try {
-    root = YAML::Load(document.text);
+    const YAML::Node root = YAML::Load(document.text);
+    if (root.IsNull()) return document;
+    if (!root.IsMap()) {
+      throw ConfigError(format(
+          "[config] file {} must hold keys and values, one \"key: value\" per "
+          "line",
+          document.path.string()));
+    }
+    document.values = Converter(document).convert(root);
   } catch (const YAML::Exception& error) {
     throw ConfigError(format(
         "[config] file {} does not parse: {}",
         document.path.string(),
         error.what()));
   }
-  if (root.IsNull()) return document;
-  if (!root.IsMap()) {
-    throw ConfigError(format(
-        "[config] file {} must hold keys and values, one \"key: value\" per "
-        "line",
-        document.path.string()));
-  }
-  document.values = Converter(document).convert(root, "");
   return document;
 }
 
 ConfigDocument read_config_document(const std::filesystem::path& path) {
-  std::error_code code;
-  if (!std::filesystem::exists(path, code)) {
+  std::error_code problem;
+  if (!std::filesystem::exists(path, problem) && !problem) {
     throw ConfigError(format(
         "[config] config file {} does not exist; give the path of one, or "
         "leave --config_file out",
         path));
   }
-  return parse_config(read_file(path), path);
+  return parse_config(read_bounded(path), path);
 }
 
 std::string python_text(const ConfigJson& value) {

@@ -1,6 +1,10 @@
 #include "config/files/config_file.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <unistd.h>
 
 #include <accelerate/error.h>
 
@@ -9,6 +13,9 @@
 namespace accelerate::detail {
 
 namespace {
+
+// The number of unknown keys that an error names.
+constexpr int kMaxNamedKeys = 20;
 
 class Reader {
  public:
@@ -29,6 +36,12 @@ class Reader {
     if (values.value("distributed_type", "") == "NO" &&
         !document_.values.contains("num_processes")) {
       add(*find_option("num_processes"), "num_processes", 1);
+    }
+    if (num_unknown_ > kMaxNamedKeys) {
+      complaints_.push_back(format(
+          "[config] and {} more unknown keys (file {})",
+          num_unknown_ - kMaxNamedKeys,
+          document_.path.string()));
     }
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return std::move(source_);
@@ -68,8 +81,10 @@ class Reader {
       complain_unknown(key, section, name);
       return;
     }
-    // Accelerate writes -1 to leave the number to the command line.
+    // Accelerate writes -1 to leave the number to the command line, and [] for
+    // a list that was not asked for.
     const bool is_unset = value.is_null() ||
+        (value.is_array() && value.empty()) ||
         (key == "num_processes" && value.is_number() && value == -1);
     if (!is_unset) add(*spec, name, value);
   }
@@ -92,6 +107,7 @@ class Reader {
       const std::string& key,
       const std::string& section,
       const std::string& name) {
+    if (++num_unknown_ > kMaxNamedKeys) return;
     std::vector<std::string> known;
     for (const OptionSpec& spec : option_table()) {
       if (spec.section == section) known.emplace_back(spec.key);
@@ -109,6 +125,7 @@ class Reader {
 
   const ConfigDocument& document_;
   Source source_{Origin::file, {}};
+  int num_unknown_ = 0;
   std::vector<std::string> complaints_;
 };
 
@@ -127,6 +144,21 @@ std::optional<std::filesystem::path> default_config_path(
     return std::nullopt;
   }
   return directory / "accelerate" / "default_config.yaml";
+}
+
+DefaultConfig find_default_config(const Environment& environment) {
+  DefaultConfig found;
+  const auto path = default_config_path(environment);
+  if (!path) return found;
+  found.path = *path;
+  std::error_code problem;
+  found.exists = std::filesystem::exists(*path, problem);
+  if (problem) {
+    found.problem = problem.message();
+  } else if (found.exists && access(path->c_str(), R_OK) != 0) {
+    found.problem = std::strerror(errno);
+  }
+  return found;
 }
 
 Source source_from_config(const ConfigDocument& document) {

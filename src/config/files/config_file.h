@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "config/environment.h"
 #include "config/files/config_document.h"
@@ -13,6 +14,17 @@ namespace accelerate::detail {
 /// else HOME. Nothing if none of them is set.
 std::optional<std::filesystem::path> default_config_path(
     const Environment& environment);
+
+/// What is at that path.
+struct DefaultConfig {
+  /// Empty if no variable names a directory.
+  std::filesystem::path path;
+  bool exists = false;
+  /// Why the file, or the directory it would be in, cannot be read; empty if it
+  /// can, or does not exist.
+  std::string problem;
+};
+DefaultConfig find_default_config(const Environment& environment);
 
 /// The settings of the file. Throws one ConfigError with every unknown key and
 /// the nearest known one, and for a file of a SageMaker job.

@@ -117,6 +117,23 @@ const OptionSpec* find_option(std::string_view key) {
   return found == table.end() ? nullptr : &*found;
 }
 
+const OptionSpec* find_option_of_variable(std::string_view variable) {
+  const auto table = option_table();
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const OptionSpec& spec) {
+        return spec.variable == variable;
+      });
+  return found == table.end() || variable.empty() ? nullptr : &*found;
+}
+
+bool is_default(const OptionSpec& spec, const OptionValue& value) {
+  for (const std::string_view text :
+       {spec.default_value, spec.default_for_python()}) {
+    if (!text.empty() && value == parse_option(spec, text)) return true;
+  }
+  return false;
+}
+
 OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
   if (auto value = try_parse(spec, trim(text))) return *value;
   throw ConfigError(format(
@@ -143,15 +160,36 @@ std::string options_page() {
       "environment over the file, the file over the default; every resolved "
       "value knows which of them it came from.\n\n"
       "This page is printed by `accelerate-cpp options`; a test keeps the two "
-      "equal. Marks: `py` is handed to Python programs\n"
-      "and has no effect on programs of this library yet, `py!` never will.\n";
+      "equal, and another compares the marks with what\n"
+      "reads the settings. No mark: the library acts on the setting, under any "
+      "launcher, or refuses what it cannot do. `l`: only\n"
+      "`accelerate-cpp launch` acts on it. `py` is handed to Python programs "
+      "and has no effect on programs of this library yet,\n"
+      "`py!` never will. `-`: nobody acts on it; it is taken because "
+      "Accelerate's files and command lines have it. What was given\n"
+      "and has no effect is reported once, by the launcher or at the first "
+      "step of the optimizer.\n\n"
+      "The default is this library's; Python programs get Accelerate's where "
+      "that is another one.\n";
   const auto code = [](std::string_view content) {
     return content.empty() ? std::string() : format("`{}`", content);
+  };
+  const auto defaults = [&](const OptionSpec& spec) {
+    if (!spec.python_default) return code(spec.default_value);
+    return format(
+        "{}{}Python: {}",
+        code(spec.default_value),
+        spec.default_value.empty() ? "" : "; ",
+        spec.python_default->empty() ? "unset" : code(*spec.python_default));
   };
   const auto mark = [](OptionUse use) {
     switch (use) {
       case OptionUse::acts:
         break;
+      case OptionUse::launches:
+        return "l";
+      case OptionUse::nobody:
+        return "-";
       case OptionUse::carried:
         return "py";
       case OptionUse::python_only:
@@ -174,7 +212,7 @@ std::string options_page() {
         code(spec.flag),
         code(spec.variable),
         allowed(spec),
-        code(spec.default_value),
+        defaults(spec),
         mark(spec.use),
         spec.help);
   }

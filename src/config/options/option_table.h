@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,9 +15,11 @@ enum class OptionKind { boolean, truth, integer, number, text, choice };
 
 /// The programs that act on an option's value.
 enum class OptionUse {
-  acts,         ///< the launcher or the library
+  acts,         ///< the library, or it refuses what it cannot do
+  launches,     ///< our launcher; programs do not read it
   carried,      ///< Python programs; this library does not yet
   python_only,  ///< Python programs; this library never will
+  nobody,       ///< nobody: Accelerate's files and command lines may have it
 };
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
@@ -29,17 +32,33 @@ struct OptionSpec {
   std::string_view flag;     ///< flag of `accelerate-cpp launch`, or empty
   std::string_view variable;  ///< environment variable, or empty
   OptionKind kind;
-  std::string_view default_value;  ///< empty: unset
+  /// The value that the library, or our launcher, uses if no source sets the
+  /// option; empty: there is none, or it depends on other settings.
+  std::string_view default_value;
   std::string_view limits;  ///< choice: "a|b|c"; numbers: "1.." or "0..65535"
   OptionUse use;
   std::string_view group;  ///< heading above the flag in the help
   std::string_view help;
+  /// What Accelerate's launcher gives Python programs where that differs from
+  /// `default_value`; empty: nothing.
+  std::optional<std::string_view> python_default = std::nullopt;
+
+  [[nodiscard]] std::string_view default_for_python() const {
+    return python_default.value_or(default_value);
+  }
 };
 
 std::span<const OptionSpec> option_table();
 
 /// Null if the table has no such key.
 const OptionSpec* find_option(std::string_view key);
+
+/// Null if no option has this environment variable.
+const OptionSpec* find_option_of_variable(std::string_view variable);
+
+/// Whether `value` is what happens without the setting, too: here or under
+/// Accelerate's launcher, which gives most of them.
+bool is_default(const OptionSpec& spec, const OptionValue& value);
 
 /// The value that `text` means. Throws ConfigError listing the allowed values.
 OptionValue parse_option(const OptionSpec& spec, std::string_view text);

@@ -12,13 +12,13 @@ using enum OptionUse;
 // Options that only Python programs and external services use.
 // clang-format off
 constexpr std::array<OptionSpec, 18> kPythonRows{{
-    {"compute_environment", "", "", "", choice, "LOCAL_MACHINE", "LOCAL_MACHINE|AMAZON_SAGEMAKER", carried, "Only for Python programs",
+    {"compute_environment", "", "", "", choice, "LOCAL_MACHINE", "LOCAL_MACHINE|AMAZON_SAGEMAKER", launches, "Only for Python programs",
      "where programs run"},
-    {"distributed_type", "", "", "", choice, "", "NO|MULTI_CPU|MULTI_GPU|MULTI_NPU|MULTI_MLU|MULTI_SDAA|MULTI_MUSA|MULTI_XPU|MULTI_HPU|MULTI_NEURON|DEEPSPEED|FSDP|XLA|TP|MEGATRON_LM", carried, "Only for Python programs",
+    {"distributed_type", "", "", "", choice, "", "NO|MULTI_CPU|MULTI_GPU|MULTI_NPU|MULTI_MLU|MULTI_SDAA|MULTI_MUSA|MULTI_XPU|MULTI_HPU|MULTI_NEURON|DEEPSPEED|FSDP|XLA|TP|MEGATRON_LM", launches, "Only for Python programs",
      "Accelerate's kinds of launch"},
     {"module", "", "--module", "", boolean, "false", "", python_only, "Only for Python programs",
      "for Python write: accelerate-cpp launch python -m PACKAGE"},
-    {"no_python", "", "--no_python", "", boolean, "false", "", python_only, "Only for Python programs",
+    {"no_python", "", "--no_python", "", boolean, "false", "", launches, "Only for Python programs",
      "every program is started as it is"},
     {"main_training_function", "", "--main_training_function", "", text, "main", "", python_only, "Only for Python programs",
      "function that a TPU launch calls"},

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace accelerate::cli {
+
+/// What went wrong, and what to do about it, for an error that the system or
+/// the standard library reports: no more processes, no memory, a file that
+/// cannot be used. Our own errors say it themselves.
+std::string describe_failure(const std::exception_ptr& failure);
+
+/// The reason why a process or thread could not be started, and what to do.
+std::string describe_start_problem(int error_number);
+
+}  // namespace accelerate::cli

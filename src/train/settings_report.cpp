@@ -1,0 +1,71 @@
+#include "train/settings_report.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Whether the engine that ignores the setting has named it already. All
+// settings of a file have one origin, the others one each.
+bool is_named(
+    const std::vector<IgnoredSetting>& ignored,
+    const GivenSetting& given) {
+  return std::any_of(
+      ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
+        const bool is_from_file = given.where.starts_with("file ");
+        return setting.origin == given.where &&
+            (!is_from_file || given.key.ends_with(setting.name));
+      });
+}
+
+std::string in_words(const IgnoredSetting& setting) {
+  std::vector<std::string> remarks;
+  if (!setting.origin.empty()) remarks.push_back(setting.origin);
+  if (!setting.instead.empty()) remarks.push_back(setting.instead);
+  return remarks.empty() ? setting.name
+                         : format("{} ({})", setting.name, join(remarks, "; "));
+}
+
+}  // namespace
+
+void note_ignored_settings(
+    Session& session,
+    const std::vector<IgnoredSetting>& settings) {
+  std::vector<IgnoredSetting>& ignored = session.report.ignored;
+  for (const IgnoredSetting& setting : settings) {
+    const bool is_known = std::any_of(
+        ignored.begin(), ignored.end(), [&](const IgnoredSetting& other) {
+          return other.name == setting.name && other.origin == setting.origin;
+        });
+    if (!is_known) ignored.push_back(setting);
+  }
+}
+
+void report_settings_without_effect(Session& session) {
+  SettingsReport& report = session.report;
+  if (report.is_made && report.num_reported == report.ignored.size()) return;
+  std::vector<std::string> words;
+  for (; report.num_reported < report.ignored.size(); ++report.num_reported)
+    words.push_back(in_words(report.ignored[report.num_reported]));
+  if (!std::exchange(report.is_made, true)) {
+    for (const GivenSetting& given : session.settings.unread()) {
+      if (!is_named(report.ignored, given))
+        words.push_back(format("{} ({})", given.key, given.where));
+    }
+  }
+  if (words.empty()) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "config",
+      format(
+          "settings that were given and do nothing in this program: {}",
+          join(words, ", ")));
+}
+
+}  // namespace accelerate::detail

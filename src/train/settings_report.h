@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engines/training_request.h"
+
+namespace accelerate::detail {
+
+struct Session;
+
+/// Settings that were given and do nothing; see
+/// report_settings_without_effect().
+struct SettingsReport {
+  /// Those that an engine ignores, of which it is known from the start.
+  std::vector<IgnoredSetting> ignored = {};
+  /// How many of these have been reported.
+  std::size_t num_reported = 0;
+  bool is_made = false;
+};
+
+/// Adds settings to the report, each once.
+void note_ignored_settings(
+    Session& session,
+    const std::vector<IgnoredSetting>& settings);
+
+/// Warns once, on the main process, of every setting of code, flags, variables
+/// or file that neither acted nor was refused, with its origin. To be called
+/// when everything that reads settings has had the chance to: when a step
+/// begins, or at the end. Later calls only report what was noted in between.
+void report_settings_without_effect(Session& session);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,112 @@
+#include "cli/launch/decision/launch_decision.h"
+
+#include <array>
+#include <filesystem>
+#include <new>
+#include <set>
+#include <system_error>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "cli/failure.h"
+#include "cli/launch/decision/launch_plan.h"
+#include "config/launch_settings.h"
+#include "support/expect_error.h"
+
+namespace accelerate::cli {
+namespace decision_test {
+
+using detail::OptionKind;
+using detail::OptionSpec;
+using detail::OptionUse;
+using detail::Origin;
+using testing::expect_error;
+
+std::string sample_of(const OptionSpec& spec) {
+  if (spec.key == "cpu_affinity") return "auto";
+  if (spec.key == "tee") return "3";
+  switch (spec.kind) {
+    case OptionKind::boolean:
+    case OptionKind::truth:
+      return "true";
+    case OptionKind::integer:
+    case OptionKind::number:
+      return "2";
+    case OptionKind::choice:
+      return std::string(spec.limits.substr(0, spec.limits.find('|')));
+    case OptionKind::text:
+      return "x";
+  }
+  return {};
+}
+
+// What the option page says of the launcher's settings is what the launcher
+// does.
+TEST(OptionMarks, OfTheLauncherAreReadByIt) {
+  // The command line handles these before there is a decision, or reads them
+  // from the file.
+  const std::set<std::string_view> elsewhere{
+      "hostfile",
+      "remote_shell",
+      "no_python",
+      "compute_environment",
+      "distributed_type"};
+  for (const OptionSpec& spec : detail::option_table()) {
+    if (spec.use != OptionUse::launches || elsewhere.contains(spec.key))
+      continue;
+    detail::Source source{Origin::flag, {}};
+    source.add("num_processes", "2", "test");
+    source.add("num_machines", "2", "test");
+    source.add("main_process_ip", "127.0.0.1", "test");
+    source.add("main_process_port", "1234", "test");
+    source.add(
+        spec.key, spec.key == "machine_rank" ? "1" : sample_of(spec), "test");
+    const std::array sources{source};
+    const detail::Settings settings = detail::resolve(sources);
+    Machine machine;
+    machine.processors = {0, 1};
+    const LaunchDecision decision =
+        decide_launch(settings, nullptr, 1, ProgramKind::native);
+    make_launch_plan(decision, settings, {}, machine, {"/bin/sh"});
+    EXPECT_TRUE(settings.was_read(spec.key)) << spec.key;
+  }
+}
+
+TEST(Decision, LetsNativeProgramsShardOnTheCpuOnly) {
+  detail::Source source{Origin::flag, {}};
+  source.add("use_cpu", "true", "flag --cpu");
+  source.add("use_fsdp", "true", "flag --use_fsdp");
+  const std::array sources{source};
+  const detail::Settings settings = detail::resolve(sources);
+  const LaunchDecision decision =
+      decide_launch(settings, nullptr, 1, ProgramKind::native);
+  EXPECT_EQ(decision.paradigm, Paradigm::fsdp);
+  EXPECT_TRUE(decision.uses_cpu);
+  expect_error<ConfigError>(
+      [&] { decide_launch(settings, nullptr, 1); }, "exclude each other");
+}
+
+TEST(Failure, NamesTheLimitAndWhatToDo) {
+  const auto describe = [](auto error) {
+    return describe_failure(std::make_exception_ptr(error));
+  };
+  EXPECT_THAT(
+      describe(std::system_error(
+          std::make_error_code(std::errc::resource_unavailable_try_again))),
+      ::testing::HasSubstr("raise the limit (ulimit -u"));
+  EXPECT_THAT(describe(std::bad_alloc()), ::testing::HasSubstr("ulimit -v"));
+  EXPECT_EQ(
+      describe(std::filesystem::filesystem_error(
+          "status",
+          "/root/x",
+          std::make_error_code(std::errc::permission_denied))),
+      "/root/x cannot be used: Permission denied");
+  EXPECT_EQ(describe(ConfigError("[launch] no")), "[launch] no");
+  EXPECT_EQ(describe_start_problem(ENOENT), "No such file or directory");
+}
+
+}  // namespace decision_test
+}  // namespace accelerate::cli

@@ -1,0 +1,216 @@
+#include "engines/settings_in_force.h"
+
+#include <array>
+#include <map>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/text.h"
+#include "engines/sources.h"
+
+namespace accelerate::detail {
+namespace settings_in_force_test {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::sources;
+using testing::Variables;
+
+// The settings of a program with these options under these variables, and what
+// a DeepSpeed configuration overruled.
+struct InForce {
+  Settings settings;
+  std::vector<IgnoredSetting> overruled;
+};
+
+InForce in_force(
+    const ParallelOptions& options,
+    const Variables& variables = {}) {
+  const RequestSources given = sources(options, variables);
+  const std::array all{
+      source_from_environment(given.environment), source_of_options(options)};
+  InForce found{resolve(all), {}};
+  found.settings.share_reads_with(given.settings);
+  const TrainingRequest request = read_training_request(given);
+  EXPECT_THAT(request.complaints, ::testing::IsEmpty());
+  found.overruled = settle_engine(found.settings, given, request);
+  return found;
+}
+
+// One default per setting: that of the table is the one which is used.
+TEST(SettingsInForce, HaveTheDefaultsOfTheTable) {
+  for (const ParallelOptions& options :
+       {ParallelOptions{.fully_sharded = FullyShardedDataParallelOptions()},
+        ParallelOptions{
+            .fully_sharded =
+                FullyShardedDataParallelOptions{.fsdp_version = 2}},
+        ParallelOptions{.deepspeed = DeepSpeedOptions()},
+        ParallelOptions{.megatron_lm = MegatronLMOptions()}}) {
+    const Settings settings = in_force(options).settings;
+    int num_settled = 0;
+    for (const auto& [key, value] : settings.all()) {
+      if (value.origin != Origin::settled) continue;
+      ++num_settled;
+      const OptionSpec& spec = *find_option(key);
+      if (spec.use != OptionUse::acts || key == "zero3_init_flag") continue;
+      EXPECT_EQ(
+          format_option(value.value),
+          spec.default_value.empty()
+              ? ""
+              : format_option(parse_option(spec, spec.default_value)))
+          << key;
+    }
+    EXPECT_GT(num_settled, 5);
+  }
+}
+
+TEST(SettingsInForce, AreCodesThenTheLaunchersThenDefaults) {
+  const std::string text =
+      in_force(
+          {.fully_sharded =
+               FullyShardedDataParallelOptions{
+                   .sharding_strategy = ShardingStrategy::shard_grad_op,
+                   .cpu_offload = true}},
+          {{"FSDP_SHARDING_STRATEGY", "FULL_SHARD"},
+           {"FSDP_ACTIVATION_CHECKPOINTING", "true"},
+           {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"}})
+          .settings.explain(ExplainedRows::of_program);
+  EXPECT_THAT(
+      text,
+      AllOf(
+          HasSubstr("use_fsdp = true  (code)\n"),
+          HasSubstr("fsdp_sharding_strategy = SHARD_GRAD_OP  (code)\n"),
+          HasSubstr("fsdp_offload_params = true  (code)\n"),
+          HasSubstr("fsdp_activation_checkpointing = true  (environment "
+                    "variable FSDP_ACTIVATION_CHECKPOINTING)\n"),
+          HasSubstr("fsdp_cpu_ram_efficient_loading = false  (default)\n"),
+          HasSubstr("zero_stage = 3  (environment variable "
+                    "ACCELERATE_DEEPSPEED_ZERO_STAGE; without effect)\n")));
+  // Neither belongs to version 1, or nothing was chosen.
+  EXPECT_THAT(
+      text,
+      AllOf(
+          Not(HasSubstr("fsdp_reshard_after_forward")),
+          Not(HasSubstr("fsdp_auto_wrap_policy")),
+          Not(HasSubstr("megatron_lm_"))));
+}
+
+TEST(SettingsInForce, AreThoseOfADeepSpeedConfiguration) {
+  const InForce found = in_force(
+      {.deepspeed =
+           DeepSpeedOptions{
+               .hf_ds_config =
+                   R"({"gradient_accumulation_steps": 4,
+                       "zero_optimization": {"stage": 1}})"}},
+      {{"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"}});
+  EXPECT_THAT(
+      found.settings.explain(ExplainedRows::of_program),
+      HasSubstr("zero_stage = 1  (DeepSpeed configuration)\n"));
+  ASSERT_EQ(found.overruled.size(), 1u);
+  EXPECT_EQ(found.overruled[0].name, "zero_stage");
+  EXPECT_EQ(found.overruled[0].instead, "the DeepSpeed configuration says 1");
+  EXPECT_EQ(
+      found.overruled[0].origin,
+      "environment variable ACCELERATE_DEEPSPEED_ZERO_STAGE");
+}
+
+std::string sample_of(const OptionSpec& spec) {
+  static const std::map<std::string_view, std::string> texts{
+      {"fsdp_sharding_strategy", "SHARD_GRAD_OP"},
+      {"fsdp_reshard_after_forward", "false"},
+      {"fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"},
+      {"fsdp_backward_prefetch", "BACKWARD_POST"},
+      {"fsdp_state_dict_type", "SHARDED_STATE_DICT"},
+      {"offload_optimizer_device", "cpu"},
+      {"offload_param_device", "cpu"},
+      {"megatron_lm_attention_backend", "false"},
+      {"parallelism_config_sp_seq_length", "128"},
+      {"deepspeed_config_file", R"({"zero_optimization": {"stage": 1}})"}};
+  const auto text = texts.find(spec.key);
+  if (text != texts.end()) return text->second;
+  switch (spec.kind) {
+    case OptionKind::boolean:
+    case OptionKind::truth:
+      return parse_bool(spec.default_value).value_or(false) ||
+              parse_bool(spec.default_for_python()).value_or(false)
+          ? "false"
+          : "true";
+    case OptionKind::integer:
+      return "2";
+    case OptionKind::number:
+      return "0.5";
+    case OptionKind::choice:
+      for (const std::string& choice : split(spec.limits, '|')) {
+        if (!is_default(spec, choice)) return choice;
+      }
+      break;
+    case OptionKind::text:
+      return "x";
+  }
+  return {};
+}
+
+// What has to be given besides for the setting to mean something.
+Variables company_of(const OptionSpec& spec) {
+  Variables variables;
+  if (spec.section == "fsdp_config") variables["ACCELERATE_USE_FSDP"] = "true";
+  if (spec.section == "deepspeed_config")
+    variables["ACCELERATE_USE_DEEPSPEED"] = "true";
+  if (spec.section == "megatron_lm_config")
+    variables["ACCELERATE_USE_MEGATRON_LM"] = "true";
+  if (spec.key == "fsdp_min_num_params")
+    variables["FSDP_AUTO_WRAP_POLICY"] = "SIZE_BASED_WRAP";
+  if (spec.key == "fsdp_transformer_layer_cls_to_wrap")
+    variables["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP";
+  if (spec.key == "fsdp_reshard_after_forward") variables["FSDP_VERSION"] = "2";
+  if (spec.key == "fsdp_activation_checkpointing_offload") {
+    variables["FSDP_VERSION"] = "2";
+    variables["FSDP_ACTIVATION_CHECKPOINTING"] = "true";
+  }
+  if (spec.key == "use_parallelism_config")
+    variables["PARALLELISM_CONFIG_DP_SHARD_SIZE"] = "2";
+  return variables;
+}
+
+// The marks of the option page say who acts: what has none is read, and
+// everything else is reported.
+TEST(OptionMarks, OfEnginesSayWhatIsRead) {
+  for (const OptionSpec& spec : option_table()) {
+    const bool is_switch = spec.key.starts_with("use_") &&
+        spec.key != "use_cpu" && !spec.variable.empty();
+    if (spec.variable.empty() || (spec.section.empty() && !is_switch)) continue;
+    // A choice of one is its default, and changes nothing.
+    if (sample_of(spec).empty()) continue;
+    Variables variables = company_of(spec);
+    variables[std::string(spec.variable)] = sample_of(spec);
+    const RequestSources given = sources({}, variables);
+    read_training_request(given);
+    std::vector<std::string> unread;
+    for (const GivenSetting& setting : given.settings.unread())
+      unread.push_back(setting.key);
+    const std::string key(spec.key);
+    if (spec.use == OptionUse::acts) {
+      EXPECT_THAT(unread, Not(::testing::Contains(key)));
+      EXPECT_TRUE(given.settings.was_read(key)) << key;
+    } else {
+      EXPECT_THAT(unread, ::testing::Contains(key));
+    }
+  }
+}
+
+TEST(OptionMarks, OfAnEngineThatIsNotInUseDoNotMatter) {
+  const RequestSources given =
+      sources({}, {{"FSDP_VERSION", "2"}, {"MEGATRON_LM_TP_DEGREE", "2"}});
+  read_training_request(given);
+  std::vector<std::string> unread;
+  for (const GivenSetting& setting : given.settings.unread())
+    unread.push_back(setting.key);
+  EXPECT_THAT(
+      unread, ::testing::ElementsAre("fsdp_version", "megatron_lm_tp_degree"));
+}
+
+}  // namespace settings_in_force_test
+}  // namespace accelerate::detail

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# installed_targets.sh BUILD NINJA: the target install_programs builds every
+# library and program that is installed, and no test, example or benchmark.
+set -euo pipefail
+build=$1 ninja=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$ninja" -C "$build" -t inputs install_programs | tail -n +1 >"$work/inputs"
+cmake --install "$build" --prefix "$work/prefix" >/dev/null
+
+wrong=0
+while read -r file; do
+  name=$(basename "$file")
+  if ! grep -Eq "(^|/)$name\$" "$work/inputs"; then
+    echo "installed, but install_programs does not build it: $name"
+    wrong=1
+  fi
+done < <(find "$work/prefix/bin" "$work/prefix/libexec" "$work/prefix/lib" -type f \( -perm -u+x -o -name '*.so*' \))
+
+if grep -E '(^|/)(tests|examples|benchmarks)/' "$work/inputs"; then
+  echo "install_programs builds what is not installed"
+  wrong=1
+fi
+[ "$(find "$work/prefix" -name accelerateConfig.cmake | wc -l)" = 1 ] || { echo "no accelerateConfig.cmake"; wrong=1; }
+exit $wrong
