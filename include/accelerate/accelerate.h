@@ -27,6 +27,7 @@
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
+#include <accelerate/nested_structure.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/optimizers.h>
