@@ -1,5 +1,6 @@
 #include "cli/commands/weights_command.h"
 
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -12,8 +13,8 @@
 #include "base/file_system.h"
 #include "base/sizes.h"
 #include "base/text.h"
+#include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
-#include "format/torch/torch_distributed.h"
 
 namespace accelerate::cli {
 
@@ -29,57 +30,19 @@ struct MergeFlags {
   bool removes = false;
 };
 
-// Throws unless the directory holds a sharded checkpoint. As in Accelerate, the
-// error names directories inside that do.
-void require_sharded(const fs::path& directory) {
-  if (!fs::is_directory(directory)) {
-    throw ConfigError(format("{} is not a directory", directory.string()));
-  }
-  if (detail::is_torch_distributed(directory) ||
-      fs::exists(directory / detail::kManifestName)) {
-    return;
-  }
-  std::string hint;
-  for (const char* inside : {"pytorch_model_fsdp_0", "optimizer_0"}) {
-    if (detail::is_torch_distributed(directory / inside)) {
-      hint += format(
-          "{}{}", hint.empty() ? "" : " or ", (directory / inside).string());
-    }
-  }
-  throw ConfigError(format(
-      "{} does not hold a sharded checkpoint: it has neither .metadata nor "
-      "manifest.json{}",
-      directory.string(),
-      hint.empty() ? "" : format("; did you mean {}?", hint)));
-}
-
 int merge(const MergeFlags& flags) {
-  const fs::path directory = flags.checkpoint_dir;
-  require_sharded(directory);
-  const auto disk = detail::make_file_system();
-  detail::WriteModelOptions options;
-  options.format = flags.is_unsafe ? detail::ModelFormat::torch
-                                   : detail::ModelFormat::safetensors;
-  // As in Accelerate, writes one file of any size.
-  options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
-  const detail::StoredTensors tensors = detail::open_weights(directory);
-  detail::write_model(
-      *disk, flags.output, detail::named_tensors(tensors), options);
+  const std::size_t num_tensors = detail::merge_weights(
+      {.checkpoint_dir = flags.checkpoint_dir,
+       .output = flags.output,
+       .format = flags.is_unsafe ? detail::ModelFormat::torch
+                                 : detail::ModelFormat::safetensors,
+       .removes_checkpoint = flags.removes});
   std::printf(
       "%zu tensors of %s merged into %s\n",
-      tensors.size(),
-      directory.c_str(),
+      num_tensors,
+      flags.checkpoint_dir.c_str(),
       flags.output.c_str());
-  if (flags.removes) {
-    if (fs::weakly_canonical(flags.output)
-            .string()
-            .starts_with(fs::weakly_canonical(directory).string())) {
-      throw ConfigError(
-          "the output is inside the checkpoint, so the checkpoint stays");
-    }
-    fs::remove_all(directory);
-    std::printf("%s removed\n", directory.c_str());
-  }
+  if (flags.removes) std::printf("%s removed\n", flags.checkpoint_dir.c_str());
   return 0;
 }
 

@@ -14,6 +14,7 @@
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
 #include <accelerate/empty_weights.h>
+#include <accelerate/environment.h>
 #include <accelerate/error.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
@@ -21,6 +22,7 @@
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
+#include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
 #include <accelerate/model.h>
@@ -39,6 +41,7 @@
 #include <accelerate/profiler.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
+#include <accelerate/save.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/schedulers.h>
 #include <accelerate/state_dict.h>
