@@ -145,6 +145,7 @@ class VersionReader {
     if (!is_of_part) version.pre = {kDevOnly, 0};
   }
   void read_local(Version& version) {
+    if (rest_.empty()) fail();
     std::string text(rest_);
     rest_ = {};
     std::replace_if(text.begin(), text.end(), is_separator, '.');

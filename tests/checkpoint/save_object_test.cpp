@@ -91,7 +91,7 @@ TEST(Save, WritesSharedMemoryOnce) {
   const at::Tensor tensor = torch::rand({1000});
   const std::map<std::string, at::Tensor> tied{{"a", tensor}, {"b", tensor}};
   save(tied, directory / "w.bin");
-  EXPECT_LT(std::filesystem::file_size(directory / "w.bin"), 6000U);
+  EXPECT_LT(std::filesystem::file_size(directory / "w.bin"), 8000U);
   const auto both = load_state_dict(directory / "w.bin");
   EXPECT_TRUE(torch::equal(both.at("b"), tensor));
   save(tied, directory / "w.safetensors", {.safe_serialization = true});

@@ -101,8 +101,9 @@ TEST(LearningRate, IsThatOfEverySchedule) {
   EXPECT_EQ(of_torch.get_last_lr(), (std::vector<double>{0.125, 0.5}));
   torch::optim::SGD other(net->parameters(), 0.1);
   auto second = accelerator.prepare(other);
+  const Scheduler& ambiguous = of_plateau;
   expect_error<ConfigError>(
-      [&] { static_cast<void>(of_plateau.get_last_lr()); },
+      [&] { static_cast<void>(ambiguous.get_last_lr()); },
       "which of 2 prepared optimizers");
   EXPECT_EQ(of_torch.learning_rate(), 0.125);
 }
