@@ -1,6 +1,6 @@
 #include "cli/commands/weights_command.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -13,8 +13,8 @@
 #include "base/file_system.h"
 #include "base/sizes.h"
 #include "base/text.h"
+#include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
-#include "format/torch/torch_distributed.h"
 
 namespace accelerate::cli {
 
@@ -34,86 +34,20 @@ struct MergeFlags {
   bool removes = false;
 };
 
-// Throws unless the directory holds a sharded checkpoint. As in Accelerate, the
-// error names directories inside that do.
-void require_sharded(const fs::path& directory) {
-  if (!fs::is_directory(directory)) {
-    throw ConfigError(format("{} is not a directory", directory.string()));
-  }
-  if (detail::is_torch_distributed(directory) ||
-      fs::exists(directory / detail::kManifestName)) {
-    return;
-  }
-  std::string hint;
-  for (const char* inside : {"pytorch_model_fsdp_0", "optimizer_0"}) {
-    if (detail::is_torch_distributed(directory / inside)) {
-      hint += format(
-          "{}{}", hint.empty() ? "" : " or ", (directory / inside).string());
-    }
-  }
-  throw ConfigError(format(
-      "{} does not hold a sharded checkpoint: it has neither .metadata nor "
-      "manifest.json{}",
-      directory.string(),
-      hint.empty() ? "" : format("; did you mean {}?", hint)));
-}
-
-// The path without links, ".", ".." and a slash at the end, as far as it exists.
-fs::path resolved(const fs::path& path) {
-  std::error_code code;
-  const fs::path real = fs::weakly_canonical(path, code);
-  if (code) {
-    throw Error(
-        format("[files] cannot resolve {}: {}", path.string(), code.message()));
-  }
-  return real.has_filename() ? real : real.parent_path();
-}
-
-// True for the directory itself, too.
-bool is_inside(const fs::path& path, const fs::path& directory) {
-  const fs::path inner = resolved(path);
-  const fs::path outer = resolved(directory);
-  const auto [rest, end] =
-      std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-  return rest == outer.end();
-}
-
-void remove_directory(const fs::path& directory) {
-  std::error_code code;
-  fs::remove_all(directory, code);
-  if (code) {
-    throw Error(format(
-        "[files] cannot remove {}: {}", directory.string(), code.message()));
-  }
-}
-
 int merge(const MergeFlags& flags) {
-  const fs::path directory = flags.checkpoint_dir;
-  require_sharded(directory);
-  if (flags.removes && is_inside(flags.output, directory)) {
-    throw ConfigError(format(
-        "the output {} is inside the checkpoint {}, which "
-        "--remove_checkpoint_dir deletes; name a directory outside it",
-        flags.output,
-        directory.string()));
-  }
-  const auto disk = detail::make_file_system();
-  detail::WriteModelOptions options;
-  options.format = flags.is_unsafe ? detail::ModelFormat::torch
-                                   : detail::ModelFormat::safetensors;
-  // As in Accelerate, writes one file of any size.
-  options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
-  const detail::StoredTensors tensors = detail::open_weights(directory);
-  detail::write_model(
-      *disk, flags.output, detail::named_tensors(tensors), options);
+  const std::size_t num_tensors = detail::merge_weights(
+      {.checkpoint_dir = flags.checkpoint_dir,
+       .output = flags.output,
+       .format = flags.is_unsafe ? detail::ModelFormat::torch
+                                 : detail::ModelFormat::safetensors,
+       .removes_checkpoint = flags.removes});
   std::printf(
       "%zu tensors of %s merged into %s\n",
-      tensors.size(),
-      shown(directory).c_str(),
+      num_tensors,
+      shown(flags.checkpoint_dir).c_str(),
       shown(flags.output).c_str());
   if (flags.removes) {
-    remove_directory(directory);
-    std::printf("%s removed\n", shown(directory).c_str());
+    std::printf("%s removed\n", shown(flags.checkpoint_dir).c_str());
   }
   return 0;
 }

@@ -21,6 +21,7 @@
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/machine/machine.h"
 #include "config/files/config_file.h"
+#include "config/files/default_config.h"
 #include "engines/explain_request.h"
 #include "engines/read_request.h"
 #include "engines/settings_in_force.h"
@@ -90,7 +91,7 @@ int ask_and_save(const std::string& file) {
 int write_default(const std::string& file, const std::string& precision) {
   const auto environment = detail::Environment::current();
   const fs::path path = path_of(file, environment);
-  const bool is_written = write_default_config(
+  const bool is_written = detail::write_default_config(
       path, precision, look_at_machine(environment).num_devices);
   std::printf(
       is_written ? "written: %s\n"

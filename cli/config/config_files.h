@@ -9,19 +9,6 @@
 
 namespace accelerate::cli {
 
-/// The values that `config default` writes: all devices of this machine, or the
-/// CPU. Throws ConfigError for an unknown precision.
-detail::ConfigJson default_config(
-    const std::string& mixed_precision,
-    int num_devices);
-
-/// Writes default_config() to a file. Returns false, without a change, if the
-/// file exists.
-bool write_default_config(
-    const std::filesystem::path& path,
-    const std::string& mixed_precision,
-    int num_devices);
-
 /// Adds keys of newer versions and replaces old ones, keeping comments and
 /// order. Throws ConfigError if the file does not exist or is invalid.
 void update_config(const std::filesystem::path& path);

@@ -16,6 +16,7 @@
 #include <accelerate/deepspeed_training.h>
 #include <accelerate/dynamo.h>
 #include <accelerate/empty_weights.h>
+#include <accelerate/environment.h>
 #include <accelerate/error.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
@@ -24,12 +25,14 @@
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
+#include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
+#include <accelerate/nested_structure.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/optimizers.h>
@@ -41,6 +44,7 @@
 #include <accelerate/profiler.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
+#include <accelerate/save.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/schedulers.h>
 #include <accelerate/state_dict.h>

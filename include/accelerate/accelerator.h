@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,7 +98,8 @@ class ACCELERATE_API Accelerator {
   ///   `device()` and takes rank 0's weights; with_options() gives it its own
   ///   options (model_options.h);
   /// * a `torch::optim` optimizer or LRScheduler gives Optimizer or Scheduler;
-  ///   it is borrowed, so a temporary does not compile;
+  ///   it is borrowed, so a temporary does not compile. A `unique_ptr`, moved
+  ///   in, or `shared_ptr` to one is kept until free_memory() or finish();
   /// * an accelerate::DataLoader, moved in, gives a DataLoader of this rank's
   ///   share of the data, on `device()`; a `torch::data` loader gives
   ///   TorchLoader.
@@ -107,10 +109,12 @@ class ACCELERATE_API Accelerator {
   template <class... Items>
   auto prepare(Items&&... items) const {
     static_assert(sizeof...(Items) > 0, "prepare() needs something to prepare");
-    detail::PrepareRequest request;
-    (detail::collect_item(request, items), ...);
-    detail::PrepareResult result = apply(request);
-    return detail::make_handles(result, std::forward<Items>(items)...);
+    if constexpr ((detail::must_be_preparable<Items>() && ...)) {
+      detail::PrepareRequest request;
+      (detail::collect_item(request, items), ...);
+      detail::PrepareResult result = apply(request);
+      return detail::make_handles(result, std::forward<Items>(items)...);
+    }
   }
 
   /// `prepare(with_options(model, options))`; `{.evaluation_mode = true}` for a
@@ -169,6 +173,14 @@ class ACCELERATE_API Accelerator {
   /// negative or given in some micro-steps of a window only.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {})
       const;
+  template <class Number>
+    requires std::is_arithmetic_v<Number>
+  void backward(Number, const BackwardOptions& = {}) const {
+    static_assert(
+        detail::kNever<Number>,
+        "backward() takes the loss itself, not its value: pass the tensor, "
+        "without item()");
+  }
 
   /// Runs backward and step in one, for a prepared optim::Lomo or AdaLomo: each
   /// parameter is updated as soon as its gradient is computed and averaged over
@@ -184,15 +196,29 @@ class ACCELERATE_API Accelerator {
   /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
   /// these models; a loader's last batch ends the window early. Keep the
   /// returned scope for the whole micro-step, backward and step included.
-  template <class... Ms>
-  [[nodiscard]] MicroStep accumulate(const Model<Ms>&... models) const {
-    return begin_micro_step({models.prepared()...});
+  template <class... Models>
+  [[nodiscard]] MicroStep accumulate(const Models&... models) const {
+    static_assert(
+        (detail::kIsModel<Models> && ...),
+        "accumulate() takes prepared models: give it what prepare() returned");
+    if constexpr ((detail::kIsModel<Models> && ...)) {
+      return begin_micro_step({models.prepared()...});
+    } else {
+      return begin_micro_step({});
+    }
   }
   /// While the returned scope lives, backward passes of these models are not
   /// averaged over the ranks. The optimizers are not held back.
-  template <class... Ms>
-  [[nodiscard]] MicroStep no_sync(const Model<Ms>&... models) const {
-    return MicroStep(session_, {models.prepared()...}, false);
+  template <class... Models>
+  [[nodiscard]] MicroStep no_sync(const Models&... models) const {
+    static_assert(
+        (detail::kIsModel<Models> && ...),
+        "no_sync() takes prepared models: give it what prepare() returned");
+    if constexpr ((detail::kIsModel<Models> && ...)) {
+      return MicroStep(session_, {models.prepared()...}, false);
+    } else {
+      return MicroStep(session_, {}, false);
+    }
   }
   /// For programs written for Accelerate: the returned scope changes nothing.
   /// There, a forward inside no_sync() decides that its backward is not
@@ -288,54 +314,93 @@ class ACCELERATE_API Accelerator {
 
   /// The values of all batches, joined along dimension 0 in the order of batch
   /// ranks, on every rank.
-  template <NestedTensors T>
+  template <class T>
   T gather(const T& value) const {
     return accelerate::gather(value, mesh().batch_group());
+  }
+  /// The same for tensors in braces.
+  template <class T>
+  std::vector<T> gather(std::initializer_list<T> values) const {
+    return accelerate::gather(values, mesh().batch_group());
   }
   /// The same, without the samples that the loader repeated to fill the last
   /// batch. Call it on every batch, inside the loop over the loader. Ranks may
   /// have different numbers of rows; values that are not rows of the batch (0-d
   /// losses, say) are all gathered as long as they are fewer than the samples.
-  template <NestedTensors T>
+  template <class T>
   T gather_for_metrics(const T& value) const {
-    T all = gather(value);
-    const std::int64_t remainder = loader_remainder();
-    if (remainder > 0) {
-      visit_tensors(all, [&](at::Tensor& tensor) {
-        tensor = first_rows(tensor, remainder);
-      });
+    static_assert(
+        NestedTensors<T>,
+        "gather_for_metrics() takes tensors, or a std::vector with one object "
+        "for each sample");
+    T all = accelerate::gather(value, mesh().batch_group());
+    if constexpr (NestedTensors<T>) {
+      const std::int64_t remainder = loader_remainder();
+      if (remainder > 0) {
+        visit_tensors(all, TensorVisitor{[&](at::Tensor& tensor) {
+                        tensor = first_rows(tensor, remainder);
+                      }});
+      }
     }
     return all;
   }
-  /// The same for objects, one per sample: strings, numbers, structs
-  /// (objects.h).
-  template <Transferable T>
-    requires(!NestedTensors<std::vector<T>>)
-  std::vector<T> gather_for_metrics(const std::vector<T>& objects) const {
-    std::vector<T> all = gather_object(objects);
-    const std::int64_t remainder = loader_remainder();
-    if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder) {
-      all.resize(static_cast<std::size_t>(remainder));
+  /// The same for a list: tensors are gathered one by one. Objects (objects.h),
+  /// one for each sample, are joined into one list; so are tensors with
+  /// `use_gather_object`, which throws ConfigError for a type of your own that
+  /// has visit_tensors() but not object_to_bytes().
+  template <class T>
+  std::vector<T> gather_for_metrics(
+      const std::vector<T>& values,
+      const GatherForMetricsOptions& options = {}) const {
+    if constexpr (NestedTensors<std::vector<T>>) {
+      if (!options.use_gather_object)
+        return gather_for_metrics<std::vector<T>>(values);
     }
-    return all;
+    if constexpr (NestedTensors<std::vector<T>> && !Transferable<T>) {
+      refuse_gather_object();
+    } else {
+      std::vector<T> all = gather_object(values);
+      const std::int64_t remainder = loader_remainder();
+      if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder)
+        all.erase(all.begin() + remainder, all.end());
+      return all;
+    }
   }
-  /// The lists of all batches, joined, on every rank.
-  template <Transferable T>
+  /// The lists of all batches, joined, on every rank. See objects.h for what
+  /// can be sent.
+  template <class T>
   std::vector<T> gather_object(const std::vector<T>& objects) const {
     return accelerate::gather_object(objects, mesh().batch_group());
   }
+  template <class T>
+  std::vector<T> gather_object(std::initializer_list<T> objects) const {
+    return accelerate::gather_object(objects, mesh().batch_group());
+  }
+  template <class T>
+  std::vector<T> gather_object(const T& object) const {
+    return accelerate::gather_object(object, mesh().batch_group());  // refused
+  }
   /// The object of rank `from_process` of all processes.
-  template <Transferable T>
-  T broadcast_object(const T& object, int from_process = 0) const {
+  template <class T>
+  [[nodiscard]] T broadcast_object(const T& object, int from_process = 0)
+      const {
     return accelerate::broadcast_object(object, world().group(), from_process);
   }
+  /// The list of rank `from_process` of all processes.
+  template <class T>
+  [[nodiscard]] std::vector<T> broadcast_object_list(
+      const std::vector<T>& objects,
+      int from_process = 0) const {
+    return accelerate::broadcast_object_list(
+        objects, world().group(), from_process);
+  }
   /// The tensors of rank `from_process` of all processes.
-  template <NestedTensors T>
+  template <class T>
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
   /// The sum, mean, maximum or other reduction over all batches, on every rank.
-  template <NestedTensors T>
+  template <class T>
   T reduce(
       const T& value,
       std::optional<ReduceOp> op = ReduceOp::sum,
@@ -344,7 +409,7 @@ class ACCELERATE_API Accelerator {
   }
   /// Grows every tensor along `dim` to the largest size of any batch, so that
   /// they can be gathered.
-  template <NestedTensors T>
+  template <class T>
   T pad_across_processes(
       const T& value,
       std::int64_t dim = 0,
@@ -424,8 +489,19 @@ class ACCELERATE_API Accelerator {
   /// has in full. See nested.h. Ranks that share a batch get the same share.
   template <class T>
   T split_between_processes(const T& items, bool apply_padding = false) const {
-    return accelerate::split_between_processes(
-        items, mesh().batch_group(), apply_padding);
+    constexpr bool can_split = requires {
+      accelerate::split_between_processes(items, Group(), apply_padding);
+    };
+    static_assert(
+        can_split,
+        "split_between_processes() splits a std::vector, a tensor, or a map of "
+        "these; put the items into a std::vector");
+    if constexpr (can_split) {
+      return accelerate::split_between_processes(
+          items, mesh().batch_group(), apply_padding);
+    } else {
+      return items;
+    }
   }
   /// The user's own module.
   template <class M>
@@ -475,6 +551,17 @@ class ACCELERATE_API Accelerator {
            objects.load_state_dict(state);
          }),
      ...);
+  }
+  template <class... Objects>
+    requires(
+        !(Stateful<Objects> && ...) &&
+        !(std::is_convertible_v<Objects&, std::string_view> || ...))
+  void register_for_checkpointing(Objects&...) const {
+    static_assert(
+        detail::kNever<Objects...>,
+        "register_for_checkpointing() takes objects with state_dict() and "
+        "load_state_dict(); a plain value needs a name: "
+        "register_for_checkpointing(\"epoch\", epoch)");
   }
   /// Writes a prepared model's weights for other programs (weights.h): on rank
   /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
@@ -570,6 +657,7 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] MicroStep begin_micro_step(
       std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
   [[nodiscard]] std::int64_t loader_remainder() const;
+  [[noreturn]] static void refuse_gather_object();
   [[nodiscard]] FullParameters unshard_parameters(
       detail::PreparedModel& model) const;
   [[nodiscard]] detail::ModelConstruction begin_construction() const;

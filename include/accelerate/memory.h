@@ -18,6 +18,11 @@ namespace accelerate {
 /// OutOfMemoryError, or a runtime error with the message of LibTorch's CPU,
 /// CUDA, XPU or MPS allocator, or of cuDNN.
 [[nodiscard]] ACCELERATE_API bool is_out_of_memory(const std::exception& error);
+/// Accelerate's name for is_out_of_memory().
+[[nodiscard]] inline bool should_reduce_batch_size(
+    const std::exception& error) {
+  return is_out_of_memory(error);
+}
 
 /// Returns cached, unused memory of the accelerator to the system; on the CPU,
 /// that of the C library's heap.

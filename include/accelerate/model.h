@@ -14,6 +14,7 @@
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/precision.h>
+#include <accelerate/weights.h>
 
 namespace accelerate {
 
@@ -34,6 +35,14 @@ inline constexpr bool kIsTensor =
 /// The type with which a forward's argument of type T is passed on.
 template <class T>
 using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
+
+/// See Model::state_dict() and Model::zero_grad().
+ACCELERATE_API WeightList
+weights_of(const PreparedModel& model, const StateDictOptions& options);
+ACCELERATE_API void drop_gradients(
+    const PreparedModel& model,
+    const std::vector<at::Tensor>& parameters,
+    bool set_to_none);
 
 /// One forward pass of a prepared model: opens autocast and notifies the
 /// strategies. Destroyed on the thread that made it.
@@ -73,6 +82,10 @@ class ACCELERATE_API ForwardScope {
 template <class M>
 class Model {
  public:
+  /// The module as `operator->` shows it. A compiler that refuses to change it
+  /// prints this name.
+  using ReadOnly_call_model_x_or_model_eval_or_use_model_module = M;
+
   Model(
       std::shared_ptr<M> module,
       std::shared_ptr<detail::PreparedModel> prepared)
@@ -81,16 +94,27 @@ class Model {
   /// The module's `forward`, with the arguments given.
   template <class... Args>
   auto operator()(Args&&... args) const {
-    return call([&](M& module) -> decltype(auto) {
-      // A forward that takes a tensor by reference gets the user's own tensor.
-      if constexpr (requires {
-                      module.forward(std::declval<detail::Adapted<Args>>()...);
-                    }) {
+    // A forward that takes a tensor by reference gets the user's own tensor.
+    constexpr bool takes_adapted = requires(M& module) {
+      module.forward(std::declval<detail::Adapted<Args>>()...);
+    };
+    if constexpr (takes_adapted) {
+      return call([&](M& module) -> decltype(auto) {
         return module.forward(adapt(std::forward<Args>(args))...);
-      } else {
-        return module.forward(std::forward<Args>(args)...);
+      });
+    } else {
+      constexpr bool takes_given =
+          requires(M& module) { module.forward(std::declval<Args>()...); };
+      static_assert(
+          takes_given,
+          "the module's forward() does not take these arguments: compare their "
+          "number and types with its declaration");
+      if constexpr (takes_given) {
+        return call([&](M& module) -> decltype(auto) {
+          return module.forward(std::forward<Args>(args)...);
+        });
       }
-    });
+    }
   }
 
   /// Any other computation on the module as one forward pass: another method,
@@ -114,16 +138,45 @@ class Model {
     }
   }
 
-  /// Read access to the module's members: `model->fc1->weight`.
-  const M* operator->() const { return module_.get(); }
+  /// Read access to the module's members: `model->fc1->weight`. What changes
+  /// the module goes through the handle, `call()` or `module()`.
+  const ReadOnly_call_model_x_or_model_eval_or_use_model_module* operator->()
+      const {
+    return module_.get();
+  }
   /// The user's own module. Calling its forward directly bypasses the session.
   [[nodiscard]] const std::shared_ptr<M>& module() const { return module_; }
 
   void train(bool on = true) const { module_->train(on); }
   void eval() const { module_->eval(); }
   [[nodiscard]] bool is_training() const { return module_->is_training(); }
+
+  /// The module's own tensors. Those of a sharded model hold this rank's shard,
+  /// or nothing, between forward and backward passes; see
+  /// Accelerator::full_parameters().
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
     return module_->parameters();
+  }
+  /// The same with their names, as LibTorch's ordered dictionary.
+  [[nodiscard]] auto named_parameters(bool recurse = true) const {
+    return module_->named_parameters(recurse);
+  }
+  [[nodiscard]] std::vector<at::Tensor> buffers() const {
+    return module_->buffers();
+  }
+  [[nodiscard]] auto named_buffers(bool recurse = true) const {
+    return module_->named_buffers(recurse);
+  }
+  /// Drops all gradients, also those of an unfinished window, which
+  /// Optimizer::zero_grad() would keep.
+  void zero_grad(bool set_to_none = true) const {
+    detail::drop_gradients(*prepared_, module_->parameters(), set_to_none);
+  }
+  /// The model's tensors by name, as Accelerator::get_state_dict() gives them;
+  /// if the model is sharded, all ranks must call it.
+  [[nodiscard]] WeightList state_dict(
+      const StateDictOptions& options = {}) const {
+    return detail::weights_of(*prepared_, options);
   }
 
   [[nodiscard]] const std::shared_ptr<detail::PreparedModel>& prepared() const {
@@ -158,5 +211,19 @@ class Model {
   std::shared_ptr<M> module_;
   std::shared_ptr<detail::PreparedModel> prepared_;
 };
+
+/// Accelerate's name for `model.module()`.
+template <class M>
+[[nodiscard]] const std::shared_ptr<M>& extract_model_from_parallel(
+    const Model<M>& model) {
+  return model.module();
+}
+
+namespace detail {
+template <class T>
+inline constexpr bool kIsModel = false;
+template <class M>
+inline constexpr bool kIsModel<Model<M>> = true;
+}  // namespace detail
 
 }  // namespace accelerate

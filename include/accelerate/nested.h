@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
+#include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -14,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/object_bytes.h>
 #include <accelerate/export.h>
 #include <accelerate/world.h>
 
@@ -35,6 +39,24 @@ auto entries_by_key(Map& values) {
     return left->first < right->first;
   });
   return entries;
+}
+
+// A visitor may leave out values of maps by their key, and may want to know of
+// values that are not tensors.
+template <class Visitor, class Key>
+bool enters(Visitor& visitor, const Key& key) {
+  if constexpr (requires {
+                  { visitor.enters(key) } -> std::convertible_to<bool>;
+                }) {
+    return visitor.enters(key);
+  } else {
+    return true;
+  }
+}
+template <class Visitor>
+void visit_other(Visitor& visitor, const char* kind) {
+  if constexpr (requires { visitor.visit_other(kind); })
+    visitor.visit_other(kind);
 }
 }  // namespace detail
 
@@ -59,9 +81,13 @@ void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
 }
 template <class T, class Visitor>
   requires std::is_arithmetic_v<T>
-void visit_tensors(T&, Visitor&&) {}
+void visit_tensors(T&, Visitor&& visitor) {
+  detail::visit_other(visitor, "a number");
+}
 template <class Visitor>
-void visit_tensors(std::string&, Visitor&&) {}
+void visit_tensors(std::string&, Visitor&& visitor) {
+  detail::visit_other(visitor, "a string");
+}
 
 template <class T, class Visitor>
 void visit_tensors(std::optional<T>& value, Visitor&& visitor);
@@ -110,14 +136,18 @@ void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor) {
 }
 template <class K, class V, class C, class A, class Visitor>
 void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor) {
-  for (auto& [key, value] : values) visit_tensors(value, visitor);
+  for (auto& [key, value] : values) {
+    if (detail::enters(visitor, key)) visit_tensors(value, visitor);
+  }
 }
 template <class K, class V, class H, class E, class A, class Visitor>
 void visit_tensors(
     std::unordered_map<K, V, H, E, A>& values,
     Visitor&& visitor) {
-  for (auto* entry : detail::entries_by_key(values))
-    visit_tensors(entry->second, visitor);
+  for (auto* entry : detail::entries_by_key(values)) {
+    if (detail::enters(visitor, entry->first))
+      visit_tensors(entry->second, visitor);
+  }
 }
 template <class Example, class Visitor>
   requires requires(Example& example) {
@@ -181,14 +211,44 @@ std::vector<at::Tensor> tensors_of(T value) {
   return tensors;
 }
 
+struct SendToDeviceOptions {
+  /// Return before copies from pinned memory are complete; work that is queued
+  /// on the device later waits for them.
+  bool non_blocking = false;
+  /// Keys of maps, at any depth, whose values stay where they are.
+  std::vector<std::string> skip_keys = {};
+};
+
+/// The visitor of send_to_device().
+struct DeviceSender {
+  at::Device device;
+  const SendToDeviceOptions& options;
+
+  void operator()(at::Tensor& tensor) const {
+    if (tensor.defined() && tensor.device() != device)
+      tensor = tensor.to(device, options.non_blocking);
+  }
+  [[nodiscard]] bool enters(std::string_view key) const {
+    const auto& skipped = options.skip_keys;
+    return std::find(skipped.begin(), skipped.end(), key) == skipped.end();
+  }
+};
+
 /// The same value with every tensor on `device`.
 template <NestedTensors T>
-T send_to_device(T value, at::Device device, bool non_blocking = false) {
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    if (tensor.defined() && tensor.device() != device)
-      tensor = tensor.to(device, non_blocking);
-  });
+T send_to_device(
+    T value,
+    at::Device device,
+    const SendToDeviceOptions& options = {}) {
+  visit_tensors(value, DeviceSender{device, options});
   return value;
+}
+template <NestedTensors T>
+T send_to_device(T value, at::Device device, bool non_blocking) {
+  return send_to_device(
+      std::move(value),
+      device,
+      SendToDeviceOptions{.non_blocking = non_blocking});
 }
 
 /// Accelerate's name.
@@ -249,12 +309,15 @@ std::int64_t length_of(const T& items) {
 
 template <class T, class Change>
 T with_tensors(T value, Change&& change) {
-  std::vector<at::Tensor> tensors = tensors_of(value);
-  change(tensors);
-  std::size_t next = 0;
-  visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) {
-                  tensor = tensors[next++];
-                }});
+  // The callers refuse other types; the compiler need not repeat it.
+  if constexpr (NestedTensors<T>) {
+    std::vector<at::Tensor> tensors = tensors_of(value);
+    change(tensors);
+    std::size_t next = 0;
+    visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) {
+                    tensor = tensors[next++];
+                  }});
+  }
   return value;
 }
 }  // namespace detail
@@ -264,21 +327,33 @@ T with_tensors(T value, Change&& change) {
 /// it is the value itself. In debug mode all shapes must agree; otherwise the
 /// number of rows may differ per rank, but not the other dimensions. Returns
 /// new tensors; nothing is recorded by autograd.
-template <NestedTensors T>
+template <class T>
 T gather(const T& value, const Group& group) {
+  static_assert(
+      NestedTensors<T>,
+      "gather() takes tensors; for numbers, strings and other objects call "
+      "gather_object() with a std::vector of them");
   return detail::with_tensors(
       value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
+}
+/// The same for tensors in braces.
+template <class T>
+std::vector<T> gather(std::initializer_list<T> values, const Group& group) {
+  return gather(std::vector<T>(values), group);
 }
 
 /// Every tensor of `value` reduced over all ranks by `op`, times `scale`; with
 /// std::nullopt (Accelerate's "none") every rank keeps its own. The mean needs
 /// floating-point or complex values. Returns new tensors.
-template <NestedTensors T>
+template <class T>
 T reduce(
     const T& value,
     const Group& group,
     std::optional<ReduceOp> op = ReduceOp::sum,
     double scale = 1.0) {
+  static_assert(
+      NestedTensors<T>,
+      "reduce() takes tensors; put numbers into one: torch::tensor(x)");
   return detail::with_tensors(value, [&](auto& tensors) {
     detail::reduce_in_place(tensors, group, op, scale);
   });
@@ -286,8 +361,12 @@ T reduce(
 
 /// Every tensor of `value` with the values of rank `from_process`. Shapes and
 /// dtypes must agree on all ranks. Returns new tensors.
-template <NestedTensors T>
+template <class T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
+  static_assert(
+      NestedTensors<T>,
+      "broadcast() takes tensors; for numbers, strings and other objects call "
+      "broadcast_object()");
   return detail::with_tensors(value, [&](auto& tensors) {
     detail::broadcast_in_place(tensors, group, from_process);
   });
@@ -297,13 +376,16 @@ T broadcast(const T& value, const Group& group, int from_process = 0) {
 /// has, with `pad_index` after its values (or before, with `pad_first`).
 /// Tensors without that dimension stay as they are. `dim` may count from the
 /// end.
-template <NestedTensors T>
+template <class T>
 T pad_across_processes(
     const T& value,
     const Group& group,
     std::int64_t dim = 0,
     double pad_index = 0,
     bool pad_first = false) {
+  static_assert(
+      NestedTensors<T>,
+      "pad_across_processes() takes tensors, and types with visit_tensors()");
   return detail::with_tensors(value, [&](auto& tensors) {
     detail::pad_in_place(tensors, group, dim, pad_index, pad_first);
   });

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +11,8 @@
 
 namespace torch::optim {
 class Optimizer;
-}
+class OptimizerParamGroup;
+}  // namespace torch::optim
 
 namespace accelerate {
 
@@ -17,7 +20,8 @@ namespace detail {
 struct PreparedOptimizer;
 }
 
-/// A prepared optimizer. A cheap handle: the user's optimizer must outlive it.
+/// A prepared optimizer. A cheap handle: the user's optimizer must outlive it,
+/// unless prepare() was given a unique_ptr or shared_ptr.
 class ACCELERATE_API Optimizer {
  public:
   explicit Optimizer(std::shared_ptr<detail::PreparedOptimizer> prepared)
@@ -39,6 +43,12 @@ class ACCELERATE_API Optimizer {
 
   /// The user's own optimizer: its options, groups and state.
   [[nodiscard]] torch::optim::Optimizer& inner() const;
+  /// Its parameter groups, with their options. Changes take effect at the next
+  /// step. Include torch/optim/optimizer.h to use them.
+  [[nodiscard]] std::vector<torch::optim::OptimizerParamGroup>& param_groups()
+      const;
+  /// The learning rate of the first parameter group.
+  [[nodiscard]] double learning_rate() const;
 
   [[nodiscard]] const std::shared_ptr<detail::PreparedOptimizer>& prepared()
       const {

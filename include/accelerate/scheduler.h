@@ -31,7 +31,7 @@ struct ACCELERATE_API SchedulerReference {
 }  // namespace detail
 
 /// A prepared learning-rate schedule. A cheap handle: the user's schedule must
-/// outlive it.
+/// outlive it, unless prepare() was given a unique_ptr or shared_ptr.
 class ACCELERATE_API Scheduler {
  public:
   explicit Scheduler(std::shared_ptr<detail::PreparedScheduler> prepared)
@@ -46,9 +46,12 @@ class ACCELERATE_API Scheduler {
   /// same metric.
   void step(double metric) const;
 
-  /// One learning rate per parameter group. Throws ConfigError for a LibTorch
-  /// schedule, which does not expose them; read the optimizer's.
-  [[nodiscard]] const std::vector<double>& get_last_lr() const;
+  /// One learning rate per parameter group, as the next step of the optimizer
+  /// uses it. LibTorch's ReduceLROnPlateauScheduler does not say which optimizer
+  /// it changes: throws ConfigError for it unless exactly one is prepared.
+  [[nodiscard]] std::vector<double> get_last_lr() const;
+  /// The learning rate of the first parameter group.
+  [[nodiscard]] double learning_rate() const;
 
   /// The user's own schedule, if it is LibTorch's; throws ConfigError if not.
   [[nodiscard]] torch::optim::LRScheduler& inner() const;

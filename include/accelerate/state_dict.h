@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -72,5 +75,33 @@ class ACCELERATE_API StateDict {
 
   std::map<std::string, Value, std::less<>> values_;
 };
+
+/// `destination` with the entries of `source`, which win; state dicts, or maps,
+/// that both have under a key are merged in the same way.
+[[nodiscard]] ACCELERATE_API StateDict
+merge_dicts(const StateDict& source, StateDict destination);
+/// The same for nested maps.
+template <class Map>
+  requires requires { typename Map::mapped_type; }
+[[nodiscard]] Map merge_dicts(const Map& source, Map destination) {
+  for (const auto& [key, value] : source) {
+    const auto found = destination.find(key);
+    if (found == destination.end()) {
+      destination.emplace(key, value);
+    } else if constexpr (requires {
+                           merge_dicts(value, std::move(found->second));
+                         }) {
+      found->second = merge_dicts(value, std::move(found->second));
+    } else {
+      found->second = value;
+    }
+  }
+  return destination;
+}
+
+/// Ranks can send each other state dicts (objects.h).
+[[nodiscard]] ACCELERATE_API std::string object_to_bytes(
+    const StateDict& state);
+ACCELERATE_API void object_from_bytes(std::string_view bytes, StateDict& state);
 
 }  // namespace accelerate

@@ -36,6 +36,13 @@ struct ClipNormOptions {
   bool error_if_nonfinite = false;
 };
 
+struct GatherForMetricsOptions {
+  /// For lists of tensors, one for each sample: join the ranks' lists, so that
+  /// shapes may differ, instead of the rows of each tensor. Slower: the tensors
+  /// travel through host memory.
+  bool use_gather_object = false;
+};
+
 struct JoinOptions {
   /// Overrides the option of prepared loaders for passes that begin inside:
   /// false leaves the last global step incomplete, so that ranks may have

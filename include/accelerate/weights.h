@@ -44,6 +44,10 @@ class ACCELERATE_API ByteSize {
   std::int64_t bytes_;
 };
 
+/// A number of bytes for people: "1.5 GB", with powers of 1024, as Accelerate
+/// writes it.
+[[nodiscard]] ACCELERATE_API std::string convert_bytes(double bytes);
+
 struct SaveModelOptions {
   /// Maximum size of each file, unless a single tensor is larger.
   ByteSize max_shard_size = "10GB";
@@ -122,6 +126,25 @@ ACCELERATE_API void load_checkpoint_in_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
     const LoadModelOptions& options = {.strict = false});
+
+struct MergeWeightsOptions {
+  /// False: pytorch_model.bin, a torch.save file, instead of model.safetensors.
+  bool safe_serialization = true;
+  /// Delete the sharded checkpoint afterwards.
+  bool remove_checkpoint_dir = false;
+};
+
+/// Merges a distributed checkpoint of torch (the pytorch_model_fsdp_0 of an
+/// Accelerate checkpoint, say), or a checkpoint of save_state(), into one file
+/// of weights in `output_path`, a directory that is created; as
+/// `accelerate-cpp merge-weights` does, a piece at a time. Call it on one rank.
+/// Throws ConfigError if there is no sharded checkpoint, naming directories
+/// inside that are one, or if `output_path` would be removed with it;
+/// CheckpointError if it cannot be read, Error if the file cannot be written.
+ACCELERATE_API void merge_fsdp_weights(
+    const std::filesystem::path& checkpoint_dir,
+    const std::filesystem::path& output_path,
+    const MergeWeightsOptions& options = {});
 
 /// The tensors in such a file or directory, read to the CPU, by name.
 ACCELERATE_API std::map<std::string, at::Tensor> load_state_dict(

@@ -1,6 +1,9 @@
 #include <accelerate/state_dict.h>
 
+#include <utility>
+
 #include <accelerate/error.h>
+#include <accelerate/objects.h>
 
 #include "base/text.h"
 
@@ -21,6 +24,34 @@ void StateDict::throw_wrong_type(std::string_view key) {
       "[checkpoint] \"{}\" of the state is of another type than expected; it "
       "was saved by something else",
       key));
+}
+
+StateDict merge_dicts(const StateDict& source, StateDict destination) {
+  for (const auto& [key, value] : source.values()) {
+    const auto* const nested = std::get_if<StateDict>(&value);
+    const auto found = destination.values().find(key);
+    const StateDict* const inner = found == destination.values().end()
+        ? nullptr
+        : std::get_if<StateDict>(&found->second);
+    if (nested != nullptr && inner != nullptr) {
+      destination.set(key, merge_dicts(*nested, *inner));
+    } else {
+      destination.set(key, value);
+    }
+  }
+  return destination;
+}
+
+std::string object_to_bytes(const StateDict& state) {
+  return object_to_bytes(state.values());
+}
+
+void object_from_bytes(std::string_view bytes, StateDict& state) {
+  std::map<std::string, StateDict::Value, std::less<>> values;
+  object_from_bytes(bytes, values);
+  StateDict read;
+  for (auto& [key, value] : values) read.set(key, std::move(value));
+  state = std::move(read);
 }
 
 }  // namespace accelerate

@@ -388,6 +388,13 @@ std::int64_t Accelerator::loader_remainder() const {
   return loader != nullptr && loader->is_last_batch ? loader->remainder : 0;
 }
 
+void Accelerator::refuse_gather_object() {
+  throw ConfigError(
+      "[train] gather_for_metrics was given use_gather_object for values that "
+      "cannot be sent as objects; define object_to_bytes() and "
+      "object_from_bytes() for their type, or leave the option out");
+}
+
 at::Tensor Accelerator::first_rows(
     const at::Tensor& tensor,
     std::int64_t rows) {

@@ -4,6 +4,7 @@
 
 #include <accelerate/error.h>
 
+#include "train/gradients.h"
 #include "train/session.h"
 
 namespace accelerate::detail {
@@ -36,6 +37,20 @@ void ForwardScope::begin() {
   } catch (const std::exception& error) {
     fail(error);
   }
+}
+
+void drop_gradients(
+    const PreparedModel& model,
+    const std::vector<at::Tensor>& parameters,
+    bool set_to_none) {
+  // LibTorch's Module::zero_grad() detaches in place, which fails for gradients
+  // that are views of communication buckets.
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters)
+    drop_gradient(parameter, set_to_none);
+  // What the optimizer steps on may be another tensor.
+  for (const Parameter& row : model.table.rows())
+    drop_gradient(row.local, set_to_none);
 }
 
 at::Tensor adapt_input(const PreparedModel& model, const at::Tensor& input) {

@@ -8,6 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "train/gradients.h"
 #include "train/scaling.h"
 #include "train/session.h"
 
@@ -38,16 +39,6 @@ void warn_without_windows(detail::Session& session) {
           window,
           window,
           num_backwards));
-}
-
-void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
-  at::Tensor& gradient = parameter.mutable_grad();
-  if (!gradient.defined()) return;
-  if (set_to_none) {
-    gradient.reset();
-  } else {
-    gradient.zero_();
-  }
 }
 
 }  // namespace
@@ -90,11 +81,11 @@ void Optimizer::zero_grad(bool set_to_none) const {
   const at::NoGradGuard no_grad;
   for (auto& group : prepared_->inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      drop_gradient(parameter, set_to_none);
+      detail::drop_gradient(parameter, set_to_none);
       // The model's own tensor may hold a gradient that its local one has not
       // received yet.
       if (const at::Tensor* tensor = prepared_->session->tensor_of(parameter)) {
-        drop_gradient(*tensor, set_to_none);
+        detail::drop_gradient(*tensor, set_to_none);
       }
     }
   }
@@ -108,6 +99,21 @@ bool Optimizer::step_was_skipped() const { return prepared_->step_was_skipped; }
 torch::optim::Optimizer& Optimizer::inner() const {
   require_prepared(*prepared_);
   return *prepared_->inner;
+}
+
+std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups()
+    const {
+  return inner().param_groups();
+}
+
+double Optimizer::learning_rate() const {
+  const auto& groups = param_groups();
+  if (groups.empty()) {
+    throw ConfigError(
+        "[train] the optimizer has no parameter groups, so no learning rate; "
+        "add one with inner().add_param_group()");
+  }
+  return groups.front().options().get_lr();
 }
 
 }  // namespace accelerate

@@ -392,6 +392,23 @@ void detail::PrepareRequest::add(
                           : std::make_shared<const ModelOptions>(*options)});
 }
 
+void detail::throw_empty_pointer(const char* kind) {
+  throw ConfigError(
+      format("[train] prepare() was given an empty pointer to {}", kind));
+}
+
+void detail::keep_alive(
+    PreparedOptimizer& prepared,
+    std::shared_ptr<void> owner) {
+  prepared.owner = std::move(owner);
+}
+
+void detail::keep_alive(
+    PreparedScheduler& prepared,
+    std::shared_ptr<void> owner) {
+  prepared.owner = std::move(owner);
+}
+
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
   require_preparable(session, request);
@@ -412,13 +429,15 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
     for (const auto& model : session.models)
       model->strategies.bind(*optimizer, model->table);
     session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
-        detail::PreparedOptimizer{&session, optimizer}));
+        detail::PreparedOptimizer{.session = &session, .inner = optimizer}));
     result.optimizers.emplace_back(session_, session.optimizers.back().get());
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
     session.schedulers.push_back(
         std::make_unique<detail::PreparedScheduler>(detail::PreparedScheduler{
-            &session, scheduler.schedule, optimizers_of(session, scheduler)}));
+            .session = &session,
+            .schedule = scheduler.schedule,
+            .optimizers = optimizers_of(session, scheduler)}));
     result.schedulers.emplace_back(session_, session.schedulers.back().get());
   }
   return result;

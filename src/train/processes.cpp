@@ -59,9 +59,15 @@ void Accelerator::free_memory() const {
     model->table = {};
     model->module.reset();
   }
-  for (const auto& optimizer : session_->optimizers) optimizer->inner = nullptr;
-  for (const auto& scheduler : session_->schedulers)
+  // Schedules refer to their optimizers, so they go first.
+  for (const auto& scheduler : session_->schedulers) {
     scheduler->schedule = nullptr;
+    scheduler->owner = nullptr;
+  }
+  for (const auto& optimizer : session_->optimizers) {
+    optimizer->inner = nullptr;
+    optimizer->owner = nullptr;
+  }
   session_->clock.reset();
   session_->window = {};
   session_->scale_is_due = false;

@@ -30,7 +30,7 @@ class OwnSchedule final : public ScheduleAdapter {
     const auto total = schedule_.total_steps();
     return total && schedule_.step_count() >= *total;
   }
-  [[nodiscard]] const std::vector<double>& last_lrs() const override {
+  [[nodiscard]] std::optional<std::vector<double>> last_lrs() const override {
     return schedule_.get_last_lr();
   }
   [[nodiscard]] StateDict state_dict() const override {
@@ -86,6 +86,13 @@ class CountedSchedule : public ScheduleAdapter {
   std::vector<double> metrics_;
 };
 
+// Gives access to a function that LibTorch keeps for derived classes.
+struct TorchRates : torch::optim::LRScheduler {
+  static std::vector<double> of(const torch::optim::LRScheduler& schedule) {
+    return (schedule.*(&TorchRates::get_current_lrs))();
+  }
+};
+
 class TorchSchedule final : public CountedSchedule {
  public:
   explicit TorchSchedule(torch::optim::LRScheduler& schedule)
@@ -100,6 +107,9 @@ class TorchSchedule final : public CountedSchedule {
   }
   [[nodiscard]] torch::optim::LRScheduler& torch_schedule() const override {
     return schedule_;
+  }
+  [[nodiscard]] std::optional<std::vector<double>> last_lrs() const override {
+    return TorchRates::of(schedule_);
   }
 
  protected:
@@ -134,13 +144,6 @@ class PlateauSchedule final : public CountedSchedule {
 };
 
 }  // namespace
-
-const std::vector<double>& ScheduleAdapter::last_lrs() const {
-  throw ConfigError(
-      "[train] a LibTorch schedule does not expose its learning rates; read "
-      "them from the optimizer's param_groups(), or use the schedule of "
-      "accelerate::optim");
-}
 
 torch::optim::LRScheduler& ScheduleAdapter::torch_schedule() const {
   throw ConfigError(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <accelerate/scheduler.h>
@@ -38,8 +39,11 @@ class ScheduleAdapter {
   virtual void step(const SchedulerStep& step) = 0;
   /// True if it takes no more steps.
   [[nodiscard]] virtual bool has_ended() const { return false; }
-  /// Throws ConfigError for schedules of torch::optim.
-  [[nodiscard]] virtual const std::vector<double>& last_lrs() const;
+  /// One learning rate per parameter group; nothing for a schedule that does
+  /// not say which optimizer it changes.
+  [[nodiscard]] virtual std::optional<std::vector<double>> last_lrs() const {
+    return std::nullopt;
+  }
   /// Throws ConfigError if it is not a schedule of torch::optim.
   [[nodiscard]] virtual torch::optim::LRScheduler& torch_schedule() const;
 

@@ -1,9 +1,14 @@
 #include <accelerate/scheduler.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -33,6 +38,25 @@ int steps_due(const PreparedScheduler& prepared) {
   return counts_processes ? session.world.size() : 1;
 }
 
+// The learning rates of the optimizer that a schedule must be changing, since
+// no other is prepared.
+std::vector<double> rates_of_only_optimizer(const PreparedScheduler& prepared) {
+  std::vector<double> rates;
+  std::size_t num_optimizers = 0;
+  for (const auto& optimizer : prepared.session->optimizers) {
+    if (optimizer->inner == nullptr) continue;
+    ++num_optimizers;
+    for (const auto& group : optimizer->inner->param_groups())
+      rates.push_back(group.options().get_lr());
+  }
+  if (num_optimizers == 1) return rates;
+  throw ConfigError(detail::format(
+      "[train] a LibTorch ReduceLROnPlateauScheduler does not say which of {} "
+      "prepared optimizers it changes; read the optimizer's learning_rate(), "
+      "or use the schedule of accelerate::optim",
+      num_optimizers));
+}
+
 }  // namespace
 
 void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
@@ -56,8 +80,19 @@ void Scheduler::step(double metric) const {
   take_step(*prepared_, {true, metric});
 }
 
-const std::vector<double>& Scheduler::get_last_lr() const {
-  return schedule_of(*prepared_).last_lrs();
+std::vector<double> Scheduler::get_last_lr() const {
+  if (auto rates = schedule_of(*prepared_).last_lrs()) return *std::move(rates);
+  return rates_of_only_optimizer(*prepared_);
+}
+
+double Scheduler::learning_rate() const {
+  const std::vector<double> rates = get_last_lr();
+  if (rates.empty()) {
+    throw ConfigError(
+        "[train] the schedule's optimizer has no parameter groups, so no "
+        "learning rate");
+  }
+  return rates.front();
 }
 
 torch::optim::LRScheduler& Scheduler::inner() const {

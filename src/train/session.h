@@ -62,6 +62,8 @@ struct PreparedModel {
 struct PreparedOptimizer {
   Session* session = nullptr;
   torch::optim::Optimizer* inner = nullptr;
+  /// Keeps `inner` alive; null if it is borrowed.
+  std::shared_ptr<void> owner = nullptr;
   /// True if a backward has left gradients that no step has used yet.
   bool is_accumulating = false;
   /// True if the last step was skipped because of an infinite gradient.
@@ -70,6 +72,8 @@ struct PreparedOptimizer {
 
 struct PreparedScheduler {
   Session* session = nullptr;
+  /// Keeps the user's schedule alive; null if it is borrowed.
+  std::shared_ptr<void> owner = nullptr;
   /// Null after free_memory().
   std::shared_ptr<ScheduleAdapter> schedule = nullptr;
   /// The optimizers whose skipped steps hold it back.

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""Compiles the programs of this directory, right and wrong ones, and looks for the message that each wrong one must give.
+"""Compiles the programs of this directory, right and wrong ones, and looks at the first error of each wrong one.
 
 usage: check.py right|wrong COMPILER FLAG...
+
+A program says in its first line what that error must be, a regular expression: "// Refused: ...". A line
+"// Names: ..." says what the lines before the error must contain, the name of a type say.
 
 They are compiled as one file, since LibTorch's headers take most of the time: each in a namespace of its own, after all
 headers. A compiler goes on after an error, so that each wrong program gives its message.
@@ -12,45 +15,76 @@ import sys
 import tempfile
 from pathlib import Path
 
-# program -> the message that the compiler must give if MUST_FAIL is defined
-MESSAGES = {
-    "temporary_optimizer": "the optimizer must outlive its handle",
-    "forward_around_session": "discards qualifiers",
-    "loader_not_moved": "move the loader in",
-    "unordered_keys": "visited in the order of its keys",
-    "value_without_place": "there is one {} for each value",
-}
 INCLUDE = re.compile(r"^#include ([<\"][^>\"]+[>\"])", re.MULTILINE)
+REFUSED = re.compile(r"\A// Refused: (.+)$", re.MULTILINE)
+NAMES = re.compile(r"^// Names: (.+)$", re.MULTILINE)
 
 
-def together(directory):
-    programs = {path.stem: path.read_text() for path in sorted(directory.glob("*.cpp"))}
-    if set(programs) != set(MESSAGES):
-        sys.exit(f"programs and messages differ: {sorted(programs)}, {sorted(MESSAGES)}")
+def together(programs):
     headers = dict.fromkeys(header for text in programs.values() for header in INCLUDE.findall(text))
     result = "".join(f"#include {header}\n" for header in headers)
     for name, text in programs.items():
-        result += f'#line 1 "{name}.cpp"\nnamespace {name} {{\n{text}\n}}\n'
+        result += f'#line 1 "{name}.cpp"\nnamespace {name} {{\n{INCLUDE.sub("", text)}\n}}\n'
     return result
 
 
+def first_errors(output, programs, context_follows):
+    """program -> (its first error line, the lines that belong to it). g++ says which program it is compiling before an
+    error in a header, clang afterwards."""
+    mention = re.compile(r"(?:^|[ /])(\w+)\.cpp:\d+")
+
+    def programs_in(lines):
+        return [name for line in lines for name in mention.findall(line) if name in programs]
+
+    lines = output.splitlines()
+    places = [i for i, line in enumerate(lines) if re.search(r"\b(?:fatal )?error: ", line)]
+    errors, current = {}, None
+    for number, place in enumerate(places):
+        before = lines[places[number - 1] + 1 if number else 0:place]
+        after = lines[place + 1:places[number + 1] if number + 1 < len(places) else len(lines)]
+        context = after if context_follows else before
+        found = programs_in([lines[place]]) or programs_in(after)[:1] if context_follows else \
+            programs_in([lines[place]]) or programs_in(before)[-1:]
+        current = found[0] if found else current
+        errors.setdefault(current, (lines[place], "\n".join(context)))
+    return errors
+
+
+def complaints_about(programs, errors):
+    for name, text in programs.items():
+        wanted = REFUSED.search(text)[1]
+        if name not in errors:
+            yield f"{name} was not refused; expected: {wanted}"
+            continue
+        line, context = errors[name]
+        if not re.search(wanted, line):
+            yield f"{name}: the first error is\n  {line}\nexpected: {wanted}"
+        names = NAMES.search(text)
+        if names and names[1] not in context + line:
+            yield f"{name}: the lines of the first error do not name {names[1]}:\n{context}"
+
+
 def main(mode, command):
+    programs = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.cpp"))}
+    silent = [name for name, text in programs.items() if not REFUSED.search(text)]
+    if silent:
+        sys.exit(f"these programs do not begin with // Refused: {', '.join(silent)}")
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=True).stdout
+    is_clang = "clang" in version
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "programs.cpp"
-        source.write_text(together(Path(__file__).parent))
+        source.write_text(together(programs))
         flags = ["-DMUST_FAIL"] if mode == "wrong" else []
+        flags += ["-ferror-limit=0"] if is_clang else ["-fmessage-length=0", "-fno-diagnostics-show-caret"]
         result = subprocess.run([*command, *flags, "-fsyntax-only", str(source)], capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
     if mode == "right":
         print(result.stderr)
         return result.returncode
-    # The error, or the instantiation that caused it, must be in the program and have this message.
-    missing = [name for name, message in MESSAGES.items() if message not in result.stderr or f"{name}.cpp" not in result.stderr]
-    for name in missing:
-        print(f"{name} was not refused with: {MESSAGES[name]}")
-    if missing or result.returncode == 0:
-        print(result.stderr)
+    complaints = list(complaints_about(programs, first_errors(result.stderr, programs, is_clang)))
+    if complaints or result.returncode == 0:
+        print(result.stderr, *complaints, sep="\n")
         return 1
-    print(f"{len(MESSAGES)} programs refused, each for its own reason")
+    print(f"{len(programs)} programs refused, each for its own reason")
     return 0
 
 

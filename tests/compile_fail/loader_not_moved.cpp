@@ -1,3 +1,4 @@
+// Refused: move the loader in: prepare\(std::move\(loader\)\)
 #include <accelerate/accelerator.h>
 
 void prepare(accelerate::Accelerator& accelerator, const at::Tensor& x) {

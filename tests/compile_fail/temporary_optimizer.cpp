@@ -1,3 +1,4 @@
+// Refused: the optimizer must outlive its handle: give it a name
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 

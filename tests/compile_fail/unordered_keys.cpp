@@ -1,3 +1,4 @@
+// Refused: visited in the order of its keys
 // Tensors of an unordered_map are visited in the order of its keys.
 #include <compare>
 #include <cstddef>

@@ -1,3 +1,4 @@
+// Refused: there is one \{\} for each value
 // A message has one {} for each of its values.
 #include "base/text.h"
 

@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "cli/config/config_files.h"
+#include "config/files/default_config.h"
 #include "oracle/oracle.h"
 #include "support/temporary_directory.h"
 
@@ -62,7 +63,7 @@ Json run_default(const Json& input) {
   const testing::TemporaryDirectory directory;
   const auto path = directory / "default_config.yaml";
   if (input.at("exists").get<bool>()) std::ofstream(path) << "{}";
-  const bool is_written = cli::write_default_config(
+  const bool is_written = detail::write_default_config(
       path, input.at("mixed_precision"), input.at("cuda_devices"));
   return {{"written", is_written}, {"values", values_of(path)}};
 }

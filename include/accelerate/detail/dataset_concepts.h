@@ -36,6 +36,37 @@ concept StreamDataset = requires(D& dataset) {
 };
 
 template <class D>
+concept ReadableDataset = StreamDataset<D> || BatchDataset<D> ||
+    RandomDataset<D> || requires(D& dataset) { dataset.get(std::int64_t{}); };
+
+/// Whether D is a dataset. If not, compiling fails with a message that says
+/// what is missing.
+template <class D>
+consteval bool must_be_dataset() {
+  static_assert(
+      ReadableDataset<D>,
+      "a dataset needs size() and get(index), or size() and "
+      "get_batch(indices), or next() for a stream: see DataLoader in "
+      "accelerate/data_loader.h");
+  return ReadableDataset<D>;
+}
+
+/// Whether a collate function takes samples. If not, compiling fails with a
+/// message that says what to do.
+template <class Collate, class Samples>
+consteval bool must_collate() {
+  constexpr bool can = requires(Collate& collate, Samples samples) {
+    collate(static_cast<Samples&&>(samples));
+  };
+  static_assert(
+      can,
+      "the loader cannot make a batch of these samples: define visit_tensors() "
+      "for their type (accelerate/nested.h), or give the DataLoader a collate "
+      "function as its third argument");
+  return can;
+}
+
+template <class D>
 concept SizedDataset = requires(const D& dataset) { dataset.size(); };
 
 template <class D>

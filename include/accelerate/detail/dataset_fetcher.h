@@ -67,7 +67,9 @@ class DatasetFetcher
  private:
   using MakeGenerator = at::Generator& (*)();
   static auto sample_type() {
-    if constexpr (kIsStream) {
+    if constexpr (!must_be_dataset<Dataset>()) {
+      return std::type_identity<void>{};
+    } else if constexpr (kIsStream) {
       return std::type_identity<
           std::decay_t<decltype(*std::declval<Dataset&>().next())>>{};
     } else if constexpr (BatchDataset<Dataset>) {
@@ -86,7 +88,9 @@ class DatasetFetcher
 
  private:
   static auto batch_type() {
-    if constexpr (!kIsStream && BatchDataset<Dataset>) {
+    if constexpr (!ReadableDataset<Dataset>) {
+      return std::type_identity<char>{};
+    } else if constexpr (!kIsStream && BatchDataset<Dataset>) {
       return std::type_identity<std::decay_t<decltype(get_samples(
           std::declval<Dataset&>(),
           std::span<const std::int64_t>(),
@@ -99,6 +103,8 @@ class DatasetFetcher
                          }) {
       return std::type_identity<std::decay_t<decltype(std::declval<Collate&>()(
           std::declval<Samples>(), std::declval<at::Generator&>()))>>{};
+    } else if constexpr (!must_collate<Collate, Samples>()) {
+      return std::type_identity<char>{};
     } else {
       return std::type_identity<std::decay_t<decltype(std::declval<Collate&>()(
           std::declval<Samples>()))>>{};

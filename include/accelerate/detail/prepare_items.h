@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include <accelerate/data_loader.h>
+#include <accelerate/detail/dataset_concepts.h>
 #include <accelerate/export.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
@@ -97,11 +99,126 @@ template <class T>
 concept LoaderLike =
     requires(T& loader, LoaderContext context) { loader.attach(context); };
 template <class T>
-struct IsUniquePointer : std::false_type {};
-template <class L, class D>
-struct IsUniquePointer<std::unique_ptr<L, D>> : std::true_type {};
+concept ModuleLike = std::is_convertible_v<T*, torch::nn::Module*>;
+
+/// The type that an owning pointer points to, else void.
 template <class T>
-concept PreparableLoader = LoaderLike<T> || IsUniquePointer<T>::value;
+struct PointedTo {
+  using Type = void;
+};
+template <class T, class D>
+struct PointedTo<std::unique_ptr<T, D>> {
+  using Type = T;
+};
+template <class T>
+struct PointedTo<std::shared_ptr<T>> {
+  using Type = T;
+};
+template <class T>
+struct PointedTo<T*> {
+  using Type = T;
+};
+template <class T>
+inline constexpr bool kIsUniquePointer = false;
+template <class T, class D>
+inline constexpr bool kIsUniquePointer<std::unique_ptr<T, D>> = true;
+
+/// A unique_ptr or shared_ptr to an optimizer or schedule.
+template <class T>
+concept OwnedOptimizer = !std::is_pointer_v<T> &&
+    OptimizerLike<std::remove_reference_t<typename PointedTo<T>::Type>>;
+template <class T>
+concept OwnedScheduler = !std::is_pointer_v<T> &&
+    SchedulerLike<std::remove_reference_t<typename PointedTo<T>::Type>>;
+/// A unique_ptr to a `torch::data` loader.
+template <class T>
+concept OwnedLoader =
+    kIsUniquePointer<T> && requires { typename PointedTo<T>::Type::BatchType; };
+
+template <class T>
+concept PreparedHandle =
+    kIsModel<T> || std::is_same_v<T, Optimizer> || std::is_same_v<T, Scheduler>;
+template <class T>
+concept DatasetLike = BatchDataset<T> || RandomDataset<T> || StreamDataset<T> ||
+    requires(T& dataset) { dataset.get(std::int64_t{}); };
+
+/// Whether prepare() takes an argument of type T, which is a reference for an
+/// lvalue. If not, compiling fails with a message that says what to do.
+template <class T>
+consteval bool must_be_preparable() {
+  using Item = std::remove_cvref_t<T>;
+  constexpr bool is_named = std::is_lvalue_reference_v<T>;
+  if constexpr (PreparedHandle<Item>) {
+    static_assert(
+        kNever<T>,
+        "prepare() was given a handle that it returned before: use the handle "
+        "as it is");
+    return false;
+  } else if constexpr (OptimizerLike<Item> || SchedulerLike<Item>) {
+    static_assert(
+        is_named || SchedulerLike<Item>,
+        "the optimizer must outlive its handle: give it a name before "
+        "prepare(), or move in a std::unique_ptr to it");
+    static_assert(
+        is_named || OptimizerLike<Item>,
+        "the scheduler must outlive its handle: give it a name before "
+        "prepare(), or move in a std::unique_ptr to it");
+    return is_named;
+  } else if constexpr (OwnedOptimizer<Item> || OwnedScheduler<Item>) {
+    static_assert(
+        !is_named || !kIsUniquePointer<Item>,
+        "move the pointer in, prepare(std::move(optimizer)), or keep it and "
+        "give prepare() the object, prepare(*optimizer)");
+    return !is_named || !kIsUniquePointer<Item>;
+  } else if constexpr (LoaderLike<Item> || OwnedLoader<Item>) {
+    static_assert(!is_named, "move the loader in: prepare(std::move(loader))");
+    return !is_named;
+  } else if constexpr (
+      ModuleLike<Item> ||
+      (!IsModulePointer<Item>::value &&
+       ModuleLike<typename PointedTo<Item>::Type>)) {
+    static_assert(
+        kNever<T>,
+        "prepare() shares the module with the program: give it a module holder "
+        "(TORCH_MODULE), or a std::shared_ptr made by std::make_shared<Net>()");
+    return false;
+  } else if constexpr (std::is_same_v<Item, at::Tensor>) {
+    static_assert(
+        kNever<T>,
+        "prepare() does not take tensors: move a tensor with "
+        "tensor.to(accelerator.device())");
+    return false;
+  } else if constexpr (DatasetLike<Item>) {
+    static_assert(
+        kNever<T>,
+        "prepare() takes loaders, not datasets: "
+        "prepare(accelerate::DataLoader(dataset, {.batch_size = 8}))");
+    return false;
+  } else {
+    constexpr bool is_module = IsModulePointer<Item>::value ||
+        IsModuleWithOptions<Item>::value || ModuleHolder<Item>;
+    static_assert(
+        is_module,
+        "prepare() takes modules (holders, shared_ptr, with_options()), "
+        "optimizers, LRSchedulers and data loaders");
+    return is_module;
+  }
+}
+
+/// Throws ConfigError: prepare() was given an empty pointer. `kind` is "an
+/// optimizer", say.
+[[noreturn]] ACCELERATE_API void throw_empty_pointer(const char* kind);
+/// Keeps what the user's pointer owns as long as the object is prepared.
+ACCELERATE_API void keep_alive(
+    PreparedOptimizer& prepared,
+    std::shared_ptr<void> owner);
+ACCELERATE_API void keep_alive(
+    PreparedScheduler& prepared,
+    std::shared_ptr<void> owner);
+
+/// Arguments of prepare_data_loader() and prepare_model().
+template <class T>
+concept PreparableLoader = LoaderLike<T> || OwnedLoader<T>;
 template <class T>
 concept PreparableModule = ModuleHolder<T> || IsModulePointer<T>::value;
 
@@ -116,18 +233,26 @@ void collect_item(
     request.add(item, options);
   } else if constexpr (IsModuleWithOptions<Item>::value) {
     collect_item(request, item.module, &item.options);
+  } else if constexpr (OwnedOptimizer<Item>) {
+    if (item == nullptr) throw_empty_pointer("an optimizer");
+    request.optimizers.push_back(item.get());
+  } else if constexpr (OwnedScheduler<Item>) {
+    if (item == nullptr) throw_empty_pointer("a scheduler");
+    request.schedulers.emplace_back(item.get());
   } else if constexpr (OptimizerLike<Item>) {
     request.optimizers.push_back(&item);
   } else if constexpr (SchedulerLike<Item>) {
     request.schedulers.emplace_back(&item);
   } else if constexpr (ModuleHolder<Item>) {
     request.add(item.ptr(), options);
-  } else {
-    static_assert(
-        PreparableLoader<Item>,
-        "prepare() takes modules (holders, shared_ptr, with_options()), "
-        "optimizers, LRSchedulers and data loaders");
   }
+}
+
+inline Optimizer next_optimizer(PrepareResult& result) {
+  return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
+}
+inline Scheduler next_scheduler(PrepareResult& result) {
+  return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
 }
 
 /// The handle of one argument.
@@ -139,34 +264,31 @@ auto make_handle(PrepareResult& result, T&& item) {
     return Model<M>(item, std::move(result.models[result.next_model++]));
   } else if constexpr (IsModuleWithOptions<Item>::value) {
     return make_handle(result, item.module);
+  } else if constexpr (OwnedOptimizer<Item>) {
+    keep_alive(
+        *result.optimizers[result.next_optimizer],
+        std::shared_ptr<typename PointedTo<Item>::Type>(std::forward<T>(item)));
+    return next_optimizer(result);
+  } else if constexpr (OwnedScheduler<Item>) {
+    keep_alive(
+        *result.schedulers[result.next_scheduler],
+        std::shared_ptr<typename PointedTo<Item>::Type>(std::forward<T>(item)));
+    return next_scheduler(result);
   } else if constexpr (OptimizerLike<Item>) {
-    static_assert(
-        std::is_lvalue_reference_v<T>,
-        "the optimizer must outlive its handle: give it a name before "
-        "prepare()");
-    return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
+    return next_optimizer(result);
   } else if constexpr (SchedulerLike<Item>) {
-    static_assert(
-        std::is_lvalue_reference_v<T>,
-        "the scheduler must outlive its handle: give it a name before "
-        "prepare()");
-    return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
+    return next_scheduler(result);
   } else if constexpr (ModuleHolder<Item>) {
     using M = typename Item::ContainedType;
     return Model<M>(item.ptr(), std::move(result.models[result.next_model++]));
+  } else if constexpr (LoaderLike<Item>) {
+    Item loader(std::move(item));
+    loader.attach(result.loader_context());
+    return loader;
   } else {
-    static_assert(
-        !std::is_lvalue_reference_v<T>,
-        "move the loader in: prepare(std::move(loader))");
-    if constexpr (LoaderLike<Item>) {
-      Item loader(std::move(item));
-      loader.attach(result.loader_context());
-      return loader;
-    } else {
-      TorchLoader<typename Item::element_type> loader(std::move(item));
-      loader.attach(result.loader_context());
-      return loader;
-    }
+    TorchLoader<typename Item::element_type> loader(std::move(item));
+    loader.attach(result.loader_context());
+    return loader;
   }
 }
 

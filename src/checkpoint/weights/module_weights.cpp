@@ -13,6 +13,7 @@
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
+#include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
 #include "params/materialize.h"
 
@@ -64,6 +65,8 @@ ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
 
 ByteSize::ByteSize(const std::string& text)
     : bytes_(detail::parse_size(text)) {}
+
+std::string convert_bytes(double bytes) { return detail::format_size(bytes); }
 
 WeightList get_state_dict(const torch::nn::Module& module) {
   WeightList list;
@@ -126,6 +129,18 @@ void load_checkpoint_in_model(
     const std::filesystem::path& path,
     const LoadModelOptions& options) {
   load_model(module, path, options);
+}
+
+void merge_fsdp_weights(
+    const std::filesystem::path& checkpoint_dir,
+    const std::filesystem::path& output_path,
+    const MergeWeightsOptions& options) {
+  static_cast<void>(detail::merge_weights(
+      {.checkpoint_dir = checkpoint_dir,
+       .output = output_path,
+       .format = options.safe_serialization ? detail::ModelFormat::safetensors
+                                            : detail::ModelFormat::torch,
+       .removes_checkpoint = options.remove_checkpoint_dir}));
 }
 
 std::map<std::string, at::Tensor> load_state_dict(

@@ -1,6 +1,7 @@
 #include <accelerate/objects.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include <accelerate/error.h>
 
@@ -58,6 +59,14 @@ void throw_wrong_size(std::size_t found, std::size_t expected) {
       "run the same program on all ranks",
       found,
       expected));
+}
+
+void throw_wrong_alternative(std::uint64_t found, std::size_t count) {
+  throw DistributedError(format(
+      "[comm] an object from another rank holds alternative {} of a variant of "
+      "{}; run the same program on all ranks",
+      found,
+      count));
 }
 
 }  // namespace accelerate::detail

@@ -1,0 +1,184 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/detail/object_bytes.h>
+#include <accelerate/export.h>
+#include <accelerate/state_dict.h>
+
+namespace accelerate {
+
+struct SaveOptions {
+  /// Write the safetensors format instead of torch.save's. The object must then
+  /// be tensors by name.
+  bool safe_serialization = false;
+};
+
+namespace detail {
+
+/// A value as Python sees it in a file.
+struct SavedValue {
+  struct List {
+    std::vector<SavedValue> items;
+  };
+  struct Tuple {
+    std::vector<SavedValue> items;
+  };
+  /// As many keys as values.
+  struct Dict {
+    std::vector<SavedValue> keys;
+    std::vector<SavedValue> values;
+  };
+  std::variant<
+      std::monostate,
+      bool,
+      std::int64_t,
+      double,
+      std::string,
+      at::Tensor,
+      List,
+      Tuple,
+      Dict>
+      value = {};
+};
+
+ACCELERATE_API SavedValue saved_state(const StateDict& state);
+/// Throws ConfigError for text that is not JSON.
+ACCELERATE_API SavedValue saved_json(const std::string& text);
+/// Throws ConfigError for a number above the largest that torch.save knows.
+ACCELERATE_API SavedValue saved_unsigned(std::uint64_t number);
+ACCELERATE_API void save_value(
+    const SavedValue& value,
+    const std::filesystem::path& file,
+    const SaveOptions& options);
+
+template <class T>
+inline constexpr bool kIsNamedTensors = false;
+template <class A>
+inline constexpr bool
+    kIsNamedTensors<std::vector<std::pair<std::string, at::Tensor>, A>> = true;
+
+template <class T>
+SavedValue saved_value(const T& object);
+
+// Calls `function` with every value of a container; in the order of the keys if
+// the container has no order of its own.
+template <class T, class Function>
+void for_each_value(const T& values, Function&& function) {
+  if constexpr (UnorderedContainer<T>) {
+    for (const auto* value : values_in_key_order(values)) function(*value);
+  } else {
+    for (const typename T::value_type& value : values) function(value);
+  }
+}
+
+template <class T>
+SavedValue saved_dict(const T& entries) {
+  SavedValue::Dict dict;
+  for_each_value(entries, [&](const auto& entry) {
+    dict.keys.push_back(saved_value(entry.first));
+    dict.values.push_back(saved_value(entry.second));
+  });
+  return {std::move(dict)};
+}
+
+template <class T>
+SavedValue saved_list(const T& values) {
+  SavedValue::List list;
+  for_each_value(values, [&](const auto& value) {
+    list.items.push_back(saved_value(value));
+  });
+  return {std::move(list)};
+}
+
+template <class T>
+SavedValue saved_value(const T& object) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    return {object};
+  } else if constexpr (JsonObject<T>) {
+    return saved_json(object.dump());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return {object};
+  } else if constexpr (std::is_enum_v<T>) {
+    return {static_cast<std::int64_t>(object)};
+  } else if constexpr (std::is_unsigned_v<T>) {
+    return saved_unsigned(object);
+  } else if constexpr (std::is_integral_v<T>) {
+    return {static_cast<std::int64_t>(object)};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return {static_cast<double>(object)};
+  } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    return {std::string(std::string_view(object))};
+  } else if constexpr (std::is_same_v<T, std::filesystem::path>) {
+    return {object.string()};
+  } else if constexpr (std::is_same_v<T, StateDict>) {
+    return saved_state(object);
+  } else if constexpr (std::is_same_v<T, std::monostate>) {
+    return {};
+  } else if constexpr (kIsOptional<T>) {
+    return object ? saved_value(*object) : SavedValue();
+  } else if constexpr (kIsVariant<T>) {
+    return std::visit(
+        [](const auto& value) { return saved_value(value); }, object);
+  } else if constexpr (kIsNamedTensors<T> || requires {
+                         typename T::mapped_type;
+                       }) {
+    return saved_dict(object);
+  } else if constexpr (kIsArray<T> || Container<T>) {
+    return saved_list(object);
+  } else if constexpr (HasMembers<T>) {
+    SavedValue::Tuple tuple;
+    std::apply(
+        [&](const auto&... member) {
+          (tuple.items.push_back(saved_value(member)), ...);
+        },
+        object);
+    return {std::move(tuple)};
+  } else {
+    static_assert(
+        kNever<T>,
+        "save() writes tensors, numbers, strings, StateDict, JSON and standard "
+        "containers of these; give your type a state_dict() and save that");
+    return {};
+  }
+}
+
+}  // namespace detail
+
+/// Writes an object to a file that Python reads: `torch.load(file,
+/// weights_only=True)`, or with `safe_serialization` any safetensors reader.
+///
+/// * Tensors, numbers, strings, StateDict, JSON (types with dump() and a static
+///   parse()) and standard containers of these. Maps, StateDict, JSON objects
+///   and lists of names and tensors (get_state_dict()) become dicts, whose keys
+///   must be strings or integers; pairs and tuples tuples; other containers
+///   lists; an empty optional None.
+/// * Tensors are written contiguous, from any device; those that are the same
+///   memory are written once and stay shared. With `safe_serialization`, which
+///   can hold tensors by name only, the first name keeps such a tensor and the
+///   others are left out, as Accelerate does.
+///
+/// The file appears under its name, replacing another, once it is complete and
+/// durable. Call it on the ranks that are to write: each writes its own object
+/// to the path it is given. Throws ConfigError for what the format cannot hold,
+/// Error if the file cannot be written.
+template <class T>
+void save(
+    const T& object,
+    const std::filesystem::path& file,
+    const SaveOptions& options = {}) {
+  detail::save_value(detail::saved_value(object), file, options);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,58 @@
+#include <accelerate/environment.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "config/environment.h"
+
+namespace accelerate {
+
+EnvironmentScope::EnvironmentScope(
+    std::map<std::string, std::optional<std::string>> previous,
+    bool clears)
+    : previous_(std::move(previous)), clears_(clears) {}
+
+EnvironmentScope::~EnvironmentScope() {
+  if (clears_) ::clearenv();
+  for (const auto& [name, value] : previous_) {
+    if (value) {
+      ::setenv(name.c_str(), value->c_str(), /*overwrite=*/1);
+    } else {
+      ::unsetenv(name.c_str());
+    }
+  }
+}
+
+EnvironmentScope patch_environment(
+    const std::map<std::string, std::string>& variables) {
+  const detail::Environment before = detail::Environment::current();
+  std::map<std::string, std::optional<std::string>> previous;
+  for (const auto& [name, value] : variables) {
+    if (name.empty() || name.find('=') != std::string::npos) {
+      throw ConfigError(detail::format(
+          "[config] patch_environment was given the name \"{}\"; the name of a "
+          "variable is not empty and has no =",
+          name));
+    }
+    const std::string key = detail::to_upper(name);
+    const auto found = before.all().find(key);
+    previous[key] = found == before.all().end() ? std::nullopt
+                                                : std::optional(found->second);
+  }
+  for (const auto& [name, value] : variables)
+    ::setenv(detail::to_upper(name).c_str(), value.c_str(), /*overwrite=*/1);
+  return {std::move(previous), /*clears=*/false};
+}
+
+EnvironmentScope clear_environment() {
+  std::map<std::string, std::optional<std::string>> previous;
+  const detail::Environment before = detail::Environment::current();
+  for (const auto& [name, value] : before.all()) previous[name] = value;
+  ::clearenv();
+  return {std::move(previous), /*clears=*/true};
+}
+
+}  // namespace accelerate

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+
+#include "format/tensors/model_shards.h"
+
+namespace accelerate::detail {
+
+struct MergeRequest {
+  /// A distributed checkpoint of torch, or one of this library.
+  std::filesystem::path checkpoint_dir;
+  /// The directory for the merged weights; it is created.
+  std::filesystem::path output;
+  ModelFormat format = ModelFormat::safetensors;
+  /// Delete `checkpoint_dir` afterwards.
+  bool removes_checkpoint = false;
+};
+
+/// Merges a sharded checkpoint into one file of weights, a piece at a time.
+/// Returns the number of tensors. Throws ConfigError if there is no such
+/// checkpoint, naming directories inside that hold one, or if the output would
+/// be removed with it; CheckpointError if it cannot be read.
+std::size_t merge_weights(const MergeRequest& request);
+
+}  // namespace accelerate::detail

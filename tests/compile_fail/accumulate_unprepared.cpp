@@ -1,0 +1,13 @@
+// Refused: accumulate\(\) takes prepared models: give it what prepare\(\) returned
+#include <torch/nn/modules/linear.h>
+
+#include <accelerate/accelerator.h>
+
+void step(accelerate::Accelerator& accelerator, torch::nn::Linear& net) {
+  auto model = accelerator.prepare(net);
+#ifdef MUST_FAIL
+  auto micro_step = accelerator.accumulate(net);
+#else
+  auto micro_step = accelerator.accumulate(model);
+#endif
+}
