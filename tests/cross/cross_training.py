@@ -80,7 +80,8 @@ def train(optimizer_name, epochs, save_to, load_from=None):
 
 
 def losses_of(text):
-    return [float(line) for line in text.split()]
+    # The launcher begins lines with "[rank] ".
+    return [float(line.split()[-1]) for line in text.splitlines()]
 
 
 def in_python(num_processes, arguments):
