@@ -16,6 +16,7 @@
 #include "base/file_system.h"
 #include "base/sizes.h"
 #include "base/text.h"
+#include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
 #include "format/checkpoint/commit.h"
@@ -36,9 +37,11 @@ using detail::StoredTensors;
 struct CheckpointFlags {
   std::string path = ".";
   std::string other;
+  std::string output;
   int keep = 0;
   bool is_dry_run = false;
   bool is_quiet = false;
+  bool is_unsafe = false;
 };
 
 // Prints one line. Names in it come from files and directories, which may have
@@ -298,6 +301,44 @@ int show(const CheckpointFlags& flags) {
   return 0;
 }
 
+// Reads the manifest of the checkpoint to convert. Files of Python's Accelerate
+// need no conversion.
+Manifest manifest_to_convert(const fs::path& source) {
+  if (!fs::exists(source / detail::kManifestName) &&
+      fs::exists(source / "random_states_0.pkl")) {
+    throw ConfigError(
+        format("{} has the layout of Accelerate already", source.string()));
+  }
+  return detail::read_manifest(source);
+}
+
+int convert(const CheckpointFlags& flags) {
+  const fs::path source = one_checkpoint(flags.path);
+  const Manifest manifest = manifest_to_convert(source);
+  if (fs::exists(flags.output) && !fs::is_empty(flags.output)) {
+    throw ConfigError(format(
+        "{} exists; give the converted checkpoint a name of its own",
+        flags.output));
+  }
+  const auto disk = detail::make_file_system();
+  detail::PendingCheckpoint pending(disk, flags.output);
+  const std::vector<std::string> left_out = detail::write_accelerate_layout(
+      *disk,
+      source,
+      manifest,
+      pending.directory(),
+      {.safe_serialization = !flags.is_unsafe});
+  for (const std::string& warning : pending.commit()) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
+  print(
+      format("{} written for Python's Accelerate", pending.target().string()));
+  for (const std::string& each : left_out) {
+    print(format("  left out: {}", each));
+  }
+  return 0;
+}
+
 int prune(const CheckpointFlags& flags) {
   const fs::path base = checkpoints_in(flags.path);
   std::vector<std::string> complete;
@@ -333,7 +374,7 @@ int prune(const CheckpointFlags& flags) {
 std::function<int()> add_checkpoint_command(CLI::App& tool) {
   const auto flags = std::make_shared<CheckpointFlags>();
   CLI::App* const command = tool.add_subcommand(
-      "checkpoint", "list, verify, show and prune checkpoints");
+      "checkpoint", "list, verify, show, prune and convert checkpoints");
   command->require_subcommand(1);
   const auto add = [&](const char* name, const char* help, const char* what) {
     CLI::App* const sub = command->add_subcommand(name, help);
@@ -369,10 +410,23 @@ std::function<int()> add_checkpoint_command(CLI::App& tool) {
       "--dry_run,--dry-run",
       flags->is_dry_run,
       "only print what would be deleted");
+  CLI::App* const convert_command = add(
+      "convert",
+      "write a checkpoint as Python's Accelerate does, which its load_state "
+      "reads",
+      "a checkpoint, or a directory (its newest checkpoint)");
+  convert_command
+      ->add_option("output", flags->output, "a directory, which is created")
+      ->required();
+  convert_command->add_flag(
+      "--unsafe_serialization,--unsafe-serialization",
+      flags->is_unsafe,
+      "write pytorch_model.bin in place of model.safetensors");
   return [=] {
     if (ls->parsed()) return list(*flags);
     if (verify_command->parsed()) return verify(*flags);
     if (show_command->parsed()) return show(*flags);
+    if (convert_command->parsed()) return convert(*flags);
     return prune(*flags);
   };
 }

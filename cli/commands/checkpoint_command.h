@@ -8,7 +8,7 @@ class App;
 
 namespace accelerate::cli {
 
-/// Adds `checkpoint` with ls, verify, show and prune. The returned function
+/// Adds `checkpoint` with ls, verify, show, prune and convert. The returned function
 /// runs the chosen one after parsing and returns the exit code.
 std::function<int()> add_checkpoint_command(CLI::App& tool);
 

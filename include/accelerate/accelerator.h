@@ -532,7 +532,8 @@ class ACCELERATE_API Accelerator {
   /// newest complete one, or the one in `input_dir`. All ranks must call it;
   /// they may be more or fewer than those that saved. Everything is compared
   /// first: throws one CheckpointError with all that does not fit, and nothing
-  /// was loaded.
+  /// was loaded. Checksums are compared while the data is read; see
+  /// LoadStateOptions::verify.
   void load_state(
       const std::filesystem::path& input_dir,
       const LoadStateOptions& options = {}) const;
@@ -541,6 +542,12 @@ class ACCELERATE_API Accelerator {
   /// complete checkpoint. Needs automatic_checkpoint_naming. All ranks must
   /// call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
+  /// Loads the newest complete checkpoint of the project, or does nothing if
+  /// there is none, as in the first run of a program that is restarted. Returns
+  /// whether it loaded one. Needs automatic_checkpoint_naming. All ranks must
+  /// call it. Throws as load_state(), also if there are checkpoints but all of
+  /// them are damaged.
+  bool resume(const LoadStateOptions& options = {}) const;
   /// Adds objects to checkpoints, in this order. They are borrowed: they must
   /// live as long as the accelerator saves and loads.
   template <Stateful... Objects>
@@ -562,6 +569,52 @@ class ACCELERATE_API Accelerator {
         "register_for_checkpointing() takes objects with state_dict() and "
         "load_state_dict(); a plain value needs a name: "
         "register_for_checkpointing(\"epoch\", epoch)");
+  }
+  /// Adds a variable to checkpoints, in the same order. It is borrowed: it must
+  /// live as long as the accelerator saves and loads. All ranks register it;
+  /// rank 0's value is saved, and every rank gets it. The saved name must be
+  /// the same when it is loaded. A tensor is loaded into its own memory if its
+  /// shape and dtype are those that were saved, else the variable gets a new
+  /// tensor on the same device.
+  template <CheckpointValue T>
+  void register_for_checkpointing(const std::string& name, T& value) const {
+    register_object(
+        [name, &value] { return detail::state_of_value(name, value); },
+        [name, &value](const StateDict& state) {
+          detail::load_value(name, value, state);
+        });
+  }
+  /// Writes an object to one file, on rank 0, or, with save_on_each_node, on
+  /// each node's first rank; other ranks return at once. The file appears when
+  /// it is complete and durable. Its format is torch.save's, which
+  /// torch.load(weights_only=True) reads; with `safe_serialization` it is
+  /// safetensors, for states that consist of tensors: those of nested states
+  /// are called "outer.inner". Throws ConfigError for what the format cannot
+  /// hold, Error if the file cannot be written.
+  void save(
+      const at::Tensor& tensor,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  void save(
+      const StateDict& state,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  void save(
+      const WeightList& weights,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  /// Writes get_state_dict(model): all ranks must call it, since a sharded
+  /// model is gathered.
+  template <class M>
+  void save(
+      const Model<M>& model,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const {
+    const bool is_per_node = project_configuration().save_on_each_node;
+    save(
+        get_state_dict(model, {.rank0_only = !is_per_node}),
+        file,
+        safe_serialization);
   }
   /// Writes a prepared model's weights for other programs (weights.h): on rank
   /// 0, or, with save_on_each_node, on each node's first rank. All ranks must

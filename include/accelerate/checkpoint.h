@@ -7,7 +7,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
@@ -25,6 +28,18 @@ concept Stateful =
       { constant.state_dict() } -> std::convertible_to<StateDict>;
       object.load_state_dict(state);
     };
+
+/// A type whose variables can be registered by name: integers and
+/// floating-point numbers, bool, std::string, at::Tensor.
+template <class T>
+concept CheckpointValue = std::same_as<T, bool> ||
+    std::same_as<T, signed char> || std::same_as<T, unsigned char> ||
+    std::same_as<T, short> || std::same_as<T, unsigned short> ||
+    std::same_as<T, int> || std::same_as<T, unsigned int> ||
+    std::same_as<T, long> || std::same_as<T, unsigned long> ||
+    std::same_as<T, long long> || std::same_as<T, unsigned long long> ||
+    std::same_as<T, float> || std::same_as<T, double> ||
+    std::same_as<T, std::string> || std::same_as<T, at::Tensor>;
 
 /// Where a program writes its files, and how checkpoints are named and kept.
 struct ProjectConfiguration {
@@ -56,6 +71,20 @@ enum class WhenBusy {
   skip,  ///< do nothing: the ticket says that it was skipped
 };
 
+/// The files of a checkpoint.
+enum class CheckpointLayout {
+  /// This library's: checksums, shards as the ranks hold them, everything that
+  /// a training needs to continue exactly.
+  native,
+  /// Those of Python's `Accelerator.save_state`, which its `load_state` reads:
+  /// model.safetensors, optimizer.bin, scheduler.bin, scaler.pt,
+  /// random_states_<rank>.pkl, custom_checkpoint_<i>.pkl. They have no
+  /// checksums, no positions of loaders and no state of compressed gradients;
+  /// sharded models and optimizers are written in full. Optimizers must be
+  /// AdamW, Adam, SGD, Adagrad or RMSprop.
+  accelerate,
+};
+
 struct SaveStateOptions {
   /// Return when everything is copied to host memory; the files are written in
   /// the background. An error is thrown by the next save, load or finish(), or
@@ -67,6 +96,9 @@ struct SaveStateOptions {
   std::uint64_t memory_limit = 0;
   /// False: models as torch files (pytorch_model.bin) instead of safetensors.
   bool safe_serialization = true;
+  /// `accelerate` for checkpoints that Python continues from. Costs a second
+  /// pass over what the ranks have written, on the first rank.
+  CheckpointLayout layout = CheckpointLayout::native;
 };
 
 struct LoadStateOptions {
@@ -79,13 +111,57 @@ struct LoadStateOptions {
   std::vector<std::string> skip = {};
   /// Names that may be missing in the checkpoint.
   std::vector<std::string> allow_missing = {};
-  /// Read everything once beforehand and compare checksums.
-  bool verify = false;
+  /// Compare what is read with its checksums, which are computed while it is
+  /// read. If the newest checkpoint turns out to be damaged, a call without a
+  /// path warns and loads the one before it; with a path that is a
+  /// CheckpointError, and prepared objects may have old and new states. False
+  /// saves the time of hashing.
+  bool verify = true;
 };
 
 namespace detail {
 struct SaveProgress;
+
+/// Throws CheckpointError: the integer that was saved as `name` does not fit.
+[[noreturn]] ACCELERATE_API void throw_out_of_range(
+    const std::string& name,
+    std::int64_t saved);
+/// Throws ConfigError: `name` is too large to be saved.
+[[noreturn]] ACCELERATE_API void throw_too_large(const std::string& name);
+/// Gives `tensor` a saved value: in its own memory if shape and dtype are the
+/// same, else as a new tensor on its device.
+ACCELERATE_API void assign_saved(at::Tensor& tensor, const at::Tensor& saved);
+
+template <CheckpointValue T>
+StateDict state_of_value(const std::string& name, const T& value) {
+  if constexpr (std::same_as<T, bool> || !std::integral<T>) {
+    if constexpr (std::same_as<T, float>) {
+      return {{name, static_cast<double>(value)}};
+    } else {
+      return {{name, value}};
+    }
+  } else {
+    if (!std::in_range<std::int64_t>(value)) throw_too_large(name);
+    return {{name, static_cast<std::int64_t>(value)}};
+  }
 }
+
+template <CheckpointValue T>
+void load_value(const std::string& name, T& value, const StateDict& state) {
+  if constexpr (std::same_as<T, at::Tensor>) {
+    assign_saved(value, state.get<at::Tensor>(name));
+  } else if constexpr (std::floating_point<T>) {
+    value = static_cast<T>(state.get<double>(name));
+  } else if constexpr (std::same_as<T, bool> || std::same_as<T, std::string>) {
+    value = state.get<T>(name);
+  } else {
+    const auto saved = state.get<std::int64_t>(name);
+    if (!std::in_range<T>(saved)) throw_out_of_range(name, saved);
+    value = static_cast<T>(saved);
+  }
+}
+
+}  // namespace detail
 
 /// A save under way, or finished. A cheap handle; destroying it waits for
 /// nothing.

@@ -188,6 +188,11 @@ class PosixOutputFile final : public OutputFile {
   DirectWriter::File direct_;
 };
 
+// True for the errors of a kernel or file system without a flag of renameat2().
+bool lacks_renameat2(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
+}
+
 class PosixFileSystem final : public FileSystem {
  public:
   std::unique_ptr<OutputFile> create(const path& where) override {
@@ -200,11 +205,27 @@ class PosixFileSystem final : public FileSystem {
   void rename(const path& from, const path& to) override {
     if (::rename(from.c_str(), to.c_str()) != 0) fail("replace", to, errno);
   }
+  bool rename_to_unused(const path& from, const path& to) override {
+    if (::renameat2(
+            AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) ==
+        0) {
+      return true;
+    }
+    if (errno == EEXIST) return false;
+    if (!lacks_renameat2(errno)) fail("replace", to, errno);
+    // Between these two, only an empty directory could be replaced: a rename
+    // leaves any other alone.
+    struct stat there {};
+    if (::lstat(to.c_str(), &there) == 0) return false;
+    if (::rename(from.c_str(), to.c_str()) == 0) return true;
+    if (errno == EEXIST || errno == ENOTEMPTY) return false;
+    fail("replace", to, errno);
+  }
   bool exchange(const path& one, const path& other) override {
     const int result = ::renameat2(
         AT_FDCWD, one.c_str(), AT_FDCWD, other.c_str(), RENAME_EXCHANGE);
     if (result == 0) return true;
-    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return false;
+    if (lacks_renameat2(errno)) return false;
     fail("replace", other, errno);
   }
   void link(const path& from, const path& to) override {

@@ -52,6 +52,11 @@ class FileSystem {
   virtual void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
+  /// Gives `from` a name that nothing has yet. Returns false, having done
+  /// nothing, if something has it.
+  virtual bool rename_to_unused(
+      const std::filesystem::path& from,
+      const std::filesystem::path& to) = 0;
   /// Exchanges two names in one step. Returns false, having done nothing, where
   /// the file system cannot.
   virtual bool exchange(

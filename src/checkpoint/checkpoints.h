@@ -4,6 +4,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +54,9 @@ struct Checkpoints {
   HookList<std::function<void(SaveHookContext&)>> save_hooks;
   HookList<std::function<void(LoadHookContext&)>> load_hooks;
   std::int64_t next_hook = 0;
+  /// What was said to be left out by another layout.
+  std::shared_ptr<std::set<std::string>> known_left_out =
+      std::make_shared<std::set<std::string>>();
   /// The ranks that write one directory: all, or those of this node.
   std::vector<int> writers;
   /// The group of `writers`; created when first needed.

@@ -8,12 +8,10 @@
 
 #include <accelerate/state_dict.h>
 
+#include "format/checkpoint/file_names.h"
 #include "params/layout.h"
 
 namespace accelerate::detail {
-
-/// "model", "model_1", and so on: the name of number `i` of a kind.
-std::string numbered(const std::string& kind, std::size_t i);
 
 /// This rank's shard of a tensor in a section.
 struct SectionEntry {

@@ -32,6 +32,14 @@ detail::ListComponents lister(Session& session) {
   };
 }
 
+void after_load(Session& session, const std::vector<bool>& has_weights) {
+  const auto models = detail::live_models(session);
+  for (std::size_t i = 0; i < models.size(); ++i) {
+    if (has_weights[i]) models[i]->awaits_values = false;
+    models[i]->strategies.after_load();
+  }
+}
+
 void warn_inside_window(const Session& session) {
   if (session.clock.sync_gradients()) return;
   session.world.logger().log_once_per_world(
@@ -94,11 +102,16 @@ void Accelerator::load_state(
       options,
       modules_of(session),
       lister(session));
-  const auto models = detail::live_models(session);
-  for (std::size_t i = 0; i < models.size(); ++i) {
-    if (has_weights[i]) models[i]->awaits_values = false;
-    models[i]->strategies.after_load();
-  }
+  after_load(session, has_weights);
+}
+
+bool Accelerator::resume(const LoadStateOptions& options) const {
+  Session& session = *session_;
+  require_no_join(session, "resume()");
+  const auto has_weights = detail::resume_checkpoint(
+      *session.checkpoints, options, modules_of(session), lister(session));
+  if (has_weights) after_load(session, *has_weights);
+  return has_weights.has_value();
 }
 
 std::optional<std::filesystem::path> Accelerator::latest_checkpoint() const {

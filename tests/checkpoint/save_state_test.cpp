@@ -2,6 +2,9 @@
 #include <accelerate/optimizers.h>
 
 #include <fstream>
+#include <limits>
+#include <mutex>
+#include <set>
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
@@ -219,32 +222,82 @@ TEST(SaveState, ResumesExactlyWithAdaLomo) {
 using Adam = Training<optim::Adam, torch::optim::AdamOptions>;
 const torch::optim::AdamOptions kAdam(0.05);
 
-TEST(SaveState, ResumesOnFewerAndOnMoreRanks) {
+// The ranks of a test are threads, which share the generator of the CPU: what
+// they draw from it depends on their order.
+void without_dropout(Net& net) { net->eval(); }
+
+TEST(SaveState, OnManyRanksGoesOnExactlyAndOnFewerAndMoreFromTheSameState) {
   const TemporaryDirectory directory;
-  std::vector<double> losses;
-  std::vector<at::Tensor> weights;
+  constexpr std::size_t kSteps = 10, kSaved = 8;
+  std::vector<double> losses[2];
+  std::vector<at::Tensor> at_save, at_end;
   run_on_ranks(2, [&](const WorldOptions& world) {
     Adam saved(automatic(world, directory.path()), kAdam, 1);
-    const auto own = saved.run(
-        10, 8, [&] { static_cast<void>(saved.accelerator().save_state()); });
-    if (world.rank == 0) {
-      losses = own;
-      weights = values_of(saved.net());
-    }
+    without_dropout(saved.net());
+    losses[*world.rank] = saved.run(kSteps, kSaved, [&] {
+      static_cast<void>(saved.accelerator().save_state());
+      if (world.rank == 0) at_save = values_of(saved.net());
+    });
+    if (world.rank == 0) at_end = values_of(saved.net());
     saved.accelerator().finish();
   });
+  EXPECT_NE(losses[0], losses[1]);
   EXPECT_TRUE(fs::exists(
       directory / "checkpoints/checkpoint_0/rank-00001.safetensors"));
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam resumed(automatic(world, directory.path()), kAdam, 2);
+    without_dropout(resumed.net());
+    resumed.accelerator().load_state();
+    const auto& expected = losses[*world.rank];
+    EXPECT_EQ(
+        resumed.run(kSteps - kSaved),
+        std::vector<double>(expected.begin() + kSaved, expected.end()));
+    if (world.rank == 0) {
+      EXPECT_TRUE(equal(values_of(resumed.net()), at_end));
+    }
+    resumed.accelerator().finish();
+  });
   run_on_ranks(3, [&](const WorldOptions& world) {
     Adam resumed(automatic(world, directory.path()), kAdam, 2);
     resumed.accelerator().load_state();
-    EXPECT_EQ(resumed.counter().count, 8);
+    EXPECT_EQ(resumed.counter().count, static_cast<std::int64_t>(kSaved));
+    EXPECT_TRUE(equal(values_of(resumed.net()), at_save));
     resumed.run(1);
     resumed.accelerator().finish();
   });
   Adam alone(automatic(kAlone, directory.path()), kAdam, 2);
   alone.accelerator().load_state();
-  EXPECT_EQ(alone.counter().count, 8);
+  EXPECT_EQ(alone.counter().count, static_cast<std::int64_t>(kSaved));
+  EXPECT_TRUE(equal(values_of(alone.net()), at_save));
+}
+
+TEST(SaveState, WithPowerSgdOnTwoRanksGoesOnExactly) {
+  const TemporaryDirectory directory;
+  std::vector<at::Tensor> at_end;
+  const auto options_of = [&](const WorldOptions& world) {
+    AcceleratorOptions options = automatic(world, directory.path());
+    ReplicateOptions& replicate = options.parallel.replicate_options;
+    replicate.comm_hook = CommHook::power_sgd;
+    replicate.power_sgd.start_power_sgd_iter = 2;
+    replicate.power_sgd.min_compression_rate = 0.5;
+    return options;
+  };
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam saved(options_of(world), kAdam, 1);
+    without_dropout(saved.net());
+    saved.run(
+        12, 7, [&] { static_cast<void>(saved.accelerator().save_state()); });
+    if (world.rank == 0) at_end = values_of(saved.net());
+    saved.accelerator().finish();
+  });
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam resumed(options_of(world), kAdam, 2);
+    without_dropout(resumed.net());
+    resumed.accelerator().load_state();
+    resumed.run(5);
+    EXPECT_TRUE(equal(values_of(resumed.net()), at_end));
+    resumed.accelerator().finish();
+  });
 }
 
 TEST(SaveState, KeepsTotalLimitAndContinuesNumbering) {
@@ -266,6 +319,58 @@ TEST(SaveState, KeepsTotalLimitAndContinuesNumbering) {
   expect_error<ConfigError>(
       [&] { static_cast<void>(next.accelerator().save_state()); },
       "already exists");
+}
+
+TEST(SaveState, KeepsTotalLimitExactlyWhenSavesFollowEachOther) {
+  const TemporaryDirectory directory;
+  std::string warnings;
+  AcceleratorOptions options = automatic(kAlone, directory.path(), 2);
+  options.world.logger = Logger(
+      [&](const LogRecord& record) { warnings += std::string(record.message); },
+      LogLevel::warning);
+  Adam training(options, kAdam, 1);
+  for (int i = 0; i < 8; ++i) {
+    static_cast<void>(
+        training.accelerator().save_state({.asynchronous = true}));
+  }
+  training.accelerator().finish();
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory / "checkpoints")) {
+    names.insert(entry.path().filename().string());
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint_6", "checkpoint_7"}));
+  EXPECT_EQ(warnings, "");
+}
+
+TEST(SaveState, RefusesNumbersThatNoCheckpointCanFollow) {
+  const TemporaryDirectory directory;
+  const fs::path base = directory / "checkpoints";
+  fs::create_directories(base / "checkpoint_9223372036854775807");
+  Adam training(automatic(kAlone, directory.path()), kAdam, 1);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(training.accelerator().save_state()); },
+      "checkpoint_9223372036854775807 has the highest number there is");
+  training.accelerator().set_iteration(3);
+  EXPECT_EQ(
+      training.accelerator().save_state().path().filename(), "checkpoint_3");
+  for (const std::int64_t number :
+       {std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
+    training.accelerator().set_iteration(number);
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(training.accelerator().save_state()); },
+        "iteration is " + std::to_string(number));
+  }
+}
+
+TEST(SaveState, NamesAnotherProgramThatTookItsNumber) {
+  const TemporaryDirectory directory;
+  Adam one(automatic(kAlone, directory.path()), kAdam, 1);
+  Adam other(automatic(kAlone, directory.path()), kAdam, 2);
+  static_cast<void>(one.accelerator().save_state());
+  static_cast<void>(other.accelerator().save_state());
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(one.accelerator().save_state()); },
+      "give each program a project_dir of its own");
 }
 
 TEST(SaveState, ReplacesItsOwnDirectoryButNoOther) {
@@ -436,24 +541,228 @@ TEST(LoadState, PassesOverTornCheckpointsWithAWarning) {
   EXPECT_NE(warnings.find("checkpoint_7"), std::string::npos);
 }
 
-TEST(LoadState, VerifiesChecksumsWhenAsked) {
+// Changes a byte near the end of a file.
+void flip_a_byte(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-3, std::ios::end);
+  const int before = file.get();
+  file.seekp(-3, std::ios::end);
+  file.put(static_cast<char>(before ^ 0x11));
+}
+
+TEST(LoadState, ComparesChecksumsUnlessToldNotTo) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
   options.world = kAlone;
   Adam training(options, kAdam, 1);
-  static_cast<void>(training.accelerator().save_state(directory / "out"));
-  {
-    std::fstream file(
-        directory / "out/model.safetensors",
-        std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(-3, std::ios::end);
-    file.put('\x55');
+  training.run(1);
+  const fs::path out = directory / "out";
+  static_cast<void>(training.accelerator().save_state(out));
+  for (const char* name :
+       {"model.safetensors",
+        "optimizer.safetensors",
+        "state.safetensors",
+        "rank-00000.safetensors"}) {
+    flip_a_byte(out / name);
+    expect_error<CheckpointError>(
+        [&] { training.accelerator().load_state(out); },
+        std::string("the contents of ") + name + " have changed");
+    flip_a_byte(out / name);
   }
+  training.accelerator().load_state(out);
+  flip_a_byte(out / "model.safetensors");
+  training.accelerator().load_state(out, {.verify = false});
+}
+
+TEST(LoadState, FallsBackToTheCheckpointBeforeADamagedOneOnAllRanks) {
+  for (const int num_ranks : {1, 2}) {
+    const TemporaryDirectory directory;
+    std::string warnings;
+    std::mutex mutex;
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      AcceleratorOptions options = automatic(world, directory.path());
+      options.world.logger = Logger(
+          [&](const LogRecord& record) {
+            const std::lock_guard lock(mutex);
+            warnings += std::string(record.message);
+          },
+          LogLevel::warning);
+      Adam training(options, kAdam, 1);
+      std::vector<at::Tensor> expected;
+      for (int i = 0; i < 3; ++i) {
+        if (i == 1) expected = values_of(training.net());
+        static_cast<void>(training.accelerator().save_state());
+        training.run(1);
+      }
+      if (world.rank == 0) {
+        flip_a_byte(
+            directory / "checkpoints/checkpoint_2/optimizer.safetensors");
+      }
+      training.accelerator().wait_for_everyone();
+      training.accelerator().load_state();
+      EXPECT_EQ(training.counter().count, 1);
+      EXPECT_TRUE(equal(values_of(training.net()), expected));
+      training.accelerator().finish();
+    });
+    EXPECT_NE(
+        warnings.find("the contents of optimizer.safetensors have changed"),
+        std::string::npos)
+        << warnings;
+  }
+}
+
+TEST(LoadState, ThrowsIfEveryCheckpointIsDamaged) {
+  const TemporaryDirectory directory;
+  Adam training(automatic(kAlone, directory.path()), kAdam, 1);
+  for (int i = 0; i < 2; ++i) {
+    const fs::path saved = training.accelerator().save_state().path();
+    flip_a_byte(saved / "state.safetensors");
+  }
+  for (const bool resumes : {true, false}) {
+    expect_error<CheckpointError>(
+        [&] {
+          if (resumes) {
+            static_cast<void>(training.accelerator().resume());
+          } else {
+            training.accelerator().load_state();
+          }
+        },
+        "every checkpoint in");
+  }
+}
+
+TEST(LoadState, ChecksTheFilesOfHooksBeforeTheyReadThem) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  const Accelerator accelerator(options);
+  static_cast<void>(
+      accelerator.register_save_state_pre_hook([](SaveHookContext& context) {
+        std::ofstream(context.output_dir / "notes.txt") << "hello";
+      }));
+  static_cast<void>(accelerator.save_state(directory / "out"));
+  flip_a_byte(directory / "out/notes.txt");
+  accelerator.load_state(directory / "out");
+  static_cast<void>(accelerator.register_load_state_pre_hook(
+      [](LoadHookContext&) { ADD_FAILURE(); }));
   expect_error<CheckpointError>(
-      [&] {
-        training.accelerator().load_state(directory / "out", {.verify = true});
-      },
-      "the contents of model.safetensors have changed");
+      [&] { accelerator.load_state(directory / "out"); },
+      "the contents of notes.txt have changed");
+}
+
+TEST(LoadState, LeavesAModelThatTheCheckpointLacksUnlessStrict) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  Adam training(options, kAdam, 1);
+  static_cast<void>(training.accelerator().register_save_state_pre_hook(
+      [](SaveHookContext& context) { context.save_weights[0] = false; }));
+  training.run(2);
+  static_cast<void>(training.accelerator().save_state(directory / "out"));
+  Adam other(options, kAdam, 2);
+  other.run(1);
+  const auto before = values_of(other.net());
+  expect_error<CheckpointError>(
+      [&] { other.accelerator().load_state(directory / "out"); },
+      "the checkpoint has no model");
+  other.accelerator().load_state(directory / "out", {.strict = false});
+  EXPECT_TRUE(equal(values_of(other.net()), before));
+  EXPECT_EQ(other.counter().count, 2);
+}
+
+TEST(Resume, LoadsTheNewestCheckpointOrNothing) {
+  const TemporaryDirectory directory;
+  std::vector<at::Tensor> expected;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam training(automatic(world, directory.path()), kAdam, 1);
+    EXPECT_FALSE(training.accelerator().resume());
+    for (const int steps : {2, 1}) {
+      training.run(steps);
+      static_cast<void>(training.accelerator().save_state());
+    }
+    if (world.rank == 0) expected = values_of(training.net());
+    training.accelerator().finish();
+  });
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Adam again(automatic(world, directory.path()), kAdam, 2);
+    EXPECT_TRUE(again.accelerator().resume());
+    EXPECT_EQ(again.counter().count, 3);
+    EXPECT_TRUE(equal(values_of(again.net()), expected));
+    again.accelerator().finish();
+  });
+}
+
+TEST(Resume, NeedsAProject) {
+  AcceleratorOptions options;
+  options.world = kAlone;
+  const Accelerator accelerator(options);
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(accelerator.resume()); },
+      "automatic_checkpoint_naming and a project_dir");
+}
+
+TEST(RegisterForCheckpointing, RestoresVariablesByName) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  const Accelerator accelerator(options);
+  struct Values {
+    int epoch = 3;
+    std::uint8_t small = 200;
+    std::int64_t large = std::int64_t{1} << 60;
+    float ratio = 0.1F;
+    double exact = 1e-300;
+    bool flag = true;
+    std::string name = "name";
+    at::Tensor tensor = torch::arange(3);
+    at::Tensor grows = torch::arange(4);
+  } values;
+  accelerator.register_for_checkpointing("epoch", values.epoch);
+  accelerator.register_for_checkpointing("small", values.small);
+  accelerator.register_for_checkpointing("large", values.large);
+  accelerator.register_for_checkpointing("ratio", values.ratio);
+  accelerator.register_for_checkpointing("exact", values.exact);
+  accelerator.register_for_checkpointing("flag", values.flag);
+  accelerator.register_for_checkpointing("name", values.name);
+  accelerator.register_for_checkpointing("tensor", values.tensor);
+  accelerator.register_for_checkpointing("grows", values.grows);
+  static_cast<void>(accelerator.save_state(directory / "out"));
+  const Values saved = values;
+  const at::Tensor same_memory = values.tensor;
+  values = {0, 0, 0, 0, 0, false, "", same_memory, torch::zeros({2})};
+  same_memory.zero_();
+  accelerator.load_state(directory / "out");
+  EXPECT_EQ(values.epoch, saved.epoch);
+  EXPECT_EQ(values.small, saved.small);
+  EXPECT_EQ(values.large, saved.large);
+  EXPECT_EQ(values.ratio, saved.ratio);
+  EXPECT_EQ(values.exact, saved.exact);
+  EXPECT_EQ(values.flag, saved.flag);
+  EXPECT_EQ(values.name, saved.name);
+  EXPECT_TRUE(same_memory.equal(torch::arange(3)));
+  EXPECT_TRUE(values.grows.equal(torch::arange(4)));
+}
+
+TEST(RegisterForCheckpointing, RefusesValuesThatDoNotFit) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  int large = 300;
+  const Accelerator one(options);
+  one.register_for_checkpointing("count", large);
+  static_cast<void>(one.save_state(directory / "out"));
+  std::uint8_t small = 0;
+  const Accelerator other(options);
+  other.register_for_checkpointing("count", small);
+  expect_error<CheckpointError>(
+      [&] { other.load_state(directory / "out"); },
+      "\"count\" was saved as 300");
+  std::uint64_t huge = ~std::uint64_t{0};
+  const Accelerator third(options);
+  third.register_for_checkpointing("huge", huge);
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(third.save_state(directory / "other")); },
+      "the value of \"huge\" is above 2^63 - 1");
 }
 
 TEST(SaveState, RunsHooksOnEveryRankAndIncludesTheirFiles) {

@@ -1,4 +1,4 @@
-// checkpoint ls|verify|show|prune, merge-weights and convert.
+// checkpoint ls|verify|show|prune|convert, merge-weights and convert.
 #include <filesystem>
 #include <fstream>
 
@@ -126,6 +126,95 @@ TEST_F(CheckpointCommand, PrunesTheOldestAndLeftoversOfFailedSaves) {
   EXPECT_FALSE(fs::exists(base_ / "checkpoint_1"));
   EXPECT_TRUE(fs::exists(base_ / "checkpoint_2"));
   EXPECT_FALSE(fs::exists(base_ / ".checkpoint_3.saving-1-2"));
+}
+
+// A checkpoint of one rank with a sharded model, an optimizer and an object.
+void make_full_checkpoint(const fs::path& target) {
+  const auto disk = detail::make_file_system();
+  detail::PendingCheckpoint pending(disk, target);
+  detail::Manifest manifest;
+  manifest.writer = "test";
+  manifest.created = "2026-11-21T14:00:00Z";
+  const std::vector<float> values(6, 1.5F);
+  std::vector<detail::FileToWrite> files;
+  const auto add = [&](const std::string& section,
+                       const std::string& file,
+                       const std::string& tensor,
+                       std::uint64_t first_row) {
+    detail::TensorToWrite contents{safetensors::Dtype::F32, {2, 3}, {}};
+    contents.bytes.num_bytes = 24;
+    contents.bytes.data = reinterpret_cast<const std::byte*>(values.data());
+    files.push_back({pending.directory() / file, {{tensor, contents}}, {}});
+    detail::SavedTensor& saved = manifest.sections[section][tensor];
+    saved.shape = {section == "model" ? 4U : 2U, 3};
+    saved.boxes.push_back({file, {{first_row, 0}, {2, 3}}});
+  };
+  add("model", "model-00001-of-00002.safetensors", "weight", 0);
+  add("model", "model-00002-of-00002.safetensors", "weight", 2);
+  add("optimizer", "optimizer.safetensors", "weight/momentum_buffer", 0);
+  const auto add_state = [&](const std::string& file, const std::string& json) {
+    files.push_back({pending.directory() / file, {}, {{"state", json}}});
+  };
+  add_state(
+      "state.safetensors",
+      R"({"loaders":{"states":[{"position":3}]},
+          "objects":{"states":[{"count":7}]},
+          "optimizers":{"states":[{"algorithm":"SGD",
+            "groups":{"states":[{"options":{"state":{"lr":0.1,"momentum":0.9}},
+                                 "parameters":{"state":{"weight":0}}}]},
+            "parameters":{"state":{"weight":{"state":{"momentum_buffer":
+              {"state":{"tensor of the part":"weight/momentum_buffer"}}}}}}}]},
+          "schedulers":{"states":[]},
+          "step":{"state":{"micro_step":5,"serial":5}}})");
+  add_state(
+      "rank-00000.safetensors",
+      R"({"loaders":{"states":[{"position":3}]},"random":{"state":{}},
+          "strategies":{"states":[{"replicate":{"state":{}}}]}})");
+  const auto records = detail::write_tensor_files(*disk, files);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    manifest.files[files[i].path.filename().string()] = records[i];
+  }
+  pending.commit(manifest);
+}
+
+TEST_F(CheckpointCommand, ConvertsToTheLayoutOfAccelerate) {
+  make_full_checkpoint(directory_ / "full");
+  const fs::path out = directory_ / "python";
+  const ToolResult result =
+      run_tool({"checkpoint", "convert", directory_ / "full", out});
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("left out: positions of loaders"));
+  EXPECT_THAT(result.out, HasSubstr("left out: the state of \"replicate\""));
+  for (const char* name :
+       {"model.safetensors",
+        "optimizer.bin",
+        "custom_checkpoint_0.pkl",
+        "random_states_0.pkl"}) {
+    EXPECT_TRUE(fs::exists(out / name)) << name;
+  }
+  EXPECT_THAT(
+      run_tool({"checkpoint", "show", out}).out,
+      HasSubstr("weight  F32   [4, 3]"));
+  EXPECT_THAT(
+      run_tool({"checkpoint", "show", out / "optimizer.bin"}).out,
+      HasSubstr("state.0.momentum_buffer"));
+  const ToolResult again =
+      run_tool({"checkpoint", "convert", directory_ / "full", out});
+  EXPECT_EQ(again.code, 2);
+  EXPECT_THAT(again.err, HasSubstr("give the converted checkpoint a name"));
+  EXPECT_THAT(
+      run_tool({"checkpoint", "convert", out, directory_ / "third"}).err,
+      HasSubstr("has the layout of Accelerate already"));
+  const fs::path unsafe = directory_ / "unsafe";
+  EXPECT_EQ(
+      run_tool({"checkpoint",
+                "convert",
+                directory_ / "full",
+                unsafe,
+                "--unsafe_serialization"})
+          .code,
+      0);
+  EXPECT_TRUE(fs::exists(unsafe / "pytorch_model.bin"));
 }
 
 TEST_F(CheckpointCommand, MergesAndConverts) {

@@ -44,6 +44,9 @@ class UnsyncedDisk final : public detail::FileSystem {
   void rename(const fs::path& from, const fs::path& to) override {
     disk_->rename(from, to);
   }
+  bool rename_to_unused(const fs::path& from, const fs::path& to) override {
+    return disk_->rename_to_unused(from, to);
+  }
   bool exchange(const fs::path& one, const fs::path& other) override {
     return disk_->exchange(one, other);
   }
@@ -197,6 +200,13 @@ void RecordedDisk::rename(const fs::path& from, const fs::path& to) {
        0,
        {},
        {{from.filename().string(), -1}, {to.filename().string(), find(from)}}});
+}
+
+bool RecordedDisk::rename_to_unused(const fs::path& from, const fs::path& to) {
+  const std::lock_guard lock(mutex_);
+  if (fs::exists(to)) return false;
+  rename(from, to);
+  return true;
 }
 
 bool RecordedDisk::exchange(const fs::path& one, const fs::path& other) {
@@ -381,6 +391,10 @@ void FailingDisk::create_directory(const fs::path& path) {
 void FailingDisk::rename(const fs::path& from, const fs::path& to) {
   fail_if_due();
   disk_->rename(from, to);
+}
+bool FailingDisk::rename_to_unused(const fs::path& from, const fs::path& to) {
+  fail_if_due();
+  return disk_->rename_to_unused(from, to);
 }
 bool FailingDisk::exchange(const fs::path& one, const fs::path& other) {
   fail_if_due();

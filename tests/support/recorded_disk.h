@@ -49,6 +49,9 @@ class RecordedDisk : public detail::FileSystem {
   void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) override;
+  bool rename_to_unused(
+      const std::filesystem::path& from,
+      const std::filesystem::path& to) override;
   bool exchange(
       const std::filesystem::path& one,
       const std::filesystem::path& other) override;
@@ -102,6 +105,9 @@ class FailingDisk : public detail::FileSystem {
       const std::filesystem::path& path) override;
   void create_directory(const std::filesystem::path& path) override;
   void rename(
+      const std::filesystem::path& from,
+      const std::filesystem::path& to) override;
+  bool rename_to_unused(
       const std::filesystem::path& from,
       const std::filesystem::path& to) override;
   bool exchange(

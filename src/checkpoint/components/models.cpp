@@ -87,6 +87,7 @@ std::vector<std::string> ModelComponent::check(
         model_section(models_[i], numbered("model", i), writes_);
     const auto saved = source.sections.find(section.name);
     if (saved == source.sections.end()) {
+      if (!rules.strict) continue;
       complaints.push_back(format(
           "the checkpoint has no {}; it was saved with fewer models, or a hook "
           "saved it",

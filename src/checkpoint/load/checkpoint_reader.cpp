@@ -1,6 +1,7 @@
 #include "checkpoint/load/checkpoint_reader.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -15,20 +16,25 @@
 #include "checkpoint/tensors/state_json.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/checkpoint/checksums.h"
+#include "format/tensors/verified_read.h"
 #include "format/tensors/weights.h"
 
 namespace accelerate::detail {
 
-CheckpointReader::CheckpointReader(std::filesystem::path directory)
-    : directory_(std::move(directory)), manifest_(read_manifest(directory_)) {}
+CheckpointReader::CheckpointReader(std::filesystem::path directory, bool verify)
+    : directory_(std::move(directory)),
+      manifest_(read_manifest(directory_)),
+      verifies_(verify) {}
 
 StoredTensors CheckpointReader::tensors(const std::string& section) const {
   const auto found = manifest_.sections.find(section);
   if (found == manifest_.sections.end()) return {};
-  return stored_in_checkpoint(directory_, found->second);
+  return stored_in_checkpoint(
+      directory_, found->second, verifies_ ? &manifest_.files : nullptr);
 }
 
 StateDict CheckpointReader::state(const std::string& file) const {
+  if (verifies_) verify({file});
   const safetensors::Reader mapped(directory_ / file);
   const auto found = mapped.header().metadata.find(kStateKey);
   const std::string what = (directory_ / file).string();
@@ -63,8 +69,7 @@ open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
       std::filesystem::exists(directory / "random_states_0.pkl")) {
     return open_python_checkpoint(directory, rank);
   }
-  const CheckpointReader checkpoint(directory);
-  if (verify) checkpoint.verify();
+  const CheckpointReader checkpoint(directory, verify);
   CheckpointSource source;
   source.directory = directory;
   source.num_processes = checkpoint.manifest().num_processes;
@@ -76,6 +81,7 @@ open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
     if (source.sections.contains(section)) continue;
     const std::string file = torch_file_of(section);
     if (!checkpoint.manifest().files.contains(file)) break;
+    if (verify) checkpoint.verify({file});
     source.sections.emplace(section, stored_in_torch_file(directory / file));
   }
   source.state = checkpoint.state(section_file(kStateSection, false, 0, 1));
@@ -86,18 +92,49 @@ open_checkpoint(const std::filesystem::path& directory, int rank, bool verify) {
 }
 
 void CheckpointReader::verify() const {
+  std::vector<std::string> files;
+  for (const auto& [name, record] : manifest_.files) files.push_back(name);
+  verify(files);
+}
+
+void CheckpointReader::verify(const std::vector<std::string>& files) const {
   std::vector<std::string> damaged;
-  for (const auto& [name, record] : manifest_.files) {
-    if (!damaged_chunks(directory_ / name, record).empty()) {
+  for (const std::string& name : files) {
+    const auto record = manifest_.files.find(name);
+    if (record == manifest_.files.end() ||
+        !damaged_chunks(directory_ / name, record->second).empty()) {
       damaged.push_back(name);
     }
   }
   if (damaged.empty()) return;
-  throw CheckpointError(format(
+  throw DamagedCheckpoint(format(
       "[checkpoint] {} is damaged: the contents of {} have changed since they "
       "were written; load another checkpoint",
       directory_.string(),
       join(damaged, ", ")));
+}
+
+std::vector<std::string> CheckpointReader::files_of_hooks() const {
+  // Names, not numbers of ranks: a node's own disk has some ranks' files only.
+  std::set<std::string> own{section_file(kStateSection, false, 0, 1)};
+  for (const auto& [section, tensors] : manifest_.sections) {
+    own.insert(section_file(section, false, 0, 1));
+    for (const auto& [name, tensor] : tensors) {
+      for (const SavedBox& box : tensor.boxes) own.insert(box.file);
+    }
+  }
+  for (std::size_t i = 0;; ++i) {
+    const std::string file = torch_file_of(numbered("model", i));
+    if (!manifest_.files.contains(file) && i > 0) break;
+    own.insert(file);
+  }
+  std::vector<std::string> others;
+  for (const auto& [name, record] : manifest_.files) {
+    const bool is_of_rank =
+        name.starts_with("rank-") && name.ends_with(".safetensors");
+    if (!is_of_rank && !own.contains(name)) others.push_back(name);
+  }
+  return others;
 }
 
 }  // namespace accelerate::detail

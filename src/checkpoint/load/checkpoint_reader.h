@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
@@ -14,8 +15,11 @@ namespace accelerate::detail {
 /// A complete checkpoint, open for reading.
 class CheckpointReader {
  public:
-  /// Throws CheckpointError naming what is wrong.
-  explicit CheckpointReader(std::filesystem::path directory);
+  /// With `verify`, what is read is compared with its checksums. Throws
+  /// CheckpointError naming what is wrong.
+  explicit CheckpointReader(
+      std::filesystem::path directory,
+      bool verify = false);
 
   [[nodiscard]] const std::filesystem::path& directory() const {
     return directory_;
@@ -25,12 +29,17 @@ class CheckpointReader {
   [[nodiscard]] StoredTensors tensors(const std::string& section) const;
   /// The state in a file of the checkpoint.
   [[nodiscard]] StateDict state(const std::string& file) const;
-  /// Hashes all files. Throws CheckpointError naming those that changed.
+  /// Hashes all files. Throws DamagedCheckpoint naming those that changed.
   void verify() const;
+  /// Hashes these files.
+  void verify(const std::vector<std::string>& files) const;
+  /// The files that hooks added: those that neither tensors() nor state() read.
+  [[nodiscard]] std::vector<std::string> files_of_hooks() const;
 
  private:
   std::filesystem::path directory_;
   Manifest manifest_;
+  bool verifies_ = false;
 };
 
 }  // namespace accelerate::detail

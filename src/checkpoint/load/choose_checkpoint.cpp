@@ -38,7 +38,9 @@ void warn_passed_over(
 
 }  // namespace
 
-std::filesystem::path find_newest_checkpoint(const Checkpoints& checkpoints) {
+std::filesystem::path find_newest_checkpoint(
+    const Checkpoints& checkpoints,
+    const std::set<std::string>& damaged) {
   const ProjectConfiguration& project = checkpoints.project;
   if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
     throw ConfigError(
@@ -50,36 +52,30 @@ std::filesystem::path find_newest_checkpoint(const Checkpoints& checkpoints) {
   if (std::filesystem::is_directory(base)) {
     restore_put_aside(*checkpoints.disk, base);
   }
-  const auto entries = list_checkpoints(base);
+  auto entries = list_checkpoints(base);
+  std::erase_if(entries, [&](const CheckpointEntry& entry) {
+    return damaged.contains(entry.name);
+  });
   const CheckpointEntry* const newest = newest_of(entries);
-  warn_passed_over(checkpoints, base, entries, newest);
+  // The unusable ones were named by the first of several attempts.
+  if (damaged.empty()) warn_passed_over(checkpoints, base, entries, newest);
   return newest == nullptr ? std::filesystem::path() : base / newest->name;
 }
 
-std::filesystem::path choose_checkpoint(
+void require_directory(
     const Checkpoints& checkpoints,
     const std::filesystem::path& input_dir) {
-  if (input_dir.empty()) {
-    std::filesystem::path newest = find_newest_checkpoint(checkpoints);
-    if (!newest.empty()) return newest;
-    throw CheckpointError(format(
-        "[checkpoint] there is no complete checkpoint in {}/{}",
-        checkpoints.project.project_dir,
-        kCheckpointsDirectory));
-  }
   const std::filesystem::path parent =
       std::filesystem::absolute(input_dir).parent_path();
   if (!std::filesystem::exists(input_dir) &&
       std::filesystem::is_directory(parent)) {
     restore_put_aside(*checkpoints.disk, parent);
   }
-  if (!std::filesystem::is_directory(input_dir)) {
-    throw CheckpointError(format(
-        "[checkpoint] {} is not a directory; give load_state() the directory "
-        "of a checkpoint",
-        input_dir.string()));
-  }
-  return input_dir;
+  if (std::filesystem::is_directory(input_dir)) return;
+  throw CheckpointError(format(
+      "[checkpoint] {} is not a directory; give load_state() the directory of "
+      "a checkpoint",
+      input_dir.string()));
 }
 
 }  // namespace accelerate::detail

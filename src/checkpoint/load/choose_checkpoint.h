@@ -1,19 +1,23 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
+#include <string>
 
 namespace accelerate::detail {
 
 struct Checkpoints;
 
 /// Returns the newest complete checkpoint of the project, after a warning that
-/// names newer ones that are unusable; empty if there is none. Throws
-/// ConfigError if the project does not name its checkpoints.
-std::filesystem::path find_newest_checkpoint(const Checkpoints& checkpoints);
+/// names newer ones that are unusable; empty if there is none. Leaves out the
+/// names in `damaged`. Throws ConfigError if the project does not name its
+/// checkpoints.
+std::filesystem::path find_newest_checkpoint(
+    const Checkpoints& checkpoints,
+    const std::set<std::string>& damaged = {});
 
-/// Returns `input_dir`, or the newest checkpoint if that is empty. Throws
-/// CheckpointError if it does not exist.
-std::filesystem::path choose_checkpoint(
+/// Throws CheckpointError unless `input_dir` is a directory.
+void require_directory(
     const Checkpoints& checkpoints,
     const std::filesystem::path& input_dir);
 

@@ -1,6 +1,8 @@
 #include "checkpoint/load/load_checkpoint.h"
 
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -8,7 +10,10 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "checkpoint/load/checkpoint_reader.h"
 #include "checkpoint/load/choose_checkpoint.h"
+#include "format/checkpoint/checkpoint_directory.h"
+#include "format/tensors/verified_read.h"
 
 namespace accelerate::detail {
 
@@ -35,9 +40,20 @@ std::filesystem::path agree_on_path(
     if (checkpoints.chooses()) path = choose();
   });
   checkpoints.agreement.require_success(failure, call, "");
-  const std::string decided = checkpoints.agreement.decide(path.string(), call);
-  return checkpoints.project.save_on_each_node ? path
-                                               : std::filesystem::path(decided);
+  const std::filesystem::path decided =
+      checkpoints.agreement.decide(path.string(), call);
+  if (!checkpoints.project.save_on_each_node) return decided;
+  const bool is_same = path.filename() == decided.filename();
+  checkpoints.agreement.require_success(
+      is_same ? ""
+              : format(
+                    "[checkpoint] this node has \"{}\", rank 0's has \"{}\"; "
+                    "give load_state() a directory that every node has",
+                    path.string(),
+                    decided.string()),
+      call,
+      "");
+  return path;
 }
 
 // A rank's own state is only usable if as many ranks saved.
@@ -70,6 +86,169 @@ void require_no_complaints(
              : ""));
 }
 
+// Throws DamagedCheckpoint on all ranks if a file is damaged for one of them.
+void require_undamaged(
+    RankAgreement& agreement,
+    const std::string& damage,
+    std::string_view what) {
+  const std::string all = agreement.gather_failures(damage, "load_state");
+  if (!all.empty()) throw DamagedCheckpoint(format("{}{}", what, all));
+}
+
+// Divides the files that hooks added among the ranks that share them: each is
+// hashed once.
+void verify_files_of_hooks(
+    const Checkpoints& checkpoints,
+    const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path / kManifestName)) return;
+  const CheckpointReader reader(path);
+  const std::vector<std::string> files = reader.files_of_hooks();
+  std::vector<std::string> mine;
+  const std::size_t num_ranks = checkpoints.writers.size();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (checkpoints.writers[i % num_ranks] == checkpoints.world.rank()) {
+      mine.push_back(files[i]);
+    }
+  }
+  reader.verify(mine);
+}
+
+// One call of load_state() or resume().
+class Loading {
+ public:
+  Loading(
+      Checkpoints& checkpoints,
+      const LoadStateOptions& options,
+      const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+      const ListComponents& components)
+      : checkpoints_(checkpoints),
+        agreement_(checkpoints.agreement),
+        options_(options),
+        rules_{options.strict, options.skip, options.allow_missing},
+        models_(models),
+        components_(components) {}
+
+  // Returns which models got weights.
+  [[nodiscard]] std::vector<bool> load(const std::filesystem::path& path) const;
+  // Loads the newest checkpoint that is complete and undamaged. Returns nothing
+  // if there is none.
+  [[nodiscard]] std::optional<std::vector<bool>> load_newest() const;
+
+ private:
+  [[nodiscard]] CheckpointSource open(const std::filesystem::path& path) const;
+  void run_hooks(LoadHookContext& context) const;
+  // Leaves out models that the checkpoint does not have, which only
+  // strict = false allows.
+  void leave_out_absent_models(
+      const CheckpointSource& source,
+      std::vector<bool>& with_weights) const;
+
+  Checkpoints& checkpoints_;
+  RankAgreement& agreement_;
+  const LoadStateOptions& options_;
+  MatchRules rules_;
+  const std::vector<std::shared_ptr<torch::nn::Module>>& models_;
+  const ListComponents& components_;
+};
+
+CheckpointSource Loading::open(const std::filesystem::path& path) const {
+  CheckpointSource source;
+  const std::string damage = failure_of([&] {
+    source = open_checkpoint(path, checkpoints_.world.rank(), options_.verify);
+    if (options_.verify && !checkpoints_.load_hooks.empty()) {
+      verify_files_of_hooks(checkpoints_, path);
+    }
+  });
+  require_undamaged(agreement_, damage, "");
+  return source;
+}
+
+void Loading::run_hooks(LoadHookContext& context) const {
+  for (const auto& [id, hook] : checkpoints_.load_hooks) hook(context);
+}
+
+void Loading::leave_out_absent_models(
+    const CheckpointSource& source,
+    std::vector<bool>& with_weights) const {
+  if (rules_.strict) return;
+  for (std::size_t i = 0; i < with_weights.size(); ++i) {
+    const std::string name = numbered("model", i);
+    if (!with_weights[i] || source.sections.contains(name)) continue;
+    with_weights[i] = false;
+    checkpoints_.world.logger().log_once_per_world(
+        LogLevel::warning,
+        "checkpoint",
+        format(
+            "{} has no {}, which keeps its weights",
+            source.directory.string(),
+            name));
+  }
+}
+
+std::vector<bool> Loading::load(const std::filesystem::path& path) const {
+  CheckpointSource source = open(path);
+  LoadHookContext context{
+      models_, std::vector<bool>(models_.size(), true), path};
+  ComponentList list;
+  std::string failure = failure_of([&] {
+    run_hooks(context);
+    leave_out_absent_models(source, context.load_weights);
+    drop_other_ranks_state(checkpoints_.world, source);
+    list = components_(context.load_weights);
+    require_no_complaints(
+        check_components(list, source, rules_), path, options_.strict);
+  });
+  agreement_.require_success(failure, "load_state", "");
+  std::string damage;
+  failure = failure_of([&] {
+    try {
+      load_components(list, source, rules_);
+    } catch (const DamagedCheckpoint& error) {
+      damage = error.what();
+    }
+  });
+  constexpr std::string_view kHalfWay =
+      "[checkpoint] loading failed half-way; prepared objects have old and new "
+      "states:\n";
+  require_undamaged(agreement_, damage, kHalfWay);
+  agreement_.require_success(failure, "load_state", std::string(kHalfWay));
+  return context.load_weights;
+}
+
+std::optional<std::vector<bool>> Loading::load_newest() const {
+  std::set<std::string> damaged;
+  std::string complaints;
+  while (true) {
+    const std::filesystem::path path =
+        agree_on_path(checkpoints_, "load_state", [&] {
+          return find_newest_checkpoint(checkpoints_, damaged);
+        });
+    if (path.empty() && damaged.empty()) return std::nullopt;
+    if (path.empty()) {
+      throw CheckpointError(format(
+          "[checkpoint] every checkpoint in {}/{} is damaged; prepared objects "
+          "may have old and new states:\n{}",
+          checkpoints_.project.project_dir,
+          kCheckpointsDirectory,
+          complaints));
+    }
+    try {
+      return load(path);
+    } catch (const DamagedCheckpoint& error) {
+      // An older one replaces everything that this one has changed.
+      damaged.insert(path.filename().string());
+      complaints += format("{}\n", error.what());
+      checkpoints_.world.logger().log_once_per_world(
+          LogLevel::warning,
+          "checkpoint",
+          format(
+              "{} is passed over, and the one before it is loaded: {}",
+              path.string(),
+              error.what()));
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<bool> load_checkpoint(
@@ -78,36 +257,31 @@ std::vector<bool> load_checkpoint(
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components) {
-  RankAgreement& agreement = checkpoints.agreement;
-  agreement.require_same_call("load_state", input_dir.string());
+  checkpoints.agreement.require_same_call("load_state", input_dir.string());
   checkpoints.saver.wait();
-  const MatchRules rules{options.strict, options.skip, options.allow_missing};
-  LoadHookContext context{models, std::vector<bool>(models.size(), true), {}};
-  const std::filesystem::path path =
-      agree_on_path(checkpoints, "load_state", [&] {
-        return choose_checkpoint(checkpoints, input_dir);
-      });
-  CheckpointSource source;
-  ComponentList list;
-  std::string failure = failure_of([&] {
-    source = open_checkpoint(path, checkpoints.world.rank(), options.verify);
-    for (const auto& [id, hook] : checkpoints.load_hooks) {
-      context.input_dir = path;
-      hook(context);
-    }
-    drop_other_ranks_state(checkpoints.world, source);
-    list = components(context.load_weights);
-    require_no_complaints(
-        check_components(list, source, rules), path, options.strict);
-  });
-  agreement.require_success(failure, "load_state", "");
-  failure = failure_of([&] { load_components(list, source, rules); });
-  agreement.require_success(
-      failure,
-      "load_state",
-      "[checkpoint] loading failed half-way; prepared objects have old and new "
-      "states:\n");
-  return context.load_weights;
+  const Loading loading{checkpoints, options, models, components};
+  if (!input_dir.empty()) {
+    return loading.load(agree_on_path(checkpoints, "load_state", [&] {
+      require_directory(checkpoints, input_dir);
+      return input_dir;
+    }));
+  }
+  auto loaded = loading.load_newest();
+  if (loaded) return *std::move(loaded);
+  throw CheckpointError(format(
+      "[checkpoint] there is no complete checkpoint in {}/{}",
+      checkpoints.project.project_dir,
+      kCheckpointsDirectory));
+}
+
+std::optional<std::vector<bool>> resume_checkpoint(
+    Checkpoints& checkpoints,
+    const LoadStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components) {
+  checkpoints.agreement.require_same_call("resume", "");
+  checkpoints.saver.wait();
+  return Loading{checkpoints, options, models, components}.load_newest();
 }
 
 std::optional<std::filesystem::path> agree_on_newest(Checkpoints& checkpoints) {

@@ -12,10 +12,19 @@ namespace accelerate::detail {
 
 /// Implements load_state(). All ranks call it: they agree what to load, run the
 /// hooks, check all components, and only then load them. An empty `input_dir`
-/// means the project's newest. Returns which models' weights were loaded.
+/// means the project's newest that is complete and not damaged. Returns which
+/// models' weights were loaded.
 std::vector<bool> load_checkpoint(
     Checkpoints& checkpoints,
     const std::filesystem::path& input_dir,
+    const LoadStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+/// Implements resume(): the same for the project's newest. Returns nothing if
+/// there is none.
+std::optional<std::vector<bool>> resume_checkpoint(
+    Checkpoints& checkpoints,
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components);

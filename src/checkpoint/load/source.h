@@ -30,9 +30,10 @@ struct CheckpointSource {
   bool is_python = false;
 };
 
-/// Opens either kind. Throws CheckpointError naming what is wrong, with
-/// `verify` also if a file changed since it was written; Error if a file cannot
-/// be read. Nothing in the files is executed.
+/// Opens either kind. Throws CheckpointError naming what is wrong, Error if a
+/// file cannot be read. With `verify`, throws DamagedCheckpoint if a file of
+/// states has changed since it was written, and reading a tensor throws it for
+/// the tensor's. Nothing in the files is executed.
 CheckpointSource
 open_checkpoint(const std::filesystem::path& directory, int rank, bool verify);
 

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/tensors/state_json.h"
 #include "checkpoint/tensors/tensor_bytes.h"
+#include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checksums.h"
 #include "format/checkpoint/commit.h"
 #include "format/checkpoint/manifest.h"
@@ -26,11 +27,6 @@ namespace {
 // error.
 constexpr std::string_view kOk = "ok ";
 constexpr std::string_view kFailed = "failed ";
-
-std::string five_digits(int number) {
-  std::string text = std::to_string(number);
-  return std::string(text.size() < 5 ? 5 - text.size() : 0, '0') + text;
-}
 
 std::string now() {
   const std::time_t seconds = std::time(nullptr);
@@ -165,36 +161,11 @@ std::string attempt(Body&& body) {
 
 }  // namespace
 
-std::string numbered(const std::string& kind, std::size_t i) {
-  return i == 0 ? kind : format("{}_{}", kind, i);
-}
-
 bool Section::is_sharded() const {
   for (const SectionEntry& entry : entries) {
     if (!entry.layout.is_unsharded()) return true;
   }
   return false;
-}
-
-std::string section_file(
-    const std::string& section,
-    bool is_sharded,
-    int rank,
-    int num_processes) {
-  if (!is_sharded) return section + ".safetensors";
-  return format(
-      "{}-{}-of-{}.safetensors",
-      section,
-      five_digits(rank + 1),
-      five_digits(num_processes));
-}
-
-std::string torch_file_of(const std::string& section) {
-  return format("pytorch_{}.bin", section);
-}
-
-std::string rank_file(int rank) {
-  return format("rank-{}.safetensors", five_digits(rank));
 }
 
 CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& group)
@@ -220,7 +191,10 @@ std::string CheckpointWriter::write_files() const {
   RankFiles mine;
   std::vector<std::string> torch_files;
   for (const Section& section : job_.contents.sections) {
-    if (job_.safe_serialization || !section.name.starts_with("model")) {
+    const bool is_native = job_.layout == CheckpointLayout::native;
+    // Another layout is made from tensors that lie as the ranks have them.
+    if (job_.safe_serialization || !is_native ||
+        !section.name.starts_with("model")) {
       add_section(mine, job_, directory_, section, is_leader);
     } else if (is_leader) {
       torch_files.push_back(torch_file_of(section.name));
@@ -264,7 +238,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
         manifest, parse_fragment(std::string_view(answer).substr(kOk.size())));
   }
   adopt_files(*job_.disk, directory_, manifest);
-  for (const std::string& warning : pending_->commit(manifest)) {
+  for (const std::string& warning : commit_layout(manifest)) {
     job_.logger.log(LogLevel::warning, "checkpoint", warning);
   }
   pending_.reset();
@@ -274,6 +248,29 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
     } catch (const Error& error) {
       job_.logger.log(LogLevel::warning, "checkpoint", error.what());
     }
+  }
+}
+
+std::vector<std::string> CheckpointWriter::commit_layout(
+    const Manifest& manifest) {
+  if (job_.layout == CheckpointLayout::native) {
+    return pending_->commit(manifest);
+  }
+  const AccelerateLayoutOptions options{job_.safe_serialization};
+  warn_left_out(write_accelerate_layout(
+      *job_.disk, directory_, manifest, directory_, options));
+  remove_native_files(*job_.disk, directory_, manifest, options);
+  return pending_->commit();
+}
+
+void CheckpointWriter::warn_left_out(
+    const std::vector<std::string>& left_out) const {
+  for (const std::string& each : left_out) {
+    if (!job_.known_left_out->insert(each).second) continue;
+    job_.logger.log(
+        LogLevel::warning,
+        "checkpoint",
+        format("checkpoints in the layout of Accelerate leave out {}", each));
   }
 }
 

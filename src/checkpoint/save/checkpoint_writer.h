@@ -4,33 +4,20 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include <accelerate/checkpoint.h>
 #include <accelerate/log.h>
 
 #include "base/file_system.h"
 #include "checkpoint/contents.h"
 #include "comm/monitoring/store_group.h"
 #include "format/checkpoint/commit.h"
+#include "format/checkpoint/file_names.h"
 
 namespace accelerate::detail {
-
-inline constexpr const char* kStateSection = "state";
-/// The key of the JSON in the metadata of the files that hold states.
-inline constexpr const char* kStateKey = "state";
-
-/// The file of a section: "model.safetensors", or, if the section is sharded,
-/// "model-00002-of-00004.safetensors" for rank 1 of 4.
-std::string section_file(
-    const std::string& section,
-    bool is_sharded,
-    int rank,
-    int num_processes);
-/// "pytorch_model_1.bin" for "model_1".
-std::string torch_file_of(const std::string& section);
-/// "rank-00003.safetensors".
-std::string rank_file(int rank);
 
 /// One save, on one rank.
 struct SaveJob {
@@ -45,6 +32,11 @@ struct SaveJob {
   Logger logger;
   /// False: models as torch.save files.
   bool safe_serialization = true;
+  CheckpointLayout layout = CheckpointLayout::native;
+  /// What earlier saves said that the layout leaves out: said once. Used by one
+  /// save at a time.
+  std::shared_ptr<std::set<std::string>> known_left_out =
+      std::make_shared<std::set<std::string>>();
 };
 
 /// Writes a checkpoint together with the other ranks of a group, whose leader
@@ -71,6 +63,9 @@ class CheckpointWriter {
  private:
   [[nodiscard]] std::string write_files() const;
   void commit(const std::vector<std::string>& answers);
+  /// Commits the files of the job's layout. Returns warnings.
+  std::vector<std::string> commit_layout(const Manifest& manifest);
+  void warn_left_out(const std::vector<std::string>& left_out) const;
 
   SaveJob job_;
   StoreGroup& group_;

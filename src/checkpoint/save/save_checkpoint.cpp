@@ -39,7 +39,9 @@ std::unique_ptr<CheckpointWriter> make_writer(
           target.deleted,
           checkpoints.disk,
           checkpoints.world.logger(),
-          options.safe_serialization},
+          options.safe_serialization,
+          options.layout,
+          checkpoints.known_left_out},
       checkpoints.save_group());
 }
 

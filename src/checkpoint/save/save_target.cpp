@@ -1,5 +1,6 @@
 #include "checkpoint/save/save_target.h"
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@ namespace accelerate::detail {
 
 namespace {
 
+// The iteration after a save must be a number, too.
+constexpr std::int64_t kHighestIteration =
+    std::numeric_limits<std::int64_t>::max() - 1;
+
 std::vector<std::filesystem::path> deleted_by(
     const ProjectConfiguration& project,
     const std::filesystem::path& path,
@@ -23,7 +28,8 @@ std::vector<std::filesystem::path> deleted_by(
   if (!plan) {
     throw ConfigError(format(
         "[checkpoint] {} already exists; set ProjectConfiguration::iteration "
-        "above those of existing checkpoints, or leave it unset",
+        "above those of existing checkpoints, or leave it unset; if another "
+        "program made it, give each program a project_dir of its own",
         path.string()));
   }
   std::vector<std::filesystem::path> deleted;
@@ -31,9 +37,30 @@ std::vector<std::filesystem::path> deleted_by(
   return deleted;
 }
 
+// The number after the highest one present.
+std::int64_t next_iteration(
+    const std::filesystem::path& base,
+    const std::vector<CheckpointEntry>& entries) {
+  if (entries.empty() || !entries.back().number) return 0;
+  const std::int64_t highest = *entries.back().number;
+  if (highest < kHighestIteration) return highest + 1;
+  throw ConfigError(format(
+      "[checkpoint] {} has the highest number there is, so no checkpoint can "
+      "follow it; rename it, or set ProjectConfiguration::iteration",
+      (base / entries.back().name).string()));
+}
+
 SaveTarget choose_target(
     const ProjectConfiguration& project,
     const std::filesystem::path& output_dir) {
+  if (project.iteration &&
+      (*project.iteration < 0 || *project.iteration > kHighestIteration)) {
+    throw ConfigError(format(
+        "[checkpoint] ProjectConfiguration::iteration is {}; it is from 0 to "
+        "{}",
+        *project.iteration,
+        kHighestIteration));
+  }
   if (!output_dir.empty()) {
     return {output_dir, project.iteration.value_or(0)};
   }
@@ -50,10 +77,9 @@ SaveTarget choose_target(
   const std::filesystem::path base =
       std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
   const auto entries = list_checkpoints(base);
-  const std::int64_t highest =
-      entries.empty() ? -1 : entries.back().number.value_or(-1);
   SaveTarget target;
-  target.iteration = project.iteration.value_or(highest + 1);
+  target.iteration =
+      project.iteration ? *project.iteration : next_iteration(base, entries);
   target.path = base / format("{}{}", kCheckpointPrefix, target.iteration);
   target.deleted = deleted_by(project, target.path, entries);
   return target;
@@ -90,9 +116,13 @@ SaveTarget agree_on_target(
   std::string decision;
   if (checkpoints.agreement.is_leader()) {
     try {
-      target = choose_target(checkpoints.project, output_dir);
-      target.is_skipped =
+      const bool is_skipped =
           options.when_busy == WhenBusy::skip && checkpoints.saver.is_busy();
+      // The save ahead adds a checkpoint and deletes others, so it ends before
+      // anyone looks at what there is.
+      if (!is_skipped) checkpoints.saver.join();
+      target = choose_target(checkpoints.project, output_dir);
+      target.is_skipped = is_skipped;
       decision = format(
           "{}{} {}",
           target.is_skipped ? "skip " : "save ",

@@ -50,9 +50,7 @@ std::shared_ptr<SaveProgress> progress_of(const CheckpointWriter& writer) {
 
 }  // namespace
 
-Saver::~Saver() {
-  if (thread_.joinable()) thread_.join();
-}
+Saver::~Saver() { join(); }
 
 bool Saver::is_busy() const {
   if (!current_) return false;
@@ -60,8 +58,12 @@ bool Saver::is_busy() const {
   return !current_->is_done;
 }
 
-void Saver::wait() {
+void Saver::join() {
   if (thread_.joinable()) thread_.join();
+}
+
+void Saver::wait() {
+  join();
   const auto last = std::exchange(current_, nullptr);
   if (!last) return;
   const std::lock_guard lock(last->mutex);

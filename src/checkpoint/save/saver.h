@@ -36,6 +36,9 @@ class Saver {
   ~Saver();
 
   [[nodiscard]] bool is_busy() const;
+  /// Returns when no save is under way; an error of the last one stays for
+  /// wait().
+  void join();
   /// Returns when no save is under way. Throws the error of the last one unless
   /// it was already thrown.
   void wait();

@@ -9,11 +9,9 @@
 
 #include <accelerate/state_dict.h>
 
-namespace accelerate::detail {
+#include "format/checkpoint/file_names.h"
 
-/// The key of a dictionary that stands for a tensor; its value is the tensor's
-/// name in the section. Part of the file format.
-inline constexpr const char* kTensorKey = "tensor of the part";
+namespace accelerate::detail {
 
 /// Returns `state` with every tensor replaced by its name, which begins with
 /// `prefix`, and appends the tensors to `tensors`.

@@ -55,6 +55,14 @@ void RankAgreement::require_success(
     const std::string& failure,
     const std::string& call,
     const std::string& what) {
+  const std::string failures = gather_failures(failure, call);
+  if (failures.empty()) return;
+  throw CheckpointError(format("{}{}", what, failures));
+}
+
+std::string RankAgreement::gather_failures(
+    const std::string& failure,
+    const std::string& call) {
   std::vector<std::string> lines;
   const auto failures = calls().all_gather(failure, call);
   for (std::size_t i = 0; i < failures.size(); ++i) {
@@ -64,8 +72,7 @@ void RankAgreement::require_success(
         failures.size() == 1 ? failures[i]
                              : format("rank {}: {}", i, failures[i]));
   }
-  if (lines.empty()) return;
-  throw CheckpointError(format("{}{}", what, join(lines, "\n")));
+  return join(lines, "\n");
 }
 
 std::string RankAgreement::decide(

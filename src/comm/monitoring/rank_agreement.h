@@ -39,6 +39,12 @@ class RankAgreement {
       const std::string& call,
       const std::string& what);
 
+  /// Returns the failures of all ranks, as require_success() would throw them;
+  /// empty if no rank failed.
+  std::string gather_failures(
+      const std::string& failure,
+      const std::string& call);
+
   /// True on the rank that decides.
   [[nodiscard]] bool is_leader() const { return world_.rank() == 0; }
   /// Returns the leader's `decision` on all ranks.

@@ -152,6 +152,22 @@ std::vector<path> user_entries_in(const path& target) {
   return user_entries;
 }
 
+// What is under a name: nothing, or a directory with this manifest, which is
+// empty if it has none. Manifests of two saves differ.
+std::optional<std::string> manifest_under(const path& target) {
+  if (!std::filesystem::exists(target)) return std::nullopt;
+  const path file = target / kManifestName;
+  return std::filesystem::exists(file) ? read_file(file) : std::string();
+}
+
+[[noreturn]] void refuse_to_replace(const path& target) {
+  throw CheckpointError(format(
+      "[checkpoint] {} was written by another program while this one was about "
+      "to; it stays as it is, and this save is dropped. Give each program a "
+      "directory of its own",
+      target.string()));
+}
+
 // The directory that `target` means: without a final slash, and with links
 // followed, so that the directory they lead to is replaced and not the links.
 path resolved(const path& target) {
@@ -268,6 +284,7 @@ PendingCheckpoint::PendingCheckpoint(
   if (std::filesystem::exists(target_)) {
     static_cast<void>(user_entries_in(target_));
   }
+  replaceable_ = manifest_under(target_);
   // Another save's sweep may be faster than the lock, but not again and again.
   constexpr int kAttempts = 8;
   for (int i = 0; i < kAttempts; ++i) {
@@ -289,38 +306,26 @@ PendingCheckpoint::~PendingCheckpoint() {
 }
 
 std::vector<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
-  const path parent = directory_of(target_);
-  const bool replaces = std::filesystem::exists(target_);
-  if (replaces) {
+  const auto file = disk_->create(directory_ / kManifestName);
+  const std::string text = manifest_text(manifest);
+  file->write_at(0, std::as_bytes(std::span(text)));
+  file->finish();
+  return commit();
+}
+
+std::vector<std::string> PendingCheckpoint::commit() {
+  const auto there = manifest_under(target_);
+  if (there && there != replaceable_) refuse_to_replace(target_);
+  if (there) {
     for (const path& entry : user_entries_in(target_)) {
       const path kept = directory_ / entry.filename();
       if (!std::filesystem::exists(kept)) disk_->link(entry, kept);
     }
   }
-  const auto file = disk_->create(directory_ / kManifestName);
-  const std::string text = manifest_text(manifest);
-  file->write_at(0, std::as_bytes(std::span(text)));
-  file->finish();
   disk_->sync_directory(directory_);
-
-  std::optional<path> replaced;
-  if (!replaces || std::filesystem::is_empty(target_)) {
-    disk_->rename(directory_, target_);
-  } else if (disk_->exchange(directory_, target_)) {
-    replaced = directory_;
-  } else {
-    const DirectoryLock lock(target_);
-    replaced = hidden_name(target_, kAside);
-    disk_->rename(target_, *replaced);
-    try {
-      disk_->rename(directory_, target_);
-    } catch (...) {
-      disk_->rename(*replaced, target_);
-      throw;
-    }
-  }
+  const std::optional<path> replaced = take_name(there);
   is_committed_ = true;
-  disk_->sync_directory(parent);
+  disk_->sync_directory(directory_of(target_));
   std::vector<std::string> warnings;
   if (replaced) {
     try {
@@ -330,6 +335,40 @@ std::vector<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
     }
   }
   return warnings;
+}
+
+std::optional<path> PendingCheckpoint::take_name(
+    const std::optional<std::string>& replaceable) {
+  if (!replaceable) {
+    if (!disk_->rename_to_unused(directory_, target_)) {
+      refuse_to_replace(target_);
+    }
+    return std::nullopt;
+  }
+  if (std::filesystem::is_empty(target_)) {
+    disk_->rename(directory_, target_);
+    return std::nullopt;
+  }
+  if (disk_->exchange(directory_, target_)) {
+    if (manifest_under(directory_) == replaceable) return directory_;
+    // Another program was faster by a moment. Should the way back fail, its
+    // checkpoint must not be removed with the directory.
+    is_committed_ = true;
+    is_committed_ = !disk_->exchange(directory_, target_);
+    refuse_to_replace(target_);
+  }
+  const DirectoryLock lock(target_);
+  path aside = hidden_name(target_, kAside);
+  disk_->rename(target_, aside);
+  try {
+    if (!disk_->rename_to_unused(directory_, target_)) {
+      refuse_to_replace(target_);
+    }
+  } catch (...) {
+    static_cast<void>(disk_->rename_to_unused(aside, target_));
+    throw;
+  }
+  return aside;
 }
 
 }  // namespace accelerate::detail

@@ -40,12 +40,25 @@ class PendingCheckpoint {
   /// Requires that the files that the manifest lists are durable. Returns
   /// warnings about what could not be cleaned up once the checkpoint was safe.
   /// Throws Error if it is not safe; then the previous state stands.
+  /// CheckpointError if another program has taken the name since the save
+  /// began; its checkpoint stands.
   std::vector<std::string> commit(const Manifest& manifest);
+  /// The same without a manifest, for the files of another program's layout,
+  /// which must be durable.
+  std::vector<std::string> commit();
 
  private:
+  /// Gives directory() its name, and returns where the checkpoint that had it
+  /// is now.
+  std::optional<std::filesystem::path> take_name(
+      const std::optional<std::string>& replaceable);
+
   std::shared_ptr<FileSystem> disk_;
   std::filesystem::path target_;
   std::filesystem::path directory_;
+  /// The manifest of what had the name when the save began; empty for a
+  /// directory without one, nothing if nothing had the name.
+  std::optional<std::string> replaceable_;
   std::optional<DirectoryLock> lock_;
   bool is_committed_ = false;
 };

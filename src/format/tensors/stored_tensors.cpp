@@ -13,6 +13,7 @@
 
 #include "base/jobs.h"
 #include "base/text.h"
+#include "format/tensors/verified_read.h"
 
 namespace accelerate::detail {
 
@@ -137,6 +138,19 @@ void copy_strided(
   }
 }
 
+// Compares the checksums of the bytes that `both` covers. Files with checksums
+// hold contiguous boxes.
+void verify_stored(
+    const StoredBox& stored,
+    const Box& wanted,
+    const Box& both,
+    std::uint64_t width) {
+  for_each_run(both, stored.box, wanted, [&](auto from, auto, auto run) {
+    const std::uint64_t begin = stored.offset + from * width;
+    verify_range(*stored.file, begin, begin + run * width);
+  });
+}
+
 void add_runs(
     const BoxToRead& wanted,
     const StoredBox& stored,
@@ -167,6 +181,9 @@ void add_runs(
   }
   jobs.push_back(
       {stored.file.get(), 0, {}, [&stored, &wanted, both, width] {
+         if (stored.file->record() != nullptr) {
+           verify_stored(stored, wanted.box, both, width);
+         }
          const std::span<const std::byte> data =
              stored.file->bytes().subspan(stored.offset);
          for_each_run(
@@ -202,6 +219,82 @@ void add_jobs(const BoxToRead& wanted, std::vector<Job>& jobs) {
       add_runs(wanted, stored, *both, jobs);
     }
   }
+}
+
+// What is wanted of a chunk that is hashed while it is read.
+struct ChunkJob {
+  const InputFile* file = nullptr;
+  std::uint64_t chunk = 0;
+  std::vector<FileSegment> segments = {};
+};
+
+// Divides jobs by chunk.
+std::map<std::uint64_t, std::vector<FileSegment>> segments_by_chunk(
+    const std::vector<Job>& jobs) {
+  std::map<std::uint64_t, std::vector<FileSegment>> chunks;
+  for (const Job& job : jobs) {
+    for (std::uint64_t done = 0; done < job.out.size();) {
+      const std::uint64_t offset = job.offset + done;
+      const std::uint64_t chunk = offset / kChunkBytes;
+      const std::uint64_t size = std::min<std::uint64_t>(
+          (chunk + 1) * kChunkBytes - offset, job.out.size() - done);
+      chunks[chunk].push_back({offset, job.out.subspan(done, size)});
+      done += size;
+    }
+  }
+  return chunks;
+}
+
+// Sorts the segments, and moves those that overlap another to `jobs`.
+void separate_overlaps(ChunkJob& chunk, std::vector<Job>& jobs) {
+  std::stable_sort(
+      chunk.segments.begin(),
+      chunk.segments.end(),
+      [](const FileSegment& a, const FileSegment& b) {
+        return a.offset < b.offset;
+      });
+  std::uint64_t end = 0;
+  std::erase_if(chunk.segments, [&](const FileSegment& segment) {
+    const bool overlaps = segment.offset < end;
+    if (overlaps) jobs.push_back({chunk.file, segment.offset, segment.out});
+    end = std::max(end, segment.offset + segment.out.size());
+    return overlaps;
+  });
+}
+
+// Removes the reads of files that have a record from `jobs`, except those of
+// chunks that were hashed before, and returns them by chunk. The first chunk of
+// a file, which has its header, is always among what is hashed.
+std::vector<ChunkJob> take_verified(std::vector<Job>& jobs) {
+  std::map<const InputFile*, std::vector<Job>> by_file;
+  std::vector<Job> others;
+  for (Job& job : jobs) {
+    const bool is_checked =
+        job.file != nullptr && job.file->record() != nullptr;
+    if (is_checked) by_file.try_emplace(job.file);
+    if (is_checked && !job.copy) {
+      by_file[job.file].push_back(std::move(job));
+    } else {
+      others.push_back(std::move(job));
+    }
+  }
+  std::vector<ChunkJob> chunks;
+  for (const auto& [file, wanted] : by_file) {
+    auto segments = segments_by_chunk(wanted);
+    segments.try_emplace(0);
+    for (auto& [chunk, inside] : segments) {
+      if (!file->is_verified(chunk)) {
+        chunks.push_back({file, chunk, std::move(inside)});
+        separate_overlaps(chunks.back(), others);
+        continue;
+      }
+      for (const FileSegment& segment : inside) {
+        others.push_back({file, segment.offset, segment.out});
+      }
+    }
+  }
+  jobs = std::move(others);
+  return chunks;
 }
 
 // Reads elements [begin, begin + count) of `box`, one row after another.
@@ -254,9 +347,13 @@ void read_range(
 
 }  // namespace
 
-InputFile::InputFile(std::filesystem::path path)
+InputFile::InputFile(
+    std::filesystem::path path,
+    std::optional<FileRecord> record)
     : path_(std::move(path)),
-      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)),
+      record_(std::move(record)),
+      verified_(record_ ? record_->checksums.size() : 0) {
   if (file_ < 0) fail_to_read(path_, errno);
 }
 
@@ -284,7 +381,8 @@ std::span<const std::byte> InputFile::bytes() const {
 
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,
-    const SavedTensors& saved) {
+    const SavedTensors& saved,
+    const std::map<std::string, FileRecord>* records) {
   struct Opened {
     std::shared_ptr<const InputFile> file;
     safetensors::Header header;
@@ -294,11 +392,15 @@ StoredTensors stored_in_checkpoint(
     const auto found = files.find(name);
     if (found != files.end()) return found->second;
     const safetensors::Reader reader(directory / name);
+    std::optional<FileRecord> record;
+    if (records != nullptr) record = records->at(name);
     return files
         .emplace(
             name,
             Opened{
-                std::make_shared<InputFile>(directory / name), reader.header()})
+                std::make_shared<InputFile>(
+                    directory / name, std::move(record)),
+                reader.header()})
         .first->second;
   };
   StoredTensors stored;
@@ -345,15 +447,23 @@ StoredTensors stored_in_safetensors(const std::filesystem::path& path) {
 void read_boxes(const std::vector<BoxToRead>& boxes) {
   std::vector<Job> jobs;
   for (const BoxToRead& wanted : boxes) add_jobs(wanted, jobs);
-  run_jobs(
-      jobs.size(), num_helpful_threads(jobs.size()), [&](auto, std::size_t i) {
-        const Job& job = jobs[i];
-        if (job.copy) {
-          job.copy();
-        } else {
-          job.file->read_at(job.offset, job.out);
-        }
-      });
+  const std::vector<ChunkJob> chunks = take_verified(jobs);
+  const std::size_t num_jobs = chunks.size() + jobs.size();
+  const std::size_t num_threads = num_helpful_threads(num_jobs);
+  std::vector<std::vector<std::byte>> scratch(num_threads);
+  run_jobs(num_jobs, num_threads, [&](std::size_t thread, std::size_t i) {
+    if (i < chunks.size()) {
+      const ChunkJob& job = chunks[i];
+      read_and_verify(*job.file, job.chunk, job.segments, scratch[thread]);
+      return;
+    }
+    const Job& job = jobs[i - chunks.size()];
+    if (job.copy) {
+      job.copy();
+    } else {
+      job.file->read_at(job.offset, job.out);
+    }
+  });
 }
 
 TensorToWrite to_write(const StoredTensor& tensor) {

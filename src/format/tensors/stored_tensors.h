@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -22,8 +23,11 @@ namespace accelerate::detail {
 /// A file that several threads read at once, in slices.
 class InputFile {
  public:
-  /// Throws Error if it cannot be opened.
-  explicit InputFile(std::filesystem::path path);
+  /// Throws Error if it cannot be opened. With a record, read_boxes() compares
+  /// checksums.
+  explicit InputFile(
+      std::filesystem::path path,
+      std::optional<FileRecord> record = std::nullopt);
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
   ~InputFile();
@@ -35,9 +39,23 @@ class InputFile {
   /// All bytes of the file, mapped when first asked for.
   [[nodiscard]] std::span<const std::byte> bytes() const;
 
+  /// The size and checksums that the file should have; null if its bytes are
+  /// not checked.
+  [[nodiscard]] const FileRecord* record() const {
+    return record_ ? &*record_ : nullptr;
+  }
+  /// True if a chunk was found to be as it was written. Requires a record.
+  [[nodiscard]] bool is_verified(std::uint64_t chunk) const {
+    return chunk < verified_.size() && verified_[chunk];
+  }
+  void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
+
  private:
   std::filesystem::path path_;
   int file_;
+  std::optional<FileRecord> record_;
+  /// One entry per chunk.
+  mutable std::vector<std::atomic<bool>> verified_;
   mutable std::once_flag is_mapped_;
   mutable std::optional<MappedFile> mapped_;
 };
@@ -66,11 +84,14 @@ struct StoredTensor {
 
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// The tensors of one section of a checkpoint. Throws CheckpointError if a file
-/// is not what the manifest says, Error if one cannot be read.
+/// The tensors of one section of a checkpoint. With `records`, those of the
+/// manifest, bytes are compared with their checksums when they are read. Throws
+/// CheckpointError if a file is not what the manifest says, Error if one cannot
+/// be read.
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,
-    const SavedTensors& saved);
+    const SavedTensors& saved,
+    const std::map<std::string, FileRecord>* records = nullptr);
 
 /// The tensors of a safetensors file.
 StoredTensors stored_in_safetensors(const std::filesystem::path& file);
@@ -85,9 +106,11 @@ struct BoxToRead {
 };
 
 /// Reads boxes, however they lie in files: only the bytes that are wanted,
-/// several files and pieces at once. Throws CheckpointError if a box is not
-/// inside its tensor, or `out` has another size; Error if a file cannot be
-/// read.
+/// several files and pieces at once. Of files that have a record, chunks that
+/// hold such bytes are read in full and hashed on the way, each once. Throws
+/// CheckpointError if a box is not inside its tensor, or `out` has another
+/// size; DamagedCheckpoint (verified_read.h) if a checksum differs; Error if a
+/// file cannot be read.
 void read_boxes(const std::vector<BoxToRead>& boxes);
 
 /// The full tensor as something to write, read piece by piece while it is

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -25,6 +26,16 @@ std::uint64_t hash_of(std::string_view text) {
     hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
   }
   return hash;
+}
+
+// The tensor, or a copy of it. Products of matrices are equal bit by bit only if
+// their memory is aligned alike, and the place of a gradient in its bucket
+// changes when the reducer rebuilds the buckets, which a resumed run does again.
+at::Tensor in_aligned_memory(const at::Tensor& tensor) {
+  constexpr std::uintptr_t kAlignment = 64;
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  return address % kAlignment == 0 ? tensor : tensor.clone();
 }
 
 at::Tensor orthogonal_columns(const at::Tensor& matrix, double epsilon) {
@@ -229,10 +240,9 @@ class PowerSgd final : public GradientReduction {
       matrix.p = ps[i];
       matrix.q = qs[i];
       const at::Tensor start = start_of(matrix);
-      at::matmul_out(
-          matrix.p,
-          matrix.gradient,
-          orthogonal_columns(start, options_.orthogonalization_epsilon));
+      matrix.p.copy_(at::matmul(
+          in_aligned_memory(matrix.gradient),
+          orthogonal_columns(start, options_.orthogonalization_epsilon)));
     }
   }
 
@@ -261,7 +271,9 @@ class PowerSgd final : public GradientReduction {
       for (Matrix& matrix : one.matrices) {
         matrix.p.copy_(
             orthogonal_columns(matrix.p, options_.orthogonalization_epsilon));
-        at::matmul_out(matrix.q, matrix.gradient.t(), matrix.p);
+        matrix.q.copy_(at::matmul(
+            in_aligned_memory(matrix.gradient).t(),
+            in_aligned_memory(matrix.p)));
       }
       one.qs_work = sum_over_ranks(one.qs, context);
     }
@@ -274,8 +286,8 @@ class PowerSgd final : public GradientReduction {
         one.qs_work->waitAndThrow();
         one.qs.div_(context.divisor);
         for (const Matrix& matrix : one.matrices) {
-          at::Tensor gradient = matrix.gradient;
-          at::matmul_out(gradient, matrix.p, matrix.q.t());
+          matrix.gradient.copy_(at::matmul(
+              in_aligned_memory(matrix.p), in_aligned_memory(matrix.q).t()));
           if (options_.warm_start) factors_[matrix.name] = matrix.q.clone();
         }
       }

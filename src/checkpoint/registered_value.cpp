@@ -1,0 +1,38 @@
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/checkpoint.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+void throw_out_of_range(const std::string& name, std::int64_t saved) {
+  throw CheckpointError(format(
+      "[checkpoint] \"{}\" was saved as {}, which the registered variable "
+      "cannot hold",
+      name,
+      saved));
+}
+
+void throw_too_large(const std::string& name) {
+  throw ConfigError(format(
+      "[checkpoint] the value of \"{}\" is above 2^63 - 1, the largest that a "
+      "checkpoint holds",
+      name));
+}
+
+void assign_saved(at::Tensor& tensor, const at::Tensor& saved) {
+  const at::NoGradGuard no_grad;
+  if (!tensor.defined() || !saved.defined()) {
+    tensor = saved;
+  } else if (
+      tensor.sizes() == saved.sizes() &&
+      tensor.scalar_type() == saved.scalar_type()) {
+    tensor.copy_(saved);
+  } else {
+    tensor = saved.to(tensor.device());
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,334 @@
+// Checkpoints in the layout of Python's Accelerate, read again by this library;
+// tests/cross/continue_training.py has Python's Accelerate read them.
+#include <accelerate/accelerate.h>
+#include <accelerate/optimizers.h>
+
+#include "checkpoint/load/source.h"
+#include "format/torch/torch_file.h"
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate {
+namespace accelerate_layout_test {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::run_on_ranks;
+using testing::TemporaryDirectory;
+
+const WorldOptions kAlone{.rank = 0, .size = 1};
+const SaveStateOptions kForPython{.layout = CheckpointLayout::accelerate};
+
+struct Record {
+  StateDict state;
+  [[nodiscard]] StateDict state_dict() const { return state; }
+  void load_state_dict(const StateDict& saved) { state = saved; }
+};
+
+// Two layers in two parameter groups; the second group has a learning rate of
+// its own.
+template <class Optimizer>
+struct Training {
+  template <class Options>
+  Training(
+      const WorldOptions& world,
+      const Options& options,
+      std::uint64_t seed,
+      const ParallelOptions& parallel = {})
+      : accelerator([&] {
+          torch::manual_seed(seed);
+          AcceleratorOptions all;
+          all.world = world;
+          all.parallel = parallel;
+          return all;
+        }()),
+        net(torch::nn::Linear(4, 8),
+            torch::nn::ReLU(),
+            torch::nn::Linear(8, 2)),
+        optimizer(groups(options), options),
+        schedule(optimizer, {.step_size = 2, .gamma = 0.5}),
+        prepared(accelerator.prepare(net, optimizer, schedule)) {
+    accelerator.register_for_checkpointing(record);
+    accelerator.register_for_checkpointing("epoch", epoch);
+  }
+
+  template <class Options>
+  std::vector<torch::optim::OptimizerParamGroup> groups(Options options) {
+    std::vector<torch::optim::OptimizerParamGroup> made;
+    made.emplace_back(net[0]->parameters(), std::make_unique<Options>(options));
+    options.lr(options.lr() / 2);
+    made.emplace_back(net[2]->parameters(), std::make_unique<Options>(options));
+    return made;
+  }
+
+  // Noise makes the losses depend on the generator, which ranks that are threads
+  // share.
+  at::Tensor input() const {
+    const at::Tensor plain = torch::arange(12.0).reshape({3, 4}) / 10 + epoch;
+    return is_noisy ? plain + torch::randn({3, 4}) : plain;
+  }
+  std::vector<double> run(int steps) {
+    auto& [model, step, scheduler] = prepared;
+    std::vector<double> losses;
+    for (int i = 0; i < steps; ++i) {
+      const at::Tensor loss = model(input()).square().mean();
+      accelerator.backward(loss);
+      step.step();
+      scheduler.step();
+      step.zero_grad();
+      losses.push_back(loss.item<double>());
+      ++epoch;
+    }
+    return losses;
+  }
+
+  Accelerator accelerator;
+  torch::nn::Sequential net;
+  Optimizer optimizer;
+  optim::StepLR schedule;
+  decltype(accelerator.prepare(net, optimizer, schedule)) prepared;
+  Record record;
+  int epoch = 0;
+  bool is_noisy = true;
+};
+
+std::set<std::string> files_in(const fs::path& directory) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(directory)) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+template <class Optimizer, class Options>
+void expect_exact_round_trip(const Options& options) {
+  const TemporaryDirectory directory;
+  const fs::path out = directory / "out";
+  Training<Optimizer> saved(kAlone, options, 1);
+  saved.record.state = {
+      {"flag", true},
+      {"count", std::int64_t{1} << 40},
+      {"ratio", 0.1},
+      {"name", std::string("größe")},
+      {"whole", std::vector<std::int64_t>{1, -2}},
+      {"real", std::vector<double>{0.5, 1e300}},
+      {"tensor", torch::arange(6).reshape({2, 3})},
+      {"inner", StateDict{{"bfloat16", torch::ones({2}, torch::kBFloat16)}}},
+      {"list", std::vector<StateDict>{{{"a", std::int64_t{1}}}}}};
+  saved.run(3);
+  static_cast<void>(saved.accelerator.save_state(out, kForPython));
+  EXPECT_EQ(
+      files_in(out),
+      (std::set<std::string>{
+          "model.safetensors",
+          "optimizer.bin",
+          "scheduler.bin",
+          "random_states_0.pkl",
+          "custom_checkpoint_0.pkl",
+          "custom_checkpoint_1.pkl"}));
+  const auto expected = saved.run(3);
+
+  Training<Optimizer> loaded(kAlone, options, 2);
+  loaded.run(1);
+  loaded.accelerator.load_state(out);
+  EXPECT_EQ(loaded.epoch, 3);
+  EXPECT_EQ(loaded.schedule.get_last_lr().size(), 2u);
+  EXPECT_EQ(loaded.run(3), expected);
+  for (std::size_t i = 0; i < saved.net->parameters().size(); ++i) {
+    EXPECT_TRUE(saved.net->parameters()[i].equal(loaded.net->parameters()[i]));
+  }
+  const StateDict& state = loaded.record.state;
+  EXPECT_TRUE(state.get<bool>("flag"));
+  EXPECT_EQ(state.get<std::int64_t>("count"), std::int64_t{1} << 40);
+  EXPECT_EQ(state.get<double>("ratio"), 0.1);
+  EXPECT_EQ(state.get<std::string>("name"), "größe");
+  EXPECT_THAT(
+      state.get<std::vector<std::int64_t>>("whole"), ElementsAre(1, -2));
+  EXPECT_THAT(state.get<std::vector<double>>("real"), ElementsAre(0.5, 1e300));
+  EXPECT_TRUE(
+      state.get<at::Tensor>("tensor").equal(torch::arange(6).reshape({2, 3})));
+  EXPECT_EQ(
+      state.get<StateDict>("inner").get<at::Tensor>("bfloat16").scalar_type(),
+      torch::kBFloat16);
+  EXPECT_EQ(
+      state.get<std::vector<StateDict>>("list").at(0).get<std::int64_t>("a"),
+      1);
+}
+
+TEST(AccelerateLayout, IsReadBackExactlyWithAdamW) {
+  expect_exact_round_trip<torch::optim::AdamW>(
+      torch::optim::AdamWOptions(0.05).amsgrad(true));
+  expect_exact_round_trip<optim::AdamW>(torch::optim::AdamWOptions(0.05));
+}
+TEST(AccelerateLayout, IsReadBackExactlyWithAdam) {
+  expect_exact_round_trip<optim::Adam>(
+      torch::optim::AdamOptions(0.05).betas({0.8, 0.99}));
+}
+TEST(AccelerateLayout, IsReadBackExactlyWithSGD) {
+  expect_exact_round_trip<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+  expect_exact_round_trip<optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+}
+TEST(AccelerateLayout, IsReadBackExactlyWithAdagrad) {
+  expect_exact_round_trip<torch::optim::Adagrad>(
+      torch::optim::AdagradOptions(0.1).initial_accumulator_value(0.25));
+}
+TEST(AccelerateLayout, IsReadBackExactlyWithRMSprop) {
+  expect_exact_round_trip<torch::optim::RMSprop>(
+      torch::optim::RMSpropOptions(0.01).momentum(0.5).centered(true));
+}
+
+using AdamWTraining = Training<torch::optim::AdamW>;
+const torch::optim::AdamWOptions kAdamW(0.05);
+
+TEST(AccelerateLayout, NumbersParametersAndKeepsStepsAsPyTorchDoes) {
+  const TemporaryDirectory directory;
+  AdamWTraining training(kAlone, kAdamW, 1);
+  training.run(3);
+  static_cast<void>(
+      training.accelerator.save_state(directory / "out", kForPython));
+  const detail::TorchFile file(directory / "out/optimizer.bin");
+  const auto find = [](const detail::Pickle::Value& dict, const char* key) {
+    for (std::size_t i = 0; i < dict.size(); ++i) {
+      if (dict.key(i).kind() == detail::Pickle::Kind::text &&
+          dict.key(i).text() == key) {
+        return dict.value(i);
+      }
+    }
+    throw std::out_of_range(key);
+  };
+  const auto state = find(file.root(), "state");
+  ASSERT_EQ(state.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(state.key(i).integer(), static_cast<std::int64_t>(i));
+    const auto step = file.tensor(find(state.value(i), "step"));
+    ASSERT_TRUE(step);
+    EXPECT_EQ(step->dtype, safetensors::Dtype::F32);
+    EXPECT_TRUE(step->sizes.empty());
+  }
+  const auto groups = find(file.root(), "param_groups");
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(find(groups.item(1), "params").item(0).integer(), 2);
+  EXPECT_EQ(find(groups.item(0), "betas").kind(), detail::Pickle::Kind::tuple);
+  EXPECT_NE(find(groups.item(0), "decoupled_weight_decay").integer(), 0);
+}
+
+TEST(AccelerateLayout, GathersShardedModelsAndOptimizers) {
+  const TemporaryDirectory directory;
+  ParallelOptions sharded;
+  sharded.deepspeed = DeepSpeedOptions{.zero_stage = 3};
+  std::vector<at::Tensor> full;
+  std::vector<double> rest;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    AdamWTraining training(world, kAdamW, 1, sharded);
+    training.is_noisy = false;
+    training.run(3);
+    static_cast<void>(training.accelerator.save_state(
+        directory / "out",
+        {.asynchronous = true, .layout = CheckpointLayout::accelerate}));
+    const auto weights = training.accelerator.get_state_dict(
+        std::get<0>(training.prepared), {.rank0_only = true});
+    for (const auto& [name, tensor] : weights) full.push_back(tensor);
+    const auto own = training.run(2);
+    if (world.rank == 0) rest = own;
+    training.accelerator.finish();
+  });
+  EXPECT_TRUE(fs::exists(directory / "out/random_states_1.pkl"));
+  EXPECT_FALSE(fs::exists(directory / "out/state.safetensors"));
+  AdamWTraining alone(kAlone, kAdamW, 2);
+  alone.accelerator.load_state(directory / "out");
+  ASSERT_EQ(full.size(), 4u);
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    EXPECT_TRUE(alone.net->parameters()[i].equal(full[i])) << i;
+  }
+  EXPECT_EQ(alone.optimizer.state().size(), 4u);
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    AdamWTraining training(world, kAdamW, 3, sharded);
+    training.is_noisy = false;
+    training.accelerator.load_state(directory / "out");
+    EXPECT_EQ(training.epoch, 3);
+    const auto own = training.run(2);
+    if (world.rank == 0) {
+      EXPECT_EQ(own, rest);
+    }
+    training.accelerator.finish();
+  });
+}
+
+TEST(AccelerateLayout, WritesTorchFilesOfModelsWhenAsked) {
+  const TemporaryDirectory directory;
+  AdamWTraining training(kAlone, kAdamW, 1);
+  static_cast<void>(training.accelerator.save_state(
+      directory / "out",
+      {.safe_serialization = false, .layout = CheckpointLayout::accelerate}));
+  EXPECT_TRUE(files_in(directory / "out").contains("pytorch_model.bin"));
+  EXPECT_FALSE(files_in(directory / "out").contains("model.safetensors"));
+  AdamWTraining loaded(kAlone, kAdamW, 2);
+  loaded.accelerator.load_state(directory / "out");
+  EXPECT_TRUE(loaded.net->parameters()[0].equal(training.net->parameters()[0]));
+}
+
+TEST(AccelerateLayout, CountsTowardsTheLimitAndIsReplaced) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  options.project_configuration = {
+      .project_dir = directory.path().string(),
+      .automatic_checkpoint_naming = true,
+      .total_limit = 2};
+  const Accelerator accelerator(options);
+  for (int i = 0; i < 4; ++i) {
+    static_cast<void>(accelerator.save_state(kForPython));
+  }
+  EXPECT_EQ(
+      files_in(directory / "checkpoints"),
+      (std::set<std::string>{"checkpoint_2", "checkpoint_3"}));
+  static_cast<void>(accelerator.save_state(directory / "out", kForPython));
+  static_cast<void>(accelerator.save_state(directory / "out", kForPython));
+  static_cast<void>(accelerator.save_state(directory / "out"));
+  static_cast<void>(accelerator.save_state(directory / "out", kForPython));
+  EXPECT_EQ(
+      files_in(directory / "out"),
+      (std::set<std::string>{"random_states_0.pkl"}));
+}
+
+TEST(AccelerateLayout, RefusesOptimizersThatPythonDoesNotHave) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  const Accelerator accelerator(options);
+  torch::nn::Linear net(2, 2);
+  torch::optim::LBFGS lbfgs(net->parameters());
+  auto prepared = accelerator.prepare(net, lbfgs);
+  expect_error<CheckpointError>(
+      [&] {
+        static_cast<void>(
+            accelerator.save_state(directory / "out", kForPython));
+      },
+      "\"optimizer\" is of class LBFGS");
+  EXPECT_FALSE(fs::exists(directory / "out"));
+}
+
+TEST(AccelerateLayout, SaysOnceWhatItLeavesOut) {
+  const TemporaryDirectory directory;
+  std::vector<std::string> warnings;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  options.world.logger = Logger(
+      [&](const LogRecord& record) { warnings.emplace_back(record.message); },
+      LogLevel::warning);
+  const Accelerator accelerator(options);
+  auto loader = accelerator.prepare(DataLoader(
+      TensorDataset(torch::arange(4), torch::arange(4)), {.batch_size = 2}));
+  for (int i = 0; i < 2; ++i) {
+    static_cast<void>(accelerator.save_state(directory / "out", kForPython));
+  }
+  EXPECT_THAT(
+      warnings, ElementsAre(HasSubstr("leave out positions of loaders")));
+}
+
+}  // namespace accelerate_layout_test
+}  // namespace accelerate
