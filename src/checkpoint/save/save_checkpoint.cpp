@@ -29,20 +29,20 @@ std::unique_ptr<CheckpointWriter> make_writer(
     Checkpoints& checkpoints,
     const SaveTarget& target,
     const SaveStateOptions& options) {
+  SaveJob job{
+      .contents = CheckpointContents(),
+      .target = target.path,
+      .iteration = target.iteration,
+      .rank = checkpoints.world.rank(),
+      .num_processes = checkpoints.world.size(),
+      .deleted = target.deleted,
+      .disk = checkpoints.disk,
+      .logger = checkpoints.world.logger(),
+      .safe_serialization = options.safe_serialization,
+      .layout = options.layout,
+      .known_left_out = checkpoints.known_left_out};
   return std::make_unique<CheckpointWriter>(
-      SaveJob{
-          {},
-          target.path,
-          target.iteration,
-          checkpoints.world.rank(),
-          checkpoints.world.size(),
-          target.deleted,
-          checkpoints.disk,
-          checkpoints.world.logger(),
-          options.safe_serialization,
-          options.layout,
-          checkpoints.known_left_out},
-      checkpoints.save_group());
+      std::move(job), checkpoints.save_group());
 }
 
 // An asynchronous save whose copies exceed the memory limit is written at once.

@@ -28,8 +28,10 @@ Words seeded(std::uint32_t seed) {
 }
 
 TorchValue::List integers(const Words& words) {
-  TorchValue::List list;
-  for (const std::uint32_t word : words) list.push_back({std::int64_t{word}});
+  TorchValue::List list(words.size());
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    list[i].value = std::int64_t{words[i]};
+  }
   return list;
 }
 
