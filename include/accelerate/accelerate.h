@@ -7,6 +7,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/bucket_hook.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader.h>

@@ -159,7 +159,7 @@ std::vector<Tensor> train(
     shard->before_forward();
     const Tensor loss = net->forward(x, step != 2).pow(2).mean();
     shard->after_forward({});
-    shard->before_backward(/*sync_gradients=*/true);
+    shard->before_backward(/*sync_gradients=*/true, loss);
     loss.backward();
     shard->after_backward(/*sync_gradients=*/true);
     const torch::NoGradGuard no_grad;

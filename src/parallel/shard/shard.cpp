@@ -130,7 +130,7 @@ class Shard final : public Strategy, public GateKeeper {
       schedule_.reshard_after_forward(is_held_open());
   }
 
-  void before_backward(bool sync_gradients) override {
+  void before_backward(bool sync_gradients, const at::Tensor&) override {
     const LockedScope lock(mutex_);
     require_no_scope("backward() was called");
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
@@ -395,12 +395,19 @@ class Shard final : public Strategy, public GateKeeper {
       for (const std::size_t i : unit->trainable())
         shards.push_back(unit->parameters()[i].local);
     }
-    average_gradients(mesh_.group({Axis::replicate, Axis::context}), shards);
+    average_gradients(
+        mesh_.group({Axis::replicate, Axis::context}),
+        shards,
+        {.send_in = options_.replica_dtype,
+         .message_bytes = options_.message_bytes});
     std::vector<at::Tensor> unsharded;
     for (const at::Tensor& tensor : unsharded_) {
       if (tensor.requires_grad()) unsharded.push_back(tensor);
     }
-    average_gradients(mesh_.gradient_group(), unsharded, at::kDouble);
+    average_gradients(
+        mesh_.gradient_group(),
+        unsharded,
+        {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
   }
 
   void close_parameters() {

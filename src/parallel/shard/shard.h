@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -41,6 +42,11 @@ struct ShardOptions {
   /// less memory.
   bool prefetches_after_gradients = false;
   bool broadcast_buffers = true;
+  /// Dtype in which gradients are averaged over replicas of the shards; unset:
+  /// unchanged.
+  std::optional<at::ScalarType> replica_dtype = std::nullopt;
+  /// Size of the messages in which they travel.
+  std::int64_t message_bytes = 25 << 20;
   /// LibTorch's allocator keeps freed memory of full parameters, so sharding
   /// need not.
   bool allocator_keeps_blocks = false;
