@@ -67,6 +67,7 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
   TrainingRequest request =
       read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
   request.engine = Engine::none;
+  request.ignored.clear();
   return request;
 }
 

@@ -50,7 +50,9 @@ struct ShardingRequest {
   int reshard_group_size = 0;
   /// Gradients are reduced in every micro-step, so that none stay unsharded.
   bool reduce_every_backward = false;
-  bool prefetch = true;
+  /// The next unit is gathered while the present one computes.
+  bool prefetch_forward = true;
+  bool prefetch_backward = true;
   /// The number of units that are gathered ahead.
   int prefetch_depth = 1;
   /// In a backward, the next unit is gathered only when the present unit's
@@ -99,6 +101,8 @@ struct IgnoredSetting {
 /// The request of a program and its launcher, in whichever engine's settings.
 struct TrainingRequest {
   Engine engine = Engine::none;
+  /// FSDP's fsdp_version; 0 for other engines.
+  int fsdp_version = 0;
   /// Indexed by Axis; unset if not given.
   std::array<std::optional<int>, kNumAxes> degrees = {};
   /// Unset if no engine and no degree requests sharding.

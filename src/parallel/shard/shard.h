@@ -35,7 +35,8 @@ struct ShardOptions {
   /// Gradients are reduced in every micro-step, so that none stay unsharded.
   bool reduces_every_backward = false;
   /// The next unit is gathered while the current one computes.
-  bool prefetches = true;
+  bool prefetches_forward = true;
+  bool prefetches_backward = true;
   /// Number of units gathered ahead.
   std::size_t prefetch_depth = 1;
   /// A backward prefetches only when the current unit's gradients are complete:

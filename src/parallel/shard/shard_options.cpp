@@ -29,7 +29,8 @@ ShardOptions make_shard_options(
   options.reshards_after_forward = request.reshard_after_forward;
   options.reshard_group_size = request.reshard_group_size;
   options.reduces_every_backward = request.reduce_every_backward;
-  options.prefetches = request.prefetch;
+  options.prefetches_forward = request.prefetch_forward;
+  options.prefetches_backward = request.prefetch_backward;
   options.prefetch_depth = static_cast<std::size_t>(request.prefetch_depth);
   options.prefetches_after_gradients = request.prefetch_after_gradients;
   options.offloads_shards = request.cpu_offload;
