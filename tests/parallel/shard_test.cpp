@@ -287,9 +287,9 @@ TEST(Shard, NamesAParameterThatIsReadElsewhere) {
     Accelerator accelerator({.parallel = sharded(), .world = world});
     Net net;
     auto model = accelerator.prepare(net);
-    expect_error<c10::Error>(
+    expect_error<ConfigError>(
         [&] { net->parameters()[0].sum(); }, "layers.0.weight");
-    expect_error<c10::Error>(
+    expect_error<ConfigError>(
         [&] { net->forward(torch::ones({1, 8})); }, "full_parameters");
     EXPECT_EQ(net->parameters()[0].sizes(), (std::vector<int64_t>{8, 8}));
   });
@@ -683,7 +683,7 @@ TEST(Shard, RefusesWhatWouldGoWrong) {
     auto model = accelerator.prepare(moved);
     expect_error<ConfigError>(
         [&] { accelerator.join_uneven_inputs([] {}); }, "even_batches");
-    expect_error<c10::Error>(
+    expect_error<ConfigError>(
         [&] { moved->to(torch::kDouble); }, "layers.0.weight");
     Net frozen;
     for (Tensor& parameter : frozen->parameters())

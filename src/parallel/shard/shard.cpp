@@ -8,6 +8,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -342,6 +343,15 @@ class Shard final : public Strategy, public GateKeeper {
     if (phase_ == Phase::idle) return;
     const LockedScope lock(mutex_);
     if (!is_held_open()) schedule_.before_read(unit, is_filled);
+  }
+
+  void call(GatedCall& call) override {
+    try {
+      call.run();
+    } catch (const c10::Error& error) {
+      explain_unavailable(error);
+      throw;
+    }
   }
 
   // Called when the gradient at `place` among those of the unit is complete.
