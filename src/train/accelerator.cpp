@@ -168,7 +168,12 @@ std::shared_ptr<Session> make_session(
   Decisions decisions = decide(
       options, added, world, detail::launch_settings(environment), environment);
   const detail::TrainingRequest& training = decisions.plan_request.training;
-  detail::warn_ignored_settings(world, training.ignored);
+  std::vector<detail::IgnoredSetting> ignored = training.ignored;
+  ignored.insert(
+      ignored.end(),
+      decisions.plan.ignored.begin(),
+      decisions.plan.ignored.end());
+  detail::warn_ignored_settings(world, ignored);
   const std::optional<double> max_gradient_norm =
       training.step.gradient_clipping;
   const std::array sources{

@@ -185,6 +185,7 @@ detail::PlanRequest request_of(
   detail::PlanRequest request = session.plan_request;
   request.training = detail::read_model_request(
       options, session.request_sources, session.plan.degrees);
+  request.replicate_is_inherited = !options.replicate_options;
   if (options.replicate_options) request.replicate = *options.replicate_options;
   if (options.master_weights) request.master_weights = *options.master_weights;
   return request;
@@ -203,6 +204,9 @@ std::vector<ModelPlan> plans_of(
     try {
       const detail::PlanRequest own = request_of(session, *options);
       plans.back() = {detail::make_plan(own), own.training.ignored};
+      auto& ignored = plans.back().ignored;
+      const auto& of_plan = plans.back().plan.ignored;
+      ignored.insert(ignored.end(), of_plan.begin(), of_plan.end());
       require_same_step(session, own.training.step, found);
     } catch (const ConfigError& error) {
       found.emplace_back(error.what());
