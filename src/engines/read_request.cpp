@@ -55,7 +55,7 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
           options.deepspeed.value_or(DeepSpeedOptions()),
           settings,
           sources.environment,
-          sources.mixed_precision);
+          {sources.mixed_precision, sources.precision_is_open});
     case Engine::fully_sharded:
       return read_fully_sharded(
           options.fully_sharded, settings, sources.mixed_precision);
@@ -171,7 +171,9 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   }
   request.degrees = degrees;
   request.complaints = std::move(complaints);
-  request.precision.mixed_precision = sources.mixed_precision;
+  // DeepSpeed's configuration may choose the precision.
+  if (request.engine != Engine::deepspeed)
+    request.precision.mixed_precision = sources.mixed_precision;
   if (const auto& options = sources.parallel.activation_checkpointing)
     request.recomputation = recomputation_of(*options);
   return request;

@@ -74,6 +74,8 @@ struct RecomputationRequest {
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
+  /// True if nobody asked for that clipping: it is the engine's default.
+  bool clips_by_default = false;
 };
 
 struct PrecisionRequest {
@@ -112,7 +114,9 @@ struct TrainingRequest {
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;
   std::optional<DeepSpeedSection> scheduler = std::nullopt;
-  /// DeepSpeed's configuration as JSON; empty for other engines.
+  /// DeepSpeed's options, each with its value; unset for other engines.
+  std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
+  /// Its configuration as JSON; empty for other engines.
   std::string deepspeed_config = {};
   std::vector<IgnoredSetting> ignored = {};
   /// Everything that contradicts itself or that this version cannot do.

@@ -24,11 +24,19 @@ namespace {
 using detail::format;
 using detail::Session;
 
-Precision choose_precision(
+Precision requested_precision(
     const AcceleratorOptions& options,
     const detail::Settings& settings) {
   if (options.mixed_precision) return *options.mixed_precision;
   return parse_precision(*settings.text("mixed_precision"));
+}
+
+// Accelerate's launcher always names a precision, "no" by default.
+bool precision_is_open(
+    const AcceleratorOptions& options,
+    const detail::Settings& settings) {
+  return !options.mixed_precision &&
+      requested_precision(options, settings) == Precision::no;
 }
 
 // The options given in code, as one more source of settings.
@@ -84,6 +92,21 @@ struct Decisions {
   detail::ParallelPlan plan;
 };
 
+// What a DeepSpeed configuration decided in place of the other sources.
+detail::Source source_from_engine(
+    const AcceleratorOptions& options,
+    const detail::Settings& settings,
+    const Decisions& decisions) {
+  detail::Source source{detail::Origin::code, {}};
+  if (decisions.precision != requested_precision(options, settings)) {
+    source.add(
+        "mixed_precision",
+        std::string(name_of(decisions.precision)),
+        "DeepSpeed configuration");
+  }
+  return source;
+}
+
 // The window that a DeepSpeed configuration sets, if it does.
 void apply_window_of_engine(
     const AcceleratorOptions& options,
@@ -104,6 +127,15 @@ void apply_window_of_engine(
   decisions.window = *steps;
 }
 
+// DeepSpeed's configuration chooses the precision if nobody else did.
+void apply_precision_of_engine(Decisions& decisions) {
+  const std::string& chosen =
+      decisions.plan_request.training.precision.mixed_precision;
+  decisions.precision = parse_precision(chosen);
+  decisions.request_sources.mixed_precision = chosen;
+  decisions.request_sources.precision_is_open = false;
+}
+
 // Throws one ConfigError with everything that is wrong.
 Decisions decide(
     const AcceleratorOptions& options,
@@ -113,17 +145,14 @@ Decisions decide(
     const detail::Environment& environment) {
   Decisions decisions;
   std::vector<std::string> complaints;
-  decisions.precision = choose_precision(options, settings);
-  if (auto complaint =
-          detail::precision_complaint(decisions.precision, world.device())) {
-    complaints.push_back(*complaint);
-  }
   note_complaints(complaints, [&] {
     decisions.window = detail::accumulation_window(options, settings);
   });
   decisions.request_sources = {
       .parallel = options.parallel,
-      .mixed_precision = std::string(name_of(decisions.precision)),
+      .mixed_precision =
+          std::string(name_of(requested_precision(options, settings))),
+      .precision_is_open = precision_is_open(options, settings),
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
@@ -137,6 +166,11 @@ Decisions decide(
       .num_local_ranks = world.local_size(),
       .device = world.device(),
       .added = added};
+  apply_precision_of_engine(decisions);
+  if (auto complaint =
+          detail::precision_complaint(decisions.precision, world.device())) {
+    complaints.push_back(*complaint);
+  }
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
@@ -165,8 +199,9 @@ std::shared_ptr<Session> make_session(
   WorldOptions world_options = options.world;
   if (options.cpu.value_or(false)) world_options.device = at::kCPU;
   World world(world_options);
-  Decisions decisions = decide(
-      options, added, world, detail::launch_settings(environment), environment);
+  const detail::Settings launch_settings = detail::launch_settings(environment);
+  Decisions decisions =
+      decide(options, added, world, launch_settings, environment);
   const detail::TrainingRequest& training = decisions.plan_request.training;
   std::vector<detail::IgnoredSetting> ignored = training.ignored;
   ignored.insert(
@@ -179,7 +214,8 @@ std::shared_ptr<Session> make_session(
   const std::array sources{
       detail::source_from_handover(environment),
       detail::source_from_environment(environment),
-      source_from_code(options)};
+      source_from_code(options),
+      source_from_engine(options, launch_settings, decisions)};
   Mesh mesh(world, decisions.plan.degrees);
   auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{

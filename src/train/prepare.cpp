@@ -18,6 +18,7 @@
 #include "parallel/plan.h"
 #include "params/materialize.h"
 #include "precision/support.h"
+#include "train/deepspeed_rules.h"
 #include "train/freed_blocks.h"
 #include "train/session.h"
 
@@ -164,7 +165,7 @@ void require_same_step(
         *steps,
         session.clock.window()));
   }
-  if (step.gradient_clipping &&
+  if (step.gradient_clipping && !step.clips_by_default &&
       step.gradient_clipping != session.max_gradient_norm) {
     complaints.push_back(format(
         "gradient_clipping is {}, but applies to all models; give it in "
@@ -311,6 +312,7 @@ void detail::PrepareRequest::add(
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
   require_preparable(session, request);
+  detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);
   // A rank that trains may pass by a call in which others wait for it.
   if (!request.models.empty()) session.agreement->start_detector();

@@ -124,6 +124,9 @@ struct Session {
   /// point of plans for models with options of their own.
   PlanRequest plan_request = {};
   RequestSources request_sources = {};
+  /// Samples per rank and micro-step of each prepared loader; with DeepSpeed
+  /// only, whose configuration names them.
+  std::vector<std::int64_t> deepspeed_micro_batches = {};
   /// Meshes of models whose degrees differ from the session's.
   std::vector<Mesh> other_meshes = {};
   Precision precision = Precision::no;

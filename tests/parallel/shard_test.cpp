@@ -458,7 +458,8 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
     }
     expect_near(
         run(2,
-            {.deepspeed = DeepSpeedOptions{.zero_stage = 1}},
+            {.deepspeed =
+                 DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 1}},
             3,
             6,
             path,
@@ -523,7 +524,10 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
       WorldOptions options = world;
       options.timeout = std::chrono::seconds(30);  // where ranks wait for good
       const Accelerator accelerator(
-          {.parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = stage}},
+          {.parallel =
+               {.deepspeed =
+                    DeepSpeedOptions{
+                        .gradient_clipping = 0, .zero_stage = stage}},
            .world = options});
       Experts net, reference;
       torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
@@ -566,7 +570,8 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
 TEST(Shard, AveragesGradientsOfAWindowWhoseLastBackwardDoesNotReachTheModel) {
   const auto options = [](int stage, bool is_hybrid) {
     ParallelOptions parallel{
-        .deepspeed = DeepSpeedOptions{.zero_stage = stage}};
+        .deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = stage}};
     if (is_hybrid) parallel.replicate = 2;
     return parallel;
   };

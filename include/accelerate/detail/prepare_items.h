@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <tuple>
@@ -37,6 +38,14 @@ struct RequestedModel {
   std::shared_ptr<const ModelOptions> options;
 };
 
+/// A loader of this library that was given to prepare().
+struct RequestedLoader {
+  /// Number of samples; 0 with a batch sampler.
+  std::int64_t batch_size = 0;
+  /// Whether the batch is that of all ranks together.
+  bool splits_batches = false;
+};
+
 /// The arguments of one prepare() call, not yet modified.
 struct ACCELERATE_API PrepareRequest {
   void add(
@@ -46,6 +55,7 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<RequestedModel> models;
   std::vector<torch::optim::Optimizer*> optimizers;
   std::vector<SchedulerReference> schedulers;
+  std::vector<RequestedLoader> loaders;
 };
 
 /// The prepared objects, each kind in the order of the request.
@@ -123,6 +133,13 @@ void collect_item(
         LoaderLike<Item> || IsUniquePointer<Item>::value,
         "prepare() takes modules (holders, shared_ptr, with_options()), "
         "optimizers, LRSchedulers and data loaders");
+    if constexpr (requires {
+                    item.total_batch_size();
+                    item.options().split_batches;
+                  }) {
+      request.loaders.push_back(
+          {item.total_batch_size(), item.options().split_batches});
+    }
   }
 }
 
