@@ -1,5 +1,6 @@
 #include <accelerate/optimizer.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -7,6 +8,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "train/scaling.h"
 #include "train/session.h"
 
@@ -16,6 +18,11 @@ namespace {
 
 void require_prepared(const detail::PreparedOptimizer& prepared) {
   if (prepared.inner != nullptr) return;
+  if (prepared.was_destroyed) {
+    throw ConfigError(
+        "[train] the optimizer of this handle was destroyed; keep it as long "
+        "as the handle is used, for instance in the same scope");
+  }
   throw ConfigError(
       "[train] this handle was released by free_memory() or finish(); prepare "
       "the optimizer again");
@@ -33,10 +40,36 @@ void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
 
 }  // namespace
 
+void detail::warn_untracked_parameters(
+    Session& session,
+    PreparedOptimizer& optimizer) {
+  if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
+    return;
+  std::size_t num_untracked = 0;
+  for (const auto& group : optimizer.inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      num_untracked += std::none_of(
+          session.models.begin(), session.models.end(), [&](const auto& model) {
+            return model->table.find(parameter) != nullptr ||
+                model->table.find_local(parameter) != nullptr;
+          });
+    }
+  }
+  if (num_untracked == 0) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      format(
+          "an optimizer steps on {} tensors of no prepared model; their "
+          "gradients are not averaged over the ranks; prepare their model",
+          num_untracked));
+}
+
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
+  detail::warn_untracked_parameters(session, *prepared_);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
     std::vector<at::Tensor> parameters;

@@ -20,6 +20,7 @@
 #include "precision/support.h"
 #include "train/deepspeed_rules.h"
 #include "train/freed_blocks.h"
+#include "train/optimizer_watch.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -259,29 +260,28 @@ std::unique_ptr<PreparedModel> prepare_model(
   return model;
 }
 
-// No strategy averages gradients of parameters outside prepared models.
-void warn_untracked_parameters(
-    const Session& session,
+// Makes the optimizer step on what the models' strategies keep, and notices its
+// end.
+detail::PreparedOptimizer& prepare_optimizer(
+    Session& session,
     torch::optim::Optimizer& optimizer) {
-  if (session.world.size() == 1) return;
-  std::size_t num_untracked = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      num_untracked += std::none_of(
-          session.models.begin(), session.models.end(), [&](const auto& model) {
-            return model->table.find(parameter) != nullptr;
-          });
-    }
+  for (const auto& model : session.models)
+    model->strategies.bind(optimizer, model->table);
+  detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
+      std::make_unique<detail::PreparedOptimizer>(
+          detail::PreparedOptimizer{&session, &optimizer}));
+  prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
+    prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
+  });
+  return prepared;
+}
+
+// Binds optimizers that were prepared before this model.
+void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr)
+      model.strategies.bind(*optimizer->inner, model.table);
   }
-  if (num_untracked == 0) return;
-  session.world.logger().log_once_per_world(
-      LogLevel::warning,
-      "train",
-      format(
-          "an optimizer steps on {} tensors of no prepared model; their "
-          "gradients are not averaged over the ranks; prepare their model with "
-          "or before it",
-          num_untracked));
 }
 
 // The schedule's own optimizer if it is known and prepared, else all.
@@ -323,15 +323,13 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
       detail::warn_ignored_settings(session.world, plans[i].ignored);
     session.models.push_back(
         prepare_model(session, request.models[i].module, plans[i].plan));
+    bind_earlier_optimizers(session, *session.models.back());
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
-    warn_untracked_parameters(session, *optimizer);
-    for (const auto& model : session.models)
-      model->strategies.bind(*optimizer, model->table);
-    session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
-        detail::PreparedOptimizer{&session, optimizer}));
-    result.optimizers.emplace_back(session_, session.optimizers.back().get());
+    detail::PreparedOptimizer& prepared =
+        prepare_optimizer(session, *optimizer);
+    result.optimizers.emplace_back(session_, &prepared);
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
     session.schedulers.push_back(

@@ -53,7 +53,13 @@ struct PreparedModel {
 
 struct PreparedOptimizer {
   Session* session = nullptr;
+  /// Null after free_memory(), and if the user's optimizer was destroyed.
   torch::optim::Optimizer* inner = nullptr;
+  bool was_destroyed = false;
+  /// Keeps the two above true; null if the optimizer cannot be watched.
+  std::shared_ptr<void> watch = nullptr;
+  /// False until its first step has looked for parameters of no model.
+  bool was_checked = false;
   /// True if a backward has left gradients that no step has used yet.
   bool is_accumulating = false;
   /// True if the last step was skipped because of an infinite gradient.
@@ -180,6 +186,10 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
+
+/// Warns once, at the optimizer's first step, of parameters that belong to no
+/// prepared model: no strategy averages their gradients.
+void warn_untracked_parameters(Session& session, PreparedOptimizer& optimizer);
 
 /// Warns of settings that were given and do nothing.
 void warn_ignored_settings(
