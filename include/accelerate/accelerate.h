@@ -14,6 +14,7 @@
 #include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
+#include <accelerate/distributed_type.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 #include <accelerate/full_parameters.h>
