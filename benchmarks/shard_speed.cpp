@@ -74,7 +74,9 @@ struct Way {
 int main() {
   std::vector<Way> ways{
       {"replicate", {}},
-      {"zero1", {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
+      {"zero1",
+       {.deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 1}}},
       {"full_shard", {.fully_sharded = FullyShardedDataParallelOptions()}}};
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     for (Way& way : ways) {

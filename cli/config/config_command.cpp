@@ -135,8 +135,10 @@ void print_meaning(
         deepspeed_fields(settings, detail::values_in_force(*document));
     environment.set("ACCELERATE_CONFIG_DS_FIELDS", detail::join(fields, ","));
   }
+  const std::string precision = settings.text("mixed_precision").value_or("no");
   const detail::RequestSources sources{
-      .mixed_precision = settings.text("mixed_precision").value_or("no"),
+      .mixed_precision = precision,
+      .precision_is_open = precision == "no",
       .settings = settings,
       .environment = std::move(environment)};
   detail::TrainingRequest request = detail::read_training_request(sources);

@@ -7,6 +7,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/bucket_hook.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader.h>
@@ -14,6 +15,7 @@
 #include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
+#include <accelerate/distributed_type.h>
 #include <accelerate/dynamo.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/environment.h>

@@ -19,7 +19,9 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
+#include <accelerate/deepspeed.h>
 #include <accelerate/detail/prepare_items.h>
+#include <accelerate/distributed_type.h>
 #include <accelerate/export.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/grad_scaler.h>
@@ -464,6 +466,32 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] const std::string& project_dir() const;
   [[nodiscard]] const World& world() const;
   [[nodiscard]] const Mesh& mesh() const;
+
+  [[nodiscard]] DistributedType distributed_type() const;
+  /// True with several processes.
+  [[nodiscard]] bool use_distributed() const;
+  /// True if the type is DistributedType::multi_gpu, as in Accelerate: not on
+  /// CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
+  [[nodiscard]] bool multi_device() const;
+  /// True if FSDP's settings are in use, with fsdp_version 2.
+  [[nodiscard]] bool is_fsdp2() const;
+  [[nodiscard]] AcceleratorState state() const;
+  /// This rank's coordinates in `mesh()`; 0 along an axis that is not in use.
+  [[nodiscard]] int tensor_parallel_rank() const;
+  [[nodiscard]] int pipeline_parallel_rank() const;
+  [[nodiscard]] int context_parallel_rank() const;
+  /// The number of this rank's replica.
+  [[nodiscard]] int data_parallel_rank() const;
+  /// The number of this rank's shard in it.
+  [[nodiscard]] int data_parallel_shard_rank() const;
+  /// True on ranks whose model, or shards of it, a program that saves by itself
+  /// must write: the first rank of each node if every rank has the model, the
+  /// ranks of the first replica if it is divided. Functions of this class that
+  /// save decide by themselves, and are called on all ranks.
+  [[nodiscard]] bool should_save_model() const;
+  /// DeepSpeed's options in force, each with its value; nothing if DeepSpeed's
+  /// settings are not in use.
+  [[nodiscard]] const std::optional<DeepSpeedOptions>& deepspeed_plugin() const;
 
   /// Returns when every rank has called it.
   void wait_for_everyone() const;

@@ -12,7 +12,10 @@ inline constexpr int kAuto = -1;
 /// left unset takes the launcher's value (`--zero_stage`,
 /// `ACCELERATE_DEEPSPEED_*`, `deepspeed_config:`), else the default, which is
 /// named. With a DeepSpeed configuration, its values override the fields here,
-/// except where it says "auto".
+/// except where it says "auto". It also chooses the precision if neither
+/// AcceleratorOptions nor the launcher do ("bf16" or "fp16": {"enabled": true});
+/// a contradiction is an error, and so are optimizers, schedules and loaders
+/// that do not fit its sections and batch sizes (deepspeed_training.h).
 struct DeepSpeedOptions {
   // The configuration file, and the step.
 
@@ -21,7 +24,9 @@ struct DeepSpeedOptions {
   std::string hf_ds_config = {};
   /// Unset: kAuto.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
-  /// Norm that gradients are clipped to; 0: no clipping. Unset: kAuto.
+  /// Norm that gradients are clipped to; 0: no clipping. Unset: kAuto, which
+  /// clips to 1.0, as Accelerate's does. A configuration without the key does
+  /// not clip.
   std::optional<double> gradient_clipping = std::nullopt;
 
   // Sharding and offload.

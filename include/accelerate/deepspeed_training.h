@@ -29,7 +29,8 @@ struct DummyScheduler {
 /// The optimizer that a DeepSpeed configuration (its JSON,
 /// Accelerator::deepspeed_config()) describes: Adam, which is AdamW unless
 /// adam_w_mode is false, AdamW, SGD or Adagrad, each as the fused one of
-/// accelerate::optim. Prepare it like any other. Throws ConfigError for a
+/// accelerate::optim. Prepare it like any other. With such a section, prepare()
+/// refuses optimizers made otherwise, as Accelerate does. Throws ConfigError for a
 /// configuration without such a section, another type, a parameter that the
 /// optimizer does not have, and an "auto" without a value.
 ACCELERATE_API std::unique_ptr<torch::optim::Optimizer>
@@ -39,7 +40,8 @@ optimizer_from_deepspeed(
     const DummyOptim& automatic = {});
 
 /// The schedule that the configuration describes, for that optimizer: WarmupLR,
-/// WarmupDecayLR or WarmupCosineLR, with DeepSpeed's formulas and defaults.
+/// WarmupDecayLR or WarmupCosineLR, with DeepSpeed's formulas and defaults. With
+/// such a section, prepare() refuses schedules made otherwise.
 /// Throws ConfigError as above.
 ACCELERATE_API std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
     const std::string& config,

@@ -31,6 +31,7 @@ enum class ShardingStrategy {
 
 /// When the backward pass gathers its next unit.
 enum class BackwardPrefetch {
+  /// When it is needed: slowest, and the memory of one unit less.
   none,
   /// Before the gradients of the current unit are computed: fastest.
   backward_pre,
@@ -108,9 +109,13 @@ struct FullyShardedDataParallelOptions {
 
   // What is gathered ahead of its use.
 
+  /// When backwards gather the next unit. Unset: backward_pre, since the
+  /// execution order of the last pass is known here without an option. Version
+  /// 2 ignores it, with a warning.
   std::optional<BackwardPrefetch> backward_prefetch = std::nullopt;
-  /// Gather the next unit while the current one computes its forward. Unset:
-  /// false in version 1; version 2 refuses it.
+  /// Forwards gather the next unit while the current one computes; false: when
+  /// it is needed, which saves its memory. Unset: true, for the same reason.
+  /// Version 2 refuses it.
   std::optional<bool> forward_prefetch = std::nullopt;
 
   // Dtypes.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -66,16 +67,24 @@ struct PowerSGDOptions {
   std::uint64_t random_seed = 0;
 };
 
+struct BucketHook;  // bucket_hook.h
+
 /// How replicas of a model on several ranks are kept equal.
+///
+/// A sharded model has replicas only where `replicate` is above 1 beside
+/// `shard`. Of these options, bucket_bytes, broadcast_buffers and the comm_hooks
+/// fp16 and bf16 then apply to the averaging over them; another hook or a
+/// wrapper is an error, and the rest is listed as ignored. Sharded models allow
+/// unused parameters without an option.
 struct ReplicateOptions {
   /// Gradients are reduced in buckets of about this size, each as soon as it is
   /// full. Larger: fewer, longer messages; smaller: more overlap with backward.
   std::int64_t bucket_bytes = 25 << 20;
   /// Size of the first bucket; smaller, so that communication starts early.
   std::int64_t first_bucket_bytes = 1 << 20;
-  /// Set it when some parameters are not used in some steps. Costs a walk over
-  /// the graph before every backward, and the outputs of the model must be
-  /// visitable (nested.h).
+  /// Set it when some parameters are not used in some steps; each rank may use
+  /// others, but at least one. Costs a walk over the loss's graph before every
+  /// backward that averages.
   bool find_unused_parameters = false;
   /// The set of used parameters never changes: found once, in the first step.
   bool static_graph = false;
@@ -86,10 +95,14 @@ struct ReplicateOptions {
   bool broadcast_buffers = true;
   /// Compression of gradients between ranks.
   CommHook comm_hook = CommHook::none;
-  /// Runs the hook in a narrower dtype; needs a `comm_hook`.
+  /// Runs the hook in a narrower dtype; needs a `comm_hook` or `bucket_hook`.
   CommWrapper comm_wrapper = CommWrapper::none;
   /// The same as `comm_state_option` in Accelerate.
   PowerSGDOptions power_sgd = {};
+  /// Your own reduction of each bucket, instead of a `comm_hook`
+  /// (bucket_hook.h). Shared by the models that are prepared with these
+  /// options.
+  std::shared_ptr<const BucketHook> bucket_hook = nullptr;
 
   // Known from PyTorch's constructor; without effect, and reported if changed.
 

@@ -86,6 +86,11 @@ Json read_configuration(const std::string& given) {
 
 bool is_auto(const Json& value) { return value == "auto"; }
 
+bool is_enabled(const Json* value) {
+  return value != nullptr &&
+      (*value == true || *value == "true" || *value == "True");
+}
+
 Json auto_or(double value) {
   return value == kAuto ? Json("auto") : Json(value);
 }
@@ -342,9 +347,7 @@ void DeepSpeedConfig::set_mixed_precision(std::string_view precision) {
   if (is_bf16 && !json_.contains("bf16")) json_["bf16"] = {{"enabled", true}};
   if (precision != "no") {
     const std::string_view other = is_fp16 ? "bf16" : "fp16";
-    const Json* const enabled = find(format("{}.enabled", other));
-    if (enabled != nullptr &&
-        (*enabled == true || *enabled == "true" || *enabled == "True")) {
+    if (is_enabled(find(format("{}.enabled", other)))) {
       throw ConfigError(format(
           "[config] mixed_precision is {}, but the DeepSpeed configuration "
           "enables {}; change one of them",
@@ -389,6 +392,17 @@ void DeepSpeedConfig::fill_node(
         printable(path)));
   }
   node = *value;
+}
+
+void DeepSpeedConfig::fill_known(const Json& values) {
+  for (const auto& [path, value] : values.items()) fill_one(path, values);
+}
+
+std::optional<std::string> DeepSpeedConfig::enabled_precision() const {
+  for (const char* const type : {"fp16", "bf16"}) {
+    if (is_enabled(find(format("{}.enabled", type)))) return type;
+  }
+  return std::nullopt;
 }
 
 void DeepSpeedConfig::fill(const Json& values, bool must_match) {

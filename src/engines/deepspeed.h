@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,12 @@ class DeepSpeedConfig {
   /// "optimizer.params.lr". Throws ConfigError naming an "auto" that `values`
   /// lacks and, with `must_match`, all values that differ.
   void fill(const nlohmann::json& values, bool must_match = true);
+
+  /// The same for those in `values`; other "auto" stay.
+  void fill_known(const nlohmann::json& values);
+
+  /// "fp16" or "bf16" if the configuration enables it.
+  [[nodiscard]] std::optional<std::string> enabled_precision() const;
 
   /// The value at a path; null if there is none.
   [[nodiscard]] const nlohmann::json* find(std::string_view dotted_path) const;

@@ -81,6 +81,10 @@ std::string sharding_in_words(const TrainingRequest& request) {
         "optimizer state, gradients and parameters; parameters are resharded "
         "after each use (ZeRO stage 3)";
   }
+  if (!sharding.prefetch_forward)
+    words += "; forwards do not gather units ahead";
+  if (!sharding.prefetch_backward)
+    words += "; backwards do not gather units ahead";
   if (sharding.cpu_offload) words += "; shards stay in host memory";
   if (sharding.make_on_rank_0) words += "; only rank 0 makes initial values";
   if (sharding.read_on_rank_0) words += "; only rank 0 reads weights";

@@ -57,7 +57,7 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
           options.deepspeed.value_or(DeepSpeedOptions()),
           settings,
           sources.environment,
-          sources.mixed_precision);
+          {sources.mixed_precision, sources.precision_is_open});
     case Engine::fully_sharded:
       return read_fully_sharded(
           options.fully_sharded, settings, sources.mixed_precision);
@@ -69,6 +69,7 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
   TrainingRequest request =
       read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
   request.engine = Engine::none;
+  request.ignored.clear();
   return request;
 }
 
@@ -181,7 +182,9 @@ TrainingRequest read_training_request(const RequestSources& sources) {
       request.ignored.push_back(std::move(setting));
   }
   request.complaints = std::move(complaints);
-  request.precision.mixed_precision = sources.mixed_precision;
+  // DeepSpeed's configuration may choose the precision.
+  if (request.engine != Engine::deepspeed)
+    request.precision.mixed_precision = sources.mixed_precision;
   if (const auto& options = sources.parallel.activation_checkpointing)
     request.recomputation = recomputation_of(*options);
   return request;

@@ -50,7 +50,9 @@ struct ShardingRequest {
   int reshard_group_size = 0;
   /// Gradients are reduced in every micro-step, so that none stay unsharded.
   bool reduce_every_backward = false;
-  bool prefetch = true;
+  /// The next unit is gathered while the present one computes.
+  bool prefetch_forward = true;
+  bool prefetch_backward = true;
   /// The number of units that are gathered ahead.
   int prefetch_depth = 1;
   /// In a backward, the next unit is gathered only when the present unit's
@@ -72,6 +74,8 @@ struct RecomputationRequest {
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
+  /// True if nobody asked for that clipping: it is the engine's default.
+  bool clips_by_default = false;
 };
 
 struct PrecisionRequest {
@@ -99,6 +103,8 @@ struct IgnoredSetting {
 /// The request of a program and its launcher, in whichever engine's settings.
 struct TrainingRequest {
   Engine engine = Engine::none;
+  /// FSDP's fsdp_version; 0 for other engines.
+  int fsdp_version = 0;
   /// Indexed by Axis; unset if not given.
   std::array<std::optional<int>, kNumAxes> degrees = {};
   /// Unset if no engine and no degree requests sharding.
@@ -108,7 +114,9 @@ struct TrainingRequest {
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;
   std::optional<DeepSpeedSection> scheduler = std::nullopt;
-  /// DeepSpeed's configuration as JSON; empty for other engines.
+  /// DeepSpeed's options, each with its value; unset for other engines.
+  std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
+  /// Its configuration as JSON; empty for other engines.
   std::string deepspeed_config = {};
   std::vector<IgnoredSetting> ignored = {};
   /// Everything that contradicts itself or that this version cannot do.

@@ -124,20 +124,51 @@ std::optional<DeepSpeedSection> section_of(
       type->get<std::string>(), params == nullptr ? "{}" : params->dump()};
 }
 
+// The precision of the configuration if nobody else asked for one; else they
+// must agree.
+std::string choose_precision(
+    const DeepSpeedConfig& config,
+    const RequestedPrecision& requested) {
+  const std::optional<std::string> enabled = config.enabled_precision();
+  if (requested.is_open) return enabled.value_or(std::string(requested.name));
+  if (enabled && requested.name == "no") {
+    throw ConfigError(format(
+        "[config] mixed_precision is no, but the DeepSpeed configuration "
+        "enables {}; change one of them, or leave mixed_precision out",
+        *enabled));
+  }
+  const nlohmann::json* const own =
+      config.find(format("{}.enabled", requested.name));
+  if (requested.name != "no" && own != nullptr && *own == false) {
+    throw ConfigError(format(
+        "[config] mixed_precision is {}, but {}.enabled of the DeepSpeed "
+        "configuration is false; change one of them, or write \"auto\"",
+        requested.name,
+        requested.name));
+  }
+  return std::string(requested.name);
+}
+
 }  // namespace
 
 TrainingRequest read_deepspeed(
     const DeepSpeedOptions& given,
     const Settings& settings,
     const Environment& environment,
-    std::string_view mixed_precision) {
+    const RequestedPrecision& precision) {
   DeepSpeedConfig config(given, settings, environment);
+  const std::string mixed_precision = choose_precision(config, precision);
   config.set_mixed_precision(mixed_precision);
+  // Accelerate's values for what it leaves to prepare().
+  config.fill_known(
+      {{"gradient_clipping", 1.0},
+       {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});
   const DeepSpeedOptions& found = config.options();
   require_offload_devices(found);
 
   TrainingRequest request;
   request.engine = Engine::deepspeed;
+  request.precision.mixed_precision = mixed_precision;
   const int stage = *found.zero_stage;
   ShardingRequest& sharding = request.sharding.emplace();
   sharding.span = stage == 0 ? ShardSpan::none : ShardSpan::all;
@@ -158,10 +189,17 @@ TrainingRequest read_deepspeed(
     request.step.gradient_accumulation_steps =
         found.gradient_accumulation_steps;
   }
-  if (*found.gradient_clipping > 0)
+  const nlohmann::json* const clipping = config.find("gradient_clipping");
+  if (*found.gradient_clipping > 0) {
     request.step.gradient_clipping = found.gradient_clipping;
+  } else if (clipping != nullptr && clipping->is_number() && *clipping > 0) {
+    // "auto", which is also the default without a configuration.
+    request.step.gradient_clipping = clipping->get<double>();
+    request.step.clips_by_default = true;
+  }
   request.optimizer = section_of(config, "optimizer");
   request.scheduler = section_of(config, "scheduler");
+  request.deepspeed = found;
   request.deepspeed_config = config.json().dump();
   const std::string origin = origin_of_config(given, settings);
   list_ignored_fields(given, found, settings, origin, request.ignored);

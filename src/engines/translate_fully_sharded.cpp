@@ -56,6 +56,46 @@ std::vector<IgnoredSetting> casts_without_effect(
   return ignored;
 }
 
+// A field left unset prefetches, unlike in PyTorch: the execution order is
+// learned. Version 2 has no such settings; it gathers ahead by itself.
+void read_prefetch(
+    ShardingRequest& sharding,
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings,
+    const FullyShardedDataParallelOptions& options) {
+  const bool is_1 = *options.fsdp_version == 1;
+  if (given && given->forward_prefetch) {
+    sharding.prefetch_forward = *given->forward_prefetch;
+  } else if (is_1 && settings.is_given("fsdp_forward_prefetch")) {
+    sharding.prefetch_forward = settings.boolean("fsdp_forward_prefetch");
+  }
+  std::optional<BackwardPrefetch> backward;
+  if (given) backward = given->backward_prefetch;
+  if (!backward && settings.is_given("fsdp_backward_prefetch"))
+    backward =
+        parse_backward_prefetch(*settings.text("fsdp_backward_prefetch"));
+  if (!is_1) return;
+  sharding.prefetch_backward = backward != BackwardPrefetch::none;
+  sharding.prefetch_after_gradients =
+      backward == BackwardPrefetch::backward_post;
+}
+
+// Lists what version 2, which always gathers ahead, accepts and does not have.
+void list_ignored(
+    TrainingRequest& request,
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings) {
+  if (request.fsdp_version != 2) return;
+  if (given && given->backward_prefetch) {
+    request.ignored.push_back({"backward_prefetch", {}, "code"});
+  } else if (settings.is_given("fsdp_backward_prefetch")) {
+    request.ignored.push_back(
+        {"fsdp_backward_prefetch",
+         {},
+         settings.find("fsdp_backward_prefetch")->where});
+  }
+}
+
 }  // namespace
 
 WrapPolicy wrap_policy_of(
@@ -95,6 +135,8 @@ TrainingRequest read_fully_sharded(
       mixed_precision);
   TrainingRequest request;
   request.engine = Engine::fully_sharded;
+  request.fsdp_version = *options.fsdp_version;
+  list_ignored(request, given, settings);
   if (const auto& policy = options.mixed_precision_policy) {
     MixedPrecisionPolicy& precision = request.precision.sharded;
     precision = sharded_precision(*policy);
@@ -123,13 +165,7 @@ TrainingRequest read_fully_sharded(
         *options.fsdp_version);
   }
   sharding.ignored_modules = options.ignored_modules;
-  // Unlike in PyTorch, unset fields do not disable prefetching: the execution
-  // order is learned.
-  sharding.prefetch = !given ||
-      (given->forward_prefetch.value_or(true) &&
-       given->backward_prefetch != BackwardPrefetch::none);
-  sharding.prefetch_after_gradients =
-      options.backward_prefetch == BackwardPrefetch::backward_post;
+  read_prefetch(sharding, given, settings, options);
   sharding.prefetch_depth = *options.limit_all_gathers ? 1 : 2;
   sharding.cpu_offload = *options.cpu_offload;
   sharding.make_on_rank_0 = *options.cpu_ram_efficient_loading;

@@ -22,11 +22,18 @@ TrainingRequest read_fully_sharded(
     const Settings& settings,
     std::string_view mixed_precision);
 
+/// The precision that the program or its launcher asks for.
+struct RequestedPrecision {
+  std::string_view name;
+  /// True if neither did, so that the engine may choose.
+  bool is_open = false;
+};
+
 TrainingRequest read_deepspeed(
     const DeepSpeedOptions& given,
     const Settings& settings,
     const Environment& environment,
-    std::string_view mixed_precision);
+    const RequestedPrecision& precision);
 
 TrainingRequest read_megatron_lm(
     const MegatronLMOptions& given,

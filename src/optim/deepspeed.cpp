@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "engines/deepspeed_section.h"
+#include "optim/made_from_deepspeed.h"
 
 namespace accelerate {
 
@@ -18,6 +19,8 @@ namespace {
 
 using detail::format;
 using Section = detail::DeepSpeedSectionReader;
+template <class Base>
+using Made = detail::FromDeepSpeed<Base>;
 
 template <class Options>
 Options adam_options(Section& section) {
@@ -120,11 +123,12 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_from_deepspeed(
       auto options = adam_options<torch::optim::AdamWOptions>(section);
       section.require_all_known();
       optimizer =
-          std::make_unique<optim::AdamW>(std::move(parameters), options);
+          std::make_unique<Made<optim::AdamW>>(std::move(parameters), options);
     } else {
       auto options = adam_options<torch::optim::AdamOptions>(section);
       section.require_all_known();
-      optimizer = std::make_unique<optim::Adam>(std::move(parameters), options);
+      optimizer =
+          std::make_unique<Made<optim::Adam>>(std::move(parameters), options);
     }
   } else if (type == "SGD") {
     torch::optim::SGDOptions options(section.number("lr", 0.001));
@@ -133,14 +137,15 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_from_deepspeed(
     options.weight_decay(section.number("weight_decay", 0));
     options.nesterov(section.truth("nesterov", false));
     section.require_all_known();
-    optimizer = std::make_unique<optim::SGD>(std::move(parameters), options);
+    optimizer =
+        std::make_unique<Made<optim::SGD>>(std::move(parameters), options);
   } else if (type == "Adagrad") {
     torch::optim::AdagradOptions options(section.number("lr", 0.01));
     options.eps(section.number("eps", 1e-10));
     options.weight_decay(section.number("weight_decay", 0));
     section.require_all_known();
     optimizer =
-        std::make_unique<optim::Adagrad>(std::move(parameters), options);
+        std::make_unique<Made<optim::Adagrad>>(std::move(parameters), options);
   } else {
     section.refuse_type("Adam, AdamW, SGD, Adagrad");
   }
@@ -171,7 +176,7 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
     const double first = section.number("warmup_min_ratio", 0);
     const double last = section.number("cos_min_ratio", 0.0001);
     section.require_all_known();
-    return std::make_unique<optim::LambdaLR>(
+    return std::make_unique<Made<optim::LambdaLR>>(
         optimizer, cosine_ratio(warmup, first, last));
   }
   const double least = section.number("warmup_min_lr", 0);
@@ -182,7 +187,7 @@ std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
         "[optim] the optimizer's learning rate is 0, which no schedule can "
         "scale; set it");
   }
-  return std::make_unique<optim::LambdaLR>(
+  return std::make_unique<Made<optim::LambdaLR>>(
       optimizer,
       [=, share = linear_share(warmup)](std::int64_t number) -> double {
         return (least + (most - least) * share(number)) / base;

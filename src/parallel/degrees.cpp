@@ -6,7 +6,6 @@
 #include "base/text.h"
 #include "comm/mesh.h"
 #include "parallel/plan.h"
-#include "parallel/replicate/replicate.h"
 
 namespace accelerate::detail {
 
@@ -27,16 +26,12 @@ std::optional<std::string> complain_of_absence(const PlanRequest&) {
       name_of(axis));
 }
 
-std::optional<std::string> complain_of_replication(const PlanRequest& request) {
-  return validate_replicate(request.replicate);
-}
-
 constexpr DegreeRow kDegrees[] = {
     {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
     {Axis::tensor, &complain_of_absence<Axis::tensor>},
     {Axis::context, &complain_of_absence<Axis::context>},
     {Axis::shard},
-    {Axis::replicate, &complain_of_replication},
+    {Axis::replicate},
 };
 
 int& at_axis(Degrees& degrees, Axis axis) {

@@ -84,6 +84,28 @@ void check_sharding(
   }
 }
 
+// What ReplicateOptions mean for the replicas of a sharded model.
+void apply_replicate_options(
+    const PlanRequest& request,
+    ParallelPlan& plan,
+    std::vector<std::string>& complaints) {
+  const ReplicateOptions& given = request.replicate;
+  ShardOptions& shard = plan.techniques.shard;
+  shard.broadcast_buffers = given.broadcast_buffers;
+  const auto& sharding = request.training.sharding;
+  // One process shards nothing, but should refuse what several would.
+  const bool is_alone = request.num_ranks == 1 && sharding.has_value() &&
+      sharding->span != ShardSpan::none;
+  if (plan.degree(Axis::shard) == 1 && !is_alone) return;
+  const bool has_replicas = plan.degree(Axis::replicate) > 1 || is_alone;
+  ShardedReplicas replicas = read_replicate_options(given, has_replicas);
+  shard.replica_dtype = replicas.dtype;
+  if (has_replicas) shard.message_bytes = given.bucket_bytes;
+  if (request.replicate_is_inherited) return;
+  if (!is_alone) plan.ignored = std::move(replicas.ignored);
+  if (replicas.complaint) complaints.push_back(*std::move(replicas.complaint));
+}
+
 }  // namespace
 
 ParallelPlan make_plan(const PlanRequest& request) {
@@ -94,6 +116,20 @@ ParallelPlan make_plan(const PlanRequest& request) {
   plan.degrees = choose_degrees(request, complaints);
   const int shards = plan.degree(Axis::shard);
   if (sharding) check_sharding(*sharding, request, shards, complaints);
+  // Also where nothing is replicated now: a program that runs on one process
+  // should run on several.
+  if (auto complaint = validate_replicate(request.replicate))
+    complaints.push_back(*std::move(complaint));
+  if (sharding) {
+    // The group of all shards is the shard group itself.
+    if (sharding->reshard_group_size == shards)
+      sharding->reshard_group_size = 0;
+    plan.techniques.shard =
+        make_shard_options(*sharding, training.precision.sharded);
+    plan.makes_on_rank_0 = sharding->make_on_rank_0;
+    plan.reads_on_rank_0 = sharding->read_on_rank_0;
+  }
+  apply_replicate_options(request, plan, complaints);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 
   TechniqueOptions& techniques = plan.techniques;
@@ -101,17 +137,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.master_weights = request.master_weights;
   techniques.activation_checkpointing = training.recomputation;
   techniques.added = request.added;
-  if (sharding) {
-    // The group of all shards is the shard group itself.
-    if (sharding->reshard_group_size == shards)
-      sharding->reshard_group_size = 0;
-    techniques.shard =
-        make_shard_options(*sharding, training.precision.sharded);
-    plan.makes_on_rank_0 = sharding->make_on_rank_0;
-    plan.reads_on_rank_0 = sharding->read_on_rank_0;
-  }
   techniques.shard.master_weights = request.master_weights;
-  techniques.shard.broadcast_buffers = request.replicate.broadcast_buffers;
   plan.keeps_freed_blocks = request.device.is_cpu() &&
       request.keep_freed_blocks.value_or(
           sharding.has_value() && !request.heap_is_tuned);

@@ -40,6 +40,8 @@ struct ParallelPlan {
   /// True if only rank 0 initializes models, or reads their weights.
   bool makes_on_rank_0 = false;
   bool reads_on_rank_0 = false;
+  /// ReplicateOptions that were given and do nothing beside sharding.
+  std::vector<IgnoredSetting> ignored = {};
 
   [[nodiscard]] int degree(Axis axis) const {
     return degree_along(degrees, axis);
@@ -50,6 +52,9 @@ struct ParallelPlan {
 struct PlanRequest {
   TrainingRequest training = {};
   ReplicateOptions replicate = {};
+  /// True for a model that takes them from the Accelerator, where they may be
+  /// meant for other models.
+  bool replicate_is_inherited = false;
   bool master_weights = false;
   /// AcceleratorOptions::keep_freed_blocks.
   std::optional<bool> keep_freed_blocks = std::nullopt;

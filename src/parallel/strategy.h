@@ -97,8 +97,11 @@ class Strategy {
   virtual void before_forward() {}
   virtual void after_forward(const ForwardOutputs&) {}
   /// `sync_gradients`: this backward ends a step, so gradients must be the same
-  /// on all ranks after it.
-  virtual void before_backward(bool /*sync_gradients*/) {}
+  /// on all ranks after it. It begins at `loss`, which may have nothing to do
+  /// with this model.
+  virtual void before_backward(
+      bool /*sync_gradients*/,
+      const at::Tensor& /*loss*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
   /// Replaces a gradient of an unsharded parameter, which no backward keeps
   /// (LOMO), with its mean over the ranks.

@@ -83,9 +83,11 @@ void StrategyList::after_forward(const ForwardOutputs& outputs) {
   for (const Entry& entry : entries_) entry.strategy->after_forward(outputs);
 }
 
-void StrategyList::before_backward(bool sync_gradients) {
+void StrategyList::before_backward(
+    bool sync_gradients,
+    const at::Tensor& loss) {
   for (const Entry& entry : entries_)
-    entry.strategy->before_backward(sync_gradients);
+    entry.strategy->before_backward(sync_gradients, loss);
 }
 
 void StrategyList::after_backward(bool sync_gradients) {

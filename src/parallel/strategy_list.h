@@ -37,7 +37,7 @@ class StrategyList {
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table);
   void before_forward();
   void after_forward(const ForwardOutputs& outputs);
-  void before_backward(bool sync_gradients);
+  void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
   void average_gradient(const at::Tensor& gradient);
   void before_step();

@@ -27,7 +27,7 @@ namespace {
 using detail::format;
 using detail::Session;
 
-Precision choose_precision(
+Precision requested_precision(
     const AcceleratorOptions& options,
     const detail::Settings& settings) {
   if (options.mixed_precision) return *options.mixed_precision;
@@ -51,6 +51,14 @@ void add_world_options(
         "code");
   }
   if (world.debug) source.add("debug", *world.debug ? "true" : "false", "code");
+}
+
+// Accelerate's launcher always names a precision, "no" by default.
+bool precision_is_open(
+    const AcceleratorOptions& options,
+    const detail::Settings& settings) {
+  return !options.mixed_precision &&
+      requested_precision(options, settings) == Precision::no;
 }
 
 // The options given in code, as one more source of settings.
@@ -123,6 +131,15 @@ void apply_window_of_engine(
   decisions.window = *steps;
 }
 
+// DeepSpeed's configuration chooses the precision if nobody else did.
+void apply_precision_of_engine(Decisions& decisions) {
+  const std::string& chosen =
+      decisions.plan_request.training.precision.mixed_precision;
+  decisions.precision = parse_precision(chosen);
+  decisions.request_sources.mixed_precision = chosen;
+  decisions.request_sources.precision_is_open = false;
+}
+
 // Throws one ConfigError with everything that is wrong.
 Decisions decide(
     const AcceleratorOptions& options,
@@ -132,17 +149,14 @@ Decisions decide(
     const detail::Environment& environment) {
   Decisions decisions;
   std::vector<std::string> complaints;
-  decisions.precision = choose_precision(options, settings);
-  if (auto complaint =
-          detail::precision_complaint(decisions.precision, world.device())) {
-    complaints.push_back(*complaint);
-  }
   note_complaints(complaints, [&] {
     decisions.window = detail::accumulation_window(options, settings);
   });
   decisions.request_sources = {
       .parallel = options.parallel,
-      .mixed_precision = std::string(name_of(decisions.precision)),
+      .mixed_precision =
+          std::string(name_of(requested_precision(options, settings))),
+      .precision_is_open = precision_is_open(options, settings),
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
@@ -156,6 +170,11 @@ Decisions decide(
       .num_local_ranks = world.local_size(),
       .device = world.device(),
       .added = added};
+  apply_precision_of_engine(decisions);
+  if (auto complaint =
+          detail::precision_complaint(decisions.precision, world.device())) {
+    complaints.push_back(*complaint);
+  }
   note_complaints(
       complaints, [&] { const GradScaler checked(options.grad_scaler); });
   note_complaints(complaints, [&] {
@@ -207,6 +226,10 @@ SettingsInForce settings_in_force(
 
   const detail::TrainingRequest& training = decisions.plan_request.training;
   std::vector<detail::IgnoredSetting> ignored = training.ignored;
+  ignored.insert(
+      ignored.end(),
+      decisions.plan.ignored.begin(),
+      decisions.plan.ignored.end());
   for (auto& overruled : detail::settle_engine(settings, sources, training))
     ignored.push_back(std::move(overruled));
   settings.settle(
@@ -217,6 +240,12 @@ SettingsInForce settings_in_force(
                                     : "the accelerator of this local rank");
   settings.settle(
       "mixed_precision", std::string(name_of(decisions.precision)), "default");
+  if (decisions.precision != requested_precision(options, sources.settings)) {
+    settings.overrule(
+        "mixed_precision",
+        std::string(name_of(decisions.precision)),
+        "DeepSpeed configuration");
+  }
   settings.settle(
       "gradient_accumulation_steps",
       std::to_string(decisions.window),

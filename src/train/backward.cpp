@@ -165,13 +165,18 @@ void require_same_weighting(
   throw;
 }
 
-// Runs `body`, a backward, and notifies all models' strategies of its beginning
-// and of its end or failure. `syncs` returns whether it ends a model's step.
+// Runs `body`, a backward from `loss`, and notifies all models' strategies of
+// its beginning and of its end or failure. `syncs` returns whether it ends a
+// model's step.
 template <class Syncs, class Body>
-void run_backward(const Session& session, Syncs&& syncs, Body&& body) {
+void run_backward(
+    const Session& session,
+    const at::Tensor& loss,
+    Syncs&& syncs,
+    Body&& body) {
   try {
     for (const auto& model : session.models)
-      model->strategies.before_backward(syncs(model));
+      model->strategies.before_backward(syncs(model), loss);
     std::forward<Body>(body)();
     for (const auto& model : session.models)
       model->strategies.after_backward(syncs(model));
@@ -212,7 +217,7 @@ void Accelerator::backward(
   at::Tensor weighted = weight == 1 ? loss : loss * weight;
   if (session.scaler) weighted = session.scaler->scale(weighted);
   const auto syncs = [](const auto& model) { return model->sync_gradients; };
-  run_backward(session, syncs, [&] {
+  run_backward(session, weighted, syncs, [&] {
     const auto averages = [&](const auto& model) {
       return syncs(model) && !model->evaluation_mode;
     };
@@ -294,7 +299,7 @@ void Accelerator::lomo_backward(
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   detail::PreparedModel* const model = model_of(session, *lomo);
   const auto syncs = [](const auto&) { return false; };
-  run_backward(session, syncs, [&] {
+  run_backward(session, loss, syncs, [&] {
     lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
       if (model != nullptr) model->strategies.average_gradient(gradient);
     });

@@ -1,5 +1,6 @@
 #include <accelerate/optimizer.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -17,7 +18,13 @@ namespace accelerate {
 namespace {
 
 void require_prepared(const detail::PreparedOptimizer& prepared) {
-  if (prepared.inner == nullptr) detail::throw_released("the optimizer again");
+  if (prepared.inner != nullptr) return;
+  if (prepared.was_destroyed) {
+    throw ConfigError(
+        "[train] the optimizer of this handle was destroyed; keep it as long "
+        "as the handle is used, for instance in the same scope");
+  }
+  detail::throw_released("the optimizer again");
 }
 
 // A window by hand (no_sync, then one backward outside) has as many backward
@@ -43,12 +50,39 @@ void warn_without_windows(detail::Session& session) {
 
 }  // namespace
 
+void detail::warn_untracked_parameters(
+    Session& session,
+    PreparedOptimizer& optimizer) {
+  if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
+    return;
+  std::size_t num_untracked = 0;
+  for (const auto& group : optimizer.inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      num_untracked += std::none_of(
+          session.models.begin(), session.models.end(), [&](const auto& model) {
+            return !model->evaluation_mode &&
+                (model->table.find(parameter) != nullptr ||
+                 model->table.find_local(parameter) != nullptr);
+          });
+    }
+  }
+  if (num_untracked == 0) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      format(
+          "an optimizer steps on {} tensors of no prepared model; their "
+          "gradients are not averaged over the ranks; prepare their model",
+          num_untracked));
+}
+
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
+  detail::warn_untracked_parameters(session, *prepared_);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
     std::vector<at::Tensor> parameters;

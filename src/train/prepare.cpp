@@ -17,8 +17,10 @@
 #include "parallel/plan.h"
 #include "params/materialize.h"
 #include "precision/support.h"
+#include "train/deepspeed_rules.h"
 #include "train/freed_blocks.h"
 #include "train/ignored_options.h"
+#include "train/optimizer_watch.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -186,7 +188,7 @@ void require_same_step(
         *steps,
         session.clock.window()));
   }
-  if (step.gradient_clipping &&
+  if (step.gradient_clipping && !step.clips_by_default &&
       step.gradient_clipping != session.max_gradient_norm) {
     complaints.push_back(format(
         "gradient_clipping is {}, but applies to all models; give it in "
@@ -237,6 +239,7 @@ detail::PlanRequest request_of(
   detail::PlanRequest request = session.plan_request;
   request.training = detail::read_model_request(
       options, session.request_sources, session.plan.degrees);
+  request.replicate_is_inherited = !options.replicate_options;
   if (options.replicate_options) request.replicate = *options.replicate_options;
   if (options.master_weights) request.master_weights = *options.master_weights;
   return request;
@@ -265,6 +268,10 @@ void read_model_options(
     const detail::PlanRequest own = request_of(session, *options);
     plan.plan = detail::make_plan(own);
     plan.ignored = own.training.ignored;
+    plan.ignored.insert(
+        plan.ignored.end(),
+        plan.plan.ignored.begin(),
+        plan.plan.ignored.end());
     if (options->replicate_options) {
       for (auto& setting :
            detail::options_without_effect(*options->replicate_options))
@@ -341,30 +348,28 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   return model;
 }
 
-// No strategy averages gradients of parameters outside prepared models.
-void warn_untracked_parameters(
-    const Session& session,
+// Makes the optimizer step on what the models' strategies keep, and notices its
+// end.
+detail::PreparedOptimizer& prepare_optimizer(
+    Session& session,
     torch::optim::Optimizer& optimizer) {
-  if (session.world.size() == 1) return;
-  std::size_t num_untracked = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      num_untracked += std::none_of(
-          session.models.begin(), session.models.end(), [&](const auto& model) {
-            return !model->evaluation_mode &&
-                model->table.find(parameter) != nullptr;
-          });
-    }
+  for (const auto& model : session.models)
+    model->strategies.bind(optimizer, model->table);
+  detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
+      std::make_unique<detail::PreparedOptimizer>(
+          detail::PreparedOptimizer{.session = &session, .inner = &optimizer}));
+  prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
+    prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
+  });
+  return prepared;
+}
+
+// Binds optimizers that were prepared before this model.
+void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr)
+      model.strategies.bind(*optimizer->inner, model.table);
   }
-  if (num_untracked == 0) return;
-  session.world.logger().log_once_per_world(
-      LogLevel::warning,
-      "train",
-      format(
-          "an optimizer steps on {} tensors of no prepared model; their "
-          "gradients are not averaged over the ranks; prepare their model with "
-          "or before it",
-          num_untracked));
 }
 
 // The schedule's own optimizer if it is known and prepared, else all.
@@ -412,6 +417,7 @@ void detail::keep_alive(
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
   require_preparable(session, request);
+  detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);
   // A rank that trains may pass by a call in which others wait for it.
   if (!request.models.empty()) session.agreement->start_detector();
@@ -422,15 +428,13 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
       detail::note_ignored_settings(session, plans[i].ignored);
     session.models.push_back(
         make_prepared_model(session, request.models[i].module, plans[i]));
+    bind_earlier_optimizers(session, *session.models.back());
     result.models.emplace_back(session_, session.models.back().get());
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
-    warn_untracked_parameters(session, *optimizer);
-    for (const auto& model : session.models)
-      model->strategies.bind(*optimizer, model->table);
-    session.optimizers.push_back(std::make_unique<detail::PreparedOptimizer>(
-        detail::PreparedOptimizer{.session = &session, .inner = optimizer}));
-    result.optimizers.emplace_back(session_, session.optimizers.back().get());
+    detail::PreparedOptimizer& prepared =
+        prepare_optimizer(session, *optimizer);
+    result.optimizers.emplace_back(session_, &prepared);
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
     session.schedulers.push_back(

@@ -8,6 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "optim/made_from_deepspeed.h"
 
 namespace accelerate::detail {
 
@@ -20,6 +21,9 @@ class OwnSchedule final : public ScheduleAdapter {
   [[nodiscard]] const void* address() const override { return &schedule_; }
   [[nodiscard]] const torch::optim::Optimizer* optimizer() const override {
     return schedule_.optimizer();
+  }
+  [[nodiscard]] bool is_from_deepspeed() const override {
+    return dynamic_cast<const MadeFromDeepSpeed*>(&schedule_) != nullptr;
   }
   // The schedules' own step() functions throw where a metric does not fit.
   void require_accepts(bool) const override {}

@@ -33,6 +33,9 @@ class ScheduleAdapter {
     return nullptr;
   }
 
+  /// True if scheduler_from_deepspeed() made it.
+  [[nodiscard]] virtual bool is_from_deepspeed() const { return false; }
+
   /// Throws ConfigError if it needs a metric and has none, or the reverse.
   virtual void require_accepts(bool has_metric) const = 0;
   /// Takes a step, whether or not one is due.

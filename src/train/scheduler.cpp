@@ -18,6 +18,16 @@ namespace {
 using detail::PreparedScheduler;
 
 detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
+  // A schedule refers to its optimizer.
+  if (!prepared.optimizers.empty() &&
+      std::all_of(
+          prepared.optimizers.begin(),
+          prepared.optimizers.end(),
+          [](const auto* optimizer) { return optimizer->was_destroyed; })) {
+    throw ConfigError(
+        "[train] the optimizer of this schedule was destroyed; keep it as long "
+        "as the schedule is used");
+  }
   if (!prepared.schedule) detail::throw_released("the scheduler again");
   return *prepared.schedule;
 }

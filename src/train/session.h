@@ -61,9 +61,15 @@ struct PreparedModel {
 
 struct PreparedOptimizer {
   Session* session = nullptr;
+  /// Null after free_memory(), and if the user's optimizer was destroyed.
   torch::optim::Optimizer* inner = nullptr;
   /// Keeps `inner` alive; null if it is borrowed.
   std::shared_ptr<void> owner = nullptr;
+  bool was_destroyed = false;
+  /// Keeps the two above true; null if the optimizer cannot be watched.
+  std::shared_ptr<void> watch = nullptr;
+  /// False until its first step has looked for parameters of no model.
+  bool was_checked = false;
   /// True if a backward has left gradients that no step has used yet.
   bool is_accumulating = false;
   /// True if the last step was skipped because of an infinite gradient.
@@ -144,6 +150,9 @@ struct Session {
   /// point of plans for models with options of their own.
   PlanRequest plan_request = {};
   RequestSources request_sources = {};
+  /// Samples per rank and micro-step of each prepared loader; with DeepSpeed
+  /// only, whose configuration names them.
+  std::vector<std::int64_t> deepspeed_micro_batches = {};
   /// Meshes of models whose degrees differ from the session's.
   std::vector<Mesh> other_meshes = {};
   Precision precision = Precision::no;
@@ -210,6 +219,10 @@ at::Tensor clip_gradients(
 /// Throws ConfigError for a handle that free_memory() released. `what` is to be
 /// prepared: "the model again".
 [[noreturn]] void throw_released(std::string_view what);
+
+/// Warns once, at the optimizer's first step, of parameters that belong to no
+/// prepared model: no strategy averages their gradients.
+void warn_untracked_parameters(Session& session, PreparedOptimizer& optimizer);
 
 /// Throws ConfigError inside join_uneven_inputs on several ranks. `what` names
 /// the operation that needs all of them.

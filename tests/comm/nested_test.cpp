@@ -6,6 +6,7 @@
 namespace accelerate {
 namespace nested_test {
 
+using testing::expect_error;
 using testing::run_in_worlds;
 
 TEST(Reduce, JoinsTheValuesOfAllRanks) {
@@ -51,6 +52,89 @@ TEST(Listify, KeepsEveryDigitOrRefuses) {
   testing::expect_error<ConfigError>(
       [&] { listify<std::int64_t>(torch::tensor({1.5F})); },
       "integers of a tensor of Float");
+}
+
+// Calls `body` with the rank on three ranks, each of which must throw, and be
+// able to go on.
+void expect_refusal(
+    const std::function<void(int rank, const Group&)>& body,
+    const std::string& text) {
+  run_in_worlds(3, [&](const World& world) {
+    expect_error<DistributedError>(
+        [&] { body(world.rank(), world.group()); }, text);
+    EXPECT_EQ(
+        reduce(torch::ones({1}), world.group()).item<float>(), world.size());
+  });
+}
+
+TEST(NestedCollectives, RefuseValuesThatDifferBetweenRanks) {
+  expect_refusal(
+      [](int rank, const Group& group) {
+        reduce(torch::ones({2}, rank == 1 ? at::kLong : at::kFloat), group);
+      },
+      "rank 1: sum of Long [2]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        reduce(torch::ones({2 + rank}), group);
+      },
+      "rank 0: sum of Float [2]\n  rank 1: sum of Float [3]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        reduce(
+            torch::ones({2}), group, rank == 2 ? ReduceOp::max : ReduceOp::sum);
+      },
+      "rank 2: max of Float [2]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        const std::vector<torch::Tensor> values(
+            static_cast<std::size_t>(rank + 1), torch::ones({1}));
+        reduce(values, group);
+      },
+      "rank 1: sum of Float [1], Float [1]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        broadcast(torch::ones({rank == 0 ? 3 : 4}), group);
+      },
+      "use broadcast_object:\n  rank 0: Float [3] from 0");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        gather(torch::ones({1, 2 + rank}), group);
+      },
+      "pad_across_processes first, or gather_object for other values:\n  rank "
+      "0: Float [rows, 2]\n  rank 1: Float [rows, 3]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        gather(torch::ones({1}, rank == 2 ? at::kInt : at::kLong), group);
+      },
+      "rank 2: Int [rows]");
+  expect_refusal(
+      [](int rank, const Group& group) {
+        pad_across_processes(
+            rank == 0 ? torch::ones({2}) : torch::ones({2, 2}), group);
+      },
+      "rank 0: 1 dimensions");
+}
+
+TEST(NestedCollectives, GatherDifferentNumbersOfRows) {
+  run_in_worlds(3, [](const World& world) {
+    const auto rows = torch::full({world.rank(), 2}, world.rank());
+    EXPECT_EQ(gather(rows, world.group()).size(0), 3);
+    const auto number = torch::full({}, world.rank());
+    EXPECT_TRUE(
+        torch::equal(gather(number, world.group()), torch::tensor({0, 1, 2})));
+  });
+}
+
+TEST(AllGatherUneven, RefusesDtypesThatDiffer) {
+  run_in_worlds(2, [](const World& world) {
+    expect_error<DistributedError>(
+        [&] {
+          static_cast<void>(world.group().all_gather_uneven(
+              torch::ones({2}, world.rank() == 0 ? at::kLong : at::kFloat)));
+        },
+        world.rank() == 0 ? "Long on this rank and Float on rank 1"
+                          : "Float on this rank and Long on rank 0");
+  });
 }
 
 }  // namespace nested_test

@@ -42,6 +42,61 @@ TEST(DeepSpeedRequest, ReadsTheStep) {
   EXPECT_FALSE(silent.step.gradient_clipping);
 }
 
+TEST(DeepSpeedRequest, ClipsToOneWhereItIsAutomatic) {
+  const auto clipping = [](const DeepSpeedOptions& options) {
+    return request({.deepspeed = options}).step.gradient_clipping;
+  };
+  EXPECT_EQ(clipping({}), 1.0);
+  EXPECT_EQ(clipping({.gradient_clipping = kAuto}), 1.0);
+  EXPECT_EQ(clipping({.gradient_clipping = 0}), std::nullopt);
+  EXPECT_EQ(clipping({.gradient_clipping = 0.25}), 0.25);
+  const auto automatic = of_json(
+      R"({"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"})");
+  EXPECT_EQ(automatic.step.gradient_clipping, 1.0);
+  EXPECT_TRUE(automatic.step.clips_by_default);
+  EXPECT_THAT(
+      automatic.deepspeed_config, HasSubstr(R"("gradient_clipping":1.0)"));
+  const auto off =
+      of_json(R"({"zero_optimization": {"stage": 3}, "gradient_clipping": 0})");
+  EXPECT_EQ(off.step.gradient_clipping, std::nullopt);
+}
+
+TEST(DeepSpeedRequest, ChoosesThePrecisionIfNobodyElseDoes) {
+  const auto with = [](const std::string& section,
+                       const std::string& precision,
+                       bool is_open) {
+    DeepSpeedOptions options;
+    options.hf_ds_config =
+        R"({"zero_optimization": {"stage": 2})" + section + "}";
+    RequestSources found =
+        testing::sources({.deepspeed = options}, {}, precision);
+    found.precision_is_open = is_open;
+    return read_training_request(found);
+  };
+  const std::string bf16 = R"(, "bf16": {"enabled": true})";
+  const std::string fp16 = R"(, "fp16": {"enabled": true})";
+  const auto chosen = with(bf16, "no", true);
+  EXPECT_EQ(chosen.precision.mixed_precision, "bf16");
+  EXPECT_EQ(chosen.precision.sharded.param_dtype, FloatType::bf16);
+  EXPECT_EQ(with(fp16, "no", true).precision.mixed_precision, "fp16");
+  EXPECT_EQ(with("", "no", true).precision.mixed_precision, "no");
+  EXPECT_EQ(with(bf16, "bf16", false).precision.mixed_precision, "bf16");
+  EXPECT_EQ(with("", "fp16", false).precision.mixed_precision, "fp16");
+  EXPECT_EQ(
+      with(R"(, "bf16": {"enabled": "auto"})", "bf16", false)
+          .precision.mixed_precision,
+      "bf16");
+  EXPECT_THAT(
+      with(bf16, "no", false).complaints,
+      ElementsAre(HasSubstr("mixed_precision is no")));
+  EXPECT_THAT(
+      with(bf16, "fp16", false).complaints,
+      ElementsAre(HasSubstr("enables bf16")));
+  EXPECT_THAT(
+      with(R"(, "bf16": {"enabled": false})", "bf16", false).complaints,
+      ElementsAre(HasSubstr("bf16.enabled")));
+}
+
 TEST(DeepSpeedRequest, KeepsSections) {
   const auto found = of_json(
       R"({"zero_optimization": {"stage": 2},

@@ -37,6 +37,59 @@ TEST(FullyShardedRequest, ReadsReshardAfterForward) {
   EXPECT_EQ(group.reshard_group_size, 4);
 }
 
+TEST(FullyShardedRequest, PrefetchesUnlessToldOtherwise) {
+  using enum BackwardPrefetch;
+  const auto expect = [](const ShardingRequest& found,
+                         bool forward,
+                         bool backward,
+                         bool after_gradients) {
+    EXPECT_EQ(found.prefetch_forward, forward);
+    EXPECT_EQ(found.prefetch_backward, backward);
+    EXPECT_EQ(found.prefetch_after_gradients, after_gradients);
+  };
+  expect(sharding({}), true, true, false);
+  expect(sharding({.forward_prefetch = false}), false, true, false);
+  expect(sharding({.backward_prefetch = none}), true, false, false);
+  expect(sharding({.backward_prefetch = backward_post}), true, true, true);
+  const auto launched =
+      [](const testing::Variables& variables,
+         const FullyShardedDataParallelOptions& options = {}) {
+        return *request({.fully_sharded = options}, variables).sharding;
+      };
+  expect(launched({{"FSDP_FORWARD_PREFETCH", "false"}}), false, true, false);
+  expect(
+      launched({{"FSDP_BACKWARD_PREFETCH", "NO_PREFETCH"}}),
+      true,
+      false,
+      false);
+  expect(
+      launched({{"FSDP_BACKWARD_PREFETCH", "BACKWARD_POST"}}),
+      true,
+      true,
+      true);
+  // Code wins.
+  expect(
+      launched(
+          {{"FSDP_FORWARD_PREFETCH", "false"},
+           {"FSDP_BACKWARD_PREFETCH", "NO_PREFETCH"}},
+          {.backward_prefetch = backward_pre, .forward_prefetch = true}),
+      true,
+      true,
+      false);
+}
+
+TEST(FullyShardedRequest, PrefetchesAlwaysInVersion2) {
+  const auto found = request(
+      {.fully_sharded =
+           FullyShardedDataParallelOptions{
+               .fsdp_version = 2, .backward_prefetch = BackwardPrefetch::none}},
+      {{"FSDP_FORWARD_PREFETCH", "false"}});
+  EXPECT_TRUE(found.sharding->prefetch_forward);
+  EXPECT_TRUE(found.sharding->prefetch_backward);
+  EXPECT_THAT(names_of(found.ignored), ElementsAre("backward_prefetch"));
+  EXPECT_EQ(found.fsdp_version, 2);
+}
+
 TEST(FullyShardedRequest, ReadsPolicies) {
   EXPECT_EQ(sharding({}).units.policy, WrapPolicy());
   EXPECT_EQ(

@@ -146,7 +146,7 @@ std::vector<Case> cases() {
        false},
       {"ZeRO-2 beside ZeRO-3",
        3,
-       {.deepspeed = DeepSpeedOptions{.zero_stage = 2}},
+       {.deepspeed = DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 2}},
        {},
        {.deepspeed = DeepSpeedOptions{.zero_stage = 3}},
        false,

@@ -90,11 +90,15 @@ TEST(ShardOnDevice, TrainsAsOnTheCpu) {
       {"full shard, offloaded", fsdp({.cpu_offload = true})},
       {"until backward",
        fsdp({.sharding_strategy = ShardingStrategy::shard_grad_op})},
-      {"ZeRO-1", {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
+      {"ZeRO-1",
+       {.deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 1}}},
       {"ZeRO-2, offloaded",
        {.deepspeed =
             DeepSpeedOptions{
-                .zero_stage = 2, .offload_optimizer_device = "cpu"}}},
+                .gradient_clipping = 0,
+                .zero_stage = 2,
+                .offload_optimizer_device = "cpu"}}},
   };
   for (const auto& [name, parallel] : variants) {
     SCOPED_TRACE(name);

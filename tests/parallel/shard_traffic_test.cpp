@@ -17,7 +17,7 @@ using torch::Tensor;
 namespace nn = torch::nn;
 
 /// Communicates synchronously, in the start functions.
-class CollectiveTraffic final : public ShardTraffic {
+class CollectiveTraffic : public ShardTraffic {
  public:
   /// `num_reshard_group_gathers` counts gathers in the reshard group.
   CollectiveTraffic(
@@ -118,6 +118,36 @@ class CollectiveTraffic final : public ShardTraffic {
   std::vector<Unit> units_;
 };
 
+/// Counts the units whose gathering has begun and not ended.
+class CountingTraffic final : public CollectiveTraffic {
+ public:
+  CountingTraffic(
+      const Mesh& mesh,
+      Group reshard_group,
+      int& num_reshard_group_gathers,
+      int& num_in_flight)
+      : CollectiveTraffic(
+            mesh,
+            std::move(reshard_group),
+            num_reshard_group_gathers),
+        num_in_flight_(num_in_flight) {}
+
+  void start_unshard(
+      const UnitShards& unit,
+      ShardSource source,
+      std::vector<Tensor> memory) override {
+    ++num_in_flight_;
+    CollectiveTraffic::start_unshard(unit, source, std::move(memory));
+  }
+  std::vector<Tensor> finish_unshard(const UnitShards& unit) override {
+    --num_in_flight_;
+    return CollectiveTraffic::finish_unshard(unit);
+  }
+
+ private:
+  int& num_in_flight_;
+};
+
 struct NetImpl : nn::Module {
   NetImpl() {
     for (int i = 0; i < 4; ++i) layers->push_back(nn::Linear(96, 96));
@@ -159,7 +189,7 @@ std::vector<Tensor> train(
     shard->before_forward();
     const Tensor loss = net->forward(x, step != 2).pow(2).mean();
     shard->after_forward({});
-    shard->before_backward(/*sync_gradients=*/true);
+    shard->before_backward(/*sync_gradients=*/true, loss);
     loss.backward();
     shard->after_backward(/*sync_gradients=*/true);
     const torch::NoGradGuard no_grad;
@@ -201,6 +231,71 @@ TEST(ShardTraffic, IsOneClassForCollectives) {
 
 TEST(ShardTraffic, GathersInReshardGroups) {
   expect_alike(4, {.reshard_group_size = 2});
+}
+
+struct GatheredAhead {
+  int in_forward = 0;
+  int in_backward = 0;
+  bool operator==(const GatheredAhead&) const = default;
+};
+
+// The most units that are being gathered while a layer computes, once the
+// execution order is known.
+GatheredAhead gathered_ahead(bool forward, bool backward) {
+  ShardOptions options;
+  options.prefetches_forward = forward;
+  options.prefetches_backward = backward;
+  GatheredAhead most;
+  run_in_worlds(2, [&](const World& world) {
+    std::array<int, kNumAxes> degrees{};
+    degrees.fill(1);
+    degrees[static_cast<std::size_t>(Axis::shard)] = world.size();
+    const Mesh mesh(world, degrees);
+    int num_reshard_group_gathers = 0, num_in_flight = 0;
+    const auto shard = make_shard(
+        mesh,
+        options,
+        [&](const Mesh& on,
+            const Group& reshard_group,
+            const std::shared_ptr<BlockPool>&) {
+          return std::make_unique<CountingTraffic>(
+              on, reshard_group, num_reshard_group_gathers, num_in_flight);
+        });
+    Net net;
+    ParameterTable table(*net);
+    shard->prepare(*net, table);
+    GatheredAhead own;
+    for (int step = 0; step < 3; ++step) {
+      own = {};
+      shard->before_forward();
+      Tensor h = torch::ones({2, 96});
+      for (std::size_t i = 0; i < net->layers->size(); ++i) {
+        h = torch::tanh(net->layers[i]->as<nn::Linear>()->forward(h));
+        own.in_forward = std::max(own.in_forward, num_in_flight);
+        // Called once the layer above has computed its gradients.
+        h.register_hook([&](const Tensor&) {
+          own.in_backward = std::max(own.in_backward, num_in_flight);
+        });
+      }
+      const Tensor loss = h.pow(2).mean();
+      shard->after_forward({});
+      shard->before_backward(/*sync_gradients=*/true, loss);
+      loss.backward();
+      shard->after_backward(/*sync_gradients=*/true);
+      for (const Parameter& row : table.rows())
+        row.local.mutable_grad().reset();
+      shard->after_load();
+    }
+    if (world.rank() == 0) most = own;
+  });
+  return most;
+}
+
+TEST(ShardTraffic, GathersAheadInThePassesThatSayIt) {
+  EXPECT_EQ(gathered_ahead(true, true), (GatheredAhead{1, 1}));
+  EXPECT_EQ(gathered_ahead(false, true), (GatheredAhead{0, 1}));
+  EXPECT_EQ(gathered_ahead(true, false), (GatheredAhead{1, 0}));
+  EXPECT_EQ(gathered_ahead(false, false), (GatheredAhead{0, 0}));
 }
 
 }  // namespace shard_traffic_test

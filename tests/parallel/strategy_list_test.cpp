@@ -60,7 +60,7 @@ TEST(StrategyList, NotifiesInOrderAndOfEndsInReverse) {
           "b:before_forward",
           "a:after_forward",
           "b:after_forward"));
-  list.before_backward(true);
+  list.before_backward(true, {});
   list.average_gradient({});
   list.after_backward(true);
   EXPECT_THAT(

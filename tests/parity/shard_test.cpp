@@ -349,14 +349,20 @@ std::vector<Variant> variants() {
        {.fully_sharded = FullyShardedDataParallelOptions{.cpu_offload = true}}},
       {"checkpointed", {.fully_sharded = checkpointed}},
       {"zero1 checkpointed",
-       {.deepspeed = DeepSpeedOptions{.zero_stage = 1},
+       {.deepspeed = DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 1},
         .activation_checkpointing =
             ActivationCheckpointingOptions{
                 .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
                 .min_num_params = 20}}},
-      {"zero1", {.deepspeed = DeepSpeedOptions{.zero_stage = 1}}},
-      {"zero2", {.deepspeed = DeepSpeedOptions{.zero_stage = 2}}},
-      {"zero3", {.deepspeed = DeepSpeedOptions{.zero_stage = 3}}},
+      {"zero1",
+       {.deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 1}}},
+      {"zero2",
+       {.deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 2}}},
+      {"zero3",
+       {.deepspeed =
+            DeepSpeedOptions{.gradient_clipping = 0, .zero_stage = 3}}},
   };
 }
 

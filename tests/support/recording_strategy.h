@@ -52,7 +52,9 @@ class RecordingStrategy final : public detail::Strategy,
   void after_forward(const detail::ForwardOutputs&) override {
     record("after_forward");
   }
-  void before_backward(bool) override { record("before_backward"); }
+  void before_backward(bool, const at::Tensor&) override {
+    record("before_backward");
+  }
   void after_backward(bool) override { record("after_backward"); }
   void average_gradient(const at::Tensor&) override {
     record("average_gradient");

@@ -39,6 +39,15 @@ struct RequestedModel {
   std::shared_ptr<const ModelOptions> options;
 };
 
+/// A loader of this library that was given to prepare().
+struct RequestedLoader {
+  /// Number of samples; 0 with a batch sampler.
+  std::int64_t batch_size = 0;
+  /// Whether the batch is that of all ranks together. Unset: as the
+  /// accelerator's dataloader_config says.
+  std::optional<bool> splits_batches = std::nullopt;
+};
+
 /// The arguments of one prepare() call, not yet modified.
 struct ACCELERATE_API PrepareRequest {
   void add(
@@ -48,6 +57,7 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<RequestedModel> models;
   std::vector<torch::optim::Optimizer*> optimizers;
   std::vector<SchedulerReference> schedulers;
+  std::vector<RequestedLoader> loaders;
 };
 
 /// The prepared objects, each kind in the order of the request.
@@ -245,6 +255,12 @@ void collect_item(
     request.schedulers.emplace_back(&item);
   } else if constexpr (ModuleHolder<Item>) {
     request.add(item.ptr(), options);
+  } else if constexpr (requires {
+                         item.total_batch_size();
+                         item.options().split_batches;
+                       }) {
+    request.loaders.push_back(
+        {item.total_batch_size(), item.options().split_batches});
   }
 }
 

@@ -150,7 +150,8 @@ std::vector<at::Tensor> Group::all_gather_uneven(
   detail::require_dense("all_gather_uneven", tensor);
   if (size() == 1) return {tensor.detach()};
   // Shapes first, as bytes, since even the number of dimensions may differ.
-  std::string shape;
+  const std::string dtype = c10::toString(tensor.scalar_type());
+  std::string shape = dtype + ":";
   for (const std::int64_t extent : tensor.sizes())
     shape += format("{},", extent);
   const std::vector<std::string> shapes = all_gather_bytes(shape);
@@ -161,8 +162,18 @@ std::vector<at::Tensor> Group::all_gather_uneven(
         std::vector<std::vector<std::int64_t>> extents;
         std::int64_t longest = 0;
         for (const std::string& text : shapes) {
+          const std::size_t colon = text.find(':');
+          if (text.substr(0, colon) != dtype) {
+            throw DistributedError(format(
+                "[comm] all_gather_uneven was given {} on this rank and {} on "
+                "rank {}; convert one of them",
+                dtype,
+                text.substr(0, colon),
+                world_ranks()[extents.size()]));
+          }
           std::vector<std::int64_t> extent;
-          for (const std::string& number : detail::split(text, ',')) {
+          for (const std::string& number :
+               detail::split(text.substr(colon + 1), ',')) {
             if (const auto value = detail::parse_int(number))
               extent.push_back(*value);
           }

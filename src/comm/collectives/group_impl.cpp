@@ -1,6 +1,7 @@
 #include "comm/collectives/group_impl.h"
 
 #include <algorithm>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,6 +25,12 @@ using std::chrono::steady_clock;
 // How long a rank that saw a failure waits for the others to report it, too.
 // It names those that do not.
 constexpr milliseconds kDiagnosisTime{2000};
+
+// The commonest reason for which ranks make different calls.
+constexpr std::string_view kUnevenLoops =
+    "if a loop gave them different numbers of batches, let the loader fill "
+    "them "
+    "up (even_batches) or use join_uneven_inputs()";
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -75,16 +82,19 @@ std::string diagnose(
     return "rank 0, which keeps the store, is gone";
   }
   if (missing.empty()) {
-    return "every rank is still running, so they disagreed about the operation "
-           "or its sizes; run again with --debug to see how";
+    return format(
+        "every rank is still running, so they disagreed about the operation or "
+        "its sizes: {}; run again with --debug to see how they differ",
+        kUnevenLoops);
   }
   const std::string peers = list_of(missing);
   if (is_timeout(text)) {
     return format(
         "{} did not arrive within {}: stopped, stuck, or executing a different "
-        "call; raise timeout_seconds if it is only slow",
+        "call; {}; raise timeout_seconds if it is only slow",
         peers,
-        seconds(group.world->timeout));
+        seconds(group.world->timeout),
+        kUnevenLoops);
   }
   return format(
       "{}{} ended or closed the connection; look at its own output for the "

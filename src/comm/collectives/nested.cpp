@@ -1,6 +1,11 @@
 #include <accelerate/nested.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -16,16 +21,77 @@ namespace detail {
 
 namespace {
 
-void require_same_shapes(
-    const at::Tensor& tensor,
+// By ReduceOp.
+constexpr std::array<std::string_view, 8> kOperations{
+    "sum",
+    "mean",
+    "product",
+    "min",
+    "max",
+    "bit_and",
+    "bit_or",
+    "bit_xor"};
+
+bool is_debugging(const Group& group) {
+  const auto& world = group.impl()->world;
+  return world && world->debug;
+}
+
+// FNV-1a.
+std::int64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text)
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return static_cast<std::int64_t>(hash);
+}
+
+// What `describe` says of each tensor.
+template <class Describe>
+std::string list_of(
+    const std::vector<at::Tensor>& tensors,
+    Describe&& describe) {
+  std::vector<std::string> words;
+  for (const at::Tensor& tensor : tensors)
+    words.push_back(tensor.defined() ? describe(tensor) : "undefined");
+  return words.empty() ? "nothing" : join(words, ", ");
+}
+
+std::string dtype_and_shape(const at::Tensor& tensor) {
+  return format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes());
+}
+
+// Ranks may have different numbers of rows.
+std::string dtype_and_row(const at::Tensor& tensor) {
+  if (tensor.dim() < 2)
+    return format("{} [rows]", c10::toString(tensor.scalar_type()));
+  std::string shape = "rows";
+  for (const std::int64_t extent : tensor.sizes().slice(1))
+    shape += format(", {}", extent);
+  return format("{} [{}]", c10::toString(tensor.scalar_type()), shape);
+}
+
+// Throws DistributedError, on all ranks, unless `mine` is the same on all. A
+// transport would not notice, but give wrong values, or wait. Costs 8 bytes per
+// rank.
+void require_same(
     const Group& group,
-    const char* operation) {
-  const GroupImpl& impl = *group.impl();
-  if (!impl.world || !impl.world->debug) return;
-  check_agreement(
-      impl,
-      operation,
-      format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes()));
+    std::string_view function,
+    const std::string& mine,
+    std::string_view advice) {
+  const std::int64_t hash = hash_of(mine);
+  bool is_same = true;
+  for (const at::Tensor& other :
+       group.all_gather(at::full({1}, hash, at::kLong)))
+    is_same = is_same && *other.const_data_ptr<std::int64_t>() == hash;
+  if (is_same) return;
+  std::vector<std::string> all = group.all_gather_bytes(mine);
+  for (std::size_t peer = 0; peer < all.size(); ++peer)
+    all[peer] = format("rank {}: {}", group.world_ranks()[peer], all[peer]);
+  throw DistributedError(format(
+      "[comm] {} was given different values on different ranks; {}:\n  {}",
+      function,
+      advice,
+      join(all, "\n  ")));
 }
 
 }  // namespace
@@ -33,9 +99,15 @@ void require_same_shapes(
 void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group) {
   if (group.size() == 1) return;
   const at::NoGradGuard no_grad;
+  require_same(
+      group,
+      "gather",
+      is_debugging(group) ? list_of(tensors, dtype_and_shape)
+                          : list_of(tensors, dtype_and_row),
+      "tensors may differ in dimension 0 only, so call pad_across_processes "
+      "first, or gather_object for other values");
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
-    require_same_shapes(tensor, group, "gather");
     const at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
     tensor = at::cat(group.all_gather_uneven(rows.detach()), 0);
   }
@@ -47,6 +119,16 @@ void reduce_in_place(
     std::optional<ReduceOp> op,
     double scale) {
   const at::NoGradGuard no_grad;
+  if (op && group.size() > 1) {
+    require_same(
+        group,
+        "reduce",
+        format(
+            "{} of {}",
+            kOperations[static_cast<std::size_t>(*op)],
+            list_of(tensors, dtype_and_shape)),
+        "give it the same dtypes and shapes");
+  }
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
@@ -62,6 +144,13 @@ void broadcast_in_place(
     const Group& group,
     int from_process) {
   const at::NoGradGuard no_grad;
+  if (group.size() > 1) {
+    require_same(
+        group,
+        "broadcast",
+        format("{} from {}", list_of(tensors, dtype_and_shape), from_process),
+        "give it the same dtypes and shapes, or use broadcast_object");
+  }
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
@@ -77,13 +166,18 @@ void pad_in_place(
     double pad_index,
     bool pad_first) {
   const at::NoGradGuard no_grad;
+  if (group.size() > 1) {
+    const auto num_dimensions = [](const at::Tensor& tensor) {
+      return format("{} dimensions", tensor.dim());
+    };
+    require_same(
+        group,
+        "pad_across_processes",
+        list_of(tensors, num_dimensions),
+        "give it tensors with the same numbers of dimensions");
+  }
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
-    const GroupImpl& impl = *group.impl();
-    if (impl.world && impl.world->debug) {
-      check_agreement(
-          impl, "pad_across_processes", format("{} dimensions", tensor.dim()));
-    }
     if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
     const at::Tensor largest = at::full({}, tensor.size(dim), at::kLong);
     group.all_reduce(largest, ReduceOp::max);

@@ -12,26 +12,29 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::int64_t kMessageBytes = 25 << 20;
-
 void average(
     const Group& group,
     const std::vector<at::Tensor>& parameters,
-    at::ScalarType dtype) {
+    at::ScalarType dtype,
+    const AverageOptions& options) {
+  const double divisor = options.divisor.value_or(group.size());
   std::vector<at::Tensor> flat;
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
-    flat.push_back(
-        gradient.defined()
-            ? gradient.reshape(-1).to(dtype)
-            : at::zeros(
-                  {parameter.numel()},
-                  parameter.options().dtype(dtype).requires_grad(false)));
+    if (!gradient.defined()) {
+      flat.push_back(at::zeros(
+          {parameter.numel()},
+          parameter.options().dtype(dtype).requires_grad(false)));
+    } else if (options.send_in) {
+      flat.push_back(gradient.reshape(-1).div(divisor).to(dtype));
+    } else {
+      flat.push_back(gradient.reshape(-1).to(dtype));
+    }
   }
   const at::Tensor message = at::cat(flat);
   flat.clear();
   group.all_reduce(message);
-  message.div_(group.size());
+  if (!options.send_in) message.div_(divisor);
   std::int64_t begin = 0;
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor mean =
@@ -46,12 +49,21 @@ void average(
   }
 }
 
+// The dtype in which gradients of `parameter` are summed.
+at::ScalarType sum_dtype(
+    const at::Tensor& parameter,
+    const AverageOptions& options) {
+  const at::ScalarType own = parameter.scalar_type();
+  if (!options.send_in) return options.sum_in.value_or(own);
+  return at::isFloatingType(own) ? *options.send_in : own;
+}
+
 }  // namespace
 
 void average_gradients(
     const Group& group,
     const std::vector<at::Tensor>& parameters,
-    std::optional<at::ScalarType> sum_in) {
+    const AverageOptions& options) {
   if (group.size() == 1 || parameters.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> has_gradient;
@@ -66,15 +78,15 @@ void average_gradients(
   std::map<at::ScalarType, std::int64_t> sizes;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (num_owners[i] == 0) continue;
-    const auto dtype = sum_in.value_or(parameters[i].scalar_type());
+    const at::ScalarType dtype = sum_dtype(parameters[i], options);
     messages[dtype].push_back(parameters[i]);
     sizes[dtype] += static_cast<std::int64_t>(parameters[i].nbytes());
-    if (sizes[dtype] < kMessageBytes) continue;
-    average(group, std::exchange(messages[dtype], {}), dtype);
+    if (sizes[dtype] < options.message_bytes) continue;
+    average(group, std::exchange(messages[dtype], {}), dtype, options);
     sizes[dtype] = 0;
   }
   for (const auto& [dtype, rest] : messages) {
-    if (!rest.empty()) average(group, rest, dtype);
+    if (!rest.empty()) average(group, rest, dtype, options);
   }
 }
 

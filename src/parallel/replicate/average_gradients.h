@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -9,14 +10,25 @@
 
 namespace accelerate::detail {
 
+struct AverageOptions {
+  /// Dtype of the sums; unset: each gradient's own.
+  std::optional<at::ScalarType> sum_in = std::nullopt;
+  /// Narrower dtype in which gradients are sent and summed, divided before they
+  /// are narrowed, so that sums do not overflow. Replaces `sum_in`.
+  std::optional<at::ScalarType> send_in = std::nullopt;
+  /// What the sums are divided by; unset: the number of ranks.
+  std::optional<double> divisor = std::nullopt;
+  /// Gradients travel in messages of about this size.
+  std::int64_t message_bytes = 25 << 20;
+};
+
 /// Gives all ranks of `group` the mean of their gradients of each parameter.
 /// Ranks without a gradient contribute zeros; if no rank has one, none is set.
 /// Collective, with as many parameters of the same shapes and dtypes on all
-/// ranks. Uses few, large messages. Sums in `sum_in`; unset: in each gradient's
-/// own dtype.
+/// ranks. Uses few, large messages.
 void average_gradients(
     const Group& group,
     const std::vector<at::Tensor>& parameters,
-    std::optional<at::ScalarType> sum_in = std::nullopt);
+    const AverageOptions& options = {});
 
 }  // namespace accelerate::detail

@@ -4,6 +4,9 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <accelerate/bucket_hook.h>
+#include <accelerate/error.h>
+
 #include "base/text.h"
 #include "parallel/replicate/power_sgd.h"
 
@@ -50,6 +53,66 @@ class CastAverage final : public GradientReduction {
   at::ScalarType dtype_;
 };
 
+// The user's own function.
+class HookReduction final : public GradientReduction {
+ public:
+  explicit HookReduction(std::shared_ptr<const BucketHook> hook)
+      : hook_(std::move(hook)) {}
+
+  FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
+      override {
+    const at::Tensor buffer = bucket.getBuffer();
+    const FutureTensor future =
+        hook_->reduce(bucket, {*context.process_group, context.divisor});
+    if (!future) {
+      throw ConfigError(
+          "[parallel] the bucket_hook returned no future; return the one of "
+          "the bucket's reduction, or a completed one");
+    }
+    return future->then(
+        [buffer](c10::ivalue::Future& done) -> c10::IValue {
+          return mean_in(done.value(), buffer);
+        },
+        c10::TensorType::get());
+  }
+  [[nodiscard]] bool has_state() const override {
+    return hook_->state_dict != nullptr;
+  }
+  [[nodiscard]] StateDict state_dict() const override {
+    return hook_->state_dict();
+  }
+  void load_state_dict(const StateDict& state) override {
+    hook_->load_state_dict(state);
+  }
+
+ private:
+  // LibTorch's collectives give a list of one tensor.
+  static at::Tensor mean_in(
+      const c10::IValue& value,
+      const at::Tensor& buffer) {
+    at::Tensor mean;
+    if (value.isTensor()) mean = value.toTensor();
+    if (value.isTensorList() && value.toTensorList().size() == 1)
+      mean = value.toTensorVector()[0];
+    if (mean.defined() && mean.numel() == buffer.numel() &&
+        mean.scalar_type() == buffer.scalar_type()) {
+      return mean;
+    }
+    throw ConfigError(format(
+        "[parallel] the bucket_hook's future holds {}, where a tensor of {} "
+        "elements of {} is expected, as the bucket's buffer has",
+        !mean.defined() ? value.tagKind()
+                        : format(
+                              "{} elements of {}",
+                              mean.numel(),
+                              c10::toString(mean.scalar_type())),
+        buffer.numel(),
+        c10::toString(buffer.scalar_type())));
+  }
+
+  std::shared_ptr<const BucketHook> hook_;
+};
+
 class CastWrapper final : public GradientReduction {
  public:
   CastWrapper(at::ScalarType dtype, std::unique_ptr<GradientReduction> inner)
@@ -80,6 +143,8 @@ class CastWrapper final : public GradientReduction {
 std::unique_ptr<GradientReduction> make_hook(
     const ReplicateOptions& options,
     NameOf name_of) {
+  if (options.bucket_hook)
+    return std::make_unique<HookReduction>(options.bucket_hook);
   switch (options.comm_hook) {
     case CommHook::none:
       break;
@@ -98,7 +163,18 @@ std::unique_ptr<GradientReduction> make_hook(
 }  // namespace
 
 std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
-  if (options.comm_wrapper != CommWrapper::none &&
+  if (options.bucket_hook && options.comm_hook != CommHook::none) {
+    return "[parallel] bucket_hook and comm_hook were both given, but a bucket "
+           "is reduced once; leave one of them out";
+  }
+  if (options.bucket_hook) {
+    const BucketHook& hook = *options.bucket_hook;
+    if (!hook.reduce || !hook.state_dict != !hook.load_state_dict) {
+      return "[parallel] a BucketHook needs the function `reduce`, and "
+             "state_dict and load_state_dict together or not at all";
+    }
+  }
+  if (options.comm_wrapper != CommWrapper::none && !options.bucket_hook &&
       options.comm_hook == CommHook::none) {
     return "[parallel] comm_wrapper was given without a comm_hook to wrap; "
            "choose a comm_hook, or comm_hook fp16 or bf16 for compression "

@@ -10,7 +10,12 @@ namespace accelerate::detail {
 
 /// What a rank that still has data is about to do collectively.
 struct JoinEvent {
-  enum class Kind { bucket = 1, end_of_backward = 2 };
+  enum class Kind {
+    bucket = 1,
+    end_of_backward = 2,
+    /// Gradients of earlier micro-steps, which the last one passed by.
+    pending_gradients = 3,
+  };
   Kind kind = Kind::bucket;
   int model = 0;
   int bucket = 0;

@@ -1,121 +1,27 @@
 #include "parallel/replicate/replicate.h"
 
-#include <algorithm>
-#include <cctype>
 #include <string>
-#include <type_traits>
-#include <unordered_map>
 #include <utility>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
+#include "parallel/replicate/average_gradients.h"
+#include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_reduction.h"
+#include "parallel/replicate/pending_gradients.h"
 #include "parallel/replicate/same_model.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-// Gives access to protected state of c10d::Reducer.
-class OpenReducer : public c10d::Reducer {
- public:
-  using c10d::Reducer::Reducer;
-
-  [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
-  void ignore_gradients() { expect_autograd_hooks_ = false; }
-
-  // With a static graph, the first reduction counts how often each parameter is
-  // used. LibTorch also counts uses in backward passes that are not averaged,
-  // before and after that one, and then waits for them for ever.
-  void restore_uses() {
-    for (auto& [index, count] : numGradHooksTriggeredMap_) {
-      count = uses_.empty() ? 0 : uses_.at(index);
-    }
-  }
-  void remember_uses() { uses_ = numGradHooksTriggeredMap_; }
-
- private:
-  std::unordered_map<std::size_t, int> uses_;
-};
-
-struct TrainableRows {
-  std::vector<at::Tensor> tensors;
-  std::unordered_map<std::size_t, std::string> names;
-  std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
-};
-
-TrainableRows trainable_rows(const ParameterTable& table) {
-  TrainableRows rows;
-  for (const Parameter* row : table.trainable()) {
-    rows.names.emplace(rows.tensors.size(), row->name);
-    rows.names_by_tensor.emplace(row->tensor.unsafeGetTensorImpl(), row->name);
-    rows.tensors.push_back(row->tensor);
-  }
-  return rows;
-}
-
-// LibTorch after 2.11 added arguments with defaults; the twelve of 2.11 are
-// enough for all versions.
-template <class Reducer = OpenReducer>
-std::unique_ptr<Reducer> make_reducer(
-    const TrainableRows& rows,
-    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
-    const ReplicateOptions& options) {
-  const std::vector<bool> dense(rows.tensors.size(), false);
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
-      rows.tensors,
-      {static_cast<std::size_t>(options.first_bucket_bytes),
-       static_cast<std::size_t>(options.bucket_bytes)},
-      dense);
-  // Gradients become ready from the last layer to the first.
-  std::reverse(buckets.begin(), buckets.end());
-  auto reducer = std::make_unique<Reducer>(
-      rows.tensors,
-      std::move(buckets),
-      process_group,
-      dense,
-      options.bucket_bytes,
-      options.find_unused_parameters,
-      options.gradient_as_bucket_view,
-      rows.names,
-      options.first_bucket_bytes,
-      /*skip_all_reduce_unused_params=*/false,
-      /*use_python_reducer=*/false,
-      std::vector<std::int64_t>{});
-  if (options.static_graph) reducer->set_static_graph();
-  return reducer;
-}
-
-// LibTorch lists the parameters without gradient by index.
-std::vector<std::string> names_in(
-    const std::string& message,
-    const std::unordered_map<std::size_t, std::string>& names) {
-  constexpr std::string_view kMark = "did not receive grad for rank ";
-  std::vector<std::string> found;
-  std::size_t at = message.find(kMark);
-  if (at == std::string::npos) return found;
-  at = message.find(':', at);
-  while (at != std::string::npos && ++at < message.size()) {
-    if (message[at] == ' ') continue;
-    std::size_t end = at;
-    while (end < message.size() &&
-           std::isdigit(static_cast<unsigned char>(message[end])))
-      ++end;
-    if (end == at) break;
-    const auto name = names.find(std::stoul(message.substr(at, end - at)));
-    if (name != names.end()) found.push_back(format("\"{}\"", name->second));
-    at = end - 1;
-  }
-  return found;
-}
 
 class Replicate final : public Strategy,
                         public JoinParticipant,
@@ -124,9 +30,6 @@ class Replicate final : public Strategy,
   Replicate(const Mesh& mesh, const ReplicateOptions& options)
       : mesh_(mesh), group_(mesh.gradient_group()), options_(options) {}
 
-  [[nodiscard]] StrategyTraits traits() const override {
-    return {.needs_outputs = needs_outputs()};
-  }
   [[nodiscard]] JoinParticipant* join_participant() override { return this; }
   [[nodiscard]] StrategyState* state() override {
     return reduction_ && reduction_->has_state() ? this : nullptr;
@@ -156,60 +59,40 @@ class Replicate final : public Strategy,
     had_forward_ = had_forward_ || at::GradMode::is_enabled();
   }
 
-  void after_forward(const ForwardOutputs& outputs) override {
-    if (!needs_outputs() || !at::GradMode::is_enabled()) return;
-    if (!outputs.is_known) {
-      throw ConfigError(
-          "[parallel] find_unused_parameters must see what the model returns, "
-          "but its type is not known; give it a visit_tensors function "
-          "(nested.h)");
-    }
-    if (std::exchange(outputs_are_spent_, false)) outputs_.clear();
-    for (const at::Tensor& tensor : outputs.tensors) {
-      if (tensor.defined() && tensor.requires_grad())
-        outputs_.push_back(tensor);
-    }
-  }
-
-  void before_backward(bool sync_gradients) override {
-    if (!reducer_ || !sync_gradients) return;
+  void before_backward(bool sync_gradients, const at::Tensor& loss) override {
+    if (!reducer_) return;
+    if (!sync_gradients) return pending_.begin_backward(rows_.tensors);
     if (options_.static_graph) reducer_->restore_uses();
     // prepare_for_forward() counts iterations: called once per reduction,
     // however many forwards lead to it.
     reducer_->prepare_for_forward();
-    reducer_->prepare_for_backward(outputs_);
+    // Unused parameters are those that the loss does not depend on.
+    reducer_->prepare_for_backward({loss});
+    if (!options_.find_unused_parameters) return;
+    for (std::size_t i = 0; i < rows_.tensors.size(); ++i) {
+      if (pending_.contains(i)) reducer_->mark_used(i);
+    }
   }
 
   void after_backward(bool sync_gradients) override {
-    if (!reducer_ || !sync_gradients) return;
-    if (options_.static_graph && std::exchange(is_first_reduction_, false)) {
-      // The first backward only learns which parameters are used.
-      reducer_->delay_all_reduce();
-      reducer_->remember_uses();
+    if (!reducer_) return;
+    if (!sync_gradients) return pending_.end_backward(rows_.tensors);
+    const bool is_first = std::exchange(is_first_reduction_, false);
+    if (reducer_->was_reached(is_first)) {
+      end_reduction(is_first);
+    } else {
+      pass_by(is_first);
     }
-    if (round_ != nullptr) {
-      // If this backward did not reach the model, ranks without data have
-      // nothing to shadow.
-      if (!std::exchange(was_reduced_, false))
-        return reducer_->ignore_gradients();
-      round_->announce(
-          JoinEvent{JoinEvent::Kind::end_of_backward, join_index_, 0});
-    }
-    try {
-      // Fails if this backward reached some parameters and not others.
-      reducer_->rebuild_buckets();
-    } catch (const c10::DistError&) {
-      throw;
-    } catch (const c10::Error& error) {
-      explain_unused(error);
-    }
-    // The reducer still expects gradients if this backward did not reach the
-    // model.
-    reducer_->ignore_gradients();
-    outputs_are_spent_ = true;
+    pending_.clear();
     // In a join, ranks without data cannot know whether there was a forward.
-    if (std::exchange(had_forward_, false) || round_ != nullptr) send_buffers();
+    const bool sends_buffers =
+        round_ != nullptr ? was_announced_ : had_forward_;
+    had_forward_ = was_announced_ = false;
+    if (sends_buffers) send_buffers();
   }
+
+  // The optimizer has used what gradients there were.
+  void after_step() override { pending_.clear(); }
 
   void on_failure(const std::exception& error) override {
     if (!is_communication_failure(*group().impl(), error)) return;
@@ -246,16 +129,22 @@ class Replicate final : public Strategy,
   void begin_join(JoinRound& round, int model) override {
     round_ = &round;
     join_index_ = model;
-    was_reduced_ = false;
+    was_announced_ = false;
     if (reducer_) connect(round.group());
   }
 
   void shadow(const JoinEvent& event) override {
-    if (event.kind == JoinEvent::Kind::bucket)
-      return shadow_bucket(event.bucket);
-    reducer_->push_rebuilt_params_for_all_indices();
-    reducer_->rebuild_buckets();
-    send_buffers();
+    switch (event.kind) {
+      case JoinEvent::Kind::bucket:
+        return shadow_bucket(event.bucket);
+      case JoinEvent::Kind::pending_gradients:
+        shadow_pending_gradients();
+        return send_buffers();
+      case JoinEvent::Kind::end_of_backward:
+        reducer_->push_rebuilt_params_for_all_indices();
+        reducer_->rebuild_buckets();
+        return send_buffers();
+    }
   }
 
   void end_join() override {
@@ -265,8 +154,65 @@ class Replicate final : public Strategy,
   }
 
  private:
-  [[nodiscard]] bool needs_outputs() const {
-    return reducer_ != nullptr && options_.find_unused_parameters;
+  // Ends the reduction of a backward that reached the model.
+  void end_reduction(bool is_first) {
+    if (options_.static_graph && is_first) {
+      // The first backward only learns which parameters are used.
+      reducer_->delay_all_reduce();
+      reducer_->remember_uses();
+    }
+    announce(JoinEvent::Kind::end_of_backward);
+    try {
+      // Fails if this backward reached some parameters and not others.
+      reducer_->rebuild_buckets();
+    } catch (const c10::DistError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      explain_unused(error);
+    }
+    reducer_->ignore_gradients();
+  }
+
+  // Ends a backward that did not reach the model. Earlier micro-steps of the
+  // window may have left gradients; whether they did on any rank, the ranks
+  // agree on.
+  void pass_by(bool is_first) {
+    is_first_reduction_ = is_first;
+    // The reducer still expects gradients.
+    reducer_->ignore_gradients();
+    if (!pending_.had_backward()) return;
+    announce(JoinEvent::Kind::pending_gradients);
+    average_pending(rows_.tensors, pending_.any());
+  }
+
+  void average_pending(
+      const std::vector<at::Tensor>& parameters,
+      bool has_gradients) {
+    guard("averaging the gradients of earlier micro-steps", [&] {
+      const at::Tensor any = at::full({}, has_gradients ? 1 : 0, at::kLong);
+      group().all_reduce(any, ReduceOp::max);
+      if (any.item<std::int64_t>() == 0) return;
+      average_gradients(
+          group(),
+          parameters,
+          {.divisor = divisor(), .message_bytes = options_.bucket_bytes});
+    });
+  }
+
+  // Tells ranks without data, if there may be any.
+  void announce(JoinEvent::Kind kind, int bucket = 0) {
+    if (round_ == nullptr) return;
+    was_announced_ = true;
+    round_->announce(JoinEvent{kind, join_index_, bucket});
+  }
+
+  [[nodiscard]] double divisor() const {
+    return round_ != nullptr ? round_->divisor() : group_.size();
+  }
+
+  [[nodiscard]] bool has_hook() const {
+    return options_.comm_hook != CommHook::none ||
+        options_.bucket_hook != nullptr;
   }
 
   void average(const at::Tensor& tensor) const {
@@ -287,7 +233,7 @@ class Replicate final : public Strategy,
     reducer_.reset();
     reducer_ = make_reducer(rows_, group.impl()->process_group, options_);
     is_first_reduction_ = true;
-    if (round_ != nullptr || options_.comm_hook != CommHook::none) {
+    if (round_ != nullptr || has_hook()) {
       reducer_->register_comm_hook(std::make_unique<CommHookFunction>(
           [this](c10d::GradBucket& bucket) { return reduce(bucket); }));
     }
@@ -295,16 +241,8 @@ class Replicate final : public Strategy,
   }
 
   FutureTensor reduce(c10d::GradBucket& bucket) {
-    if (round_ == nullptr) {
-      return reduction_->reduce(
-          bucket, {process_group(), static_cast<double>(group_.size())});
-    }
-    was_reduced_ = true;
-    round_->announce(JoinEvent{
-        JoinEvent::Kind::bucket,
-        join_index_,
-        static_cast<int>(bucket.getIndex())});
-    return reduction_->reduce(bucket, {process_group(), round_->divisor()});
+    announce(JoinEvent::Kind::bucket, static_cast<int>(bucket.getIndex()));
+    return reduction_->reduce(bucket, {process_group(), divisor()});
   }
 
   void shadow_bucket(int index) {
@@ -318,7 +256,7 @@ class Replicate final : public Strategy,
       c10d::GradBucket& bucket =
           empty_buckets_.at(static_cast<std::size_t>(index));
       futures_.push_back(
-          reduction_->reduce(bucket, {process_group(), round_->divisor()}));
+          reduction_->reduce(bucket, {process_group(), divisor()}));
       if (!bucket.isLast()) return;
       for (const FutureTensor& future : futures_) future->waitAndThrow();
       if (!options_.find_unused_parameters) return;
@@ -327,6 +265,15 @@ class Replicate final : public Strategy,
           at::zeros_like(reducer_->get_local_used_map_on_device())};
       process_group()->allreduce(none_used)->wait();
     });
+  }
+
+  void shadow_pending_gradients() {
+    // Stand-ins without gradients contribute nothing, and keep the result from
+    // this rank's parameters.
+    std::vector<at::Tensor> stand_ins;
+    for (const at::Tensor& parameter : rows_.tensors)
+      stand_ins.push_back(parameter.detach());
+    average_pending(stand_ins, /*has_gradients=*/false);
   }
 
   void send_buffers() {
@@ -353,7 +300,7 @@ class Replicate final : public Strategy,
   [[noreturn]] void explain_unused(const c10::Error& error) {
     if (!reducer_->is_unfinished()) throw;
     const std::vector<std::string> unused =
-        names_in(error.what_without_backtrace(), rows_.names);
+        names_without_gradient(error.what_without_backtrace(), rows_);
     throw ConfigError(format(
         "[parallel] the backward pass gave no gradient to {}, so ranks would "
         "wait for each other; use them in the loss, freeze them "
@@ -365,19 +312,19 @@ class Replicate final : public Strategy,
   Mesh mesh_;
   Group group_;
   ReplicateOptions options_;
-  std::unique_ptr<OpenReducer> reducer_;
+  std::shared_ptr<BucketReducer> reducer_;
   TrainableRows rows_;
   std::unique_ptr<GradientReduction> reduction_;
   std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> outputs_;
-  bool outputs_are_spent_ = false;
+  PendingGradients pending_;
   bool had_forward_ = false;
   bool is_first_reduction_ = true;
 
   // Inside join_uneven_inputs only.
   JoinRound* round_ = nullptr;
   int join_index_ = 0;
-  bool was_reduced_ = false;
+  /// True if ranks without data take part in this backward.
+  bool was_announced_ = false;
   std::vector<c10d::GradBucket> empty_buckets_;
   std::vector<FutureTensor> futures_;
 };

@@ -8,6 +8,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -131,7 +132,7 @@ class Shard final : public Strategy, public GateKeeper {
       schedule_.reshard_after_forward(is_held_open());
   }
 
-  void before_backward(bool sync_gradients) override {
+  void before_backward(bool sync_gradients, const at::Tensor&) override {
     const LockedScope lock(mutex_);
     require_no_scope("backward() was called");
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
@@ -345,6 +346,15 @@ class Shard final : public Strategy, public GateKeeper {
     if (!is_held_open()) schedule_.before_read(unit, is_filled);
   }
 
+  void call(GatedCall& call) override {
+    try {
+      call.run();
+    } catch (const c10::Error& error) {
+      explain_unavailable(error);
+      throw;
+    }
+  }
+
   // Called when the gradient at `place` among those of the unit is complete.
   void on_gradient(std::size_t unit, std::size_t place) {
     const LockedScope lock(mutex_);
@@ -396,12 +406,19 @@ class Shard final : public Strategy, public GateKeeper {
       for (const std::size_t i : unit->trainable())
         shards.push_back(unit->parameters()[i].local);
     }
-    average_gradients(mesh_.group({Axis::replicate, Axis::context}), shards);
+    average_gradients(
+        mesh_.group({Axis::replicate, Axis::context}),
+        shards,
+        {.send_in = options_.replica_dtype,
+         .message_bytes = options_.message_bytes});
     std::vector<at::Tensor> unsharded;
     for (const at::Tensor& tensor : unsharded_) {
       if (tensor.requires_grad()) unsharded.push_back(tensor);
     }
-    average_gradients(mesh_.gradient_group(), unsharded, at::kDouble);
+    average_gradients(
+        mesh_.gradient_group(),
+        unsharded,
+        {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
   }
 
   void close_parameters() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -34,13 +35,19 @@ struct ShardOptions {
   /// Gradients are reduced in every micro-step, so that none stay unsharded.
   bool reduces_every_backward = false;
   /// The next unit is gathered while the current one computes.
-  bool prefetches = true;
+  bool prefetches_forward = true;
+  bool prefetches_backward = true;
   /// Number of units gathered ahead.
   std::size_t prefetch_depth = 1;
   /// A backward prefetches only when the current unit's gradients are complete:
   /// less memory.
   bool prefetches_after_gradients = false;
   bool broadcast_buffers = true;
+  /// Dtype in which gradients are averaged over replicas of the shards; unset:
+  /// unchanged.
+  std::optional<at::ScalarType> replica_dtype = std::nullopt;
+  /// Size of the messages in which they travel.
+  std::int64_t message_bytes = 25 << 20;
   /// LibTorch's allocator keeps freed memory of full parameters, so sharding
   /// need not.
   bool allocator_keeps_blocks = false;

@@ -1,6 +1,11 @@
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include <accelerate/fully_sharded.h>
+#include <accelerate/parallel_options.h>
 
 #include "engines/training_request.h"
 #include "parallel/shard/shard.h"
@@ -11,5 +16,20 @@ namespace accelerate::detail {
 ShardOptions make_shard_options(
     const ShardingRequest& request,
     const MixedPrecisionPolicy& precision);
+
+/// What ReplicateOptions mean beside sharding.
+struct ShardedReplicas {
+  /// Dtype in which gradients are averaged over replicas; unset: their own.
+  std::optional<at::ScalarType> dtype = std::nullopt;
+  /// What was given and does nothing.
+  std::vector<IgnoredSetting> ignored = {};
+  /// What cannot be honoured.
+  std::optional<std::string> complaint = std::nullopt;
+};
+
+/// `has_replicas`: the shards have replicas on other ranks.
+ShardedReplicas read_replicate_options(
+    const ReplicateOptions& options,
+    bool has_replicas);
 
 }  // namespace accelerate::detail

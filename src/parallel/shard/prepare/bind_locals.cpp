@@ -1,7 +1,11 @@
 #include "parallel/shard/prepare/bind_locals.h"
 
+#include <memory>
 #include <utility>
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
@@ -9,6 +13,34 @@
 #include "base/text.h"
 
 namespace accelerate::detail {
+
+namespace {
+
+using torch::optim::AdagradOptions;
+using torch::optim::AdagradParamState;
+
+// The state that Adagrad's constructor gives the local, if `state` is that of
+// an Adagrad that has not stepped; else null. Other optimizers make theirs in
+// their first step.
+std::unique_ptr<AdagradParamState> fresh_adagrad_state(
+    const torch::optim::OptimizerParamState& state,
+    const torch::optim::OptimizerOptions& options,
+    const at::Tensor& local) {
+  const auto* const adagrad = dynamic_cast<const AdagradParamState*>(&state);
+  const auto* const given = dynamic_cast<const AdagradOptions*>(&options);
+  if (adagrad == nullptr || given == nullptr || adagrad->step() != 0)
+    return nullptr;
+  const at::NoGradGuard no_grad;
+  auto fresh = std::make_unique<AdagradParamState>();
+  fresh->step(0);
+  fresh->sum(at::full_like(
+      local.detach(),
+      given->initial_accumulator_value(),
+      local.options().requires_grad(false)));
+  return fresh;
+}
+
+}  // namespace
 
 void bind_locals(
     torch::optim::Optimizer& optimizer,
@@ -20,14 +52,17 @@ void bind_locals(
       if (row == nullptr || row->local.is_same(row->tensor)) continue;
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state != states.end()) {
-        if (!row->layout.is_unsharded()) {
+        std::unique_ptr<torch::optim::OptimizerParamState> kept =
+            fresh_adagrad_state(
+                *state->second, optimizer.defaults(), row->local);
+        if (!kept && !row->layout.is_unsharded()) {
           throw ConfigError(format(
               "[parallel] the optimizer has stepped on \"{}\" before "
               "prepare(), which shards the parameter; prepare a new optimizer, "
               "and load its state with load_state()",
               row->name));
         }
-        auto kept = std::move(state->second);
+        if (!kept) kept = std::move(state->second);
         states.erase(state);
         states[row->local.unsafeGetTensorImpl()] = std::move(kept);
       }

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 /// Makes `optimizer` step on rows' `local` instead of their tensors. State that
 /// it already has of a tensor moves to the local; throws ConfigError if that is
-/// a shard.
+/// a shard, unless it is the state that Adagrad is constructed with.
 void bind_locals(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table);

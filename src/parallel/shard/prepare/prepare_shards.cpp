@@ -1,7 +1,9 @@
 #include "parallel/shard/prepare/prepare_shards.h"
 
 #include <algorithm>
+#include <string_view>
 
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <accelerate/error.h>
@@ -27,13 +29,26 @@ std::string policy_of(
       c10::toString(parameter.reduce_dtype.value_or(computed)));
 }
 
+namespace {
+
+constexpr std::string_view kNotGathered = "is sharded and not gathered here";
+
+}  // namespace
+
+void explain_unavailable(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  if (text.find(kNotGathered) == std::string::npos) return;
+  throw ConfigError(format(
+      "[parallel] {}", std::string_view(text).substr(0, text.find('\n'))));
+}
+
 UnavailableMessages sharded_messages(const std::string& parameter) {
   return {
       format(
-          "parameter \"{}\" is sharded and not gathered here; read or change "
-          "it in the prepared model's forward, or while "
-          "Accelerator::full_parameters() lives",
-          parameter),
+          "parameter \"{}\" {}; read or change it in the prepared model's "
+          "forward, or while Accelerator::full_parameters() lives",
+          parameter,
+          kNotGathered),
       format(
           "parameter \"{}\" was sharded by an Accelerator that has been "
           "destroyed; build the model again, or gather it before "

@@ -14,6 +14,9 @@
 #include "parallel/shard/shard_unit.h"
 #include "params/parameter_table.h"
 
+namespace c10 {
+class Error;
+}
 namespace torch::nn {
 class Module;
 }
@@ -28,6 +31,10 @@ std::string policy_of(
 
 /// The errors for reading a sharded parameter that is not gathered.
 UnavailableMessages sharded_messages(const std::string& parameter);
+
+/// Throws ConfigError with the first line of `error` if it is such an error;
+/// LibTorch's goes on with the stack.
+void explain_unavailable(const c10::Error& error);
 
 /// This rank's reshard group: the `count` consecutive ranks that share
 /// parameters between a forward and its backward; an empty group for 0 and 1.

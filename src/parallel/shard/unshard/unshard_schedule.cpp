@@ -34,7 +34,9 @@ void UnshardSchedule::before_read(std::size_t unit, bool is_filled) {
 }
 
 void UnshardSchedule::prefetch(std::size_t unit) {
-  if (!options_.prefetches) return;
+  const bool prefetches = pass_ == Pass::backward ? options_.prefetches_backward
+                                                  : options_.prefetches_forward;
+  if (!prefetches) return;
   for (const std::size_t next : order().next(options_.prefetch_depth)) {
     if (next != unit) units_[next]->start_gather();
   }

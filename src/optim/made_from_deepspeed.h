@@ -1,0 +1,18 @@
+#pragma once
+
+namespace accelerate::detail {
+
+/// Base of optimizers and schedules that a DeepSpeed configuration describes,
+/// which may not be replaced by others.
+class MadeFromDeepSpeed {
+ public:
+  virtual ~MadeFromDeepSpeed() = default;
+};
+
+template <class Base>
+class FromDeepSpeed final : public Base, public MadeFromDeepSpeed {
+ public:
+  using Base::Base;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,120 @@
+#include "parallel/replicate/bucket_reducer.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/logger.hpp>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// The Logger uses the Reducer in its destructor, so it is declared after it.
+struct LoggedReducer {
+  std::shared_ptr<BucketReducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;
+};
+
+// LibTorch after 2.11 added arguments with defaults; the twelve of 2.11 are
+// enough for all versions.
+template <class Reducer = BucketReducer>
+std::shared_ptr<Reducer> construct(
+    const TrainableRows& rows,
+    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    const ReplicateOptions& options) {
+  const std::vector<bool> dense(rows.tensors.size(), false);
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
+      rows.tensors,
+      {static_cast<std::size_t>(options.first_bucket_bytes),
+       static_cast<std::size_t>(options.bucket_bytes)},
+      dense);
+  // Gradients become ready from the last layer to the first.
+  std::reverse(buckets.begin(), buckets.end());
+  return std::make_shared<Reducer>(
+      rows.tensors,
+      std::move(buckets),
+      process_group,
+      dense,
+      options.bucket_bytes,
+      options.find_unused_parameters,
+      options.gradient_as_bucket_view,
+      rows.names,
+      options.first_bucket_bytes,
+      /*skip_all_reduce_unused_params=*/false,
+      /*use_python_reducer=*/false,
+      std::vector<std::int64_t>{});
+}
+
+}  // namespace
+
+TrainableRows trainable_rows(const ParameterTable& table) {
+  TrainableRows rows;
+  for (const Parameter* row : table.trainable()) {
+    rows.names.emplace(rows.tensors.size(), row->name);
+    rows.names_by_tensor.emplace(row->tensor.unsafeGetTensorImpl(), row->name);
+    rows.tensors.push_back(row->tensor);
+  }
+  return rows;
+}
+
+bool BucketReducer::was_reached(bool is_first) const {
+  if (static_graph_ && is_first) {
+    return std::any_of(
+        numGradHooksTriggeredMap_.begin(),
+        numGradHooksTriggeredMap_.end(),
+        [](const auto& entry) { return entry.second > 0; });
+  }
+  return !expect_autograd_hooks_ || require_finalize_;
+}
+
+void BucketReducer::mark_used(std::size_t index) {
+  local_used_map_.data_ptr<int>()[index] = 1;
+}
+
+void BucketReducer::restore_uses() {
+  for (auto& [index, count] : numGradHooksTriggeredMap_) {
+    count = uses_.empty() ? 0 : uses_.at(index);
+  }
+}
+
+std::shared_ptr<BucketReducer> make_reducer(
+    const TrainableRows& rows,
+    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    const ReplicateOptions& options) {
+  const auto owner = std::make_shared<LoggedReducer>();
+  owner->reducer = construct(rows, process_group, options);
+  owner->logger = std::make_shared<c10d::Logger>(owner->reducer);
+  owner->reducer->set_logger(owner->logger);
+  if (options.static_graph) owner->reducer->set_static_graph();
+  return {owner, owner->reducer.get()};
+}
+
+std::vector<std::string> names_without_gradient(
+    const std::string& message,
+    const TrainableRows& rows) {
+  constexpr std::string_view kMark = "did not receive grad for rank ";
+  std::vector<std::string> found;
+  std::size_t at = message.find(kMark);
+  if (at == std::string::npos) return found;
+  at = message.find(':', at);
+  while (at != std::string::npos && ++at < message.size()) {
+    if (message[at] == ' ') continue;
+    std::size_t end = at;
+    while (end < message.size() &&
+           std::isdigit(static_cast<unsigned char>(message[end])))
+      ++end;
+    if (end == at) break;
+    const auto name = rows.names.find(std::stoul(message.substr(at, end - at)));
+    if (name != rows.names.end())
+      found.push_back(format("\"{}\"", name->second));
+    at = end - 1;
+  }
+  return found;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <accelerate/parallel.h>
+
+#include "params/parameter_table.h"
+
+namespace accelerate::detail {
+
+/// The parameters that a Reducer averages gradients of, and their names.
+struct TrainableRows {
+  std::vector<at::Tensor> tensors;
+  std::unordered_map<std::size_t, std::string> names;
+  std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
+};
+
+TrainableRows trainable_rows(const ParameterTable& table);
+
+/// c10d::Reducer with access to some of its protected state.
+class BucketReducer : public c10d::Reducer {
+ public:
+  using c10d::Reducer::Reducer;
+
+  /// Whether the backward since prepare_for_backward() reached a parameter.
+  /// With a static graph, `is_first` is true in the first reduction, which
+  /// happens after the backward.
+  [[nodiscard]] bool was_reached(bool is_first) const;
+  /// True if that backward gave gradients to some parameters only.
+  [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
+  void ignore_gradients() { expect_autograd_hooks_ = false; }
+  /// Counts parameter number `index` as used in the backward that begins:
+  /// LibTorch forgets those that only earlier micro-steps used.
+  void mark_used(std::size_t index);
+
+  // With a static graph, the first reduction counts how often each parameter is
+  // used. LibTorch also counts uses in backward passes that are not averaged,
+  // before and after that one, and then waits for them for ever.
+  void restore_uses();
+  void remember_uses() { uses_ = numGradHooksTriggeredMap_; }
+
+ private:
+  std::unordered_map<std::size_t, int> uses_;
+};
+
+/// A reducer of the rows' gradients. It keeps a c10d::Logger, which LibTorch
+/// calls without a check when the set of used parameters changes.
+std::shared_ptr<BucketReducer> make_reducer(
+    const TrainableRows& rows,
+    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    const ReplicateOptions& options);
+
+/// The names of the parameters that LibTorch's `message` lists, by index, as
+/// left without gradient.
+std::vector<std::string> names_without_gradient(
+    const std::string& message,
+    const TrainableRows& rows);
+
+}  // namespace accelerate::detail

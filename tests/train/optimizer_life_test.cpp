@@ -1,0 +1,192 @@
+// Optimizers that end before their handles, or are prepared before their model.
+#include <mutex>
+
+#include <accelerate/accelerate.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "train/optimizer_watch.h"
+
+namespace accelerate {
+namespace optimizer_life_test {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+
+torch::nn::Linear layer() {
+  torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
+  torch::nn::init::zeros_(net->weight);
+  return net;
+}
+
+template <class T, class Options>
+std::unique_ptr<torch::optim::Optimizer> make(
+    const torch::nn::Linear& net,
+    const Options& options) {
+  return std::make_unique<T>(net->parameters(), options);
+}
+
+TEST(OptimizerHandle, RefusesAnOptimizerThatIsGone) {
+  namespace torch_optim = torch::optim;
+  const auto net = layer();
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
+  optimizers.push_back(make<torch_optim::SGD>(net, 0.1));
+  optimizers.push_back(make<torch_optim::Adam>(net, 0.1));
+  optimizers.push_back(make<torch_optim::AdamW>(net, 0.1));
+  optimizers.push_back(make<torch_optim::Adagrad>(net, 0.1));
+  optimizers.push_back(make<torch_optim::RMSprop>(net, 0.1));
+  optimizers.push_back(make<torch_optim::LBFGS>(net, 0.1));
+  optimizers.push_back(make<optim::AdamW>(net, 0.1));
+  for (auto& optimizer : optimizers) {
+    const Accelerator accelerator;
+    const Optimizer handle = accelerator.prepare(*optimizer);
+    optimizer.reset();
+    expect_error<ConfigError>([&] { handle.step(); }, "was destroyed");
+    expect_error<ConfigError>([&] { handle.zero_grad(); }, "was destroyed");
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(handle.inner()); }, "was destroyed");
+    EXPECT_FALSE(handle.step_was_skipped());
+  }
+}
+
+TEST(OptimizerHandle, LeavesTheRestOfTheProgramAlone) {
+  const Accelerator accelerator(
+      {.mixed_precision = Precision::fp16, .grad_scaler = {.init_scale = 2}});
+  const auto net = layer();
+  auto first = std::make_unique<torch::optim::SGD>(net->parameters(), 1.0);
+  optim::StepLR schedule(*first, {.step_size = 1});
+  const auto [model, handle, scheduler] =
+      accelerator.prepare(net, *first, schedule);
+  first.reset();
+  torch::optim::SGD second(net->parameters(), 1.0);
+  const Optimizer other = accelerator.prepare(second);
+  accelerator.backward(model(torch::ones({1, 2})).sum());
+  accelerator.unscale_gradients();
+  other.step();
+  EXPECT_EQ(net->weight[0][0].item<float>(), -1);
+  expect_error<ConfigError>(
+      [&, &scheduler = scheduler] { scheduler.step(); }, "was destroyed");
+}
+
+TEST(OptimizerHandle, SaysThatItWasReleasedWhereItWas) {
+  const Accelerator accelerator;
+  const auto net = layer();
+  auto sgd = std::make_unique<torch::optim::SGD>(net->parameters(), 1.0);
+  const Optimizer handle = accelerator.prepare(*sgd);
+  accelerator.free_memory();
+  sgd.reset();
+  expect_error<ConfigError>([&] { handle.step(); }, "released");
+}
+
+TEST(OptimizerWatch, KeepsOptionsAndGroups) {
+  const auto net = layer();
+  int num_calls = 0;
+  std::shared_ptr<void> watch, again;
+  {
+    torch::optim::SGD sgd(
+        net->parameters(), torch::optim::SGDOptions(0.25).momentum(0.5));
+    watch = detail::watch_optimizer(sgd, [&] { ++num_calls; });
+    EXPECT_NE(watch, nullptr);
+    again = detail::watch_optimizer(sgd, [&] { ++num_calls; });
+    const auto& defaults =
+        static_cast<const torch::optim::SGDOptions&>(sgd.defaults());
+    EXPECT_EQ(defaults.lr(), 0.25);
+    EXPECT_EQ(defaults.momentum(), 0.5);
+    // New groups get options that are not watched.
+    sgd.add_param_group({{torch::ones({1}).requires_grad_()}});
+    EXPECT_EQ(
+        typeid(sgd.param_groups()[1].options()),
+        typeid(torch::optim::SGDOptions));
+    {
+      const auto short_lived = detail::watch_optimizer(sgd, [&] { FAIL(); });
+    }
+    EXPECT_EQ(num_calls, 0);
+  }
+  EXPECT_EQ(num_calls, 2);
+}
+
+// An optimizer class whose options LibTorch does not know.
+struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {};
+struct OwnOptimizer : torch::optim::Optimizer {
+  explicit OwnOptimizer(std::vector<torch::Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<OwnOptions>()) {}
+  torch::Tensor step(LossClosure) override { return {}; }
+};
+
+TEST(OptimizerWatch, CannotWatchForeignOptions) {
+  OwnOptimizer own({torch::ones({1})});
+  EXPECT_EQ(detail::watch_optimizer(own, [] {}), nullptr);
+  EXPECT_NO_THROW(Accelerator().prepare(own));
+}
+
+class Warnings {
+ public:
+  [[nodiscard]] Logger logger() {
+    return {
+        [this](const LogRecord& record) {
+          const std::lock_guard lock(mutex_);
+          lines_.emplace_back(record.message);
+        },
+        LogLevel::warning};
+  }
+  [[nodiscard]] std::vector<std::string> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+// One step on each of two ranks; gradients are 1 and 2.
+void step_once(
+    const Accelerator& accelerator,
+    const Model<torch::nn::LinearImpl>& model,
+    const Optimizer& optimizer) {
+  accelerator.backward(
+      model(torch::full({1, 2}, accelerator.process_index() + 1, torch::kFloat))
+          .sum());
+  optimizer.step();
+}
+
+TEST(PrepareOrder, OptimizersMayComeBeforeTheirModel) {
+  Warnings warnings;
+  FullyShardedDataParallelOptions sharded;
+  for (const ParallelOptions& parallel :
+       {ParallelOptions{}, ParallelOptions{.fully_sharded = sharded}}) {
+    run_on_ranks(2, [&](WorldOptions world) {
+      world.logger = warnings.logger();
+      const Accelerator accelerator({.parallel = parallel, .world = world});
+      const auto net = layer();
+      torch::optim::SGD sgd(net->parameters(), 1.0);
+      const Optimizer optimizer = accelerator.prepare(sgd);
+      const auto model = accelerator.prepare(net);
+      step_once(accelerator, model, optimizer);
+      const auto full = accelerator.full_parameters(model);
+      EXPECT_EQ(net->weight[0][0].item<float>(), -1.5F);
+    });
+    EXPECT_THAT(warnings.take(), ::testing::IsEmpty());
+  }
+}
+
+TEST(PrepareOrder, WarnsOfParametersThatNoModelHas) {
+  Warnings warnings;
+  run_on_ranks(2, [&](WorldOptions world) {
+    world.logger = warnings.logger();
+    const Accelerator accelerator({.world = world});
+    torch::optim::SGD sgd({torch::ones({1}).requires_grad_()}, 1.0);
+    const Optimizer optimizer = accelerator.prepare(sgd);
+    EXPECT_THAT(warnings.take(), ::testing::IsEmpty());
+    accelerator.wait_for_everyone();
+    optimizer.step();
+    optimizer.step();
+  });
+  EXPECT_THAT(
+      warnings.take(),
+      ::testing::ElementsAre(
+          ::testing::HasSubstr("steps on 1 tensors of no prepared model")));
+}
+
+}  // namespace optimizer_life_test
+}  // namespace accelerate
