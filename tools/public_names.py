@@ -14,20 +14,20 @@ from pathlib import Path
 # Subject -> its headers, in the order in which a reader meets them.
 SUBJECTS = {
     "The accelerator and its options": [
-        "accelerator", "accelerator_options", "step_options", "model", "model_options", "optimizer", "scheduler"],
+        "accelerator", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
     "Data": [
-        "data_loader", "data_loader_options", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
+        "data_loader", "data_loader_options", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "grad_scaler"],
     "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
     "Replicas, shards and other engines' settings": [
-        "parallel", "parallel_options", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
-        "megatron_lm", "parallelism_config", "activation_checkpointing"],
-    "Ranks and collectives": ["world", "nested", "objects", "launch"],
+        "parallel", "parallel_options", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
+        "megatron_lm", "dynamo", "parallelism_config", "activation_checkpointing"],
+    "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
-        "checkpoint", "state_dict", "weights", "model_weights", "safetensors", "empty_weights"],
-    "Memory, randomness, errors, logs": ["memory", "random", "error", "log", "profiler"],
+        "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")

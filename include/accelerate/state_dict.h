@@ -102,6 +102,7 @@ template <class Map>
 /// Ranks can send each other state dicts (objects.h).
 [[nodiscard]] ACCELERATE_API std::string object_to_bytes(
     const StateDict& state);
+/// The inverse of object_to_bytes().
 ACCELERATE_API void object_from_bytes(std::string_view bytes, StateDict& state);
 
 }  // namespace accelerate
