@@ -5,7 +5,10 @@
 // safetensors files (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
+#include <accelerate/accelerator_collectives.h>
+#include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
+#include <accelerate/accelerator_processes.h>
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/bucket_hook.h>
 #include <accelerate/checkpoint.h>
@@ -30,6 +33,7 @@
 #include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
+#include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>

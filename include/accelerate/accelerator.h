@@ -15,7 +15,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/accelerator_collectives.h>
+#include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
+#include <accelerate/accelerator_processes.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
@@ -27,6 +30,7 @@
 #include <accelerate/grad_scaler.h>
 #include <accelerate/gradient_state.h>
 #include <accelerate/memory.h>
+#include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
@@ -47,40 +51,16 @@ namespace detail {
 struct AddedTechnique;
 }  // namespace detail
 
-/// Options of Accelerator::prepare_data_loader().
-struct PrepareDataLoaderOptions {
-  /// Move batches to the device; overrides the loader's own option. Unset: as
-  /// that says, or AcceleratorOptions::device_placement.
-  std::optional<bool> device_placement = std::nullopt;
-};
-
-/// A scope of one micro-step. In all but the last of a window, gradients of the
-/// named models are not averaged over the ranks, and optimizers and schedulers
-/// do not step.
-class ACCELERATE_API MicroStep {
- public:
-  MicroStep(
-      std::shared_ptr<detail::Session> session,
-      std::vector<std::shared_ptr<detail::PreparedModel>> models,
-      bool sync_gradients);
-  ~MicroStep();
-  MicroStep(const MicroStep&) = delete;
-  MicroStep& operator=(const MicroStep&) = delete;
-
- private:
-  std::shared_ptr<detail::Session> session_;
-  std::vector<std::shared_ptr<detail::PreparedModel>> models_;
-  std::vector<bool> before_;
-};
-
 /// The functions that a training program needs, the same for one process and
-/// for many. Built by every rank at once. A cheap handle: copies are the same
+/// for many; those that concern processes, the defaults of loaders, and values of
+/// all ranks are in base classes (accelerator_processes.h,
+/// accelerator_loaders.h, accelerator_collectives.h). Built by every rank at once. A cheap handle: copies are the same
 /// accelerator. Not for several threads at once, but ranks may be threads with
 /// an Accelerator each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
 /// they throw DistributedError naming the peer that died or stays silent.
-class ACCELERATE_API Accelerator {
+class ACCELERATE_API Accelerator : public AcceleratorCollectives {
  public:
   /// Connects to the other ranks. Throws one ConfigError with everything that
   /// is wrong with the options and the launcher's settings, or DistributedError
@@ -309,141 +289,8 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  // Values of all ranks. Functions on samples run over the ranks that read
-  // different data, `mesh().batch_group()`. With replicas and shards those are
-  // all ranks; where several ranks share a batch (as with tensor parallelism),
-  // they have the same values, and each sample counts once.
+  // Loaders; their defaults are in AcceleratorLoaders.
 
-  /// The values of all batches, joined along dimension 0 in the order of batch
-  /// ranks, on every rank.
-  template <class T>
-  T gather(const T& value) const {
-    return accelerate::gather(value, mesh().batch_group());
-  }
-  /// The same for tensors in braces.
-  template <class T>
-  std::vector<T> gather(std::initializer_list<T> values) const {
-    return accelerate::gather(values, mesh().batch_group());
-  }
-  /// The same, without the samples that the loader repeated to fill the last
-  /// batch. Call it on every batch, inside the loop over the loader. Ranks may
-  /// have different numbers of rows; values that are not rows of the batch (0-d
-  /// losses, say) are all gathered as long as they are fewer than the samples.
-  template <class T>
-  T gather_for_metrics(const T& value) const {
-    static_assert(
-        NestedTensors<T>,
-        "gather_for_metrics() takes tensors, or a std::vector with one object "
-        "for each sample");
-    T all = accelerate::gather(value, mesh().batch_group());
-    if constexpr (NestedTensors<T>) {
-      const std::int64_t remainder = loader_remainder();
-      if (remainder > 0) {
-        visit_tensors(all, TensorVisitor{[&](at::Tensor& tensor) {
-                        tensor = first_rows(tensor, remainder);
-                      }});
-      }
-    }
-    return all;
-  }
-  /// The same for a list: tensors are gathered one by one. Objects (objects.h),
-  /// one for each sample, are joined into one list; so are tensors with
-  /// `use_gather_object`, which throws ConfigError for a type of your own that
-  /// has visit_tensors() but not object_to_bytes().
-  template <class T>
-  std::vector<T> gather_for_metrics(
-      const std::vector<T>& values,
-      const GatherForMetricsOptions& options = {}) const {
-    if constexpr (NestedTensors<std::vector<T>>) {
-      if (!options.use_gather_object)
-        return gather_for_metrics<std::vector<T>>(values);
-    }
-    if constexpr (NestedTensors<std::vector<T>> && !Transferable<T>) {
-      refuse_gather_object();
-    } else {
-      std::vector<T> all = gather_object(values);
-      const std::int64_t remainder = loader_remainder();
-      if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder)
-        all.erase(all.begin() + remainder, all.end());
-      return all;
-    }
-  }
-  /// The lists of all batches, joined, on every rank. See objects.h for what
-  /// can be sent.
-  template <class T>
-  std::vector<T> gather_object(const std::vector<T>& objects) const {
-    return accelerate::gather_object(objects, mesh().batch_group());
-  }
-  template <class T>
-  std::vector<T> gather_object(std::initializer_list<T> objects) const {
-    return accelerate::gather_object(objects, mesh().batch_group());
-  }
-  template <class T>
-  std::vector<T> gather_object(const T& object) const {
-    return accelerate::gather_object(object, mesh().batch_group());  // refused
-  }
-  /// The object of rank `from_process` of all processes.
-  template <class T>
-  [[nodiscard]] T broadcast_object(const T& object, int from_process = 0)
-      const {
-    return accelerate::broadcast_object(object, world().group(), from_process);
-  }
-  /// The list of rank `from_process` of all processes.
-  template <class T>
-  [[nodiscard]] std::vector<T> broadcast_object_list(
-      const std::vector<T>& objects,
-      int from_process = 0) const {
-    return accelerate::broadcast_object_list(
-        objects, world().group(), from_process);
-  }
-  /// The tensors of rank `from_process` of all processes.
-  template <class T>
-  T broadcast(const T& value, int from_process = 0) const {
-    return accelerate::broadcast(value, world().group(), from_process);
-  }
-  /// The sum, mean, maximum or other reduction over all batches, on every rank.
-  template <class T>
-  T reduce(
-      const T& value,
-      std::optional<ReduceOp> op = ReduceOp::sum,
-      double scale = 1.0) const {
-    return accelerate::reduce(value, mesh().batch_group(), op, scale);
-  }
-  /// Grows every tensor along `dim` to the largest size of any batch, so that
-  /// they can be gathered.
-  template <class T>
-  T pad_across_processes(
-      const T& value,
-      std::int64_t dim = 0,
-      double pad_index = 0,
-      bool pad_first = false) const {
-    return accelerate::pad_across_processes(
-        value, mesh().batch_group(), dim, pad_index, pad_first);
-  }
-
-  // Loaders. What is set applies to loaders prepared afterwards that leave the
-  // option unset themselves. All ranks must set the same.
-
-  [[nodiscard]] const DataLoaderConfiguration& dataloader_config() const;
-  void set_dataloader_config(const DataLoaderConfiguration& config) const;
-  [[nodiscard]] bool split_batches() const;
-  void set_split_batches(bool split_batches) const;
-  [[nodiscard]] std::optional<bool> dispatch_batches() const;
-  void set_dispatch_batches(std::optional<bool> dispatch_batches) const;
-  /// Not what join_uneven_inputs() sets for passes inside it.
-  [[nodiscard]] bool even_batches() const;
-  void set_even_batches(bool even_batches) const;
-  [[nodiscard]] bool use_seedable_sampler() const;
-  void set_use_seedable_sampler(bool use_seedable_sampler) const;
-  [[nodiscard]] bool non_blocking() const;
-  void set_non_blocking(bool non_blocking) const;
-  [[nodiscard]] bool use_stateful_dataloader() const;
-  void set_use_stateful_dataloader(bool use_stateful_dataloader) const;
-  /// Whether models and batches are moved to the device, unless their own
-  /// options say otherwise.
-  [[nodiscard]] bool device_placement() const;
-  /// The generators that are synchronised when a pass begins.
-  [[nodiscard]] const std::vector<RNGType>& rng_types() const;
   /// The next pass over a prepared loader, without the first `num_batches`
   /// batches of each rank.
   template <class Loader>
@@ -453,65 +300,7 @@ class ACCELERATE_API Accelerator {
     return accelerate::skip_first_batches(loader, num_batches);
   }
 
-  // Processes.
-
-  [[nodiscard]] at::Device device() const;
-  [[nodiscard]] int num_processes() const;
-  [[nodiscard]] int process_index() const;
-  [[nodiscard]] int local_process_index() const;
-  [[nodiscard]] bool is_main_process() const;
-  [[nodiscard]] bool is_local_main_process() const;
-  [[nodiscard]] bool is_last_process() const;
-  [[nodiscard]] Precision mixed_precision() const;
-  [[nodiscard]] const std::string& project_dir() const;
-  [[nodiscard]] const World& world() const;
-  [[nodiscard]] const Mesh& mesh() const;
-
-  [[nodiscard]] DistributedType distributed_type() const;
-  /// True with several processes.
-  [[nodiscard]] bool use_distributed() const;
-  /// True if the type is DistributedType::multi_gpu, as in Accelerate: not on
-  /// CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
-  [[nodiscard]] bool multi_device() const;
-  /// True if FSDP's settings are in use, with fsdp_version 2.
-  [[nodiscard]] bool is_fsdp2() const;
-  [[nodiscard]] AcceleratorState state() const;
-  /// This rank's coordinates in `mesh()`; 0 along an axis that is not in use.
-  [[nodiscard]] int tensor_parallel_rank() const;
-  [[nodiscard]] int pipeline_parallel_rank() const;
-  [[nodiscard]] int context_parallel_rank() const;
-  /// The number of this rank's replica.
-  [[nodiscard]] int data_parallel_rank() const;
-  /// The number of this rank's shard in it.
-  [[nodiscard]] int data_parallel_shard_rank() const;
-  /// True on ranks whose model, or shards of it, a program that saves by itself
-  /// must write: the first rank of each node if every rank has the model, the
-  /// ranks of the first replica if it is divided. Functions of this class that
-  /// save decide by themselves, and are called on all ranks.
-  [[nodiscard]] bool should_save_model() const;
-  /// DeepSpeed's options in force, each with its value; nothing if DeepSpeed's
-  /// settings are not in use.
-  [[nodiscard]] const std::optional<DeepSpeedOptions>& deepspeed_plugin() const;
-
-  /// Returns when every rank has called it.
-  void wait_for_everyone() const;
-  /// Runs `function` on the named rank only; the others return at once.
-  void on_main_process(const std::function<void()>& function) const;
-  void on_local_main_process(const std::function<void()>& function) const;
-  void on_last_process(const std::function<void()>& function) const;
-  void on_process(int process_index, const std::function<void()>& function)
-      const;
-  void on_local_process(
-      int local_process_index,
-      const std::function<void()>& function) const;
-  /// Runs `function` on rank 0 first, then on the others: rank 0 downloads or
-  /// unpacks, the others find the files in place. If rank 0 throws, the others
-  /// throw DistributedError.
-  void main_process_first(const std::function<void()>& function) const;
-  /// The same among the ranks of each node.
-  void local_main_process_first(const std::function<void()>& function) const;
-  /// Writes a line to standard output, once per node: on its first rank.
-  void print(std::string_view line) const;
+  // Shares of work, and the program's own module.
 
   /// This rank's share of a list, a tensor, or a map of them that every rank
   /// has in full. See nested.h. Ranks that share a batch get the same share.
@@ -737,14 +526,9 @@ class ACCELERATE_API Accelerator {
   [[nodiscard]] detail::LoaderContext loader_context() const;
   [[nodiscard]] MicroStep begin_micro_step(
       std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
-  [[nodiscard]] std::int64_t loader_remainder() const;
-  [[noreturn]] static void refuse_gather_object();
   [[nodiscard]] FullParameters unshard_parameters(
       detail::PreparedModel& model) const;
   [[nodiscard]] detail::ModelConstruction begin_construction() const;
-  static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
-
-  std::shared_ptr<detail::Session> session_;
 };
 
 }  // namespace accelerate

@@ -348,12 +348,12 @@ int detail::accumulation_window(
 }
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : session_(make_session(options, {})) {}
+    : AcceleratorCollectives(make_session(options, {})) {}
 
 Accelerator::Accelerator(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added)
-    : session_(make_session(options, added)) {}
+    : AcceleratorCollectives(make_session(options, added)) {}
 
 AutocastScope Accelerator::autocast() const {
   return autocast(session_->autocast);
@@ -368,35 +368,35 @@ const std::string& Accelerator::deepspeed_config() const {
   return session_->plan_request.training.deepspeed_config;
 }
 
-at::Device Accelerator::device() const { return session_->world.device(); }
+at::Device AcceleratorProcesses::device() const { return session_->world.device(); }
 
-int Accelerator::num_processes() const { return session_->world.size(); }
+int AcceleratorProcesses::num_processes() const { return session_->world.size(); }
 
-int Accelerator::process_index() const { return session_->world.rank(); }
+int AcceleratorProcesses::process_index() const { return session_->world.rank(); }
 
-int Accelerator::local_process_index() const {
+int AcceleratorProcesses::local_process_index() const {
   return session_->world.local_rank();
 }
 
-bool Accelerator::is_main_process() const { return process_index() == 0; }
+bool AcceleratorProcesses::is_main_process() const { return process_index() == 0; }
 
-bool Accelerator::is_local_main_process() const {
+bool AcceleratorProcesses::is_local_main_process() const {
   return local_process_index() == 0;
 }
 
-bool Accelerator::is_last_process() const {
+bool AcceleratorProcesses::is_last_process() const {
   return process_index() == num_processes() - 1;
 }
 
-Precision Accelerator::mixed_precision() const { return session_->precision; }
+Precision AcceleratorProcesses::mixed_precision() const { return session_->precision; }
 
-const std::string& Accelerator::project_dir() const {
+const std::string& AcceleratorProcesses::project_dir() const {
   return session_->checkpoints->project.project_dir;
 }
 
-const World& Accelerator::world() const { return session_->world; }
+const World& AcceleratorProcesses::world() const { return session_->world; }
 
-const Mesh& Accelerator::mesh() const { return session_->mesh; }
+const Mesh& AcceleratorProcesses::mesh() const { return session_->mesh; }
 
 void Accelerator::set_trigger() const { session_->trigger = true; }
 
@@ -412,19 +412,19 @@ std::string Accelerator::explain_settings() const {
   return session_->settings.explain(detail::ExplainedRows::of_program);
 }
 
-std::int64_t Accelerator::loader_remainder() const {
+std::int64_t AcceleratorCollectives::loader_remainder() const {
   const detail::LoaderProgress* loader = session_->active_loader();
   return loader != nullptr && loader->is_last_batch ? loader->remainder : 0;
 }
 
-void Accelerator::refuse_gather_object() {
+void AcceleratorCollectives::refuse_gather_object() {
   throw ConfigError(
       "[train] gather_for_metrics was given use_gather_object for values that "
       "cannot be sent as objects; define object_to_bytes() and "
       "object_from_bytes() for their type, or leave the option out");
 }
 
-at::Tensor Accelerator::first_rows(
+at::Tensor AcceleratorCollectives::first_rows(
     const at::Tensor& tensor,
     std::int64_t rows) {
   if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) <= rows)

@@ -34,7 +34,7 @@ std::string AcceleratorState::text() const {
   return text;
 }
 
-DistributedType Accelerator::distributed_type() const {
+DistributedType AcceleratorProcesses::distributed_type() const {
   if (!use_distributed()) return DistributedType::no;
   switch (session_->plan_request.training.engine) {
     case detail::Engine::deepspeed:
@@ -51,18 +51,18 @@ DistributedType Accelerator::distributed_type() const {
                            : DistributedType::multi_gpu;
 }
 
-bool Accelerator::use_distributed() const { return num_processes() > 1; }
+bool AcceleratorProcesses::use_distributed() const { return num_processes() > 1; }
 
-bool Accelerator::multi_device() const {
+bool AcceleratorProcesses::multi_device() const {
   return distributed_type() == DistributedType::multi_gpu;
 }
 
-bool Accelerator::is_fsdp2() const {
+bool AcceleratorProcesses::is_fsdp2() const {
   return distributed_type() == DistributedType::fsdp &&
       session_->plan_request.training.fsdp_version == 2;
 }
 
-AcceleratorState Accelerator::state() const {
+AcceleratorState AcceleratorProcesses::state() const {
   const auto& core = world().group().impl()->world;
   return {
       .distributed_type = distributed_type(),
@@ -76,30 +76,30 @@ AcceleratorState Accelerator::state() const {
       .deepspeed_config = deepspeed_config()};
 }
 
-int Accelerator::tensor_parallel_rank() const {
+int AcceleratorProcesses::tensor_parallel_rank() const {
   return mesh().coordinate(Axis::tensor);
 }
-int Accelerator::pipeline_parallel_rank() const {
+int AcceleratorProcesses::pipeline_parallel_rank() const {
   return mesh().coordinate(Axis::pipeline);
 }
-int Accelerator::context_parallel_rank() const {
+int AcceleratorProcesses::context_parallel_rank() const {
   return mesh().coordinate(Axis::context);
 }
-int Accelerator::data_parallel_rank() const {
+int AcceleratorProcesses::data_parallel_rank() const {
   return mesh().coordinate(Axis::replicate);
 }
-int Accelerator::data_parallel_shard_rank() const {
+int AcceleratorProcesses::data_parallel_shard_rank() const {
   return mesh().coordinate(Axis::shard);
 }
 
-bool Accelerator::should_save_model() const {
+bool AcceleratorProcesses::should_save_model() const {
   const bool divides_model = mesh().degree(Axis::shard) > 1 ||
       mesh().degree(Axis::tensor) > 1 || mesh().degree(Axis::pipeline) > 1;
   if (!divides_model) return is_local_main_process();
   return data_parallel_rank() == 0 && context_parallel_rank() == 0;
 }
 
-const std::optional<DeepSpeedOptions>& Accelerator::deepspeed_plugin() const {
+const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin() const {
   return session_->plan_request.training.deepspeed;
 }
 

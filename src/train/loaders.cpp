@@ -95,70 +95,70 @@ detail::LoaderContext Accelerator::loader_context() const {
   return context;
 }
 
-const DataLoaderConfiguration& Accelerator::dataloader_config() const {
+const DataLoaderConfiguration& AcceleratorLoaders::dataloader_config() const {
   return session_->dataloader_config;
 }
 
-void Accelerator::set_dataloader_config(
+void AcceleratorLoaders::set_dataloader_config(
     const DataLoaderConfiguration& config) const {
   session_->dataloader_config = config;
 }
 
-bool Accelerator::split_batches() const {
+bool AcceleratorLoaders::split_batches() const {
   return session_->dataloader_config.split_batches;
 }
 
-void Accelerator::set_split_batches(bool split_batches) const {
+void AcceleratorLoaders::set_split_batches(bool split_batches) const {
   session_->dataloader_config.split_batches = split_batches;
 }
 
-std::optional<bool> Accelerator::dispatch_batches() const {
+std::optional<bool> AcceleratorLoaders::dispatch_batches() const {
   return session_->dataloader_config.dispatch_batches;
 }
 
-void Accelerator::set_dispatch_batches(
+void AcceleratorLoaders::set_dispatch_batches(
     std::optional<bool> dispatch_batches) const {
   session_->dataloader_config.dispatch_batches = dispatch_batches;
 }
 
-bool Accelerator::even_batches() const {
+bool AcceleratorLoaders::even_batches() const {
   return session_->dataloader_config.even_batches;
 }
 
-void Accelerator::set_even_batches(bool even_batches) const {
+void AcceleratorLoaders::set_even_batches(bool even_batches) const {
   session_->dataloader_config.even_batches = even_batches;
 }
 
-bool Accelerator::use_seedable_sampler() const {
+bool AcceleratorLoaders::use_seedable_sampler() const {
   return session_->dataloader_config.use_seedable_sampler;
 }
 
-void Accelerator::set_use_seedable_sampler(bool use_seedable_sampler) const {
+void AcceleratorLoaders::set_use_seedable_sampler(bool use_seedable_sampler) const {
   session_->dataloader_config.use_seedable_sampler = use_seedable_sampler;
 }
 
-bool Accelerator::non_blocking() const {
+bool AcceleratorLoaders::non_blocking() const {
   return session_->dataloader_config.non_blocking;
 }
 
-void Accelerator::set_non_blocking(bool non_blocking) const {
+void AcceleratorLoaders::set_non_blocking(bool non_blocking) const {
   session_->dataloader_config.non_blocking = non_blocking;
 }
 
-bool Accelerator::use_stateful_dataloader() const {
+bool AcceleratorLoaders::use_stateful_dataloader() const {
   return session_->dataloader_config.use_stateful_dataloader;
 }
 
-void Accelerator::set_use_stateful_dataloader(
+void AcceleratorLoaders::set_use_stateful_dataloader(
     bool use_stateful_dataloader) const {
   session_->dataloader_config.use_stateful_dataloader = use_stateful_dataloader;
 }
 
-bool Accelerator::device_placement() const {
+bool AcceleratorLoaders::device_placement() const {
   return session_->device_placement;
 }
 
-const std::vector<RNGType>& Accelerator::rng_types() const {
+const std::vector<RNGType>& AcceleratorLoaders::rng_types() const {
   return session_->rng_types;
 }
 

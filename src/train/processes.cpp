@@ -13,43 +13,43 @@ void detail::throw_released(std::string_view what) {
       what));
 }
 
-void Accelerator::wait_for_everyone() const { world().wait_for_everyone(); }
+void AcceleratorProcesses::wait_for_everyone() const { world().wait_for_everyone(); }
 
-void Accelerator::on_main_process(const std::function<void()>& function) const {
+void AcceleratorProcesses::on_main_process(const std::function<void()>& function) const {
   world().on_main_process(function);
 }
 
-void Accelerator::on_local_main_process(
+void AcceleratorProcesses::on_local_main_process(
     const std::function<void()>& function) const {
   world().on_local_main_process(function);
 }
 
-void Accelerator::on_last_process(const std::function<void()>& function) const {
+void AcceleratorProcesses::on_last_process(const std::function<void()>& function) const {
   world().on_last_process(function);
 }
 
-void Accelerator::on_process(int index, const std::function<void()>& function)
+void AcceleratorProcesses::on_process(int index, const std::function<void()>& function)
     const {
   world().on_process(index, function);
 }
 
-void Accelerator::on_local_process(
+void AcceleratorProcesses::on_local_process(
     int index,
     const std::function<void()>& function) const {
   world().on_local_process(index, function);
 }
 
-void Accelerator::main_process_first(
+void AcceleratorProcesses::main_process_first(
     const std::function<void()>& function) const {
   world().main_process_first(function);
 }
 
-void Accelerator::local_main_process_first(
+void AcceleratorProcesses::local_main_process_first(
     const std::function<void()>& function) const {
   world().local_main_process_first(function);
 }
 
-void Accelerator::print(std::string_view line) const { world().print(line); }
+void AcceleratorProcesses::print(std::string_view line) const { world().print(line); }
 
 void Accelerator::free_memory() const {
   session_->checkpoints->saver.wait();

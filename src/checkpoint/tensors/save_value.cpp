@@ -52,7 +52,7 @@ class SharedMemory {
 };
 
 // Builds what write_torch_file() takes.
-class TorchValues {
+class StructureValues {
  public:
   TorchValue make(const SavedValue& saved) {
     return std::visit(
@@ -162,7 +162,7 @@ void write(
     const FileToWrite wanted{path, named_tensors_in(value), {{"format", "pt"}}};
     static_cast<void>(write_tensor_files(disk, {wanted}));
   } else {
-    write_torch_file(disk, path, TorchValues().make(value));
+    write_torch_file(disk, path, StructureValues().make(value));
   }
 }
 

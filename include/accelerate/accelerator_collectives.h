@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/accelerator_loaders.h>
+#include <accelerate/export.h>
+#include <accelerate/nested.h>
+#include <accelerate/objects.h>
+#include <accelerate/parallel.h>
+#include <accelerate/step_options.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+/// Values of all ranks, for metrics and decisions: a base of Accelerator.
+/// Functions on samples run over the ranks that read different data,
+/// `mesh().batch_group()`. With replicas and shards those are all ranks; where
+/// several ranks share a batch (as with tensor parallelism), they have the same
+/// values, and each sample counts once.
+class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
+ public:
+  /// The values of all batches, joined along dimension 0 in the order of batch
+  /// ranks, on every rank.
+  template <class T>
+  T gather(const T& value) const {
+    return accelerate::gather(value, mesh().batch_group());
+  }
+  /// The same for tensors in braces.
+  template <class T>
+  std::vector<T> gather(std::initializer_list<T> values) const {
+    return accelerate::gather(values, mesh().batch_group());
+  }
+  /// The same, without the samples that the loader repeated to fill the last
+  /// batch. Call it on every batch, inside the loop over the loader. Ranks may
+  /// have different numbers of rows; values that are not rows of the batch (0-d
+  /// losses, say) are all gathered as long as they are fewer than the samples.
+  template <class T>
+  T gather_for_metrics(const T& value) const {
+    static_assert(
+        NestedTensors<T>,
+        "gather_for_metrics() takes tensors, or a std::vector with one object "
+        "for each sample");
+    T all = accelerate::gather(value, mesh().batch_group());
+    if constexpr (NestedTensors<T>) {
+      const std::int64_t remainder = loader_remainder();
+      if (remainder > 0) {
+        visit_tensors(all, TensorVisitor{[&](at::Tensor& tensor) {
+                        tensor = first_rows(tensor, remainder);
+                      }});
+      }
+    }
+    return all;
+  }
+  /// The same for a list: tensors are gathered one by one. Objects (objects.h),
+  /// one for each sample, are joined into one list; so are tensors with
+  /// `use_gather_object`, which throws ConfigError for a type of your own that
+  /// has visit_tensors() but not object_to_bytes().
+  template <class T>
+  std::vector<T> gather_for_metrics(
+      const std::vector<T>& values,
+      const GatherForMetricsOptions& options = {}) const {
+    if constexpr (NestedTensors<std::vector<T>>) {
+      if (!options.use_gather_object)
+        return gather_for_metrics<std::vector<T>>(values);
+    }
+    if constexpr (NestedTensors<std::vector<T>> && !Transferable<T>) {
+      refuse_gather_object();
+    } else {
+      std::vector<T> all = gather_object(values);
+      const std::int64_t remainder = loader_remainder();
+      if (remainder > 0 && static_cast<std::int64_t>(all.size()) > remainder)
+        all.erase(all.begin() + remainder, all.end());
+      return all;
+    }
+  }
+  /// The lists of all batches, joined, on every rank. See objects.h for what
+  /// can be sent.
+  template <class T>
+  std::vector<T> gather_object(const std::vector<T>& objects) const {
+    return accelerate::gather_object(objects, mesh().batch_group());
+  }
+  template <class T>
+  std::vector<T> gather_object(std::initializer_list<T> objects) const {
+    return accelerate::gather_object(objects, mesh().batch_group());
+  }
+  template <class T>
+  std::vector<T> gather_object(const T& object) const {
+    return accelerate::gather_object(object, mesh().batch_group());  // refused
+  }
+  /// The object of rank `from_process` of all processes.
+  template <class T>
+  [[nodiscard]] T broadcast_object(const T& object, int from_process = 0)
+      const {
+    return accelerate::broadcast_object(object, world().group(), from_process);
+  }
+  /// The list of rank `from_process` of all processes.
+  template <class T>
+  [[nodiscard]] std::vector<T> broadcast_object_list(
+      const std::vector<T>& objects,
+      int from_process = 0) const {
+    return accelerate::broadcast_object_list(
+        objects, world().group(), from_process);
+  }
+  /// The tensors of rank `from_process` of all processes.
+  template <class T>
+  T broadcast(const T& value, int from_process = 0) const {
+    return accelerate::broadcast(value, world().group(), from_process);
+  }
+  /// The sum, mean, maximum or other reduction over all batches, on every rank.
+  template <class T>
+  T reduce(
+      const T& value,
+      std::optional<ReduceOp> op = ReduceOp::sum,
+      double scale = 1.0) const {
+    return accelerate::reduce(value, mesh().batch_group(), op, scale);
+  }
+  /// Grows every tensor along `dim` to the largest size of any batch, so that
+  /// they can be gathered.
+  template <class T>
+  T pad_across_processes(
+      const T& value,
+      std::int64_t dim = 0,
+      double pad_index = 0,
+      bool pad_first = false) const {
+    return accelerate::pad_across_processes(
+        value, mesh().batch_group(), dim, pad_index, pad_first);
+  }
+
+ protected:
+  using AcceleratorLoaders::AcceleratorLoaders;
+
+  [[nodiscard]] std::int64_t loader_remainder() const;
+  [[noreturn]] static void refuse_gather_object();
+  static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
+};
+
+}  // namespace accelerate

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <accelerate/accelerator_processes.h>
+#include <accelerate/data_loader_configuration.h>
+#include <accelerate/export.h>
+#include <accelerate/random.h>
+
+namespace accelerate {
+
+/// The defaults of an Accelerator's loaders: a base of Accelerator. What is set
+/// applies to loaders prepared afterwards that leave the option unset
+/// themselves. All ranks must set the same.
+class ACCELERATE_API AcceleratorLoaders : public AcceleratorProcesses {
+ public:
+  [[nodiscard]] const DataLoaderConfiguration& dataloader_config() const;
+  void set_dataloader_config(const DataLoaderConfiguration& config) const;
+  [[nodiscard]] bool split_batches() const;
+  void set_split_batches(bool split_batches) const;
+  [[nodiscard]] std::optional<bool> dispatch_batches() const;
+  void set_dispatch_batches(std::optional<bool> dispatch_batches) const;
+  /// Not what join_uneven_inputs() sets for passes inside it.
+  [[nodiscard]] bool even_batches() const;
+  void set_even_batches(bool even_batches) const;
+  [[nodiscard]] bool use_seedable_sampler() const;
+  void set_use_seedable_sampler(bool use_seedable_sampler) const;
+  [[nodiscard]] bool non_blocking() const;
+  void set_non_blocking(bool non_blocking) const;
+  [[nodiscard]] bool use_stateful_dataloader() const;
+  void set_use_stateful_dataloader(bool use_stateful_dataloader) const;
+  /// Whether models and batches are moved to the device, unless their own
+  /// options say otherwise.
+  [[nodiscard]] bool device_placement() const;
+  /// The generators that are synchronised when a pass begins.
+  [[nodiscard]] const std::vector<RNGType>& rng_types() const;
+
+ protected:
+  using AcceleratorProcesses::AcceleratorProcesses;
+};
+
+}  // namespace accelerate

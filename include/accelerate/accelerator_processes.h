@@ -1,0 +1,94 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <c10/core/Device.h>
+
+#include <accelerate/deepspeed.h>
+#include <accelerate/distributed_type.h>
+#include <accelerate/export.h>
+#include <accelerate/parallel.h>
+#include <accelerate/precision.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+namespace detail {
+struct Session;
+}  // namespace detail
+
+/// What an Accelerator says of its processes, and how functions run on some of
+/// them: a base of Accelerator.
+class ACCELERATE_API AcceleratorProcesses {
+ public:
+  [[nodiscard]] at::Device device() const;
+  [[nodiscard]] int num_processes() const;
+  [[nodiscard]] int process_index() const;
+  [[nodiscard]] int local_process_index() const;
+  [[nodiscard]] bool is_main_process() const;
+  [[nodiscard]] bool is_local_main_process() const;
+  [[nodiscard]] bool is_last_process() const;
+  [[nodiscard]] Precision mixed_precision() const;
+  [[nodiscard]] const std::string& project_dir() const;
+  [[nodiscard]] const World& world() const;
+  [[nodiscard]] const Mesh& mesh() const;
+
+  [[nodiscard]] DistributedType distributed_type() const;
+  /// True with several processes.
+  [[nodiscard]] bool use_distributed() const;
+  /// True if the type is DistributedType::multi_gpu, as in Accelerate: not on
+  /// CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
+  [[nodiscard]] bool multi_device() const;
+  /// True if FSDP's settings are in use, with fsdp_version 2.
+  [[nodiscard]] bool is_fsdp2() const;
+  [[nodiscard]] AcceleratorState state() const;
+  /// This rank's coordinates in `mesh()`; 0 along an axis that is not in use.
+  [[nodiscard]] int tensor_parallel_rank() const;
+  [[nodiscard]] int pipeline_parallel_rank() const;
+  [[nodiscard]] int context_parallel_rank() const;
+  /// The number of this rank's replica.
+  [[nodiscard]] int data_parallel_rank() const;
+  /// The number of this rank's shard in it.
+  [[nodiscard]] int data_parallel_shard_rank() const;
+  /// True on ranks whose model, or shards of it, a program that saves by itself
+  /// must write: the first rank of each node if every rank has the model, the
+  /// ranks of the first replica if it is divided. Functions of this class that
+  /// save decide by themselves, and are called on all ranks.
+  [[nodiscard]] bool should_save_model() const;
+  /// DeepSpeed's options in force, each with its value; nothing if DeepSpeed's
+  /// settings are not in use.
+  [[nodiscard]] const std::optional<DeepSpeedOptions>& deepspeed_plugin() const;
+
+  /// Returns when every rank has called it.
+  void wait_for_everyone() const;
+  /// Runs `function` on the named rank only; the others return at once.
+  void on_main_process(const std::function<void()>& function) const;
+  void on_local_main_process(const std::function<void()>& function) const;
+  void on_last_process(const std::function<void()>& function) const;
+  void on_process(int process_index, const std::function<void()>& function)
+      const;
+  void on_local_process(
+      int local_process_index,
+      const std::function<void()>& function) const;
+  /// Runs `function` on rank 0 first, then on the others: rank 0 downloads or
+  /// unpacks, the others find the files in place. If rank 0 throws, the others
+  /// throw DistributedError.
+  void main_process_first(const std::function<void()>& function) const;
+  /// The same among the ranks of each node.
+  void local_main_process_first(const std::function<void()>& function) const;
+  /// Writes a line to standard output, once per node: on its first rank.
+  void print(std::string_view line) const;
+
+ protected:
+  explicit AcceleratorProcesses(std::shared_ptr<detail::Session> session)
+      : session_(std::move(session)) {}
+
+  std::shared_ptr<detail::Session> session_;
+};
+
+}  // namespace accelerate
