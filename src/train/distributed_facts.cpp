@@ -51,7 +51,9 @@ DistributedType AcceleratorProcesses::distributed_type() const {
                            : DistributedType::multi_gpu;
 }
 
-bool AcceleratorProcesses::use_distributed() const { return num_processes() > 1; }
+bool AcceleratorProcesses::use_distributed() const {
+  return num_processes() > 1;
+}
 
 bool AcceleratorProcesses::multi_device() const {
   return distributed_type() == DistributedType::multi_gpu;
@@ -73,7 +75,7 @@ AcceleratorState AcceleratorProcesses::state() const {
       .local_process_index = local_process_index(),
       .device = device(),
       .mixed_precision = mixed_precision(),
-      .deepspeed_config = deepspeed_config()};
+      .deepspeed_config = session_->plan_request.training.deepspeed_config};
 }
 
 int AcceleratorProcesses::tensor_parallel_rank() const {
@@ -99,7 +101,8 @@ bool AcceleratorProcesses::should_save_model() const {
   return data_parallel_rank() == 0 && context_parallel_rank() == 0;
 }
 
-const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin() const {
+const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin()
+    const {
   return session_->plan_request.training.deepspeed;
 }
 

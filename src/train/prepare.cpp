@@ -269,9 +269,7 @@ void read_model_options(
     plan.plan = detail::make_plan(own);
     plan.ignored = own.training.ignored;
     plan.ignored.insert(
-        plan.ignored.end(),
-        plan.plan.ignored.begin(),
-        plan.plan.ignored.end());
+        plan.ignored.end(), plan.plan.ignored.begin(), plan.plan.ignored.end());
     if (options->replicate_options) {
       for (auto& setting :
            detail::options_without_effect(*options->replicate_options))
@@ -350,7 +348,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
 
 // Makes the optimizer step on what the models' strategies keep, and notices its
 // end.
-detail::PreparedOptimizer& prepare_optimizer(
+detail::PreparedOptimizer& make_prepared_optimizer(
     Session& session,
     torch::optim::Optimizer& optimizer) {
   for (const auto& model : session.models)
@@ -433,7 +431,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   }
   for (torch::optim::Optimizer* optimizer : request.optimizers) {
     detail::PreparedOptimizer& prepared =
-        prepare_optimizer(session, *optimizer);
+        make_prepared_optimizer(session, *optimizer);
     result.optimizers.emplace_back(session_, &prepared);
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
