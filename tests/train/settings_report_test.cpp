@@ -109,6 +109,7 @@ TEST(SettingsReport, NamesWhatNobodyReadWhenTheFirstStepBegins) {
       "dynamo_backend (environment variable ACCELERATE_DYNAMO_BACKEND), "
       "fp8_margin (environment variable ACCELERATE_FP8_MARGIN)");
   EXPECT_THAT(warnings.lines(), expected);
+  accelerator.free_memory();
   step(accelerator);
   accelerator.finish();
   EXPECT_THAT(warnings.lines(), expected);
