@@ -141,7 +141,9 @@ TEST(Machines, GiveAllRanksOneSecret) {
     }
     ASSERT_EQ(secrets.size(), 1U);
     EXPECT_GE(secrets.begin()->size(), 20U);
-    if (is_given) EXPECT_EQ(*secrets.begin(), given);
+    if (is_given) {
+      EXPECT_EQ(*secrets.begin(), given);
+    }
   }
 }
 

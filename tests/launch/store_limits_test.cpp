@@ -101,7 +101,9 @@ TEST(StoreLimits, AMessageMayTrickle) {
   slow.send(bytes.substr(0, bytes.size() - 2000));
   for (std::size_t i = bytes.size() - 2000; i < bytes.size(); ++i) {
     slow.send(bytes.substr(i, 1));
-    if (i % 100 == 0) EXPECT_TRUE(other.is_served());
+    if (i % 100 == 0) {
+      EXPECT_TRUE(other.is_served());
+    }
   }
   EXPECT_EQ(slow.get("key"), value);
 }
