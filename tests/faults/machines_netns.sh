@@ -77,11 +77,11 @@ all_well "launchers started by Slurm did not meet"
 measured "started by Slurm"
 
 mkdir "$out/bin"
-# Reaches a machine by its address, as ssh would: ssh -o OPTION ADDRESS LINE.
+# Reaches a machine by its address, as ssh would: ssh -o OPTION -- ADDRESS LINE.
 cat >"$out/bin/ssh" <<SHIM
 #!/bin/sh
-number=\$((\${3##*.} - 1))
-exec ip netns exec acc-$id-\$number sh -c "\$4"
+number=\$((\${4##*.} - 1))
+exec ip netns exec acc-$id-\$number sh -c "\$5"
 SHIM
 chmod +x "$out/bin/ssh"
 printf '10.77.0.1 slots=1\n10.77.0.2 slots=1\n10.77.0.3 slots=1\n' >"$out/hosts"
