@@ -190,14 +190,18 @@ bool StoreRequestReader::read_text(std::string_view& bytes) {
   return true;
 }
 
-// Doubles the capacity as std::string does, but not beyond the string's size.
+// Doubles the capacity as std::string does, but not beyond the string's size:
+// reserve() would double it, too.
 void StoreRequestReader::append_text(std::string_view piece) {
   std::string& text = request_.strings.back();
   const std::size_t before = text.capacity();
   const std::size_t needed = text.size() + piece.size();
   if (needed > before) {
     const auto size = static_cast<std::size_t>(text.size() + text_left_);
-    text.reserve(std::min(size, std::max(needed, 2 * before)));
+    std::string grown;
+    grown.reserve(std::min(size, std::max(needed, 2 * before)));
+    grown.append(text);
+    text.swap(grown);
   }
   text.append(piece);
   string_memory_ += text.capacity() - before;

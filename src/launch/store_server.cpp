@@ -169,8 +169,8 @@ class Server {
     for (const auto& client : clients_) {
       if (client->session.is_admitted() || client->session.admit_if_trusted())
         continue;
-      close(*client);
       report(*client, "was not admitted, and its place was needed");
+      close(*client);
       std::erase_if(
           clients_, [](const auto& each) { return each->socket < 0; });
       return true;
@@ -232,11 +232,11 @@ class Server {
     try {
       std::forward<Body>(body)();
     } catch (const StoreRefusal& refusal) {
-      close(client);
       report(client, refusal.what());
-    } catch (const std::bad_alloc&) {
       close(client);
+    } catch (const std::bad_alloc&) {
       report(client, "asked for more memory than the launcher can have");
+      close(client);
     }
   }
 

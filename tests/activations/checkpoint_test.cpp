@@ -79,6 +79,22 @@ void expect_equal(const Run& found, const Run& expected) {
     EXPECT_TRUE(torch::equal(found.buffers[i], expected.buffers[i])) << i;
 }
 
+// Whether this processor has LibTorch's kernels for such a call: not all have
+// an LSTM in bf16.
+bool has_kernels(
+    const std::function<Tensor(const Tensor&)>& call,
+    const Tensor& x) {
+  try {
+    call(x.clone().requires_grad_());
+    return true;
+  } catch (const std::exception& error) {
+    if (std::string_view(error.what()).find("primitive descriptor") ==
+        std::string_view::npos)
+      throw;
+    return false;
+  }
+}
+
 // Three times, so that what is learned in the first is used in the others.
 void expect_same_with_checkpoint(
     const std::function<std::shared_ptr<nn::Module>()>& make,
@@ -97,6 +113,7 @@ void expect_same_with_checkpoint(
         return forward(module, x).to(torch::kFloat);
       };
     };
+    if (bf16 && !has_kernels(call(*make()), input)) continue;
     for (int step = 0; step < 3; ++step) {
       SCOPED_TRACE(step);
       expect_equal(

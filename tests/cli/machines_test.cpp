@@ -232,9 +232,9 @@ class HostFile : public ::testing::Test {
   void SetUp() override {
     std::filesystem::create_directory(directory_ / "bin");
     std::ofstream(directory_ / "bin/ssh")
-        << "#!/bin/sh\n# -o BatchMode=yes HOST LINE\n"
-           "[ \"$3\" = dark ] && { echo no route >&2; exit 255; }\n"
-           "exec sh -c \"$4\"\n";
+        << "#!/bin/sh\n# -o BatchMode=yes -- HOST LINE\n"
+           "[ \"$4\" = dark ] && { echo no route >&2; exit 255; }\n"
+           "exec sh -c \"$5\"\n";
     std::filesystem::permissions(
         directory_ / "bin/ssh", std::filesystem::perms::owner_all);
   }

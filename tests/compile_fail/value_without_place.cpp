@@ -1,4 +1,4 @@
-// Refused: there is one \{\} for each value
+// Refused: expression .<throw-expression>. is not a constant expression
 // A message has one {} for each of its values.
 #include "base/text.h"
 
