@@ -85,7 +85,7 @@ TEST_F(Csv, NamesTheLineOfWhatIsWrong) {
   const CsvFile csv(file);
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"})); },
-      file + ":4: column 'n': 'x\ny' is not a number");
+      file + ":4: column 'n': 'x\\ny' is not a number");
   const std::vector<std::int64_t> last{2};
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"}, torch::kByte, last)); },

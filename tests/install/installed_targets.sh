@@ -6,7 +6,8 @@ build=$1 ninja=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$ninja" -C "$build" -t inputs install_programs | tail -n +1 >"$work/inputs"
+# The programs themselves are inputs of the target only, not of what it depends on.
+{ "$ninja" -C "$build" -t inputs install_programs; "$ninja" -C "$build" -t query install_programs | tr -d ' '; } >"$work/inputs"
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 
 wrong=0
