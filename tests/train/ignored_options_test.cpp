@@ -30,6 +30,7 @@ std::string warnings_of(AcceleratorOptions options) {
       [&](const LogRecord& record) { warnings += std::string(record.message); },
       LogLevel::warning);
   const Accelerator accelerator(options);
+  accelerator.finish();
   return warnings;
 }
 
@@ -60,7 +61,8 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
 TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
   EXPECT_THAT(
       warnings_of({.gradient_accumulation = {.adjust_scheduler = false}}),
-      HasSubstr("do nothing: gradient_accumulation.adjust_scheduler"));
+      HasSubstr("do nothing in this program: "
+                "gradient_accumulation.adjust_scheduler"));
   EXPECT_THAT(
       warnings_of(
           {.parallel =
@@ -92,7 +94,7 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
       "dynamo_backend is \"nonsense\"");
 }
 
-TEST(OptionsWithoutEffect, OfOneModelAreReportedWhenItIsPrepared) {
+TEST(OptionsWithoutEffect, OfOneModelAreReportedAsWell) {
   std::string warnings;
   AcceleratorOptions options;
   options.world = {.rank = 0, .size = 1, .device = at::kCPU};
@@ -104,6 +106,7 @@ TEST(OptionsWithoutEffect, OfOneModelAreReportedWhenItIsPrepared) {
   torch::nn::Linear net(1, 1);
   const auto model = accelerator.prepare(with_options(
       net, {.replicate_options = ReplicateOptions{.check_reduction = true}}));
+  accelerator.finish();
   EXPECT_THAT(warnings, HasSubstr("replicate_options.check_reduction"));
 }
 

@@ -102,11 +102,11 @@ TEST(SettingsReport, NamesWhatNobodyReadWhenTheFirstStepBegins) {
   step(accelerator);
   const auto expected = ElementsAre(
       kPrefix +
+      "dynamo_backend (environment variable ACCELERATE_DYNAMO_BACKEND), "
       "enable_cpu_affinity (environment variable ACCELERATE_CPU_AFFINITY), "
       "fsdp_version (environment variable FSDP_VERSION), "
       "megatron_lm_num_micro_batches (environment variable "
       "MEGATRON_LM_NUM_MICRO_BATCHES), "
-      "dynamo_backend (environment variable ACCELERATE_DYNAMO_BACKEND), "
       "fp8_margin (environment variable ACCELERATE_FP8_MARGIN)");
   EXPECT_THAT(warnings.lines(), expected);
   accelerator.free_memory();
