@@ -85,7 +85,7 @@ bool has_kernels(
     const std::function<Tensor(const Tensor&)>& call,
     const Tensor& x) {
   try {
-    call(x.clone().requires_grad_());
+    call(x.clone().requires_grad_(x.is_floating_point()));
     return true;
   } catch (const std::exception& error) {
     if (std::string_view(error.what()).find("primitive descriptor") ==
