@@ -4,8 +4,8 @@
 findings.txt: one line per flaw that an audit found, `what was found: SUITE.NAME ...`, with the tests that would fail
 again; each must exist.
 
-settings.txt: every setting is known to do something. One line per field of a public option struct and per key of the
-launcher's option table, which names
+settings/ROOM.txt: every setting is known to do something. One line per field of a public option struct and per key of
+the launcher's option table, which names
 
   test SUITE.NAME ...   the tests that show the effect (each must exist; * stands for the rest of a name)
   refused "TEXT"        the error that asking for it gives; some source has the text
@@ -68,12 +68,13 @@ def known_tests(root):
     return names
 
 
-def lines_of(root, name):
-    """(line number, what, the rest) of a list of tests/audit."""
-    for number, line in enumerate((root / "tests/audit" / name).read_text().splitlines(), 1):
-        if line and not line.startswith("#"):
-            what, _, rest = line.rpartition(": ") if name == "findings.txt" else line.partition(": ")
-            yield number, what, rest
+def lines_of(root, pattern):
+    """(where, what, the rest) of the lists of tests/audit that match."""
+    for path in sorted((root / "tests/audit").glob(pattern)):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if line and not line.startswith("#"):
+                what, _, rest = line.rpartition(": ") if path.name == "findings.txt" else line.partition(": ")
+                yield f"{path.relative_to(root / 'tests/audit')}:{number}", what, rest
 
 
 def missing_tests(names, tests):
@@ -85,42 +86,44 @@ def missing_tests(names, tests):
 
 def complaints(root):
     tests = known_tests(root)
-    for number, what, names in lines_of(root, "findings.txt"):
+    for where, what, names in lines_of(root, "findings.txt"):
         for name in missing_tests(names, tests):
-            yield f"findings.txt:{number}: {what}: there is no test {name}"
+            yield f"{where}: {what}: there is no test {name}"
         if not what or not names:
-            yield f"findings.txt:{number}: name what was found and a test"
+            yield f"{where}: name what was found and a test"
     sources = None
     listed = {}
-    for number, setting, how in lines_of(root, "settings.txt"):
+    for where, setting, how in lines_of(root, "settings/*.txt"):
+        if setting in listed:
+            yield f"{where}: {setting} is listed twice"
         listed[setting] = how
         kind, _, rest = how.partition(" ")
         if kind == "test":
             for name in missing_tests(rest, tests):
-                yield f"settings.txt:{number}: {setting}: there is no test {name}"
+                yield f"{where}: {setting}: there is no test {name}"
             if not rest:
-                yield f"settings.txt:{number}: {setting}: names no test"
+                yield f"{where}: {setting}: names no test"
         elif kind == "refused":
             if sources is None:
                 sources = "".join(p.read_text() for d in ("src", "cli", "include") for p in (root / d).rglob("*.[ch]*"))
                 sources = re.sub(r'"\s*\n\s*"', "", sources)
             if rest.strip('"') not in sources:
-                yield f"settings.txt:{number}: {setting}: no source has the text {rest}"
+                yield f"{where}: {setting}: no source has the text {rest}"
         elif kind not in ("reported", "launcher"):
-            yield f"settings.txt:{number}: {setting}: unknown kind {kind!r}"
+            yield f"{where}: {setting}: unknown kind {kind!r}"
     present = settings(root)
     for setting in present:
         if setting not in listed:
-            yield f"{setting} has no line in tests/audit/settings.txt: name the test that shows its effect"
+            yield f"{setting} has no line in tests/audit/settings: name the test that shows its effect"
     for setting in listed:
         if setting not in present:
-            yield f"settings.txt lists {setting}, which does not exist"
+            yield f"tests/audit/settings lists {setting}, which does not exist"
 
 
 def main():
     root = Path(sys.argv[1])
     if sys.argv[2:] == ["--missing"]:
-        listed = {setting for _, setting, _ in lines_of(root, "settings.txt")}
+        listed = {setting for _, setting, _ in lines_of(root, "settings/*.txt")}
         print("\n".join(f"{setting}: test " for setting in settings(root) if setting not in listed))
         return
     found = list(complaints(root))
