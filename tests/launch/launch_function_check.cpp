@@ -68,7 +68,7 @@ void expect_failure(
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   const fs::path directory = argv[1];
   const bool is_parent = std::getenv("ACCELERATE_CPP_FUNCTION") == nullptr;
   if (is_parent) {
@@ -141,9 +141,50 @@ int main(int, char** argv) {
   });
   require(fs::exists(directory / "debug1"), "debug_launcher ran");
 
+  const bool is_of_arguments = argc > 2 && std::string(argv[2]) == "given";
+  launch_function(
+      [&] {
+        require(is_of_arguments, "a rank has the arguments that were given");
+        require(
+            std::string(std::getenv("CHECK_COLOUR")) == "blue",
+            "a rank has the variables that were given");
+        require(
+            std::getenv("ACCELERATE_USE_CPU") == nullptr,
+            "a rank may use an accelerator unless told otherwise");
+        std::ofstream(directory / std::getenv("RANK")) << "given";
+      },
+      {.num_processes = 2,
+       .name = "given",
+       .variables = {{"CHECK_COLOUR", "blue"}},
+       .arguments = std::vector<std::string>{directory, "given"}});
+  for (const char* const rank : {"0", "1"}) {
+    std::string text;
+    std::ifstream(directory / rank) >> text;
+    require(text == "given", "both ranks ran with arguments of their own");
+  }
+  launch_function(
+      [] {
+        require(
+            std::string(std::getenv("ACCELERATE_USE_CPU")) == "true",
+            "ranks stay on the CPU");
+      },
+      {.num_processes = 2, .name = "cpu", .cpu = true});
+
   pid_t where = 0;
-  launch_function([&] { where = ::getpid(); }, {.name = "alone"});
+  launch_function(
+      [&] {
+        where = ::getpid();
+        require(
+            std::string(std::getenv("ACCELERATE_USE_CPU")) == "true" &&
+                std::string(std::getenv("CHECK_COLOUR")) == "red",
+            "one process has its variables");
+      },
+      {.name = "alone", .cpu = true, .variables = {{"CHECK_COLOUR", "red"}}});
   require(where == ::getpid(), "one process is this one");
+  require(
+      std::getenv("ACCELERATE_USE_CPU") == nullptr &&
+          std::getenv("CHECK_COLOUR") == nullptr,
+      "its variables are gone afterwards");
   try {
     launch_function([] {}, {.num_processes = 0, .name = "none"});
     require(false, "no processes are refused");

@@ -1,21 +1,18 @@
 #include "comm/rendezvous/store.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <thread>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/exception.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/rendezvous/tcp_store.h"
+#include "comm/transport/transport.h"
+#include "launch/store_server.h"
 
 namespace accelerate {
 
@@ -24,58 +21,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// True if a process listens there.
-bool try_connect(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  if (::getaddrinfo(
-          host.c_str(), std::to_string(port).c_str(), &hints, &list) != 0)
-    return false;
-  bool connected = false;
-  for (const addrinfo* entry = list; entry != nullptr && !connected;
-       entry = entry->ai_next) {
-    const int fd =
-        ::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    connected = ::connect(fd, entry->ai_addr, entry->ai_addrlen) == 0;
-    ::close(fd);
-  }
-  ::freeaddrinfo(list);
-  return connected;
-}
-
-// LibTorch's client backs off for up to seconds between attempts, but rank 0
-// usually listens within milliseconds.
-void wait_for_server(const std::string& host, int port, milliseconds timeout) {
-  const auto deadline = steady_clock::now() + timeout;
-  milliseconds pause{1};
-  while (!try_connect(host, port)) {
-    if (steady_clock::now() >= deadline) {
-      throw DistributedError(detail::format(
-          "[comm] no process listens at {}:{} after {} s; is rank 0 running, "
-          "and is main_process_ip its address?",
-          host,
-          port,
-          std::chrono::duration<double>(timeout).count()));
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, milliseconds(50));
-  }
-}
-
-c10::intrusive_ptr<c10d::TCPStore> make_tcp_store(
-    const std::string& host,
-    c10d::TCPStoreOptions options) {
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::DistStoreError& error) {
-    // Builds without libuv, such as Debian's.
-    if (std::string_view(error.what()).find("libuv") == std::string_view::npos)
-      throw;
-  }
-  options.useLibUV = false;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
+// An address that no other machine can reach.
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 template <class Body>
@@ -84,7 +32,10 @@ auto guarded(const char* what, const std::string& key, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const std::exception& error) {
     throw DistributedError(detail::format(
-        "[comm] the store could not {} \"{}\": {}", what, key, error.what()));
+        "[comm] the store could not {} \"{}\": {}",
+        what,
+        key,
+        detail::first_line_of(error)));
   }
 }
 
@@ -98,32 +49,20 @@ Store Store::tcp(
     int port,
     bool is_server,
     milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(port);
-  options.isServer = is_server;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  if (!is_server) wait_for_server(host, port, timeout);
-  try {
-    auto store = make_tcp_store(host, options);
-    const int bound = store->getPort();
-    return Store(std::make_shared<detail::StoreImpl>(
-        detail::StoreImpl{std::move(store), bound}));
-  } catch (const c10d::SocketError& error) {
-    throw ConfigError(detail::format(
-        "[comm] rank 0 cannot listen at port {} of {}: the port is taken, or "
-        "the address is not this machine's; choose another main_process_port, "
-        "or 0 for a free one ({})",
-        port,
-        host,
-        error.what_without_backtrace()));
-  } catch (const c10::DistError& error) {
-    throw DistributedError(detail::format(
-        "[comm] cannot connect to the store at {}:{}: {}",
-        host,
-        port,
-        error.what_without_backtrace()));
+  std::shared_ptr<detail::StoreServer> server;
+  std::string address = host;
+  if (is_server) {
+    const bool is_open = !is_loopback(host);
+    server = std::make_shared<detail::StoreServer>(
+        host, port, detail::StoreServerOptions{.is_open = is_open});
+    port = server->port();
+    // Not every network leads a machine back to itself by its outer address.
+    if (is_open) address = "localhost";
   }
+  return Store(std::make_shared<detail::StoreImpl>(detail::StoreImpl{
+      c10::make_intrusive<detail::TcpStore>(
+          address, port, timeout, std::move(server)),
+      port}));
 }
 
 Store Store::file(const std::string& path, int num_ranks) {

@@ -1,0 +1,43 @@
+# Read by ctest: registers the suites of a GoogleTest program, each as one test. Loading LibTorch takes half a second,
+# as long as dozens of small cases, so cases that are registered by themselves would mostly load it.
+#   program     its path
+#   prefix      begins the names of the tests
+#   filter      the cases, as GoogleTest's filter
+#   properties  of each test
+#   list        the file that keeps the cases until the program changes
+if(NOT EXISTS "${program}")
+  get_filename_component(name "${program}" NAME)
+  add_test("${prefix}${name}_NOT_BUILT" "${prefix}${name}_NOT_BUILT")
+  return()
+endif()
+
+if("${program}" IS_NEWER_THAN "${list}")
+  execute_process(
+    COMMAND "${program}" --gtest_list_tests "--gtest_filter=${filter}"
+    OUTPUT_VARIABLE cases RESULT_VARIABLE failure TIMEOUT 60)
+  if(failure)
+    message(FATAL_ERROR "${program} --gtest_list_tests: ${failure}")
+  endif()
+  file(WRITE "${list}" "${cases}")
+endif()
+
+file(READ "${list}" cases)
+# What follows # says what a parameter is.
+string(REGEX REPLACE " *#[^\n]*" "" cases "${cases}")
+string(REGEX MATCHALL "[^\n]+" lines "${cases}")
+set(suites "")
+foreach(line IN LISTS lines)
+  if(line MATCHES "^  (.+)")
+    string(APPEND cases_of_${suite} ":${suite}${CMAKE_MATCH_1}")
+  elseif(line MATCHES "^[^ ]+[.]$")
+    set(suite "${line}")
+    list(APPEND suites "${suite}")
+    set(cases_of_${suite} "")
+  endif()
+endforeach()
+foreach(suite IN LISTS suites)
+  string(REGEX REPLACE "[.]$" "" name "${prefix}${suite}")
+  string(SUBSTRING "${cases_of_${suite}}" 1 -1 cases)
+  add_test("${name}" "${program}" "--gtest_filter=${cases}" --gtest_brief=1)
+  set_tests_properties("${name}" PROPERTIES ${properties})
+endforeach()
