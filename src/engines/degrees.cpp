@@ -183,6 +183,17 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
     // Giving one degree is enough, so this switch does the same as any of them.
     settings.mark_read("use_parallelism_config");
     const auto given = static_cast<int>(*settings.integer(row.option));
+    const bool is_from_code = options.*row.field || options.parallelism_config;
+    // Accelerate's launcher gives degrees of 1, too.
+    if (degree && *degree != given && given > 1 && !is_from_code) {
+      complaints.push_back(format(
+          "[parallel] {} is {} by Megatron-LM's settings, but {} is {}; leave "
+          "one of them out",
+          name_of(row.axis),
+          *degree,
+          row.option,
+          given));
+    }
     if (!degree) degree = given;
   }
   return degrees;

@@ -41,7 +41,9 @@ std::vector<IgnoredSetting> dynamo_without_effect(
   std::vector<IgnoredSetting> ignored;
   const auto found =
       resolve_dynamo(given ? *given : TorchDynamoOptions(), settings);
-  const bool compiles = found.backend != "no" && !found.disable;
+  // Compiling nothing is what happens.
+  if (found.disable) return {};
+  const bool compiles = found.backend != "no";
   const auto note = [&](bool is_in_code, std::string_view key) {
     const Resolved* const resolved = settings.find(key);
     const bool is_in_environment =

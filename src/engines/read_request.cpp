@@ -69,7 +69,6 @@ TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
   TrainingRequest request =
       read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
   request.engine = Engine::none;
-  request.ignored.clear();
   return request;
 }
 
@@ -84,6 +83,30 @@ RecomputationRequest recomputation_of(
                /*fsdp_version=*/1),
            .custom = options.custom_auto_wrap_policy},
       .options = options.options};
+}
+
+// Lists what the options give for a policy that they do not choose.
+void list_void_fields(
+    const ActivationCheckpointingOptions& options,
+    std::vector<IgnoredSetting>& ignored) {
+  const auto chooses = [&](AutoWrapPolicy policy) {
+    return !options.custom_auto_wrap_policy &&
+        options.auto_wrap_policy == policy;
+  };
+  if (!options.transformer_cls_names_to_wrap.empty() &&
+      !chooses(AutoWrapPolicy::transformer_based_wrap)) {
+    ignored.push_back(
+        {"activation_checkpointing.transformer_cls_names_to_wrap",
+         "it belongs to transformer_based_wrap",
+         "code"});
+  }
+  if (options.min_num_params != 0 &&
+      !chooses(AutoWrapPolicy::size_based_wrap)) {
+    ignored.push_back(
+        {"activation_checkpointing.min_num_params",
+         "it belongs to size_based_wrap",
+         "code"});
+  }
 }
 
 int degree_of(const std::array<int, kNumAxes>& degrees, Axis axis) {
@@ -185,8 +208,10 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   // DeepSpeed's configuration may choose the precision.
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
-  if (const auto& options = sources.parallel.activation_checkpointing)
+  if (const auto& options = sources.parallel.activation_checkpointing) {
     request.recomputation = recomputation_of(*options);
+    list_void_fields(*options, request.ignored);
+  }
   return request;
 }
 

@@ -60,6 +60,23 @@ void list_ignored_fields(
         "zero3_save_16bit_model",
         "get_state_dict and save_model always give full weights");
   }
+  const bool shards_as_made = given.zero3_init_flag
+      ? *given.zero3_init_flag
+      : settings.is_given("zero3_init_flag") &&
+          settings.boolean("zero3_init_flag");
+  if (shards_as_made && !*found.zero3_init_flag) {
+    note(
+        given.zero3_init_flag.has_value(),
+        "zero3_init_flag",
+        "zero3_init_flag",
+        "only zero_stage 3 has it");
+  }
+  const auto note_path = [&](const std::optional<std::string>& path,
+                             const std::string& name) {
+    if (path && *path != "none") note(true, name, "", "nothing is on nvme");
+  };
+  note_path(given.offload_optimizer_nvme_path, "offload_optimizer_nvme_path");
+  note_path(given.offload_param_nvme_path, "offload_param_nvme_path");
   if (found.transformer_moe_cls_names) {
     note(
         given.transformer_moe_cls_names.has_value(),

@@ -66,6 +66,37 @@ TEST(Dynamo, ListsWhatItIsAskedFor) {
   EXPECT_EQ(found[0].origin, "environment variable ACCELERATE_DYNAMO_BACKEND");
 }
 
+TEST(Dynamo, DisabledCompilesNothingAsAsked) {
+  const TorchDynamoOptions options{
+      .backend = "inductor", .mode = "max-autotune", .disable = true};
+  EXPECT_THAT(dynamo_without_effect(&options, launched({})), IsEmpty());
+  expect_error<ConfigError>(
+      [] {
+        const TorchDynamoOptions wrong{.backend = "nonsense", .disable = true};
+        dynamo_without_effect(&wrong, launched({}));
+      },
+      "dynamo_backend is \"nonsense\"");
+}
+
+TEST(Dynamo, ListsEveryOptionOfCode) {
+  const TorchDynamoOptions options{
+      .backend = "eager",
+      .mode = "default",
+      .fullgraph = false,
+      .dynamic = false,
+      .use_regional_compilation = false};
+  const auto found = dynamo_without_effect(&options, launched({}));
+  EXPECT_THAT(
+      names_of(found),
+      ElementsAre(
+          "dynamo_backend",
+          "dynamo_mode",
+          "dynamo_use_fullgraph",
+          "dynamo_use_dynamic",
+          "dynamo_use_regional_compilation"));
+  for (const IgnoredSetting& setting : found) EXPECT_EQ(setting.origin, "code");
+}
+
 // Accelerate's launcher always gives a backend and a mode.
 TEST(Dynamo, ListsNothingIfNothingIsCompiled) {
   const Settings no = launched(

@@ -1,14 +1,13 @@
 #include "engines/settings_in_force.h"
 
 #include <array>
-#include <map>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/text.h"
 #include "engines/sources.h"
+#include "support/option_samples.h"
 
 namespace accelerate::detail {
 namespace settings_in_force_test {
@@ -16,6 +15,7 @@ namespace settings_in_force_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::sample_of;
 using testing::sources;
 using testing::Variables;
 
@@ -115,42 +115,6 @@ TEST(SettingsInForce, AreThoseOfADeepSpeedConfiguration) {
   EXPECT_EQ(
       found.overruled[0].origin,
       "environment variable ACCELERATE_DEEPSPEED_ZERO_STAGE");
-}
-
-std::string sample_of(const OptionSpec& spec) {
-  static const std::map<std::string_view, std::string> texts{
-      {"fsdp_sharding_strategy", "SHARD_GRAD_OP"},
-      {"fsdp_reshard_after_forward", "false"},
-      {"fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"},
-      {"fsdp_backward_prefetch", "BACKWARD_POST"},
-      {"fsdp_state_dict_type", "SHARDED_STATE_DICT"},
-      {"offload_optimizer_device", "cpu"},
-      {"offload_param_device", "cpu"},
-      {"megatron_lm_attention_backend", "false"},
-      {"parallelism_config_sp_seq_length", "128"},
-      {"deepspeed_config_file", R"({"zero_optimization": {"stage": 1}})"}};
-  const auto text = texts.find(spec.key);
-  if (text != texts.end()) return text->second;
-  switch (spec.kind) {
-    case OptionKind::boolean:
-    case OptionKind::truth:
-      return parse_bool(spec.default_value).value_or(false) ||
-              parse_bool(spec.default_for_python()).value_or(false)
-          ? "false"
-          : "true";
-    case OptionKind::integer:
-      return "2";
-    case OptionKind::number:
-      return "0.5";
-    case OptionKind::choice:
-      for (const std::string& choice : split(spec.limits, '|')) {
-        if (!is_default(spec, choice)) return choice;
-      }
-      break;
-    case OptionKind::text:
-      return "x";
-  }
-  return {};
 }
 
 // What has to be given besides for the setting to mean something.
