@@ -475,6 +475,14 @@ TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
       [&] { static_cast<void>(read_image(path("none.png"))); }, "none.png");
 }
 
+TEST_F(Images, AreRefusedIfAFewBytesAnnounceFarTooMany) {
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(read_image(write("d.ppm", "P5 60000 60000 255 x")));
+      },
+      "announces 60000 by 60000 pixels; at most 178956970 pixels are decoded");
+}
+
 TEST_F(Images, AreLabelledByDirectory) {
   write_image("train/cat/2.png", 4, 4, "\x64\x64\x64");
   write_image("train/cat/more/1.PNG", 8, 4, "\xc8\xc8\xc8");

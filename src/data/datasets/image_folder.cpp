@@ -35,6 +35,9 @@ namespace {
 using detail::format;
 namespace fs = std::filesystem;
 
+// Pillow's limit. A few bytes can announce far more.
+constexpr std::int64_t kMostPixels = 178'956'970;
+
 bool is_image(const fs::path& path) {
   constexpr std::array<std::string_view, 10> kEndings{
       ".jpg",
@@ -91,11 +94,23 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
   const detail::MappedFile file(path);
   if (file.bytes().size() > INT_MAX)
     throw ConfigError(format("[data] {} is too large for an image file", path));
+  const auto* const bytes =
+      reinterpret_cast<const stbi_uc*>(file.bytes().data());
+  const auto size = static_cast<int>(file.bytes().size());
   int width = 0, height = 0, in_file = 0;
+  if (stbi_info_from_memory(bytes, size, &width, &height, &in_file) != 0 &&
+      static_cast<std::int64_t>(width) * height > kMostPixels) {
+    throw ConfigError(format(
+        "[data] {} announces {} by {} pixels; at most {} pixels are decoded",
+        path,
+        width,
+        height,
+        kMostPixels));
+  }
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
       stbi_load_from_memory(
-          reinterpret_cast<const stbi_uc*>(file.bytes().data()),
-          static_cast<int>(file.bytes().size()),
+          bytes,
+          size,
           &width,
           &height,
           &in_file,
