@@ -36,7 +36,7 @@ std::string allowed(const OptionSpec& spec) {
     case truth:
       return "yes or no";
     case text:
-      return "a string in UTF-8";
+      return "a string";
     case choice:
       return "one of " + join(split(spec.limits, '|'), ", ");
     case integer:
