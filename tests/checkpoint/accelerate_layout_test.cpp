@@ -1,5 +1,5 @@
 // Checkpoints in the layout of Python's Accelerate, read again by this library;
-// tests/cross/continue_training.py has Python's Accelerate read them.
+// tests/cross/cross_training.py has Python's Accelerate continue from them.
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
@@ -310,6 +310,71 @@ TEST(AccelerateLayout, RefusesOptimizersThatPythonDoesNotHave) {
       },
       "\"optimizer\" is of class LBFGS");
   EXPECT_FALSE(fs::exists(directory / "out"));
+}
+
+// Loads the checkpoint of a training with another optimizer.
+template <class Saved, class Loaded, class SavedOptions, class LoadedOptions>
+void load_with_another(
+    const SavedOptions& saved_with,
+    const LoadedOptions& loaded_with) {
+  const TemporaryDirectory directory;
+  Training<Saved> saved(kAlone, saved_with, 1);
+  saved.run(1);
+  static_cast<void>(
+      saved.accelerator.save_state(directory / "out", kForPython));
+  Training<Loaded> loaded(kAlone, loaded_with, 2);
+  loaded.accelerator.load_state(directory / "out");
+}
+
+TEST(AccelerateLayout, IsRefusedByOptimizersOfAnotherClass) {
+  using namespace torch::optim;
+  expect_error<CheckpointError>(
+      [] { load_with_another<SGD, AdamW>(SGDOptions(0.1), AdamWOptions()); },
+      "no option \"amsgrad\", which AdamW has");
+  expect_error<CheckpointError>(
+      [] {
+        load_with_another<RMSprop, Adagrad>(
+            RMSpropOptions(0.1), AdagradOptions());
+      },
+      "no option \"initial_accumulator_value\", which Adagrad has");
+}
+
+TEST(AccelerateLayout, IsRefusedByAnAdamThatDecaysWeightsDifferently) {
+  using namespace torch::optim;
+  expect_error<CheckpointError>(
+      [] { load_with_another<AdamW, Adam>(AdamWOptions(), AdamOptions()); },
+      "decayed weights independently of the gradients, which Adam does not; "
+      "prepare AdamW");
+  expect_error<CheckpointError>(
+      [] {
+        load_with_another<Adam, AdamW>(
+            AdamOptions().weight_decay(0.1), AdamWOptions());
+      },
+      "decayed weights through the gradients, which AdamW does not; prepare "
+      "Adam");
+  // Without weight decay they are the same algorithm.
+  load_with_another<Adam, AdamW>(AdamOptions(), AdamWOptions());
+}
+
+TEST(AccelerateLayout, IsRefusedByOptimizersOfClassesThatPythonDoesNotHave) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  torch::nn::Linear net(2, 2);
+  {
+    const Accelerator accelerator(options);
+    torch::optim::AdamW adamw(net->parameters());
+    auto [model, step] = accelerator.prepare(net, adamw);
+    accelerator.backward(model(torch::ones({1, 2})).sum());
+    step.step();
+    static_cast<void>(accelerator.save_state(directory / "out", kForPython));
+  }
+  const Accelerator accelerator(options);
+  optim::AdaLomo lomo(net->parameters());
+  auto prepared = accelerator.prepare(net, lomo);
+  expect_error<CheckpointError>(
+      [&] { accelerator.load_state(directory / "out"); },
+      "cannot take the state of a Python optimizer");
 }
 
 TEST(AccelerateLayout, SaysOnceWhatItLeavesOut) {

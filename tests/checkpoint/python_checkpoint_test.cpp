@@ -2,7 +2,9 @@
 // resumes training from them.
 #include <accelerate/error.h>
 
+#include "base/file_system.h"
 #include "checkpoint/load/source.h"
+#include "format/torch/torch_writer.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 
@@ -51,6 +53,80 @@ TEST(PythonCheckpoint, NumbersOptimizersAndNamesObjects) {
   EXPECT_EQ(objects[0].get<std::string>("name"), "counter");
   EXPECT_EQ(
       objects[0].get<at::Tensor>("history").sizes(), (at::IntArrayRef{3}));
+}
+
+TorchValue text(const std::string& value) { return {value}; }
+
+TorchValue dict(
+    const std::vector<std::pair<std::string, TorchValue>>& entries) {
+  TorchValue::Dict made;
+  for (const auto& [key, value] : entries) made.add(text(key), value);
+  return {std::move(made)};
+}
+
+// A checkpoint of these files, which is one because it has random states.
+CheckpointSource open_with(
+    const TemporaryDirectory& directory,
+    const std::string& name,
+    const TorchValue& value) {
+  const auto disk = make_file_system();
+  write_torch_file(*disk, directory / "random_states_0.pkl", dict({}));
+  write_torch_file(*disk, directory / name, value);
+  return open_checkpoint(directory.path(), 0, false);
+}
+
+TEST(PythonCheckpoint, ReadsOptimizersThatWereMadeFromNamedParameters) {
+  const TemporaryDirectory directory;
+  const TorchValue group = dict(
+      {{"param_names", {TorchValue::List{text("0.weight"), text("0.bias")}}},
+       {"lr", {0.5}},
+       {"betas", {TorchValue::Tuple{{{0.8}, {0.9}}}}},
+       {"foreach", {}},
+       {"params", {TorchValue::List{{std::int64_t{0}}, {std::int64_t{1}}}}}});
+  const CheckpointSource source = open_with(
+      directory,
+      "optimizer.bin",
+      dict({{"state", dict({})}, {"param_groups", {TorchValue::List{group}}}}));
+  const auto optimizers =
+      source.state.get<std::vector<StateDict>>("optimizers");
+  ASSERT_EQ(optimizers.size(), 1u);
+  const auto groups = optimizers[0].get<std::vector<StateDict>>("groups");
+  ASSERT_EQ(groups.size(), 1u);
+  const auto options = groups[0].get<StateDict>("options");
+  EXPECT_EQ(options.values().size(), 2u);
+  EXPECT_EQ(options.get<double>("lr"), 0.5);
+  EXPECT_EQ(
+      options.get<std::vector<double>>("betas"),
+      (std::vector<double>{0.8, 0.9}));
+  EXPECT_EQ(groups[0].get<StateDict>("parameters").get<std::int64_t>("1"), 1);
+}
+
+// PyTorch's ChainedScheduler has no last_epoch and no base_lrs.
+TEST(PythonCheckpoint, ReadsTheStepOfAChainedScheduleFromItsSchedules) {
+  const TemporaryDirectory directory;
+  const auto inner = [](double lr) {
+    return dict(
+        {{"base_lrs", {TorchValue::List{{0.5}}}},
+         {"last_epoch", {std::int64_t{7}}},
+         {"_last_lr", {TorchValue::List{{lr}}}}});
+  };
+  const CheckpointSource source = open_with(
+      directory,
+      "scheduler.bin",
+      dict(
+          {{"_last_lr", {TorchValue::List{{0.125}}}},
+           {"_schedulers", {TorchValue::List{inner(0.25), inner(0.125)}}}}));
+  const auto schedulers =
+      source.state.get<std::vector<StateDict>>("schedulers");
+  ASSERT_EQ(schedulers.size(), 1u);
+  EXPECT_EQ(schedulers[0].get<std::int64_t>("step"), 7);
+  EXPECT_EQ(
+      schedulers[0].get<std::vector<double>>("last_lrs"),
+      std::vector<double>{0.125});
+  const auto parts = schedulers[0].get<std::vector<StateDict>>("parts");
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(
+      parts[0].get<std::vector<double>>("last_lrs"), std::vector<double>{0.25});
 }
 
 TEST(PythonCheckpoint, IsRefusedIfEmpty) {

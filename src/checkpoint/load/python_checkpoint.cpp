@@ -238,6 +238,8 @@ void add_group_option(
     const TorchState& saved,
     const std::string& key,
     const Value& value) {
+  // Names that an optimizer made from named_parameters() keeps.
+  if (key == "param_names") return;
   if (key == "maximize" && value.kind() == Kind::boolean) {
     if (value.integer() != 0) {
       saved.fail("the optimizer maximizes, which LibTorch's optimizers cannot");
@@ -292,13 +294,25 @@ StateDict read_optimizer(const fs::path& file, StoredTensors& tensors) {
       {"parameters", std::move(parameters)}};
 }
 
+// The number of steps that a scheduler has made. ChainedScheduler keeps none of
+// its own: its schedules make all steps together.
+std::int64_t steps_of(const TorchState& saved, const Value& scheduler) {
+  const auto schedules = TorchState::find(scheduler, "_schedulers");
+  if (!TorchState::find(scheduler, "last_epoch") && schedules &&
+      schedules->size() > 0) {
+    return steps_of(saved, schedules->item(0).as_dict());
+  }
+  return static_cast<std::int64_t>(
+      saved.number(saved.at(scheduler, "last_epoch")));
+}
+
 // Translates a scheduler's state to that of this library's schedules.
 StateDict read_scheduler(const TorchState& saved, const Value& dict) {
   const auto number = [&](std::string_view key) {
     return static_cast<std::int64_t>(saved.number(saved.at(dict, key)));
   };
   StateDict state;
-  const std::int64_t step = number("last_epoch");
+  const std::int64_t step = steps_of(saved, dict);
   state.set("step", step);
   // LibTorch's own schedules only count steps.
   state.set("num_steps", step);
