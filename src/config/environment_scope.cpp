@@ -1,6 +1,7 @@
-#include <accelerate/environment.h>
+#include "config/environment_scope.h"
 
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -26,10 +27,22 @@ EnvironmentScope::~EnvironmentScope() {
   }
 }
 
+EnvironmentScope detail::set_environment(
+    const std::map<std::string, std::string>& variables) {
+  const Environment before = Environment::current();
+  std::map<std::string, std::optional<std::string>> previous;
+  for (const auto& [name, value] : variables) {
+    const auto found = before.all().find(name);
+    previous[name] = found == before.all().end() ? std::nullopt
+                                                 : std::optional(found->second);
+    ::setenv(name.c_str(), value.c_str(), /*overwrite=*/1);
+  }
+  return {std::move(previous), /*clears=*/false};
+}
+
 EnvironmentScope patch_environment(
     const std::map<std::string, std::string>& variables) {
-  const detail::Environment before = detail::Environment::current();
-  std::map<std::string, std::optional<std::string>> previous;
+  std::map<std::string, std::string> upper;
   for (const auto& [name, value] : variables) {
     if (name.empty() || name.find('=') != std::string::npos) {
       throw ConfigError(detail::format(
@@ -37,14 +50,9 @@ EnvironmentScope patch_environment(
           "variable is not empty and has no =",
           name));
     }
-    const std::string key = detail::to_upper(name);
-    const auto found = before.all().find(key);
-    previous[key] = found == before.all().end() ? std::nullopt
-                                                : std::optional(found->second);
+    upper.insert_or_assign(detail::to_upper(name), value);
   }
-  for (const auto& [name, value] : variables)
-    ::setenv(detail::to_upper(name).c_str(), value.c_str(), /*overwrite=*/1);
-  return {std::move(previous), /*clears=*/false};
+  return detail::set_environment(upper);
 }
 
 EnvironmentScope clear_environment() {

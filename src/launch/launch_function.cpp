@@ -7,7 +7,10 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,6 +21,7 @@
 
 #include "base/text.h"
 #include "config/environment.h"
+#include "config/environment_scope.h"
 #include "config/rank_variables.h"
 #include "launch/exit_reason.h"
 #include "launch/start_process.h"
@@ -92,6 +96,13 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
+std::map<std::string, std::string> given_variables(
+    const LaunchFunctionOptions& options) {
+  std::map<std::string, std::string> all = options.variables;
+  if (options.cpu) all.emplace("ACCELERATE_USE_CPU", "true");
+  return all;
+}
+
 std::vector<std::string> variables_of(
     const LaunchFunctionOptions& options,
     const detail::Environment& environment,
@@ -108,8 +119,7 @@ std::vector<std::string> variables_of(
     all["OMP_NUM_THREADS"] = std::to_string(
         std::max(cores / static_cast<unsigned>(options.num_processes), 1U));
   }
-  if (options.cpu) all["ACCELERATE_USE_CPU"] = "true";
-  for (const auto& [name, value] : options.variables) all[name] = value;
+  for (const auto& [name, value] : given_variables(options)) all[name] = value;
   all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
   all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = size;
   all["MASTER_ADDR"] = "127.0.0.1";
@@ -247,6 +257,8 @@ void launch_function(
   }
   const bool is_rank = detail::read_rank_variables(environment).size > 1;
   if (is_rank || options.num_processes == 1) {
+    const EnvironmentScope scope =
+        detail::set_environment(given_variables(options));
     function();
     return;
   }

@@ -151,17 +151,14 @@ int main(int argc, char** argv) {
         require(
             std::getenv("ACCELERATE_USE_CPU") == nullptr,
             "a rank may use an accelerator unless told otherwise");
-        std::ofstream(directory / std::getenv("RANK")) << "given";
+        std::ofstream(directory / (std::string("given") + std::getenv("RANK")));
       },
       {.num_processes = 2,
        .name = "given",
        .variables = {{"CHECK_COLOUR", "blue"}},
        .arguments = std::vector<std::string>{directory, "given"}});
-  for (const char* const rank : {"0", "1"}) {
-    std::string text;
-    std::ifstream(directory / rank) >> text;
-    require(text == "given", "both ranks ran with arguments of their own");
-  }
+  for (const char* const rank : {"given0", "given1"})
+    require(fs::exists(directory / rank), "both had arguments of their own");
   launch_function(
       [] {
         require(
