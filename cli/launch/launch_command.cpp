@@ -123,11 +123,24 @@ int become_foreign_launcher(
       format("[launch] cannot start {}: {}", program, std::strerror(errno)));
 }
 
+void warn_of_flags_beside_hosts(const detail::Settings& settings) {
+  if (settings.boolean("quiet")) return;
+  for (const char* const key : {"num_machines", "machine_rank"}) {
+    const detail::Resolved& found = *settings.find(key);
+    if (found.origin != detail::Origin::flag) continue;
+    warn(format(
+        "without effect, since the host file says it: {} ({})",
+        key,
+        found.where));
+  }
+}
+
 // Starts one launcher per host of the host file.
 int launch_on_hosts(
     const LaunchFlags& flags,
     const detail::Settings& settings,
     const std::vector<std::string>& command) {
+  warn_of_flags_beside_hosts(settings);
   HostLaunch launch;
   launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));
   const auto hosts = static_cast<int>(launch.hosts.size());
@@ -197,6 +210,10 @@ int launch_program(const LaunchFlags& flags) {
       make_launch_plan(decision, settings, environment, machine, command);
   if (!settings.boolean("quiet")) {
     for (const std::string& line : launch_warnings(settings, plan.program)) {
+      warn(line);
+    }
+    for (const std::string& line :
+         warnings_of_start(decision, settings, plan.program)) {
       warn(line);
     }
   }

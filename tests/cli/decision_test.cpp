@@ -15,42 +15,30 @@
 #include "cli/launch/decision/launch_plan.h"
 #include "config/launch_settings.h"
 #include "support/expect_error.h"
+#include "support/option_samples.h"
 
 namespace accelerate::cli {
 namespace decision_test {
 
-using detail::OptionKind;
 using detail::OptionSpec;
 using detail::OptionUse;
 using detail::Origin;
+using ::testing::ElementsAre;
 using testing::expect_error;
-
-std::string sample_of(const OptionSpec& spec) {
-  if (spec.key == "cpu_affinity") return "auto";
-  if (spec.key == "tee") return "3";
-  switch (spec.kind) {
-    case OptionKind::boolean:
-    case OptionKind::truth:
-      return "true";
-    case OptionKind::integer:
-    case OptionKind::number:
-      return "2";
-    case OptionKind::choice:
-      return std::string(spec.limits.substr(0, spec.limits.find('|')));
-    case OptionKind::text:
-      return "x";
-  }
-  return {};
-}
+using testing::sample_of;
 
 // What the option page says of the launcher's settings is what the launcher
 // does.
 TEST(OptionMarks, OfTheLauncherAreReadByIt) {
-  // The command line handles these before there is a decision, or reads them
+  // The command line handles these before or after the decision, or reads them
   // from the file.
   const std::set<std::string_view> elsewhere{
       "hostfile",
       "remote_shell",
+      "deepspeed_hostfile",
+      "deepspeed_exclusion_filter",
+      "deepspeed_inclusion_filter",
+      "deepspeed_multinode_launcher",
       "no_python",
       "compute_environment",
       "distributed_type"};
@@ -73,6 +61,61 @@ TEST(OptionMarks, OfTheLauncherAreReadByIt) {
     make_launch_plan(decision, settings, {}, machine, {"/bin/sh"});
     EXPECT_TRUE(settings.was_read(spec.key)) << spec.key;
   }
+}
+
+// The options that programs of this library do not act on, and that are not
+// choices of one.
+std::vector<std::string> options_without_effect() {
+  std::vector<std::string> keys;
+  for (const OptionSpec& spec : detail::option_table()) {
+    const bool acts =
+        spec.use == OptionUse::acts || spec.use == OptionUse::launches;
+    if (!acts && !sample_of(spec).empty()) keys.emplace_back(spec.key);
+  }
+  return keys;
+}
+
+class OptionWithoutEffect : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(OptionWithoutEffect, IsReportedByTheLauncherWithItsOrigin) {
+  const OptionSpec& spec = *detail::find_option(GetParam());
+  const std::string flag(spec.flag);
+  for (const auto& [origin, where] :
+       {std::pair(Origin::flag, "flag " + flag),
+        std::pair(Origin::environment, std::string("environment variable X")),
+        std::pair(Origin::file, std::string("file run.yaml"))}) {
+    detail::Source source{origin, {}};
+    source.add(spec.key, sample_of(spec), where);
+    const std::array sources{source};
+    const detail::Settings settings = detail::resolve(sources);
+    const std::string words = GetParam() + " (" + where + ")";
+    EXPECT_THAT(
+        launch_warnings(settings, "/bin/train"),
+        ElementsAre(::testing::EndsWith(": " + words)));
+    EXPECT_THAT(launch_warnings(settings, "python3"), ElementsAre());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table,
+    OptionWithoutEffect,
+    ::testing::ValuesIn(options_without_effect()),
+    [](const ::testing::TestParamInfo<std::string>& key) { return key.param; });
+
+TEST(OptionOfOneChoice, RefusesEverythingElse) {
+  std::vector<std::string> keys;
+  for (const OptionSpec& spec : detail::option_table()) {
+    if (!sample_of(spec).empty()) continue;
+    keys.emplace_back(spec.key);
+    expect_error<ConfigError>(
+        [&] { detail::parse_option(spec, "other"); },
+        std::string(spec.key) + " is \"other\"; it must be one of " +
+            std::string(spec.limits));
+  }
+  EXPECT_THAT(
+      keys,
+      ElementsAre(
+          "parallelism_config_cp_backend", "parallelism_config_sp_backend"));
 }
 
 TEST(Decision, LetsNativeProgramsShardOnTheCpuOnly) {

@@ -1,7 +1,11 @@
 #include "cli/launch/nodes/foreign_launchers.h"
 
+#include <array>
+#include <string_view>
+
 #include <accelerate/error.h>
 
+#include "base/text.h"
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/run_program.h"
 
@@ -15,6 +19,38 @@ std::string multinode_launcher(const detail::Settings& settings) {
   return settings.text("deepspeed_multinode_launcher").value_or("pdsh");
 }
 
+/// What starts the ranks.
+enum class Starter { this_launcher, mpi, deepspeed, remote_shell };
+
+struct StartRow {
+  std::string_view key;
+  Starter starter;
+};
+
+// The settings that only one of them acts on.
+constexpr std::array kStartRows{
+    StartRow{"cpu_affinity", Starter::this_launcher},
+    StartRow{"enable_cpu_affinity", Starter::this_launcher},
+    StartRow{"check", Starter::this_launcher},
+    StartRow{"log_dir", Starter::this_launcher},
+    StartRow{"tee", Starter::this_launcher},
+    StartRow{"role", Starter::this_launcher},
+    StartRow{"max_restarts", Starter::this_launcher},
+    StartRow{"remote_shell", Starter::remote_shell},
+    StartRow{"mpirun_hostfile", Starter::mpi},
+    StartRow{"deepspeed_hostfile", Starter::deepspeed},
+    StartRow{"deepspeed_exclusion_filter", Starter::deepspeed},
+    StartRow{"deepspeed_inclusion_filter", Starter::deepspeed},
+    StartRow{"deepspeed_multinode_launcher", Starter::deepspeed}};
+
+Starter starter_of(
+    const LaunchDecision& decision,
+    const detail::Settings& settings) {
+  if (!is_left_to_others(decision, settings)) return Starter::this_launcher;
+  return decision.paradigm == Paradigm::deepspeed ? Starter::deepspeed
+                                                  : Starter::mpi;
+}
+
 }  // namespace
 
 bool is_left_to_others(
@@ -25,6 +61,35 @@ bool is_left_to_others(
         multinode_launcher(settings) != "standard";
   }
   return decision.paradigm == Paradigm::simple && decision.mpi_hostfile;
+}
+
+std::vector<std::string> warnings_of_start(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const std::string& program) {
+  const Starter starter = starter_of(decision, settings);
+  // This setting chooses between the two.
+  const bool chooses_deepspeed =
+      decision.paradigm == Paradigm::deepspeed && decision.num_machines > 1;
+  std::vector<std::string> unused;
+  for (const StartRow& row : kStartRows) {
+    if (row.starter == starter || !settings.is_given(row.key)) continue;
+    if (row.key == "deepspeed_multinode_launcher" && chooses_deepspeed)
+      continue;
+    // Accelerate binds its own ranks.
+    if (row.key == "enable_cpu_affinity" && is_python(program)) continue;
+    const detail::Resolved& given = *settings.find(row.key);
+    if (detail::is_default(*detail::find_option(row.key), given.value))
+      continue;
+    unused.push_back(detail::format("{} ({})", row.key, given.where));
+  }
+  if (unused.empty()) return {};
+  return {detail::format(
+      "without effect, since {} starts the ranks: {}",
+      starter == Starter::mpi             ? "mpirun"
+          : starter == Starter::deepspeed ? "DeepSpeed's launcher"
+                                          : "this launcher itself",
+      detail::join(unused, ", "))};
 }
 
 MpiLauncher find_mpi(const detail::Environment& environment) {

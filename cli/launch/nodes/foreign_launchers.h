@@ -15,6 +15,13 @@ bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings);
 
+/// Warnings about given settings that belong to another way of starting ranks
+/// than that of the decision, and so do nothing.
+std::vector<std::string> warnings_of_start(
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const std::string& program);
+
 /// The MPI launcher found on PATH.
 struct MpiLauncher {
   std::string program;  ///< its path
