@@ -1,0 +1,299 @@
+// What the launcher's variables change in a program, and which of them it
+// reports because they change nothing.
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "config/options/option_table.h"
+#include "support/expect_error.h"
+#include "support/option_samples.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace launcher_settings_test {
+
+using detail::OptionSpec;
+using detail::OptionUse;
+using ::testing::ElementsAre;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::run_on_ranks;
+using testing::sample_of;
+using Variables = std::map<std::string, std::string>;
+
+WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
+
+// The warnings of a program that makes an Accelerator and ends.
+std::vector<std::string> warnings_of(AcceleratorOptions options) {
+  std::vector<std::string> lines;
+  options.world = alone();
+  options.world.logger = Logger(
+      [&](const LogRecord& record) { lines.emplace_back(record.message); },
+      LogLevel::warning);
+  const Accelerator accelerator(options);
+  accelerator.finish();
+  return lines;
+}
+
+TEST(LauncherSettings, DeviceIsThatOfEveryRank) {
+  const WorldOptions one{.rank = 0, .size = 1};
+  {
+    const auto scope = patch_environment({{"ACCELERATE_TORCH_DEVICE", "meta"}});
+    EXPECT_EQ(World(one).device(), at::kMeta);
+  }
+  const auto scope = patch_environment({{"ACCELERATE_TORCH_DEVICE", "abacus"}});
+  expect_error<ConfigError>(
+      [&] { const World refused(one); },
+      "device \"abacus\" (environment variable ACCELERATE_TORCH_DEVICE) is "
+      "not a LibTorch device");
+}
+
+TEST(LauncherSettings, MixedPrecisionIsThatOfForwards) {
+  const auto dtype = [](const char* name) {
+    const auto scope =
+        patch_environment({{"ACCELERATE_MIXED_PRECISION", name}});
+    const Accelerator accelerator({.world = alone()});
+    torch::nn::Linear net(4, 4);
+    auto model = accelerator.prepare(net);
+    return model.call([&](torch::nn::LinearImpl& linear) {
+      return linear.forward(torch::ones({2, 4})).scalar_type();
+    });
+  };
+  EXPECT_EQ(dtype("no"), at::kFloat);
+  EXPECT_EQ(dtype("bf16"), at::kBFloat16);
+  EXPECT_EQ(dtype("fp16"), at::kHalf);
+  expect_error<ConfigError>(
+      [&] { dtype("fp8"); },
+      "mixed precision fp8 was asked for, which this version does not have");
+}
+
+TEST(LauncherSettings, GradientAccumulationStepsAreTheWindow) {
+  const auto scope =
+      patch_environment({{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2"}});
+  const Accelerator accelerator({.world = alone()});
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  {
+    const torch::NoGradGuard no_grad;
+    net->weight.zero_();
+  }
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  std::vector<double> weights;
+  for (const double x : {1.0, 3.0, 5.0, 7.0}) {
+    auto micro_step = accelerator.accumulate(model);
+    optimizer.zero_grad();
+    accelerator.backward(model(torch::full({1, 1}, x)).sum());
+    optimizer.step();
+    weights.push_back(net->weight.item<double>());
+  }
+  EXPECT_THAT(weights, ElementsAre(0, -2, -2, -8));
+}
+
+TEST(LauncherSettings, TimeoutSecondsAreThoseOfTheWorld) {
+  const WorldOptions one{.rank = 0, .size = 1};
+  const auto usual = World(one).timeout();
+  const auto scope =
+      patch_environment({{"ACCELERATE_TIMEOUT_SECONDS", "0.25"}});
+  EXPECT_EQ(World(one).timeout(), std::chrono::milliseconds(250));
+  EXPECT_GT(usual, std::chrono::seconds(1));
+}
+
+TEST(LauncherSettings, DebugComparesCollectives) {
+  const auto scope = patch_environment({{"ACCELERATE_DEBUG_MODE", "true"}});
+  const auto gather_different = [] {
+    run_on_ranks(2, [](const WorldOptions& options) {
+      const World world(options);
+      gather(torch::zeros({2, world.rank() + 1}), world.group());
+    });
+  };
+  expect_error<DistributedError>(gather_different, "[2, 2]");
+}
+
+TEST(LauncherSettings, LogLevelHidesMessagesBelowIt) {
+  const auto shown = [](const char* level) {
+    const auto scope = patch_environment(
+        {{"ACCELERATE_LOG_LEVEL", level}, {"FSDP_VERSION", "2"}});
+    ::testing::internal::CaptureStderr();
+    Accelerator({.world = alone()}).finish();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(shown("warning"), HasSubstr("fsdp_version"));
+  EXPECT_EQ(shown("error"), "");
+}
+
+TEST(LauncherSettings, UseFsdpShardsParameters) {
+  const auto scope = patch_environment({{"ACCELERATE_USE_FSDP", "true"}});
+  run_on_ranks(2, [](const WorldOptions& options) {
+    const Accelerator accelerator({.world = options});
+    torch::nn::Linear net(4, 6);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    std::int64_t elements = 0;
+    for (const at::Tensor& shard : sgd.param_groups()[0].params())
+      elements += shard.numel();
+    EXPECT_EQ(elements, (4 * 6 + 6) / 2);
+  });
+}
+
+// Degrees that the launcher may give and that this version refuses.
+struct Refusal {
+  std::string variable;
+  Variables company;
+  std::string error;
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) {
+  *out << refusal.variable;
+}
+
+std::vector<Refusal> refusals() {
+  const Variables megatron{{"ACCELERATE_USE_MEGATRON_LM", "true"}};
+  const auto absent = [](const std::string& axis) {
+    return "[parallel] " + axis +
+        " was asked for, which this version does not have; set " + axis +
+        " to 1";
+  };
+  return {
+      {"PARALLELISM_CONFIG_TP_SIZE", {}, absent("tensor")},
+      {"PARALLELISM_CONFIG_CP_SIZE", {}, absent("context")},
+      {"PARALLELISM_CONFIG_PP_SIZE", {}, absent("pipeline")},
+      {"PARALLELISM_CONFIG_SP_SIZE",
+       {},
+       "[parallel] splitting sequences by exchanging attention heads was asked "
+       "for, which this version does not have; set sp_size to 1"},
+      {"MEGATRON_LM_TP_DEGREE", megatron, absent("tensor")},
+      {"MEGATRON_LM_PP_DEGREE", megatron, absent("pipeline")},
+      {"MEGATRON_LM_CONTEXT_PARALLEL_SIZE", megatron, absent("context")},
+      {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
+       megatron,
+       "[parallel] distributing experts over ranks was asked for, which this "
+       "version does not have; set expert_model_parallel_size to 1"},
+      {"MEGATRON_LM_EXPERT_TENSOR_PARALLEL_SIZE",
+       megatron,
+       "[parallel] sharding experts was asked for, which this version does not "
+       "have; set expert_tensor_parallel_size to 1"},
+  };
+}
+
+class RefusedDegree : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedDegree, IsAnErrorThatSaysWhatToDo) {
+  Variables variables = GetParam().company;
+  variables[GetParam().variable] = "2";
+  const auto scope = patch_environment(variables);
+  expect_error<ConfigError>(
+      [] { const Accelerator refused({.world = alone()}); }, GetParam().error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table,
+    RefusedDegree,
+    ::testing::ValuesIn(refusals()),
+    [](const ::testing::TestParamInfo<Refusal>& refusal) {
+      return refusal.param.variable;
+    });
+
+// The options with a variable that programs do not act on, and that are not
+// choices of one.
+std::vector<std::string> options_without_effect() {
+  std::vector<std::string> keys;
+  for (const OptionSpec& spec : detail::option_table()) {
+    const bool acts =
+        spec.use == OptionUse::acts || spec.use == OptionUse::launches;
+    if (!acts && !spec.variable.empty() && !sample_of(spec).empty())
+      keys.emplace_back(spec.key);
+  }
+  return keys;
+}
+
+class VariableWithoutEffect : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(VariableWithoutEffect, IsReportedWithItsOrigin) {
+  const OptionSpec& spec = *detail::find_option(GetParam());
+  const std::string variable(spec.variable);
+  const std::string report =
+      "settings that were given and do nothing in this program: " + GetParam() +
+      " (environment variable " + variable + ")";
+  {
+    const auto scope = patch_environment({{variable, sample_of(spec)}});
+    EXPECT_THAT(warnings_of({}), ElementsAre(report));
+  }
+  EXPECT_THAT(warnings_of({}), ElementsAre());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table,
+    VariableWithoutEffect,
+    ::testing::ValuesIn(options_without_effect()),
+    [](const ::testing::TestParamInfo<std::string>& key) { return key.param; });
+
+TEST(ProfileOptions, AreReportedWhateverTheyAskFor) {
+  const std::vector<std::function<void(ProfileOptions&)>> changes{
+      [](ProfileOptions& options) {
+        options.activities = std::vector{ProfilerActivity::cpu};
+      },
+      [](ProfileOptions& options) { options.schedule_option.emplace(); },
+      [](ProfileOptions& options) { options.record_shapes = true; },
+      [](ProfileOptions& options) { options.profile_memory = true; },
+      [](ProfileOptions& options) { options.with_stack = true; },
+      [](ProfileOptions& options) { options.with_flops = true; },
+      [](ProfileOptions& options) { options.with_modules = true; },
+      [](ProfileOptions& options) { options.output_trace_dir = "traces"; }};
+  for (const auto& change : changes) {
+    AcceleratorOptions options;
+    change(options.profile.emplace());
+    EXPECT_THAT(
+        warnings_of(options),
+        ElementsAre("settings that were given and do nothing in this program: "
+                    "profile (code; there is no profiler yet)"));
+  }
+}
+
+// The actions of the first steps: a letter each, S for a step that is recorded
+// and saved.
+std::string actions(const ProfileSchedule& schedule) {
+  std::string letters;
+  for (std::int64_t step = 0; step < 10; ++step) {
+    switch (profiler_action(schedule, step)) {
+      case ProfilerAction::none:
+        letters += '-';
+        break;
+      case ProfilerAction::warmup:
+        letters += 'w';
+        break;
+      case ProfilerAction::record:
+        letters += 'r';
+        break;
+      case ProfilerAction::record_and_save:
+        letters += 'S';
+        break;
+    }
+  }
+  return letters;
+}
+
+TEST(ProfilerAction, FollowsEveryNumberOfTheSchedule) {
+  EXPECT_EQ(actions({}), "SSSSSSSSSS");
+  EXPECT_EQ(actions({.wait = 2}), "--S--S--S-");
+  EXPECT_EQ(actions({.warmup = 1}), "wSwSwSwSwS");
+  EXPECT_EQ(actions({.active = 4}), "rrrSrrrSrr");
+  EXPECT_EQ(actions({.repeat = 3}), "SSS-------");
+  EXPECT_EQ(actions({.skip_first = 4}), "----SSSSSS");
+  EXPECT_EQ(
+      actions(
+          {.wait = 1, .warmup = 1, .active = 2, .repeat = 1, .skip_first = 2}),
+      "---wrS----");
+}
+
+}  // namespace launcher_settings_test
+}  // namespace accelerate
