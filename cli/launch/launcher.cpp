@@ -29,12 +29,16 @@ void say(const std::string& text) {
 void say_processors(const LaunchPlan& plan) {
   if (plan.is_quiet) return;
   for (std::size_t i = 0; i < plan.processors.size(); ++i) {
+    // 0: the rank decides.
+    const std::string threads = plan.num_threads == 0 ? std::string()
+        : plan.num_threads == 1
+        ? ", 1 thread"
+        : detail::format(", {} threads", plan.num_threads);
     say(detail::format(
-        "accelerate-cpp: rank {}: processors {}, {}{}",
+        "accelerate-cpp: rank {}: processors {}{}\n",
         plan.rank_of(static_cast<int>(i)),
         format_processors(plan.processors[i]),
-        plan.num_threads,
-        plan.num_threads == 1 ? " thread\n" : " threads\n"));
+        threads));
   }
 }
 

@@ -102,6 +102,24 @@ TEST(LaunchOption, MultiGpuTakesSeveralProcesses) {
       ElementsAre("[0] 2", "[1] 2"));
 }
 
+TEST(LaunchOption, TeeNeedsFiles) {
+  const ToolResult result = ranks_with({"--tee", "2"}, "echo out");
+  EXPECT_THAT(sorted(result.out), ElementsAre("[0] out", "[1] out"));
+  EXPECT_EQ(
+      result.err,
+      "accelerate-cpp: warning: without effect, since there is no log_dir: tee "
+      "(flag --tee)\n");
+  EXPECT_EQ(ranks_with({"--tee", "3"}, "true").err, "");
+}
+
+TEST(LaunchOption, CpuAffinityOfOneRankLeavesItsThreadsToIt) {
+  const ToolResult result = run_tool(
+      {"launch", "--num_processes", "1", "--cpu_affinity", "auto", "true"});
+  EXPECT_THAT(
+      result.err,
+      ::testing::MatchesRegex("accelerate-cpp: rank 0: processors [-0-9,]+\n"));
+}
+
 TEST(LaunchOption, NoPythonStartsAnyProgramAsItIs) {
   const ToolResult result =
       run_tool({"launch", "--no_python", "printf", "%s", "as it is"});

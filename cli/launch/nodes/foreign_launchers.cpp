@@ -83,13 +83,24 @@ std::vector<std::string> warnings_of_start(
       continue;
     unused.push_back(detail::format("{} ({})", row.key, given.where));
   }
-  if (unused.empty()) return {};
-  return {detail::format(
+  std::vector<std::string> lines;
+  // Everything is shown where no file has it.
+  if (starter == Starter::this_launcher && settings.is_given("tee") &&
+      !settings.is_given("log_dir")) {
+    const detail::Resolved& tee = *settings.find("tee");
+    if (tee.text != "0" && tee.text != "3") {
+      lines.push_back(detail::format(
+          "without effect, since there is no log_dir: tee ({})", tee.where));
+    }
+  }
+  if (unused.empty()) return lines;
+  lines.push_back(detail::format(
       "without effect, since {} starts the ranks: {}",
       starter == Starter::mpi             ? "mpirun"
           : starter == Starter::deepspeed ? "DeepSpeed's launcher"
                                           : "this launcher itself",
-      detail::join(unused, ", "))};
+      detail::join(unused, ", ")));
+  return lines;
 }
 
 MpiLauncher find_mpi(const detail::Environment& environment) {
