@@ -1,5 +1,7 @@
 #include <accelerate/accelerate.h>
 
+#include <cmath>
+
 #include "support/expect_error.h"
 
 namespace accelerate {
@@ -116,6 +118,105 @@ TEST(Schedulers, CycleTheMomentumOfACustomOptimizerThroughAFunction) {
   EXPECT_DOUBLE_EQ(momentum, 0.9);
   f.rates(schedule, 2);
   EXPECT_DOUBLE_EQ(momentum, 0.8);
+}
+
+// The momentum before each of the steps and after the last.
+std::vector<double> momenta(optim::LRScheduler&& schedule, int steps) {
+  Fixture f;
+  schedule.bind(f.sgd);
+  const auto& options = static_cast<const torch::optim::SGDOptions&>(
+      f.sgd.param_groups()[0].options());
+  std::vector<double> out{options.momentum()};
+  for (int i = 0; i < steps; ++i) {
+    schedule.step();
+    out.push_back(options.momentum());
+  }
+  return out;
+}
+
+TEST(Schedulers, CycleTheMomentumBetweenItsBoundsUnlessToldNotTo) {
+  optim::CyclicLROptions cyclic{
+      .base_lr = {0.1},
+      .max_lr = {1},
+      .step_size_up = 2,
+      .base_momentum = 0.5,
+      .max_momentum = 0.7};
+  optim::OneCycleLROptions one_cycle{
+      .max_lr = {1},
+      .total_steps = 5,
+      .pct_start = 0.4,
+      .anneal_strategy = optim::AnnealStrategy::linear,
+      .base_momentum = 0.5,
+      .max_momentum = 0.8};
+  EXPECT_THAT(
+      momenta(optim::CyclicLR(cyclic), 3),
+      Pointwise(DoubleNear(1e-12), {0.7, 0.6, 0.5, 0.6}));
+  EXPECT_THAT(
+      momenta(optim::OneCycleLR(one_cycle), 4),
+      Pointwise(DoubleNear(1e-12), {0.8, 0.5, 0.6, 0.7, 0.8}));
+  std::vector<double> given;
+  one_cycle.set_momentum = [&](auto&, double value) { given.push_back(value); };
+  EXPECT_THAT(momenta(optim::OneCycleLR(one_cycle), 2), ElementsAre(0, 0, 0));
+  EXPECT_THAT(given, Pointwise(DoubleNear(1e-12), {0.8, 0.5, 0.6}));
+  given.clear();
+  cyclic.cycle_momentum = one_cycle.cycle_momentum = false;
+  EXPECT_THAT(momenta(optim::CyclicLR(cyclic), 3), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(momenta(optim::OneCycleLR(one_cycle), 2), ElementsAre(0, 0, 0));
+  EXPECT_THAT(given, ElementsAre());
+}
+
+TEST(Schedulers, ScaleCyclesByAFunctionOfTheirNumberOrOfTheStep) {
+  for (const bool by_step : {false, true}) {
+    Fixture f;
+    optim::CyclicLR schedule(
+        f.sgd,
+        {.base_lr = {0},
+         .max_lr = {1},
+         .step_size_up = 2,
+         .mode = optim::CyclicMode::triangular2,
+         .scale_fn = [](double x) { return x / 10; },
+         .scale_by_step = by_step});
+    // The second cycle begins at step 4.
+    const std::vector<double> expected = by_step
+        ? std::vector<double>{0, 0.05, 0.2, 0.15, 0, 0.25}
+        : std::vector<double>{0, 0.05, 0.1, 0.05, 0, 0.1};
+    EXPECT_THAT(f.rates(schedule, 5), Pointwise(DoubleNear(1e-12), expected));
+  }
+}
+
+TEST(Schedulers, ShapeTheirWarmUpsAndWaves) {
+  EXPECT_THAT(
+      factors(
+          optim::polynomial_with_warmup(
+              {.num_warmup_steps = 2,
+               .num_training_steps = 4,
+               .lr_init = 1,
+               .lr_end = 0.5}),
+          4),
+      Pointwise(DoubleNear(1e-12), {0.0, 0.5, 1.0, 0.75, 0.5}));
+  const auto warm_up = [](optim::RampShape shape) {
+    return factors(
+        optim::warmup_stable_decay(
+            {.num_warmup_steps = 4,
+             .num_stable_steps = 1,
+             .warmup_type = shape}),
+        4);
+  };
+  EXPECT_THAT(
+      warm_up(optim::RampShape::cosine),
+      Pointwise(
+          DoubleNear(1e-12),
+          {0.0, (1 - M_SQRT1_2) / 2, 0.5, (1 + M_SQRT1_2) / 2, 1.0}));
+  EXPECT_THAT(
+      warm_up(optim::RampShape::one_minus_sqrt),
+      Pointwise(
+          DoubleNear(1e-12),
+          {0.0, 1 - std::sqrt(0.75), 1 - std::sqrt(0.5), 0.5, 1.0}));
+  EXPECT_THAT(
+      factors(
+          optim::warmup_stable_decay({.num_decay_steps = 4, .num_cycles = 1}),
+          4),
+      Pointwise(DoubleNear(1e-12), {1.0, 0.5, 0.0, 0.5, 0.0}));
 }
 
 TEST(Schedulers, RefuseInvalidOptions) {
