@@ -64,7 +64,11 @@ def known_tests(root):
         names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", source.read_text())}
         names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bRC_GTEST_PROP\(\s*(\w+),\s*(\w+)", source.read_text())}
     for lists in (root / "tests").rglob("CMakeLists.txt"):
-        names |= set(re.findall(r"NAME (\w+)", lists.read_text()))
+        text = lists.read_text()
+        names |= set(re.findall(r"NAME ([\w.]+)(?![\w.$])", text))
+        for variable, values, body in re.findall(r"foreach\((\w+) ([^)]*)\)(.*?)endforeach", text, re.DOTALL):
+            for name in re.findall(r"NAME ([\w.]*\$\{" + variable + r"\}[\w.]*)", body):
+                names |= {name.replace(f"${{{variable}}}", value) for value in values.split()}
     return names
 
 
