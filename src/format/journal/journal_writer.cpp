@@ -1,0 +1,263 @@
+#include "format/journal/journal_writer.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "format/journal/journal_reader.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+double now() {
+  return std::chrono::duration<double>(
+             JournalWriter::Clock::now().time_since_epoch())
+      .count();
+}
+
+class PosixJournalFile final : public JournalFile {
+ public:
+  explicit PosixJournalFile(int file) : file_(file) {}
+  ~PosixJournalFile() override { ::close(file_); }
+
+  int write_at(std::uint64_t offset, std::string_view bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t count = ::pwrite(
+          file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return errno;
+      if (count == 0) return ENOSPC;
+      offset += static_cast<std::uint64_t>(count);
+      bytes.remove_prefix(static_cast<std::size_t>(count));
+    }
+    return 0;
+  }
+  int sync() override { return ::fdatasync(file_) == 0 ? 0 : errno; }
+  int truncate(std::uint64_t size) override {
+    return ::ftruncate(file_, static_cast<off_t>(size)) == 0 ? 0 : errno;
+  }
+
+ private:
+  int file_;
+};
+
+[[noreturn]] void throw_unusable(const fs::path& path, const char* what) {
+  throw Error(format(
+      "[format] the journal {} cannot be {}: {}",
+      path.string(),
+      what,
+      std::strerror(errno)));
+}
+
+// Locked for as long as it is open.
+int open_journal(const fs::path& path) {
+  std::error_code ignored;  // opening says what is wrong
+  fs::create_directories(directory_of(path), ignored);
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) throw_unusable(path, "opened");
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0) return file;
+  ::close(file);
+  if (errno != EWOULDBLOCK) throw_unusable(path, "locked");
+  throw Error(format(
+      "[format] another process writes the journal {}; give this run a name "
+      "of its own",
+      path.string()));
+}
+
+}  // namespace
+
+JournalWriter::JournalWriter(
+    const fs::path& path,
+    std::string description,
+    Options options)
+    : options_(std::move(options)) {
+  const int file = open_journal(path);
+  file_ = std::make_unique<PosixJournalFile>(file);
+  JournalReader reader(path);
+  (void)reader.read();
+  offset_ = reader.end_of_frames();
+  sequence_ = reader.next_sequence();
+  if (const int problem = file_->truncate(offset_)) {
+    errno = problem;
+    throw_unusable(path, "cut to its last frame");
+  }
+  pending_.add({now(), std::nullopt, JournalSession{std::move(description)}});
+  start();
+}
+
+JournalWriter::JournalWriter(
+    std::unique_ptr<JournalFile> file,
+    std::uint64_t offset,
+    std::uint64_t sequence,
+    Options options)
+    : options_(std::move(options)),
+      file_(std::move(file)),
+      offset_(offset),
+      sequence_(sequence) {
+  start();
+}
+
+void JournalWriter::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+JournalWriter::~JournalWriter() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  work_.notify_all();
+  thread_.join();
+}
+
+// Also wakes the thread when there is enough to write.
+bool JournalWriter::has_room(std::size_t num_bytes) {
+  const std::size_t waiting = pending_.num_bytes() + num_waiting_bytes_;
+  if (waiting + num_bytes > options_.most_waiting_bytes && is_failing_) {
+    ++num_lost_;
+    return false;
+  }
+  if (!is_failing_ && !is_wanted_ &&
+      pending_.num_bytes() + num_bytes >= options_.early_bytes) {
+    is_wanted_ = true;
+    work_.notify_one();
+  }
+  return true;
+}
+
+void JournalWriter::log(
+    std::span<const std::pair<std::string_view, double>> scalars,
+    std::optional<std::int64_t> step) {
+  const double time = now();
+  const std::lock_guard lock(mutex_);
+  if (!has_room(32 * scalars.size())) return;
+  pending_.begin_scalars(time, step, scalars.size());
+  for (const auto& [name, value] : scalars) pending_.add_scalar(name, value);
+}
+
+void JournalWriter::add(JournalEvent event, std::optional<std::int64_t> step) {
+  const double time = now();
+  const std::size_t size = event.body.size() + event.name.size() + 1024;
+  if (size > kMostJournalFrameBytes / 2) {
+    throw Error(format(
+        "[format] \"{}\" has {} bytes; a journal takes at most {} at once",
+        event.name,
+        event.body.size(),
+        kMostJournalFrameBytes / 2));
+  }
+  std::unique_lock lock(mutex_);
+  // Frames stay within their limit.
+  if (pending_.num_bytes() + size > kMostJournalFrameBytes) await_write(lock);
+  if (!has_room(size)) return;
+  pending_.add({time, step, std::move(event)});
+}
+
+void JournalWriter::rewind_to(std::int64_t step) {
+  const double time = now();
+  const std::lock_guard lock(mutex_);
+  if (has_room(32)) pending_.add({time, step, JournalRewind{}});
+}
+
+std::uint64_t JournalWriter::num_lost_entries() const {
+  const std::lock_guard lock(mutex_);
+  return num_lost_;
+}
+
+bool JournalWriter::flush() {
+  std::unique_lock lock(mutex_);
+  await_write(lock);
+  return !is_failing_;
+}
+
+void JournalWriter::await_write(std::unique_lock<std::mutex>& lock) {
+  // An attempt that runs now may have begun before the last entries.
+  const std::uint64_t wanted = num_begun_ + 1;
+  is_wanted_ = true;
+  work_.notify_one();
+  written_.wait(lock, [&] { return num_ended_ >= wanted; });
+}
+
+void JournalWriter::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    work_.wait_for(
+        lock, options_.interval, [&] { return is_ending_ || is_wanted_; });
+    is_wanted_ = false;
+    const bool is_last = is_ending_;
+    write_pending(lock);
+    if (is_last) return;
+  }
+}
+
+void JournalWriter::note_losses() {
+  if (num_lost_ == num_lost_noted_ || is_failing_) return;
+  std::string text = format(
+      "{} entries were lost while the journal could not be written",
+      num_lost_ - num_lost_noted_);
+  num_lost_noted_ = num_lost_;
+  pending_.add(
+      {now(),
+       std::nullopt,
+       JournalEvent{"warning", "journal", "text/plain", std::move(text)}});
+}
+
+// The frames belong to this thread; the lock is for what is pending.
+void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
+  ++num_begun_;
+  note_losses();
+  JournalEncoder encoder = std::exchange(pending_, {});
+  lock.unlock();
+  if (encoder.num_bytes() > 0)
+    frames_.push_back(encoder.take_frame(sequence_++));
+  int problem = 0;
+  while (problem == 0 && !frames_.empty()) {
+    problem = write_frame(frames_.front());
+    if (problem == 0) frames_.pop_front();
+  }
+  std::size_t num_bytes = 0;
+  for (const std::string& frame : frames_) num_bytes += frame.size();
+  const bool was_failing = is_failing_;
+  lock.lock();
+  num_waiting_bytes_ = num_bytes;
+  is_failing_ = problem != 0;
+  ++num_ended_;
+  written_.notify_all();
+  lock.unlock();
+  report(was_failing, problem);
+  lock.lock();
+}
+
+void JournalWriter::report(bool was_failing, int problem) const {
+  if (!options_.report || was_failing == (problem != 0)) return;
+  options_.report(
+      was_failing ? "the journal can be written again"
+                  : format(
+                        "the journal cannot be written: {}; training goes on, "
+                        "and what is logged waits in memory",
+                        std::strerror(problem)));
+}
+
+int JournalWriter::write_frame(const std::string& frame) {
+  int problem = file_->write_at(offset_, frame);
+  if (problem == 0) problem = file_->sync();
+  if (problem == 0) {
+    offset_ += frame.size();
+  } else {
+    // No reader shall find half a frame; the next attempt writes it again.
+    file_->truncate(offset_);
+  }
+  return problem;
+}
+
+}  // namespace accelerate::detail
