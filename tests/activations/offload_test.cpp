@@ -1,6 +1,7 @@
 #include <accelerate/accelerate.h>
 
 #include <c10/core/AutogradState.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "support/pretend_device.h"
 
@@ -58,6 +59,43 @@ TEST(SaveOnCpu, FreesDeviceMemory) {
   };
   EXPECT_TRUE(middle_lives(false));
   EXPECT_FALSE(middle_lives(true));
+}
+
+// 40 x 40 floats are 6400 bytes.
+TEST(SaveOnCpu, LeavesSmallTensorsOnTheDevice) {
+  const Tensor x =
+      torch::randn({40, 40}).to(testing::pretend_device()).requires_grad_(true);
+  for (const std::int64_t min_bytes : {6400, 6401}) {
+    const SaveOnCpu saving({.min_bytes = min_bytes});
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> middle;
+    Tensor y;
+    {
+      const Tensor a = x.mul(x);
+      middle = a.storage().getWeakStorageImpl();
+      y = a.mul(a);
+    }
+    EXPECT_EQ(middle->expired(), min_bytes == 6400);
+  }
+}
+
+// Copies to page-locked memory can be queued on a stream, others cannot.
+TEST(SaveOnCpu, QueuesCopiesToPinnedMemoryOnly) {
+  const at::Device device = testing::pretend_device();
+  const Tensor x = torch::randn({40, 40}).to(device).requires_grad_(true);
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream before = guard.getStream(device);
+  for (const bool pin : {true, false}) {
+    guard.exchangeStream(guard.getNewStream(device));
+    const auto counts = testing::pretend_counts();
+    {
+      const SaveOnCpu saving({.pin_memory = pin});
+      const Tensor y = x.mul(2).exp();
+      EXPECT_EQ(
+          testing::pretend_counts().pinned_copies - counts.pinned_copies,
+          pin ? 1 : 0);
+    }
+    guard.exchangeStream(before);
+  }
 }
 
 TEST(SaveOnCpu, LeavesTensorsOfTheCpuAsTheyAre) {

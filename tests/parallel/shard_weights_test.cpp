@@ -337,5 +337,40 @@ TEST(EmptyWeights, OfAModuleAreLoadedInPlace) {
   EXPECT_TRUE(weight.grad().defined());
 }
 
+// The files have "old" and "body", the module has "new" and "body".
+TEST(LoadModelOptions, SayWhatMayDiffer) {
+  const auto make = [](const std::string& name, double value) {
+    auto module = std::make_shared<nn::Module>();
+    module->register_parameter(name, torch::full({2}, value));
+    module->register_parameter("body", torch::full({2}, value));
+    return module;
+  };
+  const TemporaryDirectory directory;
+  save_model(*make("old", 1), directory.path());
+  // Returns the values of "new" and "body" after loading over zeros.
+  const auto load = [&](const LoadModelOptions& options) {
+    const auto module = make("new", 0);
+    load_model(*module, directory.path(), options);
+    return std::pair(
+        module->parameters()[0][0].item<double>(),
+        module->parameters()[1][0].item<double>());
+  };
+  const auto refuses = [&](const LoadModelOptions& options,
+                           const std::string& name) {
+    expect_error<CheckpointError>([&] { load(options); }, name);
+  };
+  refuses({}, "new");
+  EXPECT_EQ(load({.strict = false}), std::pair(0.0, 1.0));
+  refuses({.skip = {"o*"}}, "new");
+  refuses({.allow_missing = {"new"}}, "old");
+  EXPECT_EQ(
+      load({.skip = {"o*"}, .allow_missing = {"new"}}), std::pair(0.0, 1.0));
+  EXPECT_EQ(
+      load({.rename = rename_prefixes({{"old", "new"}})}), std::pair(1.0, 1.0));
+  EXPECT_EQ(
+      load({.skip = {"body"}, .rename = rename_prefixes({{"old", "new"}})}),
+      std::pair(1.0, 0.0));
+}
+
 }  // namespace shard_weights_test
 }  // namespace accelerate

@@ -247,6 +247,77 @@ TEST(PowerSgd, LosesNothingForGood) {
   }
 }
 
+// The results of three steps of one bucket, and the state after them.
+struct Compressed {
+  std::vector<at::Tensor> results;
+  StateDict state;
+};
+
+Compressed compress(const PowerSGDOptions& options) {
+  Compressed found;
+  run_in_worlds(2, [&](const World& world) {
+    Buckets buckets(false);
+    const auto reduction = detail::make_reduction(
+        with_hook(CommHook::power_sgd, options), buckets.name_of());
+    std::vector<at::Tensor> results;
+    for (int step = 0; step < 3; ++step) {
+      const auto mine = buckets.random_gradients(
+          static_cast<std::uint64_t>(step * 10 + world.rank()));
+      results.push_back(
+          buckets.reduce(*reduction, mine, world.group())[0].clone());
+    }
+    if (world.rank() == 0) found = {results, reduction->state_dict()};
+  });
+  return found;
+}
+
+TEST(PowerSgd, DoesWhatEachOptionSays) {
+  const PowerSGDOptions base{
+      .start_power_sgd_iter = 0, .min_compression_rate = 1};
+  const Compressed expected = compress(base);
+  const auto error_of = [](const Compressed& found, int step) {
+    const at::Tensor mean = mean_of(Buckets(false), step, 2)[0];
+    return (found.results[static_cast<std::size_t>(step)] - mean)
+        .norm()
+        .item<double>();
+  };
+  const auto names = [](const Compressed& found, const char* key) {
+    return found.state.get<StateDict>(key).values().size();
+  };
+  // The matrices "wide" and "conv"; the vector is never compressed.
+  EXPECT_EQ(names(expected, "errors"), 2u);
+  EXPECT_EQ(names(expected, "factors"), 2u);
+  EXPECT_TRUE(torch::equal(compress(base).results[2], expected.results[2]));
+
+  PowerSGDOptions options = base;
+  options.matrix_approximation_rank = 4;
+  EXPECT_LT(error_of(compress(options), 0), error_of(expected, 0) * 0.9);
+  options = base;
+  options.start_power_sgd_iter = 2;
+  EXPECT_LT(error_of(compress(options), 1), 1e-5);
+  EXPECT_GT(error_of(compress(options), 2), 1);
+  options = base;
+  // 12 x 20 elements become 32, 6 x 36 become 42.
+  options.min_compression_rate = 6;
+  EXPECT_EQ(names(compress(options), "errors"), 1u);
+  options = base;
+  options.use_error_feedback = false;
+  EXPECT_EQ(names(compress(options), "errors"), 0u);
+  options = base;
+  options.warm_start = false;
+  EXPECT_EQ(names(compress(options), "factors"), 0u);
+  EXPECT_FALSE(torch::equal(compress(options).results[2], expected.results[2]));
+  options = base;
+  options.orthogonalization_epsilon = 10;
+  // Factors that are too short give a result that is.
+  EXPECT_LT(
+      compress(options).results[0].norm().item<double>(),
+      expected.results[0].norm().item<double>() * 0.5);
+  options = base;
+  options.random_seed = 1;
+  EXPECT_FALSE(torch::equal(compress(options).results[0], expected.results[0]));
+}
+
 TEST(PowerSgd, ResumesFromItsStateEvenInOtherBuckets) {
   run_in_worlds(2, [](const World& world) {
     const ReplicateOptions options = with_hook(
