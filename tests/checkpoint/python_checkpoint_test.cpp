@@ -101,6 +101,28 @@ TEST(PythonCheckpoint, ReadsOptimizersThatWereMadeFromNamedParameters) {
   EXPECT_EQ(groups[0].get<StateDict>("parameters").get<std::int64_t>("1"), 1);
 }
 
+TEST(PythonCheckpoint, GivesWhatStatesCannotHoldAsDocumented) {
+  const TemporaryDirectory directory;
+  TorchValue::Dict object;
+  object.add(text("nothing"), {});
+  object.add(text("pair"), {TorchValue::Tuple{{{0.5}, {std::int64_t{2}}}}});
+  object.add({std::int64_t{3}}, {true});
+  object.add(text("names"), {TorchValue::List{text("a"), text("b")}});
+  const CheckpointSource source =
+      open_with(directory, "custom_checkpoint_0.pkl", {std::move(object)});
+  const auto objects = source.state.get<std::vector<StateDict>>("objects");
+  ASSERT_EQ(objects.size(), 1u);
+  EXPECT_FALSE(objects[0].contains("nothing"));
+  EXPECT_EQ(
+      objects[0].get<std::vector<double>>("pair"),
+      (std::vector<double>{0.5, 2.0}));
+  EXPECT_TRUE(objects[0].get<bool>("3"));
+  const auto names = objects[0].get<std::vector<StateDict>>("names");
+  ASSERT_EQ(names.size(), 2u);
+  EXPECT_EQ(names[0].get<std::string>("0"), "a");
+  EXPECT_EQ(names[1].get<std::string>("1"), "b");
+}
+
 // PyTorch's ChainedScheduler has no last_epoch and no base_lrs.
 TEST(PythonCheckpoint, ReadsTheStepOfAChainedScheduleFromItsSchedules) {
   const TemporaryDirectory directory;
