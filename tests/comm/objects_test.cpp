@@ -342,5 +342,23 @@ TEST(DebugMode, NamesRanksAndShapesOfADifference) {
   expect_error<DistributedError>(gather_different, "[2, 2]");
 }
 
+TEST(DebugMode, RefusesRowsThatDifferOnlyIfAskedFor) {
+  for (const bool debug : {false, true}) {
+    testing::run_on_ranks(2, [&](WorldOptions options) {
+      options.debug = debug;
+      const World world(options);
+      const auto rows = [&] {
+        return gather(torch::zeros({world.rank() + 1, 2}), world.group())
+            .size(0);
+      };
+      if (debug) {
+        expect_error<DistributedError>([&] { rows(); }, "[2, 2]");
+      } else {
+        EXPECT_EQ(rows(), 3);
+      }
+    });
+  }
+}
+
 }  // namespace objects_test
 }  // namespace accelerate

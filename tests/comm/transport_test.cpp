@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "comm/collectives/group_impl.h"
 #include "comm/transport/adapters.h"
 #include "comm/transport/connection_adapter.h"
 #include "comm/transport/transports.h"
@@ -72,6 +73,21 @@ TEST(Transports, AreChosenByNameOrTheBestByDefault) {
     world.group().all_reduce(value);
     EXPECT_EQ(value.sum().item<double>(), 4);
   });
+}
+
+TEST(Transports, MayBeThoseOfTheProgram) {
+  const auto name_with = [](const std::shared_ptr<Transport>& own) {
+    std::string name;
+    run_on_ranks(2, [&](WorldOptions options) {
+      options.own_transport = own;
+      const World world(options);
+      if (world.rank() == 0)
+        name = world.group().impl()->connection->facts().name;
+    });
+    return name;
+  };
+  EXPECT_EQ(name_with(make_thread_transport()), "threads");
+  EXPECT_EQ(name_with(nullptr), "gloo");
 }
 
 TEST(Transports, ReportTheirCapabilities) {

@@ -138,6 +138,32 @@ TEST(World, MayExistTwiceOverAStoreOfRankZero) {
   });
 }
 
+TEST(World, MeetsAtTheAddressAndPortOfItsOptions) {
+  const int port = free_port();
+  testing::run_on_ranks(2, [port](const WorldOptions& options) {
+    WorldOptions own = over_tcp(options, port);
+    own.address = "localhost";
+    const World world(own);
+    EXPECT_EQ(sum_of_ones(world), 2);
+    // Where rank 0 counts its worlds.
+    EXPECT_TRUE(Store::tcp("127.0.0.1", port, false, std::chrono::seconds(5))
+                    .has("worlds/0"));
+  });
+  const int unused = free_port();
+  for (const std::string address : {"127.0.0.1", "127.0.0.2"}) {
+    expect_error<DistributedError>(
+        [&] {
+          const World lost(
+              {.rank = 1,
+               .size = 2,
+               .address = address,
+               .port = unused,
+               .timeout = std::chrono::milliseconds(50)});
+        },
+        "no process listens at " + address + ":" + std::to_string(unused));
+  }
+}
+
 TEST(World, CanBeMadeAThousandTimes) {
   testing::run_on_ranks(2, [](const WorldOptions& options) {
     for (int i = 0; i < 1000; ++i) {
