@@ -147,6 +147,20 @@ TEST_F(Csv, GivesBatchesToALoader) {
       "was 'label' meant?");
 }
 
+TEST_F(Csv, GivesADatasetOfTheFormatAndDtypeAsked) {
+  const CsvDataset dataset(
+      write("a.csv", "1;2\n3;4\n"),
+      {.inputs = {"1"},
+       .targets = {"0"},
+       .input_dtype = torch::kLong,
+       .csv = {.delimiter = ';', .has_header = false}});
+  const std::vector<std::int64_t> indices{1, 0};
+  const auto [inputs, targets] = dataset.get_batch(indices);
+  EXPECT_EQ(inputs.scalar_type(), torch::kLong);
+  EXPECT_TRUE(torch::equal(inputs, torch::tensor({{4}, {2}})));
+  EXPECT_TRUE(torch::equal(targets, torch::tensor({{3.0F}, {1.0F}})));
+}
+
 TEST_F(Csv, GivesBackWhatWasWritten) {
   EXPECT_TRUE(rc::check([&] {
     const auto width = *rc::gen::inRange<std::size_t>(1, 4);
@@ -501,6 +515,17 @@ TEST_F(Images, AreLabelledByDirectory) {
     const torch::Tensor means = images.mean({1, 2, 3});
     EXPECT_TRUE(
         torch::equal(means, torch::tensor({255, 100, 200}).div(255.0F)));
+  }
+}
+
+TEST_F(Images, HaveTheChannelsAsked) {
+  write_image("t/k/a.png", 2, 2, "\x0a\x14\x1e");
+  at::Generator generator = at::detail::createCPUGenerator(1);
+  for (const int channels : {1, 3, 4}) {
+    const ImageFolder folder(path("t"), {.channels = channels});
+    EXPECT_EQ(
+        std::get<0>(folder.get(0, generator)).sizes(),
+        (std::vector<std::int64_t>{channels, 2, 2}));
   }
 }
 

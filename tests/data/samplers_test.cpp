@@ -165,6 +165,61 @@ TEST(LengthBucketSampler, GroupsEverySampleOnceByLengthWithinItsLimits) {
   }));
 }
 
+using Batches = std::vector<std::vector<std::int64_t>>;
+
+Batches buckets_of(
+    const std::vector<std::int64_t>& lengths,
+    const LengthBucketOptions& options,
+    std::uint64_t epoch = 0) {
+  LengthBucketSampler sampler(lengths, options);
+  sampler.begin_pass(1, epoch);
+  Batches batches;
+  for (std::int64_t i = 0; i < sampler.size(); ++i)
+    batches.push_back(sampler.at(i));
+  return batches;
+}
+
+TEST(LengthBucketSampler, SortsPoolsOfItsBatches) {
+  const std::vector<std::int64_t> lengths{4, 1, 3, 2};
+  const auto buckets = [&](LengthBucketOptions options) {
+    options.shuffle = false;
+    return buckets_of(lengths, options);
+  };
+  EXPECT_EQ(buckets({.batch_size = 2}), (Batches{{1, 3}, {2, 0}}));
+  EXPECT_EQ(buckets({.batch_size = 3}), (Batches{{1, 3, 2}, {0}}));
+  EXPECT_EQ(
+      buckets({.batch_size = 2, .max_items = 4}), (Batches{{1, 3}, {2}, {0}}));
+  EXPECT_EQ(
+      buckets({.batch_size = 2, .batches_in_pool = 1}),
+      (Batches{{1, 0}, {3, 2}}));
+}
+
+TEST(LengthBucketSampler, GroupsAnewInEachEpochIfItShuffles) {
+  const std::vector<std::int64_t> lengths(100, 1);
+  for (const bool shuffles : {true, false}) {
+    const LengthBucketOptions options{.batch_size = 4, .shuffle = shuffles};
+    EXPECT_EQ(buckets_of(lengths, options), buckets_of(lengths, options));
+    EXPECT_EQ(
+        buckets_of(lengths, options) != buckets_of(lengths, options, 1),
+        shuffles);
+  }
+}
+
+TEST(DataLoader, TakesABatchSamplerOfTheUsers) {
+  DataLoader loader(
+      TensorDataset{torch::arange(4)},
+      {.batch_sampler = std::make_shared<LengthBucketSampler>(
+           std::vector<std::int64_t>{4, 1, 3, 2},
+           LengthBucketOptions{.batch_size = 3, .shuffle = false})});
+  Batches seen;
+  for (auto& [x] : loader) {
+    seen.emplace_back(
+        x.template data_ptr<std::int64_t>(),
+        x.template data_ptr<std::int64_t>() + x.numel());
+  }
+  EXPECT_EQ(seen, (Batches{{1, 3, 2}, {0}}));
+}
+
 TEST(LengthBucketSampler, PadsLessThanChance) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < 2000; ++i)

@@ -176,21 +176,24 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
 }
 
 TEST(Workers, ReadAheadByTheirCapacity) {
-  const auto gate = make_gate(0);
-  DataLoader loader(
-      Gated{1000, gate},
-      {.batch_size = 1, .num_workers = 2, .prefetch_factor = 2});
-  std::thread opener([&] {
-    gate->reached.wait();
-    // The other worker reads samples 1 to 3 and then waits for room.
-    while (gate->num_read < 4) std::this_thread::yield();
-    gate->opened.count_down();
-  });
-  {
+  for (const int prefetch_factor : {1, 2, 3}) {
+    const int capacity = 2 * prefetch_factor;
+    const auto gate = make_gate(0);
+    DataLoader loader(
+        Gated{1000, gate},
+        {.batch_size = 1,
+         .num_workers = 2,
+         .prefetch_factor = prefetch_factor});
+    std::thread opener([&] {
+      gate->reached.wait();
+      // The other worker reads the samples from 1 on, and then waits for room.
+      while (gate->num_read < capacity) std::this_thread::yield();
+      gate->opened.count_down();
+    });
     auto pass = loader.begin();
     opener.join();
-    // One was handed out, four are held.
-    EXPECT_LE(gate->num_read, 5);
+    // One was handed out, the others are held.
+    EXPECT_LE(gate->num_read, capacity + 1);
   }
 }
 
@@ -233,7 +236,8 @@ TEST(Workers, CarryExceptionsOfOtherTypesToo) {
   };
   DataLoader loader(Odd(), {.num_workers = 2});
   expect_error<DataError>(
-      [&] { read(loader); }, "sample 0: get() failed: an exception not derived");
+      [&] { read(loader); },
+      "sample 0: get() failed: an exception not derived");
 }
 
 TEST(Workers, NameTheSampleTheyAreStuckAt) {
