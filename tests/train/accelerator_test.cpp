@@ -120,6 +120,24 @@ TEST(Accelerator, ComputesInBf16AndReturnsFp32) {
   EXPECT_EQ(net->forward(torch::ones({2, 4})).scalar_type(), at::kFloat);
 }
 
+// 1/1024 is below half a bf16 step at 1.
+TEST(Accelerator, KeepsMasterWeightsOnRequest) {
+  for (const bool keeps : {false, true}) {
+    const Accelerator accelerator({.master_weights = keeps, .world = alone()});
+    auto net = one_weight();
+    torch::nn::init::ones_(net->weight);
+    net->to(torch::kBFloat16);
+    torch::optim::SGD sgd(net->parameters(), 1.0 / 1024);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    for (int step = 0; step < 64; ++step) {
+      accelerator.backward(model(torch::ones({1, 1}, torch::kBFloat16)).sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(weight_of(net), keeps ? 1 - 64.0 / 1024 : 1);
+  }
+}
+
 TEST(Accelerator, ClosesAutocastWhenTheForwardThrows) {
   const Accelerator accelerator(
       {.mixed_precision = Precision::bf16, .world = alone()});
@@ -156,6 +174,8 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
   expect_error<ConfigError>(
       [&] { accelerator.prepare(net); }, "something prepared before");
   torch::nn::Linear empty = nullptr;
+  expect_error<ConfigError>(
+      [&] { accelerator.prepare(empty); }, "an empty module holder");
   expect_error<ConfigError>(
       [&] { accelerator.backward(at::Tensor()); }, "undefined loss");
 }

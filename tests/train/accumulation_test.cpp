@@ -60,6 +60,26 @@ TEST(Accumulation, CarriesAWindowIntoTheNextPassOnRequest) {
       ::testing::ElementsAre(0, -1.5, -1.5));
 }
 
+TEST(Accumulation, TakesTheWindowAsOneOfItsOptions) {
+  const Accelerator accelerator(
+      {.gradient_accumulation = {.num_steps = 3}, .world = alone()});
+  auto net = one_weight();
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  std::vector<double> weights;
+  for (const double x : {1., 2., 6.}) {
+    auto micro_step = accelerator.accumulate(model);
+    accelerator.backward(model(torch::full({1, 1}, x)).sum());
+    optimizer.step();
+    weights.push_back(net->weight.item<double>());
+  }
+  EXPECT_THAT(weights, ::testing::ElementsAre(0, 0, -3));
+  expect_error<ConfigError>(
+      [] { weights_of_a_pass(3, {.num_steps = 3}); },
+      "gradient_accumulation_steps is 2 and gradient_accumulation.num_steps 3; "
+      "give one of them");
+}
+
 // Windows of 3 over 5 batches: the second has only 2.
 TEST(Accumulation, RescalesEarlierMicroStepsOfAShortWindow) {
   for (const bool sync_each_batch : {false, true}) {
