@@ -1,8 +1,10 @@
 // The plain loop, saving after every epoch without waiting for the disk, and
-// resuming from the newest complete checkpoint when it is started again.
+// resuming from the newest complete checkpoint when it is started again. An
+// argument is the epoch after which to stop, as if the program were interrupted.
 #include "task.h"
 
-int main() {
+int main(int argc, char** argv) {
+  const std::uint64_t last_epoch = argc > 1 ? std::stoul(argv[1]) : 20;
   accelerate::AcceleratorOptions options;
   options.project_configuration = {
       .project_dir = "checkpointing_run",
@@ -21,13 +23,18 @@ int main() {
     accelerator.print("resuming from " + newest->string());
     accelerator.load_state(*newest);
   }
-  while (loader.epoch() < 20) {
+  while (loader.epoch() < last_epoch) {
+    double last = 0;
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
       const torch::Tensor loss = torch::mse_loss(model(points), values);
       accelerator.backward(loss);
       optimizer.step();
+      last = loss.item<double>();
     }
+    accelerator.print(
+        "epoch " + std::to_string(loader.epoch()) +
+        ": loss of the last batch " + std::to_string(last));
     accelerator.save_state({.asynchronous = true});
   }
   report(accelerator, net);

@@ -22,6 +22,16 @@ int main() {
       optimizer.step();
     }
   }
+  // Each rank has what was received: bf16 in fp32 gradients.
+  bool is_rounded = true;
+  for (const torch::Tensor& parameter : net->parameters()) {
+    const torch::Tensor& gradient = parameter.grad();
+    is_rounded &=
+        gradient.equal(gradient.to(torch::kBFloat16).to(torch::kFloat));
+  }
+  accelerator.print(
+      std::string("gradients have the precision of ") +
+      (is_rounded ? "bf16" : "fp32"));
   report(accelerator, net);
   accelerator.finish();
 }

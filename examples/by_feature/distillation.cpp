@@ -41,6 +41,12 @@ int main() {
       optimizer.step();
     }
   }
+  print_on_every_rank(
+      accelerator,
+      "holds " + std::to_string(num_elements(accelerator, student)) +
+          " elements of the student, " +
+          std::to_string(num_elements(accelerator, teacher)) +
+          " of the teacher");
   report(accelerator, net);
   accelerator.finish();
 }

@@ -18,10 +18,14 @@ int main() {
       const torch::Tensor loss = torch::mse_loss(model(points), values);
       accelerator.backward(loss);
       optimizer.step();
-      if (loss.item<double>() < 0.005) accelerator.set_trigger();
+      if (loss.item<double>() < 0.005) {
+        print_on_every_rank(accelerator, "saw a loss below 0.005");
+        accelerator.set_trigger();
+      }
     }
     if (accelerator.check_trigger()) {
-      accelerator.print("stopped after epoch " + std::to_string(epoch));
+      print_on_every_rank(
+          accelerator, "stopped after epoch " + std::to_string(epoch));
       break;
     }
   }

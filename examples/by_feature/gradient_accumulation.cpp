@@ -22,6 +22,7 @@ int main() {
       optimizer.step();  // in the last micro-step of a window only
     }
   }
+  accelerator.print(std::to_string(steps_taken(adam)) + " optimizer steps");
   report(accelerator, net);
   accelerator.finish();
 }

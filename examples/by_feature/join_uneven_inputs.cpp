@@ -12,6 +12,7 @@ int main() {
       adam,
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
+  int num_batches = 0;
   for (int epoch = 0; epoch < 20; ++epoch) {
     const auto train =
         [&, &model = model, &optimizer = optimizer, &loader = loader] {
@@ -20,10 +21,15 @@ int main() {
             const torch::Tensor loss = torch::mse_loss(model(points), values);
             accelerator.backward(loss);
             optimizer.step();
+            ++num_batches;
           }
         };
     accelerator.join_uneven_inputs(train, {.even_batches = false});
   }
+  print_on_every_rank(
+      accelerator, "had " + std::to_string(num_batches) + " batches");
+  if (has_equal_weights(accelerator, net))
+    accelerator.print("all ranks have the same weights");
   report(accelerator, net);
   accelerator.finish();
 }

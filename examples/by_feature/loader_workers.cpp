@@ -51,7 +51,16 @@ int main() {
     }
   }
   for (int epoch = 9; epoch < 20; ++epoch) {
-    for (auto& [points, values] : resumed) step(points, values);
+    int num_batches = 0;
+    for (auto& [points, values] : resumed) {
+      step(points, values);
+      ++num_batches;
+    }
+    if (epoch == 9) {
+      accelerator.print(
+          "continued with the last " + std::to_string(num_batches) + " of " +
+          std::to_string(resumed.size()) + " batches");
+    }
   }
   accelerator.print(resumed.prefetch_report().text());
   report(accelerator, net);

@@ -15,6 +15,7 @@ int main() {
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
   accelerate::LocalSGD local_sgd(accelerator, model, {.local_sgd_steps = 8});
+  int num_equal = 0;
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
@@ -23,8 +24,14 @@ int main() {
       optimizer.step();
       local_sgd.step();
     }
+    if (has_equal_weights(accelerator, net)) ++num_equal;
   }
   local_sgd.finish();  // averages once more
+  accelerator.print(
+      "ranks had the same weights after " + std::to_string(num_equal) +
+      " of 20 epochs");
+  if (has_equal_weights(accelerator, net))
+    accelerator.print("ranks have the same weights in the end");
   report(accelerator, net);
   accelerator.finish();
 }

@@ -20,6 +20,11 @@ int main() {
       accelerator.lomo_backward(loss, /*learning_rate=*/2e-2);
     }
   }
+  int num_gradients = 0;
+  for (const torch::Tensor& parameter : net->parameters())
+    if (parameter.grad().defined()) ++num_gradients;
+  accelerator.print(
+      std::to_string(num_gradients) + " gradients are left in memory");
   report(accelerator, net);
   accelerator.finish();
 }

@@ -25,6 +25,12 @@ int main() {
       optimizer.step();
     }
   }
+  const torch::Tensor& stepped_on =
+      optimizer.param_groups().front().params().front();
+  accelerator.print(
+      std::string("the model computes in ") +
+      c10::toString(net->hidden->weight.scalar_type()) +
+      ", the optimizer steps on " + c10::toString(stepped_on.scalar_type()));
   report(accelerator, net);
   accelerator.finish();
 }

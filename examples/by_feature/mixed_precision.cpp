@@ -23,6 +23,13 @@ int main() {
       optimizer.step();
     }
   }
+  model.call([&](NetImpl& inside) {
+    const torch::Tensor point = torch::zeros({1, 2});
+    accelerator.print(
+        std::string("weights in ") +
+        c10::toString(inside.out->weight.scalar_type()) + ", computed in " +
+        c10::toString(inside.forward(point).scalar_type()));
+  });
   report(accelerator, net);
   accelerator.finish();
 }

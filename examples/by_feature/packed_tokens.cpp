@@ -57,6 +57,7 @@ int main() {
           {.batch_size = 16, .shuffle = true, .num_workers = 2},
           accelerate::PackCollate({.row_length = kRowLength})));
   double last = 0;
+  std::int64_t num_sequences = 0, num_rows = 0;
   for (int epoch = 0; epoch < 30; ++epoch) {
     for (const accelerate::PackedBatch& batch : loader) {
       optimizer.zero_grad();
@@ -70,8 +71,15 @@ int main() {
       accelerator.backward(loss);
       optimizer.step();
       last = loss.item<double>();
+      if (epoch > 0) continue;
+      num_sequences += batch.sequences_in_row.sum().item<std::int64_t>();
+      num_rows += batch.sequences_in_row.size(0);
     }
   }
+  print_on_every_rank(
+      accelerator,
+      std::to_string(num_sequences) + " sequences in " +
+          std::to_string(num_rows) + " rows");
   accelerator.print("loss " + std::to_string(last));
   accelerator.finish();
 }

@@ -19,6 +19,7 @@ int main() {
       optimizer.step();
     }
   }
+  accelerator.print(std::to_string(steps_taken(adam)) + " optimizer steps");
   report(accelerator, net);
   accelerator.finish();
 }

@@ -8,7 +8,9 @@ int main() {
   accelerate::Accelerator accelerator;
   Net net;
   torch::optim::Adam adam(net->parameters(), 2e-2);
-  const std::int64_t steps = 20 * 25 / accelerator.num_processes();
+  // 20 epochs of 25 batches, which the ranks share.
+  const int num_ranks = accelerator.num_processes();
+  const std::int64_t steps = 20 * ((25 + num_ranks - 1) / num_ranks);
   accelerate::optim::LambdaLR cosine(
       adam, accelerate::optim::cosine_with_warmup(steps / 10, steps));
   auto [model, optimizer, scheduler, loader] = accelerator.prepare(
@@ -17,6 +19,8 @@ int main() {
       cosine,
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
+  double peak = 0;
+  std::int64_t num_steps = 0, peak_step = 0;
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
@@ -24,8 +28,17 @@ int main() {
       accelerator.backward(loss);
       optimizer.step();
       scheduler.step();
+      ++num_steps;
+      if (optimizer.learning_rate() > peak) {
+        peak = optimizer.learning_rate();
+        peak_step = num_steps;
+      }
     }
   }
+  accelerator.print(
+      "learning rate " + std::to_string(peak) + " after " +
+      std::to_string(peak_step) + " steps, " +
+      std::to_string(optimizer.learning_rate()) + " in the end");
   report(accelerator, net);
   accelerator.finish();
 }

@@ -23,6 +23,10 @@ int main() {
       optimizer.step();
     }
   }
+  print_on_every_rank(
+      accelerator,
+      "holds " + std::to_string(num_elements(accelerator, model)) +
+          " elements");
   accelerator.save_model(model, "weights");  // full weights
   Net unsharded;
   accelerate::load_model(*unsharded, "weights");

@@ -4,6 +4,8 @@
 #include <accelerate/accelerate.h>
 #include <torch/torch.h>
 
+#include <cstdio>
+
 struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     return out(torch::tanh(hidden(x)));
@@ -23,6 +25,43 @@ inline auto training_data() {
   return accelerate::TensorDataset(points, values);
 }
 
+/// Prints a line on every rank.
+inline void print_on_every_rank(
+    const accelerate::Accelerator& accelerator,
+    const std::string& text) {
+  std::printf("rank %d: %s\n", accelerator.process_index(), text.c_str());
+  std::fflush(stdout);
+}
+
+/// Number of steps that Adam itself has taken.
+inline std::int64_t steps_taken(const torch::optim::Adam& adam) {
+  const auto& state = *adam.state().begin()->second;
+  return static_cast<const torch::optim::AdamParamState&>(state).step();
+}
+
+/// Number of elements of a model that this rank holds.
+template <class M>
+std::int64_t num_elements(
+    const accelerate::Accelerator& accelerator,
+    const accelerate::Model<M>& model) {
+  std::int64_t sum = 0;
+  for (const auto& shard : accelerator.state_dict_shards(model))
+    sum += shard.tensor.numel();
+  return sum;
+}
+
+/// Whether all ranks have the same weights, bit for bit.
+inline bool has_equal_weights(
+    const accelerate::Accelerator& accelerator,
+    const Net& net) {
+  bool are_equal = true;
+  for (const torch::Tensor& parameter : net->parameters()) {
+    const auto all = accelerator.gather(parameter.detach().unsqueeze(0));
+    are_equal &= all.eq(all[0]).all().item<bool>();
+  }
+  return are_equal;
+}
+
 /// Prints the mean squared error over all points, on rank 0.
 inline void report(const accelerate::Accelerator& accelerator, Net& net) {
   const torch::NoGradGuard no_grad;
@@ -33,5 +72,7 @@ inline void report(const accelerate::Accelerator& accelerator, Net& net) {
   net->to(torch::kCPU, torch::kFloat);
   const double loss =
       torch::mse_loss(net->forward(points), values).item<double>();
-  accelerator.print("loss " + std::to_string(loss));
+  char line[32];
+  std::snprintf(line, sizeof line, "loss %.9f", loss);
+  accelerator.print(line);
 }
