@@ -16,7 +16,7 @@ void read_strategy(
     ShardingRequest& sharding,
     const FullyShardedDataParallelOptions& options) {
   sharding.span = ShardSpan::all;
-  if (options.sharding_strategy) {
+  if (*options.fsdp_version == 1) {
     const ShardingStrategy strategy = *options.sharding_strategy;
     if (strategy == ShardingStrategy::no_shard) sharding.span = ShardSpan::none;
     if (strategy == ShardingStrategy::hybrid_shard ||
@@ -37,10 +37,10 @@ void read_strategy(
 
 // Fields of a policy that ask for what sharding does not do, or that belong to
 // the other version.
-std::vector<IgnoredSetting> casts_without_effect(
+void list_void_casts(
+    std::vector<IgnoredSetting>& ignored,
     const MixedPrecisionPolicy& policy,
     int version) {
-  std::vector<IgnoredSetting> ignored;
   const auto note = [&](const std::string& field,
                         const std::string& instead = {}) {
     ignored.push_back({"mixed_precision_policy." + field, instead, "code"});
@@ -53,7 +53,6 @@ std::vector<IgnoredSetting> casts_without_effect(
   }
   if (policy.keep_low_precision_grads.value_or(false))
     note("keep_low_precision_grads");
-  return ignored;
 }
 
 // A field left unset prefetches, unlike in PyTorch: the execution order is
@@ -78,6 +77,69 @@ void read_prefetch(
   sharding.prefetch_backward = backward != BackwardPrefetch::none;
   sharding.prefetch_after_gradients =
       backward == BackwardPrefetch::backward_post;
+}
+
+// Lists what code gives that another field, the version or this library
+// decides.
+void list_void_fields(
+    TrainingRequest& request,
+    const FullyShardedDataParallelOptions& given,
+    const FullyShardedDataParallelOptions& found) {
+  const auto note = [&](bool is_void,
+                        const std::string& field,
+                        const std::string& instead = {}) {
+    if (is_void) request.ignored.push_back({field, instead, "code"});
+  };
+  const bool is_2 = request.fsdp_version == 2;
+  note(
+      is_2 && given.sharding_strategy,
+      "sharding_strategy",
+      "use reshard_after_forward");
+  const auto* const strategy = given.reshard_after_forward
+      ? std::get_if<ShardingStrategy>(&*given.reshard_after_forward)
+      : nullptr;
+  note(
+      !is_2 && strategy != nullptr && *strategy != found.sharding_strategy,
+      "reshard_after_forward",
+      "use sharding_strategy");
+  const auto wraps = [&](AutoWrapPolicy policy) {
+    return !given.custom_auto_wrap_policy && found.auto_wrap_policy == policy;
+  };
+  note(
+      given.transformer_cls_names_to_wrap &&
+          !wraps(AutoWrapPolicy::transformer_based_wrap),
+      "transformer_cls_names_to_wrap",
+      "it belongs to transformer_based_wrap");
+  note(
+      given.min_num_params && !wraps(AutoWrapPolicy::size_based_wrap),
+      "min_num_params",
+      "it belongs to size_based_wrap");
+  note(
+      given.state_dict_type.has_value(),
+      "state_dict_type",
+      "use StateDictOptions");
+  note(
+      given.use_orig_params == false,
+      "use_orig_params",
+      "modules always keep their parameters");
+  note(
+      given.sync_module_states == false,
+      "sync_module_states",
+      "all ranks always begin with the weights of rank 0");
+  if (is_2 || found.sharding_strategy != ShardingStrategy::no_shard) return;
+  const std::string instead = "sharding_strategy is no_shard";
+  note(
+      given.mixed_precision_policy.has_value(),
+      "mixed_precision_policy",
+      instead);
+  note(given.backward_prefetch.has_value(), "backward_prefetch", instead);
+  note(given.forward_prefetch.has_value(), "forward_prefetch", instead);
+  note(given.limit_all_gathers == false, "limit_all_gathers", instead);
+  note(given.ignored_modules.has_value(), "ignored_modules", instead);
+  note(
+      given.auto_wrap_policy && !*found.activation_checkpointing,
+      "auto_wrap_policy",
+      instead);
 }
 
 // Lists what version 2, which always gathers ahead, accepts and does not have.
@@ -137,6 +199,7 @@ TrainingRequest read_fully_sharded(
   request.engine = Engine::fully_sharded;
   request.fsdp_version = *options.fsdp_version;
   list_ignored(request, given, settings);
+  if (given) list_void_fields(request, *given, options);
   if (const auto& policy = options.mixed_precision_policy) {
     MixedPrecisionPolicy& precision = request.precision.sharded;
     precision = sharded_precision(*policy);
@@ -148,8 +211,10 @@ TrainingRequest read_fully_sharded(
       precision.cast_root_forward_inputs = *options.fsdp_version == 2
           ? policy->cast_forward_inputs
           : policy->cast_root_forward_inputs;
-      request.ignored = casts_without_effect(
-          *given->mixed_precision_policy, *options.fsdp_version);
+      list_void_casts(
+          request.ignored,
+          *given->mixed_precision_policy,
+          *options.fsdp_version);
     }
   }
 

@@ -1,6 +1,7 @@
 #include "train/ignored_options.h"
 
 #include <iterator>
+#include <tuple>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -29,14 +30,36 @@ bool names_logging_directory(const AcceleratorOptions& options) {
   return !project.logging_dir.empty() && project.logging_dir != project_dir;
 }
 
+bool differs_from_default(const PowerSGDOptions& options) {
+  const auto all = [](const PowerSGDOptions& o) {
+    return std::tuple(
+        o.matrix_approximation_rank,
+        o.start_power_sgd_iter,
+        o.min_compression_rate,
+        o.use_error_feedback,
+        o.warm_start,
+        o.orthogonalization_epsilon,
+        o.random_seed);
+  };
+  return all(options) != all(PowerSGDOptions());
+}
+
 }  // namespace
 
 std::vector<IgnoredSetting> options_without_effect(
     const ReplicateOptions& options) {
   std::vector<IgnoredSetting> ignored;
-  const auto note = [&](bool is_changed, const std::string& name) {
-    if (is_changed) ignored.push_back({name, {}, "code"});
+  const auto note = [&](bool is_changed,
+                        const std::string& name,
+                        const std::string& instead = {}) {
+    if (is_changed) ignored.push_back({name, instead, "code"});
   };
+  const bool has_factors = options.comm_hook == CommHook::power_sgd ||
+      options.comm_hook == CommHook::batched_power_sgd;
+  note(
+      !has_factors && differs_from_default(options.power_sgd),
+      "replicate_options.power_sgd",
+      "comm_hook is not PowerSGD");
   note(options.dim != 0, "replicate_options.dim");
   note(options.check_reduction, "replicate_options.check_reduction");
   return ignored;

@@ -26,7 +26,11 @@ void ForwardScope::begin() {
         "load_state()");
   }
   if (model_.autocast_dtype) {
-    autocast_.emplace(model_.device.type(), *model_.autocast_dtype);
+    autocast_.emplace(
+        model_.device.type(),
+        *model_.autocast_dtype,
+        AutocastOptions{
+            .cache_enabled = model_.session->autocast.cache_enabled});
   }
   const StrategyTraits& traits = model_.strategies.traits();
   needs_outputs_ = model_.autocast_dtype.has_value() ||

@@ -37,6 +37,18 @@ TEST(FullyShardedRequest, ReadsReshardAfterForward) {
   EXPECT_EQ(group.reshard_group_size, 4);
 }
 
+TEST(FullyShardedRequest, ReadsTheFieldOfItsVersion) {
+  const auto found = sharding(
+      {.fsdp_version = 2,
+       .sharding_strategy = ShardingStrategy::no_shard,
+       .reshard_after_forward = false});
+  EXPECT_EQ(found.span, ShardSpan::all);
+  EXPECT_FALSE(found.reshard_after_forward);
+  EXPECT_TRUE(
+      sharding({.reshard_after_forward = ShardingStrategy::shard_grad_op})
+          .reshard_after_forward);
+}
+
 TEST(FullyShardedRequest, PrefetchesUnlessToldOtherwise) {
   using enum BackwardPrefetch;
   const auto expect = [](const ShardingRequest& found,
