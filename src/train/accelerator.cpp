@@ -73,8 +73,8 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
         std::string(name_of(*options.mixed_precision)),
         "code");
   }
-  if (options.cpu)
-    source.add("use_cpu", *options.cpu ? "true" : "false", "code");
+  if (const auto cpu = options.cpu ? options.cpu : options.world.cpu)
+    source.add("use_cpu", *cpu ? "true" : "false", "code");
   add_world_options(source, options);
   add("gradient_accumulation_steps",
       options.gradient_accumulation.num_steps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include <ATen/DeviceAccelerator.h>
@@ -62,23 +63,31 @@ RankVariables find_identity(
   return identity;
 }
 
+std::optional<at::Device> device_of_launcher(const Settings& settings) {
+  const auto name = settings.text("device");
+  if (!name || name->empty()) return std::nullopt;
+  try {
+    return at::Device(*name);
+  } catch (const std::exception&) {
+    throw ConfigError(format(
+        "[launch] device \"{}\" ({}) is not a LibTorch device; use cpu, cuda "
+        "or cuda:1",
+        *name,
+        settings.find("device")->where));
+  }
+}
+
 at::Device choose_device(
     const WorldOptions& options,
     const Settings& settings,
     int local_rank) {
   if (options.device) return *options.device;
-  const bool keeps_to_cpu = options.cpu.value_or(settings.boolean("use_cpu"));
-  if (const auto name = settings.text("device"); name && !name->empty()) {
-    try {
-      return at::Device(*name);
-    } catch (const std::exception&) {
-      throw ConfigError(format(
-          "[launch] device \"{}\" ({}) is not a LibTorch device; use cpu, cuda "
-          "or cuda:1",
-          *name,
-          settings.find("device")->where));
-    }
+  if (options.cpu.value_or(false)) return at::kCPU;
+  if (const auto named = device_of_launcher(settings)) {
+    // Code that does not want the CPU overrides a launcher that names it.
+    if (!options.cpu || !named->is_cpu()) return *named;
   }
+  const bool keeps_to_cpu = options.cpu.value_or(settings.boolean("use_cpu"));
   const auto accelerator = at::accelerator::getAccelerator();
   if (keeps_to_cpu || !accelerator) return at::kCPU;
   const auto count = at::accelerator::deviceCount();
