@@ -119,5 +119,44 @@ TEST(DevicePlacement, IsDecidedByTheCallThenTheItemThenTheAccelerator) {
   }
 }
 
+// Memory of the device is garbage until a queued copy to it runs.
+bool is_queued(const torch::Tensor& zero) {
+  return *static_cast<const std::int64_t*>(zero.const_data_ptr()) != 0;
+}
+
+TEST(NonBlocking, LoadersQueueCopiesIfTheirOptionsOrTheAcceleratorsSaySo) {
+  struct Case {
+    bool config;
+    std::optional<bool> own;
+    bool is_queued;
+  };
+  for (const Case& each :
+       {Case{false, std::nullopt, false},
+        Case{true, std::nullopt, true},
+        Case{true, false, false},
+        Case{false, true, true}}) {
+    const Accelerator accelerator(
+        {.dataloader_config = {.non_blocking = each.config}, .world = alone()});
+    auto loader = accelerator.prepare(
+        DataLoader(numbers(), {.batch_size = 8, .non_blocking = each.own}));
+    for (auto& [x, y] : loader) {
+      EXPECT_EQ(is_queued(x), each.is_queued);
+      EXPECT_TRUE(torch::equal(x.cpu(), torch::arange(8)));
+      break;
+    }
+  }
+}
+
+TEST(NonBlocking, SendToDeviceQueuesCopiesIfAsked) {
+  for (const bool non_blocking : {false, true}) {
+    const torch::Tensor sent = send_to_device(
+        torch::zeros({3}, torch::kLong),
+        pretend_device(),
+        {.non_blocking = non_blocking});
+    EXPECT_EQ(is_queued(sent), non_blocking);
+    EXPECT_TRUE(torch::equal(sent.cpu(), torch::zeros({3}, torch::kLong)));
+  }
+}
+
 }  // namespace device_test
 }  // namespace accelerate
