@@ -175,6 +175,12 @@ void run_backward(
     Syncs&& syncs,
     Body&& body) {
   try {
+    if (!loss.requires_grad()) {
+      throw ConfigError(
+          "[train] backward() was given a loss without a graph; compute it "
+          "from the model's outputs, outside of NoGradGuard and detach(), and "
+          "leave some parameter trainable");
+    }
     for (const auto& model : session.models)
       model->strategies.before_backward(syncs(model), loss);
     std::forward<Body>(body)();

@@ -137,7 +137,14 @@ TEST(OutputFile, CanBeLeftUnfinished) {
   const testing::TemporaryDirectory directory;
   const std::string text = random_bytes(40U << 20U, 5);
   const auto disk = make_file_system();
+  const auto num_descriptors = [] {
+    return std::distance(
+        fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+  };
+  const auto before = num_descriptors();
   disk->create(directory / "file")->write_at(0, bytes_of(text));
+  EXPECT_EQ(num_descriptors(), before);
+  EXPECT_LE(fs::file_size(directory / "file"), text.size());
 }
 
 class DirectWriting : public ::testing::TestWithParam<bool> {};

@@ -209,6 +209,7 @@ TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
     if (count == 2) tool.read_line();
     const auto pid =
         static_cast<pid_t>(std::stol(line.substr(line.find(']') + 1)));
+    EXPECT_EQ(kill(pid, 0), 0);
     kill(tool.pid(), SIGKILL);
     tool.wait();  // also waits for the last writer of its output
     // It was killed; it may be a zombie until its new parent reaps it.

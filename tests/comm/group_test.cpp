@@ -303,6 +303,12 @@ TEST(Group, NamesThePeerThatStaysSilent) {
     has_failed.notify_all();
   });
   EXPECT_THAT(seen, ::testing::HasSubstr("rank 1"));
+  // The commonest reason, and what to do about it.
+  EXPECT_THAT(
+      seen,
+      ::testing::AllOf(
+          ::testing::HasSubstr("even_batches"),
+          ::testing::HasSubstr("join_uneven_inputs()")));
 }
 
 }  // namespace group_test

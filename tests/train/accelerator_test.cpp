@@ -173,7 +173,7 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
   auto model = accelerator.prepare(net);
   expect_error<ConfigError>(
       [&] { accelerator.prepare(net); }, "something prepared before");
-  torch::nn::Linear empty = nullptr;
+  const std::shared_ptr<torch::nn::LinearImpl> empty;
   expect_error<ConfigError>(
       [&] { accelerator.prepare(empty); }, "an empty module holder");
   expect_error<ConfigError>(

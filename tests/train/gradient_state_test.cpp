@@ -237,6 +237,23 @@ TEST(Backward, TakesTheVectorOfALossThatIsNoScalar) {
       "shape [2, 1] and a gradient of shape [2]");
 }
 
+TEST(Backward, RefusesALossWithoutAGraph) {
+  const Accelerator accelerator({.world = alone()});
+  auto net = one_weight();
+  auto model = accelerator.prepare(net);
+  const auto refuse = [&](const at::Tensor& loss) {
+    expect_error<ConfigError>(
+        [&] { accelerator.backward(loss); }, "a loss without a graph");
+  };
+  refuse(model(input(1)).sum().detach());
+  {
+    const torch::NoGradGuard no_grad;
+    refuse(model(input(1)).sum());
+  }
+  net->weight.requires_grad_(false);
+  refuse(model(input(1)).sum());
+}
+
 TEST(Backward, GivesGradientsToTheNamedInputsOnly) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
