@@ -241,8 +241,10 @@ struct GatheredAhead {
 
 // The most units that are being gathered while a layer computes, once the
 // execution order is known.
-GatheredAhead gathered_ahead(bool forward, bool backward) {
+GatheredAhead
+gathered_ahead(bool forward, bool backward, std::size_t depth = 1) {
   ShardOptions options;
+  options.prefetch_depth = depth;
   options.prefetches_forward = forward;
   options.prefetches_backward = backward;
   GatheredAhead most;
@@ -296,6 +298,9 @@ TEST(ShardTraffic, GathersAheadInThePassesThatSayIt) {
   EXPECT_EQ(gathered_ahead(false, true), (GatheredAhead{0, 1}));
   EXPECT_EQ(gathered_ahead(true, false), (GatheredAhead{1, 0}));
   EXPECT_EQ(gathered_ahead(false, false), (GatheredAhead{0, 0}));
+  // A backward of four layers gathers two: the last layer is still there, and
+  // the input of the first needs no gradient.
+  EXPECT_EQ(gathered_ahead(true, true, 2), (GatheredAhead{2, 1}));
 }
 
 }  // namespace shard_traffic_test
