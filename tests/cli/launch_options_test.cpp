@@ -266,7 +266,9 @@ TEST_F(OtherLauncher, IsDeepSpeedsOnSeveralMachines) {
           {"--deepspeed_hostfile",
            "hosts",
            "--deepspeed_exclusion_filter",
-           "node2:0"}),
+           "node2:0",
+           "--deepspeed_multinode_launcher",
+           "pdsh"}),
       "--hostfile hosts --no_local_rank --launcher pdsh --exclude node2:0" +
           end);
   EXPECT_EQ(
@@ -279,6 +281,27 @@ TEST_F(OtherLauncher, IsDeepSpeedsOnSeveralMachines) {
            "slurm"}),
       "--hostfile hosts --no_local_rank --launcher slurm --include node1" +
           end);
+}
+
+// Python is not needed for ranks that have none.
+TEST_F(OtherLauncher, IsNotNeededByNativeProgramsWithDeepSpeedsSettings) {
+  const ToolResult result = launch(
+      {"--use_deepspeed",
+       "--num_machines",
+       "2",
+       "--num_processes",
+       "2",
+       "--machine_rank",
+       "0",
+       "--main_process_ip",
+       "127.0.0.1",
+       "--main_process_port",
+       "29511",
+       "--dry_run",
+       "true"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, Not(HasSubstr("deepspeed --hostfile")));
+  EXPECT_THAT(result.out, HasSubstr("true"));
 }
 
 TEST_F(OtherLauncher, IsPdshForHosts) {

@@ -37,6 +37,7 @@ class Decider {
 
   LaunchDecision decide() {
     check_flags();
+    decision_.kind = kind_;
     decision_.uses_cpu = settings_.boolean("use_cpu");
     decision_.shares_cores =
         has_file_ ? values_.value("use_cpu", false) : decision_.uses_cpu;

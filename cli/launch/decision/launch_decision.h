@@ -27,6 +27,7 @@ enum class ProgramKind {
 /// The launch that the settings ask for, by Accelerate's rules.
 struct LaunchDecision {
   Paradigm paradigm = Paradigm::simple;
+  ProgramKind kind = ProgramKind::python;
   /// The origin of a paradigm that no flag chose, such as "file run.yaml".
   std::string engine_where;
   bool uses_cpu = false;

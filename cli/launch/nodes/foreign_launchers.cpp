@@ -57,7 +57,10 @@ bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings) {
   if (decision.paradigm == Paradigm::deepspeed) {
-    return decision.num_machines > 1 &&
+    // Native programs need no Python, unless a launcher is named.
+    const bool is_named = decision.kind == ProgramKind::python ||
+        settings.is_given("deepspeed_multinode_launcher");
+    return decision.num_machines > 1 && is_named &&
         multinode_launcher(settings) != "standard";
   }
   return decision.paradigm == Paradigm::simple && decision.mpi_hostfile;

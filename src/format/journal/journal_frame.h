@@ -20,7 +20,7 @@ namespace accelerate::detail {
 // other, and a reader finds the next one by its header.
 
 inline constexpr std::size_t kJournalHeaderBytes = 32;
-/// Of the payload of a frame. An entry that needs more cannot be logged.
+/// The largest payload of a frame. An entry that needs more cannot be logged.
 inline constexpr std::size_t kMostJournalFrameBytes = std::size_t{256} << 20U;
 
 struct JournalHeader {
@@ -50,7 +50,7 @@ class JournalEncoder {
       std::size_t num_scalars);
   void add_scalar(std::string_view name, double value);
 
-  /// Of the payload so far.
+  /// The size of the payload so far.
   [[nodiscard]] std::size_t num_bytes() const { return payload_.size(); }
   [[nodiscard]] std::size_t num_entries() const { return num_entries_; }
   /// Header and payload of what was added; begins a new frame.
