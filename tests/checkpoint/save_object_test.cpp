@@ -118,6 +118,37 @@ TEST(Save, RefusesWhatAFormatCannotHold) {
   EXPECT_TRUE(files_in(directory).empty());
 }
 
+TEST(SaveModel, WritesFilesOfTheSizeAndFormatAsked) {
+  // Three weights of 256 bytes.
+  torch::nn::Sequential net;
+  for (int i = 0; i < 3; ++i)
+    net->push_back(
+        torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+  const auto files_with = [&](const SaveModelOptions& options) {
+    const TemporaryDirectory directory;
+    save_model(*net, directory.path(), options);
+    return files_in(directory);
+  };
+  using ::testing::UnorderedElementsAre;
+  EXPECT_THAT(files_with({}), UnorderedElementsAre("model.safetensors"));
+  EXPECT_THAT(
+      files_with({.safe_serialization = false}),
+      UnorderedElementsAre("pytorch_model.bin"));
+  EXPECT_THAT(
+      files_with({.max_shard_size = 512}),
+      UnorderedElementsAre(
+          "model-00001-of-00002.safetensors",
+          "model-00002-of-00002.safetensors",
+          "model.safetensors.index.json"));
+  EXPECT_THAT(
+      files_with({.max_shard_size = 300, .safe_serialization = false}),
+      UnorderedElementsAre(
+          "pytorch_model-00001-of-00003.bin",
+          "pytorch_model-00002-of-00003.bin",
+          "pytorch_model-00003-of-00003.bin",
+          "pytorch_model.bin.index.json"));
+}
+
 TEST(MergeDicts, LetsTheSourceWin) {
   const StateDict merged = merge_dicts(
       StateDict{

@@ -1,14 +1,19 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
+#include <atomic>
 #include <fstream>
+#include <latch>
 #include <limits>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "support/expect_error.h"
+#include "support/recorded_disk.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
+#include "train/session.h"
 
 namespace accelerate {
 namespace save_state_test {
@@ -319,6 +324,152 @@ TEST(SaveState, KeepsTotalLimitAndContinuesNumbering) {
   expect_error<ConfigError>(
       [&] { static_cast<void>(next.accelerator().save_state()); },
       "already exists");
+}
+
+TEST(SaveState, GoesWhereTheProjectSays) {
+  const TemporaryDirectory directory;
+  const std::string one = (directory / "one").string();
+  const std::string other = (directory / "other").string();
+  const auto path_with = [&](ProjectConfiguration project) {
+    AcceleratorOptions options;
+    options.world = kAlone;
+    options.project_dir = one;
+    project.automatic_checkpoint_naming = true;
+    options.project_configuration = project;
+    const Accelerator accelerator(options);
+    return accelerator.save_state().path().string();
+  };
+  EXPECT_EQ(path_with({}), one + "/checkpoints/checkpoint_0");
+  EXPECT_EQ(path_with({.iteration = 7}), one + "/checkpoints/checkpoint_7");
+  EXPECT_EQ(
+      path_with({.project_dir = other}), other + "/checkpoints/checkpoint_0");
+}
+
+TEST(SaveState, WritesTorchFilesOfModelsOnRequest) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  Adam training(options, kAdam, 1);
+  training.run(1);
+  training.accelerator().save_state(
+      directory / "out", {.safe_serialization = false});
+  EXPECT_TRUE(fs::exists(directory / "out/pytorch_model.bin"));
+  EXPECT_FALSE(fs::exists(directory / "out/model.safetensors"));
+  Adam other(options, kAdam, 2);
+  other.accelerator().load_state(directory / "out");
+  EXPECT_TRUE(equal(values_of(other.net()), values_of(training.net())));
+}
+
+// Ranks 0 and 1 on one node, 2 and 3 on another with a disk of its own.
+TEST(SaveState, WritesOnEachNodeOnRequest) {
+  for (const bool is_per_node : {true, false}) {
+    const TemporaryDirectory directory;
+    const auto train = [&](std::uint64_t seed, auto&& use) {
+      run_on_ranks(4, [&](WorldOptions world) {
+        world.local_rank = *world.rank % 2;
+        world.local_size = 2;
+        AcceleratorOptions options = automatic(
+            world, directory / ("node" + std::to_string(*world.rank / 2)));
+        options.project_configuration.save_on_each_node = is_per_node;
+        Adam training(options, kAdam, seed);
+        without_dropout(training.net());
+        use(training);
+        training.accelerator().finish();
+      });
+    };
+    std::vector<at::Tensor> saved;
+    train(1, [&](Adam& training) {
+      training.run(2);
+      static_cast<void>(training.accelerator().save_state());
+      training.accelerator().save(
+          torch::ones({1}),
+          fs::path(training.accelerator().project_dir()) / "one.pt");
+      if (training.accelerator().is_main_process())
+        saved = values_of(training.net());
+    });
+    for (const char* name :
+         {"checkpoints/checkpoint_0/model.safetensors", "one.pt"}) {
+      EXPECT_TRUE(fs::exists(directory / "node0" / name)) << name;
+      EXPECT_EQ(fs::exists(directory / "node1" / name), is_per_node) << name;
+    }
+    train(2, [&](Adam& training) {
+      training.accelerator().load_state();
+      EXPECT_EQ(training.counter().count, 2);
+      EXPECT_TRUE(equal(values_of(training.net()), saved));
+    });
+  }
+}
+
+// A disk on which other threads than the one that made it create files only
+// after open().
+class HeldDisk final : public testing::FailingDisk {
+ public:
+  HeldDisk() : FailingDisk(std::numeric_limits<std::size_t>::max(), 0, false) {}
+  void open() { opened_.count_down(); }
+  [[nodiscard]] bool has_other_writers() const { return has_other_writers_; }
+
+  std::unique_ptr<detail::OutputFile> create(const fs::path& path) override {
+    if (std::this_thread::get_id() != owner_) {
+      has_other_writers_ = true;
+      opened_.wait();
+    }
+    return FailingDisk::create(path);
+  }
+
+ private:
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::latch opened_{1};
+  std::atomic<bool> has_other_writers_ = false;
+};
+
+// Gives access to the disk of its checkpoints.
+struct OpenAccelerator : Accelerator {
+  using Accelerator::Accelerator;
+  void use(std::shared_ptr<HeldDisk> disk) const {
+    session_->checkpoints->disk = std::move(disk);
+  }
+};
+
+TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
+  struct Case {
+    SaveStateOptions options;
+    bool is_in_background;
+  };
+  for (const auto& [options, is_in_background] :
+       {Case{{}, false},
+        Case{{.asynchronous = true}, true},
+        // A byte for each of three weights does not suffice.
+        Case{{.asynchronous = true, .memory_limit = 3}, false},
+        Case{{.asynchronous = true, .memory_limit = 1 << 20}, true}}) {
+    const TemporaryDirectory directory;
+    AcceleratorOptions all;
+    all.world = kAlone;
+    const OpenAccelerator accelerator(all);
+    torch::nn::Linear net(2, 1);
+    const auto model = accelerator.prepare(net);
+    const auto disk = std::make_shared<HeldDisk>();
+    accelerator.use(disk);
+    const SaveTicket ticket =
+        accelerator.save_state(directory / "first", options);
+    EXPECT_EQ(ticket.is_done(), !is_in_background);
+    // Another save leaves one that is under way alone.
+    const SaveTicket other = accelerator.save_state(
+        directory / "second", {.when_busy = WhenBusy::skip});
+    EXPECT_EQ(other.was_skipped(), is_in_background);
+    EXPECT_EQ(fs::exists(directory / "second"), !is_in_background);
+    EXPECT_FALSE(ticket.was_skipped());
+    disk->open();
+    ticket.wait();
+    EXPECT_TRUE(ticket.is_done());
+    EXPECT_EQ(disk->has_other_writers(), is_in_background);
+    // Waits for one that is under way.
+    const SaveTicket third =
+        accelerator.save_state(directory / "third", {.asynchronous = true});
+    const SaveTicket fourth = accelerator.save_state(directory / "fourth");
+    EXPECT_TRUE(third.is_done());
+    EXPECT_FALSE(fourth.was_skipped());
+    EXPECT_TRUE(fs::exists(directory / "third/model.safetensors"));
+  }
 }
 
 TEST(SaveState, KeepsTotalLimitExactlyWhenSavesFollowEachOther) {

@@ -18,6 +18,10 @@ namespace {
 constexpr std::int64_t kHighestIteration =
     std::numeric_limits<std::int64_t>::max() - 1;
 
+std::filesystem::path checkpoints_of(const ProjectConfiguration& project) {
+  return std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
+}
+
 std::vector<std::filesystem::path> deleted_by(
     const ProjectConfiguration& project,
     const std::filesystem::path& path,
@@ -74,8 +78,7 @@ SaveTarget choose_target(
         "[checkpoint] automatic_checkpoint_naming needs a project_dir");
   }
   require_valid(project);
-  const std::filesystem::path base =
-      std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
+  const std::filesystem::path base = checkpoints_of(project);
   const auto entries = list_checkpoints(base);
   SaveTarget target;
   target.iteration =
@@ -140,6 +143,12 @@ SaveTarget agree_on_target(
   target.iteration =
       parse_int(decision.substr(0, decision.find(' '))).value_or(0);
   target.path = decision.substr(decision.find(' ') + 1);
+  const ProjectConfiguration& project = checkpoints.project;
+  // The directory of the project may differ between nodes, the name may not.
+  if (project.save_on_each_node && output_dir.empty() &&
+      !project.project_dir.empty()) {
+    target.path = checkpoints_of(project) / target.path.filename();
+  }
   return target;
 }
 
