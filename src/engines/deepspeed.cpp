@@ -97,6 +97,19 @@ Json auto_or(double value) {
 
 Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
 
+int accumulation_steps(const Json& value) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  // get() wraps numbers that an int cannot hold, and cuts fractions off.
+  if (!value.is_number_integer() || value < 1 || value > kMost) {
+    throw ConfigError(format(
+        "[config] gradient_accumulation_steps of the DeepSpeed configuration "
+        "is {}; it must be a whole number from 1 to {}, or \"auto\"",
+        printable(value.dump(-1, ' ', false, Json::error_handler_t::replace)),
+        kMost));
+  }
+  return value.get<int>();
+}
+
 std::string device_complaint(
     std::string_view field,
     const std::string& device) {
@@ -244,7 +257,7 @@ void DeepSpeedConfig::merge() {
   };
   try {
     if (const Json* v = known("gradient_accumulation_steps"))
-      options_.gradient_accumulation_steps = v->get<int>();
+      options_.gradient_accumulation_steps = accumulation_steps(*v);
     if (const Json* v = known("gradient_clipping"))
       options_.gradient_clipping = v->get<double>();
     if (const Json* v = known("zero_optimization.stage"))

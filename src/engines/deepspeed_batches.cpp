@@ -1,6 +1,7 @@
 #include "engines/deepspeed_batches.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -48,8 +49,9 @@ std::optional<std::int64_t> requested_micro_batch(
   const auto micro = number_at(config, kMicro);
   const auto total = number_at(config, kTotal);
   if (!total) return micro;
-  if (micro.value_or(1) * batches_per_step != *total &&
-      (micro || *total % batches_per_step != 0)) {
+  const std::int64_t micro_of_total = *total / batches_per_step;
+  if (*total % batches_per_step != 0 ||
+      micro.value_or(micro_of_total) != micro_of_total) {
     throw ConfigError(format(
         "[config] train_batch_size of the DeepSpeed configuration is {}, but "
         "{} micro-batches{} make a step, on all ranks together; correct it, or "
@@ -58,7 +60,7 @@ std::optional<std::int64_t> requested_micro_batch(
         batches_per_step,
         micro ? format(" of {}", *micro) : std::string()));
   }
-  return *total / batches_per_step;
+  return micro_of_total;
 }
 
 }  // namespace
@@ -89,6 +91,15 @@ std::string fill_batch_sizes(
     micro = *std::min_element(given.begin(), given.end());
   fill(config, kSteps, batches.gradient_accumulation_steps);
   if (micro) {
+    if (*micro > std::numeric_limits<std::int64_t>::max() / batches_per_step) {
+      throw ConfigError(format(
+          "[config] {} of the DeepSpeed configuration is {}, and {} "
+          "micro-batches make a step: more samples than can be counted; make "
+          "it smaller",
+          kMicro,
+          *micro,
+          batches_per_step));
+    }
     fill(config, kMicro, *micro);
     fill(config, kTotal, *micro * batches_per_step);
   }

@@ -1,5 +1,10 @@
 #include "engines/deepspeed_batches.h"
 
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -86,6 +91,27 @@ TEST(DeepSpeedBatches, RefuseContradictions) {
             with_loaders({4})));
       },
       ThrowsMessage<ConfigError>(HasSubstr("6 micro-batches of 4")));
+}
+
+TEST(DeepSpeedBatches, RefuseSizesWhoseProductOverflows) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  Json config = kAutomatic;
+  config["train_micro_batch_size_per_gpu"] = kMost;
+  EXPECT_THAT(
+      [&] { static_cast<void>(filled(config, with_loaders({}))); },
+      ThrowsMessage<ConfigError>(
+          HasSubstr("more samples than can be counted")));
+  // 6 times this wraps around to 2.
+  config["train_micro_batch_size_per_gpu"] = 3074457345618258603;
+  config["train_batch_size"] = 2;
+  EXPECT_THAT(
+      [&] { static_cast<void>(filled(config, with_loaders({}))); },
+      ThrowsMessage<ConfigError>(
+          HasSubstr("6 micro-batches of 3074457345618258603 make a step")));
+  config["train_micro_batch_size_per_gpu"] = kMost / 6;
+  config["train_batch_size"] = "auto";
+  EXPECT_EQ(
+      filled(config, with_loaders({}))["train_batch_size"], kMost / 6 * 6);
 }
 
 }  // namespace deepspeed_batches_test

@@ -45,5 +45,31 @@ TEST(DeepSpeedConfigText, IsRefusedInWords) {
       "has the wrong type: type must be number, but is array");
 }
 
+TEST(DeepSpeedConfigText, HasStepsThatAnIntCanHold) {
+  const auto with_steps = [](const std::string& steps) {
+    return config_of(
+        R"({"zero_optimization": {"stage": 1}, "gradient_accumulation_steps": )" +
+        steps + "}");
+  };
+  for (const std::string steps :
+       {"4294967297",
+        "2147483648",
+        "18446744073709551615",
+        "1844674407370744073709551615",
+        "2.5",
+        "0",
+        "-1",
+        "true",
+        "[]"}) {
+    SCOPED_TRACE(steps);
+    expect_error<ConfigError>(
+        [&] { static_cast<void>(with_steps(steps)); },
+        "it must be a whole number from 1 to 2147483647, or \"auto\"");
+  }
+  EXPECT_EQ(
+      with_steps("2147483647").options().gradient_accumulation_steps,
+      2147483647);
+}
+
 }  // namespace deepspeed_config_test
 }  // namespace accelerate::detail
