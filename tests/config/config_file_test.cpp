@@ -215,6 +215,19 @@ TEST_F(ConfigFileTest, RefusesKeysThatAreNotWords) {
       "has a list, a map or nothing as a key");
 }
 
+TEST_F(ConfigFileTest, RefusesTextThatIsNotUtf8) {
+  for (const std::string line :
+       {"log_dir: caf\xe9\n", "l\xe9g: 1\n", "fsdp_config: {a: [\xe9]}\n"}) {
+    expect_error<ConfigError>(
+        [&] { read("distributed_type: FSDP\n" + line); },
+        "line 2, holds bytes that are not UTF-8");
+  }
+  EXPECT_EQ(
+      settings("distributed_type: 'NO'\nmain_process_ip: caf\u00e9\n")
+          .text("main_process_ip"),
+      "caf\u00e9");
+}
+
 TEST_F(ConfigFileTest, TakesTheLastOfEqualKeys) {
   EXPECT_EQ(
       settings("distributed_type: 'NO'\nnum_processes: 2\nnum_processes: 3\n")

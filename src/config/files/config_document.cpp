@@ -65,6 +65,7 @@ class Converter {
       return list;
     }
     if (!node.IsScalar()) return nullptr;
+    require_utf8(node);
     if (!name.empty()) document_.scalars[name] = node.Scalar();
     const bool is_quoted = node.Tag() == "!";
     return is_quoted ? ConfigJson(node.Scalar()) : yaml_value(node.Scalar());
@@ -84,6 +85,7 @@ class Converter {
             "a "
             "plain word as the key");
       }
+      require_utf8(entry.first);
       const std::string& key = entry.first.Scalar();
       const std::string inner = name.empty() ? key : format("{}.{}", name, key);
       document_.lines[inner] = entry.first.Mark().line + 1;
@@ -97,6 +99,12 @@ class Converter {
       }
     }
     return map;
+  }
+
+  // The file may be written again, and is handed to ranks as JSON.
+  void require_utf8(const YAML::Node& scalar) const {
+    if (is_utf8(scalar.Scalar())) return;
+    refuse(scalar, "holds bytes that are not UTF-8; save the file as UTF-8");
   }
 
   [[noreturn]] void refuse(const YAML::Node& node, std::string_view problem)
