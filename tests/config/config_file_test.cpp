@@ -182,6 +182,18 @@ TEST_F(ConfigFileTest, RefusesAliasesThatExpandWithoutBound) {
   expect_error<ConfigError>([&] { read(text); }, "more than 10000 values");
 }
 
+TEST_F(ConfigFileTest, RefusesAliasesThatRepeatLongText) {
+  const auto repeated = [](std::size_t num_bytes) {
+    std::string text = "a: &a " + std::string(num_bytes, 'x') + "\nb: [";
+    for (int i = 0; i < 64; ++i) text += "*a, ";
+    return text + "]\n";
+  };
+  expect_error<ConfigError>(
+      [&] { parse_config(repeated(2000), "config.yaml"); },
+      "holds more than 65536 bytes that come from aliases");
+  EXPECT_EQ(parse_config(repeated(1000), "config.yaml").values["b"].size(), 64);
+}
+
 TEST_F(ConfigFileTest, RefusesFilesThatHoldMoreThanSettings) {
   std::string many, one;
   for (int i = 0; i < 100'000; ++i) many += "k" + std::to_string(i) + ": 1\n";

@@ -29,6 +29,8 @@ bool is_one_of(
 constexpr std::size_t kMaxBytes = 1 << 20;
 constexpr int kMaxDepth = 32;
 constexpr int kMaxValues = 10'000;
+// What aliases may add to the text of the file.
+constexpr std::size_t kMaxAliasBytes = 1 << 16;
 
 class Converter {
  public:
@@ -65,7 +67,7 @@ class Converter {
       return list;
     }
     if (!node.IsScalar()) return nullptr;
-    require_utf8(node);
+    check_text(node);
     if (!name.empty()) document_.scalars[name] = node.Scalar();
     const bool is_quoted = node.Tag() == "!";
     return is_quoted ? ConfigJson(node.Scalar()) : yaml_value(node.Scalar());
@@ -85,7 +87,7 @@ class Converter {
             "a "
             "plain word as the key");
       }
-      require_utf8(entry.first);
+      check_text(entry.first);
       const std::string& key = entry.first.Scalar();
       const std::string inner = name.empty() ? key : format("{}.{}", name, key);
       document_.lines[inner] = entry.first.Mark().line + 1;
@@ -102,9 +104,18 @@ class Converter {
   }
 
   // The file may be written again, and is handed to ranks as JSON.
-  void require_utf8(const YAML::Node& scalar) const {
-    if (is_utf8(scalar.Scalar())) return;
-    refuse(scalar, "holds bytes that are not UTF-8; save the file as UTF-8");
+  void check_text(const YAML::Node& scalar) {
+    if (!is_utf8(scalar.Scalar()))
+      refuse(scalar, "holds bytes that are not UTF-8; save the file as UTF-8");
+    num_bytes_ += scalar.Scalar().size();
+    if (num_bytes_ > document_.text.size() + kMaxAliasBytes) {
+      refuse(
+          scalar,
+          format(
+              "holds more than {} bytes that come from aliases; write the "
+              "values out",
+              kMaxAliasBytes));
+    }
   }
 
   [[noreturn]] void refuse(const YAML::Node& node, std::string_view problem)
@@ -119,6 +130,7 @@ class Converter {
 
   ConfigDocument& document_;
   int num_values_ = 0;
+  std::size_t num_bytes_ = 0;
 };
 
 // Reads a file of bounded size: a device has no end.
