@@ -50,6 +50,20 @@ TEST(OptionTable, FindsTheOptionOfAVariable) {
   EXPECT_EQ(find_option_of_variable(""), nullptr);
 }
 
+TEST(OptionTable, RefusesNumbersThatAnIntCannotHold) {
+  const OptionSpec& steps = *find_option("gradient_accumulation_steps");
+  EXPECT_EQ(parse_option(steps, "2147483647"), OptionValue(2147483647L));
+  expect_error<ConfigError>(
+      [&] { parse_option(steps, "4294967297"); },
+      "gradient_accumulation_steps is \"4294967297\"; it must be a whole "
+      "number "
+      "of at least 1, at most 2147483647");
+  // Models may have more parameters.
+  EXPECT_EQ(
+      parse_option(*find_option("fsdp_min_num_params"), "4294967297"),
+      OptionValue(4294967297L));
+}
+
 TEST(OptionTable, ReadsBackWhatItWrites) {
   EXPECT_TRUE(rc::check([] {
     const auto value = *rc::gen::inRange<std::int64_t>(1, 1'000'000);

@@ -99,6 +99,18 @@ TEST(ShardOnDevice, TrainsAsOnTheCpu) {
                 .gradient_clipping = 0,
                 .zero_stage = 2,
                 .offload_optimizer_device = "cpu"}}},
+      {"ZeRO-3, offloaded",
+       {.deepspeed =
+            DeepSpeedOptions{
+                .gradient_clipping = 0,
+                .zero_stage = 3,
+                .offload_param_device = "cpu"}}},
+      {"Megatron-LM, offloaded",
+       {.megatron_lm =
+            MegatronLMOptions{
+                .gradient_clipping = 0,
+                .use_distributed_optimizer = true,
+                .optimizer_cpu_offload = true}}},
   };
   for (const auto& [name, parallel] : variants) {
     SCOPED_TRACE(name);

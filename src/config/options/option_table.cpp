@@ -59,6 +59,13 @@ bool within(const OptionSpec& spec, double value) {
   return value >= range.low && value <= range.high;
 }
 
+// Counts and ranks are of type int, except where the limits say "..2^63".
+bool fits(const OptionSpec& spec, std::int64_t value) {
+  return spec.limits.ends_with("..2^63") ||
+      (value >= std::numeric_limits<int>::min() &&
+       value <= std::numeric_limits<int>::max());
+}
+
 std::optional<OptionValue> try_parse(
     const OptionSpec& spec,
     std::string_view text) {
@@ -68,8 +75,8 @@ std::optional<OptionValue> try_parse(
       if (const auto value = parse_bool(text)) return *value;
       break;
     case integer:
-      if (const auto value = parse_int(text);
-          value && within(spec, static_cast<double>(*value))) {
+      if (const auto value = parse_int(text); value && fits(spec, *value) &&
+          within(spec, static_cast<double>(*value))) {
         return std::int64_t{*value};
       }
       break;
@@ -136,8 +143,13 @@ bool is_default(const OptionSpec& spec, const OptionValue& value) {
 
 OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
   if (auto value = try_parse(spec, trim(text))) return *value;
-  throw ConfigError(format(
-      "[config] {} is \"{}\"; it must be {}", spec.key, text, allowed(spec)));
+  std::string wanted = allowed(spec);
+  const auto number =
+      spec.kind == integer ? parse_int(trim(text)) : std::nullopt;
+  if (number && !fits(spec, *number))
+    wanted += format(", at most {}", std::numeric_limits<int>::max());
+  throw ConfigError(
+      format("[config] {} is \"{}\"; it must be {}", spec.key, text, wanted));
 }
 
 std::string format_option(const OptionValue& value) {

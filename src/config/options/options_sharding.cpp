@@ -44,7 +44,7 @@ constexpr std::array<OptionSpec, 30> kShardingRows{{
      "which of PyTorch's implementations"},
     {"fsdp_offload_params", "fsdp_config", "--fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", truth, "false", "", acts, "FSDP",
      "keep shards in host memory between uses"},
-    {"fsdp_min_num_params", "fsdp_config", "--fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS", integer, "0", "0..", acts, "FSDP",
+    {"fsdp_min_num_params", "fsdp_config", "--fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS", integer, "0", "0..2^63", acts, "FSDP",
      "size of a unit, for SIZE_BASED_WRAP", "100000000"},
     {"fsdp_sharding_strategy", "fsdp_config", "--fsdp_sharding_strategy", "FSDP_SHARDING_STRATEGY", text, "FULL_SHARD", "", acts, "FSDP",
      "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"},
