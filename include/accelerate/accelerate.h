@@ -57,5 +57,6 @@
 #include <accelerate/step_options.h>
 #include <accelerate/tensor_dataset.h>
 #include <accelerate/torch_loader.h>
+#include <accelerate/tracker.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

@@ -1,0 +1,182 @@
+#pragma once
+
+#include <any>
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <accelerate/export.h>
+
+// What trackers are: interface and values. Needs no LibTorch; tracking.h adds
+// tensors and the accelerator's side.
+
+namespace accelerate {
+
+struct NamedValue;
+
+/// A value that is logged or configured: nothing, a truth value, a whole or a
+/// real number, a text, a list, or named values in their order.
+class ACCELERATE_API TrackedValue {
+ public:
+  using List = std::vector<TrackedValue>;
+  using Map = std::vector<NamedValue>;
+  using Content = std::
+      variant<std::monostate, bool, std::int64_t, double, std::string, List, Map>;
+
+  TrackedValue() = default;
+  template <std::same_as<bool> T>
+  TrackedValue(T value) : content_(value) {}
+  /// Throws ConfigError for a whole number beyond 64 bits.
+  template <std::integral T>
+    requires(!std::same_as<T, bool>)
+  TrackedValue(T value) : content_(whole(value)) {}
+  template <std::floating_point T>
+  TrackedValue(T value) : content_(static_cast<double>(value)) {}
+  TrackedValue(const char* value) : content_(std::string(value)) {}
+  TrackedValue(std::string_view value) : content_(std::string(value)) {}
+  TrackedValue(std::string value) : content_(std::move(value)) {}
+  TrackedValue(List value);
+  TrackedValue(Map value);
+  TrackedValue(std::initializer_list<NamedValue> values);
+
+  [[nodiscard]] const Content& content() const { return content_; }
+  [[nodiscard]] bool is_none() const { return content_.index() == 0; }
+  /// The value of a number or truth value; nothing otherwise.
+  [[nodiscard]] std::optional<double> number() const;
+  /// The text; null if it is something else.
+  [[nodiscard]] const std::string* text() const;
+  [[nodiscard]] const Map* map() const;
+  /// As Python's str() writes it: "True", "1e-05", "[1, 2]", "{'a': 1}".
+  [[nodiscard]] std::string str() const;
+
+  bool operator==(const TrackedValue&) const;
+
+ private:
+  static std::int64_t whole(std::uint64_t value);
+  static std::int64_t whole(unsigned int value) { return value; }
+  template <std::signed_integral T>
+  static std::int64_t whole(T value) {
+    return value;
+  }
+  template <std::unsigned_integral T>
+  static std::int64_t whole(T value) {
+    return whole(static_cast<std::uint64_t>(value));
+  }
+
+  Content content_;
+};
+
+struct NamedValue {
+  std::string name;
+  TrackedValue value;
+
+  bool operator==(const NamedValue&) const = default;
+};
+
+/// Named values in the order in which they were given.
+using TrackedValues = std::vector<NamedValue>;
+
+/// When something was logged.
+struct LogTime {
+  std::optional<std::int64_t> step = std::nullopt;
+  double seconds = 0;  ///< since 1970
+};
+
+/// Images of one size, or one image. Trackers have their own copies.
+struct TrackedImages {
+  /// The sizes in the order of `layout`.
+  std::vector<std::int64_t> shape;
+  /// "NHWC", "NCHW", "HWC", "CHW", "HW".
+  std::string layout;
+  /// Floats of 0 to 1, else bytes.
+  bool is_float = false;
+  /// Contiguous values, floats in the machine's byte order.
+  std::string values;
+
+  bool operator==(const TrackedImages&) const = default;
+};
+
+struct TrackedTable {
+  std::vector<std::string> columns;
+  std::vector<std::vector<TrackedValue>> rows;
+
+  bool operator==(const TrackedTable&) const = default;
+};
+
+/// Counts of values between edges, of which there is one more.
+struct TrackedHistogram {
+  std::vector<double> edges;
+  std::vector<double> counts;
+  double min = 0, max = 0, sum = 0, sum_squares = 0;
+  std::int64_t num = 0;
+
+  bool operator==(const TrackedHistogram&) const = default;
+};
+
+/// Takes a run's values to a tool. Derive from it for a tool of your own: name()
+/// is needed, everything else has a default. All functions but the constructor
+/// are called on one thread, which is not the training loop's; an exception
+/// becomes one warning, and training goes on.
+class ACCELERATE_API GeneralTracker {
+ public:
+  GeneralTracker() = default;
+  GeneralTracker(const GeneralTracker&) = delete;
+  GeneralTracker& operator=(const GeneralTracker&) = delete;
+  virtual ~GeneralTracker();
+
+  [[nodiscard]] virtual std::string name() const = 0;
+  /// Whether it writes files below ProjectConfiguration::logging_dir.
+  [[nodiscard]] virtual bool requires_logging_directory() const;
+  /// Whether only the main process has one; otherwise every rank has its own.
+  [[nodiscard]] virtual bool main_process_only() const;
+
+  /// Begins the run. May throw: init_trackers() then throws, too.
+  virtual void start();
+  /// The run's configuration and hyperparameters, once, after start().
+  virtual void store_init_configuration(const TrackedValues& values);
+  /// `options`: log_kwargs of this tracker.
+  virtual void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options);
+  /// These return false if the tool has no such thing; that is reported once.
+  virtual bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options);
+  virtual bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options);
+  virtual bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options);
+  /// `svg`: the figure as an SVG document.
+  virtual bool log_figure(
+      const std::string& name,
+      const std::string& svg,
+      const LogTime& time,
+      const TrackedValues& options);
+  /// Copies a file, or a directory with all in it, into the run.
+  virtual bool log_artifact(
+      const std::string& path,
+      const std::string& directory);
+  /// Makes what was logged visible to readers.
+  virtual void flush();
+  /// Ends the run. Nothing is called after it.
+  virtual void finish();
+  /// The tool's own object or handle; empty if there is none.
+  [[nodiscard]] virtual std::any tracker();
+};
+
+}  // namespace accelerate

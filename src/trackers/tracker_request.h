@@ -1,0 +1,45 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <accelerate/tracker.h>
+
+#include "config/environment.h"
+
+namespace accelerate::detail {
+
+/// What a tracker is made from.
+struct TrackerRequest {
+  /// The project or run name given to init_trackers().
+  std::string project_name;
+  /// Empty if there is none.
+  std::filesystem::path logging_dir;
+  /// init_kwargs of this tracker. Names that the tracker does not know are an
+  /// error that lists the ones it does.
+  TrackedValues init_kwargs;
+  Environment environment;
+  /// When the run began, in seconds since 1970.
+  double begin = 0;
+  /// Prints a warning; called on any thread.
+  std::function<void(const std::string&)> warn;
+};
+
+using MakeTracker =
+    std::unique_ptr<GeneralTracker> (*)(const TrackerRequest& request);
+
+// One per native tool; each throws ConfigError for what cannot be.
+std::unique_ptr<GeneralTracker> make_tensorboard(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_dvclive(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request);
+// By way of the tool's own Python package.
+std::unique_ptr<GeneralTracker> make_comet_ml(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_aim(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_clearml(const TrackerRequest& request);
+std::unique_ptr<GeneralTracker> make_swanlab(const TrackerRequest& request);
+
+}  // namespace accelerate::detail
