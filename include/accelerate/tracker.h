@@ -72,6 +72,7 @@ class ACCELERATE_API TrackedValue {
   Content content_;
 };
 
+/// A value and its name.
 struct NamedValue {
   std::string name;
   TrackedValue value;
@@ -102,6 +103,7 @@ struct TrackedImages {
   bool operator==(const TrackedImages&) const = default;
 };
 
+/// Rows under column names; each row has a value for each column.
 struct TrackedTable {
   std::vector<std::string> columns;
   std::vector<std::vector<TrackedValue>> rows;
