@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <accelerate/tracker.h>
+
+#include "trackers/media/pixels.h"
+
+namespace accelerate::detail {
+
+// Each returns a Summary message with one value, for EventFile::add().
+
+/// As a float, which is what TensorBoard's dashboard shows.
+std::string scalar_summary(std::string_view tag, double value);
+
+/// As a tensor, which keeps all digits if `is_double`.
+std::string
+tensor_scalar_summary(std::string_view tag, double value, bool is_double);
+
+/// For the text dashboard, which reads Markdown; its tags end in
+/// "/text_summary".
+std::string text_summary(std::string_view tag, std::string_view text);
+
+std::string image_summary(std::string_view tag, const Pixels& image);
+
+std::string histogram_summary(
+    std::string_view tag,
+    const TrackedHistogram& histogram);
+
+/// A value without data: all that matters is in the plugin's `content`.
+std::string plugin_summary(
+    std::string_view tag,
+    std::string_view plugin,
+    std::string_view content);
+
+/// The table in Markdown.
+std::string markdown_table(const TrackedTable& table);
+
+}  // namespace accelerate::detail

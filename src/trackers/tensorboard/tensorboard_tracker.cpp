@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <any>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "trackers/keyword_arguments.h"
+#include "trackers/media/pixels.h"
+#include "trackers/media/yaml_text.h"
+#include "trackers/tensorboard/event_file.h"
+#include "trackers/tensorboard/hparams.h"
+#include "trackers/tensorboard/summary.h"
+#include "trackers/tracker_request.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTensorBoardLogKwargs = "tensorboard's log_kwargs";
+
+// Writes what torch.utils.tensorboard's SummaryWriter does.
+class TensorBoardTracker final : public GeneralTracker {
+ public:
+  TensorBoardTracker(const TrackerRequest& request, EventFileOptions options)
+      : directory_(request.logging_dir / request.project_name),
+        options_(std::move(options)),
+        warn_(request.warn) {}
+
+  [[nodiscard]] std::string name() const override { return "tensorboard"; }
+  [[nodiscard]] bool requires_logging_directory() const override {
+    return true;
+  }
+
+  void start() override {
+    main_ = std::make_unique<EventFile>(directory_, options_);
+    options_.purge_step.reset();
+  }
+
+  void store_init_configuration(const TrackedValues& values) override;
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options) override;
+
+  void flush() override {
+    main_->flush();
+    for (const auto& [directory, file] : parts_) file->flush();
+  }
+
+  void finish() override {
+    flush();
+    parts_.clear();
+    main_.reset();
+  }
+
+  /// The directory of the run, as std::filesystem::path.
+  [[nodiscard]] std::any tracker() override { return directory_; }
+
+ private:
+  using ScalarSummary = std::string (*)(std::string_view tag, double value);
+
+  EventFile& part(const std::string& name, const std::string& key);
+  void log_parts(
+      const NamedValue& entry,
+      const LogTime& time,
+      ScalarSummary summary);
+  void warn_once(const std::string& name);
+
+  fs::path directory_;
+  EventFileOptions options_;
+  std::function<void(const std::string&)> warn_;
+  std::unique_ptr<EventFile> main_;
+  // Values that are named values have a file for each of these.
+  std::map<fs::path, std::unique_ptr<EventFile>> parts_;
+  std::set<std::string> not_logged_;
+};
+
+LogTime with_walltime(LogTime time, const KeywordArguments& arguments) {
+  time.seconds = arguments.number("walltime").value_or(time.seconds);
+  return time;
+}
+
+void TensorBoardTracker::store_init_configuration(const TrackedValues& values) {
+  const auto summaries = hparams_summaries(values, options_.begin);
+  const fs::path session = directory_ / TrackedValue(options_.begin).str();
+  EventFile file(session, options_);
+  for (const std::string& summary : summaries)
+    file.add(summary, options_.begin, std::nullopt);
+  file.flush();
+  replace_file(session / "hparams.yml", yaml_text(values));
+}
+
+void TensorBoardTracker::log(
+    const TrackedValues& values,
+    const LogTime& log_time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(
+      kTensorBoardLogKwargs,
+      options,
+      {"walltime", "new_style", "double_precision"});
+  const LogTime time = with_walltime(log_time, arguments);
+  ScalarSummary summary = &scalar_summary;
+  if (arguments.flag("new_style").value_or(false)) {
+    summary = arguments.flag("double_precision").value_or(false)
+        ? ScalarSummary([](std::string_view tag, double value) {
+            return tensor_scalar_summary(tag, value, true);
+          })
+        : ScalarSummary([](std::string_view tag, double value) {
+            return tensor_scalar_summary(tag, value, false);
+          });
+  }
+  for (const NamedValue& each : values) {
+    if (const auto number = each.value.number()) {
+      main_->add(summary(each.name, *number), time.seconds, time.step);
+    } else if (const std::string* const text = each.value.text()) {
+      main_->add(text_summary(each.name, *text), time.seconds, time.step);
+    } else if (each.value.map()) {
+      log_parts(each, time, summary);
+    } else {
+      warn_once(each.name);
+    }
+  }
+}
+
+void TensorBoardTracker::log_parts(
+    const NamedValue& entry,
+    const LogTime& time,
+    ScalarSummary summary) {
+  for (const NamedValue& each : *entry.value.map()) {
+    if (const auto number = each.value.number()) {
+      part(entry.name, each.name)
+          .add(summary(entry.name, *number), time.seconds, time.step);
+    } else {
+      warn_once(entry.name + "/" + each.name);
+    }
+  }
+}
+
+EventFile& TensorBoardTracker::part(
+    const std::string& name,
+    const std::string& key) {
+  std::string directory = name;
+  std::replace(directory.begin(), directory.end(), '/', '_');
+  std::unique_ptr<EventFile>& file = parts_[directory + "_" + key];
+  if (!file) {
+    file = std::make_unique<EventFile>(
+        directory_ / (directory + "_" + key), options_);
+  }
+  return *file;
+}
+
+void TensorBoardTracker::warn_once(const std::string& name) {
+  if (!warn_ || !not_logged_.insert(name).second) return;
+  warn_(format(
+      "[trackers] TensorBoard has numbers, strings and named numbers only; "
+      "\"{}\" is something else, and is not logged",
+      printable(name)));
+}
+
+bool TensorBoardTracker::log_images(
+    const std::string& name,
+    const TrackedImages& images,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(
+      kTensorBoardLogKwargs, options, {"walltime", "dataformats"});
+  std::vector<Pixels> separate;
+  if (const auto layout = arguments.text("dataformats")) {
+    TrackedImages relabelled = images;
+    relabelled.layout = *layout;
+    separate = separate_images(relabelled);
+  } else {
+    separate = separate_images(images);
+  }
+  main_->add(
+      image_summary(name, in_colour(image_grid(separate))),
+      with_walltime(time, arguments).seconds,
+      time.step);
+  return true;
+}
+
+bool TensorBoardTracker::log_table(
+    const std::string& name,
+    const TrackedTable& table,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(
+      kTensorBoardLogKwargs, options, {"walltime"});
+  main_->add(
+      text_summary(name, markdown_table(table)),
+      with_walltime(time, arguments).seconds,
+      time.step);
+  return true;
+}
+
+bool TensorBoardTracker::log_histogram(
+    const std::string& name,
+    const TrackedHistogram& histogram,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(
+      kTensorBoardLogKwargs, options, {"walltime"});
+  main_->add(
+      histogram_summary(name, histogram),
+      with_walltime(time, arguments).seconds,
+      time.step);
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<GeneralTracker> make_tensorboard(
+    const TrackerRequest& request) {
+  // Files are flushed with every batch and the directory is given, so three of
+  // these have no effect.
+  const KeywordArguments arguments(
+      "tensorboard's init_kwargs",
+      request.init_kwargs,
+      {"comment", "purge_step", "max_queue", "flush_secs", "filename_suffix"});
+  if (request.logging_dir.empty()) {
+    throw ConfigError(
+        "[trackers] TensorBoard writes files; set "
+        "ProjectConfiguration::logging_dir or project_dir");
+  }
+  EventFileOptions options{
+      .begin = request.begin,
+      .name_suffix = arguments.text("filename_suffix").value_or("")};
+  if (const auto step = arguments.number("purge_step"))
+    options.purge_step = static_cast<std::int64_t>(*step);
+  return std::make_unique<TensorBoardTracker>(request, std::move(options));
+}
+
+}  // namespace accelerate::detail
