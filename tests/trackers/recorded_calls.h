@@ -40,11 +40,14 @@ inline TrackedValues tracked_values(const nlohmann::ordered_json& values) {
   return result;
 }
 
-/// The images of a call of log_images.
-inline TrackedImages recorded_images(const nlohmann::ordered_json& call) {
+/// The images of a call of log_images. What was recorded says nothing of the
+/// order of the sizes, which some packages take as it comes.
+inline TrackedImages recorded_images(
+    const nlohmann::ordered_json& call,
+    const std::string& layout = "NCHW") {
   TrackedImages images;
   images.shape = call.at("shape").get<std::vector<std::int64_t>>();
-  images.layout = "NCHW";
+  images.layout = layout;
   images.is_float = call.at("dtype") == "float32";
   std::int64_t num_values = 1;
   for (const std::int64_t size : images.shape) num_values *= size;
@@ -64,7 +67,8 @@ inline TrackedImages recorded_images(const nlohmann::ordered_json& call) {
 /// Starts the tracker and makes the case's calls, one a second.
 inline void make_recorded_calls(
     GeneralTracker& tracker,
-    const nlohmann::ordered_json& input) {
+    const nlohmann::ordered_json& input,
+    const std::string& layout = "NCHW") {
   tracker.start();
   if (!input.at("config").is_null())
     tracker.store_init_configuration(tracked_values(input.at("config")));
@@ -76,7 +80,7 @@ inline void make_recorded_calls(
     if (call.at("call") == "log") {
       tracker.log(tracked_values(call.at("values")), time, {});
     } else {
-      tracker.log_images(call.at("key"), recorded_images(call), time, {});
+      tracker.log_images(call.at("key"), recorded_images(call, layout), time, {});
     }
   }
   tracker.finish();

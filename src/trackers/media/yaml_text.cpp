@@ -88,13 +88,14 @@ std::string yaml_string(const std::string& text) {
   return result + "'";
 }
 
-std::string yaml_number(double value) {
+std::string yaml_number(double value, YamlDialect dialect) {
   if (std::isnan(value)) return ".nan";
   if (std::isinf(value)) return value > 0 ? ".inf" : "-.inf";
   std::string text = TrackedValue(value).str();
   // YAML 1.1 has no numbers with an exponent and without a point.
   const std::size_t exponent = text.find('e');
-  if (exponent != std::string::npos && text.find('.') == std::string::npos) {
+  if (dialect == YamlDialect::pyyaml && exponent != std::string::npos &&
+      text.find('.') == std::string::npos) {
     text.insert(exponent, ".0");
   }
   return text;
@@ -102,11 +103,15 @@ std::string yaml_number(double value) {
 
 class YamlText {
  public:
+  explicit YamlText(YamlDialect dialect) : dialect_(dialect) {}
+
   void write_map(TrackedValues values, std::size_t indent) {
-    std::stable_sort(
-        values.begin(), values.end(), [](const auto& one, const auto& other) {
-          return one.name < other.name;
-        });
+    if (dialect_ == YamlDialect::pyyaml) {
+      std::stable_sort(
+          values.begin(), values.end(), [](const auto& one, const auto& other) {
+            return one.name < other.name;
+          });
+    }
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (i > 0) text_.append(indent, ' ');
       text_ += yaml_string(values[i].name) + ":";
@@ -125,6 +130,8 @@ class YamlText {
     } else if (list && !list->empty()) {
       text_ += "\n" + std::string(indent, ' ');
       write_list(*list, indent);
+    } else if (value.is_none() && dialect_ == YamlDialect::ruamel) {
+      text_ += "\n";
     } else {
       text_ += " " + scalar(value) + "\n";
     }
@@ -146,8 +153,9 @@ class YamlText {
     }
   }
 
-  static std::string scalar(const TrackedValue& value) {
+  [[nodiscard]] std::string scalar(const TrackedValue& value) const {
     struct Scalar {
+      YamlDialect dialect;
       std::string operator()(std::monostate) const { return "null"; }
       std::string operator()(bool flag) const {
         return flag ? "true" : "false";
@@ -155,24 +163,27 @@ class YamlText {
       std::string operator()(std::int64_t whole) const {
         return std::to_string(whole);
       }
-      std::string operator()(double real) const { return yaml_number(real); }
+      std::string operator()(double real) const {
+        return yaml_number(real, dialect);
+      }
       std::string operator()(const std::string& text) const {
         return yaml_string(text);
       }
       std::string operator()(const TrackedValue::List&) const { return "[]"; }
       std::string operator()(const TrackedValues&) const { return "{}"; }
     };
-    return std::visit(Scalar{}, value.content());
+    return std::visit(Scalar{dialect_}, value.content());
   }
 
+  YamlDialect dialect_;
   std::string text_;
 };
 
 }  // namespace
 
-std::string yaml_text(const TrackedValues& values) {
+std::string yaml_text(const TrackedValues& values, YamlDialect dialect) {
   if (values.empty()) return "{}\n";
-  YamlText text;
+  YamlText text(dialect);
   text.write_map(values, 0);
   return text.take();
 }

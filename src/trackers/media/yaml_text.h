@@ -6,10 +6,18 @@
 
 namespace accelerate::detail {
 
-/// A YAML document of block style, as PyYAML's dump() writes it: names in the
-/// order of their bytes, strings quoted where they would be read as something
-/// else. Differs in that long lines are not folded and letters beyond ASCII are
-/// not escaped. Named values and lists may be nested.
-std::string yaml_text(const TrackedValues& values);
+/// The writers of YAML whose text yaml_text() can write.
+enum class YamlDialect {
+  pyyaml,  ///< YAML 1.1; names in the order of their bytes, `null`, `1.0e-05`
+  ruamel   ///< YAML 1.2; names as they are given, nothing for none, `1e-05`
+};
+
+/// A YAML document of block style, as PyYAML's or ruamel.yaml's dump() writes
+/// it: strings quoted where they would be read as something else. Differs in
+/// that long lines are not folded and letters beyond ASCII are not escaped.
+/// Named values and lists may be nested.
+std::string yaml_text(
+    const TrackedValues& values,
+    YamlDialect dialect = YamlDialect::pyyaml);
 
 }  // namespace accelerate::detail

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <accelerate/tracker.h>
+
+namespace accelerate::detail {
+
+/// The value as Python's json reads it: with NaN and Infinity, and with a point
+/// or an exponent in real numbers only.
+std::string python_json(const TrackedValue& value);
+
+/// Bytes in base64.
+std::string base64(std::string_view bytes);
+
+}  // namespace accelerate::detail

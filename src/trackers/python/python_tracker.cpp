@@ -1,0 +1,288 @@
+#include "trackers/python/python_tracker.h"
+
+#include <algorithm>
+#include <any>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "trackers/python/python_json.h"
+#include "trackers/python/tracker_process.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+/// What is special about the trackers of Python packages.
+struct PackageFacts {
+  std::string_view name;
+  bool requires_logging_directory;
+  bool main_process_only;
+};
+
+constexpr PackageFacts kPackages[] = {
+    {"wandb", false, false},
+    {"trackio", false, false},
+    {"comet_ml", false, true},
+    {"aim", true, true},
+    {"clearml", false, true},
+    {"swanlab", false, false}};
+
+const PackageFacts& facts_of(std::string_view package) {
+  for (const PackageFacts& each : kPackages) {
+    if (each.name == package) return each;
+  }
+  throw InternalError(
+      format("[trackers] no calls are known for the package {}", package));
+}
+
+TrackedValue step_of(const LogTime& time) {
+  return time.step ? TrackedValue(*time.step) : TrackedValue();
+}
+
+TrackedValue::List numbers(const std::vector<double>& values) {
+  return {values.begin(), values.end()};
+}
+
+class PythonTracker final : public GeneralTracker {
+ public:
+  PythonTracker(
+      const PackageFacts& facts,
+      TrackedValues start,
+      TrackerProcessOptions options)
+      : facts_(facts), start_(std::move(start)), options_(std::move(options)) {}
+
+  [[nodiscard]] std::string name() const override {
+    return std::string(facts_.name);
+  }
+  [[nodiscard]] bool requires_logging_directory() const override {
+    return facts_.requires_logging_directory;
+  }
+  [[nodiscard]] bool main_process_only() const override {
+    return facts_.main_process_only;
+  }
+
+  void start() override;
+  void store_init_configuration(const TrackedValues& values) override {
+    ask("config", {{"values", values}});
+  }
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options) override {
+    ask("log",
+        {{"values", values}, {"step", step_of(time)}, {"options", options}});
+  }
+  bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_figure(
+      const std::string& name,
+      const std::string& svg,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_artifact(const std::string& path, const std::string& directory)
+      override {
+    return ask("artifact", {{"path", path}, {"directory", directory}});
+  }
+  void finish() override {
+    ask("finish", {});
+    if (process_) process_->wait();
+    process_.reset();
+  }
+  /// The id of the Python process, as int.
+  [[nodiscard]] std::any tracker() override {
+    return process_ ? std::any(static_cast<int>(process_->pid())) : std::any();
+  }
+
+ private:
+  bool ask(const char* what, TrackedValues arguments);
+  [[noreturn]] void refuse_missing(const std::string& package) const;
+
+  PackageFacts facts_;
+  TrackedValues start_;
+  TrackerProcessOptions options_;
+  std::unique_ptr<TrackerProcess> process_;
+};
+
+void PythonTracker::start() {
+  process_ = std::make_unique<TrackerProcess>(options_);
+  try {
+    ask("start", start_);
+  } catch (...) {
+    process_.reset();
+    throw;
+  }
+}
+
+/// Whether the package has such a thing. Once the process is gone, calls are
+/// ignored: its end has been reported.
+bool PythonTracker::ask(const char* what, TrackedValues arguments) {
+  if (!process_ || !process_->is_running()) return true;
+  arguments.insert(arguments.begin(), {"do", what});
+  const nlohmann::json answer = nlohmann::json::parse(
+      process_->ask(python_json(arguments)), nullptr, false);
+  if (!answer.is_object()) {
+    throw Error(format(
+        "[trackers] {} answered with something else than JSON", facts_.name));
+  }
+  if (const auto missing = answer.find("missing"); missing != answer.end())
+    refuse_missing(missing->get<std::string>());
+  if (const auto error = answer.find("error"); error != answer.end()) {
+    throw Error(format(
+        "[trackers] {} failed ({}): {}",
+        facts_.name,
+        what,
+        printable_lines(error->get<std::string>())));
+  }
+  return answer.value("ok", true);
+}
+
+void PythonTracker::refuse_missing(const std::string& package) const {
+  throw ConfigError(format(
+      "[trackers] {} needs the Python package {}: {} has none (pip install "
+      "{}), or name another interpreter with \"python\" in its init_kwargs or "
+      "with ACCELERATE_PYTHON",
+      facts_.name,
+      package,
+      options_.python,
+      package));
+}
+
+bool PythonTracker::log_images(
+    const std::string& name,
+    const TrackedImages& images,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const TrackedValues content = {
+      {"shape", TrackedValue::List(images.shape.begin(), images.shape.end())},
+      {"layout", images.layout},
+      {"dtype", images.is_float ? "float32" : "uint8"},
+      {"values", base64(images.values)}};
+  return ask(
+      "images",
+      {{"name", name},
+       {"images", content},
+       {"step", step_of(time)},
+       {"options", options}});
+}
+
+bool PythonTracker::log_table(
+    const std::string& name,
+    const TrackedTable& table,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return ask(
+      "table",
+      {{"name", name},
+       {"columns",
+        TrackedValue::List(table.columns.begin(), table.columns.end())},
+       {"rows", TrackedValue::List(table.rows.begin(), table.rows.end())},
+       {"step", step_of(time)},
+       {"options", options}});
+}
+
+bool PythonTracker::log_histogram(
+    const std::string& name,
+    const TrackedHistogram& histogram,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const TrackedValues content = {
+      {"edges", numbers(histogram.edges)},
+      {"counts", numbers(histogram.counts)}};
+  return ask(
+      "histogram",
+      {{"name", name},
+       {"histogram", content},
+       {"step", step_of(time)},
+       {"options", options}});
+}
+
+bool PythonTracker::log_figure(
+    const std::string& name,
+    const std::string& svg,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return ask(
+      "figure",
+      {{"name", name},
+       {"svg", svg},
+       {"step", step_of(time)},
+       {"options", options}});
+}
+
+}  // namespace
+
+std::unique_ptr<GeneralTracker> make_python_tracker(
+    const TrackerRequest& request,
+    std::string_view package) {
+  const PackageFacts& facts = facts_of(package);
+  if (facts.requires_logging_directory && request.logging_dir.empty()) {
+    throw ConfigError(format(
+        "[trackers] {} writes files; set ProjectConfiguration::logging_dir or "
+        "project_dir",
+        package));
+  }
+  TrackerProcessOptions options{.environment = request.environment};
+  if (const auto python = request.environment.get("ACCELERATE_PYTHON"))
+    options.python = *python;
+  TrackedValues init_kwargs;
+  for (const NamedValue& each : request.init_kwargs) {
+    if (each.name != "python") {
+      init_kwargs.push_back(each);
+    } else if (each.value.text()) {
+      options.python = *each.value.text();
+    } else {
+      throw ConfigError(format(
+          "[trackers] {}'s \"python\" is {}; it is the path or name of an "
+          "interpreter",
+          package,
+          printable(each.value.str())));
+    }
+  }
+  return std::make_unique<PythonTracker>(
+      facts,
+      TrackedValues{
+          {"package", package},
+          {"project", request.project_name},
+          {"logging_dir", request.logging_dir.string()},
+          {"init_kwargs", std::move(init_kwargs)}},
+      std::move(options));
+}
+
+std::unique_ptr<GeneralTracker> make_comet_ml(const TrackerRequest& request) {
+  return make_python_tracker(request, "comet_ml");
+}
+
+std::unique_ptr<GeneralTracker> make_aim(const TrackerRequest& request) {
+  return make_python_tracker(request, "aim");
+}
+
+std::unique_ptr<GeneralTracker> make_clearml(const TrackerRequest& request) {
+  return make_python_tracker(request, "clearml");
+}
+
+std::unique_ptr<GeneralTracker> make_swanlab(const TrackerRequest& request) {
+  return make_python_tracker(request, "swanlab");
+}
+
+}  // namespace accelerate::detail

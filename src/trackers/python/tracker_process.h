@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "config/environment.h"
+
+namespace accelerate::detail {
+
+struct TrackerProcessOptions {
+  /// Path of the interpreter, or a name to look for in PATH.
+  std::string python = "python3";
+  /// All variables of the process.
+  Environment environment;
+  /// How long the process may take for an answer.
+  std::chrono::seconds patience{300};
+};
+
+/// A Python process that makes a tracker's calls. It reads requests from a
+/// socket of its own, so what a package prints goes where this process prints.
+/// If this process dies, it ends the run and then itself. Not thread-safe.
+class TrackerProcess {
+ public:
+  using Options = TrackerProcessOptions;
+
+  /// Throws ConfigError if there is no such interpreter.
+  explicit TrackerProcess(Options options);
+  TrackerProcess(const TrackerProcess&) = delete;
+  TrackerProcess& operator=(const TrackerProcess&) = delete;
+  /// Leaves it to the process to end its run, if it has not.
+  ~TrackerProcess();
+
+  /// Sends a line and returns the line that answers it. Throws Error if the
+  /// process has ended, or does not answer in time, which ends it.
+  std::string ask(std::string_view line);
+  /// Waits until the process has ended by itself. Ends it if it takes too long.
+  void wait();
+  [[nodiscard]] bool is_running() const { return pid_ > 0; }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  void send_line(std::string_view line);
+  std::string receive_line();
+  [[noreturn]] void give_up(const std::string& reason);
+  void end();
+  bool reap();
+
+  Options options_;
+  pid_t pid_ = -1;
+  int socket_ = -1;
+  std::string received_;  // what came after the last line
+};
+
+/// The path of a program in PATH, or of one that is a path already; empty if
+/// there is none.
+std::string path_of_program(
+    const std::string& name,
+    const Environment& environment);
+
+}  // namespace accelerate::detail

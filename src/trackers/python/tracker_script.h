@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string_view>
+
+namespace accelerate::detail {
+
+/// The program that a TrackerProcess runs: tracker_process.py, which the build
+/// copies into the library.
+extern const std::string_view kTrackerScript;
+
+}  // namespace accelerate::detail

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "config/environment.h"
+
+namespace accelerate::testing {
+
+/// The interpreter's name or path; empty if there is none.
+std::string python_for_tests();
+
+/// Variables with which a Python process imports the fake packages of
+/// tests/trackers/fake_packages and writes their calls to a file.
+detail::Environment fake_package_environment(
+    const std::filesystem::path& packages,
+    const std::filesystem::path& calls);
+
+/// The calls in that file, as the oracle's topic "trackers" records them: a
+/// list of [what, arguments, named arguments]. "<folder>" stands for `folder`.
+nlohmann::json recorded_python_calls(
+    const std::filesystem::path& calls,
+    const std::filesystem::path& folder);
+
+}  // namespace accelerate::testing

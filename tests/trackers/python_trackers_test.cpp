@@ -1,0 +1,303 @@
+#include <any>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sys/wait.h>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "support/expect_error.h"
+#include "support/python_calls.h"
+#include "support/temporary_directory.h"
+#include "trackers/python/python_json.h"
+#include "trackers/python/python_tracker.h"
+#include "trackers/python/tracker_process.h"
+#include "trackers/recorded_calls.h"
+#include "trackers/recorded_cases.h"
+
+namespace accelerate {
+namespace {
+namespace python_trackers_test {
+
+using nlohmann::json;
+using testing::expect_error;
+
+class PythonTrackers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (testing::python_for_tests().empty())
+      GTEST_SKIP() << "there is no python3";
+  }
+  /// A package of our own instead of the one that records.
+  void write_package(const std::string& name, const std::string& text) {
+    detail::replace_file(directory_ / "own" / (name + ".py"), text);
+    environment_.set(
+        "PYTHONPATH",
+        (directory_ / "own").string() + ":" ACCELERATE_FAKE_PACKAGES);
+  }
+  std::unique_ptr<GeneralTracker> make(
+      const std::string& package,
+      TrackedValues init_kwargs = {}) {
+    detail::TrackerRequest request;
+    request.project_name = "p";
+    request.logging_dir = directory_ / "logs";
+    request.init_kwargs = std::move(init_kwargs);
+    request.environment = environment_;
+    return detail::make_python_tracker(request, package);
+  }
+  json calls() {
+    return testing::recorded_python_calls(
+        directory_ / "calls", directory_.path());
+  }
+
+  testing::TemporaryDirectory directory_;
+  detail::Environment environment_ = testing::fake_package_environment(
+      ACCELERATE_FAKE_PACKAGES,
+      directory_ / "calls");
+};
+
+void expect_recorded_calls(const nlohmann::ordered_json& recorded) {
+  const auto& input = recorded.at("input");
+  const testing::TemporaryDirectory folder;
+  detail::TrackerRequest request;
+  request.project_name = input.at("project");
+  request.logging_dir = folder / "logs";
+  request.init_kwargs = testing::tracked_values(input.at("init_kwargs"));
+  request.environment = testing::fake_package_environment(
+      ACCELERATE_FAKE_PACKAGES, folder / "calls");
+  const auto tracker =
+      detail::make_python_tracker(request, input.at("kind").get<std::string>());
+  // The package gets what was logged as it is.
+  testing::make_recorded_calls(*tracker, input, "NHWC");
+  EXPECT_EQ(
+      testing::recorded_python_calls(folder / "calls", folder.path()).dump(1),
+      json::parse(recorded.at("expected").at("calls").dump()).dump(1));
+}
+
+TEST_F(PythonTrackers, MakeTheCallsThatAccelerateMakes) {
+  for (const char* const kind :
+       {"wandb", "comet_ml", "aim", "clearml", "swanlab", "trackio"}) {
+    const auto cases = testing::recorded_cases(kind);
+    EXPECT_EQ(cases.size(), 6U);
+    for (const auto& recorded : cases) {
+      SCOPED_TRACE(recorded.at("id"));
+      expect_recorded_calls(recorded);
+    }
+  }
+}
+
+TEST_F(PythonTrackers, ImagesHaveTheirChannelsLast) {
+  const auto tracker = make("wandb");
+  tracker->start();
+  const TrackedImages images{
+      .shape = {1, 3, 2, 1}, .layout = "NCHW", .values = "abcdef"};
+  EXPECT_TRUE(tracker->log_images("x", images, {}, {}));
+  tracker->finish();
+  EXPECT_EQ(
+      calls().at(1),
+      json::parse(R"(["wandb.Image", [{"array": ["uint8", [2, 1, 3]]}], {}])"));
+}
+
+TEST_F(PythonTrackers, AimGetsImagesOneByOneIfItRefusesABatch) {
+  write_package("aim", R"(from recording import Recorder
+
+def __getattr__(name):
+    return Recorder(f"aim.{name}")
+
+def Image(array, caption):
+    if len(array.shape) != 3:
+        raise TypeError("not an image")
+    return array
+)");
+  const auto tracker = make("aim");
+  tracker->start();
+  const TrackedImages images{
+      .shape = {2, 1, 1, 3}, .layout = "NHWC", .values = "abcdef"};
+  tracker->log_images("x", images, {.step = 1}, {});
+  tracker->finish();
+  EXPECT_EQ(calls().at(2).at(1).at(0).size(), 2U);
+}
+
+TEST_F(PythonTrackers, LogKwargsGoToThePackage) {
+  const auto tracker = make("comet_ml");
+  tracker->start();
+  tracker->log({{"a", 1}}, {.step = 2}, {{"epoch", 3}});
+  tracker->finish();
+  EXPECT_EQ(
+      calls().at(2), json::parse(R"(["comet_ml.start().log_metric", ["a", 1],
+                     {"step": 2, "epoch": 3}])"));
+}
+
+TEST_F(PythonTrackers, ClearMlMakesATaskIfThereIsNone) {
+  write_package("clearml", R"(from recording import Recorder
+
+class Task:
+    current_task = staticmethod(lambda: None)
+    init = Recorder("clearml.Task.init")
+)");
+  environment_.set("CLEARML_TASK", "named");
+  const auto tracker = make("clearml");
+  tracker->start();
+  tracker->log({{"eval_loss", 1.5}}, {.step = 4}, {});
+  tracker->finish();
+  EXPECT_EQ(calls(), json::parse(R"([
+    ["clearml.Task.init", [], {"project_name": "p", "task_name": "named"}],
+    ["clearml.Task.init().get_logger", [], {}],
+    ["clearml.Task.init().get_logger().report_scalar", [],
+     {"title": "loss", "series": "eval", "value": 1.5, "iteration": 4}],
+    ["clearml.Task.init().close", [], {}]])"));
+}
+
+TEST_F(PythonTrackers, SayWhichPackageIsMissing) {
+  write_package(
+      "comet_ml", "raise ModuleNotFoundError('no', name='comet_ml')\n");
+  const auto tracker = make("comet_ml");
+  expect_error<ConfigError>(
+      [&] { tracker->start(); },
+      "[trackers] comet_ml needs the Python package comet_ml: " +
+          testing::python_for_tests() +
+          " has none (pip install comet_ml), or name another interpreter with");
+}
+
+TEST_F(PythonTrackers, SayThatThereIsNoInterpreter) {
+  environment_.set("ACCELERATE_PYTHON", "/no/python");
+  expect_error<ConfigError>(
+      [&] { make("aim")->start(); }, "no Python interpreter \"/no/python\"");
+  expect_error<ConfigError>(
+      [&] { make("aim", {{"python", "pythonx"}})->start(); },
+      "no Python interpreter \"pythonx\"");
+  expect_error<ConfigError>(
+      [&] { make("aim", {{"python", 3}}); }, "path or name of an interpreter");
+}
+
+TEST_F(PythonTrackers, AnExceptionIsAnErrorAndTheNextCallWorks) {
+  write_package("wandb", R"(class Run:
+    def log(self, values, step):
+        if "bad" in values:
+            raise ValueError("not this")
+    def finish(self):
+        pass
+
+def init(project):
+    return Run()
+)");
+  const auto tracker = make("wandb");
+  tracker->start();
+  expect_error<Error>(
+      [&] { tracker->log({{"bad", 1}}, {}, {}); }, "ValueError: not this");
+  tracker->log({{"good", 1}}, {}, {});
+  tracker->finish();
+}
+
+TEST_F(PythonTrackers, WhatThePackagePrintsDisturbsNothing) {
+  write_package("wandb", R"(import os, sys
+
+class Run:
+    def log(self, values, step):
+        print('{"error": "printed"}', flush=True)
+        os.system('echo "{}" >&2')
+        assert sys.stdin.read() == ""
+    def finish(self):
+        pass
+
+def init(project):
+    return Run()
+)");
+  const auto tracker = make("wandb");
+  tracker->start();
+  for (int i = 0; i < 3; ++i) tracker->log({{"a", i}}, {}, {});
+  tracker->finish();
+}
+
+TEST_F(PythonTrackers, TheEndOfTheProcessIsReportedOnce) {
+  write_package("wandb", R"(import os
+
+class Run:
+    def log(self, values, step):
+        os._exit(3)
+
+def init(project):
+    return Run()
+)");
+  const auto tracker = make("wandb");
+  tracker->start();
+  expect_error<Error>(
+      [&] { tracker->log({{"a", 1}}, {}, {}); }, "Python process has ended");
+  tracker->log({{"a", 1}}, {}, {});
+  tracker->finish();
+}
+
+TEST_F(PythonTrackers, AnInterruptLeavesTheRunToThisProcess) {
+  const auto tracker = make("swanlab");
+  tracker->start();
+  ASSERT_EQ(::kill(std::any_cast<int>(tracker->tracker()), SIGINT), 0);
+  tracker->log({{"a", 1}}, {}, {});
+  tracker->finish();
+  EXPECT_EQ(calls().back().at(0), "swanlab.init().finish");
+}
+
+TEST_F(PythonTrackers, TheRunIsFinishedIfThisProcessDoesNot) {
+  auto tracker = make("wandb");
+  tracker->start();
+  const int process = std::any_cast<int>(tracker->tracker());
+  tracker.reset();
+  ::waitpid(process, nullptr, 0);
+  EXPECT_EQ(calls().back().at(0), "wandb.init().finish");
+}
+
+TEST_F(PythonTrackers, AProcessThatDoesNotAnswerIsEnded) {
+  write_package("wandb", "import signal\nsignal.pause()\n");
+  detail::TrackerProcess process(
+      {.environment = environment_, .patience = std::chrono::seconds(1)});
+  expect_error<Error>(
+      [&] {
+        process.ask(
+            R"({"do": "start", "package": "wandb", "project": "p",
+               "logging_dir": "", "init_kwargs": {}})");
+      },
+      "has not answered for 1 s");
+  EXPECT_FALSE(process.is_running());
+}
+
+TEST_F(PythonTrackers, AimNeedsADirectory) {
+  detail::TrackerRequest request;
+  request.environment = environment_;
+  expect_error<ConfigError>(
+      [&] { detail::make_aim(request); }, "set ProjectConfiguration");
+}
+
+TEST_F(PythonTrackers, KnowTheirRanks) {
+  EXPECT_FALSE(make("wandb")->main_process_only());
+  EXPECT_FALSE(make("swanlab")->main_process_only());
+  EXPECT_TRUE(make("comet_ml")->main_process_only());
+  EXPECT_TRUE(make("clearml")->main_process_only());
+  EXPECT_TRUE(make("aim")->requires_logging_directory());
+}
+
+TEST(PythonJson, WritesWhatPythonReads) {
+  EXPECT_EQ(
+      detail::python_json(TrackedValues{
+          {"a\n", TrackedValue::List{1, 2.0, true, TrackedValue()}},
+          {"\xc3\xa9", INFINITY}}),
+      "{\"a\\n\": [1, 2.0, true, null], \"\\u00e9\": Infinity}");
+}
+
+TEST(PythonJson, Base64PadsTheEnd) {
+  EXPECT_EQ(detail::base64(""), "");
+  EXPECT_EQ(detail::base64("M"), "TQ==");
+  EXPECT_EQ(detail::base64("Ma"), "TWE=");
+  EXPECT_EQ(detail::base64("Man"), "TWFu");
+  EXPECT_EQ(detail::base64(std::string("\0\xff\xfe", 3)), "AP/+");
+}
+
+}  // namespace python_trackers_test
+}  // namespace
+}  // namespace accelerate
