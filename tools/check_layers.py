@@ -23,8 +23,8 @@ def read_table(page):
 MAY_INCLUDE, WITHOUT_LIBTORCH = read_table(Path(__file__).parent.parent / "docs/develop/architecture.md")
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 PUBLIC_WITHOUT_LIBTORCH = {
-    "activation_checkpointing.h", "deepspeed.h", "dynamo.h", "environment.h", "error.h", "export.h", "fully_sharded.h", "launch.h", "log.h", "machine.h", "megatron_lm.h",
-    "model_options.h", "parallel_options.h", "parallelism_config.h", "safetensors.h",
+    "activation_checkpointing.h", "deepspeed.h", "dynamo.h", "environment.h", "error.h", "export.h", "fully_sharded.h", "launch.h", "log.h", "logger.h", "machine.h", "megatron_lm.h",
+    "model_options.h", "parallel_options.h", "parallelism_config.h", "progress.h", "safetensors.h",
     "tracker.h"}
 MOST_LINES = 600
 # Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.

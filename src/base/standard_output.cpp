@@ -3,13 +3,18 @@
 #include <cstdio>
 #include <string>
 
+#include "base/progress/screen.h"
+
 namespace accelerate::detail {
 
 void write_line_to_standard_output(std::string_view line) {
   std::string text(line);
   text += '\n';
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  // Usually the terminal of standard error, too, where bars may be.
+  ProgressScreen::of_standard_error().print_above([&] {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
 }
 
 }  // namespace accelerate::detail

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <accelerate/detail/message_text.h>
+#include <accelerate/export.h>
+#include <accelerate/log.h>
+
+namespace accelerate {
+
+/// Which ranks log a message.
+struct LogOptions {
+  /// Only rank 0. False: every rank.
+  bool main_process_only = true;
+  /// Every rank, one after another, whatever `main_process_only` says.
+  /// Collective: all ranks must make the call, with the same level in force.
+  bool in_order = false;
+
+  bool operator==(const LogOptions&) const = default;
+};
+
+namespace detail {
+
+/// Where a named logger's messages go and who may write them.
+struct LoggerPlace {
+  Logger logger;
+  int rank = 0;
+  int size = 1;
+  std::function<void()> barrier = {};
+};
+
+}  // namespace detail
+
+/// The program's messages under a name of its own, which knows the ranks; made
+/// by Accelerator::logger(). The message is a literal with a `{}` for each value
+/// (`{{` and `}}` are braces), checked at compile time; what is not shown is
+/// not formatted:
+///
+///     const auto logger = accelerator.logger("train");
+///     logger.info("epoch {}: loss {}", epoch, loss);
+///     logger.warning({.main_process_only = false}, "no data on this rank");
+///
+/// Messages begin with "[RANK r] ". A cheap handle; copies share what
+/// warning_once() has said. Safe for several threads, except with `in_order`.
+class ACCELERATE_API NamedLogger {
+ public:
+  NamedLogger(detail::LoggerPlace place, std::string name, LogLevel level);
+
+  template <class... Values>
+  void log(
+      LogLevel level,
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    if (!is_enabled(level)) return;
+    if (!options.in_order && !writes(options)) return;
+    write(level, options, detail::format(message, values...));
+  }
+
+  template <class... Values>
+  void debug(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::debug, {}, message, values...);
+  }
+  template <class... Values>
+  void debug(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::debug, options, message, values...);
+  }
+  template <class... Values>
+  void info(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::info, {}, message, values...);
+  }
+  template <class... Values>
+  void info(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::info, options, message, values...);
+  }
+  template <class... Values>
+  void warning(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::warning, {}, message, values...);
+  }
+  template <class... Values>
+  void warning(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::warning, options, message, values...);
+  }
+  template <class... Values>
+  void error(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::error, {}, message, values...);
+  }
+  template <class... Values>
+  void error(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::error, options, message, values...);
+  }
+  template <class... Values>
+  void critical(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::critical, {}, message, values...);
+  }
+  template <class... Values>
+  void critical(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    log(LogLevel::critical, options, message, values...);
+  }
+
+  /// warning(), unless this logger has been given the same message with the
+  /// same options before.
+  template <class... Values>
+  void warning_once(
+      const LogOptions& options,
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    write_once(options, detail::format(message, values...));
+  }
+  template <class... Values>
+  void warning_once(
+      detail::MessageText<sizeof...(Values)> message,
+      const Values&... values) const {
+    write_once({}, detail::format(message, values...));
+  }
+
+  [[nodiscard]] const std::string& name() const;
+  [[nodiscard]] LogLevel level() const { return level_; }
+  void set_level(LogLevel level) { level_ = level; }
+  /// Whether messages of this level are shown.
+  [[nodiscard]] bool is_enabled(LogLevel level) const {
+    return level >= level_ && level != LogLevel::off && level_ != LogLevel::off;
+  }
+
+ private:
+  struct State;
+
+  [[nodiscard]] bool writes(const LogOptions& options) const;
+  void write(
+      LogLevel level,
+      const LogOptions& options,
+      std::string_view message) const;
+  void write_once(const LogOptions& options, const std::string& message) const;
+
+  std::shared_ptr<State> state_;
+  LogLevel level_;
+};
+
+}  // namespace accelerate

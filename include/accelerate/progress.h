@@ -1,0 +1,240 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <accelerate/export.h>
+
+// Progress bars as tqdm's users know them. Needs no LibTorch.
+
+namespace accelerate {
+
+/// How a progress bar looks and when it is drawn. Names are tqdm's.
+struct ProgressOptions {
+  /// Stands before the bar.
+  std::string description = {};
+  /// Number of items; unset: that of the range, or unknown.
+  std::optional<std::int64_t> total = std::nullopt;
+  /// Items that were done before, as by a resumed run: not part of the rate.
+  std::int64_t initial = 0;
+  /// What is counted.
+  std::string unit = "it";
+  /// Write counts and rates as 1.23k, 4.56M.
+  bool unit_scale = false;
+  /// The step from one prefix to the next: 1000, or 1024 for bytes.
+  double unit_divisor = 1000;
+  /// Keep the line when the bar ends. False: remove it.
+  bool leave = true;
+  /// Least time between two drawings on a terminal.
+  double min_interval_seconds = 0.1;
+  /// Least time between two lines where standard error is not a terminal.
+  double line_interval_seconds = 10;
+  /// Columns of the line; unset: the terminal's.
+  std::optional<int> columns = std::nullopt;
+  /// Draw with # and digits. Unset: unless the locale is UTF-8.
+  std::optional<bool> ascii = std::nullopt;
+  /// Show nothing.
+  bool disable = false;
+  /// Show it on each node's first rank only; for Accelerator::progress().
+  bool main_process_only = true;
+};
+
+/// A value behind the bar. Numbers have three significant digits.
+class ACCELERATE_API PostfixText {
+ public:
+  PostfixText(std::string text) : text_(std::move(text)) {}
+  PostfixText(std::string_view text) : text_(text) {}
+  PostfixText(const char* text) : text_(text) {}
+  template <std::integral T>
+  PostfixText(T number) : text_(std::to_string(number)) {}
+  template <std::floating_point T>
+  PostfixText(T number) : text_(of_number(static_cast<double>(number))) {}
+
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  static std::string of_number(double number);
+
+  std::string text_;
+};
+
+struct PostfixValue {
+  std::string name;
+  PostfixText value;
+};
+
+namespace detail {
+class ProgressBar;
+
+struct ProgressBarDeleter {
+  ACCELERATE_API void operator()(ProgressBar* bar) const;
+};
+}  // namespace detail
+
+/// A progress bar on standard error. On a terminal it is a line that is drawn
+/// again, at the bottom, with the bars of inner loops below it; elsewhere
+/// (pipes, files, notebooks) a plain line every line_interval_seconds. Messages
+/// of loggers appear above it. Not for several threads at once.
+class ACCELERATE_API Progress {
+ public:
+  explicit Progress(const ProgressOptions& options = {});
+  Progress(Progress&&) noexcept = default;
+  Progress& operator=(Progress&& other) noexcept;
+  ~Progress();
+
+  /// Counts items. Usually costs a few nanoseconds.
+  void update(std::int64_t num_items = 1) {
+    count_ += num_items;
+    if (bar_ && --num_until_look_ <= 0) look();
+  }
+  /// Values behind the bar, from its next drawing on.
+  void set_postfix(std::vector<PostfixValue> values);
+  void set_description(std::string description);
+  void set_total(std::optional<std::int64_t> total);
+  /// Draws the bar now.
+  void refresh();
+  /// Begins again, with the same total.
+  void reset();
+  /// Draws the bar a last time, or removes it without `leave`. The destructor
+  /// does the same.
+  void close();
+
+  /// Number of items so far.
+  [[nodiscard]] std::int64_t count() const { return count_; }
+  /// True if it never shows anything.
+  [[nodiscard]] bool is_disabled() const { return is_disabled_; }
+
+ private:
+  void look();
+
+  std::unique_ptr<detail::ProgressBar, detail::ProgressBarDeleter> bar_;
+  std::int64_t count_ = 0;
+  std::int64_t initial_ = 0;
+  std::int64_t num_until_look_ = 1;
+  bool is_disabled_ = false;
+};
+
+namespace detail {
+
+/// The numbers from 0, for Accelerator::progress(total).
+class CountRange {
+ public:
+  class Iterator {
+   public:
+    explicit Iterator(std::int64_t number) : number_(number) {}
+    std::int64_t operator*() const { return number_; }
+    Iterator& operator++() {
+      ++number_;
+      return *this;
+    }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    std::int64_t number_;
+  };
+
+  explicit CountRange(std::int64_t size) : size_(size) {}
+  [[nodiscard]] Iterator begin() const { return Iterator(0); }
+  [[nodiscard]] Iterator end() const { return Iterator(size_); }
+  [[nodiscard]] std::int64_t size() const { return size_; }
+
+ private:
+  std::int64_t size_;
+};
+
+template <class Range>
+std::optional<std::int64_t> size_of_range(const Range& range) {
+  if constexpr (requires {
+                  { range.size() } -> std::convertible_to<std::int64_t>;
+                }) {
+    return static_cast<std::int64_t>(range.size());
+  } else if constexpr (std::is_bounded_array_v<Range>) {
+    return static_cast<std::int64_t>(std::extent_v<Range>);
+  } else {
+    return std::nullopt;
+  }
+}
+
+}  // namespace detail
+
+/// A range whose elements are counted by the bar that it is, as a loop reads
+/// them. A temporary range is kept, another is borrowed.
+template <class Range>
+class ProgressRange : public Progress {
+  using Stored = std::remove_reference_t<Range>;
+
+ public:
+  ProgressRange(Range&& range, const ProgressOptions& options)
+      : Progress(with_total(range, options)),
+        range_(std::forward<Range>(range)) {}
+
+  template <class Inner>
+  class Iterator {
+   public:
+    Iterator(Inner inner, Progress& progress)
+        : inner_(std::move(inner)), progress_(&progress) {}
+    decltype(auto) operator*() { return *inner_; }
+    Iterator& operator++() {
+      // Counted before the next element is made: its time is the next one's.
+      progress_->update();
+      ++inner_;
+      return *this;
+    }
+    template <class End>
+    friend bool operator==(const Iterator& left, const End& right) {
+      return left.inner_ == right;
+    }
+
+   private:
+    Inner inner_;
+    Progress* progress_;
+  };
+
+  auto begin() {
+    using std::begin;
+    return Iterator<decltype(begin(range_))>(begin(range_), *this);
+  }
+  auto end() {
+    using std::end;
+    return end(range_);
+  }
+
+ private:
+  static ProgressOptions with_total(
+      const Stored& range,
+      ProgressOptions options) {
+    if (!options.total) options.total = detail::size_of_range(range);
+    return options;
+  }
+
+  Range range_;
+};
+
+/// A bar around a range: `for (auto& file : progress(files))`. A program with an
+/// Accelerator uses Accelerator::progress(), which knows the ranks.
+template <class Range>
+  requires(!std::is_arithmetic_v<std::remove_cvref_t<Range>>)
+[[nodiscard]] auto progress(
+    Range&& range,
+    const ProgressOptions& options = {}) {
+  return ProgressRange<Range>(std::forward<Range>(range), options);
+}
+/// A bar around the numbers below `total`, or one that is updated by hand.
+template <std::integral T>
+  requires(!std::same_as<T, bool>)
+[[nodiscard]] auto progress(T total, const ProgressOptions& options = {}) {
+  return ProgressRange<detail::CountRange>(
+      detail::CountRange(static_cast<std::int64_t>(total)), options);
+}
+/// Refused: options are given in braces, `{.main_process_only = false}`.
+void progress(bool, const ProgressOptions& = {}) = delete;
+
+}  // namespace accelerate

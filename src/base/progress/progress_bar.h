@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <accelerate/progress.h>
+
+#include "base/progress/meter.h"
+#include "base/progress/screen.h"
+
+namespace accelerate::detail {
+
+/// When a bar is drawn, and with which rate.
+class ProgressBar {
+ public:
+  /// Seconds since some moment.
+  using Clock = std::function<double()>;
+
+  ProgressBar(
+      const ProgressOptions& options,
+      ProgressScreen& screen,
+      Clock clock);
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar();
+
+  /// Draws if it is time to. Returns after how many more items to ask again, by
+  /// the present rate: a fraction of the interval, so that a loop that becomes
+  /// slower is noticed.
+  std::int64_t look(std::int64_t count);
+  void draw(std::int64_t count);
+  void close(std::int64_t count);
+  void begin_again();
+
+  void set_postfix(std::string postfix) { meter_.postfix = std::move(postfix); }
+  void set_description(std::string description) {
+    meter_.description = std::move(description);
+  }
+  void set_total(std::optional<std::int64_t> total) { meter_.total = total; }
+
+ private:
+  void measure(std::int64_t count, double now);
+  [[nodiscard]] std::string line(bool is_last) const;
+  [[nodiscard]] int columns() const;
+
+  ProgressScreen& screen_;
+  Clock clock_;
+  Meter meter_;
+  std::int64_t initial_;
+  std::optional<int> columns_;
+  bool ascii_;
+  bool leave_;
+  double interval_seconds_;
+  std::uint64_t number_;
+  bool is_closed_ = false;
+  double begin_ = 0;
+  /// When the bar was drawn last, or began, and the count of then.
+  double drawn_at_ = 0;
+  std::int64_t drawn_count_ = 0;
+  /// When look() was called last.
+  double looked_at_ = 0;
+  std::int64_t looked_count_ = 0;
+};
+
+/// The options on this rank: disabled where `main_process_only` says so.
+ProgressOptions progress_options_of_rank(
+    ProgressOptions options,
+    bool is_local_main_process,
+    bool has_utf8);
+
+}  // namespace accelerate::detail
