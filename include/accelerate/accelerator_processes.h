@@ -1,10 +1,12 @@
 #pragma once
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <c10/core/Device.h>
@@ -12,8 +14,10 @@
 #include <accelerate/deepspeed.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/export.h>
+#include <accelerate/logger.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/progress.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -84,9 +88,39 @@ class ACCELERATE_API AcceleratorProcesses {
   /// Writes a line to standard output, once per node: on its first rank.
   void print(std::string_view line) const;
 
+  /// A logger for the program's own messages (logger.h). Its level is `level`,
+  /// else the one that ACCELERATE_CPP_LOG has for the name, else log_level.
+  [[nodiscard]] NamedLogger logger(
+      std::string name,
+      std::optional<LogLevel> level = std::nullopt) const;
+  /// A progress bar around a range, such as a loader, on each node's first rank
+  /// (progress.h):
+  ///
+  ///     for (auto& batch : accelerator.progress(loader))
+  template <class Range>
+    requires(!std::is_arithmetic_v<std::remove_cvref_t<Range>>)
+  [[nodiscard]] auto progress(
+      Range&& range,
+      const ProgressOptions& options = {}) const {
+    return accelerate::progress(
+        std::forward<Range>(range), progress_options(options));
+  }
+  /// A bar around the numbers below `total`, or one that is updated by hand.
+  template <std::integral T>
+    requires(!std::same_as<T, bool>)
+  [[nodiscard]] auto progress(T total, const ProgressOptions& options = {})
+      const {
+    return accelerate::progress(total, progress_options(options));
+  }
+  /// Refused: `main_process_only` is an option.
+  void progress(bool, const ProgressOptions& = {}) const = delete;
+
  protected:
   explicit AcceleratorProcesses(std::shared_ptr<detail::Session> session)
       : session_(std::move(session)) {}
+
+  [[nodiscard]] ProgressOptions progress_options(
+      const ProgressOptions& options) const;
 
   std::shared_ptr<detail::Session> session_;
 };

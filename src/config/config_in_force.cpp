@@ -83,9 +83,11 @@ const std::vector<Field>& sagemaker_fields() {
 }
 
 // Keys of this library that Accelerate does not know.
-constexpr std::array<std::string_view, 7> kOwnKeys{
+constexpr std::array<std::string_view, 9> kOwnKeys{
     "timeout_seconds",
     "log_level",
+    "log_levels",
+    "log_format",
     "device",
     "gradient_accumulation_steps",
     "num_cpu_threads_per_process",

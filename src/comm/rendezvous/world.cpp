@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/progress/screen.h"
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/rendezvous/hosted_store.h"
@@ -19,6 +20,7 @@
 #include "config/launch_settings.h"
 #include "config/rank_variables.h"
 #include "config/settings.h"
+#include "config/terminal_variables.h"
 
 namespace accelerate {
 
@@ -168,6 +170,20 @@ std::shared_ptr<GroupImpl> connect_all(
   }
 }
 
+// What log_level, log_levels and log_format say.
+Logger logger_of(const Settings& settings, const Environment& environment) {
+  const bool has_colors = ProgressScreen::of_standard_error().is_terminal() &&
+      terminal_variables(environment).wants_colors;
+  Logger logger(
+      standard_error_sink(
+          {.json = settings.text("log_format") == "json",
+           .colors = has_colors}),
+      parse_log_level(*settings.text("log_level")));
+  logger.set_levels(
+      parse_log_levels(settings.text("log_levels").value_or("")));
+  return logger;
+}
+
 std::shared_ptr<Transport> start_transport(
     const WorldOptions& options,
     const TransportRow& row,
@@ -194,9 +210,8 @@ World::World(const WorldOptions& options)
       detail::choose_transport(options.transport);
 
   detail::WorldCore& core = *impl_->core;
-  core.logger = options.logger.value_or(Logger());
-  if (!options.logger)
-    core.logger.set_level(parse_log_level(*settings.text("log_level")));
+  core.logger = options.logger ? *options.logger
+                               : detail::logger_of(settings, environment);
   core.logger.set_rank(identity.size > 1 ? identity.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
   impl_->device = detail::choose_device(options, settings, identity.local_rank);

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 30> kLaunchRows{{
+constexpr std::array<OptionSpec, 33> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
@@ -30,8 +30,14 @@ constexpr std::array<OptionSpec, 30> kLaunchRows{{
      "how long a collective waits for a silent peer"},
     {"debug", "", "--debug", "ACCELERATE_DEBUG_MODE", boolean, "false", "", acts, "Training",
      "check before each collective that all ranks call the same one with the same shapes"},
-    {"log_level", "", "--log_level", "ACCELERATE_LOG_LEVEL", choice, "warning", "debug|info|warning|error|off", acts, "Training",
-     "which of the library's messages are shown"},
+    {"log_level", "", "--log_level", "ACCELERATE_LOG_LEVEL", choice, "warning", "debug|info|warning|error|critical|off", acts, "Training",
+     "which messages of the library, and of loggers without a level of their own, are shown"},
+    {"log_levels", "", "--log_levels", "ACCELERATE_CPP_LOG", text, "", "", acts, "Training",
+     "levels of areas of the library and of loggers by name, such as comm=debug,train=info"},
+    {"log_format", "", "--log_format", "ACCELERATE_CPP_LOG_FORMAT", choice, "text", "text|json", acts, "Training",
+     "how messages are written: as plain lines, or as one JSON object per line"},
+    {"run_name", "", "--run_name", "ACCELERATE_RUN_NAME", text, "", "", acts, "Training",
+     "name of the run, whose journal is in a directory of this name. Unset: project, date and time"},
     {"quiet", "", "--quiet", "", boolean, "false", "", launches, "Training",
      "print nothing of our own when a rank fails"},
     {"num_cpu_threads_per_process", "", "--num_cpu_threads_per_process", "OMP_NUM_THREADS", integer, "0", "0..", launches, "Cores",
