@@ -16,6 +16,8 @@
 
 namespace accelerate {
 
+struct MetricRanks;
+
 /// Values of all ranks, for metrics and decisions: a base of Accelerator.
 /// Functions on samples run over the ranks that read different data,
 /// `mesh().batch_group()`. With replicas and shards those are all ranks; where
@@ -129,6 +131,9 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
     return accelerate::pad_across_processes(
         value, mesh().batch_group(), dim, pad_index, pad_first);
   }
+  /// Metrics are made from an Accelerator: `Mean loss(accelerator)`. See
+  /// metrics.h.
+  operator MetricRanks() const;
 
  protected:
   using AcceleratorLoaders::AcceleratorLoaders;
