@@ -15,6 +15,7 @@
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 #include "support/tensorboard_reader.h"
+#include "trackers/media/utf8_text.h"
 #include "trackers/tensorboard/record_checksum.h"
 #include "trackers/tracker_request.h"
 
@@ -141,6 +142,12 @@ TEST_F(Tensorboard, KeepsDoublesWhenAskedTo) {
   });
   EXPECT_EQ(value.plugin, "scalars");
   EXPECT_THAT(value.tensor_numbers, ElementsAre(0.1));
+}
+
+TEST_F(Tensorboard, EscapesTagsThatAreNotUtf8) {
+  const auto value = value_of(
+      [](GeneralTracker& made) { made.log({{"gr\xfc\xdf", 1}}, kTime, {}); });
+  EXPECT_EQ(value.tag, "gr\\xfc\\xdf");
 }
 
 TEST_F(Tensorboard, TakesTheTimeThatIsGiven) {
@@ -273,7 +280,7 @@ TEST_F(Tensorboard, SaysWhyAFileCannotBeWritten) {
 }
 
 TEST_F(Tensorboard, ReadsBackWhateverWasLogged) {
-  rc::check([&] {
+  EXPECT_TRUE(rc::check([&] {
     const testing::TemporaryDirectory place;
     detail::TrackerRequest request;
     request.project_name = "run";
@@ -297,10 +304,10 @@ TEST_F(Tensorboard, ReadsBackWhateverWasLogged) {
     RC_ASSERT(all.size() == names.size() + 1);
     for (std::size_t i = 0; i < names.size(); ++i) {
       RC_ASSERT(all[i + 1].step == points[i].first);
-      RC_ASSERT(all[i + 1].values.at(0).tag == names[i]);
+      RC_ASSERT(all[i + 1].values.at(0).tag == detail::utf8_text(names[i]));
       RC_ASSERT(all[i + 1].values.at(0).scalar == points[i].second);
     }
-  });
+  }));
 }
 
 }  // namespace tensorboard_test

@@ -8,6 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "trackers/media/utf8_text.h"
 #include "trackers/tensorboard/summary.h"
 
 namespace accelerate::detail {
@@ -59,14 +60,14 @@ std::array<std::string, 3> hparams_summaries(
     const std::string* const text = each.value.text();
     {
       protozero::pbf_writer info(add_infos, kExperimentInfos);
-      info.add_string(kInfoName, each.name);
+      info.add_string(kInfoName, utf8_text(each.name));
       info.add_enum(kInfoType, text ? kStringType : kNumberType);
     }
     protozero::pbf_writer entry(add_session, kStartValues);
-    entry.add_string(kEntryKey, each.name);
+    entry.add_string(kEntryKey, utf8_text(each.name));
     protozero::pbf_writer value(entry, kEntryValue);
     if (text) {
-      value.add_string(kStringValue, *text);
+      value.add_string(kStringValue, utf8_text(*text));
     } else {
       value.add_double(kNumberValue, each.value.number().value_or(0));
     }

@@ -7,6 +7,8 @@
 
 #include <protozero/pbf_writer.hpp>
 
+#include "trackers/media/utf8_text.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -34,7 +36,7 @@ std::string summary_of(std::string_view tag, AddContent&& add_content) {
   std::string bytes;
   protozero::pbf_writer summary(bytes);
   protozero::pbf_writer value(summary, kSummaryValue);
-  value.add_string(kValueTag, tag.data(), tag.size());
+  value.add_string(kValueTag, utf8_text(tag));
   std::forward<AddContent>(add_content)(value);
   value.commit();
   return bytes;
