@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <accelerate/tracker.h>
+
+#include "trackers/wandb/wandb_history.h"
+#include "trackers/wandb/wandb_log.h"
+#include "trackers/wandb/wandb_settings.h"
+
+namespace accelerate::detail {
+
+/// The program and the machine of a run.
+struct WandbEnvironment {
+  std::string host;
+  std::string operating_system;
+  std::string program;
+  std::vector<std::string> arguments;
+  std::string directory;
+  std::uint32_t num_processors = 0;
+  std::uint64_t memory_bytes = 0;
+
+  /// Those of this process.
+  static WandbEnvironment current();
+};
+
+/// Writes a run's records, messages of wandb_internal.proto, into its file.
+class WandbRecords {
+ public:
+  /// Begins the file: what wrote it, the run, its environment.
+  WandbRecords(
+      const std::filesystem::path& path,
+      const WandbSettings& settings,
+      const WandbEnvironment& environment,
+      double begin);
+
+  void add_config(const TrackedValues& values);
+  void add_history(const WandbHistory::Row& row, double runtime);
+  /// `values`: an object of what has changed.
+  void add_summary(const nlohmann::ordered_json& values);
+  /// A file of the run, by its path below "files".
+  void add_file(const std::string& path);
+  void add_exit(double runtime);
+  void flush() { log_.flush(); }
+
+ private:
+  void add(std::uint32_t field, const std::string& message);
+  void add_run(const WandbSettings& settings, const std::string& host);
+  void add_environment(const WandbEnvironment& environment);
+  void add_telemetry(bool has_finished);
+
+  WandbLog log_;
+  std::string run_id_;
+  double begin_ = 0;
+  std::int64_t num_records_ = 0;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,385 @@
+#include <time.h>
+
+#include <any>
+#include <array>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/text.h"
+#include "trackers/keyword_arguments.h"
+#include "trackers/media/yaml_text.h"
+#include "trackers/run_files.h"
+#include "trackers/tracker_request.h"
+#include "trackers/wandb/wandb_history.h"
+#include "trackers/wandb/wandb_media.h"
+#include "trackers/wandb/wandb_records.h"
+#include "trackers/wandb/wandb_settings.h"
+#include "trackers/wandb/wandb_values.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kWandbLogKwargs = "wandb's log_kwargs";
+
+// "20240131_235959", local time.
+std::string date_and_time(std::time_t seconds) {
+  std::tm fields{};
+  ::localtime_r(&seconds, &fields);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y%m%d_%H%M%S", &fields);
+  return text.data();
+}
+
+// Makes the directory of a run, and "latest-run" lead to it. One that another
+// run of this id has taken within the same second is left to that run.
+fs::path make_run_directory(const WandbSettings& settings, double begin) {
+  const fs::path hidden = settings.directory / ".wandb";
+  const fs::path parent =
+      fs::is_directory(hidden) ? hidden : settings.directory / "wandb";
+  fs::create_directories(parent);
+  auto seconds = static_cast<std::time_t>(begin);
+  fs::path directory;
+  do {
+    directory = parent /
+        format("offline-run-{}-{}", date_and_time(seconds++), settings.run_id);
+  } while (!fs::create_directory(directory));
+  fs::create_directory(directory / "files");
+  fs::create_directory(directory / "logs");
+  const fs::path link = temporary_sibling(parent / "latest-run");
+  fs::create_directory_symlink(directory.filename(), link);
+  fs::rename(link, parent / "latest-run");
+  return directory;
+}
+
+// A run with mode="offline", which `wandb sync` uploads.
+class WandbTracker final : public GeneralTracker {
+ public:
+  WandbTracker(const TrackerRequest& request, WandbSettings settings)
+      : settings_(std::move(settings)),
+        begin_(request.begin),
+        warn_(request.warn) {}
+
+  [[nodiscard]] std::string name() const override { return "wandb"; }
+  [[nodiscard]] bool main_process_only() const override { return false; }
+
+  void start() override;
+  void store_init_configuration(const TrackedValues& values) override;
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_figure(
+      const std::string& name,
+      const std::string& svg,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_artifact(const std::string& path, const std::string& directory)
+      override;
+  void flush() override;
+  void finish() override;
+  /// The directory of the run, as std::filesystem::path.
+  [[nodiscard]] std::any tracker() override { return directory_; }
+
+ private:
+  using WriteMedia = std::function<WandbMedia(std::int64_t step)>;
+
+  bool go_to(const LogTime& time);
+  void add(
+      const ordered_json& values,
+      const LogTime& time,
+      std::optional<bool> commit);
+  void log_media(
+      const std::string& name,
+      const LogTime& time,
+      std::optional<bool> commit,
+      const WriteMedia& write);
+  void write(const std::optional<WandbHistory::Row>& row);
+  void write_config() const;
+  [[nodiscard]] fs::path files() const { return directory_ / "files"; }
+
+  WandbSettings settings_;
+  double begin_ = 0;
+  std::function<void(const std::string&)> warn_;
+  fs::path directory_;
+  std::unique_ptr<WandbRecords> records_;
+  WandbHistory history_;
+  ordered_json summary_ = ordered_json::object();
+  ordered_json new_summary_ = ordered_json::object();  // not yet a record
+  double last_runtime_ = 0;
+  bool has_warned_of_step_ = false;
+};
+
+void WandbTracker::start() {
+  if (settings_.resume && warn_) {
+    warn_(format(
+        "[trackers] wandb resumes runs while online only; this is another "
+        "part of run {}, for `wandb sync --append`",
+        settings_.run_id));
+  }
+  try {
+    directory_ = make_run_directory(settings_, begin_);
+  } catch (const fs::filesystem_error& error) {
+    throw Error(format(
+        "[trackers] wandb: {} cannot be made: {}",
+        error.path1(),
+        error.code().message()));
+  }
+  records_ = std::make_unique<WandbRecords>(
+      directory_ / format("run-{}.wandb", settings_.run_id),
+      settings_,
+      WandbEnvironment::current(),
+      begin_);
+  write_config();
+}
+
+void WandbTracker::store_init_configuration(const TrackedValues& values) {
+  for (const NamedValue& each : values) {
+    std::erase_if(settings_.config, [&](const NamedValue& old) {
+      return old.name == each.name;
+    });
+    settings_.config.push_back(each);
+  }
+  records_->add_config(values);
+  write_config();
+}
+
+void WandbTracker::write_config() const {
+  TrackedValues config{{"_wandb", TrackedValues{{"value", TrackedValues{}}}}};
+  for (const NamedValue& each : settings_.config)
+    config.push_back({each.name, TrackedValues{{"value", each.value}}});
+  write_run_file(files() / "config.yaml", yaml_text(config));
+}
+
+bool WandbTracker::go_to(const LogTime& time) {
+  if (history_.is_past(time.step)) {
+    if (!has_warned_of_step_ && warn_) {
+      warn_(format(
+          "[trackers] wandb: values of step {} come after those of step {}; "
+          "steps only grow, so these values and other late ones are not logged",
+          *time.step,
+          history_.step()));
+    }
+    has_warned_of_step_ = true;
+    return false;
+  }
+  write(history_.advance(time.step));
+  return true;
+}
+
+void WandbTracker::add(
+    const ordered_json& values,
+    const LogTime& time,
+    std::optional<bool> commit) {
+  history_.add(values, time.seconds);
+  if (commit.value_or(!time.step)) write(history_.commit());
+}
+
+void WandbTracker::write(const std::optional<WandbHistory::Row>& row) {
+  if (!row) return;
+  last_runtime_ = std::max(row->seconds - begin_, 0.0);
+  records_->add_history(*row, last_runtime_);
+  ordered_json values = row->values;
+  values["_timestamp"] = row->seconds;
+  values["_runtime"] = last_runtime_;
+  values["_step"] = row->step;
+  values["_wandb"] = {{"runtime", static_cast<std::int64_t>(last_runtime_)}};
+  merge_wandb_values(new_summary_, values);
+}
+
+void WandbTracker::log(
+    const TrackedValues& values,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
+  if (go_to(time)) add(wandb_value(values), time, arguments.flag("commit"));
+}
+
+void WandbTracker::log_media(
+    const std::string& name,
+    const LogTime& time,
+    std::optional<bool> commit,
+    const WriteMedia& write) {
+  if (!go_to(time)) return;
+  const WandbMedia media = write(history_.step());
+  for (const std::string& file : media.files) records_->add_file(file);
+  add({{name, media.value}}, time, commit);
+}
+
+bool WandbTracker::log_images(
+    const std::string& name,
+    const TrackedImages& images,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(
+      kWandbLogKwargs, options, {"commit", "caption"});
+  const auto captions = arguments.texts("caption");
+  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
+    return write_wandb_images(
+        files(),
+        name,
+        step,
+        images,
+        captions.value_or(std::vector<std::string>{}));
+  });
+  return true;
+}
+
+bool WandbTracker::log_table(
+    const std::string& name,
+    const TrackedTable& table,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
+  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
+    return write_wandb_table(files(), name, step, table);
+  });
+  return true;
+}
+
+bool WandbTracker::log_histogram(
+    const std::string& name,
+    const TrackedHistogram& histogram,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
+  log_media(name, time, arguments.flag("commit"), [&](std::int64_t) {
+    return WandbMedia{wandb_histogram(histogram), {}};
+  });
+  return true;
+}
+
+bool WandbTracker::log_figure(
+    const std::string& name,
+    const std::string& svg,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
+  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
+    return write_wandb_html(files(), name, step, svg);
+  });
+  return true;
+}
+
+bool WandbTracker::log_artifact(
+    const std::string& path,
+    const std::string& directory) {
+  const fs::path source(path);
+  copy_into(source, files() / directory);
+  const fs::path copy = files() / directory /
+      (source.has_filename() ? source : source.parent_path()).filename();
+  if (!fs::is_directory(copy)) {
+    records_->add_file(copy.lexically_relative(files()).generic_string());
+    return true;
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(copy)) {
+    if (!entry.is_regular_file()) continue;
+    records_->add_file(
+        entry.path().lexically_relative(files()).generic_string());
+  }
+  return true;
+}
+
+void WandbTracker::flush() {
+  if (!new_summary_.empty()) {
+    records_->add_summary(new_summary_);
+    merge_wandb_values(summary_, new_summary_);
+    new_summary_ = ordered_json::object();
+    write_run_file(files() / "wandb-summary.json", wandb_json(summary_));
+  }
+  records_->flush();
+}
+
+void WandbTracker::finish() {
+  write(history_.commit());
+  flush();
+  records_->add_exit(last_runtime_);
+  records_->flush();
+  records_.reset();
+}
+
+// A run that WANDB_MODE or WANDB_DISABLED has turned off.
+class DisabledWandbTracker final : public GeneralTracker {
+ public:
+  [[nodiscard]] std::string name() const override { return "wandb"; }
+  [[nodiscard]] bool main_process_only() const override { return false; }
+  bool log_images(
+      const std::string&,
+      const TrackedImages&,
+      const LogTime&,
+      const TrackedValues&) override {
+    return true;
+  }
+  bool log_table(
+      const std::string&,
+      const TrackedTable&,
+      const LogTime&,
+      const TrackedValues&) override {
+    return true;
+  }
+  bool log_histogram(
+      const std::string&,
+      const TrackedHistogram&,
+      const LogTime&,
+      const TrackedValues&) override {
+    return true;
+  }
+  bool log_figure(
+      const std::string&,
+      const std::string&,
+      const LogTime&,
+      const TrackedValues&) override {
+    return true;
+  }
+  bool log_artifact(const std::string&, const std::string&) override {
+    return true;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request) {
+  WandbSettings settings = wandb_settings(request);
+  switch (settings.mode) {
+    case WandbMode::disabled:
+      return std::make_unique<DisabledWandbTracker>();
+    case WandbMode::offline:
+      return std::make_unique<WandbTracker>(request, std::move(settings));
+    case WandbMode::online:
+      break;
+  }
+  throw ConfigError(
+      "[trackers] wandb: the mode is online, for which W&B's Python package is "
+      "needed; without it, set WANDB_MODE=offline and upload the run with "
+      "`wandb sync`");
+}
+
+}  // namespace accelerate::detail

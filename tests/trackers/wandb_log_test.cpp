@@ -1,0 +1,69 @@
+#include "trackers/wandb/wandb_log.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "support/expect_error.h"
+#include "support/temporary_directory.h"
+#include "support/wandb_reader.h"
+#include "trackers/media/sha256.h"
+
+namespace accelerate {
+namespace {
+namespace wandb_log_test {
+
+TEST(Sha256, IsThatOfTheStandard) {
+  // FIPS 180-4's examples, and lengths around a block.
+  EXPECT_EQ(
+      detail::sha256_digits("abc"),
+      "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(
+      detail::sha256_digits(""),
+      "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(
+      detail::sha256_digits(
+          "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+      "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  EXPECT_EQ(
+      detail::sha256_digits(std::string(64, 'a')),
+      "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
+}
+
+TEST(WandbLog, DividesRecordsAmongBlocks) {
+  EXPECT_TRUE(rc::check([] {
+    const testing::TemporaryDirectory place;
+    // Sizes at which a record ends near the end of a block.
+    std::vector<std::string> records;
+    const auto count = *rc::gen::inRange(1, 6);
+    for (int i = 0; i < count; ++i) {
+      const auto size = *rc::gen::oneOf(
+          rc::gen::inRange(0, 40),
+          rc::gen::inRange(32700, 32800),
+          rc::gen::inRange(65400, 65600));
+      records.emplace_back(static_cast<std::size_t>(size), 'a' + i);
+    }
+    {
+      detail::WandbLog log(place / "run.wandb");
+      for (const std::string& record : records) log.append(record);
+      log.flush();
+    }
+    RC_ASSERT(testing::read_wandb_records(place / "run.wandb") == records);
+  }));
+}
+
+TEST(WandbLog, DoesNotReplaceARun) {
+  const testing::TemporaryDirectory place;
+  detail::replace_file(place / "run.wandb", "a run");
+  testing::expect_error<Error>(
+      [&] { detail::WandbLog(place / "run.wandb"); }, "File exists");
+}
+
+}  // namespace wandb_log_test
+}  // namespace
+}  // namespace accelerate
