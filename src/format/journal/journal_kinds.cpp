@@ -222,6 +222,24 @@ JournalEvent histogram_event(
   return json_event(journal_kind::kHistogram, name, json);
 }
 
+JournalEvent artifact_event(
+    std::string_view path,
+    std::string_view directory) {
+  return {
+      std::string(journal_kind::kArtifact),
+      std::string(path),
+      std::string(media_type::kPlainText),
+      std::string(directory)};
+}
+
+JournalEvent project_event(std::string_view name) {
+  return {
+      std::string(journal_kind::kProject),
+      std::string(name),
+      std::string(media_type::kPlainText),
+      ""};
+}
+
 JournalEvent checkpoint_event(std::string_view path) {
   return {
       std::string(journal_kind::kCheckpoint),
@@ -257,6 +275,7 @@ std::string to_description(const JournalSessionInfo& info) {
   json["pid"] = info.pid;
   json["num_processes"] = info.num_processes;
   json["run"] = info.run;
+  json["mesh"] = to_json(info.mesh);
   return json_text(json);
 }
 

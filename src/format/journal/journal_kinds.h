@@ -38,6 +38,11 @@ inline constexpr std::string_view kImage = "image";
 inline constexpr std::string_view kTable = "table";
 inline constexpr std::string_view kHistogram = "histogram";
 inline constexpr std::string_view kFigure = "figure";
+/// The name is the path of a file or directory that was kept; the body is the
+/// directory in the run for it, which may be empty.
+inline constexpr std::string_view kArtifact = "artifact";
+/// The name is the one given to init_trackers().
+inline constexpr std::string_view kProject = "project";
 /// The name is the path of the checkpoint.
 inline constexpr std::string_view kCheckpoint = "checkpoint";
 
@@ -94,6 +99,10 @@ JournalEvent profile_event(const TrackedTable& table);
 JournalEvent histogram_event(
     std::string_view name,
     const TrackedHistogram& histogram);
+JournalEvent artifact_event(
+    std::string_view path,
+    std::string_view directory);
+JournalEvent project_event(std::string_view name);
 JournalEvent checkpoint_event(std::string_view path);
 JournalEvent system_event(const std::vector<JournalScalars::Scalar>& figures);
 
@@ -111,13 +120,15 @@ JournalEvent ranks_event(const std::vector<JournalRank>& ranks);
 
 /// What a session's description says about its process.
 struct JournalSessionInfo {
-  std::vector<std::string> command;
-  TrackedValues versions;
-  TrackedValues seeds;
-  std::string host;
+  std::vector<std::string> command = {};
+  TrackedValues versions = {};
+  TrackedValues seeds = {};
+  std::string host = {};
   std::int64_t pid = 0;
   std::int64_t num_processes = 1;
-  std::string run;
+  std::string run = {};
+  /// Sizes of the mesh's axes by name.
+  TrackedValues mesh = {};
 
   bool operator==(const JournalSessionInfo&) const = default;
 };
@@ -216,6 +227,8 @@ inline std::optional<JournalSessionInfo> read_description(
   info.pid = whole("pid", 0);
   info.num_processes = whole("num_processes", 1);
   info.run = text("run");
+  if (const auto found = json->find("mesh"); found != json->end())
+    info.mesh = to_tracked_values(*found);
   return info;
 }
 

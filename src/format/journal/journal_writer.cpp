@@ -138,16 +138,20 @@ bool JournalWriter::has_room(std::size_t num_bytes) {
 
 void JournalWriter::log(
     std::span<const std::pair<std::string_view, double>> scalars,
-    std::optional<std::int64_t> step) {
-  const double time = now();
+    std::optional<std::int64_t> step,
+    std::optional<double> time) {
+  if (!time) time = now();
   const std::lock_guard lock(mutex_);
   if (!has_room(32 * scalars.size())) return;
-  pending_.begin_scalars(time, step, scalars.size());
+  pending_.begin_scalars(*time, step, scalars.size());
   for (const auto& [name, value] : scalars) pending_.add_scalar(name, value);
 }
 
-void JournalWriter::add(JournalEvent event, std::optional<std::int64_t> step) {
-  const double time = now();
+void JournalWriter::add(
+    JournalEvent event,
+    std::optional<std::int64_t> step,
+    std::optional<double> time) {
+  if (!time) time = now();
   const std::size_t size = event.body.size() + event.name.size() + 1024;
   if (size > kMostJournalFrameBytes / 2) {
     throw Error(format(
@@ -160,7 +164,7 @@ void JournalWriter::add(JournalEvent event, std::optional<std::int64_t> step) {
   // Frames stay within their limit.
   if (pending_.num_bytes() + size > kMostJournalFrameBytes) await_write(lock);
   if (!has_room(size)) return;
-  pending_.add({time, step, std::move(event)});
+  pending_.add({*time, step, std::move(event)});
 }
 
 void JournalWriter::rewind_to(std::int64_t step) {

@@ -76,12 +76,17 @@ class JournalWriter {
   /// Writes what was logged.
   ~JournalWriter();
 
-  /// Costs about as much as copying names and values.
+  /// Costs about as much as copying names and values. `time`, in seconds since
+  /// 1970: when it was logged, if that was not now.
   void log(
       std::span<const std::pair<std::string_view, double>> scalars,
-      std::optional<std::int64_t> step);
+      std::optional<std::int64_t> step,
+      std::optional<double> time = std::nullopt);
   /// Throws Error if the event is larger than a frame.
-  void add(JournalEvent event, std::optional<std::int64_t> step);
+  void add(
+      JournalEvent event,
+      std::optional<std::int64_t> step,
+      std::optional<double> time = std::nullopt);
   /// The run goes on after `step`: figures of later steps are void.
   void rewind_to(std::int64_t step);
 

@@ -1,0 +1,154 @@
+#include "trackers/journal_tracker.h"
+
+#include <system_error>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "format/journal/journal_kinds.h"
+#include "format/journal/journal_reader.h"
+#include "trackers/media/pixels.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+bool are_real_numbers(const TrackedValues& values) {
+  for (const NamedValue& each : values)
+    if (!std::holds_alternative<double>(each.value.content())) return false;
+  return true;
+}
+
+void take_along(const std::vector<JournalEntry>& entries, JournalWriter& to) {
+  std::vector<std::pair<std::string_view, double>> scalars;
+  for (const JournalEntry& entry : entries) {
+    if (const auto* event = std::get_if<JournalEvent>(&entry.content)) {
+      to.add(*event, entry.step, entry.time);
+    } else if (
+        const auto* logged = std::get_if<JournalScalars>(&entry.content)) {
+      scalars.clear();
+      for (const auto& [name, value] : logged->scalars)
+        scalars.emplace_back(name, value);
+      to.log(scalars, entry.step, entry.time);
+    }
+  }
+}
+
+}  // namespace
+
+fs::path journal_path(const fs::path& directory) {
+  return directory / "journal";
+}
+
+JournalTracker::JournalTracker(
+    fs::path directory,
+    std::string description,
+    JournalWriterOptions options)
+    : directory_(std::move(directory)),
+      options_(std::move(options)),
+      writer_(std::make_unique<JournalWriter>(
+          journal_path(directory_),
+          std::move(description),
+          options_)) {}
+
+void JournalTracker::store_init_configuration(const TrackedValues& values) {
+  writer_->add(values_event(journal_kind::kConfig, values), std::nullopt);
+}
+
+void JournalTracker::log(
+    const TrackedValues& values,
+    const LogTime& time,
+    const TrackedValues&) {
+  if (!are_real_numbers(values)) {
+    writer_->add(
+        values_event(journal_kind::kValues, values), time.step, time.seconds);
+    return;
+  }
+  std::vector<std::pair<std::string_view, double>> scalars;
+  scalars.reserve(values.size());
+  for (const NamedValue& each : values)
+    scalars.emplace_back(each.name, std::get<double>(each.value.content()));
+  writer_->log(scalars, time.step, time.seconds);
+}
+
+bool JournalTracker::log_images(
+    const std::string& name,
+    const TrackedImages& images,
+    const LogTime& time,
+    const TrackedValues&) {
+  const std::vector<Pixels> all = separate_images(images);
+  const bool is_batch = images.layout.starts_with('N');
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    add(image_event(
+            name,
+            is_batch ? std::optional<std::size_t>(i) : std::nullopt,
+            png_of(all[i])),
+        time);
+  }
+  return true;
+}
+
+bool JournalTracker::log_table(
+    const std::string& name,
+    const TrackedTable& table,
+    const LogTime& time,
+    const TrackedValues&) {
+  add(table_event(name, table), time);
+  return true;
+}
+
+bool JournalTracker::log_histogram(
+    const std::string& name,
+    const TrackedHistogram& histogram,
+    const LogTime& time,
+    const TrackedValues&) {
+  add(histogram_event(name, histogram), time);
+  return true;
+}
+
+bool JournalTracker::log_figure(
+    const std::string& name,
+    const std::string& svg,
+    const LogTime& time,
+    const TrackedValues&) {
+  add(figure_event(name, svg), time);
+  return true;
+}
+
+bool JournalTracker::log_artifact(
+    const std::string& path,
+    const std::string& directory) {
+  writer_->add(artifact_event(path, directory), std::nullopt);
+  return true;
+}
+
+void JournalTracker::add(JournalEvent event, const LogTime& time) {
+  writer_->add(std::move(event), time.step, time.seconds);
+}
+
+void JournalTracker::sync() { (void)writer_->flush(); }
+
+void JournalTracker::rewind_to(std::int64_t step) { writer_->rewind_to(step); }
+
+void JournalTracker::move_to(
+    const fs::path& directory,
+    std::string description,
+    std::optional<std::int64_t> step) {
+  // Throws before anything has changed.
+  auto next = std::make_unique<JournalWriter>(
+      journal_path(directory), std::move(description), options_);
+  if (step) next->rewind_to(*step);
+  const bool is_written = writer_->flush();
+  take_along(JournalReader(journal_path(directory_)).read(), *next);
+  (void)next->flush();
+  writer_ = std::move(next);
+  const fs::path previous = std::exchange(directory_, directory);
+  if (!is_written) return;  // what was not written is in the old file alone
+  std::error_code ignored;
+  fs::remove(journal_path(previous), ignored);
+  fs::remove(previous, ignored);  // fails if there is anything else
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <accelerate/tracker.h>
+
+#include "format/journal/journal_writer.h"
+
+namespace accelerate::detail {
+
+/// Writes what is logged to a run's journal. Besides what it inherits, all
+/// functions are called on the thread of the feed that has it.
+class JournalTracker final : public GeneralTracker {
+ public:
+  /// Opens the journal in the run's directory, or makes both. Throws Error if
+  /// that cannot be.
+  JournalTracker(
+      std::filesystem::path directory,
+      std::string description,
+      JournalWriterOptions options);
+
+  [[nodiscard]] std::string name() const override { return "journal"; }
+  void store_init_configuration(const TrackedValues& values) override;
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_figure(
+      const std::string& name,
+      const std::string& svg,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  /// The path only.
+  bool log_artifact(const std::string& path, const std::string& directory)
+      override;
+  /// Writes what was logged and closes the journal.
+  void finish() override { writer_.reset(); }
+
+  void add(JournalEvent event, const LogTime& time);
+  /// Returns when everything is durable, or cannot be written now.
+  void sync();
+  /// Makes figures of later steps void.
+  void rewind_to(std::int64_t step);
+  /// Goes on in the journal of an earlier process, from after `step`, and takes
+  /// along what was logged here. Removes the own journal, and its directory if
+  /// nothing else is in it. Throws Error, and goes on where it was, if that
+  /// journal cannot be written.
+  void move_to(
+      const std::filesystem::path& directory,
+      std::string description,
+      std::optional<std::int64_t> step);
+
+  [[nodiscard]] const std::filesystem::path& directory() const {
+    return directory_;
+  }
+
+ private:
+  std::filesystem::path directory_;
+  JournalWriterOptions options_;
+  std::unique_ptr<JournalWriter> writer_;
+};
+
+/// The journal of the run in that directory.
+std::filesystem::path journal_path(const std::filesystem::path& directory);
+
+}  // namespace accelerate::detail

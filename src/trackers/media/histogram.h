@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <accelerate/tracker.h>
+
+namespace accelerate::detail {
+
+/// Counts the finite values between edges at equal distances, from the least to
+/// the largest; where all are equal, the edges are around them. Without finite
+/// values, all counts are 0. `num_bins` is at least 1.
+TrackedHistogram histogram_of(
+    std::span<const double> values,
+    std::int64_t num_bins);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,208 @@
+#include "trackers/registry.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include <accelerate/error.h>
+#include <accelerate/log.h>
+
+#include "base/text.h"
+#include "trackers/python/python_tracker.h"
+
+namespace accelerate {
+
+namespace detail {
+
+namespace {
+
+constexpr std::string_view kAll = "all";
+
+const std::vector<TrackerClass>& own_classes() {
+  // Name, needs a directory, needs Python.
+  static const std::vector<TrackerClass> classes{
+      {"tensorboard", true, false, &make_tensorboard},
+      {"wandb", false, false, &make_wandb},
+      {"trackio",
+       false,
+       true,
+       [](const TrackerRequest& request) {
+         return make_python_tracker(request, "trackio");
+       }},
+      {"comet_ml", false, true, &make_comet_ml},
+      {"aim", true, true, &make_aim},
+      {"mlflow", false, false, &make_mlflow},
+      {"clearml", false, true, &make_clearml},
+      {"dvclive", false, false, &make_dvclive},
+      {"swanlab", false, true, &make_swanlab}};
+  return classes;
+}
+
+// Classes are registered before there is an Accelerator, and by any thread.
+struct Registered {
+  std::mutex mutex;
+  std::vector<TrackerClass> classes;
+};
+
+Registered& registered() {
+  static Registered all;
+  return all;
+}
+
+// As Accelerate lists them.
+std::string known_names() {
+  std::vector<std::string> names{"'all'", "'aim'"};
+  for (const TrackerClass& each : tracker_classes()) {
+    if (each.name != "aim") names.push_back(format("'{}'", each.name));
+  }
+  return join(names, ", ");
+}
+
+class Choice {
+ public:
+  Choice(
+      const std::filesystem::path& logging_dir,
+      const IsInstalled& is_installed,
+      const std::function<void(const std::string&)>& note)
+      : logging_dir_(logging_dir), is_installed_(is_installed), note_(note) {}
+
+  void add(const std::shared_ptr<GeneralTracker>& instance) {
+    if (instance == nullptr) {
+      throw ConfigError(
+          "[trackers] log_with has a tracker that is a null pointer");
+    }
+    const auto is_same = [&](const ChosenTracker& each) {
+      return each.instance == instance;
+    };
+    if (std::none_of(chosen_.begin(), chosen_.end(), is_same))
+      chosen_.push_back({instance->name(), instance});
+  }
+
+  void add(const std::string& name) {
+    const auto known = find_tracker_class(name);
+    if (!known) {
+      throw ConfigError(format(
+          "[trackers] Unsupported logging capability: {}. Choose between [{}]",
+          printable(name),
+          known_names()));
+    }
+    const auto is_same = [&](const ChosenTracker& each) {
+      return each.instance == nullptr && each.name == name;
+    };
+    if (std::any_of(chosen_.begin(), chosen_.end(), is_same)) return;
+    if (!is_installed_(*known)) {
+      if (note_) {
+        note_(format(
+            "[trackers] Tried adding logger {}, but that package is "
+            "unavailable in the system.",
+            name));
+      }
+      return;
+    }
+    if (known->requires_logging_directory && logging_dir_.empty()) {
+      throw ConfigError(format(
+          "[trackers] Logging with `{}` requires a `logging_dir` to be passed "
+          "in.",
+          name));
+    }
+    chosen_.push_back({name});
+  }
+
+  void add_installed() {
+    for (const TrackerClass& each : tracker_classes())
+      if (is_installed_(each)) chosen_.push_back({each.name});
+  }
+
+  std::vector<ChosenTracker> take() { return std::move(chosen_); }
+
+ private:
+  const std::filesystem::path& logging_dir_;
+  const IsInstalled& is_installed_;
+  const std::function<void(const std::string&)>& note_;
+  std::vector<ChosenTracker> chosen_;
+};
+
+}  // namespace
+
+std::vector<TrackerClass> tracker_classes() {
+  Registered& all = registered();
+  const std::lock_guard lock(all.mutex);
+  std::vector<TrackerClass> classes;
+  const auto is_overridden = [&](const TrackerClass& own) {
+    return std::any_of(
+        all.classes.begin(), all.classes.end(), [&](const auto& each) {
+          return each.name == own.name;
+        });
+  };
+  for (const TrackerClass& own : own_classes())
+    if (!is_overridden(own)) classes.push_back(own);
+  classes.insert(classes.end(), all.classes.begin(), all.classes.end());
+  return classes;
+}
+
+std::optional<TrackerClass> find_tracker_class(std::string_view name) {
+  for (TrackerClass& each : tracker_classes())
+    if (each.name == name) return std::move(each);
+  return std::nullopt;
+}
+
+std::vector<ChosenTracker> filter_trackers(
+    const std::vector<LogWith>& log_with,
+    const std::filesystem::path& logging_dir,
+    const IsInstalled& is_installed,
+    const std::function<void(const std::string&)>& note) {
+  Choice choice(logging_dir, is_installed, note);
+  const auto name_of = [](const LogWith& each) {
+    return std::get_if<std::string>(&each);
+  };
+  const bool has_all =
+      std::any_of(log_with.begin(), log_with.end(), [&](const LogWith& each) {
+        return name_of(each) && *name_of(each) == kAll;
+      });
+  for (const LogWith& each : log_with) {
+    if (const std::string* const name = name_of(each)) {
+      if (!has_all) choice.add(*name);
+    } else {
+      choice.add(std::get<std::shared_ptr<GeneralTracker>>(each));
+    }
+  }
+  if (has_all) choice.add_installed();
+  return choice.take();
+}
+
+}  // namespace detail
+
+void register_tracker_class(
+    const std::string& name,
+    TrackerFactory factory,
+    const TrackerClassOptions& options) {
+  if (name.empty() || name == detail::kAll || !factory) {
+    throw ConfigError(detail::format(
+        "[trackers] \"{}\" cannot be registered: a class of trackers has a "
+        "name other than \"all\" and a function that makes them",
+        detail::printable(name)));
+  }
+  if (detail::find_tracker_class(name)) {
+    Logger().log(
+        LogLevel::warning,
+        "trackers",
+        detail::format("the tracker \"{}\" is replaced by another one", name));
+  }
+  detail::TrackerClass added{
+      name,
+      options.requires_logging_directory,
+      false,
+      [make = std::move(factory)](const detail::TrackerRequest& request) {
+        return make(
+            {request.project_name,
+             request.logging_dir.string(),
+             request.init_kwargs});
+      }};
+  detail::Registered& all = detail::registered();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(
+      all.classes, [&](const auto& each) { return each.name == name; });
+  all.classes.push_back(std::move(added));
+}
+
+}  // namespace accelerate

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/tracker.h>
+
+#include "trackers/tracker_request.h"
+
+namespace accelerate::detail {
+
+/// A kind of tracker that is known by name.
+struct TrackerClass {
+  std::string name;
+  bool requires_logging_directory = false;
+  /// Whether it calls the tool's own Python package.
+  bool needs_python = false;
+  std::function<std::shared_ptr<GeneralTracker>(const TrackerRequest&)> make;
+};
+
+/// The library's trackers in the order in which "all" has them, then those that
+/// were registered.
+std::vector<TrackerClass> tracker_classes();
+/// Nothing if no class has that name.
+std::optional<TrackerClass> find_tracker_class(std::string_view name);
+
+/// A tracker to be made, or one that the program has made.
+struct ChosenTracker {
+  std::string name;
+  std::shared_ptr<GeneralTracker> instance = nullptr;
+};
+
+/// Whether a class can be used on this machine.
+using IsInstalled = std::function<bool(const TrackerClass&)>;
+
+/// Resolves `log_with` as Accelerate does: "all" stands for every class that is
+/// installed, and leaves out nothing that the program has made; names come once
+/// each; those that are not installed are left out and told to `note`. Throws
+/// ConfigError for an unknown name, and for a class that requires a directory
+/// if `logging_dir` is empty.
+std::vector<ChosenTracker> filter_trackers(
+    const std::vector<LogWith>& log_with,
+    const std::filesystem::path& logging_dir,
+    const IsInstalled& is_installed,
+    const std::function<void(const std::string&)>& note = {});
+
+}  // namespace accelerate::detail

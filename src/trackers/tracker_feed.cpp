@@ -1,0 +1,224 @@
+#include "trackers/tracker_feed.h"
+
+#include <future>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::string message_of(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+TrackerFeed::TrackerFeed(Trackers trackers, Options options)
+    : trackers_(std::move(trackers)),
+      options_(std::move(options)),
+      num_failures_(trackers_.size()) {
+  thread_ = std::thread([this] { work(); });
+}
+
+TrackerFeed::~TrackerFeed() { finish(); }
+
+void TrackerFeed::start(const TrackedValues& config) {
+  run([&] {
+    for (const auto& tracker : trackers_) tracker->start();
+    if (config.empty()) return;
+    for (const auto& tracker : trackers_)
+      tracker->store_init_configuration(config);
+  });
+}
+
+// A single item may be larger than everything.
+bool TrackerFeed::fits(std::size_t size) const {
+  return waiting_.empty() ||
+      num_waiting_bytes_ + size <= options_.most_waiting_bytes || has_ended_;
+}
+
+bool TrackerFeed::has_room(
+    std::unique_lock<std::mutex>& lock,
+    std::size_t size) {
+  if (fits(size)) return true;
+  is_urgent_ = true;
+  work_.notify_one();
+  if (options_.when_full == WhenFull::wait) {
+    room_.wait(lock, [&] { return fits(size); });
+    return !has_ended_;
+  }
+  if (num_dropped_++ == 0) {
+    lock.unlock();
+    warn(format(
+        "[trackers] trackers are slower than what is logged; training goes on, "
+        "but they lose values while there is no room; {}",
+        options_.where_else));
+    lock.lock();
+  }
+  return false;
+}
+
+void TrackerFeed::push(std::shared_ptr<const FeedItem> item) {
+  const std::size_t size = size_of(*item);
+  std::unique_lock lock(mutex_);
+  if (!has_ended_ && has_room(lock, size)) enqueue(std::move(item), size);
+}
+
+void TrackerFeed::push_if_room(std::shared_ptr<const FeedItem> item) {
+  const std::size_t size = size_of(*item);
+  const std::lock_guard lock(mutex_);
+  if (!has_ended_ && fits(size)) enqueue(std::move(item), size);
+}
+
+void TrackerFeed::enqueue(
+    std::shared_ptr<const FeedItem> item,
+    std::size_t size) {
+  num_waiting_bytes_ += size;
+  waiting_.emplace_back(std::move(item));
+  // A thread that collects looks by itself.
+  if (std::exchange(is_idle_, false)) work_.notify_one();
+}
+
+void TrackerFeed::run(std::function<void()> function) {
+  // Shared, since the thread still holds the task when its result is there.
+  const auto task =
+      std::make_shared<std::packaged_task<void()>>(std::move(function));
+  std::future<void> done = task->get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_ended_) return;
+    waiting_.emplace_back(Call{[task] { (*task)(); }});
+    is_urgent_ = true;
+    is_idle_ = false;
+  }
+  work_.notify_one();
+  done.get();
+}
+
+void TrackerFeed::flush() {
+  run([this] {
+    call_trackers([](GeneralTracker& each) { each.flush(); }, "flush");
+  });
+}
+
+void TrackerFeed::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  work_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::uint64_t TrackerFeed::num_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return num_dropped_;
+}
+
+void TrackerFeed::work() {
+  std::unique_lock lock(mutex_);
+  const auto must_hurry = [&] { return is_ending_ || is_urgent_; };
+  while (true) {
+    is_idle_ = waiting_.empty();
+    work_.wait(lock, [&] { return is_ending_ || !waiting_.empty(); });
+    is_idle_ = false;
+    work_.wait_for(lock, options_.interval, must_hurry);
+    is_urgent_ = false;
+    std::vector<Entry> batch = std::exchange(waiting_, {});
+    num_waiting_bytes_ = 0;
+    if (batch.empty()) {
+      has_ended_ = true;
+      break;
+    }
+    lock.unlock();
+    room_.notify_all();
+    for (Entry& entry : batch) take(entry);
+    batch.clear();
+    lock.lock();
+    if (!waiting_.empty()) continue;
+    lock.unlock();
+    call_trackers([](GeneralTracker& each) { each.flush(); }, "flush");
+    lock.lock();
+  }
+  lock.unlock();
+  room_.notify_all();
+  call_trackers([](GeneralTracker& each) { each.finish(); }, "finish");
+  report_totals();
+}
+
+void TrackerFeed::take(Entry& entry) {
+  if (const auto* item = std::get_if<std::shared_ptr<const FeedItem>>(&entry)) {
+    give_to_all(**item);
+  } else {
+    std::get<Call>(entry).function();
+  }
+}
+
+void TrackerFeed::give_to_all(const FeedItem& item) {
+  for (std::size_t i = 0; i < trackers_.size(); ++i) {
+    try {
+      if (give(item, *trackers_[i])) continue;
+      const std::string_view kind = kind_of(item);
+      if (without_.emplace(i, kind).second) {
+        warn(format(
+            "[trackers] {} has no {}; {}",
+            trackers_[i]->name(),
+            kind,
+            options_.where_else));
+      }
+    } catch (...) {
+      note_failure(i, kind_of(item));
+    }
+  }
+}
+
+void TrackerFeed::call_trackers(
+    const std::function<void(GeneralTracker&)>& function,
+    std::string_view what) {
+  for (std::size_t i = 0; i < trackers_.size(); ++i) {
+    try {
+      function(*trackers_[i]);
+    } catch (...) {
+      note_failure(i, what);
+    }
+  }
+}
+
+void TrackerFeed::note_failure(std::size_t index, std::string_view what) {
+  if (++num_failures_[index] > 1) return;
+  warn(format(
+      "[trackers] {} failed ({}): {}; training goes on, and {}",
+      trackers_[index]->name(),
+      what,
+      message_of(std::current_exception()),
+      options_.where_else));
+}
+
+void TrackerFeed::report_totals() {
+  for (std::size_t i = 0; i < trackers_.size(); ++i) {
+    if (num_failures_[i] < 2) continue;
+    warn(format(
+        "[trackers] {} failed {} times",
+        trackers_[i]->name(),
+        num_failures_[i]));
+  }
+  const std::uint64_t dropped = num_dropped();
+  if (dropped == 0) return;
+  warn(format(
+      "[trackers] {} values, images and the like were lost to trackers because "
+      "there was no room for them",
+      dropped));
+}
+
+void TrackerFeed::warn(const std::string& text) const {
+  if (options_.warn) options_.warn(text);
+}
+
+}  // namespace accelerate::detail
