@@ -1,0 +1,175 @@
+#include "trackers/http_client.h"
+
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <curl/curl.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::size_t
+append_body(char* bytes, std::size_t size, std::size_t count, void* body) {
+  static_cast<std::string*>(body)->append(bytes, size * count);
+  return size * count;
+}
+
+bool may_pass(int status) {
+  return status == 0 || status == 408 || status == 429 || status == 500 ||
+      status == 502 || status == 503 || status == 504;
+}
+
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+}  // namespace
+
+std::string url_escaped(const std::string& text) {
+  constexpr std::string_view kPlain = "-._~/";
+  std::string result;
+  for (const char letter : text) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if ((byte < 0x80 && std::isalnum(byte) != 0) ||
+        kPlain.find(letter) != std::string_view::npos) {
+      result += letter;
+    } else {
+      char escape[4];
+      std::snprintf(escape, sizeof escape, "%%%02X", byte);
+      result += escape;
+    }
+  }
+  return result;
+}
+
+HttpClient::HttpClient(Options options)
+    : options_(std::move(options)), curl_(curl_easy_init()) {
+  if (!curl_) throw Error("[trackers] libcurl cannot be used");
+}
+
+HttpClient::~HttpClient() { curl_easy_cleanup(curl_); }
+
+HttpAnswer HttpClient::with_retries(
+    const std::function<HttpAnswer()>& attempt) const {
+  for (int retry = 0;; ++retry) {
+    const HttpAnswer answer = attempt();
+    if (!may_pass(answer.status)) return answer;
+    if (retry == options_.most_retries) {
+      if (answer.status != 0) return answer;
+      throw Error(format(
+          "[trackers] no answer from {}: {}", options_.base, answer.body));
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(
+        options_.backoff_factor * std::pow(2.0, retry)));
+  }
+}
+
+HttpAnswer HttpClient::perform(
+    const std::string& path,
+    const std::vector<std::string>& headers,
+    const std::function<void(void*)>& prepare) {
+  curl_easy_reset(curl_);
+  HttpAnswer answer;
+  const std::string url = options_.base + path;
+  curl_slist* list = nullptr;
+  for (const std::string& each : headers)
+    list = curl_slist_append(list, each.c_str());
+  const std::unique_ptr<curl_slist, void (*)(curl_slist*)> owner(
+      list, &curl_slist_free_all);
+  char reason[CURL_ERROR_SIZE] = "";
+  curl_easy_setopt(curl_, CURLOPT_URL, url.c_str());
+  curl_easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(curl_, CURLOPT_ERRORBUFFER, reason);
+  curl_easy_setopt(
+      curl_,
+      CURLOPT_TIMEOUT_MS,
+      static_cast<long>(options_.timeout_seconds * 1000));
+  curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &append_body);
+  curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &answer.body);
+  curl_easy_setopt(curl_, CURLOPT_HTTPHEADER, list);
+  if (!options_.bearer_token.empty()) {
+    curl_easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
+    curl_easy_setopt(
+        curl_, CURLOPT_XOAUTH2_BEARER, options_.bearer_token.c_str());
+  } else if (!options_.user.empty()) {
+    curl_easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
+    curl_easy_setopt(curl_, CURLOPT_USERNAME, options_.user.c_str());
+    curl_easy_setopt(curl_, CURLOPT_PASSWORD, options_.password.c_str());
+  }
+  if (!options_.certificates.empty())
+    curl_easy_setopt(curl_, CURLOPT_CAINFO, options_.certificates.c_str());
+  if (!options_.verifies_certificates) {
+    curl_easy_setopt(curl_, CURLOPT_SSL_VERIFYPEER, 0L);
+    curl_easy_setopt(curl_, CURLOPT_SSL_VERIFYHOST, 0L);
+  }
+  prepare(curl_);
+  const CURLcode code = curl_easy_perform(curl_);
+  long status = 0;
+  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
+  if (code == CURLE_OK) {
+    answer.status = static_cast<int>(status);
+  } else {
+    answer.body = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+  }
+  return answer;
+}
+
+HttpAnswer HttpClient::get(const std::string& path) {
+  return with_retries([&] { return perform(path, {}, [](void*) {}); });
+}
+
+HttpAnswer HttpClient::post_json(
+    const std::string& path,
+    const std::string& body) {
+  return with_retries([&] {
+    return perform(path, {"Content-Type: application/json"}, [&](void* curl) {
+      curl_easy_setopt(
+          curl,
+          CURLOPT_POSTFIELDSIZE_LARGE,
+          static_cast<curl_off_t>(body.size()));
+      curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
+    });
+  });
+}
+
+HttpAnswer HttpClient::put(const std::string& path, const std::string& body) {
+  return with_retries([&] {
+    return perform(
+        path, {"Content-Type: application/octet-stream"}, [&](void* curl) {
+          curl_easy_setopt(
+              curl,
+              CURLOPT_POSTFIELDSIZE_LARGE,
+              static_cast<curl_off_t>(body.size()));
+          curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
+          curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, "PUT");
+        });
+  });
+}
+
+HttpAnswer HttpClient::put_file(
+    const std::string& path,
+    const std::string& file) {
+  return with_retries([&] {
+    const File opened(std::fopen(file.c_str(), "rbe"), &std::fclose);
+    if (!opened) throw Error(format("[trackers] cannot read {}", file));
+    std::fseek(opened.get(), 0, SEEK_END);
+    const auto size = static_cast<curl_off_t>(std::ftell(opened.get()));
+    std::rewind(opened.get());
+    return perform(
+        path, {"Content-Type: application/octet-stream"}, [&](void* curl) {
+          curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+          curl_easy_setopt(curl, CURLOPT_READDATA, opened.get());
+          curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, size);
+        });
+  });
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace accelerate::detail {
+
+struct HttpClientOptions {
+  /// What requests begin with, such as "https://host:5000".
+  std::string base;
+  std::string bearer_token;
+  std::string user;
+  std::string password;
+  /// A file of certificates to trust; empty: the system's.
+  std::string certificates;
+  bool verifies_certificates = true;
+  double timeout_seconds = 120;
+  /// Requests that fail for a reason that may pass are repeated.
+  int most_retries = 4;
+  /// Before the n-th retry, factor * 2^(n-1) seconds pass.
+  double backoff_factor = 1;
+};
+
+struct HttpAnswer {
+  int status = 0;
+  std::string body;
+};
+
+/// Sends requests to one server over one connection. Not thread-safe.
+class HttpClient {
+ public:
+  using Options = HttpClientOptions;
+
+  explicit HttpClient(Options options);
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+  ~HttpClient();
+
+  // Throw Error if there is no answer, after retries.
+  HttpAnswer get(const std::string& path);
+  HttpAnswer post_json(const std::string& path, const std::string& body);
+  /// Sends a body, or the file of that name.
+  HttpAnswer put(const std::string& path, const std::string& body);
+  HttpAnswer put_file(const std::string& path, const std::string& file);
+
+ private:
+  HttpAnswer with_retries(const std::function<HttpAnswer()>& attempt) const;
+  HttpAnswer perform(
+      const std::string& path,
+      const std::vector<std::string>& headers,
+      const std::function<void(void*)>& prepare);
+
+  Options options_;
+  void* curl_ = nullptr;
+};
+
+/// Bytes that are no letters, digits or one of "-._~/" become %20 and the like.
+std::string url_escaped(const std::string& text);
+
+}  // namespace accelerate::detail

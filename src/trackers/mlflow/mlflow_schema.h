@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string_view>
+
+namespace accelerate::detail {
+
+/// The statements of mlflow_schema.sql, which the build copies into the
+/// library.
+extern const std::string_view kMlflowSchema;
+
+}  // namespace accelerate::detail

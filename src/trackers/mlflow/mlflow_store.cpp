@@ -1,0 +1,148 @@
+#include "trackers/mlflow/mlflow_store.h"
+
+#include <cctype>
+#include <cstdio>
+#include <random>
+#include <system_error>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "trackers/run_files.h"
+
+namespace accelerate::detail {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kDirectory = "mlruns";
+constexpr std::string_view kDatabase = "mlflow.db";
+
+/// "file" of "file:///runs"; empty for a path.
+std::string scheme_of(std::string_view uri) {
+  const std::size_t colon = uri.find(':');
+  if (colon == std::string_view::npos || colon < 2) return "";
+  const std::string_view scheme = uri.substr(0, colon);
+  for (const char letter : scheme) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (std::isalnum(byte) == 0 && letter != '+' && letter != '-') return "";
+  }
+  return to_lower(scheme);
+}
+
+/// Replaces %20 and the like.
+std::string unescaped(std::string_view text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const std::string_view digits = text.substr(i + 1, 2);
+    if (text[i] == '%' && digits.size() == 2 &&
+        std::isxdigit(static_cast<unsigned char>(digits[0])) != 0 &&
+        std::isxdigit(static_cast<unsigned char>(digits[1])) != 0) {
+      result += static_cast<char>(std::stoi(std::string(digits), nullptr, 16));
+      i += 2;
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
+bool has_runs(const fs::path& directory) {
+  std::error_code problem;
+  for (const auto& each : fs::directory_iterator(directory, problem)) {
+    const std::string name = each.path().filename().string();
+    if (name.find_first_not_of("0123456789") == std::string::npos &&
+        fs::exists(each.path() / "meta.yaml", problem)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string new_mlflow_run_id() {
+  std::random_device random;
+  std::string result;
+  while (result.size() < 32) {
+    char digits[9];
+    std::snprintf(
+        digits, sizeof digits, "%08x", static_cast<unsigned int>(random()));
+    result += digits;
+  }
+  return result;
+}
+
+fs::path path_of_uri(const std::string& uri) {
+  const std::string scheme = scheme_of(uri);
+  if (scheme.empty()) return uri;
+  if (scheme != "file") return {};
+  std::string_view path(uri);
+  path.remove_prefix(scheme.size() + 1);
+  if (path.starts_with("//")) {
+    // Between the slashes is the host, which is this one.
+    path.remove_prefix(2);
+    const std::size_t slash = path.find('/');
+    path.remove_prefix(slash == std::string_view::npos ? path.size() : slash);
+  }
+  return unescaped(path);
+}
+
+std::string uri_of_path(const fs::path& path) {
+  constexpr std::string_view kPlain = "/-._~";
+  std::string uri = "file://";
+  for (const char letter : fs::absolute(path).lexically_normal().string()) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (std::isalnum(byte) != 0 || kPlain.find(letter) != std::string::npos) {
+      uri += letter;
+    } else {
+      char escape[4];
+      std::snprintf(escape, sizeof escape, "%%%02X", byte);
+      uri += escape;
+    }
+  }
+  return uri;
+}
+
+std::string absolute_artifact_location(const std::string& location) {
+  return scheme_of(location).empty() ? uri_of_path(location) : location;
+}
+
+fs::path mlflow_artifact_path(
+    const std::string& artifact_uri,
+    const std::string& path) {
+  const fs::path directory = path_of_uri(artifact_uri);
+  if (directory.empty()) {
+    throw Error(format(
+        "[trackers] MLflow's artifacts of this run go to {}, which only its "
+        "Python package can write; give a local artifact location, or use a "
+        "tracking server that serves artifacts",
+        printable(artifact_uri)));
+  }
+  return path_below(directory, path);
+}
+
+std::unique_ptr<MlflowStore> open_mlflow_store(
+    const std::string& uri,
+    const Environment& environment) {
+  if (uri.empty()) {
+    if (has_runs(kDirectory)) return open_mlflow_files(kDirectory);
+    return open_mlflow_database(kDatabase);
+  }
+  const std::string scheme = scheme_of(uri);
+  if (scheme == "http" || scheme == "https")
+    return open_mlflow_server(uri, environment);
+  constexpr std::string_view kSqlite = "sqlite:///";
+  if (uri.starts_with(kSqlite))
+    return open_mlflow_database(unescaped(uri.substr(kSqlite.size())));
+  const fs::path directory = path_of_uri(uri);
+  if (!directory.empty()) return open_mlflow_files(directory);
+  throw ConfigError(format(
+      "[trackers] MLFLOW_TRACKING_URI is \"{}\"; use a directory, file:, "
+      "sqlite:///, http:// or https://, or start \"mlflow server\" in front of "
+      "another store",
+      printable(uri)));
+}
+
+}  // namespace accelerate::detail
