@@ -3,7 +3,10 @@
 #include <any>
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,8 +29,14 @@ class ACCELERATE_API TrackedValue {
  public:
   using List = std::vector<TrackedValue>;
   using Map = std::vector<NamedValue>;
-  using Content = std::
-      variant<std::monostate, bool, std::int64_t, double, std::string, List, Map>;
+  using Content = std::variant<
+      std::monostate,
+      bool,
+      std::int64_t,
+      double,
+      std::string,
+      List,
+      Map>;
 
   TrackedValue() = default;
   template <std::same_as<bool> T>
@@ -143,7 +152,8 @@ class ACCELERATE_API GeneralTracker {
   [[nodiscard]] virtual std::string name() const = 0;
   /// Whether it writes files below ProjectConfiguration::logging_dir.
   [[nodiscard]] virtual bool requires_logging_directory() const;
-  /// Whether only the main process has one; otherwise every rank has its own.
+  /// Whether the tool has one writer per run; otherwise programs may make one
+  /// on each rank themselves. init_trackers() makes them on the main process.
   [[nodiscard]] virtual bool main_process_only() const;
 
   /// Begins the run. May throw: init_trackers() then throws, too.
@@ -188,5 +198,38 @@ class ACCELERATE_API GeneralTracker {
   /// The tool's own object or handle; empty if there is none.
   [[nodiscard]] virtual std::any tracker();
 };
+
+/// A tracker to log with: the name of one of the library's or of a registered
+/// class, "all", or one that the program has made.
+using LogWith = std::variant<std::string, std::shared_ptr<GeneralTracker>>;
+
+/// Settings of trackers by their names: {{"wandb", {{"entity", "team"}}}}.
+using TrackerKwargs = std::map<std::string, TrackedValues, std::less<>>;
+
+/// What a tracker of a registered class is made from.
+struct TrackerArguments {
+  /// The name given to init_trackers().
+  std::string project_name;
+  /// Empty if there is none.
+  std::string logging_dir;
+  /// init_kwargs of this tracker.
+  TrackedValues init_kwargs;
+};
+
+using TrackerFactory =
+    std::function<std::shared_ptr<GeneralTracker>(const TrackerArguments&)>;
+
+struct TrackerClassOptions {
+  /// Refuse it where there is no ProjectConfiguration::logging_dir.
+  bool requires_logging_directory = false;
+};
+
+/// Makes a tracker available by name to every Accelerator of this process that
+/// is made afterwards. A name that is taken is taken over, with a warning.
+/// Throws ConfigError without a name or factory, and for "all".
+ACCELERATE_API void register_tracker_class(
+    const std::string& name,
+    TrackerFactory factory,
+    const TrackerClassOptions& options = {});
 
 }  // namespace accelerate
