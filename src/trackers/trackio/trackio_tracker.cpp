@@ -1,0 +1,277 @@
+#include <algorithm>
+#include <any>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "trackers/database.h"
+#include "trackers/keyword_arguments.h"
+#include "trackers/mlflow/mlflow_store.h"
+#include "trackers/python/python_json.h"
+#include "trackers/python/python_tracker.h"
+#include "trackers/tracker_request.h"
+
+namespace accelerate::detail {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Trackio adds the tables of what is not written here when it opens the file.
+constexpr const char* kTrackioTables =
+    "CREATE TABLE IF NOT EXISTS metrics ("
+    "id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, "
+    "timestamp TEXT NOT NULL, run_name TEXT NOT NULL, step INTEGER NOT NULL, "
+    "metrics TEXT NOT NULL, log_id TEXT, space_id TEXT);"
+    "CREATE INDEX IF NOT EXISTS idx_metrics_run_step "
+    "ON metrics(run_id, step);"
+    "CREATE INDEX IF NOT EXISTS idx_metrics_run_timestamp "
+    "ON metrics(run_id, timestamp);"
+    "CREATE UNIQUE INDEX IF NOT EXISTS idx_metrics_log_id "
+    "ON metrics(log_id) WHERE log_id IS NOT NULL;"
+    "CREATE INDEX IF NOT EXISTS idx_metrics_pending "
+    "ON metrics(space_id) WHERE space_id IS NOT NULL;"
+    "CREATE TABLE IF NOT EXISTS configs ("
+    "id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, "
+    "run_name TEXT NOT NULL, config TEXT NOT NULL, created_at TEXT NOT NULL, "
+    "UNIQUE(run_id));"
+    "CREATE INDEX IF NOT EXISTS idx_configs_run_name ON configs(run_name);";
+
+/// The name of a project's file, as Trackio makes it.
+std::string trackio_file_name(std::string_view project) {
+  std::string name;
+  for (const char letter : project) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (byte >= 0x80 || std::isalnum(byte) != 0 || letter == '-' ||
+        letter == '_') {
+      name += letter;
+    }
+  }
+  return (name.empty() ? "default" : name) + ".db";
+}
+
+std::string iso_time(double seconds) {
+  const auto whole = static_cast<std::time_t>(std::floor(seconds));
+  std::tm parts{};
+  ::gmtime_r(&whole, &parts);
+  std::array<char, 64> date{};
+  std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &parts);
+  std::array<char, 96> text{};
+  std::snprintf(
+      text.data(),
+      text.size(),
+      "%s.%06d+00:00",
+      date.data(),
+      static_cast<int>((seconds - static_cast<double>(whole)) * 1e6));
+  return text.data();
+}
+
+/// Numbers that JSON lacks become the strings that Trackio reads.
+TrackedValue as_trackio_has_it(const TrackedValue& value) {
+  if (const auto* const real = std::get_if<double>(&value.content());
+      real && !std::isfinite(*real)) {
+    if (std::isnan(*real)) return "NaN";
+    return *real > 0 ? "Infinity" : "-Infinity";
+  }
+  if (const auto* const list =
+          std::get_if<TrackedValue::List>(&value.content())) {
+    TrackedValue::List result;
+    for (const TrackedValue& each : *list)
+      result.push_back(as_trackio_has_it(each));
+    return result;
+  }
+  if (!value.map()) return value;
+  TrackedValues result;
+  for (const NamedValue& each : *value.map())
+    result.push_back({each.name, as_trackio_has_it(each.value)});
+  return result;
+}
+
+std::string trackio_json(const TrackedValues& values) {
+  return python_json(as_trackio_has_it(values));
+}
+
+struct TrackioOptions {
+  fs::path database;
+  std::string run_name;
+  std::string resume;  ///< "never", "allow" or "must"
+  TrackedValue group;
+  double begin = 0;
+};
+
+/// Writes the SQLite file that Trackio's dashboard reads.
+class TrackioTracker final : public GeneralTracker {
+ public:
+  explicit TrackioTracker(TrackioOptions options)
+      : options_(std::move(options)) {}
+
+  [[nodiscard]] std::string name() const override { return "trackio"; }
+  [[nodiscard]] bool main_process_only() const override { return false; }
+
+  void start() override;
+  void store_init_configuration(const TrackedValues& values) override {
+    write_config(values);
+  }
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  void flush() override;
+  void finish() override {
+    flush();
+    database_.reset();
+  }
+  /// The path of the database, as std::filesystem::path.
+  [[nodiscard]] std::any tracker() override { return options_.database; }
+
+ private:
+  void write_config(TrackedValues values);
+
+  TrackioOptions options_;
+  std::unique_ptr<Database> database_;
+  std::string run_id_;
+  std::int64_t next_step_ = 0;
+  std::vector<DatabaseRow> waiting_;
+};
+
+void TrackioTracker::start() {
+  database_ = std::make_unique<Database>(options_.database);
+  database_->run(kTrackioTables);
+  for (const char* const column : {"run_id", "log_id", "space_id"}) {
+    if (database_->has_column("metrics", column)) continue;
+    throw ConfigError(format(
+        "[trackers] {} is of an earlier version of Trackio (its metrics have "
+        "no {}); open it once with a current one",
+        options_.database.string(),
+        column));
+  }
+  std::optional<std::string> known;
+  if (options_.resume != "never") {
+    known = database_->text(
+        "SELECT run_id FROM configs WHERE run_name = ? ORDER BY id DESC",
+        {options_.run_name});
+  }
+  if (!known && options_.resume == "must") {
+    throw ConfigError(format(
+        "[trackers] {} has no run \"{}\" to resume; correct trackio's \"name\""
+        ", or set \"resume\" to \"allow\"",
+        options_.database.string(),
+        printable(options_.run_name)));
+  }
+  run_id_ = known.value_or(new_mlflow_run_id());
+  if (!known) {
+    write_config({});
+    return;
+  }
+  const auto last = database_->text(
+      "SELECT MAX(step) FROM metrics WHERE run_id = ?", {run_id_});
+  next_step_ = last ? parse_int(*last).value_or(-1) + 1 : 0;
+}
+
+void TrackioTracker::write_config(TrackedValues values) {
+  values.push_back({"_Username", TrackedValue()});
+  values.push_back({"_Created", iso_time(options_.begin)});
+  values.push_back({"_Group", options_.group});
+  database_->query(
+      "INSERT OR REPLACE INTO configs (run_id, run_name, config, created_at) "
+      "VALUES (?, ?, ?, ?)",
+      {run_id_,
+       options_.run_name,
+       trackio_json(values),
+       iso_time(options_.begin)});
+}
+
+void TrackioTracker::log(
+    const TrackedValues& values,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const KeywordArguments arguments("trackio's log_kwargs", options, {});
+  const std::int64_t step = time.step.value_or(next_step_);
+  next_step_ = std::max(next_step_, step + 1);
+  waiting_.push_back(
+      {iso_time(time.seconds),
+       run_id_,
+       options_.run_name,
+       step,
+       trackio_json(values),
+       new_mlflow_run_id()});
+}
+
+void TrackioTracker::flush() {
+  if (waiting_.empty()) return;
+  DatabaseTransaction transaction(*database_);
+  for (const DatabaseRow& row : waiting_) {
+    database_->query(
+        "INSERT OR IGNORE INTO metrics "
+        "(timestamp, run_id, run_name, step, metrics, log_id) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        row);
+  }
+  transaction.commit();
+  waiting_.clear();
+}
+
+fs::path trackio_directory(const Environment& environment) {
+  if (const auto directory = environment.get("TRACKIO_DIR")) return *directory;
+  if (const auto home = environment.get("HF_HOME"))
+    return fs::path(*home) / "trackio";
+  const auto home = environment.get("HOME");
+  if (!home) {
+    throw ConfigError(
+        "[trackers] Trackio's directory is unknown, as HOME is not set; set "
+        "TRACKIO_DIR");
+  }
+  return fs::path(*home) / ".cache/huggingface/trackio";
+}
+
+}  // namespace
+
+std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
+  constexpr std::string_view kOwn[] = {"name", "group", "resume"};
+  const bool needs_python = request.environment.has("TRACKIO_SPACE_ID") ||
+      request.environment.has("TRACKIO_SERVER_URL") ||
+      std::any_of(request.init_kwargs.begin(),
+                  request.init_kwargs.end(),
+                  [&](const NamedValue& each) {
+                    return std::find(
+                               std::begin(kOwn), std::end(kOwn), each.name) ==
+                        std::end(kOwn);
+                  });
+  // Spaces, servers and system figures are the package's own business.
+  if (needs_python) return make_python_tracker(request, "trackio");
+  const KeywordArguments arguments(
+      "trackio's init_kwargs",
+      request.init_kwargs,
+      {"name", "group", "resume"});
+  TrackioOptions options;
+  options.database = trackio_directory(request.environment) /
+      trackio_file_name(request.project_name);
+  options.run_name = arguments.text("name").value_or(
+      "run-" + new_mlflow_run_id().substr(0, 8));
+  options.resume = arguments.text("resume").value_or("never");
+  if (options.resume != "never" && options.resume != "allow" &&
+      options.resume != "must") {
+    throw ConfigError(format(
+        "[trackers] trackio's \"resume\" is \"{}\"; it is never, allow or must",
+        printable(options.resume)));
+  }
+  if (const auto group = arguments.text("group")) options.group = *group;
+  options.begin = request.begin;
+  return std::make_unique<TrackioTracker>(std::move(options));
+}
+
+}  // namespace accelerate::detail
