@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/runs/run_place.h"
+#include "format/journal/journal_kinds.h"
+#include "format/journal/journal_reader.h"
+#include "format/journal/run_history.h"
+
+namespace accelerate::cli {
+
+/// A run as its journal tells it so far. Not thread-safe.
+class RunRecord {
+ public:
+  using Point = detail::RunHistory::Point;
+  using Event = detail::RunHistory::Event;
+  using Series = std::map<std::string, std::vector<Point>>;
+  struct RankSample {
+    double time = 0;
+    std::vector<detail::JournalRank> ranks;
+  };
+
+  /// Throws Error if the journal cannot be opened.
+  explicit RunRecord(RunPlace place);
+
+  /// Reads what the journal has got since the last call. Returns whether there
+  /// was anything. Throws Error if it cannot be read.
+  bool update();
+
+  [[nodiscard]] const RunPlace& place() const { return place_; }
+  [[nodiscard]] const std::string& name() const { return place_.name; }
+  /// Figures by name, those that were logged among other values included.
+  [[nodiscard]] const Series& series() const { return history_.series(); }
+  /// Figures of the machine by name; the step of a point is its number.
+  [[nodiscard]] const Series& system() const { return system_; }
+  [[nodiscard]] const std::vector<RankSample>& ranks() const { return ranks_; }
+  /// All other events.
+  [[nodiscard]] const std::vector<Event>& events() const {
+    return history_.events();
+  }
+  [[nodiscard]] const std::vector<detail::RunHistory::Session>& sessions()
+      const {
+    return history_.sessions();
+  }
+  [[nodiscard]] const Event* last_event(
+      std::string_view kind,
+      std::string_view name = {}) const {
+    return history_.last_event(kind, name);
+  }
+
+  /// The largest step of any figure.
+  [[nodiscard]] std::optional<std::int64_t> last_step() const;
+  /// The times of the first and the last entry, in seconds since 1970; 0 if
+  /// there is none.
+  [[nodiscard]] double begin() const { return begin_; }
+  [[nodiscard]] double end() const { return end_; }
+  [[nodiscard]] std::uint64_t num_damaged_bytes() const {
+    return reader_->num_damaged_bytes();
+  }
+  /// What the last process said about itself; empty if it said nothing.
+  [[nodiscard]] detail::JournalSessionInfo info() const;
+
+ private:
+  void take_events(std::vector<detail::JournalEntry>& entries);
+  void add_system(const detail::JournalEntry& entry, const std::string& body);
+
+  RunPlace place_;
+  std::unique_ptr<detail::JournalReader> reader_;
+  detail::RunHistory history_;
+  Series system_;
+  std::vector<RankSample> ranks_;
+  double begin_ = 0;
+  double end_ = 0;
+};
+
+/// The figure that stands for a run: of its losses, else of all figures, the
+/// one with the most points. Empty if there is none.
+std::string main_figure_of(const RunRecord& run);
+
+/// All that was configured, by name: configuration and hyperparameters, whose
+/// nested names are joined by "/", and what the last process said about itself
+/// ("seeds/...", "versions/...", "num_processes", "host", "command").
+std::vector<std::pair<std::string, std::string>> settings_of(
+    const RunRecord& run);
+
+/// Opens and reads the runs of find_runs().
+std::vector<std::unique_ptr<RunRecord>> read_runs(
+    const std::vector<std::string>& paths);
+
+}  // namespace accelerate::cli

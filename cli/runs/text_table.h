@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace accelerate::cli {
+
+/// Number of columns that a UTF-8 text takes on a terminal, if no character in
+/// it is wide.
+std::size_t shown_width(std::string_view text);
+
+/// Rows under a heading, in columns as wide as they need to be. The first
+/// column is aligned to the left, and so are those whose values are not all
+/// numbers. Values are made printable.
+class TextTable {
+ public:
+  explicit TextTable(std::vector<std::string> heading);
+  void add(std::vector<std::string> row);
+  [[nodiscard]] bool empty() const { return rows_.size() < 2; }
+  /// Each line ends with a line break and begins with `indent`.
+  [[nodiscard]] std::string text(std::string_view indent = {}) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace accelerate::cli

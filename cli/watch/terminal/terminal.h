@@ -1,0 +1,36 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/watch/terminal/dashboard.h"
+
+namespace accelerate::cli {
+
+/// The terminal while the tool draws on it: alternate screen, no cursor, keys
+/// unread by the shell. The destructor restores it, and so do the signals that
+/// end the process. There is at most one.
+class Terminal {
+ public:
+  /// Throws ConfigError if standard input and output are no terminal.
+  Terminal();
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  ~Terminal();
+
+  /// Whether both are a terminal that understands escape sequences. `type`:
+  /// TERM.
+  static bool is_usable(const std::optional<std::string>& type);
+
+  [[nodiscard]] ScreenSize size() const;
+  void show(const std::vector<std::string>& lines);
+
+  enum class Wake { key, time, resize, end };
+  /// Waits for a key, a change of size, a signal to end, or until the time is
+  /// over. Keys are appended to `input`.
+  Wake wait(std::chrono::milliseconds longest, std::string& input);
+};
+
+}  // namespace accelerate::cli
