@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+namespace accelerate::detail {
+
+/// One NVIDIA device as the driver sees it.
+struct DeviceFigures {
+  double memory_mb = 0;
+  double utilization_percent = 0;
+};
+
+/// NVIDIA's management library, loaded if the machine has it.
+class Nvml {
+ public:
+  /// Null where there is no such library, driver or device.
+  static std::unique_ptr<Nvml> load();
+
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+  ~Nvml();
+
+  /// In the driver's order; those that do not answer are 0.
+  [[nodiscard]] std::vector<DeviceFigures> devices() const;
+
+ private:
+  struct Library;
+
+  explicit Nvml(std::unique_ptr<Library> library);
+
+  std::unique_ptr<Library> library_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,148 @@
+#include "trackers/system/system_figures.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr double kMB = 1e6;
+// Of a file of /proc; more has nothing that is read here.
+constexpr std::size_t kMostBytes = 1 << 18;
+
+// Three decimals are enough for people and journals.
+double rounded(double figure) { return std::round(figure * 1000) / 1000; }
+
+double mb(std::uint64_t bytes) {
+  return rounded(static_cast<double>(bytes) / kMB);
+}
+
+// 0 if a device was removed and the sum became smaller.
+std::uint64_t since(std::uint64_t now, std::uint64_t begin) {
+  return now > begin ? now - begin : 0;
+}
+
+}  // namespace
+
+SystemReader::SystemReader(
+    std::filesystem::path root,
+    std::unique_ptr<Nvml> nvml)
+    : root_(std::move(root)),
+      nvml_(std::move(nvml)),
+      ticks_(cpu_ticks(read("proc/stat"))),
+      disk_(disk_bytes(read("proc/diskstats"))),
+      network_(network_bytes(read("proc/net/dev"))) {}
+
+std::string SystemReader::read(const std::filesystem::path& path) const {
+  const int file = ::open((root_ / path).c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  std::string text;
+  std::array<char, 1 << 14> chunk;
+  while (text.size() < kMostBytes) {
+    const auto got = ::read(file, chunk.data(), chunk.size());
+    if (got <= 0) break;
+    text.append(chunk.data(), static_cast<std::size_t>(got));
+  }
+  ::close(file);
+  return text;
+}
+
+std::optional<std::uint64_t> SystemReader::container_bytes(
+    std::uint64_t machine_total) const {
+  const std::string own = read("proc/self/cgroup");
+  const auto path = cgroup_path(own);
+  if (!path) return std::nullopt;
+  const auto group = std::filesystem::path("sys/fs/cgroup") / *path;
+  const auto limit = lone_number(read(group / "memory.max"));
+  if (!limit || *limit >= machine_total) return std::nullopt;
+  const auto used = lone_number(read(group / "memory.current"));
+  if (!used) return std::nullopt;
+  // Cached files give way to programs, as in MemAvailable.
+  return since(
+      *used,
+      keyed_number(read(group / "memory.stat"), "inactive_file").value_or(0));
+}
+
+std::optional<std::uint64_t> SystemReader::machine_bytes() const {
+  const std::string text = read("proc/meminfo");
+  const auto total = meminfo_bytes(text, "MemTotal");
+  if (!total) return std::nullopt;
+  if (const auto bytes = container_bytes(*total)) return bytes;
+  const auto available = meminfo_bytes(text, "MemAvailable");
+  if (!available) return std::nullopt;
+  return since(*total, *available);
+}
+
+std::string SystemReader::json() {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  const auto ticks = cpu_ticks(read("proc/stat"));
+  if (ticks && ticks_ && ticks->all > ticks_->all) {
+    const double share = static_cast<double>(since(ticks->busy, ticks_->busy)) /
+        static_cast<double>(ticks->all - ticks_->all);
+    json["cpu_percent"] = rounded(100 * std::min(share, 1.0));
+  }
+  ticks_ = ticks;
+  if (const auto pages = resident_pages(read("proc/self/statm"))) {
+    json["process_mb"] = rounded(
+        static_cast<double>(*pages) *
+        static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMB);
+  }
+  if (const auto bytes = machine_bytes()) json["machine_mb"] = mb(*bytes);
+  const ByteCounts disk = disk_bytes(read("proc/diskstats"));
+  json["disk_read_mb"] = mb(since(disk.in, disk_.in));
+  json["disk_write_mb"] = mb(since(disk.out, disk_.out));
+  const ByteCounts network = network_bytes(read("proc/net/dev"));
+  json["network_in_mb"] = mb(since(network.in, network_.in));
+  json["network_out_mb"] = mb(since(network.out, network_.out));
+  if (nvml_) {
+    std::size_t number = 0;
+    for (const DeviceFigures& device : nvml_->devices()) {
+      const std::string name = "device." + std::to_string(number++);
+      json[name + ".memory_mb"] = rounded(device.memory_mb);
+      json[name + ".utilization_percent"] = device.utilization_percent;
+    }
+  }
+  return json.dump();
+}
+
+SystemFigures::SystemFigures(std::chrono::milliseconds interval, Report report)
+    : SystemFigures(interval, std::move(report), nullptr) {}
+
+SystemFigures::SystemFigures(
+    std::chrono::milliseconds interval,
+    Report report,
+    std::unique_ptr<SystemReader> reader)
+    : interval_(interval),
+      report_(std::move(report)),
+      reader_(std::move(reader)),
+      thread_([this] { run(); }) {}
+
+SystemFigures::~SystemFigures() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void SystemFigures::run() {
+  // Loading NVIDIA's library takes time that the training loop need not wait.
+  if (!reader_) reader_ = std::make_unique<SystemReader>("/", Nvml::load());
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, interval_, [this] { return is_ending_; })) {
+    lock.unlock();
+    report_(reader_->json());
+    lock.lock();
+  }
+}
+
+}  // namespace accelerate::detail
