@@ -9,6 +9,7 @@
 #include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/bucket_hook.h>
 #include <accelerate/checkpoint.h>
@@ -58,5 +59,6 @@
 #include <accelerate/tensor_dataset.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/tracker.h>
+#include <accelerate/tracking.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

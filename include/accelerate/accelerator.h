@@ -19,6 +19,7 @@
 #include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/accelerator_tracking.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
@@ -52,15 +53,16 @@ struct AddedTechnique;
 }  // namespace detail
 
 /// The functions that a training program needs, the same for one process and
-/// for many; those that concern processes, the defaults of loaders, and values of
-/// all ranks are in base classes (accelerator_processes.h,
-/// accelerator_loaders.h, accelerator_collectives.h). Built by every rank at once. A cheap handle: copies are the same
-/// accelerator. Not for several threads at once, but ranks may be threads with
-/// an Accelerator each.
+/// for many; those that concern processes, the defaults of loaders, values of all
+/// ranks, and trackers are in base classes (accelerator_processes.h,
+/// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h).
+/// Built by every rank at once. A cheap handle: copies are the same accelerator.
+/// Not for several threads at once, but ranks may be threads with an Accelerator
+/// each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
 /// they throw DistributedError naming the peer that died or stays silent.
-class ACCELERATE_API Accelerator : public AcceleratorCollectives {
+class ACCELERATE_API Accelerator : public AcceleratorTracking {
  public:
   /// Connects to the other ranks. Throws one ConfigError with everything that
   /// is wrong with the options and the launcher's settings, or DistributedError
@@ -508,8 +510,9 @@ class ACCELERATE_API Accelerator : public AcceleratorCollectives {
   /// while another still needs them, then `free_memory()`. Destructors do
   /// neither, so that a rank that fails does not wait.
   void finish() const;
-  /// Accelerate's name for `finish()`.
-  void end_training() const { finish(); }
+  /// Finishes the trackers and the journal, then as finish(). Nothing is lost
+  /// without it: an Accelerator that is destroyed finishes them, too.
+  void end_training() const;
 
   /// Every option in force, one per line: its value and where it comes from,
   /// which is code, a flag, an environment variable, a file, the default, or

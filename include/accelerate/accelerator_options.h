@@ -12,6 +12,7 @@
 #include <accelerate/precision.h>
 #include <accelerate/profiler.h>
 #include <accelerate/random.h>
+#include <accelerate/tracker.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -112,6 +113,22 @@ struct AcceleratorOptions {
   std::string project_dir = {};
   /// Names and numbers of checkpoints; its project_dir overrides the above.
   ProjectConfiguration project_configuration = {};
+
+  // Trackers and the journal.
+
+  /// Trackers of init_trackers(): names ("tensorboard", "wandb", "trackio",
+  /// "comet_ml", "aim", "mlflow", "clearml", "dvclive", "swanlab", and those of
+  /// register_tracker_class()), "all", or objects.
+  std::vector<LogWith> log_with = {};
+  /// Write what is logged to `<logging_dir>/<run>/journal` as well, from which
+  /// it can be watched, compared and replayed to any tracker. Without
+  /// logging_dir and project_dir it is in "./runs".
+  bool journal = true;
+  /// The name of the run. Unset: ACCELERATE_RUN_NAME or `--run_name`, else the
+  /// project's name (before init_trackers(), the program's) with date, time and
+  /// four hexadecimal digits. A name that exists goes on with that run's
+  /// journal.
+  std::optional<std::string> run_name = std::nullopt;
 
   // Without effect in this version; reported if given.
 

@@ -44,8 +44,7 @@ concept CheckpointValue = std::same_as<T, bool> ||
 /// Where a program writes its files, and how checkpoints are named and kept.
 struct ProjectConfiguration {
   std::string project_dir = {};
-  /// Directory of trackers; empty: project_dir. This version has no trackers:
-  /// a directory of its own is reported as without effect.
+  /// Directory of trackers and of the run's journal; empty: project_dir.
   std::string logging_dir = {};
   /// save_state() writes `project_dir`/checkpoints/checkpoint_<number>, and
   /// load_state() without a path takes the newest complete one.

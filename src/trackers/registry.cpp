@@ -8,7 +8,6 @@
 #include <accelerate/log.h>
 
 #include "base/text.h"
-#include "trackers/python/python_tracker.h"
 
 namespace accelerate {
 
@@ -23,12 +22,7 @@ const std::vector<TrackerClass>& own_classes() {
   static const std::vector<TrackerClass> classes{
       {"tensorboard", true, false, &make_tensorboard},
       {"wandb", false, false, &make_wandb},
-      {"trackio",
-       false,
-       true,
-       [](const TrackerRequest& request) {
-         return make_python_tracker(request, "trackio");
-       }},
+      {"trackio", false, false, &make_trackio},
       {"comet_ml", false, true, &make_comet_ml},
       {"aim", true, true, &make_aim},
       {"mlflow", false, false, &make_mlflow},

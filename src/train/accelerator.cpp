@@ -18,6 +18,7 @@
 #include "precision/support.h"
 #include "train/accumulation_window.h"
 #include "train/ignored_options.h"
+#include "train/run_state.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -76,6 +77,7 @@ detail::Source source_from_code(const AcceleratorOptions& options) {
   if (const auto cpu = options.cpu ? options.cpu : options.world.cpu)
     source.add("use_cpu", *cpu ? "true" : "false", "code");
   add_world_options(source, options);
+  add("run_name", options.run_name);
   add("gradient_accumulation_steps",
       options.gradient_accumulation.num_steps
           ? options.gradient_accumulation.num_steps
@@ -269,6 +271,30 @@ SettingsInForce settings_in_force(
   return {std::move(settings), std::move(ignored)};
 }
 
+std::unique_ptr<detail::RunTracking> make_tracking(
+    const AcceleratorOptions& options,
+    const Session& session,
+    const detail::Environment& environment) {
+  const ProjectConfiguration& project = session.checkpoints->project;
+  auto warnings = std::make_shared<detail::WarningTap>();
+  detail::RunTrackingOptions tracking{
+      .log_with = options.log_with,
+      .is_main_process = session.world.rank() == 0,
+      .journal = options.journal,
+      .opens_at_once = !project.project_dir.empty(),
+      .logging_dir = project.logging_dir.empty() ? project.project_dir
+                                                 : project.logging_dir,
+      .run_name = session.settings.text("run_name"),
+      .environment = environment,
+      .logger = session.world.logger(),
+      .warnings = warnings,
+      .describe = detail::describe_process(session.world, session.mesh)};
+  Logger& logger = session.world.group().impl()->world->logger;
+  logger = logger.also_to(
+      [warnings](const LogRecord& record) { warnings->take(record); });
+  return std::make_unique<detail::RunTracking>(std::move(tracking));
+}
+
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added) {
@@ -312,6 +338,7 @@ std::shared_ptr<Session> make_session(
       .schedulers = {},
       .active_loaders = {},
       .agreement = nullptr,
+      .tracking = nullptr,
       .checkpoints = nullptr});
   session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
@@ -322,6 +349,9 @@ std::shared_ptr<Session> make_session(
       });
   session->checkpoints = std::make_unique<detail::Checkpoints>(
       session->world, *session->agreement, project_configuration(options));
+  session->tracking = make_tracking(options, *session, environment);
+  session->checkpoints->components.push_back(
+      detail::run_component(*session->tracking));
   return session;
 }
 
@@ -348,12 +378,12 @@ int detail::accumulation_window(
 }
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : AcceleratorCollectives(make_session(options, {})) {}
+    : AcceleratorTracking(make_session(options, {})) {}
 
 Accelerator::Accelerator(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added)
-    : AcceleratorCollectives(make_session(options, added)) {}
+    : AcceleratorTracking(make_session(options, added)) {}
 
 AutocastScope Accelerator::autocast() const {
   return autocast(session_->autocast);

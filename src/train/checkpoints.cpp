@@ -83,7 +83,10 @@ SaveTicket Accelerator::save_state(
       options,
       modules_of(session),
       lister(session));
-  if (!ticket.was_skipped()) warn_inside_window(session);
+  if (ticket.was_skipped()) return ticket;
+  warn_inside_window(session);
+  session.tracking->note_checkpoint(
+      ticket.path().string(), [ticket] { return ticket.is_done(); });
   return ticket;
 }
 

@@ -22,14 +22,6 @@ void append(
       std::make_move_iterator(more.end()));
 }
 
-// Whether trackers have a directory of their own.
-bool names_logging_directory(const AcceleratorOptions& options) {
-  const ProjectConfiguration& project = options.project_configuration;
-  const std::string& project_dir =
-      project.project_dir.empty() ? options.project_dir : project.project_dir;
-  return !project.logging_dir.empty() && project.logging_dir != project_dir;
-}
-
 bool differs_from_default(const PowerSGDOptions& options) {
   const auto all = [](const PowerSGDOptions& o) {
     return std::tuple(
@@ -78,10 +70,6 @@ std::vector<IgnoredSetting> options_without_effect(
   note(
       !options.gradient_accumulation.adjust_scheduler,
       "gradient_accumulation.adjust_scheduler");
-  note(
-      names_logging_directory(options),
-      "project_configuration.logging_dir",
-      "there are no trackers yet");
   if (options.profile) {
     // Checks the schedule.
     if (const auto& schedule = options.profile->schedule_option)

@@ -27,6 +27,7 @@
 #include "parallel/replicate/join_round.h"
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
+#include "track/run_tracking.h"
 #include "train/schedule_adapter.h"
 #include "train/settings_report.h"
 #include "train/step_clock.h"
@@ -190,6 +191,8 @@ struct Session {
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
   std::unique_ptr<RankAgreement> agreement;
+  /// Trackers and the run's journal.
+  std::unique_ptr<RunTracking> tracking;
   /// Last, so that a save in progress ends before anything it uses is
   /// destroyed.
   std::unique_ptr<Checkpoints> checkpoints;

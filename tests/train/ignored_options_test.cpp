@@ -44,7 +44,6 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
   options.gradient_accumulation.adjust_scheduler = false;
   options.parallel.replicate_options.dim = 1;
   options.parallel.replicate_options.check_reduction = true;
-  options.project_configuration.logging_dir = "logs";
   options.profile.emplace();
   options.dynamo = TorchDynamoOptions{.backend = "inductor"};
   EXPECT_THAT(
@@ -53,7 +52,6 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
           "replicate_options.dim",
           "replicate_options.check_reduction",
           "gradient_accumulation.adjust_scheduler",
-          "project_configuration.logging_dir (there are no trackers yet)",
           "profile (there is no profiler yet)",
           "dynamo_backend"));
 }
@@ -68,16 +66,6 @@ TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
           {.parallel =
                {.deepspeed = DeepSpeedOptions{.is_train_batch_min = false}}}),
       HasSubstr("is_train_batch_min"));
-}
-
-TEST(OptionsWithoutEffect, DoNotIncludeADirectoryOfLogsInTheProject) {
-  AcceleratorOptions options;
-  options.project_configuration.set_directories("run");
-  EXPECT_THAT(names(options), IsEmpty());
-  options = {};
-  options.project_dir = "run";
-  options.project_configuration.logging_dir = "run";
-  EXPECT_THAT(names(options), IsEmpty());
 }
 
 TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {

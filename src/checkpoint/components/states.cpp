@@ -41,6 +41,29 @@ void StateComponent::load(const CheckpointSource& source, const MatchRules&) {
   object_.load_state_dict(source.state.get<StateDict>(key_));
 }
 
+OptionalStateComponent::OptionalStateComponent(
+    std::string key,
+    AnyStateful object)
+    : key_(std::move(key)), object_(std::move(object)) {}
+
+void OptionalStateComponent::collect(CheckpointContents& contents) const {
+  StateDict state = object_.state_dict();
+  if (!state.empty()) contents.state.set(key_, std::move(state));
+}
+
+Complaints OptionalStateComponent::check(
+    const CheckpointSource&,
+    const MatchRules&) {
+  return {};
+}
+
+void OptionalStateComponent::load(
+    const CheckpointSource& source,
+    const MatchRules&) {
+  if (source.state.contains(key_))
+    object_.load_state_dict(source.state.get<StateDict>(key_));
+}
+
 RankStateComponent::RankStateComponent(std::string key, AnyStateful object)
     : key_(std::move(key)), object_(std::move(object)) {}
 

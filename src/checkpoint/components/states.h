@@ -33,6 +33,24 @@ class StateComponent final : public CheckpointComponent {
   AnyStateful object_;
 };
 
+/// The same for a state that a checkpoint may lack: of a feature that came
+/// later, or was not in use. An empty state is not saved.
+class OptionalStateComponent final : public CheckpointComponent {
+ public:
+  OptionalStateComponent(std::string key, AnyStateful object);
+
+  [[nodiscard]] std::string_view key() const override { return key_; }
+  void collect(CheckpointContents& contents) const override;
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override;
+  void load(const CheckpointSource& source, const MatchRules& rules) override;
+
+ private:
+  std::string key_;
+  AnyStateful object_;
+};
+
 /// One state per rank under one key. Restored only if as many ranks load as
 /// saved.
 class RankStateComponent final : public CheckpointComponent {

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/tracker.h>
+
+// What Accelerator::log() and its like take: tracker.h's values, and tensors.
+
+namespace accelerate {
+
+/// A value and its name. A tensor of one element is a number, one of several a
+/// list (of lists, by its dimensions). It is read at once: for a tensor on a
+/// device that waits until the device has computed it, so log every few steps
+/// there, not in each. Throws ConfigError for an undefined or complex tensor.
+class ACCELERATE_API LogEntry {
+ public:
+  LogEntry(std::string name, TrackedValue value)
+      : entry_{std::move(name), std::move(value)} {}
+  LogEntry(std::string name, const at::Tensor& value);
+
+  [[nodiscard]] const NamedValue& entry() const { return entry_; }
+
+ private:
+  NamedValue entry_;
+};
+
+/// What is logged together: {{"loss", loss}, {"lr", 1e-3}}.
+class LogValues {
+ public:
+  LogValues() = default;
+  LogValues(std::initializer_list<LogEntry> entries) {
+    values_.reserve(entries.size());
+    for (const LogEntry& each : entries) values_.push_back(each.entry());
+  }
+  LogValues(TrackedValues values) : values_(std::move(values)) {}
+
+  [[nodiscard]] const TrackedValues& values() const { return values_; }
+  [[nodiscard]] TrackedValues take() && { return std::move(values_); }
+
+ private:
+  TrackedValues values_;
+};
+
+/// The value of a tensor as LogEntry has it.
+ACCELERATE_API TrackedValue to_tracked_value(const at::Tensor& tensor);
+
+struct LogImagesOptions {
+  /// The order of dimensions: "NHWC", "NCHW", "HWC", "CHW" or "HW". Empty:
+  /// channels come first where that dimension has 1, 3 or 4 elements, else last.
+  std::string layout = {};
+  TrackerKwargs log_kwargs = {};
+};
+
+/// Images as trackers have them: floats of 0 to 1, or bytes; truth values
+/// become black and white. Throws ConfigError for other dtypes, and for shapes
+/// that are not images.
+ACCELERATE_API TrackedImages
+to_tracked_images(const at::Tensor& images, const std::string& layout = {});
+
+/// How many of a tensor's elements lie between edges at equal distances, from
+/// the least to the largest. Infinities and NaN are left out. Throws
+/// ConfigError for an undefined or complex tensor, and without bins.
+ACCELERATE_API TrackedHistogram
+to_tracked_histogram(const at::Tensor& values, std::int64_t num_bins = 64);
+
+/// One line, cloud of points, or row of bars in a figure.
+struct FigureSeries {
+  enum class Kind { line, scatter, bar };
+  Kind kind = Kind::line;
+  /// For the legend.
+  std::string name = {};
+  /// One value for each of `y`; undefined: 0, 1, 2, ...
+  at::Tensor x = {};
+  at::Tensor y = {};
+};
+
+struct Figure {
+  std::string title = {};
+  std::string x_label = {};
+  std::string y_label = {};
+  std::vector<FigureSeries> series = {};
+  int width = 640;   ///< in pixels
+  int height = 400;  ///< in pixels
+};
+
+/// The figure as an SVG document. Throws ConfigError for series whose x and y
+/// differ in length. Points that are not finite are gaps.
+ACCELERATE_API std::string to_svg(const Figure& figure);
+
+}  // namespace accelerate

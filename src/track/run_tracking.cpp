@@ -1,0 +1,327 @@
+#include "track/run_tracking.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "track/run_name.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "[trackers] ";
+
+double now() {
+  return std::chrono::duration<double>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// What programs get where there is no tracker.
+class BlankTracker final : public GeneralTracker {
+ public:
+  [[nodiscard]] std::string name() const override { return "blank"; }
+};
+
+// A package that was asked for by name is missed when it is started; "all" has
+// what needs none.
+IsInstalled is_installed(const std::vector<LogWith>& log_with) {
+  return [&log_with](const TrackerClass& each) {
+    if (!each.needs_python) return true;
+    return std::any_of(
+        log_with.begin(), log_with.end(), [&](const LogWith& wanted) {
+          const auto* const name = std::get_if<std::string>(&wanted);
+          return name && *name == each.name;
+        });
+  };
+}
+
+std::shared_ptr<const FeedItem> call_item(
+    std::function<void()> function,
+    std::size_t num_bytes) {
+  FeedItem item;
+  item.content = LoggedCall{std::move(function), num_bytes};
+  return std::make_shared<const FeedItem>(std::move(item));
+}
+
+}  // namespace
+
+void WarningTap::set_target(Target target) {
+  const std::lock_guard lock(mutex_);
+  target_ = std::move(target);
+}
+
+void WarningTap::take(const LogRecord& record) {
+  if (record.level < LogLevel::warning) return;
+  const std::lock_guard lock(mutex_);
+  if (!target_) return;
+  target_(
+      record.area.empty() ? std::string(record.message)
+                          : format("[{}] {}", record.area, record.message));
+}
+
+RunTracking::RunTracking(RunTrackingOptions options)
+    : options_(std::move(options)) {
+  if (options_.run_name) require_run_name(*options_.run_name);
+  chosen_ = filter_trackers(
+      options_.log_with, options_.logging_dir, is_installed(options_.log_with));
+  if (options_.opens_at_once) open_journal();
+}
+
+RunTracking::~RunTracking() { finish(); }
+
+void RunTracking::warn(const std::string& text) const {
+  const std::string_view all = text;
+  options_.logger.log(
+      LogLevel::warning,
+      "trackers",
+      all.starts_with(kPrefix) ? all.substr(kPrefix.size()) : all);
+}
+
+fs::path RunTracking::journal_dir() const {
+  return options_.logging_dir.empty() ? fs::path("runs") : options_.logging_dir;
+}
+
+void RunTracking::name_run() {
+  if (!run_.empty()) return;
+  run_ = options_.run_name
+      ? *options_.run_name
+      : make_run_name(project_name_.empty() ? program_name() : project_name_);
+}
+
+std::string RunTracking::description(const std::string& run) const {
+  JournalSessionInfo info =
+      options_.describe ? options_.describe() : JournalSessionInfo();
+  info.run = run;
+  return to_description(info);
+}
+
+JournalWriterOptions RunTracking::writer_options() const {
+  JournalWriterOptions options;
+  options.report = [logger = options_.logger](const std::string& line) {
+    logger.log(LogLevel::warning, "track", line);
+  };
+  return options;
+}
+
+void RunTracking::close_on_failure(
+    const std::string& what,
+    const std::exception& error) {
+  options_.logger.log(
+      LogLevel::warning,
+      "track",
+      format("{}: {}; training goes on", what, error.what()));
+}
+
+void RunTracking::open_journal() {
+  if (!options_.is_main_process || !options_.journal || journal_feed_ ||
+      has_finished_) {
+    return;
+  }
+  name_run();
+  try {
+    journal_ = std::make_shared<JournalTracker>(
+        journal_dir() / run_, description(run_), writer_options());
+  } catch (const Error& error) {
+    options_.journal = false;
+    close_on_failure("there is no journal of this run", error);
+    return;
+  }
+  TrackerFeedOptions options{
+      .when_full = WhenFull::wait,
+      .where_else = "this is not in the journal",
+      .warn = [this](const std::string& text) { warn(text); }};
+  journal_feed_ = std::make_unique<TrackerFeed>(
+      TrackerFeed::Trackers{journal_}, std::move(options));
+  // A writer that reports a failure must not wait for itself.
+  options_.warnings->set_target([feed = journal_feed_.get(),
+                                 journal = journal_](const std::string& text) {
+    const LogTime time{std::nullopt, now()};
+    feed->push_if_room(call_item(
+        [journal, time, event = warning_event(text)] {
+          journal->add(event, time);
+        },
+        text.size()));
+  });
+}
+
+void RunTracking::init_trackers(
+    const std::string& project_name,
+    const TrackedValues& config,
+    const TrackerKwargs& init_kwargs) {
+  if (has_project_) {
+    throw ConfigError(
+        "[track] init_trackers() was called before; call it once");
+  }
+  has_project_ = true;
+  project_name_ = project_name;
+  if (!options_.is_main_process) return;
+  open_journal();
+  add_event(project_event(project_name), std::nullopt);
+  if (journal_feed_ && !config.empty())
+    journal_feed_->push(std::make_shared<FeedItem>(
+        FeedItem{{std::nullopt, now()}, LoggedConfig{config}}));
+  TrackerRequest request{
+      .project_name = project_name,
+      .logging_dir = options_.logging_dir,
+      .init_kwargs = {},
+      .environment = options_.environment,
+      .begin = now(),
+      .warn = [this](const std::string& text) { warn(text); }};
+  TrackerFeed::Trackers trackers;
+  for (const ChosenTracker& each : chosen_) {
+    if (each.instance) {
+      trackers.push_back(each.instance);
+      continue;
+    }
+    const auto kwargs = init_kwargs.find(each.name);
+    request.init_kwargs =
+        kwargs == init_kwargs.end() ? TrackedValues() : kwargs->second;
+    trackers.push_back(find_tracker_class(each.name)->make(request));
+  }
+  if (trackers.empty()) return;
+  TrackerFeedOptions options{
+      .warn = [this](const std::string& text) { warn(text); }};
+  if (!journal_feed_) options.where_else = "there is no journal that has it";
+  auto feed = std::make_unique<TrackerFeed>(trackers, std::move(options));
+  feed->start(config);
+  trackers_ = std::move(trackers);
+  feed_ = std::move(feed);
+}
+
+bool RunTracking::is_active() const {
+  return options_.is_main_process && !has_finished_ &&
+      (options_.journal || feed_ != nullptr);
+}
+
+void RunTracking::push(FeedItem item) {
+  if (!is_active()) return;
+  if (!journal_feed_ && options_.journal) open_journal();
+  if (!pending_checkpoints_.empty()) note_done_checkpoints(false);
+  item.time.seconds = now();
+  if (item.time.step)
+    last_step_ =
+        std::max(last_step_.value_or(*item.time.step), *item.time.step);
+  const auto shared = std::make_shared<const FeedItem>(std::move(item));
+  if (journal_feed_) journal_feed_->push(shared);
+  if (feed_) feed_->push(shared);
+}
+
+void RunTracking::on_journal(
+    std::function<void()> function,
+    std::size_t num_bytes) {
+  journal_feed_->push(call_item(std::move(function), num_bytes));
+}
+
+void RunTracking::add_event(
+    JournalEvent event,
+    std::optional<std::int64_t> step) {
+  if (!journal_feed_ || has_finished_) return;
+  const std::size_t num_bytes = event.name.size() + event.body.size();
+  on_journal(
+      [journal = journal_, event = std::move(event), step, time = now()] {
+        journal->add(event, {step, time});
+      },
+      num_bytes);
+}
+
+void RunTracking::note_checkpoint(
+    std::string path,
+    std::function<bool()> is_done) {
+  if (!journal_feed_ || has_finished_) return;
+  pending_checkpoints_.push_back(
+      {std::move(path), last_step_, std::move(is_done)});
+  note_done_checkpoints(false);
+}
+
+void RunTracking::note_done_checkpoints(bool all) {
+  std::erase_if(pending_checkpoints_, [&](const PendingCheckpoint& each) {
+    if (!each.is_done()) return all;
+    add_event(checkpoint_event(each.path), each.step);
+    return true;
+  });
+}
+
+std::shared_ptr<GeneralTracker> RunTracking::get_tracker(
+    const std::string& name) {
+  if (trackers_.empty()) return std::make_shared<BlankTracker>();
+  for (const auto& each : trackers_) {
+    if (each->name() != name) continue;
+    feed_->flush();
+    return each;
+  }
+  throw ConfigError(format(
+      "[track] {} is not an available tracker stored inside the "
+      "`Accelerator`.",
+      printable(name)));
+}
+
+fs::path RunTracking::run_dir() const {
+  return journal_feed_ ? journal_dir() / run_ : fs::path();
+}
+
+void RunTracking::flush() {
+  if (feed_) feed_->flush();
+  if (journal_feed_) journal_feed_->run([this] { journal_->sync(); });
+}
+
+void RunTracking::finish() {
+  if (std::exchange(has_finished_, true)) return;
+  if (feed_) feed_->finish();
+  if (!journal_feed_) return;
+  has_finished_ = false;
+  note_done_checkpoints(true);
+  has_finished_ = true;
+  options_.warnings->set_target(nullptr);
+  journal_feed_->finish();
+}
+
+std::optional<RunPosition> RunTracking::position() const {
+  if (!journal_feed_) return std::nullopt;
+  return RunPosition{run_, last_step_};
+}
+
+void RunTracking::resume(const RunPosition& position) {
+  if (!options_.is_main_process || !options_.journal || has_finished_) return;
+  // A run of its own name is a new one that begins from a checkpoint.
+  if (options_.run_name && *options_.run_name != position.run) return;
+  if (journal_feed_ && run_ == position.run) {
+    if (position.step) {
+      journal_feed_->run([&] { journal_->rewind_to(*position.step); });
+    }
+    last_step_ = position.step;
+    return;
+  }
+  const fs::path directory = journal_dir() / position.run;
+  std::error_code ignored;
+  if (position.run.empty() || fs::path(position.run).has_parent_path() ||
+      !fs::is_regular_file(journal_path(directory), ignored)) {
+    return;
+  }
+  try {
+    if (journal_feed_) {
+      journal_feed_->run([&] {
+        journal_->move_to(directory, description(position.run), position.step);
+      });
+      run_ = position.run;
+    } else {
+      run_ = position.run;
+      open_journal();
+      if (journal_feed_ && position.step)
+        journal_feed_->run([&] { journal_->rewind_to(*position.step); });
+    }
+    last_step_ = position.step;
+  } catch (const Error& error) {
+    close_on_failure(
+        format("the journal of the run {} is not continued", position.run),
+        error);
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,133 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <accelerate/log.h>
+#include <accelerate/tracker.h>
+
+#include "config/environment.h"
+#include "format/journal/journal_kinds.h"
+#include "trackers/feed_item.h"
+#include "trackers/journal_tracker.h"
+#include "trackers/registry.h"
+#include "trackers/tracker_feed.h"
+
+namespace accelerate::detail {
+
+/// Takes warnings from any thread to wherever they are wanted at the moment.
+class WarningTap {
+ public:
+  using Target = std::function<void(const std::string&)>;
+
+  void set_target(Target target);
+  void take(const LogRecord& record);
+
+ private:
+  std::mutex mutex_;
+  Target target_;
+};
+
+struct RunTrackingOptions {
+  std::vector<LogWith> log_with = {};
+  bool is_main_process = true;
+  /// Whether there is a journal.
+  bool journal = true;
+  /// Open it before anything is logged.
+  bool opens_at_once = false;
+  /// Empty if there is none.
+  std::filesystem::path logging_dir = {};
+  /// The name that was asked for.
+  std::optional<std::string> run_name = std::nullopt;
+  Environment environment = {};
+  Logger logger = {};
+  std::shared_ptr<WarningTap> warnings = std::make_shared<WarningTap>();
+  /// Describes this process when a journal is opened, all but the run.
+  std::function<JournalSessionInfo()> describe = {};
+};
+
+/// Where a run was when a checkpoint was made.
+struct RunPosition {
+  std::string run;
+  /// The largest step that was logged; nothing without steps.
+  std::optional<std::int64_t> step = std::nullopt;
+};
+
+/// An accelerator's trackers and journal. On all but the main process it does
+/// nothing. Functions are for one thread.
+class RunTracking {
+ public:
+  /// Throws ConfigError for what cannot be tracked with. A journal that cannot
+  /// be opened is a warning.
+  explicit RunTracking(RunTrackingOptions options);
+  RunTracking(const RunTracking&) = delete;
+  RunTracking& operator=(const RunTracking&) = delete;
+  /// As finish().
+  ~RunTracking();
+
+  void init_trackers(
+      const std::string& project_name,
+      const TrackedValues& config,
+      const TrackerKwargs& init_kwargs);
+  /// Whether anybody gets what is logged; if not, it need not be made.
+  [[nodiscard]] bool is_active() const;
+  /// Sets the item's time.
+  void push(FeedItem item);
+  /// Adds an event to the journal, in its turn, if there is one.
+  void add_event(JournalEvent event, std::optional<std::int64_t> step);
+  /// Notes a checkpoint once `is_done` says so.
+  void note_checkpoint(std::string path, std::function<bool()> is_done);
+
+  [[nodiscard]] const TrackerFeed::Trackers& trackers() const {
+    return trackers_;
+  }
+  [[nodiscard]] std::shared_ptr<GeneralTracker> get_tracker(
+      const std::string& name);
+  [[nodiscard]] std::filesystem::path run_dir() const;
+  void flush();
+  void finish();
+
+  /// Nothing without a journal.
+  [[nodiscard]] std::optional<RunPosition> position() const;
+  /// Goes on with the journal of that run, if there is one here.
+  void resume(const RunPosition& position);
+
+ private:
+  struct PendingCheckpoint {
+    std::string path;
+    std::optional<std::int64_t> step;
+    std::function<bool()> is_done;
+  };
+
+  [[nodiscard]] std::filesystem::path journal_dir() const;
+  void name_run();
+  void open_journal();
+  void close_on_failure(const std::string& what, const std::exception& error);
+  [[nodiscard]] std::string description(const std::string& run) const;
+  [[nodiscard]] JournalWriterOptions writer_options() const;
+  void on_journal(std::function<void()> function, std::size_t num_bytes = 0);
+  void note_done_checkpoints(bool all);
+  void warn(const std::string& text) const;
+
+  RunTrackingOptions options_;
+  std::vector<ChosenTracker> chosen_;
+  TrackerFeed::Trackers trackers_;
+  std::string project_name_;
+  bool has_project_ = false;
+  std::string run_;
+  bool has_finished_ = false;
+  std::optional<std::int64_t> last_step_;
+  std::vector<PendingCheckpoint> pending_checkpoints_;
+  std::shared_ptr<JournalTracker> journal_;
+  // Last, so that their threads end first.
+  std::unique_ptr<TrackerFeed> journal_feed_;
+  std::unique_ptr<TrackerFeed> feed_;
+};
+
+}  // namespace accelerate::detail

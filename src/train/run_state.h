@@ -1,0 +1,24 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <accelerate/world.h>
+
+#include "checkpoint/component.h"
+#include "comm/mesh.h"
+#include "track/run_tracking.h"
+
+namespace accelerate::detail {
+
+/// What a journal says about this process, all but the run's name.
+std::function<JournalSessionInfo()> describe_process(
+    const World& world,
+    const Mesh& mesh);
+
+/// Keeps in checkpoints which run they are of and how far it had logged, and
+/// goes on with that run's journal when they are loaded. `tracking` must
+/// outlive it.
+std::shared_ptr<CheckpointComponent> run_component(RunTracking& tracking);
+
+}  // namespace accelerate::detail

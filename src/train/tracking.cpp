@@ -1,0 +1,197 @@
+#include <accelerate/accelerator.h>
+
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/version.h>
+
+#include "checkpoint/components/states.h"
+#include "track/run_name.h"
+#include "track/run_tracking.h"
+#include "train/run_state.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::FeedItem;
+using detail::Session;
+
+template <class Content>
+void push(
+    Session& session,
+    Content content,
+    std::optional<std::int64_t> step,
+    const TrackerKwargs& log_kwargs = {}) {
+  FeedItem item{{step, 0}, std::move(content)};
+  if (!log_kwargs.empty())
+    item.kwargs = std::make_shared<const TrackerKwargs>(log_kwargs);
+  session.tracking->push(std::move(item));
+}
+
+TrackedValues sizes_of(const Mesh& mesh) {
+  TrackedValues sizes;
+  for (const Axis axis :
+       {Axis::pipeline,
+        Axis::replicate,
+        Axis::shard,
+        Axis::context,
+        Axis::tensor})
+    sizes.push_back({std::string(name_of(axis)), mesh.degree(axis)});
+  return sizes;
+}
+
+// A seed may be beyond what trackers have as numbers.
+TrackedValues seeds() {
+  const std::uint64_t seed =
+      at::detail::getDefaultCPUGenerator().current_seed();
+  return {{"torch", std::to_string(seed)}};
+}
+
+}  // namespace
+
+std::function<detail::JournalSessionInfo()> detail::describe_process(
+    const World& world,
+    const Mesh& mesh) {
+  return [num_processes = world.size(), axes = sizes_of(mesh)] {
+    JournalSessionInfo info;
+    info.command = command_of_process();
+    info.versions = {
+        {"accelerate", ACCELERATE_VERSION}, {"libtorch", TORCH_VERSION}};
+    info.seeds = seeds();
+    info.host = host_name();
+    info.pid = ::getpid();
+    info.num_processes = num_processes;
+    info.mesh = axes;
+    return info;
+  };
+}
+
+std::shared_ptr<detail::CheckpointComponent> detail::run_component(
+    RunTracking& tracking) {
+  const auto state = [&tracking] {
+    StateDict result;
+    const auto position = tracking.position();
+    if (!position) return result;
+    result.set("run", position->run);
+    if (position->step) result.set("step", *position->step);
+    return result;
+  };
+  const auto load = [&tracking](const StateDict& saved) {
+    if (!saved.contains("run")) return;
+    RunPosition position{saved.get<std::string>("run")};
+    if (saved.contains("step")) position.step = saved.get<std::int64_t>("step");
+    tracking.resume(position);
+  };
+  return std::make_shared<OptionalStateComponent>(
+      "run", AnyStateful{state, load});
+}
+
+void AcceleratorTracking::init_trackers(
+    const std::string& project_name,
+    const LogValues& config,
+    const TrackerKwargs& init_kwargs) const {
+  session_->tracking->init_trackers(project_name, config.values(), init_kwargs);
+}
+
+void AcceleratorTracking::log(
+    LogValues values,
+    std::optional<std::int64_t> step,
+    const TrackerKwargs& log_kwargs) const {
+  push(
+      *session_,
+      detail::LoggedValues{std::move(values).take()},
+      step,
+      log_kwargs);
+}
+
+void AcceleratorTracking::log_images(
+    const std::string& name,
+    const at::Tensor& images,
+    std::optional<std::int64_t> step,
+    const LogImagesOptions& options) const {
+  if (!session_->tracking->is_active()) return;
+  push(
+      *session_,
+      detail::LoggedImages{name, to_tracked_images(images, options.layout)},
+      step,
+      options.log_kwargs);
+}
+
+void AcceleratorTracking::log_table(
+    const std::string& name,
+    TrackedTable table,
+    std::optional<std::int64_t> step,
+    const TrackerKwargs& log_kwargs) const {
+  for (const auto& row : table.rows) {
+    if (row.size() == table.columns.size()) continue;
+    throw ConfigError(detail::format(
+        "[track] the table \"{}\" has {} columns and a row of {} values",
+        detail::printable(name),
+        table.columns.size(),
+        row.size()));
+  }
+  push(
+      *session_, detail::LoggedTable{name, std::move(table)}, step, log_kwargs);
+}
+
+void AcceleratorTracking::log_histogram(
+    const std::string& name,
+    const at::Tensor& values,
+    std::optional<std::int64_t> step,
+    std::int64_t num_bins) const {
+  if (!session_->tracking->is_active()) return;
+  push(
+      *session_,
+      detail::LoggedHistogram{name, to_tracked_histogram(values, num_bins)},
+      step);
+}
+
+void AcceleratorTracking::log_figure(
+    const std::string& name,
+    const Figure& figure,
+    std::optional<std::int64_t> step) const {
+  if (session_->tracking->is_active()) log_figure(name, to_svg(figure), step);
+}
+
+void AcceleratorTracking::log_figure(
+    const std::string& name,
+    const std::string& svg,
+    std::optional<std::int64_t> step) const {
+  push(*session_, detail::LoggedFigure{name, svg}, step);
+}
+
+void AcceleratorTracking::log_artifact(
+    const std::filesystem::path& path,
+    const std::string& directory) const {
+  push(
+      *session_,
+      detail::LoggedArtifact{path.string(), directory},
+      std::nullopt);
+}
+
+std::shared_ptr<GeneralTracker> AcceleratorTracking::get_tracker(
+    const std::string& name) const {
+  return session_->tracking->get_tracker(name);
+}
+
+std::vector<std::shared_ptr<GeneralTracker>> AcceleratorTracking::trackers()
+    const {
+  return session_->tracking->trackers();
+}
+
+std::filesystem::path AcceleratorTracking::run_dir() const {
+  return session_->tracking->run_dir();
+}
+
+void AcceleratorTracking::flush_trackers() const {
+  session_->tracking->flush();
+}
+
+void Accelerator::end_training() const {
+  session_->tracking->finish();
+  finish();
+}
+
+}  // namespace accelerate

@@ -1,0 +1,322 @@
+#include "track/run_tracking.h"
+
+#include <any>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <accelerate/error.h>
+
+#include "format/journal/journal_reader.h"
+#include "format/journal/run_history.h"
+#include "support/expect_error.h"
+#include "support/temporary_directory.h"
+#include "track/run_name.h"
+#include "trackers/recorded_calls.h"
+#include "trackers/recorded_cases.h"
+
+namespace accelerate {
+namespace {
+namespace run_tracking_test {
+
+namespace fs = std::filesystem;
+using detail::RunTracking;
+using detail::RunTrackingOptions;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+
+/// Writes down what the recorded tracker wrote down.
+class Custom final : public GeneralTracker {
+ public:
+  [[nodiscard]] std::string name() const override { return "custom"; }
+  void store_init_configuration(const TrackedValues& values) override {
+    seen.push_back(TrackedValue::List{"config", values});
+  }
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues&) override {
+    seen.push_back(TrackedValue::List{
+        "log", values, time.step ? TrackedValue(*time.step) : TrackedValue()});
+  }
+  [[nodiscard]] std::any tracker() override { return &seen; }
+
+  TrackedValue::List seen;
+};
+
+class Tracking : public ::testing::Test {
+ protected:
+  RunTrackingOptions options() {
+    RunTrackingOptions result;
+    result.logging_dir = directory_.path();
+    result.logger = Logger(
+        [this](const LogRecord& record) {
+          const std::lock_guard lock(mutex_);
+          warnings_.emplace_back(record.message);
+        },
+        LogLevel::warning);
+    return result;
+  }
+  RunTrackingOptions named(const std::string& run) {
+    RunTrackingOptions result = options();
+    result.run_name = run;
+    return result;
+  }
+  static void log(RunTracking& tracking, std::int64_t step, double value) {
+    tracking.push({{step, 0}, detail::LoggedValues{{{"a", value}}}});
+  }
+  detail::RunHistory history(const std::string& run) {
+    detail::RunHistory result;
+    result.add(
+        detail::JournalReader(detail::journal_path(directory_ / run)).read());
+    return result;
+  }
+  /// "step:value" of "a".
+  std::vector<std::string> points(const std::string& run) {
+    std::vector<std::string> result;
+    const auto all = history(run);
+    const auto found = all.series().find("a");
+    if (found == all.series().end()) return result;
+    for (const auto& point : found->second)
+      result.push_back(
+          std::to_string(point.step) + ":" + TrackedValue(point.value).str());
+    return result;
+  }
+  std::vector<std::string> directories() {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(directory_.path()))
+      names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::vector<std::string> warnings() {
+    const std::lock_guard lock(mutex_);
+    return warnings_;
+  }
+
+  testing::TemporaryDirectory directory_;
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(Tracking, OpensTheJournalWhenSomethingIsLogged) {
+  RunTracking tracking(named("r"));
+  EXPECT_THAT(directories(), IsEmpty());
+  EXPECT_EQ(tracking.run_dir(), "");
+  log(tracking, 1, 0.5);
+  EXPECT_EQ(tracking.run_dir(), directory_ / "r");
+  tracking.finish();
+  EXPECT_THAT(points("r"), ElementsAre("1:0.5"));
+}
+
+TEST_F(Tracking, OpensTheJournalAtOnceIfItIsToldTo) {
+  RunTrackingOptions at_once = named("r");
+  at_once.opens_at_once = true;
+  const RunTracking tracking(std::move(at_once));
+  EXPECT_THAT(directories(), ElementsAre("r"));
+}
+
+TEST_F(Tracking, NamesRunsAfterProjectAndTime) {
+  RunTracking tracking(options());
+  tracking.init_trackers("my project", {}, {});
+  tracking.finish();
+  EXPECT_THAT(
+      directories(),
+      ElementsAre(MatchesRegex("my-project-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")));
+}
+
+TEST(RunName, IsThatOfADirectory) {
+  EXPECT_THAT(
+      detail::make_run_name("../a b"),
+      MatchesRegex("-.-a-b-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}"));
+  detail::require_run_name("a b.c");
+  const std::vector<std::string> refused{
+      "", ".", "..", "a/b", std::string(201, 'x')};
+  for (const std::string& name : refused) {
+    testing::expect_error<ConfigError>(
+        [&] { detail::require_run_name(name); }, "run_name is");
+  }
+}
+
+TEST_F(Tracking, DoesNothingOnOtherRanks) {
+  RunTrackingOptions other = named("r");
+  other.is_main_process = false;
+  other.opens_at_once = true;
+  const auto custom = std::make_shared<Custom>();
+  other.log_with = {custom};
+  RunTracking tracking(std::move(other));
+  tracking.init_trackers("p", {{"lr", 0.1}}, {});
+  log(tracking, 1, 0.5);
+  EXPECT_EQ(tracking.get_tracker("custom")->name(), "blank");
+  EXPECT_THAT(tracking.trackers(), IsEmpty());
+  tracking.finish();
+  EXPECT_THAT(directories(), IsEmpty());
+  EXPECT_THAT(custom->seen, IsEmpty());
+}
+
+TEST_F(Tracking, WritesNoJournalIfThatIsSwitchedOff) {
+  RunTrackingOptions without = named("r");
+  without.journal = false;
+  const auto custom = std::make_shared<Custom>();
+  without.log_with = {custom};
+  RunTracking tracking(std::move(without));
+  tracking.init_trackers("p", {}, {});
+  log(tracking, 1, 0.5);
+  tracking.finish();
+  EXPECT_THAT(directories(), IsEmpty());
+  EXPECT_EQ(custom->seen.size(), 1U);
+}
+
+TEST_F(Tracking, WarnsAndGoesOnWhereTheJournalCannotBe) {
+  std::ofstream(directory_ / "r") << "a file in its place";
+  RunTracking tracking(named("r"));
+  log(tracking, 1, 0.5);
+  log(tracking, 2, 0.5);
+  EXPECT_THAT(
+      warnings(), ElementsAre(HasSubstr("there is no journal of this run")));
+}
+
+TEST_F(Tracking, KeepsWarningsAndCheckpointsInTheJournal) {
+  RunTrackingOptions with = named("r");
+  const auto warnings = with.warnings;
+  RunTracking tracking(std::move(with));
+  log(tracking, 3, 0.5);
+  warnings->take({LogLevel::warning, "data", "slow disk", 0});
+  warnings->take({LogLevel::info, "data", "not kept", 0});
+  bool is_done = false;
+  tracking.note_checkpoint("first", [&] { return is_done; });
+  tracking.note_checkpoint("failed", [] { return false; });
+  is_done = true;
+  log(tracking, 4, 0.5);
+  tracking.finish();
+  std::vector<std::string> found;
+  const detail::RunHistory all = history("r");
+  for (const auto& event : all.events()) {
+    found.push_back(
+        event.event.kind + " " + event.event.name + event.event.body + " " +
+        (event.step ? std::to_string(*event.step) : "none"));
+  }
+  EXPECT_THAT(
+      found,
+      ElementsAre("warning [data] slow disk none", "checkpoint first 3"));
+}
+
+TEST_F(Tracking, ResumesTheJournalOfACheckpoint) {
+  {
+    RunTracking first(named("r"));
+    for (int step = 1; step <= 5; ++step) log(first, step, step);
+    EXPECT_EQ(first.position()->step, 5);
+  }
+  RunTracking second(options());
+  second.resume({"r", 3});
+  log(second, 4, 40);
+  second.finish();
+  EXPECT_THAT(directories(), ElementsAre("r"));
+  EXPECT_THAT(points("r"), ElementsAre("1:1.0", "2:2.0", "3:3.0", "4:40.0"));
+  EXPECT_EQ(history("r").sessions().size(), 2U);
+}
+
+TEST_F(Tracking, TakesAlongWhatWasLoggedBeforeItResumed) {
+  {
+    RunTracking first(named("r"));
+    for (int step = 1; step <= 3; ++step) log(first, step, step);
+  }
+  RunTracking second(options());
+  second.init_trackers("p", {{"lr", 0.5}}, {});
+  second.resume({"r", 2});
+  EXPECT_EQ(second.run_dir(), directory_ / "r");
+  log(second, 3, 30);
+  second.finish();
+  EXPECT_THAT(directories(), ElementsAre("r"));
+  EXPECT_THAT(points("r"), ElementsAre("1:1.0", "2:2.0", "3:30.0"));
+  EXPECT_EQ(history("r").last_event("config")->event.body, "{\"lr\":0.5}");
+}
+
+TEST_F(Tracking, RewindsWithinAProcess) {
+  RunTracking tracking(named("r"));
+  for (int step = 1; step <= 3; ++step) log(tracking, step, step);
+  tracking.resume({"r", 1});
+  log(tracking, 2, 20);
+  tracking.finish();
+  EXPECT_THAT(points("r"), ElementsAre("1:1.0", "2:20.0"));
+}
+
+TEST_F(Tracking, LeavesOtherRunsAloneIfItHasAName) {
+  {
+    RunTracking first(named("r"));
+    log(first, 1, 1);
+  }
+  RunTracking second(named("fork"));
+  second.resume({"r", 1});
+  log(second, 2, 2);
+  second.finish();
+  EXPECT_THAT(points("r"), ElementsAre("1:1.0"));
+  EXPECT_THAT(points("fork"), ElementsAre("2:2.0"));
+}
+
+TEST_F(Tracking, DoesNotFollowNamesOutOfItsDirectory) {
+  RunTracking tracking(options());
+  tracking.resume({"../elsewhere", 1});
+  tracking.resume({"missing", 1});
+  EXPECT_EQ(tracking.run_dir(), "");
+}
+
+TEST_F(Tracking, RefusesASecondStart) {
+  RunTracking tracking(named("r"));
+  tracking.init_trackers("p", {}, {});
+  testing::expect_error<ConfigError>(
+      [&] { tracking.init_trackers("p", {}, {}); }, "was called before");
+}
+
+TEST_F(Tracking, CallsCustomTrackersAsAccelerateDid) {
+  const auto cases = testing::recorded_cases("custom");
+  ASSERT_FALSE(cases.empty());
+  for (const auto& recorded : cases) {
+    SCOPED_TRACE(recorded.at("id"));
+    const auto& input = recorded.at("input");
+    const auto& expected = recorded.at("expected");
+    RunTrackingOptions with = options();
+    const auto custom = std::make_shared<Custom>();
+    with.log_with = {custom};
+    RunTracking tracking(std::move(with));
+    const TrackedValues config = input.at("config").is_null()
+        ? TrackedValues()
+        : testing::tracked_values(input.at("config"));
+    tracking.init_trackers(input.at("project"), config, {});
+    for (const auto& call : input.at("calls")) {
+      LogTime time;
+      if (!call.at("step").is_null()) time.step = call.at("step");
+      tracking.push(
+          {time,
+           detail::LoggedValues{testing::tracked_values(call.at("values"))}});
+    }
+    const auto get = [&] { return tracking.get_tracker(input.at("ask")); };
+    if (expected.at("get_tracker").is_object()) {
+      testing::expect_error<ConfigError>(
+          get, expected.at("get_tracker").at("message"));
+    } else if (input.at("unwrap")) {
+      EXPECT_TRUE(std::any_cast<TrackedValue::List*>(get()->tracker()));
+    } else {
+      EXPECT_EQ(get()->name(), expected.at("get_tracker"));
+    }
+    tracking.finish();
+    EXPECT_EQ(
+        TrackedValue(custom->seen),
+        testing::tracked_value(expected.at("seen")));
+  }
+}
+
+}  // namespace run_tracking_test
+}  // namespace
+}  // namespace accelerate
