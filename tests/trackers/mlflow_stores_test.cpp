@@ -144,6 +144,7 @@ class MlflowServer : public ::testing::Test {
       return {.body = R"({"run": {"info": {"run_id": "r1",
         "artifact_uri": "mlflow-artifacts:/7/r1/artifacts"}}})"};
     }
+    if (request.method == "PUT") return {.status = 200, .body = ""};
     return {};
   }
   std::unique_ptr<GeneralTracker> started() {

@@ -106,6 +106,8 @@ class MlflowServer final : public MlflowStore {
 json MlflowServer::answer_of(const std::string& what, const HttpAnswer& answer)
     const {
   json body = json::parse(answer.body, nullptr, false);
+  // An artifact that was taken is answered with nothing.
+  if (answer.status == 200 && answer.body.empty()) return json::object();
   if (answer.status == 200 && body.is_object()) return body;
   const std::string said = body.is_object() && body.contains("message")
       ? body["message"].dump()
