@@ -31,9 +31,11 @@
 #include <accelerate/launch.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
+#include <accelerate/logger.h>
 #include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
+#include <accelerate/metrics.h>
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
@@ -49,6 +51,7 @@
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/profiler.h>
+#include <accelerate/progress.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
 #include <accelerate/save.h>

@@ -66,6 +66,7 @@ class ACCELERATE_API PostfixText {
   std::string text_;
 };
 
+/// A name and its value behind the bar.
 struct PostfixValue {
   std::string name;
   PostfixText value;

@@ -224,7 +224,10 @@ SettingsInForce settings_in_force(
       source_from_code(options)};
   detail::Settings settings = detail::resolve(all);
   settings.share_reads_with(sources.settings);
-  if (options.world.logger) settings.mark_read("log_level");
+  if (options.world.logger) {
+    for (const char* key : {"log_level", "log_levels", "log_format"})
+      settings.mark_read(key);
+  }
 
   const detail::TrainingRequest& training = decisions.plan_request.training;
   std::vector<detail::IgnoredSetting> ignored = training.ignored;

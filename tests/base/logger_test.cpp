@@ -141,6 +141,20 @@ TEST(LogLevels, RefuseWhatIsNoNameWithALevel) {
   }
 }
 
+TEST(LogSink, ColorsLinesByLevelIfAsked) {
+  const auto written = [](const LogLineOptions& options, LogLevel level) {
+    ::testing::internal::CaptureStderr();
+    standard_error_sink(options)({.level = level, .message = "m"});
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(
+      written({.colors = true}, LogLevel::warning),
+      "\x1b[33m[accelerate] warning: m\x1b[0m\n");
+  EXPECT_EQ(
+      written({.colors = true}, LogLevel::info), "[accelerate] info: m\n");
+  EXPECT_EQ(written({}, LogLevel::error), "[accelerate] error: m\n");
+}
+
 TEST(LogJson, HasOneObjectPerRecord) {
   const LogRecord record{
       .level = LogLevel::warning,

@@ -24,6 +24,7 @@ inline std::string sample_of(const detail::OptionSpec& spec) {
       {"parallelism_config_sp_seq_length", "128"},
       {"deepspeed_config_file", R"({"zero_optimization": {"stage": 1}})"},
       {"cpu_affinity", "auto"},
+      {"log_levels", "comm=debug"},
       {"tee", "3"}};
   const auto text = texts.find(spec.key);
   if (text != texts.end()) return text->second;

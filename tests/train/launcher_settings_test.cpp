@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -131,6 +132,56 @@ TEST(LauncherSettings, LogLevelHidesMessagesBelowIt) {
   EXPECT_EQ(shown("error"), "");
 }
 
+// What a logger of the program writes to standard error.
+std::string logged_as(const Variables& variables) {
+  const auto scope = patch_environment(variables);
+  ::testing::internal::CaptureStderr();
+  {
+    const Accelerator accelerator({.world = alone()});
+    accelerator.logger("train").info("first");
+    accelerator.logger("train.data").warning("second {}", 2);
+    accelerator.logger("train", LogLevel::error).warning("not shown");
+    accelerator.finish();
+  }
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(LoggerOfTheWorld, WritesAsTheSettingsSay) {
+  EXPECT_EQ(logged_as({}), "warning: train.data: [RANK 0] second 2\n");
+  EXPECT_EQ(
+      logged_as({{"ACCELERATE_CPP_LOG", "train=info,train.data=error"}}),
+      "info: train: [RANK 0] first\n");
+  EXPECT_THAT(
+      logged_as({{"ACCELERATE_CPP_LOG_FORMAT", "json"}}),
+      HasSubstr("\"level\":\"warning\",\"name\":\"train.data\",\"rank\":0,"
+                "\"message\":\"[RANK 0] second 2\"}\n"));
+  expect_error<ConfigError>(
+      [] { logged_as({{"ACCELERATE_CPP_LOG", "train"}}); },
+      "\"train\" is not a name and its log level");
+}
+
+TEST(LoggerOfTheWorld, LogsInTheOrderOfRanks) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  run_on_ranks(3, [&](const WorldOptions& ranks) {
+    WorldOptions options = ranks;
+    options.logger = Logger(
+        [&](const LogRecord& record) {
+          const std::lock_guard lock(mutex);
+          lines.emplace_back(record.message);
+        },
+        LogLevel::info);
+    const Accelerator accelerator({.world = options});
+    const NamedLogger logger = accelerator.logger("train");
+    logger.info({.in_order = true}, "mine");
+    logger.info("once");
+  });
+  EXPECT_THAT(
+      lines,
+      ElementsAre(
+          "[RANK 0] mine", "[RANK 1] mine", "[RANK 2] mine", "[RANK 0] once"));
+}
+
 TEST(LauncherSettings, UseFsdpShardsParameters) {
   const auto scope = patch_environment({{"ACCELERATE_USE_FSDP", "true"}});
   run_on_ranks(2, [](const WorldOptions& options) {
@@ -237,26 +288,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(options_without_effect()),
     [](const ::testing::TestParamInfo<std::string>& key) { return key.param; });
 
-TEST(ProfileOptions, AreReportedWhateverTheyAskFor) {
-  const std::vector<std::function<void(ProfileOptions&)>> changes{
-      [](ProfileOptions& options) {
-        options.activities = std::vector{ProfilerActivity::cpu};
-      },
-      [](ProfileOptions& options) { options.schedule_option.emplace(); },
-      [](ProfileOptions& options) { options.record_shapes = true; },
-      [](ProfileOptions& options) { options.profile_memory = true; },
-      [](ProfileOptions& options) { options.with_stack = true; },
-      [](ProfileOptions& options) { options.with_flops = true; },
-      [](ProfileOptions& options) { options.with_modules = true; },
-      [](ProfileOptions& options) { options.output_trace_dir = "traces"; }};
-  for (const auto& change : changes) {
-    AcceleratorOptions options;
-    change(options.profile.emplace());
-    EXPECT_THAT(
-        warnings_of(options),
-        ElementsAre("settings that were given and do nothing in this program: "
-                    "profile (code; there is no profiler yet)"));
-  }
+TEST(ProfileOptions, AreNotReported) {
+  AcceleratorOptions options;
+  options.profile = ProfileOptions{.with_flops = true};
+  EXPECT_THAT(warnings_of(options), ElementsAre());
 }
 
 // The actions of the first steps: a letter each, S for a step that is recorded
@@ -293,6 +328,9 @@ TEST(ProfilerAction, FollowsEveryNumberOfTheSchedule) {
       actions(
           {.wait = 1, .warmup = 1, .active = 2, .repeat = 1, .skip_first = 2}),
       "---wrS----");
+  EXPECT_EQ(
+      actions({.wait = 3, .active = 2, .skip_first = 1, .skip_first_wait = true}),
+      "-rS---rS--");
 }
 
 }  // namespace launcher_settings_test
