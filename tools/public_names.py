@@ -17,6 +17,7 @@ SUBJECTS = {
         "accelerator", "accelerator_processes", "accelerator_loaders", "accelerator_collectives", "micro_step", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
     "Data": [
         "data_loader", "data_loader_options", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
+    "Metrics": ["metrics"],
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "grad_scaler"],
@@ -27,7 +28,7 @@ SUBJECTS = {
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
         "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
-    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "profiler", "tracker", "machine", "environment"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "tracker", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")

@@ -137,6 +137,19 @@ mixed_precision)
   says 1 "weights in Float, computed in BFloat16"
   says 2 "weights in Float, computed in BFloat16"
   ;;
+metrics)
+  # 500 samples: rounds of 128 on two ranks, of which the last repeats some.
+  for ranks in 1 2; do
+    says $ranks "500 samples: error [0-9.]+, signs [0-9.]+; by one process: error [0-9.]+, signs [0-9.]+"
+    values=$(sed -nE 's/^500 samples: error ([0-9.]+), signs ([0-9.]+); by one process: error ([0-9.]+), signs ([0-9.]+)$/\1 \2 \3 \4/p' "$directory/output_$ranks")
+    read -r error signs one_error one_signs <<<"$values"
+    is_true "($error - $one_error)^2 < 1e-10 && $signs == $one_signs && $signs > 0.9"
+    says $ranks "training loss [0-9.]+"
+  done
+  ;;
+cross_validation)
+  for ranks in 1 2; do says $ranks "500 samples judged, error below 0.05"; done
+  ;;
 multi_process_metrics)
   for ranks in 1 2; do
     says $ranks "epoch [0-9]+: [0-9]+ of 500 within 0.2" 20
