@@ -40,6 +40,7 @@
 #include <accelerate/optimizer.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
+#include <accelerate/profiler.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
@@ -480,6 +481,15 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   /// Sets the number of the next automatic checkpoint; std::nullopt: one more
   /// than the highest present.
   void set_iteration(std::optional<std::int64_t> iteration) const;
+
+  // Profiling.
+
+  /// Records what this rank does, from here to the result's stop(), as
+  /// `options` say: by default AcceleratorOptions::profile. Only one profile at
+  /// a time records a thread. All ranks must call it: with output_trace_dir,
+  /// their clocks are compared.
+  [[nodiscard]] Profile profile() const;
+  [[nodiscard]] Profile profile(const ProfileOptions& options) const;
 
   // Ending.
 

@@ -134,7 +134,7 @@ struct AcceleratorOptions {
 
   /// What `torch.compile` would do in Python.
   std::optional<TorchDynamoOptions> dynamo = std::nullopt;
-  /// What a profiler would record. There is none yet: see profiler.h.
+  /// What profile() records unless it is told otherwise.
   std::optional<ProfileOptions> profile = std::nullopt;
 
   // The world.

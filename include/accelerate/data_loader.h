@@ -318,6 +318,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   // Sets `batch` to the next batch of this rank, or to nothing at the end.
   void next_batch(std::optional<Batch>& batch) {
+    const detail::StepPartScope part(
+        source().context().steps.get(), detail::StepPart::data);
     const auto start = detail::LoaderClock::now();
     if (pass_.handed_out) {
       report_.loop_seconds += detail::seconds_between(*pass_.handed_out, start);

@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/step_parts.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/precision.h>
@@ -67,6 +68,7 @@ class ACCELERATE_API ForwardScope {
   void begin();
 
   PreparedModel& model_;
+  StepPartScope part_;
   bool has_work_;
   bool needs_outputs_ = false;
   std::optional<AutocastScope> autocast_;

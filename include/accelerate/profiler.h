@@ -1,18 +1,26 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <accelerate/export.h>
-
-// This version has no profiler. Here are the options of one, which are checked
-// and reported as without effect, and the arithmetic of its schedule, for
-// programs that drive LibTorch's profiler themselves.
+#include <accelerate/tracker.h>
 
 namespace accelerate {
+
+class ProfileResults;
+
+namespace detail {
+class ProfileSession;
+struct RecordedCycle;
+}  // namespace detail
 
 /// Decides which steps of a training loop a profiler records: `skip_first`
 /// steps are skipped, then follow cycles of `wait` steps without it, `warmup`
@@ -26,6 +34,8 @@ struct ProfileSchedule {
   /// Number of cycles; 0: until the end.
   std::int64_t repeat = 0;
   std::int64_t skip_first = 0;
+  /// Leaves out the `wait` steps of the first cycle.
+  bool skip_first_wait = false;
 };
 
 /// What a profiler does in a step.
@@ -48,26 +58,192 @@ enum class ProfilerActivity { cpu, cuda };
 /// Parses "cpu" or "cuda". Throws ConfigError for another name.
 ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view name);
 
-/// What a profiler records, as Accelerate's ProfileKwargs spells it. Given as
-/// AcceleratorOptions::profile, it is checked, has no effect in this version,
-/// and is reported.
+/// What Accelerator::profile() records, as Accelerate's ProfileKwargs spells
+/// it. Everything but `activities` and `schedule_option` makes recorded steps
+/// slower.
 struct ProfileOptions {
-  /// Unset: the CPU, and the accelerator if there is one.
+  /// Unset: operators. Empty: only where the time of steps goes, which costs
+  /// next to nothing. This version records operators on the host only:
+  /// ConfigError for another activity.
   std::optional<std::vector<ProfilerActivity>> activities = std::nullopt;
-  /// Unset: every step is recorded.
+  /// Unset: everything from beginning to end is recorded.
   std::optional<ProfileSchedule> schedule_option = std::nullopt;
+  /// Called at the end of each cycle, on the thread that profiles.
+  std::function<void(const ProfileResults&)> on_trace_ready = nullptr;
   /// Shapes of the operators' inputs.
   bool record_shapes = false;
-  /// Allocations and frees of tensors.
+  /// Allocations and frees of tensors' memory.
   bool profile_memory = false;
-  /// File and line of each operator's caller.
+  /// The program's functions that led to each operator: with file and line
+  /// where the program has debug information (-g), else their names.
   bool with_stack = false;
-  /// Estimates of floating-point operations.
+  /// Estimates of floating-point operations, by torch.profiler's formulas: of
+  /// matrix products, 2-D convolutions, additions and multiplications.
   bool with_flops = false;
-  /// Modules that called each operator.
+  /// The module that an operator belongs to: the owner of a parameter that it,
+  /// or the operator it is part of, reads; else the prepared model in whose
+  /// forward it runs.
   bool with_modules = false;
-  /// Directory of the traces, one per rank; empty: none are written.
+  /// Directory of the traces, `profile_<rank>.json`; empty: none are written.
   std::string output_trace_dir = {};
+};
+
+/// All calls of an operator, or of a user range, taken together. A total counts
+/// what is called from within, too; `self` leaves that out.
+struct OperatorAverage {
+  std::string name;
+  std::int64_t count = 0;
+  double cpu_time_total_us = 0;
+  double self_cpu_time_total_us = 0;
+  /// Bytes allocated less bytes freed, with profile_memory.
+  std::int64_t cpu_memory_usage = 0;
+  std::int64_t self_cpu_memory_usage = 0;
+  /// Estimated, with with_flops.
+  std::int64_t flops = 0;
+  /// The shapes that the calls have in common; only if grouped by them.
+  std::string input_shapes = {};
+  /// The module of the calls; only if grouped by it.
+  std::string module = {};
+  /// The innermost functions, one a line; only if grouped by them.
+  std::string stack = {};
+};
+
+/// What else calls must have in common to be taken together, besides the name.
+struct KeyAveragesOptions {
+  bool group_by_input_shape = false;
+  bool group_by_module = false;
+  /// Number of the innermost functions that are compared.
+  std::int64_t group_by_stack_n = 0;
+};
+
+/// By which column a table is sorted, largest first; names are in order.
+enum class OperatorOrder {
+  self_cpu_time_total,
+  cpu_time_total,
+  count,
+  cpu_memory_usage,
+  self_cpu_memory_usage,
+  flops,
+  name,
+};
+
+struct OperatorTableOptions {
+  OperatorOrder sort_by = OperatorOrder::self_cpu_time_total;
+  /// Number of rows; 0: all.
+  std::size_t row_limit = 100;
+};
+
+/// The rows as text, with the columns that hold anything.
+ACCELERATE_API std::string operator_table(
+    std::vector<OperatorAverage> rows,
+    const OperatorTableOptions& options = {});
+
+/// Where the time of a rank's recorded steps went, in nanoseconds. The parts
+/// from `data_ns` to `idle_ns` add up to `total_ns`. On a device these are times
+/// of the host, which runs ahead of it.
+struct StepTimes {
+  std::int64_t rank = 0;
+  std::int64_t num_steps = 0;
+  std::int64_t total_ns = 0;
+  /// Waiting for the loader's next batch.
+  std::int64_t data_ns = 0;
+  std::int64_t forward_ns = 0;
+  std::int64_t backward_ns = 0;
+  std::int64_t optimizer_ns = 0;
+  /// Waiting for other ranks, in whichever part.
+  std::int64_t communication_ns = 0;
+  /// The program's own work between the library's calls.
+  std::int64_t other_ns = 0;
+  /// The program's thread asleep between the library's calls.
+  std::int64_t idle_ns = 0;
+  /// Communication while the rank computed: no part of `total_ns`. Messages of
+  /// sharded models count until the rank asks for them, so this is at most.
+  std::int64_t hidden_communication_ns = 0;
+
+  bool operator==(const StepTimes&) const = default;
+};
+
+/// A row per rank: the mean step in milliseconds, and what part of it went
+/// where.
+ACCELERATE_API std::string step_times_table(const std::vector<StepTimes>& rows);
+/// The same as values, for a tracker or the journal: milliseconds per step.
+ACCELERATE_API TrackedTable
+step_times_values(const std::vector<StepTimes>& rows);
+/// The same as a JSON list of objects with StepTimes' fields.
+ACCELERATE_API std::string step_times_json(const std::vector<StepTimes>& rows);
+
+/// What one cycle of a profile has recorded. A cheap handle; copies are the
+/// same records.
+class ACCELERATE_API ProfileResults {
+ public:
+  explicit ProfileResults(std::shared_ptr<const detail::RecordedCycle> cycle);
+
+  /// The number of the step that begins after the cycle.
+  [[nodiscard]] std::int64_t step_num() const;
+  /// The numbers of the recorded steps; none without a schedule.
+  [[nodiscard]] std::vector<std::int64_t> steps() const;
+  /// Number of recorded calls of operators and user ranges.
+  [[nodiscard]] std::size_t num_events() const;
+  /// One row per name, in the order of the first call.
+  [[nodiscard]] std::vector<OperatorAverage> key_averages(
+      const KeyAveragesOptions& options = {}) const;
+  /// Writes the events in Chrome's trace format, for chrome://tracing, Perfetto
+  /// (ui.perfetto.dev) and `accelerate-cpp trace merge`.
+  void export_chrome_trace(const std::filesystem::path& path) const;
+
+ private:
+  std::shared_ptr<const detail::RecordedCycle> cycle_;
+};
+
+/// Records what one thread of a rank, and the backward passes that it starts,
+/// do; made by Accelerator::profile(). Used on the thread that made it. The
+/// destructor ends what stop() did not, except that it does not wait for other
+/// ranks, and logs what stop() would throw.
+class ACCELERATE_API Profile {
+ public:
+  explicit Profile(std::unique_ptr<detail::ProfileSession> session);
+  Profile(Profile&& other) noexcept;
+  Profile& operator=(Profile&&) = delete;
+  ~Profile();
+
+  /// Called at the end of each step of the loop: goes on in the schedule, and
+  /// counts a step of step_times().
+  void step();
+  /// Ends the recording, writes the trace if there is an output_trace_dir, and
+  /// then waits for every rank. Throws ConfigError if a trace is to be written
+  /// and the schedule has recorded nothing. Calling it again does nothing.
+  void stop();
+
+  /// Number of calls of step().
+  [[nodiscard]] std::int64_t step_num() const;
+  /// The action of the step under way.
+  [[nodiscard]] ProfilerAction current_action() const;
+  /// The cycle recorded last. Throws ConfigError if there is none yet.
+  [[nodiscard]] ProfileResults results() const;
+  /// Those of results().
+  [[nodiscard]] std::vector<OperatorAverage> key_averages(
+      const KeyAveragesOptions& options = {}) const;
+  /// Those of the steps recorded so far. A profile without a call of step() has
+  /// one, from beginning to end.
+  [[nodiscard]] StepTimes step_times() const;
+  /// The same of all ranks, in their order; all ranks must call it.
+  [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
+
+ private:
+  std::unique_ptr<detail::ProfileSession> session_;
+};
+
+/// Names a part of the program in profiles: what happens while it lives. Costs
+/// next to nothing while nobody profiles this thread.
+class ACCELERATE_API ProfileRange {
+ public:
+  explicit ProfileRange(std::string_view name);
+  ProfileRange(const ProfileRange&) = delete;
+  ProfileRange& operator=(const ProfileRange&) = delete;
+  ~ProfileRange();
+
+ private:
+  std::shared_ptr<void> range_;
 };
 
 }  // namespace accelerate

@@ -17,7 +17,8 @@ ProfilerAction profiler_action(
   }
   if (step < schedule.skip_first) return ProfilerAction::none;
   const std::int64_t cycle = schedule.wait + schedule.warmup + schedule.active;
-  const std::int64_t since = step - schedule.skip_first;
+  const std::int64_t since = step - schedule.skip_first +
+      (schedule.skip_first_wait ? schedule.wait : 0);
   if (schedule.repeat > 0 && since / cycle >= schedule.repeat)
     return ProfilerAction::none;
   const std::int64_t at = since % cycle;

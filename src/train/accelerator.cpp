@@ -343,6 +343,9 @@ std::shared_ptr<Session> make_session(
       .agreement = nullptr,
       .tracking = nullptr,
       .checkpoints = nullptr});
+  session->steps = session->world.group().impl()->world->steps;
+  session->profile_options =
+      options.profile.value_or(ProfileOptions());
   session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
       [passes = session->num_averaging_passes,

@@ -174,6 +174,8 @@ void run_backward(
     const at::Tensor& loss,
     Syncs&& syncs,
     Body&& body) {
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::backward);
   try {
     if (!loss.requires_grad()) {
       throw ConfigError(

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "engines/dynamo.h"
+#include "track/profiler/check_profile.h"
 
 namespace accelerate::detail {
 
@@ -70,12 +71,7 @@ std::vector<IgnoredSetting> options_without_effect(
   note(
       !options.gradient_accumulation.adjust_scheduler,
       "gradient_accumulation.adjust_scheduler");
-  if (options.profile) {
-    // Checks the schedule.
-    if (const auto& schedule = options.profile->schedule_option)
-      (void)profiler_action(*schedule, 0);
-    note(true, "profile", "there is no profiler yet");
-  }
+  if (options.profile) check_profile(*options.profile);
   append(
       ignored,
       dynamo_without_effect(

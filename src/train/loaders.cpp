@@ -74,6 +74,7 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.batch_count = session_->mesh.batch_count();
   context.device = device();
   context.group = world().group();
+  context.steps = session_->steps;
   context.logger = world().logger();
   context.defaults = session_->dataloader_config;
   context.places_by_default = session_->device_placement;

@@ -11,6 +11,7 @@ namespace accelerate::detail {
 
 ForwardScope::ForwardScope(PreparedModel& model)
     : model_(model),
+      part_(model.session->steps.get(), StepPart::forward, &model),
       has_work_(
           !model.strategies.empty() || model.autocast_dtype.has_value() ||
           model.awaits_values) {

@@ -80,6 +80,8 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::optimizer);
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
   detail::warn_untracked_parameters(session, *prepared_);
@@ -110,6 +112,8 @@ void Optimizer::zero_grad(bool set_to_none) const {
   if (prepared_->is_accumulating && prepared_->session->clock.window() > 1)
     return;
   const bool was_waiting = std::exchange(prepared_->is_accumulating, false);
+  const detail::StepPartScope part(
+      prepared_->session->steps.get(), detail::StepPart::optimizer);
   // LibTorch's zero_grad() detaches in place, which fails for gradients that
   // are views of communication buckets.
   const at::NoGradGuard no_grad;

@@ -13,6 +13,7 @@
 
 #include <accelerate/accelerator.h>
 #include <accelerate/data_loader_configuration.h>
+#include <accelerate/detail/step_parts.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
@@ -191,6 +192,10 @@ struct Session {
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
   std::unique_ptr<RankAgreement> agreement;
+  /// Where a profile listens; the world's.
+  std::shared_ptr<StepSlot> steps = nullptr;
+  /// What profile() records unless it is told otherwise.
+  ProfileOptions profile_options = {};
   /// Trackers and the run's journal.
   std::unique_ptr<RunTracking> tracking;
   /// Last, so that a save in progress ends before anything it uses is

@@ -44,7 +44,6 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
   options.gradient_accumulation.adjust_scheduler = false;
   options.parallel.replicate_options.dim = 1;
   options.parallel.replicate_options.check_reduction = true;
-  options.profile.emplace();
   options.dynamo = TorchDynamoOptions{.backend = "inductor"};
   EXPECT_THAT(
       names(options),
@@ -52,7 +51,6 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
           "replicate_options.dim",
           "replicate_options.check_reduction",
           "gradient_accumulation.adjust_scheduler",
-          "profile (there is no profiler yet)",
           "dynamo_backend"));
 }
 
@@ -75,6 +73,10 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
       ProfileOptions{.schedule_option = ProfileSchedule{.active = 0}};
   expect_error<ConfigError>(
       [&] { const Accelerator refused(options); }, "active is at least 1");
+  options.profile = ProfileOptions{
+      .activities = std::vector{ProfilerActivity::cuda}};
+  expect_error<ConfigError>(
+      [&] { const Accelerator refused(options); }, "valid activities: \"cpu\"");
   options.profile.reset();
   options.dynamo = TorchDynamoOptions{.backend = "nonsense"};
   expect_error<ConfigError>(

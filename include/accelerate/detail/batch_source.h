@@ -11,6 +11,7 @@
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
 #include <accelerate/detail/loader_link.h>
+#include <accelerate/detail/step_parts.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
@@ -48,6 +49,8 @@ struct LoaderContext {
   /// Overrides the loader's own option for passes that begin now.
   std::function<std::optional<bool>()> even_batches = nullptr;
   Logger logger = {};
+  /// Where a profile listens.
+  std::shared_ptr<const StepSlot> steps = nullptr;
   /// The slot through which checkpoints find the loader.
   std::shared_ptr<LoaderSlot> slot = nullptr;
 };

@@ -34,6 +34,8 @@ auto run(
     const std::string& detail,
     Body&& body) {
   const at::NoGradGuard no_grad;
+  const detail::StepPartScope part(
+      group.world->steps.get(), detail::StepPart::communication);
   const std::uint64_t sequence = ++const_cast<GroupImpl&>(group).sequence;
   try {
     if (group.world->debug) detail::check_agreement(group, operation, detail);

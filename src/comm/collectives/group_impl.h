@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <accelerate/detail/step_parts.h>
 #include <accelerate/world.h>
 
 #include "comm/transport/transport.h"
@@ -28,6 +29,8 @@ struct WorldCore {
   Logger logger;
   /// The launcher's, which everything that uses this world reads.
   Settings settings = {};
+  /// Where a profile listens.
+  std::shared_ptr<StepSlot> steps = std::make_shared<StepSlot>();
 };
 
 struct GroupImpl {

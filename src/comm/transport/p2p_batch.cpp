@@ -36,6 +36,7 @@ void P2PBatch::start(
   try {
     messages_.push_back(
         {((*group_.impl()->connection).*direction)(tensor, peer, tag), tensor});
+    note_in_flight(1);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -44,9 +45,13 @@ void P2PBatch::start(
 }
 
 void P2PBatch::wait() {
+  if (messages_.empty()) return;
+  const StepPartScope part(
+      group_.impl()->world->steps.get(), StepPart::communication);
   while (!messages_.empty()) {
     const Message message = std::move(messages_.back());
     messages_.pop_back();
+    note_in_flight(-1);
     try {
       message.work->wait();
     } catch (const Error&) {
@@ -55,6 +60,11 @@ void P2PBatch::wait() {
       fail(error);
     }
   }
+}
+
+void P2PBatch::note_in_flight(int change) const {
+  StepListener* const listener = group_.impl()->world->steps->get();
+  if (listener != nullptr) listener->change_in_flight(change);
 }
 
 void P2PBatch::fail(const std::exception& error) const {

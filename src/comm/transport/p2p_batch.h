@@ -43,6 +43,7 @@ class P2PBatch {
       const at::Tensor& tensor,
       int peer,
       int tag);
+  void note_in_flight(int change) const;
   [[noreturn]] void fail(const std::exception& error) const;
 
   Group group_;

@@ -76,6 +76,27 @@ void BucketReducer::mark_used(std::size_t index) {
   local_used_map_.data_ptr<int>()[index] = 1;
 }
 
+void BucketReducer::keep_times(bool keep) {
+  ddp_runtime_logging_sample_rate_ =
+      keep ? 1 : c10d::kDDPRuntimeLoggingSampleRate;
+  if (!keep || timer_ == nullptr) return;
+  // What a backward does not reach is not measured anew.
+  timer_->getTimeRef(c10d::Timer::Event::kBackwardCommEnd) = c10d::kUnsetTime;
+}
+
+ReductionTimes BucketReducer::times() const {
+  using Event = c10d::Timer::Event;
+  if (timer_ == nullptr) return {};
+  const auto begin = timer_->getTimestamp(Event::kBackwardCommStart);
+  const auto computed = timer_->getTimestamp(Event::kBackwardComputeEnd);
+  const auto end = timer_->getTimestamp(Event::kBackwardCommEnd);
+  if (!begin || !computed || !end) return {};
+  return {
+      .hidden_ns = std::max<std::int64_t>(*computed - *begin, 0),
+      .exposed_ns =
+          std::max<std::int64_t>(*end - std::max(*begin, *computed), 0)};
+}
+
 void BucketReducer::restore_uses() {
   for (auto& [index, count] : numGradHooksTriggeredMap_) {
     count = uses_.empty() ? 0 : uses_.at(index);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -23,6 +24,12 @@ struct TrainableRows {
   std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
 };
 
+/// How long the buckets of one backward travelled.
+struct ReductionTimes {
+  std::int64_t hidden_ns = 0;   ///< while gradients were still computed
+  std::int64_t exposed_ns = 0;  ///< after that
+};
+
 TrainableRows trainable_rows(const ParameterTable& table);
 
 /// c10d::Reducer with access to some of its protected state.
@@ -40,6 +47,11 @@ class BucketReducer : public c10d::Reducer {
   /// Counts parameter number `index` as used in the backward that begins:
   /// LibTorch forgets those that only earlier micro-steps used.
   void mark_used(std::size_t index);
+
+  /// Has LibTorch take times() in every backward, rather than in some.
+  void keep_times(bool keep);
+  /// Those of the last backward; zero if it took none.
+  [[nodiscard]] ReductionTimes times() const;
 
   // With a static graph, the first reduction counts how often each parameter is
   // used. LibTorch also counts uses in backward passes that are not averaged,

@@ -66,6 +66,7 @@ class Replicate final : public Strategy,
     // prepare_for_forward() counts iterations: called once per reduction,
     // however many forwards lead to it.
     reducer_->prepare_for_forward();
+    reducer_->keep_times(listener() != nullptr);
     // Unused parameters are those that the loss does not depend on.
     reducer_->prepare_for_backward({loss});
     if (!options_.find_unused_parameters) return;
@@ -80,6 +81,7 @@ class Replicate final : public Strategy,
     const bool is_first = std::exchange(is_first_reduction_, false);
     if (reducer_->was_reached(is_first)) {
       end_reduction(is_first);
+      report_overlap();
     } else {
       pass_by(is_first);
     }
@@ -154,6 +156,18 @@ class Replicate final : public Strategy,
   }
 
  private:
+  // Null while nobody profiles.
+  [[nodiscard]] StepListener* listener() const {
+    return group().impl()->world->steps->get();
+  }
+
+  void report_overlap() const {
+    StepListener* const to = listener();
+    if (to == nullptr) return;
+    const ReductionTimes times = reducer_->times();
+    to->overlapped(times.hidden_ns, times.exposed_ns);
+  }
+
   // Ends the reduction of a backward that reached the model.
   void end_reduction(bool is_first) {
     if (options_.static_graph && is_first) {
@@ -288,6 +302,8 @@ class Replicate final : public Strategy,
   template <class Body>
   void guard(const char* operation, Body&& body) {
     const std::uint64_t sequence = ++group().impl()->sequence;
+    const StepPartScope part(
+        group().impl()->world->steps.get(), StepPart::communication);
     try {
       body();
     } catch (const Error&) {

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace accelerate::detail {
+
+/// The parts of a training step that the library sees.
+enum class StepPart : std::uint8_t {
+  data,           ///< the loader's next batch
+  forward,        ///< a prepared model's forward
+  backward,       ///< Accelerator::backward()
+  optimizer,      ///< Optimizer::step() and zero_grad()
+  communication,  ///< waiting for other ranks, inside of any other part
+};
+
+/// Is told what a rank's threads do while somebody profiles them. Parts nest.
+class StepListener {
+ public:
+  virtual ~StepListener() = default;
+
+  /// `subject` says which model a forward is of; otherwise null.
+  virtual void begin(StepPart part, const void* subject) noexcept = 0;
+  virtual void end(StepPart part) noexcept = 0;
+  /// Messages started and not yet waited for: `change` more of them.
+  virtual void change_in_flight(int change) noexcept = 0;
+  /// In the current part, communication has gone on for `hidden` nanoseconds
+  /// while the rank computed, and for `exposed` more while it waited.
+  virtual void overlapped(
+      std::int64_t hidden,
+      std::int64_t exposed) noexcept = 0;
+};
+
+/// Where a session's calls find the listener; null while nobody profiles, which
+/// costs them a load and a branch.
+struct StepSlot {
+  std::atomic<StepListener*> listener{nullptr};
+
+  [[nodiscard]] StepListener* get() const {
+    return listener.load(std::memory_order_acquire);
+  }
+};
+
+/// Reports a part of a step for as long as it lives.
+class StepPartScope {
+ public:
+  StepPartScope(
+      const StepSlot* slot,
+      StepPart part,
+      const void* subject = nullptr)
+      : listener_(slot == nullptr ? nullptr : slot->get()), part_(part) {
+    if (listener_ != nullptr) listener_->begin(part, subject);
+  }
+  StepPartScope(const StepPartScope&) = delete;
+  StepPartScope& operator=(const StepPartScope&) = delete;
+  ~StepPartScope() {
+    if (listener_ != nullptr) listener_->end(part_);
+  }
+
+ private:
+  StepListener* listener_;
+  StepPart part_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,147 @@
+#include <algorithm>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "track/profiler/recorded_cycle.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const char* category_of(EventKind kind) {
+  switch (kind) {
+    case EventKind::op:
+      return "cpu_op";
+    case EventKind::user_range:
+    case EventKind::step:
+      return "user_annotation";
+    case EventKind::part:
+      break;
+  }
+  return "step_part";
+}
+
+class TraceText {
+ public:
+  explicit TraceText(const RecordedCycle& cycle) : cycle_(cycle) {}
+
+  std::string write() {
+    name_rows();
+    for (std::size_t i = 0; i < cycle_.events.size(); ++i) add_event(i);
+    for (const RecordedMemory& change : cycle_.memory) add_memory(change);
+    const Json head{
+        {"schemaVersion", 1},
+        {"displayTimeUnit", "ms"},
+        {"baseTimeNanoseconds", cycle_.begin_ns + cycle_.clock.wall_base_ns},
+        {"distributedInfo",
+         {{"rank", cycle_.rank}, {"world_size", cycle_.world_size}}},
+        {"clockOffsetNanoseconds", cycle_.clock.offset_ns},
+        {"clockOffsetErrorNanoseconds", cycle_.clock.offset_error_ns}};
+    std::string text = head.dump();
+    text.pop_back();
+    return text + ",\"traceEvents\":[\n" + events_ + "\n]}\n";
+  }
+
+ private:
+  // Microseconds since the cycle's begin.
+  [[nodiscard]] double since_begin(std::int64_t time_ns) const {
+    return static_cast<double>(time_ns - cycle_.begin_ns) / 1000;
+  }
+
+  // Events of names that are not UTF-8 are still written.
+  void add(const Json& event) {
+    if (!events_.empty()) events_ += ",\n";
+    events_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+
+  void add_metadata(const char* name, std::uint64_t thread, Json args) {
+    add(
+        {{"ph", "M"},
+         {"name", name},
+         {"pid", cycle_.rank},
+         {"tid", thread},
+         {"ts", 0},
+         {"args", std::move(args)}});
+  }
+
+  void name_rows() {
+    add_metadata("process_name", 0, {{"name", format("rank {}", cycle_.rank)}});
+    add_metadata("process_sort_index", 0, {{"sort_index", cycle_.rank}});
+    std::set<std::uint64_t> threads;
+    for (const RecordedEvent& event : cycle_.events)
+      threads.insert(event.thread);
+    for (const std::uint64_t thread : threads) {
+      add_metadata(
+          "thread_name", thread, {{"name", format("thread {}", thread)}});
+    }
+  }
+
+  [[nodiscard]] Json args_of(std::size_t i) const {
+    const RecordedEvent& event = cycle_.events[i];
+    Json args = Json::object();
+    if (event.sequence >= 0) args["Sequence number"] = event.sequence;
+    if (event.forward_thread != 0) args["Fwd thread id"] = event.forward_thread;
+    if (!event.input_shapes.empty()) args["Input Dims"] = event.input_shapes;
+    if (event.flops > 0) args["Flops"] = event.flops;
+    if (!cycle_.nodes[i].module.empty())
+      args["Module Hierarchy"] = cycle_.nodes[i].module;
+    if (const auto functions = functions_of(cycle_, event); !functions.empty())
+      args["Call stack"] = join(functions, ";");
+    return args;
+  }
+
+  void add_event(std::size_t i) {
+    const RecordedEvent& event = cycle_.events[i];
+    Json json{
+        {"ph", event.is_async ? "b" : "X"},
+        {"cat", category_of(event.kind)},
+        {"name", event.name},
+        {"pid", cycle_.rank},
+        {"tid", event.thread},
+        {"ts", since_begin(event.begin_ns)}};
+    if (!event.is_async) {
+      json["dur"] = static_cast<double>(event.end_ns - event.begin_ns) / 1000;
+      json["args"] = args_of(i);
+      return add(json);
+    }
+    json["id"] = i;
+    json["args"] = args_of(i);
+    add(json);
+    json["ph"] = "e";
+    json["ts"] = since_begin(event.end_ns);
+    json.erase("args");
+    add(json);
+  }
+
+  void add_memory(const RecordedMemory& change) {
+    add(
+        {{"ph", "i"},
+         {"cat", "cpu_instant_event"},
+         {"s", "t"},
+         {"name", "[memory]"},
+         {"pid", cycle_.rank},
+         {"tid", change.thread},
+         {"ts", since_begin(change.time_ns)},
+         {"args",
+          {{"Addr", reinterpret_cast<std::uintptr_t>(change.address)},
+           {"Bytes", change.bytes},
+           {"Total Allocated", change.total_allocated},
+           {"Device Type", change.device_type},
+           {"Device Id", change.device_index}}}});
+  }
+
+  const RecordedCycle& cycle_;
+  std::string events_;
+};
+
+}  // namespace
+
+std::string chrome_trace_of(const RecordedCycle& cycle) {
+  return TraceText(cycle).write();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,203 @@
+#include <accelerate/profiler.h>
+
+#include <algorithm>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "base/text.h"
+#include "track/profiler/recorded_cycle.h"
+#include "track/profiler/text_columns.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::EventKind;
+using detail::EventNode;
+using detail::RecordedCycle;
+using detail::RecordedEvent;
+
+double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+std::string stack_of(
+    const RecordedCycle& cycle,
+    const RecordedEvent& event,
+    std::int64_t most) {
+  if (most <= 0) return {};
+  std::vector<std::string> functions = functions_of(cycle, event);
+  if (functions.size() > static_cast<std::size_t>(most))
+    functions.resize(static_cast<std::size_t>(most));
+  return detail::join(functions, "\n");
+}
+
+void add_to(
+    OperatorAverage& row,
+    const RecordedEvent& event,
+    const EventNode& node) {
+  ++row.count;
+  row.cpu_time_total_us += microseconds(event.end_ns - event.begin_ns);
+  row.self_cpu_time_total_us += microseconds(node.self_ns);
+  row.cpu_memory_usage += node.memory_bytes;
+  row.self_cpu_memory_usage += node.self_memory_bytes;
+  row.flops += event.flops;
+}
+
+// Time as torch.profiler's tables show it.
+std::string time_text(double us) {
+  if (us >= 1e6) return detail::fixed(us / 1e6, 3) + "s";
+  if (us >= 1e3) return detail::fixed(us / 1e3, 3) + "ms";
+  return detail::fixed(us, 3) + "us";
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  constexpr double kStep = 1024;
+  const double size = static_cast<double>(std::abs(bytes));
+  const auto scaled = static_cast<double>(bytes);
+  if (size >= kStep * kStep * kStep)
+    return detail::fixed(scaled / kStep / kStep / kStep, 2) + " GB";
+  if (size >= kStep * kStep)
+    return detail::fixed(scaled / kStep / kStep, 2) + " MB";
+  if (size >= kStep) return detail::fixed(scaled / kStep, 2) + " KB";
+  return std::to_string(bytes) + " B";
+}
+
+// True if `a` comes before `b`.
+bool is_before(
+    const OperatorAverage& a,
+    const OperatorAverage& b,
+    OperatorOrder order) {
+  switch (order) {
+    case OperatorOrder::self_cpu_time_total:
+      return a.self_cpu_time_total_us > b.self_cpu_time_total_us;
+    case OperatorOrder::cpu_time_total:
+      return a.cpu_time_total_us > b.cpu_time_total_us;
+    case OperatorOrder::count:
+      return a.count > b.count;
+    case OperatorOrder::cpu_memory_usage:
+      return a.cpu_memory_usage > b.cpu_memory_usage;
+    case OperatorOrder::self_cpu_memory_usage:
+      return a.self_cpu_memory_usage > b.self_cpu_memory_usage;
+    case OperatorOrder::flops:
+      return a.flops > b.flops;
+    case OperatorOrder::name:
+      break;
+  }
+  return a.name < b.name;
+}
+
+// A column of a table of operators; `is_there` tells whether a row fills it.
+struct Column {
+  const char* title;
+  std::string (*text)(const OperatorAverage& row, double total_us);
+  bool (*is_there)(const OperatorAverage& row) = nullptr;
+};
+
+constexpr Column kColumns[] = {
+    {"Name", [](const OperatorAverage& row, double) { return row.name; }},
+    {"Self CPU %",
+     [](const OperatorAverage& row, double total_us) {
+       const double share =
+           total_us > 0 ? 100 * row.self_cpu_time_total_us / total_us : 0;
+       return detail::fixed(share, 2) + "%";
+     }},
+    {"Self CPU",
+     [](const OperatorAverage& row, double) {
+       return time_text(row.self_cpu_time_total_us);
+     }},
+    {"CPU total",
+     [](const OperatorAverage& row, double) {
+       return time_text(row.cpu_time_total_us);
+     }},
+    {"CPU time avg",
+     [](const OperatorAverage& row, double) {
+       return time_text(row.cpu_time_total_us / static_cast<double>(row.count));
+     }},
+    {"CPU Mem",
+     [](const OperatorAverage& row, double) {
+       return bytes_text(row.cpu_memory_usage);
+     },
+     [](const OperatorAverage& row) { return row.cpu_memory_usage != 0; }},
+    {"Self CPU Mem",
+     [](const OperatorAverage& row, double) {
+       return bytes_text(row.self_cpu_memory_usage);
+     },
+     [](const OperatorAverage& row) { return row.self_cpu_memory_usage != 0; }},
+    {"# of Calls",
+     [](const OperatorAverage& row, double) {
+       return std::to_string(row.count);
+     }},
+    {"Total MFLOPs",
+     [](const OperatorAverage& row, double) {
+       return row.flops == 0
+           ? std::string("--")
+           : detail::fixed(static_cast<double>(row.flops) / 1e6, 3);
+     },
+     [](const OperatorAverage& row) { return row.flops != 0; }},
+    {"Input Shapes",
+     [](const OperatorAverage& row, double) { return row.input_shapes; },
+     [](const OperatorAverage& row) { return !row.input_shapes.empty(); }},
+    {"Module",
+     [](const OperatorAverage& row, double) { return row.module; },
+     [](const OperatorAverage& row) { return !row.module.empty(); }},
+    {"Source Location",
+     [](const OperatorAverage& row, double) {
+       return detail::join(detail::split(row.stack, '\n'), " < ");
+     },
+     [](const OperatorAverage& row) { return !row.stack.empty(); }}};
+
+}  // namespace
+
+std::vector<OperatorAverage> ProfileResults::key_averages(
+    const KeyAveragesOptions& options) const {
+  using Key = std::tuple<std::string, std::string, std::string, std::string>;
+  std::map<Key, std::size_t> places;
+  std::vector<OperatorAverage> rows;
+  for (std::size_t i = 0; i < cycle_->events.size(); ++i) {
+    const RecordedEvent& event = cycle_->events[i];
+    const EventNode& node = cycle_->nodes[i];
+    if (event.kind == EventKind::part) continue;
+    OperatorAverage row{.name = event.name};
+    if (options.group_by_input_shape) row.input_shapes = event.input_shapes;
+    if (options.group_by_module) row.module = node.module;
+    row.stack = stack_of(*cycle_, event, options.group_by_stack_n);
+    const auto [place, is_new] = places.try_emplace(
+        Key(row.name, row.input_shapes, row.module, row.stack), rows.size());
+    if (is_new) rows.push_back(std::move(row));
+    add_to(rows[place->second], event, node);
+  }
+  return rows;
+}
+
+std::string operator_table(
+    std::vector<OperatorAverage> rows,
+    const OperatorTableOptions& options) {
+  double total_us = 0;
+  for (const OperatorAverage& row : rows)
+    total_us += row.self_cpu_time_total_us;
+  std::stable_sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) {
+    return is_before(a, b, options.sort_by);
+  });
+  detail::TextColumns table;
+  std::vector<const Column*> columns;
+  for (const Column& column : kColumns) {
+    if (column.is_there != nullptr &&
+        std::none_of(rows.begin(), rows.end(), column.is_there)) {
+      continue;
+    }
+    columns.push_back(&column);
+    table.titles.emplace_back(column.title);
+  }
+  if (options.row_limit > 0 && rows.size() > options.row_limit)
+    rows.resize(options.row_limit);
+  for (const OperatorAverage& row : rows) {
+    auto& cells = table.rows.emplace_back();
+    for (const Column* column : columns)
+      cells.push_back(column->text(row, total_us));
+  }
+  return to_text(table) +
+      detail::format("Self CPU time total: {}\n", time_text(total_us));
+}
+
+}  // namespace accelerate

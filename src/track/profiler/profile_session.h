@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include <accelerate/detail/step_parts.h>
+#include <accelerate/profiler.h>
+#include <accelerate/world.h>
+
+#include "track/profiler/operator_recorder.h"
+#include "track/profiler/recorded_cycle.h"
+#include "track/profiler/step_recorder.h"
+
+namespace accelerate::detail {
+
+struct ProfileRequest {
+  ProfileOptions options;
+  World world;
+  /// Where the accelerator's calls find the profile.
+  std::shared_ptr<StepSlot> slot;
+  /// What models, the subjects of forwards, are called.
+  std::unordered_map<const void*, std::string> models = {};
+  ParameterOwners owners = {};
+};
+
+/// Runs a profile's schedule: what is recorded from one step to the next, and
+/// what becomes of it.
+class ProfileSession {
+ public:
+  /// Begins with step 0. All ranks must call it.
+  explicit ProfileSession(ProfileRequest request);
+  ProfileSession(const ProfileSession&) = delete;
+  ProfileSession& operator=(const ProfileSession&) = delete;
+  ~ProfileSession();
+
+  void step();
+  /// Ends the recording; the second time, does nothing.
+  void end();
+  /// Writes the trace, if one is wanted and the profile has just ended. Throws
+  /// ConfigError if nothing was recorded.
+  void write_trace();
+  [[nodiscard]] bool has_ended() const { return has_ended_; }
+  [[nodiscard]] bool writes_trace() const {
+    return !options_.output_trace_dir.empty();
+  }
+
+  [[nodiscard]] const World& world() const { return world_; }
+  [[nodiscard]] std::int64_t step_num() const { return step_num_; }
+  [[nodiscard]] ProfilerAction action() const { return action_; }
+  [[nodiscard]] const std::shared_ptr<const RecordedCycle>& cycle() const {
+    return cycle_;
+  }
+  [[nodiscard]] StepTimes step_times() const;
+
+ private:
+  [[nodiscard]] ProfilerAction action_at(std::int64_t step) const;
+  /// `next` is unset at the end.
+  void transit(ProfilerAction previous, std::optional<ProfilerAction> next);
+  void prepare_cycle();
+  void start_cycle();
+  void stop_cycle();
+  void call_handler();
+  void close_step();
+
+  ProfileOptions options_;
+  World world_;
+  std::shared_ptr<StepSlot> slot_;
+  std::shared_ptr<const ParameterOwners> owners_;
+  ProfileClock clock_;
+  StepRecorder steps_;
+  std::shared_ptr<OperatorRecorder> operators_;
+  std::shared_ptr<const RecordedCycle> cycle_;
+  ProfilerAction action_ = ProfilerAction::none;
+  std::int64_t step_num_ = 0;
+  std::int64_t step_begin_ns_ = 0;
+  bool is_recording_ = false;
+  bool has_ended_ = false;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,44 @@
+#include <accelerate/accelerator.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "track/profiler/profile_session.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+// "layers.0.weight" belongs to "layers.0".
+std::string owner_of(const std::string& model, const std::string& parameter) {
+  const std::size_t dot = parameter.rfind('.');
+  return dot == std::string::npos ? model
+                                  : model + "." + parameter.substr(0, dot);
+}
+
+}  // namespace
+
+Profile Accelerator::profile() const {
+  return profile(session_->profile_options);
+}
+
+Profile Accelerator::profile(const ProfileOptions& options) const {
+  detail::ProfileRequest request{
+      .options = options, .world = session_->world, .slot = session_->steps};
+  for (const auto& model : session_->models) {
+    if (!model->module) continue;
+    const std::string name = model->module->name();
+    request.models.emplace(model.get(), name);
+    if (!options.with_modules) continue;
+    for (const detail::Parameter& row : model->table.rows()) {
+      request.owners.emplace(
+          row.tensor.unsafeGetTensorImpl(), owner_of(name, row.name));
+    }
+  }
+  return Profile(std::make_unique<detail::ProfileSession>(std::move(request)));
+}
+
+}  // namespace accelerate
