@@ -9,33 +9,33 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr double kMB = 1e6;
-
-// As in nvml.h, whose interface is stable; 0 is success.
-struct NvmlMemory {
-  unsigned long long total = 0, free = 0, used = 0;
-};
-struct NvmlUtilization {
-  unsigned int gpu = 0, memory = 0;
-};
-using NvmlDevice = void*;
+constexpr double kBytesPerMB = 1e6;
 
 template <class Function>
-bool find(void* library, const char* name, Function*& function) {
+bool find_in_library(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   return function != nullptr;
 }
 
 }  // namespace
 
+// As in nvml.h, whose interface is stable; 0 is success.
 struct Nvml::Library {
+  struct Memory {
+    unsigned long long total = 0, free = 0, used = 0;
+  };
+  struct Utilization {
+    unsigned int gpu = 0, memory = 0;
+  };
+  using Device = void*;
+
   void* handle = nullptr;
   int (*init)() = nullptr;
   int (*shutdown)() = nullptr;
   int (*count)(unsigned int*) = nullptr;
-  int (*device)(unsigned int, NvmlDevice*) = nullptr;
-  int (*memory)(NvmlDevice, NvmlMemory*) = nullptr;
-  int (*utilization)(NvmlDevice, NvmlUtilization*) = nullptr;
+  int (*device)(unsigned int, Device*) = nullptr;
+  int (*memory)(Device, Memory*) = nullptr;
+  int (*utilization)(Device, Utilization*) = nullptr;
   unsigned int num_devices = 0;
 
   ~Library() {
@@ -52,12 +52,15 @@ std::unique_ptr<Nvml> Nvml::load() {
   Library& nvml = *library;
   nvml.handle = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (nvml.handle == nullptr) return nullptr;
-  const bool has_all = find(nvml.handle, "nvmlInit_v2", nvml.init) &&
-      find(nvml.handle, "nvmlShutdown", nvml.shutdown) &&
-      find(nvml.handle, "nvmlDeviceGetCount_v2", nvml.count) &&
-      find(nvml.handle, "nvmlDeviceGetHandleByIndex_v2", nvml.device) &&
-      find(nvml.handle, "nvmlDeviceGetMemoryInfo", nvml.memory) &&
-      find(nvml.handle, "nvmlDeviceGetUtilizationRates", nvml.utilization);
+  const bool has_all =
+      find_in_library(nvml.handle, "nvmlInit_v2", nvml.init) &&
+      find_in_library(nvml.handle, "nvmlShutdown", nvml.shutdown) &&
+      find_in_library(nvml.handle, "nvmlDeviceGetCount_v2", nvml.count) &&
+      find_in_library(
+          nvml.handle, "nvmlDeviceGetHandleByIndex_v2", nvml.device) &&
+      find_in_library(nvml.handle, "nvmlDeviceGetMemoryInfo", nvml.memory) &&
+      find_in_library(
+          nvml.handle, "nvmlDeviceGetUtilizationRates", nvml.utilization);
   if (!has_all || nvml.init() != 0) return nullptr;
   if (nvml.count(&nvml.num_devices) != 0 || nvml.num_devices == 0) {
     nvml.num_devices = 0;
@@ -70,12 +73,12 @@ std::unique_ptr<Nvml> Nvml::load() {
 std::vector<DeviceFigures> Nvml::devices() const {
   std::vector<DeviceFigures> all(library_->num_devices);
   for (unsigned int i = 0; i < library_->num_devices; ++i) {
-    NvmlDevice device = nullptr;
+    Library::Device device = nullptr;
     if (library_->device(i, &device) != 0) continue;
-    NvmlMemory memory;
+    Library::Memory memory;
     if (library_->memory(device, &memory) == 0)
-      all[i].memory_mb = static_cast<double>(memory.used) / kMB;
-    NvmlUtilization utilization;
+      all[i].memory_mb = static_cast<double>(memory.used) / kBytesPerMB;
+    Library::Utilization utilization;
     if (library_->utilization(device, &utilization) == 0)
       all[i].utilization_percent = utilization.gpu;
   }

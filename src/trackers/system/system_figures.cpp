@@ -14,19 +14,21 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr double kMB = 1e6;
+constexpr double kMegabyte = 1e6;
 // Of a file of /proc; more has nothing that is read here.
-constexpr std::size_t kMostBytes = 1 << 18;
+constexpr std::size_t kMostProcBytes = 1 << 18;
 
 // Three decimals are enough for people and journals.
-double rounded(double figure) { return std::round(figure * 1000) / 1000; }
+double to_thousandths(double figure) {
+  return std::round(figure * 1000) / 1000;
+}
 
-double mb(std::uint64_t bytes) {
-  return rounded(static_cast<double>(bytes) / kMB);
+double megabytes(std::uint64_t bytes) {
+  return to_thousandths(static_cast<double>(bytes) / kMegabyte);
 }
 
 // 0 if a device was removed and the sum became smaller.
-std::uint64_t since(std::uint64_t now, std::uint64_t begin) {
+std::uint64_t since_begin(std::uint64_t now, std::uint64_t begin) {
   return now > begin ? now - begin : 0;
 }
 
@@ -46,7 +48,7 @@ std::string SystemReader::read(const std::filesystem::path& path) const {
   if (file < 0) return {};
   std::string text;
   std::array<char, 1 << 14> chunk;
-  while (text.size() < kMostBytes) {
+  while (text.size() < kMostProcBytes) {
     const auto got = ::read(file, chunk.data(), chunk.size());
     if (got <= 0) break;
     text.append(chunk.data(), static_cast<std::size_t>(got));
@@ -66,7 +68,7 @@ std::optional<std::uint64_t> SystemReader::container_bytes(
   const auto used = lone_number(read(group / "memory.current"));
   if (!used) return std::nullopt;
   // Cached files give way to programs, as in MemAvailable.
-  return since(
+  return since_begin(
       *used,
       keyed_number(read(group / "memory.stat"), "inactive_file").value_or(0));
 }
@@ -78,35 +80,37 @@ std::optional<std::uint64_t> SystemReader::machine_bytes() const {
   if (const auto bytes = container_bytes(*total)) return bytes;
   const auto available = meminfo_bytes(text, "MemAvailable");
   if (!available) return std::nullopt;
-  return since(*total, *available);
+  return since_begin(*total, *available);
 }
 
 std::string SystemReader::json() {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   const auto ticks = cpu_ticks(read("proc/stat"));
   if (ticks && ticks_ && ticks->all > ticks_->all) {
-    const double share = static_cast<double>(since(ticks->busy, ticks_->busy)) /
+    const double share =
+        static_cast<double>(since_begin(ticks->busy, ticks_->busy)) /
         static_cast<double>(ticks->all - ticks_->all);
-    json["cpu_percent"] = rounded(100 * std::min(share, 1.0));
+    json["cpu_percent"] = to_thousandths(100 * std::min(share, 1.0));
   }
   ticks_ = ticks;
   if (const auto pages = resident_pages(read("proc/self/statm"))) {
-    json["process_mb"] = rounded(
+    json["process_mb"] = to_thousandths(
         static_cast<double>(*pages) *
-        static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMB);
+        static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMegabyte);
   }
-  if (const auto bytes = machine_bytes()) json["machine_mb"] = mb(*bytes);
+  if (const auto bytes = machine_bytes())
+    json["machine_mb"] = megabytes(*bytes);
   const ByteCounts disk = disk_bytes(read("proc/diskstats"));
-  json["disk_read_mb"] = mb(since(disk.in, disk_.in));
-  json["disk_write_mb"] = mb(since(disk.out, disk_.out));
+  json["disk_read_mb"] = megabytes(since_begin(disk.in, disk_.in));
+  json["disk_write_mb"] = megabytes(since_begin(disk.out, disk_.out));
   const ByteCounts network = network_bytes(read("proc/net/dev"));
-  json["network_in_mb"] = mb(since(network.in, network_.in));
-  json["network_out_mb"] = mb(since(network.out, network_.out));
+  json["network_in_mb"] = megabytes(since_begin(network.in, network_.in));
+  json["network_out_mb"] = megabytes(since_begin(network.out, network_.out));
   if (nvml_) {
     std::size_t number = 0;
     for (const DeviceFigures& device : nvml_->devices()) {
       const std::string name = "device." + std::to_string(number++);
-      json[name + ".memory_mb"] = rounded(device.memory_mb);
+      json[name + ".memory_mb"] = to_thousandths(device.memory_mb);
       json[name + ".utilization_percent"] = device.utilization_percent;
     }
   }
