@@ -22,7 +22,7 @@ at::Tensor sums_of(const detail::WeightedValues& values) {
       {(values.values * values.weights).sum(), values.weights.sum()});
 }
 
-double ratio(const at::Tensor& sums) {
+double weighted_mean(const at::Tensor& sums) {
   const double weight = sums[1].item<double>();
   if (weight == 0) return std::numeric_limits<double>::quiet_NaN();
   return sums[0].item<double>() / weight;
@@ -47,7 +47,7 @@ void Mean::update(double value, double weight) {
   update(at::full({}, value, at::kDouble), with_weight(weight));
 }
 
-double Mean::compute() const { return ratio(total()); }
+double Mean::compute() const { return weighted_mean(total()); }
 
 Sum::Sum(MetricRanks ranks, const SumOptions& options)
     : SummedMetric(std::move(ranks), "sum", two_sums()), nan_(options.nan) {}
@@ -104,6 +104,6 @@ void Perplexity::update_losses(
       {"Perplexity", ranks()}, losses, samples, options_.nan)));
 }
 
-double Perplexity::compute() const { return std::exp(ratio(total())); }
+double Perplexity::compute() const { return std::exp(weighted_mean(total())); }
 
 }  // namespace accelerate

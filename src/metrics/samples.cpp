@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-std::string shape_text(at::IntArrayRef sizes) {
+std::string sizes_text(at::IntArrayRef sizes) {
   std::string text = "[";
   for (std::size_t i = 0; i < sizes.size(); ++i)
     text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
@@ -28,7 +28,7 @@ at::Tensor first_rows_of(const at::Tensor& tensor, std::int64_t num_rows) {
 }
 
 // A mask or weights, as large as `like`.
-at::Tensor spread(
+at::Tensor fitted_to(
     const SampleRequest& request,
     std::string_view what,
     const at::Tensor& given,
@@ -47,8 +47,8 @@ at::Tensor spread(
       "dimension",
       request.metric,
       what,
-      shape_text(given.sizes()),
-      shape_text(like.sizes())));
+      sizes_text(given.sizes()),
+      sizes_text(like.sizes())));
 }
 
 // fp64, as large as `like`; 0 where the mask is false.
@@ -58,7 +58,8 @@ at::Tensor weights_for(
     const at::Tensor& like) {
   at::Tensor weights;
   if (samples.weights.defined()) {
-    weights = spread(request, "weights", samples.weights, like).to(at::kDouble);
+    weights =
+        fitted_to(request, "weights", samples.weights, like).to(at::kDouble);
     if (!(weights >= 0).all().item<bool>()) {
       throw ConfigError(format(
           "[metrics] {}: a weight is negative or not a number; weights say how "
@@ -77,7 +78,7 @@ at::Tensor weights_for(
         c10::toString(samples.mask.scalar_type())));
   }
   return at::where(
-      spread(request, "a mask", samples.mask, like),
+      fitted_to(request, "a mask", samples.mask, like),
       weights,
       at::zeros({}, weights.options()));
 }
@@ -109,8 +110,8 @@ void require_labels(
       "[metrics] {}: predictions of shape {} do not fit labels of shape {}; "
       "they have the same shape, or one more dimension for the classes",
       request.metric,
-      shape_text(shape),
-      shape_text(labels.sizes())));
+      sizes_text(shape),
+      sizes_text(labels.sizes())));
 }
 
 }  // namespace
@@ -258,8 +259,8 @@ at::Tensor state_tensor(
       "they have {}",
       metric,
       key,
-      shape_text(tensor.sizes()),
-      shape_text(shape)));
+      sizes_text(tensor.sizes()),
+      sizes_text(shape)));
 }
 
 }  // namespace accelerate::detail
