@@ -20,7 +20,6 @@
 #include "cli/failure.h"
 #include "cli/launch/launch_command.h"
 #include "cli/runs/replay_command.h"
-#include "cli/runs/replay_command.h"
 #include "cli/runs/runs_command.h"
 #include "cli/trace/trace_command.h"
 #include "cli/watch/watch_command.h"
@@ -58,7 +57,6 @@ int main(int argc, char** argv) {
       {"convert", cli::add_convert_command(tool)},
       {"to-fsdp2", cli::add_to_fsdp2_command(tool)},
       {"runs", cli::add_runs_command(tool)},
-      {"replay", cli::add_replay_command(tool)},
       {"replay", cli::add_replay_command(tool)},
       {"watch", cli::add_watch_command(tool)},
       {"report", cli::add_run_report_command(tool)},
