@@ -181,6 +181,7 @@ const std::map<std::string, Topic>& topics() {
       {"merge_weights", &run_merge_weights},
       {"fsdp_policy", &run_fsdp_policy},
       {"plugins", &run_plugins},
+      {"profiler_logging", &run_profiler_logging},
       {"operations", &run_operations},
       {"safetensors_bad", &run_safetensors_bad},
       {"scheduler_stepping", &run_scheduler_stepping},
