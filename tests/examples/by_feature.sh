@@ -162,6 +162,21 @@ packed_tokens)
     awk '/sequences in/ { sequences += $3; rows += $6 } END { exit !(sequences == 256 && rows < 128) }' "$directory/output_$ranks" || fail "sequences are lost or alone"
   done
   ;;
+profiler)
+  for ranks in 1 2; do
+    # 20 x 2 x 32 and 20 x 32 x 1 products and sums in each of 3 steps.
+    says $ranks "6 products, 11520 operations"
+    traces=$directory/at_$ranks/profiler_traces
+    [ "$(ls "$traces" | wc -l)" = $ranks ] || fail "not a trace per rank"
+    "$tool" trace merge "$traces" -o "$directory/all_$ranks.json" >"$directory/merged_$ranks" 2>&1 || fail "$(cat "$directory/merged_$ranks")"
+    grep -q "events of $ranks ranks merged" "$directory/merged_$ranks" || fail "$(cat "$directory/merged_$ranks")"
+    for rank in $(seq 0 $((ranks - 1))); do
+      [ "$(grep -c "\"name\":\"ProfilerStep#[234]\",\"pid\":$rank," "$directory/all_$ranks.json")" = 3 ] || fail "rank $rank has not three steps in the merged trace"
+    done
+  done
+  says 1 "475 steps of each of 1 ranks"
+  says 2 "247 steps of each of 2 ranks"
+  ;;
 schedule)
   # A tenth of the steps to warm up, whatever the number of ranks.
   says 1 "learning rate 0.020000 after 50 steps, 0.000000 in the end"
