@@ -358,8 +358,10 @@ detail::PreparedOptimizer& make_prepared_optimizer(
   for (const auto& model : session.models)
     model->strategies.bind(optimizer, model->table);
   detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
-      std::make_unique<detail::PreparedOptimizer>(
-          detail::PreparedOptimizer{.session = &session, .inner = &optimizer}));
+      std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
+          .session = &session,
+          .inner = &optimizer,
+          .num_backwards_used = session.step.num_backwards}));
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
   });
@@ -421,6 +423,7 @@ void detail::keep_alive(
 
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
+  session.step.is_direct = false;
   require_preparable(session, request);
   detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);

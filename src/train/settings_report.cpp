@@ -37,6 +37,7 @@ std::string in_words(const IgnoredSetting& setting) {
 void note_ignored_settings(
     Session& session,
     const std::vector<IgnoredSetting>& settings) {
+  session.step.is_direct = false;
   std::vector<IgnoredSetting>& ignored = session.report.ignored;
   for (const IgnoredSetting& setting : settings) {
     const bool is_known = std::any_of(
