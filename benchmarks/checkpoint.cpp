@@ -100,7 +100,8 @@ void measure(const fs::path& scratch) {
   std::vector<char> from(size, 1), to(size, 2);
   accelerator.save_state(saved, {.asynchronous = true}).wait();
 
-  std::vector<double> copies, blocked, dd, durable, reads, loads, extra;
+  std::vector<double> copies, blocked, dd, durable, reads, loads, unverified,
+      extra;
   const std::string dd_command =
       "dd if=/dev/zero of=" + (scratch / "dd").string() +
       " bs=1M count=" + std::to_string(size >> 20U) + " conv=fsync 2>/dev/null";
@@ -126,6 +127,8 @@ void measure(const fs::path& scratch) {
     read_all(saved, to);
     reads.push_back(timed([&] { read_all(saved, to); }));
     loads.push_back(timed([&] { accelerator.load_state(saved); }));
+    unverified.push_back(
+        timed([&] { accelerator.load_state(saved, {.verify = false}); }));
   }
   fs::remove_all(scratch);
 
@@ -151,6 +154,11 @@ void measure(const fs::path& scratch) {
       "ratio",
       median(reads),
       median(reads) / median(loads));
+  say("unverified_load_over_read",
+      median(reads) / median(unverified),
+      "ratio",
+      median(reads),
+      median(reads) / median(unverified));
   say("extra_memory_mb", median(extra), "MiB", 64, median(extra) / 64);
   say("async_block_ms",
       median(blocked),
@@ -167,6 +175,11 @@ void measure(const fs::path& scratch) {
       "ms",
       median(reads),
       median(loads) / median(reads));
+  say("unverified_load_ms",
+      median(unverified),
+      "ms",
+      median(reads),
+      median(unverified) / median(reads));
 }
 
 }  // namespace

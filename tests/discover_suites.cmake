@@ -1,6 +1,8 @@
-# Read by ctest: registers the suites of a GoogleTest program, each as one test. Loading LibTorch takes half a second,
-# as long as dozens of small cases, so cases that are registered by themselves would mostly load it.
+# Read by ctest: registers a GoogleTest program as one test. Loading LibTorch takes half a second, as long as dozens of small
+# cases, so cases that are registered by themselves would mostly load it. Where the environment has ACCELERATE_TEST_SUITES,
+# as with `make test TESTS=regex`, each suite is a test, so that it can be picked.
 #   program     its path
+#   program_name  the name of the test
 #   prefix      begins the names of the tests
 #   filter      the cases, as GoogleTest's filter
 #   properties  of each test
@@ -8,6 +10,12 @@
 if(NOT EXISTS "${program}")
   get_filename_component(name "${program}" NAME)
   add_test("${prefix}${name}_NOT_BUILT" "${prefix}${name}_NOT_BUILT")
+  return()
+endif()
+
+if(NOT "$ENV{ACCELERATE_TEST_SUITES}")
+  add_test("${prefix}${program_name}" "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
+  set_tests_properties("${prefix}${program_name}" PROPERTIES ${properties})
   return()
 endif()
 

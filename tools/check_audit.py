@@ -9,8 +9,11 @@ the launcher's option table, which names
 
   test SUITE.NAME ...   the tests that show the effect (each must exist; * stands for the rest of a name)
   refused "TEXT"        the error that asking for it gives; some source has the text
-  reported              it has no effect here and is reported; the parameterised test of reports covers it
+  reported              it has no effect here and is reported; of a key, the option table says so, of a field, a test
+                        of the reports names it
   launcher              consumed by the command line tool itself; `test` lines are better
+
+A key that the table says nobody here acts on must be reported or refused, and no other key may be reported.
 
 usage: check_audit.py ROOT            check
        check_audit.py ROOT --missing  print a line for each setting without one
@@ -22,6 +25,10 @@ from pathlib import Path
 STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w*(?<!With)(?:Options|Configuration|Config|Policy|Schedule)) \{$")
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
+# The values of OptionUse, and whether the option then has no effect in a program of this library.
+USES = {"acts": False, "launches": False, "carried": True, "python_only": True, "nobody": True}
+# Tests whose tables name what is reported.
+REPORTS = ["reported_fields_test.cpp", "ignored_options_test.cpp"]
 
 
 def struct_fields(header):
@@ -49,13 +56,43 @@ def struct_fields(header):
             pending = ""
 
 
+def option_uses(root):
+    """The OptionUse of each key of the option table; None for a row that names none."""
+    uses = {}
+    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
+        key = None
+        for line in table.read_text().splitlines():
+            if found := KEY.match(line):
+                key = found[1] or found[2]
+                uses.setdefault(key, None)
+            if key and uses[key] is None:
+                words = re.findall(r"\w+", re.sub(r'"(?:[^"\\]|\\.)*"', "", line))
+                uses[key] = next((word for word in words if word in USES), None)
+    return uses
+
+
 def settings(root):
     found = []
     for header in sorted((root / "include/accelerate").glob("*.h")):
         found += struct_fields(header)
-    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
-        found += [f"key {m[1] or m[2]}" for line in table.read_text().splitlines() if (m := KEY.match(line))]
+    found += [f"key {key}" for key in option_uses(root)]
     return list(dict.fromkeys(found))
+
+
+def report_complaint(setting, kind, uses, reports):
+    """What contradicts a line of this kind; None if nothing does."""
+    name = setting.rpartition(" ")[2].rpartition(".")[2]
+    if not setting.startswith("key "):
+        is_named = re.search(rf'"(?:[\w.]+\.)?{name}(?:_\w+)?\b[^"]*"', reports)
+        return None if kind != "reported" or is_named else f"no test of reports names it ({', '.join(REPORTS)})"
+    use = uses.get(name)
+    if use is None:
+        return None
+    if kind == "reported" and not USES[use]:
+        return f"is not reported: the option table says {use}"
+    if kind in ("test", "launcher") and USES[use]:
+        return f"is reported: the option table says {use}"
+    return None
 
 
 def known_tests(root):
@@ -96,6 +133,8 @@ def complaints(root):
         if not what or not names:
             yield f"{where}: name what was found and a test"
     sources = None
+    uses = option_uses(root)
+    reports = "".join(path.read_text() for name in REPORTS for path in sorted((root / "tests").rglob(name)))
     listed = {}
     for where, setting, how in lines_of(root, "settings/*.txt"):
         if setting in listed:
@@ -115,6 +154,11 @@ def complaints(root):
                 yield f"{where}: {setting}: no source has the text {rest}"
         elif kind not in ("reported", "launcher"):
             yield f"{where}: {setting}: unknown kind {kind!r}"
+        if contradiction := report_complaint(setting, kind, uses, reports):
+            yield f"{where}: {setting}: {contradiction}"
+    for key, use in uses.items():
+        if use is None:
+            yield f"key {key}: its row of the option table names no OptionUse"
     present = settings(root)
     for setting in present:
         if setting not in listed:

@@ -25,6 +25,7 @@
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/detail/prepare_items.h>
+#include <accelerate/detail/step_state.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/export.h>
 #include <accelerate/full_parameters.h>
@@ -156,8 +157,16 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   /// gradients over the ranks if the window ends. `loss` is a scalar, this
   /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
   /// negative or given in some micro-steps of a window only.
-  void backward(const at::Tensor& loss, const BackwardOptions& options = {})
-      const;
+  void backward(const at::Tensor& loss) const {
+    if (step_->is_direct && loss.defined() && loss.numel() == 1 &&
+        loss.requires_grad()) {
+      loss.backward();
+      ++step_->num_backwards;
+    } else {
+      backward(loss, BackwardOptions());
+    }
+  }
+  void backward(const at::Tensor& loss, const BackwardOptions& options) const;
   template <class Number>
     requires std::is_arithmetic_v<Number>
   void backward(Number, const BackwardOptions& = {}) const {
@@ -187,7 +196,7 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
         (detail::kIsModel<Models> && ...),
         "accumulate() takes prepared models: give it what prepare() returned");
     if constexpr ((detail::kIsModel<Models> && ...)) {
-      return begin_micro_step({models.prepared()...});
+      return begin_micro_step({models.prepared().get()...});
     } else {
       return begin_micro_step({});
     }
@@ -200,7 +209,7 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
         (detail::kIsModel<Models> && ...),
         "no_sync() takes prepared models: give it what prepare() returned");
     if constexpr ((detail::kIsModel<Models> && ...)) {
-      return MicroStep(session_, {models.prepared()...}, false);
+      return MicroStep(session_, {models.prepared().get()...}, false);
     } else {
       return MicroStep(session_, {}, false);
     }
@@ -212,7 +221,7 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   template <class M>
   [[nodiscard]] MicroStep trigger_sync_in_backward(
       const Model<M>& model) const {
-    return MicroStep(session_, {model.prepared()}, true);
+    return MicroStep(session_, {model.prepared().get()}, true);
   }
   /// Runs `body`, a training loop in which ranks may make different numbers of
   /// steps. A rank that runs out of data shadows the others' collectives with
@@ -538,10 +547,12 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   detail::PrepareResult apply(const detail::PrepareRequest& request) const;
   [[nodiscard]] detail::LoaderContext loader_context() const;
   [[nodiscard]] MicroStep begin_micro_step(
-      std::vector<std::shared_ptr<detail::PreparedModel>> models) const;
+      std::initializer_list<detail::PreparedModel*> models) const;
   [[nodiscard]] FullParameters unshard_parameters(
       detail::PreparedModel& model) const;
   [[nodiscard]] detail::ModelConstruction begin_construction() const;
+
+  detail::StepState* step_;  // the session's
 };
 
 }  // namespace accelerate

@@ -89,6 +89,8 @@ class SkippedBatches {
 ///     for (auto& [inputs, labels] : loader) …
 ///
 /// One pass at a time; it may be left early, and a new one starts a new epoch.
+/// Where rank 0 reads for all (dispatch_batches), all ranks must leave it after
+/// the same batch: the next batch is an Error on the others.
 /// Exceptions of a dataset or collate function reach the loop as DataError.
 /// A loader must not be used by several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
@@ -249,6 +251,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
         !resolved.already_sharded &&
         (*resolved.even_batches || resolved.drop_last);
     const std::shared_ptr<detail::LoaderSlot> slot = context.slot;
+    num_passes_ = 0;
     source().attach(std::move(context), requested.value_or(is_default));
     fetcher_->options = std::move(resolved);
     this->link(slot);
@@ -273,6 +276,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
       source().end_pass();
       throw;
     }
+    ++num_passes_;
   }
 
   void end_pass() noexcept {
@@ -392,7 +396,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   void receive_round(std::optional<Batch>& batch) {
     if (pass_.has_ended) return;
     const detail::LoaderContext& context = source().context();
-    detail::RoundHeader header;
+    detail::RoundHeader header{
+        .pass = num_passes_ - 1, .round = report_.num_batches};
     std::vector<detail::RoundSlice> slices;
     std::exception_ptr failure;
     if (fetcher_->reads()) {
@@ -464,6 +469,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   std::shared_ptr<Fetcher> fetcher_;
   SliceFunction slice_ = nullptr;
   Pass pass_;
+  /// Passes that were begun since the loader was prepared.
+  std::int64_t num_passes_ = 0;
   PrefetchReport report_;
   /// The state of a stream after the current batch, or the one from which the
   /// next pass continues.

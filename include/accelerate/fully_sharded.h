@@ -147,10 +147,11 @@ struct FullyShardedDataParallelOptions {
 
   // Saving and loading.
 
-  /// Accepted without effect: save_state() always writes shards, which any
-  /// number of ranks loads, and get_state_dict() returns full weights, as
-  /// Accelerate's does, unless StateDictOptions say otherwise. Unset:
-  /// full_state_dict in version 1, sharded_state_dict in version 2.
+  /// Has no effect and is reported if set: save_state() always writes shards,
+  /// which any number of ranks loads, and get_state_dict() returns full weights,
+  /// as Accelerate's does, unless StateDictOptions say otherwise. Version 2
+  /// refuses local_state_dict. Unset: full_state_dict in version 1,
+  /// sharded_state_dict in version 2.
   std::optional<StateDictType> state_dict_type = std::nullopt;
 
   // Limits, and what the module keeps.
@@ -159,12 +160,12 @@ struct FullyShardedDataParallelOptions {
   /// next; false: at most three, for links that take longer than computing.
   /// Unset: true.
   std::optional<bool> limit_all_gathers = std::nullopt;
-  /// Accepted without effect: the module always keeps its own parameters.
-  /// Unset: false in version 1, nothing in version 2.
+  /// Has no effect and is reported if false: the module always keeps its own
+  /// parameters. Unset: false in version 1, nothing in version 2.
   std::optional<bool> use_orig_params = std::nullopt;
-  /// Begin with the weights of rank 0. Accepted without effect: all ranks
-  /// always do. Unset: false in version 1, unless cpu_ram_efficient_loading,
-  /// which needs it; nothing in version 2.
+  /// Begin with the weights of rank 0. Has no effect and is reported if false:
+  /// all ranks always do. Unset: false in version 1, unless
+  /// cpu_ram_efficient_loading, which needs it; nothing in version 2.
   std::optional<bool> sync_module_states = std::nullopt;
 
   // Activations.

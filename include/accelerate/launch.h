@@ -15,11 +15,15 @@ struct LaunchFunctionOptions {
   /// Identifies this call of launch_function(). If a program has several calls,
   /// their names must differ.
   std::string name = "main";
-  /// Stay on the CPU even if there is an accelerator.
+  /// Stay on the CPU even if there is an accelerator: ACCELERATE_USE_CPU=true,
+  /// unless `variables` say otherwise.
   bool cpu = false;
   /// Additional variables for the ranks, such as ACCELERATE_MIXED_PRECISION.
+  /// They and `cpu` overrule the environment. Where the function runs in this
+  /// process they are set while it runs, and restored afterwards.
   std::map<std::string, std::string> variables = {};
   /// The ranks' arguments, without the program's name. Unset: this process's.
+  /// Without effect where the function runs in this process.
   std::optional<std::vector<std::string>> arguments = std::nullopt;
 };
 

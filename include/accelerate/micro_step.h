@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,17 +26,24 @@ struct PrepareDataLoaderOptions {
 /// do not step.
 class ACCELERATE_API MicroStep {
  public:
+  /// A scope that changes nothing.
+  MicroStep() = default;
+  /// The models are the session's.
   MicroStep(
       std::shared_ptr<detail::Session> session,
-      std::vector<std::shared_ptr<detail::PreparedModel>> models,
+      std::initializer_list<detail::PreparedModel*> models,
       bool sync_gradients);
-  ~MicroStep();
+  ~MicroStep() {
+    if (session_) restore();
+  }
   MicroStep(const MicroStep&) = delete;
   MicroStep& operator=(const MicroStep&) = delete;
 
  private:
+  void restore();
+
   std::shared_ptr<detail::Session> session_;
-  std::vector<std::shared_ptr<detail::PreparedModel>> models_;
+  std::vector<detail::PreparedModel*> models_;
   std::vector<bool> before_;
 };
 

@@ -45,6 +45,10 @@ ACCELERATE_API void drop_gradients(
     const std::vector<at::Tensor>& parameters,
     bool set_to_none);
 
+/// Whether forward passes of the model need nothing but the module's own
+/// function. Valid as long as the model; found out in its first forward pass.
+ACCELERATE_API const bool& runs_directly(const PreparedModel& model);
+
 /// One forward pass of a prepared model: opens autocast and notifies the
 /// strategies. Destroyed on the thread that made it.
 class ACCELERATE_API ForwardScope {
@@ -91,7 +95,9 @@ class Model {
   Model(
       std::shared_ptr<M> module,
       std::shared_ptr<detail::PreparedModel> prepared)
-      : module_(std::move(module)), prepared_(std::move(prepared)) {}
+      : module_(std::move(module)),
+        prepared_(std::move(prepared)),
+        runs_directly_(&detail::runs_directly(*prepared_)) {}
 
   /// The module's `forward`, with the arguments given.
   template <class... Args>
@@ -125,6 +131,7 @@ class Model {
   template <class Function>
   auto call(Function&& function) const {
     using Output = std::decay_t<std::invoke_result_t<Function, M&>>;
+    if (*runs_directly_) return Output(std::invoke(function, *module_));
     detail::ForwardScope scope(*prepared_);
     try {
       if constexpr (std::is_void_v<Output>) {
@@ -189,7 +196,8 @@ class Model {
   template <class T>
   detail::Adapted<T> adapt(T&& argument) const {
     if constexpr (detail::kIsTensor<T>) {
-      return detail::adapt_input(*prepared_, argument);
+      return *runs_directly_ ? at::Tensor(argument)
+                             : detail::adapt_input(*prepared_, argument);
     } else {
       return std::forward<T>(argument);
     }
@@ -212,6 +220,7 @@ class Model {
 
   std::shared_ptr<M> module_;
   std::shared_ptr<detail::PreparedModel> prepared_;
+  const bool* runs_directly_;
 };
 
 /// Accelerate's name for `model.module()`.

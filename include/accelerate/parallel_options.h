@@ -40,7 +40,9 @@ enum class CommHook {
   /// (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
   /// Distributed Optimization", NeurIPS 2019).
   power_sgd,
-  /// PowerSGD of each bucket as one square matrix: faster, less exact.
+  /// PowerSGD of each bucket as one square matrix: faster, less exact. A
+  /// resumed training differs by more than rounding, since buckets are laid out
+  /// anew (docs/concepts/exact_resume.md).
   batched_power_sgd,
 };
 

@@ -294,12 +294,28 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   CosineAnnealingWarmRestarts(
       torch::optim::Optimizer& optimizer,
       const CosineAnnealingWarmRestartsOptions& options);
+  /// With T_cur, the steps since the last restart, and T_i, the length of the
+  /// present cycle. These are loaded as they were saved, so that a cycle goes
+  /// on even if it did not begin where the number of steps says.
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
 
  protected:
   double get_lr(const LRContext& context) const override;
+  void apply() override;
 
  private:
+  /// A place in a cycle of `length` steps, after `step` steps of the schedule.
+  struct Cycle {
+    std::int64_t step;
+    double position;
+    double length;
+  };
+  [[nodiscard]] Cycle cycle_at(std::int64_t step) const;
+
   CosineAnnealingWarmRestartsOptions options_;
+  /// Unset: the first cycle began at step 0.
+  std::optional<Cycle> loaded_ = std::nullopt;
 };
 
 /// Sets a group's momentum, for optimizers other than LibTorch's and those of
@@ -330,6 +346,9 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   explicit OneCycleLR(OneCycleLROptions options);
   OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options);
   std::optional<std::int64_t> total_steps() const override;
+  /// With the bounds that PyTorch's class keeps in the optimizer's groups.
+  /// Loading leaves these as the options say.
+  StateDict state_dict() const override;
 
  protected:
   double get_lr(const LRContext& context) const override;

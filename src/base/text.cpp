@@ -121,7 +121,12 @@ void append_escape(std::string& out, char32_t code) {
 std::string escaped(std::string_view text, std::string_view kept) {
   std::string out;
   out.reserve(text.size());
-  while (!text.empty()) {
+  const auto is_plain = [](char c) { return c >= ' ' && c <= '~'; };
+  while (true) {
+    const auto end = std::find_if_not(text.begin(), text.end(), is_plain);
+    out.append(text.begin(), end);
+    text.remove_prefix(static_cast<std::size_t>(end - text.begin()));
+    if (text.empty()) return out;
     const Character next = first_character(text);
     const std::size_t taken = std::max<std::size_t>(next.num_bytes, 1);
     if (next.num_bytes == 0) {
@@ -136,7 +141,6 @@ std::string escaped(std::string_view text, std::string_view kept) {
     }
     text.remove_prefix(taken);
   }
-  return out;
 }
 
 }  // namespace
@@ -206,7 +210,13 @@ std::optional<bool> parse_bool(std::string_view text) {
   return std::nullopt;
 }
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
+namespace {
+
+// The edit distance, or `enough` if it is no less.
+std::size_t edit_distance_below(
+    std::string_view a,
+    std::string_view b,
+    std::size_t enough) {
   // Two rows of the Wagner-Fischer table.
   std::vector<std::size_t> previous(b.size() + 1);
   std::vector<std::size_t> current(b.size() + 1);
@@ -219,8 +229,18 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
       current[j] = std::min({previous[j] + 1, current[j - 1] + 1, replaced});
     }
     std::swap(previous, current);
+    // No row has a lower minimum than the one before.
+    if (*std::min_element(previous.begin(), previous.end()) >= enough)
+      return enough;
   }
-  return previous[b.size()];
+  return std::min(previous[b.size()], enough);
+}
+
+}  // namespace
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  // More edits than that are never needed.
+  return edit_distance_below(a, b, a.size() + b.size());
 }
 
 std::optional<std::string> nearest(
@@ -236,7 +256,8 @@ std::optional<std::string> nearest(
     const std::size_t difference = std::max(name.size(), candidate.size()) -
         std::min(name.size(), candidate.size());
     if (difference >= best_distance) continue;
-    const std::size_t distance = edit_distance(name, candidate);
+    const std::size_t distance =
+        edit_distance_below(name, candidate, best_distance);
     if (distance < best_distance) {
       best_distance = distance;
       best = &candidate;

@@ -243,7 +243,7 @@ class Resolver {
     const auto meant = nearest(key, known);
     complaints_.push_back(format(
         "[config] unknown key \"{}\" ({}){}",
-        key,
+        printable(key),
         where(key),
         meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
   }

@@ -98,6 +98,8 @@ struct IgnoredSetting {
   std::string instead = {};
   /// "code", "environment variable X", "file run.yaml".
   std::string origin = {};
+  /// Its key in the option table, where that differs from the name.
+  std::string key = {};
 };
 
 /// The request of a program and its launcher, in whichever engine's settings.

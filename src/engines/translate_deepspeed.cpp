@@ -51,7 +51,8 @@ void list_ignored_fields(
          instead,
          is_in_code        ? "code"
              : is_launched ? settings.find(key)->where
-                           : config});
+                           : config,
+         is_launched && !is_in_code ? std::string(key) : std::string()});
   };
   if (*found.zero3_save_16bit_model) {
     note(

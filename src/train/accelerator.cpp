@@ -319,6 +319,7 @@ std::shared_ptr<Session> make_session(
   Mesh mesh(world, decisions.plan.degrees);
   auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
+      .clock = detail::StepClock(decisions.window),
       .settings = std::move(in_force.settings),
       .report = {.ignored = std::move(in_force.ignored)},
       .world = std::move(world),
@@ -333,13 +334,11 @@ std::shared_ptr<Session> make_session(
       .dataloader_config = options.dataloader_config,
       .rng_types = options.rng_types,
       .device_placement = options.device_placement,
-      .clock = detail::StepClock(decisions.window),
       .max_gradient_norm = max_gradient_norm,
       .scaler = std::move(scaler),
       .models = {},
       .optimizers = {},
       .schedulers = {},
-      .active_loaders = {},
       .agreement = nullptr,
       .tracking = nullptr,
       .checkpoints = nullptr});
@@ -384,12 +383,13 @@ int detail::accumulation_window(
 }
 
 Accelerator::Accelerator(const AcceleratorOptions& options)
-    : AcceleratorTracking(make_session(options, {})) {}
+    : Accelerator(options, {}) {}
 
 Accelerator::Accelerator(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added)
-    : AcceleratorTracking(make_session(options, added)) {}
+    : AcceleratorTracking(make_session(options, added)),
+      step_(&session_->step) {}
 
 AutocastScope Accelerator::autocast() const {
   return autocast(session_->autocast);
@@ -404,17 +404,25 @@ const std::string& Accelerator::deepspeed_config() const {
   return session_->plan_request.training.deepspeed_config;
 }
 
-at::Device AcceleratorProcesses::device() const { return session_->world.device(); }
+at::Device AcceleratorProcesses::device() const {
+  return session_->world.device();
+}
 
-int AcceleratorProcesses::num_processes() const { return session_->world.size(); }
+int AcceleratorProcesses::num_processes() const {
+  return session_->world.size();
+}
 
-int AcceleratorProcesses::process_index() const { return session_->world.rank(); }
+int AcceleratorProcesses::process_index() const {
+  return session_->world.rank();
+}
 
 int AcceleratorProcesses::local_process_index() const {
   return session_->world.local_rank();
 }
 
-bool AcceleratorProcesses::is_main_process() const { return process_index() == 0; }
+bool AcceleratorProcesses::is_main_process() const {
+  return process_index() == 0;
+}
 
 bool AcceleratorProcesses::is_local_main_process() const {
   return local_process_index() == 0;
@@ -424,7 +432,9 @@ bool AcceleratorProcesses::is_last_process() const {
   return process_index() == num_processes() - 1;
 }
 
-Precision AcceleratorProcesses::mixed_precision() const { return session_->precision; }
+Precision AcceleratorProcesses::mixed_precision() const {
+  return session_->precision;
+}
 
 const std::string& AcceleratorProcesses::project_dir() const {
   return session_->checkpoints->project.project_dir;

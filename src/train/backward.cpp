@@ -243,8 +243,7 @@ void Accelerator::backward(
   });
   if (session.clock.window() > 1 && session.clock.serial() == 0)
     ++session.window.num_loose_backwards;
-  for (const auto& optimizer : session.optimizers)
-    optimizer->is_accumulating = true;
+  ++session.step.num_backwards;
 }
 
 void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
@@ -316,36 +315,36 @@ void Accelerator::lomo_backward(
 
 MicroStep::MicroStep(
     std::shared_ptr<detail::Session> session,
-    std::vector<std::shared_ptr<detail::PreparedModel>> models,
+    std::initializer_list<detail::PreparedModel*> models,
     bool sync_gradients)
-    : session_(std::move(session)), models_(std::move(models)) {
-  for (const auto& model : models_) {
+    : session_(std::move(session)), models_(models) {
+  for (const detail::PreparedModel* model : models_) {
     if (!model->module) detail::throw_released("the model again");
   }
-  for (const auto& model : models_) {
+  for (detail::PreparedModel* model : models_) {
     before_.push_back(model->sync_gradients);
     // An enclosing scope, such as LocalSGD's, may have switched it off.
     model->sync_gradients = model->sync_gradients && sync_gradients;
   }
 }
 
-MicroStep::~MicroStep() {
+void MicroStep::restore() {
   for (std::size_t i = 0; i < models_.size(); ++i)
     models_[i]->sync_gradients = before_[i];
 }
 
 MicroStep Accelerator::begin_micro_step(
-    std::vector<std::shared_ptr<detail::PreparedModel>> models) const {
+    std::initializer_list<detail::PreparedModel*> models) const {
   Session& session = *session_;
   const detail::LoaderProgress* loader = session.active_loader();
   session.clock.begin_micro_step(
-      session.accumulation.sync_with_dataloader && loader != nullptr &&
-      loader->is_last_batch);
-  session.window.models.clear();
-  for (const auto& model : models) session.window.models.push_back(model.get());
+      loader != nullptr && loader->is_last_batch &&
+      session.accumulation.sync_with_dataloader);
+  if (session.step.is_direct) return {};
+  session.window.models = models;
   const bool sync_gradients =
       session.clock.sync_gradients() || session.accumulation.sync_each_batch;
-  return MicroStep(session_, std::move(models), sync_gradients);
+  return MicroStep(session_, models, sync_gradients);
 }
 
 bool Accelerator::sync_gradients() const {

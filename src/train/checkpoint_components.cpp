@@ -1,5 +1,7 @@
 #include "train/checkpoint_components.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,21 +26,42 @@ AnyStateful stateful(T& object) {
       [&object](const StateDict& state) { object.load_state_dict(state); }};
 }
 
-std::vector<AnyStateful> schedulers_of(const Session& session) {
-  std::vector<AnyStateful> schedulers;
-  for (const auto& scheduler : session.schedulers) {
-    if (scheduler->schedule)
-      schedulers.push_back(stateful(*scheduler->schedule));
-  }
-  return schedulers;
-}
-
 std::vector<torch::optim::Optimizer*> optimizers_of(const Session& session) {
   std::vector<torch::optim::Optimizer*> optimizers;
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
   return optimizers;
+}
+
+// A schedule whose saved state also has the number of its optimizer, since
+// PyTorch's schedules keep entries in the optimizer's groups.
+AnyStateful schedule_with_optimizer(
+    ScheduleAdapter& schedule,
+    const std::vector<torch::optim::Optimizer*>& optimizers) {
+  AnyStateful object = stateful(schedule);
+  const auto found =
+      std::find(optimizers.begin(), optimizers.end(), schedule.optimizer());
+  if (found == optimizers.end()) return object;
+  object.state_dict = [&schedule, number = found - optimizers.begin()] {
+    StateDict state = schedule.state_dict();
+    state.set("optimizer", static_cast<std::int64_t>(number));
+    return state;
+  };
+  return object;
+}
+
+std::vector<AnyStateful> schedulers_of(const Session& session) {
+  const std::vector<torch::optim::Optimizer*> optimizers =
+      optimizers_of(session);
+  std::vector<AnyStateful> schedulers;
+  for (const auto& scheduler : session.schedulers) {
+    if (scheduler->schedule) {
+      schedulers.push_back(
+          schedule_with_optimizer(*scheduler->schedule, optimizers));
+    }
+  }
+  return schedulers;
 }
 
 StrategyStates strategies_of(PreparedModel& model) {

@@ -63,6 +63,7 @@ void Accelerator::set_gradient_accumulation_steps(int num_steps) const {
         num_steps,
         clock.window()));
   }
+  session_->step.is_direct = false;
   clock.set_window(num_steps);
   session_->window = {};
 }

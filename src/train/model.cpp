@@ -16,7 +16,15 @@ ForwardScope::ForwardScope(PreparedModel& model)
           !model.strategies.empty() || model.autocast_dtype.has_value() ||
           model.awaits_values) {
   if (!model.module) throw_released("the model again");
-  if (has_work_) begin();
+  if (has_work_) {
+    begin();
+  } else {
+    model.runs_directly = model.session->steps->get() == nullptr;
+  }
+}
+
+const bool& runs_directly(const PreparedModel& model) {
+  return model.runs_directly;
 }
 
 void ForwardScope::begin() {

@@ -48,6 +48,52 @@ void warn_without_windows(detail::Session& session) {
           num_backwards));
 }
 
+// See StepState.
+bool can_step_directly(const detail::Session& session) {
+  return session.world.size() == 1 && session.clock.window() == 1 &&
+      !session.scaler && !session.max_gradient_norm && session.report.is_made &&
+      session.report.num_reported == session.report.ignored.size() &&
+      session.steps->get() == nullptr &&
+      std::all_of(
+             session.models.begin(),
+             session.models.end(),
+             [](const auto& model) { return model->strategies.empty(); });
+}
+
+// Not inlined, so that step() stays a few lines of the processor's cache where
+// it does not need this.
+[[gnu::noinline]] at::Tensor take_step(
+    detail::PreparedOptimizer& prepared,
+    const std::function<at::Tensor()>& closure) {
+  detail::Session& session = *prepared.session;
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::optimizer);
+  warn_without_windows(session);
+  detail::report_settings_without_effect(session);
+  detail::warn_untracked_parameters(session, prepared);
+  detail::complete_gradients(session);
+  if (session.max_gradient_norm) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : prepared.inner->param_groups()) {
+      parameters.insert(
+          parameters.end(), group.params().begin(), group.params().end());
+    }
+    detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
+  }
+  at::Tensor loss;
+  if (session.scaler) {
+    loss = detail::scaled_step(session, prepared, closure);
+    if (prepared.step_was_skipped) return loss;
+  } else {
+    loss = closure ? prepared.inner->step(closure) : prepared.inner->step();
+    detail::use_gradients(prepared);
+  }
+  for (const auto& model : session.models)
+    model->strategies.after_step(*prepared.inner);
+  session.step.is_direct = can_step_directly(session);
+  return loss;
+}
+
 }  // namespace
 
 void detail::warn_untracked_parameters(
@@ -78,57 +124,40 @@ void detail::warn_untracked_parameters(
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
-  detail::Session& session = *prepared_->session;
+  const detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
-  const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::optimizer);
-  warn_without_windows(session);
-  detail::report_settings_without_effect(session);
-  detail::warn_untracked_parameters(session, *prepared_);
-  detail::complete_gradients(session);
-  if (session.max_gradient_norm) {
-    std::vector<at::Tensor> parameters;
-    for (const auto& group : prepared_->inner->param_groups()) {
-      parameters.insert(
-          parameters.end(), group.params().begin(), group.params().end());
-    }
-    detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
-  }
-  at::Tensor loss;
-  if (session.scaler) {
-    loss = detail::scaled_step(session, *prepared_, closure);
-    if (prepared_->step_was_skipped) return loss;
-  } else {
-    loss = closure ? prepared_->inner->step(closure) : prepared_->inner->step();
-    prepared_->is_accumulating = false;
-  }
-  for (const auto& model : session.models)
-    model->strategies.after_step(*prepared_->inner);
+  if (!session.step.is_direct) return take_step(*prepared_, closure);
+  at::Tensor loss =
+      closure ? prepared_->inner->step(closure) : prepared_->inner->step();
+  detail::use_gradients(*prepared_);
   return loss;
 }
 
 void Optimizer::zero_grad(bool set_to_none) const {
   require_prepared(*prepared_);
-  if (prepared_->is_accumulating && prepared_->session->clock.window() > 1)
-    return;
-  const bool was_waiting = std::exchange(prepared_->is_accumulating, false);
+  const detail::Session& session = *prepared_->session;
+  if (session.clock.window() > 1 && detail::is_accumulating(*prepared_)) return;
+  const bool was_waiting = detail::use_gradients(*prepared_);
   const detail::StepPartScope part(
-      prepared_->session->steps.get(), detail::StepPart::optimizer);
+      session.step.is_direct ? nullptr : session.steps.get(),
+      detail::StepPart::optimizer);
   // LibTorch's zero_grad() detaches in place, which fails for gradients that
   // are views of communication buckets.
   const at::NoGradGuard no_grad;
   for (auto& group : prepared_->inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       detail::drop_gradient(parameter, set_to_none);
+      if (session.step.is_direct) continue;
       // The model's own tensor may hold a gradient that its local one has not
       // received yet.
-      if (const at::Tensor* tensor = prepared_->session->tensor_of(parameter)) {
+      if (const at::Tensor* tensor = session.tensor_of(parameter)) {
         detail::drop_gradient(*tensor, set_to_none);
       }
     }
   }
+  if (session.step.is_direct) return;
   // Gradients may have been unscaled for a step that was never taken.
-  const auto& scaler = prepared_->session->scaler;
+  const auto& scaler = session.scaler;
   if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
 }
 

@@ -12,6 +12,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "optim/optimizers/rate_options.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -95,7 +97,8 @@ std::shared_ptr<void> watch_optimizer(
       replace_options<torch::optim::AdamWOptions>(optimizer, watch) ||
       replace_options<torch::optim::AdagradOptions>(optimizer, watch) ||
       replace_options<torch::optim::RMSpropOptions>(optimizer, watch) ||
-      replace_options<torch::optim::LBFGSOptions>(optimizer, watch);
+      replace_options<torch::optim::LBFGSOptions>(optimizer, watch) ||
+      replace_options<optim::RateOptions>(optimizer, watch);
   if (!is_watched) return nullptr;
   return {watch.get(), [watch](void*) { watch->stop(); }};
 }

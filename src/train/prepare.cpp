@@ -44,11 +44,15 @@ std::size_t count_repeated(std::vector<T> items) {
 void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
   std::vector<const void*> modules, optimizers, schedulers;
-  for (const auto& [module, options] : request.models) {
-    if (!module)
-      complaints.emplace_back(
-          "[train] prepare() was given an empty module holder");
-    modules.push_back(module.get());
+  for (const detail::RequestedModel& model : request.models) {
+    if (!model.module) {
+      complaints.push_back(format(
+          "[train] argument {} of prepare() is an empty module holder, or a "
+          "null pointer to a module; make the module first",
+          model.position));
+    } else {
+      modules.push_back(model.module.get());
+    }
   }
   // A module is null after free_memory().
   for (const auto& model : session.models) {
@@ -287,11 +291,11 @@ std::vector<ModelPlan> plans_of(
     const PrepareRequest& request) {
   std::vector<ModelPlan> plans;
   std::vector<std::string> complaints;
-  for (const auto& [module, options] : request.models) {
+  for (const detail::RequestedModel& model : request.models) {
     ModelPlan& plan = plans.emplace_back(ModelPlan{session.plan});
     std::vector<std::string> found;
-    read_model_options(session, options.get(), plan, found);
-    if (module) require_placed(session, *module, plan, found);
+    read_model_options(session, model.options.get(), plan, found);
+    require_placed(session, *model.module, plan, found);
     if (found.empty()) continue;
     complaints.push_back(format(
         "[train] the options of model {} of prepare() are not valid:\n{}",
@@ -354,8 +358,10 @@ detail::PreparedOptimizer& make_prepared_optimizer(
   for (const auto& model : session.models)
     model->strategies.bind(optimizer, model->table);
   detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
-      std::make_unique<detail::PreparedOptimizer>(
-          detail::PreparedOptimizer{.session = &session, .inner = &optimizer}));
+      std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
+          .session = &session,
+          .inner = &optimizer,
+          .num_backwards_used = session.step.num_backwards}));
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
   });
@@ -392,12 +398,15 @@ void detail::PrepareRequest::add(
   models.push_back(
       {std::move(module),
        options == nullptr ? nullptr
-                          : std::make_shared<const ModelOptions>(*options)});
+                          : std::make_shared<const ModelOptions>(*options),
+       num_items});
 }
 
-void detail::throw_empty_pointer(const char* kind) {
-  throw ConfigError(
-      format("[train] prepare() was given an empty pointer to {}", kind));
+void detail::throw_empty_pointer(const char* kind, int position) {
+  throw ConfigError(format(
+      "[train] argument {} of prepare() is an empty pointer to {}",
+      position,
+      kind));
 }
 
 void detail::keep_alive(
@@ -414,6 +423,7 @@ void detail::keep_alive(
 
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   Session& session = *session_;
+  session.step.is_direct = false;
   require_preparable(session, request);
   detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);

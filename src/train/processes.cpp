@@ -13,9 +13,12 @@ void detail::throw_released(std::string_view what) {
       what));
 }
 
-void AcceleratorProcesses::wait_for_everyone() const { world().wait_for_everyone(); }
+void AcceleratorProcesses::wait_for_everyone() const {
+  world().wait_for_everyone();
+}
 
-void AcceleratorProcesses::on_main_process(const std::function<void()>& function) const {
+void AcceleratorProcesses::on_main_process(
+    const std::function<void()>& function) const {
   world().on_main_process(function);
 }
 
@@ -24,12 +27,14 @@ void AcceleratorProcesses::on_local_main_process(
   world().on_local_main_process(function);
 }
 
-void AcceleratorProcesses::on_last_process(const std::function<void()>& function) const {
+void AcceleratorProcesses::on_last_process(
+    const std::function<void()>& function) const {
   world().on_last_process(function);
 }
 
-void AcceleratorProcesses::on_process(int index, const std::function<void()>& function)
-    const {
+void AcceleratorProcesses::on_process(
+    int index,
+    const std::function<void()>& function) const {
   world().on_process(index, function);
 }
 
@@ -49,12 +54,16 @@ void AcceleratorProcesses::local_main_process_first(
   world().local_main_process_first(function);
 }
 
-void AcceleratorProcesses::print(std::string_view line) const { world().print(line); }
+void AcceleratorProcesses::print(std::string_view line) const {
+  world().print(line);
+}
 
 void Accelerator::free_memory() const {
   session_->checkpoints->saver.wait();
   session_->checkpoints->loaders.clear();
+  session_->step.is_direct = false;
   for (const auto& model : session_->models) {
+    model->runs_directly = false;
     model->strategies.clear();
     model->table = {};
     model->module.reset();

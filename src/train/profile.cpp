@@ -38,7 +38,11 @@ Profile Accelerator::profile(const ProfileOptions& options) const {
           row.tensor.unsafeGetTensorImpl(), owner_of(name, row.name));
     }
   }
-  return Profile(std::make_unique<detail::ProfileSession>(std::move(request)));
+  auto profile = std::make_unique<detail::ProfileSession>(std::move(request));
+  // Short ways report nothing. They open again after the profile's end.
+  session_->step.is_direct = false;
+  for (const auto& model : session_->models) model->runs_directly = false;
+  return Profile(std::move(profile));
 }
 
 }  // namespace accelerate

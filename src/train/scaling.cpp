@@ -38,7 +38,7 @@ bool has_gradients(const torch::optim::Optimizer& optimizer) {
 std::vector<PreparedOptimizer*> waiting(Session& session) {
   std::vector<PreparedOptimizer*> found;
   for (const auto& optimizer : session.optimizers) {
-    if (optimizer->inner != nullptr && optimizer->is_accumulating)
+    if (optimizer->inner != nullptr && is_accumulating(*optimizer))
       found.push_back(optimizer.get());
   }
   return found;
@@ -73,7 +73,7 @@ void settle_scale(Session& session) {
 void unscale(Session& session, PreparedOptimizer& optimizer) {
   complete_gradients(session);
   if (!session.scaler || optimizer.inner == nullptr ||
-      !optimizer.is_accumulating)
+      !is_accumulating(optimizer))
     return;
   if (!session.scaler->is_unscaled(*optimizer.inner))
     session.scaler->unscale_(*optimizer.inner);
@@ -112,14 +112,14 @@ at::Tensor scaled_step(
     Session& session,
     PreparedOptimizer& optimizer,
     const std::function<at::Tensor()>& closure) {
-  if (!optimizer.is_accumulating) {
+  if (!is_accumulating(optimizer)) {
     // Accelerator::backward() was not called since the last step, so gradients
     // are not scaled.
     optimizer.step_was_skipped = false;
     return closure ? optimizer.inner->step(closure) : optimizer.inner->step();
   }
   optimizer.step_was_skipped = !session.scaler->step(*optimizer.inner, closure);
-  optimizer.is_accumulating = false;
+  use_gradients(optimizer);
   session.scale_is_due = session.scaler->is_enabled();
   // With several optimizers the scale must not change between their steps.
   if (session.scale_is_due && waiting(session).empty()) {

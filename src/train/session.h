@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -14,6 +15,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/detail/step_parts.h>
+#include <accelerate/detail/step_state.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
@@ -38,6 +40,9 @@ namespace accelerate::detail {
 struct Session;
 
 struct PreparedModel {
+  /// See the function of this name. No strategy, dtype or missing value comes
+  /// to a model after it was prepared; a profile turns it off.
+  bool runs_directly = false;
   Session* session = nullptr;  // its owner
   /// Null after free_memory().
   std::shared_ptr<torch::nn::Module> module;
@@ -65,6 +70,8 @@ struct PreparedOptimizer {
   Session* session = nullptr;
   /// Null after free_memory(), and if the user's optimizer was destroyed.
   torch::optim::Optimizer* inner = nullptr;
+  /// StepState::num_backwards when the gradients were last used or dropped.
+  std::int64_t num_backwards_used = 0;
   /// Keeps `inner` alive; null if it is borrowed.
   std::shared_ptr<void> owner = nullptr;
   bool was_destroyed = false;
@@ -72,8 +79,6 @@ struct PreparedOptimizer {
   std::shared_ptr<void> watch = nullptr;
   /// False until its first step has looked for parameters of no model.
   bool was_checked = false;
-  /// True if a backward has left gradients that no step has used yet.
-  bool is_accumulating = false;
   /// True if the last step was skipped because of an infinite gradient.
   bool step_was_skipped = false;
 };
@@ -89,6 +94,12 @@ struct PreparedScheduler {
   /// The steps taken inside join_uneven_inputs.
   std::vector<SchedulerStep> journal = {};
 };
+
+/// Whether a backward has left gradients that no step has used yet.
+[[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
+/// Notes that its gradients are used or dropped; returns whether there were
+/// any.
+bool use_gradients(PreparedOptimizer& optimizer);
 
 /// Steps the schedule itself, whether or not a step is due.
 void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
@@ -139,8 +150,14 @@ struct LoaderProgress {
 };
 
 /// State that all handles share. The order of members matters: they are
-/// destroyed last first, strategies before groups.
-struct Session {
+/// destroyed last first, strategies before groups. The first ones are what each
+/// call of a step reads; they share a line of the processor's cache, which
+/// LibTorch's kernels evict between two calls.
+struct alignas(64) Session {
+  StepState step = {};
+  StepClock clock;
+  /// Loaders being read, the innermost last.
+  std::vector<const LoaderProgress*> active_loaders = {};
   /// What is in force, with its origins.
   Settings settings;
   SettingsReport report = {};
@@ -166,7 +183,6 @@ struct Session {
   /// Generators that are synchronised when a pass begins.
   std::vector<RNGType> rng_types = {};
   bool device_placement = true;
-  StepClock clock;
   /// The norm to which every step clips gradients, besides the program's own
   /// clipping.
   std::optional<double> max_gradient_norm = std::nullopt;
@@ -184,8 +200,6 @@ struct Session {
   std::int64_t num_loaders = 0;
   /// How often free_memory() was called: loaders prepared before are released.
   std::int64_t num_releases = 0;
-  /// Loaders being read, the innermost last.
-  std::vector<const LoaderProgress*> active_loaders;
   /// The ranks of this node; made when first needed.
   Join join = {};
   /// Backward passes that average gradients over ranks; read by another thread.
@@ -215,6 +229,15 @@ struct Session {
     return active_loaders.empty() ? nullptr : active_loaders.back();
   }
 };
+
+inline bool is_accumulating(const PreparedOptimizer& optimizer) {
+  return optimizer.num_backwards_used != optimizer.session->step.num_backwards;
+}
+
+inline bool use_gradients(PreparedOptimizer& optimizer) {
+  const std::int64_t now = optimizer.session->step.num_backwards;
+  return std::exchange(optimizer.num_backwards_used, now) != now;
+}
 
 /// Implements Accelerator::clip_grad_norm_. `parameters` are tensors of models
 /// or those that optimizers step on.

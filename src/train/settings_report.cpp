@@ -18,9 +18,9 @@ bool is_named(
     const GivenSetting& given) {
   return std::any_of(
       ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
-        const bool is_from_file = given.where.starts_with("file ");
-        return setting.origin == given.where &&
-            (!is_from_file || given.key.ends_with(setting.name));
+        if (setting.origin != given.where) return false;
+        return !given.where.starts_with("file ") || given.key == setting.key ||
+            given.key.ends_with(setting.name);
       });
 }
 
@@ -37,6 +37,7 @@ std::string in_words(const IgnoredSetting& setting) {
 void note_ignored_settings(
     Session& session,
     const std::vector<IgnoredSetting>& settings) {
+  session.step.is_direct = false;
   std::vector<IgnoredSetting>& ignored = session.report.ignored;
   for (const IgnoredSetting& setting : settings) {
     const bool is_known = std::any_of(

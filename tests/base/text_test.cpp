@@ -1,6 +1,9 @@
 #include "base/text.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -116,6 +119,23 @@ TEST(PrintableTest, IsTheSameAgainAndHarmlessForAnyBytes) {
       return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
     }));
     RC_ASSERT(printable_lines(printable_lines(text)) == printable_lines(text));
+  }));
+}
+
+TEST(TextTest, FindsTheFirstOfTheNearestNames) {
+  EXPECT_TRUE(rc::check([] {
+    const auto word =
+        rc::gen::container<std::string>(rc::gen::inRange('a', 'd'));
+    const std::string name = *word;
+    const auto known = *rc::gen::container<std::vector<std::string>>(word);
+    std::optional<std::string> best;
+    std::size_t fewest = std::max<std::size_t>(2, name.size() / 3) + 1;
+    for (const std::string& each : known) {
+      if (edit_distance(name, each) >= fewest) continue;
+      fewest = edit_distance(name, each);
+      best = each;
+    }
+    RC_ASSERT(nearest(name, known) == best);
   }));
 }
 

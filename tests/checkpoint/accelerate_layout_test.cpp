@@ -184,6 +184,19 @@ TEST(AccelerateLayout, IsReadBackExactlyWithRMSprop) {
 using AdamWTraining = Training<torch::optim::AdamW>;
 const torch::optim::AdamWOptions kAdamW(0.05);
 
+// Returns the value of a key in a dictionary of a torch.save file.
+detail::Pickle::Value find(
+    const detail::Pickle::Value& dict,
+    const std::string& key) {
+  for (std::size_t i = 0; i < dict.size(); ++i) {
+    if (dict.key(i).kind() == detail::Pickle::Kind::text &&
+        dict.key(i).text() == key) {
+      return dict.value(i);
+    }
+  }
+  throw std::out_of_range(key);
+}
+
 TEST(AccelerateLayout, NumbersParametersAndKeepsStepsAsPyTorchDoes) {
   const TemporaryDirectory directory;
   AdamWTraining training(kAlone, kAdamW, 1);
@@ -191,15 +204,6 @@ TEST(AccelerateLayout, NumbersParametersAndKeepsStepsAsPyTorchDoes) {
   static_cast<void>(
       training.accelerator.save_state(directory / "out", kForPython));
   const detail::TorchFile file(directory / "out/optimizer.bin");
-  const auto find = [](const detail::Pickle::Value& dict, const char* key) {
-    for (std::size_t i = 0; i < dict.size(); ++i) {
-      if (dict.key(i).kind() == detail::Pickle::Kind::text &&
-          dict.key(i).text() == key) {
-        return dict.value(i);
-      }
-    }
-    throw std::out_of_range(key);
-  };
   const auto state = find(file.root(), "state");
   ASSERT_EQ(state.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
@@ -214,6 +218,91 @@ TEST(AccelerateLayout, NumbersParametersAndKeepsStepsAsPyTorchDoes) {
   EXPECT_EQ(find(groups.item(1), "params").item(0).integer(), 2);
   EXPECT_EQ(find(groups.item(0), "betas").kind(), detail::Pickle::Kind::tuple);
   EXPECT_NE(find(groups.item(0), "decoupled_weight_decay").integer(), 0);
+}
+
+std::vector<torch::optim::OptimizerParamGroup> two_groups(
+    torch::nn::Linear& net) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const at::Tensor& parameter : net->parameters()) {
+    groups.emplace_back(
+        std::vector<at::Tensor>{parameter},
+        std::make_unique<torch::optim::SGDOptions>(0.5 / (groups.size() + 1)));
+  }
+  return groups;
+}
+
+// Two optimizers; the first has OneCycleLR after a warm-up, the second
+// CosineAnnealingWarmRestarts.
+struct Scheduled {
+  torch::nn::Linear first{2, 1}, second{2, 1};
+  torch::optim::SGD one{
+      two_groups(first),
+      torch::optim::SGDOptions(0.5).momentum(0.5)};
+  torch::optim::SGD other{two_groups(second), torch::optim::SGDOptions(0.5)};
+  optim::SequentialLR one_cycle{
+      one,
+      {2},
+      optim::ConstantLR({.factor = 0.5, .total_iters = 2}),
+      optim::OneCycleLR(
+          {.max_lr = {0.5, 1},
+           .total_steps = 8,
+           .base_momentum = 0.75,
+           .max_momentum = 0.875,
+           .div_factor = 4,
+           .final_div_factor = 8})};
+  optim::CosineAnnealingWarmRestarts restarts{
+      other,
+      {.T_0 = 2, .T_mult = 2, .eta_min = 0.125}};
+  Accelerator accelerator{{.world = kAlone}};
+  decltype(accelerator.prepare(first, second, other, one, restarts, one_cycle))
+      prepared =
+          accelerator.prepare(first, second, other, one, restarts, one_cycle);
+};
+
+TEST(AccelerateLayout, PutsEntriesOfSchedulesIntoTheGroupsOfTheirOptimizer) {
+  const TemporaryDirectory directory;
+  Scheduled training;
+  for (int i = 0; i < 3; ++i) {
+    std::get<4>(training.prepared).step();
+    std::get<5>(training.prepared).step();
+  }
+  static_cast<void>(
+      training.accelerator.save_state(directory / "out", kForPython));
+  const auto entry = [&](const char* file, std::size_t group, const char* key) {
+    const detail::TorchFile saved(directory / "out" / file);
+    return find(find(saved.root(), "param_groups").item(group), key).real();
+  };
+  // "optimizer" is `other`, which was prepared first.
+  EXPECT_EQ(entry("optimizer.bin", 0, "initial_lr"), 0.5);
+  EXPECT_EQ(entry("optimizer.bin", 1, "initial_lr"), 0.25);
+  EXPECT_THROW(entry("optimizer.bin", 0, "max_lr"), std::out_of_range);
+  EXPECT_EQ(entry("optimizer_1.bin", 0, "initial_lr"), 0.125);
+  EXPECT_EQ(entry("optimizer_1.bin", 1, "initial_lr"), 0.25);
+  EXPECT_EQ(entry("optimizer_1.bin", 0, "max_lr"), 0.5);
+  EXPECT_EQ(entry("optimizer_1.bin", 1, "max_lr"), 1);
+  EXPECT_EQ(entry("optimizer_1.bin", 0, "min_lr"), 0.015625);
+  EXPECT_EQ(entry("optimizer_1.bin", 1, "min_lr"), 0.03125);
+  for (const std::size_t group : {0, 1}) {
+    EXPECT_EQ(entry("optimizer_1.bin", group, "max_momentum"), 0.875);
+    EXPECT_EQ(entry("optimizer_1.bin", group, "base_momentum"), 0.75);
+  }
+  const detail::TorchFile schedule(directory / "out/scheduler.bin");
+  EXPECT_EQ(find(schedule.root(), "T_0").integer(), 2);
+  EXPECT_EQ(find(schedule.root(), "T_mult").integer(), 2);
+  EXPECT_EQ(find(schedule.root(), "eta_min").real(), 0.125);
+  EXPECT_EQ(find(schedule.root(), "T_cur").real(), 1);
+  EXPECT_EQ(find(schedule.root(), "T_i").real(), 4);
+
+  Scheduled loaded;
+  loaded.accelerator.load_state(directory / "out");
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(loaded.one_cycle.get_last_lr(), training.one_cycle.get_last_lr());
+    EXPECT_EQ(loaded.restarts.get_last_lr(), training.restarts.get_last_lr());
+    for (Scheduled* each : {&training, &loaded}) {
+      std::get<4>(each->prepared).step();
+      std::get<5>(each->prepared).step();
+    }
+  }
 }
 
 TEST(AccelerateLayout, GathersShardedModelsAndOptimizers) {

@@ -123,6 +123,25 @@ TEST(PythonCheckpoint, GivesWhatStatesCannotHoldAsDocumented) {
   EXPECT_EQ(names[1].get<std::string>("1"), "b");
 }
 
+TEST(PythonCheckpoint, ReadsThePlaceOfAScheduleInItsCycle) {
+  const TemporaryDirectory directory;
+  const CheckpointSource source = open_with(
+      directory,
+      "scheduler.bin",
+      dict(
+          {{"base_lrs", {TorchValue::List{{0.5}}}},
+           {"last_epoch", {std::int64_t{10}}},
+           {"_last_lr", {TorchValue::List{{0.25}}}},
+           {"T_0", {std::int64_t{7}}},
+           {"T_i", {std::int64_t{14}}},
+           {"T_cur", {3.5}}}));
+  const auto state =
+      source.state.get<std::vector<StateDict>>("schedulers").at(0);
+  EXPECT_EQ(state.get<std::int64_t>("step"), 10);
+  EXPECT_EQ(state.get<double>("T_cur"), 3.5);
+  EXPECT_EQ(state.get<double>("T_i"), 14);
+}
+
 // PyTorch's ChainedScheduler has no last_epoch and no base_lrs.
 TEST(PythonCheckpoint, ReadsTheStepOfAChainedScheduleFromItsSchedules) {
   const TemporaryDirectory directory;

@@ -13,6 +13,7 @@
 
 #include "cli/failure.h"
 #include "cli/launch/decision/launch_plan.h"
+#include "config/files/config_file.h"
 #include "config/launch_settings.h"
 #include "support/expect_error.h"
 #include "support/option_samples.h"
@@ -130,6 +131,29 @@ TEST(Decision, LetsNativeProgramsShardOnTheCpuOnly) {
   EXPECT_TRUE(decision.uses_cpu);
   expect_error<ConfigError>(
       [&] { decide_launch(settings, nullptr, 1); }, "exclude each other");
+}
+
+// Found by fuzzing: only a boolean was read.
+TEST(Decision, TakesUseCpuOfAFileInEverySpelling) {
+  for (const auto& [written, uses_cpu] :
+       {std::pair("true", true),
+        std::pair("'yes'", true),
+        std::pair("1", true),
+        std::pair("false", false),
+        std::pair("'no'", false),
+        std::pair("0", false),
+        std::pair("", false)}) {
+    const detail::ConfigDocument file = detail::parse_config(
+        std::string(
+            "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: ") +
+            written + "\n",
+        "run.yaml");
+    const std::array sources{detail::source_from_config(file)};
+    const LaunchDecision decision =
+        decide_launch(detail::resolve(sources), &file, 1);
+    EXPECT_EQ(decision.uses_cpu, uses_cpu) << written;
+    EXPECT_EQ(decision.shares_cores, uses_cpu) << written;
+  }
 }
 
 TEST(Failure, NamesTheLimitAndWhatToDo) {

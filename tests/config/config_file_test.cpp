@@ -3,6 +3,9 @@
 #include <array>
 #include <fstream>
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
@@ -11,7 +14,9 @@
 namespace accelerate::detail {
 namespace config_file_test {
 
+using ::testing::ElementsAre;
 using testing::expect_error;
+using ::testing::Pair;
 
 class ConfigFileTest : public ::testing::Test {
  protected:
@@ -192,6 +197,36 @@ TEST_F(ConfigFileTest, RefusesAliasesThatRepeatLongText) {
       [&] { parse_config(repeated(2000), "config.yaml"); },
       "holds more than 65536 bytes that come from aliases");
   EXPECT_EQ(parse_config(repeated(1000), "config.yaml").values["b"].size(), 64);
+}
+
+TEST_F(ConfigFileTest, NamesValuesOfTheFileAndOfItsMapsOnly) {
+  const ConfigDocument file = parse_config(
+      "a: 1\nmap:\n  b: yes\n  inner: {c: 2}\nlist: [{a: 3}]\n", "run.yaml");
+  EXPECT_THAT(file.scalars, ElementsAre(Pair("a", "1"), Pair("map.b", "yes")));
+  EXPECT_THAT(
+      file.lines,
+      ElementsAre(
+          Pair("a", 1),
+          Pair("list", 5),
+          Pair("map", 2),
+          Pair("map.b", 3),
+          Pair("map.inner", 4)));
+}
+
+// Each name would be as long as the keys around it.
+TEST_F(ConfigFileTest, KeepsNoNamesLongerThanSettingsHave) {
+  const std::string key(100'000, 'k');
+  const ConfigDocument file =
+      parse_config("? " + key + "\n: {a: 1, b: 2}\nmap: {a: 1}\n", "run.yaml");
+  EXPECT_EQ(file.values[key]["b"], 2);
+  EXPECT_THAT(file.lines, ElementsAre(Pair("map", 3), Pair("map.a", 3)));
+  try {
+    static_cast<void>(source_from_config(file));
+    FAIL() << "unknown keys";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("kkk...kkk"));
+    EXPECT_LT(std::string_view(error.what()).size(), 2000);
+  }
 }
 
 TEST_F(ConfigFileTest, RefusesFilesThatHoldMoreThanSettings) {

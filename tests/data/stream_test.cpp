@@ -1,4 +1,5 @@
 // Streams, and loaders with dispatch_batches.
+#include <array>
 #include <deque>
 #include <string>
 #include <unordered_map>
@@ -238,6 +239,77 @@ TEST(Dispatch, CanBeLeftEarlyAndBegunAgain) {
     }
     int rounds = 0;
     for (auto& [x] : loader) rounds += static_cast<int>(x.size(0)) / 2;
+    EXPECT_EQ(rounds, 2);
+  });
+}
+
+// Samples are numbers, so that a round is a single message.
+struct Numbers {
+  std::optional<int> next() {
+    return next_ == 12 ? std::nullopt : std::optional(next_++);
+  }
+  void reset() { next_ = 0; }
+  int next_ = 0;
+};
+
+// Two passes on two ranks, each of which leaves the first one after `counts`
+// batches. Returns the error of rank 1.
+std::string error_of_leaving_after(const std::array<int, 2>& counts) {
+  std::string error;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const bool is_main = *world.rank == 0;
+    const Accelerator accelerator({.world = world});
+    auto loader = accelerator.prepare(DataLoader(
+        Numbers(),
+        {.batch_size = 2, .dispatch_batches = true},
+        [](std::vector<int> samples) { return samples; }));
+    const auto leave_after = [&](int count) {
+      for (auto& batch : loader) {
+        EXPECT_EQ(batch.size(), 2U);
+        if (--count == 0) break;
+      }
+    };
+    try {
+      leave_after(counts[is_main ? 0 : 1]);
+      // The second pass of rank 0 begins when its first has ended everywhere.
+      if (!is_main || counts[0] < counts[1]) leave_after(1);
+    } catch (const Error& caught) {
+      EXPECT_FALSE(is_main);
+      error = caught.what();
+    }
+  });
+  return error;
+}
+
+TEST(Dispatch, IsAnErrorOnARankThatStaysInAPassThatRankZeroLeft) {
+  EXPECT_THAT(
+      error_of_leaving_after({1, 2}),
+      ::testing::HasSubstr(
+          "waits for batch 1 of pass 0 over a loader that rank 0 reads for all "
+          "(dispatch_batches), but rank 0 sends batch 0 of pass 1"));
+}
+
+TEST(Dispatch, IsAnErrorOnARankThatLeavesAPassBeforeRankZero) {
+  EXPECT_THAT(
+      error_of_leaving_after({2, 1}),
+      ::testing::HasSubstr(
+          "waits for batch 0 of pass 1 over a loader that rank 0 reads for all "
+          "(dispatch_batches), but rank 0 sends batch 1 of pass 0"));
+}
+
+TEST(Dispatch, CountsPassesFromWhereTheLoaderWasPrepared) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    DataLoader loader(
+        TensorDataset{torch::arange(8)},
+        {.batch_size = 2, .dispatch_batches = true});
+    if (*world.rank == 1) {
+      for (auto& batch : loader) (void)batch;
+    }
+    auto prepared = accelerator.prepare(std::move(loader));
+    prepared.set_epoch(0);
+    int rounds = 0;
+    for (auto& [x] : prepared) rounds += static_cast<int>(x.size(0)) / 2;
     EXPECT_EQ(rounds, 2);
   });
 }

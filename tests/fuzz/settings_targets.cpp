@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -110,6 +111,9 @@ void model_config(Input input) {
 void json_lines(Input input) {
   for (const std::string& line : detail::split(text_of(input), '\n')) {
     const detail::ParsedJson parsed = detail::parse_json(line);
+    // A reader of lines stops at the first that is no JSON; and most time would
+    // go into throwing an exception for each of the others.
+    if (!parsed.complaint.empty()) return;
     if (!parsed.value.is_object()) continue;
     for (const auto& [key, value] : parsed.value.items()) {
       const auto shape = detail::shape_of_lists(value);
@@ -120,18 +124,30 @@ void json_lines(Input input) {
   }
 }
 
+namespace {
+
+/// Shared by inputs: CLI11 compares each option that is added with all others,
+/// which takes a hundred times longer than parsing.
+struct LaunchParser {
+  CLI::App tool{"tool"};
+  CLI::App& command = *tool.add_subcommand("launch")->prefix_command();
+  cli::LaunchFlags flags{command};
+};
+
+}  // namespace
+
 void launch_arguments(Input input) {
-  CLI::App tool("tool");
-  CLI::App* const command = tool.add_subcommand("launch");
-  command->prefix_command();
-  const cli::LaunchFlags flags(*command);
+  static std::optional<LaunchParser> parser;
+  // A parse forgets the flags of the one before, but not this value.
+  if (!parser || !parser->flags.config_file().empty()) parser.emplace();
+  const cli::LaunchFlags& flags = parser->flags;
   std::vector<std::string> arguments = detail::split(text_of(input), '\n');
   // No argument of a program has a zero in it.
   for (std::string& each : arguments) each = each.c_str();
   arguments.insert(arguments.begin(), "launch");
   std::reverse(arguments.begin(), arguments.end());
   try {
-    tool.parse(arguments);
+    parser->tool.parse(arguments);
   } catch (const CLI::ParseError&) {
     return;
   }

@@ -1,6 +1,7 @@
 #include <accelerate/accelerate.h>
 
 #include <cmath>
+#include <limits>
 
 #include "support/expect_error.h"
 
@@ -259,6 +260,111 @@ TEST(Schedulers, RefuseInvalidOptions) {
   schedule.step();
   schedule.step();
   refuses([&] { schedule.step(); }, "total_steps");
+}
+
+// The learning rate of CosineAnnealingWarmRestarts from 1 down to 0.
+double in_cycle(double position, double length) {
+  return (1 + std::cos(M_PI * position / length)) / 2;
+}
+
+TEST(Schedulers, ContinueACycleWhereItWasSaved) {
+  Fixture f;
+  optim::CosineAnnealingWarmRestarts schedule(f.sgd, {.T_0 = 7, .T_mult = 2});
+  for (int i = 0; i < 10; ++i) schedule.step();
+  StateDict state = schedule.state_dict();
+  EXPECT_EQ(state.get<double>("T_cur"), 3);
+  EXPECT_EQ(state.get<double>("T_i"), 14);
+  EXPECT_EQ(state.get<std::int64_t>("T_0"), 7);
+  EXPECT_EQ(state.get<std::int64_t>("T_mult"), 2);
+  EXPECT_EQ(state.get<double>("eta_min"), 0);
+
+  // A place that the number of steps does not give, as after PyTorch's
+  // step(epoch).
+  state.set("T_cur", 5.5);
+  state.set("T_i", 7.0);
+  Fixture g;
+  optim::CosineAnnealingWarmRestarts loaded(g.sgd, {.T_0 = 7, .T_mult = 2});
+  loaded.load_state_dict(state);
+  EXPECT_EQ(loaded.step_count(), 10);
+  EXPECT_THAT(
+      g.rates(loaded, 3),
+      Pointwise(
+          DoubleNear(1e-12),
+          {in_cycle(3, 14),
+           in_cycle(6.5, 7),
+           in_cycle(0.5, 14),
+           in_cycle(1.5, 14)}));
+  EXPECT_EQ(loaded.state_dict().get<double>("T_cur"), 1.5);
+
+  // Without a place, it follows from the number of steps.
+  loaded.load_state_dict(
+      {{"step", std::int64_t{10}},
+       {"base_lrs", std::vector<double>{1}},
+       {"last_lrs", std::vector<double>{1}}});
+  loaded.step();
+  EXPECT_NEAR(loaded.get_last_lr()[0], in_cycle(4, 14), 1e-12);
+}
+
+TEST(Schedulers, ForgetALoadedCycleWhenTheyStartOver) {
+  Fixture f;
+  const auto make = [&] {
+    return optim::SequentialLR(
+        f.sgd,
+        {2},
+        optim::ConstantLR({.factor = 1}),
+        optim::CosineAnnealingWarmRestarts({.T_0 = 4}));
+  };
+  auto schedule = make();
+  schedule.step();
+  StateDict state = schedule.state_dict();
+  auto parts = state.get<std::vector<StateDict>>("parts");
+  parts[1].set("T_cur", 3.0);
+  state.set("parts", parts);
+  schedule.load_state_dict(state);
+  EXPECT_THAT(
+      f.rates(schedule, 3),
+      Pointwise(DoubleNear(1e-12), {1.0, 1.0, in_cycle(1, 4), in_cycle(2, 4)}));
+}
+
+TEST(Schedulers, RefuseAPlaceThatNoCycleHas) {
+  Fixture f;
+  optim::CosineAnnealingWarmRestarts schedule(f.sgd, {.T_0 = 4});
+  schedule.step();
+  const double lr = schedule.get_last_lr()[0];
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const auto& [position, length] :
+       {std::pair(-1.0, 4.0), {0.0, 0.0}, {inf, 4.0}, {1.0, inf}}) {
+    StateDict state = schedule.state_dict();
+    state.set("step", std::int64_t{3});
+    state.set("T_cur", position);
+    state.set("T_i", length);
+    expect_error<CheckpointError>(
+        [&] { schedule.load_state_dict(state); },
+        "CosineAnnealingWarmRestarts");
+    EXPECT_EQ(schedule.step_count(), 1);
+    EXPECT_EQ(schedule.get_last_lr()[0], lr);
+  }
+}
+
+TEST(Schedulers, SaveTheBoundsOfOneCycle) {
+  Fixture f;
+  const optim::OneCycleLR schedule(
+      f.sgd,
+      {.max_lr = {0.5},
+       .total_steps = 8,
+       .base_momentum = 0.75,
+       .max_momentum = 0.875,
+       .div_factor = 4,
+       .final_div_factor = 8});
+  const StateDict state = schedule.state_dict();
+  EXPECT_THAT(state.get<std::vector<double>>("max_lrs"), ElementsAre(0.5));
+  EXPECT_THAT(state.get<std::vector<double>>("base_lrs"), ElementsAre(0.125));
+  EXPECT_THAT(state.get<std::vector<double>>("min_lrs"), ElementsAre(0.015625));
+  EXPECT_EQ(state.get<double>("max_momentum"), 0.875);
+  EXPECT_EQ(state.get<double>("base_momentum"), 0.75);
+  const optim::OneCycleLR without(
+      f.sgd, {.max_lr = {0.5}, .total_steps = 8, .cycle_momentum = false});
+  EXPECT_FALSE(without.state_dict().contains("max_momentum"));
 }
 
 TEST(Schedulers, LoadAStateCompletelyOrNotAtAll) {

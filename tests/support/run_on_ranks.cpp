@@ -22,13 +22,17 @@ const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 // Returns null for the default transport.
 std::shared_ptr<detail::Transport> chosen_transport() {
-  const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
-  if (name == nullptr || *name == '\0') return nullptr;
-  if (std::string_view(name) == "threads") return make_thread_transport();
-  throw std::runtime_error("ACCELERATE_TEST_TRANSPORT is \"threads\" or unset");
+  return ranks_connect_as_threads() ? make_thread_transport() : nullptr;
 }
 
 }  // namespace
+
+bool ranks_connect_as_threads() {
+  const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
+  if (name == nullptr || *name == '\0') return false;
+  if (std::string_view(name) == "threads") return true;
+  throw std::runtime_error("ACCELERATE_TEST_TRANSPORT is \"threads\" or unset");
+}
 
 void run_on_ranks(
     int num_ranks,

@@ -16,6 +16,11 @@ void run_on_ranks(
     int num_ranks,
     const std::function<void(const WorldOptions&)>& rank);
 
+/// Whether those threads connect the ranks; otherwise Gloo does, over sockets,
+/// which takes several times as long. Suites of very many combinations may try
+/// a share of them there.
+bool ranks_connect_as_threads();
+
 /// The same, with a World made for each rank.
 void run_in_worlds(
     int num_ranks,

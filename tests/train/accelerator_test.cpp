@@ -180,6 +180,36 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
       [&] { accelerator.backward(at::Tensor()); }, "undefined loss");
 }
 
+TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
+  const Accelerator accelerator({.world = alone()});
+  torch::nn::Linear net(1, 1);
+  torch::nn::Linear empty{nullptr};
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  expect_error<ConfigError>(
+      [&] { accelerator.prepare(empty); },
+      "argument 1 of prepare() is an empty module holder");
+  const std::shared_ptr<torch::nn::LinearImpl> null;
+  try {
+    accelerator.prepare(net, sgd, with_options(empty, {}), null);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(
+        error.what(),
+        ::testing::AllOf(
+            ::testing::HasSubstr("argument 3 of prepare() is an empty module"),
+            ::testing::HasSubstr("argument 4 of prepare() is an empty module"),
+            ::testing::Not(::testing::HasSubstr("twice"))));
+  }
+  expect_error<ConfigError>(
+      [&] { accelerator.prepare(net, std::unique_ptr<torch::optim::SGD>()); },
+      "argument 2 of prepare() is an empty pointer to an optimizer");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(accelerator.prepare_model(empty)); },
+      "argument 1 of prepare() is an empty module holder");
+  // Nothing was prepared by that.
+  EXPECT_NO_THROW(accelerator.prepare(net, sgd));
+}
+
 TEST(Accelerator, GathersMetricsWithoutTheRepeatedSamples) {
   for (const int num_ranks : {1, 2, 3}) {
     std::vector<std::vector<std::int64_t>> seen(

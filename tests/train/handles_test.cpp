@@ -70,7 +70,7 @@ TEST(OwnedOptimizer, StaysTheUsersIfPrepareThrows) {
   EXPECT_NE(sgd, nullptr);
   expect_error<ConfigError>(
       [&] { accelerator.prepare(std::unique_ptr<torch::optim::SGD>()); },
-      "an empty pointer to an optimizer");
+      "argument 1 of prepare() is an empty pointer to an optimizer");
 }
 
 TEST(LearningRate, IsThatOfEverySchedule) {

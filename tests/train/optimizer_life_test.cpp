@@ -37,6 +37,9 @@ TEST(OptimizerHandle, RefusesAnOptimizerThatIsGone) {
   optimizers.push_back(make<torch_optim::RMSprop>(net, 0.1));
   optimizers.push_back(make<torch_optim::LBFGS>(net, 0.1));
   optimizers.push_back(make<optim::AdamW>(net, 0.1));
+  optimizers.push_back(make<optim::Lomo>(net, optim::LomoOptions()));
+  // Two that update in the backward cannot share parameters.
+  optimizers.push_back(make<optim::AdaLomo>(layer(), optim::AdaLomoOptions()));
   for (auto& optimizer : optimizers) {
     const Accelerator accelerator;
     const Optimizer handle = accelerator.prepare(*optimizer);
@@ -47,6 +50,22 @@ TEST(OptimizerHandle, RefusesAnOptimizerThatIsGone) {
         [&] { static_cast<void>(handle.inner()); }, "was destroyed");
     EXPECT_FALSE(handle.step_was_skipped());
   }
+}
+
+TEST(OptimizerHandle, FindsNoLomoThatIsGone) {
+  const Accelerator accelerator;
+  const auto net = layer();
+  auto lomo = std::make_unique<optim::Lomo>(net->parameters());
+  const auto [model, handle] = accelerator.prepare(net, *lomo);
+  accelerator.lomo_backward(model(torch::ones({1, 2})).sum(), 0.5);
+  EXPECT_EQ(net->weight[0][0].item<float>(), -0.5F);
+  lomo.reset();
+  expect_error<ConfigError>(
+      [&, &model = model] {
+        accelerator.lomo_backward(model(torch::ones({1, 2})).sum(), 0.5);
+      },
+      "0 optimizers");
+  EXPECT_EQ(net->weight[0][0].item<float>(), -0.5F);
 }
 
 TEST(OptimizerHandle, LeavesTheRestOfTheProgramAlone) {

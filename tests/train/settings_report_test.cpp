@@ -142,6 +142,29 @@ TEST(SettingsReport, NamesAnEnginesSettingsOnceAndWhatToUse) {
           "MEGATRON_LM_NUM_MICRO_BATCHES; use gradient_accumulation_steps)"));
 }
 
+// What a launcher hands over that has read it in a file.
+TEST(SettingsReport, NamesSettingsOfAFileOnceUnderWhicheverName) {
+  const Variables variables(
+      {{"ACCELERATE_CPP_CONFIG",
+        R"({"use_deepspeed": true, "fp8_backend": "msamp",
+            "deepspeed_moe_layer_cls_names": "Moe", "zero3_save_16bit_model": true,
+            "origins": {"use_deepspeed": "file run.yaml",
+                        "fp8_backend": "file run.yaml",
+                        "deepspeed_moe_layer_cls_names": "file run.yaml",
+                        "zero3_save_16bit_model": "file run.yaml"}})"}});
+  Warnings warnings;
+  const Accelerator accelerator({.world = one_rank(warnings)});
+  step(accelerator);
+  EXPECT_THAT(
+      warnings.lines(),
+      ElementsAre(
+          kPrefix +
+          "zero3_save_16bit_model (file run.yaml; get_state_dict and "
+          "save_model always give full weights), "
+          "transformer_moe_cls_names (file run.yaml), "
+          "enable_msamp (file run.yaml)"));
+}
+
 TEST(SettingsReport, NamesWhatCodeGaveForNothing) {
   Warnings warnings;
   const Accelerator accelerator(

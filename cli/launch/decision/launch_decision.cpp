@@ -39,8 +39,7 @@ class Decider {
     check_flags();
     decision_.kind = kind_;
     decision_.uses_cpu = settings_.boolean("use_cpu");
-    decision_.shares_cores =
-        has_file_ ? values_.value("use_cpu", false) : decision_.uses_cpu;
+    decision_.shares_cores = has_file_ ? file_uses_cpu() : decision_.uses_cpu;
     decision_.num_machines =
         count("num_machines", *settings_.integer("num_machines"));
     decision_.machine_rank =
@@ -68,6 +67,13 @@ class Decider {
     const detail::Resolved* const found = settings_.find(key);
     return found != nullptr && found->origin == Origin::flag &&
         std::get<bool>(found->value);
+  }
+
+  // A file may leave the value empty, or write it as a number or a string.
+  [[nodiscard]] bool file_uses_cpu() const {
+    const auto found = values_.find("use_cpu");
+    return found != values_.end() &&
+        detail::parse_bool(detail::python_text(*found)).value_or(false);
   }
 
   void complain(const std::string& text) {

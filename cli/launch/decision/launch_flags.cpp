@@ -77,6 +77,7 @@ LaunchFlags::LaunchFlags(CLI::App& command) : command_(command) {
                    ->take_last();
     }
     option->group(std::string(spec.group));
+    options_[key] = option;
   }
   command
       .add_option(
@@ -90,6 +91,11 @@ LaunchFlags::LaunchFlags(CLI::App& command) : command_(command) {
       is_dry_run_,
       "print command, variables and where each setting came from, and start "
       "nothing");
+}
+
+bool LaunchFlags::was_given(std::string_view key) const {
+  const auto found = options_.find(key);
+  return found != options_.end() && found->second->count() > 0;
 }
 
 void LaunchFlags::refuse(const std::string& flag) const {
@@ -127,7 +133,7 @@ std::vector<std::string> LaunchFlags::words_without(
   }
   for (const OptionSpec& spec : detail::option_table()) {
     const std::string key(spec.key);
-    if (spec.flag.empty() || command_.count(std::string(spec.flag)) == 0 ||
+    if (!was_given(key) ||
         std::find(keys.begin(), keys.end(), key) != keys.end()) {
       continue;
     }
@@ -141,8 +147,7 @@ detail::Source LaunchFlags::source() const {
   detail::Source source{detail::Origin::flag, {}};
   std::vector<std::string> complaints;
   for (const OptionSpec& spec : detail::option_table()) {
-    if (spec.flag.empty() || command_.count(std::string(spec.flag)) == 0)
-      continue;
+    if (!was_given(spec.key)) continue;
     const std::string key(spec.key);
     const std::string where = format("flag {}", spec.flag);
     if (spec.kind == OptionKind::boolean) {

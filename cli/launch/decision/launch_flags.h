@@ -3,13 +3,15 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/settings.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace accelerate::cli {
 
@@ -35,8 +37,11 @@ class LaunchFlags {
 
  private:
   [[noreturn]] void refuse(const std::string& flag) const;
+  [[nodiscard]] bool was_given(std::string_view key) const;
 
   CLI::App& command_;
+  // CLI11 finds an option by comparing all names of all options.
+  std::map<std::string, const CLI::Option*, std::less<>> options_;
   std::map<std::string, std::string, std::less<>> texts_;  // by option key
   std::map<std::string, bool, std::less<>> switches_;
   std::string config_file_;

@@ -271,6 +271,10 @@ Batch received_batch(RoundSlice slice) {
 
 /// The description of a round that rank 0 sends before its tensors.
 struct RoundHeader {
+  /// The pass and the round in it that a rank is about to send or receive, both
+  /// counted from 0. Given by every rank, since they must be the same on all.
+  std::int64_t pass = 0;
+  std::int64_t round = 0;
   bool has_batch = false;
   bool is_last = true;
   std::int64_t rows = 0;
@@ -281,7 +285,8 @@ struct RoundHeader {
 
 /// Sends each rank of `group` its slice from rank 0, the only rank that passes
 /// `slices`. All slices must have the same shapes. Returns this rank's slice.
-/// Throws an error of rank 0 on the other ranks, too.
+/// Throws an error of rank 0 on the other ranks, too, and Error on a rank that
+/// is at another round than rank 0.
 ACCELERATE_API RoundSlice scatter_round(
     const Group& group,
     RoundHeader& header,

@@ -34,9 +34,12 @@ struct Session;
 struct PreparedModel;
 
 struct RequestedModel {
+  /// Null if the program gave an empty holder or pointer.
   std::shared_ptr<torch::nn::Module> module;
   /// Null if the model has no options of its own.
   std::shared_ptr<const ModelOptions> options;
+  /// Its place among the arguments, from 1.
+  int position = 0;
 };
 
 /// A loader of this library that was given to prepare().
@@ -58,6 +61,8 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<torch::optim::Optimizer*> optimizers;
   std::vector<SchedulerReference> schedulers;
   std::vector<RequestedLoader> loaders;
+  /// Number of arguments that were collected so far.
+  int num_items = 0;
 };
 
 /// The prepared objects, each kind in the order of the request.
@@ -215,9 +220,11 @@ consteval bool must_be_preparable() {
   }
 }
 
-/// Throws ConfigError: prepare() was given an empty pointer. `kind` is "an
-/// optimizer", say.
-[[noreturn]] ACCELERATE_API void throw_empty_pointer(const char* kind);
+/// Throws ConfigError: argument `position` of prepare(), from 1, is an empty
+/// pointer. `kind` is "an optimizer", say.
+[[noreturn]] ACCELERATE_API void throw_empty_pointer(
+    const char* kind,
+    int position);
 /// Keeps what the user's pointer owns as long as the object is prepared.
 ACCELERATE_API void keep_alive(
     PreparedOptimizer& prepared,
@@ -239,22 +246,31 @@ void collect_item(
     T& item,
     const ModelOptions* options = nullptr) {
   using Item = std::remove_cv_t<T>;
+  if constexpr (IsModuleWithOptions<Item>::value) {
+    // Counts the argument.
+    collect_item(request, item.module, &item.options);
+    return;
+  }
+  ++request.num_items;
   if constexpr (IsModulePointer<Item>::value) {
     request.add(item, options);
-  } else if constexpr (IsModuleWithOptions<Item>::value) {
-    collect_item(request, item.module, &item.options);
   } else if constexpr (OwnedOptimizer<Item>) {
-    if (item == nullptr) throw_empty_pointer("an optimizer");
+    if (item == nullptr) throw_empty_pointer("an optimizer", request.num_items);
     request.optimizers.push_back(item.get());
   } else if constexpr (OwnedScheduler<Item>) {
-    if (item == nullptr) throw_empty_pointer("a scheduler");
+    if (item == nullptr) throw_empty_pointer("a scheduler", request.num_items);
     request.schedulers.emplace_back(item.get());
   } else if constexpr (OptimizerLike<Item>) {
     request.optimizers.push_back(&item);
   } else if constexpr (SchedulerLike<Item>) {
     request.schedulers.emplace_back(&item);
   } else if constexpr (ModuleHolder<Item>) {
-    request.add(item.ptr(), options);
+    // ptr() of an empty holder is an assertion of LibTorch.
+    if (item.is_empty()) {
+      request.add(nullptr, options);
+    } else {
+      request.add(item.ptr(), options);
+    }
   } else if constexpr (requires {
                          item.total_batch_size();
                          item.options().split_batches;

@@ -331,6 +331,11 @@ StateDict read_scheduler(const TorchState& saved, const Value& dict) {
     state.set("num_bad_steps", number("num_bad_epochs"));
     state.set("cooldown_counter", number("cooldown_counter"));
   }
+  for (const char* key : {"T_cur", "T_i"}) {
+    if (const auto value = TorchState::find(dict, key)) {
+      state.set(key, saved.number(*value));
+    }
+  }
   if (const auto schedules = TorchState::find(dict, "_schedulers")) {
     std::vector<StateDict> states;
     for (std::size_t i = 0; i < schedules->size(); ++i) {

@@ -31,6 +31,9 @@ constexpr int kMaxDepth = 32;
 constexpr int kMaxValues = 10'000;
 // What aliases may add to the text of the file.
 constexpr std::size_t kMaxAliasBytes = 1 << 16;
+// Longer names than any setting has are not kept: a key may be as long as the
+// file, and be part of the names of all values in its map.
+constexpr std::size_t kMaxNameBytes = 200;
 
 class Converter {
  public:
@@ -89,8 +92,8 @@ class Converter {
       }
       check_text(entry.first);
       const std::string& key = entry.first.Scalar();
-      const std::string inner = name.empty() ? key : format("{}.{}", name, key);
-      document_.lines[inner] = entry.first.Mark().line + 1;
+      const std::string inner = name_of(name, key, depth);
+      if (!inner.empty()) document_.lines[inner] = entry.first.Mark().line + 1;
       ConfigJson value = convert(entry.second, inner, depth + 1);
       const auto [place, is_new] =
           places.try_emplace(key, static_cast<std::ptrdiff_t>(entries.size()));
@@ -101,6 +104,14 @@ class Converter {
       }
     }
     return map;
+  }
+
+  // "key" or "map.key"; empty for what is deeper, or in a list.
+  static std::string
+  name_of(const std::string& map, const std::string& key, int depth) {
+    const bool has_name = depth == 0 || (depth == 1 && !map.empty());
+    if (!has_name || map.size() + key.size() > kMaxNameBytes) return "";
+    return depth == 0 ? key : format("{}.{}", map, key);
   }
 
   // The file may be written again, and is handed to ranks as JSON.

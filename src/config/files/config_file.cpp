@@ -116,7 +116,7 @@ class Reader {
     const auto meant = nearest(key, known);
     complaints_.push_back(format(
         "[config] unknown key \"{}\" (file {}{}){}",
-        name,
+        printable(name),
         document_.path.string(),
         line == document_.lines.end() ? std::string()
                                       : format(", line {}", line->second),

@@ -40,6 +40,25 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
   return tensors;
 }
 
+// Throws on a rank that left its pass, or stays in it, while rank 0 did not.
+// Without this check it would take another round's samples for its own.
+void require_same_round(
+    const RoundHeader& mine,
+    std::int64_t pass,
+    std::int64_t round) {
+  if (mine.pass == pass && mine.round == round) return;
+  throw Error(format(
+      "[data] this rank waits for batch {} of pass {} over a loader that rank "
+      "0 "
+      "reads for all (dispatch_batches), but rank 0 sends batch {} of pass {}: "
+      "one of them left the loop early; leave it on all ranks after the same "
+      "batch, for instance by Accelerator::set_trigger() and check_trigger()",
+      mine.round,
+      mine.pass,
+      round,
+      pass));
+}
+
 }  // namespace
 
 void throw_lost_tensors(std::size_t sent, std::size_t found) {
@@ -64,7 +83,9 @@ RoundSlice scatter_round(
       const RoundSlice& slice =
           slices.empty() ? nothing : slices[static_cast<std::size_t>(rank)];
       messages.push_back(pack_bytes(
-          {object_to_bytes(header.has_batch),
+          {object_to_bytes(header.pass),
+           object_to_bytes(header.round),
+           object_to_bytes(header.has_batch),
            object_to_bytes(header.is_last),
            object_to_bytes(header.rows),
            header.error,
@@ -75,19 +96,23 @@ RoundSlice scatter_round(
   }
   const std::vector<std::string> fields =
       unpack_bytes(group.scatter_bytes(messages, 0));
-  if (fields.size() != 7) throw_wrong_size(fields.size(), 7);
-  object_from_bytes(fields[0], header.has_batch);
-  object_from_bytes(fields[1], header.is_last);
-  object_from_bytes(fields[2], header.rows);
-  header.error = fields[3];
-  object_from_bytes(fields[4], header.is_data_error);
+  if (fields.size() != 9) throw_wrong_size(fields.size(), 9);
+  std::int64_t pass = 0, round = 0;
+  object_from_bytes(fields[0], pass);
+  object_from_bytes(fields[1], round);
+  require_same_round(header, pass, round);
+  object_from_bytes(fields[2], header.has_batch);
+  object_from_bytes(fields[3], header.is_last);
+  object_from_bytes(fields[4], header.rows);
+  header.error = fields[5];
+  object_from_bytes(fields[6], header.is_data_error);
   if (!header.error.empty() && !is_sender) {
     const std::string message = format(
         "[data] rank 0, which reads for all ranks, failed: {}", header.error);
     if (header.is_data_error) throw DataError(message);
     throw Error(message);
   }
-  RoundSlice mine{fields[5], make_described(fields[6])};
+  RoundSlice mine{fields[7], make_described(fields[8])};
   for (std::size_t i = 0; i < mine.tensors.size(); ++i) {
     if (!mine.tensors[i].defined()) continue;
     std::vector<at::Tensor> pieces;

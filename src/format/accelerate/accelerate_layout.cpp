@@ -123,8 +123,65 @@ class Conversion {
           stored_in_checkpoint(source_, section_of(manifest_, name));
       write(
           name + ".bin",
-          python_optimizer(state_, optimizers[i], name, tensors, left_out_));
+          python_optimizer(
+              state_,
+              optimizers[i],
+              name,
+              tensors,
+              schedule_entries(static_cast<std::int64_t>(i)),
+              left_out_));
     }
+  }
+
+  // What the constructors of PyTorch's schedules put into the groups of their
+  // optimizer, and OneCycleLR reads there at every step. Loading an optimizer
+  // replaces its groups, so entries that a file lacks would be lost.
+  [[nodiscard]] ScheduleEntries schedule_entries(std::int64_t optimizer) const {
+    ScheduleEntries entries;
+    for (const Json& scheduler : list("schedulers")) {
+      if (scheduler.value("optimizer", std::int64_t{-1}) != optimizer) continue;
+      if (scheduler.contains("base_lrs")) {
+        entries.emplace("initial_lr", reals(scheduler["base_lrs"]));
+      }
+      add_one_cycle_entries(scheduler, entries);
+    }
+    return entries;
+  }
+
+  void add_one_cycle_entries(const Json& scheduler, ScheduleEntries& entries)
+      const {
+    if (scheduler.contains("max_lrs")) {
+      for (const auto& [theirs, ours] :
+           {std::pair("initial_lr", "base_lrs"),
+            {"max_lr", "max_lrs"},
+            {"min_lr", "min_lrs"},
+            {"max_momentum", "max_momentum"},
+            {"base_momentum", "base_momentum"}}) {
+        if (!scheduler.contains(ours)) continue;
+        entries.insert_or_assign(theirs, reals(scheduler[ours]));
+      }
+    }
+    if (!scheduler.contains("parts")) return;
+    for (const Json& part : state_.states_in(scheduler["parts"])) {
+      add_one_cycle_entries(part, entries);
+    }
+  }
+
+  // A number, or a list of numbers.
+  [[nodiscard]] std::vector<double> reals(const Json& saved) const {
+    const TorchValue value = state_.value(saved, "scheduler");
+    std::vector<double> numbers;
+    const auto add = [&](const TorchValue& one) {
+      const auto* const number = std::get_if<double>(&one.value);
+      if (number == nullptr) state_.fail();
+      numbers.push_back(*number);
+    };
+    if (const auto* items = std::get_if<TorchValue::List>(&value.value)) {
+      for (const TorchValue& item : *items) add(item);
+    } else {
+      add(value);
+    }
+    return numbers;
   }
 
   void write_schedulers() {
@@ -136,7 +193,7 @@ class Conversion {
   }
 
   // The entries that PyTorch's schedules change while they run. Loading one
-  // updates the object, so the options of its class may be missing.
+  // updates the object, so options of its class may be missing.
   TorchValue scheduler(const Json& saved, const std::string& name) {
     const bool is_own = saved.contains("step");
     const char* const count = is_own ? "step" : "num_steps";
@@ -165,6 +222,9 @@ class Conversion {
     add("best", "best");
     add("num_bad_epochs", "num_bad_steps");
     add("cooldown_counter", "cooldown_counter");
+    for (const char* key : {"T_0", "T_mult", "eta_min", "T_cur", "T_i"}) {
+      add(key, key);
+    }
     if (saved.contains("parts")) {
       TorchValue::List parts;
       for (const Json& part : state_.states_in(saved["parts"])) {

@@ -98,18 +98,20 @@ class Converter {
       const SavedState& state,
       const Json& optimizer,
       const std::string& name,
-      const StoredTensors& tensors)
+      const StoredTensors& tensors,
+      const ScheduleEntries& entries)
       : state_(state),
         optimizer_(optimizer),
         name_(name),
         tensors_(tensors),
+        entries_(entries),
         class_(class_of(algorithm_of(optimizer), name)) {}
 
   TorchValue convert() {
     // Groups first: they number the parameters.
     TorchValue::List groups;
     for (const Json& group : state_.states_in(member(optimizer_, "groups"))) {
-      groups.push_back(group_of(group));
+      groups.push_back(group_of(group, groups.size()));
     }
     TorchValue::Dict result;
     result.add({std::string("state")}, parameters());
@@ -138,7 +140,7 @@ class Converter {
     return {TorchValue::Tuple{std::move(*list)}};
   }
 
-  TorchValue group_of(const Json& group) {
+  TorchValue group_of(const Json& group, std::size_t index) {
     TorchValue::Dict dict;
     for (const auto& [key, value] :
          state_.state_in(member(group, "options")).items()) {
@@ -146,6 +148,10 @@ class Converter {
     }
     for (const Option& each : class_.more) {
       dict.add({std::string(each.key)}, each.value);
+    }
+    for (const auto& [key, values] : entries_) {
+      const std::size_t place = values.size() == 1 ? 0 : index;
+      if (place < values.size()) dict.add({key}, {values[place]});
     }
     TorchValue::List numbers;
     for (const std::string& name :
@@ -200,6 +206,7 @@ class Converter {
   const Json& optimizer_;
   const std::string& name_;
   const StoredTensors& tensors_;
+  const ScheduleEntries& entries_;
   const PythonClass& class_;
   // By number.
   std::vector<std::string> names_;
@@ -212,6 +219,7 @@ TorchValue python_optimizer(
     const Json& optimizer,
     const std::string& name,
     const StoredTensors& tensors,
+    const ScheduleEntries& entries,
     std::vector<std::string>& left_out) {
   const auto num_masters =
       std::count_if(tensors.begin(), tensors.end(), [](const auto& entry) {
@@ -224,7 +232,7 @@ TorchValue python_optimizer(
         num_masters,
         name));
   }
-  return Converter(state, optimizer, name, tensors).convert();
+  return Converter(state, optimizer, name, tensors, entries).convert();
 }
 
 }  // namespace accelerate::detail

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -7,10 +9,14 @@
 
 namespace accelerate::detail {
 
+/// The entries that schedules keep in an optimizer's groups, such as
+/// initial_lr, by name; each has one value per group, or one for all.
+using ScheduleEntries = std::map<std::string, std::vector<double>>;
+
 /// Converts one optimizer of a checkpoint to the state_dict() of PyTorch's
 /// class: parameters are numbered in the order of the groups, steps are
-/// tensors, and groups have every option of the class. `name` is the section's,
-/// `tensors` are its tensors. Appends what has no counterpart to `left_out`.
+/// tensors, and groups have every option of the class and the entries of its
+/// schedules. `name` is the section's, `tensors` are its tensors. Appends what has no counterpart to `left_out`.
 /// Throws ConfigError for a class other than AdamW, Adam, SGD, Adagrad and
 /// RMSprop.
 TorchValue python_optimizer(
@@ -18,6 +24,7 @@ TorchValue python_optimizer(
     const SavedState::Json& optimizer,
     const std::string& name,
     const StoredTensors& tensors,
+    const ScheduleEntries& entries,
     std::vector<std::string>& left_out);
 
 }  // namespace accelerate::detail

@@ -14,6 +14,8 @@
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
+#include "optim/optimizers/rate_options.h"
+
 namespace accelerate::optim {
 
 namespace {
@@ -35,24 +37,6 @@ class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
 
  private:
   std::weak_ptr<Visit> visit_;
-};
-
-// LibTorch's schedules ask the options of every optimizer for a learning rate.
-struct RateOptions : torch::optim::OptimizerCloneableOptions<RateOptions> {
-  RateOptions() = default;
-  // torch::optim::serialize needs this constructor.
-  explicit RateOptions(double rate) : lr(rate) {}
-  void serialize(torch::serialize::OutputArchive& archive) const override {
-    archive.write("lr", c10::IValue(lr));
-  }
-  void serialize(torch::serialize::InputArchive& archive) override {
-    c10::IValue value;
-    archive.read("lr", value);
-    lr = value.toDouble();
-  }
-  double get_lr() const override { return lr; }
-  void set_lr(double rate) override { lr = rate; }
-  double lr = 0;
 };
 
 }  // namespace

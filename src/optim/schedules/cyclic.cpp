@@ -115,6 +115,21 @@ std::pair<double, double> OneCycleLR::lr_and_momentum(
   throw InternalError("[optim] a one-cycle schedule has no phases");
 }
 
+StateDict OneCycleLR::state_dict() const {
+  StateDict state = LRScheduler::state_dict();
+  std::vector<double> min_lrs;
+  for (const double max_lr : options_.max_lr) {
+    min_lrs.push_back(max_lr / options_.div_factor / options_.final_div_factor);
+  }
+  state.set("max_lrs", options_.max_lr);
+  state.set("min_lrs", std::move(min_lrs));
+  if (options_.cycle_momentum) {
+    state.set("max_momentum", options_.max_momentum);
+    state.set("base_momentum", options_.base_momentum);
+  }
+  return state;
+}
+
 double OneCycleLR::get_lr(const LRContext& at) const {
   return lr_and_momentum(at.step, at.group).first;
 }

@@ -255,22 +255,66 @@ CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
   bind(optimizer);
 }
 
-double CosineAnnealingWarmRestarts::get_lr(const LRContext& at) const {
-  std::int64_t in_cycle = at.step;
-  std::int64_t cycle = options_.T_0;
+CosineAnnealingWarmRestarts::Cycle CosineAnnealingWarmRestarts::cycle_at(
+    std::int64_t step) const {
+  Cycle cycle =
+      loaded_.value_or(Cycle{0, 0, static_cast<double>(options_.T_0)});
+  cycle.position += static_cast<double>(step - cycle.step);
+  cycle.step = step;
   if (options_.T_mult == 1) {
-    in_cycle %= cycle;
-  } else {
-    while (in_cycle >= cycle) {
-      in_cycle -= cycle;
-      cycle *= options_.T_mult;
-    }
+    cycle.position = std::fmod(cycle.position, cycle.length);
   }
-  const double fraction =
-      static_cast<double>(in_cycle) / static_cast<double>(cycle);
+  while (cycle.position >= cycle.length) {
+    cycle.position -= cycle.length;
+    cycle.length *= static_cast<double>(options_.T_mult);
+  }
+  return cycle;
+}
+
+double CosineAnnealingWarmRestarts::get_lr(const LRContext& at) const {
+  const Cycle cycle = cycle_at(at.step);
   return options_.eta_min +
       (at.base_lr - options_.eta_min) *
-      (1 + std::cos(std::numbers::pi * fraction)) / 2;
+      (1 + std::cos(std::numbers::pi * (cycle.position / cycle.length))) / 2;
+}
+
+void CosineAnnealingWarmRestarts::apply() {
+  // Started over.
+  if (step_ == 0) loaded_.reset();
+  LRScheduler::apply();
+}
+
+StateDict CosineAnnealingWarmRestarts::state_dict() const {
+  StateDict state = LRScheduler::state_dict();
+  const Cycle cycle = cycle_at(step_);
+  state.set("T_0", options_.T_0);
+  state.set("T_mult", options_.T_mult);
+  state.set("eta_min", options_.eta_min);
+  state.set("T_cur", cycle.position);
+  state.set("T_i", cycle.length);
+  return state;
+}
+
+void CosineAnnealingWarmRestarts::load_state_dict(const StateDict& state) {
+  std::optional<Cycle> loaded;
+  // Without them the first cycle began at step 0.
+  if (state.contains("T_cur") && state.contains("T_i")) {
+    loaded = Cycle{
+        state.get<std::int64_t>("step"),
+        state.get<double>("T_cur"),
+        state.get<double>("T_i")};
+    const bool is_place = loaded->position >= 0 && loaded->length >= 1 &&
+        std::isfinite(loaded->position) && std::isfinite(loaded->length);
+    if (!is_place) {
+      throw CheckpointError(format(
+          "[optim] the state of CosineAnnealingWarmRestarts is at step {} of a "
+          "cycle of {} steps (T_cur, T_i)",
+          loaded->position,
+          loaded->length));
+    }
+  }
+  LRScheduler::load_state_dict(state);
+  loaded_ = loaded;
 }
 
 }  // namespace accelerate::optim

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+namespace accelerate::detail {
+
+/// The part of a session that a backward reads if it needs nothing but
+/// LibTorch's own.
+struct StepState {
+  /// True if steps need nothing but LibTorch's own functions: one process,
+  /// windows of one micro-step, no strategies, no loss scaler, no clipping of
+  /// their own, nothing to report, no profile. Found out at the end of a step,
+  /// until a model is prepared or released, the window changes, a setting is
+  /// noted, or a profile begins.
+  bool is_direct = false;
+  /// Number of backward passes that left gradients to be used.
+  std::int64_t num_backwards = 0;
+};
+
+}  // namespace accelerate::detail

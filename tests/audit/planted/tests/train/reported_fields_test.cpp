@@ -1,0 +1,1 @@
+TEST(Planted, Acts) { expect_reported("planted.named"); }
