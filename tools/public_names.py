@@ -18,6 +18,7 @@ SUBJECTS = {
     "Data": [
         "data_loader", "data_loader_options", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
     "Metrics": ["metrics"],
+    "Trackers": ["accelerator_tracking", "tracking", "tracker"],
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "grad_scaler"],
@@ -28,7 +29,7 @@ SUBJECTS = {
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
         "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
-    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "tracker", "machine", "environment"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")

@@ -134,6 +134,9 @@ struct AcceleratorOptions {
 
   /// What `torch.compile` would do in Python.
   std::optional<TorchDynamoOptions> dynamo = std::nullopt;
+
+  // Profiling.
+
   /// What profile() records unless it is told otherwise.
   std::optional<ProfileOptions> profile = std::nullopt;
 

@@ -216,6 +216,8 @@ struct TrackerArguments {
   TrackedValues init_kwargs;
 };
 
+/// Makes a tracker of a registered class; called on the main process by
+/// Accelerator::init_trackers(). What it throws is thrown there.
 using TrackerFactory =
     std::function<std::shared_ptr<GeneralTracker>(const TrackerArguments&)>;
 

@@ -52,6 +52,7 @@ class LogValues {
 /// The value of a tensor as LogEntry has it.
 ACCELERATE_API TrackedValue to_tracked_value(const at::Tensor& tensor);
 
+/// How images are laid out, and what trackers do with them.
 struct LogImagesOptions {
   /// The order of dimensions: "NHWC", "NCHW", "HWC", "CHW" or "HW". Empty:
   /// channels come first where that dimension has 1, 3 or 4 elements, else last.
@@ -82,6 +83,7 @@ struct FigureSeries {
   at::Tensor y = {};
 };
 
+/// A drawing of lines, points and bars on the same axes.
 struct Figure {
   std::string title = {};
   std::string x_label = {};

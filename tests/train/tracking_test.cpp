@@ -37,8 +37,9 @@ class Keeper final : public GeneralTracker {
       const std::string&,
       const TrackedImages& each,
       const LogTime&,
-      const TrackedValues&) override {
+      const TrackedValues& given) override {
     images = each;
+    image_options = given;
     return true;
   }
   bool log_figure(
@@ -52,6 +53,7 @@ class Keeper final : public GeneralTracker {
   TrackedValues config;
   std::vector<std::string> logged;
   TrackedImages images;
+  TrackedValues image_options;
   std::string svg;
 };
 
@@ -110,6 +112,55 @@ TEST_F(TrackingFacade, LogsImagesAndFigures) {
   EXPECT_TRUE(keeper_->images.is_float);
   EXPECT_THAT(keeper_->svg, ::testing::HasSubstr("<polyline"));
   accelerator.end_training();
+}
+
+TEST_F(TrackingFacade, TakesTheLayoutAndOptionsOfImages) {
+  const Accelerator accelerator(options());
+  accelerator.init_trackers("p");
+  // Either dimension could be that of channels.
+  accelerator.log_images(
+      "i",
+      torch::ones({3, 4, 3}),
+      1,
+      {.layout = "HWC", .log_kwargs = {{"keeper", {{"caption", "c"}}}}});
+  accelerator.flush_trackers();
+  EXPECT_EQ(keeper_->images.layout, "HWC");
+  EXPECT_EQ(keeper_->image_options, (TrackedValues{{"caption", "c"}}));
+  accelerator.log_images("i", torch::ones({3, 4, 3}), 2);
+  accelerator.flush_trackers();
+  EXPECT_EQ(keeper_->images.layout, "CHW");
+  EXPECT_EQ(keeper_->image_options, TrackedValues());
+}
+
+TEST_F(TrackingFacade, NamesTheRunAsItIsTold) {
+  const auto scope = patch_environment({{"ACCELERATE_RUN_NAME", "variable"}});
+  EXPECT_EQ(
+      Accelerator(options()).run_dir(), directory_ / "variable");
+  AcceleratorOptions named = options();
+  named.run_name = "code";
+  EXPECT_EQ(Accelerator(named).run_dir(), directory_ / "code");
+}
+
+TEST_F(TrackingFacade, WritesNoJournalIfItIsSwitchedOff) {
+  AcceleratorOptions without = options();
+  without.journal = false;
+  const Accelerator accelerator(without);
+  accelerator.init_trackers("p");
+  accelerator.log({{"a", 1}}, 1);
+  accelerator.end_training();
+  EXPECT_EQ(keeper_->logged, std::vector<std::string>{"{'a': 1}"});
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+TEST_F(TrackingFacade, PutsTheJournalInTheLoggingDirectory) {
+  AcceleratorOptions elsewhere = options();
+  elsewhere.project_configuration.logging_dir = (directory_ / "logs").string();
+  elsewhere.run_name = "r";
+  const Accelerator accelerator(elsewhere);
+  accelerator.log({{"a", 1}}, 1);
+  accelerator.end_training();
+  EXPECT_EQ(accelerator.run_dir(), directory_ / "logs" / "r");
+  EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1"));
 }
 
 TEST_F(TrackingFacade, RefusesWhatCannotBeLogged) {

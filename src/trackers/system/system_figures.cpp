@@ -15,7 +15,7 @@ namespace accelerate::detail {
 namespace {
 
 constexpr double kMegabyte = 1e6;
-// Of a file of /proc; more has nothing that is read here.
+// What is read here comes within this many bytes of a file of /proc.
 constexpr std::size_t kMostProcBytes = 1 << 18;
 
 // Three decimals are enough for people and journals.
