@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/export.h>
+#include <accelerate/weights.h>
+
+/// Weights in 8 or 4 bits, for models that do not fit otherwise: half a byte to
+/// one byte per parameter.
+namespace accelerate {
+
+enum class QuantizationType {
+  /// Rows of int8, each with the absolute maximum that 127 stands for
+  /// (LLM.int8(), Dettmers et al. 2022).
+  int8,
+  /// Blocks of 4-bit NormalFloat codes, each with its absolute maximum (QLoRA,
+  /// Dettmers et al. 2023).
+  nf4,
+  /// Blocks of 4-bit float codes.
+  fp4,
+};
+
+struct QuantizeWeightOptions {
+  QuantizationType type = QuantizationType::nf4;
+  /// Elements that share a scale, in 4 bits; any number. Powers of two from 32
+  /// on that divide the rows are fastest. bitsandbytes reads 32, 64, ..., 4096.
+  std::int64_t block_size = 64;
+  /// Stores scales in 8 bits, too: 0.516 bytes per parameter instead of 0.5625.
+  bool double_quant = false;
+};
+
+namespace detail {
+
+/// The tensors of a quantised weight.
+struct QuantizedParts {
+  at::Tensor codes;               ///< int8 [rows, columns], or uint8 [bytes, 1]
+  at::Tensor absmax;              ///< float32 per row or block; uint8 if nested
+  at::Tensor code_values = {};    ///< float32 [16]
+  at::Tensor nested_absmax = {};  ///< float32 per 256 scales
+  at::Tensor nested_code_values = {};  ///< float32 [256]
+  double nested_offset = 0;
+};
+
+}  // namespace detail
+
+/// A weight in 8 or 4 bits with what it takes to multiply by it. Copies share
+/// their tensors, which do not change.
+class ACCELERATE_API QuantizedWeight {
+ public:
+  /// Quantises values in fp32, fp16 or bf16, of any layout and device; int8
+  /// takes matrices, which bitsandbytes rounds to fp16 first, and so does this.
+  /// Throws ConfigError for another dtype or shape, a block size below 1, and
+  /// values that are not finite.
+  explicit QuantizedWeight(
+      const at::Tensor& weight,
+      const QuantizeWeightOptions& options = {});
+
+  [[nodiscard]] QuantizationType type() const { return type_; }
+  /// Of the weight, not of its codes.
+  [[nodiscard]] at::IntArrayRef sizes() const { return sizes_; }
+  /// The dtype of the values that were quantised.
+  [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
+  [[nodiscard]] std::int64_t block_size() const { return block_size_; }
+  [[nodiscard]] bool is_double_quantized() const {
+    return parts_.nested_absmax.defined();
+  }
+  [[nodiscard]] c10::Device device() const { return parts_.codes.device(); }
+  /// Bytes of all its tensors.
+  [[nodiscard]] std::int64_t num_bytes() const;
+
+  /// The values that the codes stand for, in dtype() or another one.
+  [[nodiscard]] at::Tensor dequantize(
+      std::optional<c10::ScalarType> dtype = std::nullopt) const;
+
+  /// input * weight^T + bias for a matrix, in the input's dtype, computed in
+  /// fp32 on the CPU. Gradients reach the input and the bias. Results do not
+  /// depend on the number of threads.
+  [[nodiscard]] at::Tensor linear(
+      const at::Tensor& input,
+      const at::Tensor& bias = {}) const;
+
+  /// The tensors under the names that bitsandbytes gives them in a module with
+  /// the parameter "weight": for 4 bits weight, weight.absmax, weight.quant_map,
+  /// weight.nested_absmax, weight.nested_quant_map and
+  /// weight.quant_state.bitsandbytes__nf4; for int8 weight, SCB and
+  /// weight_format. They are all that has to move for the weight to move.
+  [[nodiscard]] WeightList tensors() const;
+  /// The inverse of tensors(). Throws CheckpointError naming what is missing or
+  /// does not fit.
+  static QuantizedWeight from_tensors(
+      const std::map<std::string, at::Tensor>& tensors);
+  [[nodiscard]] QuantizedWeight to(c10::Device device) const;
+
+  [[nodiscard]] const detail::QuantizedParts& parts() const { return parts_; }
+
+ private:
+  QuantizedWeight() = default;
+
+  QuantizationType type_ = QuantizationType::nf4;
+  std::vector<std::int64_t> sizes_;
+  c10::ScalarType dtype_ = c10::ScalarType::Float;
+  std::int64_t block_size_ = 0;
+  detail::QuantizedParts parts_;
+};
+
+/// LLM.int8() itself, for comparison with programs that quantise inputs as
+/// well: rows of the input become int8, except for the columns in which a value
+/// reaches `threshold`, which are multiplied in full precision; 0 is no
+/// threshold. QuantizedWeight::linear() keeps all of the input in full
+/// precision, which is more exact and as fast on CPUs. Gradients reach input and
+/// bias as by linear(). Throws ConfigError for a weight that is not int8.
+[[nodiscard]] ACCELERATE_API at::Tensor llm_int8_linear(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    double threshold = 6.0,
+    const at::Tensor& bias = {});
+
+}  // namespace accelerate

@@ -1,0 +1,149 @@
+#include "big_model/quantize/codebooks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include <accelerate/error.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kByteCodes = 256;
+
+// From `first` to `last` in float32 to the last bit as PyTorch's linspace, of
+// which bitsandbytes makes its maps: each half is counted from its end.
+std::vector<float> evenly_spaced(float first, float last, int count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  const float step = (last - first) / static_cast<float>(count - 1);
+  for (int i = 0; i < count; ++i) {
+    values[static_cast<std::size_t>(i)] = i < count / 2
+        ? std::fma(step, static_cast<float>(i), first)
+        : std::fma(-step, static_cast<float>(count - i - 1), last);
+  }
+  return values;
+}
+
+ByteCodebook filled_with_zeros(ByteCodebook values) {
+  values.resize(std::max(values.size(), kByteCodes));
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+}  // namespace
+
+const FourBitCodebook& nf4_codebook() {
+  static constexpr FourBitCodebook kValues{
+      -1.0f,
+      -0.6961928009986877f,
+      -0.5250730514526367f,
+      -0.39491748809814453f,
+      -0.28444138169288635f,
+      -0.18477343022823334f,
+      -0.09105003625154495f,
+      0.0f,
+      0.07958029955625534f,
+      0.16093020141124725f,
+      0.24611230194568634f,
+      0.33791524171829224f,
+      0.44070982933044434f,
+      0.5626170039176941f,
+      0.7229568362236023f,
+      1.0f};
+  return kValues;
+}
+
+const FourBitCodebook& fp4_codebook() {
+  static const FourBitCodebook values = [] {
+    FourBitCodebook all{};
+    const std::array<float, 8> twelfths{0, 0.0625f, 8, 12, 4, 6, 2, 3};
+    for (std::size_t code = 0; code < twelfths.size(); ++code) {
+      all[code] = twelfths[code] / 12;
+      all[code + 8] = 0 - all[code];
+    }
+    return all;
+  }();
+  return values;
+}
+
+FourBitSearch search_of(const FourBitCodebook& codebook) {
+  FourBitSearch search;
+  std::iota(search.codes.begin(), search.codes.end(), std::uint8_t{0});
+  std::stable_sort(
+      search.codes.begin(),
+      search.codes.end(),
+      [&](std::uint8_t a, std::uint8_t b) {
+        return codebook[a] < codebook[b];
+      });
+  for (std::size_t i = 0; i < search.bounds.size(); ++i) {
+    search.bounds[i] =
+        (codebook[search.codes[i]] + codebook[search.codes[i + 1]]) / 2;
+  }
+  return search;
+}
+
+ByteCodebook create_dynamic_map(const DynamicMapOptions& options) {
+  const int value_bits = options.total_bits - 1;
+  ByteCodebook values{0.0f, 1.0f};
+  const auto add = [&](int num_bounds, int exponent) {
+    const std::vector<float> bounds = evenly_spaced(0.1f, 1.0f, num_bounds);
+    const auto factor = static_cast<float>(std::pow(10.0, exponent));
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      const float middle = factor * ((bounds[i] + bounds[i + 1]) / 2);
+      values.push_back(middle);
+      if (options.is_signed) values.push_back(-middle);
+    }
+  };
+  const int spare_bits = value_bits - options.max_exponent_bits;
+  for (int i = 0; i < options.max_exponent_bits; ++i) {
+    const int bits = i + spare_bits + (options.is_signed ? 0 : 1);
+    add(bits < 0 ? 1 : (1 << bits) + 1, i - (options.max_exponent_bits - 1));
+  }
+  if (spare_bits > 0) add(1 << spare_bits, 0);
+  return filled_with_zeros(std::move(values));
+}
+
+ByteCodebook create_linear_map(const LinearMapOptions& options) {
+  int count = 1 << options.total_bits;
+  if (options.is_signed && (options.add_zero || options.total_bits < 8))
+    --count;
+  ByteCodebook values =
+      evenly_spaced(options.is_signed ? -1.0f : 0.0f, 1.0f, count);
+  values.insert(
+      values.begin() + count / 2,
+      kByteCodes - static_cast<std::size_t>(count),
+      0.0f);
+  return values;
+}
+
+ByteCodebook create_fp8_map(const Fp8MapOptions& options) {
+  const int sign_bits = options.is_signed ? 1 : 0;
+  if (options.exponent_bits + options.precision_bits + sign_bits !=
+      options.total_bits) {
+    throw ConfigError(
+        "[big_model] the bits of exponent, precision and sign do not add up to "
+        "total_bits");
+  }
+  const int bias = 1 << (options.exponent_bits - 1);
+  const int num_fractions = 1 << options.precision_bits;
+  ByteCodebook values;
+  for (int exponent = 0; exponent < 1 << options.exponent_bits; ++exponent) {
+    for (int fraction = 0; fraction < num_fractions; ++fraction) {
+      const double part = static_cast<double>(fraction) / num_fractions;
+      // Larger exponents are smaller powers, as in bitsandbytes.
+      const double value = exponent == 0
+          ? std::ldexp(part, -bias)
+          : std::ldexp(1 + part, bias + 1 - exponent);
+      values.push_back(static_cast<float>(value));
+      if (options.is_signed) values.push_back(static_cast<float>(-value));
+    }
+  }
+  const float largest = *std::max_element(values.begin(), values.end());
+  for (float& value : values) value /= largest;
+  return filled_with_zeros(std::move(values));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace accelerate::detail {
+
+using FourBitCodebook = std::array<float, 16>;
+
+/// Values of the 4-bit NormalFloat: quantiles of a normal distribution, with an
+/// exact zero (QLoRA, Dettmers et al. 2023, appendix E). Ascending.
+const FourBitCodebook& nf4_codebook();
+
+/// Values of the 4-bit float of bitsandbytes: a sign, two bits of exponent, one
+/// of fraction, divided by the largest. Not ascending; codes 0 and 8 are zero.
+const FourBitCodebook& fp4_codebook();
+
+/// How values find their code in a 4-bit codebook.
+struct FourBitSearch {
+  /// Middles of neighbouring values, ascending.
+  std::array<float, 15> bounds{};
+  /// The code of the value with so many bounds below it.
+  std::array<std::uint8_t, 16> codes{};
+};
+
+/// Ties go to the smaller value. Of two equal values, the smaller code is for
+/// zero itself.
+FourBitSearch search_of(const FourBitCodebook& codebook);
+
+/// 256 ascending values of an 8-bit data type; those of fewer bits are filled
+/// up with zeros.
+using ByteCodebook = std::vector<float>;
+
+/// Dynamic tree quantisation ("8-bit Optimizers via Block-wise Quantization",
+/// Dettmers et al. 2022): the leading zero bits are a decimal exponent, the
+/// rest a linear fraction. Signed, 7 bits of exponent: what quantises scales in
+/// double quantisation.
+struct DynamicMapOptions {
+  bool is_signed = true;
+  int max_exponent_bits = 7;
+  int total_bits = 8;
+};
+ByteCodebook create_dynamic_map(const DynamicMapOptions& options = {});
+
+/// Evenly spaced values from -1, or 0, to 1.
+struct LinearMapOptions {
+  bool is_signed = true;
+  int total_bits = 8;
+  /// Gives up one of the values of a signed map, so that zero is one of them.
+  bool add_zero = true;
+};
+ByteCodebook create_linear_map(const LinearMapOptions& options = {});
+
+/// A float of so many bits, divided by the largest. The bits with the sign must
+/// be the total.
+struct Fp8MapOptions {
+  bool is_signed = true;
+  int exponent_bits = 5;
+  int precision_bits = 2;
+  int total_bits = 8;
+};
+ByteCodebook create_fp8_map(const Fp8MapOptions& options = {});
+
+}  // namespace accelerate::detail

@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+
+#include "big_model/quantize/quantized_product.h"
+#include "big_model/quantize/quantized_weight.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// With more rows of input, dequantising once costs less than decoding for each
+// eight of them.
+constexpr std::int64_t kMostKernelInputs = 48;
+// Elements of a dequantised part, in fp32 as large as a second-level cache.
+constexpr std::int64_t kPartElements = 1 << 19;
+constexpr std::int64_t kLeastPartRows = 64;
+// Multiplications that are worth a thread.
+constexpr std::int64_t kThreadWork = 1 << 15;
+constexpr std::int64_t kRowBlock = 16;
+
+at::Tensor new_floats(std::int64_t rows, std::int64_t columns) {
+  return at::empty({rows, columns}, at::TensorOptions().dtype(at::kFloat));
+}
+
+at::Tensor new_zeros(std::int64_t rows, std::int64_t columns) {
+  return at::zeros({rows, columns}, at::TensorOptions().dtype(at::kFloat));
+}
+
+at::Tensor multiply_by_kernels(
+    const at::Tensor& input,
+    const QuantizedWeight& weight) {
+  const std::int64_t num_inputs = input.size(0);
+  const std::int64_t columns = input.size(1);
+  const std::int64_t rows = weight.sizes().front();
+  const at::Tensor result = new_floats(num_inputs, rows);
+  std::vector<std::vector<float>> packed;
+  for (std::int64_t i = 0; i < num_inputs; i += kMostInputs) {
+    packed.push_back(packed_inputs(
+        input.const_data_ptr<float>() + i * columns,
+        std::min(kMostInputs, num_inputs - i),
+        columns));
+  }
+  const bool is_int8 = weight.type() == QuantizationType::int8;
+  const Int8Rows int8 = is_int8 ? int8_rows(weight) : Int8Rows{};
+  const FourBitRows four_bit = is_int8 ? FourBitRows{} : four_bit_rows(weight);
+  const RowKernels& kernels = row_kernels();
+  const auto multiply = [&](std::int64_t begin, std::int64_t end) {
+    for (std::size_t p = 0; p < packed.size(); ++p) {
+      const auto first = static_cast<std::int64_t>(p) * kMostInputs;
+      RowProduct product;
+      product.x = packed[p].data();
+      product.num_inputs = std::min(kMostInputs, num_inputs - first);
+      product.begin = begin;
+      product.end = end;
+      product.out = result.mutable_data_ptr<float>() + first * rows;
+      product.out_stride = rows;
+      if (is_int8) {
+        kernels.multiply_int8(int8, product);
+      } else {
+        kernels.multiply_4bit(four_bit, product);
+      }
+    }
+  };
+  const std::int64_t grain =
+      std::max<std::int64_t>(kThreadWork / (columns * num_inputs), 1);
+  at::parallel_for(0, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    // Several eights of inputs share rows while they are in the cache.
+    const std::int64_t step = packed.size() > 1 ? kRowBlock : end - begin;
+    for (std::int64_t row = begin; row < end; row += step)
+      multiply(row, std::min(row + step, end));
+  });
+  return result;
+}
+
+/// Calls function(first row, dequantised rows) for parts of a matrix.
+template <class Function>
+void for_parts(const QuantizedWeight& weight, Function&& function) {
+  const std::int64_t rows = weight.sizes().front();
+  const std::int64_t columns = weight.sizes().back();
+  const std::int64_t in_part =
+      std::min(rows, std::max(kPartElements / columns, kLeastPartRows));
+  const at::Tensor buffer = new_floats(in_part, columns);
+  auto* const values = buffer.mutable_data_ptr<float>();
+  const std::int64_t grain = std::max<std::int64_t>(kThreadWork / columns, 1);
+  for (std::int64_t first = 0; first < rows; first += in_part) {
+    const std::int64_t count = std::min(in_part, rows - first);
+    at::parallel_for(
+        0, count, grain, [&](std::int64_t begin, std::int64_t end) {
+          dequantize_rows(
+              weight, first + begin, first + end, values + begin * columns);
+        });
+    function(first, buffer.narrow(0, 0, count));
+  }
+}
+
+}  // namespace
+
+at::Tensor multiply_by_rows(
+    const at::Tensor& input,
+    const QuantizedWeight& weight) {
+  const std::int64_t rows = weight.sizes().front();
+  if (input.numel() == 0 || rows == 0) return new_zeros(input.size(0), rows);
+  if (input.size(0) <= kMostKernelInputs)
+    return multiply_by_kernels(input, weight);
+  const at::Tensor result = new_floats(input.size(0), rows);
+  for_parts(weight, [&](std::int64_t first, const at::Tensor& part) {
+    at::Tensor columns = result.narrow(1, first, part.size(0));
+    at::mm_out(columns, input, part.t());
+  });
+  return result;
+}
+
+at::Tensor multiply_by_columns(
+    const at::Tensor& input,
+    const QuantizedWeight& weight) {
+  at::Tensor result = new_zeros(input.size(0), weight.sizes().back());
+  if (input.numel() == 0 || result.numel() == 0) return result;
+  for_parts(weight, [&](std::int64_t first, const at::Tensor& part) {
+    result.addmm_(input.narrow(1, first, part.size(0)), part);
+  });
+  return result;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/quantize.h>
+
+namespace accelerate::detail {
+
+/// Codes and scales of a tensor in fp32, fp16 or bf16, on the CPU. Both throw
+/// ConfigError for values that are not finite.
+QuantizedParts quantize_4bit_values(
+    const at::Tensor& weight,
+    QuantizationType type,
+    std::int64_t block_size,
+    bool double_quant);
+/// Of a matrix.
+QuantizedParts quantize_int8_values(const at::Tensor& weight);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,168 @@
+#include "big_model/quantize/quantized_product.h"
+
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "big_model/quantize/int8_inputs.h"
+#include "big_model/quantize/quantized_weight.h"
+
+namespace accelerate {
+
+namespace detail {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor multiply_quantized_inputs(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    double threshold) {
+  const QuantizedParts& parts = weight.parts();
+  const Int8Inputs inputs = quantize_int8_inputs(input, threshold);
+  at::Tensor result = int8_mm_dequant(
+      int8_matmul(inputs.values, parts.codes), inputs.absmax, parts.absmax);
+  if (inputs.outlier_columns && inputs.outlier_columns->numel() > 0) {
+    const at::Tensor columns =
+        parts.codes.index_select(1, *inputs.outlier_columns).to(at::kFloat) *
+        (parts.absmax / 127).unsqueeze(1);
+    result.addmm_(input.index_select(1, *inputs.outlier_columns), columns.t());
+  }
+  return result;
+}
+
+at::Tensor product_of_matrices(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    const ProductKind& kind) {
+  if (!weight.device().is_cpu()) {
+    const at::Tensor values = weight.dequantize(input.scalar_type());
+    return at::mm(input, kind.is_transposed ? values : values.t())
+        .to(at::kFloat);
+  }
+  const at::Tensor floats = input.to(at::kFloat).contiguous();
+  if (kind.is_transposed) return multiply_by_columns(floats, weight);
+  if (kind.quantizes_inputs && floats.numel() > 0)
+    return multiply_quantized_inputs(floats, weight, kind.threshold);
+  return multiply_by_rows(floats, weight);
+}
+
+// Below autograd and autocast, which would look at the operators inside.
+at::Tensor product_of(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    const ProductKind& kind) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  std::vector<std::int64_t> sizes = input.sizes().vec();
+  const at::Tensor matrix = input.reshape({-1, sizes.back()});
+  sizes.back() =
+      kind.is_transposed ? weight.sizes().back() : weight.sizes().front();
+  return product_of_matrices(matrix, weight, kind).view(sizes);
+}
+
+/// What a backward needs of a product.
+struct SavedProduct : torch::CustomClassHolder {
+  SavedProduct(QuantizedWeight saved_weight, ProductKind saved_kind)
+      : weight(std::move(saved_weight)), kind(saved_kind) {}
+  QuantizedWeight weight;
+  ProductKind kind;
+};
+
+struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& input,
+      const c10::intrusive_ptr<SavedProduct>& product) {
+    context->saved_data["product"] = c10::IValue::make_capsule(product);
+    context->saved_data["dtype"] = input.scalar_type();
+    return product_of(input, product->weight, product->kind);
+  }
+
+  static variable_list backward(
+      AutogradContext* context,
+      variable_list gradients) {
+    const auto product = c10::static_intrusive_pointer_cast<SavedProduct>(
+        context->saved_data["product"].toCapsule());
+    const at::Tensor gradient = quantized_product(
+        gradients.front(),
+        product->weight,
+        {.is_transposed = !product->kind.is_transposed});
+    const auto dtype = context->saved_data["dtype"].toScalarType();
+    return {gradient.to(dtype), at::Tensor()};
+  }
+};
+
+void require_columns(const at::Tensor& input, const QuantizedWeight& weight) {
+  if (weight.sizes().size() != 2) {
+    throw ConfigError(format(
+        "[big_model] a quantised weight of {} dimensions is no matrix to "
+        "multiply by",
+        weight.sizes().size()));
+  }
+  if (input.dim() == 0 || input.size(-1) != weight.sizes().back()) {
+    throw ConfigError(format(
+        "[big_model] an input of {} columns does not fit a quantised weight "
+        "of {}",
+        input.dim() == 0 ? 0 : input.size(-1),
+        weight.sizes().back()));
+  }
+}
+
+}  // namespace
+
+at::Tensor quantized_product(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    const ProductKind& kind) {
+  if (!at::GradMode::is_enabled() || !input.requires_grad())
+    return product_of(input, weight, kind);
+  return QuantizedProduct::apply(
+      input, c10::make_intrusive<SavedProduct>(weight, kind));
+}
+
+at::Tensor quantized_linear(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    const at::Tensor& bias,
+    const ProductKind& kind) {
+  require_columns(input, weight);
+  at::Tensor result = quantized_product(input, weight, kind);
+  if (bias.defined()) result = result + bias.to(at::kFloat);
+  return result.to(input.scalar_type());
+}
+
+}  // namespace detail
+
+at::Tensor QuantizedWeight::linear(
+    const at::Tensor& input,
+    const at::Tensor& bias) const {
+  return detail::quantized_linear(input, *this, bias);
+}
+
+at::Tensor llm_int8_linear(
+    const at::Tensor& input,
+    const QuantizedWeight& weight,
+    double threshold,
+    const at::Tensor& bias) {
+  if (weight.type() != QuantizationType::int8) {
+    throw ConfigError(detail::format(
+        "[big_model] llm_int8_linear() multiplies by int8 weights, but this "
+        "one is {}",
+        detail::name_of(weight.type())));
+  }
+  return detail::quantized_linear(
+      input, weight, bias, {.quantizes_inputs = true, .threshold = threshold});
+}
+
+}  // namespace accelerate

@@ -1,0 +1,232 @@
+#include "big_model/quantize/quantized_weight.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "big_model/quantize/quantize_values.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::format;
+
+// Elements that a thread dequantises at once.
+constexpr std::int64_t kDequantizedTogether = 1 << 14;
+
+void require_quantizable(
+    const at::Tensor& weight,
+    const QuantizeWeightOptions& options) {
+  const c10::ScalarType dtype = weight.scalar_type();
+  if (dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
+    throw ConfigError(format(
+        "[big_model] quantisation takes 16- and 32-bit floats, but the weight "
+        "is {}",
+        detail::torch_name_of(dtype)));
+  }
+  if (options.block_size < 1) {
+    throw ConfigError(format(
+        "[big_model] block_size is {}; it is at least 1", options.block_size));
+  }
+  if (options.type == QuantizationType::int8 && weight.dim() != 2) {
+    throw ConfigError(format(
+        "[big_model] int8 quantises the rows of a matrix, but the weight has "
+        "{} dimensions; use nf4 or fp4",
+        weight.dim()));
+  }
+  if (weight.is_meta()) {
+    throw ConfigError(
+        "[big_model] a weight on the meta device has no values to quantise; "
+        "give load_and_quantize_model() the location of its weights");
+  }
+}
+
+// The same by LibTorch's operators, for other devices.
+at::Tensor dequantize_by_operators(
+    const QuantizedWeight& weight,
+    const detail::QuantizedParts& parts) {
+  if (weight.type() == QuantizationType::int8)
+    return parts.codes.to(at::kFloat) * (parts.absmax / 127).unsqueeze(1);
+  const std::int64_t count = c10::multiply_integers(weight.sizes());
+  at::Tensor scales = parts.absmax;
+  if (weight.is_double_quantized()) {
+    const at::Tensor blocks =
+        parts.nested_absmax.repeat_interleave(detail::kNestedBlockSize);
+    scales = parts.nested_code_values.index_select(0, scales.to(at::kInt)) *
+            blocks.slice(0, 0, scales.numel()) +
+        parts.nested_offset;
+  }
+  const at::Tensor bytes = parts.codes.view({-1});
+  const at::Tensor codes = at::stack(
+      {at::bitwise_right_shift(bytes, 4), at::bitwise_and(bytes, 15)}, 1);
+  const at::Tensor values =
+      parts.code_values.index_select(0, codes.view({-1}).to(at::kInt))
+          .slice(0, 0, count);
+  const at::Tensor factors =
+      scales.repeat_interleave(weight.block_size()).slice(0, 0, count);
+  return (values * factors).view(weight.sizes());
+}
+
+}  // namespace
+
+QuantizedWeight::QuantizedWeight(
+    const at::Tensor& weight,
+    const QuantizeWeightOptions& options)
+    : type_(options.type),
+      sizes_(weight.sizes().vec()),
+      dtype_(weight.scalar_type()) {
+  require_quantizable(weight, options);
+  if (type_ == QuantizationType::int8) {
+    parts_ = detail::quantize_int8_values(weight);
+  } else {
+    block_size_ = options.block_size;
+    parts_ = detail::quantize_4bit_values(
+        weight, type_, block_size_, options.double_quant);
+  }
+  if (!weight.is_cpu()) *this = to(weight.device());
+}
+
+std::int64_t QuantizedWeight::num_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors())
+    bytes += static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
+}
+
+at::Tensor QuantizedWeight::dequantize(
+    std::optional<c10::ScalarType> dtype) const {
+  const at::NoGradGuard no_grad;
+  const c10::ScalarType result_dtype = dtype.value_or(dtype_);
+  if (!device().is_cpu())
+    return dequantize_by_operators(*this, parts_).to(result_dtype);
+  const bool is_direct =
+      result_dtype == at::kHalf || result_dtype == at::kBFloat16;
+  at::Tensor result = at::empty(
+      sizes_, at::TensorOptions().dtype(is_direct ? result_dtype : at::kFloat));
+  const std::int64_t count = result.numel();
+  if (count == 0) return result.to(result_dtype);
+  const std::int64_t columns = sizes_.back();
+  at::parallel_for(
+      0,
+      count / columns,
+      std::max<std::int64_t>(kDequantizedTogether / columns, 1),
+      [&](std::int64_t begin, std::int64_t end) {
+        if (!is_direct) {
+          detail::dequantize_rows(
+              *this,
+              begin,
+              end,
+              result.mutable_data_ptr<float>() + begin * columns);
+          return;
+        }
+        std::vector<float> row(static_cast<std::size_t>(columns));
+        for (std::int64_t r = begin; r < end; ++r) {
+          detail::dequantize_rows(*this, r, r + 1, row.data());
+          detail::copy_from_floats(row, result, r * columns);
+        }
+      });
+  return result.to(result_dtype);
+}
+
+QuantizedWeight QuantizedWeight::to(c10::Device device) const {
+  QuantizedWeight moved = *this;
+  for (at::Tensor* const tensor :
+       {&moved.parts_.codes,
+        &moved.parts_.absmax,
+        &moved.parts_.code_values,
+        &moved.parts_.nested_absmax,
+        &moved.parts_.nested_code_values}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  return moved;
+}
+
+namespace detail {
+
+const FourBitCodebook& codebook_of(QuantizationType type) {
+  return type == QuantizationType::nf4 ? nf4_codebook() : fp4_codebook();
+}
+
+const char* name_of(QuantizationType type) {
+  switch (type) {
+    case QuantizationType::int8:
+      return "int8";
+    case QuantizationType::nf4:
+      return "nf4";
+    case QuantizationType::fp4:
+      return "fp4";
+  }
+  return "";
+}
+
+FourBitRows four_bit_rows(const QuantizedWeight& weight) {
+  const QuantizedParts& parts = weight.parts();
+  FourBitRows rows;
+  rows.codes = parts.codes.const_data_ptr<std::uint8_t>();
+  rows.code_values = parts.code_values.const_data_ptr<float>();
+  rows.block_size = weight.block_size();
+  rows.columns = weight.sizes().back();
+  if (weight.is_double_quantized()) {
+    rows.scales.codes = parts.absmax.const_data_ptr<std::uint8_t>();
+    rows.scales.code_values = parts.nested_code_values.const_data_ptr<float>();
+    rows.scales.nested_absmax = parts.nested_absmax.const_data_ptr<float>();
+    rows.scales.nested_size = kNestedBlockSize;
+    rows.scales.offset = static_cast<float>(parts.nested_offset);
+  } else {
+    rows.scales.absmax = parts.absmax.const_data_ptr<float>();
+  }
+  return rows;
+}
+
+Int8Rows int8_rows(const QuantizedWeight& weight) {
+  return {
+      weight.parts().codes.const_data_ptr<std::int8_t>(),
+      weight.parts().absmax.const_data_ptr<float>(),
+      weight.sizes().back()};
+}
+
+void dequantize_rows(
+    const QuantizedWeight& weight,
+    std::int64_t begin,
+    std::int64_t end,
+    float* out) {
+  if (weight.type() != QuantizationType::int8) {
+    const FourBitRows rows = four_bit_rows(weight);
+    row_kernels().dequantize_4bit(
+        rows, begin * rows.columns, (end - begin) * rows.columns, out);
+    return;
+  }
+  const Int8Rows rows = int8_rows(weight);
+  for (std::int64_t row = begin; row < end; ++row) {
+    const float factor = rows.absmax[row] / 127;
+    const std::int8_t* const values = rows.values + row * rows.columns;
+    for (std::int64_t k = 0; k < rows.columns; ++k)
+      *out++ = static_cast<float>(values[k]) * factor;
+  }
+}
+
+std::string torch_name_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "torch.float32";
+    case at::kHalf:
+      return "torch.float16";
+    case at::kBFloat16:
+      return "torch.bfloat16";
+    case at::kDouble:
+      return "torch.float64";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+}  // namespace detail
+
+}  // namespace accelerate
