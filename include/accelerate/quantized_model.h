@@ -1,0 +1,161 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+#include <accelerate/quantize.h>
+#include <accelerate/weights.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate {
+
+/// Accelerate's BnbQuantizationConfig: the same fields, defaults and checks.
+struct QuantizationConfig {
+  /// Weights in int8.
+  bool load_in_8bit = false;
+  /// Columns of inputs that reach this value are multiplied in full precision.
+  /// Only with `llm_int8_quantize_inputs`; otherwise all columns are.
+  double llm_int8_threshold = 6.0;
+  /// Weights in 4 bits.
+  bool load_in_4bit = false;
+  /// "fp4" or "nf4".
+  std::string bnb_4bit_quant_type = "fp4";
+  /// See QuantizeWeightOptions::double_quant.
+  bool bnb_4bit_use_double_quant = false;
+  /// "fp32", "fp16" or "bf16". Products on the CPU are computed in fp32, and
+  /// have the dtype of their input, whatever it says; it is the default of
+  /// `torch_dtype`.
+  std::string bnb_4bit_compute_dtype = "fp16";
+  /// What weights are converted to when they are loaded from files, before they
+  /// are quantised if they are: "fp32", "fp16" or "bf16". Empty: fp16 for 8
+  /// bits, the compute dtype for 4 bits.
+  std::string torch_dtype = {};
+  /// Modules that are not quantised, with all that is in them: names of layers
+  /// ("lm_head"), dotted names, or ends of those. Unset:
+  /// get_keys_to_not_convert().
+  std::optional<std::vector<std::string>> skip_modules = std::nullopt;
+  /// Modules that are not quantised either, and stay in fp32 where
+  /// `torch_dtype` is fp16.
+  std::optional<std::vector<std::string>> keep_in_fp32_modules = std::nullopt;
+  /// Beyond Accelerate: see QuantizeWeightOptions::block_size.
+  std::int64_t bnb_4bit_blocksize = 64;
+  /// Beyond Accelerate: products by llm_int8_linear() instead of with inputs in
+  /// full precision. For comparison; slower on CPUs.
+  bool llm_int8_quantize_inputs = false;
+
+  /// Throws ConfigError for what is not allowed; returns warnings.
+  ACCELERATE_API std::vector<std::string> check() const;
+  /// `torch_dtype` and `bnb_4bit_compute_dtype`, resolved.
+  [[nodiscard]] ACCELERATE_API c10::ScalarType resolved_torch_dtype() const;
+  [[nodiscard]] ACCELERATE_API c10::ScalarType compute_dtype() const;
+  /// What sizes of quantised weights are counted in: "int8" or "int4".
+  [[nodiscard]] std::string target_dtype() const {
+    return load_in_8bit ? "int8" : "int4";
+  }
+};
+
+/// Names of modules that are better not quantised: those with tied weights, and
+/// the last child of the model, which is usually its head. None for a model
+/// without ties that has no child named `base_model_prefix`, if that is given:
+/// such a model has no head.
+[[nodiscard]] ACCELERATE_API std::vector<std::string> get_keys_to_not_convert(
+    const torch::nn::Module& model,
+    const std::string& base_model_prefix = {});
+
+/// Dotted names of the Linear layers that are quantised if modules with
+/// `skip_modules` are not, in the order of the model.
+[[nodiscard]] ACCELERATE_API std::vector<std::string> modules_to_quantize(
+    const torch::nn::Module& model,
+    const std::vector<std::string>& skip_modules);
+
+/// infer_auto_device_map() with the sizes that weights have once they are
+/// quantised. `options.dtype` and `options.special_dtypes` are replaced.
+[[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
+    const torch::nn::Module& model,
+    const QuantizationConfig& config,
+    InferAutoDeviceMapOptions options = {});
+
+/// Arguments of load_and_quantize_model().
+struct LoadAndQuantizeOptions {
+  /// The weights; everything that load_model() reads. Needed for a model on the
+  /// meta device.
+  std::filesystem::path weights_location = {};
+  /// Where each module goes; see infer_quantized_device_map(). Empty: where it
+  /// is, and to the CPU from the meta device. Quantised weights on the disk are
+  /// files that are mapped and travel quantised. Unlike bitsandbytes, 4 bits
+  /// work on the CPU and the disk, too.
+  DeviceMap device_map = {};
+  /// Where weights with the place "disk" are written.
+  std::filesystem::path offload_folder = {};
+  /// See LoadCheckpointOptions.
+  bool offload_state_dict = false;
+  std::function<std::string(const std::string& name)> rename = nullptr;
+};
+
+/// A model with quantised weights. The module stays as it is: its Linear layers
+/// and their parameters keep their types, shapes and dtypes, but the weights
+/// have no memory of their own, and products with them use the codes. Any other
+/// operator that reads such a weight gets its values, dequantised for that
+/// operator; one that would change it is refused. The parameters are frozen;
+/// gradients reach what is before and after them. Keep this object as long as
+/// the module is used.
+class ACCELERATE_API QuantizedModel {
+ public:
+  QuantizedModel(QuantizedModel&&) noexcept;
+  QuantizedModel& operator=(QuantizedModel&&) noexcept;
+  ~QuantizedModel();
+
+  /// Dotted names of the layers with quantised weights.
+  [[nodiscard]] std::vector<std::string> module_names() const;
+  /// The weight of such a layer. Throws ConfigError for another name.
+  [[nodiscard]] const QuantizedWeight& weight(
+      const std::string& module_name) const;
+  /// Bytes of all tensors of the model as they are now.
+  [[nodiscard]] std::int64_t get_memory_footprint() const;
+
+  /// The model's tensors as bitsandbytes saves them: quantised weights as
+  /// QuantizedWeight::tensors(), the others as they are.
+  [[nodiscard]] WeightList state_dict() const;
+  /// As accelerate::save_model(), in bitsandbytes' layout.
+  /// load_and_quantize_model() reads it, and so do Python programs.
+  std::vector<std::string> save_model(
+      const std::filesystem::path& directory,
+      const SaveModelOptions& options = {}) const;
+
+ private:
+  struct State;
+  friend ACCELERATE_API QuantizedModel load_and_quantize_model(
+      torch::nn::Module& model,
+      const QuantizationConfig& config,
+      const LoadAndQuantizeOptions& options);
+  explicit QuantizedModel(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+/// Quantises the weights of the Linear layers of a model, one after another as
+/// they are read: memory in use is that of the result and of one weight. Weights
+/// that files hold in bitsandbytes' layout are used as they are. A model that
+/// has its values is quantised in place if `weights_location` is empty. Throws
+/// ConfigError for what QuantizationConfig::check() refuses, a model without
+/// values and without `weights_location`, and values that are not finite;
+/// CheckpointError naming everything that does not fit. Then the model is as it
+/// was.
+[[nodiscard]] ACCELERATE_API QuantizedModel load_and_quantize_model(
+    torch::nn::Module& model,
+    const QuantizationConfig& config,
+    const LoadAndQuantizeOptions& options = {});
+
+}  // namespace accelerate

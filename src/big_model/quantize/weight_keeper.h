@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/quantize.h>
+
+#include "big_model/quantize/quantized_product.h"
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// Keeps quantised weights in the place of parameters of modules.
+class QuantizedWeightKeeper : public GateKeeper {
+ public:
+  /// `kind` is how inputs are multiplied by the weights.
+  explicit QuantizedWeightKeeper(ProductKind kind) : kind_(kind) {}
+
+  /// Takes a parameter's memory, if it has any, and uses `weight` for it, which
+  /// is of the same shape. `name` is that of its layer.
+  void
+  keep(std::string name, const at::Tensor& parameter, QuantizedWeight weight);
+
+  [[nodiscard]] std::size_t size() const { return kept_.size(); }
+  [[nodiscard]] const std::string& name(std::size_t unit) const {
+    return kept_[unit].name;
+  }
+  [[nodiscard]] const QuantizedWeight& weight(std::size_t unit) const {
+    return kept_[unit].weight;
+  }
+  /// The number of a kept parameter; nothing for other tensors, and for one
+  /// whose data was replaced since.
+  [[nodiscard]] std::optional<std::size_t> find(const at::Tensor& tensor) const;
+
+  /// Products use the codes, views stay views, and every other operator gets
+  /// the dequantised values. Throws ConfigError for one that would change a
+  /// weight.
+  void call(GatedCall& call) override;
+
+ private:
+  struct Kept {
+    std::string name;
+    QuantizedWeight weight;
+    std::unique_ptr<GatedTensor> gate;
+  };
+
+  /// How a tensor is multiplied by: a kept matrix, or its transpose.
+  struct Operand {
+    std::size_t unit = 0;
+    bool is_transposed = false;
+  };
+
+  [[nodiscard]] std::optional<Operand> operand(const c10::IValue& value) const;
+  [[nodiscard]] at::Tensor product(
+      const at::Tensor& input,
+      const Operand& operand,
+      const at::Tensor& bias) const;
+  [[nodiscard]] std::optional<at::Tensor> product_for(GatedCall& call) const;
+  [[nodiscard]] c10::IValue dequantized(const c10::IValue& value) const;
+  void require_unchanged(GatedCall& call) const;
+
+  ProductKind kind_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace accelerate::detail
