@@ -24,6 +24,33 @@ void collect_parameters(
     collect_parameters(child, elements);
 }
 
+// Dotted names of each parameter, by the order of their first occurrences.
+struct ParameterNames {
+  std::map<std::uint64_t, std::size_t> place_of_id;
+  std::vector<std::vector<std::string>> names;
+};
+
+// `prefix` is the module's name and a dot. Children append theirs while they
+// are visited.
+void collect_names(
+    const ModuleNode& module,
+    std::string& prefix,
+    ParameterNames& found) {
+  for (const ModuleTensor& parameter : module.parameters) {
+    const auto [entry, is_new] =
+        found.place_of_id.emplace(parameter.id, found.names.size());
+    if (is_new) found.names.emplace_back();
+    found.names[entry->second].push_back(prefix + parameter.name);
+  }
+  const std::size_t size = prefix.size();
+  for (const ModuleNode& child : module.children) {
+    prefix += child.name;
+    prefix += '.';
+    collect_names(child, prefix, found);
+    prefix.resize(size);
+  }
+}
+
 }  // namespace
 
 std::string dotted_name(std::string_view parent, std::string_view name) {
@@ -43,6 +70,16 @@ std::int64_t num_parameters(const ModuleNode& module) {
   std::int64_t sum = 0;
   for (const auto& [id, count] : elements) sum += count;
   return sum;
+}
+
+std::vector<std::vector<std::string>> tied_parameters(const ModuleNode& root) {
+  ParameterNames found;
+  std::string prefix;
+  collect_names(root, prefix, found);
+  std::erase_if(
+      found.names, [](const auto& group) { return group.size() < 2; });
+  for (auto& group : found.names) std::sort(group.begin(), group.end());
+  return std::move(found.names);
 }
 
 bool is_class(const ModuleNode& module, std::string_view name) {

@@ -15,6 +15,9 @@ struct ModuleTensor {
   std::uint64_t num_bytes = 0;
   /// The same number in all modules that share the tensor.
   std::uint64_t id = 0;
+  std::vector<std::int64_t> shape = {};
+  /// False for a buffer that is no part of the state dict.
+  bool is_persistent = true;
 };
 
 /// A model as a tree of modules, from a file or from a program's module.
@@ -35,6 +38,10 @@ std::uint64_t total_bytes(const ModuleNode& module);
 
 /// Number of elements of all parameters; shared ones count once.
 std::int64_t num_parameters(const ModuleNode& module);
+
+/// Names of the parameters that are one tensor: each group is sorted, and groups
+/// are in the order of their first members in the tree. Empty without ties.
+std::vector<std::vector<std::string>> tied_parameters(const ModuleNode& root);
 
 /// Whether `name` names the module's class: "Block" names Block, BlockImpl and
 /// models::BlockImpl.

@@ -38,7 +38,8 @@ class ModuleWalk {
          std::string(c10::getDtypeNames(tensor.scalar_type()).first),
          tensor.numel(),
          static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size(),
-         place->second});
+         place->second,
+         tensor.sizes().vec()});
   }
 
   std::unordered_map<const void*, std::uint64_t> ids_;

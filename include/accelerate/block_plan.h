@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+
+/// Places for the blocks of a model by the time that a forward will take.
+namespace accelerate {
+
+/// Speeds by which a forward is predicted, stated or from measure_speeds().
+struct MachineSpeeds {
+  /// Multiplications and additions that the computing device does per second.
+  double flops_per_second = 1e12;
+  /// Bytes per second that the computing device reads from its own memory. A
+  /// block takes at least the time to read its weights once.
+  double memory_bytes_per_second = 5e10;
+  /// Bytes per second from host memory to an accelerator. Not used if the CPU
+  /// computes.
+  double link_bytes_per_second = 1e10;
+  /// Bytes per second from disk to host memory.
+  double disk_bytes_per_second = 1e9;
+  /// Seconds that activations take from one accelerator to the next.
+  double switch_seconds = 1e-5;
+};
+
+/// Arguments of plan_device_map().
+struct PlanDeviceMapOptions {
+  /// Memory of each place, as in InferAutoDeviceMapOptions.
+  MaxMemory max_memory = {};
+  /// Classes whose modules are one block. Without any, each module without
+  /// children is one.
+  std::vector<std::string> no_split_module_classes = {};
+  /// See ModuleSizesOptions.
+  std::string dtype = {};
+  std::vector<std::pair<std::string, std::string>> special_dtypes = {};
+  MachineSpeeds speeds = {};
+  /// Tokens (rows) of a forward: each costs two operations per parameter.
+  std::int64_t num_tokens = 1;
+  /// Seconds that named blocks compute, where they are known better.
+  std::vector<std::pair<std::string, double>> block_seconds = {};
+};
+
+/// A map and the forward that it is expected to give.
+struct PlannedDeviceMap {
+  DeviceMap map;
+  /// Predicted seconds of one forward that begins with nothing fetched.
+  double forward_seconds = 0;
+  /// The same if all blocks were resident.
+  double resident_seconds = 0;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <accelerate/device_map.h>
+
+#include "modules/module_tree.h"
+
+namespace accelerate::detail {
+
+/// What is wrong with a map for a model.
+struct DeviceMapComplaints {
+  /// Entries that name neither a module nor a parameter or buffer.
+  std::vector<std::string> unknown;
+  /// Tensors of the state dict without a place.
+  std::vector<std::string> missing;
+};
+
+DeviceMapComplaints find_complaints(
+    const ModuleNode& root,
+    const DeviceMap& map);
+
+/// Throws ConfigError naming the tensors without a place. Returns a warning
+/// about entries of no module, empty if there are none.
+std::string require_complete_map(const ModuleNode& root, const DeviceMap& map);
+
+/// A warning about tied parameters that have several places; empty if there are
+/// none.
+std::string split_ties_warning(const ModuleNode& root, const DeviceMap& map);
+
+}  // namespace accelerate::detail

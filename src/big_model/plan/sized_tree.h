@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <accelerate/device_map.h>
+
+#include "modules/module_tree.h"
+
+namespace accelerate::detail {
+
+/// A module, parameter or buffer in a SizedTree.
+struct SizedNode {
+  enum class Kind { module, parameter, buffer };
+  Kind kind = Kind::module;
+  int parent = -1;
+  /// One past the last node below this one.
+  int end = 0;
+  std::string_view name = {};        ///< within its parent
+  std::string_view class_name = {};  ///< of a module
+  /// Bytes of everything below; a tied tensor counts where it comes first.
+  double num_bytes = 0;
+  double num_buffer_bytes = 0;
+  /// Bytes of everything below, with tied tensors wherever they are, and the
+  /// elements of its parameters.
+  double num_bytes_with_ties = 0;
+  double num_elements = 0;
+  /// Bytes of the largest layer inside: see SizedTree::is_layer.
+  double largest_layer = 0;
+  /// Whether it holds a tensor that counts, or is one.
+  bool has_tensors = false;
+  bool is_no_split = false;
+  bool has_children = false;  ///< modules
+};
+
+/// The layers of one size.
+struct LargestLayer {
+  double num_bytes = 0;
+  std::vector<int> nodes;
+};
+
+/// A module tree as an array with sizes: a module's parameters, buffers and
+/// children follow it, each with all that is below it. Node 0 is the root. Holds
+/// views of the names in the ModuleNode it was made of, which must outlive it.
+class SizedTree {
+ public:
+  /// Throws ConfigError for an unknown dtype.
+  SizedTree(
+      const ModuleNode& root,
+      const ModuleSizesOptions& sizes,
+      const std::vector<std::string>& no_split_module_classes = {});
+
+  [[nodiscard]] const SizedNode& operator[](int node) const {
+    return nodes_[static_cast<std::size_t>(node)];
+  }
+  [[nodiscard]] int size() const { return static_cast<int>(nodes_.size()); }
+  [[nodiscard]] std::string name_of(int node) const;
+  [[nodiscard]] bool is_module(int node) const {
+    return (*this)[node].kind == SizedNode::Kind::module;
+  }
+  [[nodiscard]] bool is_inside(int node, int ancestor) const {
+    return ancestor <= node && node < (*this)[ancestor].end;
+  }
+  /// Whether a module is brought to a device as a whole.
+  [[nodiscard]] bool is_layer(int node) const {
+    return !(*this)[node].has_children || (*this)[node].is_no_split;
+  }
+  /// Whether it may be replaced by parts().
+  [[nodiscard]] bool is_splittable(int node) const {
+    return is_module(node) && !is_layer(node);
+  }
+  /// A module's parameters and children, without its buffers.
+  [[nodiscard]] std::vector<int> parts(int node) const;
+  [[nodiscard]] std::vector<int> buffers(int node) const;
+
+  /// Appends the layers inside of `node` that have `num_bytes`.
+  void add_layers(int node, double num_bytes, std::vector<int>& layers) const;
+  /// The largest layers of these nodes, where tensors count as layers.
+  [[nodiscard]] LargestLayer largest_layer(const std::vector<int>& nodes) const;
+  /// What a map has to place: the root's parameters, children, and buffers.
+  [[nodiscard]] std::vector<int> items() const;
+
+  /// Groups of parameters that are one tensor; members by name, groups in the
+  /// order of their first members in the tree.
+  [[nodiscard]] const std::vector<std::vector<int>>& ties() const {
+    return ties_;
+  }
+  /// Parameters outside of `node` that are tied to one inside.
+  [[nodiscard]] std::vector<int> tied_outside(int node) const;
+
+ private:
+  class Builder;
+  void find_ties(const std::vector<std::uint64_t>& ids);
+
+  std::vector<SizedNode> nodes_;
+  std::vector<std::vector<int>> ties_;
+  // The tied parameters in the order of the tree, each with its group.
+  std::vector<std::pair<int, int>> tied_nodes_;
+};
+
+}  // namespace accelerate::detail
