@@ -1,36 +1,102 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
+
+#include <c10/core/Device.h>
 
 #include <accelerate/export.h>
 
+namespace torch::nn {
+class Module;
+}
+
+/// Models that are described before they have memory, or made where they are
+/// needed.
 namespace accelerate {
 
-/// While it lives, tensors that this thread makes by factory functions have
-/// sizes and a dtype but no memory (the meta device): a model of any size is
-/// built at once. Values come later: prepare() a sharded model and load into
-/// it, whereby each rank gets only its shards, or load_model() into the module.
-/// Accelerate's init_empty_weights, except that buffers are empty as well.
+/// While it lives, parameters of modules that this thread makes go to another
+/// device than the CPU. Scopes nest; with several, a tensor is first where the
+/// outer one says.
 ///
-///     Net net = accelerate::init_empty_weights([] { return Net(); });
-class ACCELERATE_API InitEmptyWeights {
+/// `include_buffers`: every tensor that a factory function (torch::empty,
+/// torch::randn ...) would make on the CPU is made on the device instead.
+/// Without it, tensors are made as usual, and a parameter moves when its module
+/// has registered it: by the time the next tensor is made or an operator
+/// takes it, one at a time. Buffers keep their values. A parameter that was
+/// registered without requires_grad looks like a buffer, and stays;
+/// init_on_device() moves those, too.
+class ACCELERATE_API DeviceScope {
  public:
-  InitEmptyWeights();
-  ~InitEmptyWeights();
-  InitEmptyWeights(const InitEmptyWeights&) = delete;
-  InitEmptyWeights& operator=(const InitEmptyWeights&) = delete;
+  DeviceScope(c10::Device device, bool include_buffers);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
   struct Scope;
   std::unique_ptr<Scope> scope_;
 };
 
-/// Calls `function` inside such a scope and returns its result.
+/// A DeviceScope of the meta device, where tensors have sizes and a dtype but
+/// no memory: a model of any size is described at once. Values come later:
+/// load_checkpoint_and_dispatch() or load_model() into the module, or prepare()
+/// a sharded model and load into it, whereby each rank gets only its shards.
+///
+/// Buffers are empty as well if `include_buffers`, by default if
+/// ACCELERATE_INIT_INCLUDE_BUFFERS is set; throws ConfigError if that is no
+/// boolean.
+///
+///     Net net = [&] { accelerate::EmptyWeightsScope scope; return Net(); }();
+class ACCELERATE_API EmptyWeightsScope {
+ public:
+  explicit EmptyWeightsScope(
+      std::optional<bool> include_buffers = std::nullopt);
+
+ private:
+  DeviceScope scope_;
+};
+
+namespace detail {
+
+/// Moves all parameters to the device, seen by every handle to them.
+ACCELERATE_API void move_parameters(
+    const torch::nn::Module& module,
+    c10::Device device);
+ACCELERATE_API bool init_includes_buffers(std::optional<bool> include_buffers);
+
+}  // namespace detail
+
+/// Calls `function` inside a DeviceScope, moves those parameters of the module
+/// that it returns which are not on the device yet, and returns the module.
 template <class Function>
-auto init_empty_weights(Function&& function) {
-  const InitEmptyWeights scope;
-  return std::forward<Function>(function)();
+auto init_on_device(
+    c10::Device device,
+    Function&& function,
+    std::optional<bool> include_buffers = std::nullopt) {
+  auto made = [&] {
+    const DeviceScope scope(
+        device, detail::init_includes_buffers(include_buffers));
+    return std::forward<Function>(function)();
+  }();
+  if constexpr (requires { made->named_parameters(); }) {
+    detail::move_parameters(*made, device);
+  }
+  return made;
+}
+
+/// init_on_device() for the meta device; Accelerate's init_empty_weights.
+///
+///     Net net = accelerate::init_empty_weights([] { return Net(); });
+template <class Function>
+auto init_empty_weights(
+    Function&& function,
+    std::optional<bool> include_buffers = std::nullopt) {
+  return init_on_device(
+      c10::Device(c10::kMeta),
+      std::forward<Function>(function),
+      include_buffers);
 }
 
 }  // namespace accelerate

@@ -13,34 +13,29 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
-#include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "gate/factory_scope.h"
+#include "gate/gate_entry.h"
+#include "gate/gate_key.h"
 #include "gate/storage_access.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+constexpr c10::DispatchKey kKey = kGateKey;
 
 // Keepers are called before autograd and autocast (GateKeeper).
 static_assert(kKey > c10::DispatchKey::AutogradFunctionality);
 static_assert(kKey > c10::DispatchKey::AutocastCPU);
 static_assert(kKey > c10::DispatchKey::AutocastCUDA);
 
-// The deleter that identifies storages of gated tensors. It has nothing to
-// delete: the context is owned by a GatedTensor.
-void gate_deleter(void*) {}
-
 // Thread-local because gates still apply to the operators of other threads (of
 // a backward, of a second model).
 thread_local bool bypasses_gates = false;
-
-// Thread-local because the scope includes the dispatch key on its own thread
-// only: modules built on other threads get memory.
-thread_local int num_empty_scopes = 0;
 
 // Gates apply to the operator that a keeper runs, not to the keeper's own
 // operators.
@@ -51,28 +46,6 @@ struct StopAtGates {
   StopAtGates& operator=(const StopAtGates&) = delete;
 };
 
-// Makes a factory function for the CPU use the meta device. Returns false if
-// the operator takes tensors, and so is not a factory function.
-bool make_empty(
-    const c10::OperatorHandle& operation,
-    torch::jit::Stack* stack) {
-  const auto& arguments = operation.schema().arguments();
-  c10::IValue* device = nullptr;
-  c10::IValue* pin_memory = nullptr;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
-    if (value.isTensor() || value.isTensorList()) return false;
-    if (arguments[i].name() == "device") device = &value;
-    if (arguments[i].name() == "pin_memory") pin_memory = &value;
-  }
-  const bool is_for_cpu = device != nullptr &&
-      (device->isNone() || (device->isDevice() && device->toDevice().is_cpu()));
-  if (!is_for_cpu) return true;
-  *device = c10::Device(c10::kMeta);
-  if (pin_memory != nullptr) *pin_memory = c10::IValue();
-  return true;
-}
-
 using Keepers = c10::SmallVector<GateKeeper*, 2>;
 
 }  // namespace
@@ -81,18 +54,11 @@ BypassGates::BypassGates() : before_(std::exchange(bypasses_gates, true)) {}
 
 BypassGates::~BypassGates() { bypasses_gates = before_; }
 
-struct GatedTensor::Entry {
-  GateKeeper& keeper;
-  std::size_t unit;
-  /// Owns the memory; undefined if there is none.
-  at::Tensor memory;
-};
-
 struct GatedCall::State {
   const c10::OperatorHandle& operation;
   c10::DispatchKeySet keys;
   torch::jit::Stack& stack;
-  bool makes_empty;
+  FactoryScope* factories;
   Keepers keepers = {};
   std::size_t next_keeper = 0;
   bool has_results = false;
@@ -111,17 +77,14 @@ struct GatedCall::State {
 /// The fallback that the dispatcher calls; a friend of GatedTensor and
 /// GatedCall.
 struct GateFallback {
-  static const GatedTensor::Entry* entry_of(const c10::IValue& value) {
-    if (!value.isTensor()) return nullptr;
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined() || !tensor.key_set().has(kKey) ||
-        !tensor.has_storage()) {
-      return nullptr;
-    }
-    const at::DataPtr& data =
-        tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-    if (data.get_deleter() != &gate_deleter) return nullptr;
-    return static_cast<const GatedTensor::Entry*>(data.get_context());
+  static void call_for(
+      GateKeeper& keeper,
+      std::size_t unit,
+      bool is_filled,
+      Keepers& keepers) {
+    if (std::find(keepers.begin(), keepers.end(), &keeper) == keepers.end())
+      keepers.push_back(&keeper);
+    keeper.before_read(unit, is_filled);
   }
 
   static void announce(const c10::IValue& value, Keepers& keepers) {
@@ -129,22 +92,27 @@ struct GateFallback {
       for (const c10::IValue& item : value.toListRef()) announce(item, keepers);
       return;
     }
-    const GatedTensor::Entry* const entry = entry_of(value);
+    const GateEntry* const entry = entry_of(value);
     if (entry == nullptr) return;
-    GateKeeper* const keeper = &entry->keeper;
-    if (std::find(keepers.begin(), keepers.end(), keeper) == keepers.end())
-      keepers.push_back(keeper);
-    keeper->before_read(entry->unit, entry->memory.defined());
+    const bool is_filled = entry->memory.defined();
+    for (const TensorWatch& watch : entry->watches)
+      call_for(*watch.keeper, watch.unit, is_filled, keepers);
+    if (entry->keeper != nullptr)
+      call_for(*entry->keeper, entry->unit, is_filled, keepers);
   }
 
-  static void pass_on(const GatedCall::State& state) {
+  static void pass_on(GatedCall::State& state) {
     // Operators inside this one take the same tensors, for which keepers need
     // no second call; factory functions inside must still be intercepted.
     std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
-    if (!state.makes_empty) exclude.emplace(kKey);
+    const bool is_factory = state.factories != nullptr &&
+        state.factories->before(state.operation, state.stack);
+    if (!is_factory) exclude.emplace(kKey);
     state.operation.redispatchBoxed(
         state.keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
         &state.stack);
+    if (state.factories != nullptr)
+      state.factories->after(state.last(state.num_results()));
   }
 
   static void call(
@@ -155,7 +123,7 @@ struct GateFallback {
         .operation = operation,
         .keys = keys,
         .stack = *stack,
-        .makes_empty = num_empty_scopes > 0 && make_empty(operation, stack)};
+        .factories = FactoryScope::innermost()};
     if (bypasses_gates) {
       pass_on(state);
       return;
@@ -168,8 +136,6 @@ struct GateFallback {
   }
 };
 
-namespace {
-
 // A process can have one fallback per dispatch key; all gates share it.
 void register_gate_fallback() {
   static const auto library = [] {
@@ -180,8 +146,6 @@ void register_gate_fallback() {
     return made;
   }();
 }
-
-}  // namespace
 
 const c10::OperatorHandle& GatedCall::operation() const {
   return state_.operation;
@@ -229,8 +193,8 @@ void GatedCall::replace(c10::IValue result) {
 std::optional<std::size_t> GatedTensor::unit_of(
     const c10::IValue& value,
     const GateKeeper& keeper) {
-  const Entry* const entry = GateFallback::entry_of(value);
-  if (entry == nullptr || &entry->keeper != &keeper) return std::nullopt;
+  const GateEntry* const entry = entry_of(value);
+  if (entry == nullptr || entry->keeper != &keeper) return std::nullopt;
   return entry->unit;
 }
 
@@ -243,27 +207,15 @@ GatedTensor::GatedTensor(
     : tensor_(tensor), messages_(std::move(messages)) {
   register_gate_fallback();
   const bool is_empty = tensor.is_meta();
+  std::vector<TensorWatch> watches = take_watches(tensor);
   // variable_data() instead of detach(), since writing to the memory must not
   // count as a change of the tensor.
   const at::Tensor memory = is_empty
       ? at::empty({0}, tensor.options().device(device).requires_grad(false))
       : tensor.variable_data();
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(),
-      tensor.nbytes(),
-      at::DataPtr(nullptr, memory.device()),
-      /*allocator=*/nullptr,
-      /*resizable=*/false);
-  storage_ = c10::Storage(std::move(storage));
-  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  auto gated = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(storage_),
-      memory.unsafeGetTensorImpl()->key_set().add(kKey),
-      tensor.dtype());
-  gated->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  // The TensorImpl stays, so every handle to the parameter sees the change.
-  impl->shallow_copy_from(gated);
-  entry_ = std::make_unique<Entry>(Entry{keeper, unit, at::Tensor()});
+  storage_ = give_gated_storage(tensor, memory);
+  entry_ = std::make_unique<GateEntry>(
+      GateEntry{&keeper, unit, at::Tensor(), std::move(watches)});
   if (is_empty) {
     release();
   } else {
@@ -278,12 +230,9 @@ GatedTensor::~GatedTensor() {
     make_unreadable(storage, std::move(messages_.afterwards));
     return;
   }
-  auto* const kept = new at::Tensor(entry_->memory);
-  storage.set_data_ptr_noswap(at::DataPtr(
-      const_cast<void*>(kept->const_data_ptr()),
-      kept,
-      [](void* context) { delete static_cast<at::Tensor*>(context); },
-      storage_.device()));
+  // Its own tensors and views of them stay watched, and find the memory.
+  entry_->keeper = nullptr;
+  own_entry(storage, std::move(entry_));
 }
 
 void GatedTensor::fill(const at::Tensor& memory) {
@@ -321,23 +270,3 @@ bool GatedTensor::is_bypassed() const {
 }
 
 }  // namespace accelerate::detail
-
-namespace accelerate {
-
-struct InitEmptyWeights::Scope {
-  Scope() { ++detail::num_empty_scopes; }
-  ~Scope() { --detail::num_empty_scopes; }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
-
-  c10::impl::IncludeDispatchKeyGuard include{detail::kKey};
-};
-
-InitEmptyWeights::InitEmptyWeights() {
-  detail::register_gate_fallback();
-  scope_ = std::make_unique<Scope>();
-}
-
-InitEmptyWeights::~InitEmptyWeights() = default;
-
-}  // namespace accelerate

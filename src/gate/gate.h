@@ -18,6 +18,8 @@ class OperatorHandle;
 namespace accelerate::detail {
 
 class GateKeeper;
+class OffloadKeeper;
+struct GateEntry;
 
 /// One call of an operator on tensors behind a gate, as keepers see it. Values
 /// are on the dispatcher's stack, as for LibTorch's boxed kernels.
@@ -78,6 +80,9 @@ class GateKeeper {
   /// have several keepers, they are called in the order of the arguments, each
   /// by the run() of the previous one. The keeper's own operators bypass gates.
   virtual void call(GatedCall& call) { call.run(); }
+
+  /// This keeper, if it keeps offloaded weights; null for others.
+  virtual OffloadKeeper* as_offload_keeper() { return nullptr; }
 };
 
 /// While it lives, operators on this thread bypass all gates: for code that
@@ -147,13 +152,10 @@ class GatedTensor {
       const GateKeeper& keeper);
 
  private:
-  struct Entry;
-  friend struct GateFallback;
-
   at::Tensor tensor_;
   c10::Storage storage_;
   UnavailableMessages messages_;
-  std::unique_ptr<Entry> entry_;
+  std::unique_ptr<GateEntry> entry_;
 };
 
 }  // namespace accelerate::detail

@@ -20,14 +20,14 @@ struct ModelConstruction::Scope {
 
   Group group;
   at::Tensor state_before;
-  std::optional<InitEmptyWeights> empty = std::nullopt;
+  std::optional<EmptyWeightsScope> empty = std::nullopt;
 };
 
 ModelConstruction::ModelConstruction(const Mesh& mesh, bool only_on_rank_0) {
   const Group group = replica_group(Layout(), mesh);
   if (!only_on_rank_0 || group.size() == 1) return;
   scope_ = std::make_unique<Scope>(group);
-  if (group.rank() != 0) scope_->empty.emplace();
+  if (group.rank() != 0) scope_->empty.emplace(/*include_buffers=*/true);
 }
 
 ModelConstruction::~ModelConstruction() = default;

@@ -252,7 +252,7 @@ TEST_P(ColumnsAndRows, BeginWithTheValuesOfRank0) {
     if (accelerator.is_main_process()) {
       net = std::make_shared<Net>();
     } else {
-      const InitEmptyWeights empty;
+      const EmptyWeightsScope empty;
       net = std::make_shared<Net>();
     }
     const auto model = accelerator.prepare(net);

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "config/environment.h"
+
+namespace accelerate::detail {
+
+/// Whether models that are made without memory have no memory for buffers
+/// either (ACCELERATE_INIT_INCLUDE_BUFFERS; false if it is unset). Throws
+/// ConfigError for a value that is no boolean.
+bool init_includes_buffers(const Environment& environment);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,134 @@
+#include "gate/watched_tensor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <accelerate/error.h>
+
+#include "gate/gate_entry.h"
+#include "gate/gate_key.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+void delete_entry(void* entry) { delete static_cast<GateEntry*>(entry); }
+
+at::DataPtr& data_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+}
+
+}  // namespace
+
+void gate_deleter(void*) {}
+
+GateEntry* entry_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.key_set().has(kGateKey) ||
+      !tensor.has_storage()) {
+    return nullptr;
+  }
+  const at::DataPtr& data = data_of(tensor);
+  if (data.get_deleter() != &gate_deleter &&
+      data.get_deleter() != &delete_entry) {
+    return nullptr;
+  }
+  return static_cast<GateEntry*>(data.get_context());
+}
+
+GateEntry* entry_of(const c10::IValue& value) {
+  return value.isTensor() ? entry_of(value.toTensor()) : nullptr;
+}
+
+c10::Storage give_gated_storage(
+    const at::Tensor& tensor,
+    const at::Tensor& memory) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(),
+      tensor.nbytes(),
+      at::DataPtr(nullptr, memory.device()),
+      /*allocator=*/nullptr,
+      /*resizable=*/false);
+  c10::Storage made(std::move(storage));
+  auto gated = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(made),
+      memory.unsafeGetTensorImpl()->key_set().add(kGateKey),
+      tensor.dtype());
+  gated->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  // The TensorImpl stays, so every handle to the parameter sees the change.
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(gated);
+  return made;
+}
+
+void own_entry(c10::StorageImpl& storage, std::unique_ptr<GateEntry> entry) {
+  void* const data = const_cast<void*>(entry->memory.const_data_ptr());
+  const c10::Device device = storage.device();
+  storage.set_data_ptr_noswap(
+      at::DataPtr(data, entry.release(), &delete_entry, device));
+}
+
+std::vector<TensorWatch> take_watches(const at::Tensor& tensor) {
+  GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr || entry->keeper != nullptr) return {};
+  std::vector<TensorWatch> watches = std::move(entry->watches);
+  entry->watches.clear();
+  const c10::impl::ExcludeDispatchKeyGuard as_usual(kGateKey);
+  const at::NoGradGuard no_grad;
+  // A keeper may have filled the tensor with memory of another shape.
+  const at::Tensor memory = entry->memory.as_strided(
+      tensor.sizes(), tensor.strides(), entry->memory.storage_offset());
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
+  return watches;
+}
+
+void watch_tensor(const at::Tensor& tensor, TensorWatch watch) {
+  GateEntry* const entry = entry_of(tensor);
+  if (entry != nullptr) {
+    entry->watches.push_back(std::move(watch));
+    return;
+  }
+  if (tensor.is_meta() || !tensor.is_non_overlapping_and_dense())
+    throw InternalError("[gate] only dense tensors with memory are watched");
+  register_gate_fallback();
+  auto made = std::make_unique<GateEntry>();
+  // See GatedTensor's constructor.
+  made->memory = tensor.variable_data();
+  made->watches.push_back(std::move(watch));
+  const c10::Storage storage = give_gated_storage(tensor, made->memory);
+  own_entry(*storage.unsafeGetStorageImpl(), std::move(made));
+}
+
+void unwatch_tensor(const at::Tensor& tensor, const void* owner) {
+  GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr) return;
+  std::erase_if(entry->watches, [owner](const TensorWatch& watch) {
+    return watch.owner == owner;
+  });
+  if (entry->watches.empty()) static_cast<void>(take_watches(tensor));
+}
+
+const TensorWatch* find_watch(const c10::IValue& value, const void* owner) {
+  const GateEntry* const entry = entry_of(value);
+  if (entry == nullptr) return nullptr;
+  const auto found = std::find_if(
+      entry->watches.begin(),
+      entry->watches.end(),
+      [owner](const TensorWatch& watch) { return watch.owner == owner; });
+  return found == entry->watches.end() ? nullptr : &*found;
+}
+
+bool is_watched(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  return entry != nullptr && !entry->watches.empty();
+}
+
+GateKeeper* keeper_of(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  return entry == nullptr ? nullptr : entry->keeper;
+}
+
+}  // namespace accelerate::detail

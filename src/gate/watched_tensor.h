@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// A keeper that is called for operators on a tensor whose memory it does not
+/// keep.
+struct TensorWatch {
+  std::shared_ptr<GateKeeper> keeper;
+  std::size_t unit = 0;
+  /// By which the watch is found: the module that it was made for.
+  const void* owner = nullptr;
+};
+
+/// Has `watch.keeper` called for operators on the tensor, around the keeper of
+/// its memory if it has one, and after watches that exist. The tensor keeps its
+/// memory, and keeps the watch as long as it lives. It must have memory or a
+/// keeper, and be dense; it may be a view, whose base is not watched.
+void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
+
+/// Ends the watch of this owner, if there is one.
+void unwatch_tensor(const at::Tensor& tensor, const void* owner);
+
+/// The watch of this owner on a tensor, or on what it is a view of; null if
+/// there is none.
+const TensorWatch* find_watch(const c10::IValue& value, const void* owner);
+
+/// Whether anybody watches the tensor.
+bool is_watched(const at::Tensor& tensor);
+
+/// The keeper of the tensor's memory; null if it has none.
+GateKeeper* keeper_of(const at::Tensor& tensor);
+
+}  // namespace accelerate::detail
