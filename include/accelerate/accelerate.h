@@ -11,7 +11,9 @@
 #include <accelerate/accelerator_processes.h>
 #include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/block_plan.h>
 #include <accelerate/bucket_hook.h>
+#include <accelerate/byte_size.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
 #include <accelerate/data_loader.h>
@@ -19,6 +21,7 @@
 #include <accelerate/data_loader_options.h>
 #include <accelerate/deepspeed.h>
 #include <accelerate/deepspeed_training.h>
+#include <accelerate/device_map.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/dynamo.h>
 #include <accelerate/empty_weights.h>
@@ -28,7 +31,10 @@
 #include <accelerate/fully_sharded.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/gradient_state.h>
+#include <accelerate/hooks.h>
 #include <accelerate/launch.h>
+#include <accelerate/layerwise_casting.h>
+#include <accelerate/load_checkpoint.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/log.h>
 #include <accelerate/logger.h>
@@ -40,9 +46,11 @@
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
+#include <accelerate/module_tensors.h>
 #include <accelerate/nested.h>
 #include <accelerate/nested_structure.h>
 #include <accelerate/objects.h>
+#include <accelerate/offload.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/optimizers.h>
 #include <accelerate/parallel.h>
@@ -52,6 +60,8 @@
 #include <accelerate/prefetch_report.h>
 #include <accelerate/profiler.h>
 #include <accelerate/progress.h>
+#include <accelerate/quantize.h>
+#include <accelerate/quantized_model.h>
 #include <accelerate/random.h>
 #include <accelerate/samplers.h>
 #include <accelerate/save.h>

@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/byte_size.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
 
@@ -27,26 +28,6 @@ using WeightList = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// The module's own tensors, not copies. Undefined ones are omitted.
 ACCELERATE_API WeightList get_state_dict(const torch::nn::Module& module);
-
-/// A number of bytes, or a string that spells one: "10GB" (powers of 1000),
-/// "5GiB" (of 1024).
-class ACCELERATE_API ByteSize {
- public:
-  /// Throws ConfigError for a negative number.
-  ByteSize(std::int64_t bytes);
-  ByteSize(int bytes) : ByteSize(std::int64_t{bytes}) {}
-  /// Throws ConfigError for a string that is not a size.
-  ByteSize(const std::string& text);
-  ByteSize(const char* text) : ByteSize(std::string(text)) {}
-  [[nodiscard]] std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::int64_t bytes_;
-};
-
-/// A number of bytes for people: "1.5 GB", with powers of 1024, as Accelerate
-/// writes it.
-[[nodiscard]] ACCELERATE_API std::string convert_bytes(double bytes);
 
 struct SaveModelOptions {
   /// Maximum size of each file, unless a single tensor is larger.
@@ -120,12 +101,6 @@ ACCELERATE_API void load_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
     const LoadModelOptions& options = {});
-
-/// Accelerate's name for load_model(), not strict by default.
-ACCELERATE_API void load_checkpoint_in_model(
-    torch::nn::Module& module,
-    const std::filesystem::path& path,
-    const LoadModelOptions& options = {.strict = false});
 
 struct MergeWeightsOptions {
   /// False: pytorch_model.bin, a torch.save file, instead of model.safetensors.

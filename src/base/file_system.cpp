@@ -268,6 +268,15 @@ DirectoryLock::DirectoryLock(const path& directory)
   }
 }
 
+DirectoryLock DirectoryLock::wait(const path& directory) {
+  DirectoryLock lock;
+  lock.file_ = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock.file_ < 0) fail("open", directory, errno);
+  while (::flock(lock.file_, LOCK_EX) != 0)
+    if (errno != EINTR) fail("lock", directory, errno);
+  return lock;
+}
+
 DirectoryLock::DirectoryLock(DirectoryLock&& other) noexcept
     : file_(std::exchange(other.file_, -1)) {}
 

@@ -84,12 +84,17 @@ class DirectoryLock {
  public:
   /// Does not hold the lock if it is already taken.
   explicit DirectoryLock(const std::filesystem::path& directory);
+  /// Waits until the lock is free. Throws Error if the directory cannot be
+  /// opened.
+  static DirectoryLock wait(const std::filesystem::path& directory);
   DirectoryLock(DirectoryLock&& other) noexcept;
   DirectoryLock& operator=(DirectoryLock&& other) noexcept;
   ~DirectoryLock();
   [[nodiscard]] bool is_held() const { return file_ >= 0; }
 
  private:
+  DirectoryLock() = default;
+
   int file_ = -1;
 };
 

@@ -56,18 +56,6 @@ struct Place {
 
 }  // namespace
 
-ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
-  if (bytes < 0) {
-    throw ConfigError(
-        format("[checkpoint] a size of {} bytes is negative", bytes));
-  }
-}
-
-ByteSize::ByteSize(const std::string& text)
-    : bytes_(detail::parse_size(text)) {}
-
-std::string convert_bytes(double bytes) { return detail::format_size(bytes); }
-
 WeightList get_state_dict(const torch::nn::Module& module) {
   WeightList list;
   collect(module, "", list);
@@ -122,13 +110,6 @@ void load_model(
   for (const Destination& destination : destinations)
     detail::materialize(destination.tensor, at::kCPU);
   detail::read_into(saved, destinations, rules);
-}
-
-void load_checkpoint_in_model(
-    torch::nn::Module& module,
-    const std::filesystem::path& path,
-    const LoadModelOptions& options) {
-  load_model(module, path, options);
 }
 
 void merge_fsdp_weights(

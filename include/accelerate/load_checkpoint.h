@@ -1,0 +1,77 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+#include <accelerate/world.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate {
+
+struct LoadCheckpointOptions {
+  /// Where each tensor goes. Empty: where it is now, and to the CPU from the
+  /// meta device.
+  DeviceMap device_map = {};
+  /// Where weights with the place "disk" are written, in Accelerate's format
+  /// (offload.h) and in the checkpoint's dtype. A folder that holds them
+  /// already is not written.
+  std::filesystem::path offload_folder = {};
+  /// Dtype of floating-point tensors in the module. Unset: with a device map,
+  /// that of the checkpoint for the disk, else that of the module.
+  std::optional<c10::ScalarType> dtype = std::nullopt;
+  /// Without `dtype`, tensors on the CPU take the checkpoint's dtype, too. It
+  /// puts nothing on disk, as it does in Accelerate: memory in use is bounded
+  /// anyway.
+  bool offload_state_dict = false;
+  /// Buffers with the place "disk" are written as well. Otherwise they go to
+  /// the CPU.
+  bool offload_buffers = false;
+  /// Names of modules whose tensors are float32 where `dtype` is float16.
+  std::vector<std::string> keep_in_fp32_modules = {};
+  /// Every tensor of the module must be in the checkpoint, and every one of the
+  /// checkpoint in the module. False: those in only one of them are left out,
+  /// with a warning about tensors that no module has.
+  bool strict = false;
+  /// False is refused: a module that is not prepared has full tensors. See
+  /// Accelerator::load_model() for sharded ones.
+  bool full_state_dict = true;
+  /// Only rank 0 of `group` reads the checkpoint, and sends the others its
+  /// tensors one by one. All ranks call with the same arguments.
+  bool broadcast_from_rank0 = false;
+  std::optional<Group> group = std::nullopt;
+  /// Tensors that stay on the CPU in the dtype of a safetensors file, in a
+  /// module on the meta device, are mapped: their pages are read when they are
+  /// first used. The file must not be shortened while the module exists. False:
+  /// they are read now.
+  bool map_weights = true;
+  /// See LoadModelOptions.
+  std::vector<std::string> skip = {};
+  std::vector<std::string> allow_missing = {};
+  std::function<std::string(const std::string& name)> rename = nullptr;
+};
+
+/// Reads weights into a module and puts each where a device map says, in one
+/// pass through the files: memory in use is that of the tensors that stay, and
+/// a few tensors on their way. Files are those of load_model(). Tensors that
+/// stay are replaced in place, which members of modules see; those on the disk
+/// are on the meta device afterwards, for dispatch_model() to run the module.
+/// A tensor with several names is in memory if one of them is. Throws
+/// ConfigError for a map without a place for a tensor, and for the disk without
+/// an offload folder; one CheckpointError with everything that does not fit.
+/// Then nothing was loaded.
+ACCELERATE_API void load_checkpoint_in_model(
+    torch::nn::Module& model,
+    const std::filesystem::path& checkpoint,
+    const LoadCheckpointOptions& options = {});
+
+}  // namespace accelerate

@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+#include <accelerate/weights.h>
+
+/// Single tensors of a module: naming, replacing, sharing and moving them.
+///
+/// A module's members (`weight`) are handles to the tensors that are registered
+/// under names. So a tensor is replaced in place, which every handle to it sees:
+/// members, optimizers, and other modules that share it.
+namespace accelerate {
+
+struct NamedModuleTensorsOptions {
+  bool include_buffers = true;
+  /// Tensors of modules below, too, by dotted names.
+  bool recurse = false;
+  /// Without those that get_non_persistent_buffers() names.
+  bool remove_non_persistent = false;
+};
+
+/// A module's parameters, then its buffers, under their names in it; a tensor
+/// with several names once. The tensors are the module's own, not copies.
+[[nodiscard]] ACCELERATE_API WeightList named_module_tensors(
+    const torch::nn::Module& module,
+    const NamedModuleTensorsOptions& options = {});
+
+struct NonPersistentBuffersOptions {
+  bool recurse = false;
+  /// Dotted names instead of the last parts.
+  bool fqns = false;
+};
+
+/// Names of the buffers that are no part of a state dict. LibTorch registers
+/// all buffers of C++ modules as part of it, so there are none: the function is
+/// here for programs that are translated from Python.
+[[nodiscard]] ACCELERATE_API std::vector<std::string>
+get_non_persistent_buffers(
+    const torch::nn::Module& module,
+    const NonPersistentBuffersOptions& options = {});
+
+/// Identifies memory: equal for tensors that share a storage.
+struct TensorStorageId {
+  c10::Device device = c10::kCPU;
+  const void* data = nullptr;
+  std::size_t num_bytes = 0;
+
+  bool operator==(const TensorStorageId&) const = default;
+};
+
+/// The storage of a tensor. Tensors without memory (on the meta device) have
+/// one each.
+[[nodiscard]] ACCELERATE_API TensorStorageId
+id_tensor_storage(const at::Tensor& tensor);
+
+/// Tensors that are on a device already, by the memory that they were copied
+/// from and by device, so that tied weights are copied to each device once.
+using TiedParamsMap =
+    std::map<const void*, std::vector<std::pair<c10::Device, at::Tensor>>>;
+
+struct SetModuleTensorOptions {
+  /// New contents, of the same shape; the module shares their memory if they
+  /// need no conversion. Undefined: the tensor's own.
+  at::Tensor value = {};
+  /// The tensor's new dtype, for a value of floating-point elements; others
+  /// keep their own. Unset: the tensor keeps its dtype. Without a value it has
+  /// no effect.
+  std::optional<c10::ScalarType> dtype = std::nullopt;
+  /// Copies to use instead of new ones, and where new ones of tensors named in
+  /// it are put. It must outlive the call.
+  TiedParamsMap* tied_params_map = nullptr;
+  /// Copies from pinned memory may be under way when the call returns.
+  bool non_blocking = false;
+  /// Returns unused memory of the device that a tensor left to the system.
+  bool clear_cache = true;
+};
+
+/// Puts a parameter or buffer on a device, with new contents if they are given;
+/// `name` may be dotted. On the meta device it has no contents. A tensor that
+/// other modules share changes for them, too; requires_grad stays. Throws
+/// ConfigError for a name of no tensor, another shape, a tensor without contents
+/// that gets none, and for a tensor that is offloaded or sharded.
+ACCELERATE_API void set_module_tensor_to_device(
+    torch::nn::Module& module,
+    const std::string& name,
+    c10::Device device,
+    const SetModuleTensorOptions& options = {});
+
+/// Makes the parameters of each group share the memory of the first one that
+/// has some. Parameters that are one tensor already stay as they are. Throws
+/// ConfigError for names of no parameter, or different shapes or dtypes.
+ACCELERATE_API void retie_parameters(
+    torch::nn::Module& module,
+    const std::vector<std::vector<std::string>>& tied_params);
+
+/// Warns if parameters of a group have different places in the map. Returns the
+/// warning, which is empty if there is none.
+ACCELERATE_API std::string check_tied_parameters_on_same_device(
+    const std::vector<std::vector<std::string>>& tied_params,
+    const DeviceMap& device_map);
+
+/// While it lives, the module's own tensors are on `execution_device`, and
+/// afterwards where they were; offloaded ones are fetched and, with the changes
+/// that were made, put back. For code that reads or changes weights of an
+/// offloaded model. Nothing moves without a device, except that offloaded
+/// tensors are fetched to where they are computed with. The module must live as
+/// long; after a move of an accelerator's tensors, operators on them are not
+/// recorded in a graph that outlives the scope.
+///
+///     {
+///       const accelerate::AlignModuleDevice aligned(*net->head, torch::kCPU);
+///       net->head->weight.mul_(0.5);
+///     }
+class ACCELERATE_API AlignModuleDevice {
+ public:
+  explicit AlignModuleDevice(
+      torch::nn::Module& module,
+      std::optional<c10::Device> execution_device = std::nullopt);
+  ~AlignModuleDevice();
+  AlignModuleDevice(const AlignModuleDevice&) = delete;
+  AlignModuleDevice& operator=(const AlignModuleDevice&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Calls `function` inside such a scope and returns its result; Accelerate's
+/// align_module_device.
+template <class Function>
+auto align_module_device(
+    torch::nn::Module& module,
+    std::optional<c10::Device> execution_device,
+    Function&& function) {
+  const AlignModuleDevice aligned(module, execution_device);
+  return std::forward<Function>(function)();
+}
+
+/// Whether a tensor of the module itself is offloaded: dispatch_model(),
+/// cpu_offload() or disk_offload() fetch it when it is needed.
+[[nodiscard]] ACCELERATE_API bool has_offloaded_params(
+    const torch::nn::Module& module);
+
+}  // namespace accelerate

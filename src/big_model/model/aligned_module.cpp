@@ -1,0 +1,86 @@
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/log.h>
+#include <accelerate/module_tensors.h>
+
+#include "base/text.h"
+#include "big_model/model/module_tensor.h"
+#include "big_model/model/offload_keeper.h"
+#include "gate/gate_entry.h"
+
+namespace accelerate {
+
+namespace detail {
+
+OffloadedUnit offloaded_unit(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr || entry->keeper == nullptr) return {};
+  OffloadKeeper* const keeper = entry->keeper->as_offload_keeper();
+  if (keeper == nullptr || !keeper->is_offloaded(entry->unit)) return {};
+  return {keeper, entry->unit};
+}
+
+}  // namespace detail
+
+struct AlignModuleDevice::State {
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() {
+    const at::NoGradGuard no_grad;
+    try {
+      for (const detail::OffloadedUnit& each : held)
+        each.keeper->put_back(each.unit);
+      for (const auto& [tensor, before] : moved)
+        detail::replace_in_place(tensor, tensor.detach().to(before));
+    } catch (const std::exception& error) {
+      Logger().log(
+          LogLevel::error,
+          "big_model",
+          detail::format(
+              "weights are not back where they were before an "
+              "AlignModuleDevice: {}",
+              error.what()));
+    }
+  }
+
+  std::vector<detail::OffloadedUnit> held;
+  std::vector<std::pair<at::Tensor, c10::Device>> moved;
+};
+
+AlignModuleDevice::AlignModuleDevice(
+    torch::nn::Module& module,
+    std::optional<c10::Device> execution_device)
+    : state_(std::make_unique<State>()) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : named_module_tensors(module)) {
+    const detail::OffloadedUnit unit = detail::offloaded_unit(tensor);
+    if (unit.keeper != nullptr) {
+      unit.keeper->hold(unit.unit, execution_device);
+      state_->held.push_back(unit);
+    } else if (
+        execution_device && tensor.device() != *execution_device &&
+        !tensor.is_meta()) {
+      const c10::Device before = tensor.device();
+      detail::replace_in_place(tensor, tensor.detach().to(*execution_device));
+      state_->moved.emplace_back(tensor, before);
+    }
+  }
+}
+
+AlignModuleDevice::~AlignModuleDevice() = default;
+
+bool has_offloaded_params(const torch::nn::Module& module) {
+  for (const auto& [name, tensor] : named_module_tensors(module)) {
+    if (detail::offloaded_unit(tensor).keeper != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace accelerate

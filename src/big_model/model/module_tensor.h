@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// A tensor of a module by its dotted name.
+struct ModuleTensorHandle {
+  /// Undefined if there is none of that name.
+  at::Tensor tensor;
+  bool is_parameter = false;
+};
+
+ModuleTensorHandle find_module_tensor(
+    const torch::nn::Module& module,
+    const std::string& name);
+
+/// The same; throws ConfigError, naming the module where the name ends, if
+/// there is none.
+ModuleTensorHandle require_module_tensor(
+    const torch::nn::Module& module,
+    const std::string& name);
+
+/// Gives a tensor the memory, dtype, shape and device of another, seen by every
+/// handle to it. Its gradient, hooks and requires_grad stay; integers have no
+/// requires_grad, and tensors without memory no hooks. For tensors without a
+/// keeper.
+void replace_in_place(const at::Tensor& tensor, const at::Tensor& contents);
+
+/// "[2, 3]".
+std::string shape_text(at::IntArrayRef sizes);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// A keeper of offloaded weights, as code sees it that is not about running
+/// models. It returns itself from GateKeeper::as_offload_keeper().
+class OffloadKeeper : public GateKeeper {
+ public:
+  OffloadKeeper* as_offload_keeper() final { return this; }
+
+  /// Whether the tensor's values are in host memory or on disk between
+  /// forwards, and fetched for a forward.
+  [[nodiscard]] virtual bool is_offloaded(std::size_t unit) const = 0;
+  /// Fetches an offloaded tensor, which then stays and is an ordinary one until
+  /// put_back(). Without a device: to where it is computed with.
+  virtual void hold(std::size_t unit, std::optional<c10::Device> device) = 0;
+  /// Puts a held tensor back, with the changes that were made to it.
+  virtual void put_back(std::size_t unit) = 0;
+};
+
+/// The tensor's keeper, if that keeps offloaded weights, and its number there.
+struct OffloadedUnit {
+  OffloadKeeper* keeper = nullptr;
+  std::size_t unit = 0;
+};
+
+/// Finds the keeper of an offloaded tensor; its `keeper` is null for others.
+OffloadedUnit offloaded_unit(const at::Tensor& tensor);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+namespace accelerate::detail {
+
+/// A file in memory: pages are read when they are first used, and copied when
+/// they are first written to, so that the file stays as it is. It must not be
+/// shortened while it is mapped.
+class FileMapping : public std::enable_shared_from_this<FileMapping> {
+ public:
+  /// Throws Error if the file cannot be mapped.
+  static std::shared_ptr<FileMapping> open(const std::filesystem::path& file);
+  FileMapping(const FileMapping&) = delete;
+  FileMapping& operator=(const FileMapping&) = delete;
+  ~FileMapping();
+
+  /// A contiguous tensor from byte `offset` on, which keeps the mapping. The
+  /// offset must be a multiple of the element's size. Throws CheckpointError if
+  /// the file ends before the tensor.
+  [[nodiscard]] at::Tensor tensor(
+      std::uint64_t offset,
+      c10::ScalarType dtype,
+      const std::vector<std::int64_t>& shape);
+
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+
+ private:
+  explicit FileMapping(std::filesystem::path file);
+
+  std::filesystem::path file_;
+  void* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace accelerate::detail

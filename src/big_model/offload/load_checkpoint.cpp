@@ -1,0 +1,273 @@
+#include <accelerate/load_checkpoint.h>
+
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+#include <accelerate/module_tensors.h>
+#include <accelerate/objects.h>
+#include <accelerate/weights.h>
+
+#include "base/text.h"
+#include "big_model/model/module_tensor.h"
+#include "big_model/offload/checkpoint_plan.h"
+#include "big_model/offload/file_mapping.h"
+#include "big_model/offload/offload_folder.h"
+#include "big_model/offload/weight_dtype.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/weights/module_weights.h"
+#include "params/model_modules.h"
+
+namespace accelerate {
+
+namespace {
+
+namespace fs = std::filesystem;
+using detail::format;
+using detail::StoredTensor;
+using detail::StoredTensors;
+using detail::TensorInCheckpoint;
+using detail::TensorToLoad;
+
+// Bytes on their way at a time, unless a single tensor is larger.
+constexpr std::size_t kMostBytesOnTheWay = 32U << 20U;
+
+/// Reads tensors to the CPU, in groups, or receives them from the rank that
+/// does.
+class CheckpointSource {
+ public:
+  explicit CheckpointSource(std::optional<Group> group)
+      : group_(std::move(group)) {}
+
+  [[nodiscard]] bool reads() const { return !group_ || group_->rank() == 0; }
+
+  /// The tensors of the checkpoint. If it cannot be opened, all ranks throw.
+  std::vector<TensorInCheckpoint> open(
+      const fs::path& path,
+      const LoadModelOptions& options) {
+    std::vector<TensorInCheckpoint> tensors;
+    std::string error;
+    if (reads()) {
+      try {
+        saved_ = detail::open_renamed(path, options);
+        tensors = detail::tensors_in_order(saved_);
+      } catch (const CheckpointError& failed) {
+        if (!group_) throw;
+        error = failed.what();
+      }
+    }
+    if (!group_) return tensors;
+    using Described = std::tuple<std::string, int, std::vector<std::int64_t>>;
+    std::vector<Described> described;
+    for (const TensorInCheckpoint& each : tensors)
+      described.emplace_back(
+          each.name, static_cast<int>(each.dtype), each.shape);
+    std::tie(error, described) =
+        broadcast_object(std::tuple(error, described), *group_);
+    if (!error.empty()) throw CheckpointError(error);
+    tensors.clear();
+    for (const auto& [name, dtype, shape] : described)
+      tensors.push_back({name, static_cast<c10::ScalarType>(dtype), shape});
+    return tensors;
+  }
+
+  /// Null on ranks that do not read.
+  [[nodiscard]] const StoredTensor* find(const std::string& name) const {
+    const auto found = saved_.find(name);
+    return found == saved_.end() ? nullptr : &found->second;
+  }
+
+  /// Fills `values`, on the CPU, with the tensors of `items`.
+  void read(
+      const std::vector<const TensorToLoad*>& items,
+      const std::vector<at::Tensor>& values) const {
+    if (reads()) {
+      std::vector<detail::BoxToRead> boxes;
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        const StoredTensor& stored = *items[i]->stored;
+        boxes.push_back(
+            {&stored,
+             {safetensors::Shape(stored.shape.size(), 0), stored.shape},
+             detail::bytes_of(values[i])});
+      }
+      detail::read_boxes(boxes);
+    }
+    if (!group_) return;
+    for (const at::Tensor& value : values)
+      if (value.numel() > 0) group_->broadcast(value, 0);
+  }
+
+ private:
+  std::optional<Group> group_;
+  StoredTensors saved_;
+};
+
+/// Puts tensors where a plan says.
+class CheckpointLoader {
+ public:
+  CheckpointLoader(
+      const CheckpointSource& source,
+      const LoadCheckpointOptions& options)
+      : source_(source),
+        can_map_(options.map_weights && !options.broadcast_from_rank0),
+        folder_(options.offload_folder) {}
+
+  void load(const std::vector<TensorToLoad>& plan) {
+    for (const TensorToLoad& item : plan) {
+      if (map(item)) continue;
+      const std::size_t bytes = num_bytes(item);
+      if (bytes_on_the_way_ + bytes > kMostBytesOnTheWay) flush();
+      bytes_on_the_way_ += bytes;
+      waiting_.push_back(&item);
+    }
+    flush();
+    if (writer_) writer_->commit();
+    for (const TensorToLoad& item : plan) empty(item);
+  }
+
+ private:
+  static std::size_t num_bytes(const TensorToLoad& item) {
+    std::size_t count = c10::elementSize(item.file_dtype);
+    for (const std::int64_t size : item.shape)
+      count *= static_cast<std::size_t>(size);
+    return count;
+  }
+
+  // Uses the file's own pages, if the tensor stays as the file has it.
+  bool map(const TensorToLoad& item) {
+    if (!can_map_ || item.stored == nullptr || !item.stays ||
+        !item.tensor.is_meta() || !item.device.is_cpu() ||
+        item.dtype != item.file_dtype || item.stored->boxes.size() != 1) {
+      return false;
+    }
+    const detail::StoredBox& box = item.stored->boxes.front();
+    const std::size_t alignment = c10::elementSize(item.dtype);
+    if (box.strides || box.offset % alignment != 0 ||
+        box.file->path().extension() != ".safetensors" ||
+        box.file->record() != nullptr) {
+      return false;
+    }
+    auto& mapping = mappings_[box.file->path()];
+    if (!mapping) mapping = detail::FileMapping::open(box.file->path());
+    detail::replace_in_place(
+        item.tensor, mapping->tensor(box.offset, item.dtype, item.shape));
+    return true;
+  }
+
+  // Whether the bytes can be read to where they stay.
+  static bool is_ready(const TensorToLoad& item) {
+    return item.stays && item.tensor.is_cpu() && item.device.is_cpu() &&
+        item.dtype == item.file_dtype &&
+        item.tensor.scalar_type() == item.dtype && item.tensor.is_contiguous();
+  }
+
+  void flush() {
+    std::vector<at::Tensor> values;
+    for (const TensorToLoad* item : waiting_) {
+      values.push_back(
+          is_ready(*item)
+              ? item->tensor.detach()
+              : at::empty(
+                    item->shape, at::TensorOptions().dtype(item->file_dtype)));
+      if (values.back().nbytes() > 0 && !is_ready(*item))
+        detail::prefer_huge_pages(values.back());
+    }
+    source_.read(waiting_, values);
+    for (std::size_t i = 0; i < waiting_.size(); ++i)
+      take(*waiting_[i], values[i]);
+    waiting_.clear();
+    bytes_on_the_way_ = 0;
+  }
+
+  void take(const TensorToLoad& item, const at::Tensor& value) {
+    if (item.to_disk) {
+      if (!writer_) writer_.emplace(detail::make_file_system(), folder_);
+      writer_->put(
+          item.name,
+          detail::dtype_name(item.file_dtype),
+          detail::to_write(item.name, value));
+    }
+    if (!item.stays || is_ready(item)) return;
+    const bool fits = item.tensor.device() == item.device &&
+        item.tensor.scalar_type() == item.dtype;
+    if (fits) {
+      item.tensor.detach().copy_(value);
+    } else {
+      detail::replace_in_place(
+          item.tensor,
+          value.to(value.options().dtype(item.dtype).device(item.device)));
+    }
+  }
+
+  // After all is on disk, so that an error leaves the module's tensors.
+  static void empty(const TensorToLoad& item) {
+    if (item.stays || !item.tensor.defined()) return;
+    detail::replace_in_place(
+        item.tensor,
+        at::empty(
+            item.shape,
+            at::TensorOptions().dtype(item.dtype).device(at::kMeta)));
+  }
+
+  const CheckpointSource& source_;
+  bool can_map_;
+  fs::path folder_;
+  std::map<fs::path, std::shared_ptr<detail::FileMapping>> mappings_;
+  std::optional<detail::OffloadFolderWriter> writer_;
+  std::vector<const TensorToLoad*> waiting_;
+  std::size_t bytes_on_the_way_ = 0;
+};
+
+void require_usable(const LoadCheckpointOptions& options) {
+  if (!options.full_state_dict) {
+    throw ConfigError(
+        "[big_model] full_state_dict is false, but only a prepared model has "
+        "shards: load into it with Accelerator::load_model()");
+  }
+  if (options.broadcast_from_rank0 && !options.group) {
+    throw ConfigError(
+        "[big_model] broadcast_from_rank0 needs the ranks that load together: "
+        "give their group, such as accelerator.world().group()");
+  }
+  if (options.dtype && !at::isFloatingType(*options.dtype)) {
+    throw ConfigError(format(
+        "[big_model] weights cannot be loaded as {}: dtype is a floating-point "
+        "one",
+        c10::toString(*options.dtype)));
+  }
+}
+
+}  // namespace
+
+void load_checkpoint_in_model(
+    torch::nn::Module& model,
+    const fs::path& checkpoint,
+    const LoadCheckpointOptions& options) {
+  require_usable(options);
+  const at::NoGradGuard no_grad;
+  CheckpointSource source(
+      options.broadcast_from_rank0 ? options.group : std::nullopt);
+  LoadModelOptions reading;
+  reading.rename = options.rename;
+  const std::vector<TensorInCheckpoint> saved =
+      source.open(checkpoint, reading);
+  if (!options.device_map.empty()) {
+    static_cast<void>(check_tied_parameters_on_same_device(
+        detail::tied_parameters(detail::module_tree(model)),
+        options.device_map));
+  }
+  std::vector<TensorToLoad> plan =
+      detail::plan_loading(model, saved, checkpoint.string(), options);
+  for (TensorToLoad& item : plan) item.stored = source.find(item.name);
+  CheckpointLoader(source, options).load(plan);
+}
+
+}  // namespace accelerate

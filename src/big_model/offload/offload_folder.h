@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <accelerate/offload.h>
+
+#include "base/file_system.h"
+#include "format/checkpoint/manifest.h"
+#include "format/tensors/stored_tensors.h"
+#include "format/tensors/tensor_writer.h"
+
+namespace accelerate::detail {
+
+inline constexpr std::string_view kOffloadIndexName = "index.json";
+/// Sizes and checksums of a folder's .dat files, by the names of weights.
+inline constexpr std::string_view kOffloadChecksumsName = "checksums.json";
+/// What is not complete yet.
+inline constexpr std::string_view kOffloadStagingName = ".filling";
+
+/// The file of a weight. Throws ConfigError for names that are no paths inside
+/// of a folder, or not UTF-8.
+std::filesystem::path offloaded_file(
+    const std::filesystem::path& folder,
+    const std::string& name);
+
+/// Bytes of such a file: those of the elements, but one if there are none.
+std::uint64_t offloaded_file_size(const OffloadedWeight& weight);
+
+/// A .dat file as something to read. With `record`, its contents are compared
+/// with the checksums when they are read. Throws CheckpointError for a dtype
+/// that is unknown or a file of another size, Error if it cannot be opened.
+StoredTensor stored_in_dat_file(
+    const std::filesystem::path& file,
+    const OffloadedWeight& weight,
+    const FileRecord* record = nullptr);
+
+/// A folder as it is on disk.
+struct OffloadFolder {
+  OffloadIndex index;
+  /// Sizes and checksums of the weights that this library wrote.
+  std::map<std::string, FileRecord> records;
+};
+
+/// The files beside the weights; what is missing is empty. Throws
+/// CheckpointError for an index that is none. Unreadable checksums count as
+/// missing.
+OffloadFolder read_offload_folder(const std::filesystem::path& folder);
+
+/// All weights of a folder's index, to be read by read_boxes(), which compares
+/// checksums. Throws CheckpointError if the folder has no index or is not what
+/// that says.
+StoredTensors stored_in_offload_folder(const std::filesystem::path& folder);
+
+/// Fills a folder. All or nothing: weights are put beside those that are there,
+/// and commit() gives them their names.
+class OffloadFolderWriter {
+ public:
+  /// Creates the folder, waits until no other writer has it, and removes what
+  /// one that was killed left.
+  OffloadFolderWriter(
+      std::shared_ptr<FileSystem> disk,
+      std::filesystem::path folder);
+  /// Removes what is not committed.
+  ~OffloadFolderWriter();
+  OffloadFolderWriter(const OffloadFolderWriter&) = delete;
+  OffloadFolderWriter& operator=(const OffloadFolderWriter&) = delete;
+
+  /// Writes a weight, unless its file has these contents already.
+  void put(
+      const std::string& name,
+      const std::string& dtype,
+      const TensorToWrite& weight);
+  /// The same without an entry in the index.
+  void put_file(const std::string& name, const TensorToWrite& weight);
+  /// Adds an entry without a file to write.
+  void put_entry(const std::string& name, OffloadedWeight weight);
+  /// Gives the files their names and writes the index: it names no file that is
+  /// not complete at any time.
+  void commit();
+
+  /// Number of weights that were written, and that were there already.
+  [[nodiscard]] std::size_t num_written() const { return num_written_; }
+  [[nodiscard]] std::size_t num_kept() const { return num_kept_; }
+
+ private:
+  [[nodiscard]] bool holds(
+      const std::filesystem::path& file,
+      const TensorToWrite& weight,
+      const FileRecord& record) const;
+  void stage(const std::string& name, const TensorToWrite& weight);
+  void publish();
+  void replace_text(std::string_view name, const std::string& text);
+  void remove_staging() noexcept;
+
+  std::shared_ptr<FileSystem> disk_;
+  std::filesystem::path folder_;
+  DirectoryLock lock_;
+  OffloadFolder there_;
+  OffloadFolder wanted_;
+  /// Names of weights, and their files until commit().
+  std::vector<std::pair<std::string, std::filesystem::path>> staged_;
+  std::size_t num_written_ = 0;
+  std::size_t num_kept_ = 0;
+};
+
+}  // namespace accelerate::detail
