@@ -68,7 +68,9 @@ std::string Departures::report() const {
 }
 
 Departures departures_of(const std::string& topic) {
-  return topic == "plugins" ? plugin_departures() : Departures();
+  if (topic == "plugins") return plugin_departures();
+  if (topic == "device_map") return device_map_departures();
+  return Departures();
 }
 
 }  // namespace accelerate::oracle

@@ -65,5 +65,7 @@ Departures departures_of(const std::string& topic);
 
 /// Those of the topic `plugins`.
 Departures plugin_departures();
+/// Those of the topic `device_map`.
+Departures device_map_departures();
 
 }  // namespace accelerate::oracle

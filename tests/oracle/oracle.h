@@ -29,6 +29,7 @@ const std::map<std::string, Topic>& topics();
 Json run_checkpoint_rotation(const Json& input);
 Json run_checkpoints(const Json& input);
 Json run_config_files(const Json& input);
+Json run_device_map(const Json& input);
 Json run_fsdp_policy(const Json& input);
 Json run_launch_env(const Json& input);
 Json run_merge_weights(const Json& input);

@@ -2,33 +2,12 @@
 
 #include "engines/translations.h"
 #include "modules/wrap_policy.h"
+#include "oracle/module_trees.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
 
 namespace topic_fsdp_policy {
-
-using detail::ModuleNode;
-
-ModuleNode
-tree_of(const Json& json, const std::string& name, std::uint64_t& next_id) {
-  ModuleNode node;
-  node.name = name;
-  node.class_name = json.at("class");
-  for (const Json& parameter : json.at("parameters")) {
-    std::int64_t count = 1;
-    for (const std::int64_t size : parameter.at(1).at("shape")) count *= size;
-    node.parameters.push_back(
-        {parameter.at(0),
-         "float32",
-         count,
-         4 * static_cast<std::uint64_t>(count),
-         next_id++});
-  }
-  for (const Json& child : json.at("children"))
-    node.children.push_back(tree_of(child.at(1), child.at(0), next_id));
-  return node;
-}
 
 Json wrapped(const Json& input, int version) {
   const bool is_by_size = input.at("policy") == "SIZE_BASED_WRAP";
@@ -45,12 +24,10 @@ Json wrapped(const Json& input, int version) {
       classes,
       is_by_size ? input.at("min_num_params").get<std::int64_t>() : 0,
       version);
-  std::uint64_t next_id = 0;
   try {
     return {
         {"wrapped",
-         detail::wrapped_modules(
-             tree_of(input.at("module"), "", next_id), policy)}};
+         detail::wrapped_modules(module_tree_of(input.at("module")), policy)}};
   } catch (const ConfigError& error) {
     return {{"error", error.what()}};
   }

@@ -1,6 +1,7 @@
 #include <accelerate/weights.h>
 
 #include "base/sizes.h"
+#include "oracle/module_trees.h"
 #include "oracle/oracle.h"
 #include "planning/memory_estimate.h"
 
@@ -8,34 +9,8 @@ namespace accelerate::oracle {
 
 namespace topic_sizes {
 
-std::vector<detail::ModuleTensor> tensors_of(const Json& list) {
-  std::vector<detail::ModuleTensor> tensors;
-  for (const Json& entry : list) {
-    const std::string dtype = entry[1].at("dtype");
-    std::int64_t count = 1;
-    for (const std::int64_t size : entry[1].at("shape")) count *= size;
-    const double bytes =
-        detail::dtype_bytes(dtype) * static_cast<double>(count);
-    tensors.push_back(
-        {entry[0], dtype, count, static_cast<std::uint64_t>(bytes), 0});
-  }
-  return tensors;
-}
-
-detail::ModuleNode module_of(const Json& json) {
-  detail::ModuleNode module;
-  module.class_name = json.at("class");
-  module.parameters = tensors_of(json.at("parameters"));
-  module.buffers = tensors_of(json.at("buffers"));
-  for (const Json& child : json.at("children")) {
-    module.children.push_back(module_of(child[1]));
-    module.children.back().name = child[0];
-  }
-  return module;
-}
-
 Json run_estimate(const Json& input) {
-  const detail::ModuleNode module = module_of(input.at("module"));
+  const detail::ModuleNode module = module_tree_of(input.at("module"));
   const auto total = detail::total_bytes(module);
   detail::WrapPolicy no_split{.kind = detail::WrapPolicy::Kind::none};
   if (!input.at("no_split_modules").is_null()) {

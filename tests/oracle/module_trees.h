@@ -1,0 +1,14 @@
+#pragma once
+
+#include "modules/module_tree.h"
+#include "oracle/oracle.h"
+
+namespace accelerate::oracle {
+
+/// A recorded module tree. `tied` are groups of names of parameters that are
+/// one tensor.
+detail::ModuleNode module_tree_of(
+    const Json& module,
+    const Json& tied = Json::array());
+
+}  // namespace accelerate::oracle
