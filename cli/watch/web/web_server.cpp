@@ -193,6 +193,8 @@ WebServer::Impl::~Impl() {
 void WebServer::Impl::bind(int port) {
   server_.new_task_queue = [] { return new httplib::ThreadPool(kNumThreads); };
   server_.set_keep_alive_timeout(1);
+  // Answers are written in two pieces, the second of which would wait for 40 ms.
+  server_.set_tcp_nodelay(true);
   // The library's default lets other programs listen on the same port.
   server_.set_socket_options([](auto socket) {
     const int yes = 1;
@@ -325,15 +327,16 @@ void WebServer::Impl::answer_body(const Request& request, Response& response) {
     response.status = kNotFound;
     return;
   }
-  const detail::JournalEvent& event =
-      run->events()[static_cast<std::size_t>(*index)].event;
-  const bool is_picture = event.media_type == detail::media_type::kPng ||
-      event.media_type == detail::media_type::kSvg;
+  const RunRecord::Event& event =
+      run->events()[static_cast<std::size_t>(*index)];
+  const std::string& type = event.event.media_type;
+  const bool is_picture =
+      type == detail::media_type::kPng || type == detail::media_type::kSvg;
   response.set_header(
       "Content-Security-Policy",
       "default-src 'none'; style-src 'unsafe-inline'; sandbox");
   response.set_content(
-      event.body, is_picture ? event.media_type : "text/plain; charset=utf-8");
+      run->body_of(event), is_picture ? type : "text/plain; charset=utf-8");
 }
 
 void WebServer::Impl::answer_stream(Response& response) {

@@ -34,7 +34,7 @@ class RunHistory {
     std::optional<std::int64_t> step;
     double time = 0;
     JournalEvent event;
-    /// Of the body, if it was left in the file.
+    /// The place of the body, if it was left in the file.
     std::optional<Place> body;
   };
   struct Session {

@@ -165,15 +165,22 @@ def status_of(address, host=None):
 
 LAST_LOSS = "page.cards.get('loss').chart.data.datasets.find((set) => set.label === 'fast').data.at(-1).y"
 
+MARKED_STEPS = "() => { const card = page.cards.get('loss'); return card.checkpoints(card.chart).map(({step}) => step); }"
+
 
 def use_charts(page, has_stream, add_step):
     page.wait_for("[...page.cards.values()].length === 2 && [...page.cards.values()].every((card) => card.chart)")
     assert page.run("[...document.querySelectorAll('[data-figure]')].map((card) => card.dataset.figure)") == ["accuracy", "loss"]
+    assert page.run(f"({MARKED_STEPS})()") == [300, 700, 300, 700]
+    assert not page.run("document.getElementById('checkpoint-key').hidden")
+    assert page.run("[...document.querySelectorAll('.runs .warnings')].map((button) => button.textContent)") == ["⚠ 1 warning"] * 2
+    assert page.run("document.getElementById('tab-events').textContent") == "Events ⚠ 2"
     if has_stream:
         before = len(page.requests)
         add_step()
         page.wait_for(f"{LAST_LOSS} === 0.05")
         page.wait_for("document.querySelector('[data-about=\"0\"]').textContent.startsWith('step 1000,')")
+        page.wait_for(f"({MARKED_STEPS})().includes(1000)")
         # Came with the stream: nothing was asked for again.
         assert not [each for each in page.requests[before:] if "/api/series" in each], page.requests[before:]
     page.run("document.getElementById('log-axis').click()")
