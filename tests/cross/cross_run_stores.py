@@ -77,7 +77,7 @@ def check_mlflow_client(uri, infinity):
 
 def check_mlflow_page(uri, infinity):
     """Makes the requests that MLflow's page makes to show a run."""
-    def get(path, **query):
+    def get(path, /, **query):
         with urllib.request.urlopen(f"{uri}/{path}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
             return answer.read()
 
