@@ -16,6 +16,7 @@
 #include "engines/settings_in_force.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
+#include "track/store_rank_board.h"
 #include "train/accumulation_window.h"
 #include "train/ignored_options.h"
 #include "train/run_state.h"
@@ -291,7 +292,12 @@ std::unique_ptr<detail::RunTracking> make_tracking(
       .environment = environment,
       .logger = session.world.logger(),
       .warnings = warnings,
-      .describe = detail::describe_process(session.world, session.mesh)};
+      .describe = detail::describe_process(session.world, session.mesh),
+      .figures_interval = options.figures_interval,
+      .num_steps = [counts = session.step_counts] { return counts->most(); },
+      .rank = session.world.rank()};
+  if (session.world.size() > 1)
+    tracking.board = std::make_shared<detail::StoreRankBoard>(session.world);
   Logger& logger = session.world.group().impl()->world->logger;
   logger = logger.also_to(
       [warnings](const LogRecord& record) { warnings->take(record); });
@@ -343,8 +349,7 @@ std::shared_ptr<Session> make_session(
       .tracking = nullptr,
       .checkpoints = nullptr});
   session->steps = session->world.group().impl()->world->steps;
-  session->profile_options =
-      options.profile.value_or(ProfileOptions());
+  session->profile_options = options.profile.value_or(ProfileOptions());
   session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
       [passes = session->num_averaging_passes,
