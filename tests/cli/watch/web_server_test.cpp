@@ -122,6 +122,19 @@ TEST_F(Web, ServesAPageThatLoadsNothing) {
         << mark;
 }
 
+TEST_F(Web, SendsAnswersAsTheyAre) {
+  for (const char* path : {"/", "/api/runs", "/api/events?run=0"}) {
+    const auto result = client_->Get(
+        with_token(path), {{"Accept-Encoding", "gzip, deflate, br"}});
+    ASSERT_EQ(result->status, 200) << path;
+    EXPECT_FALSE(result->has_header("Content-Encoding")) << path;
+    EXPECT_EQ(
+        result->get_header_value("Content-Length"),
+        std::to_string(result->body.size()))
+        << path;
+  }
+}
+
 TEST_F(Web, TellsAboutRuns) {
   const json runs = get_json("/api/runs");
   ASSERT_EQ(runs.size(), 1U);
