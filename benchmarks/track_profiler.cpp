@@ -63,7 +63,7 @@ int main() {
   const double ours = median(times.ours) / kStepsInBlock;
   const double baseline = median(times.baseline) / kStepsInBlock;
   report(
-      {"track_profiler",
+      {"track",
        "profiler_table_percent",
        100 * (ours / baseline - 1),
        "%",
