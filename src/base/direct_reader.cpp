@@ -1,0 +1,251 @@
+#include "base/direct_reader.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <utility>
+
+#ifdef ACCELERATE_HAS_IO_URING
+#include <liburing.h>
+#endif
+
+namespace accelerate::detail {
+
+/// One piece: the wanted bytes, and the blocks that hold them.
+struct DirectReader::Slot {
+  Slot()
+      : memory(::mmap(
+            nullptr,
+            kPieceBytes,
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+            0)) {
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+  }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+  ~Slot() { ::munmap(memory, kPieceBytes); }
+
+  void* memory;
+  std::byte* target = nullptr;  // `memory`, or the bytes' own place
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t first_block = 0;  // offset in the file, aligned
+  std::size_t num_bytes = 0;      // of the blocks
+  bool is_done = false;
+  ssize_t result = 0;
+};
+
+#ifdef ACCELERATE_HAS_IO_URING
+
+struct DirectReader::Ring {
+  static std::unique_ptr<Ring> make() {
+    auto made = std::make_unique<Ring>();
+    made->is_open = ::io_uring_queue_init(kMostPieces, &made->ring, 0) == 0;
+    return made->is_open ? std::move(made) : nullptr;
+  }
+  Ring() = default;
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() {
+    if (is_open) ::io_uring_queue_exit(&ring);
+  }
+
+  bool submit(Slot& slot, int file) {
+    io_uring_sqe* const entry = is_broken ? nullptr : ::io_uring_get_sqe(&ring);
+    if (entry == nullptr) return false;
+    ::io_uring_prep_read(
+        entry,
+        file,
+        slot.target,
+        static_cast<unsigned>(slot.num_bytes),
+        slot.first_block);
+    ::io_uring_sqe_set_data(entry, &slot);
+    int result = 0;
+    do {
+      result = ::io_uring_submit(&ring);
+    } while (result == -EINTR);
+    // A refused request stays in the queue and would be submitted with the next
+    // one, when its slot is another piece's; so nothing more is submitted.
+    is_broken = result != 1;
+    num_in_flight += is_broken ? 0 : 1;
+    return !is_broken;
+  }
+  void wait_for_one() {
+    io_uring_cqe* entry = nullptr;
+    while (::io_uring_wait_cqe(&ring, &entry) != 0) {
+    }
+    Slot& slot = *static_cast<Slot*>(::io_uring_cqe_get_data(entry));
+    slot.result = entry->res;
+    slot.is_done = true;
+    ::io_uring_cqe_seen(&ring, entry);
+    --num_in_flight;
+  }
+
+  io_uring ring{};
+  bool is_open = false;
+  bool is_broken = false;  // nothing more is submitted
+  std::size_t num_in_flight = 0;
+};
+
+#else
+
+struct DirectReader::Ring {
+  static std::unique_ptr<Ring> make() { return nullptr; }
+  static bool submit(Slot&, int) { return false; }
+  static void wait_for_one() {}
+  std::size_t num_in_flight = 0;
+};
+
+#endif
+
+/// Waits for what is in flight before its memory may go away.
+class DirectReader::InFlight {
+ public:
+  explicit InFlight(Ring* ring) : ring_(ring) {}
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+  ~InFlight() {
+    while (ring_ != nullptr && ring_->num_in_flight > 0) ring_->wait_for_one();
+  }
+
+ private:
+  Ring* ring_;
+};
+
+DirectReader::DirectReader(bool may_use_io_uring)
+    : ring_(may_use_io_uring ? Ring::make() : nullptr), read_(::pread) {}
+DirectReader::DirectReader(Read call) : read_(call) {}
+DirectReader::~DirectReader() = default;
+
+DirectReader::Slot& DirectReader::slot(std::uint64_t piece) {
+  std::unique_ptr<Slot>& one = slots_[piece % kMostPieces];
+  if (one == nullptr) one = std::make_unique<Slot>();
+  return *one;
+}
+
+void DirectReader::start(Slot& slot, const File& file) {
+  slot.is_done = false;
+  if (ring_ != nullptr) ring_->submit(slot, file.direct);
+}
+
+// Returns when the piece has arrived or failed. One that was not submitted is
+// read here.
+void DirectReader::await(Slot& slot, const File& file) {
+  while (!slot.is_done && ring_ != nullptr && ring_->num_in_flight > 0) {
+    ring_->wait_for_one();
+  }
+  if (slot.is_done) return;
+  slot.result = read_(
+      file.direct,
+      slot.target,
+      slot.num_bytes,
+      static_cast<off_t>(slot.first_block));
+  if (slot.result < 0) slot.result = -errno;
+  slot.is_done = true;
+}
+
+// What the file system refuses to read directly, and the rest of a short read,
+// comes through the page cache; that call also reports errors.
+int DirectReader::complete(Slot& slot, const File& file) const {
+  const std::uint64_t known = slot.first_block +
+      (slot.result > 0 ? static_cast<std::uint64_t>(slot.result) : 0);
+  if (known >= slot.end) return 0;
+  const std::uint64_t from = std::max(known, slot.begin);
+  return read_all(
+      file.plain,
+      from,
+      {slot.target + (from - slot.first_block), slot.end - from},
+      read_);
+}
+
+// Chooses the blocks of a piece and where they go.
+void DirectReader::lay_out(
+    Slot& slot,
+    std::uint64_t begin,
+    std::uint64_t end,
+    const File& file,
+    const Place& place) {
+  slot.begin = begin;
+  slot.end = end;
+  slot.first_block = begin / kAlignment * kAlignment;
+  slot.num_bytes =
+      (end + kAlignment - 1) / kAlignment * kAlignment - slot.first_block;
+  slot.target = static_cast<std::byte*>(slot.memory);
+  if (!place || begin % kAlignment != 0 || end % kAlignment != 0) return;
+  std::byte* const own = place(begin, slot.num_bytes);
+  const bool is_aligned =
+      reinterpret_cast<std::uintptr_t>(own) % file.memory_alignment == 0;
+  if (own != nullptr && is_aligned) slot.target = own;
+}
+
+int DirectReader::read(
+    const File& file,
+    std::uint64_t begin,
+    std::uint64_t end,
+    const Place& place,
+    const Take& take) {
+  const std::uint64_t last = (end + kPieceBytes - 1) / kPieceBytes;
+  const std::uint64_t ahead = ring_ != nullptr ? kMostPieces : 1;
+  std::uint64_t next = begin / kPieceBytes;
+  std::uint64_t started = next;
+  const InFlight in_flight(ring_.get());
+  for (; next < last; ++next) {
+    for (; started < std::min(last, next + ahead); ++started) {
+      lay_out(
+          slot(started),
+          std::max(begin, started * kPieceBytes),
+          std::min(end, (started + 1) * kPieceBytes),
+          file,
+          place);
+      start(slot(started), file);
+    }
+    Slot& piece = slot(next);
+    await(piece, file);
+    if (const int error = complete(piece, file)) return error;
+    take(
+        piece.begin,
+        {piece.target + (piece.begin - piece.first_block),
+         piece.end - piece.begin});
+  }
+  return 0;
+}
+
+int read_all(
+    int file,
+    std::uint64_t offset,
+    std::span<std::byte> out,
+    DirectReader::Read call) {
+  while (!out.empty()) {
+    const ssize_t got =
+        call(file, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    if (got == 0) return DirectReader::kEndOfFile;
+    offset += static_cast<std::uint64_t>(got);
+    out = out.subspan(static_cast<std::size_t>(got));
+  }
+  return 0;
+}
+
+std::size_t direct_memory_alignment([[maybe_unused]] int file) {
+#ifdef STATX_DIOALIGN
+  struct statx status {};
+  if (::statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN) != 0 &&
+      status.stx_dio_mem_align != 0) {
+    return status.stx_dio_mem_align;
+  }
+#endif
+  return DirectReader::kAlignment;
+}
+
+}  // namespace accelerate::detail

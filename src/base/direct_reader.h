@@ -1,0 +1,99 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include <sys/types.h>
+#include <unistd.h>
+
+namespace accelerate::detail {
+
+/// Reads ranges of files past the page cache: a cold file then arrives at the
+/// speed of the disk, without a copy through pages that nobody reads again.
+/// Several pieces are in flight: through io_uring where the kernel allows it;
+/// otherwise each piece is waited for, so use several threads with one reader
+/// each. Memory in use: kMostPieces pieces. For one thread.
+class DirectReader {
+ public:
+  static constexpr std::size_t kPieceBytes = 1U << 20U;
+  static constexpr std::size_t kMostPieces = 8;
+  /// Direct reads begin and end at multiples of this.
+  static constexpr std::size_t kAlignment = 4096;
+  /// The result of a read beyond the end of the file.
+  static constexpr int kEndOfFile = -1;
+
+  /// A file open for reading, twice.
+  struct File {
+    int direct = -1;  // with O_DIRECT
+    int plain = -1;   // for reads that `direct` refuses
+    /// The addresses to which `direct` can read are multiples of this.
+    std::size_t memory_alignment = kAlignment;
+  };
+
+  /// Where the bytes [offset, offset + size) of the file may be put at once;
+  /// null for memory of the reader.
+  using Place =
+      std::function<std::byte*(std::uint64_t offset, std::size_t size)>;
+  /// Takes the next bytes of the range, which are at `offset` of the file.
+  using Take =
+      std::function<void(std::uint64_t offset, std::span<const std::byte>)>;
+  /// A call like ::pread.
+  using Read = ssize_t (*)(int file, void* out, std::size_t size, off_t offset);
+
+  explicit DirectReader(bool may_use_io_uring = true);
+  /// Reads by `call` instead of the system's calls, so that tests can make any
+  /// of them fail.
+  explicit DirectReader(Read call);
+  DirectReader(const DirectReader&) = delete;
+  DirectReader& operator=(const DirectReader&) = delete;
+  ~DirectReader();
+
+  /// Reads the bytes [begin, end) and gives them to `take` in order, in pieces.
+  /// Aligned pieces go where `place` says; `place` may be null. Returns 0, the
+  /// error number of a failure, or kEndOfFile. Nothing is in flight any more
+  /// when it returns or throws what `take` throws.
+  int read(
+      const File& file,
+      std::uint64_t begin,
+      std::uint64_t end,
+      const Place& place,
+      const Take& take);
+
+ private:
+  struct Slot;
+  struct Ring;
+  class InFlight;
+
+  Slot& slot(std::uint64_t piece);
+  static void lay_out(
+      Slot& slot,
+      std::uint64_t begin,
+      std::uint64_t end,
+      const File& file,
+      const Place& place);
+  void start(Slot& slot, const File& file);
+  void await(Slot& slot, const File& file);
+  int complete(Slot& slot, const File& file) const;
+
+  std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
+  std::unique_ptr<Ring> ring_;  // null: io_uring is unavailable
+  Read read_;
+};
+
+/// Reads until `out` is full, through the page cache unless the file is open
+/// with O_DIRECT. Returns 0, an error number, or DirectReader::kEndOfFile.
+int read_all(
+    int file,
+    std::uint64_t offset,
+    std::span<std::byte> out,
+    DirectReader::Read call = ::pread);
+
+/// The multiple of which addresses of direct reads must be; kAlignment where
+/// the kernel does not say.
+std::size_t direct_memory_alignment(int file);
+
+}  // namespace accelerate::detail

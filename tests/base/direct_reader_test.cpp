@@ -1,0 +1,238 @@
+#include "base/direct_reader.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include "base/page_cache.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::detail {
+namespace direct_reader_test {
+
+using testing::TemporaryDirectory;
+
+constexpr std::uint64_t kSize = 3 * DirectReader::kPieceBytes + 5'001;
+
+std::string random_bytes(std::size_t size) {
+  std::mt19937_64 random(7);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+// Memory that begins `shift` bytes after a multiple of 4096.
+class Memory {
+ public:
+  Memory(std::size_t size, std::size_t shift) : bytes_(size + shift + 4096) {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    begin_ = bytes_.data() + (4096 - address % 4096) % 4096 + shift;
+  }
+  [[nodiscard]] std::byte* begin() const { return begin_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::byte* begin_;
+};
+
+class DirectReaderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::ofstream(path_, std::ios::binary) << bytes_;
+    file_.plain = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    file_.direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    // A file system without direct reads: all come through the page cache.
+    if (file_.direct < 0) {
+      file_.direct = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    }
+    ASSERT_GE(file_.plain, 0);
+  }
+  void TearDown() override {
+    ::close(file_.plain);
+    ::close(file_.direct);
+  }
+
+  // What `read` gives of [begin, end), with its result.
+  std::pair<int, std::string> read(
+      DirectReader& reader,
+      std::uint64_t begin,
+      std::uint64_t end,
+      const DirectReader::Place& place = nullptr) {
+    std::string found;
+    std::uint64_t next = begin;
+    const int result = reader.read(
+        file_,
+        begin,
+        end,
+        place,
+        [&](std::uint64_t offset, std::span<const std::byte> piece) {
+          EXPECT_EQ(offset, next);
+          next += piece.size();
+          found.append(
+              reinterpret_cast<const char*>(piece.data()), piece.size());
+        });
+    return {result, found};
+  }
+
+  TemporaryDirectory directory_;
+  std::filesystem::path path_ = directory_ / "file";
+  std::string bytes_ = random_bytes(kSize);
+  DirectReader::File file_;
+};
+
+TEST_F(DirectReaderTest, GivesTheSameBytesForAnyOffsetSizeAndAlignment) {
+  DirectReader ring;
+  DirectReader calls(/*may_use_io_uring=*/false);
+  EXPECT_TRUE(rc::check([&] {
+    const auto begin = *rc::gen::inRange<std::uint64_t>(0, kSize + 1);
+    const auto end = *rc::gen::inRange<std::uint64_t>(begin, kSize + 1);
+    const auto shift = *rc::gen::element<std::size_t>(0, 1, 8, 64, 512, 4095);
+    const bool has_place = *rc::gen::arbitrary<bool>();
+    DirectReader& reader = *rc::gen::arbitrary<bool>() ? ring : calls;
+    const Memory memory(kSize, shift);
+    // Some of the bytes want to be in place.
+    const auto first = *rc::gen::inRange<std::uint64_t>(begin, end + 1);
+    const auto place = [&](std::uint64_t offset, std::size_t) -> std::byte* {
+      return offset >= first ? memory.begin() + (offset - first) : nullptr;
+    };
+    const auto [result, found] = read(
+        reader, begin, end, has_place ? DirectReader::Place(place) : nullptr);
+    RC_ASSERT(result == 0);
+    RC_ASSERT(found == bytes_.substr(begin, end - begin));
+  }));
+}
+
+TEST_F(DirectReaderTest, ReadsAlignedPiecesIntoTheirPlace) {
+  DirectReader reader;
+  const Memory memory(kSize, 0);
+  std::vector<std::pair<std::uint64_t, std::size_t>> places;
+  std::size_t num_in_place = 0;
+  const int result = reader.read(
+      file_,
+      100,
+      kSize,
+      [&](std::uint64_t offset, std::size_t size) {
+        places.emplace_back(offset, size);
+        return memory.begin() + offset;
+      },
+      [&](std::uint64_t offset, std::span<const std::byte> piece) {
+        num_in_place += piece.data() == memory.begin() + offset ? 1 : 0;
+      });
+  EXPECT_EQ(result, 0);
+  // The first piece begins between blocks, and the last ends between them.
+  constexpr std::size_t kPiece = DirectReader::kPieceBytes;
+  EXPECT_EQ(
+      places,
+      (std::vector<std::pair<std::uint64_t, std::size_t>>{
+          {kPiece, kPiece}, {2 * kPiece, kPiece}}));
+  EXPECT_EQ(num_in_place, 2U);
+  EXPECT_EQ(
+      std::memcmp(memory.begin() + kPiece, bytes_.data() + kPiece, 2 * kPiece),
+      0);
+}
+
+TEST_F(DirectReaderTest, ReportsTheEndOfTheFile) {
+  for (const bool may_use_io_uring : {true, false}) {
+    DirectReader reader(may_use_io_uring);
+    EXPECT_EQ(read(reader, 0, kSize).first, 0);
+    for (const std::uint64_t end : {kSize + 1, kSize + 4096, 2 * kSize}) {
+      const auto [result, found] = read(reader, 10, end);
+      EXPECT_EQ(result, DirectReader::kEndOfFile) << end;
+      EXPECT_EQ(found, bytes_.substr(10, found.size()));
+    }
+    EXPECT_EQ(
+        read(reader, 3 * kSize, 4 * kSize).first, DirectReader::kEndOfFile);
+    // It can be used again.
+    EXPECT_EQ(read(reader, 0, kSize).second, bytes_);
+  }
+}
+
+TEST_F(DirectReaderTest, ReadsPlainlyWhatIsRefusedDirectly) {
+  const int direct = file_.direct;
+  file_.direct = -1;
+  for (const bool may_use_io_uring : {true, false}) {
+    DirectReader reader(may_use_io_uring);
+    EXPECT_EQ(
+        read(reader, 77, kSize - 3).second, bytes_.substr(77, kSize - 80));
+  }
+  file_.direct = direct;
+}
+
+TEST_F(DirectReaderTest, NamesTheErrorOfAFailedRead) {
+  const DirectReader::File file = file_;
+  file_ = {};
+  for (const bool may_use_io_uring : {true, false}) {
+    DirectReader reader(may_use_io_uring);
+    EXPECT_EQ(read(reader, 0, 10).first, EBADF);
+  }
+  file_ = file;
+}
+
+TEST_F(DirectReaderTest, ThrowsWhatTheTakerThrowsWithNothingInFlight) {
+  DirectReader reader;
+  EXPECT_THROW(
+      reader.read(
+          file_,
+          0,
+          kSize,
+          nullptr,
+          [](auto, auto) { throw std::runtime_error("enough"); }),
+      std::runtime_error);
+  EXPECT_EQ(read(reader, 0, kSize).second, bytes_);
+}
+
+// A disk whose calls are interrupted or short. Short reads of a direct file are
+// complete blocks.
+ssize_t unreliable(int file, void* out, std::size_t size, off_t offset) {
+  static std::atomic<int> num_calls{0};
+  const int call = num_calls++;
+  if (call % 3 == 1) {
+    errno = EINTR;
+    return -1;
+  }
+  const std::size_t most = call % 2 == 0 ? 40'960 : size;
+  return ::pread(file, out, std::min(size, most), offset);
+}
+
+ssize_t broken(int file, void* out, std::size_t size, off_t offset) {
+  if (offset >= static_cast<off_t>(DirectReader::kPieceBytes)) {
+    errno = EIO;
+    return -1;
+  }
+  return ::pread(file, out, size, offset);
+}
+
+TEST_F(DirectReaderTest, SurvivesInterruptedAndShortReads) {
+  DirectReader reader(unreliable);
+  EXPECT_EQ(read(reader, 0, kSize).second, bytes_);
+  EXPECT_EQ(read(reader, 4095, kSize).second, bytes_.substr(4095));
+}
+
+TEST_F(DirectReaderTest, FailsWhereTheDiskFails) {
+  DirectReader reader(broken);
+  const auto [result, found] = read(reader, 0, kSize);
+  EXPECT_EQ(result, EIO);
+  EXPECT_EQ(found, bytes_.substr(0, DirectReader::kPieceBytes));
+}
+
+TEST_F(DirectReaderTest, KnowsThatFreshlyWrittenBytesAreCached) {
+  EXPECT_TRUE(is_mostly_cached(file_.plain, 0, kSize));
+  EXPECT_TRUE(is_mostly_cached(file_.plain, 5000, 1));
+  EXPECT_TRUE(is_mostly_cached(file_.plain, 0, 0));
+}
+
+}  // namespace direct_reader_test
+}  // namespace accelerate::detail
