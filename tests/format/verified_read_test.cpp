@@ -1,4 +1,7 @@
-// Bytes that are hashed while they are read.
+// Bytes that are read from cold and cached files, and hashed on the way.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -8,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "format/checkpoint/checksums.h"
+#include "format/tensors/stored_tensors.h"
 #include "format/tensors/verified_read.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
@@ -49,9 +53,21 @@ class VerifiedRead : public ::testing::Test {
     return {safetensors::Dtype::U8, {size}, {{file, begin, {{0}, {size}}}}};
   }
 
+  // Takes the file out of the page cache, so that it is read directly.
+  void make_cold() const {
+    const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    ASSERT_EQ(::fsync(file), 0);
+    ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+    ::close(file);
+  }
+
+  using Slices = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+  // Reads slices twice: the second time, chunks of a file with a record are
+  // known to be as they were written.
   void expect_equal(
-      const std::vector<std::pair<std::uint64_t, std::uint64_t>>& slices) {
-    const auto file = std::make_shared<const InputFile>(path_, record_);
+      const Slices& slices,
+      const std::shared_ptr<const InputFile>& file) {
     std::vector<StoredTensor> tensors;
     std::vector<std::string> found;
     std::vector<BoxToRead> boxes;
@@ -65,7 +81,6 @@ class VerifiedRead : public ::testing::Test {
            {{0}, {slices[i].second}},
            std::as_writable_bytes(std::span(found[i]))});
     }
-    // Once hashed on the way, once as known.
     for (int pass = 0; pass < 2; ++pass) {
       read_boxes(boxes);
       for (std::size_t i = 0; i < slices.size(); ++i) {
@@ -73,6 +88,21 @@ class VerifiedRead : public ::testing::Test {
             << slices[i].first << " " << slices[i].second;
         found[i].assign(found[i].size(), '\0');
       }
+    }
+  }
+
+  void expect_equal(const Slices& slices) {
+    for (const bool is_checked : {true, false}) {
+      const auto record =
+          is_checked ? std::optional<FileRecord>(record_) : std::nullopt;
+      make_cold();
+      expect_equal(slices, std::make_shared<const InputFile>(path_, record));
+      make_cold();
+      const auto shared = std::make_shared<const InputFile>(path_, record);
+      shared->set_shared();
+      expect_equal(slices, shared);
+      // The pages are there now.
+      expect_equal(slices, std::make_shared<const InputFile>(path_, record));
     }
   }
 
@@ -88,8 +118,8 @@ TEST_F(VerifiedRead, GivesTheSameBytesWhateverTheSlices) {
   // Equal and overlapping ones.
   expect_equal({{10, 500'000}, {10, 500'000}, {400'000, 300'000}, {11, 3}});
   std::mt19937_64 random(2);
-  for (int round = 0; round < 20; ++round) {
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> slices;
+  for (int round = 0; round < 4; ++round) {
+    Slices slices;
     for (int i = 0; i < 30; ++i) {
       const std::uint64_t begin = random() % kSize;
       const std::uint64_t most = round % 2 == 0 ? 1000 : 3'000'000;
@@ -141,6 +171,48 @@ TEST_F(VerifiedRead, ChecksSlicesThatAreCopiedRowByRow) {
   }
   flip(kChunkBytes + 8);
   expect_error<CheckpointError>(read, "the contents of file have changed");
+}
+
+TEST_F(VerifiedRead, FindsADamagedByteOfAColdFile) {
+  flip(2 * kChunkBytes - 9);
+  make_cold();
+  const auto file = std::make_shared<const InputFile>(path_, record_);
+  const StoredTensor tensor = slice(file, kChunkBytes + 4096, 3'000'000);
+  std::vector<std::byte> out(3'000'000);
+  expect_error<CheckpointError>(
+      [&] { read_boxes({{&tensor, {{0}, {out.size()}}, out}}); },
+      "the contents of file have changed between bytes 16777216 and 33554432");
+}
+
+TEST_F(VerifiedRead, SaysThatAColdFileIsTooShort) {
+  fs::resize_file(path_, kSize - 10);
+  for (const bool is_checked : {true, false}) {
+    make_cold();
+    const auto file = std::make_shared<const InputFile>(
+        path_, is_checked ? std::optional<FileRecord>(record_) : std::nullopt);
+    const StoredTensor tensor = slice(file, 10, kSize - 10);
+    std::vector<std::byte> out(kSize - 10);
+    expect_error<CheckpointError>(
+        [&] { read_boxes({{&tensor, {{0}, {out.size()}}, out}}); },
+        "file is shorter than it should be");
+  }
+}
+
+TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheUnlessOthersReadItToo) {
+  std::vector<std::byte> out(kSize);
+  for (const bool is_shared : {false, true}) {
+    make_cold();
+    const auto file = std::make_shared<const InputFile>(path_);
+    if (file->direct().direct < 0) GTEST_SKIP() << "no direct reads here";
+    if (file->is_cached(kChunkBytes, kSize)) {
+      GTEST_SKIP() << "the file system keeps its pages";
+    }
+    if (is_shared) file->set_shared();
+    const StoredTensor tensor = slice(file, 0, kSize);
+    read_boxes({{&tensor, {{0}, {kSize}}, out}});
+    EXPECT_EQ(std::memcmp(out.data(), bytes_.data(), kSize), 0);
+    EXPECT_EQ(file->is_cached(0, kSize), is_shared);
+  }
 }
 
 }  // namespace verified_read_test

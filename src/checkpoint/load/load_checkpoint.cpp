@@ -155,6 +155,9 @@ CheckpointSource Loading::open(const std::filesystem::path& path) const {
   CheckpointSource source;
   const std::string damage = failure_of([&] {
     source = open_checkpoint(path, checkpoints_.world.rank(), options_.verify);
+    if (checkpoints_.world.local_size() > 1) {
+      for (const auto& [name, tensors] : source.sections) share_files(tensors);
+    }
     if (options_.verify && !checkpoints_.load_hooks.empty()) {
       verify_files_of_hooks(checkpoints_, path);
     }

@@ -293,6 +293,7 @@ void load_weights(
   attempt([&] {
     if (!reads) return;
     saved = open_renamed(path, options);
+    if (!reads_on_rank_0 && world.local_size() > 1) share_files(saved);
     take_other_names(saved, section.aliases);
     require_fit(
         path, mismatches("model", saved, destinations, section.aliases, rules));

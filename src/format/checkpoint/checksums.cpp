@@ -1,11 +1,12 @@
 #include "format/checkpoint/checksums.h"
 
 #include <algorithm>
-#include <span>
-#include <string>
+#include <vector>
 
 #include "base/jobs.h"
-#include "format/tensors/stored_tensors.h"
+#include "format/tensors/input_file.h"
+#include "format/tensors/range_reader.h"
+#include "format/tensors/verified_read.h"
 
 namespace accelerate::detail {
 
@@ -16,14 +17,13 @@ FileRecord record_of(const std::filesystem::path& file) {
   const std::size_t num_chunks =
       (record.num_bytes + kChunkBytes - 1) / kChunkBytes;
   record.checksums.resize(num_chunks);
-  const std::size_t num_threads = num_helpful_threads(num_chunks);
-  std::vector<std::string> buffers(num_threads);
+  const std::size_t num_threads = num_reading_threads(num_chunks);
+  std::vector<RangeReader> readers(num_threads);
   run_jobs(num_chunks, num_threads, [&](std::size_t thread, std::size_t chunk) {
     const std::uint64_t begin = chunk * kChunkBytes;
-    std::string& bytes = buffers[thread];
-    bytes.resize(std::min(kChunkBytes, record.num_bytes - begin));
-    input.read_at(begin, std::as_writable_bytes(std::span(bytes)));
-    record.checksums[chunk] = checksum_of(bytes);
+    record.checksums[chunk] = read_and_hash(
+        {&input, begin, std::min(begin + kChunkBytes, record.num_bytes)},
+        readers[thread]);
   });
   return record;
 }

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,51 +12,11 @@
 
 #include <accelerate/safetensors.h>
 
-#include "base/files.h"
 #include "format/checkpoint/manifest.h"
+#include "format/tensors/input_file.h"
 #include "format/tensors/tensor_writer.h"
 
 namespace accelerate::detail {
-
-/// A file that several threads read at once, in slices.
-class InputFile {
- public:
-  /// Throws Error if it cannot be opened. With a record, read_boxes() compares
-  /// checksums.
-  explicit InputFile(
-      std::filesystem::path path,
-      std::optional<FileRecord> record = std::nullopt);
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
-  ~InputFile();
-
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  /// Throws CheckpointError if the file is too short, Error if it cannot be
-  /// read.
-  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
-  /// All bytes of the file, mapped when first asked for.
-  [[nodiscard]] std::span<const std::byte> bytes() const;
-
-  /// The size and checksums that the file should have; null if its bytes are
-  /// not checked.
-  [[nodiscard]] const FileRecord* record() const {
-    return record_ ? &*record_ : nullptr;
-  }
-  /// True if a chunk was found to be as it was written. Requires a record.
-  [[nodiscard]] bool is_verified(std::uint64_t chunk) const {
-    return chunk < verified_.size() && verified_[chunk];
-  }
-  void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
-
- private:
-  std::filesystem::path path_;
-  int file_;
-  std::optional<FileRecord> record_;
-  /// One entry per chunk.
-  mutable std::vector<std::atomic<bool>> verified_;
-  mutable std::once_flag is_mapped_;
-  mutable std::optional<MappedFile> mapped_;
-};
 
 /// A slice of a tensor: where its bytes begin, usually one row after another.
 struct StoredBox {
@@ -93,6 +51,10 @@ StoredTensors stored_in_checkpoint(
     const SavedTensors& saved,
     const std::map<std::string, FileRecord>* records = nullptr);
 
+/// Says of all files of these tensors that other processes of this machine read
+/// them, too (InputFile::set_shared).
+void share_files(const StoredTensors& tensors);
+
 /// The tensors of a safetensors file.
 StoredTensors stored_in_safetensors(const std::filesystem::path& file);
 
@@ -106,7 +68,8 @@ struct BoxToRead {
 };
 
 /// Reads boxes, however they lie in files: only the bytes that are wanted,
-/// several files and pieces at once. Of files that have a record, chunks that
+/// several files and pieces at once, past the page cache where it does not have
+/// them (range_reader.h). Of files that have a record, chunks that
 /// hold such bytes are read in full and hashed on the way, each once. Throws
 /// CheckpointError if a box is not inside its tensor, or `out` has another
 /// size; DamagedCheckpoint (verified_read.h) if a checksum differs; Error if a

@@ -2,12 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <vector>
 
 #include <accelerate/error.h>
 
-#include "format/tensors/stored_tensors.h"
+#include "format/tensors/input_file.h"
+#include "format/tensors/range_reader.h"
 
 namespace accelerate::detail {
 
@@ -18,21 +17,17 @@ class DamagedCheckpoint : public CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
-/// Bytes of a file that are wanted in memory.
-struct FileSegment {
-  std::uint64_t offset = 0;
-  std::span<std::byte> out;
-};
+/// One chunk (kChunkBytes) of a file that has a record, without segments.
+FileRange chunk_range(const InputFile& file, std::uint64_t chunk);
 
-/// Reads segments of one chunk (kChunkBytes) of a file that has a record,
-/// sorted and without overlaps, and hashes the whole chunk on the way: each
-/// piece while it is in the processor's cache. `scratch` is this thread's.
-/// Throws DamagedCheckpoint if the chunk is not what was written.
-void read_and_verify(
-    const InputFile& file,
-    std::uint64_t chunk,
-    std::span<const FileSegment> segments,
-    std::vector<std::byte>& scratch);
+/// Reads a range and returns the XXH3 of all its bytes, each hashed while it is
+/// in the processor's cache. Throws as InputFile::read_at().
+std::uint64_t read_and_hash(const FileRange& range, RangeReader& reader);
+
+/// Reads a chunk of a file that has a record, as chunk_range() makes it, and
+/// compares its checksum. Throws DamagedCheckpoint if the chunk cannot be read
+/// or is not what was written.
+void read_and_verify(const FileRange& chunk, RangeReader& reader);
 
 /// Hashes the chunks that hold bytes [begin, end) of a file that has a record,
 /// unless that was done before. Throws DamagedCheckpoint.

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/direct_reader.h"
+#include "base/files.h"
+#include "format/checkpoint/manifest.h"
+
+namespace accelerate::detail {
+
+/// A file that several threads read at once, in slices.
+class InputFile {
+ public:
+  /// Throws Error if it cannot be opened. With a record, read_boxes() compares
+  /// checksums.
+  explicit InputFile(
+      std::filesystem::path path,
+      std::optional<FileRecord> record = std::nullopt);
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile();
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Throws CheckpointError if the file is too short, Error if it cannot be
+  /// read.
+  void read_at(std::uint64_t offset, std::span<std::byte> out) const;
+  /// Throws what read_at() throws for this result of a DirectReader, unless it
+  /// is 0.
+  void require_read(int result) const;
+  /// All bytes of the file, mapped when first asked for.
+  [[nodiscard]] std::span<const std::byte> bytes() const;
+  /// For reads past the page cache; opened when first asked for. Its `direct`
+  /// is negative where the file system has no such reads.
+  [[nodiscard]] const DirectReader::File& direct() const;
+  /// Whether most pages of a range are in the page cache.
+  [[nodiscard]] bool is_cached(std::uint64_t begin, std::uint64_t end) const;
+
+  /// Says that other processes of this machine read the same bytes, too, which
+  /// should then come from the disk once, through the page cache.
+  void set_shared() const { is_shared_ = true; }
+  [[nodiscard]] bool is_shared() const { return is_shared_; }
+
+  /// The size and checksums that the file should have; null if its bytes are
+  /// not checked.
+  [[nodiscard]] const FileRecord* record() const {
+    return record_ ? &*record_ : nullptr;
+  }
+  /// True if a chunk was found to be as it was written. Requires a record.
+  [[nodiscard]] bool is_verified(std::uint64_t chunk) const {
+    return chunk < verified_.size() && verified_[chunk];
+  }
+  void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
+
+ private:
+  std::filesystem::path path_;
+  int file_;
+  std::optional<FileRecord> record_;
+  /// One entry per chunk.
+  mutable std::vector<std::atomic<bool>> verified_;
+  mutable std::atomic<bool> is_shared_ = false;
+  mutable std::once_flag is_mapped_;
+  mutable std::optional<MappedFile> mapped_;
+  mutable std::once_flag is_direct_open_;
+  mutable DirectReader::File direct_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,162 @@
+#include "format/tensors/range_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/jobs.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Bytes that are read and then hashed at once: they fit into the cache.
+constexpr std::uint64_t kBufferedPiece = 256U << 10U;
+// Shorter segments are copied out of a piece: a system call each would cost
+// more.
+constexpr std::uint64_t kLeastOwnRead = 64U << 10U;
+// Shorter ranges are not worth setting up direct reads.
+constexpr std::uint64_t kLeastDirectRange = 512U << 10U;
+
+bool is_long(const FileSegment& segment) {
+  return segment.out.size() >= kLeastOwnRead;
+}
+
+std::uint64_t end_of(const FileSegment& segment) {
+  return segment.offset + segment.out.size();
+}
+
+// The segments of a range, while its bytes come in order.
+class SegmentCursor {
+ public:
+  explicit SegmentCursor(std::span<const FileSegment> segments)
+      : segments_(segments) {}
+
+  // Copies what is wanted of a piece at `offset`, except what is in its place.
+  void copy_out(std::uint64_t offset, std::span<const std::byte> piece) {
+    skip_before(offset);
+    const std::uint64_t limit = offset + piece.size();
+    for (std::size_t i = next_; i < segments_.size(); ++i) {
+      const FileSegment& segment = segments_[i];
+      if (segment.offset >= limit) return;
+      const std::uint64_t begin = std::max(offset, segment.offset);
+      const std::uint64_t end = std::min(limit, end_of(segment));
+      std::byte* const target = segment.out.data() + (begin - segment.offset);
+      const std::byte* const source = piece.data() + (begin - offset);
+      if (target != source && begin < end) {
+        std::memcpy(target, source, end - begin);
+      }
+    }
+  }
+
+  // The segment that begins at `offset` or holds it; null if none does.
+  const FileSegment* at(std::uint64_t offset) {
+    skip_before(offset);
+    if (next_ == segments_.size() || segments_[next_].offset > offset) {
+      return nullptr;
+    }
+    return &segments_[next_];
+  }
+
+  // Where the first long segment after `offset` begins, at most `limit`.
+  [[nodiscard]] std::uint64_t next_long(
+      std::uint64_t offset,
+      std::uint64_t limit) const {
+    for (std::size_t i = next_; i < segments_.size(); ++i) {
+      if (segments_[i].offset >= limit) break;
+      if (is_long(segments_[i]) && segments_[i].offset > offset) {
+        return segments_[i].offset;
+      }
+    }
+    return limit;
+  }
+
+ private:
+  void skip_before(std::uint64_t offset) {
+    while (next_ < segments_.size() && end_of(segments_[next_]) <= offset) {
+      ++next_;
+    }
+  }
+
+  std::span<const FileSegment> segments_;
+  std::size_t next_ = 0;
+};
+
+// The place of bytes that one segment wants completely.
+std::byte*
+own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
+  const FileSegment* const segment = cursor.at(offset);
+  if (segment == nullptr || end_of(*segment) < offset + size) return nullptr;
+  return segment->out.data() + (offset - segment->offset);
+}
+
+}  // namespace
+
+void RangeReader::read(const FileRange& range, const Visit& visit) {
+  if (range.begin >= range.end) return;
+  const bool is_direct = !range.keeps_cached &&
+      range.end - range.begin >= kLeastDirectRange &&
+      range.file->direct().direct >= 0 &&
+      !range.file->is_cached(range.begin, range.end);
+  if (is_direct) {
+    read_direct(range, visit);
+  } else {
+    read_buffered(range, visit);
+  }
+}
+
+void RangeReader::read_direct(const FileRange& range, const Visit& visit) {
+  if (!direct_) direct_.emplace();
+  // Pieces are asked for ahead of those that are taken.
+  SegmentCursor asked(range.segments);
+  SegmentCursor taken(range.segments);
+  range.file->require_read(direct_->read(
+      range.file->direct(),
+      range.begin,
+      range.end,
+      [&](std::uint64_t offset, std::size_t size) {
+        return own_place(asked, offset, size);
+      },
+      [&](std::uint64_t offset, std::span<const std::byte> piece) {
+        if (visit) visit(piece);
+        taken.copy_out(offset, piece);
+      }));
+}
+
+void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {
+  SegmentCursor cursor(range.segments);
+  std::uint64_t at = range.begin;
+  const auto take = [&](std::span<std::byte> out) {
+    range.file->read_at(at, out);
+    if (visit) visit(out);
+    at += out.size();
+  };
+  while (at < range.end) {
+    const FileSegment* const segment = cursor.at(at);
+    if (segment != nullptr && segment->offset == at && is_long(*segment)) {
+      // To its place. Without `visit`, nothing is gained by small pieces.
+      const std::uint64_t most = visit ? kBufferedPiece : segment->out.size();
+      for (std::size_t done = 0; done < segment->out.size();) {
+        const std::size_t size =
+            std::min<std::uint64_t>(most, segment->out.size() - done);
+        take(segment->out.subspan(done, size));
+        done += size;
+      }
+      continue;
+    }
+    // Up to the next long segment; a piece may end inside a short one.
+    const std::uint64_t limit =
+        cursor.next_long(at, std::min(at + kBufferedPiece, range.end));
+    scratch_.resize(kBufferedPiece);
+    const std::uint64_t offset = at;
+    const auto piece = std::span(scratch_).first(limit - at);
+    take(piece);
+    cursor.copy_out(offset, piece);
+  }
+}
+
+std::size_t num_reading_threads(std::size_t num_ranges) {
+  return std::max<std::size_t>(
+      num_helpful_threads(num_ranges), num_ranges > 1 ? 2 : 1);
+}
+
+}  // namespace accelerate::detail

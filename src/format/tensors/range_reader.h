@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/direct_reader.h"
+#include "format/tensors/input_file.h"
+
+namespace accelerate::detail {
+
+/// Bytes of a file that are wanted in memory.
+struct FileSegment {
+  std::uint64_t offset = 0;
+  std::span<std::byte> out;
+};
+
+/// The bytes [begin, end) of a file, and what is wanted of them.
+struct FileRange {
+  const InputFile* file = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  /// Sorted, without overlaps, inside the range.
+  std::vector<FileSegment> segments = {};
+  /// True for bytes that others read soon, too.
+  bool keeps_cached = false;
+};
+
+/// Reads ranges of files to where they are wanted: past the page cache from a
+/// cold disk, through it where it has them, where others want them, or where
+/// the file system knows no other way. For one thread.
+class RangeReader {
+ public:
+  /// Called with all bytes of a range, in order and piece by piece, each while
+  /// it is in the processor's cache.
+  using Visit = std::function<void(std::span<const std::byte>)>;
+
+  /// Throws as InputFile::read_at(), and what `visit` throws.
+  void read(const FileRange& range, const Visit& visit = nullptr);
+
+ private:
+  void read_direct(const FileRange& range, const Visit& visit);
+  void read_buffered(const FileRange& range, const Visit& visit);
+
+  /// Made for the first direct read.
+  std::optional<DirectReader> direct_;
+  std::vector<std::byte> scratch_;
+};
+
+/// Number of threads worth using to read `num_ranges`, with a RangeReader each:
+/// as num_helpful_threads(), but at least two, since one waits for a disk while
+/// another copies.
+std::size_t num_reading_threads(std::size_t num_ranges);
+
+}  // namespace accelerate::detail
