@@ -16,9 +16,9 @@
 #include <accelerate/progress.h>
 
 #include "base/file_system.h"
+#include "base/progress/byte_progress.h"
 #include "base/sizes.h"
 #include "base/text.h"
-#include "cli/commands/written_bytes.h"
 #include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
@@ -340,8 +340,8 @@ int convert(const CheckpointFlags& flags) {
   fs::path target;
   {
     // The bar goes before messages come.
-    const auto disk =
-        make_disk_with_progress("converting", num_bytes_of(manifest));
+    const auto disk = detail::make_file_system_with_progress(
+        "converting", num_bytes_of(manifest));
     detail::PendingCheckpoint pending(disk, flags.output);
     left_out = detail::write_accelerate_layout(
         *disk,

@@ -11,9 +11,9 @@
 
 #include <accelerate/error.h>
 
+#include "base/progress/byte_progress.h"
 #include "base/sizes.h"
 #include "base/text.h"
-#include "cli/commands/written_bytes.h"
 #include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
 
@@ -43,7 +43,7 @@ int merge(const MergeFlags& flags) {
                                  : detail::ModelFormat::safetensors,
        .removes_checkpoint = flags.removes,
        .make_disk = [](std::uint64_t num_bytes) {
-         return make_disk_with_progress("merging", num_bytes);
+         return detail::make_file_system_with_progress("merging", num_bytes);
        }});
   std::printf(
       "%zu tensors of %s merged into %s\n",
@@ -66,7 +66,8 @@ int convert(const ConvertFlags& flags) {
   const fs::path output = flags.output;
   const detail::StoredTensors tensors = detail::open_weights(flags.input);
   const auto named = detail::named_tensors(tensors);
-  auto disk = make_disk_with_progress("writing", detail::num_bytes_of(named));
+  auto disk = detail::make_file_system_with_progress(
+      "writing", detail::num_bytes_of(named));
   const std::string ending = output.extension().string();
   if (ending == ".safetensors" || ending == ".bin" || ending == ".pt" ||
       ending == ".pth") {

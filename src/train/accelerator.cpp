@@ -8,11 +8,13 @@
 
 #include <accelerate/error.h>
 
+#include "base/progress/progress_bar.h"
 #include "base/require.h"
 #include "base/text.h"
 #include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
+#include "config/terminal_variables.h"
 #include "engines/settings_in_force.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
@@ -25,6 +27,9 @@
 namespace accelerate {
 
 namespace {
+
+// Saves and loads that take less show no bar.
+constexpr double kProgressDelaySeconds = 2;
 
 using detail::format;
 using detail::Session;
@@ -359,6 +364,11 @@ std::shared_ptr<Session> make_session(
       });
   session->checkpoints = std::make_unique<detail::Checkpoints>(
       session->world, *session->agreement, project_configuration(options));
+  session->checkpoints->progress = detail::progress_options_of_rank(
+      {.delay_seconds = kProgressDelaySeconds,
+       .disable = !options.progress_bars},
+      session->world.is_local_main_process(),
+      detail::terminal_variables(environment).has_utf8);
   session->tracking = make_tracking(options, *session, environment);
   session->checkpoints->components.push_back(
       detail::run_component(*session->tracking));
