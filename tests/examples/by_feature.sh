@@ -208,9 +208,9 @@ tracking)
     [ "$(wc -l <"$directory/at_$ranks/losses.txt")" = $steps ] || fail "the program's own tracker lacks steps"
     [ "$(wc -l <"$directory/at_resumed_$ranks/losses.txt")" = $((steps + 5)) ] || fail "the program's own tracker lacks repeated steps"
     [ "$(ls "$directory/at_$ranks/tracking_run/by_feature"/events.out.tfevents.* | wc -l)" -ge 1 ] || fail "TensorBoard got nothing"
-    "$tool" runs export --format json "$directory/at_resumed_$ranks/tracking_run/fit" >"$directory/run.json"
-    for event in 'image.*wanted and found' 'histogram.*weights' 'figure.*losses' 'table.*corners' 'config'; do
-      grep -q "$event" "$directory/run.json" || fail "the journal has no $event"
+    "$tool" runs export --format json "$directory/at_resumed_$ranks/tracking_run/fit" | tr -d ' \n' >"$directory/run.json"
+    for event in image\",\"name\":\"wantedandfound#1 histogram\",\"name\":\"weights figure\",\"name\":\"losses table\",\"name\":\"corners config\",; do
+      grep -qF "$event" "$directory/run.json" || fail "the journal has no $event"
     done
   done
   ;;

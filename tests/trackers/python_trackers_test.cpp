@@ -253,9 +253,8 @@ TEST_F(PythonTrackers, AProcessThatDoesNotAnswerIsEnded) {
       {.environment = environment_, .patience = std::chrono::seconds(1)});
   expect_error<Error>(
       [&] {
-        process.ask(
-            R"({"do": "start", "package": "wandb", "project": "p",
-               "logging_dir": "", "init_kwargs": {}})");
+        process.ask(R"({"do": "start", "package": "wandb", "project": "p", )"
+                    R"("logging_dir": "", "init_kwargs": {}})");
       },
       "has not answered for 1 s");
   EXPECT_FALSE(process.is_running());

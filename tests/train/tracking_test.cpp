@@ -195,10 +195,10 @@ TEST_F(TrackingFacade, PutsTheJournalInTheLoggingDirectory) {
   elsewhere.project_configuration.logging_dir = (directory_ / "logs").string();
   elsewhere.run_name = "r";
   const Accelerator accelerator(elsewhere);
-  accelerator.log({{"a", 1}}, 1);
+  accelerator.log({{"a", 1.0}}, 1);
   accelerator.end_training();
   EXPECT_EQ(accelerator.run_dir(), directory_ / "logs" / "r");
-  EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1"));
+  EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1.0"));
 }
 
 TEST_F(TrackingFacade, RefusesWhatCannotBeLogged) {
