@@ -1,5 +1,7 @@
 #include "base/progress/byte_progress.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace accelerate::detail {
@@ -83,11 +85,15 @@ class CountedFileSystem final : public FileSystem {
 ByteProgress::ByteProgress(
     std::optional<std::uint64_t> num_expected,
     ProgressOptions options)
-    : bar_(options_of_bytes(num_expected, std::move(options))) {}
+    : bar_(options_of_bytes(num_expected, std::move(options))),
+      num_left_(
+          num_expected.value_or(std::numeric_limits<std::uint64_t>::max())) {}
 
 void ByteProgress::add(std::uint64_t num_bytes) {
   const std::lock_guard lock(mutex_);
-  bar_.update(static_cast<std::int64_t>(num_bytes));
+  const std::uint64_t num_shown = std::min(num_bytes, num_left_);
+  num_left_ -= num_shown;
+  bar_.update(static_cast<std::int64_t>(num_shown));
 }
 
 std::shared_ptr<FileSystem> count_writes(

@@ -16,7 +16,8 @@ namespace accelerate::detail {
 /// this does.
 class ByteProgress {
  public:
-  /// `num_expected`: unset if it is not known. Of `options`, those that say what
+  /// `num_expected`: unset if it is not known. What comes beyond it, such as
+  /// headers of files, is not shown. Of `options`, those that say what
   /// is counted are replaced.
   ByteProgress(
       std::optional<std::uint64_t> num_expected,
@@ -27,6 +28,7 @@ class ByteProgress {
  private:
   std::mutex mutex_;
   Progress bar_;
+  std::uint64_t num_left_;
 };
 
 /// `disk`, whose files tell `progress` what they get. Without `progress`, `disk`
