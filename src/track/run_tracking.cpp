@@ -241,17 +241,16 @@ bool RunTracking::is_active() const {
       (options_.journal || feed_ != nullptr);
 }
 
-void RunTracking::push(FeedItem item) {
+void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
   if (!is_active()) return;
   if (!journal_feed_ && options_.journal) open_journal();
   if (!pending_checkpoints_.empty()) note_done_checkpoints(false);
-  item.time.seconds = unix_now();
-  if (item.time.step)
-    last_step_ =
-        std::max(last_step_.value_or(*item.time.step), *item.time.step);
-  const auto shared = std::make_shared<const FeedItem>(std::move(item));
-  if (journal_feed_) journal_feed_->push(shared);
-  if (feed_) feed_->push(shared);
+  LogTime& time = item->time;
+  time.seconds = unix_now();
+  if (time.step)
+    last_step_ = std::max(last_step_.value_or(*time.step), *time.step);
+  if (journal_feed_) journal_feed_->push(item);
+  if (feed_) feed_->push(item);
 }
 
 void RunTracking::on_journal(

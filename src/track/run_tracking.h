@@ -87,8 +87,11 @@ class RunTracking {
       const TrackerKwargs& init_kwargs);
   /// Whether anybody gets what is logged; if not, it need not be made.
   [[nodiscard]] bool is_active() const;
-  /// Sets the item's time.
-  void push(FeedItem item);
+  /// Sets the item's time. The item is not to be changed afterwards.
+  void push(const std::shared_ptr<FeedItem>& item);
+  void push(FeedItem item) {
+    push(std::make_shared<FeedItem>(std::move(item)));
+  }
   /// Adds an event to the journal, in its turn, if there is one.
   void add_event(JournalEvent event, std::optional<std::int64_t> step);
   /// Adds a table of where the time of steps goes, as add_event().
