@@ -29,12 +29,12 @@ int main() {
   using namespace accelerate;
   detail::SystemReader reader("/", detail::Nvml::load());
   const double begin = processor_seconds();
-  std::size_t num_bytes = 0;
-  for (int i = 0; i < kReadings; ++i) num_bytes += reader.json().size();
+  std::size_t num_figures = 0;
+  for (int i = 0; i < kReadings; ++i) num_figures += reader.figures().size();
   const double seconds = (processor_seconds() - begin) / kReadings;
-  if (num_bytes == 0) return 1;
+  if (num_figures == 0) return 1;
   benchmarks::report(
-      {"track_system",
+      {"track",
        "system_percent",
        100 * seconds / kIntervalSeconds,
        "%",

@@ -1,6 +1,7 @@
 #include "cli/commands/checkpoint_command.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -12,8 +13,10 @@
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
+#include <accelerate/progress.h>
 
 #include "base/file_system.h"
+#include "base/progress/byte_progress.h"
 #include "base/sizes.h"
 #include "base/text.h"
 #include "format/accelerate/accelerate_layout.h"
@@ -133,6 +136,12 @@ int list(const CheckpointFlags& flags) {
   return 0;
 }
 
+std::uint64_t num_bytes_of(const Manifest& manifest) {
+  std::uint64_t num = 0;
+  for (const auto& [name, record] : manifest.files) num += record.num_bytes;
+  return num;
+}
+
 int verify(const CheckpointFlags& flags) {
   std::vector<fs::path> checkpoints;
   if (fs::exists(fs::path(flags.path) / detail::kManifestName)) {
@@ -153,6 +162,12 @@ int verify(const CheckpointFlags& flags) {
     std::vector<std::string> complaints;
     try {
       const Manifest manifest = detail::read_manifest(checkpoint);
+      Progress bar(
+          {.description = "reading",
+           .total = static_cast<std::int64_t>(num_bytes_of(manifest)),
+           .unit = "B",
+           .unit_scale = true,
+           .leave = false});
       for (const auto& [name, record] : manifest.files) {
         for (const std::uint64_t place :
              detail::damaged_chunks(checkpoint / name, record)) {
@@ -162,6 +177,7 @@ int verify(const CheckpointFlags& flags) {
               place,
               std::min(place + detail::kChunkBytes, record.num_bytes)));
         }
+        bar.update(static_cast<std::int64_t>(record.num_bytes));
       }
     } catch (const Error& error) {
       complaints.emplace_back(error.what());
@@ -320,19 +336,25 @@ int convert(const CheckpointFlags& flags) {
         "{} exists; give the converted checkpoint a name of its own",
         flags.output));
   }
-  const auto disk = detail::make_file_system();
-  detail::PendingCheckpoint pending(disk, flags.output);
-  const std::vector<std::string> left_out = detail::write_accelerate_layout(
-      *disk,
-      source,
-      manifest,
-      pending.directory(),
-      {.safe_serialization = !flags.is_unsafe});
-  for (const std::string& warning : pending.commit()) {
-    std::fprintf(stderr, "%s\n", warning.c_str());
+  std::vector<std::string> left_out, warnings;
+  fs::path target;
+  {
+    // The bar goes before messages come.
+    const auto disk = detail::make_file_system_with_progress(
+        "converting", num_bytes_of(manifest));
+    detail::PendingCheckpoint pending(disk, flags.output);
+    left_out = detail::write_accelerate_layout(
+        *disk,
+        source,
+        manifest,
+        pending.directory(),
+        {.safe_serialization = !flags.is_unsafe});
+    warnings = pending.commit();
+    target = pending.target();
   }
-  print(
-      format("{} written for Python's Accelerate", pending.target().string()));
+  for (const std::string& warning : warnings)
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  print(format("{} written for Python's Accelerate", target.string()));
   for (const std::string& each : left_out) {
     print(format("  left out: {}", each));
   }

@@ -1,6 +1,7 @@
 #include "cli/commands/weights_command.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -10,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
+#include "base/progress/byte_progress.h"
 #include "base/sizes.h"
 #include "base/text.h"
 #include "format/tensors/merge_weights.h"
@@ -40,7 +41,10 @@ int merge(const MergeFlags& flags) {
        .output = flags.output,
        .format = flags.is_unsafe ? detail::ModelFormat::torch
                                  : detail::ModelFormat::safetensors,
-       .removes_checkpoint = flags.removes});
+       .removes_checkpoint = flags.removes,
+       .make_disk = [](std::uint64_t num_bytes) {
+         return detail::make_file_system_with_progress("merging", num_bytes);
+       }});
   std::printf(
       "%zu tensors of %s merged into %s\n",
       num_tensors,
@@ -60,8 +64,10 @@ struct ConvertFlags {
 
 int convert(const ConvertFlags& flags) {
   const fs::path output = flags.output;
-  const auto disk = detail::make_file_system();
   const detail::StoredTensors tensors = detail::open_weights(flags.input);
+  const auto named = detail::named_tensors(tensors);
+  auto disk = detail::make_file_system_with_progress(
+      "writing", detail::num_bytes_of(named));
   const std::string ending = output.extension().string();
   if (ending == ".safetensors" || ending == ".bin" || ending == ".pt" ||
       ending == ".pth") {
@@ -70,13 +76,15 @@ int convert(const ConvertFlags& flags) {
     detail::WriteModelOptions options;
     options.max_shard_bytes =
         static_cast<std::uint64_t>(detail::parse_size(flags.max_shard_size));
-    detail::write_model(*disk, output, detail::named_tensors(tensors), options);
+    detail::write_model(*disk, output, named, options);
   } else {
     throw ConfigError(format(
         "{} has an unknown extension: end it with .safetensors, .bin, .pt or "
         ".pth, or name a directory",
         output.string()));
   }
+  // Before the message, so that the bar is not below it.
+  disk.reset();
   std::printf(
       "%zu tensors written to %s\n", tensors.size(), shown(output).c_str());
   return 0;

@@ -46,7 +46,8 @@ JournalJson to_json(const RunRecord::Event& event) {
   json["time"] = event.time;
   json["media_type"] = event.event.media_type;
   if (event.event.media_type.starts_with("image/")) {
-    json["num_bytes"] = event.event.body.size();
+    json["num_bytes"] =
+        event.body ? event.body->num_bytes : event.event.body.size();
   } else if (event.event.media_type == detail::media_type::kJson) {
     json["value"] =
         detail::parse_journal_json(event.event.body).value_or(JournalJson());

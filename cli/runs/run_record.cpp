@@ -1,8 +1,6 @@
 #include "cli/runs/run_record.h"
 
 #include <algorithm>
-#include <iterator>
-#include <variant>
 
 #include "base/text.h"
 
@@ -10,10 +8,8 @@ namespace accelerate::cli {
 
 namespace {
 
-using detail::JournalEntry;
-using detail::JournalEvent;
+using detail::JournalDecoder;
 using detail::JournalJson;
-using detail::JournalScalars;
 namespace journal_kind = detail::journal_kind;
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
@@ -42,21 +38,6 @@ void add_settings(
   }
 }
 
-// Texts that were logged among other values.
-void add_texts(
-    const JournalJson& values,
-    const JournalEntry& entry,
-    std::vector<JournalEntry>& texts) {
-  if (!values.is_object()) return;
-  for (const auto& item : values.items()) {
-    if (!item.value().is_string()) continue;
-    texts.push_back(
-        {entry.time,
-         entry.step,
-         detail::text_event(item.key(), item.value().get<std::string>())});
-  }
-}
-
 }  // namespace
 
 RunRecord::RunRecord(RunPlace place)
@@ -64,46 +45,123 @@ RunRecord::RunRecord(RunPlace place)
       reader_(std::make_unique<detail::JournalReader>(place_.journal())) {}
 
 bool RunRecord::update() {
-  std::vector<JournalEntry> entries = reader_->read();
-  if (entries.empty()) return false;
-  if (end_ == 0) begin_ = entries.front().time;
-  for (const JournalEntry& entry : entries) end_ = std::max(end_, entry.time);
-  take_events(entries);
-  history_.add(entries);
-  return true;
-}
-
-// Events that come every few seconds become figures; the bodies are not kept.
-void RunRecord::take_events(std::vector<JournalEntry>& entries) {
-  std::vector<JournalEntry> texts;
-  for (JournalEntry& entry : entries) {
-    auto* const event = std::get_if<JournalEvent>(&entry.content);
-    if (event == nullptr) continue;
-    JournalScalars figures;
-    if (event->kind == journal_kind::kValues) {
-      const auto json = detail::parse_journal_json(event->body);
-      if (json) figures.scalars = detail::figures_of(*json);
-      if (json) add_texts(*json, entry, texts);
-    } else if (event->kind == journal_kind::kSystem) {
-      add_system(entry, event->body);
-    } else if (event->kind == journal_kind::kRanks) {
-      ranks_.push_back({entry.time, detail::read_ranks(event->body)});
-    } else {
-      continue;
+  bool has_more = false;
+  reader_->read([&](JournalDecoder& entries, std::uint64_t payload) {
+    history_.begin_frame();
+    while (entries.next()) {
+      has_more = true;
+      take_entry(entries, payload);
     }
-    entry.content = std::move(figures);
-  }
-  std::move(texts.begin(), texts.end(), std::back_inserter(entries));
+  });
+  drop_lost_samples();
+  return has_more;
 }
 
-void RunRecord::add_system(const JournalEntry& entry, const std::string& body) {
+void RunRecord::take_entry(const JournalDecoder& entry, std::uint64_t payload) {
+  if (!has_any_) begin_ = entry.time();
+  end_ = has_any_ ? std::max(end_, entry.time()) : entry.time();
+  has_any_ = true;
+  switch (entry.kind()) {
+    case JournalDecoder::Kind::scalars:
+      history_.add_scalars(entry);
+      break;
+    case JournalDecoder::Kind::event:
+      take_event(entry, payload);
+      break;
+    case JournalDecoder::Kind::session:
+    case JournalDecoder::Kind::rewind:
+      history_.add(entry.entry());
+      break;
+  }
+}
+
+// Events that come every few seconds become figures. Their bodies are not kept,
+// nor are those of pictures, which may be larger than the memory.
+void RunRecord::take_event(const JournalDecoder& entry, std::uint64_t payload) {
+  const auto& [kind, name, media_type, body] = entry.event();
+  if (kind == journal_kind::kValues) {
+    take_values(entry);
+  } else if (kind == journal_kind::kSystem) {
+    add_system(entry.time(), body);
+  } else if (kind == journal_kind::kRanks) {
+    ranks_.push_back({entry.time(), detail::read_ranks(body)});
+  } else {
+    const bool is_picture = media_type.starts_with("image/");
+    Event event{
+        entry.step(),
+        entry.time(),
+        {std::string(kind),
+         std::string(name),
+         std::string(media_type),
+         is_picture ? "" : std::string(body)},
+        std::nullopt};
+    if (is_picture) event.body = {payload + entry.body_offset(), body.size()};
+    history_.add_event(std::move(event));
+  }
+}
+
+// Numbers become figures, texts become events of their own.
+void RunRecord::take_values(const JournalDecoder& entry) {
+  const auto json = detail::parse_journal_json(entry.event().body);
+  if (!json || !json->is_object()) return;
+  history_.add(
+      {entry.time(),
+       entry.step(),
+       detail::JournalScalars{detail::figures_of(*json)}});
+  for (const auto& item : json->items()) {
+    if (!item.value().is_string()) continue;
+    history_.add(
+        {entry.time(),
+         entry.step(),
+         detail::text_event(item.key(), item.value().get<std::string>())});
+  }
+}
+
+void RunRecord::add_system(double time, std::string_view body) {
   const auto json = detail::parse_journal_json(body);
   if (!json) return;
   for (const auto& [name, value] : detail::figures_of(*json)) {
     std::vector<Point>& points = system_[name];
     points.push_back(
-        {static_cast<std::int64_t>(points.size()), entry.time, value, 0});
+        {static_cast<std::int64_t>(points.size()), time, value, 0});
   }
+}
+
+// A run that goes on from an older checkpoint shows the machine and the ranks
+// as they were while the steps that it shows were made.
+void RunRecord::drop_lost_samples() {
+  if (history_.lost_times() == dropped_) return;
+  dropped_ = history_.lost_times();
+  const auto is_lost = [this](const auto& sample) {
+    return std::any_of(dropped_.begin(), dropped_.end(), [&](const auto& lost) {
+      return lost.has(sample.time);
+    });
+  };
+  std::erase_if(ranks_, is_lost);
+  for (auto& [name, points] : system_) {
+    std::erase_if(points, is_lost);
+    for (std::size_t i = 0; i < points.size(); ++i)
+      points[i].step = static_cast<std::int64_t>(i);
+  }
+}
+
+std::string RunRecord::body_of(const Event& event) const {
+  return event.body
+      ? reader_->read_bytes(event.body->offset, event.body->num_bytes)
+      : event.event.body;
+}
+
+std::vector<const RunRecord::Event*> RunRecord::checkpoints() const {
+  std::vector<const Event*> found;
+  for (const Event& event : events()) {
+    if (event.event.kind == journal_kind::kCheckpoint && event.step)
+      found.push_back(&event);
+  }
+  std::stable_sort(
+      found.begin(), found.end(), [](const Event* one, const Event* other) {
+        return *one->step < *other->step;
+      });
+  return found;
 }
 
 std::optional<std::int64_t> RunRecord::last_step() const {

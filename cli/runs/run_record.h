@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,8 @@ class RunRecord {
   /// Figures of the machine by name; the step of a point is its number.
   [[nodiscard]] const Series& system() const { return system_; }
   [[nodiscard]] const std::vector<RankSample>& ranks() const { return ranks_; }
-  /// All other events.
+  /// All other events. The bodies of pictures are left in the journal; see
+  /// body_of().
   [[nodiscard]] const std::vector<Event>& events() const {
     return history_.events();
   }
@@ -54,6 +56,12 @@ class RunRecord {
       std::string_view name = {}) const {
     return history_.last_event(kind, name);
   }
+
+  /// The body of one of the events. Throws Error if it cannot be read. May be
+  /// called by several threads.
+  [[nodiscard]] std::string body_of(const Event& event) const;
+  /// The checkpoints that have steps, in their order.
+  [[nodiscard]] std::vector<const Event*> checkpoints() const;
 
   /// The largest step of any figure.
   [[nodiscard]] std::optional<std::int64_t> last_step() const;
@@ -68,14 +76,19 @@ class RunRecord {
   [[nodiscard]] detail::JournalSessionInfo info() const;
 
  private:
-  void take_events(std::vector<detail::JournalEntry>& entries);
-  void add_system(const detail::JournalEntry& entry, const std::string& body);
+  void take_entry(const detail::JournalDecoder& entry, std::uint64_t payload);
+  void take_event(const detail::JournalDecoder& entry, std::uint64_t payload);
+  void take_values(const detail::JournalDecoder& entry);
+  void add_system(double time, std::string_view body);
+  void drop_lost_samples();
 
   RunPlace place_;
   std::unique_ptr<detail::JournalReader> reader_;
   detail::RunHistory history_;
   Series system_;
   std::vector<RankSample> ranks_;
+  std::vector<detail::RunHistory::LostTime> dropped_;
+  bool has_any_ = false;
   double begin_ = 0;
   double end_ = 0;
 };

@@ -11,8 +11,7 @@ namespace {
 using Point = RunRecord::Point;
 
 // Keeps the least and the greatest value of a column, in the order of their
-// steps.
-// One is enough of values that are no numbers.
+// steps. One is enough of values that are no numbers.
 void add_extremes(std::span<const Point> column, std::vector<Point>& kept) {
   const Point* least = nullptr;
   const Point* greatest = nullptr;
@@ -34,17 +33,16 @@ std::vector<Point> thin(std::span<const Point> points, std::size_t columns) {
   std::vector<Point> kept{points.front()};
   const std::span<const Point> inner = points.subspan(1, points.size() - 2);
   const auto first = static_cast<double>(inner.front().step);
-  const double width = (static_cast<double>(inner.back().step) - first + 1) /
-      static_cast<double>(columns);
+  const double per_step = static_cast<double>(columns) /
+      (static_cast<double>(inner.back().step) - first + 1);
   const auto column_of = [&](const Point& point) {
     return static_cast<std::size_t>(
-        (static_cast<double>(point.step) - first) / width);
+        (static_cast<double>(point.step) - first) * per_step);
   };
   for (std::size_t begin = 0; begin < inner.size();) {
-    std::size_t end = begin;
-    while (end < inner.size() &&
-           column_of(inner[end]) == column_of(inner[begin]))
-      ++end;
+    const std::size_t column = column_of(inner[begin]);
+    std::size_t end = begin + 1;
+    while (end < inner.size() && column_of(inner[end]) == column) ++end;
     add_extremes(inner.subspan(begin, end - begin), kept);
     begin = end;
   }

@@ -4,15 +4,14 @@
 //
 // ends with a line such as
 //
-//   2 processes, 21000 samples/s, results in digits_run, accuracy=0.9889
-//   digest=3f0c...
+//   2 processes, 21000 samples/s, results in digits_run (accelerate-cpp watch
+//   digits_run/digits-20260131-170500-3f0c), accuracy=0.9889 digest=3f0c...
 //
-// The same seed on the same number of processes gives the same digest.
-#include <algorithm>
+// The same seed on the same number of processes gives the same digest. While it
+// trains, and afterwards, `accelerate-cpp watch digits_run` shows how it goes.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 
 #include <torch/torch.h>
@@ -75,40 +74,6 @@ std::uint64_t digest_of(const torch::nn::Module& module) {
   return digest;
 }
 
-/// A progress line that is redrawn, on the main process only.
-class ProgressBar {
- public:
-  ProgressBar(bool is_shown, std::int64_t total, std::int64_t done)
-      : is_shown_(is_shown), total_(total), done_(done) {}
-
-  void advance(int epoch, double loss) {
-    ++done_;
-    const auto now = Clock::now();
-    if (!is_shown_ ||
-        (done_ < total_ && now - drawn_ < std::chrono::milliseconds(200)))
-      return;
-    drawn_ = now;
-    constexpr int kWidth = 30;
-    const auto filled =
-        static_cast<int>(std::min(done_, total_) * kWidth / total_);
-    std::printf(
-        "[%s%s] %3d %%  epoch %d  loss %.4f%c",
-        std::string(filled, '#').c_str(),
-        std::string(kWidth - filled, '.').c_str(),
-        static_cast<int>(done_ * 100 / total_),
-        epoch + 1,
-        loss,
-        done_ == total_ ? '\n' : '\r');
-    std::fflush(stdout);
-  }
-
- private:
-  bool is_shown_;
-  std::int64_t total_;
-  std::int64_t done_;
-  Clock::time_point drawn_{};
-};
-
 template <class Loader>
 double accuracy_of(
     const accelerate::Accelerator& accelerator,
@@ -128,8 +93,8 @@ double accuracy_of(
   return static_cast<double>(num_right) / static_cast<double>(num_seen);
 }
 
-/// Progress of the training, saved in checkpoints.
-struct Progress {
+/// How far the training is, saved in checkpoints.
+struct Position {
   std::int64_t batches = 0;
   std::int64_t steps = 0;
   accelerate::StateDict state_dict() const {
@@ -143,23 +108,22 @@ struct Progress {
 
 /// Resumes from the newest checkpoint of the project for "latest", if there is
 /// one; otherwise `from` is the directory of a checkpoint.
-bool resume(
+void resume(
     const accelerate::Accelerator& accelerator,
     const std::string& from) {
-  if (from.empty()) return false;
+  if (from.empty()) return;
   if (from != "latest") {
     accelerator.load_state(std::filesystem::path(from));
     accelerator.print("resumed from " + from);
-    return true;
+    return;
   }
   const auto newest = accelerator.latest_checkpoint();
   if (!newest) {
     accelerator.print("nothing to resume from yet: starting from scratch");
-    return false;
+    return;
   }
   accelerator.load_state(*newest);
   accelerator.print("resumed from " + newest->string());
-  return true;
 }
 
 void train(const Flags& flags) {
@@ -192,25 +156,26 @@ void train(const Flags& flags) {
           accelerate::TensorDataset(digits.test.images, digits.test.labels),
           {.batch_size = flags.batch_size}));
 
-  Progress progress;
-  accelerator.register_for_checkpointing(progress);
+  Position position;
+  accelerator.register_for_checkpointing(position);
   // A resumed pass is shorter.
   const std::int64_t batches_of_pass = loader.size();
-  const bool has_resumed = resume(accelerator, flags.resume);
+  // Before anything is logged, so that a resumed run goes on in its journal.
+  resume(accelerator, flags.resume);
+  accelerator.init_trackers(
+      "digits",
+      {{"epochs", flags.epochs},
+       {"batch_size", flags.batch_size},
+       {"seed", std::to_string(flags.seed)},
+       {"learning_rate", flags.learning_rate},
+       {"precision", flags.precision}});
 
-  std::ofstream metrics;
-  if (accelerator.is_main_process()) {
-    std::filesystem::create_directories(flags.project_dir);
-    metrics.open(
-        std::filesystem::path(flags.project_dir) / "metrics.csv",
-        has_resumed ? std::ios::app : std::ios::trunc);
-    if (!has_resumed) metrics << "epoch,loss,accuracy\n";
-  }
-
-  ProgressBar bar(
-      accelerator.is_main_process(),
+  // Ranks of a launcher write to pipes, where a bar is a line now and then.
+  auto bar = accelerator.progress(
       std::int64_t{flags.epochs} * batches_of_pass,
-      progress.batches);
+      {.description = "digits",
+       .initial = position.batches,
+       .line_interval_seconds = 1});
   const auto first_epoch = static_cast<int>(loader.epoch());
   std::chrono::duration<double> train_time{};
   std::int64_t num_samples = 0;
@@ -228,31 +193,36 @@ void train(const Flags& flags) {
       optimizer.step();
       last_loss = loss.item<double>();
       num_samples += loader.total_batch_size();
-      ++progress.batches;
-      if (accelerator.sync_gradients()) ++progress.steps;
+      ++position.batches;
+      if (accelerator.sync_gradients()) ++position.steps;
+      accelerator.log(
+          {{"loss", last_loss}, {"learning_rate", flags.learning_rate}},
+          position.batches);
       if (flags.checkpoint_every > 0 && accelerator.sync_gradients() &&
-          progress.steps % flags.checkpoint_every == 0) {
+          position.steps % flags.checkpoint_every == 0) {
         accelerator.save_state();
       }
-      bar.advance(epoch, last_loss);
+      bar.set_postfix({{"epoch", epoch + 1}, {"loss", last_loss}});
+      bar.update();
     }
     train_time += Clock::now() - start;
     accuracy = accuracy_of(accelerator, model, test_loader);
-    if (metrics.is_open())
-      metrics << epoch + 1 << ',' << last_loss << ',' << accuracy << std::endl;
+    accelerator.log({{"accuracy", accuracy}}, position.batches);
   }
+  bar.close();
 
   const auto whole = accelerator.full_parameters(model);
   if (accelerator.is_main_process()) {
     std::printf(
-        "%d process%s, %.0f samples/s, results in %s, accuracy=%.4f "
-        "digest=%016llx\n",
+        "%d process%s, %.0f samples/s, results in %s (accelerate-cpp watch "
+        "%s), accuracy=%.4f digest=%016llx\n",
         accelerator.num_processes(),
         accelerator.num_processes() == 1 ? "" : "es",
         train_time.count() > 0
             ? static_cast<double>(num_samples) / train_time.count()
             : 0.0,
         flags.project_dir.c_str(),
+        accelerator.run_dir().c_str(),
         accuracy,
         static_cast<unsigned long long>(digest_of(*model.module())));
   }
@@ -286,7 +256,7 @@ int main(int argc, char** argv) {
   app.add_option(
       "--project_dir",
       flags.project_dir,
-      "where metrics.csv and checkpoints are written");
+      "where the runs' journals and checkpoints are written");
   app.add_option(
          "--checkpoint_every",
          flags.checkpoint_every,

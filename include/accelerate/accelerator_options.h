@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -124,6 +125,15 @@ struct AcceleratorOptions {
   /// it can be watched, compared and replayed to any tracker. Without
   /// logging_dir and project_dir it is in "./runs".
   bool journal = true;
+  /// How often the journal gets figures of the machine (processors, memory,
+  /// disk, network, devices, steps per second), and each rank's step, speed and
+  /// memory, which the ranks leave in the store. A sample takes about 0.1 ms of
+  /// a thread of its own. 0: never.
+  std::chrono::milliseconds figures_interval = std::chrono::seconds(5);
+  /// Progress bars on each node's first rank while save_state(), load_state(),
+  /// save_model() or load_model() have taken longer than 2 s. Asynchronous saves
+  /// have none.
+  bool progress_bars = true;
   /// The name of the run. Unset: ACCELERATE_RUN_NAME or `--run_name`, else the
   /// project's name (before init_trackers(), the program's) with date, time and
   /// four hexadecimal digits. A name that exists goes on with that run's

@@ -33,6 +33,8 @@ struct ProgressOptions {
   double unit_divisor = 1000;
   /// Keep the line when the bar ends. False: remove it.
   bool leave = true;
+  /// Nothing is shown before this time has passed, or if the bar ends sooner.
+  double delay_seconds = 0;
   /// Least time between two drawings on a terminal.
   double min_interval_seconds = 0.1;
   /// Least time between two lines where standard error is not a terminal.

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <numeric>
+#include <utility>
 
 #include "base/text.h"
 
@@ -34,6 +35,15 @@ StoreGroup& Checkpoints::save_group() {
         world, format("checkpoint saves of {}", writers.front()), writers);
   }
   return *saves;
+}
+
+std::shared_ptr<ByteProgress> Checkpoints::show_progress(
+    std::string call,
+    std::optional<std::uint64_t> num_bytes) const {
+  if (progress.disable) return nullptr;
+  ProgressOptions options = progress;
+  options.description = std::move(call);
+  return std::make_shared<ByteProgress>(num_bytes, std::move(options));
 }
 
 const std::vector<std::shared_ptr<LoaderSlot>>& Checkpoints::live_loaders() {

@@ -14,6 +14,7 @@
 #include <accelerate/world.h>
 
 #include "base/file_system.h"
+#include "base/progress/byte_progress.h"
 #include "checkpoint/component.h"
 #include "checkpoint/components/models.h"
 #include "checkpoint/save/saver.h"
@@ -45,6 +46,8 @@ struct Checkpoints {
   RankAgreement& agreement;
   ProjectConfiguration project;
   std::shared_ptr<FileSystem> disk = make_file_system();
+  /// Those of bars that long saves and loads show on this rank.
+  ProgressOptions progress = {.disable = true};
   /// The user's objects, in the order of their registration.
   std::vector<AnyStateful> objects;
   /// The slots of prepared loaders, in the order of their preparation.
@@ -77,6 +80,10 @@ struct Checkpoints {
     return agreement.is_leader() || project.save_on_each_node;
   }
   StoreGroup& save_group();
+  /// A bar of the bytes that `call` moves on this rank, if one is shown.
+  [[nodiscard]] std::shared_ptr<ByteProgress> show_progress(
+      std::string call,
+      std::optional<std::uint64_t> num_bytes) const;
   /// The slots of loaders, less those at the end whose loaders were destroyed.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "[trackers] ";
 
-double now() {
+double unix_now() {
   return std::chrono::duration<double>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
@@ -69,9 +70,16 @@ void WarningTap::take(const LogRecord& record) {
 RunTracking::RunTracking(RunTrackingOptions options)
     : options_(std::move(options)) {
   if (options_.run_name) require_run_name(*options_.run_name);
+  if (options_.figures_interval.count() < 0) {
+    throw ConfigError(format(
+        "[track] figures_interval is {} ms; give the time between two samples, "
+        "or 0 for none",
+        options_.figures_interval.count()));
+  }
   chosen_ = filter_trackers(
       options_.log_with, options_.logging_dir, is_installed(options_.log_with));
   if (options_.opens_at_once) open_journal();
+  if (!options_.is_main_process && options_.board) start_figures();
 }
 
 RunTracking::~RunTracking() { finish(); }
@@ -142,13 +150,46 @@ void RunTracking::open_journal() {
   // A writer that reports a failure must not wait for itself.
   options_.warnings->set_target([feed = journal_feed_.get(),
                                  journal = journal_](const std::string& text) {
-    const LogTime time{std::nullopt, now()};
+    const LogTime time{std::nullopt, unix_now()};
     feed->push_if_room(call_item(
         [journal, time, event = warning_event(text)] {
           journal->add(event, time);
         },
         text.size()));
   });
+  start_figures();
+}
+
+RunFiguresOptions RunTracking::figures_options() const {
+  RunFiguresOptions options{
+      .interval = options_.figures_interval,
+      .rank = options_.rank,
+      .num_steps = options_.num_steps,
+      .make_reader = [] { return SystemReader("/"); },
+      .board = options_.board};
+  if (!options_.is_main_process) return options;
+  options.make_reader = [] { return SystemReader("/", Nvml::load()); };
+  // The feed does this where the journal is by then.
+  options.report = [feed = journal_feed_.get(), journal = journal_](
+                       JournalEvent event, double seconds) {
+    const std::size_t num_bytes = event.body.size();
+    feed->push_if_room(call_item(
+        [journal, event = std::move(event), seconds] {
+          journal->add(event, {std::nullopt, seconds});
+        },
+        num_bytes));
+  };
+  options.warn = [this](const std::string& text) { warn(text); };
+  return options;
+}
+
+void RunTracking::start_figures() {
+  if (!options_.journal || options_.figures_interval.count() == 0) return;
+  try {
+    figures_ = std::make_unique<RunFigures>(figures_options());
+  } catch (const std::system_error& error) {
+    close_on_failure("there are no figures of this run", error);
+  }
 }
 
 void RunTracking::init_trackers(
@@ -166,13 +207,13 @@ void RunTracking::init_trackers(
   add_event(project_event(project_name), std::nullopt);
   if (journal_feed_ && !config.empty())
     journal_feed_->push(std::make_shared<FeedItem>(
-        FeedItem{{std::nullopt, now()}, LoggedConfig{config}}));
+        FeedItem{{std::nullopt, unix_now()}, LoggedConfig{config}}));
   TrackerRequest request{
       .project_name = project_name,
       .logging_dir = options_.logging_dir,
       .init_kwargs = {},
       .environment = options_.environment,
-      .begin = now(),
+      .begin = unix_now(),
       .warn = [this](const std::string& text) { warn(text); }};
   TrackerFeed::Trackers trackers;
   for (const ChosenTracker& each : chosen_) {
@@ -200,17 +241,16 @@ bool RunTracking::is_active() const {
       (options_.journal || feed_ != nullptr);
 }
 
-void RunTracking::push(FeedItem item) {
+void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
   if (!is_active()) return;
   if (!journal_feed_ && options_.journal) open_journal();
   if (!pending_checkpoints_.empty()) note_done_checkpoints(false);
-  item.time.seconds = now();
-  if (item.time.step)
-    last_step_ =
-        std::max(last_step_.value_or(*item.time.step), *item.time.step);
-  const auto shared = std::make_shared<const FeedItem>(std::move(item));
-  if (journal_feed_) journal_feed_->push(shared);
-  if (feed_) feed_->push(shared);
+  LogTime& time = item->time;
+  time.seconds = unix_now();
+  if (time.step)
+    last_step_ = std::max(last_step_.value_or(*time.step), *time.step);
+  if (journal_feed_) journal_feed_->push(item);
+  if (feed_) feed_->push(item);
 }
 
 void RunTracking::on_journal(
@@ -225,10 +265,14 @@ void RunTracking::add_event(
   if (!journal_feed_ || has_finished_) return;
   const std::size_t num_bytes = event.name.size() + event.body.size();
   on_journal(
-      [journal = journal_, event = std::move(event), step, time = now()] {
+      [journal = journal_, event = std::move(event), step, time = unix_now()] {
         journal->add(event, {step, time});
       },
       num_bytes);
+}
+
+void RunTracking::add_profile(const TrackedTable& table) {
+  add_event(profile_event(table), last_step_);
 }
 
 void RunTracking::note_checkpoint(
@@ -273,6 +317,7 @@ void RunTracking::flush() {
 
 void RunTracking::finish() {
   if (std::exchange(has_finished_, true)) return;
+  figures_.reset();  // its thread uses the journal's feed
   if (feed_) feed_->finish();
   if (!journal_feed_) return;
   has_finished_ = false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -14,6 +15,7 @@
 
 #include "config/environment.h"
 #include "format/journal/journal_kinds.h"
+#include "track/run_figures.h"
 #include "trackers/feed_item.h"
 #include "trackers/journal_tracker.h"
 #include "trackers/registry.h"
@@ -50,6 +52,13 @@ struct RunTrackingOptions {
   std::shared_ptr<WarningTap> warnings = std::make_shared<WarningTap>();
   /// Describes this process when a journal is opened, all but the run.
   std::function<JournalSessionInfo()> describe = {};
+  /// From one set of figures of the machine and the ranks to the next; 0: none.
+  std::chrono::milliseconds figures_interval{0};
+  /// Number of this rank's steps so far; any thread calls it.
+  std::function<std::int64_t()> num_steps = [] { return std::int64_t{0}; };
+  std::int64_t rank = 0;
+  /// Null in a world of one rank.
+  std::shared_ptr<RankBoard> board = nullptr;
 };
 
 /// Where a run was when a checkpoint was made.
@@ -59,8 +68,9 @@ struct RunPosition {
   std::optional<std::int64_t> step = std::nullopt;
 };
 
-/// An accelerator's trackers and journal. On all but the main process it does
-/// nothing. Functions are for one thread.
+/// An accelerator's trackers and journal. On all but the main process it only
+/// leaves this rank's figures for the journal on the board. Functions are for
+/// one thread.
 class RunTracking {
  public:
   /// Throws ConfigError for what cannot be tracked with. A journal that cannot
@@ -77,10 +87,15 @@ class RunTracking {
       const TrackerKwargs& init_kwargs);
   /// Whether anybody gets what is logged; if not, it need not be made.
   [[nodiscard]] bool is_active() const;
-  /// Sets the item's time.
-  void push(FeedItem item);
+  /// Sets the item's time. The item is not to be changed afterwards.
+  void push(const std::shared_ptr<FeedItem>& item);
+  void push(FeedItem item) {
+    push(std::make_shared<FeedItem>(std::move(item)));
+  }
   /// Adds an event to the journal, in its turn, if there is one.
   void add_event(JournalEvent event, std::optional<std::int64_t> step);
+  /// Adds a table of where the time of steps goes, as add_event().
+  void add_profile(const TrackedTable& table);
   /// Notes a checkpoint once `is_done` says so.
   void note_checkpoint(std::string path, std::function<bool()> is_done);
 
@@ -108,6 +123,8 @@ class RunTracking {
   [[nodiscard]] std::filesystem::path journal_dir() const;
   void name_run();
   void open_journal();
+  [[nodiscard]] RunFiguresOptions figures_options() const;
+  void start_figures();
   void close_on_failure(const std::string& what, const std::exception& error);
   [[nodiscard]] std::string description(const std::string& run) const;
   [[nodiscard]] JournalWriterOptions writer_options() const;
@@ -128,6 +145,7 @@ class RunTracking {
   // Last, so that their threads end first.
   std::unique_ptr<TrackerFeed> journal_feed_;
   std::unique_ptr<TrackerFeed> feed_;
+  std::unique_ptr<RunFigures> figures_;
 };
 
 }  // namespace accelerate::detail

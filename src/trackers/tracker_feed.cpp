@@ -82,8 +82,6 @@ void TrackerFeed::enqueue(
     std::size_t size) {
   num_waiting_bytes_ += size;
   waiting_.emplace_back(std::move(item));
-  // A thread that collects looks by itself.
-  if (std::exchange(is_idle_, false)) work_.notify_one();
 }
 
 void TrackerFeed::run(std::function<void()> function) {
@@ -96,7 +94,6 @@ void TrackerFeed::run(std::function<void()> function) {
     if (has_ended_) return;
     waiting_.emplace_back(Call{[task] { (*task)(); }});
     is_urgent_ = true;
-    is_idle_ = false;
   }
   work_.notify_one();
   done.get();
@@ -122,16 +119,21 @@ std::uint64_t TrackerFeed::num_dropped() const {
   return num_dropped_;
 }
 
+void TrackerFeed::await_items(std::unique_lock<std::mutex>& lock) {
+  do {
+    work_.wait_for(
+        lock, options_.interval, [&] { return is_ending_ || is_urgent_; });
+  } while (waiting_.empty() && !is_ending_);
+  is_urgent_ = false;
+}
+
 void TrackerFeed::work() {
+  // Two lists take turns, so that a loop that logs seldom waits for memory.
+  std::vector<Entry> batch;
   std::unique_lock lock(mutex_);
-  const auto must_hurry = [&] { return is_ending_ || is_urgent_; };
   while (true) {
-    is_idle_ = waiting_.empty();
-    work_.wait(lock, [&] { return is_ending_ || !waiting_.empty(); });
-    is_idle_ = false;
-    work_.wait_for(lock, options_.interval, must_hurry);
-    is_urgent_ = false;
-    std::vector<Entry> batch = std::exchange(waiting_, {});
+    await_items(lock);
+    batch.swap(waiting_);
     num_waiting_bytes_ = 0;
     if (batch.empty()) {
       has_ended_ = true;

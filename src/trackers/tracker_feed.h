@@ -31,8 +31,8 @@ struct TrackerFeedOptions {
   /// About as much memory as waiting items may take.
   std::size_t most_waiting_bytes = std::size_t{256} << 20U;
   WhenFull when_full = WhenFull::drop;
-  /// How long items are collected before they are handed on, so that a loop
-  /// that logs often seldom has to wake a thread.
+  /// How often the thread looks for items. Nobody wakes it for one: that would
+  /// cost the loop ten times as much as all else.
   std::chrono::milliseconds interval{50};
   /// What warnings say of values that are lost to these trackers.
   std::string where_else = "what it lost is in the run's journal";
@@ -83,6 +83,7 @@ class TrackerFeed {
   [[nodiscard]] bool fits(std::size_t size) const;
   void enqueue(std::shared_ptr<const FeedItem> item, std::size_t size);
   void work();
+  void await_items(std::unique_lock<std::mutex>& lock);
   void take(Entry& entry);
   void call_trackers(
       const std::function<void(GeneralTracker&)>& function,
@@ -105,7 +106,6 @@ class TrackerFeed {
   std::size_t num_waiting_bytes_ = 0;
   std::uint64_t num_dropped_ = 0;
   bool is_urgent_ = false;  // somebody waits
-  bool is_idle_ = false;    // the thread waits for anything at all
   bool is_ending_ = false;
   bool has_ended_ = false;
   std::thread thread_;

@@ -8,14 +8,17 @@
 
 #include <accelerate/error.h>
 
+#include "base/progress/progress_bar.h"
 #include "base/require.h"
 #include "base/text.h"
 #include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
+#include "config/terminal_variables.h"
 #include "engines/settings_in_force.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
+#include "track/store_rank_board.h"
 #include "train/accumulation_window.h"
 #include "train/ignored_options.h"
 #include "train/run_state.h"
@@ -24,6 +27,9 @@
 namespace accelerate {
 
 namespace {
+
+// Saves and loads that take less show no bar.
+constexpr double kProgressDelaySeconds = 2;
 
 using detail::format;
 using detail::Session;
@@ -291,7 +297,12 @@ std::unique_ptr<detail::RunTracking> make_tracking(
       .environment = environment,
       .logger = session.world.logger(),
       .warnings = warnings,
-      .describe = detail::describe_process(session.world, session.mesh)};
+      .describe = detail::describe_process(session.world, session.mesh),
+      .figures_interval = options.figures_interval,
+      .num_steps = [counts = session.step_counts] { return counts->most(); },
+      .rank = session.world.rank()};
+  if (session.world.size() > 1)
+    tracking.board = std::make_shared<detail::StoreRankBoard>(session.world);
   Logger& logger = session.world.group().impl()->world->logger;
   logger = logger.also_to(
       [warnings](const LogRecord& record) { warnings->take(record); });
@@ -343,8 +354,7 @@ std::shared_ptr<Session> make_session(
       .tracking = nullptr,
       .checkpoints = nullptr});
   session->steps = session->world.group().impl()->world->steps;
-  session->profile_options =
-      options.profile.value_or(ProfileOptions());
+  session->profile_options = options.profile.value_or(ProfileOptions());
   session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
       [passes = session->num_averaging_passes,
@@ -354,6 +364,11 @@ std::shared_ptr<Session> make_session(
       });
   session->checkpoints = std::make_unique<detail::Checkpoints>(
       session->world, *session->agreement, project_configuration(options));
+  session->checkpoints->progress = detail::progress_options_of_rank(
+      {.delay_seconds = kProgressDelaySeconds,
+       .disable = !options.progress_bars},
+      session->world.is_local_main_process(),
+      detail::terminal_variables(environment).has_utf8);
   session->tracking = make_tracking(options, *session, environment);
   session->checkpoints->components.push_back(
       detail::run_component(*session->tracking));

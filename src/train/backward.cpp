@@ -311,6 +311,7 @@ void Accelerator::lomo_backward(
       if (model != nullptr) model->strategies.average_gradient(gradient);
     });
   });
+  detail::StepCounts::advance(optimizer.prepared()->num_steps);
 }
 
 MicroStep::MicroStep(

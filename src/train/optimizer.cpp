@@ -88,6 +88,7 @@ bool can_step_directly(const detail::Session& session) {
     loss = closure ? prepared.inner->step(closure) : prepared.inner->step();
     detail::use_gradients(prepared);
   }
+  detail::StepCounts::advance(prepared.num_steps);
   for (const auto& model : session.models)
     model->strategies.after_step(*prepared.inner);
   session.step.is_direct = can_step_directly(session);
@@ -130,6 +131,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   at::Tensor loss =
       closure ? prepared_->inner->step(closure) : prepared_->inner->step();
   detail::use_gradients(*prepared_);
+  detail::StepCounts::advance(prepared_->num_steps);
   return loss;
 }
 

@@ -362,6 +362,7 @@ detail::PreparedOptimizer& make_prepared_optimizer(
           .session = &session,
           .inner = &optimizer,
           .num_backwards_used = session.step.num_backwards}));
+  session.step_counts->add(prepared.num_steps);
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
   });

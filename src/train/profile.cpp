@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "track/profiler/profile_session.h"
@@ -27,7 +28,15 @@ Profile Accelerator::profile() const {
 
 Profile Accelerator::profile(const ProfileOptions& options) const {
   detail::ProfileRequest request{
-      .options = options, .world = session_->world, .slot = session_->steps};
+      .options = options,
+      .world = session_->world,
+      .slot = session_->steps,
+      // A profile may outlive the accelerator.
+      .report =
+          [weak = std::weak_ptr(session_)](const std::vector<StepTimes>& rows) {
+            if (const auto session = weak.lock())
+              session->tracking->add_profile(step_times_values(rows));
+          }};
   for (const auto& model : session_->models) {
     if (!model->module) continue;
     const std::string name = model->module->name();

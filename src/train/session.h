@@ -34,6 +34,7 @@
 #include "train/schedule_adapter.h"
 #include "train/settings_report.h"
 #include "train/step_clock.h"
+#include "train/step_counts.h"
 
 namespace accelerate::detail {
 
@@ -72,6 +73,8 @@ struct PreparedOptimizer {
   torch::optim::Optimizer* inner = nullptr;
   /// StepState::num_backwards when the gradients were last used or dropped.
   std::int64_t num_backwards_used = 0;
+  /// See StepCounts.
+  std::int64_t num_steps = 0;
   /// Keeps `inner` alive; null if it is borrowed.
   std::shared_ptr<void> owner = nullptr;
   bool was_destroyed = false;
@@ -202,6 +205,8 @@ struct alignas(64) Session {
   std::int64_t num_releases = 0;
   /// The ranks of this node; made when first needed.
   Join join = {};
+  /// How many steps the optimizers have made; asked by another thread.
+  std::shared_ptr<StepCounts> step_counts = std::make_shared<StepCounts>();
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);

@@ -144,7 +144,7 @@ TEST(LogLevels, RefuseWhatIsNoNameWithALevel) {
 TEST(LogSink, ColorsLinesByLevelIfAsked) {
   const auto written = [](const LogLineOptions& options, LogLevel level) {
     ::testing::internal::CaptureStderr();
-    standard_error_sink(options)({.level = level, .message = "m"});
+    standard_error_sink(options)({.level = level, .area = {}, .message = "m"});
     return ::testing::internal::GetCapturedStderr();
   };
   EXPECT_EQ(

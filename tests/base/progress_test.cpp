@@ -1,20 +1,25 @@
 #include <accelerate/progress.h>
 
+#include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/progress/byte_progress.h"
 #include "base/progress/meter.h"
 #include "base/progress/progress_bar.h"
 #include "base/progress/screen.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace progress_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // The lines that a terminal shows after what was written to it.
 class Terminal {
@@ -238,6 +243,47 @@ TEST(ProgressBar, WritesPlainLinesWhereThereIsNoTerminal) {
       seen.plain,
       "load:  50% 2/4 [00:12<00:12,  6.00s/it]\n"
       "load: 100% 4/4 [00:18<00:00,  4.50s/it, loss=1]\n");
+}
+
+TEST(ProgressBar, ShowsNothingBeforeItsDelay) {
+  Fixture seen;
+  ProgressBar brief = seen.bar({.total = 10, .delay_seconds = 2});
+  seen.now = 1.9;
+  brief.look(9);
+  brief.close(10);
+  EXPECT_EQ(seen.num_writes, 0);
+  ProgressBar bar = seen.bar({.total = 10, .delay_seconds = 2});
+  seen.now += 2;
+  bar.look(5);
+  ASSERT_EQ(seen.terminal.lines().size(), 1U);
+  EXPECT_THAT(seen.terminal.lines()[0], HasSubstr("| 5/10 [00:02<00:02"));
+  bar.close(10);
+  EXPECT_THAT(seen.terminal.lines()[0], HasSubstr("| 10/10 ["));
+}
+
+TEST(ByteProgress, CountsWhatFilesGet) {
+  testing::TemporaryDirectory directory;
+  ::testing::internal::CaptureStderr();
+  {
+    const auto disk = count_writes(
+        make_file_system(),
+        std::make_shared<ByteProgress>(
+            4000,
+            ProgressOptions{
+                .description = "save", .line_interval_seconds = 0}));
+    const std::vector<std::byte> bytes(1000);
+    const std::vector<Bytes> pieces{bytes, bytes, bytes};
+    const auto file = disk->create(directory / "file");
+    file->write_at(0, bytes);
+    file->write_at(1000, pieces);
+    file->write_at(4000, bytes);  // more than was expected
+    file->finish();
+  }
+  const std::string shown = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(shown, HasSubstr("save:  25% 1.00k/4.00k ["));
+  EXPECT_THAT(shown, HasSubstr("save: 100% 4.00k/4.00k ["));
+  EXPECT_THAT(shown, Not(HasSubstr("5.00k")));
+  EXPECT_EQ(std::filesystem::file_size(directory / "file"), 5000U);
 }
 
 TEST(ProgressOptions, AreThoseOfTheRank) {

@@ -209,6 +209,54 @@ TEST_F(Runs, TakeFiguresAndTextsFromMixedValues) {
   EXPECT_FALSE(run.update());
 }
 
+TEST_F(Runs, LeavePicturesInTheJournalUntilTheyAreAskedFor) {
+  RunJournal journal(directory_ / "pictures");
+  const std::string large(3 << 20, 'x');
+  journal.event(5, 1, detail::image_event("small", {}, "png")).write();
+  journal.event(6, 2, detail::image_event("large", {}, large))
+      .event(6, 2, detail::figure_event("plot", "<svg/>"))
+      .event(6, 2, detail::text_event("note", "hi"))
+      .write();
+  cli::RunRecord run({"pictures", directory_ / "pictures"});
+  ASSERT_TRUE(run.update());
+  ASSERT_EQ(run.events().size(), 4U);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(run.events()[i].event.body, "") << i;
+  EXPECT_EQ(run.body_of(run.events()[0]), "png");
+  EXPECT_TRUE(run.body_of(run.events()[1]) == large);
+  EXPECT_EQ(run.body_of(run.events()[2]), "<svg/>");
+  EXPECT_EQ(run.body_of(run.events()[3]), "hi");
+  const auto exported = nlohmann::json::parse(
+      runs({"export", directory_ / "pictures", "--format", "json"}).out);
+  EXPECT_EQ(exported[0]["events"][1]["num_bytes"], 3 << 20);
+}
+
+TEST_F(Runs, DropSamplesOfWorkThatWasLost) {
+  RunJournal journal(directory_ / "resumed");
+  const auto sample = [&](double time, std::int64_t step) {
+    journal.event(time, {}, detail::system_event({{"cpu_percent", time}}))
+        .event(time, {}, detail::ranks_event({{0, step, 1, 2}}));
+  };
+  journal.session(0, {}).scalars(1, 1, {{"loss", 1}});
+  sample(1.5, 1);
+  journal.scalars(2, 2, {{"loss", 2}});
+  sample(2.5, 2);
+  journal.write();
+  cli::RunRecord run({"resumed", directory_ / "resumed"});
+  ASSERT_TRUE(run.update());
+  EXPECT_EQ(run.ranks().size(), 2U);
+  journal.session(10, {}).rewind(10, 1);
+  sample(10.5, 1);
+  journal.scalars(11, 2, {{"loss", 3}}).write();
+  ASSERT_TRUE(run.update());
+  ASSERT_EQ(run.ranks().size(), 2U);
+  EXPECT_EQ(run.ranks()[1].time, 10.5);
+  using Point = cli::RunRecord::Point;
+  EXPECT_EQ(
+      run.system().at("cpu_percent"),
+      (std::vector<Point>{{0, 1.5, 1.5, 0}, {1, 10.5, 10.5, 0}}));
+}
+
 TEST(Figures, KnowWhichValuesAreBetter) {
   using cli::Better;
   for (const char* name : {"loss", "train_loss", "eval/ppl", "valError"})

@@ -1,9 +1,9 @@
 #include <cmath>
-#include <cstring>
 #include <iostream>
 #include <memory>
 #include <string>
 
+#include "cross/run_content.h"
 #include "trackers/tracker_request.h"
 
 // Logs a short run to MLflow, DVCLive or Trackio; where it goes is in the
@@ -42,9 +42,12 @@ int main(int argc, char** argv) {
     const LogTime time{.step = 2 * i, .seconds = 1'700'000'001.0 + i};
     tracker->log({{"train/loss", 1.0 / (i + 3)}, {"whole", i}}, time, {});
   }
-  tracker->log(
-      {{"inf", INFINITY}}, {.step = 3000, .seconds = 1'700'002'000.0}, {});
-  tracker->log_figure("curve", "<svg/>", {}, {});
+  const LogTime end{.step = 3000, .seconds = 1'700'002'000.0};
+  tracker->log({{"inf", INFINITY}, {"text", "two\nlines \u2713"}}, end, {});
+  tracker->log_images("val/out", cross::gradient_images(), end, {});
+  tracker->log_table("results", cross::mixed_table(), end, {});
+  tracker->log_histogram("weights", cross::three_buckets(), end, {});
+  tracker->log_figure("curve", "<svg/>", end, {});
   tracker->finish();
   return 0;
 }

@@ -1,6 +1,5 @@
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -14,6 +13,7 @@
 
 #include <accelerate/tracker.h>
 
+#include "cross/run_content.h"
 #include "trackers/tracker_request.h"
 
 // Writes a run by each tracker whose files Python's packages read, and what was
@@ -47,31 +47,6 @@ json configuration_json() {
       {"empty", ""}};
 }
 
-TrackedImages gradient_images() {
-  TrackedImages images{{2, 3, 4, 5}, "NCHW", false, {}};
-  for (int i = 0; i < 2 * 3 * 4 * 5; ++i)
-    images.values += static_cast<char>(7 * i % 256);
-  return images;
-}
-
-TrackedTable mixed_table() {
-  return {
-      {"name", "score", "right"},
-      {{"first", 0.5, true}, {"second", 2, {}}, {"th\u00efrd", -1e300, false}}};
-}
-
-TrackedHistogram three_buckets() {
-  TrackedHistogram histogram;
-  histogram.edges = {-1, 0, 0.5, 2};
-  histogram.counts = {3, 1, 6};
-  histogram.min = -0.75;
-  histogram.max = 1.5;
-  histogram.sum = 4.5;
-  histogram.sum_squares = 11.25;
-  histogram.num = 10;
-  return histogram;
-}
-
 /// Logs all there is to log; returns the scalars as [step, name, value].
 json log_everything(GeneralTracker& tracker) {
   std::mt19937_64 random(5);
@@ -98,9 +73,9 @@ json log_everything(GeneralTracker& tracker) {
   tracker.log({{"long", std::string(100'000, 'x')}}, end, {});
   tracker.log({{"text", "two\nlines \u2713"}}, end, {});
   tracker.log({{"both", TrackedValues{{"a", 1.5}, {"b", 2}}}}, end, {});
-  tracker.log_images("val/out", gradient_images(), end, {});
-  tracker.log_table("results", mixed_table(), end, {});
-  tracker.log_histogram("weights", three_buckets(), end, {});
+  tracker.log_images("val/out", cross::gradient_images(), end, {});
+  tracker.log_table("results", cross::mixed_table(), end, {});
+  tracker.log_histogram("weights", cross::three_buckets(), end, {});
   tracker.finish();
   return scalars;
 }

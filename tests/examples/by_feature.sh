@@ -193,6 +193,27 @@ stream)
   says 2 "rank 0: read 10000 samples, trained on 5000"
   says 2 "rank 1: read 0 samples, trained on 5000"
   ;;
+tracking)
+  # figures DIRECTORY: what the run's journal has, without times.
+  figures() { "$tool" runs export "$directory/$1/tracking_run/fit" | cut -d , -f 2,3,5; }
+  for ranks in 1 2; do
+    on $ranks interrupted_$ranks tracking 12
+    mv "$directory/at_interrupted_$ranks" "$directory/at_resumed_$ranks"
+    on $ranks resumed_$ranks tracking
+    figures at_$ranks >"$directory/figures"
+    steps=$((ranks == 1 ? 20 * 25 : 20 * 13))
+    [ "$(grep '^loss,' "$directory/figures" | cut -d , -f 2)" = "$(seq $steps)" ] || fail "not each of $steps steps once"
+    figures at_resumed_$ranks | diff "$directory/figures" - || fail "the resumed run logged other figures on $ranks ranks"
+    # Trackers get what is repeated.
+    [ "$(wc -l <"$directory/at_$ranks/losses.txt")" = $steps ] || fail "the program's own tracker lacks steps"
+    [ "$(wc -l <"$directory/at_resumed_$ranks/losses.txt")" = $((steps + 5)) ] || fail "the program's own tracker lacks repeated steps"
+    [ "$(ls "$directory/at_$ranks/tracking_run/by_feature"/events.out.tfevents.* | wc -l)" -ge 1 ] || fail "TensorBoard got nothing"
+    "$tool" runs export --format json "$directory/at_resumed_$ranks/tracking_run/fit" | tr -d ' \n' >"$directory/run.json"
+    for event in image\",\"name\":\"wantedandfound#1 histogram\",\"name\":\"weights figure\",\"name\":\"losses table\",\"name\":\"corners config\",; do
+      grep -qF "$event" "$directory/run.json" || fail "the journal has no $event"
+    done
+  done
+  ;;
 *)
   fail "no check shows that $example does what it is about"
   ;;

@@ -13,7 +13,13 @@ digest() { sed -E 's/.*digest=//'; }
 line=$("$tool" launch --num_processes 2 "$digits" --project_dir out | closing)
 echo "$line"
 awk -v a="$(accuracy <<<"$line")" 'BEGIN { exit !(a >= 0.97) }' || { echo "it did not learn"; exit 1; }
-[ "$(wc -l <out/metrics.csv)" -eq 31 ] || { echo "metrics.csv is incomplete"; exit 1; }
+# The closing line names the run, in whose journal everything is that was logged.
+run=$(sed -E 's/.*\(accelerate-cpp watch (.*)\).*/\1/' <<<"$line")
+[ -s "$run/journal" ] || { echo "the closing line does not say how to watch the run"; exit 1; }
+"$tool" runs export "$run" | awk -F , '{ count[$2]++; value[$2] = $5; step[$2] = $3 } END {
+  exit !(count["accuracy"] == 30 && count["loss"] == step["accuracy"] && count["learning_rate"] == count["loss"] &&
+         value["learning_rate"] == 0.003 && value["accuracy"] >= 0.97 && value["loss"] > 0) }' ||
+  { echo "the journal is incomplete"; "$tool" runs show "$run"; exit 1; }
 
 first=$("$tool" launch --num_processes 2 "$digits" --epochs 2 --seed 5 | closing | digest)
 again=$("$tool" launch --num_processes 2 "$digits" --epochs 2 --seed 5 | closing | digest)

@@ -1,14 +1,16 @@
 // Kills a run that logs 10,000 values a second again and again, at random
 // moments, and resumes it from a step before. After each kill the journal must
-// be readable and hold all that was logged more than a second before; at the
-// end each step must be there once.
+// be readable, hold all that was logged more than SECONDS before, and have each
+// step once, as the last attempt that logged it did; what an earlier attempt
+// left and the resumed run kept may never be lost.
 // usage: kill_logging LOGGING_RUN NUM_KILLS [SECONDS [SEED]]
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <iostream>
-#include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -19,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "faults/logged_value.h"
 #include "format/journal/journal_reader.h"
 #include "format/journal/run_history.h"
 #include "support/temporary_directory.h"
@@ -27,10 +30,12 @@ extern char** environ;
 
 namespace {
 
+using accelerate::faults::kMostSteps;
+using accelerate::faults::kValuesInStep;
+using accelerate::faults::logged_value;
 using accelerate::testing::TemporaryDirectory;
 namespace detail = accelerate::detail;
 
-constexpr int kValuesInStep = 10;
 constexpr int kKillsInRun = 10;
 
 struct Report {
@@ -42,9 +47,14 @@ std::int64_t nanoseconds() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
-class Run {
+[[noreturn]] void fail(const std::string& text) {
+  std::cout << text << '\n';
+  std::exit(1);
+}
+
+class Process {
  public:
-  explicit Run(std::vector<std::string> command) {
+  explicit Process(std::vector<std::string> command) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) std::exit(2);
     posix_spawn_file_actions_t actions;
@@ -61,9 +71,9 @@ class Run {
     out_ = ends[0];
     reader_ = std::thread([this] { read_reports(); });
   }
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-  ~Run() { close(out_); }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() { close(out_); }
 
   void kill() const { ::kill(pid_, SIGKILL); }
   /// What it logged, once it has ended; whether it ended by itself.
@@ -89,96 +99,162 @@ class Run {
   std::thread reader_;
 };
 
-/// What is in the journal; ends the program if it is damaged.
-detail::RunHistory history_in(const std::string& journal) {
+/// By step, from 0 on: the attempt that logged it. Ends the program if the
+/// journal is damaged, or a step is missing, there twice, or incomplete.
+std::vector<std::int64_t> attempts_in(const std::string& journal) {
   detail::JournalReader reader(journal);
   detail::RunHistory history;
   history.add(reader.read());
-  if (reader.num_damaged_bytes() > 0) {
-    std::cout << reader.num_damaged_bytes() << " bytes are damaged\n";
-    std::exit(1);
+  if (reader.num_damaged_bytes() > 0)
+    fail(std::to_string(reader.num_damaged_bytes()) + " bytes are damaged");
+  std::optional<std::vector<std::int64_t>> attempts;
+  for (int i = 0; i < kValuesInStep; ++i) {
+    const std::string name = "value" + std::to_string(i);
+    const auto series = history.series().find(name);
+    std::vector<std::int64_t> own;
+    if (series != history.series().end()) {
+      for (const auto& point : series->second) {
+        const auto step = static_cast<std::int64_t>(own.size());
+        const auto attempt =
+            static_cast<std::int64_t>(point.value) / kValuesInStep / kMostSteps;
+        if (point.step != step || point.value != logged_value(attempt, step, i))
+          fail(
+              name + " has step " + std::to_string(point.step) + " and value " +
+              std::to_string(point.value) + " in the place of step " +
+              std::to_string(step));
+        own.push_back(attempt);
+      }
+    }
+    if (attempts && *attempts != own)
+      fail(name + " has other steps than value0");
+    attempts = std::move(own);
   }
-  return history;
+  return *attempts;
 }
 
-/// The last step of which all values are there, from 0 on; -1 if there is none.
-std::int64_t last_step(const detail::RunHistory& history) {
-  const auto& series = history.series();
-  if (series.size() < kValuesInStep) return -1;
-  std::int64_t last = -1;
-  bool is_first = true;
-  for (const auto& [name, points] : series) {
-    const int number = std::stoi(name.substr(std::string("value").size()));
-    std::int64_t step = -1;
-    for (const auto& point : points) {
-      const auto expected =
-          static_cast<double>((step + 1) * kValuesInStep + number);
-      if (point.step != step + 1 || point.value != expected) {
-        std::cout << name << " has step " << point.step << " after " << step
-                  << '\n';
-        std::exit(1);
-      }
-      ++step;
-    }
-    last = is_first ? step : std::min(last, step);
-    is_first = false;
+/// A run that is killed and resumed.
+class KilledRun {
+ public:
+  KilledRun(std::string program, std::int64_t grace_nanoseconds)
+      : program_(std::move(program)), grace_(grace_nanoseconds) {}
+
+  /// The number of steps that the journal has.
+  [[nodiscard]] std::int64_t num_steps() const {
+    return static_cast<std::int64_t>(attempts_.size());
   }
-  return last;
-}
+
+  /// Resumes it after that many steps, and kills it some time later.
+  void resume_and_kill(std::int64_t num_kept, std::chrono::milliseconds time) {
+    Process process(command(num_kept, kMostSteps));
+    std::this_thread::sleep_for(time);
+    const std::int64_t end = nanoseconds();
+    process.kill();
+    std::vector<Report> reports;
+    if (process.wait(reports)) fail("the run ended before it was killed");
+    if (!std::filesystem::exists(journal())) {
+      // It may have been killed before it began.
+      if (!reports.empty() && reports.front().nanoseconds <= end - grace_)
+        fail("there is no journal");
+      return;
+    }
+    check(num_kept);
+    for (const Report& report : reports) {
+      if (report.nanoseconds > end - grace_ || has(report.step)) continue;
+      fail(
+          "step " + std::to_string(report.step) +
+          " is lost, which was logged " +
+          std::to_string(static_cast<double>(end - report.nanoseconds) / 1e9) +
+          " s before the kill");
+    }
+  }
+
+  /// Resumes it after that many steps, and lets it end.
+  void resume_to_end(std::int64_t num_kept) {
+    constexpr std::int64_t kMore = 50;
+    Process process(command(num_kept, num_kept + kMore));
+    std::vector<Report> reports;
+    if (!process.wait(reports)) fail("the resumed run failed");
+    check(num_kept);
+    if (num_steps() != num_kept + kMore || !has(num_steps() - 1))
+      fail("the resumed run lacks steps at its end");
+  }
+
+ private:
+  [[nodiscard]] std::string journal() const {
+    return (directory_ / "run" / "journal").string();
+  }
+
+  std::vector<std::string> command(
+      std::int64_t num_kept,
+      std::int64_t num_steps) {
+    ++attempt_;
+    return {
+        program_,
+        directory_.path().string(),
+        "run",
+        std::to_string(num_kept - 1),
+        std::to_string(num_steps),
+        std::to_string(attempt_)};
+  }
+
+  // Whether the last attempt has logged the step.
+  [[nodiscard]] bool has(std::int64_t step) const {
+    return step < num_steps() &&
+        attempts_[static_cast<std::size_t>(step)] == attempt_;
+  }
+
+  // Steps that were kept are as they were. Those behind them are the last
+  // attempt's, or what they were if it left no trace.
+  void check(std::int64_t num_kept) {
+    std::vector<std::int64_t> found = attempts_in(journal());
+    std::vector<std::int64_t> expected(
+        attempts_.begin(),
+        attempts_.begin() + static_cast<std::ptrdiff_t>(num_kept));
+    if (found.size() > expected.size() && found.back() == attempt_) {
+      expected.resize(found.size(), attempt_);
+    } else if (found != expected) {
+      expected = attempts_;
+    }
+    if (found != expected)
+      fail(
+          "after attempt " + std::to_string(attempt_) + " from step " +
+          std::to_string(num_kept) +
+          ", steps that were kept are lost, or such "
+          "that were repeated are as before");
+    attempts_ = std::move(found);
+  }
+
+  std::string program_;
+  std::int64_t grace_;
+  TemporaryDirectory directory_;
+  std::int64_t attempt_ = 0;
+  std::vector<std::int64_t> attempts_;  // by step, what the journal has
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string program = argv[1];
   const int num_kills = std::atoi(argv[2]);
   const double seconds = argc > 3 ? std::atof(argv[3]) : 1;
   std::mt19937 random(argc > 4 ? static_cast<unsigned>(std::atoi(argv[4])) : 1);
   const auto draw = [&](std::int64_t most) {
     return std::uniform_int_distribution<std::int64_t>(0, most)(random);
   };
-  const auto grace = static_cast<std::int64_t>(seconds * 1e9);
+  // Long enough that there are older records to look for.
+  const auto longest = static_cast<std::int64_t>((seconds + 1.5) * 1000);
   int num_killed = 0;
   while (num_killed < num_kills) {
-    const TemporaryDirectory directory;
-    const std::string journal = (directory / "run" / "journal").string();
-    std::int64_t kept = -1;
+    KilledRun run(argv[1], static_cast<std::int64_t>(seconds * 1e9));
+    const auto draw_kept = [&] {
+      return run.num_steps() -
+          draw(std::min<std::int64_t>(run.num_steps(), 200));
+    };
     for (int i = 0; i < kKillsInRun && num_killed < num_kills; ++i) {
-      Run run(
-          {program,
-           directory.path().string(),
-           "run",
-           std::to_string(kept),
-           "1000000000"});
-      std::this_thread::sleep_for(std::chrono::milliseconds(draw(2500)));
-      const std::int64_t time = nanoseconds();
-      run.kill();
-      std::vector<Report> reports;
-      if (run.wait(reports)) return 2;
+      run.resume_and_kill(
+          draw_kept(), std::chrono::milliseconds(draw(longest)));
       ++num_killed;
-      if (reports.empty()) continue;
-      const std::int64_t last = last_step(history_in(journal));
-      for (const Report& report : reports) {
-        if (report.nanoseconds > time - grace || report.step <= last) continue;
-        std::cout << "step " << report.step << " is lost, which was logged "
-                  << static_cast<double>(time - report.nanoseconds) / 1e9
-                  << " s before the kill\n";
-        return 1;
-      }
-      kept = last < 0 ? -1 : last - draw(std::min<std::int64_t>(last, 200));
     }
-    const std::int64_t num_steps = kept + 50;
-    Run run(
-        {program,
-         directory.path().string(),
-         "run",
-         std::to_string(kept),
-         std::to_string(num_steps)});
-    std::vector<Report> reports;
-    if (!run.wait(reports)) return 2;
-    if (last_step(history_in(journal)) != num_steps - 1) {
-      std::cout << "the resumed run lacks steps at its end\n";
-      return 1;
-    }
+    run.resume_to_end(draw_kept());
   }
   std::cout << num_killed << " kills, all as expected\n";
 }

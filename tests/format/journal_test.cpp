@@ -16,6 +16,7 @@
 
 #include "base/files.h"
 #include "format/journal/journal_frame.h"
+#include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
 #include "format/journal/journal_writer.h"
 #include "format/journal/run_history.h"
@@ -141,6 +142,73 @@ TEST(Journal, CanBeReadWhileItIsWritten) {
   ASSERT_TRUE(writer.flush());
   EXPECT_EQ(losses(reader.read()), (std::vector<double>{1}));
   EXPECT_EQ(reader.read(), Entries());
+}
+
+// Frames of all sizes around those of the blocks in which a file is read.
+TEST(Journal, IsReadWholeWhateverTheSizesOfItsFrames) {
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "journal";
+  const std::size_t sizes[] = {
+      1, 5000, 1 << 20, 10, (1 << 20) - 60, 3 << 20, 7};
+  Entries expected;
+  std::ofstream file(path, std::ios::binary);
+  JournalEncoder encoder;
+  for (const std::size_t size : sizes) {
+    const char letter = static_cast<char>('a' + expected.size());
+    expected.push_back(
+        {1,
+         std::nullopt,
+         JournalEvent{"text", "", "", std::string(size, letter)}});
+    encoder.add(expected.back());
+    file << encoder.take_frame(expected.size());
+  }
+  file.close();
+  JournalReader reader(path);
+  EXPECT_TRUE(reader.read() == expected);
+  EXPECT_EQ(reader.end_of_frames(), fs::file_size(path));
+  EXPECT_EQ(reader.num_damaged_bytes(), 0u);
+}
+
+TEST(Journal, SaysWhereTheBodiesOfItsEventsAre) {
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "journal";
+  {
+    JournalWriter writer(path, "{}", kPatient);
+    log(writer, 0, 1);
+    writer.add({"image", "first", "image/png", "one"}, 0);
+    ASSERT_TRUE(writer.flush());
+    writer.add({"image", "second", "image/png", "another"}, 1);
+  }
+  JournalReader reader(path);
+  std::vector<std::string> bodies;
+  reader.read([&](JournalDecoder& entries, std::uint64_t payload) {
+    while (entries.next()) {
+      if (entries.kind() != JournalDecoder::Kind::event) continue;
+      bodies.push_back(reader.read_bytes(
+          payload + entries.body_offset(), entries.event().body.size()));
+    }
+  });
+  EXPECT_EQ(bodies, (std::vector<std::string>{"one", "another"}));
+  EXPECT_EQ(reader.read_bytes(reader.end_of_frames() - 3, 9), "her");
+}
+
+TEST(Journal, GoesOnAfterAFrameThatWasRefused) {
+  const TemporaryDirectory directory;
+  const fs::path path = directory.path() / "journal";
+  {
+    JournalWriter writer(path, "{}", kPatient);
+    for (int i = 0; i < 3; ++i) {
+      log(writer, i, i);
+      ASSERT_TRUE(writer.flush());
+    }
+  }
+  JournalReader reader(path);
+  int num_frames = 0;
+  const auto refuse_second = [&](JournalDecoder&, std::uint64_t) {
+    if (++num_frames == 2) throw Error("[test] refused");
+  };
+  expect_error<Error>([&] { reader.read(refuse_second); }, "refused");
+  EXPECT_EQ(losses(reader.read()), (std::vector<double>{2}));
 }
 
 // What a power cut can leave: the file ends anywhere.
@@ -397,6 +465,120 @@ TEST(RunHistory, DropsAllThatFollowsAStepToWhichTheRunReturns) {
   EXPECT_EQ(history.last_event("config")->event.body, "{}");
   EXPECT_EQ(history.last_event("image"), nullptr);
   EXPECT_EQ(history.sessions().size(), 2u);
+}
+
+// Entries of a run at times, the first of its processes from 0 on.
+class TimedRun {
+ public:
+  TimedRun& begins(double time) {
+    history_.add({{time, std::nullopt, JournalSession{"{}"}}});
+    return *this;
+  }
+  TimedRun& loss(double time, std::int64_t step) {
+    history_.add({{time, step, JournalScalars{{{"loss", 1}}}}});
+    return *this;
+  }
+  TimedRun& samples(double time) {
+    history_.add({{time, std::nullopt, system_event({{"cpu_percent", time}})}});
+    history_.add({{time, std::nullopt, ranks_event({{0, 1, 2, 3}})}});
+    history_.add({{time, std::nullopt, warning_event("hot")}});
+    return *this;
+  }
+  TimedRun& rewinds(double time, std::int64_t step) {
+    history_.add({{time, step, JournalRewind{}}});
+    return *this;
+  }
+  [[nodiscard]] std::vector<double> times_of(std::string_view kind) const {
+    std::vector<double> times;
+    for (const auto& each : history_.events())
+      if (each.event.kind == kind) times.push_back(each.time);
+    return times;
+  }
+  [[nodiscard]] const RunHistory& history() const { return history_; }
+
+ private:
+  RunHistory history_;
+};
+
+using Times = std::vector<double>;
+using LostTimes = std::vector<RunHistory::LostTime>;
+
+TEST(RunHistory, DropsSamplesOfTheTimeThatWasLost) {
+  TimedRun run;
+  run.begins(0).loss(1, 1).samples(1.5).loss(2, 2).samples(2.5).loss(3, 3);
+  run.samples(3.5).begins(10).samples(10.5).rewinds(11, 1).loss(12, 2);
+  EXPECT_EQ(run.history().lost_times(), (LostTimes{{2, 10}}));
+  EXPECT_EQ(run.times_of("system"), (Times{1.5, 10.5}));
+  EXPECT_EQ(run.times_of("ranks"), (Times{1.5, 10.5}));
+  // Why a process ended stays.
+  EXPECT_EQ(run.times_of("warning"), (Times{1.5, 2.5, 3.5, 10.5}));
+}
+
+TEST(RunHistory, DropsSamplesOfStepsThatALaterProcessRepeats) {
+  TimedRun run;
+  run.begins(0).loss(1, 1).samples(1.5).loss(2, 2).samples(2.5);
+  run.begins(10).samples(10.5).loss(11, 2).samples(11.5).loss(12, 3);
+  EXPECT_EQ(run.history().lost_times(), (LostTimes{{2, 10}}));
+  EXPECT_EQ(run.times_of("system"), (Times{1.5, 10.5, 11.5}));
+}
+
+TEST(RunHistory, DropsSamplesSinceAStepToWhichAProcessItselfReturns) {
+  TimedRun run;
+  run.begins(0).loss(1, 1).samples(1.5).loss(2, 2).samples(2.5);
+  run.rewinds(3, 1).samples(3.5).loss(4, 2).samples(4.5);
+  EXPECT_EQ(run.history().lost_times(), (LostTimes{{2, 3}}));
+  EXPECT_EQ(run.times_of("ranks"), (Times{1.5, 3.5, 4.5}));
+}
+
+TEST(RunHistory, KeepsSamplesWhereNothingIsRepeated) {
+  TimedRun run;
+  run.begins(0).loss(1, 1).samples(1.5).begins(10).rewinds(10.5, 1);
+  run.samples(11).loss(12, 2);
+  EXPECT_EQ(run.history().lost_times(), LostTimes());
+  EXPECT_EQ(run.times_of("system"), (Times{1.5, 11}));
+}
+
+// The way of readers that copy nothing leads to the same history.
+TEST(RunHistory, IsTheSameFromFrames) {
+  EXPECT_TRUE(rc::check([] {
+    RunHistory copied, decoded;
+    for (const int num_entries :
+         *rc::gen::container<std::vector<int>>(rc::gen::inRange(0, 6))) {
+      Entries entries;
+      for (int i = 0; i < num_entries; ++i) {
+        const auto step = *rc::gen::inRange<std::int64_t>(0, 5);
+        switch (*rc::gen::inRange(0, 6)) {
+          case 0:
+            entries.push_back(session());
+            break;
+          case 1:
+            entries.push_back({2, step, JournalRewind{}});
+            break;
+          default:
+            entries.push_back(scalars(
+                step,
+                {{*rc::gen::element<std::string>("a", "b"), 1.0 * i},
+                 {"c", 2}}));
+        }
+      }
+      copied.add(entries);
+      JournalEncoder encoder;
+      for (const JournalEntry& entry : entries) encoder.add(entry);
+      const std::string frame = encoder.take_frame(0);
+      JournalDecoder decoder(
+          std::string_view(frame).substr(kJournalHeaderBytes));
+      decoded.begin_frame();
+      while (decoder.next()) {
+        if (decoder.kind() == JournalDecoder::Kind::scalars)
+          decoded.add_scalars(decoder);
+        else
+          decoded.add(decoder.entry());
+      }
+    }
+    RC_ASSERT(copied.series() == decoded.series());
+    RC_ASSERT(copied.lost_times() == decoded.lost_times());
+    RC_ASSERT(copied.sessions().size() == decoded.sessions().size());
+  }));
 }
 
 TEST(RunHistory, OrdersTheStepsOfOneProcess) {

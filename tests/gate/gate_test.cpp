@@ -208,7 +208,7 @@ void expect_empty(const std::string& what, Make make) {
   EXPECT_GT(count, 0U) << what;
 }
 
-TEST(InitEmptyWeights, MakesModulesOfAnySizeAtOnce) {
+TEST(EmptyWeightsScope, MakesModulesOfAnySizeAtOnce) {
   expect_empty("linear", [] { return nn::Linear(1 << 17, 1 << 17); });
   expect_empty("embedding", [] { return nn::Embedding(1 << 20, 1 << 12); });
   expect_empty("padded embedding", [] {
@@ -226,11 +226,11 @@ TEST(InitEmptyWeights, MakesModulesOfAnySizeAtOnce) {
   });
 }
 
-TEST(InitEmptyWeights, EndsWithTheScopeAndLeavesOtherTensorsAlone) {
+TEST(EmptyWeightsScope, EndsWithTheScopeAndLeavesOtherTensorsAlone) {
   const Tensor before = torch::ones({3});
   {
-    const InitEmptyWeights outer;
-    { const InitEmptyWeights inner; }
+    const EmptyWeightsScope outer(true);
+    { const EmptyWeightsScope inner(true); }
     EXPECT_TRUE(torch::rand({3}).is_meta());
     EXPECT_TRUE(torch::zeros({3}, torch::kCPU).pow(2).is_meta());
     EXPECT_FALSE(before.add(1).is_meta());

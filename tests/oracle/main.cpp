@@ -16,20 +16,22 @@ constexpr std::size_t kShownFailures = 5;
 struct Result {
   std::size_t passed = 0;
   std::vector<std::string> failures;
+  /// Why cases were skipped.
+  std::vector<std::string> skipped;
 };
 
 std::optional<std::string> run_case(
     const Topic& topic,
-    const Json& item,
+    const OrderedJson& item,
     const fs::path& directory,
     Departures& departures) {
-  Json input = item.at("input");
+  OrderedJson input = item.at("input");
   if (input.contains("file")) {
     input["file"] = directory / input.at("file").get<std::string>();
   }
-  const Json& expected = item.at("expected");
-  for (const Json* where :
-       std::initializer_list<const Json*>{&input, &expected}) {
+  const OrderedJson& expected = item.at("expected");
+  for (const OrderedJson* where :
+       std::initializer_list<const OrderedJson*>{&input, &expected}) {
     if (where->is_object() && where->contains("directory")) {
       input["path"] = directory / where->at("directory").get<std::string>();
       input["directory"] = where->at("directory");
@@ -43,6 +45,8 @@ std::optional<std::string> run_case(
     found = topic(input);
   } catch (const NotBuilt& missing) {
     return std::string(": cannot run yet: ") + missing.what();
+  } catch (const Skipped&) {
+    throw;
   } catch (const std::exception& error) {
     found = {{"error", error.what()}};
   }
@@ -59,18 +63,40 @@ std::optional<std::string> run_case(
 
 Result run_topic(
     const Topic& topic,
-    const Json& file,
+    const OrderedJson& file,
     const fs::path& directory,
     Departures& departures) {
   Result result;
-  for (const Json& item : file.at("cases")) {
-    if (const auto differs = run_case(topic, item, directory, departures)) {
-      result.failures.push_back(item.at("id").get<std::string>() + *differs);
-    } else {
-      ++result.passed;
+  for (const OrderedJson& item : file.at("cases")) {
+    try {
+      if (const auto differs = run_case(topic, item, directory, departures)) {
+        result.failures.push_back(item.at("id").get<std::string>() + *differs);
+      } else {
+        ++result.passed;
+      }
+    } catch (const Skipped& reason) {
+      result.skipped.emplace_back(reason.what());
     }
   }
   return result;
+}
+
+void print(const std::string& topic, const Result& result) {
+  std::printf(
+      "%s: %zu passed, %zu failed",
+      topic.c_str(),
+      result.passed,
+      result.failures.size());
+  if (!result.skipped.empty()) {
+    std::printf(
+        ", %zu skipped (%s)",
+        result.skipped.size(),
+        result.skipped.front().c_str());
+  }
+  std::printf("\n");
+  const std::size_t shown = std::min(kShownFailures, result.failures.size());
+  for (std::size_t i = 0; i < shown; ++i)
+    std::printf("  %s\n", result.failures[i].c_str());
 }
 
 int run(const fs::path& directory, std::vector<std::string> chosen) {
@@ -85,8 +111,9 @@ int run(const fs::path& directory, std::vector<std::string> chosen) {
   bool failed = chosen.empty();
   for (const std::string& name : chosen) {
     std::ifstream stream(directory / (name + ".json"));
-    const Json file = stream ? Json::parse(stream, nullptr, false)
-                             : Json(Json::value_t::discarded);
+    const OrderedJson file = stream
+        ? OrderedJson::parse(stream, nullptr, false)
+        : OrderedJson(OrderedJson::value_t::discarded);
     if (file.is_discarded() || !file.contains("cases")) {
       std::printf(
           "%s: cannot be read from %s\n", name.c_str(), directory.c_str());
@@ -101,16 +128,7 @@ int run(const fs::path& directory, std::vector<std::string> chosen) {
     }
     Departures departures = departures_of(name);
     const Result result = run_topic(topic->second, file, directory, departures);
-    std::printf(
-        "%s: %zu passed, %zu failed\n",
-        name.c_str(),
-        result.passed,
-        result.failures.size());
-    for (std::size_t i = 0;
-         i < std::min(kShownFailures, result.failures.size());
-         ++i) {
-      std::printf("  %s\n", result.failures[i].c_str());
-    }
+    print(name, result);
     std::printf("%s", departures.report().c_str());
     failed = failed || !result.failures.empty() || result.passed == 0;
     std::fflush(stdout);

@@ -192,6 +192,7 @@ const std::map<std::string, Topic>& topics() {
       {"launch_env", &run_launch_env},
       {"sizes", &run_sizes},
       {"skip_first_batches", &run_skip_first_batches},
+      {"trackers", &run_trackers},
       {"training", &run_training}};
   return built;
 }

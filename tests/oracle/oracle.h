@@ -13,6 +13,7 @@
 namespace accelerate::oracle {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// Thrown for a case of a kind that its topic does not run yet; the case counts
 /// as failed.
@@ -20,8 +21,15 @@ struct NotBuilt : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Thrown for a case that needs what this machine lacks; it counts by itself.
+struct Skipped : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// Runs one case's input and returns an outcome of the shape of `expected`.
-using Topic = std::function<Json(const Json& input)>;
+/// Where the order of an object's values matters, a topic takes OrderedJson;
+/// the others take Json.
+using Topic = std::function<Json(const OrderedJson& input)>;
 
 /// The topics that are built, by name.
 const std::map<std::string, Topic>& topics();
@@ -51,6 +59,7 @@ Json run_batch_sampler_shard(const Json& input);
 Json run_lr_schedulers(const Json& input);
 Json run_operations(const Json& input);
 Json run_safetensors_bad(const Json& input);
+Json run_trackers(const OrderedJson& input);
 Json run_training(const Json& input);
 
 at::ScalarType dtype_named(const std::string& name);

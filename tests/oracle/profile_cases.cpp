@@ -98,7 +98,8 @@ Json run_profile_case(const Json& input) {
       };
     }
     const bool is_default = input.at("given_to") == "accelerator";
-    AcceleratorOptions accelerator_options{.world = world};
+    AcceleratorOptions accelerator_options;
+    accelerator_options.world = world;
     if (is_default) accelerator_options.profile = options;
     const Accelerator accelerator(accelerator_options);
     const Json failure = profile_steps(

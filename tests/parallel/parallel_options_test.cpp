@@ -391,18 +391,19 @@ struct RowsImpl : nn::Module {
 TORCH_MODULE(Rows);
 
 // The number of buckets in the last of some backwards.
-int num_buckets(ReplicateOptions options) {
+int num_buckets(const ReplicateOptions& options) {
   int found = 0;
   run_on_ranks(2, [&](const WorldOptions& world) {
     int count = 0;
-    options.bucket_hook = std::make_shared<BucketHook>(BucketHook{
+    ReplicateOptions own = options;
+    own.bucket_hook = std::make_shared<BucketHook>(BucketHook{
         .reduce = [&](c10d::GradBucket& bucket, const BucketContext& ranks) {
           ++count;
           std::vector<Tensor> tensors{bucket.getBuffer()};
           return ranks.process_group.allreduce(tensors)->getFuture();
         }});
     const Accelerator accelerator(
-        {.parallel = {.replicate_options = options}, .world = world});
+        {.parallel = {.replicate_options = own}, .world = world});
     Rows net;
     const auto model = accelerator.prepare(net);
     for (int step = 0; step < 3; ++step) {

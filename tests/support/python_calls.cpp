@@ -18,11 +18,11 @@ std::string python_for_tests() {
   return detail::path_of_program("python3", detail::Environment::current());
 }
 
-detail::Environment fake_package_environment(
-    const fs::path& packages,
-    const fs::path& calls) {
+fs::path fake_packages() { return ACCELERATE_FAKE_PACKAGES; }
+
+detail::Environment fake_package_environment(const fs::path& calls) {
   detail::Environment environment = detail::Environment::current();
-  environment.set("PYTHONPATH", packages.string());
+  environment.set("PYTHONPATH", fake_packages().string());
   environment.set("ACCELERATE_PYTHON", python_for_tests());
   environment.set("PYTHONDONTWRITEBYTECODE", "1");
   environment.set("RECORDED_CALLS", calls.string());

@@ -11,10 +11,12 @@ namespace accelerate::testing {
 /// The interpreter's name or path; empty if there is none.
 std::string python_for_tests();
 
-/// Variables with which a Python process imports the fake packages of
-/// tests/trackers/fake_packages and writes their calls to a file.
+/// The directory tests/trackers/fake_packages.
+std::filesystem::path fake_packages();
+
+/// Variables with which a Python process imports the fake packages and writes
+/// their calls to a file.
 detail::Environment fake_package_environment(
-    const std::filesystem::path& packages,
     const std::filesystem::path& calls);
 
 /// The calls in that file, as the oracle's topic "trackers" records them: a

@@ -1,6 +1,5 @@
 #include "track/run_tracking.h"
 
-#include <any>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -17,10 +16,10 @@
 #include "format/journal/journal_reader.h"
 #include "format/journal/run_history.h"
 #include "support/expect_error.h"
+#include "support/recorded_cases.h"
 #include "support/temporary_directory.h"
+#include "support/tracked_run.h"
 #include "track/run_name.h"
-#include "trackers/recorded_calls.h"
-#include "trackers/recorded_cases.h"
 
 namespace accelerate {
 namespace {
@@ -34,21 +33,17 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
-/// Writes down what the recorded tracker wrote down.
+/// Notes that it was called.
 class Custom final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "custom"; }
   void store_init_configuration(const TrackedValues& values) override {
-    seen.push_back(TrackedValue::List{"config", values});
+    seen.push_back(values);
   }
-  void log(
-      const TrackedValues& values,
-      const LogTime& time,
-      const TrackedValues&) override {
-    seen.push_back(TrackedValue::List{
-        "log", values, time.step ? TrackedValue(*time.step) : TrackedValue()});
+  void log(const TrackedValues& values, const LogTime&, const TrackedValues&)
+      override {
+    seen.push_back(values);
   }
-  [[nodiscard]] std::any tracker() override { return &seen; }
 
   TrackedValue::List seen;
 };
@@ -281,39 +276,19 @@ TEST_F(Tracking, RefusesASecondStart) {
 
 TEST_F(Tracking, CallsCustomTrackersAsAccelerateDid) {
   const auto cases = testing::recorded_cases("custom");
-  ASSERT_FALSE(cases.empty());
+  EXPECT_EQ(cases.size(), 8U);
   for (const auto& recorded : cases) {
     SCOPED_TRACE(recorded.at("id"));
-    const auto& input = recorded.at("input");
-    const auto& expected = recorded.at("expected");
-    RunTrackingOptions with = options();
-    const auto custom = std::make_shared<Custom>();
-    with.log_with = {custom};
-    RunTracking tracking(std::move(with));
-    const TrackedValues config = input.at("config").is_null()
-        ? TrackedValues()
-        : testing::tracked_values(input.at("config"));
-    tracking.init_trackers(input.at("project"), config, {});
-    for (const auto& call : input.at("calls")) {
-      LogTime time;
-      if (!call.at("step").is_null()) time.step = call.at("step");
-      tracking.push(
-          {time,
-           detail::LoggedValues{testing::tracked_values(call.at("values"))}});
+    nlohmann::json found = testing::run_with_own_tracker(recorded.at("input"));
+    nlohmann::json expected = recorded.at("expected");
+    nlohmann::json& answer = expected.at("get_tracker");
+    if (answer.is_object()) {
+      EXPECT_THAT(
+          found.at("get_tracker").value("error", ""),
+          HasSubstr(answer.at("message").get<std::string>()));
+      answer = found.at("get_tracker");
     }
-    const auto get = [&] { return tracking.get_tracker(input.at("ask")); };
-    if (expected.at("get_tracker").is_object()) {
-      testing::expect_error<ConfigError>(
-          get, expected.at("get_tracker").at("message"));
-    } else if (input.at("unwrap")) {
-      EXPECT_TRUE(std::any_cast<TrackedValue::List*>(get()->tracker()));
-    } else {
-      EXPECT_EQ(get()->name(), expected.at("get_tracker"));
-    }
-    tracking.finish();
-    EXPECT_EQ(
-        TrackedValue(custom->seen),
-        testing::tracked_value(expected.at("seen")));
+    EXPECT_EQ(testing::difference(found, expected), "");
   }
 }
 

@@ -77,6 +77,40 @@ TEST(StepRecorder, TellsSleepFromWorkOutsideOfParts) {
   EXPECT_GT(times.idle_ns, times.other_ns);
 }
 
+TEST(StepRecorder, LooksForSleepWhereTheStepBeforeWasLongOutsideOfParts) {
+  StepSlot slot;
+  StepRecorder recorder;
+  slot.listener = &recorder;
+  recorder.start(nullptr);
+  StepTimes before;
+  // A step that begins with `function`, outside of its only part.
+  const auto step = [&](auto&& function) {
+    function();
+    { const StepPartScope part(&slot, StepPart::forward); }
+    recorder.end_step();
+    const StepTimes after = recorder.times();
+    StepTimes change = after;
+    change.other_ns -= before.other_ns;
+    change.idle_ns -= before.idle_ns;
+    before = after;
+    return change;
+  };
+  const auto sleep = [] {
+    std::thread other([] { work_for(20 * kWork); });
+    other.join();
+  };
+  StepTimes times;
+  do {
+    times = step([] {});
+  } while (times.other_ns + times.idle_ns >= 100'000);
+
+  times = step(sleep);
+  EXPECT_EQ(times.idle_ns, 0);
+  EXPECT_GE(times.other_ns, 20 * kWork);
+  times = step(sleep);
+  EXPECT_GT(times.idle_ns, times.other_ns);
+}
+
 TEST(StepRecorder, CountsWaitsOfAnotherThreadOnceHoweverManyWait) {
   StepSlot slot;
   StepRecorder recorder;

@@ -10,11 +10,9 @@
 #include <accelerate/error.h>
 
 #include "base/files.h"
-#include "support/dvclive_record.h"
 #include "support/expect_error.h"
+#include "support/recorded_cases.h"
 #include "support/temporary_directory.h"
-#include "trackers/recorded_calls.h"
-#include "trackers/recorded_cases.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate {
@@ -59,15 +57,7 @@ class Dvclive : public ::testing::Test {
 };
 
 TEST_F(Dvclive, WritesWhatPythonWrote) {
-  const auto cases = testing::recorded_cases("dvclive");
-  EXPECT_EQ(cases.size(), 18U);
-  for (const auto& recorded : cases) {
-    SCOPED_TRACE(recorded.at("id"));
-    testing::make_recorded_calls(*make(), recorded.at("input"));
-    EXPECT_EQ(
-        testing::recorded_dvclive_files(directory_ / "live").dump(1),
-        json::parse(recorded.at("expected").at("files").dump()).dump(1));
-  }
+  testing::expect_recorded_outcomes("dvclive", 18);
 }
 
 TEST_F(Dvclive, RowsAreVisibleAfterFlush) {

@@ -15,11 +15,10 @@
 #include "base/files.h"
 #include "support/expect_error.h"
 #include "support/mlflow_record.h"
+#include "support/recorded_cases.h"
 #include "support/temporary_directory.h"
 #include "trackers/mlflow/mlflow_keys.h"
 #include "trackers/mlflow/mlflow_store.h"
-#include "trackers/recorded_calls.h"
-#include "trackers/recorded_cases.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate {
@@ -71,29 +70,8 @@ class Mlflow : public ::testing::Test {
   std::vector<std::string> warnings_;
 };
 
-void expect_as_recorded(const nlohmann::ordered_json& recorded) {
-  const auto& input = recorded.at("input");
-  const testing::TemporaryDirectory directory;
-  detail::TrackerRequest request;
-  request.project_name = input.at("project");
-  request.init_kwargs = testing::tracked_values(input.at("init_kwargs"));
-  request.environment.set(
-      "MLFLOW_TRACKING_URI", "file://" + directory.path().string());
-  for (const auto& [name, value] : input.at("env").items())
-    request.environment.set(name, value.get<std::string>());
-  testing::make_recorded_calls(*detail::make_mlflow(request), input);
-  EXPECT_EQ(
-      testing::recorded_mlflow_experiments(directory.path()).dump(1),
-      json::parse(recorded.at("expected").at("experiments").dump()).dump(1));
-}
-
 TEST_F(Mlflow, WritesWhatPythonWrote) {
-  const auto cases = testing::recorded_cases("mlflow");
-  EXPECT_EQ(cases.size(), 21U);
-  for (const auto& recorded : cases) {
-    SCOPED_TRACE(recorded.at("id"));
-    expect_as_recorded(recorded);
-  }
+  testing::expect_recorded_outcomes("mlflow", 21);
 }
 
 TEST_F(Mlflow, DescribesTheRun) {

@@ -16,12 +16,11 @@
 #include "base/files.h"
 #include "support/expect_error.h"
 #include "support/python_calls.h"
+#include "support/recorded_cases.h"
 #include "support/temporary_directory.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/python_tracker.h"
 #include "trackers/python/tracker_process.h"
-#include "trackers/recorded_calls.h"
-#include "trackers/recorded_cases.h"
 
 namespace accelerate {
 namespace {
@@ -41,7 +40,8 @@ class PythonTrackers : public ::testing::Test {
     detail::replace_file(directory_ / "own" / (name + ".py"), text);
     environment_.set(
         "PYTHONPATH",
-        (directory_ / "own").string() + ":" ACCELERATE_FAKE_PACKAGES);
+        (directory_ / "own").string() + ":" +
+            testing::fake_packages().string());
   }
   std::unique_ptr<GeneralTracker> make(
       const std::string& package,
@@ -59,39 +59,14 @@ class PythonTrackers : public ::testing::Test {
   }
 
   testing::TemporaryDirectory directory_;
-  detail::Environment environment_ = testing::fake_package_environment(
-      ACCELERATE_FAKE_PACKAGES,
-      directory_ / "calls");
+  detail::Environment environment_ =
+      testing::fake_package_environment(directory_ / "calls");
 };
-
-void expect_recorded_calls(const nlohmann::ordered_json& recorded) {
-  const auto& input = recorded.at("input");
-  const testing::TemporaryDirectory folder;
-  detail::TrackerRequest request;
-  request.project_name = input.at("project");
-  request.logging_dir = folder / "logs";
-  request.init_kwargs = testing::tracked_values(input.at("init_kwargs"));
-  request.environment = testing::fake_package_environment(
-      ACCELERATE_FAKE_PACKAGES, folder / "calls");
-  const auto tracker =
-      detail::make_python_tracker(request, input.at("kind").get<std::string>());
-  // The package gets what was logged as it is.
-  testing::make_recorded_calls(*tracker, input, "NHWC");
-  EXPECT_EQ(
-      testing::recorded_python_calls(folder / "calls", folder.path()).dump(1),
-      json::parse(recorded.at("expected").at("calls").dump()).dump(1));
-}
 
 TEST_F(PythonTrackers, MakeTheCallsThatAccelerateMakes) {
   for (const char* const kind :
-       {"wandb", "comet_ml", "aim", "clearml", "swanlab", "trackio"}) {
-    const auto cases = testing::recorded_cases(kind);
-    EXPECT_EQ(cases.size(), 6U);
-    for (const auto& recorded : cases) {
-      SCOPED_TRACE(recorded.at("id"));
-      expect_recorded_calls(recorded);
-    }
-  }
+       {"wandb", "comet_ml", "aim", "clearml", "swanlab", "trackio"})
+    testing::expect_recorded_outcomes(kind, 6);
 }
 
 TEST_F(PythonTrackers, ImagesHaveTheirChannelsLast) {
@@ -165,6 +140,25 @@ TEST_F(PythonTrackers, SayWhichPackageIsMissing) {
       "[trackers] comet_ml needs the Python package comet_ml: " +
           testing::python_for_tests() +
           " has none (pip install comet_ml), or name another interpreter with");
+}
+
+TEST_F(PythonTrackers, WandbIsAskedForRunsThatAreOnline) {
+  const auto online = [&](TrackedValues init_kwargs) {
+    detail::TrackerRequest request;
+    request.project_name = "p";
+    request.init_kwargs = std::move(init_kwargs);
+    request.environment = environment_;
+    return detail::make_wandb(request);
+  };
+  const auto tracker = online({{"mode", "online"}, {"save_code", true}});
+  tracker->start();
+  tracker->finish();
+  EXPECT_EQ(calls().at(0), json::parse(R"(["wandb.init", [],
+          {"project": "p", "mode": "online", "save_code": true}])"));
+  write_package("wandb", "raise ModuleNotFoundError('no', name='wandb')\n");
+  environment_.set("WANDB_MODE", "online");
+  expect_error<ConfigError>(
+      [&] { online({})->start(); }, "or set WANDB_MODE=offline");
 }
 
 TEST_F(PythonTrackers, SayThatThereIsNoInterpreter) {
@@ -259,9 +253,8 @@ TEST_F(PythonTrackers, AProcessThatDoesNotAnswerIsEnded) {
       {.environment = environment_, .patience = std::chrono::seconds(1)});
   expect_error<Error>(
       [&] {
-        process.ask(
-            R"({"do": "start", "package": "wandb", "project": "p",
-               "logging_dir": "", "init_kwargs": {}})");
+        process.ask(R"({"do": "start", "package": "wandb", "project": "p", )"
+                    R"("logging_dir": "", "init_kwargs": {}})");
       },
       "has not answered for 1 s");
   EXPECT_FALSE(process.is_running());

@@ -8,6 +8,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/files.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 #include "trackers/database.h"
@@ -67,6 +68,47 @@ TEST_F(Trackio, HasWhatWasLogged) {
       json::parse(std::get<std::string>(configs[0][0])),
       json::parse(R"({"lr": 0.5, "_Username": null, "_Group": "g",
                       "_Created": "2023-11-14T22:13:20.250000+00:00"})"));
+}
+
+TEST_F(Trackio, HasImagesTablesHistogramsAndFigures) {
+  const auto tracker = started({{"name", "r"}});
+  const LogTime time{.step = 4, .seconds = 0};
+  const TrackedImages two{
+      .shape = {2, 1, 1, 1}, .layout = "NHWC", .values = "ab"};
+  EXPECT_TRUE(tracker->log_images("x", two, time, {}));
+  EXPECT_TRUE(tracker->log_table(
+      "t", {.columns = {"a", "b"}, .rows = {{1, "x"}, {NAN, {}}}}, time, {}));
+  EXPECT_TRUE(tracker->log_histogram(
+      "h", {.edges = {0, 0.5, 2}, .counts = {3, 1}}, time, {}));
+  EXPECT_TRUE(tracker->log_figure("f", "<svg/>", time, {}));
+  tracker->finish();
+  const auto found = rows("SELECT metrics FROM metrics WHERE step = 4");
+  ASSERT_EQ(found.size(), 4U);
+  const auto value = [&](std::size_t row, const char* name) {
+    return json::parse(std::get<std::string>(found[row][0])).at(name);
+  };
+  const auto file = [&](const json& media) {
+    const std::string path = media.at("file_path");
+    EXPECT_EQ(path.find("myproject/r/4/"), 0U) << path;
+    return detail::read_file(directory_ / "media" / path);
+  };
+  for (const char* const name : {"x/0", "x/1"}) {
+    EXPECT_EQ(value(0, name).at("_type"), "trackio.image");
+    EXPECT_EQ(file(value(0, name)).substr(1, 3), "PNG");
+  }
+  EXPECT_EQ(value(1, "t"), json::parse(R"({"_type": "trackio.table",
+      "_value": [{"a": 1, "b": "x"}, {"a": "NaN", "b": null}]})"));
+  EXPECT_EQ(value(2, "h"), json::parse(R"({"_type": "trackio.histogram",
+      "bins": [0.0, 0.5, 2.0], "values": [3.0, 1.0]})"));
+  EXPECT_EQ(value(3, "f").at("_type"), "trackio.html");
+  EXPECT_EQ(file(value(3, "f")), "<svg/>");
+}
+
+TEST_F(Trackio, MediaStayBelowTheirDirectory) {
+  const auto tracker = started({{"name", "../../r"}});
+  expect_error<Error>(
+      [&] { tracker->log_figure("f", "<svg/>", {}, {}); },
+      "cannot be the name of a file");
 }
 
 TEST_F(Trackio, RunsHaveRowsOfTheirOwnUnlessTheyAreResumed) {

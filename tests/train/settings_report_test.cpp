@@ -214,7 +214,10 @@ TEST(OptionMarks, OfTrainingSayWhatIsRead) {
        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2"},
        {"ACCELERATE_TIMEOUT_SECONDS", "60"},
        {"ACCELERATE_DEBUG_MODE", "true"},
-       {"ACCELERATE_LOG_LEVEL", "error"}});
+       {"ACCELERATE_LOG_LEVEL", "error"},
+       {"ACCELERATE_CPP_LOG", "data=error"},
+       {"ACCELERATE_CPP_LOG_FORMAT", "text"},
+       {"ACCELERATE_RUN_NAME", "run"}});
   const Accelerator accelerator({.world = {.rank = 0, .size = 1}});
   const detail::Settings& settings =
       accelerator.world().group().impl()->world->settings;

@@ -1,8 +1,12 @@
 #include <accelerate/accelerate.h>
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -10,22 +14,45 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
 #include "format/journal/run_history.h"
 #include "support/expect_error.h"
+#include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace {
 namespace tracking_test {
 
+using detail::JournalEvent;
+using detail::JournalRank;
 using ::testing::ElementsAre;
 using testing::expect_error;
+using testing::run_on_ranks;
+
+/// Makes optimizer steps, and calls `after` after each.
+void train(
+    const Accelerator& accelerator,
+    int num_steps,
+    const std::function<void()>& after = [] {}) {
+  torch::nn::Linear net(2, 1);
+  torch::optim::SGD sgd(net->parameters(), 0.01);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  for (int i = 0; i < num_steps; ++i) {
+    optimizer.zero_grad();
+    accelerator.backward(model(torch::ones({1, 2})).sum());
+    optimizer.step();
+    after();
+  }
+}
 
 /// Keeps what it is given.
 class Keeper final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "keeper"; }
+  [[nodiscard]] bool main_process_only() const override { return is_for_main; }
+  void start() override { ++num_starts; }
   void store_init_configuration(const TrackedValues& values) override {
     config = values;
   }
@@ -50,6 +77,8 @@ class Keeper final : public GeneralTracker {
     svg = each;
     return true;
   }
+  bool is_for_main = true;
+  int num_starts = 0;
   TrackedValues config;
   std::vector<std::string> logged;
   TrackedImages images;
@@ -75,6 +104,16 @@ class TrackingFacade : public ::testing::Test {
       result.push_back(
           std::to_string(point.step) + ":" + TrackedValue(point.value).str());
     return result;
+  }
+
+  /// The last event of this kind; null if there is none.
+  static std::unique_ptr<JournalEvent> last_event(
+      const std::filesystem::path& run,
+      std::string_view kind) {
+    detail::RunHistory history;
+    history.add(detail::JournalReader(run / "journal").read());
+    const auto* const found = history.last_event(kind);
+    return found ? std::make_unique<JournalEvent>(found->event) : nullptr;
   }
 
   testing::TemporaryDirectory directory_;
@@ -134,8 +173,7 @@ TEST_F(TrackingFacade, TakesTheLayoutAndOptionsOfImages) {
 
 TEST_F(TrackingFacade, NamesTheRunAsItIsTold) {
   const auto scope = patch_environment({{"ACCELERATE_RUN_NAME", "variable"}});
-  EXPECT_EQ(
-      Accelerator(options()).run_dir(), directory_ / "variable");
+  EXPECT_EQ(Accelerator(options()).run_dir(), directory_ / "variable");
   AcceleratorOptions named = options();
   named.run_name = "code";
   EXPECT_EQ(Accelerator(named).run_dir(), directory_ / "code");
@@ -157,10 +195,10 @@ TEST_F(TrackingFacade, PutsTheJournalInTheLoggingDirectory) {
   elsewhere.project_configuration.logging_dir = (directory_ / "logs").string();
   elsewhere.run_name = "r";
   const Accelerator accelerator(elsewhere);
-  accelerator.log({{"a", 1}}, 1);
+  accelerator.log({{"a", 1.0}}, 1);
   accelerator.end_training();
   EXPECT_EQ(accelerator.run_dir(), directory_ / "logs" / "r");
-  EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1"));
+  EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1.0"));
 }
 
 TEST_F(TrackingFacade, RefusesWhatCannotBeLogged) {
@@ -193,6 +231,113 @@ TEST_F(TrackingFacade, GoesOnWithTheRunOfACheckpoint) {
   second.log({{"a", 30.0}}, 3);
   second.end_training();
   EXPECT_THAT(points(run), ElementsAre("1:1.0", "2:2.0", "3:30.0"));
+}
+
+TEST_F(TrackingFacade, WritesWhereTheRanksAre) {
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    AcceleratorOptions of_rank = options();
+    of_rank.world = world;
+    of_rank.run_name = "r";
+    of_rank.figures_interval = std::chrono::milliseconds(5);
+    const Accelerator accelerator(of_rank);
+    train(accelerator, 4);
+    std::vector<std::pair<std::int64_t, std::int64_t>> steps;
+    const std::vector<std::pair<std::int64_t, std::int64_t>> expected{
+        {0, 4}, {1, 4}, {2, 4}};
+    // Figures come when they come.
+    while (accelerator.is_main_process() && steps != expected) {
+      accelerator.flush_trackers();
+      const auto event = last_event(directory_ / "r", "ranks");
+      steps.clear();
+      if (!event) continue;
+      for (const JournalRank& each : detail::read_ranks(event->body)) {
+        EXPECT_GT(each.memory_mb, 1);
+        steps.emplace_back(each.rank, each.step);
+      }
+    }
+    accelerator.wait_for_everyone();
+    accelerator.end_training();
+  });
+  const auto system = last_event(directory_ / "r", "system");
+  ASSERT_TRUE(system);
+  EXPECT_EQ(detail::read_values(system->body).back().name, "steps_per_second");
+}
+
+TEST_F(TrackingFacade, WritesNoFiguresIfTheyAreSwitchedOff) {
+  AcceleratorOptions off = options();
+  off.run_name = "r";
+  off.figures_interval = std::chrono::milliseconds(0);
+  const Accelerator accelerator(off);
+  train(accelerator, 2);
+  accelerator.end_training();
+  EXPECT_FALSE(last_event(directory_ / "r", "system"));
+  EXPECT_FALSE(last_event(directory_ / "r", "ranks"));
+}
+
+TEST_F(TrackingFacade, WritesWhereTheStepsOfAProfileWent) {
+  AcceleratorOptions alone = options();
+  alone.run_name = "r";
+  const Accelerator accelerator(alone);
+  Profile profile = accelerator.profile(
+      {.activities = std::vector<ProfilerActivity>{},
+       .schedule_option = ProfileSchedule{.wait = 1, .active = 2}});
+  accelerator.log({{"a", 0.5}}, 7);
+  train(accelerator, 4, [&] { profile.step(); });
+  profile.stop();
+  const StepTimes times = profile.step_times();
+  accelerator.end_training();
+  const auto event = last_event(directory_ / "r", "profile");
+  ASSERT_TRUE(event);
+  EXPECT_EQ(times.num_steps, 2);
+  EXPECT_EQ(detail::read_table(event->body), step_times_values({times}));
+}
+
+TEST_F(TrackingFacade, WritesTheGatheredTimesOfAllRanks) {
+  std::vector<StepTimes> gathered;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    AcceleratorOptions of_rank = options();
+    of_rank.world = world;
+    of_rank.run_name = "r";
+    const Accelerator accelerator(of_rank);
+    Profile profile =
+        accelerator.profile({.activities = std::vector<ProfilerActivity>{}});
+    train(accelerator, 3, [&] { profile.step(); });
+    profile.stop();
+    const auto all = profile.gather_step_times();
+    if (accelerator.is_main_process()) gathered = all;
+    accelerator.end_training();
+  });
+  ASSERT_EQ(gathered.size(), 2U);
+  const auto event = last_event(directory_ / "r", "profile");
+  ASSERT_TRUE(event);
+  EXPECT_EQ(detail::read_table(event->body), step_times_values(gathered));
+}
+
+// As Accelerate does: its own functions act on the main process whatever a
+// tracker says of itself.
+TEST_F(TrackingFacade, CallsTrackersOnTheMainProcessOnly) {
+  for (const bool is_for_main : {true, false}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      const auto own = std::make_shared<Keeper>();
+      own->is_for_main = is_for_main;
+      AcceleratorOptions of_rank = options();
+      of_rank.world = world;
+      of_rank.journal = false;
+      of_rank.log_with = {own};
+      const Accelerator accelerator(of_rank);
+      accelerator.init_trackers("p", {{"lr", 0.5}});
+      accelerator.log({{"a", 1}}, 1);
+      const bool is_main = accelerator.is_main_process();
+      EXPECT_EQ(
+          accelerator.get_tracker("keeper")->name(),
+          is_main ? "keeper" : "blank");
+      EXPECT_EQ(accelerator.trackers().size(), is_main ? 1U : 0U);
+      accelerator.end_training();
+      EXPECT_EQ(own->num_starts, is_main ? 1 : 0);
+      EXPECT_EQ(own->config.size(), is_main ? 1U : 0U);
+      EXPECT_EQ(own->logged.size(), is_main ? 1U : 0U);
+    });
+  }
 }
 
 }  // namespace tracking_test

@@ -3,6 +3,9 @@
 
 const FAINT = '40';  // opacity of values behind their average, in hex
 const MOST_FAINT_RUNS = 6;
+const MOST_MARKED_RUNS = 6;  // whose checkpoints are marked
+const MOST_LINES = 30;
+const FULL_RUNS = 10;  // of which curves are as fine as the screen
 
 class ChartCard {
   // fetchCurves(options): {run id: {steps, times, values, count}}
@@ -21,7 +24,7 @@ class ChartCard {
     this.canvas = h('canvas', {role: 'img', tabindex: '0'});
     this.plot = h('div', {class: 'plot'}, this.canvas);
     this.element = h('figure', {class: 'card', 'data-figure': title},
-      h('header', {}, h('h3', {}, title), this.reset), this.plot);
+      h('header', {}, h('h3', {}, title, h('span', {class: 'quiet'}, unitOf(title) && ` (${unitOf(title)})`)), this.reset), this.plot);
     this.refetchSoon = later(150, () => this.refetch());
     if (canZoom) this.listenForZoom();
     this.observer = new IntersectionObserver((entries) => {
@@ -46,7 +49,8 @@ class ChartCard {
   async refetch() {
     this.isStale = false;
     const generation = ++this.generation;
-    const columns = Math.max(100, Math.round(this.plot.clientWidth || 400));
+    const fine = Math.min(1, FULL_RUNS / Math.max(1, this.settings.selected().length));
+    const columns = Math.max(100, Math.round(fine * (this.plot.clientWidth || 400)));
     const options = {columns, range: this.range, smoothing: this.canZoom ? this.settings.smoothing : 0};
     const hasFaint = options.smoothing > 0 && this.settings.selected().length <= MOST_FAINT_RUNS;
     const [curves, raw] = await Promise.all([
@@ -93,7 +97,8 @@ class ChartCard {
     for (const run of runs) if (this.raw[run.id]) datasets.push(this.dataset(run, this.raw[run.id], true));
     for (const run of runs) if (this.curves[run.id]) datasets.push(this.dataset(run, this.curves[run.id], false));
     if (this.chart) this.chart.destroy();
-    this.chart = new Chart(this.canvas, {type: 'line', data: {datasets}, options: this.options()});
+    this.chart = new Chart(this.canvas, {type: 'line', data: {datasets}, options: this.options(),
+      plugins: [{id: 'checkpoints', afterDatasetsDraw: (chart) => this.drawCheckpoints(chart)}]});
     this.canvas.setAttribute('aria-label', this.title + ': ' + runs.filter((run) => this.curves[run.id]).map((run) => {
       const values = this.curves[run.id].values;
       return `${run.name} ${shortNumber(values[values.length - 1])}`;
@@ -118,10 +123,50 @@ class ChartCard {
           callbacks: {
             title: (items) => items.length ? (this.canZoom ? `step ${items[0].raw.step}` : settings.xText(items[0].raw.x)) : '',
             label: (item) => ` ${item.dataset.label}: ${shortNumber(item.raw.y)}`,
+            footer: (items) => this.checkpointTexts(items),
           },
         },
       },
     };
+  }
+
+  // The checkpoints in sight: where they are in pixels, their run and name.
+  checkpoints(chart) {
+    const runs = this.settings.selected().filter((run) => this.curves[run.id]);
+    if (runs.length > MOST_MARKED_RUNS) return [];
+    const {left, right} = chart.chartArea;
+    return runs.flatMap((run) => run.checkpoints.map(([step, time, name]) => ({
+      run, name, step, x: chart.scales.x.getPixelForValue(this.settings.x(run, {steps: [step], times: [time]}, 0))})))
+      .filter(({x}) => x >= left - 0.5 && x <= right + 0.5);
+  }
+
+  drawCheckpoints(chart) {
+    const marks = this.checkpoints(chart);
+    const {ctx, chartArea: {top, bottom}} = chart;
+    ctx.save();
+    ctx.setLineDash([2, 4]);
+    for (const {run, x} of marks) {
+      ctx.fillStyle = colorOf(run);
+      ctx.strokeStyle = colorOf(run) + FAINT;
+      ctx.beginPath();
+      ctx.moveTo(x, bottom - 8);
+      ctx.lineTo(x - 5, bottom);
+      ctx.lineTo(x + 5, bottom);
+      ctx.fill();
+      if (marks.length > MOST_LINES) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, top);
+      ctx.lineTo(x, bottom - 8);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  // Checkpoints where the pointer is.
+  checkpointTexts(items) {
+    if (!items.length) return [];
+    return this.checkpoints(items[0].chart).filter(({x}) => Math.abs(x - items[0].element.x) < 6)
+      .map(({run, name, step}) => `▲ ${run.name}: ${name} (step ${step})`);
   }
 
   // Steps of the points between two places on the x axis.

@@ -28,6 +28,20 @@ class Page {
     this.hasOldFigures = false;
   }
 
+  // A run has got events: its checkpoints and warnings may be others.
+  async refreshMarks(run) {
+    const {checkpoints, warnings} = await this.source.run(run.id);
+    if (checkpoints.length === run.checkpoints.length && warnings === run.warnings) return;
+    Object.assign(run, {checkpoints, warnings});
+    this.showRuns();
+    this.updateKey();
+    this.redraw();
+  }
+
+  updateKey() {
+    if (this.key) this.key.hidden = !this.selected().some((run) => run.checkpoints.length);
+  }
+
   selected() { return this.runs.filter((run) => this.chosen.has(run.id)); }
 
   x(run, curve, i) {
@@ -110,8 +124,12 @@ class Page {
       }});
       box.checked = this.chosen.has(run.id);
       return h('li', {}, h('label', {}, box, h('span', {class: 'swatch', style: `--color: ${colorOf(run)}`}),
-        h('span', {class: 'name'}, run.name), h('span', {class: 'about', 'data-about': run.id}, about(run))));
+        h('span', {class: 'name'}, run.name), h('span', {class: 'about', 'data-about': run.id}, about(run))),
+      run.warnings ? h('button', {type: 'button', class: 'warnings', onclick: () => this.choose('events')},
+        `⚠ ${run.warnings} ${run.warnings === 1 ? 'warning' : 'warnings'}`) : null);
     }));
+    const numWarnings = this.runs.reduce((sum, run) => sum + run.warnings, 0);
+    byId('tab-events').textContent = TABS.events + (numWarnings ? ` ⚠ ${numWarnings}` : '');
     byId('runs-count').textContent = `(${this.runs.length})`;
     const title = this.runs.length === 1 ? this.runs[0].name : `${this.runs.length} runs`;
     byId('title').textContent = title;
@@ -176,7 +194,8 @@ class Page {
       this.filter = filter.value;
       this.updateCharts();
     });
-    return h('div', {class: 'row'}, filter, h('label', {}, 'Smoothing', smoothing, output), h('label', {}, log, 'Log axis'), h('label', {}, 'Over', axis));
+    this.key = h('span', {class: 'quiet', hidden: true, id: 'checkpoint-key'}, '▲ checkpoint');
+    return h('div', {class: 'row'}, filter, h('label', {}, 'Smoothing', smoothing, output), h('label', {}, log, 'Log axis'), h('label', {}, 'Over', axis), this.key);
   }
 
   showCharts(place) {
@@ -192,6 +211,7 @@ class Page {
   // Adds cards of figures that are new and removes those that are not wanted.
   updateCharts() {
     if (!this.grid || typeof Chart === 'undefined') return;
+    this.updateKey();
     const wanted = [...new Set(this.selected().flatMap((run) => Object.keys(run.figures)))]
       .filter((name) => name.toLowerCase().includes(this.filter.toLowerCase())).sort();
     for (const [name, card] of this.cards) {
@@ -241,6 +261,7 @@ class Page {
       this.hasOldFigures = true;
       const about = document.querySelector(`[data-about="${run.id}"]`);
       if (about) about.textContent = `step ${run.step}, ${duration(run.end - run.begin)}`;
+      if (change.has_events) this.refreshMarks(run);
       if (!this.chosen.has(run.id)) continue;
       if (this.tab === 'charts') this.takePoints(run, change);
       if (this.tab === 'compare') this.reshow();

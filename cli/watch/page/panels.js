@@ -110,7 +110,7 @@ function histogram(value) {
     bar.setAttribute('fill', COLORS[0]);
     svg.append(bar);
   });
-  return h('div', {}, svg, h('div', {class: 'row quiet'}, h('span', {}, shortNumber(first)),
+  return h('div', {}, svg, h('div', {class: 'row ends quiet'}, h('span', {}, shortNumber(first)),
     h('span', {}, `${value.num} values`), h('span', {}, shortNumber(last))));
 }
 
@@ -124,7 +124,7 @@ async function showRanks(page, panel) {
     const now = [...samples[samples.length - 1].ranks].sort((a, b) => a[0] - b[0]);
     const front = Math.max(...now.map((rank) => rank[1]));
     const rates = now.map((rank) => rank[2]);
-    const slowest = now.length > 1 ? now.find((rank) => rank[2] === Math.min(...rates))[0] : null;
+    const slowest = Math.min(...rates) < Math.max(...rates) ? now.find((rank) => rank[2] === Math.min(...rates))[0] : null;
     panel.append(h('h2', {}, `${run.name} `, h('span', {class: 'quiet'}, clock(samples[samples.length - 1].time))));
     panel.append(table(['Rank', 'step', 'behind', 'steps/s', 'memory (MB)'], now.map(([rank, step, rate, memory]) => [
       `rank ${rank}`, step, front - step,
@@ -135,10 +135,13 @@ async function showRanks(page, panel) {
   if (isEmpty) panel.append(h('p', {class: 'quiet'}, 'These runs have not told about their ranks.'));
 }
 
+const MOST_LANE_LABELS = 32;
+
 function lanes(samples) {
   const ids = [...new Set(samples.flatMap((sample) => sample.ranks.map((rank) => rank[0])))].sort((a, b) => a - b);
-  const height = Math.max(6, Math.min(18, 400 / ids.length));
-  const canvas = h('canvas', {class: 'lanes', role: 'img', 'aria-label': 'timeline of the rates of ranks', width: 900, height: Math.ceil(height * ids.length)});
+  const height = Math.max(6, Math.min(18, Math.floor(400 / ids.length)));
+  const canvas = h('canvas', {role: 'img', 'aria-label': 'timeline of the rates of ranks', width: 900, height: height * ids.length,
+    style: `height: ${height * ids.length}px`});
   const draw = canvas.getContext('2d');
   const [first, last] = [samples[0].time, samples[samples.length - 1].time];
   samples.forEach((sample, i) => {
@@ -153,7 +156,9 @@ function lanes(samples) {
       draw.fillRect(from, ids.indexOf(rank) * height, Math.max(1, to - from), height - 1);
     }
   });
-  return canvas;
+  const labels = h('ol', {style: `line-height: ${height}px`},
+    ids.length <= MOST_LANE_LABELS && height >= 12 ? ids.map((id) => h('li', {}, `rank ${id}`)) : null);
+  return h('div', {class: 'lanes'}, labels, canvas, h('div', {class: 'row ends'}, h('span', {}, clock(first)), h('span', {}, clock(last))));
 }
 
 async function showEvents(page, panel) {

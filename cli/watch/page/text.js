@@ -33,6 +33,14 @@ function duration(seconds) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+// What the end of a figure's name says about its values.
+const UNITS = {percent: '%', mb: 'MB', seconds: 's', per_second: 'per second', ms: 'ms'};
+
+function unitOf(name) {
+  const found = Object.keys(UNITS).filter((end) => name.endsWith('_' + end)).sort((a, b) => b.length - a.length)[0];
+  return found ? UNITS[found] : '';
+}
+
 const clock = (seconds) => new Date(seconds * 1000).toLocaleString();
 
 // Colours that differ for most eyes, on both papers; later runs are dashed.

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "base/text.h"
 #include "cli/runs/figures.h"
 #include "cli/runs/text_table.h"
 #include "cli/watch/curve.h"
-#include "cli/watch/terminal/braille_canvas.h"
+#include "cli/watch/terminal/curve_plot.h"
 
 namespace accelerate::cli {
 
@@ -22,7 +21,7 @@ constexpr std::array<double, 4> kSmoothing{0, 0.6, 0.9, 0.97};
 constexpr int kMostZoom = 20;
 // Codes among the terminal's 256 that are readable on dark and on light paper.
 constexpr std::array<int, 8> kColors{33, 208, 35, 167, 134, 136, 175, 37};
-constexpr std::size_t kLabelColumns = 11;
+constexpr int kWarningColor = 167;
 
 // The text in at most that many columns of a terminal.
 std::string cut(const std::string& text, std::size_t num_columns) {
@@ -41,10 +40,6 @@ std::string cut(const std::string& text, std::size_t num_columns) {
   return text.substr(0, i);
 }
 
-std::string to_right(const std::string& text, std::size_t width) {
-  return std::string(width - std::min(width, shown_width(text)), ' ') + text;
-}
-
 int color_of(std::size_t run) { return kColors[run % kColors.size()]; }
 
 }  // namespace
@@ -53,28 +48,6 @@ struct Dashboard::Curve {
   std::size_t run;
   std::vector<RunRecord::Point> points;
   double last;  // as it was logged
-};
-
-struct Dashboard::Range {
-  double min = std::numeric_limits<double>::infinity();
-  double max = -std::numeric_limits<double>::infinity();
-
-  void add(double value) {
-    min = std::min(min, value);
-    max = std::max(max, value);
-  }
-  void widen() {
-    if (min > max) *this = {0, 1};
-    if (min == max) {
-      const double margin = min == 0 ? 1 : std::abs(min) * 0.05;
-      min -= margin;
-      max += margin;
-    }
-  }
-  // Where a value is, from 0 to 1.
-  [[nodiscard]] double place(double value) const {
-    return (value - min) / (max - min);
-  }
 };
 
 WatchKey take_key(std::string& input, bool is_all) {
@@ -201,70 +174,18 @@ std::vector<std::string> Dashboard::plot(
     std::size_t num_columns,
     std::size_t num_rows,
     bool has_colors) const {
-  const auto height_of = [this](double value) {
-    return is_log_ ? std::log10(value) : value;
-  };
-  Range x, y;
+  std::vector<PlottedCurve> plotted;
   for (const Curve& curve : curves) {
-    for (const auto& point : curve.points) {
-      x.add(static_cast<double>(point.step));
-      if (std::isfinite(height_of(point.value))) y.add(height_of(point.value));
-    }
+    plotted.push_back({color_of(curve.run), curve.points, {}});
+    for (const RunRecord::Event* each : runs_.runs()[curve.run]->checkpoints())
+      plotted.back().marks.push_back(*each->step);
   }
-  const Range steps = x;
-  x.widen();
-  y.widen();
-  const std::size_t plot_columns = num_columns - kLabelColumns - 1;
-  BrailleCanvas canvas(plot_columns, num_rows - 1);
-  for (const Curve& curve : curves) {
-    std::int64_t last_column = -1, last_row = 0;  // none yet
-    for (const auto& point : curve.points) {
-      const double height = height_of(point.value);
-      if (!std::isfinite(height)) {
-        last_column = -1;
-        continue;
-      }
-      const auto column = std::llround(
-          x.place(static_cast<double>(point.step)) *
-          static_cast<double>(canvas.width() - 1));
-      const auto row = std::llround(
-          (1 - y.place(height)) * static_cast<double>(canvas.height() - 1));
-      if (last_column < 0)
-        canvas.dot(column, row, color_of(curve.run));
-      else
-        canvas.line(last_column, last_row, column, row, color_of(curve.run));
-      last_column = column;
-      last_row = row;
-    }
-  }
-  std::vector<std::string> lines;
-  for (std::size_t i = 0; i + 1 < num_rows; ++i) {
-    std::string label;
-    // Three labels: at the top, in the middle and at the bottom.
-    const std::size_t last = num_rows - 2;
-    if (i == 0 || i == last || (i == last / 2 && last > 3)) {
-      const double place = last == 0
-          ? 1
-          : 1 - static_cast<double>(i) / static_cast<double>(last);
-      const double value = y.min + place * (y.max - y.min);
-      label = curves.empty()
-          ? ""
-          : short_number(is_log_ ? std::pow(10, value) : value);
-    }
-    lines.push_back(
-        to_right(label, kLabelColumns - 1) + " \xe2\x94\x82" +
-        canvas.row(i, has_colors));
-  }
-  if (steps.min > steps.max) {
-    lines.emplace_back();
-    return lines;
-  }
-  const std::string left = format("{}", static_cast<long long>(steps.min));
-  const std::string right = format("{}", static_cast<long long>(steps.max));
-  lines.push_back(
-      std::string(kLabelColumns + 1, ' ') + left +
-      to_right(right, plot_columns - std::min(plot_columns, left.size())));
-  return lines;
+  return plot_curves(
+      plotted,
+      {.num_columns = num_columns,
+       .num_rows = num_rows,
+       .is_log = is_log_,
+       .has_colors = has_colors});
 }
 
 std::string Dashboard::title(double now) const {
@@ -304,12 +225,16 @@ std::vector<std::string> Dashboard::legend(
               "\x1b[38;5;{}m\xe2\x94\x81\xe2\x94\x81\x1b[39m",
               color_of(curve.run))
         : "\xe2\x94\x81\xe2\x94\x81";
+    const auto checkpoints = run.checkpoints();
     lines.push_back(format(
-        "{} {}  step {}  {}",
+        "{} {}  step {}  {}{}",
         dash,
         detail::printable(run.name()),
         run.last_step().value_or(0),
-        short_number(curve.last)));
+        short_number(curve.last),
+        checkpoints.empty()
+            ? ""
+            : format("  saved at {}", *checkpoints.back()->step)));
   }
   return lines;
 }
@@ -325,11 +250,13 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   }
   if (newest == nullptr || most < 2) return {};
   std::vector<detail::JournalRank> ranks = newest->ranks().back().ranks;
-  const auto slowest = std::min_element(
+  const auto [slowest, fastest] = std::minmax_element(
       ranks.begin(), ranks.end(), [](const auto& one, const auto& other) {
         return one.steps_per_second < other.steps_per_second;
       });
-  const std::int64_t slowest_rank = slowest->rank;
+  std::optional<std::int64_t> slowest_rank;
+  if (slowest->steps_per_second < fastest->steps_per_second)
+    slowest_rank = slowest->rank;
   std::int64_t front = ranks.front().step;
   for (const auto& each : ranks) front = std::max(front, each.step);
   // If not all fit, the slowest ones do.
@@ -344,19 +271,40 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   });
   TextTable table({"rank", "step", "behind", "steps/s", "memory MB", ""});
   for (const auto& each : ranks) {
-    const bool is_slowest =
-        each.rank == slowest_rank && newest->ranks().back().ranks.size() > 1;
     table.add(
         {format("{}", each.rank),
          format("{}", each.step),
          format("{}", front - each.step),
          short_number(each.steps_per_second),
          format("{}", std::llround(each.memory_mb)),
-         is_slowest ? "slowest" : ""});
+         slowest_rank == each.rank ? "slowest" : ""});
   }
   std::vector<std::string> lines = detail::split(table.text(), '\n');
   lines.pop_back();
   return lines;
+}
+
+// The last warning of all, and how many there are.
+std::vector<std::string> Dashboard::warning_lines(Look look, std::size_t most)
+    const {
+  const RunRecord::Event* last = nullptr;
+  std::size_t num = 0;
+  for (const auto& run : runs_.runs()) {
+    for (const RunRecord::Event& each : run->events()) {
+      if (each.event.kind != detail::journal_kind::kWarning) continue;
+      ++num;
+      if (last == nullptr || each.time >= last->time) last = &each;
+    }
+  }
+  if (last == nullptr || most == 0) return {};
+  const std::string text = format(
+      "{} {} ago: {}",
+      num == 1 ? "warning" : format("{} warnings, the last one", num),
+      duration_text(std::max(0.0, look.now - last->time)),
+      detail::printable(last->event.body));
+  return {
+      look.has_colors ? format("\x1b[38;5;{}m{}\x1b[39m", kWarningColor, text)
+                      : text};
 }
 
 std::vector<std::string> Dashboard::draw(ScreenSize size, Look look) const {
@@ -378,13 +326,15 @@ std::vector<std::string> Dashboard::draw(ScreenSize size, Look look) const {
       std::min<std::size_t>(
           num_free, std::max<std::size_t>(1, size.num_rows / 5)));
   num_free -= std::min(num_free, names.size());
+  const auto warnings = warning_lines(look, num_free);
+  num_free -= warnings.size();
   const auto ranks = rank_lines(
       std::min(num_free, std::max<std::size_t>(2, size.num_rows / 3)));
   num_free -= std::min(num_free, ranks.size());
   lines.push_back(title(look.now));
   const auto plotted =
       plot(shown, size.num_columns, kLeastPlotRows + num_free, look.has_colors);
-  for (const auto& part : {plotted, names, ranks})
+  for (const auto& part : {plotted, names, ranks, warnings})
     lines.insert(lines.end(), part.begin(), part.end());
   if (look.has_keys)
     lines.emplace_back(

@@ -49,7 +49,6 @@ class Dashboard {
 
  private:
   struct Curve;
-  struct Range;
 
   [[nodiscard]] std::string figure() const;
   [[nodiscard]] std::vector<Curve> curves(
@@ -66,6 +65,9 @@ class Dashboard {
       bool has_colors,
       std::size_t most) const;
   [[nodiscard]] std::vector<std::string> rank_lines(std::size_t most) const;
+  [[nodiscard]] std::vector<std::string> warning_lines(
+      Look look,
+      std::size_t most) const;
 
   const WatchedRuns& runs_;
   std::string chosen_;         // the figure, or empty for the first

@@ -95,10 +95,23 @@ JournalJson figures_json(const RunRecord& run) {
   return figures;
 }
 
-JournalJson event_json(
-    const RunRecord::Event& event,
-    std::size_t index,
-    bool inline_media) {
+JournalJson checkpoints_json(const RunRecord& run) {
+  JournalJson list = JournalJson::array();
+  for (const RunRecord::Event* each : run.checkpoints())
+    list.push_back({*each->step, each->time - run.begin(), each->event.name});
+  return list;
+}
+
+std::size_t num_warnings(const RunRecord& run) {
+  return static_cast<std::size_t>(std::count_if(
+      run.events().begin(), run.events().end(), [](const auto& each) {
+        return each.event.kind == journal_kind::kWarning;
+      }));
+}
+
+JournalJson
+event_json(const RunRecord& run, std::size_t index, bool inline_media) {
+  const RunRecord::Event& event = run.events()[index];
   const auto& [kind, name, media_type, body] = event.event;
   JournalJson json = JournalJson::object();
   json["index"] = index;
@@ -109,7 +122,8 @@ JournalJson event_json(
   json["media_type"] = media_type;
   if (media_type.starts_with("image/")) {
     if (inline_media)
-      json["address"] = "data:" + media_type + ";base64," + to_base64(body);
+      json["address"] =
+          "data:" + media_type + ";base64," + to_base64(run.body_of(event));
   } else if (media_type == detail::media_type::kJson) {
     json["value"] = detail::parse_journal_json(body).value_or(JournalJson());
   } else {
@@ -154,6 +168,8 @@ std::string run_json(const RunRecord& run, std::size_t index) {
   JournalJson& sessions = json["sessions"] = JournalJson::array();
   for (const auto& session : run.sessions())
     sessions.push_back({session.begin, session.end});
+  json["checkpoints"] = checkpoints_json(run);
+  json["warnings"] = num_warnings(run);
   json["figures"] = figures_json(run);
   return detail::json_text(json);
 }
@@ -214,7 +230,7 @@ std::string events_json(const RunRecord& run, bool inline_media) {
     if (event.event.kind == journal_kind::kConfig ||
         event.event.kind == journal_kind::kHyperparameters)
       continue;
-    list.push_back(event_json(event, i, inline_media));
+    list.push_back(event_json(run, i, inline_media));
   }
   return detail::json_text(list);
 }

@@ -13,8 +13,8 @@ namespace accelerate::cli {
 // What the page gets, as JSON. Times are in seconds since 1970, but those of
 // points in seconds since the run began. Values that JSON lacks are null.
 
-/// A run in short: name, times, settings, sessions, and the extremes of each
-/// figure.
+/// A run in short: name, times, settings, sessions, the step, time and name of
+/// each checkpoint, the number of warnings, and the extremes of each figure.
 std::string run_json(const RunRecord& run, std::size_t index);
 /// {"count": points of the figure, "steps": [...], "times": [...], "values":
 /// [...]} of the points that are left of the figure.

@@ -80,6 +80,26 @@ CurveRequest curve_request(const httplib::Request& request) {
   return wanted;
 }
 
+// As it is: the library would compress a body, which takes longer than to send
+// it to a browser of this machine.
+void answer_with(
+    httplib::Response& response,
+    std::string body,
+    const std::string& type) {
+  const std::size_t size = body.size();
+  if (size == 0) {
+    response.set_content(body, type);
+    return;
+  }
+  response.set_content_provider(
+      size,
+      type,
+      [body = std::move(body)](
+          std::size_t offset, std::size_t length, httplib::DataSink& sink) {
+        return sink.write(body.data() + offset, length);
+      });
+}
+
 }  // namespace
 
 /// What pages are told, numbered, for each to read at its own pace.
@@ -193,6 +213,8 @@ WebServer::Impl::~Impl() {
 void WebServer::Impl::bind(int port) {
   server_.new_task_queue = [] { return new httplib::ThreadPool(kNumThreads); };
   server_.set_keep_alive_timeout(1);
+  // Answers are written in two pieces, the second of which would wait for 40 ms.
+  server_.set_tcp_nodelay(true);
   // The library's default lets other programs listen on the same port.
   server_.set_socket_options([](auto socket) {
     const int yes = 1;
@@ -234,7 +256,7 @@ void WebServer::Impl::add_run_route(const char* path, Answer answer) {
       response.status = kNotFound;
       return;
     }
-    response.set_content(answer(*run, request), kJsonType);
+    answer_with(response, answer(*run, request), kJsonType);
   });
 }
 
@@ -252,7 +274,8 @@ void WebServer::Impl::add_routes() {
             : httplib::Server::HandlerResponse::Unhandled;
       });
   server_.Get("/", [this](const Request&, Response& response) {
-    response.set_content(
+    answer_with(
+        response,
         make_page(format("{{\"token\":\"{}\"}}", token_)),
         "text/html; charset=utf-8");
   });
@@ -261,7 +284,7 @@ void WebServer::Impl::add_routes() {
     std::vector<std::string> runs;
     for (std::size_t i = 0; i < runs_.runs().size(); ++i)
       runs.push_back(run_json(*runs_.runs()[i], i));
-    response.set_content(json_list(runs), kJsonType);
+    answer_with(response, json_list(runs), kJsonType);
   });
   server_.Get("/api/series", [this](const Request& request, Response& out) {
     answer_series(request, out);
@@ -312,7 +335,7 @@ void WebServer::Impl::answer_series(
     if (!run.series().contains(name)) continue;
     curves.emplace_back(std::to_string(*index), curve_json(run, name, wanted));
   }
-  response.set_content(json_object(curves), kJsonType);
+  answer_with(response, json_object(curves), kJsonType);
 }
 
 // The body of an event. A picture may hold scripts, so nothing may run.
@@ -325,15 +348,18 @@ void WebServer::Impl::answer_body(const Request& request, Response& response) {
     response.status = kNotFound;
     return;
   }
-  const detail::JournalEvent& event =
-      run->events()[static_cast<std::size_t>(*index)].event;
-  const bool is_picture = event.media_type == detail::media_type::kPng ||
-      event.media_type == detail::media_type::kSvg;
+  const RunRecord::Event& event =
+      run->events()[static_cast<std::size_t>(*index)];
+  const std::string& type = event.event.media_type;
+  const bool is_picture =
+      type == detail::media_type::kPng || type == detail::media_type::kSvg;
   response.set_header(
       "Content-Security-Policy",
       "default-src 'none'; style-src 'unsafe-inline'; sandbox");
-  response.set_content(
-      event.body, is_picture ? event.media_type : "text/plain; charset=utf-8");
+  answer_with(
+      response,
+      run->body_of(event),
+      is_picture ? type : "text/plain; charset=utf-8");
 }
 
 void WebServer::Impl::answer_stream(Response& response) {

@@ -56,6 +56,7 @@ ProgressBar::ProgressBar(
       columns_(options.columns),
       ascii_(options.ascii.value_or(false)),
       leave_(options.leave),
+      delay_seconds_(options.delay_seconds),
       interval_seconds_(
           screen.is_terminal() ? options.min_interval_seconds
                                : options.line_interval_seconds),
@@ -73,7 +74,12 @@ void ProgressBar::begin_again() {
   meter_.count = initial_;
   meter_.rate = std::nullopt;
   meter_.elapsed_seconds = 0;
-  if (screen_.is_terminal()) screen_.draw(number_, line(false));
+  if (screen_.is_terminal() && !is_delayed(begin_))
+    screen_.draw(number_, line(false));
+}
+
+bool ProgressBar::is_delayed(double now) const {
+  return now - begin_ < delay_seconds_;
 }
 
 int ProgressBar::columns() const {
@@ -121,7 +127,7 @@ void ProgressBar::draw(std::int64_t count) {
 
 std::int64_t ProgressBar::look(std::int64_t count) {
   const double now = clock_();
-  if (now - drawn_at_ >= interval_seconds_) {
+  if (now - drawn_at_ >= interval_seconds_ && !is_delayed(now)) {
     draw(count);
     drawn_at_ = now;
     drawn_count_ = count;
@@ -142,8 +148,10 @@ std::int64_t ProgressBar::look(std::int64_t count) {
 void ProgressBar::close(std::int64_t count) {
   if (is_closed_) return;
   is_closed_ = true;
-  measure(count, clock_());
-  screen_.remove(number_, leave_ ? line(true) : std::string());
+  const double now = clock_();
+  measure(count, now);
+  const bool leaves_line = leave_ && !is_delayed(now);
+  screen_.remove(number_, leaves_line ? line(true) : std::string());
 }
 
 void ProgressBarDeleter::operator()(ProgressBar* bar) const { delete bar; }

@@ -45,6 +45,7 @@ class ProgressBar {
   void measure(std::int64_t count, double now);
   [[nodiscard]] std::string line(bool is_last) const;
   [[nodiscard]] int columns() const;
+  [[nodiscard]] bool is_delayed(double now) const;
 
   ProgressScreen& screen_;
   Clock clock_;
@@ -53,6 +54,7 @@ class ProgressBar {
   std::optional<int> columns_;
   bool ascii_;
   bool leave_;
+  double delay_seconds_;
   double interval_seconds_;
   std::uint64_t number_;
   bool is_closed_ = false;

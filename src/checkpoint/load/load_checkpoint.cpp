@@ -136,6 +136,7 @@ class Loading {
 
  private:
   [[nodiscard]] CheckpointSource open(const std::filesystem::path& path) const;
+  void show_reads_of(const CheckpointSource& source) const;
   void run_hooks(LoadHookContext& context) const;
   // Leaves out models that the checkpoint does not have, which only
   // strict = false allows.
@@ -158,12 +159,26 @@ CheckpointSource Loading::open(const std::filesystem::path& path) const {
     if (checkpoints_.world.local_size() > 1) {
       for (const auto& [name, tensors] : source.sections) share_files(tensors);
     }
+    show_reads_of(source);
     if (options_.verify && !checkpoints_.load_hooks.empty()) {
       verify_files_of_hooks(checkpoints_, path);
     }
   });
   require_undamaged(agreement_, damage, "");
   return source;
+}
+
+// What several ranks read of sharded tensors is not known yet.
+void Loading::show_reads_of(const CheckpointSource& source) const {
+  std::optional<std::uint64_t> num_bytes;
+  if (checkpoints_.world.size() == 1) {
+    num_bytes = 0;
+    for (const auto& [name, tensors] : source.sections)
+      *num_bytes += num_stored_bytes(tensors);
+  }
+  const auto progress = checkpoints_.show_progress("load_state", num_bytes);
+  for (const auto& [name, tensors] : source.sections)
+    show_reads(tensors, progress);
 }
 
 void Loading::run_hooks(LoadHookContext& context) const {

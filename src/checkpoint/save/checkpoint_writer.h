@@ -6,12 +6,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <accelerate/checkpoint.h>
 #include <accelerate/log.h>
 
 #include "base/file_system.h"
+#include "base/progress/byte_progress.h"
 #include "checkpoint/contents.h"
 #include "comm/monitoring/store_group.h"
 #include "format/checkpoint/commit.h"
@@ -56,6 +58,10 @@ class CheckpointWriter {
     return job_.target;
   }
   [[nodiscard]] CheckpointContents& contents() { return job_.contents; }
+  /// Shows how many bytes write() writes.
+  void set_progress(std::shared_ptr<ByteProgress> progress) {
+    job_.disk = count_writes(std::move(job_.disk), std::move(progress));
+  }
   /// May be called on another thread. Returns when the checkpoint is durable.
   /// With a `failure` of this rank nothing is written, and all ranks throw.
   void write(const std::string& failure = {});

@@ -102,10 +102,14 @@ SaveTicket save_checkpoint(
       failure,
       "save_state",
       format("[checkpoint] {} was not saved:\n", target.path.string()));
-  auto progress =
-      is_written_in_background(checkpoints, writer->contents(), options)
-      ? checkpoints.saver.start(std::move(writer))
-      : checkpoints.saver.run(std::move(writer));
+  std::shared_ptr<SaveProgress> progress;
+  if (is_written_in_background(checkpoints, writer->contents(), options)) {
+    progress = checkpoints.saver.start(std::move(writer));
+  } else {
+    writer->set_progress(checkpoints.show_progress(
+        "save_state", SnapshotMemory::bytes_for(writer->contents())));
+    progress = checkpoints.saver.run(std::move(writer));
+  }
   if (output_dir.empty() || project.iteration) {
     project.iteration = target.iteration + 1;
   }

@@ -164,7 +164,8 @@ std::vector<std::string> write_module(
     const std::filesystem::path& directory,
     const SaveModelOptions& options,
     const WriteShardedTensor& write_sharded,
-    const std::string& prefix) {
+    const std::string& prefix,
+    const ShowProgress& show_progress) {
   WriteModelOptions write_options;
   write_options.format = options.safe_serialization ? ModelFormat::safetensors
                                                     : ModelFormat::torch;
@@ -200,7 +201,9 @@ std::vector<std::string> write_module(
     }
     tensors.push_back({name, *std::move(wanted), storage});
   }
-  const auto disk = make_file_system();
+  const auto disk = count_writes(
+      make_file_system(),
+      show_progress ? show_progress(num_bytes_of(tensors)) : nullptr);
   return write_model(*disk, directory, tensors, write_options);
 }
 

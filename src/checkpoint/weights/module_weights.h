@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 
 #include <accelerate/weights.h>
 
+#include "base/progress/byte_progress.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/tensor_writer.h"
 
@@ -21,6 +24,10 @@ using WriteShardedTensor = std::function<std::optional<TensorToWrite>(
     const std::string& name,
     const at::Tensor& tensor)>;
 
+/// Returns a bar for a number of bytes; null if none is shown.
+using ShowProgress =
+    std::function<std::shared_ptr<ByteProgress>(std::uint64_t num_bytes)>;
+
 /// Implements save_model(), also for a module with sharded tensors. `prefix` is
 /// prepended to names.
 std::vector<std::string> write_module(
@@ -28,7 +35,8 @@ std::vector<std::string> write_module(
     const std::filesystem::path& directory,
     const SaveModelOptions& options,
     const WriteShardedTensor& write_sharded = nullptr,
-    const std::string& prefix = {});
+    const std::string& prefix = {},
+    const ShowProgress& show_progress = nullptr);
 
 /// Opens the tensors in the files and renames them as `options` say.
 StoredTensors open_renamed(

@@ -156,6 +156,14 @@ std::string read_and_send(
   return failure;
 }
 
+// Bytes that are read into these, if no dtype differs.
+std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
+  std::uint64_t num_bytes = 0;
+  for (const Destination& destination : destinations)
+    num_bytes += destination.tensor.nbytes();
+  return num_bytes;
+}
+
 }  // namespace
 
 void save_weights(
@@ -173,7 +181,10 @@ void save_weights(
           directory,
           options,
           write_sharded,
-          model.table->name_of(""));
+          model.table->name_of(""),
+          [&](std::uint64_t num_bytes) {
+            return checkpoints.show_progress("save_model", num_bytes);
+          });
     } catch (const std::exception& error) {
       failure = error.what();
     }
@@ -294,6 +305,9 @@ void load_weights(
     if (!reads) return;
     saved = open_renamed(path, options);
     if (!reads_on_rank_0 && world.local_size() > 1) share_files(saved);
+    show_reads(
+        saved,
+        checkpoints.show_progress("load_model", num_read_bytes(destinations)));
     take_other_names(saved, section.aliases);
     require_fit(
         path, mismatches("model", saved, destinations, section.aliases, rules));

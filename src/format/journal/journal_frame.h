@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "format/journal/journal_entry.h"
 
@@ -73,9 +72,5 @@ class JournalEncoder {
   std::size_t num_missing_scalars_ = 0;
   std::unordered_map<std::string, std::uint64_t, Hash, std::equal_to<>> ids_;
 };
-
-/// The entries of a payload whose checksum is right. Throws Error if they are
-/// of a kind that this version does not know, or run beyond the payload.
-std::vector<JournalEntry> read_journal_payload(std::string_view payload);
 
 }  // namespace accelerate::detail

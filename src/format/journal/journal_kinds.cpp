@@ -222,9 +222,7 @@ JournalEvent histogram_event(
   return json_event(journal_kind::kHistogram, name, json);
 }
 
-JournalEvent artifact_event(
-    std::string_view path,
-    std::string_view directory) {
+JournalEvent artifact_event(std::string_view path, std::string_view directory) {
   return {
       std::string(journal_kind::kArtifact),
       std::string(path),

@@ -1,12 +1,13 @@
 #include "format/journal/journal_reader.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -27,18 +28,49 @@ struct Frame {
 };
 
 // The first valid frame in the bytes. Nothing if there is none yet: what is
-// there may be the beginning of one.
-std::optional<Frame> first_frame(std::string_view bytes) {
+// there may be the beginning of one, unless it `is_all` there is.
+std::optional<Frame> first_frame(std::string_view bytes, bool is_all) {
   std::size_t at = find_journal_header(bytes, 0);
   while (at != std::string_view::npos) {
     const auto header = JournalHeader::read(bytes.substr(at));
     const std::string_view payload =
         bytes.substr(at + kJournalHeaderBytes, header->num_bytes);
+    if (payload.size() < header->num_bytes && !is_all) return std::nullopt;
     if (header->describes(payload))
       return Frame{at, kJournalHeaderBytes + payload.size(), *header};
     at = find_journal_header(bytes, at + 1);
   }
   return std::nullopt;
+}
+
+[[noreturn]] void throw_unreadable(const std::filesystem::path& path) {
+  throw Error(format(
+      "[format] {} cannot be read: {}", path.string(), std::strerror(errno)));
+}
+
+// The number of bytes that were read; fewer than asked for at the end of the
+// file.
+std::size_t read_fully(
+    int file,
+    const std::filesystem::path& path,
+    std::uint64_t offset,
+    char* bytes,
+    std::size_t num_bytes) {
+  std::size_t done = 0;
+  while (done < num_bytes) {
+    const ssize_t count = ::pread(
+        file,
+        bytes + done,
+        num_bytes - done,
+        static_cast<off_t>(offset + done));
+    if (count == 0) break;
+    if (count > 0) {
+      done += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      throw_unreadable(path);
+    }
+  }
+  return done;
 }
 
 }  // namespace
@@ -56,48 +88,69 @@ JournalReader::JournalReader(std::filesystem::path path)
 
 JournalReader::~JournalReader() { ::close(file_); }
 
-// Returns false at the end of the file.
+// Returns false if there is no more to read for now. What is there is doubled,
+// so that a frame of any size, or damage, is looked at a few times only.
 bool JournalReader::fill() {
   const std::size_t before = bytes_.size();
-  bytes_.resize(before + kBlock);
-  ssize_t count = 0;
-  do {
-    count = ::pread(
-        file_,
-        bytes_.data() + before,
-        kBlock,
-        static_cast<off_t>(offset_ + before));
-  } while (count < 0 && errno == EINTR);
-  bytes_.resize(before + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
-  if (count < 0) {
-    throw Error(format(
-        "[format] {} cannot be read: {}",
-        path_.string(),
-        std::strerror(errno)));
-  }
-  return count > 0;
+  struct stat status {};
+  if (::fstat(file_, &status) != 0) throw_unreadable(path_);
+  const std::uint64_t size =
+      static_cast<std::uint64_t>(std::max<off_t>(status.st_size, 0));
+  if (size <= offset_ + before) return false;
+  const std::uint64_t num_left = size - offset_ - before;
+  const std::size_t wanted = static_cast<std::size_t>(
+      std::min<std::uint64_t>(std::max(before, kBlock), num_left));
+  bytes_.resize(before + wanted);
+  const std::size_t count = read_fully(
+      file_, path_, offset_ + before, bytes_.data() + before, wanted);
+  bytes_.resize(before + count);
+  return count == wanted && count < num_left;
 }
 
-std::vector<JournalEntry> JournalReader::read() {
+void JournalReader::take_frame(
+    std::string_view payload,
+    const TakeFrame& take) {
+  JournalDecoder decoder(payload);
+  take(decoder, end_ - payload.size());
+}
+
+void JournalReader::read(const TakeFrame& take) {
   // What did not make a frame may have been replaced by one since: a writer
   // that opens the journal cuts off what its predecessor left unfinished.
   bytes_.clear();
-  while (fill()) {
+  for (bool is_all = false; !is_all;) {
+    is_all = !fill();
+    std::string_view rest = bytes_;
+    while (const auto frame = first_frame(rest, is_all)) {
+      num_damaged_bytes_ += frame->begin;
+      next_sequence_ = frame->header.sequence + 1;
+      offset_ += frame->begin + frame->size;
+      end_ = offset_;
+      rest.remove_prefix(frame->begin);
+      take_frame(
+          rest.substr(kJournalHeaderBytes, frame->header.num_bytes), take);
+      rest.remove_prefix(frame->size);
+    }
+    bytes_.erase(0, bytes_.size() - rest.size());
   }
-  std::vector<JournalEntry> entries;
-  std::string_view rest = bytes_;
-  while (const auto frame = first_frame(rest)) {
-    num_damaged_bytes_ += frame->begin;
-    std::vector<JournalEntry> added = read_journal_payload(rest.substr(
-        frame->begin + kJournalHeaderBytes, frame->header.num_bytes));
-    std::move(added.begin(), added.end(), std::back_inserter(entries));
-    next_sequence_ = frame->header.sequence + 1;
-    rest.remove_prefix(frame->begin + frame->size);
-  }
-  offset_ += bytes_.size() - rest.size();
-  end_ = offset_;
   bytes_.clear();
+  bytes_.shrink_to_fit();
+}
+
+std::vector<JournalEntry> JournalReader::read() {
+  std::vector<JournalEntry> entries;
+  read([&](JournalDecoder& decoder, std::uint64_t) {
+    while (decoder.next()) entries.push_back(decoder.entry());
+  });
   return entries;
+}
+
+std::string JournalReader::read_bytes(
+    std::uint64_t offset,
+    std::size_t num_bytes) const {
+  std::string bytes(num_bytes, '\0');
+  bytes.resize(read_fully(file_, path_, offset, bytes.data(), num_bytes));
+  return bytes;
 }
 
 }  // namespace accelerate::detail

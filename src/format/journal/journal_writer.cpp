@@ -85,7 +85,8 @@ JournalWriter::JournalWriter(
   const int file = open_journal(path);
   file_ = std::make_unique<PosixJournalFile>(file);
   JournalReader reader(path);
-  (void)reader.read();
+  // Only where its frames end is wanted.
+  reader.read([](JournalDecoder&, std::uint64_t) {});
   offset_ = reader.end_of_frames();
   sequence_ = reader.next_sequence();
   if (const int problem = file_->truncate(offset_)) {

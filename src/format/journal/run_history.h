@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "format/journal/journal_decoder.h"
 #include "format/journal/journal_entry.h"
 
 namespace accelerate::detail {
@@ -24,19 +25,43 @@ class RunHistory {
 
     bool operator==(const Point&) const = default;
   };
+  /// Bytes of the journal's file.
+  struct Place {
+    std::uint64_t offset = 0;
+    std::size_t num_bytes = 0;
+  };
   struct Event {
     std::optional<std::int64_t> step;
     double time = 0;
     JournalEvent event;
+    /// The place of the body, if it was left in the file.
+    std::optional<Place> body;
   };
   struct Session {
     double begin = 0;
     double end = 0;  ///< the time of its last entry
     std::string description;
   };
+  /// A time, its end excluded, of which all work was lost: the run went on from
+  /// a checkpoint that is older.
+  struct LostTime {
+    double begin = 0;
+    double end = 0;
+
+    [[nodiscard]] bool has(double time) const {
+      return begin <= time && time < end;
+    }
+    bool operator==(const LostTime&) const = default;
+  };
 
   /// Entries in the order of the journal; may be called again for later ones.
   void add(const std::vector<JournalEntry>& entries);
+  void add(const JournalEntry& entry);
+  /// The frame whose entries come next numbers its names anew.
+  void begin_frame() { frame_series_.clear(); }
+  /// The scalars of the entry at which the decoder of that frame is.
+  void add_scalars(const JournalDecoder& decoder);
+  void add_event(Event event);
 
   /// By name; the points of each in the order of their steps.
   [[nodiscard]] const std::map<std::string, std::vector<Point>>& series()
@@ -47,19 +72,34 @@ class RunHistory {
   [[nodiscard]] const std::vector<Session>& sessions() const {
     return sessions_;
   }
+  /// In the order in which they became known. Samples of the system and of
+  /// ranks, which have no steps, are dropped if they were taken then.
+  [[nodiscard]] const std::vector<LostTime>& lost_times() const {
+    return lost_times_;
+  }
   /// The last event of that kind and name, or null.
   [[nodiscard]] const Event* last_event(
       std::string_view kind,
       std::string_view name = {}) const;
 
  private:
-  void add_scalars(const JournalEntry& entry, const JournalScalars& scalars);
-  static void add_point(std::vector<Point>& points, const Point& point);
-  void drop_after(std::int64_t step);
+  using Points = std::vector<Point>;
 
-  std::map<std::string, std::vector<Point>> series_;
+  void add_point(
+      Points& points,
+      std::optional<std::int64_t> step,
+      double time,
+      double value);
+  void drop_repeated(Points& points, std::int64_t step);
+  void drop_after(std::int64_t step, double time);
+  void note_lost(LostTime lost);
+  void pass(double time);
+
+  std::map<std::string, Points> series_;
+  std::vector<Points*> frame_series_;  // of the names of the frame
   std::vector<Event> events_;
   std::vector<Session> sessions_;
+  std::vector<LostTime> lost_times_;
 };
 
 }  // namespace accelerate::detail

@@ -4,13 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/direct_reader.h"
 #include "base/files.h"
+#include "base/progress/byte_progress.h"
 #include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {
@@ -47,6 +50,14 @@ class InputFile {
   void set_shared() const { is_shared_ = true; }
   [[nodiscard]] bool is_shared() const { return is_shared_; }
 
+  /// Shows how many bytes read_boxes() reads; set before it is called.
+  void set_progress(std::shared_ptr<ByteProgress> progress) const {
+    progress_ = std::move(progress);
+  }
+  void count_read(std::uint64_t num_bytes) const {
+    if (progress_) progress_->add(num_bytes);
+  }
+
   /// The size and checksums that the file should have; null if its bytes are
   /// not checked.
   [[nodiscard]] const FileRecord* record() const {
@@ -65,6 +76,7 @@ class InputFile {
   /// One entry per chunk.
   mutable std::vector<std::atomic<bool>> verified_;
   mutable std::atomic<bool> is_shared_ = false;
+  mutable std::shared_ptr<ByteProgress> progress_;
   mutable std::once_flag is_mapped_;
   mutable std::optional<MappedFile> mapped_;
   mutable std::once_flag is_direct_open_;

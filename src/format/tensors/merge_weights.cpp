@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -57,13 +58,15 @@ std::size_t merge_weights(const MergeRequest& request) {
         "removed; give another directory, or keep the checkpoint",
         request.output.string()));
   }
-  const auto disk = make_file_system();
   WriteModelOptions options;
   options.format = request.format;
   // As in Accelerate, writes one file of any size.
   options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
   const StoredTensors tensors = open_weights(request.checkpoint_dir);
-  write_model(*disk, request.output, named_tensors(tensors), options);
+  const std::vector<NamedTensor> named = named_tensors(tensors);
+  const auto disk = request.make_disk ? request.make_disk(num_bytes_of(named))
+                                      : make_file_system();
+  write_model(*disk, request.output, named, options);
   if (request.removes_checkpoint) fs::remove_all(request.checkpoint_dir);
   return tensors.size();
 }

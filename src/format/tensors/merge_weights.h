@@ -1,8 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 
+#include "base/file_system.h"
 #include "format/tensors/model_shards.h"
 
 namespace accelerate::detail {
@@ -15,6 +19,10 @@ struct MergeRequest {
   ModelFormat format = ModelFormat::safetensors;
   /// Delete `checkpoint_dir` afterwards.
   bool removes_checkpoint = false;
+  /// Makes what is written through, given the bytes of all tensors; if null,
+  /// that is the operating system's file system.
+  std::function<std::shared_ptr<FileSystem>(std::uint64_t num_bytes)>
+      make_disk = nullptr;
 };
 
 /// Merges a sharded checkpoint into one file of weights, a piece at a time.

@@ -192,6 +192,7 @@ void add_copy(
     for_each_run(
         both, stored.box, wanted.box, [&](auto from, auto to, auto run) {
           const auto out = wanted.out.subspan(to * width, run * width);
+          stored.file->count_read(out.size());
           if (stored.strides) {
             copy_strided(stored, data, from, width, out);
           } else {
@@ -355,11 +356,18 @@ void read_boxes(const std::vector<BoxToRead>& boxes) {
   run_jobs(num_jobs, num_threads, [&](std::size_t thread, std::size_t i) {
     if (i >= jobs.size()) {
       wanted.copies[i - jobs.size()]();
-    } else if (jobs[i].verifies) {
-      read_and_verify(jobs[i].range, readers[thread]);
-    } else {
-      readers[thread].read(jobs[i].range);
+      return;
     }
+    const FileRange& range = jobs[i].range;
+    if (jobs[i].verifies) {
+      read_and_verify(range, readers[thread]);
+    } else {
+      readers[thread].read(range);
+    }
+    std::uint64_t num_bytes = 0;
+    for (const FileSegment& segment : range.segments)
+      num_bytes += segment.out.size();
+    range.file->count_read(num_bytes);
   });
 }
 

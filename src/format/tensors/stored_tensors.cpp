@@ -119,6 +119,21 @@ void share_files(const StoredTensors& tensors) {
   }
 }
 
+void show_reads(
+    const StoredTensors& tensors,
+    const std::shared_ptr<ByteProgress>& progress) {
+  for (const auto& [name, tensor] : tensors) {
+    for (const StoredBox& box : tensor.boxes) box.file->set_progress(progress);
+  }
+}
+
+std::uint64_t num_stored_bytes(const StoredTensors& tensors) {
+  std::uint64_t num_bytes = 0;
+  for (const auto& [name, tensor] : tensors)
+    num_bytes += safetensors::bytes_of(tensor.dtype, tensor.shape).value_or(0);
+  return num_bytes;
+}
+
 StoredTensors stored_in_safetensors(const std::filesystem::path& path) {
   const safetensors::Reader reader(path);
   const auto file = std::make_shared<InputFile>(path);

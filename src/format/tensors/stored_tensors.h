@@ -55,6 +55,14 @@ StoredTensors stored_in_checkpoint(
 /// them, too (InputFile::set_shared).
 void share_files(const StoredTensors& tensors);
 
+/// Shows how many bytes of these tensors' files read_boxes() reads.
+void show_reads(
+    const StoredTensors& tensors,
+    const std::shared_ptr<ByteProgress>& progress);
+
+/// Number of bytes of all tensors.
+std::uint64_t num_stored_bytes(const StoredTensors& tensors);
+
 /// The tensors of a safetensors file.
 StoredTensors stored_in_safetensors(const std::filesystem::path& file);
 

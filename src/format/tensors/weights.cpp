@@ -376,4 +376,10 @@ std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {
   return named;
 }
 
+std::uint64_t num_bytes_of(const std::vector<NamedTensor>& tensors) {
+  std::uint64_t num = 0;
+  for (const NamedTensor& each : tensors) num += each.tensor.bytes.num_bytes;
+  return num;
+}
+
 }  // namespace accelerate::detail

@@ -54,5 +54,6 @@ void write_weights_file(
 
 /// The tensors in the form that write_model takes.
 std::vector<NamedTensor> named_tensors(const StoredTensors& tensors);
+std::uint64_t num_bytes_of(const std::vector<NamedTensor>& tensors);
 
 }  // namespace accelerate::detail

@@ -83,8 +83,11 @@ std::string describe(const torch::unwind::Frame& frame, const Place& place) {
       : !place.function.empty()
       ? place.function
       : format("{}+{}", place.library, hexadecimal(place.offset));
-  const bool has_line =
-      frame.lineno > 0 && !frame.filename.empty() && frame.filename != "??";
+  // Without debug information some versions of LibTorch give the library and
+  // the function's offset there.
+  const bool has_line = frame.lineno > 0 && !frame.filename.empty() &&
+      frame.filename != "??" &&
+      std::filesystem::path(frame.filename).filename() != place.library;
   return has_line ? format("{}({}): {}", frame.filename, frame.lineno, name)
                   : name;
 }

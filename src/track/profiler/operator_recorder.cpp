@@ -21,7 +21,8 @@ namespace {
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
 
-constexpr auto kState = c10::DebugInfoKind::PROFILER_STATE;
+// A constant of LibTorch in some versions, an object in others.
+const auto& kState = c10::DebugInfoKind::PROFILER_STATE;
 
 void append_numbers(std::string& text, at::IntArrayRef numbers) {
   text += '[';

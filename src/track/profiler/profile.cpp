@@ -130,6 +130,7 @@ std::vector<StepTimes> Profile::gather_step_times() const {
     const auto* values = of_rank.const_data_ptr<std::int64_t>();
     for (const auto field : kFields) row.*field = *values++;
   }
+  session_->report(all);
   return all;
 }
 

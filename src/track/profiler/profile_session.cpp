@@ -72,6 +72,7 @@ ProfileSession::ProfileSession(ProfileRequest request)
       slot_(std::move(request.slot)),
       owners_(
           std::make_shared<const ParameterOwners>(std::move(request.owners))),
+      report_(std::move(request.report)),
       steps_(std::move(request.models)) {
   check_profile(options_);
   StepListener* none = nullptr;
@@ -145,6 +146,7 @@ void ProfileSession::transit(
   const bool was_warming_up = previous == warmup;
   if (is_recording_ && (!next || previous == record_and_save)) {
     stop_cycle();
+    report_new_steps();
     call_handler();
   } else if (was_warming_up && !next) {
     // LibTorch's profiler ends a warm-up with a cycle in which nothing happened.
@@ -210,6 +212,17 @@ StepTimes ProfileSession::step_times() const {
   StepTimes times = steps_.times();
   times.rank = world_.rank();
   return times;
+}
+
+void ProfileSession::report_new_steps() {
+  const StepTimes times = step_times();
+  const std::int64_t before =
+      std::exchange(num_reported_steps_, times.num_steps);
+  if (times.num_steps > before) report({times});
+}
+
+void ProfileSession::report(const std::vector<StepTimes>& rows) const {
+  if (report_) report_(rows);
 }
 
 }  // namespace accelerate::detail

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/profiler.h>
@@ -24,6 +26,9 @@ struct ProfileRequest {
   /// What models, the subjects of forwards, are called.
   std::unordered_map<const void*, std::string> models = {};
   ParameterOwners owners = {};
+  /// Gets this rank's times when a cycle ends, and those of all ranks when they
+  /// are gathered.
+  std::function<void(const std::vector<StepTimes>&)> report = {};
 };
 
 /// Runs a profile's schedule: what is recorded from one step to the next, and
@@ -54,6 +59,7 @@ class ProfileSession {
     return cycle_;
   }
   [[nodiscard]] StepTimes step_times() const;
+  void report(const std::vector<StepTimes>& rows) const;
 
  private:
   [[nodiscard]] ProfilerAction action_at(std::int64_t step) const;
@@ -63,18 +69,21 @@ class ProfileSession {
   void start_cycle();
   void stop_cycle();
   void call_handler();
+  void report_new_steps();
   void close_step();
 
   ProfileOptions options_;
   World world_;
   std::shared_ptr<StepSlot> slot_;
   std::shared_ptr<const ParameterOwners> owners_;
+  std::function<void(const std::vector<StepTimes>&)> report_;
   ProfileClock clock_;
   StepRecorder steps_;
   std::shared_ptr<OperatorRecorder> operators_;
   std::shared_ptr<const RecordedCycle> cycle_;
   ProfilerAction action_ = ProfilerAction::none;
   std::int64_t step_num_ = 0;
+  std::int64_t num_reported_steps_ = 0;
   std::int64_t step_begin_ns_ = 0;
   bool is_recording_ = false;
   bool has_ended_ = false;

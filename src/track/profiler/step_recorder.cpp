@@ -12,6 +12,11 @@ namespace accelerate::detail {
 
 namespace {
 
+// The clock of a thread is a system call of about a microsecond, so that it is
+// asked in gaps only that were at least this long in the step before. The time
+// of shorter ones counts as used.
+constexpr std::int64_t kLongGapNs = 100'000;
+
 std::int64_t thread_cpu_now() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -60,8 +65,33 @@ void StepRecorder::start(std::shared_ptr<OperatorRecorder> operators) {
   num_open_ = 0;
   num_waiting_ = 0;
   num_in_flight_ = 0;
+  gap_ = 0;
+  was_long_ = all_gaps();
   last_ns_ = profile_now();
-  last_cpu_ns_ = thread_cpu_now();
+  begin_gap();
+}
+
+void StepRecorder::begin_gap() {
+  gap_ns_ = 0;
+  last_cpu_ns_.reset();
+  if (was_long_[gap_]) last_cpu_ns_ = thread_cpu_now();
+}
+
+void StepRecorder::end_gap() {
+  was_long_[gap_] = gap_ns_ >= kLongGapNs;
+  gap_ = std::min(gap_ + 1, kMostGaps - 1);
+}
+
+void StepRecorder::count_gap(std::int64_t spent) {
+  gap_ns_ += spent;
+  std::int64_t used = spent;
+  if (last_cpu_ns_) {
+    const std::int64_t cpu = thread_cpu_now();
+    used = std::clamp<std::int64_t>(cpu - *last_cpu_ns_, 0, spent);
+    last_cpu_ns_ = cpu;
+  }
+  step_.other_ns += used;
+  step_.idle_ns += spent - used;
 }
 
 void StepRecorder::settle(std::int64_t now) {
@@ -77,12 +107,7 @@ void StepRecorder::settle(std::int64_t now) {
     parts_ns_[index_of(open_[num_open_ - 1].part)] += spent;
     return;
   }
-  const std::int64_t cpu = thread_cpu_now();
-  const std::int64_t used =
-      std::clamp<std::int64_t>(cpu - last_cpu_ns_, 0, spent);
-  last_cpu_ns_ = cpu;
-  step_.other_ns += used;
-  step_.idle_ns += spent - used;
+  count_gap(spent);
 }
 
 void StepRecorder::begin(StepPart part, const void* subject) noexcept {
@@ -91,11 +116,13 @@ void StepRecorder::begin(StepPart part, const void* subject) noexcept {
   if (!is_running_) return;
   if (part == StepPart::communication) {
     settle(now);
+    if (is_outside()) end_gap();
     if (num_waiting_++ == 0) waiting_since_ns_ = now;
     return;
   }
   if (std::this_thread::get_id() != thread_) return;
   settle(now);
+  if (is_outside()) end_gap();
   // What is nested deeper counts for the parts around it.
   if (num_open_ < kMostOpen) open_[num_open_] = {part, now, subject};
   num_open_ = std::min(num_open_ + 1, kMostOpen);
@@ -110,7 +137,7 @@ void StepRecorder::end(StepPart part) noexcept {
     if (num_waiting_ == 0) return;
     settle(now);
     if (--num_waiting_ == 0) {
-      if (is_outside()) last_cpu_ns_ = thread_cpu_now();
+      if (is_outside()) begin_gap();
       if (std::this_thread::get_id() == thread_)
         add_event({part, waiting_since_ns_}, now);
     }
@@ -119,7 +146,7 @@ void StepRecorder::end(StepPart part) noexcept {
   if (std::this_thread::get_id() != thread_ || num_open_ == 0) return;
   settle(now);
   --num_open_;
-  if (is_outside()) last_cpu_ns_ = thread_cpu_now();
+  if (is_outside()) begin_gap();
   add_event(open_[num_open_], now);
 }
 
@@ -179,6 +206,9 @@ void StepRecorder::end_step() {
   step_.communication_ns = parts_ns_[index_of(StepPart::communication)];
   add_to(done_, std::exchange(step_, {}));
   parts_ns_ = {};
+  if (is_outside()) end_gap();
+  gap_ = 0;
+  if (is_outside()) begin_gap();
 }
 
 void StepRecorder::stop() {

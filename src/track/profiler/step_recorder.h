@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -43,6 +44,12 @@ class StepRecorder final : public StepListener {
  private:
   static constexpr std::size_t kNumParts = 5;
   static constexpr std::size_t kMostOpen = 32;
+  static constexpr std::size_t kMostGaps = 64;
+  static constexpr std::array<bool, kMostGaps> all_gaps() {
+    std::array<bool, kMostGaps> all{};
+    all.fill(true);
+    return all;
+  }
 
   struct OpenPart {
     StepPart part = StepPart::data;
@@ -56,6 +63,10 @@ class StepRecorder final : public StepListener {
   [[nodiscard]] bool is_outside() const {
     return num_open_ == 0 && num_waiting_ == 0;
   }
+  // The time between two parts begins.
+  void begin_gap();
+  void end_gap();
+  void count_gap(std::int64_t spent);
 
   const std::unordered_map<const void*, std::string> models_;
   const std::thread::id thread_ = std::this_thread::get_id();
@@ -72,8 +83,14 @@ class StepRecorder final : public StepListener {
   int num_in_flight_ = 0;
   std::int64_t waiting_since_ns_ = 0;
   std::int64_t last_ns_ = 0;
-  // Time that the thread had used of a processor at last_ns_, outside of parts.
-  std::int64_t last_cpu_ns_ = 0;
+  // Number of the current gap in its step, and its time so far.
+  std::size_t gap_ = 0;
+  std::int64_t gap_ns_ = 0;
+  // Whether gaps were long in the step before; all are taken to be at first.
+  std::array<bool, kMostGaps> was_long_ = all_gaps();
+  // Time that the thread had used of a processor at last_ns_, in gaps that are
+  // taken to be long.
+  std::optional<std::int64_t> last_cpu_ns_ = std::nullopt;
 };
 
 }  // namespace accelerate::detail

@@ -25,10 +25,16 @@ struct PackageFacts {
   std::string_view name;
   bool requires_logging_directory;
   bool main_process_only;
+  /// What else those can do who lack the package, for messages.
+  std::string_view otherwise = "";
 };
 
 constexpr PackageFacts kPackages[] = {
-    {"wandb", false, false},
+    {"wandb",
+     false,
+     false,
+     ", or set WANDB_MODE=offline, which needs none, and upload the run with "
+     "`wandb sync`"},
     {"trackio", false, false},
     {"comet_ml", false, true},
     {"aim", true, true},
@@ -161,11 +167,12 @@ void PythonTracker::refuse_missing(const std::string& package) const {
   throw ConfigError(format(
       "[trackers] {} needs the Python package {}: {} has none (pip install "
       "{}), or name another interpreter with \"python\" in its init_kwargs or "
-      "with ACCELERATE_PYTHON",
+      "with ACCELERATE_PYTHON{}",
       facts_.name,
       package,
       options_.python,
-      package));
+      package,
+      facts_.otherwise));
 }
 
 bool PythonTracker::log_images(

@@ -8,8 +8,6 @@
 #include <cmath>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 namespace accelerate::detail {
 
 namespace {
@@ -83,70 +81,48 @@ std::optional<std::uint64_t> SystemReader::machine_bytes() const {
   return since_begin(*total, *available);
 }
 
-std::string SystemReader::json() {
-  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+std::optional<double> SystemReader::process_mb() const {
+  const auto pages = resident_pages(read("proc/self/statm"));
+  if (!pages) return std::nullopt;
+  return to_thousandths(
+      static_cast<double>(*pages) *
+      static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMegabyte);
+}
+
+std::vector<JournalScalars::Scalar> SystemReader::figures() {
+  std::vector<JournalScalars::Scalar> figures;
   const auto ticks = cpu_ticks(read("proc/stat"));
   if (ticks && ticks_ && ticks->all > ticks_->all) {
     const double share =
         static_cast<double>(since_begin(ticks->busy, ticks_->busy)) /
         static_cast<double>(ticks->all - ticks_->all);
-    json["cpu_percent"] = to_thousandths(100 * std::min(share, 1.0));
+    figures.push_back(
+        {"cpu_percent", to_thousandths(100 * std::min(share, 1.0))});
   }
   ticks_ = ticks;
-  if (const auto pages = resident_pages(read("proc/self/statm"))) {
-    json["process_mb"] = to_thousandths(
-        static_cast<double>(*pages) *
-        static_cast<double>(::sysconf(_SC_PAGESIZE)) / kMegabyte);
-  }
+  if (const auto mb = process_mb()) figures.push_back({"process_mb", *mb});
   if (const auto bytes = machine_bytes())
-    json["machine_mb"] = megabytes(*bytes);
+    figures.push_back({"machine_mb", megabytes(*bytes)});
   const ByteCounts disk = disk_bytes(read("proc/diskstats"));
-  json["disk_read_mb"] = megabytes(since_begin(disk.in, disk_.in));
-  json["disk_write_mb"] = megabytes(since_begin(disk.out, disk_.out));
   const ByteCounts network = network_bytes(read("proc/net/dev"));
-  json["network_in_mb"] = megabytes(since_begin(network.in, network_.in));
-  json["network_out_mb"] = megabytes(since_begin(network.out, network_.out));
-  if (nvml_) {
-    std::size_t number = 0;
-    for (const DeviceFigures& device : nvml_->devices()) {
-      const std::string name = "device." + std::to_string(number++);
-      json[name + ".memory_mb"] = to_thousandths(device.memory_mb);
-      json[name + ".utilization_percent"] = device.utilization_percent;
-    }
+  figures.push_back(
+      {"disk_read_mb", megabytes(since_begin(disk.in, disk_.in))});
+  figures.push_back(
+      {"disk_write_mb", megabytes(since_begin(disk.out, disk_.out))});
+  figures.push_back(
+      {"network_in_mb", megabytes(since_begin(network.in, network_.in))});
+  figures.push_back(
+      {"network_out_mb", megabytes(since_begin(network.out, network_.out))});
+  if (!nvml_) return figures;
+  std::size_t number = 0;
+  for (const DeviceFigures& device : nvml_->devices()) {
+    const std::string name = "device." + std::to_string(number++);
+    figures.push_back({name + ".memory_mb", to_thousandths(device.memory_mb)});
+    figures.push_back(
+        {name + ".utilization_percent",
+         static_cast<double>(device.utilization_percent)});
   }
-  return json.dump();
-}
-
-SystemFigures::SystemFigures(std::chrono::milliseconds interval, Report report)
-    : SystemFigures(interval, std::move(report), nullptr) {}
-
-SystemFigures::SystemFigures(
-    std::chrono::milliseconds interval,
-    Report report,
-    std::unique_ptr<SystemReader> reader)
-    : interval_(interval),
-      report_(std::move(report)),
-      reader_(std::move(reader)),
-      thread_([this] { run(); }) {}
-
-SystemFigures::~SystemFigures() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-void SystemFigures::run() {
-  // Loading NVIDIA's library takes time that the training loop need not wait.
-  if (!reader_) reader_ = std::make_unique<SystemReader>("/", Nvml::load());
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, interval_, [this] { return is_ending_; })) {
-    lock.unlock();
-    report_(reader_->json());
-    lock.lock();
-  }
+  return figures;
 }
 
 }  // namespace accelerate::detail

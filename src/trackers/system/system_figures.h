@@ -1,15 +1,13 @@
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
+#include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "format/journal/journal_entry.h"
 #include "trackers/system/nvml.h"
 #include "trackers/system/proc_text.h"
 
@@ -24,13 +22,14 @@ class SystemReader {
       std::filesystem::path root,
       std::unique_ptr<Nvml> nvml = nullptr);
 
-  /// One JSON object: cpu_percent, of all processors since the last call;
-  /// process_mb and machine_mb, memory in use (in the container, if its memory
-  /// is limited); disk_read_mb, disk_write_mb, network_in_mb, network_out_mb,
-  /// since the reader was made; device.N.memory_mb and
-  /// device.N.utilization_percent. MB are 10^6 bytes. What the system does not
-  /// tell is left out.
-  [[nodiscard]] std::string json();
+  /// cpu_percent, of all processors since the last call; process_mb and
+  /// machine_mb, memory in use (in the container, if its memory is limited);
+  /// disk_read_mb, disk_write_mb, network_in_mb, network_out_mb, since the
+  /// reader was made; device.N.memory_mb and device.N.utilization_percent. MB
+  /// are 10^6 bytes. What the system does not tell is left out.
+  [[nodiscard]] std::vector<JournalScalars::Scalar> figures();
+  /// process_mb alone.
+  [[nodiscard]] std::optional<double> process_mb() const;
 
  private:
   [[nodiscard]] std::string read(const std::filesystem::path& path) const;
@@ -43,33 +42,6 @@ class SystemReader {
   std::optional<CpuTicks> ticks_;
   ByteCounts disk_;
   ByteCounts network_;
-};
-
-/// Calls a function with the figures at intervals, on a thread of its own, from
-/// one interval after it was made until it is destroyed.
-class SystemFigures {
- public:
-  using Report = std::function<void(std::string json)>;
-
-  SystemFigures(std::chrono::milliseconds interval, Report report);
-  SystemFigures(
-      std::chrono::milliseconds interval,
-      Report report,
-      std::unique_ptr<SystemReader> reader);
-  SystemFigures(const SystemFigures&) = delete;
-  SystemFigures& operator=(const SystemFigures&) = delete;
-  ~SystemFigures();
-
- private:
-  void run();
-
-  std::chrono::milliseconds interval_;
-  Report report_;
-  std::unique_ptr<SystemReader> reader_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_ending_ = false;
-  std::thread thread_;
 };
 
 }  // namespace accelerate::detail

@@ -20,9 +20,11 @@
 #include "base/text.h"
 #include "trackers/database.h"
 #include "trackers/keyword_arguments.h"
+#include "trackers/media/pixels.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/python_tracker.h"
+#include "trackers/run_files.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate::detail {
@@ -51,8 +53,8 @@ constexpr const char* kTrackioTables =
     "UNIQUE(run_id));"
     "CREATE INDEX IF NOT EXISTS idx_configs_run_name ON configs(run_name);";
 
-/// The name of a project's file, as Trackio makes it.
-std::string trackio_file_name(std::string_view project) {
+/// A project's name in those of its files, as Trackio makes it.
+std::string trackio_project(std::string_view project) {
   std::string name;
   for (const char letter : project) {
     const auto byte = static_cast<unsigned char>(letter);
@@ -61,7 +63,7 @@ std::string trackio_file_name(std::string_view project) {
       name += letter;
     }
   }
-  return (name.empty() ? "default" : name) + ".db";
+  return name.empty() ? "default" : name;
 }
 
 std::string iso_time(double seconds) {
@@ -106,14 +108,15 @@ std::string trackio_json(const TrackedValues& values) {
 }
 
 struct TrackioOptions {
-  fs::path database;
+  fs::path directory;
+  std::string project;  ///< as files are named after it
   std::string run_name;
   std::string resume;  ///< "never", "allow" or "must"
   TrackedValue group;
   double begin = 0;
 };
 
-/// Writes the SQLite file that Trackio's dashboard reads.
+/// Writes the SQLite file and the media that Trackio's dashboard reads.
 class TrackioTracker final : public GeneralTracker {
  public:
   explicit TrackioTracker(TrackioOptions options)
@@ -130,16 +133,44 @@ class TrackioTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
+  bool log_images(
+      const std::string& name,
+      const TrackedImages& images,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_table(
+      const std::string& name,
+      const TrackedTable& table,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_histogram(
+      const std::string& name,
+      const TrackedHistogram& histogram,
+      const LogTime& time,
+      const TrackedValues& options) override;
+  bool log_figure(
+      const std::string& name,
+      const std::string& svg,
+      const LogTime& time,
+      const TrackedValues& options) override;
   void flush() override;
   void finish() override {
     flush();
     database_.reset();
   }
   /// The path of the database, as std::filesystem::path.
-  [[nodiscard]] std::any tracker() override { return options_.database; }
+  [[nodiscard]] std::any tracker() override { return database_path(); }
 
  private:
+  [[nodiscard]] fs::path database_path() const {
+    return options_.directory / (options_.project + ".db");
+  }
   void write_config(TrackedValues values);
+  TrackedValue write_media(
+      std::string_view type,
+      std::string_view extension,
+      std::string_view contents,
+      const LogTime& time);
 
   TrackioOptions options_;
   std::unique_ptr<Database> database_;
@@ -149,14 +180,14 @@ class TrackioTracker final : public GeneralTracker {
 };
 
 void TrackioTracker::start() {
-  database_ = std::make_unique<Database>(options_.database);
+  database_ = std::make_unique<Database>(database_path());
   database_->run(kTrackioTables);
   for (const char* const column : {"run_id", "log_id", "space_id"}) {
     if (database_->has_column("metrics", column)) continue;
     throw ConfigError(format(
         "[trackers] {} is of an earlier version of Trackio (its metrics have "
         "no {}); open it once with a current one",
-        options_.database.string(),
+        database_path().string(),
         column));
   }
   std::optional<std::string> known;
@@ -169,7 +200,7 @@ void TrackioTracker::start() {
     throw ConfigError(format(
         "[trackers] {} has no run \"{}\" to resume; correct trackio's \"name\""
         ", or set \"resume\" to \"allow\"",
-        options_.database.string(),
+        database_path().string(),
         printable(options_.run_name)));
   }
   run_id_ = known.value_or(new_mlflow_run_id());
@@ -209,6 +240,84 @@ void TrackioTracker::log(
        step,
        trackio_json(values),
        new_mlflow_run_id()});
+}
+
+/// Writes a file and returns the value that stands for it.
+TrackedValue TrackioTracker::write_media(
+    std::string_view type,
+    std::string_view extension,
+    std::string_view contents,
+    const LogTime& time) {
+  const std::string path = format(
+      "{}/{}/{}/{}.{}",
+      options_.project,
+      options_.run_name,
+      time.step.value_or(next_step_),
+      new_mlflow_run_id(),
+      extension);
+  write_run_file(path_below(options_.directory / "media", path), contents);
+  return TrackedValues{
+      {"_type", type}, {"file_path", path}, {"caption", TrackedValue()}};
+}
+
+bool TrackioTracker::log_images(
+    const std::string& name,
+    const TrackedImages& images,
+    const LogTime& time,
+    const TrackedValues& options) {
+  // Trackio shows one image per name and step.
+  const std::vector<Pixels> separate = separate_images(images);
+  TrackedValues values;
+  for (std::size_t i = 0; i < separate.size(); ++i) {
+    values.push_back(
+        {separate.size() == 1 ? name : format("{}/{}", name, i),
+         write_media("trackio.image", "png", png_of(separate[i]), time)});
+  }
+  log(values, time, options);
+  return true;
+}
+
+bool TrackioTracker::log_table(
+    const std::string& name,
+    const TrackedTable& table,
+    const LogTime& time,
+    const TrackedValues& options) {
+  TrackedValue::List rows;
+  for (const auto& row : table.rows) {
+    TrackedValues cells;
+    for (std::size_t i = 0; i < row.size(); ++i)
+      cells.push_back({table.columns.at(i), row[i]});
+    rows.emplace_back(std::move(cells));
+  }
+  const TrackedValues value{
+      {"_type", "trackio.table"}, {"_value", std::move(rows)}};
+  log({{name, value}}, time, options);
+  return true;
+}
+
+bool TrackioTracker::log_histogram(
+    const std::string& name,
+    const TrackedHistogram& histogram,
+    const LogTime& time,
+    const TrackedValues& options) {
+  const auto list = [](const std::vector<double>& numbers) {
+    return TrackedValue::List(numbers.begin(), numbers.end());
+  };
+  const TrackedValues value{
+      {"_type", "trackio.histogram"},
+      {"bins", list(histogram.edges)},
+      {"values", list(histogram.counts)}};
+  log({{name, value}}, time, options);
+  return true;
+}
+
+bool TrackioTracker::log_figure(
+    const std::string& name,
+    const std::string& svg,
+    const LogTime& time,
+    const TrackedValues& options) {
+  log({{name, write_media("trackio.html", "html", svg, time)}}, time, options);
+  return true;
 }
 
 void TrackioTracker::flush() {
@@ -258,8 +367,8 @@ std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
       request.init_kwargs,
       {"name", "group", "resume"});
   TrackioOptions options;
-  options.database = trackio_directory(request.environment) /
-      trackio_file_name(request.project_name);
+  options.directory = trackio_directory(request.environment);
+  options.project = trackio_project(request.project_name);
   options.run_name = arguments.text("name").value_or(
       "run-" + new_mlflow_run_id().substr(0, 8));
   options.resume = arguments.text("resume").value_or("never");

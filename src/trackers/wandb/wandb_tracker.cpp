@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/yaml_text.h"
+#include "trackers/python/python_tracker.h"
 #include "trackers/run_files.h"
 #include "trackers/tracker_request.h"
 #include "trackers/wandb/wandb_history.h"
@@ -367,19 +368,12 @@ class DisabledWandbTracker final : public GeneralTracker {
 }  // namespace
 
 std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request) {
+  // The connection to W&B's server is the package's own business.
+  if (wandb_wants_online(request)) return make_python_tracker(request, "wandb");
   WandbSettings settings = wandb_settings(request);
-  switch (settings.mode) {
-    case WandbMode::disabled:
-      return std::make_unique<DisabledWandbTracker>();
-    case WandbMode::offline:
-      return std::make_unique<WandbTracker>(request, std::move(settings));
-    case WandbMode::online:
-      break;
-  }
-  throw ConfigError(
-      "[trackers] wandb: the mode is online, for which W&B's Python package is "
-      "needed; without it, set WANDB_MODE=offline and upload the run with "
-      "`wandb sync`");
+  if (settings.mode == WandbMode::disabled)
+    return std::make_unique<DisabledWandbTracker>();
+  return std::make_unique<WandbTracker>(request, std::move(settings));
 }
 
 }  // namespace accelerate::detail

@@ -207,6 +207,46 @@ TEST_F(DashboardOfRuns, ShowsEntriesThatComeLater) {
   EXPECT_THAT(lines[11], HasSubstr("b  step 7  3"));
 }
 
+TEST_F(DashboardOfRuns, MarksCheckpoints) {
+  RunJournal a = journal("a");
+  for (int step = 0; step <= 100; ++step)
+    a.scalars(step, step, {{"loss", 1.0 * step}});
+  a.event(50, 50, detail::checkpoint_event("checkpoints/0"))
+      .event(75, 75, detail::checkpoint_event("checkpoints/1"))
+      .event(80, {}, detail::checkpoint_event("without a step"))
+      .write();
+  Dashboard dashboard(open());
+  EXPECT_EQ(
+      dashboard.draw({42, 10}, {})[8],
+      "            0              \u25b2      \u25b2    100");
+  EXPECT_EQ(
+      dashboard.draw({42, 10}, {})[9],
+      "\u2501\u2501 a  step 100  100  saved at 75");
+  dashboard.press(WatchKey::zoom_in);
+  dashboard.press(WatchKey::zoom_in);
+  // The first one is out of sight, the other one where the curve begins.
+  EXPECT_EQ(
+      dashboard.draw({42, 10}, {})[8],
+      "            75                         100");
+}
+
+TEST_F(DashboardOfRuns, ShowsTheLastWarning) {
+  RunJournal a = journal("a");
+  a.scalars(0, 0, {{"loss", 1}})
+      .event(10, {}, detail::warning_event("nearly\x1b full"))
+      .write();
+  WatchedRuns& runs = open();
+  const Dashboard dashboard(runs);
+  EXPECT_EQ(
+      dashboard.draw({60, 12}, {.now = 15})[11],
+      "warning 5.0 s ago: nearly\\x1b full");
+  a.event(14, {}, detail::warning_event("full")).write();
+  runs.update();
+  EXPECT_EQ(
+      dashboard.draw({60, 12}, {.now = 15})[11],
+      "2 warnings, the last one 1.0 s ago: full");
+}
+
 TEST_F(DashboardOfRuns, HasNoEscapeSequencesFromNames) {
   journal("a\x1b[2J").scalars(0, 0, {{"lo\x1bss", 1}}).write();
   for (const std::string& line : Dashboard(open()).draw({60, 10}, {}))

@@ -1,5 +1,5 @@
-// page_runs DIRECTORY: writes two runs, and a step of the first for each line
-// of standard input, and says so.
+// page_runs DIRECTORY: writes two runs, and a step and a checkpoint of the
+// second for each line of standard input, and says so.
 
 #include <cmath>
 #include <cstdio>
@@ -43,7 +43,11 @@ void write_run(RunJournal& journal, double rate) {
     journal.event(
         time, {}, detail::ranks_event({{0, step, 2, 90}, {1, step, 1, 80}}));
   }
-  journal.event(begin + 9, 9, detail::checkpoint_event("checkpoints/0"));
+  for (const int step : {300, 700})
+    journal.event(
+        begin + step,
+        step,
+        detail::checkpoint_event("checkpoints/" + std::to_string(step / 500)));
   journal.event(begin + 9, 9, detail::warning_event("<i>nearly</i> full"));
   journal.event(begin + 9, 9, detail::figure_event("plot", kFigure));
   journal.event(
@@ -66,7 +70,9 @@ int main(int, char** arguments) {
   std::fflush(stdout);
   std::string line;
   for (int step = 1000; std::getline(std::cin, line); ++step) {
-    fast.scalars(1000 + step, step, {{"loss", 0.05}}).write();
+    fast.scalars(1000 + step, step, {{"loss", 0.05}})
+        .event(1000 + step, step, detail::checkpoint_event("checkpoints/2"))
+        .write();
     std::puts("written");
     std::fflush(stdout);
   }

@@ -34,6 +34,8 @@ class Web : public ::testing::Test {
         .scalars(12, 1, {{"loss", 2}})
         .event(12, 1, detail::image_event("samples", 3, "\x89PNG"))
         .event(12, 1, detail::text_event("note", "</script><b>"))
+        .event(12, 1, detail::checkpoint_event("checkpoints/0"))
+        .event(12, {}, detail::warning_event("hot"))
         .event(13, {}, detail::ranks_event({{0, 1, 2, 90}}))
         .event(13, {}, detail::system_event({{"cpu_percent", 50}}))
         .write();
@@ -72,6 +74,31 @@ TEST_F(Web, RefusesRequestsWithoutTheToken) {
   EXPECT_EQ(get("/")->status, 200);
 }
 
+TEST_F(Web, AnswersNothingButGet) {
+  const std::string path = with_token("/api/runs");
+  EXPECT_EQ(client_->Post(path, "x", "text/plain")->status, 404);
+  EXPECT_EQ(client_->Put(path, "x", "text/plain")->status, 404);
+  EXPECT_EQ(client_->Delete(path)->status, 404);
+  EXPECT_EQ(client_->Options(path)->status, 404);
+  EXPECT_EQ(client_->Post("/api/runs", "x", "text/plain")->status, 403);
+}
+
+TEST_F(Web, ServesNoFiles) {
+  for (const char* path :
+       {"/journal",
+        "/a/journal",
+        "/../a/journal",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/..%2f..%2f..%2f..%2fetc/passwd",
+        "//etc/passwd",
+        "/api/../../etc/passwd"}) {
+    const auto result = get(path);
+    ASSERT_TRUE(result) << path;
+    EXPECT_EQ(result->status, 404) << path;
+    EXPECT_EQ(result->body, "") << path;
+  }
+}
+
 TEST_F(Web, RefusesOtherHostsNames) {
   const std::string port = std::to_string(server_->port());
   const auto status = [&](const std::string& host) {
@@ -95,12 +122,28 @@ TEST_F(Web, ServesAPageThatLoadsNothing) {
         << mark;
 }
 
+TEST_F(Web, SendsAnswersAsTheyAre) {
+  for (const char* path : {"/", "/api/runs", "/api/events?run=0"}) {
+    const auto result = client_->Get(
+        with_token(path), {{"Accept-Encoding", "gzip, deflate, br"}});
+    ASSERT_EQ(result->status, 200) << path;
+    EXPECT_FALSE(result->has_header("Content-Encoding")) << path;
+    EXPECT_EQ(
+        result->get_header_value("Content-Length"),
+        std::to_string(result->body.size()))
+        << path;
+  }
+}
+
 TEST_F(Web, TellsAboutRuns) {
   const json runs = get_json("/api/runs");
   ASSERT_EQ(runs.size(), 1U);
   EXPECT_EQ(runs[0]["name"], "a");
   EXPECT_EQ(runs[0]["step"], 1);
   EXPECT_EQ(runs[0]["settings"]["command"], "train");
+  EXPECT_EQ(
+      runs[0]["checkpoints"], json::parse(R"([[1, 2.0, "checkpoints/0"]])"));
+  EXPECT_EQ(runs[0]["warnings"], 1);
   EXPECT_EQ(
       runs[0]["figures"]["loss"],
       json::parse(

@@ -1,0 +1,116 @@
+// The plain loop, logged: to the run's journal, to TensorBoard and to a tracker
+// of the program's own. Started again, it resumes from the newest checkpoint and
+// goes on in the same journal, in which each step is once. An argument is the
+// epoch in which it stops after five batches, as if it were interrupted: they
+// are logged and in no checkpoint.
+//
+//   accelerate-cpp watch tracking_run/fit
+//   accelerate-cpp replay tracking_run/fit --to mlflow
+//   tensorboard --logdir tracking_run/by_feature
+#include "task.h"
+
+#include <fstream>
+
+namespace {
+
+/// Writes the losses, a line each.
+class LossLines final : public accelerate::GeneralTracker {
+ public:
+  explicit LossLines(std::string path) : path_(std::move(path)) {}
+  std::string name() const override { return "loss_lines"; }
+  void start() override { file_.open(path_, std::ios::app); }
+  void log(
+      const accelerate::TrackedValues& values,
+      const accelerate::LogTime& time,
+      const accelerate::TrackedValues&) override {
+    for (const auto& [name, value] : values)
+      if (name == "loss") file_ << *time.step << ' ' << value.str() << '\n';
+  }
+  void flush() override { file_.flush(); }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+/// Two gray images: the function, and what the net makes of it.
+torch::Tensor picture(const accelerate::Model<NetImpl>& model) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor line = torch::linspace(-2, 2, 32);
+  const torch::Tensor y = line.repeat_interleave(32);
+  const torch::Tensor x = line.repeat(32);
+  const torch::Tensor wanted = torch::sin(x) + torch::cos(2 * y);
+  const torch::Tensor found = model(torch::stack({x, y}, 1)).squeeze(1);
+  return (torch::stack({wanted, found}).view({2, 32, 32, 1}) / 4 + 0.5)
+      .clamp(0, 1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::uint64_t last_epoch = argc > 1 ? std::stoul(argv[1]) : 20;
+  accelerate::AcceleratorOptions options;
+  options.project_configuration = {
+      .project_dir = "tracking_run", .automatic_checkpoint_naming = true};
+  options.run_name = "fit";
+  options.log_with = {"tensorboard", std::make_shared<LossLines>("losses.txt")};
+  accelerate::Accelerator accelerator(options);
+  torch::manual_seed(0);
+  Net net;
+  torch::optim::Adam adam(net->parameters(), 2e-2);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      adam,
+      accelerate::DataLoader(
+          training_data(), {.batch_size = 20, .shuffle = true}));
+  // Before anything is logged, since the checkpoint knows the run.
+  if (const auto newest = accelerator.latest_checkpoint())
+    accelerator.load_state(*newest);
+  accelerator.init_trackers("by_feature", {{"lr", 2e-2}, {"batch_size", 20}});
+
+  std::int64_t step = static_cast<std::int64_t>(loader.epoch()) *
+      static_cast<std::int64_t>(loader.size());
+  std::vector<double> losses_of_epochs;
+  while (loader.epoch() < 20) {
+    double sum = 0;
+    std::int64_t num_batches = 0;
+    const bool is_interrupted = loader.epoch() == last_epoch;
+    for (auto& [points, values] : loader) {
+      optimizer.zero_grad();
+      const torch::Tensor loss = torch::mse_loss(model(points), values);
+      accelerator.backward(loss);
+      optimizer.step();
+      sum += loss.item<double>();
+      ++num_batches;
+      accelerator.log({{"loss", loss}, {"lr", 2e-2}}, ++step);
+      if (is_interrupted && num_batches == 5) {
+        accelerator.end_training();
+        return 0;
+      }
+    }
+    losses_of_epochs.push_back(sum / static_cast<double>(num_batches));
+    accelerator.log_images("wanted and found", picture(model), step);
+    accelerator.log_histogram("weights", net->hidden->weight, step);
+    accelerator.save_state();
+  }
+
+  accelerator.log_figure(
+      "losses",
+      {.title = "mean loss per epoch",
+       .x_label = "epoch",
+       .y_label = "loss",
+       .series = {{.y = torch::tensor(losses_of_epochs, torch::kDouble)}}},
+      step);
+  accelerate::TrackedTable corners;
+  corners.columns = {"x", "y", "found"};
+  for (const double x : {-2.0, 2.0}) {
+    for (const double y : {-2.0, 2.0}) {
+      const torch::NoGradGuard no_grad;
+      const auto found = model(torch::tensor({{x, y}}, torch::kFloat));
+      corners.rows.push_back({x, y, found.item<double>()});
+    }
+  }
+  accelerator.log_table("corners", corners, step);
+  report(accelerator, net);
+  accelerator.end_training();
+}

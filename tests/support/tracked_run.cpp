@@ -1,0 +1,115 @@
+#include "support/tracked_run.h"
+
+#include <any>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <accelerate/error.h>
+#include <accelerate/tracker.h>
+
+#include "support/recorded_calls.h"
+#include "support/tracker_case.h"
+#include "track/run_tracking.h"
+
+namespace accelerate::testing {
+
+using detail::RunTracking;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+namespace {
+
+/// Writes down what the recorded tracker wrote down.
+class NotingTracker final : public GeneralTracker {
+ public:
+  [[nodiscard]] std::string name() const override { return "custom"; }
+  void store_init_configuration(const TrackedValues& values) override {
+    seen.push_back({"config", recorded_json(values)});
+  }
+  void log(
+      const TrackedValues& values,
+      const LogTime& time,
+      const TrackedValues&) override {
+    seen.push_back(
+        {"log", recorded_json(values), time.step ? json(*time.step) : json()});
+  }
+  [[nodiscard]] std::any tracker() override { return &seen; }
+
+  json seen = json::array();
+};
+
+detail::RunTrackingOptions options_for(LogWith tracker) {
+  detail::RunTrackingOptions options;
+  options.log_with = {std::move(tracker)};
+  options.journal = false;
+  // Cases log what tools lack; each such warning would be a line.
+  options.logger = Logger([](const LogRecord&) {}, LogLevel::warning);
+  return options;
+}
+
+void log_calls(
+    RunTracking& tracking,
+    const ordered_json& input,
+    const std::string& layout) {
+  for (const auto& call : input.at("calls")) {
+    const LogTime time = recorded_time(call);
+    if (call.at("call") == "log") {
+      tracking.push(
+          {time, detail::LoggedValues{tracked_values(call.at("values"))}});
+    } else {
+      tracking.push(
+          {time,
+           detail::LoggedImages{
+               call.at("key"), recorded_images(call, layout)}});
+    }
+  }
+}
+
+// The tracker's name, or the type of what it unwraps to in Python.
+json found_tracker(RunTracking& tracking, const ordered_json& input) {
+  try {
+    const auto tracker = tracking.get_tracker(input.at("ask"));
+    if (!input.at("unwrap")) return tracker->name();
+    if (std::any_cast<json*>(tracker->tracker()) != nullptr) return "list";
+    return nullptr;
+  } catch (const ConfigError& error) {
+    return {{"error", error.what()}};
+  }
+}
+
+}  // namespace
+
+json run_with_tracker(const ordered_json& input) {
+  const TrackerCase recorded(input);
+  const detail::TrackerRequest request = recorded.request();
+  detail::RunTrackingOptions options = options_for(recorded.kind());
+  options.logging_dir = request.logging_dir;
+  options.environment = request.environment;
+  json failure;
+  try {
+    RunTracking tracking(std::move(options));
+    tracking.init_trackers(
+        request.project_name,
+        tracked_values(input.at("config")),
+        {{recorded.kind(), request.init_kwargs}});
+    log_calls(tracking, input, recorded.layout());
+    tracking.finish();
+  } catch (const ConfigError& error) {
+    failure = {{"error", error.what()}};
+  }
+  return recorded.outcome(failure);
+}
+
+json run_with_own_tracker(const ordered_json& input) {
+  const auto own = std::make_shared<NotingTracker>();
+  RunTracking tracking(options_for(own));
+  tracking.init_trackers(
+      input.at("project"), tracked_values(input.at("config")), {});
+  log_calls(tracking, input, "NCHW");
+  const json found = found_tracker(tracking, input);
+  tracking.finish();
+  return {{"failure", nullptr}, {"get_tracker", found}, {"seen", own->seen}};
+}
+
+}  // namespace accelerate::testing
