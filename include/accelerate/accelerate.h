@@ -44,6 +44,7 @@
 #include <accelerate/metrics.h>
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
+#include <accelerate/model_device_map.h>
 #include <accelerate/model_options.h>
 #include <accelerate/model_weights.h>
 #include <accelerate/module_tensors.h>

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <accelerate/device_map.h>
+#include <accelerate/error.h>
 
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"

@@ -11,7 +11,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "support/temporary_directory.h"
-#include "trackers/system/proc_text.h"
+#include "base/proc_text.h"
 
 namespace accelerate::detail {
 namespace system_figures_test {

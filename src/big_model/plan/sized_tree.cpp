@@ -8,8 +8,6 @@
 
 namespace accelerate::detail {
 
-namespace {
-
 // Bytes of one element, by the rules of Accelerate's compute_module_sizes.
 class ElementSizes {
  public:
@@ -42,8 +40,6 @@ class ElementSizes {
   std::optional<double> most_;
   std::unordered_map<std::string, double> special_;
 };
-
-}  // namespace
 
 class SizedTree::Builder {
  public:

@@ -9,7 +9,7 @@
 
 #include "format/journal/journal_entry.h"
 #include "trackers/system/nvml.h"
-#include "trackers/system/proc_text.h"
+#include "base/proc_text.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "trackers/system/proc_text.h"
+#include "base/proc_text.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <accelerate/block_plan.h>
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+
+namespace torch::nn {
+class Module;
+}
+
+/// Sizes and device maps of a program's model. The model may be on the meta
+/// device: only names, shapes, dtypes and classes count.
+namespace accelerate {
+
+/// Bytes of every module and tensor by dotted name; "" is the whole model. A
+/// tied tensor counts where it comes first, and has no entry elsewhere. Throws
+/// ConfigError for an unknown dtype.
+[[nodiscard]] ACCELERATE_API std::map<std::string, double> compute_module_sizes(
+    const torch::nn::Module& model,
+    const ModuleSizesOptions& options = {});
+
+/// Bytes of all buffers.
+[[nodiscard]] ACCELERATE_API double compute_module_total_buffer_size(
+    const torch::nn::Module& model,
+    const ModuleSizesOptions& options = {});
+
+/// What must be in memory at once, at most and at least.
+struct MaximumSizes {
+  double total_bytes = 0;
+  /// Bytes of the largest layer, and the names of all layers of that size.
+  double largest_layer_bytes = 0;
+  std::vector<std::string> largest_layers;
+};
+
+/// Layers are the modules without children, and those of the given classes.
+[[nodiscard]] ACCELERATE_API MaximumSizes calculate_maximum_sizes(
+    const torch::nn::Module& model,
+    const std::vector<std::string>& no_split_module_classes = {});
+
+/// Names of the parameters that are one tensor: each group is sorted. Empty
+/// without ties.
+[[nodiscard]] ACCELERATE_API std::vector<std::vector<std::string>>
+find_tied_parameters(const torch::nn::Module& model);
+
+/// Limits in the order in which devices are filled. Without any given: what is
+/// free now on every accelerator device that answers, and what is available of
+/// the RAM, within the limit of the process's control group. Warns about
+/// devices that this machine does not have.
+[[nodiscard]] ACCELERATE_API MaxMemory
+get_max_memory(const MaxMemory& max_memory = {});
+
+/// Arguments of get_balanced_memory(), as in Accelerate.
+struct GetBalancedMemoryOptions {
+  /// See get_max_memory().
+  MaxMemory max_memory = {};
+  std::vector<std::string> no_split_module_classes = {};
+  /// See ModuleSizesOptions.
+  std::string dtype = {};
+  std::vector<std::pair<std::string, std::string>> special_dtypes = {};
+  /// Leaves the first device as little as possible, for generation with it.
+  bool low_zero = false;
+};
+
+/// Limits for infer_auto_device_map() that spread a model evenly over the
+/// accelerator devices, with a margin for what cannot be split.
+[[nodiscard]] ACCELERATE_API MaxMemory get_balanced_memory(
+    const torch::nn::Module& model,
+    const GetBalancedMemoryOptions& options = {});
+
+/// A map that fills devices in their order, then the RAM, then the disk. The
+/// first accelerator and the CPU keep room for the largest layer of what comes
+/// to them later; modules that share parameters stay together. Logs what the
+/// caller should know. Throws ConfigError for an unknown dtype.
+[[nodiscard]] ACCELERATE_API DeviceMap infer_auto_device_map(
+    const torch::nn::Module& model,
+    const InferAutoDeviceMapOptions& options = {});
+
+/// Throws ConfigError if the map gives no place to a tensor of the state dict,
+/// and warns about entries that name neither a module nor a tensor.
+ACCELERATE_API void check_device_map(
+    const torch::nn::Module& model,
+    const DeviceMap& device_map);
+
+/// The map with the shortest predicted forward under the limits: blocks that
+/// cannot be fetched while others compute stay resident. Found by dynamic
+/// programming over the blocks, exactly for up to 16 of them. Throws
+/// ConfigError if no places keep the limits, naming what would do, and for
+/// speeds that are not positive.
+[[nodiscard]] ACCELERATE_API PlannedDeviceMap plan_device_map(
+    const torch::nn::Module& model,
+    const PlanDeviceMapOptions& options = {});
+
+/// Measures this machine in about a second: matrix products and copies on the
+/// first accelerator, or else on the CPU, copies from host memory, and reads
+/// past the page cache of a file of 64 MB that is written to `folder` (and
+/// removed). Without a folder, the disk's speed is MachineSpeeds' default.
+/// Throws Error if the file cannot be written.
+[[nodiscard]] ACCELERATE_API MachineSpeeds
+measure_speeds(const std::filesystem::path& folder = {});
+
+}  // namespace accelerate
