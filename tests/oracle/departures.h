@@ -67,5 +67,7 @@ Departures departures_of(const std::string& topic);
 Departures plugin_departures();
 /// Those of the topic `device_map`.
 Departures device_map_departures();
+/// Those of the topic `quantization`.
+Departures quantization_departures();
 
 }  // namespace accelerate::oracle

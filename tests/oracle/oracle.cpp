@@ -183,6 +183,7 @@ const std::map<std::string, Topic>& topics() {
       {"fsdp_policy", &run_fsdp_policy},
       {"plugins", &run_plugins},
       {"profiler_logging", &run_profiler_logging},
+      {"quantization", &run_quantization},
       {"operations", &run_operations},
       {"safetensors_bad", &run_safetensors_bad},
       {"scheduler_stepping", &run_scheduler_stepping},

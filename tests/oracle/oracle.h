@@ -43,6 +43,7 @@ Json run_launch_env(const Json& input);
 Json run_merge_weights(const Json& input);
 Json run_plugins(const Json& input);
 Json run_profiler_logging(const Json& input);
+Json run_quantization(const Json& input);
 Json run_sizes(const Json& input);
 Json run_accumulation(const Json& input);
 Json run_find_executable_batch_size(const Json& input);
