@@ -225,16 +225,25 @@ std::int64_t QuantizedModel::get_memory_footprint() const {
 
 WeightList QuantizedModel::state_dict() const {
   WeightList list;
+  // A layer's scales follow its bias.
+  WeightList scales;
+  std::string layer;
+  const auto add_scales = [&] {
+    list.insert(list.end(), scales.begin(), scales.end());
+    scales.clear();
+  };
   for (const auto& [name, tensor] : state_->tensors) {
+    const std::string prefix = name.substr(0, name.rfind('.') + 1);
+    if (std::exchange(layer, prefix) != prefix) add_scales();
     const auto unit = state_->keeper.find(tensor);
     if (!unit) {
       list.emplace_back(name, tensor);
       continue;
     }
-    const std::string prefix = name.substr(0, name.rfind('.') + 1);
     for (const auto& [suffix, part] : state_->keeper.weight(*unit).tensors())
-      list.emplace_back(prefix + suffix, part);
+      (suffix == "weight" ? list : scales).emplace_back(prefix + suffix, part);
   }
+  add_scales();
   return list;
 }
 

@@ -2,6 +2,11 @@
 
 #if defined(__x86_64__)
 
+#if defined(__GNUC__) && !defined(__clang__)
+// False alarms of g++ 12 about its own intrinsics (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #include <immintrin.h>
 
 #include <algorithm>
