@@ -11,6 +11,7 @@
 #include <accelerate/accelerator_processes.h>
 #include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/big_model.h>
 #include <accelerate/block_plan.h>
 #include <accelerate/bucket_hook.h>
 #include <accelerate/byte_size.h>

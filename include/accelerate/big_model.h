@@ -1,0 +1,315 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/model_device_map.h>
+#include <accelerate/byte_size.h>
+#include <accelerate/device_map.h>
+#include <accelerate/export.h>
+#include <accelerate/load_checkpoint.h>
+#include <accelerate/nested.h>
+#include <accelerate/offload.h>
+#include <accelerate/weights.h>
+
+/// Models whose weights are spread over devices, host memory and the disk.
+///
+/// Modules stay as they are. An operator that takes an offloaded weight has it
+/// fetched first; what follows is fetched meanwhile, by a thread of its own and
+/// in the order that the model's forwards have shown; what is not needed next
+/// leaves memory at once. Backwards fetch weights again, so frozen weights may
+/// be offloaded while others are trained.
+namespace accelerate {
+
+/// A map by the name of a strategy: "auto" or "balanced" spread the model evenly
+/// over the accelerators, "balanced_low_0" leaves the first one as little as
+/// possible, "sequential" fills one after another. Throws ConfigError for other
+/// names.
+[[nodiscard]] ACCELERATE_API DeviceMap infer_auto_device_map(
+    const torch::nn::Module& model,
+    const std::string& strategy,
+    InferAutoDeviceMapOptions options = {});
+
+/// What dispatching has moved so far.
+struct DispatchStats {
+  std::uint64_t bytes = 0;       ///< of fetched weights in memory now
+  std::uint64_t peak_bytes = 0;  ///< the most at any time
+  std::uint64_t fetched_bytes = 0;
+  std::int64_t num_fetches = 0;
+  /// How often an operator had to wait for a weight, and for how long.
+  std::int64_t num_waits = 0;
+  double wait_seconds = 0;
+  /// How often a weight was used that was not expected next.
+  std::int64_t num_surprises = 0;
+};
+
+/// Arguments of dispatch_model().
+struct DispatchOptions {
+  /// Where each module is kept; names every tensor of the model.
+  DeviceMap device_map = {};
+  /// Where the modules of "cpu" and "disk" are computed. Unset: the first
+  /// accelerator of the map, else the CPU.
+  std::optional<MapDevice> main_device = std::nullopt;
+  /// Values of offloaded weights; those that are missing here are the model's
+  /// own.
+  WeightList state_dict = {};
+  /// Folder with the weights of "disk" (offload.h). Without an index.json they
+  /// are written there now.
+  std::filesystem::path offload_dir = {};
+  /// Where weights of "disk" are, besides the folder.
+  OffloadIndex offload_index = {};
+  /// Buffers are offloaded, too. Otherwise they stay where they are computed
+  /// with.
+  bool offload_buffers = false;
+  /// Keys of maps among a forward's arguments that are not moved to the main
+  /// device.
+  std::vector<std::string> skip_keys = {};
+  /// Classes whose modules are fetched with everything below them at once,
+  /// such as one that reads its children's weights itself.
+  std::vector<std::string> preload_module_classes = {};
+  /// Offloads even if the map has a single place, and that is a device.
+  bool force_hooks = false;
+  /// Most memory of fetched weights, those in use included, unless a single
+  /// module needs more. Unset: twice the largest module (or class of
+  /// preload_module_classes).
+  std::optional<ByteSize> prefetch_memory = std::nullopt;
+};
+
+/// Keeps a module's weights where they belong for as long as it lives. When it
+/// is destroyed, offloaded weights cannot be read any more. Movable. Forwards of
+/// one model run on one thread at a time.
+class ACCELERATE_API Dispatch {
+ public:
+  Dispatch();
+  Dispatch(Dispatch&&) noexcept;
+  Dispatch& operator=(Dispatch&&) noexcept;
+  ~Dispatch();
+
+  /// The map that was given; Accelerate's `hf_device_map`.
+  [[nodiscard]] const DeviceMap& device_map() const;
+  /// Where the modules of "cpu" and "disk" are computed, and where forwards
+  /// begin.
+  [[nodiscard]] c10::Device main_device() const;
+  [[nodiscard]] DispatchStats stats() const;
+  /// Frees what is fetched; forwards fetch again.
+  void offload();
+  /// Ends offloading: every weight is fetched to where it is computed with and
+  /// stays there. Throws what reading throws.
+  void release();
+
+  struct State;
+  explicit Dispatch(std::unique_ptr<State> state);
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+/// A module and its Dispatch. Arguments of a call are moved to the main device,
+/// its results to where the first tensor among the arguments was.
+///
+/// `Holder`: a module holder (Net) or a shared_ptr to a module.
+template <class Holder>
+class DispatchedModel {
+ public:
+  DispatchedModel(
+      Holder module,
+      Dispatch dispatch,
+      std::vector<std::string> skip_keys = {})
+      : module_(std::move(module)),
+        dispatch_(std::move(dispatch)),
+        skip_keys_(std::move(skip_keys)) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    std::optional<c10::Device> origin;
+    const auto moved = [&]<class T>(T&& value) {
+      if constexpr (NestedTensors<std::decay_t<T>>) {
+        std::decay_t<T> copy(std::forward<T>(value));
+        visit_tensors(copy, [&](at::Tensor& tensor) {
+          if (!origin && tensor.defined()) origin = tensor.device();
+        });
+        return send_to_device(
+            std::move(copy),
+            dispatch_.main_device(),
+            SendToDeviceOptions{.skip_keys = skip_keys_});
+      } else {
+        return std::forward<T>(value);
+      }
+    };
+    auto result = module_->forward(moved(std::forward<Args>(args))...);
+    if constexpr (NestedTensors<decltype(result)>) {
+      if (origin) return send_to_device(std::move(result), *origin);
+    }
+    return result;
+  }
+
+  [[nodiscard]] Holder& module() { return module_; }
+  auto operator->() { return &*module_; }
+  [[nodiscard]] Dispatch& dispatch() { return dispatch_; }
+  [[nodiscard]] const DeviceMap& device_map() const {
+    return dispatch_.device_map();
+  }
+  [[nodiscard]] DispatchStats stats() const { return dispatch_.stats(); }
+
+ private:
+  Holder module_;
+  Dispatch dispatch_;
+  std::vector<std::string> skip_keys_;
+};
+
+/// Puts a model's modules where a map says. With one place that is a device, the
+/// model is moved there. Throws ConfigError for a map without a place for a
+/// tensor, an accelerator that is missing, and weights of "disk" without values
+/// or a folder; then the model is as before.
+[[nodiscard]] ACCELERATE_API Dispatch
+dispatch_module(torch::nn::Module& module, const DispatchOptions& options);
+
+template <class Holder>
+[[nodiscard]] DispatchedModel<Holder> dispatch_model(
+    Holder model,
+    const DispatchOptions& options) {
+  Dispatch dispatch = dispatch_module(*model, options);
+  return {std::move(model), std::move(dispatch), options.skip_keys};
+}
+
+/// Arguments of cpu_offload() and disk_offload(), as in DispatchOptions.
+struct OffloadOptions {
+  /// Unset: that of the model's first parameter, or the CPU if that has no
+  /// memory.
+  std::optional<c10::Device> execution_device = std::nullopt;
+  bool offload_buffers = false;
+  WeightList state_dict = {};
+  std::vector<std::string> preload_module_classes = {};
+  std::optional<ByteSize> prefetch_memory = std::nullopt;
+};
+
+/// Keeps all weights in host memory, and those in use on the execution device.
+[[nodiscard]] ACCELERATE_API Dispatch
+cpu_offload_module(torch::nn::Module& module, const OffloadOptions& options);
+
+/// The same on disk, in a folder (offload.h), which is written unless it has an
+/// index.json.
+[[nodiscard]] ACCELERATE_API Dispatch disk_offload_module(
+    torch::nn::Module& module,
+    const std::filesystem::path& offload_dir,
+    const OffloadOptions& options);
+
+template <class Holder>
+[[nodiscard]] DispatchedModel<Holder> cpu_offload(
+    Holder model,
+    const OffloadOptions& options = {}) {
+  Dispatch dispatch = cpu_offload_module(*model, options);
+  return {std::move(model), std::move(dispatch)};
+}
+
+template <class Holder>
+[[nodiscard]] DispatchedModel<Holder> disk_offload(
+    Holder model,
+    const std::filesystem::path& offload_dir,
+    const OffloadOptions& options = {}) {
+  Dispatch dispatch = disk_offload_module(*model, offload_dir, options);
+  return {std::move(model), std::move(dispatch)};
+}
+
+/// Brings one of several models of a pipeline back to host memory by hand. A
+/// handle: copies are the same. Does nothing once the model is gone.
+class ACCELERATE_API UserCpuOffloadHook {
+ public:
+  UserCpuOffloadHook() = default;
+  /// Frees the model's memory on its device.
+  void offload() const;
+  /// Ends offloading; the model stays on its device.
+  void remove() const;
+
+  struct Link;
+  explicit UserCpuOffloadHook(std::shared_ptr<Link> link);
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+/// Keeps a model in host memory until its first forward, which brings all of it
+/// to the device, where it stays until `offload()` of the hook. With
+/// `prev_module_hook` that model leaves its device first: models of a pipeline
+/// take turns.
+[[nodiscard]] ACCELERATE_API std::pair<Dispatch, UserCpuOffloadHook>
+cpu_offload_module_with_hook(
+    torch::nn::Module& module,
+    std::optional<c10::Device> execution_device,
+    const UserCpuOffloadHook& prev_module_hook);
+
+template <class Holder>
+[[nodiscard]] std::pair<DispatchedModel<Holder>, UserCpuOffloadHook>
+cpu_offload_with_hook(
+    Holder model,
+    std::optional<c10::Device> execution_device = std::nullopt,
+    const UserCpuOffloadHook& prev_module_hook = {}) {
+  auto [dispatch, hook] =
+      cpu_offload_module_with_hook(*model, execution_device, prev_module_hook);
+  return {
+      DispatchedModel<Holder>(std::move(model), std::move(dispatch)),
+      std::move(hook)};
+}
+
+/// Arguments of load_checkpoint_and_dispatch(), as in LoadCheckpointOptions,
+/// InferAutoDeviceMapOptions and DispatchOptions.
+struct LoadAndDispatchOptions {
+  /// A map, or a strategy of infer_auto_device_map(): "auto", "balanced",
+  /// "balanced_low_0", "sequential". Empty: the weights are loaded, and nothing
+  /// is dispatched.
+  std::variant<DeviceMap, std::string> device_map = DeviceMap();
+  /// For a strategy.
+  MaxMemory max_memory = {};
+  std::vector<std::string> no_split_module_classes = {};
+  /// Where weights of "disk" are copied. Empty: they stay in the checkpoint's
+  /// own files, and are read there.
+  std::filesystem::path offload_folder = {};
+  bool offload_buffers = false;
+  std::optional<c10::ScalarType> dtype = std::nullopt;
+  bool offload_state_dict = false;
+  std::vector<std::string> skip_keys = {};
+  std::vector<std::string> preload_module_classes = {};
+  bool force_hooks = false;
+  bool strict = false;
+  bool full_state_dict = true;
+  bool broadcast_from_rank0 = false;
+  std::optional<Group> group = std::nullopt;
+  std::optional<MapDevice> main_device = std::nullopt;
+  std::optional<ByteSize> prefetch_memory = std::nullopt;
+};
+
+[[nodiscard]] ACCELERATE_API Dispatch load_checkpoint_and_dispatch_module(
+    torch::nn::Module& module,
+    const std::filesystem::path& checkpoint,
+    const LoadAndDispatchOptions& options);
+
+/// Reads a checkpoint into a model, usually one on the meta device, and
+/// dispatches it: memory in use is at most what stays, and the largest tensors
+/// on their way. Throws as load_checkpoint_in_model() and dispatch_model().
+///
+///     auto model = [&] { accelerate::EmptyWeightsScope meta; return Net(); }();
+///     auto big = accelerate::load_checkpoint_and_dispatch(
+///         model, "weights", {.device_map = "auto"});
+///     at::Tensor logits = big(tokens);
+template <class Holder>
+[[nodiscard]] DispatchedModel<Holder> load_checkpoint_and_dispatch(
+    Holder model,
+    const std::filesystem::path& checkpoint,
+    const LoadAndDispatchOptions& options = {}) {
+  Dispatch dispatch =
+      load_checkpoint_and_dispatch_module(*model, checkpoint, options);
+  return {std::move(model), std::move(dispatch), options.skip_keys};
+}
+
+}  // namespace accelerate

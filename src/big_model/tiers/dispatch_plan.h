@@ -1,0 +1,71 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <accelerate/device_map.h>
+
+#include "big_model/tiers/tier_keeper.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// How a module is dispatched.
+struct DispatchRequest {
+  const DeviceMap* device_map = nullptr;
+  c10::Device main_device = c10::kCPU;
+  /// Weights of "cpu" are fetched to the main device, instead of being used
+  /// where they are. For the main device CPU, too.
+  bool offloads_host = false;
+  bool offload_buffers = false;
+  std::vector<std::string> preload_module_classes = {};
+  /// All tensors are one unit.
+  bool is_one_unit = false;
+};
+
+/// What becomes of a module's tensors.
+struct DispatchPlan {
+  /// Tensors that move to a device and stay there.
+  std::vector<std::pair<at::Tensor, c10::Device>> resident;
+  KeptWeights kept;
+  /// All names of each resident and each kept tensor.
+  std::vector<std::vector<std::string>> resident_names;
+  std::vector<std::vector<std::string>> kept_names;
+  /// Whether each of `kept.tensors` comes from disk.
+  std::vector<bool> is_on_disk;
+  /// Whether operators have tensors on several devices.
+  bool has_several_devices = false;
+};
+
+/// Throws ConfigError as dispatch_model(). A tensor with several names is where
+/// the nearest of their places is.
+DispatchPlan plan_dispatch(
+    const torch::nn::Module& module,
+    const DispatchRequest& request);
+
+/// Finds where offloaded weights are stored, by name.
+class StoredWeights {
+ public:
+  void add(StoredTensors tensors);
+  /// Entries of an index, whose .dat files are in `folder`.
+  void add(const OffloadIndex& index, const std::filesystem::path& folder);
+  /// The tensor of the first of these names that has one; null if none has.
+  [[nodiscard]] std::shared_ptr<const StoredTensor> find(
+      const std::vector<std::string>& names) const;
+
+ private:
+  std::map<std::string, std::shared_ptr<const StoredTensor>> tensors_;
+};
+
+}  // namespace accelerate::detail

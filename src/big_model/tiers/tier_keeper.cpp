@@ -1,0 +1,418 @@
+#include "big_model/tiers/tier_keeper.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "big_model/tiers/input_mover.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Small units are read together, so that a read is worth its threads.
+constexpr std::uint64_t kBatchBytes = std::uint64_t{16} << 20U;
+
+bool is_ready_on_host(const OffloadedTensor& tensor) {
+  const at::Tensor& host = tensor.source.host;
+  return host.defined() && host.device() == tensor.device &&
+      host.scalar_type() == tensor.tensor.scalar_type() &&
+      host.strides() == tensor.tensor.strides();
+}
+
+bool holds_one_of(const c10::IValue& value, const GateKeeper& keeper) {
+  if (value.isTensorList()) {
+    const auto tensors = value.toTensorVector();
+    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& each) {
+      return GatedTensor::unit_of(each, keeper).has_value();
+    });
+  }
+  return value.isTensor() && GatedTensor::unit_of(value, keeper).has_value();
+}
+
+void use_on_current_stream(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  guard.recordDataPtrOnStream(
+      tensor.storage().data_ptr(), guard.getStream(tensor.device()));
+}
+
+}  // namespace
+
+TierKeeper::TierKeeper(KeptWeights weights, TierOptions options)
+    : weights_(std::move(weights)),
+      options_(std::move(options)),
+      gates_(weights_.tensors.size()),
+      units_(weights_.units.size()),
+      order_(weights_.units.size()) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < weights_.tensors.size(); ++i)
+    gates_[i] = make_gate(i);
+  std::uint64_t largest = 0;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    const auto& tensors = weights_.units[i].tensors;
+    units_[i].is_instant =
+        std::all_of(tensors.begin(), tensors.end(), [&](std::size_t each) {
+          return is_ready_on_host(weights_.tensors[each]);
+        });
+    largest = std::max(largest, bytes_of_unit(i));
+  }
+  if (options_.memory == 0) options_.memory = 2 * largest;
+  thread_ = std::thread([this] { work(); });
+}
+
+TierKeeper::~TierKeeper() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+  }
+  queue_.notify_all();
+  thread_.join();
+}
+
+std::uint64_t TierKeeper::bytes_of_unit(std::size_t unit) const {
+  return units_[unit].is_instant ? 0 : weights_.units[unit].num_bytes;
+}
+
+// The tensor's memory, if it has some, is dropped: it is in the source.
+std::unique_ptr<GatedTensor> TierKeeper::make_gate(std::size_t tensor) {
+  const OffloadedTensor& kept = weights_.tensors[tensor];
+  auto gate = std::make_unique<GatedTensor>(
+      kept.tensor,
+      UnavailableMessages{
+          .while_kept = format(
+              "[big_model] {} is offloaded and has no memory between forwards; "
+              "read or change it inside of align_module_device()",
+              kept.name),
+          .afterwards = format(
+              "[big_model] {} was offloaded, and what dispatched its model no "
+              "longer exists: keep the dispatched model, or call its release() "
+              "first",
+              kept.name)},
+      *this,
+      tensor,
+      kept.device);
+  if (gate->is_filled()) gate->release();
+  return gate;
+}
+
+void TierKeeper::before_read(std::size_t tensor, bool /*is_filled*/) {
+  Lock lock(mutex_);
+  if (gates_[tensor] == nullptr) return;
+  const std::size_t unit = weights_.tensors[tensor].unit;
+  std::vector<std::size_t>& pins = pinned_[std::this_thread::get_id()];
+  if (std::find(pins.begin(), pins.end(), unit) == pins.end()) {
+    pins.push_back(unit);
+    ++units_[unit].num_pins;
+  }
+  try {
+    use(unit, lock);
+  } catch (const std::exception&) {
+    unpin();
+    throw;
+  }
+}
+
+void TierKeeper::call(GatedCall& call) {
+  struct Unpin {
+    TierKeeper& keeper;
+    ~Unpin() {
+      const std::lock_guard lock(keeper.mutex_);
+      keeper.unpin();
+    }
+  } const unpin_afterwards{*this};
+  require_no_write(call);
+  if (options_.moves_inputs) {
+    for (const c10::IValue& value : call.arguments()) {
+      const auto tensor = GatedTensor::unit_of(value, *this);
+      if (!tensor) continue;
+      move_arguments(call, weights_.tensors[*tensor].device);
+      break;
+    }
+  }
+  call.run();
+}
+
+void TierKeeper::require_no_write(GatedCall& call) const {
+  const auto& schema = call.operation().schema().arguments();
+  const auto arguments = call.arguments();
+  for (std::size_t i = 0; i < schema.size(); ++i) {
+    const auto* const alias = schema[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    if (!holds_one_of(arguments[i], *this)) continue;
+    throw Error(format(
+        "[big_model] {} would change an offloaded weight, whose change would "
+        "be "
+        "lost; change it inside of align_module_device(), or leave it out of "
+        "the optimizer",
+        call.operation().operator_name().name));
+  }
+}
+
+// The unit is pinned.
+void TierKeeper::use(std::size_t unit, Lock& lock) {
+  const bool is_new = current_ != unit;
+  if (is_new) {
+    if (options_.before_first && bytes_in_memory_ == 0) {
+      lock.unlock();
+      options_.before_first();
+      lock.lock();
+    }
+    const std::int64_t surprises = order_.num_surprises();
+    order_.note(unit);
+    stats_.num_surprises += order_.num_surprises() - surprises;
+    current_ = unit;
+  }
+  if (is_new || units_[unit].state != State::fetched) plan_fetches();
+  await(unit, lock);
+  if (!units_[unit].fills_tensors) fill(unit);
+}
+
+void TierKeeper::await(std::size_t unit, Lock& lock) {
+  Unit& own = units_[unit];
+  if (own.is_instant && own.state != State::fetched) {
+    own.fetched = fetch(requests_for({unit})).front();
+    own.state = State::fetched;
+    return;
+  }
+  if (own.state == State::fetched) return;
+  const auto start = Clock::now();
+  done_.wait(lock, [&] { return own.state == State::fetched || own.failure; });
+  ++stats_.num_waits;
+  stats_.wait_seconds +=
+      std::chrono::duration<double>(Clock::now() - start).count();
+  if (own.failure) std::rethrow_exception(std::exchange(own.failure, nullptr));
+}
+
+void TierKeeper::fill(std::size_t unit) {
+  Unit& own = units_[unit];
+  const auto& tensors = weights_.units[unit].tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (gates_[tensors[i]] == nullptr) continue;
+    use_on_current_stream(own.fetched.values[i]);
+    gates_[tensors[i]]->fill(own.fetched.values[i]);
+  }
+  own.fills_tensors = true;
+}
+
+// Evicts what is not expected next, and asks for what is.
+void TierKeeper::plan_fetches() {
+  const std::size_t current = *current_;
+  std::vector<bool> is_kept(units_.size(), options_.keeps_fetched);
+  std::vector<std::size_t> wanted;
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (i != current && units_[i].num_pins == 0) continue;
+    is_kept[i] = true;
+    sum += bytes_of_unit(i);
+  }
+  const auto want = [&](std::size_t unit) {
+    const State state = units_[unit].state;
+    if (!units_[unit].is_instant &&
+        (state == State::absent || state == State::queued))
+      wanted.push_back(unit);
+  };
+  want(current);
+  order_.upcoming([&](std::size_t next) {
+    if (is_kept[next] && !options_.keeps_fetched) return true;
+    if (!options_.keeps_fetched && sum + bytes_of_unit(next) > options_.memory)
+      return false;
+    if (std::find(wanted.begin(), wanted.end(), next) == wanted.end())
+      want(next);
+    is_kept[next] = true;
+    sum += bytes_of_unit(next);
+    return true;
+  });
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].state == State::queued) units_[i].state = State::absent;
+    if (!is_kept[i] && units_[i].state == State::fetched) evict(i);
+  }
+  for (const std::size_t unit : wanted) units_[unit].state = State::queued;
+  to_fetch_.assign(wanted.begin(), wanted.end());
+  if (!to_fetch_.empty()) queue_.notify_one();
+}
+
+void TierKeeper::evict(std::size_t unit) {
+  Unit& own = units_[unit];
+  if (own.fills_tensors) {
+    for (const std::size_t tensor : weights_.units[unit].tensors) {
+      if (gates_[tensor] != nullptr && gates_[tensor]->is_filled())
+        gates_[tensor]->release();
+    }
+  }
+  own.fills_tensors = false;
+  own.state = State::absent;
+  own.fetched.values.clear();
+  buffers_.give_back(std::move(own.fetched.buffer));
+  own.fetched.buffer = at::Tensor();
+  if (current_ == unit) current_.reset();
+  if (own.is_instant) return;
+  bytes_in_memory_ -= bytes_of_unit(unit);
+  buffers_.trim(
+      options_.memory > bytes_in_memory_ ? options_.memory - bytes_in_memory_
+                                         : 0);
+}
+
+void TierKeeper::unpin() {
+  const auto found = pinned_.find(std::this_thread::get_id());
+  if (found == pinned_.end()) return;
+  for (const std::size_t unit : found->second) --units_[unit].num_pins;
+  pinned_.erase(found);
+}
+
+std::vector<FetchRequest> TierKeeper::requests_for(
+    const std::vector<std::size_t>& units) {
+  std::vector<FetchRequest> requests;
+  for (const std::size_t unit : units) {
+    FetchRequest request;
+    for (const std::size_t tensor : weights_.units[unit].tensors)
+      request.tensors.push_back(&weights_.tensors[tensor]);
+    const std::uint64_t num_bytes = buffer_bytes(request.tensors);
+    if (num_bytes > 0) request.buffer = buffers_.take(num_bytes);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+std::vector<std::size_t> TierKeeper::next_batch() {
+  std::vector<std::size_t> batch;
+  std::uint64_t sum = 0;
+  while (!to_fetch_.empty() && (batch.empty() || sum < kBatchBytes)) {
+    const std::size_t unit = to_fetch_.front();
+    // The first one may be waited for.
+    if (!batch.empty() && sum + bytes_of_unit(unit) > kBatchBytes) break;
+    to_fetch_.pop_front();
+    units_[unit].state = State::fetching;
+    sum += bytes_of_unit(unit);
+    batch.push_back(unit);
+  }
+  bytes_in_memory_ += sum;
+  stats_.peak_bytes = std::max(stats_.peak_bytes, bytes_in_memory_);
+  return batch;
+}
+
+void TierKeeper::fetch_units(
+    const std::vector<std::size_t>& units,
+    Lock& lock) {
+  std::exception_ptr failure;
+  std::vector<FetchedUnit> fetched;
+  try {
+    const std::vector<FetchRequest> requests = requests_for(units);
+    lock.unlock();
+    fetched = fetch(requests);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (!lock.owns_lock()) lock.lock();
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    Unit& own = units_[units[i]];
+    own.failure = failure;
+    own.state = failure ? State::absent : State::fetched;
+    if (failure) {
+      bytes_in_memory_ -= bytes_of_unit(units[i]);
+      continue;
+    }
+    own.fetched = std::move(fetched[i]);
+    ++stats_.num_fetches;
+    stats_.fetched_bytes += bytes_of_unit(units[i]);
+  }
+  done_.notify_all();
+}
+
+void TierKeeper::work() {
+  Lock lock(mutex_);
+  while (true) {
+    queue_.wait(lock, [&] { return is_ending_ || !to_fetch_.empty(); });
+    if (is_ending_) return;
+    fetch_units(next_batch(), lock);
+  }
+}
+
+bool TierKeeper::is_offloaded(std::size_t tensor) const {
+  const std::lock_guard lock(mutex_);
+  return gates_[tensor] != nullptr;
+}
+
+at::Tensor TierKeeper::fetch_alone(std::size_t tensor) {
+  FetchRequest request;
+  request.tensors.push_back(&weights_.tensors[tensor]);
+  const std::uint64_t num_bytes = buffer_bytes(request.tensors);
+  if (num_bytes > 0)
+    request.buffer =
+        at::empty({static_cast<std::int64_t>(num_bytes)}, at::kByte);
+  return fetch({request}).front().values.front();
+}
+
+void TierKeeper::hold(std::size_t tensor, std::optional<c10::Device> device) {
+  const std::lock_guard lock(mutex_);
+  const OffloadedTensor& kept = weights_.tensors[tensor];
+  if (device && *device != kept.device) {
+    throw ConfigError(format(
+        "[big_model] {} is computed with on {}, so it cannot be fetched to {}",
+        kept.name,
+        kept.device.str(),
+        device->str()));
+  }
+  if (gates_[tensor] == nullptr) return;
+  const BypassGates bypass;
+  const at::NoGradGuard no_grad;
+  const at::Tensor value = fetch_alone(tensor);
+  if (gates_[tensor]->is_filled()) gates_[tensor]->release();
+  gates_[tensor]->fill(value);
+  gates_[tensor].reset();
+}
+
+void TierKeeper::put_back(std::size_t tensor) {
+  const std::lock_guard lock(mutex_);
+  if (gates_[tensor] != nullptr) return;
+  const BypassGates bypass;
+  const at::NoGradGuard no_grad;
+  OffloadedTensor& kept = weights_.tensors[tensor];
+  const at::Tensor value = kept.tensor.detach().clone();
+  if (kept.source.host.defined()) {
+    kept.source.host.copy_(value);
+  } else if (!fetch_alone(tensor).equal(value)) {
+    // Files stay as they are: a changed weight is in host memory from now on.
+    kept.source = {value.to(at::kCPU), nullptr};
+  }
+  gates_[tensor] = make_gate(tensor);
+  // What the unit has is older, and it may have to be copied from now on.
+  Unit& unit = units_[kept.unit];
+  if (unit.state == State::fetched && unit.num_pins == 0) evict(kept.unit);
+}
+
+void TierKeeper::evict_all() {
+  Lock lock(mutex_);
+  to_fetch_.clear();
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].state == State::queued) units_[i].state = State::absent;
+    done_.wait(lock, [&] { return units_[i].state != State::fetching; });
+    if (units_[i].state == State::fetched) evict(i);
+  }
+  buffers_.clear();
+}
+
+void TierKeeper::release_all() {
+  evict_all();
+  for (std::size_t i = 0; i < weights_.tensors.size(); ++i)
+    hold(i, std::nullopt);
+}
+
+DispatchStats TierKeeper::stats() const {
+  const std::lock_guard lock(mutex_);
+  DispatchStats stats = stats_;
+  stats.bytes = bytes_in_memory_;
+  return stats;
+}
+
+}  // namespace accelerate::detail

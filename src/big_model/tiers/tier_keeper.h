@@ -1,0 +1,113 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <accelerate/big_model.h>
+
+#include "big_model/model/offload_keeper.h"
+#include "big_model/tiers/access_order.h"
+#include "big_model/tiers/weight_units.h"
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// What a TierKeeper keeps.
+struct KeptWeights {
+  std::vector<OffloadedTensor> tensors;
+  std::vector<WeightUnit> units;
+};
+
+struct TierOptions {
+  /// Bytes of units in memory, those in use included; 0: twice the largest
+  /// unit.
+  std::uint64_t memory = 0;
+  /// Whether operators have tensors on several devices.
+  bool moves_inputs = false;
+  /// Units stay in memory until evict_all().
+  bool keeps_fetched = false;
+  /// Called before the first unit is fetched while none is in memory.
+  std::function<void()> before_first = nullptr;
+};
+
+/// Keeps offloaded weights: fetches units on a thread of its own before they
+/// are needed, in the order in which it expects them, gives them to their
+/// tensors when an operator takes one, and evicts those that are not expected
+/// next. An operator runs where its first kept weight is; its other tensors
+/// follow.
+///
+/// Operators may come from several threads, as in backwards of accelerators.
+class TierKeeper final : public OffloadKeeper {
+ public:
+  TierKeeper(KeptWeights weights, TierOptions options);
+  ~TierKeeper() override;
+
+  void before_read(std::size_t tensor, bool is_filled) override;
+  void call(GatedCall& call) override;
+
+  [[nodiscard]] bool is_offloaded(std::size_t tensor) const override;
+  void hold(std::size_t tensor, std::optional<c10::Device> device) override;
+  void put_back(std::size_t tensor) override;
+
+  /// Takes the memory from all units.
+  void evict_all();
+  /// Fetches everything for good: tensors are ordinary ones afterwards.
+  void release_all();
+  [[nodiscard]] DispatchStats stats() const;
+
+ private:
+  enum class State { absent, queued, fetching, fetched };
+  struct Unit {
+    State state = State::absent;
+    bool fills_tensors = false;
+    FetchedUnit fetched = {};
+    std::exception_ptr failure = nullptr;
+    int num_pins = 0;         // by operators that run
+    bool is_instant = false;  // its values need neither a read nor a copy
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
+  void use(std::size_t unit, Lock& lock);
+  void await(std::size_t unit, Lock& lock);
+  void fill(std::size_t unit);
+  void plan_fetches();
+  void evict(std::size_t unit);
+  void unpin();
+  void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
+  std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
+  void work();
+  std::vector<std::size_t> next_batch();
+  [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
+  at::Tensor fetch_alone(std::size_t tensor);
+  void require_no_write(GatedCall& call) const;
+
+  KeptWeights weights_;
+  TierOptions options_;
+  std::vector<std::unique_ptr<GatedTensor>> gates_;  // by tensor; null if held
+  mutable std::mutex mutex_;
+  std::condition_variable queue_;
+  std::condition_variable done_;
+  std::vector<Unit> units_;
+  std::deque<std::size_t> to_fetch_;
+  AccessOrder order_;
+  std::optional<std::size_t> current_;
+  std::map<std::thread::id, std::vector<std::size_t>> pinned_;
+  BufferPool buffers_;
+  std::uint64_t bytes_in_memory_ = 0;
+  DispatchStats stats_;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace accelerate::detail

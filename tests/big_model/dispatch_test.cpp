@@ -1,0 +1,365 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <accelerate/big_model.h>
+#include <accelerate/empty_weights.h>
+#include <accelerate/error.h>
+#include <accelerate/module_tensors.h>
+#include <accelerate/weights.h>
+
+#include "big_model/random_model.h"
+#include "support/expect_error.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::dispatch_test {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using testing::copy_values;
+using testing::expect_error;
+using testing::RandomModel;
+using testing::TemporaryDirectory;
+using torch::Tensor;
+
+struct NetImpl : nn::Module {
+  Tensor forward(const Tensor& x) {
+    return head(torch::relu(middle(torch::relu(first(x)))));
+  }
+  nn::Linear first = register_module("first", nn::Linear(8, 64));
+  nn::Linear middle = register_module("middle", nn::Linear(64, 64));
+  nn::Linear head = register_module("head", nn::Linear(64, 4));
+};
+TORCH_MODULE(Net);
+
+// What it takes in memory: its weight and bias.
+constexpr std::int64_t kFirst = (8 + 1) * 64 * 4;
+constexpr std::int64_t kMiddle = (64 + 1) * 64 * 4;
+
+class DispatchModel : public ::testing::Test {
+ protected:
+  DispatchModel() { torch::manual_seed(3); }
+
+  TemporaryDirectory directory_;
+  fs::path folder_ = directory_.path() / "offload";
+  Net net_;
+  Tensor x_ = torch::randn({5, 8});
+};
+
+TEST_F(DispatchModel, ComputesTheSameFromDiskToTheLastBit) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  EXPECT_TRUE(has_offloaded_params(*net_->middle));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(big(x_).equal(expected));
+  EXPECT_TRUE(fs::exists(folder_ / "middle.weight.dat"));
+}
+
+TEST_F(DispatchModel, KeepsWhatTheMapKeepsInMemory) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  auto big = dispatch_model(
+      net_,
+      {.device_map = {{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+       .offload_dir = folder_});
+  EXPECT_FALSE(has_offloaded_params(*net_->first));
+  EXPECT_TRUE(net_->first->weight.data_ptr() != nullptr);
+  EXPECT_TRUE(big(x_).equal(expected));
+  EXPECT_EQ(big.stats().num_fetches, 1);
+  EXPECT_EQ(big.stats().fetched_bytes, std::uint64_t{kMiddle});
+  EXPECT_FALSE(fs::exists(folder_ / "first.weight.dat"));
+}
+
+TEST_F(DispatchModel, HoldsAtMostTheMemoryThatItMay) {
+  const torch::NoGradGuard no_grad;
+  auto big = dispatch_model(
+      net_,
+      {.device_map = {{"", "disk"}},
+       .offload_dir = folder_,
+       .prefetch_memory = kMiddle + kFirst});
+  for (int i = 0; i < 4; ++i) static_cast<void>(big(x_));
+  EXPECT_LE(big.stats().peak_bytes, std::uint64_t{kMiddle + kFirst});
+  EXPECT_GE(big.stats().fetched_bytes, std::uint64_t{4 * kMiddle});
+  big.dispatch().offload();
+  EXPECT_EQ(big.stats().bytes, 0U);
+}
+
+TEST_F(DispatchModel, FetchesEachWeightOncePerForwardIfEverythingFits) {
+  const torch::NoGradGuard no_grad;
+  auto big = dispatch_model(
+      net_,
+      {.device_map = {{"", "disk"}},
+       .offload_dir = folder_,
+       .prefetch_memory = "1GB"});
+  for (int i = 0; i < 5; ++i) static_cast<void>(big(x_));
+  EXPECT_EQ(big.stats().num_fetches, 3);
+}
+
+TEST_F(DispatchModel, ExpectsWhatComesNextOnceItHasSeenAForward) {
+  const torch::NoGradGuard no_grad;
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  static_cast<void>(big(x_));
+  static_cast<void>(big(x_));
+  const std::int64_t before = big.stats().num_surprises;
+  for (int i = 0; i < 10; ++i) static_cast<void>(big(x_));
+  EXPECT_EQ(big.stats().num_surprises, before);
+}
+
+TEST_F(DispatchModel, ReadsWeightsAgainInABackward) {
+  Net twin;
+  copy_values(net_, twin);
+  for (auto& parameter : twin->middle->parameters())
+    parameter.requires_grad_(false);
+  for (auto& parameter : net_->middle->parameters())
+    parameter.requires_grad_(false);
+  twin(x_).sum().backward();
+  auto big = dispatch_model(
+      net_,
+      {.device_map = {{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+       .offload_dir = folder_});
+  Tensor loss = big(x_).sum();
+  big.dispatch().offload();
+  loss.backward();
+  EXPECT_TRUE(net_->first->weight.grad().equal(twin->first->weight.grad()));
+  EXPECT_TRUE(net_->head->bias.grad().equal(twin->head->bias.grad()));
+  EXPECT_GE(big.stats().num_fetches, 2);
+}
+
+TEST_F(DispatchModel, GivesGradientsToOffloadedWeights) {
+  Net twin;
+  copy_values(net_, twin);
+  twin(x_).sum().backward();
+  auto big = cpu_offload(net_);
+  big(x_).sum().backward();
+  EXPECT_TRUE(net_->middle->weight.grad().equal(twin->middle->weight.grad()));
+}
+
+TEST_F(DispatchModel, RefusesToChangeAnOffloadedWeight) {
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  const torch::NoGradGuard no_grad;
+  expect_error<Error>(
+      [&] { net_->middle->weight.mul_(2); }, "align_module_device()");
+}
+
+TEST_F(DispatchModel, ChangesWeightsInsideOfAlignModuleDevice) {
+  const torch::NoGradGuard no_grad;
+  Net twin;
+  copy_values(net_, twin);
+  twin->middle->weight.mul_(2);
+  const Tensor expected = twin(x_);
+  for (const bool on_disk : {false, true}) {
+    SCOPED_TRACE(on_disk);
+    Net net;
+    copy_values(net_, net);
+    auto big = on_disk ? disk_offload(net, folder_) : cpu_offload(net);
+    static_cast<void>(big(x_));
+    align_module_device(*net->middle, std::nullopt, [&] {
+      return net->middle->weight.mul_(2);
+    });
+    EXPECT_TRUE(big(x_).equal(expected));
+    EXPECT_TRUE(has_offloaded_params(*net->middle));
+  }
+}
+
+TEST_F(DispatchModel, RefusesToReadAnOffloadedWeightBehindTheGate) {
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  expect_error<c10::Error>(
+      [&] { static_cast<void>(net_->middle->weight.data_ptr()); },
+      "middle.weight is offloaded");
+}
+
+TEST_F(DispatchModel, SaysThatItsDispatchIsGone) {
+  const torch::NoGradGuard no_grad;
+  { auto big = disk_offload(net_, folder_); }
+  expect_error<c10::Error>(
+      [&] { static_cast<void>(net_(x_)); }, "keep the dispatched model");
+}
+
+TEST_F(DispatchModel, ReleasesEverything) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  {
+    auto big = disk_offload(net_, folder_);
+    static_cast<void>(big(x_));
+    big.dispatch().release();
+  }
+  EXPECT_FALSE(has_offloaded_params(*net_->middle));
+  EXPECT_TRUE(net_(x_).equal(expected));
+  net_->middle->weight.zero_();
+}
+
+TEST_F(DispatchModel, UsesAFolderThatHoldsTheWeightsAlready) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  offload_state_dict(folder_, get_state_dict(*net_));
+  const auto written = fs::last_write_time(folder_ / "head.weight.dat");
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = dispatch_model(
+      empty, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  EXPECT_TRUE(big(x_).equal(expected));
+  EXPECT_EQ(fs::last_write_time(folder_ / "head.weight.dat"), written);
+}
+
+TEST_F(DispatchModel, RefusesWhatHasNoValuesAndChangesNothing) {
+  Net empty = init_empty_weights([] { return Net(); });
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(
+            empty, {.device_map = {{"", "disk"}}, .offload_dir = folder_}));
+      },
+      "there are no values for first.weight, first.bias");
+  EXPECT_TRUE(empty->first->weight.is_meta());
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(net_, {.device_map = {{"", "disk"}}}));
+      },
+      "give a folder");
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(
+            net_, {.device_map = {{"first", "disk"}}, .offload_dir = folder_}));
+      },
+      "head.weight");
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(net_, {.device_map = {{"", 7}}}));
+      },
+      "the device 7");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(dispatch_model(net_, {})); }, "device_map");
+  EXPECT_TRUE(net_(x_).defined());
+}
+
+TEST_F(DispatchModel, RefusesAFolderOfAnotherModel) {
+  Net other;
+  offload_state_dict(
+      folder_,
+      {{"first.weight", torch::zeros({2, 2})},
+       {"first.bias", torch::zeros({64})},
+       {"middle.weight", torch::zeros({64, 64})},
+       {"middle.bias", torch::zeros({64})},
+       {"head.weight", torch::zeros({4, 64})},
+       {"head.bias", torch::zeros({4})}});
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(
+            net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_}));
+      },
+      "another model");
+}
+
+TEST_F(DispatchModel, SaysThatAFileWasTruncatedWhileTheModelRan) {
+  const torch::NoGradGuard no_grad;
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  static_cast<void>(big(x_));
+  big.dispatch().offload();
+  fs::resize_file(folder_ / "middle.weight.dat", 100);
+  EXPECT_THROW(static_cast<void>(big(x_)), CheckpointError);
+  // Put right, it is read again.
+  auto whole = net_;
+  EXPECT_THROW(static_cast<void>(big(x_)), CheckpointError);
+}
+
+TEST_F(DispatchModel, LoadsAndDispatchesFromTheFilesOfTheCheckpoint) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  const fs::path checkpoint = directory_.path() / "model.safetensors";
+  save_model(*net_, directory_.path());
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = load_checkpoint_and_dispatch(
+      empty,
+      directory_.path(),
+      {.device_map =
+           DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "disk"}}});
+  EXPECT_TRUE(big(x_).equal(expected));
+  EXPECT_FALSE(fs::exists(folder_));
+  EXPECT_EQ(big.device_map().size(), 3U);
+}
+
+TEST_F(DispatchModel, LoadsAndDispatchesThroughAFolder) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  save_model(*net_, directory_.path());
+  for (int i = 0; i < 2; ++i) {
+    Net empty = init_empty_weights([] { return Net(); });
+    auto big = load_checkpoint_and_dispatch(
+        empty,
+        directory_.path(),
+        {.device_map = "auto",
+         .max_memory = {{"cpu", kMiddle + kFirst}},
+         .offload_folder = folder_});
+    EXPECT_TRUE(big(x_).equal(expected));
+  }
+  Net all = init_empty_weights([] { return Net(); });
+  EXPECT_TRUE(
+      load_checkpoint_and_dispatch(all, directory_.path())(x_).equal(expected));
+  expect_error<ConfigError>(
+      [&] {
+        Net empty = init_empty_weights([] { return Net(); });
+        static_cast<void>(load_checkpoint_and_dispatch(
+            empty, directory_.path(), {.device_map = "best"}));
+      },
+      "balanced_low_0");
+}
+
+TEST_F(DispatchModel, ConvertsWeightsOfAnotherDtypeOnTheirWay) {
+  const torch::NoGradGuard no_grad;
+  WeightList half;
+  for (const auto& [name, tensor] : get_state_dict(*net_))
+    half.emplace_back(name, tensor.to(torch::kBFloat16));
+  offload_state_dict(folder_, half);
+  for (auto& parameter : net_->parameters())
+    parameter.copy_(parameter.to(torch::kBFloat16));
+  const Tensor expected = net_(x_);
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = dispatch_model(
+      empty, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  EXPECT_TRUE(big(x_).equal(expected));
+}
+
+TEST_F(DispatchModel, TakesTurnsInAPipelineOfModels) {
+  const torch::NoGradGuard no_grad;
+  Net second;
+  const Tensor expected = net_(x_);
+  auto [one, first_hook] = cpu_offload_with_hook(net_);
+  auto [two, second_hook] =
+      cpu_offload_with_hook(second, std::nullopt, first_hook);
+  EXPECT_TRUE(one(x_).equal(expected));
+  static_cast<void>(two(x_));
+  EXPECT_TRUE(one(x_).equal(expected));
+  second_hook.offload();
+  first_hook.remove();
+  EXPECT_FALSE(has_offloaded_params(*net_->first));
+  EXPECT_TRUE(net_(x_).equal(expected));
+  UserCpuOffloadHook().offload();
+}
+
+TEST_F(DispatchModel, FetchesModulesOfAClassWithAllBelowThem) {
+  const torch::NoGradGuard no_grad;
+  RandomModel model(std::vector<int>{2, 0});
+  model->eval();
+  const Tensor x = torch::randn({3, 6});
+  const Tensor expected = model(x);
+  auto big =
+      disk_offload(model, folder_, {.preload_module_classes = {"RandomBlock"}});
+  EXPECT_TRUE(big(x).equal(expected));
+  EXPECT_EQ(big.stats().num_fetches, 2);
+}
+
+TEST_F(DispatchModel, HasAsManyDispatchesAsOneLikes) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  for (int i = 0; i < 20; ++i) {
+    auto big = disk_offload(net_, folder_);
+    EXPECT_TRUE(big(x_).equal(expected));
+    big.dispatch().release();
+  }
+}
+
+}  // namespace accelerate::dispatch_test

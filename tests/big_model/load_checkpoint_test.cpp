@@ -1,0 +1,259 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include <accelerate/empty_weights.h>
+#include <accelerate/error.h>
+#include <accelerate/load_checkpoint.h>
+#include <accelerate/offload.h>
+#include <accelerate/weights.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::load_checkpoint_test {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using testing::expect_error;
+using testing::run_on_ranks;
+using testing::TemporaryDirectory;
+
+struct NetImpl : nn::Module {
+  nn::Linear first = register_module("first", nn::Linear(3, 4));
+  nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(4));
+  nn::Linear last = register_module("last", nn::Linear(4, 2));
+};
+TORCH_MODULE(Net);
+
+class LoadCheckpoint : public ::testing::Test {
+ protected:
+  LoadCheckpoint() {
+    torch::manual_seed(7);
+    saved_ = Net();
+    save_model(*saved_, checkpoint_);
+  }
+  static Net empty() {
+    return init_empty_weights([] { return Net(); });
+  }
+
+  TemporaryDirectory directory_;
+  fs::path checkpoint_ = directory_.path() / "weights";
+  fs::path folder_ = directory_.path() / "offload";
+  Net saved_{nullptr};
+};
+
+TEST_F(LoadCheckpoint, PutsTensorsWhereTheMapSays) {
+  Net net = empty();
+  load_checkpoint_in_model(
+      *net,
+      checkpoint_,
+      {.device_map = {{"first", "cpu"}, {"norm", "disk"}, {"last", "disk"}},
+       .offload_folder = folder_});
+  EXPECT_TRUE(net->first->weight.equal(saved_->first->weight));
+  EXPECT_TRUE(net->last->weight.is_meta());
+  // Buffers stay.
+  EXPECT_TRUE(net->norm->running_var.equal(saved_->norm->running_var));
+  const OffloadIndex index = load_offload_index(folder_);
+  EXPECT_NE(index.find("last.bias"), nullptr);
+  EXPECT_EQ(index.find("norm.running_var"), nullptr);
+  EXPECT_EQ(index.find("first.bias"), nullptr);
+}
+
+TEST_F(LoadCheckpoint, WritesBuffersIfAsked) {
+  Net net = empty();
+  load_checkpoint_in_model(
+      *net,
+      checkpoint_,
+      {.device_map = {{"", "disk"}},
+       .offload_folder = folder_,
+       .offload_buffers = true});
+  EXPECT_TRUE(net->norm->running_var.is_meta());
+  EXPECT_NE(load_offload_index(folder_).find("norm.running_var"), nullptr);
+}
+
+TEST_F(LoadCheckpoint, ConvertsFloatingPointTensors) {
+  Net net = empty();
+  load_checkpoint_in_model(
+      *net,
+      checkpoint_,
+      {.device_map = {{"", "cpu"}},
+       .dtype = torch::kHalf,
+       .keep_in_fp32_modules = {"last"}});
+  EXPECT_TRUE(net->first->weight.equal(saved_->first->weight.to(torch::kHalf)));
+  EXPECT_TRUE(net->last->weight.equal(saved_->last->weight));
+  EXPECT_EQ(net->norm->num_batches_tracked.scalar_type(), torch::kLong);
+}
+
+TEST_F(LoadCheckpoint, TakesTheCheckpointsDtypeWithOffloadStateDict) {
+  for (auto& parameter : saved_->parameters())
+    parameter.set_data(parameter.to(torch::kBFloat16));
+  save_model(*saved_, checkpoint_);
+  Net net = empty();
+  load_checkpoint_in_model(
+      *net,
+      checkpoint_,
+      {.device_map = {{"", "cpu"}}, .offload_state_dict = true});
+  EXPECT_EQ(net->first->weight.scalar_type(), torch::kBFloat16);
+  Net own = empty();
+  load_checkpoint_in_model(*own, checkpoint_, {.device_map = {{"", "cpu"}}});
+  EXPECT_EQ(own->first->weight.scalar_type(), torch::kFloat);
+}
+
+TEST_F(LoadCheckpoint, MapsWeightsThatNeedNoConversion) {
+  Net net = empty();
+  load_checkpoint_in_model(*net, checkpoint_, {.device_map = {{"", "cpu"}}});
+  Net read = empty();
+  load_checkpoint_in_model(
+      *read, checkpoint_, {.device_map = {{"", "cpu"}}, .map_weights = false});
+  EXPECT_TRUE(net->first->weight.equal(read->first->weight));
+  // A change is not written.
+  torch::NoGradGuard no_grad;
+  net->first->weight.zero_();
+  Net again = empty();
+  load_checkpoint_in_model(*again, checkpoint_);
+  EXPECT_TRUE(again->first->weight.equal(read->first->weight));
+}
+
+TEST_F(LoadCheckpoint, IsStrictIfAsked) {
+  struct OtherImpl : nn::Module {
+    nn::Linear first = register_module("first", nn::Linear(3, 4));
+    nn::Linear more = register_module("more", nn::Linear(1, 1));
+  };
+  OtherImpl other;
+  EXPECT_NO_THROW(load_checkpoint_in_model(other, checkpoint_));
+  EXPECT_TRUE(other.first->weight.equal(saved_->first->weight));
+  expect_error<CheckpointError>(
+      [&] { load_checkpoint_in_model(other, checkpoint_, {.strict = true}); },
+      "more.weight");
+  EXPECT_NO_THROW(load_checkpoint_in_model(
+      other,
+      checkpoint_,
+      {.strict = true,
+       .skip = {"norm.*", "last.*"},
+       .allow_missing = {"more.*"}}));
+}
+
+TEST_F(LoadCheckpoint, RenamesTensors) {
+  struct OtherImpl : nn::Module {
+    nn::Linear head = register_module("head", nn::Linear(4, 2));
+  };
+  OtherImpl other;
+  load_checkpoint_in_model(
+      other, checkpoint_, {.rename = [](const std::string& name) {
+        return name.starts_with("last.") ? "head." + name.substr(5) : name;
+      }});
+  EXPECT_TRUE(other.head->weight.equal(saved_->last->weight));
+}
+
+TEST_F(LoadCheckpoint, SendsTensorsFromRank0) {
+  run_on_ranks(3, [&](const WorldOptions& options) {
+    World world(options);
+    Net net = empty();
+    // Only rank 0 has the files.
+    const fs::path path =
+        world.rank() == 0 ? checkpoint_ : directory_.path() / "nowhere";
+    load_checkpoint_in_model(
+        *net,
+        path,
+        {.device_map = {{"", "cpu"}},
+         .broadcast_from_rank0 = true,
+         .group = world.group()});
+    EXPECT_TRUE(net->first->weight.equal(saved_->first->weight));
+    EXPECT_TRUE(net->last->bias.equal(saved_->last->bias));
+  });
+}
+
+TEST_F(LoadCheckpoint, RefusesWhatCannotBeAndLoadsNothing) {
+  Net net = empty();
+  const auto refuse = [&](const LoadCheckpointOptions& options,
+                          const std::string& text) {
+    expect_error<ConfigError>(
+        [&] { load_checkpoint_in_model(*net, checkpoint_, options); }, text);
+    EXPECT_TRUE(net->first->weight.is_meta());
+  };
+  refuse({.device_map = {{"", "disk"}}}, "offload_folder");
+  refuse({.device_map = {{"first", "cpu"}}}, "last.bias");
+  refuse({.full_state_dict = false}, "Accelerator::load_model()");
+  refuse({.broadcast_from_rank0 = true}, "group");
+  refuse({.dtype = torch::kLong}, "floating-point");
+}
+
+TEST(OffloadFolder, HasTheBytesThatAccelerateWrites) {
+  const TemporaryDirectory directory;
+  const torch::Tensor weight = torch::tensor({{1.0F, 2.0F}, {3.0F, 4.0F}});
+  offload_state_dict(
+      directory.path(),
+      {{"a.weight", weight},
+       {"b", torch::tensor({1.0F, 2.0F}).to(torch::kBFloat16)},
+       {"c", torch::tensor(5)}});
+  const auto bytes = [&](const char* name) {
+    std::ifstream in(directory.path() / name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(
+      bytes("a.weight.dat"),
+      std::string(
+          "\x00\x00\x80\x3f\x00\x00\x00\x40\x00\x00\x40\x40\x00\x00\x80\x40",
+          16));
+  EXPECT_EQ(bytes("b.dat"), std::string("\x80\x3f\x00\x40", 4));
+  EXPECT_EQ(bytes("c.dat"), std::string("\x05\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(
+      bytes("index.json"),
+      "{\n  \"a.weight\": {\n    \"dtype\": \"float32\",\n    \"shape\": [\n"
+      "      2,\n      2\n    ]\n  },\n  \"b\": {\n    \"dtype\": "
+      "\"bfloat16\",\n    \"shape\": [\n      2\n    ]\n  },\n  \"c\": {\n"
+      "    \"dtype\": \"int64\",\n    \"shape\": []\n  }\n}");
+  const OffloadedWeightsLoader loader({.save_folder = directory.path()});
+  EXPECT_TRUE(loader.at("a.weight").equal(weight));
+  EXPECT_EQ(loader.at("c").item<int>(), 5);
+  EXPECT_EQ(loader.size(), 3U);
+  const PrefixedDataset below(loader, "a.");
+  EXPECT_TRUE(below.at("weight").equal(weight));
+}
+
+TEST(OffloadFolder, PrefersWeightsInMemory) {
+  const TemporaryDirectory directory;
+  offload_state_dict(directory.path(), {{"a", torch::zeros({2})}});
+  const OffloadedWeightsLoader loader(
+      {.state_dict = {{"a", torch::ones({2})}},
+       .save_folder = directory.path(),
+       .device = torch::kCPU});
+  EXPECT_TRUE(loader.at("a").equal(torch::ones({2})));
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(loader.at("b")); }, "\"b\"");
+  expect_error<ConfigError>(
+      [] { OffloadedWeightsLoader nothing({}); }, "state_dict");
+}
+
+TEST(OffloadFolder, KeepsWhatItHasAndReplacesWhatDiffers) {
+  const TemporaryDirectory directory;
+  offload_state_dict(
+      directory.path(), {{"a", torch::zeros({2})}, {"b", torch::zeros({2})}});
+  const auto written = fs::last_write_time(directory.path() / "a.dat");
+  offload_state_dict(
+      directory.path(), {{"a", torch::zeros({2})}, {"b", torch::ones({2})}});
+  EXPECT_EQ(fs::last_write_time(directory.path() / "a.dat"), written);
+  const OffloadIndex index = load_offload_index(directory.path());
+  EXPECT_TRUE(
+      load_offloaded_weight(directory.path() / "b.dat", *index.find("b"))
+          .equal(torch::ones({2})));
+  expect_error<ConfigError>(
+      [&] { offload_state_dict(directory.path(), {{"../x", torch::ones(1)}}); },
+      "../x");
+}
+
+TEST(ExtractSubmodules, TakesNamesAndWhatIsBelowThem) {
+  WeightList weights;
+  for (const char* name : {"a", "a.b", "a.c", "ab", "d.a"})
+    weights.emplace_back(name, torch::ones({1}));
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] :
+       extract_submodules_state_dict(weights, {"a", "d"}))
+    names.push_back(name);
+  EXPECT_THAT(names, ::testing::ElementsAre("a", "a.b", "a.c", "d.a"));
+}
+
+}  // namespace accelerate::load_checkpoint_test
