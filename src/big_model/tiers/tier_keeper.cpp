@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "big_model/model/module_tensor.h"
 #include "big_model/tiers/input_mover.h"
 
 namespace accelerate::detail {
@@ -87,6 +88,15 @@ std::uint64_t TierKeeper::bytes_of_unit(std::size_t unit) const {
 // The tensor's memory, if it has some, is dropped: it is in the source.
 std::unique_ptr<GatedTensor> TierKeeper::make_gate(std::size_t tensor) {
   const OffloadedTensor& kept = weights_.tensors[tensor];
+  // A tensor with memory would stay on that memory's device.
+  if (!kept.tensor.is_meta() && kept.tensor.device() != kept.device) {
+    replace_in_place(
+        kept.tensor,
+        at::empty_strided(
+            kept.tensor.sizes(),
+            kept.tensor.strides(),
+            kept.tensor.options().device(at::kMeta).requires_grad(false)));
+  }
   auto gate = std::make_unique<GatedTensor>(
       kept.tensor,
       UnavailableMessages{

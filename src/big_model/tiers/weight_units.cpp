@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -61,7 +62,9 @@ at::Tensor copy_to_device(const at::Tensor& value, c10::Device device) {
   const c10::StreamGuard on_stream(side);
   at::Tensor copy = value.to(
       value.options().device(device), /*non_blocking=*/true, /*copy=*/true);
-  guard.synchronizeStream(side);
+  c10::Event done(device.type());
+  done.record(side);
+  done.synchronize();
   return copy;
 }
 
