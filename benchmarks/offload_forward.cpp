@@ -1,0 +1,152 @@
+// A forward of a model whose weights are on the disk, against what it cannot be
+// faster than: one plain read of the same bytes, and the forward of the model in
+// memory, whichever takes longer. With the file in the page cache (warm) and
+// without (cold). And the memory that it takes, against two blocks.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "memory.h"
+#include "report.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate::benchmarks;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kWidth = 2048;
+constexpr int kBlocks = 24;
+constexpr int kRounds = 5;
+constexpr double kMega = 1e6;
+
+struct BlockImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + down(torch::relu(up(x)));
+  }
+  torch::nn::Linear up =
+      register_module("up", torch::nn::Linear(kWidth, kWidth));
+  torch::nn::Linear down =
+      register_module("down", torch::nn::Linear(kWidth, kWidth));
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    for (int i = 0; i < kBlocks; ++i)
+      blocks.push_back(register_module("block" + std::to_string(i), Block()));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (auto& block : blocks) x = block(x);
+    return x;
+  }
+  std::vector<Block> blocks;
+};
+TORCH_MODULE(Net);
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void forget(const fs::path& file) {
+  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fsync(opened);
+  ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(opened);
+}
+
+void read_plainly(const fs::path& file) {
+  static std::vector<std::byte> buffer(std::size_t{16} << 20U);
+  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  while (::read(opened, buffer.data(), buffer.size()) > 0) {
+  }
+  ::close(opened);
+}
+
+void report_ratio(
+    const std::string& metric,
+    const std::vector<double>& ours,
+    const std::vector<double>& floor) {
+  report(
+      {"offload",
+       metric,
+       median(ours) / median(floor),
+       "x",
+       1e3 * median(floor),
+       median(ours) / median(floor),
+       ours.size()});
+}
+
+}  // namespace
+
+int main() {
+  const torch::NoGradGuard no_grad;
+  std::string name = (fs::temp_directory_path() / "offload-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) return 1;
+  const fs::path directory = name;
+  const fs::path file = directory / "model.safetensors";
+  const torch::Tensor x = torch::randn({8, kWidth});
+  std::vector<double> resident;
+  {
+    Net net;
+    accelerate::save_model(*net, directory);
+    net(x);
+    for (int i = 0; i < kRounds; ++i)
+      resident.push_back(seconds_of([&] { net(x); }));
+  }
+  auto big = accelerate::load_checkpoint_and_dispatch(
+      accelerate::init_empty_weights([] { return Net(); }),
+      directory,
+      {.device_map = accelerate::DeviceMap{{"", "disk"}},
+       .preload_module_classes = {"Block"}});
+  big(x);
+  const double idle = memory_of_process("VmRSS");
+  for (const bool is_cold : {false, true}) {
+    std::vector<double> ours, floor;
+    if (!is_cold) forget_peak();
+    for (int i = 0; i < kRounds; ++i) {
+      big.dispatch().offload();
+      if (is_cold) forget(file);
+      ours.push_back(seconds_of([&] { big(x); }));
+      big.dispatch().offload();
+      if (is_cold) forget(file);
+      floor.push_back(
+          std::max(seconds_of([&] { read_plainly(file); }), median(resident)));
+    }
+    report_ratio(
+        is_cold ? "disk_over_floor_cold" : "disk_over_floor_warm", ours, floor);
+  }
+  constexpr double kBlockBytes = 2.0 * (kWidth * kWidth + kWidth) * 4;
+  report(
+      {"offload",
+       "resident_mb",
+       static_cast<double>(big.stats().peak_bytes) / kMega,
+       "MB",
+       2 * kBlockBytes / kMega,
+       static_cast<double>(big.stats().peak_bytes) / (2 * kBlockBytes),
+       1});
+  const double peak = memory_of_process("VmHWM") - idle;
+  report(
+      {"offload",
+       "resident_above_idle_mb",
+       peak / kMega,
+       "MB",
+       2 * kBlockBytes / kMega,
+       peak / (2 * kBlockBytes),
+       1});
+  fs::remove_all(directory);
+  return 0;
+}
