@@ -31,18 +31,43 @@ class ModuleWalk {
       const std::string& name,
       const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const auto [place, is_new] =
-        ids_.emplace(tensor.unsafeGetTensorImpl(), ids_.size());
     tensors.push_back(
         {name,
          std::string(c10::getDtypeNames(tensor.scalar_type()).first),
          tensor.numel(),
          static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size(),
-         place->second,
+         id_of(tensor),
          tensor.sizes().vec()});
   }
 
-  std::unordered_map<const void*, std::uint64_t> ids_;
+  // Tensors that retie_parameters() tied are objects of their own with the same
+  // memory.
+  std::uint64_t id_of(const at::Tensor& tensor) {
+    const void* const memory = tensor.has_storage()
+        ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+        : tensor.unsafeGetTensorImpl();
+    const auto [begin, end] = seen_.equal_range(memory);
+    for (auto it = begin; it != end; ++it) {
+      const at::Tensor& other = it->second.tensor;
+      const bool is_same = other.is_same(tensor) ||
+          (tensor.has_storage() &&
+           other.storage_offset() == tensor.storage_offset() &&
+           other.sizes() == tensor.sizes() &&
+           other.strides() == tensor.strides() &&
+           other.scalar_type() == tensor.scalar_type());
+      if (is_same) return it->second.id;
+    }
+    const std::uint64_t id = seen_.size();
+    seen_.emplace(memory, Seen{tensor, id});
+    return id;
+  }
+
+  struct Seen {
+    at::Tensor tensor;
+    std::uint64_t id = 0;
+  };
+
+  std::unordered_multimap<const void*, Seen> seen_;
 };
 
 }  // namespace

@@ -69,6 +69,7 @@ std::string Departures::report() const {
 
 Departures departures_of(const std::string& topic) {
   if (topic == "plugins") return plugin_departures();
+  if (topic == "big_model_dispatch") return big_model_dispatch_departures();
   if (topic == "device_map") return device_map_departures();
   if (topic == "quantization") return quantization_departures();
   return Departures();

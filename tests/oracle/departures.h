@@ -65,6 +65,8 @@ Departures departures_of(const std::string& topic);
 
 /// Those of the topic `plugins`.
 Departures plugin_departures();
+/// Those of the topic `big_model_dispatch`.
+Departures big_model_dispatch_departures();
 /// Those of the topic `device_map`.
 Departures device_map_departures();
 /// Those of the topic `quantization`.

@@ -179,6 +179,7 @@ const std::map<std::string, Topic>& topics() {
       {"local_sgd", &run_local_sgd},
       {"lr_schedulers", &run_lr_schedulers},
       {"merge_weights", &run_merge_weights},
+      {"big_model_dispatch", &run_big_model_dispatch},
       {"device_map", &run_device_map},
       {"fsdp_policy", &run_fsdp_policy},
       {"plugins", &run_plugins},

@@ -34,6 +34,7 @@ using Topic = std::function<Json(const OrderedJson& input)>;
 /// The topics that are built, by name.
 const std::map<std::string, Topic>& topics();
 
+Json run_big_model_dispatch(const Json& input);
 Json run_checkpoint_rotation(const Json& input);
 Json run_checkpoints(const Json& input);
 Json run_config_files(const Json& input);

@@ -147,15 +147,16 @@ Json run_quantize_blockwise(const Json& input) {
     const float offset = absmax.mean().item<float>();
     const at::Tensor centered = absmax - offset;
     const auto nested =
-        detail::quantize_byte_blocks(floats_of(centered), 256, codebook);
+        detail::quantize_byte_blocks(floats_of(centered), block_size, codebook);
     found["absmax"] = write_tensor(at::tensor(nested.codes, at::kByte));
     found["offset"] = offset;
     found["absmax_of_absmax"] = write_tensor(at::tensor(nested.absmax));
-    found["blocksize_of_absmax"] = 256;
+    found["blocksize_of_absmax"] = block_size;
     for (std::int64_t i = 0; i < absmax.numel(); ++i) {
       const auto block = static_cast<std::size_t>(i);
-      absmax[i] =
-          codebook[nested.codes[block]] * nested.absmax[block / 256] + offset;
+      absmax[i] = codebook[nested.codes[block]] *
+              nested.absmax[block / static_cast<std::size_t>(block_size)] +
+          offset;
     }
   }
   at::Tensor restored = at::empty_like(values);
@@ -220,7 +221,7 @@ Json run_linear(const Json& input, const QuantizationConfig& config) {
   Json found{
       {"state_dict", std::move(state)},
       {"forward", {{"output", write_tensor(output)}}},
-      {"exact", write_tensor(output)}};
+      {"exact", write_tensor(linear.forward(x.to(at::kFloat)))}};
   if (config.load_in_4bit) {
     found["packed"] = base64_of(parts.codes);
   } else {
@@ -320,6 +321,23 @@ struct Tree : nn::Module {
   }
 };
 
+// Groups of tied parameters with their members in the order of the model.
+std::vector<std::vector<std::string>> ties_in_order(const nn::Module& model) {
+  auto groups = detail::tied_parameters(detail::module_tree(model));
+  const WeightList weights = get_state_dict(model);
+  const auto place = [&](const std::string& name) {
+    return std::find_if(weights.begin(), weights.end(), [&](const auto& each) {
+      return each.first == name;
+    });
+  };
+  for (auto& group : groups) {
+    std::sort(group.begin(), group.end(), [&](const auto& a, const auto& b) {
+      return place(a) < place(b);
+    });
+  }
+  return groups;
+}
+
 Json run_replace(const Json& input) {
   std::vector<std::shared_ptr<SharingLinear>> linears;
   Tree model(input.at("children"), linears);
@@ -333,7 +351,7 @@ Json run_replace(const Json& input) {
       : input.at("skip_modules").get<std::vector<std::string>>();
   std::sort(keys.begin(), keys.end());
   return {
-      {"tied", detail::tied_parameters(detail::module_tree(model))},
+      {"tied", ties_in_order(model)},
       {"keys_to_not_convert", keys},
       {"replaced", modules_to_quantize(model, skipped)}};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -13,6 +14,21 @@ namespace {
 constexpr float kLeastScale = 1e-38f;
 constexpr float kLeastRowScale = 1e-36f;
 constexpr float kRoundsToIntegers = 12582912;  // 1.5 * 2^23
+
+// bitsandbytes looks codes up in a table for 65536 values from -1 to 1, to which
+// it rounds first.
+std::uint8_t nearest_code(float value, const ByteCodebook& codebook) {
+  constexpr double kPlacesPerUnit = 32767.5;
+  const float place =
+      std::nearbyint((value + 1) * static_cast<float>(kPlacesPerUnit));
+  const double rounded = static_cast<double>(place) / kPlacesPerUnit - 1;
+  const auto right = std::upper_bound(
+      codebook.begin(), codebook.end() - 1, rounded, std::less<double>());
+  const auto left = right == codebook.begin() ? right : right - 1;
+  const bool is_right = *right - rounded < rounded - *left;
+  return static_cast<std::uint8_t>(
+      (is_right ? right : left) - codebook.begin());
+}
 
 }  // namespace
 
@@ -52,9 +68,6 @@ ByteBlocks quantize_byte_blocks(
     std::span<const float> values,
     std::int64_t block_size,
     const ByteCodebook& codebook) {
-  std::vector<float> bounds;
-  for (std::size_t i = 0; i + 1 < codebook.size(); ++i)
-    bounds.push_back((codebook[i] + codebook[i + 1]) / 2);
   ByteBlocks blocks;
   blocks.codes.resize(values.size());
   const auto size = static_cast<std::size_t>(block_size);
@@ -65,10 +78,7 @@ ByteBlocks quantize_byte_blocks(
     blocks.absmax.push_back(absmax);
     if (absmax == 0) continue;
     for (std::size_t i = 0; i < block.size(); ++i) {
-      const auto bound =
-          std::lower_bound(bounds.begin(), bounds.end(), block[i] / absmax);
-      blocks.codes[begin + i] =
-          static_cast<std::uint8_t>(bound - bounds.begin());
+      blocks.codes[begin + i] = nearest_code(block[i] / absmax, codebook);
     }
   }
   return blocks;

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/device_map.h>
+
+#include "oracle/oracle.h"
+
+namespace accelerate::oracle {
+
+/// A dtype by PyTorch's name, with those that only big models use.
+at::ScalarType any_dtype(const std::string& name);
+
+/// A tensor by its formula: {"shape", "dtype", "fill"}, or {"values"}.
+at::Tensor described_tensor(const Json& description);
+
+/// {"dtype", "shape", "data"}, with `with_digest` also "bytes" and "fnv1a64".
+/// Complex numbers have no "data".
+Json tensor_json(const at::Tensor& tensor, bool with_digest = false);
+
+/// The FNV-1a digest of a tensor's bytes.
+std::string digest_of(const at::Tensor& tensor);
+
+/// A recorded module tree as a module of LibTorch.
+class RecordedModel : public torch::nn::Module {
+ public:
+  explicit RecordedModel(const Json& module);
+
+  /// A parameter or buffer below this module by its dotted name.
+  at::Tensor find(const std::string& name) const;
+  /// Makes a name of a parameter that of another tensor.
+  void replace(const std::string& name, const at::Tensor& tensor);
+  /// Makes groups of names one tensor each, the first one's.
+  void tie(const Json& groups);
+  /// Puts tensors on the meta device: "parameters", "all", or null.
+  void empty(const Json& which);
+  /// A module below this one; this one for null.
+  RecordedModel& module(const Json& name);
+
+ private:
+  RecordedModel& owner_of(const std::string& name, std::string& last);
+
+  std::vector<std::pair<std::string, std::shared_ptr<RecordedModel>>> below_;
+};
+
+/// The model of a case: its "module", "tied" and "meta".
+std::shared_ptr<RecordedModel> recorded_model(const Json& input);
+
+/// Ordered pairs of names and devices.
+DeviceMap device_map_of(const Json& pairs);
+
+}  // namespace accelerate::oracle
