@@ -268,9 +268,11 @@ void TierKeeper::evict(std::size_t unit) {
   if (current_ == unit) current_.reset();
   if (own.is_instant) return;
   bytes_in_memory_ -= bytes_of_unit(unit);
-  buffers_.trim(
-      options_.memory > bytes_in_memory_ ? options_.memory - bytes_in_memory_
-                                         : 0);
+  // Buffers are a little larger than what lies in them.
+  const std::uint64_t left = options_.memory > bytes_in_memory_
+      ? options_.memory - bytes_in_memory_
+      : 0;
+  buffers_.trim(left + left / 16);
 }
 
 void TierKeeper::unpin() {

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
@@ -22,6 +26,9 @@ namespace {
 constexpr std::uint64_t kAlignment = 4096;
 // A recycled buffer may be so many times as large as what it is for.
 constexpr std::uint64_t kMostSpare = 2;
+// Smaller tensors are read: mapping costs about as much as copying so many
+// bytes.
+constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
 
 std::uint64_t aligned(std::uint64_t num_bytes) {
   return (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -31,6 +38,58 @@ std::uint64_t stored_bytes(const OffloadedTensor& tensor) {
   if (tensor.source.stored == nullptr) return 0;
   const StoredTensor& stored = *tensor.source.stored;
   return safetensors::bytes_of(stored.dtype, stored.shape).value_or(0);
+}
+
+// The one range of a file that has the tensor's bytes as LibTorch wants them;
+// null if they have to be read, converted or checked.
+const StoredBox* mappable_box(const OffloadedTensor& tensor) {
+  if (tensor.source.stored == nullptr || !tensor.device.is_cpu())
+    return nullptr;
+  const StoredTensor& stored = *tensor.source.stored;
+  if (stored.boxes.size() != 1 || stored.boxes.front().strides ||
+      torch_dtype(stored.dtype) != tensor.tensor.scalar_type() ||
+      !tensor.tensor.is_contiguous()) {
+    return nullptr;
+  }
+  const StoredBox& box = stored.boxes.front();
+  const std::uint64_t num_bytes = stored_bytes(tensor);
+  const bool is_whole = box.box.size == stored.shape;
+  if (!is_whole || num_bytes < kLeastMapped ||
+      box.offset % tensor.tensor.itemsize() != 0 ||
+      box.file->record() != nullptr) {
+    return nullptr;
+  }
+  return box.file->is_cached(box.offset, box.offset + num_bytes) ? &box
+                                                                 : nullptr;
+}
+
+// The tensor's bytes in the page cache, which cost no copy. Undefined if they
+// cannot be mapped. Changes are not written.
+at::Tensor map_value(const StoredBox& box, const OffloadedTensor& tensor) {
+  const std::uint64_t num_bytes = stored_bytes(tensor);
+  const std::uint64_t begin = box.offset / kAlignment * kAlignment;
+  const std::size_t size = box.offset + num_bytes - begin;
+  const int file = ::open(box.file->path().c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return {};
+  void* const data = ::mmap(
+      nullptr,
+      size,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE,
+      file,
+      static_cast<off_t>(begin));
+  ::close(file);
+  if (data == MAP_FAILED) return {};
+  // Fails where the file has become shorter, which a read explains.
+  if (::madvise(data, size, MADV_POPULATE_READ) != 0) {
+    ::munmap(data, size);
+    return {};
+  }
+  return at::from_blob(
+      static_cast<std::byte*>(data) + (box.offset - begin),
+      tensor.tensor.sizes(),
+      [data, size](void*) { ::munmap(data, size); },
+      tensor.tensor.options().device(at::kCPU).requires_grad(false));
 }
 
 // The value of a tensor in a file, as a part of the buffer that is read into.
@@ -143,7 +202,9 @@ std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests) {
     std::uint64_t offset = 0;
     for (const OffloadedTensor* tensor : requests[i].tensors) {
       at::Tensor value = tensor->source.host;
-      if (tensor->source.stored != nullptr) {
+      if (const StoredBox* const box = mappable_box(*tensor))
+        value = map_value(*box, *tensor);
+      if (tensor->source.stored != nullptr && !value.defined()) {
         value = value_in(requests[i].buffer, offset, *tensor);
         offset += aligned(stored_bytes(*tensor));
         const StoredTensor& stored = *tensor->source.stored;
