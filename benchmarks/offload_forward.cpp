@@ -129,6 +129,14 @@ int main() {
     report_ratio(
         is_cold ? "disk_over_floor_cold" : "disk_over_floor_warm", ours, floor);
   }
+  report(
+      {"offload",
+       "resident_forward_ms",
+       1e3 * median(resident),
+       "ms",
+       1e3 * big.stats().wait_seconds / (2 * kRounds + 1),
+       0,
+       resident.size()});
   constexpr double kBlockBytes = 2.0 * (kWidth * kWidth + kWidth) * 4;
   report(
       {"offload",
