@@ -125,24 +125,25 @@ TEST_F(InferDeviceMap, FollowsTiesFromModuleToModule) {
 }
 
 TEST_F(InferDeviceMap, FallsBackToALaterModuleOnAnUnusedDevice) {
-  ModuleNode pair{"", "Pair", {}, {}, {}};
-  pair.children = {make_.linear("large", 10, 10), make_.linear("small", 1, 1)};
-  // 440 bytes do not fit on device 1, and the first is too small for anything
-  // beside the largest layer.
-  const MaxMemory memory{{0, 10}, {1, 460}, {2, 500}};
-  EXPECT_EQ(text(infer(pair, memory)), "large:1 small:1 ");
-  const MaxMemory little{{0, 450}, {1, 500}};
-  EXPECT_EQ(text(infer(pair, little)), ":1 ");
+  // 440, 8 and 80 bytes. While the first is placed, device 0 keeps 80 bytes free
+  // for the last, so that 520 are needed.
+  ModuleNode model{"", "Model", {}, {}, {}};
+  model.children = {
+      make_.linear("large", 10, 10),
+      make_.linear("small", 1, 1),
+      make_.linear("middle", 4, 4)};
+  const MaxMemory memory{{0, 500}, {1, 600}};
+  EXPECT_EQ(text(infer(model, memory)), ":1 ");
   EXPECT_EQ(
-      text(infer(pair, little, {.fallback_allocation = true})),
-      "small:0 large:1 ");
+      text(infer(model, memory, {.fallback_allocation = true})),
+      "small:0 large:1 middle:1 ");
 }
 
 TEST_F(InferDeviceMap, ExplainsWhatGoesWhereAndWhy) {
   const DeviceMap map = infer(model_, {{0, 20}, {1, 172}, {2, 200}});
   EXPECT_EQ(
       map.explain(),
-      "module     size       place  why\n"
+      "module          size  place  why\n"
       "linear1     64 bytes  1      fits: 0 bytes were in use\n"
       "batchnorm   72 bytes  1      fits: 64 bytes were in use\n"
       "linear2    100 bytes  2      fits: 0 bytes were in use\n"

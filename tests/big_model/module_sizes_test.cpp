@@ -98,7 +98,7 @@ TEST(ModuleSizes, RefusesUnknownDtypes) {
   testing::TreeMaker make;
   const ModuleNode model = make.model_for_test();
   testing::expect_error<ConfigError>(
-      [&] { module_sizes(model, {.dtype = "float12"}); }, "float12");
+      [&] { module_sizes(model, {.dtype = "floating"}); }, "floating");
 }
 
 }  // namespace module_sizes_test
