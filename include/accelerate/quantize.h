@@ -65,7 +65,7 @@ class ACCELERATE_API QuantizedWeight {
       const QuantizeWeightOptions& options = {});
 
   [[nodiscard]] QuantizationType type() const { return type_; }
-  /// Of the weight, not of its codes.
+  /// The shape of the weight, not that of its codes.
   [[nodiscard]] at::IntArrayRef sizes() const { return sizes_; }
   /// The dtype of the values that were quantised.
   [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }

@@ -125,17 +125,18 @@ TEST_F(InferDeviceMap, FollowsTiesFromModuleToModule) {
 }
 
 TEST_F(InferDeviceMap, FallsBackToALaterModuleOnAnUnusedDevice) {
-  ModuleNode three{"", "Three", {}, {}, {}};
-  three.children = {
-      make_.linear("large", 10, 10),  // 440 bytes
-      make_.linear("small", 1, 1),    // 8 bytes
-      make_.linear("medium", 4, 5)};  // 100 bytes
-  // Beside the largest of the others, the first one does not fit on device 0.
-  const MaxMemory memory{{0, 450}, {1, 1000}};
-  EXPECT_EQ(text(infer(three, memory)), ":1 ");
+  // 440, 8 and 80 bytes. While the first is placed, device 0 keeps 80 bytes free
+  // for the last, so that 520 are needed.
+  ModuleNode model{"", "Model", {}, {}, {}};
+  model.children = {
+      make_.linear("large", 10, 10),
+      make_.linear("small", 1, 1),
+      make_.linear("middle", 4, 4)};
+  const MaxMemory memory{{0, 500}, {1, 600}};
+  EXPECT_EQ(text(infer(model, memory)), ":1 ");
   EXPECT_EQ(
-      text(infer(three, memory, {.fallback_allocation = true})),
-      "small:0 large:1 medium:1 ");
+      text(infer(model, memory, {.fallback_allocation = true})),
+      "small:0 large:1 middle:1 ");
 }
 
 TEST_F(InferDeviceMap, ExplainsWhatGoesWhereAndWhy) {

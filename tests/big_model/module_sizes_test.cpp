@@ -98,7 +98,7 @@ TEST(ModuleSizes, RefusesUnknownDtypes) {
   testing::TreeMaker make;
   const ModuleNode model = make.model_for_test();
   testing::expect_error<ConfigError>(
-      [&] { module_sizes(model, {.dtype = "quux"}); }, "quux");
+      [&] { module_sizes(model, {.dtype = "floating"}); }, "floating");
 }
 
 }  // namespace module_sizes_test

@@ -340,6 +340,49 @@ TEST(QuantizedModels, LoadedWeightsHaveTheDtypeOfTheConfiguration) {
   EXPECT_EQ(quantized.weight("blocks.0.up").dtype(), at::kBFloat16);
 }
 
+TEST(QuantizedModels, BlocksHaveTheSizeOfTheConfiguration) {
+  Net net = net_with(1);
+  QuantizationConfig config = nf4();
+  config.bnb_4bit_blocksize = 100;
+  const QuantizedModel quantized = load_and_quantize_model(*net, config);
+  EXPECT_EQ(quantized.weight("blocks.0.up").block_size(), 100);
+  EXPECT_LE(
+      difference(net(some_input()), dequantized(net, quantized)(some_input())),
+      1e-5);
+}
+
+TEST(QuantizedModels, InputsAreQuantisedOnRequest) {
+  const auto output_with = [](bool quantizes_inputs, double threshold) {
+    Net net = net_with(1);
+    QuantizationConfig config = int8();
+    config.llm_int8_quantize_inputs = quantizes_inputs;
+    config.llm_int8_threshold = threshold;
+    const QuantizedModel quantized = load_and_quantize_model(*net, config);
+    return net->blocks->at<BlockImpl>(0).up(some_input() * 10);
+  };
+  const Tensor exact = output_with(false, 6);
+  // All columns reach the smallest threshold.
+  EXPECT_LE(difference(output_with(true, 1e-9), exact), 1e-4);
+  EXPECT_GT(difference(output_with(true, 0), exact), 1e-3);
+}
+
+TEST(QuantizedModels, OtherTensorsTakeTheOptionsOfLoading) {
+  const TemporaryDirectory directory;
+  Net whole = net_with(1);
+  torch::nn::ModuleList renamed;
+  renamed->push_back(whole);
+  save_model(*renamed, directory.path());
+  Net net = empty_net();
+  const QuantizedModel quantized = load_and_quantize_model(
+      *net,
+      int8(),
+      {.weights_location = directory.path(),
+       .offload_state_dict = true,
+       .rename = rename_prefixes({{"0.", ""}})});
+  const QuantizedModel in_place = load_and_quantize_model(*whole, int8());
+  EXPECT_TRUE(at::equal(net(some_input()), whole(some_input())));
+}
+
 TEST(QuantizedModels, ErrorsLeaveTheModelAsItWas) {
   const TemporaryDirectory directory;
   Net smaller = net_with(1);

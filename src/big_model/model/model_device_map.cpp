@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "big_model/plan/block_plan.h"
 #include "big_model/plan/check_map.h"
+#include "big_model/plan/complete_map.h"
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"
 #include "big_model/plan/module_sizes.h"
@@ -84,7 +85,9 @@ DeviceMap infer_auto_device_map(
     const InferAutoDeviceMapOptions& options) {
   InferAutoDeviceMapOptions limited = options;
   limited.max_memory = get_max_memory(options.max_memory);
-  DeviceMap map = detail::infer_device_map(detail::module_tree(model), limited);
+  const detail::ModuleNode tree = detail::module_tree(model);
+  DeviceMap map = detail::complete_device_map(
+      tree, detail::infer_device_map(tree, limited));
   log_lines(LogLevel::warning, map.warnings());
   log_lines(LogLevel::info, unused_devices(map));
   if (options.verbose)

@@ -15,7 +15,7 @@ QuantizedParts quantize_4bit_values(
     QuantizationType type,
     std::int64_t block_size,
     bool double_quant);
-/// Of a matrix.
+/// Codes and scales of the rows of such a matrix.
 QuantizedParts quantize_int8_values(const at::Tensor& weight);
 
 }  // namespace accelerate::detail
