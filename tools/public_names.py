@@ -29,6 +29,9 @@ SUBJECTS = {
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
         "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
+    "Models that do not fit into memory": [
+        "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
+        "layerwise_casting", "quantize", "quantized_model"],
     "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}

@@ -14,11 +14,11 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
-#include <accelerate/model_device_map.h>
 #include <accelerate/byte_size.h>
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 #include <accelerate/load_checkpoint.h>
+#include <accelerate/model_device_map.h>
 #include <accelerate/nested.h>
 #include <accelerate/offload.h>
 #include <accelerate/weights.h>
@@ -175,6 +175,7 @@ class DispatchedModel {
 [[nodiscard]] ACCELERATE_API Dispatch
 dispatch_module(torch::nn::Module& module, const DispatchOptions& options);
 
+/// dispatch_module() for a module holder.
 template <class Holder>
 [[nodiscard]] DispatchedModel<Holder> dispatch_model(
     Holder model,
@@ -205,6 +206,7 @@ cpu_offload_module(torch::nn::Module& module, const OffloadOptions& options);
     const std::filesystem::path& offload_dir,
     const OffloadOptions& options);
 
+/// cpu_offload_module() for a module holder.
 template <class Holder>
 [[nodiscard]] DispatchedModel<Holder> cpu_offload(
     Holder model,
@@ -213,6 +215,7 @@ template <class Holder>
   return {std::move(model), std::move(dispatch)};
 }
 
+/// disk_offload_module() for a module holder.
 template <class Holder>
 [[nodiscard]] DispatchedModel<Holder> disk_offload(
     Holder model,
@@ -249,6 +252,7 @@ cpu_offload_module_with_hook(
     std::optional<c10::Device> execution_device,
     const UserCpuOffloadHook& prev_module_hook);
 
+/// The same for a module holder.
 template <class Holder>
 [[nodiscard]] std::pair<DispatchedModel<Holder>, UserCpuOffloadHook>
 cpu_offload_with_hook(
@@ -289,6 +293,7 @@ struct LoadAndDispatchOptions {
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
+/// load_checkpoint_and_dispatch() for a module that somebody else owns.
 [[nodiscard]] ACCELERATE_API Dispatch load_checkpoint_and_dispatch_module(
     torch::nn::Module& module,
     const std::filesystem::path& checkpoint,

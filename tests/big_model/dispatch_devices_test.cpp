@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include <rapidcheck.h>
 
 #include <accelerate/big_model.h>
@@ -82,6 +85,56 @@ TEST(DispatchDevices, GiveTheSameAsOnePlaceForAnyModelAndMap) {
           expected);
     }
   }));
+}
+
+struct TwoImpl : torch::nn::Module {
+  std::map<std::string, Tensor> forward(std::map<std::string, Tensor> inputs) {
+    device_of_extra = inputs.at("extra").device();
+    return {{"y", linear(inputs.at("x"))}};
+  }
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 2));
+  at::Device device_of_extra = at::kCPU;
+};
+TORCH_MODULE(Two);
+
+TEST(DispatchDevices, ComputeOnTheMainDevice) {
+  const at::Device first = testing::pretend_device(0);
+  const at::Device second = testing::pretend_device(1);
+  const torch::NoGradGuard no_grad;
+  Two two;
+  const std::map<std::string, Tensor> inputs{
+      {"x", torch::randn({3, 6})}, {"extra", torch::ones({1})}};
+  const Tensor expected = two(inputs).at("y");
+  {
+    auto big =
+        dispatch_model(two, {.device_map = {{"", "cpu"}}, .main_device = 1});
+    EXPECT_EQ(big.dispatch().main_device(), second);
+    const auto outputs = big(inputs);
+    EXPECT_TRUE(outputs.at("y").is_cpu());
+    EXPECT_TRUE(outputs.at("y").equal(expected));
+    EXPECT_EQ(two->device_of_extra, second);
+    big.dispatch().release();
+    EXPECT_EQ(two->linear->weight.device(), second);
+  }
+  Two other;
+  testing::copy_values(two, other);
+  auto big =
+      dispatch_model(other, {.device_map = {{"", 0}}, .skip_keys = {"extra"}});
+  EXPECT_TRUE(big(inputs).at("y").equal(expected));
+  EXPECT_EQ(other->device_of_extra, at::Device(at::kCPU));
+  EXPECT_EQ(other->linear->weight.device(), first);
+}
+
+TEST(DispatchDevices, OffloadToTheExecutionDevice) {
+  const at::Device device = testing::pretend_device(1);
+  const torch::NoGradGuard no_grad;
+  torch::nn::Linear linear(6, 2);
+  const Tensor x = torch::randn({3, 6});
+  const Tensor expected = linear(x);
+  auto big = cpu_offload(linear, {.execution_device = device});
+  EXPECT_EQ(big.dispatch().main_device(), device);
+  EXPECT_TRUE(big(x).equal(expected));
+  EXPECT_EQ(linear->weight.device(), device);
 }
 
 }  // namespace accelerate::dispatch_devices_test

@@ -352,6 +352,140 @@ TEST_F(DispatchModel, FetchesModulesOfAClassWithAllBelowThem) {
   EXPECT_EQ(big.stats().num_fetches, 2);
 }
 
+TEST_F(DispatchModel, TakesValuesThatAreGivenInsteadOfTheModels) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  const WeightList values = get_state_dict(*net_);
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = dispatch_model(
+      empty,
+      {.device_map = {{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+       .state_dict = values,
+       .offload_dir = folder_});
+  EXPECT_TRUE(big(x_).equal(expected));
+  Net other = init_empty_weights([] { return Net(); });
+  auto offloaded = cpu_offload(other, {.state_dict = values});
+  EXPECT_TRUE(offloaded(x_).equal(expected));
+}
+
+TEST_F(DispatchModel, ReadsWhatAnIndexNames) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  const fs::path file = directory_.path() / "model.safetensors";
+  save_model(*net_, directory_.path());
+  OffloadIndex index;
+  for (const auto& [name, tensor] : get_state_dict(*net_))
+    index.set(name, {.safetensors_file = file});
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = dispatch_model(
+      empty, {.device_map = {{"", "disk"}}, .offload_index = index});
+  EXPECT_TRUE(big(x_).equal(expected));
+  index.set("head.bias", {.safetensors_file = file, .weight_name = "nowhere"});
+  Net other = init_empty_weights([] { return Net(); });
+  expect_error<CheckpointError>(
+      [&] {
+        static_cast<void>(dispatch_model(
+            other, {.device_map = {{"", "disk"}}, .offload_index = index}));
+      },
+      "nowhere");
+}
+
+TEST_F(DispatchModel, OffloadsBuffersIfAsked) {
+  for (const bool offload_buffers : {false, true}) {
+    SCOPED_TRACE(offload_buffers);
+    nn::BatchNorm1d norm(nn::BatchNorm1dOptions(8).affine(false));
+    norm->eval();
+    auto big = dispatch_model(
+        norm,
+        {.device_map = {{"", "disk"}},
+         .offload_dir = folder_,
+         .offload_buffers = offload_buffers});
+    EXPECT_EQ(has_offloaded_params(*norm), offload_buffers);
+    nn::BatchNorm1d other(nn::BatchNorm1dOptions(8).affine(false));
+    auto on_host = cpu_offload(other, {.offload_buffers = offload_buffers});
+    EXPECT_EQ(has_offloaded_params(*other), offload_buffers);
+  }
+}
+
+TEST_F(DispatchModel, OffloadsASinglePlaceIfForced) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  {
+    auto big = dispatch_model(net_, {.device_map = {{"", "cpu"}}});
+    EXPECT_FALSE(has_offloaded_params(*net_->first));
+  }
+  auto big =
+      dispatch_model(net_, {.device_map = {{"", "cpu"}}, .force_hooks = true});
+  EXPECT_TRUE(has_offloaded_params(*net_->first));
+  EXPECT_TRUE(big(x_).equal(expected));
+  EXPECT_TRUE(big.dispatch().main_device().is_cpu());
+}
+
+TEST_F(DispatchModel, HandsItsOptionsToTheLoader) {
+  const torch::NoGradGuard no_grad;
+  save_model(*net_, directory_.path());
+  const auto load = [&](LoadAndDispatchOptions options) {
+    Net empty = init_empty_weights([] { return Net(); });
+    auto big = load_checkpoint_and_dispatch(
+        empty, directory_.path(), std::move(options));
+    return empty;
+  };
+  const DeviceMap on_cpu{{"", "cpu"}};
+  EXPECT_EQ(
+      load({.device_map = on_cpu, .dtype = torch::kHalf})
+          ->first->weight.scalar_type(),
+      torch::kHalf);
+  EXPECT_EQ(
+      load({.device_map = on_cpu, .offload_state_dict = true})
+          ->first->weight.scalar_type(),
+      torch::kFloat);
+  expect_error<ConfigError>(
+      [&] { load({.device_map = on_cpu, .full_state_dict = false}); },
+      "full_state_dict");
+  expect_error<ConfigError>(
+      [&] { load({.device_map = on_cpu, .broadcast_from_rank0 = true}); },
+      "group");
+  struct MoreImpl : nn::Module {
+    nn::Linear first = register_module("first", nn::Linear(8, 64));
+  };
+  const auto more = std::make_shared<MoreImpl>();
+  expect_error<CheckpointError>(
+      [&] {
+        static_cast<void>(load_checkpoint_and_dispatch(
+            more, directory_.path(), {.device_map = on_cpu, .strict = true}));
+      },
+      "middle.weight");
+}
+
+TEST_F(DispatchModel, HandsItsOptionsToTheDispatcher) {
+  const torch::NoGradGuard no_grad;
+  save_model(*net_, directory_.path());
+  Net empty = init_empty_weights([] { return Net(); });
+  auto big = load_checkpoint_and_dispatch(
+      empty,
+      directory_.path(),
+      {.device_map = DeviceMap{{"", "cpu"}},
+       .offload_buffers = true,
+       .preload_module_classes = {"Net"},
+       .force_hooks = true,
+       .main_device = "cpu",
+       .prefetch_memory = "1GB"});
+  EXPECT_TRUE(has_offloaded_params(*empty->first));
+  EXPECT_TRUE(big(x_).equal(net_(x_)));
+  const auto map = infer_auto_device_map(
+      *net_, "sequential", {.max_memory = {{"cpu", kMiddle + kFirst}}});
+  Net split = init_empty_weights([] { return Net(); });
+  EXPECT_EQ(
+      load_checkpoint_and_dispatch(
+          split,
+          directory_.path(),
+          {.device_map = "sequential",
+           .max_memory = {{"cpu", kMiddle + kFirst}},
+           .no_split_module_classes = {"Linear"}})
+          .device_map(),
+      map);
+}
+
 TEST_F(DispatchModel, HasAsManyDispatchesAsOneLikes) {
   const torch::NoGradGuard no_grad;
   const Tensor expected = net_(x_);

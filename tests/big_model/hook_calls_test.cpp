@@ -7,7 +7,7 @@
 
 #include "support/expect_error.h"
 
-namespace accelerate::hooks_test {
+namespace accelerate::hook_calls_test {
 
 namespace nn = torch::nn;
 using testing::expect_error;
@@ -179,4 +179,4 @@ TEST(EmptyWeightsScope, EndsWhenAnErrorIsThrown) {
   EXPECT_FALSE(nn::Linear(2, 2)->weight.is_meta());
 }
 
-}  // namespace accelerate::hooks_test
+}  // namespace accelerate::hook_calls_test

@@ -8,7 +8,7 @@
 
 #include "support/expect_error.h"
 
-namespace accelerate::module_tensors_test {
+namespace accelerate::tensor_functions_test {
 
 namespace nn = torch::nn;
 using ::testing::ElementsAre;
@@ -325,4 +325,4 @@ TEST(MeasureSpeeds, ArePositive) {
   EXPECT_GT(speeds.memory_bytes_per_second, 1e6);
 }
 
-}  // namespace accelerate::module_tensors_test
+}  // namespace accelerate::tensor_functions_test
