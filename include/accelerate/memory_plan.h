@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,6 +78,26 @@ struct MemoryFit {
   /// twentieth within groups; each doubling of the micro-steps two hundredths.
   /// A rule of thumb, to sort by.
   double relative_time = 1;
+};
+
+/// What Accelerator::plan_memory() plans for.
+struct MemoryPlanOptions {
+  /// Unset: the world's, and those of this node.
+  std::optional<int> num_ranks = std::nullopt;
+  std::optional<int> num_local_ranks = std::nullopt;
+  /// Samples per rank and optimizer step. Unset: those of the example inputs;
+  /// with a step function, 1.
+  std::optional<std::int64_t> batch_size = std::nullopt;
+  /// adamw, adam, momentum, adagrad, sgd or lomo.
+  std::string optimizer = "adamw";
+  std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
+  /// Class names of the modules that are gathered and recomputed as one. Empty:
+  /// the elements of the outermost Sequentials and ModuleLists.
+  std::vector<std::string> unit_classes = {};
+  /// See ReplicateOptions.
+  bool gradient_as_bucket_view = false;
+  /// See AcceleratorOptions::keep_freed_blocks.
+  bool keep_freed_blocks = true;
 };
 
 /// The memory of every way of training a model, known before the run
