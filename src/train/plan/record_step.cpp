@@ -44,7 +44,13 @@ class EventList final : public AllocationListener {
     add({.kind = TraceEvent::Kind::release, .index = found->second});
     places_.erase(found);
   }
-  void add(const TraceEvent& event) { trace_.events.push_back(event); }
+  void add(const TraceEvent& event) {
+    const bool is_repeated = event.kind == TraceEvent::Kind::read &&
+        !trace_.events.empty() &&
+        trace_.events.back().kind == TraceEvent::Kind::read &&
+        trace_.events.back().index == event.index;
+    if (!is_repeated) trace_.events.push_back(event);
+  }
 
   /// The allocation at `memory`, or kNone.
   [[nodiscard]] std::size_t place_of(const void* memory) const {

@@ -60,6 +60,7 @@ void ResidentMemory::move(
     std::int64_t num_bytes) {
   of(from) -= num_bytes;
   of(to) += num_bytes;
+  if (total_ == peak_total_) peak_ = now_;
 }
 
 void ResidentMemory::note_peak() {
