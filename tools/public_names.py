@@ -29,7 +29,7 @@ SUBJECTS = {
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
         "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
-    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")

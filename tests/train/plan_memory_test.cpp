@@ -239,6 +239,61 @@ TEST(PlanMemory, CountsParametersExactly) {
       plan.row(at.split, FloatType::fp32, true).total(), plan.row(at).total());
 }
 
+TEST(PlanMemory, HonoursItsOptions) {
+  const Accelerator accelerator({.cpu = true, .journal = false});
+  const auto module = net();
+  const auto plan = [&](const MemoryPlanOptions& options) {
+    return accelerator.plan_memory(
+        module,
+        [&](std::int64_t n) {
+          return module->forward(torch::ones({n, 256})).sum();
+        },
+        options);
+  };
+  const std::uint64_t parameters = 3 * (256 * 256 + 256) * 4;
+  const MemoryPlan sgd = plan(
+      {.num_ranks = 4,
+       .num_local_ranks = 2,
+       .batch_size = 8,
+       .optimizer = "sgd",
+       .precisions = {FloatType::bf16},
+       .unit_classes = {"Linear"},
+       .gradient_as_bucket_view = true});
+  const MemoryRow whole = sgd.row(MemorySplit::replicated, FloatType::bf16);
+  EXPECT_EQ(whole.at.micro_batch, 8);
+  EXPECT_EQ(whole.optimizer_state, 0U);
+  EXPECT_EQ(whole.gradients, 0U);
+  EXPECT_EQ(whole.buckets, parameters);
+  EXPECT_EQ(
+      sgd.row(MemorySplit::hybrid_shard, FloatType::bf16).at.num_shards, 2);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(sgd.row(MemorySplit::replicated)); },
+      "with precision no");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(plan({.optimizer = "adamx"})); },
+      "the optimizer \"adamx\" is not one of");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(plan({.unit_classes = {"Nothing"}})); },
+      "Nothing");
+}
+
+TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
+  const Accelerator accelerator({.cpu = true, .journal = false});
+  const nn::Sequential module(nn::Linear(1024, 1024), nn::Linear(1024, 1024));
+  const auto total = [&](bool keep) {
+    return accelerator
+        .plan_memory(
+            module,
+            torch::ones({2, 1024}),
+            {.num_ranks = 2,
+             .precisions = {FloatType::fp32},
+             .keep_freed_blocks = keep})
+        .row(MemorySplit::full_shard)
+        .total();
+  };
+  EXPECT_GT(total(true), total(false));
+}
+
 TEST(PlanMemory, NamesStepsThatItCannotPlan) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   const auto module = net();
