@@ -502,9 +502,9 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   /// gradients and the module are afterwards as before. No communication.
   /// Throws ConfigError if the module is not on the CPU or the two runs differ
   /// in more than sizes.
-  template <class M>
+  template <detail::PreparableModule M>
   [[nodiscard]] MemoryPlan plan_memory(
-      const M& module,
+      M module,
       const std::function<at::Tensor(std::int64_t num_samples)>& loss_of,
       const MemoryPlanOptions& options = {}) const {
     return detail::plan_memory(world(), *module, loss_of, options);
@@ -512,9 +512,9 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   /// The same with the mean of `module->forward(inputs...)` for a loss. `inputs`
   /// is a tensor or a tuple of them, with samples along dimension 0, which are
   /// repeated as needed.
-  template <class M, detail::ExampleInputs Inputs>
+  template <detail::PreparableModule M, detail::ExampleInputs Inputs>
   [[nodiscard]] MemoryPlan plan_memory(
-      const M& module,
+      M module,
       const Inputs& inputs,
       const MemoryPlanOptions& options = {}) const {
     const detail::ForwardLoss<M, Inputs> loss_of{module, inputs};

@@ -42,16 +42,19 @@ inline constexpr bool kIsTuple<std::tuple<Ts...>> = true;
 template <class T>
 concept ExampleInputs = std::is_same_v<T, at::Tensor> || kIsTuple<T>;
 
-/// The loss of a module whose outputs nothing is known of. Borrows both.
+/// The loss of a module of whose output nothing is known. `M` is a holder or a
+/// shared_ptr; the inputs are borrowed.
 template <class M, ExampleInputs Inputs>
 struct ForwardLoss {
-  const M& module;
+  M module;
   const Inputs& inputs;
 
   at::Tensor operator()(std::int64_t num_samples) const {
+    // A const holder gives a const module, whose forward cannot be called.
+    M callee = module;
     return std::apply(
         [&](const auto&... each) {
-          return mean_of(module->forward(samples_of(each, num_samples)...));
+          return mean_of(callee->forward(samples_of(each, num_samples)...));
         },
         as_tuple());
   }

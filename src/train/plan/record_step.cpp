@@ -25,8 +25,9 @@ namespace accelerate::detail {
 namespace {
 
 // Not 1: kernels and modules treat a single sample differently.
-constexpr std::int64_t kFewSamples = 2;
-constexpr std::int64_t kMoreSamples = 4;
+constexpr std::int64_t kFewestSamples = 2;
+// Kernels choose other ways for very few samples.
+constexpr std::int64_t kMostSamples = 16;
 
 /// Events of one run, with the sizes of that run as fixed_bytes.
 class EventList final : public AllocationListener {
@@ -238,27 +239,22 @@ StepTrace run_once(
   return events->take();
 }
 
-// Sizes as a fixed part and a part per sample.
-StepTrace fit(StepTrace few, const StepTrace& more) {
-  const bool are_alike = few.events.size() == more.events.size();
-  for (std::size_t i = 0; are_alike && i < few.events.size(); ++i) {
+// Sizes as a fixed part and a part per sample, from a run with `num_samples` and
+// one with twice as many; nothing if they differ in more than sizes.
+std::optional<StepTrace>
+fit(StepTrace few, const StepTrace& more, std::int64_t num_samples) {
+  if (few.events.size() != more.events.size()) return std::nullopt;
+  for (std::size_t i = 0; i < few.events.size(); ++i) {
     TraceEvent& event = few.events[i];
     const TraceEvent& other = more.events[i];
     if (event.kind != other.kind || event.index != other.index ||
         event.allocation != other.allocation)
-      break;
-    event.bytes_per_sample = (other.fixed_bytes - event.fixed_bytes) /
-        static_cast<double>(kMoreSamples - kFewSamples);
-    event.fixed_bytes -=
-        event.bytes_per_sample * static_cast<double>(kFewSamples);
-    if (i + 1 == few.events.size()) return few;
+      return std::nullopt;
+    const double difference = other.fixed_bytes - event.fixed_bytes;
+    event.fixed_bytes -= difference;
+    event.bytes_per_sample = difference / static_cast<double>(num_samples);
   }
-  throw ConfigError(format(
-      "[train] the step calls other operators with {} samples than with {}, so "
-      "its memory cannot be extrapolated; give plan_memory() a step that takes "
-      "one way whatever the number of samples",
-      kFewSamples,
-      kMoreSamples));
+  return few;
 }
 
 }  // namespace
@@ -283,9 +279,20 @@ StepTrace record_step(
     return run_once(table, loss_of, num_samples, precision, recomputation);
   };
   // The first run also fills what LibTorch keeps for later ones.
-  run(kFewSamples);
-  StepTrace few = run(kFewSamples);
-  return fit(std::move(few), run(kMoreSamples));
+  run(kFewestSamples);
+  StepTrace few = run(kFewestSamples);
+  for (std::int64_t samples = kFewestSamples; samples < kMostSamples;
+       samples *= 2) {
+    StepTrace more = run(2 * samples);
+    if (auto fitted = fit(std::move(few), more, samples)) return *fitted;
+    few = std::move(more);
+  }
+  throw ConfigError(format(
+      "[train] the step calls other operators with {} samples than with {}, so "
+      "its memory cannot be extrapolated; give plan_memory() a step that takes "
+      "one way whatever the number of samples",
+      kMostSamples / 2,
+      kMostSamples));
 }
 
 }  // namespace accelerate::detail

@@ -27,8 +27,8 @@ struct RecordedPrecision {
   bool casts_parameters = false;
 };
 
-/// Runs forward and backward of `loss_of` with two small numbers of samples and
-/// returns what happened to memory for any number. The module is afterwards as
+/// Runs forward and backward of `loss_of` with 2 and 4 samples, or 4 and 8, or 8
+/// and 16 if fewer make kernels work in another way, and returns what happened to memory for any number. The module is afterwards as
 /// before: parameters, gradients, hooks on them, buffers and the CPU generator.
 /// `recomputation` may be null. Throws ConfigError if the loss is not a scalar
 /// with a graph, or if the two runs differ in more than sizes.
