@@ -204,8 +204,7 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
           "ignored: no code is run")
       ->group("");
   return [flags, command] {
-    flags->names_precision =
-        command->count(both_spellings("--mixed_precision")) > 0;
+    flags->names_precision = command->count("--mixed_precision") > 0;
     return estimate(*flags);
   };
 }
