@@ -29,8 +29,8 @@ constexpr int kSteps = 2;
 
 /// A multi-layer perceptron of residual blocks.
 struct BlockImpl : nn::Module {
-  BlockImpl(std::int64_t width, std::int64_t inner, bool has_norm)
-      : up(width, inner), down(inner, width), has_norm(has_norm) {
+  BlockImpl(std::int64_t width, std::int64_t inner, bool is_normed)
+      : up(width, inner), down(inner, width), has_norm(is_normed) {
     register_module("up", up);
     register_module("down", down);
     if (has_norm) {
@@ -50,8 +50,8 @@ TORCH_MODULE(Block);
 
 /// Attention and a perceptron, before both a normalisation.
 struct LayerImpl : nn::Module {
-  LayerImpl(std::int64_t width, std::int64_t heads)
-      : heads(heads),
+  LayerImpl(std::int64_t width, std::int64_t num_heads)
+      : heads(num_heads),
         qkv(register_module("qkv", nn::Linear(width, 3 * width))),
         out(register_module("out", nn::Linear(width, width))),
         norm(register_module(
@@ -103,7 +103,7 @@ const std::vector<Shape>& shapes() {
 
 /// Any of the models: an optional embedding and stem, layers, and a head.
 struct NetImpl : nn::Module {
-  explicit NetImpl(const Shape& shape) : shape(shape) {
+  explicit NetImpl(const Shape& of) : shape(of) {
     for (int i = 0; i < shape.depth; ++i) {
       switch (shape.kind) {
         case Shape::mlp:
@@ -204,8 +204,8 @@ void measure(const Run& run, const std::string& file) {
   Accelerator accelerator(
       {.mixed_precision =
            run.precision == FloatType::fp32 ? Precision::no : Precision::bf16,
-       .journal = false,
-       .parallel = parallel_options(run)});
+       .parallel = parallel_options(run),
+       .journal = false});
   // Loads LibTorch's code and what its libraries keep.
   Shape tiny = shape;
   tiny.width = 64;
