@@ -32,7 +32,7 @@ SUBJECTS = {
     "Models that do not fit into memory": [
         "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
         "layerwise_casting", "quantize", "quantized_model"],
-    "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")

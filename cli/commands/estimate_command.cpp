@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
+#include <accelerate/memory_plan.h>
 
 #include "base/sizes.h"
 #include "base/text.h"
@@ -16,6 +17,7 @@
 #include "planning/memory_estimate.h"
 #include "planning/model_tree.h"
 #include "planning/training_memory.h"
+#include "planning/transformer_plan.h"
 
 namespace accelerate::cli {
 
@@ -28,6 +30,11 @@ struct EstimateFlags {
   bool trusts_code = false;
   std::string precision = "no";
   detail::TrainingPlan plan;
+  /// Empty: nothing is asked.
+  std::string fits;
+  int num_gpus = 1;
+  int gpus_per_node = 0;
+  bool names_precision = false;
 };
 
 void say(const char* name, std::uint64_t bytes, const char* remark = "") {
@@ -36,6 +43,38 @@ void say(const char* name, std::uint64_t bytes, const char* remark = "") {
       name,
       detail::format_size(static_cast<double>(bytes)).c_str(),
       remark);
+}
+
+// Prints what fits into the memory of one device. Returns 1 if nothing does.
+int print_fits(
+    const EstimateFlags& flags,
+    const detail::ModelTree& model,
+    std::uint64_t largest_layer) {
+  std::vector<FloatType> precisions{FloatType::fp32, FloatType::bf16};
+  if (flags.names_precision) {
+    precisions = {
+        flags.precision == "no"         ? FloatType::fp32
+            : flags.precision == "fp16" ? FloatType::fp16
+                                        : FloatType::bf16};
+  }
+  const MemoryPlan plan = detail::plan_transformer(
+      model,
+      largest_layer,
+      flags.plan,
+      flags.num_gpus,
+      flags.gpus_per_node > 0 ? flags.gpus_per_node : flags.num_gpus,
+      precisions);
+  const auto limit = static_cast<std::uint64_t>(detail::parse_size(flags.fits));
+  std::printf(
+      "\nTraining with %s, %lld samples of %lld tokens per device and step, "
+      "%d devices of %s:\n",
+      flags.plan.optimizer.c_str(),
+      static_cast<long long>(flags.plan.batch_size),
+      static_cast<long long>(flags.plan.sequence_length),
+      flags.num_gpus,
+      detail::format_size(static_cast<double>(limit)).c_str());
+  std::fputs(plan.explain_fits(limit).c_str(), stdout);
+  return plan.fits(limit).empty() ? 1 : 0;
 }
 
 int estimate(EstimateFlags& flags) {
@@ -52,6 +91,7 @@ int estimate(EstimateFlags& flags) {
           detail::printable(flags.model, std::string::npos), rows)
           .c_str(),
       stdout);
+  if (!flags.fits.empty()) return print_fits(flags, model, largest.num_bytes);
 
   flags.plan.uses_16_bits =
       flags.precision != "no" || flags.plan.weights_dtype != "float32";
@@ -132,6 +172,20 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
       "devices that share weights, gradients and optimizer state [1]")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
+  option(
+      "--fits",
+      flags->fits,
+      "memory of one device, 16GB: print what fits, cheapest first")
+      ->type_name("SIZE");
+  option("--gpus", flags->num_gpus, "devices, with --fits [1]")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  option(
+      "--gpus_per_node",
+      flags->gpus_per_node,
+      "devices on one node, with --fits [all]")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   command->add_flag(
       both_spellings("--activation_checkpointing"),
       flags->plan.recomputes_activations,
@@ -149,7 +203,10 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
           flags->trusts_code,
           "ignored: no code is run")
       ->group("");
-  return [flags] { return estimate(*flags); };
+  return [flags, command] {
+    flags->names_precision = command->count("--mixed_precision") > 0;
+    return estimate(*flags);
+  };
 }
 
 }  // namespace accelerate::cli

@@ -42,6 +42,7 @@
 #include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/memory.h>
+#include <accelerate/memory_plan.h>
 #include <accelerate/metrics.h>
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>

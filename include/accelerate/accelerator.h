@@ -24,6 +24,7 @@
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/deepspeed.h>
+#include <accelerate/detail/planned_step.h>
 #include <accelerate/detail/prepare_items.h>
 #include <accelerate/detail/step_state.h>
 #include <accelerate/distributed_type.h>
@@ -32,6 +33,7 @@
 #include <accelerate/grad_scaler.h>
 #include <accelerate/gradient_state.h>
 #include <accelerate/memory.h>
+#include <accelerate/memory_plan.h>
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
@@ -490,6 +492,34 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   /// Sets the number of the next automatic checkpoint; std::nullopt: one more
   /// than the highest present.
   void set_iteration(std::optional<std::int64_t> iteration) const;
+
+  // Memory.
+
+  /// The memory that training `module` takes per rank, for every way of
+  /// splitting it, before it is prepared: on the CPU, `loss_of(num_samples)` is
+  /// run forward and backward with 2 and with 4 samples, and memory is
+  /// extrapolated and played through what each way does with it. Random states,
+  /// gradients and the module are afterwards as before. No communication.
+  /// Throws ConfigError if the module is not on the CPU or the two runs differ
+  /// in more than sizes.
+  template <detail::PreparableModule M>
+  [[nodiscard]] MemoryPlan plan_memory(
+      M module,
+      const std::function<at::Tensor(std::int64_t num_samples)>& loss_of,
+      const MemoryPlanOptions& options = {}) const {
+    return detail::plan_memory(world(), *module, loss_of, options);
+  }
+  /// The same with the mean of `module->forward(inputs...)` for a loss. `inputs`
+  /// is a tensor or a tuple of them, with samples along dimension 0, which are
+  /// repeated as needed.
+  template <detail::PreparableModule M, detail::ExampleInputs Inputs>
+  [[nodiscard]] MemoryPlan plan_memory(
+      M module,
+      const Inputs& inputs,
+      const MemoryPlanOptions& options = {}) const {
+    const detail::ForwardLoss<M, Inputs> loss_of{module, inputs};
+    return plan_memory(module, loss_of, loss_of.with_batch_size(options));
+  }
 
   // Profiling.
 

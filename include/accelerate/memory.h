@@ -45,14 +45,17 @@ void release_memory(Ts&... objects) {
 }
 
 struct BatchSizeSearchOptions {
+  /// MemoryPlan::starting_batch_size() knows a good one.
   std::int64_t starting_batch_size = 128;
   /// The next batch size to try after one that was too large. Unset: nine
   /// tenths, rounded down; `halve` is the other usual choice.
   std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size =
       nullptr;
   /// Ranks that must train with one batch size: all try again if one ran out of
-  /// memory. The function must end on every rank, so it must not communicate
-  /// where another rank may have failed.
+  /// memory. The function must end on every rank: either it does not
+  /// communicate where another rank may have failed, or it communicates through
+  /// a world of its own, made from the WorldOptions that it takes. It must not
+  /// use this group.
   std::optional<Group> group = std::nullopt;
 };
 
@@ -72,16 +75,34 @@ class ACCELERATE_API BatchSizeSearch {
   /// returns its result. Everything it builds must be local to it, or the
   /// memory is not free for the next try. Other exceptions pass through. Throws
   /// Error if no batch size is left.
+  ///
+  /// `function(batch_size, world_options)` gets the options of a world of the
+  /// group's ranks that no other try uses. If it builds its Accelerator with
+  /// them, it may communicate anywhere: when a rank runs out of memory and
+  /// leaves the function, its connections close, the others get a
+  /// DistributedError at once, and all try again with a smaller size.
   template <class Function>
   auto operator()(Function&& function) {
-    using Result = std::invoke_result_t<Function&, std::int64_t>;
+    const auto call = [&](const WorldOptions& world) {
+      if constexpr (std::is_invocable_v<
+                        Function&,
+                        std::int64_t,
+                        const WorldOptions&>) {
+        return function(batch_size_, world);
+      } else {
+        return function(batch_size_);
+      }
+    };
+    using Result = decltype(call(WorldOptions()));
     while (true) {
       require_batch_size();
       if constexpr (std::is_void_v<Result>) {
-        if (attempt([&] { function(batch_size_); })) return;
+        if (attempt(call)) return;
       } else {
         std::optional<Result> result;
-        if (attempt([&] { result.emplace(function(batch_size_)); }))
+        if (attempt([&](const WorldOptions& world) {
+              result.emplace(call(world));
+            }))
           return std::move(*result);
       }
     }
@@ -94,7 +115,7 @@ class ACCELERATE_API BatchSizeSearch {
   void require_batch_size() const;
   // Returns whether the function worked on every rank; if not, chooses the next
   // size.
-  bool attempt(const std::function<void()>& function);
+  bool attempt(const std::function<void(const WorldOptions&)>& function);
 
   BatchSizeSearchOptions options_;
   std::int64_t batch_size_;

@@ -23,25 +23,6 @@ std::uint64_t bytes_of_weights(const std::string& dtype) {
       dtype));
 }
 
-// Bytes of optimizer state for each parameter.
-std::uint64_t bytes_of_state(const std::string& optimizer) {
-  static const std::map<std::string, std::uint64_t> known{
-      {"adamw", 8},
-      {"adam", 8},
-      {"momentum", 4},
-      {"adagrad", 4},
-      {"sgd", 0},
-      {"lomo", 0}};
-  const auto found = known.find(optimizer);
-  if (found == known.end()) {
-    throw ConfigError(format(
-        "[estimate-memory] the optimizer \"{}\" is not one of adamw, adam, "
-        "momentum, adagrad, sgd, lomo",
-        optimizer));
-  }
-  return found->second;
-}
-
 std::uint64_t activations_of(
     const TransformerShape& shape,
     const TrainingPlan& plan) {
@@ -64,6 +45,24 @@ std::uint64_t activations_of(
 
 }  // namespace
 
+std::uint64_t optimizer_state_bytes(const std::string& optimizer) {
+  static const std::map<std::string, std::uint64_t> known{
+      {"adamw", 8},
+      {"adam", 8},
+      {"momentum", 4},
+      {"adagrad", 4},
+      {"sgd", 0},
+      {"lomo", 0}};
+  const auto found = known.find(optimizer);
+  if (found == known.end()) {
+    throw ConfigError(format(
+        "[estimate-memory] the optimizer \"{}\" is not one of adamw, adam, "
+        "momentum, adagrad, sgd, lomo",
+        optimizer));
+  }
+  return found->second;
+}
+
 TrainingMemory training_memory(
     const ModelTree& model,
     std::uint64_t largest_layer,
@@ -80,7 +79,7 @@ TrainingMemory training_memory(
   memory.gradients =
       plan.optimizer == "lomo" ? 0 : per_shard(model.num_parameters * wide);
   memory.optimizer =
-      per_shard(model.num_parameters * bytes_of_state(plan.optimizer));
+      per_shard(model.num_parameters * optimizer_state_bytes(plan.optimizer));
   if (shards > 1) {
     // Parameters of the current and the next unit, and the current gradient.
     memory.gathered = 3 * (largest_layer / kFloatBytes) * wide;

@@ -24,6 +24,10 @@ struct TrainingMemory {
   }
 };
 
+/// Bytes of optimizer state per parameter. Throws ConfigError for an unknown
+/// optimizer.
+std::uint64_t optimizer_state_bytes(const std::string& optimizer);
+
 struct TrainingPlan {
   std::string weights_dtype = "float32";  ///< or bfloat16, float16
   bool uses_16_bits = false;              ///< autocast, or weights of 16 bits

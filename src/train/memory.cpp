@@ -3,6 +3,7 @@
 #include <malloc.h>
 
 #include <array>
+#include <exception>
 #include <new>
 #include <stdexcept>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/collectives/group_impl.h"
 
 namespace accelerate {
 
@@ -49,6 +51,31 @@ void clear_device_cache() {
 #endif
 }
 
+namespace {
+
+// Options of a world of these ranks with keys of its own in their store.
+// Collective.
+WorldOptions options_of_new_world(const Group& group) {
+  const detail::WorldCore& core = *group.impl()->world;
+  std::string prefix;
+  if (group.rank() == 0) {
+    prefix = detail::format(
+        "batch_size_search/{}", core.store.add("batch_size_search", 1));
+  }
+  WorldOptions options;
+  options.rank = group.rank();
+  options.size = group.size();
+  options.store =
+      core.store.with_prefix(group.broadcast_bytes(prefix, /*src=*/0));
+  options.timeout = core.timeout;
+  options.debug = core.debug;
+  options.logger = core.logger;
+  options.own_transport = core.transport;
+  return options;
+}
+
+}  // namespace
+
 BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
@@ -67,19 +94,28 @@ void BatchSizeSearch::require_batch_size() const {
       options_.starting_batch_size));
 }
 
-bool BatchSizeSearch::attempt(const std::function<void()>& function) {
+bool BatchSizeSearch::attempt(
+    const std::function<void(const WorldOptions&)>& function) {
+  const bool has_peers = options_.group && options_.group->size() > 1;
   bool ran_out = false;
+  std::exception_ptr lost;
   try {
-    function();
+    function(
+        has_peers ? options_of_new_world(*options_.group) : WorldOptions());
+  } catch (const DistributedError&) {
+    // A peer that ran out of memory has closed its connections.
+    if (!has_peers) throw;
+    lost = std::current_exception();
   } catch (const std::exception& error) {
     if (!is_out_of_memory(error)) throw;
     ran_out = true;
   }
-  if (options_.group && options_.group->size() > 1) {
+  if (has_peers) {
     const at::Tensor any = at::full({}, ran_out ? 1 : 0, at::kLong);
     options_.group->all_reduce(any, ReduceOp::max);
     ran_out = any.item<std::int64_t>() != 0;
   }
+  if (!ran_out && lost) std::rethrow_exception(lost);
   if (!ran_out) return true;
   // Outside the handler, because the exception may hold memory to be freed.
   clear_device_cache();

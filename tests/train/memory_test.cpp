@@ -84,6 +84,69 @@ TEST(BatchSizeSearch, AgreesOverTheRanks) {
   EXPECT_EQ(found, (std::vector<std::int64_t>{16, 16, 16}));
 }
 
+// Identity whose backward runs out of memory.
+struct FailInBackward : torch::autograd::Function<FailInBackward> {
+  static torch::Tensor forward(
+      torch::autograd::AutogradContext*,
+      const torch::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*,
+      torch::autograd::variable_list gradients) {
+    take_too_much();
+    return gradients;
+  }
+};
+
+TEST(BatchSizeSearch, ShrinksOnAllRanksIfOneRunsOutOfMemoryInABackward) {
+  std::vector<std::int64_t> found(3);
+  std::vector<std::vector<std::int64_t>> tried(3);
+  run_on_ranks(3, [&](const WorldOptions& options) {
+    const World world(options);
+    const auto rank = static_cast<std::size_t>(world.rank());
+    found[rank] = find_executable_batch_size(
+        [&](std::int64_t batch_size, const WorldOptions& of_try) {
+          tried[rank].push_back(batch_size);
+          Accelerator accelerator({.journal = false, .world = of_try});
+          torch::nn::Linear net(4, 4);
+          auto model = accelerator.prepare(net);
+          auto y = model(torch::ones({batch_size, 4}));
+          if (rank == 1 && batch_size > 20) y = FailInBackward::apply(y);
+          accelerator.backward(y.sum());
+          // The average of all ranks arrived.
+          EXPECT_EQ(
+              net->bias.grad()[0].item<float>(),
+              static_cast<float>(batch_size));
+          return batch_size;
+        },
+        {.starting_batch_size = 64,
+         .reduce_batch_size = halve,
+         .group = world.group()});
+    // The search's own group still works.
+    world.wait_for_everyone();
+  });
+  EXPECT_EQ(found, (std::vector<std::int64_t>{16, 16, 16}));
+  for (const auto& sizes : tried)
+    EXPECT_EQ(sizes, (std::vector<std::int64_t>{64, 32, 16}));
+}
+
+TEST(BatchSizeSearch, PassesTheErrorOfALostPeerThatDidNotRunOutOfMemory) {
+  run_on_ranks(2, [&](const WorldOptions& options) {
+    const World world(options);
+    expect_error<DistributedError>(
+        [&] {
+          find_executable_batch_size(
+              [&](std::int64_t, const WorldOptions& of_try) {
+                const World inner(of_try);
+                throw DistributedError("a peer is gone");
+              },
+              {.group = world.group()});
+        },
+        "a peer is gone");
+  });
+}
+
 TEST(ReleaseMemory, EmptiesWhatItIsGiven) {
   torch::Tensor tensor = torch::ones({1000});
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());

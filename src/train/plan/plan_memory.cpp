@@ -1,0 +1,205 @@
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/detail/planned_step.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "parallel/activation_checkpointing.h"
+#include "parallel/shard/prepare/units.h"
+#include "planning/training_memory.h"
+#include "train/plan/record_step.h"
+#include "train/plan/step_simulation.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+ModuleSelection selection_of(const MemoryPlanOptions& options) {
+  ModuleSelection selection;
+  if (!options.unit_classes.empty()) {
+    selection.policy.kind = WrapPolicy::Kind::classes;
+    selection.policy.class_names = options.unit_classes;
+  }
+  return selection;
+}
+
+PlannedModel describe_model(
+    const torch::nn::Module& module,
+    ParameterTable& table,
+    const ModuleSelection& selection) {
+  const UnitPlan units = plan_units(module, table, selection);
+  std::unordered_map<const Parameter*, std::size_t> unit_of;
+  for (std::size_t unit = 0; unit < units.units.size(); ++unit) {
+    for (const Parameter* row : units.units[unit].rows)
+      unit_of.emplace(row, unit);
+  }
+  PlannedModel model;
+  model.num_units = units.units.size();
+  for (const Parameter& row : table.rows()) {
+    const at::Tensor& tensor = row.tensor;
+    const auto unit = unit_of.find(&row);
+    model.parameters.push_back(
+        {.name = row.name,
+         .num_elements = tensor.numel(),
+         .num_rows = tensor.dim() > 0 ? tensor.size(0) : 1,
+         .element_bytes = static_cast<std::int64_t>(tensor.element_size()),
+         .is_trained = tensor.requires_grad(),
+         .keeps_precision = units.full_precision.contains(&row),
+         .unit = unit == unit_of.end() ? PlannedParameter::kUnsharded
+                                       : unit->second});
+  }
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (buffer.defined())
+      model.buffer_bytes += static_cast<std::int64_t>(buffer.nbytes());
+  }
+  return model;
+}
+
+void require_on_cpu(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() ||
+        (tensor.is_cpu() && tensor.has_storage() &&
+         tensor.storage().data() != nullptr))
+      continue;
+    throw ConfigError(format(
+        "[train] plan_memory() runs a few samples on the CPU, but \"{}\" is on "
+        "{}; plan before prepare(), with a model that is on the CPU and has "
+        "memory (LibTorch has no meta kernels for most operators of C++ "
+        "modules)",
+        item.key(),
+        tensor.device().str()));
+  }
+}
+
+/// The traces that cases are simulated with.
+class PlannedSteps {
+ public:
+  PlannedSteps(
+      torch::nn::Module& module,
+      const LossOfSamples& loss_of,
+      const MemoryPlanOptions& options,
+      bool is_split) {
+    ParameterTable table(module);
+    const ModuleSelection selection = selection_of(options);
+    model_ = describe_model(module, table, selection);
+    settings_ = {
+        .state_bytes =
+            static_cast<std::int64_t>(optimizer_state_bytes(options.optimizer)),
+        .num_temporaries = options.optimizer.starts_with("ada") ? 2 : 0,
+        .gradient_as_bucket_view = options.gradient_as_bucket_view,
+        .keeps_freed_blocks = options.keep_freed_blocks,
+        .gathers_16_bits = true};
+    std::unique_ptr<Strategy> recomputation =
+        make_activation_checkpointing({.modules = selection});
+    try {
+      recomputation->prepare(module, table);
+    } catch (const ConfigError&) {
+      if (!options.unit_classes.empty()) throw;
+      recomputation.reset();
+      notes_.emplace_back(
+          "Nothing is recomputed: the model has no Sequential or ModuleList; "
+          "name classes in unit_classes.");
+    }
+    const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
+      RecordedPrecision precision{.casts_parameters = casts};
+      if (is_16_bits) precision.autocast = at::kBFloat16;
+      traces_.emplace(
+          Key{is_16_bits, casts, recomputes},
+          record_step(
+              module,
+              table,
+              model_,
+              loss_of,
+              precision,
+              recomputes ? recomputation.get() : nullptr));
+    };
+    bool has_fp32 = false;
+    bool has_16_bits = false;
+    for (const FloatType each : options.precisions)
+      (each == FloatType::fp32 ? has_fp32 : has_16_bits) = true;
+    for (const bool recomputes : {false, true}) {
+      if (has_fp32) record(false, false, recomputes);
+      if (has_16_bits) record(true, false, recomputes);
+      if (has_16_bits && is_split) record(true, true, recomputes);
+    }
+    notes_.emplace_back(
+        "Activations: measured on the CPU with 2 and 4 samples, and "
+        "extrapolated.");
+  }
+
+  [[nodiscard]] MemoryRow simulate(const MemoryCase& at) const {
+    const bool is_16_bits = at.precision != FloatType::fp32;
+    const bool shards_parameters = at.split == MemorySplit::full_shard ||
+        at.split == MemorySplit::hybrid_shard;
+    const auto trace = traces_.find(
+        Key{is_16_bits, is_16_bits && shards_parameters, at.recomputes});
+    if (trace == traces_.end()) {
+      throw ConfigError(
+          "[train] the plan of memory has no such precision; name it in "
+          "MemoryPlanOptions::precisions");
+    }
+    return simulate_step(model_, trace->second, at, settings_);
+  }
+
+  [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  struct Key {
+    bool is_16_bits;
+    bool casts_parameters;
+    bool recomputes;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  PlannedModel model_;
+  StepSettings settings_;
+  std::map<Key, StepTrace> traces_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace
+
+MemoryPlan plan_memory(
+    const World& world,
+    torch::nn::Module& module,
+    const LossOfSamples& loss_of,
+    const MemoryPlanOptions& options) {
+  require_on_cpu(module);
+  MemoryPlan::Facts facts{
+      .num_ranks = options.num_ranks.value_or(world.size()),
+      .num_local_ranks = options.num_local_ranks.value_or(world.local_size()),
+      .batch_size = options.batch_size.value_or(1),
+      .precisions = options.precisions};
+  const auto steps = std::make_shared<const PlannedSteps>(
+      module, loss_of, options, facts.num_ranks > 1);
+  facts.notes = steps->notes();
+  return {std::move(facts), [steps](const MemoryCase& at) {
+            return steps->simulate(at);
+          }};
+}
+
+at::Tensor samples_of(const at::Tensor& inputs, std::int64_t num_samples) {
+  if (!inputs.defined() || inputs.dim() == 0 || inputs.size(0) == 0) {
+    throw ConfigError(
+        "[train] plan_memory() needs example inputs with at least one sample "
+        "along dimension 0");
+  }
+  const at::Tensor places =
+      at::arange(num_samples, at::kLong).remainder(inputs.size(0));
+  return inputs.detach().index_select(0, places);
+}
+
+at::Tensor mean_of(const at::Tensor& output) {
+  return output.to(at::kFloat).mean();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,298 @@
+#include "train/plan/record_step.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+#include <accelerate/precision.h>
+
+#include "base/text.h"
+#include "train/plan/counted_allocations.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Not 1: kernels and modules treat a single sample differently.
+constexpr std::int64_t kFewestSamples = 2;
+// Kernels choose other ways for very few samples.
+constexpr std::int64_t kMostSamples = 16;
+
+/// Events of one run, with the sizes of that run as fixed_bytes.
+class EventList final : public AllocationListener {
+ public:
+  void allocated(const void* memory, std::size_t num_bytes) override {
+    places_[memory] = trace_.num_allocations;
+    add(
+        {.kind = TraceEvent::Kind::allocate,
+         .index = trace_.num_allocations++,
+         .fixed_bytes = static_cast<double>(num_bytes)});
+  }
+  void released(const void* memory) override {
+    const auto found = places_.find(memory);
+    if (found == places_.end()) return;
+    add({.kind = TraceEvent::Kind::release, .index = found->second});
+    places_.erase(found);
+  }
+  void add(const TraceEvent& event) {
+    const bool is_repeated = event.kind == TraceEvent::Kind::read &&
+        !trace_.events.empty() &&
+        trace_.events.back().kind == TraceEvent::Kind::read &&
+        trace_.events.back().index == event.index;
+    if (!is_repeated) trace_.events.push_back(event);
+  }
+
+  /// The allocation at `memory`, or kNone.
+  [[nodiscard]] std::size_t place_of(const void* memory) const {
+    const auto found = places_.find(memory);
+    return found == places_.end() ? TraceEvent::kNone : found->second;
+  }
+  /// `memory` is no longer the trace's business.
+  void forget(const void* memory) { places_.erase(memory); }
+
+  [[nodiscard]] StepTrace take() { return std::move(trace_); }
+
+ private:
+  StepTrace trace_;
+  std::unordered_map<const void*, std::size_t> places_;
+};
+
+/// Notes operators that take parameters, on this thread.
+class RecordedReads {
+ public:
+  RecordedReads(EventList& events, const ParameterTable& table)
+      : events_(events) {
+    for (std::size_t p = 0; p < table.rows().size(); ++p) {
+      places_.emplace(
+          table.rows()[p]
+              .tensor.unsafeGetTensorImpl()
+              ->unsafe_storage()
+              .unsafeGetStorageImpl(),
+          p);
+    }
+    current = this;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&RecordedReads::begin_operator)
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~RecordedReads() {
+    at::removeCallback(handle_);
+    current = nullptr;
+  }
+  RecordedReads(const RecordedReads&) = delete;
+  RecordedReads& operator=(const RecordedReads&) = delete;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin_operator(
+      const at::RecordFunction& function) {
+    if (current == nullptr) return nullptr;
+    for (const c10::IValue& input : function.inputs()) {
+      if (input.isTensor()) {
+        current->note(input.toTensor());
+      } else if (input.isTensorList()) {
+        for (const at::Tensor& each : input.toTensorVector())
+          current->note(each);
+      }
+    }
+    return nullptr;
+  }
+
+  void note(const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    const auto found = places_.find(
+        tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    if (found == places_.end()) return;
+    events_.add({.kind = TraceEvent::Kind::read, .index = found->second});
+  }
+
+  static thread_local RecordedReads* current;
+  EventList& events_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> places_;
+  at::CallbackHandle handle_ = 0;
+};
+
+thread_local RecordedReads* RecordedReads::current = nullptr;
+
+class RecordGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  RecordGradient(EventList& events, std::size_t parameter)
+      : events_(events), parameter_(parameter) {}
+
+  // Drops the gradient, so that planning holds one at a time.
+  void operator()(const at::Tensor& tensor) override {
+    at::Tensor& gradient = tensor.mutable_grad();
+    if (!gradient.defined()) return;
+    const void* const memory =
+        gradient.has_storage() ? gradient.storage().data() : nullptr;
+    events_.add(
+        {.kind = TraceEvent::Kind::gradient,
+         .index = parameter_,
+         .allocation = events_.place_of(memory)});
+    events_.forget(memory);
+    gradient.reset();
+  }
+
+ private:
+  EventList& events_;
+  std::size_t parameter_;
+};
+
+/// Gives the module back what a step changes.
+class KeptModule {
+ public:
+  KeptModule(torch::nn::Module& module, const ParameterTable& table)
+      : generator_(at::detail::getDefaultCPUGenerator()),
+        generator_state_(generator_.get_state()) {
+    const at::NoGradGuard no_grad;
+    for (const Parameter& row : table.rows()) {
+      parameters_.push_back(
+          {row.tensor,
+           row.tensor.variable_data(),
+           std::exchange(row.tensor.mutable_grad(), {}),
+           std::move(torch::autograd::impl::post_acc_grad_hooks(row.tensor))});
+    }
+    for (const at::Tensor& buffer : module.buffers()) {
+      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.clone());
+    }
+  }
+  ~KeptModule() {
+    const at::NoGradGuard no_grad;
+    for (Kept& each : parameters_) {
+      each.tensor.mutable_grad().reset();
+      if (each.tensor.scalar_type() != each.data.scalar_type())
+        each.tensor.set_data(each.data);
+      each.tensor.mutable_grad() = std::move(each.gradient);
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          each.tensor, std::move(each.hook));
+    }
+    for (const auto& [buffer, values] : buffers_) buffer.copy_(values);
+    generator_.set_state(generator_state_);
+  }
+  KeptModule(const KeptModule&) = delete;
+  KeptModule& operator=(const KeptModule&) = delete;
+
+ private:
+  struct Kept {
+    at::Tensor tensor;
+    at::Tensor data;
+    at::Tensor gradient;
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook;
+  };
+  std::vector<Kept> parameters_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+  at::Generator generator_;
+  at::Tensor generator_state_;
+};
+
+void require_loss(const at::Tensor& loss) {
+  if (loss.defined() && loss.numel() == 1 && loss.requires_grad()) return;
+  throw ConfigError(format(
+      "[train] plan_memory() needs a loss with one element that depends on the "
+      "parameters; the step returned {}",
+      !loss.defined() ? std::string("an undefined tensor")
+                      : format(
+                            "{} elements{}",
+                            loss.numel(),
+                            loss.requires_grad() ? "" : " without a graph")));
+}
+
+StepTrace run_once(
+    const ParameterTable& table,
+    const LossOfSamples& loss_of,
+    std::int64_t num_samples,
+    const RecordedPrecision& precision,
+    Strategy* recomputation) {
+  const auto events = std::make_shared<EventList>();
+  for (std::size_t p = 0; p < table.rows().size(); ++p) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        table.rows()[p].tensor, std::make_unique<RecordGradient>(*events, p));
+  }
+  const at::AutoGradMode with_gradients(true);
+  const RecordedReads reads(*events, table);
+  const CountedAllocations counting(events);
+  at::Tensor loss;
+  try {
+    const AutocastScope autocast(at::kCPU, precision.autocast);
+    if (recomputation != nullptr) recomputation->before_forward();
+    loss = loss_of(num_samples);
+    if (recomputation != nullptr) recomputation->after_forward({});
+    require_loss(loss);
+  } catch (const std::exception& error) {
+    if (recomputation != nullptr) recomputation->on_failure(error);
+    throw;
+  }
+  events->add({.kind = TraceEvent::Kind::end_of_forward});
+  loss.backward();
+  loss.reset();
+  return events->take();
+}
+
+// Sizes as a fixed part and a part per sample, from a run with `num_samples` and
+// one with twice as many; nothing if they differ in more than sizes.
+std::optional<StepTrace>
+fit(StepTrace few, const StepTrace& more, std::int64_t num_samples) {
+  if (few.events.size() != more.events.size()) return std::nullopt;
+  for (std::size_t i = 0; i < few.events.size(); ++i) {
+    TraceEvent& event = few.events[i];
+    const TraceEvent& other = more.events[i];
+    if (event.kind != other.kind || event.index != other.index ||
+        event.allocation != other.allocation)
+      return std::nullopt;
+    const double difference = other.fixed_bytes - event.fixed_bytes;
+    event.fixed_bytes -= difference;
+    event.bytes_per_sample = difference / static_cast<double>(num_samples);
+  }
+  return few;
+}
+
+}  // namespace
+
+StepTrace record_step(
+    torch::nn::Module& module,
+    const ParameterTable& table,
+    const PlannedModel& planned,
+    const LossOfSamples& loss_of,
+    const RecordedPrecision& precision,
+    Strategy* recomputation) {
+  const KeptModule kept(module, table);
+  if (precision.casts_parameters && precision.autocast) {
+    const at::NoGradGuard no_grad;
+    for (std::size_t p = 0; p < table.rows().size(); ++p) {
+      const at::Tensor& tensor = table.rows()[p].tensor;
+      if (!planned.parameters[p].keeps_precision && tensor.is_floating_point())
+        tensor.set_data(tensor.variable_data().to(*precision.autocast));
+    }
+  }
+  const auto run = [&](std::int64_t num_samples) {
+    return run_once(table, loss_of, num_samples, precision, recomputation);
+  };
+  // The first run also fills what LibTorch keeps for later ones.
+  run(kFewestSamples);
+  StepTrace few = run(kFewestSamples);
+  for (std::int64_t samples = kFewestSamples; samples < kMostSamples;
+       samples *= 2) {
+    StepTrace more = run(2 * samples);
+    if (auto fitted = fit(std::move(few), more, samples)) return *fitted;
+    few = std::move(more);
+  }
+  throw ConfigError(format(
+      "[train] the step calls other operators with {} samples than with {}, so "
+      "its memory cannot be extrapolated; give plan_memory() a step that takes "
+      "one way whatever the number of samples",
+      kMostSamples / 2,
+      kMostSamples));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,211 @@
+#include <accelerate/memory_plan.h>
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <accelerate/error.h>
+
+#include "planning/transformer_plan.h"
+#include "support/expect_error.h"
+
+namespace accelerate {
+namespace memory_plan_test {
+
+using testing::expect_error;
+
+// A model of 1000 bytes whose activations take 100 bytes per sample, 10 if they
+// are recomputed.
+MemoryRow estimate(const MemoryCase& at) {
+  const auto shards = static_cast<std::uint64_t>(at.num_shards);
+  const bool shards_weights = at.split == MemorySplit::full_shard ||
+      at.split == MemorySplit::hybrid_shard;
+  return {
+      .weights = shards_weights ? 1000 / shards : 1000,
+      .optimizer_state = 2000 / shards,
+      .activations = static_cast<std::uint64_t>(at.micro_batch) *
+          (at.recomputes ? 10U : 100U)};
+}
+
+MemoryPlan plan_of(int num_ranks, std::int64_t batch_size) {
+  return {
+      {.num_ranks = num_ranks,
+       .num_local_ranks = 2,
+       .batch_size = batch_size,
+       .precisions = {FloatType::fp32}},
+      estimate};
+}
+
+TEST(MemoryPlanTest, HasARowForEachWay) {
+  EXPECT_EQ(plan_of(1, 4).rows().size(), 2U);
+  EXPECT_EQ(plan_of(2, 4).rows().size(), 8U);
+  const MemoryPlan plan = plan_of(4, 4);
+  EXPECT_EQ(plan.rows().size(), 10U);
+  const MemoryRow zero = plan.row(MemorySplit::zero_2);
+  EXPECT_EQ(zero.weights, 1000U);
+  EXPECT_EQ(zero.optimizer_state, 500U);
+  EXPECT_EQ(zero.activations, 400U);
+  EXPECT_EQ(zero.total(), 1900U);
+  EXPECT_EQ(
+      plan.row(MemorySplit::hybrid_shard, FloatType::fp32, true).total(),
+      1540U);
+  EXPECT_NE(plan.table().find("hybrid shard over 2"), std::string::npos);
+}
+
+TEST(MemoryPlanTest, NamesWhatFitsTheCheapestFirst) {
+  const auto fits = plan_of(2, 4).fits(2250);
+  // Replicas take 3000 whatever the batch.
+  ASSERT_EQ(fits.size(), 6U);
+  EXPECT_EQ(
+      fits[0].row.at,
+      (MemoryCase{MemorySplit::zero_1, 2, 2, FloatType::fp32, false, 2, 2}));
+  EXPECT_EQ(fits[0].row.total(), 2200U);
+  EXPECT_EQ(fits[1].row.at.split, MemorySplit::zero_2);
+  EXPECT_EQ(
+      fits[2].row.at,
+      (MemoryCase{
+          MemorySplit::full_shard, 2, 2, FloatType::fp32, false, 4, 1}));
+  EXPECT_TRUE(fits[3].row.at.recomputes);
+  const std::string text = plan_of(2, 4).explain_fits(2250, 2);
+  EXPECT_NE(text.find("ZeRO-1 over 2"), std::string::npos);
+  EXPECT_EQ(text.find("full shard"), std::string::npos);
+}
+
+TEST(MemoryPlanTest, MakesMicroStepsEqual) {
+  // Three samples fit; ten take four micro-steps, of three at most.
+  const MemoryFit fit = plan_of(1, 10).fits(3300).front();
+  EXPECT_EQ(fit.row.at.accumulation_steps, 4);
+  EXPECT_EQ(fit.row.at.micro_batch, 3);
+}
+
+TEST(MemoryPlanTest, SaysWhatWouldFitIfNothingDoes) {
+  const MemoryPlan plan = plan_of(2, 4);
+  EXPECT_TRUE(plan.fits(1000).empty());
+  EXPECT_EQ(plan.smallest().total(), 1510U);
+  EXPECT_EQ(
+      plan.explain_fits(1000),
+      "Nothing fits into 1000 bytes: the smallest needs 1.47 KB per rank (full "
+      "shard over 2, precision no, recomputing activations, one sample at a "
+      "time).\n");
+}
+
+TEST(MemoryPlanTest, BeginsASearchForABatchSize) {
+  const MemoryPlan plan = plan_of(1, 64);
+  EXPECT_EQ(plan.starting_batch_size(3550), 5);
+  EXPECT_EQ(
+      plan.starting_batch_size(
+          3550, MemorySplit::replicated, FloatType::fp32, true),
+      55);
+  EXPECT_EQ(plan.starting_batch_size(10), 1);
+}
+
+TEST(MemoryPlanTest, RefusesTheImpossible) {
+  expect_error<ConfigError>([] { plan_of(0, 1); }, "for 0 ranks");
+  expect_error<ConfigError>(
+      [] { static_cast<void>(plan_of(2, 1).row(MemorySplit::hybrid_shard)); },
+      "no row for hybrid shard with precision no");
+  expect_error<ConfigError>(
+      [] {
+        static_cast<void>(plan_of(4, 1).row(
+            {.split = MemorySplit::hybrid_shard,
+             .num_ranks = 4,
+             .num_shards = 3}));
+      },
+      "hybrid shard over 3 of 4 ranks");
+}
+
+detail::ModelTree transformer() {
+  detail::ModelTree model;
+  model.num_parameters = 1000;
+  model.transformer = detail::TransformerShape{2, 8, 2, 10};
+  return model;
+}
+
+TEST(TransformerPlan, CountsWhatEachSplitDivides) {
+  detail::TrainingPlan training;
+  training.sequence_length = 4;
+  const MemoryPlan plan = detail::plan_transformer(
+      transformer(), 400, training, 4, 4, {FloatType::fp32});
+  const MemoryRow whole = plan.row(MemorySplit::replicated);
+  EXPECT_EQ(whole.weights, 4000U);
+  EXPECT_EQ(whole.gradients, 4000U);
+  EXPECT_EQ(whole.buckets, 4000U);
+  EXPECT_EQ(whole.optimizer_state, 8000U);
+  // Two layers of s b h (34 + 5 a s / h) x 2 bytes, and the logits.
+  EXPECT_EQ(whole.activations, 2U * 4 * 8 * (34 + 5) * 2 + 4U * 10 * 4);
+  const MemoryRow zero = plan.row(MemorySplit::zero_2);
+  EXPECT_EQ(zero.weights, 4000U);
+  EXPECT_EQ(zero.gradients, 1000U);
+  EXPECT_EQ(zero.optimizer_state, 2000U);
+  EXPECT_EQ(zero.units, 800U);
+  const MemoryRow full = plan.row(MemorySplit::full_shard);
+  EXPECT_EQ(full.weights, 1000U);
+  EXPECT_EQ(full.units, 1200U);
+  EXPECT_EQ(
+      plan.row({.split = MemorySplit::zero_1,
+                .num_ranks = 4,
+                .num_shards = 4,
+                .accumulation_steps = 2})
+          .gradients,
+      4000U);
+}
+
+TEST(TransformerPlan, NeedsAShapeAndALength) {
+  detail::TrainingPlan training;
+  expect_error<ConfigError>(
+      [&] {
+        detail::plan_transformer(
+            transformer(), 400, training, 1, 1, {FloatType::fp32});
+      },
+      "--sequence_length");
+  expect_error<ConfigError>(
+      [&] { detail::plan_transformer({}, 400, training, 1, 1, {}); },
+      "config.json");
+}
+
+TEST(TransformerPlan, GrowsWithTheBatchAndShrinksWithTheShards) {
+  EXPECT_TRUE(rc::check([] {
+    detail::TrainingPlan training;
+    training.sequence_length = *rc::gen::inRange(1, 4096);
+    const auto batch = *rc::gen::inRange<std::int64_t>(1, 64);
+    const int shards = 1 << *rc::gen::inRange(1, 6);
+    const MemoryPlan plan = detail::plan_transformer(
+        transformer(), 400, training, 64, 64, {FloatType::bf16});
+    MemoryCase at{
+        .split = MemorySplit::hybrid_shard,
+        .num_ranks = 64,
+        .num_shards = shards,
+        .precision = FloatType::bf16,
+        .recomputes = *rc::gen::arbitrary<bool>(),
+        .micro_batch = batch};
+    const auto total = plan.row(at).total();
+    at.num_shards *= 2;
+    RC_ASSERT(plan.row(at).total() < total);
+    at.num_shards = shards;
+    at.micro_batch = batch + 1;
+    RC_ASSERT(plan.row(at).total() > total);
+  }));
+}
+
+TEST(TransformerPlan, EveryFitFits) {
+  EXPECT_TRUE(rc::check([] {
+    detail::TrainingPlan training;
+    training.sequence_length = 16;
+    training.batch_size = *rc::gen::inRange<std::int64_t>(1, 40);
+    const MemoryPlan plan = detail::plan_transformer(
+        transformer(), 400, training, 8, 4, {FloatType::fp32, FloatType::bf16});
+    const auto limit = *rc::gen::inRange<std::uint64_t>(1, 200'000);
+    double last = 0;
+    for (const MemoryFit& fit : plan.fits(limit)) {
+      RC_ASSERT(fit.row.total() <= limit);
+      RC_ASSERT(
+          fit.row.at.micro_batch * fit.row.at.accumulation_steps >=
+          training.batch_size);
+      RC_ASSERT(fit.relative_time >= last);
+      last = fit.relative_time;
+    }
+    RC_ASSERT(plan.fits(limit).empty() == (plan.smallest().total() > limit));
+  }));
+}
+
+}  // namespace memory_plan_test
+}  // namespace accelerate
