@@ -18,6 +18,7 @@
 /// one byte per parameter.
 namespace accelerate {
 
+/// How values are stored.
 enum class QuantizationType {
   /// Rows of int8, each with the absolute maximum that 127 stands for
   /// (LLM.int8(), Dettmers et al. 2022).
