@@ -118,7 +118,7 @@ int main(int argc, char** argv) try {
   torch::Tensor tokens = tokens_of(settings.prompt);
   {
     accelerate::Progress progress(
-        {.total = settings.num_tokens, .description = "generating"});
+        {.description = "generating", .total = settings.num_tokens});
     for (std::int64_t i = 0; i < settings.num_tokens; ++i) {
       const auto seen = tokens.narrow(
           1,
@@ -136,7 +136,7 @@ int main(int argc, char** argv) try {
   for (std::int64_t i = tokens.size(1) - settings.num_tokens;
        i < tokens.size(1);
        ++i)
-    std::printf(" %lld", tokens[0][i].item<long long>());
+    std::printf(" %d", tokens[0][i].item<int>());
   std::printf(
       "\nread %s, at most %s of it in memory at once, waited %.1f s\n",
       accelerate::convert_bytes(static_cast<double>(stats.fetched_bytes))

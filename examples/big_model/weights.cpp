@@ -75,7 +75,7 @@ void write_random_weights(
     }
   };
   accelerate::Progress progress(
-      {.total = count, .description = "writing random weights"});
+      {.description = "writing random weights", .total = count});
   for (std::int64_t i = 0; i < options.num_layers; ++i) {
     const Block block(options);
     add(i + 1, tensors_of(*block, "blocks." + std::to_string(i) + "."));
