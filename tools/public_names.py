@@ -28,7 +28,9 @@ SUBJECTS = {
         "megatron_lm", "dynamo", "parallelism_config", "activation_checkpointing"],
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [
-        "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
+        "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights", "byte_size"],
+    "Big models": [
+        "device_map", "model_device_map", "block_plan", "module_tensors", "hooks", "layerwise_casting", "load_checkpoint", "offload", "quantize", "quantized_model"],
     "Memory, randomness, errors, logs, the machine": ["memory", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
 WITHOUT_NAMES = {"accelerate", "export"}
