@@ -195,7 +195,7 @@ TEST(Gate, TakesEmptyTensors) {
 
 template <class Make>
 void expect_empty(const std::string& what, Make make) {
-  const auto module = init_empty_weights(make);
+  const auto module = init_empty_weights(make, /*include_buffers=*/true);
   std::size_t count = 0;
   for (const auto& item : module->named_parameters()) {
     EXPECT_TRUE(item.value().is_meta()) << what << " " << item.key();

@@ -14,8 +14,10 @@ namespace {
 // With more rows of input, dequantising once costs less than decoding for each
 // eight of them.
 constexpr std::int64_t kMostKernelInputs = 48;
-// Elements of a dequantised part, in fp32 as large as a second-level cache.
-constexpr std::int64_t kPartElements = 1 << 19;
+// Elements of a dequantised part. Parts that fit a cache are faster on a machine
+// that is free, but slower on a busy one, where threads wait for each other at
+// each of them, and for inputs as large as a part, which each product rearranges.
+constexpr std::int64_t kPartElements = 1 << 24;
 constexpr std::int64_t kLeastPartRows = 64;
 // Multiplications that are worth a thread.
 constexpr std::int64_t kThreadWork = 1 << 15;

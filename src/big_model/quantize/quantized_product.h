@@ -32,7 +32,7 @@ at::Tensor quantized_linear(
 
 /// input [rows, columns] * weight^T, contiguous fp32 on the CPU: by kernels on
 /// the codes for a few rows, else by dequantising a part of the weight at a
-/// time, which stays in the cache.
+/// time.
 at::Tensor multiply_by_rows(
     const at::Tensor& input,
     const QuantizedWeight& weight);
