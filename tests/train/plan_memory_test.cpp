@@ -276,6 +276,26 @@ TEST(PlanMemory, HonoursItsOptions) {
       "Nothing");
 }
 
+TEST(PlanMemory, CastsInputsAsAFullShardDoes) {
+  const Accelerator accelerator({.cpu = true, .journal = false});
+  nn::Sequential module(
+      nn::LayerNorm(nn::LayerNormOptions({64})), nn::Linear(64, 64));
+  const MemoryPlanOptions options{
+      .num_ranks = 2, .precisions = {FloatType::bf16}};
+  const MemoryPlan cast =
+      accelerator.plan_memory(module, torch::ones({4, 64}), options);
+  EXPECT_EQ(cast.notes().size(), 1U);
+  // Normalisation refuses fp32 inputs beside weights in bf16.
+  const MemoryPlan own = accelerator.plan_memory(
+      module,
+      [&](std::int64_t n) {
+        return module->forward(torch::ones({n, 64})).sum();
+      },
+      options);
+  ASSERT_EQ(own.notes().size(), 2U);
+  EXPECT_NE(own.notes()[0].find("gathered in fp32"), std::string::npos);
+}
+
 TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   nn::Sequential module(nn::Linear(1024, 1024), nn::Linear(1024, 1024));

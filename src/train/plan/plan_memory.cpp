@@ -1,11 +1,13 @@
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <accelerate/detail/planned_step.h>
@@ -21,6 +23,10 @@
 namespace accelerate::detail {
 
 namespace {
+
+/// The dtype in which samples_of() gives floating-point inputs on this thread,
+/// while a model is recorded whose strategy would cast them.
+thread_local std::optional<c10::ScalarType> input_dtype;
 
 ModuleSelection selection_of(const MemoryPlanOptions& options) {
   ModuleSelection selection;
@@ -112,15 +118,31 @@ class PlannedSteps {
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
       RecordedPrecision precision{.casts_parameters = casts};
       if (is_16_bits) precision.autocast = at::kBFloat16;
-      traces_.emplace(
-          Key{is_16_bits, casts, recomputes},
-          record_step(
-              module,
-              table,
-              model_,
-              loss_of,
-              precision,
-              recomputes ? recomputation.get() : nullptr));
+      input_dtype = casts ? precision.autocast : std::nullopt;
+      try {
+        traces_.emplace(
+            Key{is_16_bits, casts, recomputes},
+            record_step(
+                module,
+                table,
+                model_,
+                loss_of,
+                precision,
+                recomputes ? recomputation.get() : nullptr));
+        input_dtype.reset();
+      } catch (const c10::Error&) {
+        input_dtype.reset();
+        if (!casts) throw;
+        // A step function makes inputs in its own dtype, which some operators
+        // refuse beside parameters in 16 bits.
+        traces_.emplace(
+            Key{is_16_bits, casts, recomputes},
+            traces_.at(Key{is_16_bits, false, recomputes}));
+        settings_.gathers_16_bits = false;
+      } catch (...) {
+        input_dtype.reset();
+        throw;
+      }
     };
     bool has_fp32 = false;
     bool has_16_bits = false;
@@ -130,6 +152,11 @@ class PlannedSteps {
       if (has_fp32) record(false, false, recomputes);
       if (has_16_bits) record(true, false, recomputes);
       if (has_16_bits && is_split) record(true, true, recomputes);
+    }
+    if (!settings_.gathers_16_bits) {
+      notes_.emplace_back(
+          "Full shards are planned with parameters gathered in fp32: the step "
+          "cannot be run with parameters in 16 bits.");
     }
     notes_.emplace_back(
         "Activations: measured on the CPU with 2 and 4 samples, and "
@@ -195,7 +222,9 @@ at::Tensor samples_of(const at::Tensor& inputs, std::int64_t num_samples) {
   }
   const at::Tensor places =
       at::arange(num_samples, at::kLong).remainder(inputs.size(0));
-  return inputs.detach().index_select(0, places);
+  at::Tensor samples = inputs.detach().index_select(0, places);
+  return input_dtype && samples.is_floating_point() ? samples.to(*input_dtype)
+                                                    : samples;
 }
 
 at::Tensor mean_of(const at::Tensor& output) {
