@@ -108,9 +108,15 @@ struct GateFallback {
     const bool is_factory = state.factories != nullptr &&
         state.factories->before(state.operation, state.stack);
     if (!is_factory) exclude.emplace(kKey);
-    state.operation.redispatchBoxed(
-        state.keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
-        &state.stack);
+    if (state.factories != nullptr && !is_factory) {
+      // An argument may be on another device now than when the keys were taken.
+      state.operation.callBoxed(state.stack);
+    } else {
+      state.operation.redispatchBoxed(
+          state.keys &
+              c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+          &state.stack);
+    }
     if (state.factories != nullptr)
       state.factories->after(state.last(state.num_results()));
   }

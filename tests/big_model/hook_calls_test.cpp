@@ -172,6 +172,33 @@ TEST(EmptyWeightsScope, LeavesBuffersUnlessAsked) {
   EXPECT_FALSE(nn::Linear(2, 2)->weight.is_meta());
 }
 
+// Some initialise a weight by an operator that finds it moved already.
+TEST(EmptyWeightsScope, DescribesEveryKindOfLayer) {
+  const auto check = [](const nn::Module& module) {
+    for (const auto& item : module.named_parameters())
+      EXPECT_TRUE(item.value().is_meta()) << module.name() << " " << item.key();
+  };
+  const auto linear = init_empty_weights([] { return nn::Linear(3, 3); });
+  check(*linear);
+  const auto embedding = init_empty_weights([] { return nn::Embedding(5, 3); });
+  check(*embedding);
+  const auto convolution =
+      init_empty_weights([] { return nn::Conv2d(nn::Conv2dOptions(2, 3, 3)); });
+  check(*convolution);
+  const auto lstm = init_empty_weights([] { return nn::LSTM(3, 4); });
+  check(*lstm);
+  const auto attention =
+      init_empty_weights([] { return nn::MultiheadAttention(4, 2); });
+  check(*attention);
+  const auto transformer = init_empty_weights([] {
+    return nn::TransformerEncoderLayer(
+        nn::TransformerEncoderLayerOptions(4, 2));
+  });
+  check(*transformer);
+  const auto norm = init_empty_weights([] { return nn::BatchNorm2d(4); });
+  check(*norm);
+}
+
 TEST(EmptyWeightsScope, EndsWhenAnErrorIsThrown) {
   EXPECT_THROW(
       init_empty_weights([]() -> WithBuffer { throw std::runtime_error("x"); }),
