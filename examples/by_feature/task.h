@@ -63,15 +63,16 @@ inline bool has_equal_weights(
 }
 
 /// Prints the mean squared error over all points, on rank 0.
-inline void report(const accelerate::Accelerator& accelerator, Net& net) {
+template <class AnyNet>
+void report(const accelerate::Accelerator& accelerator, AnyNet& net) {
   const torch::NoGradGuard no_grad;
   std::vector<std::int64_t> all(500);
   for (std::size_t i = 0; i < all.size(); ++i)
     all[i] = static_cast<std::int64_t>(i);
   const auto [points, values] = training_data().get_batch(all);
   net->to(torch::kCPU, torch::kFloat);
-  const double loss =
-      torch::mse_loss(net->forward(points), values).item<double>();
+  const torch::Tensor predicted = net->forward(points);
+  const double loss = torch::mse_loss(predicted, values).item<double>();
   char line[32];
   std::snprintf(line, sizeof line, "loss %.9f", loss);
   accelerator.print(line);

@@ -42,6 +42,13 @@ for ranks in 1 2; do
 done
 
 case $example in
+adapters)
+  for ranks in 1 2; do
+    says $ranks "593 elements are trained, the base is offloaded"
+    says $ranks "fetched more than once a step: yes"
+  done
+  [ "$(find "$directory/at_2" -name index.json | wc -l)" = 2 ] || fail "the bases have no folders"
+  ;;
 plain_loop)
   # 25 batches of 20 samples, dealt out to the ranks.
   says 1 "500 optimizer steps"
