@@ -247,7 +247,11 @@ void TierKeeper::plan_fetches() {
     if (units_[i].state == State::queued) units_[i].state = State::absent;
     if (!is_kept[i] && units_[i].state == State::fetched) evict(i);
   }
-  for (const std::size_t unit : wanted) units_[unit].state = State::queued;
+  for (const std::size_t unit : wanted) {
+    units_[unit].state = State::queued;
+    // It is tried again, even if a fetch ahead of time has failed.
+    units_[unit].failure = nullptr;
+  }
   to_fetch_.assign(wanted.begin(), wanted.end());
   if (!to_fetch_.empty()) queue_.notify_one();
 }
@@ -385,8 +389,11 @@ void TierKeeper::hold(std::size_t tensor, std::optional<c10::Device> device) {
 }
 
 void TierKeeper::put_back(std::size_t tensor) {
-  const std::lock_guard lock(mutex_);
+  Lock lock(mutex_);
   if (gates_[tensor] != nullptr) return;
+  // A fetch reads the source that may change here.
+  Unit& unit = units_[weights_.tensors[tensor].unit];
+  done_.wait(lock, [&] { return unit.state != State::fetching; });
   const BypassGates bypass;
   const at::NoGradGuard no_grad;
   OffloadedTensor& kept = weights_.tensors[tensor];
@@ -399,7 +406,6 @@ void TierKeeper::put_back(std::size_t tensor) {
   }
   gates_[tensor] = make_gate(tensor);
   // What the unit has is older, and it may have to be copied from now on.
-  Unit& unit = units_[kept.unit];
   if (unit.state == State::fetched && unit.num_pins == 0) evict(kept.unit);
 }
 
