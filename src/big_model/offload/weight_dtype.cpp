@@ -5,7 +5,7 @@
 namespace accelerate::detail {
 
 std::string dtype_name(c10::ScalarType dtype) {
-  return c10::getDtypeNames(dtype).first;
+  return std::string(c10::getDtypeNames(dtype).first);
 }
 
 std::optional<c10::ScalarType> parse_torch_dtype(std::string_view name) {
