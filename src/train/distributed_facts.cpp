@@ -65,11 +65,10 @@ bool AcceleratorProcesses::is_fsdp2() const {
 }
 
 AcceleratorState AcceleratorProcesses::state() const {
-  const auto& core = world().group().impl()->world;
+  const auto& connection = world().group().impl()->connection;
   return {
       .distributed_type = distributed_type(),
-      .backend = core && core->transport ? core->transport->facts().name
-                                         : std::string(),
+      .backend = connection ? connection->facts().name : std::string(),
       .num_processes = num_processes(),
       .process_index = process_index(),
       .local_process_index = local_process_index(),

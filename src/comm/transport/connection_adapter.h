@@ -65,6 +65,7 @@ class ConnectionAdapter : public Connection {
   Work receive(const at::Tensor& tensor, int src, int tag) override {
     return inner_->receive(tensor, src, tag);
   }
+  void run_in_background() override { inner_->run_in_background(); }
   [[nodiscard]] c10::intrusive_ptr<c10d::Backend> c10d_backend() override {
     return inner_->c10d_backend();
   }

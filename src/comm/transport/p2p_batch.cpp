@@ -36,6 +36,7 @@ void P2PBatch::start(
   try {
     messages_.push_back(
         {((*group_.impl()->connection).*direction)(tensor, peer, tag), tensor});
+    group_.impl()->connection->run_in_background();
     note_in_flight(1);
   } catch (const Error&) {
     throw;

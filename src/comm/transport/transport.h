@@ -100,6 +100,11 @@ class Connection {
   virtual Work send(const at::Tensor& tensor, int dst, int tag);
   virtual Work receive(const at::Tensor& tensor, int src, int tag);
 
+  /// Lets the operations that were begun proceed while nobody waits for them.
+  /// Call it after work that is waited for much later, or never (futures). A
+  /// transport may otherwise do everything in `wait()`.
+  virtual void run_in_background() {}
+
   /// The LibTorch backend under this connection; null if there is none.
   [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> c10d_backend() {
     return {};

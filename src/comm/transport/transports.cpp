@@ -6,13 +6,21 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/transport/automatic_transport.h"
 #include "comm/transport/gloo/gloo_transport.h"
+#include "comm/transport/shared_memory/shared_memory_transport.h"
 
 namespace accelerate::detail {
 
 namespace {
 
 constexpr TransportRow kTransports[] = {
+    {.name = "automatic",
+     .is_available = [] { return true; },
+     .make = &make_automatic_transport},
+    {.name = "shared_memory",
+     .is_available = [] { return true; },
+     .make = &make_shared_memory_transport},
     {.name = "gloo",
      .is_available = [] { return true; },
      .make = &make_gloo_transport},

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/transport/shared_memory/collectives.h"
+#include "comm/transport/shared_memory/layout.h"
+
+namespace accelerate::detail {
+
+/// A collective in steps. In each, a rank writes its slot; where `combines`, it
+/// reduces its part of what all wrote; then it reads. A slot is written again
+/// when all have done with it, two steps later.
+class Collective : public Operation {
+ public:
+  bool advance(Fabric& fabric) final;
+  [[nodiscard]] bool is_complete() const final {
+    return has_begun_ && next_done_ == num_steps_;
+  }
+  void list_awaited(const Fabric& fabric, std::vector<int>& ranks) const final;
+  [[nodiscard]] std::string describe() const final;
+
+ protected:
+  /// Whose slots a rank waits for before it combines or reads.
+  static constexpr int kNobody = -1;
+  static constexpr int kEverybody = -2;
+
+  struct Shape {
+    CollectiveStamp stamp = {};
+    std::uint64_t num_steps = 1;
+    bool combines = false;
+    /// A rank, kNobody or kEverybody. A rank that awaits nobody does not read.
+    int awaited = kEverybody;
+  };
+
+  /// Called once, before the first step.
+  virtual Shape begin(Fabric& fabric) = 0;
+  /// `slot` is this rank's.
+  virtual void write(Fabric& fabric, std::uint64_t step, std::byte* slot) = 0;
+  virtual void combine(Fabric&, std::uint64_t /*step*/) {}
+  virtual void read(Fabric& fabric, std::uint64_t step) = 0;
+
+  /// The slot of `rank` in step `step` of this collective.
+  [[nodiscard]] std::byte* slot_of(Fabric& fabric, int rank, std::uint64_t step)
+      const {
+    return fabric.slot(rank, first_step_ + step);
+  }
+
+ private:
+  bool try_write(Fabric& fabric);
+  bool try_combine(Fabric& fabric);
+  bool try_read(Fabric& fabric);
+  [[nodiscard]] bool is_awaited(const Fabric& fabric, int rank) const;
+  // Whether `counter` of all awaited ranks is at least `value`.
+  [[nodiscard]] bool have_all(
+      const Fabric& fabric,
+      std::atomic<std::uint64_t> RankPage::*counter,
+      std::uint64_t value) const;
+  void compare_stamps(const Fabric& fabric);
+
+  Shape shape_;
+  std::uint64_t num_steps_ = 1;
+  std::uint64_t first_step_ = 0;
+  // Counted within this collective.
+  std::uint64_t next_written_ = 0;
+  std::uint64_t next_combined_ = 0;
+  std::uint64_t next_done_ = 0;
+  bool has_begun_ = false;
+  bool are_compared_ = false;
+};
+
+/// "all_reduce of 4096 bytes (Float, sum)".
+std::string describe(const CollectiveStamp& stamp);
+
+}  // namespace accelerate::detail

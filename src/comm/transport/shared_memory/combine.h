@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+
+#include <c10/core/ScalarType.h>
+
+#include <accelerate/world.h>
+
+namespace accelerate::detail {
+
+/// Reduces `count` elements of `num_sources` arrays in the order of the arrays.
+/// `out` may be one of them. Sums and products of bf16 and fp16 are computed in
+/// fp32 and rounded once.
+using CombineFunction = void (*)(
+    void* out,
+    const void* const* sources,
+    int num_sources,
+    std::size_t count);
+
+struct Combination {
+  CombineFunction function = nullptr;
+  std::size_t element_bytes = 1;
+  at::ScalarType dtype = at::ScalarType::Byte;
+  ReduceOp op = ReduceOp::sum;
+};
+
+/// How to reduce these values; `function` is null where that is not defined or
+/// not supported.
+[[nodiscard]] Combination combination_of(at::ScalarType dtype, ReduceOp op);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,404 @@
+#include "comm/transport/shared_memory/engine.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "base/text.h"
+#include "comm/transport/shared_memory/failure.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long a sleeper does not look whether the ranks that it awaits are there.
+constexpr milliseconds kLookInterval{10};
+// Looks at the other ranks before a thread sleeps: some 100 microseconds, or
+// almost none where ranks or this process's other threads need the processor.
+constexpr int kPatience = 2000;
+constexpr int kImpatience = 20;
+
+void pause_processor() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int open_process(std::int64_t process) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+#else
+  return -1;
+#endif
+}
+
+bool has_ended(int descriptor, std::int64_t process) {
+  if (descriptor >= 0) {
+    pollfd entry{.fd = descriptor, .events = POLLIN, .revents = 0};
+    return ::poll(&entry, 1, 0) > 0;
+  }
+  return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  return format(
+      "{} {}", names.size() == 1 ? "rank" : "ranks", join(names, ", "));
+}
+
+}  // namespace
+
+Engine::Engine(SharedSegment segment, int rank, int size, EngineOptions options)
+    : fabric_(std::move(segment), rank, size),
+      options_(std::move(options)),
+      process_descriptors_(static_cast<std::size_t>(size), -1),
+      mailbox_(size) {
+  const auto processors = static_cast<int>(std::thread::hardware_concurrency());
+  spin_limit_ = size <= processors ? kPatience : kImpatience;
+}
+
+Engine::~Engine() {
+  close();
+  for (const int descriptor : process_descriptors_) {
+    if (descriptor >= 0) ::close(descriptor);
+  }
+}
+
+void Engine::announce() {
+  RankPage& page = fabric_.own_page();
+  page.process.store(::getpid());
+  page.state.store(PageState::open);
+}
+
+void Engine::watch_peers() {
+  for (int rank = 0; rank < size(); ++rank) {
+    const std::int64_t process = fabric_.page(rank).process.load();
+    if (process != ::getpid()) {
+      process_descriptors_[static_cast<std::size_t>(rank)] =
+          open_process(process);
+    }
+  }
+}
+
+void Engine::begin(const std::shared_ptr<Operation>& operation) {
+  std::unique_lock lock(mutex_);
+  if (!failure_.empty()) throw std::runtime_error(failure_);
+  const bool is_message = operation->is_message();
+  if (!is_message) operation->set_deadline(Clock::now() + options_.timeout);
+  if (is_driven_) {
+    inbox_.push_back(operation);
+    has_inbox_.store(true);
+    lock.unlock();
+    fabric_.ring(rank());
+    return;
+  }
+  if (!is_message) {
+    collectives_.push_back(operation);
+    return;
+  }
+  // What there is room for leaves at once.
+  inbox_.push_back(operation);
+  has_inbox_.store(true);
+  is_driven_ = true;
+  lock.unlock();
+  advance_all();
+  lock.lock();
+  is_driven_ = false;
+  if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
+  if (!failure_.empty()) throw std::runtime_error(failure_);
+}
+
+void Engine::post(const std::shared_ptr<Operation>& operation) {
+  if (operation->is_message()) {
+    mailbox_.post(std::static_pointer_cast<Message>(operation));
+  } else {
+    collectives_.push_back(operation);
+  }
+}
+
+void Engine::wait(Operation& operation, milliseconds timeout) {
+  if (timeout != milliseconds::zero()) {
+    operation.set_deadline(Clock::now() + timeout);
+  } else if (!operation.has_deadline() && !operation.is_finished()) {
+    operation.set_deadline(Clock::now() + options_.timeout);
+  }
+  std::unique_lock lock(mutex_);
+  while (!operation.is_finished()) {
+    if (!is_driven_) {
+      is_driven_ = true;
+      lock.unlock();
+      drive(&operation);
+      lock.lock();
+      is_driven_ = false;
+      if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
+    } else {
+      num_waiting_.fetch_add(1);
+      // The helper stops driving when it sees that somebody waits.
+      fabric_.ring(rank());
+      changed_.wait(lock);
+      num_waiting_.fetch_sub(1);
+    }
+  }
+  lock.unlock();
+  if (operation.has_failed()) throw std::runtime_error(operation.failure());
+}
+
+void Engine::drive(const Operation* until) {
+  int num_looks = 0;
+  const int limit = until != nullptr ? spin_limit_ : kImpatience;
+  while (true) {
+    if (is_closing_.load())
+      fail(format("{}the connection was closed", kSharedMemoryMark));
+    const bool has_moved = advance_all();
+    if (until != nullptr ? until->is_finished() : is_idle()) return;
+    if (until == nullptr && num_waiting_.load() > 0) return;
+    if (has_moved) {
+      num_looks = 0;
+    } else if (++num_looks < limit) {
+      pause_processor();
+    } else {
+      sleep();
+    }
+  }
+}
+
+bool Engine::is_idle() const {
+  return collectives_.empty() && mailbox_.is_idle() && !has_inbox_.load();
+}
+
+bool Engine::advance_all() {
+  if (has_failed_.load()) return false;
+  bool has_moved = false;
+  try {
+    if (has_inbox_.load()) take_inbox();
+    while (!collectives_.empty()) {
+      Operation& first = *collectives_.front();
+      if (first.advance(fabric_)) has_moved = true;
+      if (!first.is_complete()) break;
+      finished_.push_back(std::move(collectives_.front()));
+      collectives_.pop_front();
+    }
+    if (mailbox_.advance(fabric_, finished_)) has_moved = true;
+  } catch (const DisagreementError& error) {
+    fail(describe_disagreement(error));
+    return true;
+  }
+  if (!finished_.empty()) {
+    const auto finished = std::exchange(finished_, {});
+    finish(finished);
+  }
+  return has_moved;
+}
+
+void Engine::take_inbox() {
+  const std::lock_guard lock(mutex_);
+  const auto posted = std::exchange(inbox_, {});
+  has_inbox_.store(false);
+  for (const auto& operation : posted) post(operation);
+}
+
+void Engine::finish(const std::vector<std::shared_ptr<Operation>>& operations) {
+  std::vector<std::function<void()>> listeners;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& operation : operations) {
+      operation->state_.store(
+          operation->failure_.empty() ? Operation::kSucceeded
+                                      : Operation::kFailed);
+      if (operation->listener_)
+        listeners.push_back(std::exchange(operation->listener_, {}));
+    }
+    if (num_waiting_.load() > 0) changed_.notify_all();
+  }
+  for (const auto& listener : listeners) listener();
+}
+
+void Engine::on_finish(Operation& operation, std::function<void()> listener) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!operation.is_finished()) {
+      operation.listener_ = std::move(listener);
+      return;
+    }
+  }
+  listener();
+}
+
+void Engine::sleep() {
+  RankPage& page = fabric_.own_page();
+  page.is_asleep.store(1);
+  const std::uint32_t seen = page.doorbell.load();
+  // What happened before the others saw this rank asleep.
+  if (advance_all() || has_inbox_.load()) {
+    page.is_asleep.store(0);
+    return;
+  }
+  futex_wait(page.doorbell, seen, kLookInterval);
+  page.is_asleep.store(0);
+  check_peers();
+}
+
+void Engine::check_peers() {
+  if (has_failed_.load()) return;
+  const std::vector<int> gone = find_gone();
+  // What they did before they went counts.
+  if (!gone.empty() && advance_all()) return;
+  std::vector<std::shared_ptr<Operation>> pending = mailbox_.pending();
+  if (!collectives_.empty()) pending.push_back(collectives_.front());
+  const auto now = Clock::now();
+  for (const auto& operation : pending) {
+    std::vector<int> awaited;
+    operation->list_awaited(fabric_, awaited);
+    for (const int rank : awaited) {
+      if (std::find(gone.begin(), gone.end(), rank) != gone.end())
+        return fail(describe_gone(rank));
+    }
+    if (operation->is_late(now))
+      return fail(describe_late(*operation, awaited));
+  }
+}
+
+std::vector<int> Engine::find_gone() const {
+  std::vector<int> gone;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const RankPage& page = fabric_.page(peer);
+    const int descriptor = process_descriptors_[static_cast<std::size_t>(peer)];
+    const std::int64_t process = page.process.load();
+    if (page.state.load() == PageState::closed ||
+        (process != ::getpid() && has_ended(descriptor, process)))
+      gone.push_back(peer);
+  }
+  return gone;
+}
+
+std::string Engine::name_of(int rank) const {
+  return std::to_string(options_.world_ranks[static_cast<std::size_t>(rank)]);
+}
+
+std::string Engine::describe_gone(int rank) const {
+  const RankPage& page = fabric_.page(rank);
+  if (page.state.load() != PageState::closed) {
+    return format(
+        "{}the process of rank {} has ended", kSharedMemoryMark, name_of(rank));
+  }
+  const std::string last_words(page.last_words.data());
+  if (!last_words.empty()) return last_words;
+  return format(
+      "{}rank {} has closed its connection", kSharedMemoryMark, name_of(rank));
+}
+
+std::string Engine::describe_late(
+    const Operation& operation,
+    const std::vector<int>& awaited) const {
+  std::vector<std::string> names;
+  for (const int rank : awaited) names.push_back(name_of(rank));
+  return format(
+      "{}{} timed out waiting for {}",
+      kSharedMemoryMark,
+      operation.describe(),
+      joined(names));
+}
+
+std::string Engine::describe_disagreement(
+    const DisagreementError& error) const {
+  return format(
+      "{}rank {} called {}, but rank {} called {}",
+      kSharedMemoryMark,
+      name_of(rank()),
+      error.own_call,
+      name_of(error.rank),
+      error.other_call);
+}
+
+// Called by the thread that drives, or where none does.
+void Engine::fail(const std::string& reason) {
+  std::vector<std::shared_ptr<Operation>> failed;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+    has_failed_.store(true);
+    failed = mailbox_.take_pending();
+    failed.insert(failed.end(), collectives_.begin(), collectives_.end());
+    failed.insert(failed.end(), inbox_.begin(), inbox_.end());
+    for (const auto& operation : failed) operation->failure_ = failure_;
+    // These were complete before.
+    failed.insert(failed.end(), finished_.begin(), finished_.end());
+    collectives_.clear();
+    inbox_.clear();
+    finished_.clear();
+    has_inbox_.store(false);
+    RankPage& page = fabric_.own_page();
+    if (page.state.load() != PageState::closed) {
+      const std::size_t length =
+          std::min(failure_.size(), page.last_words.size() - 1);
+      std::memcpy(page.last_words.data(), failure_.data(), length);
+      page.state.store(PageState::closed);
+    }
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) fabric_.ring(peer);
+  }
+  finish(failed);
+}
+
+void Engine::run_in_background() {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_) return;
+  wants_helper_ = true;
+  if (!helper_.joinable()) helper_ = std::thread([this] { run_helper(); });
+  if (!is_driven_) changed_.notify_all();
+}
+
+void Engine::run_helper() {
+  std::unique_lock lock(mutex_);
+  while (!is_closed_) {
+    if (!wants_helper_ || is_driven_ || num_waiting_.load() > 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    is_driven_ = true;
+    lock.unlock();
+    drive(nullptr);
+    lock.lock();
+    is_driven_ = false;
+    if (is_idle()) wants_helper_ = false;
+    if (num_waiting_.load() > 0) changed_.notify_all();
+  }
+}
+
+void Engine::close() {
+  std::unique_lock lock(mutex_);
+  if (is_closed_) return;
+  is_closed_ = true;
+  is_closing_.store(true);
+  while (is_driven_) {
+    num_waiting_.fetch_add(1);
+    fabric_.ring(rank());
+    changed_.wait(lock);
+    num_waiting_.fetch_sub(1);
+  }
+  const bool has_pending = !is_idle();
+  // Unless it has failed, there are no last words.
+  fabric_.own_page().state.store(PageState::closed);
+  changed_.notify_all();
+  lock.unlock();
+  if (helper_.joinable()) helper_.join();
+  if (has_pending)
+    fail(format("{}the connection was closed", kSharedMemoryMark));
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) fabric_.ring(peer);
+  }
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/transport/shared_memory/fabric.h"
+#include "comm/transport/shared_memory/messages.h"
+#include "comm/transport/shared_memory/operation.h"
+
+namespace accelerate::detail {
+
+struct DisagreementError;
+
+/// All failures of this transport begin with it.
+inline constexpr const char* kSharedMemoryMark = "[shared memory] ";
+
+struct EngineOptions {
+  /// How long an operation waits for a silent rank.
+  std::chrono::milliseconds timeout{};
+  /// The ranks' numbers in the world, for messages.
+  std::vector<int> world_ranks;
+};
+
+/// Advances the operations of one rank on one connection. Nothing happens by
+/// itself: a thread that waits for an operation advances all of them, and after
+/// run_in_background() a thread of the engine's own does while nobody waits. So
+/// a call that is waited for at once costs no change of threads. Any thread may
+/// call.
+///
+/// Waiting spins for some microseconds, if the ranks have processors enough, and
+/// then sleeps. A sleeper looks every 10 ms whether the ranks that it awaits are
+/// still there. A failure ends the connection: all operations fail with it, and
+/// the other ranks learn the reason.
+class Engine {
+ public:
+  Engine(SharedSegment segment, int rank, int size, EngineOptions options);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  [[nodiscard]] int rank() const { return fabric_.rank(); }
+  [[nodiscard]] int size() const { return fabric_.size(); }
+  SharedSegment& segment() { return fabric_.segment(); }
+
+  /// Enters this rank: other ranks' processes are watched from here on. Called
+  /// when all ranks have mapped the segment and called announce().
+  void announce();
+  void watch_peers();
+
+  /// Queues a collective or a Message. All ranks queue the same collectives in
+  /// the same order. Throws std::runtime_error if the connection has failed.
+  void begin(const std::shared_ptr<Operation>& operation);
+  /// Returns when `operation` has finished; throws std::runtime_error if it
+  /// failed. `timeout`: instead of the connection's.
+  void wait(
+      Operation& operation,
+      std::chrono::milliseconds timeout = std::chrono::milliseconds::zero());
+  /// Lets the operations that were begun proceed while nobody waits.
+  void run_in_background();
+  /// Calls `listener` when `operation` has finished, at once if it has, on the
+  /// thread that finishes it.
+  void on_finish(Operation& operation, std::function<void()> listener);
+
+  /// Ends the connection. Ranks that wait for this one fail.
+  void close();
+
+ private:
+  using Clock = Operation::Clock;
+
+  // Advances until `until` has finished; or, without one, until all have, or
+  // another thread wants to.
+  void drive(const Operation* until);
+  bool advance_all();
+  void take_inbox();
+  void finish(const std::vector<std::shared_ptr<Operation>>& operations);
+  // Sleeps until a rank or a thread of this process rings, and checks the ranks.
+  void sleep();
+  void check_peers();
+  [[nodiscard]] std::vector<int> find_gone() const;
+  [[nodiscard]] std::string describe_gone(int rank) const;
+  [[nodiscard]] std::string describe_late(
+      const Operation& operation,
+      const std::vector<int>& awaited) const;
+  [[nodiscard]] std::string describe_disagreement(
+      const DisagreementError& error) const;
+  [[nodiscard]] std::string name_of(int rank) const;
+  void fail(const std::string& reason);
+  void run_helper();
+  [[nodiscard]] bool is_idle() const;
+  void post(const std::shared_ptr<Operation>& operation);
+
+  Fabric fabric_;
+  EngineOptions options_;
+  int spin_limit_ = 0;
+  // A descriptor per rank that becomes readable when its process ends; -1 for
+  // ranks of this process.
+  std::vector<int> process_descriptors_;
+
+  // Used by the thread that drives.
+  std::deque<std::shared_ptr<Operation>> collectives_;
+  Mailbox mailbox_;
+  std::vector<std::shared_ptr<Operation>> finished_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by the mutex.
+  std::vector<std::shared_ptr<Operation>>
+      inbox_;  // while another thread drives
+  bool is_driven_ = false;
+  bool is_closed_ = false;
+  bool wants_helper_ = false;
+  std::string failure_;
+  std::thread helper_;
+
+  std::atomic<bool> has_inbox_{false};
+  std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_closing_{false};
+  // Threads that wait while another one drives.
+  std::atomic<int> num_waiting_{0};
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "comm/transport/shared_memory/futex.h"
+#include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/segment.h"
+
+namespace accelerate::detail {
+
+/// What the ranks of a connection share, as one of them uses it. Used by one
+/// thread at a time, except for ring().
+class Fabric {
+ public:
+  Fabric(SharedSegment segment, int rank, int size)
+      : segment_(std::move(segment)), layout_(size), rank_(rank), size_(size) {}
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] std::size_t channel_bytes() const {
+    return layout_.channel_bytes();
+  }
+
+  [[nodiscard]] RankPage& page(int rank) const {
+    return layout_.page(segment_.data(), rank);
+  }
+  [[nodiscard]] RankPage& own_page() const { return page(rank_); }
+  [[nodiscard]] std::byte* slot(int rank, std::uint64_t step) const {
+    return layout_.slot(segment_.data(), rank, step);
+  }
+  [[nodiscard]] ChannelHeader& channel(int from, int to) const {
+    return layout_.channel(segment_.data(), from, to);
+  }
+
+  /// Sets a counter of this rank, and wakes the ranks that may wait for it.
+  void publish(std::atomic<std::uint64_t>& counter, std::uint64_t value) const {
+    counter.store(value);
+    for (int peer = 0; peer < size_; ++peer) ring_if_asleep(peer);
+  }
+  /// The same, for a counter that only `reader` reads.
+  void publish_to(
+      int reader,
+      std::atomic<std::uint64_t>& counter,
+      std::uint64_t value) const {
+    counter.store(value);
+    ring_if_asleep(reader);
+  }
+
+  /// Wakes a rank, or keeps it from falling asleep.
+  void ring(int rank) const {
+    std::atomic<std::uint32_t>& doorbell = page(rank).doorbell;
+    doorbell.fetch_add(1);
+    futex_wake(doorbell);
+  }
+
+  /// The first step of a collective that begins now and takes `count` steps.
+  std::uint64_t take_steps(std::uint64_t count) {
+    return std::exchange(next_step_, next_step_ + count);
+  }
+  std::uint64_t take_sequence() { return next_sequence_++; }
+
+  SharedSegment& segment() { return segment_; }
+
+ private:
+  // Sequentially consistent, as is the sleeper's store of is_asleep before it
+  // looks once more: at least one of both sees the other.
+  void ring_if_asleep(int peer) const {
+    if (peer != rank_ && page(peer).is_asleep.load() != 0) ring(peer);
+  }
+
+  SharedSegment segment_;
+  SegmentLayout layout_;
+  int rank_;
+  int size_;
+  std::uint64_t next_step_ = 0;
+  std::uint64_t next_sequence_ = 1;
+};
+
+}  // namespace accelerate::detail

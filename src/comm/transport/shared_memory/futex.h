@@ -1,0 +1,19 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace accelerate::detail {
+
+/// Sleeps while `word`, which processes may share, is `expected`; at most for
+/// `longest`. May return early.
+void futex_wait(
+    std::atomic<std::uint32_t>& word,
+    std::uint32_t expected,
+    std::chrono::nanoseconds longest);
+
+/// Wakes all that sleep on `word`.
+void futex_wake(std::atomic<std::uint32_t>& word);
+
+}  // namespace accelerate::detail

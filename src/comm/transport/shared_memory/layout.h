@@ -1,0 +1,115 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace accelerate::detail {
+
+/// Memory that different ranks write is on different cache lines.
+inline constexpr std::size_t kCacheLine = 64;
+
+/// What a rank is about to do, for comparison with what the others do.
+struct CollectiveStamp {
+  std::uint64_t sequence = 0;  ///< number of the collective on its connection
+  std::uint64_t bytes = 0;     ///< of this rank's input
+  std::int32_t root = -1;
+  std::uint8_t kind = 0;   ///< CollectiveKind
+  std::uint8_t dtype = 0;  ///< at::ScalarType, for reductions
+  std::uint8_t op = 0;     ///< ReduceOp, for reductions
+  std::uint8_t reserved = 0;
+
+  friend bool operator==(const CollectiveStamp&, const CollectiveStamp&) =
+      default;
+};
+
+/// Whether a rank takes part.
+enum class PageState : std::uint32_t { absent, open, closed };
+
+/// Written by one rank, read by all. Zeroed memory is a valid page.
+struct RankPage {
+  /// Collectives are sequences of steps, counted over all collectives of a
+  /// connection: the number of steps for which this rank has written its slot,
+  /// has reduced its part, and will read no slot any more.
+  alignas(kCacheLine) std::atomic<std::uint64_t> written;
+  std::atomic<std::uint64_t> combined;
+  std::atomic<std::uint64_t> done;
+
+  /// Changes when something happens for which this rank may sleep.
+  alignas(kCacheLine) std::atomic<std::uint32_t> doorbell;
+  std::atomic<std::uint32_t> is_asleep;
+
+  alignas(kCacheLine) std::atomic<PageState> state;
+  std::atomic<std::int64_t> process;
+  /// Why the rank closed its connection, ended by a zero; empty if nothing had
+  /// failed. Valid once `state` is closed.
+  std::array<char, 240> last_words;
+
+  /// Of the steps with even and odd numbers, valid once `written` counts them.
+  alignas(kCacheLine) std::array<CollectiveStamp, 2> stamps;
+};
+
+/// A ring of bytes from one rank to another. `head` and `tail` count the bytes
+/// that were written and read; the bytes follow it in memory.
+struct ChannelHeader {
+  alignas(kCacheLine) std::atomic<std::uint64_t> head;
+  alignas(kCacheLine) std::atomic<std::uint64_t> tail;
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// Where everything lies in a segment: a page per rank, two slots per rank (for
+/// the steps with even and odd numbers), a channel per pair of ranks.
+class SegmentLayout {
+ public:
+  static constexpr std::size_t kSlotBytes = std::size_t{256} << 10U;
+
+  explicit SegmentLayout(int num_ranks)
+      : num_ranks_(static_cast<std::size_t>(num_ranks)),
+        channel_bytes_(
+            num_ranks <= 16 ? std::size_t{256} << 10U
+                            : std::size_t{32} << 10U) {}
+
+  [[nodiscard]] std::size_t total_bytes() const {
+    return channels_begin() + num_ranks_ * num_ranks_ * channel_stride();
+  }
+  [[nodiscard]] std::size_t channel_bytes() const { return channel_bytes_; }
+
+  [[nodiscard]] RankPage& page(std::byte* segment, int rank) const {
+    return *reinterpret_cast<RankPage*>(
+        segment + kHeaderBytes + index(rank) * sizeof(RankPage));
+  }
+  [[nodiscard]] std::byte*
+  slot(std::byte* segment, int rank, std::uint64_t step) const {
+    return segment + slots_begin() +
+        (2 * index(rank) + static_cast<std::size_t>(step % 2)) * kSlotBytes;
+  }
+  [[nodiscard]] ChannelHeader& channel(std::byte* segment, int from, int to)
+      const {
+    return *reinterpret_cast<ChannelHeader*>(
+        segment + channels_begin() +
+        (index(from) * num_ranks_ + index(to)) * channel_stride());
+  }
+
+ private:
+  static constexpr std::size_t kSystemPage = 4096;
+  static constexpr std::size_t kHeaderBytes = kSystemPage;
+
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] std::size_t slots_begin() const {
+    const std::size_t end = kHeaderBytes + num_ranks_ * sizeof(RankPage);
+    return (end + kSystemPage - 1) / kSystemPage * kSystemPage;
+  }
+  [[nodiscard]] std::size_t channels_begin() const {
+    return slots_begin() + 2 * num_ranks_ * kSlotBytes;
+  }
+  [[nodiscard]] std::size_t channel_stride() const {
+    return sizeof(ChannelHeader) + channel_bytes_;
+  }
+
+  std::size_t num_ranks_;
+  std::size_t channel_bytes_;
+};
+
+}  // namespace accelerate::detail

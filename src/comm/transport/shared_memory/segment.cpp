@@ -1,0 +1,132 @@
+#include "comm/transport/shared_memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// At the beginning of the segment: proves that the file that was opened through
+// a process number is the segment that was meant.
+constexpr std::size_t kNonceBytes = 16;
+
+std::string system_error() { return std::strerror(errno); }
+
+// Differs between machines, and between starts of one machine.
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  return text;
+}
+
+std::string to_hex(const std::byte* bytes, std::size_t count) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = std::to_integer<unsigned>(bytes[i]);
+    text += kDigits[value >> 4U];
+    text += kDigits[value & 15U];
+  }
+  return text;
+}
+
+[[noreturn]] void refuse(const std::string& reason) {
+  throw SegmentError(
+      format("[comm] the ranks cannot share memory: {}", reason));
+}
+
+}  // namespace
+
+SharedSegment::SharedSegment(int descriptor, std::size_t bytes)
+    : descriptor_(descriptor), size_(bytes) {
+  void* const memory =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    const std::string reason = system_error();
+    ::close(descriptor);
+    refuse(format("mapping {} bytes failed: {}", bytes, reason));
+  }
+  data_ = static_cast<std::byte*>(memory);
+}
+
+SharedSegment::SharedSegment(SharedSegment&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_) {}
+
+SharedSegment::~SharedSegment() {
+  close_ticket();
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+SharedSegment SharedSegment::create(std::size_t bytes) {
+  const int descriptor = ::memfd_create("accelerate", MFD_CLOEXEC);
+  if (descriptor < 0) refuse("memfd_create failed: " + system_error());
+  if (::ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+    const std::string reason = system_error();
+    ::close(descriptor);
+    refuse(format("{} bytes were refused: {}", bytes, reason));
+  }
+  SharedSegment segment(descriptor, bytes);
+  if (::getrandom(segment.data_, kNonceBytes, 0) !=
+      static_cast<ssize_t>(kNonceBytes)) {
+    refuse("getrandom failed: " + system_error());
+  }
+  return segment;
+}
+
+std::string SharedSegment::ticket() const {
+  return format(
+      "{} {} {} {} {}",
+      boot_id(),
+      ::getpid(),
+      descriptor_,
+      size_,
+      to_hex(data_, kNonceBytes));
+}
+
+void SharedSegment::close_ticket() {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+}
+
+SharedSegment SharedSegment::open(const std::string& ticket) {
+  const std::vector<std::string> fields = split(ticket, ' ');
+  if (fields.size() != 5) refuse(format("\"{}\" names no segment", ticket));
+  if (fields[0] != boot_id()) refuse("the ranks are on different machines");
+  const std::string path = format("/proc/{}/fd/{}", fields[1], fields[2]);
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) {
+    refuse(format(
+        "opening that of process {} failed ({}); do the ranks run in different "
+        "containers, or as different users?",
+        fields[1],
+        system_error()));
+  }
+  struct stat status {};
+  const auto size = parse_int(fields[3]).value_or(0);
+  if (size <= 0 || ::fstat(descriptor, &status) != 0 ||
+      status.st_size != static_cast<off_t>(size)) {
+    ::close(descriptor);
+    refuse(format("process {} is another container's", fields[1]));
+  }
+  SharedSegment segment(descriptor, static_cast<std::size_t>(size));
+  if (to_hex(segment.data_, kNonceBytes) != fields[4])
+    refuse(format("process {} is another container's", fields[1]));
+  segment.close_ticket();
+  return segment;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <accelerate/error.h>
+
+namespace accelerate::detail {
+
+/// Why memory cannot be shared.
+class SegmentError : public DistributedError {
+ public:
+  using DistributedError::DistributedError;
+};
+
+/// Memory that processes of one machine map together. It has no name in a file
+/// system: it is gone when the last process that maps it is, however that one
+/// ends.
+class SharedSegment {
+ public:
+  /// Zeroed memory, of which pages are taken from the system when they are first
+  /// touched. Throws SegmentError if the system gives none.
+  static SharedSegment create(std::size_t bytes);
+  /// Maps the segment that ticket() described. Throws SegmentError, saying
+  /// why, if it is another machine's, or if this process may not map it (another
+  /// user's, or another container's).
+  static SharedSegment open(const std::string& ticket);
+
+  SharedSegment(SharedSegment&& other) noexcept;
+  SharedSegment& operator=(SharedSegment&&) = delete;
+  ~SharedSegment();
+
+  /// Names the segment to other processes, until close_ticket() or the end of
+  /// this process. For a segment that this process created.
+  [[nodiscard]] std::string ticket() const;
+  /// Call when all have mapped it.
+  void close_ticket();
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+ private:
+  SharedSegment(int descriptor, std::size_t bytes);
+
+  int descriptor_ = -1;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace accelerate::detail
