@@ -172,9 +172,12 @@ struct WorldOptions {
   std::optional<int> port = std::nullopt;
   /// Use this store instead of a TCP store: a file, or memory among threads.
   std::optional<Store> store = std::nullopt;
-  /// Name of the transport between the ranks. "gloo": TCP, available on every
-  /// machine. Unset: the best available. World throws ConfigError listing the
-  /// names for another one.
+  /// Name of the transport between the ranks. "shared_memory": memory that the
+  /// ranks of one machine map together; connecting throws DistributedError,
+  /// saying why, where ranks cannot. "gloo": TCP, available everywhere.
+  /// "automatic": the first for groups of ranks on one machine, else the second.
+  /// Unset: as the launcher says, else automatic. World throws ConfigError
+  /// listing the names for another one.
   std::optional<std::string> transport = std::nullopt;
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;

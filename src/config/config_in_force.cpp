@@ -83,8 +83,9 @@ const std::vector<Field>& sagemaker_fields() {
 }
 
 // Keys of this library that Accelerate does not know.
-constexpr std::array<std::string_view, 9> kOwnKeys{
+constexpr std::array<std::string_view, 10> kOwnKeys{
     "timeout_seconds",
+    "transport",
     "log_level",
     "log_levels",
     "log_format",

@@ -57,6 +57,7 @@ void add_world_options(
         format("{}", static_cast<double>(world.timeout->count()) / 1000),
         "code");
   }
+  if (world.transport) source.add("transport", *world.transport, "code");
   if (world.debug) source.add("debug", *world.debug ? "true" : "false", "code");
 }
 

@@ -56,12 +56,13 @@ at::Tensor bytes_of(const std::vector<int>& values) {
 }
 
 TEST(Transports, AreChosenByNameOrTheBestByDefault) {
-  EXPECT_EQ(choose_transport(std::nullopt).name, "gloo");
+  EXPECT_EQ(choose_transport(std::nullopt).name, "automatic");
   EXPECT_EQ(choose_transport("gloo").name, "gloo");
+  EXPECT_EQ(choose_transport("shared_memory").name, "shared_memory");
   expect_error<ConfigError>(
       [] { choose_transport("pigeons"); },
       "[comm] the transport \"pigeons\" is not available in this build or on "
-      "this machine; use gloo");
+      "this machine; use automatic, shared_memory, gloo");
   // The name is checked on a single rank, too.
   expect_error<ConfigError>(
       [] { World({.transport = "pigeons"}); }, "\"pigeons\"");
@@ -87,7 +88,7 @@ TEST(Transports, MayBeThoseOfTheProgram) {
     return name;
   };
   EXPECT_EQ(name_with(make_thread_transport()), "threads");
-  EXPECT_EQ(name_with(nullptr), "gloo");
+  EXPECT_EQ(name_with(nullptr), "shared_memory");
 }
 
 TEST(Transports, ReportTheirCapabilities) {

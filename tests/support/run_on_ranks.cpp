@@ -3,7 +3,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <memory>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -20,19 +23,15 @@ namespace {
 // map without a lock: ranks that are threads must switch it off.
 const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
-// Returns null for the default transport.
-std::shared_ptr<detail::Transport> chosen_transport() {
-  return ranks_connect_as_threads() ? make_thread_transport() : nullptr;
+// Empty for the default transport.
+std::string_view name_of_transport() {
+  const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
+  return name == nullptr ? "" : name;
 }
 
 }  // namespace
 
-bool ranks_connect_as_threads() {
-  const char* const name = std::getenv("ACCELERATE_TEST_TRANSPORT");
-  if (name == nullptr || *name == '\0') return false;
-  if (std::string_view(name) == "threads") return true;
-  throw std::runtime_error("ACCELERATE_TEST_TRANSPORT is \"threads\" or unset");
-}
+bool ranks_connect_as_threads() { return name_of_transport() == "threads"; }
 
 void run_on_ranks(
     int num_ranks,
@@ -40,7 +39,11 @@ void run_on_ranks(
   if (!kHasNoRecorder)
     throw std::runtime_error("cannot switch the flight recorder off");
   const Store store = Store::in_memory();
-  const auto transport = chosen_transport();
+  const std::string_view name = name_of_transport();
+  const auto own_transport =
+      ranks_connect_as_threads() ? make_thread_transport() : nullptr;
+  std::optional<std::string> transport;
+  if (!own_transport && !name.empty()) transport = name;
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(num_ranks));
   std::vector<std::thread> threads;
   for (int r = 0; r < num_ranks; ++r) {
@@ -50,10 +53,11 @@ void run_on_ranks(
             {.rank = r,
              .size = num_ranks,
              .store = store,
+             .transport = transport,
              .device = at::kCPU,
              .timeout = std::chrono::seconds(30),
              .logger = Logger([](const LogRecord&) {}, LogLevel::off),
-             .own_transport = transport});
+             .own_transport = own_transport});
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();
       }

@@ -109,6 +109,25 @@ TEST(LauncherSettings, TimeoutSecondsAreThoseOfTheWorld) {
   EXPECT_GT(usual, std::chrono::seconds(1));
 }
 
+TEST(LauncherSettings, TransportConnectsTheRanks) {
+  const auto connected_by = [](const char* name) {
+    const auto scope = patch_environment({{"ACCELERATE_TRANSPORT", name}});
+    std::string found;
+    run_on_ranks(2, [&](WorldOptions options) {
+      options.transport.reset();
+      options.own_transport = nullptr;
+      const World world(options);
+      if (world.rank() == 0)
+        found = world.group().impl()->connection->facts().name;
+    });
+    return found;
+  };
+  EXPECT_EQ(connected_by("gloo"), "gloo");
+  EXPECT_EQ(connected_by("shared_memory"), "shared_memory");
+  EXPECT_EQ(connected_by("automatic"), "shared_memory");
+  EXPECT_THROW(connected_by("pigeons"), ConfigError);
+}
+
 TEST(LauncherSettings, DebugComparesCollectives) {
   const auto scope = patch_environment({{"ACCELERATE_DEBUG_MODE", "true"}});
   const auto gather_different = [] {

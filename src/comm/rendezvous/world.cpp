@@ -206,8 +206,8 @@ World::World(const WorldOptions& options)
   impl_->core->settings = settings;
   impl_->identity = detail::find_identity(options, environment);
   const detail::RankVariables& identity = impl_->identity;
-  const detail::TransportRow& transport =
-      detail::choose_transport(options.transport);
+  const detail::TransportRow& transport = detail::choose_transport(
+      options.transport ? options.transport : settings.text("transport"));
 
   detail::WorldCore& core = *impl_->core;
   core.logger = options.logger ? *options.logger

@@ -28,6 +28,8 @@ constexpr std::array<OptionSpec, 33> kLaunchRows{{
      "micro-batches whose gradients are added before the optimizer steps"},
     {"timeout_seconds", "", "--timeout_seconds", "ACCELERATE_TIMEOUT_SECONDS", number, "", "0..", acts, "Training",
      "how long a collective waits for a silent peer"},
+    {"transport", "", "--transport", "ACCELERATE_TRANSPORT", choice, "automatic", "automatic|shared_memory|gloo", acts, "Training",
+     "how ranks move data between hosts' memories: shared memory where they run on one machine, else Gloo; or always one of them"},
     {"debug", "", "--debug", "ACCELERATE_DEBUG_MODE", boolean, "false", "", acts, "Training",
      "check before each collective that all ranks call the same one with the same shapes"},
     {"log_level", "", "--log_level", "ACCELERATE_LOG_LEVEL", choice, "warning", "debug|info|warning|error|critical|off", acts, "Training",
