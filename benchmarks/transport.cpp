@@ -227,7 +227,7 @@ nn::Sequential mlp() {
 class Training {
  public:
   Training(const std::string& transport, const ParallelOptions& parallel)
-      : accelerator_({.world = {.transport = transport}, .parallel = parallel}),
+      : accelerator_({.parallel = parallel, .world = {.transport = transport}}),
         net_(mlp()),
         adamw_(net_->parameters(), 1e-4),
         prepared_(accelerator_.prepare(net_, adamw_)) {}
