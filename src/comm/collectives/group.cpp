@@ -25,20 +25,25 @@ std::string describe(const at::Tensor& tensor) {
   return format("{} {}", c10::toString(tensor.scalar_type()), tensor.sizes());
 }
 
+std::string describe(const std::string& detail) { return detail; }
+
 // Runs one collective: numbers it, compares it between ranks in debug mode, and
-// turns failures into errors that name the peers.
-template <class Body>
+// turns failures into errors that name the peers. `detail`: a tensor or a text,
+// described only in debug mode.
+template <class Detail, class Body>
 auto run(
     const GroupImpl& group,
     const char* operation,
-    const std::string& detail,
+    const Detail& detail,
     Body&& body) {
   const at::NoGradGuard no_grad;
   const detail::StepPartScope part(
       group.world->steps.get(), detail::StepPart::communication);
   const std::uint64_t sequence = ++const_cast<GroupImpl&>(group).sequence;
   try {
-    if (group.world->debug) detail::check_agreement(group, operation, detail);
+    if (group.world->debug) {
+      accelerate::detail::check_agreement(group, operation, describe(detail));
+    }
     return std::forward<Body>(body)();
   } catch (const Error&) {
     throw;
@@ -110,7 +115,7 @@ void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   detail::require_dense("all_reduce", tensor);
   detail::require_meaning("all_reduce", op, tensor.scalar_type());
   if (size() == 1) return;
-  run(*impl_, "all_reduce", describe(tensor), [&] {
+  run(*impl_, "all_reduce", tensor, [&] {
     impl_->connection->all_reduce(tensor, op)->wait();
   });
 }
@@ -120,7 +125,7 @@ void Group::reduce(const at::Tensor& tensor, int dst, ReduceOp op) const {
   require_rank(*impl_, "reduce", dst);
   detail::require_meaning("reduce", op, tensor.scalar_type());
   if (size() == 1) return;
-  run(*impl_, "reduce", describe(tensor), [&] {
+  run(*impl_, "reduce", tensor, [&] {
     impl_->connection->reduce(tensor, op, dst)->wait();
   });
 }
@@ -129,7 +134,7 @@ void Group::broadcast(const at::Tensor& tensor, int src) const {
   detail::require_dense("broadcast", tensor);
   require_rank(*impl_, "broadcast", src);
   if (size() == 1) return;
-  run(*impl_, "broadcast", describe(tensor), [&] {
+  run(*impl_, "broadcast", tensor, [&] {
     impl_->connection->broadcast(tensor, src)->wait();
   });
 }
@@ -137,7 +142,7 @@ void Group::broadcast(const at::Tensor& tensor, int src) const {
 std::vector<at::Tensor> Group::all_gather(const at::Tensor& tensor) const {
   detail::require_dense("all_gather", tensor);
   if (size() == 1) return {tensor.detach()};
-  return run(*impl_, "all_gather", describe(tensor), [&] {
+  return run(*impl_, "all_gather", tensor, [&] {
     std::vector<std::int64_t> shape{size()};
     shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
     const at::Tensor output = at::empty(shape, tensor.options());
@@ -207,7 +212,7 @@ std::vector<at::Tensor> Group::gather(const at::Tensor& tensor, int dst) const {
   detail::require_dense("gather", tensor);
   require_rank(*impl_, "gather", dst);
   if (size() == 1) return {tensor.detach()};
-  return run(*impl_, "gather", describe(tensor), [&] {
+  return run(*impl_, "gather", tensor, [&] {
     std::vector<at::Tensor> outputs;
     for (int peer = 0; peer < size() && rank() == dst; ++peer)
       outputs.push_back(at::empty(tensor.sizes(), tensor.options()));
@@ -228,7 +233,7 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, ReduceOp op) const {
         size()));
   }
   if (size() == 1) return tensor.detach().clone();
-  return run(*impl_, "reduce_scatter", describe(tensor), [&] {
+  return run(*impl_, "reduce_scatter", tensor, [&] {
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     shape[0] /= size();
     const at::Tensor output = at::empty(shape, tensor.options());
@@ -263,7 +268,7 @@ void Group::scatter(
     output.detach().copy_(parts[0]);
     return;
   }
-  run(*impl_, "scatter", describe(output), [&] {
+  run(*impl_, "scatter", output, [&] {
     std::vector<at::Tensor> inputs;
     if (rank() == src) inputs.assign(parts.begin(), parts.end());
     if (output.numel() > 0)
