@@ -1,0 +1,162 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <set>
+
+#include <accelerate/error.h>
+
+#include "planning/pipeline/schedule.h"
+#include "planning/pipeline/simulation.h"
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace pipeline_test {
+
+using testing::expect_error;
+using Schedules = PipelineScheduleKind;
+
+double bubble_of(Schedules kind, int ranks, int micro_batches, int chunks = 1) {
+  return simulate_pipeline(
+             make_pipeline_schedule(kind, ranks, micro_batches, chunks), {})
+      .bubble;
+}
+
+// A forward takes one unit, each half of a backward another.
+TEST(PipelineSchedule, HasTheBubbleOfItsTheory) {
+  for (int p = 1; p <= 8; ++p) {
+    for (int m = p; m <= 4 * p; m += p) {
+      const double idle = p - 1;
+      EXPECT_NEAR(bubble_of(Schedules::gpipe, p, m), idle / (m + idle), 1e-12);
+      EXPECT_NEAR(
+          bubble_of(Schedules::one_f_one_b, p, m), idle / (m + idle), 1e-12);
+      for (const int v : {1, 2, 3}) {
+        EXPECT_NEAR(
+            bubble_of(Schedules::interleaved_1f1b, p, m, v),
+            idle / (v * m + idle),
+            1e-12)
+            << p << " " << m << " " << v;
+      }
+      // Qi et al., table 1: (p - 1) (F + B - W).
+      if (m >= 2 * p) {
+        EXPECT_NEAR(
+            bubble_of(Schedules::zero_bubble, p, m),
+            idle / (3 * m + idle),
+            1e-12);
+      }
+    }
+  }
+}
+
+TEST(PipelineSchedule, KeepsAsManyActivationsAsItsTheory) {
+  const auto kept = [](Schedules kind) {
+    return simulate_pipeline(make_pipeline_schedule(kind, 4, 9), {}).most_kept;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(kept(Schedules::gpipe), ElementsAre(9, 9, 9, 9));
+  EXPECT_THAT(kept(Schedules::one_f_one_b), ElementsAre(4, 3, 2, 1));
+  EXPECT_THAT(kept(Schedules::zero_bubble), ElementsAre(4, 4, 4, 4));
+}
+
+TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {
+  EXPECT_TRUE(rc::check("schedules", [] {
+    const auto kind = *rc::gen::element(
+        Schedules::gpipe,
+        Schedules::one_f_one_b,
+        Schedules::interleaved_1f1b,
+        Schedules::zero_bubble);
+    const int ranks = *rc::gen::inRange(1, 13);
+    const bool is_interleaved = kind == Schedules::interleaved_1f1b;
+    const int chunks = is_interleaved ? *rc::gen::inRange(1, 5) : 1;
+    const int micro_batches = is_interleaved ? ranks * *rc::gen::inRange(1, 6)
+                                             : *rc::gen::inRange(1, 40);
+    const PipelineSchedule schedule =
+        make_pipeline_schedule(kind, ranks, micro_batches, chunks);
+    RC_ASSERT(find_fault(schedule) == "");
+    // Whatever the stages take.
+    PipelineTimes times{
+        .forward = 1 + *rc::gen::inRange(0, 10) / 4.0,
+        .backward_input = 1 + *rc::gen::inRange(0, 10) / 4.0,
+        .backward_weight = *rc::gen::inRange(0, 10) / 4.0,
+        .transfer = *rc::gen::inRange(0, 10) / 4.0};
+    for (int stage = 0; stage < schedule.num_stages(); ++stage)
+      times.stage_factors.push_back(1 + *rc::gen::inRange(0, 8) / 4.0);
+    const PipelineSimulation run = simulate_pipeline(schedule, times);
+    RC_ASSERT(run.deadlock == "");
+    RC_ASSERT(run.bubble > -1e-9);
+    RC_ASSERT(run.bubble < 1);
+    for (const auto& spans : run.ranks) {
+      for (std::size_t i = 1; i < spans.size(); ++i)
+        RC_ASSERT(spans[i].begin >= spans[i - 1].end - 1e-9);
+    }
+  }));
+}
+
+TEST(PipelineSchedule, IsDrawn) {
+  EXPECT_EQ(
+      draw_pipeline(make_pipeline_schedule(Schedules::one_f_one_b, 2, 3)),
+      "rank 0: F0 F1       B0    F2 B1       B2\n"
+      "rank 1:    F0 B0    F1 B1    F2 B2\n");
+  EXPECT_EQ(
+      draw_pipeline(make_pipeline_schedule(Schedules::zero_bubble, 2, 3)),
+      "rank 0: F0 F1    I0 W0 F2 I1 W1 I2 W2\n"
+      "rank 1:    F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
+  EXPECT_EQ(
+      draw_pipeline(
+          make_pipeline_schedule(Schedules::interleaved_1f1b, 2, 2, 2)),
+      "rank 0: F0a F1a F0b F1b         B0b         B1b     B0a     B1a\n"
+      "rank 1:     F0a F1a F0b B0b     F1b B1b     B0a     B1a\n");
+}
+
+TEST(PipelineSchedule, FindsFaults) {
+  PipelineSchedule schedule =
+      make_pipeline_schedule(Schedules::one_f_one_b, 2, 2);
+  schedule.ranks[1].pop_back();
+  EXPECT_EQ(
+      find_fault(schedule),
+      "stage 1 computes micro-batch 1 1 times forward, 0 times backward, 0 "
+      "times for its input and 0 times for its weights");
+  schedule = make_pipeline_schedule(Schedules::one_f_one_b, 2, 2);
+  std::reverse(schedule.ranks[0].begin(), schedule.ranks[0].end());
+  EXPECT_EQ(
+      find_fault(schedule),
+      "rank 0 waits forever for micro-batch 1 of its chunk 0");
+}
+
+TEST(PipelineSchedule, RefusesWhatIsNotPossible) {
+  expect_error<ConfigError>(
+      [] { make_pipeline_schedule(Schedules::gpipe, 0, 4); },
+      "a pipeline of 0 ranks with 1 chunks each and 4 micro-batches is not "
+      "possible");
+  expect_error<ConfigError>(
+      [] { make_pipeline_schedule(Schedules::one_f_one_b, 2, 4, 2); },
+      "1F1B gives each rank one chunk of layers, not 2; use Interleaved1F1B");
+  expect_error<ConfigError>(
+      [] { make_pipeline_schedule(Schedules::interleaved_1f1b, 4, 6, 2); },
+      "needs a multiple of 4 micro-batches, one per rank, not 6");
+  expect_error<ConfigError>(
+      [] { parse_pipeline_schedule("1b1f"); },
+      "\"1b1f\" is not a schedule of pipelines; use GPipe, 1F1B, "
+      "Interleaved1F1B, ZBH1");
+  EXPECT_EQ(parse_pipeline_schedule("ZBH1"), Schedules::zero_bubble);
+}
+
+TEST(PipelineSimulation, WaitsForTransfersAndSlowStages) {
+  const PipelineSchedule schedule =
+      make_pipeline_schedule(Schedules::gpipe, 2, 1);
+  const PipelineSimulation run = simulate_pipeline(
+      schedule,
+      {.forward = 2,
+       .backward_input = 3,
+       .backward_weight = 1,
+       .transfer = 0.5,
+       .stage_factors = {1, 2}});
+  // Forward 2, transfer, forward 4, backward 8, transfer, backward 4.
+  EXPECT_DOUBLE_EQ(run.time, 19);
+  EXPECT_DOUBLE_EQ(run.bubble, 1 - (2 + 4 + 8 + 4) / 38.0);
+  EXPECT_DOUBLE_EQ(run.ranks[1][0].begin, 2.5);
+}
+
+}  // namespace pipeline_test
+}  // namespace accelerate::detail
