@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 33> kLaunchRows{{
+constexpr std::array<OptionSpec, 34> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
