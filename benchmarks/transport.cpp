@@ -196,19 +196,19 @@ void measure_collectives(int num_ranks, const std::string& name) {
     group.broadcast(large, 0);
   });
   compare("all_gather_4mb_us", num_calls, [&](const Group& group) {
-    group.all_gather(large);
+    (void)group.all_gather(large);
   });
   compare("reduce_scatter_4mb_us", num_calls, [&](const Group& group) {
-    group.reduce_scatter(large);
+    (void)group.reduce_scatter(large);
   });
   compare("all_to_all_4mb_us", num_calls, [&](const Group& group) {
     const auto parts = large.chunk(group.size());
-    group.all_to_all(parts);
+    (void)group.all_to_all(parts);
   });
   compare("barrier_us", 300, [](const Group& group) { group.barrier(); });
   const at::Tensor metric = torch::ones({64, 10});
   compare("gather_for_metrics_us", 200, [&](const Group& group) {
-    group.all_gather(metric);
+    (void)group.all_gather(metric);
   });
   if (memory.rank() == 0) write_results(name, results);
 }

@@ -213,6 +213,7 @@ TEST(OptionMarks, OfTrainingSayWhatIsRead) {
        {"ACCELERATE_MIXED_PRECISION", "bf16"},
        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2"},
        {"ACCELERATE_TIMEOUT_SECONDS", "60"},
+       {"ACCELERATE_TRANSPORT", "automatic"},
        {"ACCELERATE_DEBUG_MODE", "true"},
        {"ACCELERATE_LOG_LEVEL", "error"},
        {"ACCELERATE_CPP_LOG", "data=error"},

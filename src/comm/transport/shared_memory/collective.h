@@ -23,7 +23,7 @@ class Collective : public Operation {
   [[nodiscard]] std::string describe() const final;
 
  protected:
-  /// Whose slots a rank waits for before it combines or reads.
+  /// The ranks for whose slots a rank waits before it combines or reads.
   static constexpr int kNobody = -1;
   static constexpr int kEverybody = -2;
 

@@ -46,7 +46,7 @@ struct RankPage {
   /// failed. Valid once `state` is closed.
   std::array<char, 240> last_words;
 
-  /// Of the steps with even and odd numbers, valid once `written` counts them.
+  /// For steps with even and odd numbers, valid once `written` counts them.
   alignas(kCacheLine) std::array<CollectiveStamp, 2> stamps;
 };
 

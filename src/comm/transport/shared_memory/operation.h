@@ -55,7 +55,7 @@ class Operation {
   [[nodiscard]] bool has_deadline() const { return deadline_.load() != kNever; }
 
  private:
-  friend class Engine;
+  friend class ProgressEngine;
   static constexpr int kPending = 0;
   static constexpr int kSucceeded = 1;
   static constexpr int kFailed = 2;

@@ -30,7 +30,7 @@ struct Tensors {
 class SharedMemoryWork final : public c10d::Work {
  public:
   SharedMemoryWork(
-      std::shared_ptr<Engine> engine,
+      std::shared_ptr<ProgressEngine> engine,
       Operations operations,
       std::shared_ptr<const Tensors> tensors)
       : engine_(std::move(engine)),
@@ -77,7 +77,7 @@ class SharedMemoryWork final : public c10d::Work {
   }
 
  private:
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<ProgressEngine> engine_;
   Operations operations_;
   std::shared_ptr<const Tensors> tensors_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -88,7 +88,7 @@ constexpr std::int64_t kCollectiveTags = std::int64_t{1} << 32U;
 
 class SharedMemoryConnection final : public Connection {
  public:
-  explicit SharedMemoryConnection(std::shared_ptr<Engine> engine)
+  explicit SharedMemoryConnection(std::shared_ptr<ProgressEngine> engine)
       : Connection(engine->rank(), engine->size()),
         engine_(std::move(engine)) {}
   ~SharedMemoryConnection() override { engine_->close(); }
@@ -288,7 +288,7 @@ class SharedMemoryConnection final : public Connection {
         engine_, std::move(operations), tensors);
   }
 
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<ProgressEngine> engine_;
   std::atomic<std::int64_t> num_exchanges_{0};
 };
 
@@ -309,7 +309,7 @@ const TransportFacts& shared_memory_facts() {
 }
 
 std::shared_ptr<Connection> make_shared_memory_connection(
-    std::shared_ptr<Engine> engine) {
+    std::shared_ptr<ProgressEngine> engine) {
   return std::make_shared<SharedMemoryConnection>(std::move(engine));
 }
 

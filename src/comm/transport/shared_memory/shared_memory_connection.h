@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "comm/transport/shared_memory/engine.h"
+#include "comm/transport/shared_memory/progress_engine.h"
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {
@@ -11,6 +11,6 @@ namespace accelerate::detail {
 
 /// A connection whose engine has been entered by all ranks.
 [[nodiscard]] std::shared_ptr<Connection> make_shared_memory_connection(
-    std::shared_ptr<Engine> engine);
+    std::shared_ptr<ProgressEngine> engine);
 
 }  // namespace accelerate::detail

@@ -11,7 +11,7 @@
 
 #include "base/text.h"
 #include "comm/rendezvous/store.h"
-#include "comm/transport/shared_memory/engine.h"
+#include "comm/transport/shared_memory/progress_engine.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
 
 namespace accelerate::detail {
@@ -93,13 +93,13 @@ class SharedMemoryTransport final : public Transport {
     std::string complaint;
     std::optional<SharedSegment> segment =
         map_segment(handshake, request, complaint);
-    std::shared_ptr<Engine> engine;
+    std::shared_ptr<ProgressEngine> engine;
     if (segment) {
-      engine = std::make_shared<Engine>(
+      engine = std::make_shared<ProgressEngine>(
           *std::move(segment),
           request.rank,
           size,
-          EngineOptions{
+          ProgressOptions{
               .timeout = request.timeout, .world_ranks = request.world_ranks});
       engine->announce();
     }

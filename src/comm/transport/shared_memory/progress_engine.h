@@ -22,7 +22,7 @@ struct DisagreementError;
 /// All failures of this transport begin with it.
 inline constexpr const char* kSharedMemoryMark = "[shared memory] ";
 
-struct EngineOptions {
+struct ProgressOptions {
   /// How long an operation waits for a silent rank.
   std::chrono::milliseconds timeout{};
   /// The ranks' numbers in the world, for messages.
@@ -39,12 +39,16 @@ struct EngineOptions {
 /// then sleeps. A sleeper looks every 10 ms whether the ranks that it awaits are
 /// still there. A failure ends the connection: all operations fail with it, and
 /// the other ranks learn the reason.
-class Engine {
+class ProgressEngine {
  public:
-  Engine(SharedSegment segment, int rank, int size, EngineOptions options);
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
-  ~Engine();
+  ProgressEngine(
+      SharedSegment segment,
+      int rank,
+      int size,
+      ProgressOptions options);
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
+  ~ProgressEngine();
 
   [[nodiscard]] int rank() const { return fabric_.rank(); }
   [[nodiscard]] int size() const { return fabric_.size(); }
@@ -98,7 +102,7 @@ class Engine {
   void post(const std::shared_ptr<Operation>& operation);
 
   Fabric fabric_;
-  EngineOptions options_;
+  ProgressOptions options_;
   int spin_limit_ = 0;
   // A descriptor per rank that becomes readable when its process ends; -1 for
   // ranks of this process.

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/engine.h"
+#include "comm/transport/shared_memory/progress_engine.h"
 
 #include <poll.h>
 #include <sys/syscall.h>
@@ -58,7 +58,11 @@ std::string joined(const std::vector<std::string>& names) {
 
 }  // namespace
 
-Engine::Engine(SharedSegment segment, int rank, int size, EngineOptions options)
+ProgressEngine::ProgressEngine(
+    SharedSegment segment,
+    int rank,
+    int size,
+    ProgressOptions options)
     : fabric_(std::move(segment), rank, size),
       options_(std::move(options)),
       process_descriptors_(static_cast<std::size_t>(size), -1),
@@ -67,20 +71,20 @@ Engine::Engine(SharedSegment segment, int rank, int size, EngineOptions options)
   spin_limit_ = size <= processors ? kPatience : kImpatience;
 }
 
-Engine::~Engine() {
+ProgressEngine::~ProgressEngine() {
   close();
   for (const int descriptor : process_descriptors_) {
     if (descriptor >= 0) ::close(descriptor);
   }
 }
 
-void Engine::announce() {
+void ProgressEngine::announce() {
   RankPage& page = fabric_.own_page();
   page.process.store(::getpid());
   page.state.store(PageState::open);
 }
 
-void Engine::watch_peers() {
+void ProgressEngine::watch_peers() {
   for (int rank = 0; rank < size(); ++rank) {
     const std::int64_t process = fabric_.page(rank).process.load();
     if (process != ::getpid()) {
@@ -90,7 +94,7 @@ void Engine::watch_peers() {
   }
 }
 
-void Engine::begin(const std::shared_ptr<Operation>& operation) {
+void ProgressEngine::begin(const std::shared_ptr<Operation>& operation) {
   std::unique_lock lock(mutex_);
   if (!failure_.empty()) throw std::runtime_error(failure_);
   const bool is_message = operation->is_message();
@@ -118,7 +122,7 @@ void Engine::begin(const std::shared_ptr<Operation>& operation) {
   if (!failure_.empty()) throw std::runtime_error(failure_);
 }
 
-void Engine::post(const std::shared_ptr<Operation>& operation) {
+void ProgressEngine::post(const std::shared_ptr<Operation>& operation) {
   if (operation->is_message()) {
     mailbox_.post(std::static_pointer_cast<Message>(operation));
   } else {
@@ -126,7 +130,7 @@ void Engine::post(const std::shared_ptr<Operation>& operation) {
   }
 }
 
-void Engine::wait(Operation& operation, milliseconds timeout) {
+void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
   if (timeout != milliseconds::zero()) {
     operation.set_deadline(Clock::now() + timeout);
   } else if (!operation.has_deadline() && !operation.is_finished()) {
@@ -153,7 +157,7 @@ void Engine::wait(Operation& operation, milliseconds timeout) {
   if (operation.has_failed()) throw std::runtime_error(operation.failure());
 }
 
-void Engine::drive(const Operation* until) {
+void ProgressEngine::drive(const Operation* until) {
   int num_looks = 0;
   const int limit = until != nullptr ? spin_limit_ : kImpatience;
   while (true) {
@@ -172,11 +176,11 @@ void Engine::drive(const Operation* until) {
   }
 }
 
-bool Engine::is_idle() const {
+bool ProgressEngine::is_idle() const {
   return collectives_.empty() && mailbox_.is_idle() && !has_inbox_.load();
 }
 
-bool Engine::advance_all() {
+bool ProgressEngine::advance_all() {
   if (has_failed_.load()) return false;
   bool has_moved = false;
   try {
@@ -200,14 +204,15 @@ bool Engine::advance_all() {
   return has_moved;
 }
 
-void Engine::take_inbox() {
+void ProgressEngine::take_inbox() {
   const std::lock_guard lock(mutex_);
   const auto posted = std::exchange(inbox_, {});
   has_inbox_.store(false);
   for (const auto& operation : posted) post(operation);
 }
 
-void Engine::finish(const std::vector<std::shared_ptr<Operation>>& operations) {
+void ProgressEngine::finish(
+    const std::vector<std::shared_ptr<Operation>>& operations) {
   std::vector<std::function<void()>> listeners;
   {
     const std::lock_guard lock(mutex_);
@@ -223,7 +228,9 @@ void Engine::finish(const std::vector<std::shared_ptr<Operation>>& operations) {
   for (const auto& listener : listeners) listener();
 }
 
-void Engine::on_finish(Operation& operation, std::function<void()> listener) {
+void ProgressEngine::on_finish(
+    Operation& operation,
+    std::function<void()> listener) {
   {
     const std::lock_guard lock(mutex_);
     if (!operation.is_finished()) {
@@ -234,7 +241,7 @@ void Engine::on_finish(Operation& operation, std::function<void()> listener) {
   listener();
 }
 
-void Engine::sleep() {
+void ProgressEngine::sleep() {
   RankPage& page = fabric_.own_page();
   page.is_asleep.store(1);
   const std::uint32_t seen = page.doorbell.load();
@@ -248,7 +255,7 @@ void Engine::sleep() {
   check_peers();
 }
 
-void Engine::check_peers() {
+void ProgressEngine::check_peers() {
   if (has_failed_.load()) return;
   const std::vector<int> gone = find_gone();
   // What they did before they went counts.
@@ -268,7 +275,7 @@ void Engine::check_peers() {
   }
 }
 
-std::vector<int> Engine::find_gone() const {
+std::vector<int> ProgressEngine::find_gone() const {
   std::vector<int> gone;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -282,11 +289,11 @@ std::vector<int> Engine::find_gone() const {
   return gone;
 }
 
-std::string Engine::name_of(int rank) const {
+std::string ProgressEngine::name_of(int rank) const {
   return std::to_string(options_.world_ranks[static_cast<std::size_t>(rank)]);
 }
 
-std::string Engine::describe_gone(int rank) const {
+std::string ProgressEngine::describe_gone(int rank) const {
   const RankPage& page = fabric_.page(rank);
   if (page.state.load() != PageState::closed) {
     return format(
@@ -298,7 +305,7 @@ std::string Engine::describe_gone(int rank) const {
       "{}rank {} has closed its connection", kSharedMemoryMark, name_of(rank));
 }
 
-std::string Engine::describe_late(
+std::string ProgressEngine::describe_late(
     const Operation& operation,
     const std::vector<int>& awaited) const {
   std::vector<std::string> names;
@@ -310,7 +317,7 @@ std::string Engine::describe_late(
       joined(names));
 }
 
-std::string Engine::describe_disagreement(
+std::string ProgressEngine::describe_disagreement(
     const DisagreementError& error) const {
   return format(
       "{}rank {} called {}, but rank {} called {}",
@@ -322,7 +329,7 @@ std::string Engine::describe_disagreement(
 }
 
 // Called by the thread that drives, or where none does.
-void Engine::fail(const std::string& reason) {
+void ProgressEngine::fail(const std::string& reason) {
   std::vector<std::shared_ptr<Operation>> failed;
   {
     const std::lock_guard lock(mutex_);
@@ -352,7 +359,7 @@ void Engine::fail(const std::string& reason) {
   finish(failed);
 }
 
-void Engine::run_in_background() {
+void ProgressEngine::run_in_background() {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return;
   wants_helper_ = true;
@@ -360,7 +367,7 @@ void Engine::run_in_background() {
   if (!is_driven_) changed_.notify_all();
 }
 
-void Engine::run_helper() {
+void ProgressEngine::run_helper() {
   std::unique_lock lock(mutex_);
   while (!is_closed_) {
     if (!wants_helper_ || is_driven_ || num_waiting_.load() > 0) {
@@ -377,7 +384,7 @@ void Engine::run_helper() {
   }
 }
 
-void Engine::close() {
+void ProgressEngine::close() {
   std::unique_lock lock(mutex_);
   if (is_closed_) return;
   is_closed_ = true;
