@@ -62,7 +62,7 @@ ProgressEngine::ProgressEngine(
     SharedSegment segment,
     int rank,
     int size,
-    ProgressOptions options)
+    ProgressEngineOptions options)
     : fabric_(std::move(segment), rank, size),
       options_(std::move(options)),
       process_descriptors_(static_cast<std::size_t>(size), -1),

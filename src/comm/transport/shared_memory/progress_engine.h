@@ -22,7 +22,7 @@ struct DisagreementError;
 /// All failures of this transport begin with it.
 inline constexpr const char* kSharedMemoryMark = "[shared memory] ";
 
-struct ProgressOptions {
+struct ProgressEngineOptions {
   /// How long an operation waits for a silent rank.
   std::chrono::milliseconds timeout{};
   /// The ranks' numbers in the world, for messages.
@@ -45,7 +45,7 @@ class ProgressEngine {
       SharedSegment segment,
       int rank,
       int size,
-      ProgressOptions options);
+      ProgressEngineOptions options);
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
   ~ProgressEngine();
@@ -102,7 +102,7 @@ class ProgressEngine {
   void post(const std::shared_ptr<Operation>& operation);
 
   Fabric fabric_;
-  ProgressOptions options_;
+  ProgressEngineOptions options_;
   int spin_limit_ = 0;
   // A descriptor per rank that becomes readable when its process ends; -1 for
   // ranks of this process.

@@ -99,7 +99,7 @@ class SharedMemoryTransport final : public Transport {
           *std::move(segment),
           request.rank,
           size,
-          ProgressOptions{
+          ProgressEngineOptions{
               .timeout = request.timeout, .world_ranks = request.world_ranks});
       engine->announce();
     }
