@@ -88,7 +88,8 @@ void train(const Shape& shape, const Run& run, int num_steps) {
   auto [model, optimizer] = accelerator.prepare(net, adamw);
   for (int step = 0; step < num_steps; ++step) {
     const auto x = batch_of(shape, batch_size(shape, run));
-    accelerator.backward(model(x).to(torch::kFloat).mean());
+    const torch::Tensor output = model(x);
+    accelerator.backward(output.to(torch::kFloat).mean());
     optimizer.step();
     optimizer.zero_grad();
   }

@@ -235,7 +235,7 @@ StepTrace run_once(
   }
   events->add({.kind = TraceEvent::Kind::end_of_forward});
   loss.backward();
-  loss.reset();
+  // What is left now, such as the loss, the loop holds until the next step.
   return events->take();
 }
 

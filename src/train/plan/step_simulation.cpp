@@ -302,10 +302,6 @@ class StepSimulation {
          ++unit)
       reshard(unit);
     current_.reset();
-    // Allocations that the trace does not end are the caller's, such as the
-    // loss.
-    for (std::int64_t& bytes : allocations_)
-      memory_.give(MemoryUse::activations, std::exchange(bytes, 0));
     if (is_sharded_ && at_.num_ranks > at_.num_shards) {
       const std::int64_t message = std::min(local_gradients(), kMessageBytes);
       memory_.take(MemoryUse::workspace, message);
@@ -323,6 +319,9 @@ class StepSimulation {
         memory_.give(MemoryUse::workspace, bytes);
     }
     for (std::size_t p = 0; p < gradients_.size(); ++p) drop_gradient(p);
+    // Allocations that the trace does not end are the loop's, such as the loss.
+    for (std::int64_t& bytes : allocations_)
+      memory_.give(MemoryUse::activations, std::exchange(bytes, 0));
   }
 
   [[nodiscard]] MemoryRow row() const {
