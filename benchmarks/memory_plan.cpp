@@ -77,12 +77,19 @@ ParallelOptions parallel_options(const Run& run) {
   return options;
 }
 
-void train(const Shape& shape, const Run& run, int num_steps) {
-  Accelerator accelerator(
+Accelerator accelerator_of(const Run& run) {
+  return Accelerator(
       {.mixed_precision =
            run.precision == FloatType::fp32 ? Precision::no : Precision::bf16,
        .parallel = parallel_options(run),
        .journal = false});
+}
+
+void train(
+    Accelerator& accelerator,
+    const Shape& shape,
+    const Run& run,
+    int num_steps) {
   Net net(shape);
   torch::optim::AdamW adamw(net->parameters(), 1e-4);
   auto [model, optimizer] = accelerator.prepare(net, adamw);
@@ -98,9 +105,11 @@ void train(const Shape& shape, const Run& run, int num_steps) {
 
 // The peak above the idle process, in bytes.
 double peak_of(const Shape& shape, const Run& run) {
+  Accelerator accelerator = accelerator_of(run);
+  accelerator.wait_for_everyone();
   benchmarks::forget_peak();
   const double idle = benchmarks::memory_of_process("VmRSS");
-  train(shape, run, kSteps);
+  train(accelerator, shape, run, kSteps);
   return benchmarks::memory_of_process("VmHWM") - idle;
 }
 
@@ -114,7 +123,9 @@ void measure(const Shape& shape, const std::string& file) {
   const std::vector<Run> runs = runs_of_model();
   // Loads LibTorch's code, and lets its libraries take what they keep.
   for (const Run& run : runs) {
-    if (!run.recomputes) train(shape, run, 1);
+    if (run.recomputes) continue;
+    Accelerator accelerator = accelerator_of(run);
+    train(accelerator, shape, run, 1);
   }
   std::vector<double> peaks;
   for (const Run& run : runs) peaks.push_back(peak_of(shape, run));
@@ -162,8 +173,8 @@ void print(const std::string& name, const MemoryRow& row, double peak) {
 
 // The errors of a model's runs in percent; none in a rank's process.
 std::vector<double> errors_of(const Shape& shape) {
-  const std::string file = "/tmp/memory_plan_" + std::to_string(getuid()) +
-      "_" + shape.name;
+  const std::string file =
+      "/tmp/memory_plan_" + std::to_string(getuid()) + "_" + shape.name;
   launch_function(
       [&] { measure(shape, file); },
       {.num_processes = kRanks, .name = shape.name, .cpu = true});
@@ -183,7 +194,11 @@ std::vector<double> errors_of(const Shape& shape) {
   return errors;
 }
 
-void report(const std::string& metric, double percent, double limit, std::size_t runs) {
+void report(
+    const std::string& metric,
+    double percent,
+    double limit,
+    std::size_t runs) {
   benchmarks::report(
       {"memory_plan", metric, percent, "%", limit, percent / limit, runs});
 }
@@ -214,7 +229,10 @@ int main(int argc, char** argv) {
   }
   if (errors.empty()) return 0;
   report(
-      "error_percent_of_95_percent", largest_of(errors, 0.95), 5, errors.size());
+      "error_percent_of_95_percent",
+      largest_of(errors, 0.95),
+      5,
+      errors.size());
   const double lowest = *std::min_element(errors.begin(), errors.end());
   report("most_below_percent", std::max(-lowest, 0.0), 10, errors.size());
 }

@@ -16,8 +16,7 @@ struct BlockImpl : torch::nn::Module {
         down(register_module("down", torch::nn::Linear(inner, width))) {
     if (is_normed) {
       norm = register_module(
-          "norm",
-          torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+          "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     }
   }
   torch::Tensor forward(const torch::Tensor& x) {

@@ -18,7 +18,8 @@ Fingerprint sums_of(const at::Tensor& tensor) {
   // that comparing needs no more memory than recomputation saves.
   if (tensor.is_cpu() && tensor.numel() > kSummedAtOnce) {
     const auto sizes = tensor.sizes();
-    const auto dim = std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+    const auto dim =
+        std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
     const std::int64_t size = tensor.size(dim);
     const Fingerprint first = sums_of(tensor.narrow(dim, 0, size / 2));
     const Fingerprint rest =

@@ -293,7 +293,7 @@ TEST(PlanMemory, CastsInputsAsAFullShardDoes) {
       },
       options);
   ASSERT_EQ(own.notes().size(), 2U);
-  EXPECT_NE(own.notes()[0].find("gathered in fp32"), std::string::npos);
+  EXPECT_NE(own.notes()[0].find("parameters in fp32"), std::string::npos);
 }
 
 TEST(PlanMemory, CountsFreedBlocksThatAreKept) {

@@ -123,7 +123,7 @@ class PlannedSteps {
         .num_temporaries = options.optimizer.starts_with("ada") ? 2 : 0,
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
-        .gathers_16_bits = true};
+        .computes_in_16_bits = true};
     std::unique_ptr<Strategy> recomputation =
         make_activation_checkpointing({.modules = selection});
     try {
@@ -162,7 +162,7 @@ class PlannedSteps {
         traces_.emplace(
             Key{is_16_bits, casts, recomputes},
             traces_.at(Key{is_16_bits, false, recomputes}));
-        settings_.gathers_16_bits = false;
+        settings_.computes_in_16_bits = false;
       }
     };
     bool has_fp32 = false;
@@ -174,10 +174,10 @@ class PlannedSteps {
       if (has_16_bits) record(true, false, recomputes);
       if (has_16_bits && is_split) record(true, true, recomputes);
     }
-    if (!settings_.gathers_16_bits) {
+    if (!settings_.computes_in_16_bits) {
       notes_.emplace_back(
-          "Full shards are planned with parameters gathered in fp32: the step "
-          "cannot be run with parameters in 16 bits.");
+          "Sharded models are planned with parameters in fp32: the step cannot "
+          "be run with parameters in 16 bits.");
     }
     notes_.emplace_back(
         "Activations: measured on the CPU with 2 and 4 samples, and "
@@ -186,10 +186,8 @@ class PlannedSteps {
 
   [[nodiscard]] MemoryRow simulate(const MemoryCase& at) const {
     const bool is_16_bits = at.precision != FloatType::fp32;
-    const bool shards_parameters = at.split == MemorySplit::full_shard ||
-        at.split == MemorySplit::hybrid_shard;
     const auto trace = traces_.find(
-        Key{is_16_bits, is_16_bits && shards_parameters, at.recomputes});
+        Key{is_16_bits, is_16_bits && at.num_shards > 1, at.recomputes});
     if (trace == traces_.end()) {
       throw ConfigError(
           "[train] the plan of memory has no such precision; name it in "
@@ -244,8 +242,8 @@ at::Tensor samples_of(const at::Tensor& inputs, std::int64_t num_samples) {
   const at::Tensor places =
       at::arange(num_samples, at::kLong).remainder(inputs.size(0));
   at::Tensor samples = held_by_loop(inputs.detach().index_select(0, places));
-  const bool is_cast = loop != nullptr && loop->input_dtype &&
-      samples.is_floating_point();
+  const bool is_cast =
+      loop != nullptr && loop->input_dtype && samples.is_floating_point();
   return is_cast ? samples.to(*loop->input_dtype) : samples;
 }
 

@@ -33,6 +33,9 @@ class StepSimulation {
             at.split == MemorySplit::full_shard ||
             at.split == MemorySplit::hybrid_shard),
         is_sharded_(at.num_shards > 1),
+        casts_(
+            is_sharded_ && settings.computes_in_16_bits &&
+            at.precision != FloatType::fp32),
         is_full_(model.parameters.size(), false),
         memory_(
             is_sharded_ && settings.keeps_freed_blocks ? local_gradients()
@@ -60,15 +63,22 @@ class StepSimulation {
     return parameter.num_elements /
         std::max<std::int64_t>(parameter.num_rows, 1) * rows;
   }
+  [[nodiscard]] std::int64_t local_element_bytes(
+      const PlannedParameter& parameter) const {
+    const bool is_upcast =
+        casts_ && is_shard(parameter) && parameter.is_trained;
+    return is_upcast ? std::max<std::int64_t>(parameter.element_bytes, 4)
+                     : parameter.element_bytes;
+  }
   [[nodiscard]] std::int64_t local_bytes(
       const PlannedParameter& parameter) const {
-    return local_elements(parameter) * parameter.element_bytes;
+    return local_elements(parameter) * local_element_bytes(parameter);
   }
   // Bytes of an element of the full parameter and of its gradient.
   [[nodiscard]] std::int64_t full_element_bytes(
       const PlannedParameter& parameter) const {
-    const bool is_cast = shards_parameters_ && settings_.gathers_16_bits &&
-        at_.precision != FloatType::fp32 && !parameter.keeps_precision;
+    const bool is_cast =
+        casts_ && is_shard(parameter) && !parameter.keeps_precision;
     return is_cast ? std::min<std::int64_t>(parameter.element_bytes, 2)
                    : parameter.element_bytes;
   }
@@ -98,7 +108,11 @@ class StepSimulation {
     for (const PlannedParameter& each : model_.parameters) {
       const bool is_whole = !is_shard(each) || !shards_parameters_;
       memory_.take(
-          MemoryUse::weights, is_whole ? each.num_bytes() : local_bytes(each));
+          MemoryUse::weights, is_whole ? full_bytes(each) : local_bytes(each));
+      // Shards are views of full parameters unless their dtypes differ.
+      if (is_whole && is_shard(each) &&
+          full_element_bytes(each) != local_element_bytes(each))
+        memory_.take(MemoryUse::optimizer_state, local_bytes(each));
       if (!each.is_trained) continue;
       memory_.take(
           MemoryUse::optimizer_state,
@@ -126,7 +140,7 @@ class StepSimulation {
       if (has_buckets() && settings_.gradient_as_bucket_view) continue;
       keep_gradient(
           p,
-          keeps_full_gradients() ? parameter.num_bytes()
+          keeps_full_gradients() ? full_bytes(parameter)
                                  : local_bytes(parameter));
     }
   }
@@ -346,6 +360,9 @@ class StepSimulation {
   const StepSettings& settings_;
   bool shards_parameters_;
   bool is_sharded_;
+  // Sharded models compute with parameters in 16 bits, whatever is divided, and
+  // step on shards in fp32.
+  bool casts_;
   std::vector<bool> is_full_;  // by parameter
   ResidentMemory memory_;
   std::vector<std::int64_t> allocations_;
