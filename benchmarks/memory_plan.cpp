@@ -123,7 +123,7 @@ void measure(const Shape& shape, const std::string& file) {
   const std::vector<Run> runs = runs_of_model();
   // Loads LibTorch's code, and lets its libraries take what they keep.
   for (const Run& run : runs) {
-    if (run.recomputes) continue;
+    if (run.split != MemorySplit::replicated) continue;
     Accelerator accelerator = accelerator_of(run);
     train(accelerator, shape, run, 1);
   }

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::int64_t kSummedAtOnce = 1 << 16;
+constexpr std::int64_t kSummedAtOnce = 1 << 14;
 
 Fingerprint sums_of(const at::Tensor& tensor) {
   // On the CPU, LibTorch copies into double what it sums in double; in parts, so
