@@ -18,6 +18,8 @@ constexpr std::int64_t kSmallParameter = 32 << 10;
 constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 
+constexpr int kRepeatedSteps = 2;
+
 class StepSimulation {
  public:
   StepSimulation(
@@ -43,10 +45,11 @@ class StepSimulation {
 
   MemoryRow run() {
     hold_model();
-    // The first step learns the order of units.
+    // The first step learns the order of units; freed blocks that are kept need
+    // some more until they are those of every step.
     step();
     memory_.forget_peak();
-    step();
+    for (int i = 0; i < kRepeatedSteps; ++i) step();
     return row();
   }
 
@@ -305,8 +308,16 @@ class StepSimulation {
     } else if (!is_added) {
       keep_gradient(message.parameter, mean);
     }
+    if (local_element_bytes(parameter) != full_element_bytes(parameter))
+      take_for_a_moment(mean);
     for (; freed > 0; --freed) memory_.give(MemoryUse::units, message.incoming);
     memory_.give(MemoryUse::units, message.outgoing);
+  }
+
+  // On the CPU, LibTorch adds a tensor of another dtype by way of a copy.
+  void take_for_a_moment(std::int64_t bytes) {
+    memory_.take(MemoryUse::workspace, bytes);
+    memory_.give(MemoryUse::workspace, bytes);
   }
 
   void end_backward() {
@@ -318,8 +329,7 @@ class StepSimulation {
     current_.reset();
     if (is_sharded_ && at_.num_ranks > at_.num_shards) {
       const std::int64_t message = std::min(local_gradients(), kMessageBytes);
-      memory_.take(MemoryUse::workspace, message);
-      memory_.give(MemoryUse::workspace, message);
+      take_for_a_moment(message);
     }
   }
 
