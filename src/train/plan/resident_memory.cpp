@@ -44,6 +44,12 @@ void ResidentMemory::give(MemoryUse use, std::int64_t num_bytes) {
   total_ += size;
 }
 
+void ResidentMemory::take_unkept(MemoryUse use, std::int64_t num_bytes) {
+  of(use) += num_bytes;
+  total_ += num_bytes;
+  note_peak();
+}
+
 void ResidentMemory::make_room(std::int64_t num_bytes) {
   auto first = kept_.begin();
   for (; first != kept_.end() && kept_bytes_ + num_bytes > limit_; ++first) {

@@ -29,6 +29,8 @@ class ResidentMemory {
 
   void take(MemoryUse use, std::int64_t num_bytes);
   void give(MemoryUse use, std::int64_t num_bytes);
+  /// Takes, or gives if negative, memory that is not kept when it is freed.
+  void take_unkept(MemoryUse use, std::int64_t num_bytes);
   /// The same bytes are now for something else.
   void move(MemoryUse from, MemoryUse to, std::int64_t num_bytes);
 

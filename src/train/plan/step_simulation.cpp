@@ -163,14 +163,23 @@ class StepSimulation {
             event.bytes_per_sample * static_cast<double>(at_.micro_batch);
         allocations_[event.index] =
             static_cast<std::int64_t>(std::max(std::llround(bytes), 0LL));
-        memory_.take(MemoryUse::activations, allocations_[event.index]);
+        if (event.is_kernels_own) {
+          memory_.take_unkept(
+              MemoryUse::activations, allocations_[event.index]);
+        } else {
+          memory_.take(MemoryUse::activations, allocations_[event.index]);
+        }
         break;
       }
-      case TraceEvent::Kind::release:
-        memory_.give(
-            MemoryUse::activations,
-            std::exchange(allocations_[event.index], 0));
+      case TraceEvent::Kind::release: {
+        const std::int64_t bytes = std::exchange(allocations_[event.index], 0);
+        if (event.is_kernels_own) {
+          memory_.take_unkept(MemoryUse::activations, -bytes);
+        } else {
+          memory_.give(MemoryUse::activations, bytes);
+        }
         break;
+      }
       case TraceEvent::Kind::read:
         if (shards_parameters_) read(event.index);
         break;
