@@ -37,7 +37,7 @@ struct MemoryCase {
   /// Ranks that share one model; 1 if it is replicated.
   int num_shards = 1;
   /// fp32: without mixed precision. Otherwise the dtype of autocast and, where
-  /// something is sharded, of gathered parameters.
+  /// something is sharded, of the parameters that the model computes with.
   FloatType precision = FloatType::fp32;
   bool recomputes = false;
   /// Samples per rank and micro-step.

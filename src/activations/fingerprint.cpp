@@ -2,11 +2,38 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 namespace accelerate::detail {
+
+namespace {
+
+constexpr std::int64_t kSummedAtOnce = 1 << 14;
+
+Fingerprint sums_of(const at::Tensor& tensor) {
+  // On the CPU, LibTorch copies into double what it sums in double; in parts, so
+  // that comparing needs no more memory than recomputation saves.
+  if (tensor.is_cpu() && tensor.numel() > kSummedAtOnce) {
+    const auto sizes = tensor.sizes();
+    const auto dim =
+        std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+    const std::int64_t size = tensor.size(dim);
+    const Fingerprint first = sums_of(tensor.narrow(dim, 0, size / 2));
+    const Fingerprint rest =
+        sums_of(tensor.narrow(dim, size / 2, size - size / 2));
+    return {first.sum + rest.sum, first.magnitude + rest.magnitude};
+  }
+  const double sum = tensor.sum(at::kDouble).item<double>();
+  if (!tensor.is_floating_point()) return {sum, std::abs(sum)};
+  return {
+      sum,
+      at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
+}
+
+}  // namespace
 
 Fingerprint fingerprint_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
@@ -16,11 +43,7 @@ Fingerprint fingerprint_of(const at::Tensor& tensor) {
       tensor.scalar_type() == at::kByte) {
     return {};
   }
-  const double sum = tensor.sum(at::kDouble).item<double>();
-  if (!tensor.is_floating_point()) return {sum, std::abs(sum)};
-  return {
-      sum,
-      at::linalg_vector_norm(tensor, 1, {}, false, at::kDouble).item<double>()};
+  return sums_of(tensor);
 }
 
 // The tolerance is for accelerators, which may sum in another order each time.

@@ -180,7 +180,7 @@ void Tape::keep_before_change(const at::Tensor& tensor) {
   if (storage == nullptr) return;
   if (const auto savings = savings_of_.find(storage);
       savings != savings_of_.end()) {
-    for (const Place& place : savings->second)
+    for (const Place& place : savings->second.places)
       saved_at(place).is_changed_later = true;
   }
   place_of(tensor);
@@ -221,7 +221,17 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
        !compared_->has(entry.history));
   if (compares && !is_outside) saved.fingerprint = fingerprint_of(tensor);
   entry.saved.push_back(std::move(saved));
-  if (storage != nullptr) savings_of_[storage].push_back(place);
+  if (storage != nullptr) {
+    savings_of_
+        .try_emplace(
+            storage,
+            Savings{
+                tensor.unsafeGetTensorImpl()
+                    ->unsafe_storage()
+                    .getWeakStorageImpl(),
+                {}})
+        .first->second.places.push_back(place);
+  }
   return place;
 }
 

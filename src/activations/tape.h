@@ -156,7 +156,13 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   // Used while recording. Weak references keep addresses from being reused.
   std::unordered_map<const c10::TensorImpl*, Known> known_;
-  std::unordered_map<const c10::StorageImpl*, std::vector<Place>> savings_of_;
+  /// What operators saved of a storage. The weak reference keeps the address
+  /// from being that of another storage later.
+  struct Savings {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::vector<Place> places;
+  };
+  std::unordered_map<const c10::StorageImpl*, Savings> savings_of_;
   std::unordered_map<const c10::StorageImpl*, std::optional<std::size_t>>
       outside_storages_;
 };

@@ -24,9 +24,29 @@ namespace accelerate::detail {
 
 namespace {
 
-/// The dtype in which samples_of() gives floating-point inputs on this thread,
-/// while a model is recorded whose strategy would cast them.
-thread_local std::optional<c10::ScalarType> input_dtype;
+/// What a training loop does beside the step that is recorded on this thread.
+struct LoopAroundStep {
+  /// The dtype to which the strategy of the model would cast its inputs.
+  std::optional<c10::ScalarType> input_dtype;
+  /// Batches and outputs, which the variables of a loop hold until the optimizer
+  /// has stepped.
+  std::vector<at::Tensor> held;
+};
+thread_local LoopAroundStep* loop = nullptr;
+
+/// While it lives, samples_of() and mean_of() of this thread belong to `around`.
+class LoopScope {
+ public:
+  explicit LoopScope(LoopAroundStep& around) { loop = &around; }
+  ~LoopScope() { loop = nullptr; }
+  LoopScope(const LoopScope&) = delete;
+  LoopScope& operator=(const LoopScope&) = delete;
+};
+
+at::Tensor held_by_loop(at::Tensor tensor) {
+  if (loop != nullptr) loop->held.push_back(tensor);
+  return tensor;
+}
 
 ModuleSelection selection_of(const MemoryPlanOptions& options) {
   ModuleSelection selection;
@@ -103,7 +123,7 @@ class PlannedSteps {
         .num_temporaries = options.optimizer.starts_with("ada") ? 2 : 0,
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
-        .gathers_16_bits = true};
+        .computes_in_16_bits = true};
     std::unique_ptr<Strategy> recomputation =
         make_activation_checkpointing({.modules = selection});
     try {
@@ -118,7 +138,13 @@ class PlannedSteps {
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
       RecordedPrecision precision{.casts_parameters = casts};
       if (is_16_bits) precision.autocast = at::kBFloat16;
-      input_dtype = casts ? precision.autocast : std::nullopt;
+      LoopAroundStep around{
+          .input_dtype = casts ? precision.autocast : std::nullopt, .held = {}};
+      const LoopScope scope(around);
+      const LossOfSamples step = [&](std::int64_t num_samples) {
+        around.held.clear();
+        return loss_of(num_samples);
+      };
       try {
         traces_.emplace(
             Key{is_16_bits, casts, recomputes},
@@ -126,22 +152,17 @@ class PlannedSteps {
                 module,
                 table,
                 model_,
-                loss_of,
+                step,
                 precision,
                 recomputes ? recomputation.get() : nullptr));
-        input_dtype.reset();
       } catch (const c10::Error&) {
-        input_dtype.reset();
         if (!casts) throw;
         // A step function makes inputs in its own dtype, which some operators
         // refuse beside parameters in 16 bits.
         traces_.emplace(
             Key{is_16_bits, casts, recomputes},
             traces_.at(Key{is_16_bits, false, recomputes}));
-        settings_.gathers_16_bits = false;
-      } catch (...) {
-        input_dtype.reset();
-        throw;
+        settings_.computes_in_16_bits = false;
       }
     };
     bool has_fp32 = false;
@@ -153,10 +174,10 @@ class PlannedSteps {
       if (has_16_bits) record(true, false, recomputes);
       if (has_16_bits && is_split) record(true, true, recomputes);
     }
-    if (!settings_.gathers_16_bits) {
+    if (!settings_.computes_in_16_bits) {
       notes_.emplace_back(
-          "Full shards are planned with parameters gathered in fp32: the step "
-          "cannot be run with parameters in 16 bits.");
+          "Sharded models are planned with parameters in fp32: the step cannot "
+          "be run with parameters in 16 bits.");
     }
     notes_.emplace_back(
         "Activations: measured on the CPU with 2 and 4 samples, and "
@@ -165,10 +186,8 @@ class PlannedSteps {
 
   [[nodiscard]] MemoryRow simulate(const MemoryCase& at) const {
     const bool is_16_bits = at.precision != FloatType::fp32;
-    const bool shards_parameters = at.split == MemorySplit::full_shard ||
-        at.split == MemorySplit::hybrid_shard;
     const auto trace = traces_.find(
-        Key{is_16_bits, is_16_bits && shards_parameters, at.recomputes});
+        Key{is_16_bits, is_16_bits && at.num_shards > 1, at.recomputes});
     if (trace == traces_.end()) {
       throw ConfigError(
           "[train] the plan of memory has no such precision; name it in "
@@ -222,13 +241,14 @@ at::Tensor samples_of(const at::Tensor& inputs, std::int64_t num_samples) {
   }
   const at::Tensor places =
       at::arange(num_samples, at::kLong).remainder(inputs.size(0));
-  at::Tensor samples = inputs.detach().index_select(0, places);
-  return input_dtype && samples.is_floating_point() ? samples.to(*input_dtype)
-                                                    : samples;
+  at::Tensor samples = held_by_loop(inputs.detach().index_select(0, places));
+  const bool is_cast =
+      loop != nullptr && loop->input_dtype && samples.is_floating_point();
+  return is_cast ? samples.to(*loop->input_dtype) : samples;
 }
 
 at::Tensor mean_of(const at::Tensor& output) {
-  return output.to(at::kFloat).mean();
+  return held_by_loop(output.to(at::kFloat)).mean();
 }
 
 }  // namespace accelerate::detail

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/cpu/Utils.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -45,6 +47,22 @@ class EventList final : public AllocationListener {
     add({.kind = TraceEvent::Kind::release, .index = found->second});
     places_.erase(found);
   }
+  /// A kernel's own memory while it runs; returns its index, for end_own().
+  std::size_t begin_own(std::size_t num_bytes) {
+    const std::size_t index = trace_.num_allocations++;
+    add(
+        {.kind = TraceEvent::Kind::allocate,
+         .index = index,
+         .fixed_bytes = static_cast<double>(num_bytes),
+         .is_kernels_own = true});
+    return index;
+  }
+  void end_own(std::size_t index) {
+    add(
+        {.kind = TraceEvent::Kind::release,
+         .index = index,
+         .is_kernels_own = true});
+  }
   void add(const TraceEvent& event) {
     const bool is_repeated = event.kind == TraceEvent::Kind::read &&
         !trace_.events.empty() &&
@@ -68,6 +86,38 @@ class EventList final : public AllocationListener {
   std::unordered_map<const void*, std::size_t> places_;
 };
 
+/// Without bf16 instructions LibTorch multiplies 16 bits in kernels of its own.
+bool multiplies_16_bits_natively() {
+  static const bool does = [] {
+    const auto has = at::cpu::get_cpu_capabilities();
+    const auto lacks = [&](const char* name) {
+      const auto found = has.find(name);
+      return found != has.end() && found->second.isBool() &&
+          !found->second.toBool();
+    };
+    return lacks("avx512_f");
+  }();
+  return does;
+}
+
+/// Bytes that an operator takes beside LibTorch's allocator while it runs.
+/// Where 16 bits are multiplied natively, a product with a transposed first
+/// factor, which gives gradients of weights, is summed in fp32.
+std::size_t kernels_own_bytes(const at::RecordFunction& function) {
+  if (std::string_view(function.name()) != "aten::mm") return 0;
+  const auto inputs = function.inputs();
+  if (inputs.size() < 2 || !inputs[0].isTensor() || !inputs[1].isTensor())
+    return 0;
+  const at::Tensor& first = inputs[0].toTensor();
+  const at::Tensor& second = inputs[1].toTensor();
+  if (!first.is_cpu() || first.dim() != 2 || second.dim() != 2 ||
+      !at::isReducedFloatingType(first.scalar_type()) ||
+      first.is_contiguous() || !multiplies_16_bits_natively())
+    return 0;
+  return static_cast<std::size_t>(first.size(0) * second.size(1)) *
+      sizeof(float);
+}
+
 /// Notes operators that take parameters, on this thread.
 class RecordedReads {
  public:
@@ -83,7 +133,8 @@ class RecordedReads {
     }
     current = this;
     handle_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(&RecordedReads::begin_operator)
+        at::RecordFunctionCallback(
+            &RecordedReads::begin_operator, &RecordedReads::end_operator)
             .needsInputs(true)
             .scopes({at::RecordScope::FUNCTION}));
   }
@@ -106,8 +157,23 @@ class RecordedReads {
           current->note(each);
       }
     }
-    return nullptr;
+    const std::size_t own = kernels_own_bytes(function);
+    if (own == 0) return nullptr;
+    auto context = std::make_unique<KernelsOwn>();
+    context->index = current->events_.begin_own(own);
+    return context;
   }
+
+  static void end_operator(
+      const at::RecordFunction&,
+      at::ObserverContext* context) {
+    if (context == nullptr || current == nullptr) return;
+    current->events_.end_own(static_cast<KernelsOwn*>(context)->index);
+  }
+
+  struct KernelsOwn : at::ObserverContext {
+    std::size_t index = 0;
+  };
 
   void note(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage()) return;
@@ -235,7 +301,7 @@ StepTrace run_once(
   }
   events->add({.kind = TraceEvent::Kind::end_of_forward});
   loss.backward();
-  loss.reset();
+  // What is left now, such as the loss, the loop holds until the next step.
   return events->take();
 }
 

@@ -10,10 +10,25 @@ namespace {
 // As in freed_blocks.cpp.
 constexpr std::int64_t kKeptFrom = std::int64_t{1} << 20;
 constexpr std::int64_t kPageBytes = 4096;
+// glibc's initial M_MMAP_THRESHOLD; larger blocks are returned when freed.
+constexpr std::int64_t kHeapBelow = 128 << 10;
 
 }  // namespace
 
+void ResidentMemory::take_from_heap(MemoryUse use, std::int64_t num_bytes) {
+  const std::int64_t again = std::min(free_in_heap_, num_bytes);
+  free_in_heap_ -= again;
+  of(MemoryUse::workspace) -= again;
+  of(use) += num_bytes;
+  total_ += num_bytes - again;
+  note_peak();
+}
+
 void ResidentMemory::take(MemoryUse use, std::int64_t num_bytes) {
+  if (num_bytes < kHeapBelow) {
+    take_from_heap(use, num_bytes);
+    return;
+  }
   of(use) += num_bytes;
   total_ += num_bytes;
   if (limit_ > 0 && num_bytes >= kKeptFrom) {
@@ -32,6 +47,11 @@ void ResidentMemory::take(MemoryUse use, std::int64_t num_bytes) {
 
 void ResidentMemory::give(MemoryUse use, std::int64_t num_bytes) {
   of(use) -= num_bytes;
+  if (num_bytes < kHeapBelow) {
+    free_in_heap_ += num_bytes;
+    of(MemoryUse::workspace) += num_bytes;
+    return;
+  }
   total_ -= num_bytes;
   if (limit_ == 0 || num_bytes < kKeptFrom) return;
   const std::int64_t size =
@@ -42,6 +62,12 @@ void ResidentMemory::give(MemoryUse use, std::int64_t num_bytes) {
   kept_bytes_ += size;
   of(MemoryUse::workspace) += size;
   total_ += size;
+}
+
+void ResidentMemory::take_unkept(MemoryUse use, std::int64_t num_bytes) {
+  of(use) += num_bytes;
+  total_ += num_bytes;
+  note_peak();
 }
 
 void ResidentMemory::make_room(std::int64_t num_bytes) {

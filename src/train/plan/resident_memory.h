@@ -19,8 +19,10 @@ enum class MemoryUse : std::uint8_t {
 };
 inline constexpr std::size_t kNumMemoryUses = 7;
 
-/// The memory of a simulated rank, and its peak. With a limit above 0 freed
-/// blocks are kept as keep_freed_blocks() keeps them, and count as workspace.
+/// The memory of a simulated rank, and its peak. Small blocks come from the C
+/// library's heap, which does not return what others lie above: what it once had
+/// counts as workspace when it is free. With a limit above 0, freed large blocks
+/// are kept as keep_freed_blocks() keeps them, and count as workspace, too.
 class ResidentMemory {
  public:
   using Uses = std::array<std::int64_t, kNumMemoryUses>;
@@ -29,6 +31,8 @@ class ResidentMemory {
 
   void take(MemoryUse use, std::int64_t num_bytes);
   void give(MemoryUse use, std::int64_t num_bytes);
+  /// Takes, or gives if negative, memory that is not kept when it is freed.
+  void take_unkept(MemoryUse use, std::int64_t num_bytes);
   /// The same bytes are now for something else.
   void move(MemoryUse from, MemoryUse to, std::int64_t num_bytes);
 
@@ -41,12 +45,14 @@ class ResidentMemory {
   std::int64_t& of(MemoryUse use) {
     return now_[static_cast<std::size_t>(use)];
   }
+  void take_from_heap(MemoryUse use, std::int64_t num_bytes);
   void note_peak();
   void make_room(std::int64_t num_bytes);
 
   std::int64_t limit_;
   std::vector<std::int64_t> kept_;  // the oldest first
   std::int64_t kept_bytes_ = 0;
+  std::int64_t free_in_heap_ = 0;
   std::int64_t total_ = 0;
   std::int64_t peak_total_ = 0;
   Uses now_{};

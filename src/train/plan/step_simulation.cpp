@@ -18,6 +18,8 @@ constexpr std::int64_t kSmallParameter = 32 << 10;
 constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 
+constexpr int kRepeatedSteps = 2;
+
 class StepSimulation {
  public:
   StepSimulation(
@@ -33,6 +35,9 @@ class StepSimulation {
             at.split == MemorySplit::full_shard ||
             at.split == MemorySplit::hybrid_shard),
         is_sharded_(at.num_shards > 1),
+        casts_(
+            is_sharded_ && settings.computes_in_16_bits &&
+            at.precision != FloatType::fp32),
         is_full_(model.parameters.size(), false),
         memory_(
             is_sharded_ && settings.keeps_freed_blocks ? local_gradients()
@@ -40,10 +45,11 @@ class StepSimulation {
 
   MemoryRow run() {
     hold_model();
-    // The first step learns the order of units.
+    // The first step learns the order of units; freed blocks that are kept need
+    // some more until they are those of every step.
     step();
     memory_.forget_peak();
-    step();
+    for (int i = 0; i < kRepeatedSteps; ++i) step();
     return row();
   }
 
@@ -60,15 +66,22 @@ class StepSimulation {
     return parameter.num_elements /
         std::max<std::int64_t>(parameter.num_rows, 1) * rows;
   }
+  [[nodiscard]] std::int64_t local_element_bytes(
+      const PlannedParameter& parameter) const {
+    const bool is_upcast =
+        casts_ && is_shard(parameter) && parameter.is_trained;
+    return is_upcast ? std::max<std::int64_t>(parameter.element_bytes, 4)
+                     : parameter.element_bytes;
+  }
   [[nodiscard]] std::int64_t local_bytes(
       const PlannedParameter& parameter) const {
-    return local_elements(parameter) * parameter.element_bytes;
+    return local_elements(parameter) * local_element_bytes(parameter);
   }
   // Bytes of an element of the full parameter and of its gradient.
   [[nodiscard]] std::int64_t full_element_bytes(
       const PlannedParameter& parameter) const {
-    const bool is_cast = shards_parameters_ && settings_.gathers_16_bits &&
-        at_.precision != FloatType::fp32 && !parameter.keeps_precision;
+    const bool is_cast =
+        casts_ && is_shard(parameter) && !parameter.keeps_precision;
     return is_cast ? std::min<std::int64_t>(parameter.element_bytes, 2)
                    : parameter.element_bytes;
   }
@@ -98,7 +111,11 @@ class StepSimulation {
     for (const PlannedParameter& each : model_.parameters) {
       const bool is_whole = !is_shard(each) || !shards_parameters_;
       memory_.take(
-          MemoryUse::weights, is_whole ? each.num_bytes() : local_bytes(each));
+          MemoryUse::weights, is_whole ? full_bytes(each) : local_bytes(each));
+      // Shards are views of full parameters unless their dtypes differ.
+      if (is_whole && is_shard(each) &&
+          full_element_bytes(each) != local_element_bytes(each))
+        memory_.take(MemoryUse::optimizer_state, local_bytes(each));
       if (!each.is_trained) continue;
       memory_.take(
           MemoryUse::optimizer_state,
@@ -126,7 +143,7 @@ class StepSimulation {
       if (has_buckets() && settings_.gradient_as_bucket_view) continue;
       keep_gradient(
           p,
-          keeps_full_gradients() ? parameter.num_bytes()
+          keeps_full_gradients() ? full_bytes(parameter)
                                  : local_bytes(parameter));
     }
   }
@@ -146,14 +163,23 @@ class StepSimulation {
             event.bytes_per_sample * static_cast<double>(at_.micro_batch);
         allocations_[event.index] =
             static_cast<std::int64_t>(std::max(std::llround(bytes), 0LL));
-        memory_.take(MemoryUse::activations, allocations_[event.index]);
+        if (event.is_kernels_own) {
+          memory_.take_unkept(
+              MemoryUse::activations, allocations_[event.index]);
+        } else {
+          memory_.take(MemoryUse::activations, allocations_[event.index]);
+        }
         break;
       }
-      case TraceEvent::Kind::release:
-        memory_.give(
-            MemoryUse::activations,
-            std::exchange(allocations_[event.index], 0));
+      case TraceEvent::Kind::release: {
+        const std::int64_t bytes = std::exchange(allocations_[event.index], 0);
+        if (event.is_kernels_own) {
+          memory_.take_unkept(MemoryUse::activations, -bytes);
+        } else {
+          memory_.give(MemoryUse::activations, bytes);
+        }
         break;
+      }
       case TraceEvent::Kind::read:
         if (shards_parameters_) read(event.index);
         break;
@@ -291,8 +317,16 @@ class StepSimulation {
     } else if (!is_added) {
       keep_gradient(message.parameter, mean);
     }
+    if (local_element_bytes(parameter) != full_element_bytes(parameter))
+      take_for_a_moment(mean);
     for (; freed > 0; --freed) memory_.give(MemoryUse::units, message.incoming);
     memory_.give(MemoryUse::units, message.outgoing);
+  }
+
+  // On the CPU, LibTorch adds a tensor of another dtype by way of a copy.
+  void take_for_a_moment(std::int64_t bytes) {
+    memory_.take(MemoryUse::workspace, bytes);
+    memory_.give(MemoryUse::workspace, bytes);
   }
 
   void end_backward() {
@@ -302,14 +336,9 @@ class StepSimulation {
          ++unit)
       reshard(unit);
     current_.reset();
-    // Allocations that the trace does not end are the caller's, such as the
-    // loss.
-    for (std::int64_t& bytes : allocations_)
-      memory_.give(MemoryUse::activations, std::exchange(bytes, 0));
     if (is_sharded_ && at_.num_ranks > at_.num_shards) {
       const std::int64_t message = std::min(local_gradients(), kMessageBytes);
-      memory_.take(MemoryUse::workspace, message);
-      memory_.give(MemoryUse::workspace, message);
+      take_for_a_moment(message);
     }
   }
 
@@ -323,6 +352,9 @@ class StepSimulation {
         memory_.give(MemoryUse::workspace, bytes);
     }
     for (std::size_t p = 0; p < gradients_.size(); ++p) drop_gradient(p);
+    // Allocations that the trace does not end are the loop's, such as the loss.
+    for (std::int64_t& bytes : allocations_)
+      memory_.give(MemoryUse::activations, std::exchange(bytes, 0));
   }
 
   [[nodiscard]] MemoryRow row() const {
@@ -347,6 +379,9 @@ class StepSimulation {
   const StepSettings& settings_;
   bool shards_parameters_;
   bool is_sharded_;
+  // Sharded models compute with parameters in 16 bits, whatever is divided, and
+  // step on shards in fp32.
+  bool casts_;
   std::vector<bool> is_full_;  // by parameter
   ResidentMemory memory_;
   std::vector<std::int64_t> allocations_;

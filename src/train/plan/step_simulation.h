@@ -18,9 +18,9 @@ struct StepSettings {
   bool gradient_as_bucket_view = false;
   /// Freed blocks of sharded models are kept (keep_freed_blocks).
   bool keeps_freed_blocks = true;
-  /// Parameters of sharded models are gathered in 16 bits where the case says
-  /// so; else autocast alone casts them.
-  bool gathers_16_bits = false;
+  /// Sharded models compute with parameters in 16 bits where the case says so;
+  /// else autocast alone casts them.
+  bool computes_in_16_bits = false;
 };
 
 /// The peak of a rank in a step that is not the first, when the order of units

@@ -30,6 +30,9 @@ struct TraceEvent {
   std::size_t allocation = kNone;
   double fixed_bytes = 0;
   double bytes_per_sample = 0;
+  /// For `allocate` and `release`: a kernel's own memory, which LibTorch's
+  /// allocator does not know.
+  bool is_kernels_own = false;
 };
 
 struct StepTrace {
