@@ -75,4 +75,20 @@ ACCELERATE_API at::Tensor ring_attention(
     const SequenceShards& shards,
     const SequenceAttentionOptions& options = {});
 
+/// The same result by exchanging heads (Jacobs et al., DeepSpeed Ulysses, 2023):
+/// each rank gets all positions of some heads, attends, and gives the positions
+/// back. Two all-to-alls of the query's size and two of the keys', each with
+/// its way back; no rotation. Heads that do not divide go to the first ranks,
+/// and heads of keys that several ranks need to each of them. Tensors have 4
+/// dimensions; a mask has the rows of the whole sequence. Throws ConfigError if
+/// the query has fewer heads than the group has ranks, and as ring_attention()
+/// does.
+ACCELERATE_API at::Tensor ulysses_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const Group& group,
+    const SequenceShards& shards,
+    const SequenceAttentionOptions& options = {});
+
 }  // namespace accelerate

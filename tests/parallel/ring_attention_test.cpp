@@ -399,9 +399,9 @@ TEST(DropoutMask, DropsItsShareOfWeights) {
   const at::Tensor dropped = factors.eq(0).to(at::kFloat);
   EXPECT_NEAR(dropped.mean().item<double>(), 0.25, 0.005);
   // Neither rows nor columns nor heads agree.
-  EXPECT_LT(dropped.mean({2}).max().item<double>(), 0.45);
-  EXPECT_LT(dropped.mean({3}).max().item<double>(), 0.45);
-  EXPECT_LT(dropped.mean({0, 1}).eq(1).sum().item<int>(), 60);
+  EXPECT_LT(dropped.mean(at::IntArrayRef({2})).max().item<double>(), 0.45);
+  EXPECT_LT(dropped.mean(at::IntArrayRef({3})).max().item<double>(), 0.45);
+  EXPECT_LT(dropped.mean(at::IntArrayRef({0, 1})).eq(1).sum().item<int>(), 60);
   EXPECT_NEAR(factors.max().item<double>(), 1 / 0.75, 1e-6);
   // A part of the mask is the mask of a part.
   const std::vector<std::int64_t> some{3, 150};

@@ -49,13 +49,15 @@ AttentionRules::AttentionRules(
     int rank,
     std::int64_t batch,
     std::int64_t num_heads,
+    std::int64_t first_head,
     std::uint64_t seed)
     : query_positions_(shards.positions(rank)) {
   if (options.attn_mask) take_mask(*options.attn_mask, shards);
   if (options.document_ids)
     take_documents(*options.document_ids, shards.length());
   if (options.dropout_p > 0)
-    dropout_ = DropoutMask{options.dropout_p, seed, batch, num_heads};
+    dropout_ =
+        DropoutMask{options.dropout_p, seed, batch, num_heads, first_head};
 }
 
 void AttentionRules::take_mask(

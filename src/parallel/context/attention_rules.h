@@ -18,7 +18,8 @@ namespace accelerate::detail {
 class AttentionRules {
  public:
   AttentionRules() = default;
-  /// `batch`, `num_heads`: those of the queries. `seed`: of dropout. Throws
+  /// `batch`, `num_heads`: those of the queries. `first_head` and `seed`: of
+  /// dropout. Throws
   /// ConfigError for masks that do not fit.
   AttentionRules(
       const SequenceAttentionOptions& options,
@@ -26,6 +27,7 @@ class AttentionRules {
       int rank,
       std::int64_t batch,
       std::int64_t num_heads,
+      std::int64_t first_head,
       std::uint64_t seed);
 
   /// Those of a tile with keys of `key_rank`, for tensors on `device`.

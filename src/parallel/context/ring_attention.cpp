@@ -1,3 +1,5 @@
+#include "parallel/context/ring_attention.h"
+
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -7,7 +9,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <accelerate/attention.h>
 #include <accelerate/error.h>
 
 #include "activations/tape.h"
@@ -206,6 +207,38 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
 
 }  // namespace
 
+namespace detail {
+
+at::Tensor attend_in_ring(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const Group& group,
+    const SequenceShards& shards,
+    const SequenceAttentionOptions& options,
+    std::int64_t first_head,
+    std::uint64_t seed) {
+  auto call = c10::make_intrusive<RingCall>(group, shards);
+  call->is_causal = options.is_causal;
+  call->rotation = options.rotation;
+  call->scale =
+      options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+  call->rules = AttentionRules(
+      options,
+      shards,
+      group.rank(),
+      query.size(0),
+      query.size(1),
+      first_head,
+      seed);
+  // A segment that is recomputed keeps the output, rather than exchange keys
+  // and values a third time, and recomputes the three inputs.
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
+  return RingAttention::apply(query, key, value, call);
+}
+
+}  // namespace detail
+
 at::Tensor ring_attention(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -218,22 +251,15 @@ at::Tensor ring_attention(
   const at::Tensor values = detail::with_heads(value);
   detail::check_attention(queries, keys, values, options);
   detail::check_local_length(queries.size(2), group, shards);
-  auto call = c10::make_intrusive<RingCall>(group, shards);
-  call->is_causal = options.is_causal;
-  call->rotation = options.rotation;
-  call->scale = options.scale.value_or(
-      1 / std::sqrt(static_cast<double>(queries.size(3))));
-  call->rules = detail::AttentionRules(
-      options,
+  const at::Tensor output = detail::attend_in_ring(
+      queries,
+      keys,
+      values,
+      group,
       shards,
-      group.rank(),
-      queries.size(0),
-      queries.size(1),
+      options,
+      /*first_head=*/0,
       detail::dropout_seed(options, group));
-  // A segment that is recomputed keeps the output, rather than exchange keys
-  // and values a third time, and recomputes the three inputs.
-  const c10::impl::ExcludeDispatchKeyGuard unrecorded(detail::kRecordingKey);
-  const at::Tensor output = RingAttention::apply(queries, keys, values, call);
   if (query.dim() == 4) return output;
   return query.dim() == 3 ? output.squeeze(1) : output.squeeze(0).squeeze(0);
 }
