@@ -70,6 +70,7 @@
 #include <accelerate/save.h>
 #include <accelerate/scheduler.h>
 #include <accelerate/schedulers.h>
+#include <accelerate/sequence_shards.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/step_options.h>
 #include <accelerate/tensor_dataset.h>

@@ -71,5 +71,7 @@ Departures big_model_dispatch_departures();
 Departures device_map_departures();
 /// Those of the topic `quantization`.
 Departures quantization_departures();
+/// Those of the topic `tp_pp`.
+Departures tp_pp_departures();
 
 }  // namespace accelerate::oracle

@@ -194,6 +194,7 @@ const std::map<std::string, Topic>& topics() {
       {"launch_env", &run_launch_env},
       {"sizes", &run_sizes},
       {"skip_first_batches", &run_skip_first_batches},
+      {"tp_pp", &run_tp_pp},
       {"trackers", &run_trackers},
       {"training", &run_training}};
   return built;

@@ -61,6 +61,7 @@ Json run_batch_sampler_shard(const Json& input);
 Json run_lr_schedulers(const Json& input);
 Json run_operations(const Json& input);
 Json run_safetensors_bad(const Json& input);
+Json run_tp_pp(const Json& input);
 Json run_trackers(const OrderedJson& input);
 Json run_training(const Json& input);
 

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/attention.h>
+#include <accelerate/world.h>
+
+#include "comm/transport/p2p_batch.h"
+
+namespace accelerate::detail {
+
+/// Brings the blocks of a group's ranks to this one, one after the other, each
+/// while the one before it is computed with. In step s every rank has the block
+/// of the rank s before it, received from its owner: so each step is a
+/// permutation, and no rank forwards what it does not need itself.
+class BlockExchange {
+ public:
+  /// `own`: this rank's tensors, at most kTensors, B x H x L x ..., which must
+  /// not change until the end. `num_positions(reader, owner)`: how many
+  /// positions, from the first, `reader` reads of the block of `owner`.
+  BlockExchange(
+      Group group,
+      std::vector<at::Tensor> own,
+      KeyValueRotation rotation,
+      std::function<std::int64_t(int reader, int owner)> num_positions);
+
+  static constexpr int kTensors = 2;
+
+  /// The rank whose block step `step` is about.
+  [[nodiscard]] int owner_at(int step) const;
+
+  /// Waits for the block of `step`, and begins the transfer of the next one.
+  /// Called for 0, 1, ..., size - 1. Tensors have the positions that this rank
+  /// reads, which may be none. They are valid until the call for step + 1.
+  const std::vector<at::Tensor>& block_at(int step);
+
+  /// Waits until the other ranks have this one's block.
+  void finish();
+
+ private:
+  struct Transfer {
+    Transfer(const Group& group, int owner, int reader);
+
+    std::vector<at::Tensor> block = {};
+    P2PBatch receives;
+    P2PBatch sends;
+  };
+
+  void begin(int step);
+  [[nodiscard]] int peer(int distance) const;
+
+  Group group_;
+  std::vector<at::Tensor> own_;
+  KeyValueRotation rotation_;
+  std::function<std::int64_t(int, int)> num_positions_;
+  /// From the step under way, whose messages to others may not be over, to the
+  /// last that has begun.
+  std::deque<Transfer> transfers_;
+  std::vector<at::Tensor> current_;
+  int begun_ = 0;
+};
+
+/// Adds to this rank's gradients of its block what the other ranks computed of
+/// them, in the order of the steps in which they had the block.
+class GradientExchange {
+ public:
+  /// `sums`: gradients of this rank's block, to which contributions are added.
+  GradientExchange(
+      Group group,
+      std::vector<at::Tensor> sums,
+      std::function<std::int64_t(int reader, int owner)> num_positions);
+
+  /// Sends `gradients` of the first positions of the block of step `step` >= 1
+  /// to its owner, and adds those that another rank computed in the step before.
+  void contribute(int step, std::vector<at::Tensor> gradients);
+  /// Waits for the last ones.
+  void finish();
+
+ private:
+  void add_received();
+
+  Group group_;
+  std::vector<at::Tensor> sums_;
+  std::function<std::int64_t(int, int)> num_positions_;
+  std::vector<at::Tensor> received_;
+  std::deque<P2PBatch> messages_;
+};
+
+}  // namespace accelerate::detail

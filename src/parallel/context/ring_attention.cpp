@@ -1,0 +1,267 @@
+#include "parallel/context/ring_attention.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <accelerate/error.h>
+
+#include "activations/tape.h"
+#include "base/text.h"
+#include "parallel/context/attention_rules.h"
+#include "parallel/context/block_attention.h"
+#include "parallel/context/block_exchange.h"
+#include "parallel/context/sequence_tensors.h"
+#include "parallel/context/visible_tiles.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::AttentionBlock;
+using detail::BlockOutput;
+using detail::VisibleTile;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What backward needs besides tensors.
+struct RingCall final : torch::CustomClassHolder {
+  RingCall(Group ranks, SequenceShards cut)
+      : group(std::move(ranks)), shards(cut) {}
+
+  Group group;
+  SequenceShards shards;
+  bool is_causal = false;
+  double scale = 1;
+  KeyValueRotation rotation = KeyValueRotation::allgather;
+  detail::AttentionRules rules = {};
+
+  [[nodiscard]] std::vector<VisibleTile> tiles(int owner) const {
+    return detail::visible_tiles(shards, group.rank(), owner, is_causal);
+  }
+
+  [[nodiscard]] std::function<std::int64_t(int, int)> num_positions() const {
+    return [shards = shards, is_causal = is_causal](int reader, int owner) {
+      return detail::num_visible_keys(shards, reader, owner, is_causal);
+    };
+  }
+
+  [[nodiscard]] AttentionBlock block_of(
+      const VisibleTile& tile,
+      int owner,
+      const at::Tensor& query,
+      const std::vector<at::Tensor>& key_value) const {
+    return {
+        query.narrow(2, tile.first_query, tile.num_queries),
+        key_value[0].narrow(2, 0, tile.num_keys),
+        key_value[1].narrow(2, 0, tile.num_keys),
+        scale,
+        tile.is_causal,
+        rules.of(shards, tile, owner, query.device())};
+  }
+};
+
+at::Tensor rows_of(const at::Tensor& tensor, const VisibleTile& tile) {
+  return tensor.narrow(2, tile.first_query, tile.num_queries);
+}
+
+BlockOutput attend_around(
+    const RingCall& call,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value) {
+  const auto options =
+      query.options().dtype(detail::accumulation_dtype(query.scalar_type()));
+  const BlockOutput whole{
+      at::zeros(
+          {query.size(0), query.size(1), query.size(2), value.size(3)},
+          options),
+      at::full(
+          {query.size(0), query.size(1), query.size(2)},
+          -std::numeric_limits<double>::infinity(),
+          options)};
+  detail::BlockExchange exchange(
+      call.group, {key, value}, call.rotation, call.num_positions());
+  for (int step = 0; step < call.group.size(); ++step) {
+    const int owner = exchange.owner_at(step);
+    const std::vector<at::Tensor>& key_value = exchange.block_at(step);
+    for (const VisibleTile& tile : call.tiles(owner)) {
+      detail::merge_into(
+          {rows_of(whole.output, tile), rows_of(whole.logsumexp, tile)},
+          detail::attend(call.block_of(tile, owner, query, key_value)));
+    }
+  }
+  exchange.finish();
+  return whole;
+}
+
+// Adds the gradients of this rank's queries to `grad_query`, and returns those
+// of the keys and values that were read, undefined if none was.
+std::vector<at::Tensor> backward_of_block(
+    const RingCall& call,
+    int owner,
+    const at::Tensor& query,
+    const std::vector<at::Tensor>& key_value,
+    const at::Tensor& grad_output,
+    const BlockOutput& whole,
+    const at::Tensor& grad_query) {
+  std::vector<at::Tensor> sums(2);
+  for (const VisibleTile& tile : call.tiles(owner)) {
+    const detail::BlockGradients gradients = detail::attend_backward(
+        call.block_of(tile, owner, query, key_value),
+        rows_of(grad_output, tile),
+        {rows_of(whole.output, tile), rows_of(whole.logsumexp, tile)});
+    rows_of(grad_query, tile).add_(gradients.query);
+    const auto add =
+        [&](at::Tensor& sum, const at::Tensor& part, const at::Tensor& like) {
+          if (!sum.defined()) sum = at::zeros(like.sizes(), part.options());
+          sum.narrow(2, 0, tile.num_keys).add_(part);
+        };
+    add(sums[0], gradients.key, key_value[0]);
+    add(sums[1], gradients.value, key_value[1]);
+  }
+  return sums;
+}
+
+variable_list backward_around(
+    const RingCall& call,
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const BlockOutput& whole,
+    const at::Tensor& grad_output) {
+  const at::ScalarType dtype = query.scalar_type();
+  const at::ScalarType summed = detail::accumulation_dtype(dtype);
+  const at::Tensor grad_query =
+      at::zeros(query.sizes(), query.options().dtype(summed));
+  const std::vector<at::Tensor> own{
+      at::zeros(key.sizes(), key.options().dtype(summed)),
+      at::zeros(value.sizes(), value.options().dtype(summed))};
+  detail::BlockExchange exchange(
+      call.group, {key, value}, call.rotation, call.num_positions());
+  detail::GradientExchange gradients(call.group, own, call.num_positions());
+  for (int step = 0; step < call.group.size(); ++step) {
+    const int owner = exchange.owner_at(step);
+    const std::vector<at::Tensor>& key_value = exchange.block_at(step);
+    std::vector<at::Tensor> sums = backward_of_block(
+        call, owner, query, key_value, grad_output, whole, grad_query);
+    if (step > 0) {
+      gradients.contribute(step, std::move(sums));
+      continue;
+    }
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (sums[i].defined()) own[i].narrow(2, 0, sums[i].size(2)).add_(sums[i]);
+    }
+  }
+  exchange.finish();
+  gradients.finish();
+  return {grad_query.to(dtype), own[0].to(dtype), own[1].to(dtype)};
+}
+
+class RingAttention : public torch::autograd::Function<RingAttention> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& query,
+      const at::Tensor& key,
+      const at::Tensor& value,
+      const c10::intrusive_ptr<RingCall>& call) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::autocast_dispatch_keyset);
+    const BlockOutput whole = attend_around(*call, query, key, value);
+    at::Tensor output = whole.output.to(query.scalar_type());
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->save_for_backward({query, key, value, output, whole.logsumexp});
+    return output;
+  }
+
+  static variable_list backward(
+      AutogradContext* context,
+      const variable_list& grads) {
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          "[parallel] attention over a divided sequence has no second "
+          "gradient; leave out create_graph");
+    }
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::autocast_dispatch_keyset);
+    const auto call = c10::static_intrusive_pointer_cast<RingCall>(
+        context->saved_data["call"].toCapsule());
+    const variable_list saved = context->get_saved_variables();
+    variable_list result = backward_around(
+        *call,
+        saved[0],
+        saved[1],
+        saved[2],
+        {saved[3], saved[4]},
+        grads[0].contiguous());
+    result.emplace_back();
+    return result;
+  }
+};
+
+}  // namespace
+
+namespace detail {
+
+at::Tensor attend_in_ring(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const Group& group,
+    const SequenceShards& shards,
+    const SequenceAttentionOptions& options,
+    std::int64_t first_head,
+    std::uint64_t seed) {
+  auto call = c10::make_intrusive<RingCall>(group, shards);
+  call->is_causal = options.is_causal;
+  call->rotation = options.rotation;
+  call->scale =
+      options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
+  call->rules = AttentionRules(
+      options,
+      shards,
+      group.rank(),
+      query.size(0),
+      query.size(1),
+      first_head,
+      seed);
+  // A segment that is recomputed keeps the output, rather than exchange keys
+  // and values a third time, and recomputes the three inputs.
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
+  return RingAttention::apply(query, key, value, call);
+}
+
+}  // namespace detail
+
+at::Tensor ring_attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const Group& group,
+    const SequenceShards& shards,
+    const SequenceAttentionOptions& options) {
+  const at::Tensor queries = detail::with_heads(query);
+  const at::Tensor keys = detail::with_heads(key);
+  const at::Tensor values = detail::with_heads(value);
+  detail::check_attention(queries, keys, values, options);
+  detail::check_local_length(queries.size(2), group, shards);
+  const at::Tensor output = detail::attend_in_ring(
+      queries,
+      keys,
+      values,
+      group,
+      shards,
+      options,
+      /*first_head=*/0,
+      detail::dropout_seed(options, group));
+  if (query.dim() == 4) return output;
+  return query.dim() == 3 ? output.squeeze(1) : output.squeeze(0).squeeze(0);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Scalar.h>
+
+#include <accelerate/attention.h>
+#include <accelerate/sequence_shards.h>
+#include <accelerate/world.h>
+
+namespace accelerate::detail {
+
+/// A query, key or value with 4 dimensions: those of 2 or 3 dimensions get a
+/// batch or heads of size 1. Throws ConfigError for others.
+at::Tensor with_heads(const at::Tensor& tensor);
+
+/// Throws ConfigError unless a rank of `group` has `length` positions.
+void check_local_length(
+    std::int64_t length,
+    const Group& group,
+    const SequenceShards& shards);
+
+/// The options' seed of dropout, or one that all ranks of the group agree on:
+/// each draws a number, so that their generators go on alike, and the first
+/// rank's is used. 0 without dropout.
+std::uint64_t dropout_seed(
+    const SequenceAttentionOptions& options,
+    const Group& group);
+
+/// The positions of `rank` along `dim` of a tensor of the whole sequence, with
+/// `fill` where the sequence is padded. The tensor may have the padding already.
+/// A copy, unless one rank has all. Throws ConfigError if the size is another.
+at::Tensor local_positions(
+    const at::Tensor& tensor,
+    std::int64_t dim,
+    const SequenceShards& shards,
+    int rank,
+    const at::Scalar& fill);
+
+}  // namespace accelerate::detail
