@@ -337,7 +337,7 @@ void expect_parity(
     int num_steps) {
   const Outcome expected = train_alone<Net>(num_batches, num_steps);
   run_on_ranks(num_ranks, [&](const WorldOptions& world) {
-    AcceleratorOptions own = options;
+    auto own = options;
     own.world = world;
     const Accelerator accelerator(own);
     // Only rank 0 has the initial values.
@@ -393,7 +393,7 @@ TYPED_TEST(TensorParallelOf, TrainsAsOneProcessDoesOnShards) {
 TYPED_TEST(TensorParallelOf, TrainsAsOneProcessDoesIfRecomputed) {
   for (const int shard : {1, 2}) {
     const Grid grid{.shard = shard, .tensor = 2};
-    AcceleratorOptions options = options_on(grid, TypeParam::plan());
+    auto options = options_on(grid, TypeParam::plan());
     options.parallel.activation_checkpointing = ActivationCheckpointingOptions{
         .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
         .min_num_params = 20};
