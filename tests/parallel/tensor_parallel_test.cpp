@@ -401,6 +401,87 @@ TYPED_TEST(TensorParallelOf, TrainsAsOneProcessDoesIfRecomputed) {
   }
 }
 
+// Trains in windows of micro-steps, with options that hold for one process, too.
+// By SGD: the gradient of a key's bias is zero up to rounding, which Adam
+// divides by itself.
+template <class Net, class Options>
+Weights train_windows(
+    const Options& options,
+    const WorldOptions& world,
+    at::ScalarType dtype = at::kFloat) {
+  auto own = options;
+  own.world = world;
+  const Accelerator accelerator(own);
+  const auto net = std::make_shared<Net>();
+  net->to(dtype);
+  torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.5));
+  const auto [model, optimizer] = accelerator.prepare(net, inner);
+  const Mesh& mesh = accelerator.mesh();
+  for (int step = 0; step < 6; ++step) {
+    const auto scope = accelerator.accumulate(model);
+    Tensor mine = Net::inputs(step, mesh.batch_count())
+                      .narrow(0, mesh.batch_rank() * kBatch, kBatch);
+    if (mine.is_floating_point()) mine = mine.to(dtype);
+    accelerator.backward(loss_of(model(mine).to(at::kFloat)));
+    if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model, 0.05);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  Weights weights;
+  for (const auto& [name, tensor] :
+       named(accelerator.get_state_dict(model, {.rank0_only = false})))
+    weights[name] = tensor.to(at::kFloat);
+  return weights;
+}
+
+struct Numbers {
+  Precision precision = Precision::no;
+  bool master_weights = false;
+  int window = 1;
+  double tolerance = kTolerance;
+};
+
+template <class Net>
+void expect_parity_in(const Numbers& numbers) {
+  const auto options_of = [&](const Grid& grid) {
+    auto options = options_on(grid, Net::plan());
+    options.mixed_precision = numbers.precision;
+    options.master_weights = numbers.master_weights;
+    options.gradient_accumulation_steps = numbers.window;
+    return options;
+  };
+  const at::ScalarType dtype =
+      numbers.master_weights ? at::kBFloat16 : at::kFloat;
+  Weights expected;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    expected = train_windows<Net>(options_of({}), world, dtype);
+  });
+  for (const int num_ranks : {2, 3}) {
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      expect_near(
+          train_windows<Net>(options_of({.tensor = num_ranks}), world, dtype),
+          expected,
+          numbers.tolerance);
+    });
+  }
+}
+
+TYPED_TEST(TensorParallelOf, AccumulatesAsOneProcessDoes) {
+  expect_parity_in<TypeParam>({.window = 3});
+}
+
+TYPED_TEST(TensorParallelOf, TrainsInBf16AsOneProcessDoes) {
+  expect_parity_in<TypeParam>(
+      {.precision = Precision::bf16, .tolerance = 2e-2});
+}
+
+TYPED_TEST(TensorParallelOf, TrainsMasterWeightsAsOneProcessDoes) {
+  expect_parity_in<TypeParam>(
+      {.precision = Precision::bf16,
+       .master_weights = true,
+       .tolerance = 2e-2});
+}
+
 TYPED_TEST(TensorParallelOf, EvaluatesAsOneProcessDoes) {
   const Tensor x = TypeParam::inputs(3, 1);
   const torch::NoGradGuard outer_no_grad;
