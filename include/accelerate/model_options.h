@@ -31,6 +31,9 @@ struct ModelOptions {
   /// DeepSpeed's stage 0 does not shard either. At most one of the two.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
+  /// The layers of this model that `ParallelOptions::tensor` splits; an empty
+  /// plan splits none.
+  std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   /// Options for a replicated model.
   std::optional<ReplicateOptions> replicate_options = std::nullopt;
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =

@@ -12,6 +12,7 @@
 #include <accelerate/fully_sharded.h>
 #include <accelerate/megatron_lm.h>
 #include <accelerate/parallelism_config.h>
+#include <accelerate/tensor_parallel.h>
 
 namespace accelerate {
 
@@ -125,7 +126,8 @@ struct ParallelOptions {
   /// Number of ranks over which parameters, gradients and optimizer state are
   /// sharded.
   std::optional<int> shard = std::nullopt;
-  /// Number of ranks over which each layer is split.
+  /// Number of ranks over which each layer is split, as `parallelize_plan`
+  /// says.
   std::optional<int> tensor = std::nullopt;
   /// Number of ranks over which the sequence is sharded.
   std::optional<int> context = std::nullopt;
@@ -138,6 +140,11 @@ struct ParallelOptions {
   /// How the model is sharded. Without `shard`, over all ranks that the other
   /// degrees leave, or, with a hybrid strategy, over those of a node.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
+
+  /// Which layers `tensor` splits, and how. Required if `tensor` is above 1; an
+  /// empty plan splits none. Without effect on one tensor-parallel rank, so
+  /// that a program can always give it.
+  std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
 
   // The same settings in the spelling of other engines.
 

@@ -131,6 +131,7 @@ ParallelOptions options_of_model(
     options.megatron_lm.reset();
     options.activation_checkpointing.reset();
   }
+  if (own.parallelize_plan) options.parallelize_plan = own.parallelize_plan;
   if (own.activation_checkpointing)
     options.activation_checkpointing = own.activation_checkpointing;
   if (own.replicate || own.shard) {
@@ -208,6 +209,7 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   // DeepSpeed's configuration may choose the precision.
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
+  request.parallelize_plan = sources.parallel.parallelize_plan;
   if (const auto& options = sources.parallel.activation_checkpointing) {
     request.recomputation = recomputation_of(*options);
     list_void_fields(*options, request.ignored);

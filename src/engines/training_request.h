@@ -112,6 +112,8 @@ struct TrainingRequest {
   /// Unset if no engine and no degree requests sharding.
   std::optional<ShardingRequest> sharding = std::nullopt;
   std::optional<RecomputationRequest> recomputation = std::nullopt;
+  /// Which layers tensor parallelism splits; unset if nobody says.
+  std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   StepRequest step = {};
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;

@@ -26,9 +26,15 @@ std::optional<std::string> complain_of_absence(const PlanRequest&) {
       name_of(axis));
 }
 
+std::optional<std::string> complain_of_plan(const PlanRequest& request) {
+  if (request.training.parallelize_plan) return std::nullopt;
+  return "[parallel] tensor was asked for, but nothing says which layers are "
+         "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
+}
+
 constexpr DegreeRow kDegrees[] = {
     {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
-    {Axis::tensor, &complain_of_absence<Axis::tensor>},
+    {Axis::tensor, &complain_of_plan},
     {Axis::context, &complain_of_absence<Axis::context>},
     {Axis::shard},
     {Axis::replicate},

@@ -11,6 +11,7 @@
 #include "parallel/master_weights.h"
 #include "parallel/replicate/replicate.h"
 #include "parallel/shard/shard_options.h"
+#include "parallel/tensor/tensor.h"
 
 namespace accelerate::detail {
 
@@ -24,7 +25,16 @@ struct Technique {
 
 // The only list of techniques, in the order of application.
 constexpr Technique kTechniques[] = {
-    // The first row comes last after a backward, so that gradients are averaged
+    // The others divide, copy and average what this one leaves.
+    {"tensor",
+     [](const ParallelPlan& plan) {
+       return plan.degree(Axis::tensor) > 1 &&
+           plan.techniques.parallelize_plan.has_value();
+     },
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_tensor(mesh, *options.parallelize_plan);
+     }},
+    // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
     {"master_weights",
      [](const ParallelPlan& plan) {
@@ -136,6 +146,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.replicate = request.replicate;
   techniques.master_weights = request.master_weights;
   techniques.activation_checkpointing = training.recomputation;
+  techniques.parallelize_plan = training.parallelize_plan;
   techniques.added = request.added;
   techniques.shard.master_weights = request.master_weights;
   plan.keeps_freed_blocks = request.device.is_cpu() &&

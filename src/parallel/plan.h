@@ -29,6 +29,7 @@ struct TechniqueOptions {
   ShardOptions shard = {};
   std::optional<RecomputationRequest> activation_checkpointing = std::nullopt;
   bool master_weights = false;
+  std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   std::vector<AddedTechnique> added = {};
 };
 

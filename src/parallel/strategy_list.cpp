@@ -119,9 +119,11 @@ void StrategyList::after_load() {
 
 std::vector<std::shared_ptr<void>> StrategyList::unshard_parameters() {
   std::vector<std::shared_ptr<void>> open;
-  for (const Entry& entry : entries_) {
+  // What was divided last is gathered first. The scopes end in the order of the
+  // list, since a vector destroys its first element first.
+  for (const Entry& entry : std::views::reverse(entries_)) {
     if (auto scope = entry.strategy->unshard_parameters())
-      open.push_back(std::move(scope));
+      open.insert(open.begin(), std::move(scope));
   }
   return open;
 }

@@ -212,7 +212,8 @@ struct ModelPlan {
 bool asks_for_plan(const ModelOptions& options) {
   return options.replicate || options.shard || options.fully_sharded ||
       options.deepspeed || options.replicate_options ||
-      options.activation_checkpointing || options.master_weights;
+      options.activation_checkpointing || options.master_weights ||
+      options.parallelize_plan;
 }
 
 // Reports a model that would train on another device than the ranks'.

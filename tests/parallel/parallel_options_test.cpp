@@ -271,7 +271,7 @@ TEST(ParallelOptions, AreRefusedForDegreesThatNoTechniqueHas) {
     return ParallelOptions{.megatron_lm = options};
   };
   const std::vector<std::pair<ParallelOptions, std::string>> refused{
-      {{.tensor = 2}, "tensor was asked for"},
+      {{.tensor = 2}, "tensor was asked for, but nothing says which"},
       {{.context = 2}, "context was asked for"},
       {{.pipeline = 2}, "pipeline was asked for"},
       {degrees({.tp_size = 2}), "tensor was asked for"},

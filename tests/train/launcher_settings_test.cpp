@@ -234,15 +234,18 @@ std::vector<Refusal> refusals() {
         " was asked for, which this version does not have; set " + axis +
         " to 1";
   };
+  const std::string no_plan =
+      "[parallel] tensor was asked for, but nothing says which layers are "
+      "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
-      {"PARALLELISM_CONFIG_TP_SIZE", {}, absent("tensor")},
+      {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
       {"PARALLELISM_CONFIG_CP_SIZE", {}, absent("context")},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, absent("pipeline")},
       {"PARALLELISM_CONFIG_SP_SIZE",
        {},
        "[parallel] splitting sequences by exchanging attention heads was asked "
        "for, which this version does not have; set sp_size to 1"},
-      {"MEGATRON_LM_TP_DEGREE", megatron, absent("tensor")},
+      {"MEGATRON_LM_TP_DEGREE", megatron, no_plan},
       {"MEGATRON_LM_PP_DEGREE", megatron, absent("pipeline")},
       {"MEGATRON_LM_CONTEXT_PARALLEL_SIZE", megatron, absent("context")},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",

@@ -49,7 +49,10 @@ void bind_locals(
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
       const Parameter* row = table.find(parameter);
-      if (row == nullptr || row->local.is_same(row->tensor)) continue;
+      if (row == nullptr) continue;
+      // A slice in the place of the full parameter has state of its own, too.
+      if (row->local.is_same(row->tensor) && row->layout.is_unsharded())
+        continue;
       const auto state = states.find(parameter.unsafeGetTensorImpl());
       if (state != states.end()) {
         std::unique_ptr<torch::optim::OptimizerParamState> kept =

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -9,6 +11,8 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "gate/gate_entry.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -72,9 +76,11 @@ void make_dense(const at::Tensor& tensor, at::ScalarType dtype) {
       tensor.storage().nbytes() == tensor.nbytes()) {
     return;
   }
+  std::vector<TensorWatch> watches = take_watches(tensor);
   const at::Tensor dense =
       tensor.detach().to(dtype, false, /*copy=*/true).contiguous();
   tensor.unsafeGetTensorImpl()->shallow_copy_from(dense.getIntrusivePtr());
+  for (TensorWatch& watch : watches) watch_tensor(tensor, std::move(watch));
 }
 
 void cast_buffers(

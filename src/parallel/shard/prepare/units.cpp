@@ -1,8 +1,10 @@
 #include "parallel/shard/prepare/units.h"
 
+#include <cstdint>
 #include <map>
 #include <regex>
 
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include <accelerate/error.h>
@@ -48,6 +50,38 @@ void find_batch_norms(
     find_batch_norms(child, dotted_name(name, child.name), names);
 }
 
+using RowsById = std::map<std::uint64_t, const Parameter*>;
+
+void find_rows(
+    const ModuleNode& module,
+    const std::string& name,
+    const ParameterTable& table,
+    RowsById& rows) {
+  for (const ModuleTensor& tensor : module.parameters) {
+    const Parameter* const row =
+        table.find(table.name_of(dotted_name(name, tensor.name)));
+    if (row != nullptr) rows.emplace(tensor.id, row);
+  }
+  for (const ModuleNode& child : module.children)
+    find_rows(child, dotted_name(name, child.name), table, rows);
+}
+
+// Policies decide on full parameters: slices of another strategy may differ in
+// size between ranks, which then would have different units.
+void use_full_sizes(ModuleNode& module, const RowsById& rows) {
+  for (ModuleTensor& tensor : module.parameters) {
+    const auto row = rows.find(tensor.id);
+    if (row == rows.end() || tensor.num_elements == 0) continue;
+    const std::uint64_t element_bytes =
+        tensor.num_bytes / static_cast<std::uint64_t>(tensor.num_elements);
+    tensor.shape = row->second->layout.global_shape;
+    tensor.num_elements = c10::multiply_integers(tensor.shape);
+    tensor.num_bytes =
+        static_cast<std::uint64_t>(tensor.num_elements) * element_bytes;
+  }
+  for (ModuleNode& child : module.children) use_full_sizes(child, rows);
+}
+
 // Modules whose full names match.
 std::vector<std::string> matching_modules(
     const torch::nn::Module& module,
@@ -75,7 +109,10 @@ UnitPlan plan_units(
     ParameterTable& table,
     const ModuleSelection& selection,
     const std::optional<std::string>& ignored_modules) {
-  const ModuleNode tree = module_tree(module);
+  ModuleNode tree = module_tree(module);
+  RowsById rows;
+  find_rows(tree, "", table, rows);
+  use_full_sizes(tree, rows);
   std::vector<std::string> names;
   if (selection.custom) {
     find_by_predicate(module, selection.custom, names);

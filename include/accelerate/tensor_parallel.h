@@ -1,0 +1,87 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace accelerate {
+
+// How tensor parallelism (ParallelOptions::tensor) splits the layers of an
+// unmodified model. Names are those of torch.distributed.tensor.parallel.
+
+/// Every tensor-parallel rank has the full tensor.
+struct Replicate {
+  bool operator==(const Replicate&) const = default;
+};
+
+/// Each tensor-parallel rank has a slice along `dim`, which counts from the end
+/// if negative. Of n indices, rank r of R has those from floor(n r / R) to
+/// floor(n (r + 1) / R).
+struct Shard {
+  int dim = -1;
+  bool operator==(const Shard&) const = default;
+};
+
+/// Where a tensor is that goes into a layer or comes out of it.
+using TensorPlacement = std::variant<Replicate, Shard>;
+
+/// Splits a linear layer over its outputs, or an embedding over its columns;
+/// so each rank computes a slice of the last dimension.
+///
+/// A MultiheadAttention keeps slices of its projections of queries, keys and
+/// values, whose results are gathered, since its code needs all heads: give
+/// `output_layouts` Replicate, and its `out_proj` a RowwiseParallel whose
+/// `input_layouts` is Replicate.
+struct ColwiseParallel {
+  /// What the layer is given. Shard: it is gathered first.
+  TensorPlacement input_layouts = Replicate{};
+  /// What the layer returns: Shard{-1}, or Replicate, which gathers it.
+  TensorPlacement output_layouts = Shard{-1};
+  bool operator==(const ColwiseParallel&) const = default;
+};
+
+/// Splits a linear layer over its inputs, so that results are summed over the
+/// ranks, and the bias is added once, after the sum; or an embedding over its
+/// rows, the vocabulary.
+///
+/// An embedding whose weight is also the last layer (a tied product with the
+/// transposed weight) gives logits that `logits_layouts` describes.
+struct RowwiseParallel {
+  /// What a linear layer is given: Shard{-1}, as a ColwiseParallel returns it,
+  /// or Replicate, of which it takes its slice. Without effect on an embedding,
+  /// which takes the indices as they are.
+  TensorPlacement input_layouts = Shard{-1};
+  /// What the layer returns: Replicate, or Shard of the sequence dimension for
+  /// a SequenceParallel layer that follows.
+  TensorPlacement output_layouts = Replicate{};
+  /// What a tied product returns: Replicate, or Shard{-1}.
+  TensorPlacement logits_layouts = Replicate{};
+  bool operator==(const RowwiseParallel&) const = default;
+};
+
+/// Leaves a layer (a norm) whole and lets it work on slices of the sequence,
+/// each rank on its own: gradients of its parameters are summed over the ranks.
+/// The slices come from a RowwiseParallel that returns Shard{d}, and go to a
+/// ColwiseParallel that is given Shard{d}.
+struct SequenceParallel {
+  bool operator==(const SequenceParallel&) const = default;
+};
+
+/// What tensor parallelism does with one module.
+using ParallelStyle =
+    std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel>;
+
+/// Which modules are split, and how: patterns of dotted module names, as
+/// named_modules() gives them, each with a style. In a pattern, `*` and `?`
+/// stand for characters of one part of a name, as in PyTorch's
+/// parallelize_module, and a part `**` for any number of parts. A module takes
+/// the style of the first pattern that matches it; modules that none matches
+/// stay whole, on every rank. prepare() throws ConfigError for a pattern that
+/// matches nothing.
+///
+///     {{"blocks.*.mlp.0", ColwiseParallel{}},
+///      {"blocks.*.mlp.2", RowwiseParallel{}}}
+using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
+
+}  // namespace accelerate

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/tensor_parallel.h>
+
+#include "params/parameter_table.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// How a matrix is multiplied by if the ranks have slices of it.
+struct SplitProduct {
+  /// Split over inputs: products are summed; else over outputs.
+  bool is_rowwise = false;
+  TensorPlacement input = Replicate{};
+  TensorPlacement output = Replicate{};
+  bool operator==(const SplitProduct&) const = default;
+};
+
+/// How a table of embeddings is read if the ranks have slices of it.
+struct SplitEmbedding {
+  /// Split over the rows; else over the columns.
+  bool is_vocabulary = false;
+  TensorPlacement output = Replicate{};
+  bool operator==(const SplitEmbedding&) const = default;
+};
+
+/// What tensor parallelism does with one parameter.
+struct SplitParameter {
+  std::string name;    ///< of the row in the table
+  std::string module;  ///< of the first module that uses it
+  /// The dimension that is split; unset: every rank has the full parameter.
+  std::optional<std::int64_t> dim = std::nullopt;
+  std::optional<SplitProduct> product = std::nullopt;
+  std::optional<SplitEmbedding> embedding = std::nullopt;
+  /// Ranks use it on slices of the sequence, so each has a summand of its
+  /// gradient.
+  bool sums_gradient = false;
+
+  /// Whether operators on it are done otherwise.
+  [[nodiscard]] bool is_watched() const {
+    return product || embedding || sums_gradient;
+  }
+};
+
+/// What `plan` means for the parameters of `module`; parameters that it leaves
+/// alone are left out. Throws one ConfigError with everything that is wrong
+/// with the plan for `num_ranks` ranks.
+std::vector<SplitParameter> plan_splits(
+    const torch::nn::Module& module,
+    const ParameterTable& table,
+    const ParallelizePlan& plan,
+    int num_ranks);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,229 @@
+#include "parallel/tensor/tensor.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/autograd/region.h"
+#include "gate/gate.h"
+#include "gate/watched_tensor.h"
+#include "parallel/replicate/same_model.h"
+#include "parallel/shard/prepare/bind_locals.h"
+#include "parallel/shard/prepare/initial_values.h"
+#include "parallel/tensor/split_keeper.h"
+#include "parallel/tensor/split_layers.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Gives `tensor` the memory and shape of `slice`, seen by every handle to it.
+void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(slice.getIntrusivePtr());
+  if (tensor.grad().defined()) tensor.mutable_grad().reset();
+}
+
+class TensorParallel final : public Strategy {
+ public:
+  TensorParallel(const Mesh& mesh, ParallelizePlan plan)
+      : mesh_(mesh), plan_(std::move(plan)) {}
+
+  [[nodiscard]] StrategyTraits traits() const override {
+    return {
+        // `shard` gives memory to what this strategy does not split.
+        .takes_empty = mesh_.degree(Axis::shard) > 1,
+        .join_complaint =
+            "[parallel] the ranks of a tensor-parallel model compute each "
+            "layer together, so all of them need all steps; use even_batches"};
+  }
+
+  void prepare(torch::nn::Module& module, ParameterTable& table) override {
+    const at::NoGradGuard no_grad;
+    const BypassGates bypass;
+    require_unwatched(table);
+    const Group& group = mesh_.group(Axis::tensor);
+    const std::vector<SplitParameter> splits =
+        plan_splits(module, table, plan_, group.size());
+    const Group model_group = replica_group(Layout(), mesh_);
+    std::vector<at::Tensor> buffers = module.buffers();
+    std::erase_if(
+        buffers, [](const at::Tensor& buffer) { return !buffer.defined(); });
+    require_same_model(model_group, table, buffers);
+    InitialValues values(mesh_, table);
+    for (const SplitParameter& split : splits) {
+      // Only tensors with memory can be watched.
+      if (!split.dim) values.make_full(*table.find(split.name));
+    }
+    values.broadcast(table);
+    broadcast_all(model_group, buffers);
+    keeper_ = std::make_shared<SplitKeeper>(group);
+    for (const SplitParameter& split : splits)
+      prepare_row(*find_row(table, split.name), split, values);
+  }
+
+  void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
+      override {
+    bind_locals(optimizer, table);
+  }
+
+  void before_backward(bool, const at::Tensor&) override {
+    if (open_.expired()) return;
+    throw ConfigError(
+        "[parallel] backward() was called while full_parameters() lives, whose "
+        "parameters are not those that gradients are of; end its scope before");
+  }
+
+  void before_forward() override { keeper_->begin_forward(); }
+  void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
+
+  [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
+    if (auto scope = open_.lock()) return scope;
+    const at::NoGradGuard no_grad;
+    const BypassGates bypass;
+    for (Slice& slice : slices_) {
+      slice.kept = slice.tensor.detach();
+      const at::Tensor full = gather_from_region(
+          slice.kept,
+          slice.dim,
+          mesh_.group(Axis::tensor),
+          GatheredGradient::equal,
+          slice.sizes);
+      slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
+          full.getIntrusivePtr());
+      slice.version = slice.tensor._version();
+    }
+    std::shared_ptr<void> scope(
+        this, [alive = std::weak_ptr(alive_)](TensorParallel* self) {
+          if (!alive.expired()) self->close_parameters();
+        });
+    open_ = scope;
+    return scope;
+  }
+
+  void on_failure(const std::exception& error) override {
+    if (!keeper_->is_in_forward()) return;
+    keeper_->abandon_forward();
+    const auto* const failure = dynamic_cast<const c10::Error*>(&error);
+    if (failure == nullptr || keeper_->last_slice().empty()) return;
+    const std::string text = failure->what_without_backtrace();
+    // LibTorch has no type for errors about shapes.
+    if (text.find("size") == std::string::npos &&
+        text.find("shape") == std::string::npos) {
+      return;
+    }
+    throw ConfigError(format(
+        "[parallel] {}: {}; code after it that needs the size in one process, "
+        "as a view with the number of heads does, must take sizes from its "
+        "input, or the layer must return the full result (output_layouts "
+        "Replicate)",
+        text.substr(0, text.find('\n')),
+        keeper_->last_slice()));
+  }
+
+ private:
+  /// A parameter of which this rank has a slice.
+  struct Slice {
+    at::Tensor tensor;
+    std::int64_t dim = 0;
+    std::vector<std::int64_t> sizes = {};  ///< one per rank
+    std::int64_t begin = 0;
+    /// The slice, while the tensor is the full parameter.
+    at::Tensor kept = {};
+    std::int64_t version = 0;
+  };
+
+  // Makes parameters slices again, of what they have become.
+  void close_parameters() {
+    const at::NoGradGuard no_grad;
+    const BypassGates bypass;
+    for (Slice& slice : slices_) {
+      const at::Tensor full = slice.tensor.detach();
+      const bool is_changed = slice.tensor._version() != slice.version;
+      slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
+          slice.kept.getIntrusivePtr());
+      if (is_changed) {
+        slice.tensor.copy_(
+            full.narrow(slice.dim, slice.begin, slice.kept.size(slice.dim)));
+      }
+      slice.kept.reset();
+    }
+  }
+
+  static Parameter* find_row(ParameterTable& table, const std::string& name) {
+    for (Parameter& row : table.rows()) {
+      if (row.name == name) return &row;
+    }
+    throw InternalError(format("[parallel] there is no parameter {}", name));
+  }
+
+  static void require_unwatched(const ParameterTable& table) {
+    for (const Parameter& row : table.rows()) {
+      if (!is_watched(row.tensor)) continue;
+      throw ConfigError(format(
+          "[parallel] operators on \"{}\" are watched already, by an "
+          "Accelerator that split it or by hooks of its module; build the "
+          "model again, or remove the hooks",
+          row.name));
+    }
+  }
+
+  void prepare_row(
+      Parameter& row,
+      const SplitParameter& split,
+      const InitialValues& values) {
+    WatchedSplit watched{split, row.layout.global_shape, {}, {}};
+    if (split.dim) {
+      const Group& group = mesh_.group(Axis::tensor);
+      const std::int64_t dim = *split.dim;
+      const auto rank = static_cast<std::size_t>(group.rank());
+      watched.begins = slice_begins(row.tensor.size(dim), group.size());
+      const std::int64_t begin = watched.begins[rank];
+      const std::int64_t count = watched.begins[rank + 1] - begin;
+      become_slice(
+          row.tensor,
+          values.own_box(row, Axis::tensor, dim, watched.begins)
+              .clone(at::MemoryFormat::Contiguous));
+      row.layout.split(Axis::tensor, dim, begin, count);
+      row.policy = format(
+          "split along dimension {} over {} ranks, {} to {} here",
+          dim,
+          group.size(),
+          begin,
+          begin + count);
+      slices_.push_back({row.tensor, dim, watched.sizes(), begin});
+    }
+    watched.local_shape = row.tensor.sizes().vec();
+    if (!split.is_watched()) return;
+    const std::size_t unit = keeper_->add(std::move(watched));
+    watch_tensor(row.tensor, {keeper_, unit, keeper_.get()});
+  }
+
+  Mesh mesh_;
+  ParallelizePlan plan_;
+  /// Lives as long as the parameters, so that the module goes on working as a
+  /// tensor-parallel one when the Accelerator is gone.
+  std::shared_ptr<SplitKeeper> keeper_;
+  std::vector<Slice> slices_;
+  /// The open full_parameters() scope.
+  std::weak_ptr<void> open_;
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_tensor(
+    const Mesh& mesh,
+    const ParallelizePlan& plan) {
+  return std::make_unique<TensorParallel>(mesh, plan);
+}
+
+}  // namespace accelerate::detail

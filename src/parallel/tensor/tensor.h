@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include <accelerate/parallel.h>
+#include <accelerate/tensor_parallel.h>
+
+#include "parallel/strategy.h"
+
+namespace accelerate::detail {
+
+/// Tensor parallelism: each rank of the tensor axis keeps a slice of the
+/// weights that `plan` names, and computes with it when the module's own code
+/// multiplies by the weight (gate/). (Shoeybi et al., "Megatron-LM: Training
+/// Multi-Billion Parameter Language Models Using Model Parallelism", 2019.)
+/// Comes before all strategies that divide what this one leaves. Ranks of the
+/// axis read the same batch; parameters that stay whole get equal gradients on
+/// all of them, so nothing is averaged over this axis.
+std::unique_ptr<Strategy> make_tensor(
+    const Mesh& mesh,
+    const ParallelizePlan& plan);
+
+}  // namespace accelerate::detail
