@@ -486,6 +486,31 @@ TEST(AutomaticTransport, UsesGlooWhereMemoryCannotBeShared) {
   EXPECT_EQ(num_logged.load(), 2);
 }
 
+TEST(AutomaticTransport, KeepsApartWhatTheLauncherCallsNodes) {
+  std::mutex mutex;
+  std::map<std::string, int> found;
+  run_on_ranks(4, [&](WorldOptions options) {
+    options.own_transport = nullptr;
+    options.transport = "automatic";
+    options.local_size = 2;
+    options.local_rank = *options.rank % 2;
+    const World world(options);
+    const int first = world.rank() / 2 * 2;
+    const Group node = world.new_group({first, first + 1});
+    for (const Group& group : {world.group(), node}) {
+      const at::Tensor value = torch::ones({3});
+      group.all_reduce(value);
+      EXPECT_EQ(value.sum().item<double>(), 3 * group.size());
+      const std::lock_guard lock(mutex);
+      ++found[group.impl()->connection->facts().name];
+    }
+  });
+  EXPECT_THAT(
+      found,
+      ::testing::ElementsAre(
+          ::testing::Pair("gloo", 4), ::testing::Pair("shared_memory", 4)));
+}
+
 TEST(AutomaticTransport, IsNotReplacedWhereSharedMemoryWasAskedFor) {
   const auto store = c10::make_intrusive<OtherMachineStore>();
   run_on_ranks(2, [&](const WorldOptions& options) {

@@ -192,6 +192,7 @@ std::shared_ptr<Transport> start_transport(
   if (options.own_transport) return options.own_transport;
   return row.make(
       {.is_single_node = identity.local_size == identity.size,
+       .node = identity.rank - identity.local_rank,
        .main_address = identity.address,
        .environment = environment});
 }

@@ -14,6 +14,8 @@ namespace accelerate::detail {
 /// Facts about the nodes that a transport may need when it starts.
 struct TransportSettings {
   bool is_single_node = true;
+  /// Which node this rank is on: a number that only its ranks have.
+  int node = 0;
   /// Address of rank 0's node.
   std::string main_address;
   Environment environment;

@@ -61,18 +61,25 @@ class Handshake {
 std::optional<SharedSegment> map_segment(
     Handshake& handshake,
     const ConnectRequest& request,
+    int node,
     std::string& complaint) {
   const auto size = static_cast<int>(request.world_ranks.size());
   try {
     if (request.rank == 0) {
       SharedSegment made =
           SharedSegment::create(SegmentLayout(size).total_bytes());
-      handshake.tell("ticket", made.ticket());
+      handshake.tell("ticket", format("{} {}", node, made.ticket()));
       return made;
     }
-    const std::string ticket = handshake.ask("ticket", 0);
-    if (ticket.empty()) return std::nullopt;
-    return SharedSegment::open(ticket);
+    const std::string told = handshake.ask("ticket", 0);
+    if (told.empty()) return std::nullopt;
+    const std::size_t space = told.find(' ');
+    // What the launcher calls different nodes may be one machine.
+    if (told.substr(0, space) != std::to_string(node)) {
+      throw SegmentError(
+          "[comm] the ranks cannot share memory: they are on different nodes");
+    }
+    return SharedSegment::open(told.substr(space + 1));
   } catch (const SegmentError& error) {
     complaint = error.what();
     if (request.rank == 0) handshake.tell("ticket", "");
@@ -82,6 +89,8 @@ std::optional<SharedSegment> map_segment(
 
 class SharedMemoryTransport final : public Transport {
  public:
+  explicit SharedMemoryTransport(int node) : node_(node) {}
+
   [[nodiscard]] const TransportFacts& facts() const override {
     return shared_memory_facts();
   }
@@ -92,7 +101,7 @@ class SharedMemoryTransport final : public Transport {
     const auto size = static_cast<int>(request.world_ranks.size());
     std::string complaint;
     std::optional<SharedSegment> segment =
-        map_segment(handshake, request, complaint);
+        map_segment(handshake, request, node_, complaint);
     std::shared_ptr<ProgressEngine> engine;
     if (segment) {
       engine = std::make_shared<ProgressEngine>(
@@ -119,13 +128,16 @@ class SharedMemoryTransport final : public Transport {
     if (mark == std::string::npos) return std::nullopt;
     return line.substr(mark + std::string_view(kSharedMemoryMark).size());
   }
+
+ private:
+  int node_;
 };
 
 }  // namespace
 
 std::shared_ptr<Transport> make_shared_memory_transport(
-    const TransportSettings&) {
-  return std::make_shared<SharedMemoryTransport>();
+    const TransportSettings& settings) {
+  return std::make_shared<SharedMemoryTransport>(settings.node);
 }
 
 }  // namespace accelerate::detail
