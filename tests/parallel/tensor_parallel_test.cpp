@@ -708,6 +708,42 @@ TEST(TensorParallel, LeavesModelsWithAnEmptyPlanWhole) {
   });
 }
 
+// Logits that nobody gathers, and the loss of slices of them.
+TEST(TensorParallel, LeavesLogitsSplit) {
+  const Tensor x = Gpt::inputs(0, 1);
+  const Tensor targets = Gpt::inputs(1, 1);
+  const auto alone = std::make_shared<Gpt>();
+  const Tensor expected = nn::functional::cross_entropy(
+      alone->forward(x).view({-1, Gpt::kTokens}), targets.view(-1));
+  expected.backward();
+  const Tensor gradient = alone->tokens->weight.grad();
+  ParallelizePlan plan = Gpt::plan();
+  plan.front() = {"tokens", RowwiseParallel{.logits_layouts = Shard{-1}}};
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(options_on({.tensor = 2}, plan, world));
+    const auto net = std::make_shared<Gpt>();
+    const auto model = accelerator.prepare(net);
+    const Tensor logits = model(x);
+    const std::int64_t rows = accelerator.process_index() == 0 ? 5 : 6;
+    EXPECT_EQ(logits.size(-1), rows);
+    const Tensor loss = parallel_cross_entropy(
+        logits, targets, accelerator.mesh().group(Axis::tensor));
+    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5);
+    accelerator.backward(loss);
+    const std::int64_t begin = accelerator.process_index() * 5;
+    EXPECT_TRUE(torch::allclose(
+        net->tokens->weight.grad(),
+        gradient.narrow(0, begin, rows),
+        1e-5,
+        1e-6));
+    EXPECT_TRUE(torch::allclose(
+        net->positions->weight.grad(),
+        alone->positions->weight.grad(),
+        1e-5,
+        1e-6));
+  });
+}
+
 TEST(TensorParallel, UnshardsAllAxes) {
   const Weights full = named(get_state_dict(*std::make_shared<Gpt>()));
   for (const Grid& grid : {Grid{.tensor = 3}, Grid{.shard = 2, .tensor = 2}}) {

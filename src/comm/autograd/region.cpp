@@ -137,7 +137,7 @@ at::Tensor result_of(const at::Tensor& tensor, const RegionCall& call) {
   throw InternalError("[comm] a region has no such collective");
 }
 
-at::Tensor record(
+at::Tensor record_collective(
     const at::Tensor& tensor,
     const c10::intrusive_ptr<RegionCall>& call);
 
@@ -157,11 +157,11 @@ struct RegionFunction : torch::autograd::Function<RegionFunction> {
         context->saved_data["call"].toCapsule());
     const auto of_gradient = c10::make_intrusive<RegionCall>(
         gradient_of(call->op), call->group, call->dim, call->begins);
-    return {record(gradients.front(), of_gradient), at::Tensor()};
+    return {record_collective(gradients.front(), of_gradient), at::Tensor()};
   }
 };
 
-at::Tensor record(
+at::Tensor record_collective(
     const at::Tensor& tensor,
     const c10::intrusive_ptr<RegionCall>& call) {
   if (call->group.size() == 1) return tensor;
@@ -188,11 +188,12 @@ std::vector<std::int64_t> sizes_of_all(std::int64_t size, const Group& group) {
 }  // namespace
 
 at::Tensor copy_to_region(const at::Tensor& tensor, const Group& group) {
-  return record(tensor, c10::make_intrusive<RegionCall>(RegionOp::copy, group));
+  return record_collective(
+      tensor, c10::make_intrusive<RegionCall>(RegionOp::copy, group));
 }
 
 at::Tensor reduce_from_region(const at::Tensor& tensor, const Group& group) {
-  return record(
+  return record_collective(
       tensor, c10::make_intrusive<RegionCall>(RegionOp::reduce, group));
 }
 
@@ -221,7 +222,7 @@ at::Tensor gather_from_region(
   const RegionOp op = gradient == GatheredGradient::partial
       ? RegionOp::gather_partial
       : RegionOp::gather_equal;
-  return record(
+  return record_collective(
       tensor, c10::make_intrusive<RegionCall>(op, group, dim, begins_of(all)));
 }
 
@@ -230,7 +231,7 @@ at::Tensor slice_to_region(
     std::int64_t dim,
     const Group& group) {
   dim = at::maybe_wrap_dim(dim, tensor.dim());
-  return record(
+  return record_collective(
       tensor,
       c10::make_intrusive<RegionCall>(
           RegionOp::slice,
@@ -244,7 +245,7 @@ at::Tensor reduce_scatter_to_region(
     std::int64_t dim,
     const Group& group) {
   dim = at::maybe_wrap_dim(dim, tensor.dim());
-  return record(
+  return record_collective(
       tensor,
       c10::make_intrusive<RegionCall>(
           RegionOp::reduce_scatter,
