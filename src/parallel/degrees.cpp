@@ -29,7 +29,7 @@ std::optional<std::string> complain_of_absence(const PlanRequest&) {
 constexpr DegreeRow kDegrees[] = {
     {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
     {Axis::tensor, &complain_of_absence<Axis::tensor>},
-    {Axis::context, &complain_of_absence<Axis::context>},
+    {Axis::context},
     {Axis::shard},
     {Axis::replicate},
 };
