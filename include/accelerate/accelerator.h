@@ -21,6 +21,7 @@
 #include <accelerate/accelerator_processes.h>
 #include <accelerate/accelerator_tracking.h>
 #include <accelerate/checkpoint.h>
+#include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/deepspeed.h>
@@ -246,6 +247,17 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
     return unshard_parameters(*model.prepared());
   }
+  /// While the returned scope lives, `buffers` (inputs, labels, positions) have
+  /// this rank's positions of the sequence, which is divided among the ranks
+  /// along `context`, and attention that the program computes, with torch's
+  /// scaled_dot_product_attention, is that of the whole sequence. Keep it for
+  /// forward and loss; backward may come later. See context_parallel.h. If
+  /// context is 1, warns once and does nothing. Labels must be shifted before.
+  [[nodiscard]] ContextParallelScope maybe_context_parallel(
+      const std::vector<at::Tensor>& buffers,
+      const std::vector<std::int64_t>& buffer_seq_dims,
+      const std::vector<at::Tensor>& no_restore_buffers = {},
+      const ContextParallelOptions& options = {}) const;
   /// True if this micro-step ends a window, and outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
+#include "activations/replaced_operator.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -109,6 +111,10 @@ void Recording::run(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
+  if (keys.has(kReplacingKey)) {
+    operation.redispatchBoxed(keys, stack);
+    return;
+  }
   if (segments_ != nullptr)
     enter(*stack, operation.schema().arguments().size());
   const std::shared_ptr<Tape> tape = tape_;

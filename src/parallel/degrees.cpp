@@ -35,7 +35,7 @@ std::optional<std::string> complain_of_plan(const PlanRequest& request) {
 constexpr DegreeRow kDegrees[] = {
     {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
     {Axis::tensor, &complain_of_plan},
-    {Axis::context, &complain_of_absence<Axis::context>},
+    {Axis::context},
     {Axis::shard},
     {Axis::replicate},
 };

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "parallel/activation_checkpointing.h"
+#include "parallel/context/context.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate/replicate.h"
 #include "parallel/shard/shard_options.h"
@@ -22,6 +23,11 @@ struct Technique {
   bool (*is_wanted)(const ParallelPlan&);
   std::unique_ptr<Strategy> (*make)(const Mesh&, const TechniqueOptions&);
 };
+
+// Ranks along context hold the same parameters, and gradients of other tokens.
+bool has_replicas(const ParallelPlan& plan) {
+  return plan.degree(Axis::replicate) > 1 || plan.degree(Axis::context) > 1;
+}
 
 // The only list of techniques, in the order of application.
 constexpr Technique kTechniques[] = {
@@ -48,10 +54,13 @@ constexpr Technique kTechniques[] = {
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_shard(mesh, options.shard);
      }},
+    {"context",
+     [](const ParallelPlan& plan) { return plan.degree(Axis::context) > 1; },
+     [](const Mesh&, const TechniqueOptions&) { return make_context(); }},
     // If a model is sharded, `shard` averages gradients over its replicas, too.
     {"replicate",
      [](const ParallelPlan& plan) {
-       return plan.degree(Axis::replicate) > 1 && plan.degree(Axis::shard) == 1;
+       return has_replicas(plan) && plan.degree(Axis::shard) == 1;
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_replicate(mesh, options.replicate);
@@ -107,10 +116,10 @@ void apply_replicate_options(
   const bool is_alone = request.num_ranks == 1 && sharding.has_value() &&
       sharding->span != ShardSpan::none;
   if (plan.degree(Axis::shard) == 1 && !is_alone) return;
-  const bool has_replicas = plan.degree(Axis::replicate) > 1 || is_alone;
-  ShardedReplicas replicas = read_replicate_options(given, has_replicas);
+  const bool is_replicated = has_replicas(plan) || is_alone;
+  ShardedReplicas replicas = read_replicate_options(given, is_replicated);
   shard.replica_dtype = replicas.dtype;
-  if (has_replicas) shard.message_bytes = given.bucket_bytes;
+  if (is_replicated) shard.message_bytes = given.bucket_bytes;
   if (request.replicate_is_inherited) return;
   if (!is_alone) plan.ignored = std::move(replicas.ignored);
   if (replicas.complaint) complaints.push_back(*std::move(replicas.complaint));

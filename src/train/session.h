@@ -197,6 +197,8 @@ struct alignas(64) Session {
   /// True once it was said that no accumulate() is open.
   bool has_warned_of_window = false;
   bool trigger = false;
+  /// True once it was said that maybe_context_parallel() divides nothing.
+  bool has_warned_of_context = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;

@@ -30,7 +30,7 @@ std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
-void check(
+void check_sizes(
     const at::Tensor& tensor,
     const Group& group,
     const AllToAllDims& dims) {
@@ -54,7 +54,7 @@ void check(
       dims.concat_dim));
 }
 
-at::Tensor exchange(
+at::Tensor exchange_pieces(
     const at::Tensor& tensor,
     const Group& group,
     const AllToAllDims& dims) {
@@ -82,7 +82,7 @@ class AllToAll : public torch::autograd::Function<AllToAll> {
       const at::Tensor& tensor,
       const c10::intrusive_ptr<AllToAllCall>& call) {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
-    return exchange(tensor, call->group, call->dims);
+    return exchange_pieces(tensor, call->group, call->dims);
   }
 
   // Differentiable itself, since it is another all-to-all.
@@ -110,7 +110,7 @@ at::Tensor all_to_all_autograd(
     const at::Tensor& tensor,
     const Group& group,
     const AllToAllDims& dims) {
-  check(tensor, group, dims);
+  check_sizes(tensor, group, dims);
   return AllToAll::apply(
       tensor, c10::make_intrusive<AllToAllCall>(group, dims));
 }

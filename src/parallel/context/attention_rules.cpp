@@ -25,7 +25,7 @@ std::string sizes_of(const at::Tensor& tensor) {
 }
 
 // Padded positions have the mask of the last one; their output is not used.
-at::Tensor index_of(
+at::Tensor index_tensor(
     std::span<const std::int64_t> positions,
     std::int64_t length) {
   std::vector<std::int64_t> index(positions.begin(), positions.end());
@@ -84,7 +84,7 @@ void AttentionRules::take_mask(
   }
   // Where both sizes are equal, one rank has the whole sequence.
   if (!is_local && queries != 1) {
-    const at::Tensor index = index_of(query_positions_, queries);
+    const at::Tensor index = index_tensor(query_positions_, queries);
     whole = whole.index_select(2, index.to(whole.device()));
   }
   mask_ = keys == 1
@@ -106,7 +106,7 @@ void AttentionRules::take_documents(
         c10::toString(ids.scalar_type()),
         length));
   }
-  const at::Tensor index = index_of(query_positions_, length);
+  const at::Tensor index = index_tensor(query_positions_, length);
   query_documents_ = documents_.index_select(1, index.to(documents_.device()));
 }
 
@@ -119,7 +119,7 @@ BlockRules AttentionRules::of(
   if (!mask_.defined() && !documents_.defined() && !dropout_) return rules;
   std::vector<std::int64_t> keys = shards.positions(key_rank);
   keys.resize(static_cast<std::size_t>(tile.num_keys));
-  const at::Tensor index = index_of(keys, shards.length());
+  const at::Tensor index = index_tensor(keys, shards.length());
   at::Tensor mask, documents;
   if (mask_.defined()) {
     mask = mask_.index_select(3, index.to(mask_.device())).to(device);

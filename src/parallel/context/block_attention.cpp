@@ -91,16 +91,16 @@ BlockGradients attend_backward_fused(
 
 // ---- By products of matrices, some rows at a time.
 
-struct Rows {
+struct RowRange {
   std::int64_t first;
   std::int64_t count;
 };
 
-std::vector<Rows> rows_of(const AttentionBlock& block) {
+std::vector<RowRange> rows_of(const AttentionBlock& block) {
   const std::int64_t per_row = std::max<std::int64_t>(
       1, block.query.size(0) * block.query.size(1) * block.key.size(2));
   const std::int64_t step = std::max<std::int64_t>(1, kMostScores / per_row);
-  std::vector<Rows> all;
+  std::vector<RowRange> all;
   const std::int64_t end = block.query.size(2);
   for (std::int64_t first = 0; first < end; first += step)
     all.push_back({first, std::min(step, end - first)});
@@ -117,7 +117,7 @@ class RowScores {
         dtype_(accumulation_dtype(block.query.scalar_type())),
         key_(block.key.to(dtype_).unsqueeze(2)) {}
 
-  at::Tensor scores(const Rows& rows) const {
+  at::Tensor scores(const RowRange& rows) const {
     at::Tensor scores =
         at::matmul(query(rows) * block_.scale, key_.transpose(-2, -1));
     if (block_.rules.mask) {
@@ -140,17 +140,17 @@ class RowScores {
   }
 
   /// Undefined without dropout.
-  at::Tensor dropout(const Rows& rows) const {
+  at::Tensor dropout(const RowRange& rows) const {
     if (!block_.rules.dropout) return {};
     return grouped(block_.rules.dropout(rows.first, rows.count)).to(dtype_);
   }
 
-  at::Tensor query(const Rows& rows) const {
+  at::Tensor query(const RowRange& rows) const {
     return narrowed(block_.query, rows);
   }
 
   /// Rows of a tensor of the queries' heads, in the dtype of accumulation.
-  at::Tensor narrowed(const at::Tensor& tensor, const Rows& rows) const {
+  at::Tensor narrowed(const at::Tensor& tensor, const RowRange& rows) const {
     return by_key_head(
         tensor.narrow(2, rows.first, rows.count).to(dtype_), group_);
   }
@@ -175,7 +175,7 @@ BlockOutput attend_in_rows(const AttentionBlock& block) {
   const at::Tensor value =
       block.value.to(rows_of_block.key().scalar_type()).unsqueeze(2);
   std::vector<at::Tensor> outputs, sums;
-  for (const Rows& rows : rows_of(block)) {
+  for (const RowRange& rows : rows_of(block)) {
     at::Tensor weights = rows_of_block.scores(rows);
     at::Tensor highest = weights.amax(-1, /*keepdim=*/true);
     highest.masked_fill_(highest == -kInfinity, 0);
@@ -202,7 +202,7 @@ BlockGradients attend_backward_in_rows(
   std::vector<at::Tensor> grad_query;
   at::Tensor grad_key = at::zeros_like(key.squeeze(2));
   at::Tensor grad_value = at::zeros_like(value.squeeze(2));
-  for (const Rows& rows : rows_of(block)) {
+  for (const RowRange& rows : rows_of(block)) {
     const at::Tensor grad = rows_of_block.narrowed(grad_output, rows);
     const at::Tensor output = rows_of_block.narrowed(whole.output, rows);
     at::Tensor sum = rows_of_block.narrowed(whole.logsumexp, rows);

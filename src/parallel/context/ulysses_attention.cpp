@@ -114,6 +114,11 @@ at::Tensor ulysses_attention(
     const Group& group,
     const SequenceShards& shards,
     const SequenceAttentionOptions& options) {
+  if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) {
+    throw ConfigError(
+        "[parallel] attention by exchanging heads takes tensors of 4 "
+        "dimensions: batch, heads, positions, elements");
+  }
   detail::check_attention(query, key, value, options);
   detail::check_local_length(query.size(kPositions), group, shards);
   if (query.size(kHeads) < group.size()) {

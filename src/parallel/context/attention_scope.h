@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <accelerate/attention.h>
+
+namespace accelerate::detail {
+
+/// The sequence whose shards this thread computes with.
+struct DividedSequence {
+  Group group;
+  SequenceShards shards;
+  /// Exchange heads (Ulysses) rather than keys and values.
+  bool exchange_heads = false;
+  KeyValueRotation rotation = KeyValueRotation::allgather;
+  std::optional<at::Tensor> document_ids = std::nullopt;
+};
+
+/// While it lives, aten::scaled_dot_product_attention on this thread attends to
+/// the whole sequence, with its own arguments: is_causal means the order of the
+/// sequence. Attention of this rank's queries to keys of another number is
+/// cross-attention to keys that every rank has, and stays as it is. Other
+/// threads, and programs without such a scope, pay nothing. Destroyed on the
+/// thread that made it, the innermost first.
+class AttentionScope {
+ public:
+  explicit AttentionScope(DividedSequence sequence);
+  AttentionScope(const AttentionScope&) = delete;
+  AttentionScope& operator=(const AttentionScope&) = delete;
+  ~AttentionScope();
+
+ private:
+  DividedSequence sequence_;
+  const DividedSequence* enclosing_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,206 @@
+#include <accelerate/context_parallel.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "parallel/context/attention_scope.h"
+#include "parallel/context/sequence_tensors.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::format;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::int64_t length_of(
+    const std::vector<at::Tensor>& buffers,
+    const std::vector<std::int64_t>& dims,
+    const ContextParallelOptions& options) {
+  if (buffers.size() != dims.size()) {
+    throw ConfigError(format(
+        "[parallel] maybe_context_parallel was given {} buffers and {} "
+        "dimensions; give one dimension per buffer",
+        buffers.size(),
+        dims.size()));
+  }
+  std::optional<std::int64_t> length = options.sequence_length;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const at::Tensor& buffer = buffers[i];
+    if (buffer.requires_grad()) {
+      throw ConfigError(format(
+          "[parallel] buffer {} requires a gradient, so it cannot be divided "
+          "in place; give inputs and labels only",
+          i));
+    }
+    if (dims[i] < -buffer.dim() || dims[i] >= buffer.dim()) {
+      throw ConfigError(format(
+          "[parallel] buffer {} has {} dimensions, but its sequence was said "
+          "to be along dimension {}",
+          i,
+          buffer.dim(),
+          dims[i]));
+    }
+    if (!length) length = buffer.size(dims[i]);
+    if (*length == buffer.size(dims[i])) continue;
+    throw ConfigError(format(
+        "[parallel] buffer {} has {} positions along dimension {}, but the "
+        "sequence has {}; all buffers need the same length",
+        i,
+        buffer.size(dims[i]),
+        dims[i],
+        *length));
+  }
+  if (length) return *length;
+  throw ConfigError(
+      "[parallel] maybe_context_parallel was given no buffers; give it the "
+      "inputs and labels, or sequence_length if they are cut already");
+}
+
+void check_padding(
+    const SequenceShards& shards,
+    std::size_t num_buffers,
+    const ContextParallelOptions& options) {
+  if (!options.pad_values.empty() && options.pad_values.size() != num_buffers) {
+    throw ConfigError(format(
+        "[parallel] there are {} pad_values for {} buffers; give one for each",
+        options.pad_values.size(),
+        num_buffers));
+  }
+  if (shards.padded_length() == shards.length() || num_buffers == 0 ||
+      !options.pad_values.empty())
+    return;
+  throw ConfigError(format(
+      "[parallel] {} positions do not divide evenly among {} ranks; give "
+      "pad_values (for labels the ignore_index of the loss), or {} positions",
+      shards.length(),
+      shards.num_ranks(),
+      shards.padded_length()));
+}
+
+// The mean over all ranks, from each rank's sum and count.
+class MeanOverRanks : public torch::autograd::Function<MeanOverRanks> {
+ public:
+  static at::Tensor forward(
+      AutogradContext* context,
+      const at::Tensor& sum,
+      const at::Tensor& count,
+      const Group& group) {
+    const at::Tensor totals = at::stack(
+        {sum.reshape({}).to(at::kDouble), count.reshape({}).to(at::kDouble)});
+    if (group.size() > 1) group.all_reduce(totals);
+    const double tokens = totals[1].item<double>();
+    context->saved_data["factor"] =
+        tokens > 0 ? static_cast<double>(group.size()) / tokens : 0.0;
+    const at::Tensor mean = tokens > 0 ? totals[0] / tokens : totals[0];
+    return mean.to(sum.scalar_type());
+  }
+
+  static variable_list backward(
+      AutogradContext* context,
+      const variable_list& grads) {
+    return {
+        grads[0] * context->saved_data["factor"].toDouble(),
+        at::Tensor(),
+        at::Tensor()};
+  }
+};
+
+}  // namespace
+
+struct ContextParallelScope::State {
+  State(Group ranks, SequenceShards cut)
+      : group(std::move(ranks)), shards(cut) {}
+
+  Group group;
+  SequenceShards shards;
+  /// What is given back: tensors, each with its whole data.
+  std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
+  std::optional<detail::AttentionScope> attention = std::nullopt;
+};
+
+ContextParallelScope::ContextParallelScope(
+    const Group& group,
+    const std::vector<at::Tensor>& buffers,
+    const std::vector<std::int64_t>& buffer_seq_dims,
+    const std::vector<at::Tensor>& no_restore_buffers,
+    const ContextParallelOptions& options)
+    : state_(std::make_unique<State>(
+          group,
+          SequenceShards(
+              length_of(buffers, buffer_seq_dims, options),
+              group.size(),
+              options.cut))) {
+  const SequenceShards& shards = state_->shards;
+  check_padding(shards, buffers.size(), options);
+  const auto is_among = [](const std::vector<at::Tensor>& tensors,
+                           const at::Tensor& tensor) {
+    return std::any_of(
+        tensors.begin(), tensors.end(), [&](const at::Tensor& other) {
+          return other.is_same(tensor);
+        });
+  };
+  for (const at::Tensor& tensor : no_restore_buffers) {
+    if (is_among(buffers, tensor)) continue;
+    throw ConfigError(
+        "[parallel] a tensor of no_restore_buffers is not among the buffers; "
+        "give it in both");
+  }
+  if (group.size() > 1 || options.document_ids) {
+    state_->attention.emplace(detail::DividedSequence{
+        group,
+        shards,
+        options.exchange_heads,
+        options.rotation.value_or(KeyValueRotation::allgather),
+        options.document_ids});
+  }
+  if (group.size() == 1) return;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const at::Tensor& buffer = buffers[i];
+    const double fill = options.pad_values.empty() ? 0 : options.pad_values[i];
+    const at::Tensor whole = buffer.variable_data();
+    if (!is_among(no_restore_buffers, buffer))
+      state_->whole.emplace_back(buffer, whole);
+    buffer.set_data(detail::local_positions(
+        whole, buffer_seq_dims[i], shards, group.rank(), fill));
+  }
+}
+
+ContextParallelScope::ContextParallelScope(ContextParallelScope&&) noexcept =
+    default;
+
+ContextParallelScope::~ContextParallelScope() {
+  if (!state_) return;
+  for (const auto& [buffer, whole] : state_->whole) buffer.set_data(whole);
+}
+
+const SequenceShards& ContextParallelScope::shards() const {
+  return state_->shards;
+}
+
+at::Tensor ContextParallelScope::positions() const {
+  return at::tensor(state_->shards.positions(state_->group.rank()), at::kLong);
+}
+
+at::Tensor ContextParallelScope::mean(
+    const at::Tensor& sum,
+    const at::Tensor& count) const {
+  if (sum.numel() != 1 || count.numel() != 1) {
+    throw ConfigError(format(
+        "[parallel] mean() takes a sum and a count, scalars both, but got {} "
+        "and {} values",
+        sum.numel(),
+        count.numel()));
+  }
+  return MeanOverRanks::apply(sum, count, state_->group);
+}
+
+}  // namespace accelerate

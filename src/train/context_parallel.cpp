@@ -1,0 +1,36 @@
+#include <accelerate/accelerator.h>
+
+#include "engines/parallelism.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+ContextParallelScope Accelerator::maybe_context_parallel(
+    const std::vector<at::Tensor>& buffers,
+    const std::vector<std::int64_t>& buffer_seq_dims,
+    const std::vector<at::Tensor>& no_restore_buffers,
+    const ContextParallelOptions& options) const {
+  const Group& group = mesh().group(Axis::context);
+  if (group.size() == 1 && !session_->has_warned_of_context) {
+    session_->has_warned_of_context = true;
+    session_->world.logger().log_once_per_world(
+        LogLevel::warning,
+        "train",
+        "maybe_context_parallel() divides nothing, since context is 1; set it "
+        "(cp_size of ParallelismConfig) to use it");
+  }
+  ContextParallelOptions resolved = options;
+  if (!resolved.rotation && group.size() > 1) {
+    const ParallelismConfig config = detail::resolve_parallelism(
+        session_->request_sources.parallel.parallelism_config.value_or(
+            ParallelismConfig()),
+        session_->settings);
+    resolved.rotation = config.cp_comm_strategy == "alltoall"
+        ? KeyValueRotation::alltoall
+        : KeyValueRotation::allgather;
+  }
+  return ContextParallelScope(
+      group, buffers, buffer_seq_dims, no_restore_buffers, resolved);
+}
+
+}  // namespace accelerate
