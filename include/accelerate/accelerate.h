@@ -11,12 +11,14 @@
 #include <accelerate/accelerator_processes.h>
 #include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
+#include <accelerate/attention.h>
 #include <accelerate/big_model.h>
 #include <accelerate/block_plan.h>
 #include <accelerate/bucket_hook.h>
 #include <accelerate/byte_size.h>
 #include <accelerate/checkpoint.h>
 #include <accelerate/collate.h>
+#include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
@@ -75,6 +77,7 @@
 #include <accelerate/state_dict.h>
 #include <accelerate/step_options.h>
 #include <accelerate/tensor_dataset.h>
+#include <accelerate/tensor_parallel.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/tracker.h>
 #include <accelerate/tracking.h>

@@ -48,7 +48,7 @@ struct SequenceAttentionOptions {
   std::optional<double> scale = std::nullopt;
   /// Allows keys and values to have fewer heads than queries.
   bool enable_gqa = false;
-  /// Of ring_attention.
+  /// How keys and values travel in ring_attention; ulysses_attention ignores it.
   KeyValueRotation rotation = KeyValueRotation::allgather;
 };
 

@@ -12,7 +12,7 @@ enum class SequenceCut {
   /// Rank r holds the r-th of `num_ranks` equal chunks. With causal attention
   /// the last rank then has the most work, and all others wait for it.
   contiguous,
-  /// Of 2 * num_ranks equal chunks, rank r holds the r-th from the beginning
+  /// Rank r holds, of 2 * num_ranks equal chunks, the r-th from the beginning
   /// and the r-th from the end, so that all have the same work in causal
   /// attention.
   zigzag,

@@ -263,6 +263,48 @@ TEST(ContextParallelScope, DividesBuffersAndGivesThemBack) {
   });
 }
 
+/// Attention of `inputs`, whole sequences, as one process computes it.
+at::Tensor attend(const at::Tensor& inputs, const at::Tensor& mask = {}) {
+  return at::scaled_dot_product_attention(
+      inputs,
+      inputs,
+      inputs,
+      mask.defined() ? std::optional(mask) : std::nullopt,
+      0.0,
+      /*is_causal=*/!mask.defined());
+}
+
+TEST(ContextParallelScope, TakesTheLengthOfTensorsThatAreCutAlready) {
+  const auto whole = torch::rand({1, 2, 8, 4}, torch::kDouble);
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Accelerator accelerator({.parallel = {.context = 2}, .world = world});
+    const auto scope =
+        accelerator.maybe_context_parallel({}, {}, {}, {.sequence_length = 8});
+    const torch::Tensor mine = scope.positions();
+    EXPECT_TRUE(torch::allclose(
+        attend(whole.index_select(2, mine)),
+        attend(whole).index_select(2, mine)));
+  });
+}
+
+TEST(ContextParallelScope, KeepsPackedDocumentsApart) {
+  const auto whole = torch::rand({1, 2, 8, 4}, torch::kDouble);
+  const auto documents = torch::tensor({0, 0, 0, 1, 1, 2, 2, 2});
+  const auto mask = documents.unsqueeze(1).eq(documents).logical_and(
+      torch::ones({8, 8}, torch::kBool).tril());
+  for (const int ranks : {1, 2}) {
+    run_on_ranks(ranks, [&](const WorldOptions& world) {
+      Accelerator accelerator({.parallel = {.context = ranks}, .world = world});
+      const auto scope = accelerator.maybe_context_parallel(
+          {}, {}, {}, {.document_ids = documents, .sequence_length = 8});
+      const torch::Tensor mine = scope.positions();
+      EXPECT_TRUE(torch::allclose(
+          attend(whole.index_select(2, mine)),
+          attend(whole, mask).index_select(2, mine)));
+    });
+  }
+}
+
 TEST(ContextParallelScope, LeavesCrossAttentionAlone) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = {.context = 2}, .world = world});

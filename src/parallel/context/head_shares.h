@@ -7,10 +7,10 @@ namespace accelerate::detail {
 
 /// The heads that one rank attends with in Ulysses.
 struct HeadShare {
-  /// Of the query.
+  /// The heads of the query.
   std::int64_t first = 0;
   std::int64_t count = 0;
-  /// Of keys and values: those that serve the query's. Ranks may share one.
+  /// The heads of keys and values that serve the query's. Ranks may share one.
   std::int64_t first_key = 0;
   std::int64_t key_count = 0;
 
