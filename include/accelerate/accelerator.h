@@ -247,12 +247,11 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
     return unshard_parameters(*model.prepared());
   }
-  /// While the returned scope lives, `buffers` (inputs, labels, positions) have
-  /// this rank's positions of the sequence, which is divided among the ranks
-  /// along `context`, and attention that the program computes, with torch's
-  /// scaled_dot_product_attention, is that of the whole sequence. Keep it for
-  /// forward and loss; backward may come later. See context_parallel.h. If
-  /// context is 1, warns once and does nothing. Labels must be shifted before.
+  /// While the returned scope lives, `buffers` have this rank's positions of
+  /// the sequence, which the ranks along `context` divide among them, and torch's
+  /// scaled_dot_product_attention is that of the whole sequence; see
+  /// ContextParallelScope. Needed for forward and loss. Warns once if context is
+  /// 1. Shift labels before.
   [[nodiscard]] ContextParallelScope maybe_context_parallel(
       const std::vector<at::Tensor>& buffers,
       const std::vector<std::int64_t>& buffer_seq_dims,

@@ -25,8 +25,9 @@ struct ContextParallelOptions {
   /// SequenceAttentionOptions, for attention of all layers.
   std::optional<at::Tensor> document_ids = std::nullopt;
   /// Exchange attention heads rather than keys and values: two all-to-alls per
-  /// attention (Ulysses). Needs at least as many heads as ranks.
-  bool exchange_heads = false;
+  /// attention (Ulysses). Needs at least as many heads as ranks. Unset: true if
+  /// `sp_size` of ParallelismConfig divides the sequence, else false.
+  std::optional<bool> exchange_heads = std::nullopt;
   /// How keys and values travel. Unset: what `cp_comm_strategy` of
   /// ParallelismConfig says, else all at once.
   std::optional<KeyValueRotation> rotation = std::nullopt;
@@ -48,7 +49,8 @@ class ACCELERATE_API ContextParallelScope {
   /// tensors, but for those that are also in `no_restore_buffers`. Throws
   /// ConfigError, before any is changed, for buffers of different lengths,
   /// buffers that require a gradient, and lengths that need padding if
-  /// `pad_values` are missing. With a group of one rank, changes nothing.
+  /// `pad_values` are missing. With a group of one
+  /// rank the buffers stay whole.
   ContextParallelScope(
       const Group& group,
       const std::vector<at::Tensor>& buffers,

@@ -75,10 +75,6 @@ void translate_parallelism(
     const ParallelismConfig& given,
     const Settings& settings) {
   const ParallelismConfig config = resolve_parallelism(given, settings);
-  translation.require_one(
-      *config.sp_size,
-      "splitting sequences by exchanging attention heads",
-      "sp_size");
   const int num_ranks = *config.dp_replicate_size * *config.dp_shard_size *
       *config.tp_size * *config.cp_size * *config.sp_size;
   // If all degrees are 1, the configuration does not request 1 replica either.
@@ -87,7 +83,11 @@ void translate_parallelism(
       Axis::replicate, "dp_replicate_size", config.dp_replicate_size);
   translation.take(Axis::shard, "dp_shard_size", config.dp_shard_size);
   translation.take(Axis::tensor, "tp_size", config.tp_size);
-  translation.take(Axis::context, "cp_size", config.cp_size);
+  const bool exchanges_heads = *config.sp_size > 1;
+  translation.take(
+      Axis::context,
+      exchanges_heads ? "sp_size" : "cp_size",
+      exchanges_heads ? config.sp_size : config.cp_size);
 }
 
 void translate_megatron_lm(
@@ -114,11 +114,14 @@ RequestedDegrees translate_degrees(
     const ParallelOptions& options,
     const Settings& settings) {
   DegreeTranslation translation(own);
-  // read_degrees() reads all degrees that only the launcher gives but this one,
-  // which is not an axis.
-  const bool has_sequence_degree =
-      settings.integer("parallelism_config_sp_size").value_or(1) > 1;
-  if (options.parallelism_config || has_sequence_degree) {
+  // read_degrees() reads all degrees that only the launcher gives; how a
+  // sequence is divided, it does not.
+  const auto is_above_one = [&](std::string_view name) {
+    return settings.integer(name).value_or(1) > 1;
+  };
+  if (options.parallelism_config ||
+      is_above_one("parallelism_config_cp_size") ||
+      is_above_one("parallelism_config_sp_size")) {
     translate_parallelism(
         translation,
         options.parallelism_config.value_or(ParallelismConfig()),
@@ -160,6 +163,15 @@ std::vector<IgnoredSetting> parallelism_without_effect(
         given.sp_attn_implementation.has_value(),
         "sp_attn_implementation",
         instead);
+  } else {
+    note(
+        *found.sp_seq_length_is_variable && given.sp_seq_length.has_value(),
+        "sp_seq_length",
+        "sp_seq_length_is_variable is true");
+    note(
+        found.sp_attn_implementation.value_or("sdpa") != "sdpa",
+        "sp_attn_implementation",
+        "torch chooses the kernel of scaled_dot_product_attention");
   }
   return ignored;
 }

@@ -136,14 +136,6 @@ class ParallelismResolution {
           *config_.cp_size,
           *config_.sp_size));
     }
-    if ((*config_.tp_size > 1 || *config_.cp_size > 1) &&
-        *config_.dp_replicate_size > 1 && *config_.dp_shard_size == 1) {
-      complaints_.push_back(format(
-          "[config] tp_size or cp_size can only be combined with replicas "
-          "(dp_replicate_size is {}) if these are sharded, too; set "
-          "dp_shard_size above 1, or dp_replicate_size to 1",
-          *config_.dp_replicate_size));
-    }
   }
 
   ParallelismConfig config_;

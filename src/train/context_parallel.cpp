@@ -17,17 +17,20 @@ ContextParallelScope Accelerator::maybe_context_parallel(
         LogLevel::warning,
         "train",
         "maybe_context_parallel() divides nothing, since context is 1; set it "
-        "(cp_size of ParallelismConfig) to use it");
+        "(cp_size or sp_size of ParallelismConfig) to use it");
   }
   ContextParallelOptions resolved = options;
-  if (!resolved.rotation && group.size() > 1) {
+  if ((!resolved.rotation || !resolved.exchange_heads) && group.size() > 1) {
     const ParallelismConfig config = detail::resolve_parallelism(
         session_->request_sources.parallel.parallelism_config.value_or(
             ParallelismConfig()),
         session_->settings);
-    resolved.rotation = config.cp_comm_strategy == "alltoall"
-        ? KeyValueRotation::alltoall
-        : KeyValueRotation::allgather;
+    if (!resolved.rotation && config.cp_comm_strategy == "alltoall")
+      resolved.rotation = KeyValueRotation::alltoall;
+    if (!resolved.exchange_heads) resolved.exchange_heads = *config.sp_size > 1;
+    if (!resolved.sequence_length &&
+        !config.sp_seq_length_is_variable.value_or(true))
+      resolved.sequence_length = config.sp_seq_length;
   }
   return ContextParallelScope(
       group, buffers, buffer_seq_dims, no_restore_buffers, resolved);

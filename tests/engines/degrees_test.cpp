@@ -46,13 +46,43 @@ TEST(RequestedDegrees, MustAgreeUnderSeveralNames) {
 
 TEST(RequestedDegrees, AreRefusedIfNotSupported) {
   EXPECT_THAT(
-      request({}, {{"PARALLELISM_CONFIG_SP_SIZE", "4"}}).complaints,
-      ElementsAre(HasSubstr("set sp_size to 1")));
-  EXPECT_THAT(
       request(
           {.megatron_lm = MegatronLMOptions{.expert_tensor_parallel_size = 2}})
           .complaints,
       ElementsAre(HasSubstr("set expert_tensor_parallel_size to 1")));
+}
+
+TEST(RequestedDegrees, DivideSequencesByEitherName) {
+  const auto context = [](const ParallelOptions& options) {
+    return request(options).degree(Axis::context);
+  };
+  EXPECT_EQ(
+      context({.parallelism_config = ParallelismConfig{.cp_size = 2}}), 2);
+  EXPECT_EQ(
+      context({.parallelism_config = ParallelismConfig{.sp_size = 4}}), 4);
+  EXPECT_EQ(
+      request({}, {{"PARALLELISM_CONFIG_SP_SIZE", "4"}}).degree(Axis::context),
+      4);
+  EXPECT_THAT(
+      request(
+          {.context = 2, .parallelism_config = ParallelismConfig{.sp_size = 4}})
+          .complaints,
+      ElementsAre(HasSubstr("context is 2, but sp_size is 4")));
+}
+
+TEST(ParallelismSettings, ListAnAttentionThatUlyssesDoesNotChoose) {
+  const auto ignored = [](const std::string& attention) {
+    return names_of(
+        request({.parallelism_config =
+                     ParallelismConfig{
+                         .sp_size = 2, .sp_attn_implementation = attention}})
+            .ignored);
+  };
+  EXPECT_THAT(
+      ignored("flash_attention_2"),
+      ElementsAre("sp_attn_implementation (torch chooses the kernel of "
+                  "scaled_dot_product_attention)"));
+  EXPECT_THAT(ignored("sdpa"), ElementsAre());
 }
 
 TEST(ParallelismSettings, AreListedIfTheyDescribeADegreeOfOne) {

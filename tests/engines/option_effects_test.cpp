@@ -54,7 +54,7 @@ std::vector<Effect> effects() {
       {"parallelism_config_tp_size", kNothing, "2", "tensor 2"},
       {"parallelism_config_cp_size", kNothing, "2", "context 2"},
       {"parallelism_config_pp_size", kNothing, "2", "pipeline 2"},
-      {"parallelism_config_sp_size", kNothing, "2", "set sp_size to 1"},
+      {"parallelism_config_sp_size", kNothing, "2", "context 2"},
       {"use_fsdp", kNothing, "true", "FSDP's settings"},
       {"fsdp_version",
        with(

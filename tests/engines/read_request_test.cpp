@@ -57,7 +57,7 @@ TEST(TrainingRequest, RefusesTwoEngines) {
 TEST(TrainingRequest, CollectsAllComplaints) {
   EXPECT_THAT(
       request({.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"},
-               .parallelism_config = ParallelismConfig{.sp_size = 2}})
+               .parallelism_config = ParallelismConfig{.sp_size = 0}})
           .complaints,
       ElementsAre(HasSubstr("sp_size"), HasSubstr("nvme")));
 }

@@ -134,6 +134,13 @@ Variables company_of(const OptionSpec& spec) {
     variables["FSDP_VERSION"] = "2";
     variables["FSDP_ACTIVATION_CHECKPOINTING"] = "true";
   }
+  if (spec.key.starts_with("parallelism_config_cp_"))
+    variables["PARALLELISM_CONFIG_CP_SIZE"] = "2";
+  if (spec.key.starts_with("parallelism_config_sp_seq")) {
+    variables["PARALLELISM_CONFIG_SP_SIZE"] = "2";
+    variables["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] = "8";
+    variables["PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE"] = "false";
+  }
   if (spec.key == "use_parallelism_config")
     variables["PARALLELISM_CONFIG_DP_SHARD_SIZE"] = "2";
   return variables;

@@ -50,7 +50,8 @@ float train(
     std::int64_t batch_size,
     const accelerate::WorldOptions& world,
     bool is_sharded) {
-  accelerate::AcceleratorOptions options{.world = world};
+  accelerate::AcceleratorOptions options;
+  options.world = world;
   if (is_sharded)
     options.parallel.fully_sharded =
         accelerate::FullyShardedDataParallelOptions();

@@ -76,12 +76,13 @@ struct TransformerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Transformer);
 
-struct Run {
+struct TrainingRun {
   int num_ranks = 1;
   AcceleratorOptions options = {};
   std::int64_t length = 24;
   int window = 1;
   ContextParallelOptions context = {};
+  std::map<std::string, std::string> variables = {};
 };
 
 struct Result {
@@ -94,7 +95,7 @@ constexpr std::int64_t kIgnored = -100;
 /// Samples of a step: the same for any number of ranks.
 constexpr std::int64_t kBatch = 4;
 
-Result train(const Run& run) {
+Result train(const TrainingRun& run) {
   torch::manual_seed(5);
   const auto words =
       torch::randint(kWords, {kSteps * run.window * kBatch, run.length + 1});
@@ -151,15 +152,17 @@ Result train(const Run& run) {
   return result;
 }
 
-void expect_like_one_process(const Run& run, double tolerance) {
-  Run alone = run;
+void expect_like_one_process(const TrainingRun& run, double tolerance) {
+  TrainingRun alone = run;
   alone.num_ranks = 1;
   alone.options.parallel.replicate.reset();
   alone.options.parallel.shard.reset();
   alone.options.parallel.context.reset();
   alone.options.parallel.parallelism_config.reset();
   alone.options.parallel.fully_sharded.reset();
-  const Result expected = train(alone), found = train(run);
+  const Result expected = train(alone);
+  const auto scope = patch_environment(run.variables);
+  const Result found = train(run);
   ASSERT_EQ(found.weights.size(), expected.weights.size());
   for (const auto& [name, weight] : expected.weights) {
     const torch::Tensor difference =
@@ -175,14 +178,14 @@ constexpr double kExact = 2e-5;
 TEST(ContextTraining, EndsWithTheWeightsOfOneProcess) {
   for (const int ranks : {2, 3, 4}) {
     SCOPED_TRACE(ranks);
-    Run run{.num_ranks = ranks};
+    TrainingRun run{.num_ranks = ranks};
     run.options.parallel.context = ranks;
     expect_like_one_process(run, kExact);
   }
 }
 
 TEST(ContextTraining, WorksForEachCutAndRotation) {
-  Run run{.num_ranks = 3};
+  TrainingRun run{.num_ranks = 3};
   run.options.parallel.context = 3;
   run.context.cut = SequenceCut::contiguous;
   run.context.rotation = KeyValueRotation::alltoall;
@@ -192,7 +195,7 @@ TEST(ContextTraining, WorksForEachCutAndRotation) {
 }
 
 TEST(ContextTraining, PadsLengthsThatDoNotDivide) {
-  Run run{.num_ranks = 3, .length = 19};
+  TrainingRun run{.num_ranks = 3, .length = 19};
   run.options.parallel.context = 3;
   expect_like_one_process(run, kExact);
   run.context.exchange_heads = true;
@@ -200,14 +203,14 @@ TEST(ContextTraining, PadsLengthsThatDoNotDivide) {
 }
 
 TEST(ContextTraining, ComposesWithReplicas) {
-  Run run{.num_ranks = 4};
+  TrainingRun run{.num_ranks = 4};
   run.options.parallel.context = 2;
   run.options.parallel.replicate = 2;
   expect_like_one_process(run, kExact);
 }
 
 TEST(ContextTraining, ComposesWithShards) {
-  Run run{.num_ranks = 4};
+  TrainingRun run{.num_ranks = 4};
   run.options.parallel.parallelism_config = ParallelismConfig{
       .dp_shard_size = 2, .cp_size = 2, .cp_comm_strategy = "alltoall"};
   run.options.parallel.fully_sharded = FullyShardedDataParallelOptions{
@@ -216,15 +219,25 @@ TEST(ContextTraining, ComposesWithShards) {
   expect_like_one_process(run, kExact);
 }
 
+TEST(ContextTraining, FollowsTheLauncher) {
+  TrainingRun run{.num_ranks = 2};
+  run.variables = {
+      {"PARALLELISM_CONFIG_CP_SIZE", "2"},
+      {"PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall"}};
+  expect_like_one_process(run, kExact);
+  run.variables = {{"PARALLELISM_CONFIG_SP_SIZE", "2"}};
+  expect_like_one_process(run, kExact);
+}
+
 TEST(ContextTraining, Accumulates) {
-  Run run{.num_ranks = 4, .window = 3};
+  TrainingRun run{.num_ranks = 4, .window = 3};
   run.options.parallel.context = 2;
   run.options.parallel.replicate = 2;
   expect_like_one_process(run, kExact);
 }
 
 TEST(ContextTraining, RecomputesSegments) {
-  Run run{.num_ranks = 2};
+  TrainingRun run{.num_ranks = 2};
   run.options.parallel.context = 2;
   run.options.parallel.activation_checkpointing =
       ActivationCheckpointingOptions{
@@ -237,7 +250,7 @@ TEST(ContextTraining, RecomputesSegments) {
 
 // In bf16 sums round elsewhere: some units of 2^-8 over 20 steps.
 TEST(ContextTraining, WorksUnderAutocast) {
-  Run run{.num_ranks = 2};
+  TrainingRun run{.num_ranks = 2};
   run.options.parallel.context = 2;
   run.options.mixed_precision = Precision::bf16;
   expect_like_one_process(run, 2e-2);
@@ -305,6 +318,21 @@ TEST(ContextParallelScope, KeepsPackedDocumentsApart) {
   }
 }
 
+TEST(ContextParallelScope, TakesSequencesOfOneLengthIfToldSo) {
+  const ParallelismConfig fixed{
+      .sp_size = 2, .sp_seq_length = 8, .sp_seq_length_is_variable = false};
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.parallel = {.parallelism_config = fixed}, .world = world});
+    const auto right = torch::zeros({8}), wrong = torch::zeros({4});
+    EXPECT_EQ(
+        accelerator.maybe_context_parallel({right}, {0}).shards().length(), 8);
+    expect_error<ConfigError>(
+        [&] { (void)accelerator.maybe_context_parallel({wrong}, {0}); },
+        "buffer 0 has 4 positions along dimension 0, but the sequence has 8");
+  });
+}
+
 TEST(ContextParallelScope, LeavesCrossAttentionAlone) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.parallel = {.context = 2}, .world = world});
@@ -344,6 +372,20 @@ TEST(ContextParallelScope, RefusesWhatItCannotDivide) {
     refuse({ids}, {1}, "not among the buffers", {torch::zeros({8})});
     refuse({}, {}, "no buffers");
     EXPECT_THAT(ids.sizes().vec(), ElementsAre(2, 8));
+  });
+}
+
+TEST(ContextTraining, RefusesLayersThatWouldSeeOneRanksPositions) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    Accelerator accelerator({.parallel = {.context = 2}, .world = world});
+    torch::nn::Sequential encoder(torch::nn::TransformerEncoderLayer(8, 2)),
+        recurrent(torch::nn::GRU(4, 4));
+    expect_error<ConfigError>(
+        [&] { (void)accelerator.prepare(encoder); },
+        "but 0.self_attn is torch::nn::MultiheadAttention");
+    expect_error<ConfigError>(
+        [&] { (void)accelerator.prepare(recurrent); },
+        "but 0 is a recurrent layer");
   });
 }
 

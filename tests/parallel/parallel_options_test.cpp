@@ -272,16 +272,12 @@ TEST(ParallelOptions, AreRefusedForDegreesThatNoTechniqueHas) {
   };
   const std::vector<std::pair<ParallelOptions, std::string>> refused{
       {{.tensor = 2}, "tensor was asked for, but nothing says which"},
-      {{.context = 2}, "context was asked for"},
       {{.pipeline = 2}, "pipeline was asked for"},
       {degrees({.tp_size = 2}), "tensor was asked for"},
-      {degrees({.cp_size = 2}), "context was asked for"},
-      {degrees({.sp_size = 2}), "set sp_size to 1"},
       {degrees({.cp_backend = "other"}), "cp_backend is \"other\""},
       {degrees({.sp_backend = "other"}), "sp_backend is \"other\""},
       {megatron({.tp_degree = 2}), "tensor was asked for"},
       {megatron({.pp_degree = 2}), "pipeline was asked for"},
-      {megatron({.context_parallel_size = 2}), "context was asked for"},
       {megatron({.expert_model_parallel_size = 2}),
        "set expert_model_parallel_size to 1"},
       {megatron({.expert_tensor_parallel_size = 2}),

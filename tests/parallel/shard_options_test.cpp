@@ -210,8 +210,8 @@ TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
       {.shard = 2, .parallelism_config = ParallelismConfig{.dp_shard_size = 4}},
       "shard is 2, but dp_shard_size is 4");
   refused({.parallelism_config = ParallelismConfig{.tp_size = 4}}, "tensor");
-  refused({.parallelism_config = ParallelismConfig{.sp_size = 4}}, "sp_size");
-  refused({}, "sp_size", {{"PARALLELISM_CONFIG_SP_SIZE", "4"}});
+  refused({.parallelism_config = ParallelismConfig{.sp_size = 3}}, "context");
+  refused({}, "context", {{"PARALLELISM_CONFIG_SP_SIZE", "3"}});
 }
 
 TEST(MegatronPlan, FollowsItsOptions) {

@@ -239,15 +239,9 @@ std::vector<Refusal> refusals() {
       "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
-      {"PARALLELISM_CONFIG_CP_SIZE", {}, absent("context")},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, absent("pipeline")},
-      {"PARALLELISM_CONFIG_SP_SIZE",
-       {},
-       "[parallel] splitting sequences by exchanging attention heads was asked "
-       "for, which this version does not have; set sp_size to 1"},
       {"MEGATRON_LM_TP_DEGREE", megatron, no_plan},
       {"MEGATRON_LM_PP_DEGREE", megatron, absent("pipeline")},
-      {"MEGATRON_LM_CONTEXT_PARALLEL_SIZE", megatron, absent("context")},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
        megatron,
        "[parallel] distributing experts over ranks was asked for, which this "
@@ -352,7 +346,8 @@ TEST(ProfilerAction, FollowsEveryNumberOfTheSchedule) {
           {.wait = 1, .warmup = 1, .active = 2, .repeat = 1, .skip_first = 2}),
       "---wrS----");
   EXPECT_EQ(
-      actions({.wait = 3, .active = 2, .skip_first = 1, .skip_first_wait = true}),
+      actions(
+          {.wait = 3, .active = 2, .skip_first = 1, .skip_first_wait = true}),
       "-rS---rS--");
 }
 

@@ -158,7 +158,7 @@ ContextParallelScope::ContextParallelScope(
     state_->attention.emplace(detail::DividedSequence{
         group,
         shards,
-        options.exchange_heads,
+        options.exchange_heads.value_or(false),
         options.rotation.value_or(KeyValueRotation::allgather),
         options.document_ids});
   }

@@ -177,6 +177,22 @@ bool share_weights_of_hosts(
   return true;
 }
 
+// Accelerate refuses tensor and context parallelism with replicas that are not
+// sharded. What its fields would be is not recorded, so they are not compared.
+bool combine_any_axes(const Json& input, const Json& found, Json& expected) {
+  if (!is_plugin(input, "parallelism") || !is_error(expected) ||
+      is_error(found)) {
+    return false;
+  }
+  const Json& fields = found.at("fields");
+  if (fields.at("dp_replicate_size") == 1 || fields.at("dp_shard_size") != 1 ||
+      (fields.at("tp_size") == 1 && fields.at("cp_size") == 1)) {
+    return false;
+  }
+  expected = found;
+  return true;
+}
+
 const std::vector<PythonOnlyField>& python_only_fields() {
   constexpr std::string_view kFunction = "a function of Python";
   constexpr std::string_view kDerived =
@@ -231,7 +247,9 @@ Departures plugin_departures() {
        {"other settings of accumulation may go with "
         "gradient_accumulation_steps",
         &take_one_number_twice},
-       {"sync_module_states needs no accelerator", &share_weights_of_hosts}}};
+       {"sync_module_states needs no accelerator", &share_weights_of_hosts},
+       {"replicas need not be sharded for tensor and context parallelism",
+        &combine_any_axes}}};
 }
 
 }  // namespace accelerate::oracle
