@@ -114,14 +114,11 @@ RequestedDegrees translate_degrees(
     const ParallelOptions& options,
     const Settings& settings) {
   DegreeTranslation translation(own);
-  // read_degrees() reads all degrees that only the launcher gives; how a
-  // sequence is divided, it does not.
-  const auto is_above_one = [&](std::string_view name) {
-    return settings.integer(name).value_or(1) > 1;
-  };
-  if (options.parallelism_config ||
-      is_above_one("parallelism_config_cp_size") ||
-      is_above_one("parallelism_config_sp_size")) {
+  // read_degrees() reads all degrees that only the launcher gives but this one,
+  // which is not an axis.
+  const bool has_sequence_degree =
+      settings.integer("parallelism_config_sp_size").value_or(1) > 1;
+  if (options.parallelism_config || has_sequence_degree) {
     translate_parallelism(
         translation,
         options.parallelism_config.value_or(ParallelismConfig()),
@@ -137,6 +134,19 @@ RequestedDegrees translate_degrees(
 }
 
 }  // namespace
+
+SequenceRequest read_sequence_request(
+    const ParallelOptions& options,
+    const Settings& settings) {
+  const ParallelismConfig config = resolve_parallelism(
+      options.parallelism_config.value_or(ParallelismConfig()), settings);
+  SequenceRequest request;
+  request.exchange_heads = *config.sp_size > 1;
+  request.rotate_blocks = config.cp_comm_strategy == "alltoall";
+  if (!config.sp_seq_length_is_variable.value_or(true))
+    request.length = config.sp_seq_length;
+  return request;
+}
 
 std::vector<IgnoredSetting> parallelism_without_effect(
     const ParallelismConfig& given,

@@ -165,6 +165,19 @@ std::string step_in_words(const StepRequest& step) {
           : std::string("clipping as the program says"));
 }
 
+std::string sequence_in_words(const SequenceRequest& sequence) {
+  std::string words = "ranks exchange ";
+  if (sequence.exchange_heads) {
+    words += "attention heads";
+  } else {
+    words += "keys and values of ";
+    words += sequence.rotate_blocks ? "one rank after another" : "all at once";
+  }
+  if (sequence.length)
+    words += format("; all of {} positions", *sequence.length);
+  return words;
+}
+
 }  // namespace
 
 std::string explain(const TrainingRequest& request) {
@@ -173,6 +186,8 @@ std::string explain(const TrainingRequest& request) {
   text += line("sharding", sharding_in_words(request));
   if (request.sharding && request.sharding->span != ShardSpan::none)
     text += line("wrap policy", policy_in_words(request.sharding->units));
+  if (request.degree(Axis::context).value_or(1) > 1)
+    text += line("sequences", sequence_in_words(request.sequence));
   text += line("recomputation", recomputation_in_words(request));
   text += line("step", step_in_words(request.step));
   text += line("precision", precision_in_words(request.precision));

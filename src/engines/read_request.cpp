@@ -210,6 +210,11 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
   request.parallelize_plan = sources.parallel.parallelize_plan;
+  if (request.degree(Axis::context).value_or(1) > 1 &&
+      request.complaints.empty()) {
+    request.sequence =
+        read_sequence_request(sources.parallel, sources.settings);
+  }
   if (const auto& options = sources.parallel.activation_checkpointing) {
     request.recomputation = recomputation_of(*options);
     list_void_fields(*options, request.ignored);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -70,6 +71,16 @@ struct RecomputationRequest {
   CheckpointOptions options = CheckpointOptions();
 };
 
+/// How ranks along context exchange what attention needs.
+struct SequenceRequest {
+  /// Attention heads rather than keys and values (Ulysses).
+  bool exchange_heads = false;
+  /// Keys and values of one rank at a time rather than of all at once.
+  bool rotate_blocks = false;
+  /// The length of all sequences; unset: any.
+  std::optional<std::int64_t> length = std::nullopt;
+};
+
 /// An engine's settings of the step; unset: the program decides.
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
@@ -114,6 +125,7 @@ struct TrainingRequest {
   std::optional<RecomputationRequest> recomputation = std::nullopt;
   /// Which layers tensor parallelism splits; unset if nobody says.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
+  SequenceRequest sequence = {};
   StepRequest step = {};
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;

@@ -56,6 +56,12 @@ WrapPolicy wrap_policy_of(
     std::int64_t min_num_params,
     int fsdp_version);
 
+/// How ranks along context exchange what attention needs. Throws ConfigError for
+/// settings of ParallelismConfig that contradict each other.
+SequenceRequest read_sequence_request(
+    const ParallelOptions& options,
+    const Settings& settings);
+
 /// What a ParallelismConfig says about degrees that are 1, or asks for and
 /// does not exist here. Throws ConfigError as resolve_parallelism() does.
 std::vector<IgnoredSetting> parallelism_without_effect(

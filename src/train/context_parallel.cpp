@@ -1,6 +1,5 @@
 #include <accelerate/accelerator.h>
 
-#include "engines/parallelism.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -20,18 +19,13 @@ ContextParallelScope Accelerator::maybe_context_parallel(
         "(cp_size or sp_size of ParallelismConfig) to use it");
   }
   ContextParallelOptions resolved = options;
-  if ((!resolved.rotation || !resolved.exchange_heads) && group.size() > 1) {
-    const ParallelismConfig config = detail::resolve_parallelism(
-        session_->request_sources.parallel.parallelism_config.value_or(
-            ParallelismConfig()),
-        session_->settings);
-    if (!resolved.rotation && config.cp_comm_strategy == "alltoall")
-      resolved.rotation = KeyValueRotation::alltoall;
-    if (!resolved.exchange_heads) resolved.exchange_heads = *config.sp_size > 1;
-    if (!resolved.sequence_length &&
-        !config.sp_seq_length_is_variable.value_or(true))
-      resolved.sequence_length = config.sp_seq_length;
-  }
+  const detail::SequenceRequest& request =
+      session_->plan_request.training.sequence;
+  if (!resolved.rotation && request.rotate_blocks)
+    resolved.rotation = KeyValueRotation::alltoall;
+  if (!resolved.exchange_heads)
+    resolved.exchange_heads = request.exchange_heads;
+  if (!resolved.sequence_length) resolved.sequence_length = request.length;
   return ContextParallelScope(
       group, buffers, buffer_seq_dims, no_restore_buffers, resolved);
 }

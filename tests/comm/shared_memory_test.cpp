@@ -474,7 +474,7 @@ TEST(AutomaticTransport, UsesGlooWhereMemoryCannotBeShared) {
              [&](const LogRecord& record) {
                EXPECT_THAT(
                    record.message,
-                   ::testing::HasSubstr("the ranks are on different machines"));
+                   ::testing::HasSubstr("they are on different nodes"));
                ++num_logged;
              },
              LogLevel::info)});
@@ -524,7 +524,7 @@ TEST(AutomaticTransport, IsNotReplacedWhereSharedMemoryWasAskedFor) {
                .world_ranks = {0, 1},
                .timeout = std::chrono::seconds(20)});
         },
-        "the ranks are on different machines");
+        "they are on different nodes");
   });
 }
 

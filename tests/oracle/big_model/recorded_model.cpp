@@ -96,7 +96,8 @@ Json tensor_json(const at::Tensor& tensor, bool with_digest) {
 }
 
 RecordedModel::RecordedModel(const Json& module)
-    : Module(module.at("class").get<std::string>()) {
+    : Module(module.at("class").get<std::string>()),
+      class_(module.at("class")) {
   for (const Json& entry : module.at("parameters")) {
     const at::Tensor tensor = described_tensor(entry[1]);
     register_parameter(
@@ -108,6 +109,58 @@ RecordedModel::RecordedModel(const Json& module)
     below_.emplace_back(entry[0], std::make_shared<RecordedModel>(entry[1]));
     register_module(below_.back().first, below_.back().second);
   }
+}
+
+at::Tensor RecordedModel::own(const std::string& name) const {
+  const auto parameters = named_parameters(false);
+  if (const auto* const tensor = parameters.find(name)) return *tensor;
+  const auto buffers = named_buffers(false);
+  if (const auto* const tensor = buffers.find(name)) return *tensor;
+  return {};
+}
+
+at::Tensor RecordedModel::run_layer(const at::Tensor& x) {
+  constexpr double kEpsilon = 1e-5;
+  if (class_ == "Linear") return at::linear(x, own("weight"), own("bias"));
+  if (class_ == "Embedding") return at::embedding(own("weight"), x);
+  if (class_ == "ReLU") return at::relu(x);
+  if (class_ == "LayerNorm") {
+    const at::Tensor weight = own("weight");
+    return at::layer_norm(x, weight.sizes(), weight, own("bias"), kEpsilon);
+  }
+  if (class_ == "BatchNorm1d") {
+    return at::batch_norm(
+        x,
+        own("weight"),
+        own("bias"),
+        own("running_mean"),
+        own("running_var"),
+        /*training=*/false,
+        /*momentum=*/0.1,
+        kEpsilon,
+        /*cudnn_enabled=*/false);
+  }
+  if (class_ == "Direct") {
+    const RecordedModel& dense = *below_.at(0).second;
+    return at::linear(x, dense.own("weight"), dense.own("bias"));
+  }
+  throw NotBuilt("class " + class_);
+}
+
+at::Tensor RecordedModel::run_children(at::Tensor x) {
+  for (const auto& [name, child] : below_)
+    x = child->class_ == "ModuleList" ? child->run_children(x)
+                                      : child->forward(x);
+  return x;
+}
+
+at::Tensor RecordedModel::forward(const at::Tensor& x) {
+  if (class_ != "Block" && class_ != "Model") return run_layer(x);
+  at::Tensor y = run_children(x);
+  if (class_ == "Block") y = y + x;
+  if (const at::Tensor scale = own("scale"); scale.defined()) y = y * scale;
+  if (const at::Tensor shift = own("shift"); shift.defined()) y = y + shift;
+  return y;
 }
 
 RecordedModel& RecordedModel::owner_of(
@@ -170,6 +223,14 @@ std::shared_ptr<RecordedModel> recorded_model(const Json& input) {
   model->empty(input.value("meta", Json()));
   model->eval();
   return model;
+}
+
+at::Tensor recorded_input(const Json& input, const RecordedModel& model) {
+  const at::Tensor x = described_tensor(input.at("x"));
+  if (!x.is_floating_point()) return x;
+  for (const at::Tensor& parameter : model.parameters())
+    if (parameter.is_floating_point()) return x.to(parameter.scalar_type());
+  return x;
 }
 
 DeviceMap device_map_of(const Json& pairs) {

@@ -30,6 +30,8 @@ class RecordedModel : public torch::nn::Module {
  public:
   explicit RecordedModel(const Json& module);
 
+  /// Runs the tree in evaluation mode, by its class's recorded rule.
+  at::Tensor forward(const at::Tensor& x);
   /// A parameter or buffer below this module by its dotted name.
   at::Tensor find(const std::string& name) const;
   /// Makes a name of a parameter that of another tensor.
@@ -43,9 +45,18 @@ class RecordedModel : public torch::nn::Module {
 
  private:
   RecordedModel& owner_of(const std::string& name, std::string& last);
+  at::Tensor run_layer(const at::Tensor& x);
+  at::Tensor run_children(at::Tensor x);
+  /// A tensor of this module itself; undefined if it has none of that name.
+  at::Tensor own(const std::string& name) const;
 
+  std::string class_;
   std::vector<std::pair<std::string, std::shared_ptr<RecordedModel>>> below_;
 };
+
+/// The input of a case: its "x" in the dtype of the model's first floating
+/// parameter, if it is floating itself.
+at::Tensor recorded_input(const Json& input, const RecordedModel& model);
 
 /// The model of a case: its "module", "tied" and "meta".
 std::shared_ptr<RecordedModel> recorded_model(const Json& input);
