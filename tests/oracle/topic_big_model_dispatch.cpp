@@ -461,56 +461,21 @@ bool any_metadata(const Json& input, const Json& found, Json& expected) {
   return true;
 }
 
-// Modules of C++ do not announce their forwards: operators fetch what they read.
-bool operators_fetch(const Json& input, const Json&, Json& expected) {
-  if (!is_kind(input, "dispatch") || !expected.contains("trace")) return false;
-  expected.erase("trace");
-  return true;
-}
-
-// A documented answer leaves out what Accelerate gets wrong.
-bool compare_given_fields(
-    const Json& input,
-    const Json& found,
-    Json& expected) {
-  if (!is_kind(input, "dispatch") || expected.contains("error") ||
-      found.contains("error")) {
-    return false;
-  }
-  bool is_partial = false;
-  for (const auto& [name, value] : found.items()) {
-    if (expected.contains(name)) continue;
-    expected[name] = value;
-    is_partial = true;
-  }
-  return is_partial;
-}
-
-bool own_log(const Json& input, const Json&, Json& expected) {
-  if (!is_kind(input, "dispatch") || !expected.contains("warnings"))
-    return false;
-  expected.erase("warnings");
-  return true;
-}
-
 }  // namespace topic_big_model_dispatch
 
 Departures big_model_dispatch_departures() {
   using namespace topic_big_model_dispatch;
-  return Departures(
-      {},
-      {{"a tensor that is set changes for all modules that share it",
-        shared_tensors_stay_tied},
-       {"entries of device maps may name tensors", tensors_are_entries},
-       {"LibTorch has no buffers that are left out of the state dict",
-        buffers_persist},
-       {"warnings have texts of their own", own_warnings},
-       {"what dispatching logs has texts of its own", own_log},
-       {"weights are fetched by operators, not by forwards of modules",
-        operators_fetch},
-       {"a documented answer has some of the fields", compare_given_fields},
-       {"safetensors files are read whatever their metadata is",
-        any_metadata}});
+  std::vector<Departure> rules{
+      {"a tensor that is set changes for all modules that share it",
+       shared_tensors_stay_tied},
+      {"entries of device maps may name tensors", tensors_are_entries},
+      {"LibTorch has no buffers that are left out of the state dict",
+       buffers_persist},
+      {"warnings have texts of their own", own_warnings},
+      {"safetensors files are read whatever their metadata is", any_metadata}};
+  for (const Departure& rule : dispatched_case_departures())
+    rules.push_back(rule);
+  return Departures({}, std::move(rules));
 }
 
 Json run_big_model_dispatch(const Json& input) {

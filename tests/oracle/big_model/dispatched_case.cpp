@@ -2,10 +2,14 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
+#include <stdexcept>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/big_model.h>
+#include <accelerate/load_checkpoint.h>
 #include <accelerate/module_tensors.h>
 
 #include "big_model/model/offload_keeper.h"
@@ -75,25 +79,48 @@ T value_or_default(const Json& input, const char* name) {
   return value.is_null() ? T() : value.get<T>();
 }
 
-// The same tensors with other values, as a folder of an earlier run has them.
-void fill_folder(
-    const Json& module,
-    const std::string& prefix,
-    OffloadIndex& index,
-    const fs::path& folder) {
+// The description of a module tree with other values.
+void change_fills(Json& module, int by) {
   for (const char* const kind : {"parameters", "buffers"}) {
-    for (const Json& entry : module.at(kind)) {
-      Json description = entry[1];
-      if (description.contains("fill"))
-        description["fill"] = description.at("fill").get<int>() + 3;
-      const std::string name = prefix + entry[0].get<std::string>();
-      index.set(
-          name, offload_weight(described_tensor(description), name, folder));
+    for (Json& entry : module.at(kind)) {
+      if (entry[1].contains("fill"))
+        entry[1]["fill"] = entry[1].at("fill").get<int>() + by;
     }
   }
-  for (const Json& child : module.at("children"))
-    fill_folder(
-        child[1], prefix + child[0].get<std::string>() + ".", index, folder);
+  for (Json& child : module.at("children")) change_fills(child[1], by);
+}
+
+// Names that are not in a state dict of Python; LibTorch has none of these.
+void collect_non_persistent(
+    const Json& module,
+    const std::string& prefix,
+    std::set<std::string>& names) {
+  for (const Json& entry : module.at("buffers")) {
+    if (!entry[1].value("persistent", true))
+      names.insert(prefix + entry[0].get<std::string>());
+  }
+  for (const Json& child : module.at("children")) {
+    collect_non_persistent(
+        child[1], prefix + child[0].get<std::string>() + ".", names);
+  }
+}
+
+std::set<std::string> non_persistent(const Json& input) {
+  std::set<std::string> names;
+  collect_non_persistent(input.at("module"), "", names);
+  return names;
+}
+
+// The folder of an earlier run, with the same tensors and other values.
+void fill_folder(Json input, const fs::path& folder) {
+  change_fills(input.at("module"), 3);
+  const auto left_out = non_persistent(input);
+  fs::create_directories(folder);
+  OffloadIndex index;
+  for (const auto& [name, tensor] : get_state_dict(*recorded_model(input)))
+    if (!left_out.contains(name))
+      index.set(name, offload_weight(tensor, name, folder));
+  save_offload_index(index, folder);
 }
 
 /// A case's folders.
@@ -178,13 +205,62 @@ dispatch(const Model& model, const Json& input, const Folders& folders) {
       : disk_offload(model, folders.offload, options);
 }
 
+// The model as it computes with all weights in memory; null if it cannot.
+Model in_memory(const Json& input, const Folders& folders) {
+  Json whole = input;
+  whole["meta"] = nullptr;
+  try {
+    const Model model = recorded_model(whole);
+    if (!input.contains("checkpoint")) {
+      if (!input.value("existing_folder", false)) return model;
+      return nullptr;
+    }
+    LoadCheckpointOptions options;
+    if (!input.at("dtype").is_null())
+      options.dtype = any_dtype(input.at("dtype"));
+    load_checkpoint_in_model(
+        *model,
+        write_checkpoint(input.at("checkpoint"), folders.checkpoint),
+        options);
+    return model;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void check_output(
+    const Json& input,
+    const Folders& folders,
+    const at::Tensor& x,
+    const at::Tensor& output) {
+  const Model model = in_memory(input, folders);
+  if (model == nullptr) return;
+  at::Tensor expected;
+  try {
+    expected = model->forward(x);
+  } catch (const std::exception&) {
+    return;
+  }
+  const bool is_low = c10::elementSize(output.scalar_type()) == 2;
+  const double tolerance = is_low ? 5e-2 : 1e-5;
+  if (output.scalar_type() == expected.scalar_type() &&
+      !at::allclose(output, expected, tolerance, tolerance)) {
+    throw std::logic_error("the output is not that of the model in memory");
+  }
+}
+
 Json forward_json(DispatchedModel<Model>& big, const at::Tensor& x) {
-  const at::Tensor output = big(x);
-  return {{"output", tensor_json(output)}, {"again", big(x).equal(output)}};
+  try {
+    const at::Tensor output = big(x);
+    return {{"output", tensor_json(output)}, {"again", big(x).equal(output)}};
+  } catch (const std::exception& error) {
+    return {{"error", error.what()}};
+  }
 }
 
 // What get_state_dict_offloaded_model() of Accelerate collects.
-Json state_dict_json(RecordedModel& model) {
+Json state_dict_json(RecordedModel& model, const Json& input) {
+  const auto left_out = non_persistent(input);
   std::map<std::string, Json> all;
   for (const auto& item : model.named_modules()) {
     const std::string prefix = item.key().empty() ? "" : item.key() + ".";
@@ -194,6 +270,7 @@ Json state_dict_json(RecordedModel& model) {
             item.value()->named_buffers(false)}) {
         for (const auto& tensor : tensors) {
           const std::string name = prefix + tensor.key();
+          if (left_out.contains(name)) continue;
           all[name] = {
               name,
               detail::dtype_name(tensor.value().scalar_type()),
@@ -215,12 +292,8 @@ Json run_dispatched_case(const Json& input) {
   provide_accelerators(input);
   const testing::TemporaryDirectory directory;
   const Folders folders(directory.path());
-  if (input.value("existing_folder", false)) {
-    fs::create_directories(folders.offload);
-    OffloadIndex index;
-    fill_folder(input.at("module"), "", index, folders.offload);
-    save_offload_index(index, folders.offload);
-  }
+  if (input.value("existing_folder", false))
+    fill_folder(input, folders.offload);
   const Model model = recorded_model(input);
   Json found;
   const char* stage = "call";
@@ -237,9 +310,11 @@ Json run_dispatched_case(const Json& input) {
     stage = "forward";
     const at::Tensor x = recorded_input(input, *model);
     found["forward"] = forward_json(big, x);
+    if (!found["forward"].contains("error"))
+      check_output(input, folders, x, big(x));
     found["away_after_forward"] = away_json(*model);
     stage = "state_dict";
-    found["state_dict"] = state_dict_json(*model);
+    found["state_dict"] = state_dict_json(*model, input);
     stage = "removal";
     big.dispatch().release();
     found["away_after_removal"] = away_json(*model);

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <vector>
+
+#include "oracle/departures.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
@@ -8,5 +11,8 @@ namespace accelerate::oracle {
 /// disk_offload() or load_checkpoint_and_dispatch(), forwards, the state dict,
 /// and the end of offloading. The recorded device 0 is a pretend device.
 Json run_dispatched_case(const Json& input);
+
+/// Where such cases are answered otherwise than by Accelerate.
+std::vector<Departure> dispatched_case_departures();
 
 }  // namespace accelerate::oracle
