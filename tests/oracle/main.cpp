@@ -1,8 +1,9 @@
-// oracle_runner DIR [--topic NAME]...: replays recorded cases.
+// oracle_runner DIR [--topic NAME]... [--kind NAME]...: replays recorded cases.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "oracle/departures.h"
 #include "oracle/oracle.h"
@@ -65,9 +66,12 @@ Result run_topic(
     const Topic& topic,
     const OrderedJson& file,
     const fs::path& directory,
+    const std::set<std::string>& kinds,
     Departures& departures) {
   Result result;
   for (const OrderedJson& item : file.at("cases")) {
+    if (!kinds.empty() && !kinds.contains(item.at("input").value("kind", "")))
+      continue;
     try {
       if (const auto differs = run_case(topic, item, directory, departures)) {
         result.failures.push_back(item.at("id").get<std::string>() + *differs);
@@ -99,7 +103,10 @@ void print(const std::string& topic, const Result& result) {
     std::printf("  %s\n", result.failures[i].c_str());
 }
 
-int run(const fs::path& directory, std::vector<std::string> chosen) {
+int run(
+    const fs::path& directory,
+    std::vector<std::string> chosen,
+    const std::set<std::string>& kinds) {
   const bool all = chosen.empty();
   if (all) {
     for (const auto& entry : fs::directory_iterator(directory)) {
@@ -132,7 +139,8 @@ int run(const fs::path& directory, std::vector<std::string> chosen) {
       continue;
     }
     Departures departures = departures_of(name);
-    const Result result = run_topic(topic->second, file, directory, departures);
+    const Result result =
+        run_topic(topic->second, file, directory, kinds, departures);
     print(name, result);
     std::printf("%s", departures.report().c_str());
     failed = failed || !result.failures.empty() || result.passed == 0;
@@ -146,15 +154,20 @@ int run(const fs::path& directory, std::vector<std::string> chosen) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> topics;
+  std::set<std::string> kinds;
   std::string directory;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--topic" && i + 1 < argc) {
       topics.emplace_back(argv[++i]);
+    } else if (word == "--kind" && i + 1 < argc) {
+      kinds.emplace(argv[++i]);
     } else if (directory.empty() && !word.starts_with("-")) {
       directory = word;
     } else {
-      std::fprintf(stderr, "usage: oracle_runner DIR [--topic NAME]...\n");
+      std::fprintf(
+          stderr,
+          "usage: oracle_runner DIR [--topic NAME]... [--kind NAME]...\n");
       return 2;
     }
   }
@@ -165,5 +178,5 @@ int main(int argc, char** argv) {
         directory.c_str());
     return 2;
   }
-  return accelerate::oracle::run(directory, std::move(topics));
+  return accelerate::oracle::run(directory, std::move(topics), kinds);
 }

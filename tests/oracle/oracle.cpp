@@ -182,6 +182,7 @@ const std::map<std::string, Topic>& topics() {
       {"big_model_dispatch", &run_big_model_dispatch},
       {"device_map", &run_device_map},
       {"fsdp_policy", &run_fsdp_policy},
+      {"parallelism", &run_parallelism},
       {"plugins", &run_plugins},
       {"profiler_logging", &run_profiler_logging},
       {"quantization", &run_quantization},

@@ -42,6 +42,7 @@ Json run_device_map(const Json& input);
 Json run_fsdp_policy(const Json& input);
 Json run_launch_env(const Json& input);
 Json run_merge_weights(const Json& input);
+Json run_parallelism(const Json& input);
 Json run_plugins(const Json& input);
 Json run_profiler_logging(const Json& input);
 Json run_quantization(const Json& input);

@@ -9,7 +9,7 @@ Json run_plugins(const Json& input) {
   const std::string plugin = input.at("plugin");
   if (plugin == "fsdp") return run_fsdp(input);
   if (plugin == "deepspeed") return run_deepspeed(input);
-  if (plugin == "parallelism") return run_parallelism(input);
+  if (plugin == "parallelism") return run_parallelism_config(input);
   if (plugin == "gradient_accumulation")
     return run_gradient_accumulation(input);
   if (plugin == "dataloader") return run_dataloader(input);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <initializer_list>
 #include <string_view>
 #include <vector>
@@ -103,8 +104,7 @@ Json groups_of(const NamedDimensions& mesh, int rank) {
 
 }  // namespace
 
-Json run_parallelism(const Json& input) {
-  const Json& args = input.at("args");
+ParallelismConfig parallelism_config_of(const Json& args) {
   ParallelismConfig given;
   read(args, "dp_replicate_size", given.dp_replicate_size);
   read(args, "dp_shard_size", given.dp_shard_size);
@@ -118,6 +118,41 @@ Json run_parallelism(const Json& input) {
   read(args, "sp_seq_length", given.sp_seq_length);
   read(args, "sp_seq_length_is_variable", given.sp_seq_length_is_variable);
   read(args, "sp_attn_implementation", given.sp_attn_implementation);
+  return given;
+}
+
+Json mesh_of(const Json& input) {
+  const auto found = detail::resolve_parallelism(
+      parallelism_config_of(input.at("args")), Settings());
+  const NamedDimensions mesh(found);
+  Json outcome{{"total_size", mesh.size()}};
+  // Sequence parallelism is DeepSpeed's in Accelerate, and has no mesh there.
+  if (*found.sp_size > 1) {
+    outcome["mesh"] = nullptr;
+    return outcome;
+  }
+  outcome["names"] = Json::array();
+  outcome["sizes"] = Json::array();
+  for (const Dimension& dimension : mesh.all()) {
+    outcome["names"].push_back(std::string(dimension.name));
+    outcome["sizes"].push_back(dimension.size);
+  }
+  outcome["coordinates"] = Json::array();
+  outcome["groups"] = Json::object();
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    outcome["coordinates"].push_back(mesh.coordinate(rank));
+    const Json own_groups = groups_of(mesh, rank).at("groups");
+    for (const auto& [name, group] : own_groups.items()) {
+      Json& groups = outcome["groups"][name];
+      if (!std::count(groups.begin(), groups.end(), group))
+        groups.push_back(group);
+    }
+  }
+  return outcome;
+}
+
+Json run_parallelism_config(const Json& input) {
+  const ParallelismConfig given = parallelism_config_of(input.at("args"));
   const auto found = detail::resolve_parallelism(given, settings_of(input));
   const NamedDimensions mesh(found);
 

@@ -20,7 +20,10 @@ using detail::Settings;
 
 Json run_fsdp(const Json& input);
 Json run_deepspeed(const Json& input);
-Json run_parallelism(const Json& input);
+Json run_parallelism_config(const Json& input);
+ParallelismConfig parallelism_config_of(const Json& args);
+/// The mesh of a configuration: its dimensions, coordinates and groups.
+Json mesh_of(const Json& input);
 Json run_megatron(const Json& input);
 Json run_gradient_accumulation(const Json& input);
 Json run_dataloader(const Json& input);
