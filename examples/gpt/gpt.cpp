@@ -3,14 +3,21 @@
 //
 //   accelerate-cpp launch --num_processes 2 build/bin/gpt --text novel.txt
 //
-// With several processes the model is fully sharded over them. Losses are the
-// same on any number of processes, and a run can resume from a checkpoint on
-// another number: --resume latest.
+// With several processes the model is fully sharded over them. --replicate,
+// --shard, --context and --tensor divide the processes otherwise, and multiply
+// to their number:
+//
+//   accelerate-cpp launch --num_processes 4 build/bin/gpt --tensor 2 --context 2
+//
+// Losses are the same on any number of processes, however they are divided, and
+// a run can resume from a checkpoint of another number: --resume latest.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -25,7 +32,9 @@
 namespace {
 
 namespace fs = std::filesystem;
-namespace F = torch::nn::functional;
+
+/// The target of positions that pad a sequence.
+constexpr int kIgnored = -100;
 
 struct Flags {
   std::vector<std::string> text;
@@ -39,6 +48,9 @@ struct Flags {
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
   std::string resume;
+  // Degrees; those that are not given are the launcher's, else 1, and shards
+  // take the processes that are left.
+  std::optional<int> replicate, shard, context, tensor;
 };
 
 /// The given files, and the sources and documents in given directories.
@@ -85,11 +97,28 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   // Each block's activations are recomputed in backward.
   sharding.activation_checkpointing = flags.checkpointing;
   options.parallel.fully_sharded = sharding;
+  options.parallel.replicate = flags.replicate;
+  options.parallel.shard = flags.shard;
+  options.parallel.context = flags.context;
+  options.parallel.tensor = flags.tensor;
+  options.parallel.parallelize_plan = GptImpl::parallelize_plan();
   return options;
+}
+
+/// Every rank needs some positions that are not padding.
+void require_positions(const Flags& flags, int num_context_ranks) {
+  if (num_context_ranks == 1 || flags.model.block_size >= 2 * num_context_ranks)
+    return;
+  throw std::runtime_error(
+      "--block_size is " + std::to_string(flags.model.block_size) +
+      ", but --context " + std::to_string(num_context_ranks) +
+      " needs at least " + std::to_string(2 * num_context_ranks));
 }
 
 void train(const Flags& flags) {
   const accelerate::Accelerator accelerator(options_of(flags));
+  const accelerate::Mesh& mesh = accelerator.mesh();
+  require_positions(flags, mesh.degree(accelerate::Axis::context));
   torch::manual_seed(flags.seed);
   Gpt gpt(flags.model);
   torch::optim::AdamW adamw(
@@ -121,8 +150,26 @@ void train(const Flags& flags) {
   while (progress.steps < flags.steps) {
     for (auto& [tokens, targets] : loader) {
       optimizer.zero_grad();
-      const torch::Tensor loss = F::cross_entropy(
-          model(tokens).view({-1, GptImpl::kTokens}), targets.view(-1));
+      const torch::Tensor places = torch::arange(
+          flags.model.block_size, tokens.options().dtype(torch::kLong));
+      // Until the end of this step they hold this rank's positions.
+      std::optional<accelerate::ContextParallelScope> sequence;
+      if (mesh.degree(accelerate::Axis::context) > 1) {
+        sequence.emplace(accelerator.maybe_context_parallel(
+            {tokens, targets, places},
+            {1, 1, 0},
+            {},
+            {.pad_values = {0, kIgnored, 0}}));
+      }
+      torch::Tensor loss = accelerate::parallel_cross_entropy(
+          model(tokens, places),
+          targets,
+          mesh.group(accelerate::Axis::tensor),
+          kIgnored);
+      if (sequence) {
+        const torch::Tensor count = targets.ne(kIgnored).sum();
+        loss = sequence->mean(loss * count, count);
+      }
       accelerator.backward(loss);
       accelerator.clip_grad_norm_(model, 1.0);
       optimizer.step();
@@ -184,6 +231,10 @@ int main(int argc, char** argv) {
       "steps between checkpoints");
   app.add_option(
       "--resume", flags.resume, "latest, or a checkpoint's directory");
+  app.add_option("--replicate", flags.replicate, "replicas of the model");
+  app.add_option("--shard", flags.shard, "processes that share its state");
+  app.add_option("--context", flags.context, "... each sequence");
+  app.add_option("--tensor", flags.tensor, "... each layer");
   CLI11_PARSE(app, argc, argv);
   if (flags.text.empty()) flags.text = {GPT_TEXT};
   try {

@@ -57,9 +57,21 @@ GptImpl::GptImpl(const GptOptions& options)
     weight.normal_(0, 0.02);
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
-  at::Tensor x = tokens(tokens_BT) +
-      positions(torch::arange(tokens_BT.size(1), tokens_BT.options()));
+at::Tensor GptImpl::forward(
+    const at::Tensor& tokens_BT,
+    const at::Tensor& places_T) {
+  at::Tensor x = tokens(tokens_BT) + positions(places_T);
   for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
   return torch::matmul(norm(x), tokens->weight.t());
+}
+
+accelerate::ParallelizePlan GptImpl::parallelize_plan() {
+  using accelerate::ColwiseParallel, accelerate::RowwiseParallel,
+      accelerate::Replicate, accelerate::Shard;
+  return {
+      {"tokens", RowwiseParallel{.logits_layouts = Shard{-1}}},
+      {"blocks.*.qkv", ColwiseParallel{.output_layouts = Replicate{}}},
+      {"blocks.*.out", RowwiseParallel{.input_layouts = Replicate{}}},
+      {"blocks.*.mlp.0", ColwiseParallel{}},
+      {"blocks.*.mlp.2", RowwiseParallel{}}};
 }

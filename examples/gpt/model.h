@@ -9,6 +9,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include <accelerate/tensor_parallel.h>
+
 struct GptOptions {
   std::int64_t block_size = 64;
   std::int64_t num_layers = 4;
@@ -34,7 +36,12 @@ struct GptImpl : torch::nn::Module {
 
   explicit GptImpl(const GptOptions& options);
   /// Logits of the next token at each position: [batch, time, kTokens].
-  at::Tensor forward(const at::Tensor& tokens_BT);
+  /// `places_T` are the positions of the tokens in their sequences: a rank may
+  /// have some of a sequence only.
+  at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& places_T);
+
+  /// How ranks share each layer. Logits stay split.
+  static accelerate::ParallelizePlan parallelize_plan();
 
   torch::nn::Embedding tokens, positions;
   torch::nn::ModuleList blocks;

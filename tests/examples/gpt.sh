@@ -28,4 +28,32 @@ same tail.txt resumed.txt 0.0005
 same ranks2.txt again.txt 0
 "$tool" launch --num_processes 2 "$gpt" "${flags[@]}" --project_dir half --precision bf16 --checkpointing | steps >half.txt
 same one.txt half.txt 0.05
+
+# Ranks that share layers (tensor), sequences (context), state (shard) or nothing (replicate).
+divided() { # divided NAME RANKS FLAG...
+  "$tool" launch --num_processes "$2" "$gpt" "${flags[@]}" --project_dir "$1" "${@:3}" | steps >"$1.txt"
+}
+divided tensor 2 --tensor 2
+divided context 2 --context 2
+divided grid 4 --tensor 2 --context 2 --checkpoint_every 6
+divided data 4 --replicate 2 --shard 2
+divided odd 3 --context 3
+for case in tensor context grid data odd; do same one.txt $case.txt 0.0005; done
+rm -r grid/checkpoints/checkpoint_1
+cp -r grid tall
+cp -r grid wide
+divided grid 2 --shard 2 --resume latest
+divided tall 2 --tensor 2 --resume latest
+divided wide 3 --context 1 --replicate 1 --resume latest
+for case in grid tall wide; do same tail.txt $case.txt 0.0005; done
+
+# refuses RANKS PHRASE FLAG...: the run ends with an error that has the phrase.
+refuses() {
+  if "$tool" launch --num_processes "$1" "$gpt" --project_dir refused "${@:3}" >refused.txt 2>&1; then
+    echo "not refused: ${*:3}"; exit 1
+  fi
+  grep -qF -- "$2" refused.txt || { echo "no \"$2\" in:"; cat refused.txt; exit 1; }
+}
+refuses 2 "[parallel] tensor (4) = 4 ranks, but the launcher started 2" --tensor 4 --shard 1
+refuses 2 "--block_size is 3, but --context 2 needs at least 4" --context 2 --block_size 3
 echo "all as expected"
