@@ -65,6 +65,11 @@ at::Tensor GptImpl::forward(
   return torch::matmul(norm(x), tokens->weight.t());
 }
 
+at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
+  return forward(
+      tokens_BT, torch::arange(tokens_BT.size(1), tokens_BT.device()));
+}
+
 accelerate::ParallelizePlan GptImpl::parallelize_plan() {
   using accelerate::ColwiseParallel, accelerate::RowwiseParallel,
       accelerate::Replicate, accelerate::Shard;

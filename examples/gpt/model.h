@@ -39,6 +39,8 @@ struct GptImpl : torch::nn::Module {
   /// `places_T` are the positions of the tokens in their sequences: a rank may
   /// have some of a sequence only.
   at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& places_T);
+  /// The same for whole sequences.
+  at::Tensor forward(const at::Tensor& tokens_BT);
 
   /// How ranks share each layer. Logits stay split.
   static accelerate::ParallelizePlan parallelize_plan();
