@@ -1,9 +1,16 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <accelerate/export.h>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace accelerate {
 
@@ -83,5 +90,44 @@ using ParallelStyle =
 ///     {{"blocks.*.mlp.0", ColwiseParallel{}},
 ///      {"blocks.*.mlp.2", RowwiseParallel{}}}
 using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
+
+/// What infer_parallelize_plan() does with one module, and why.
+struct PlanDecision {
+  std::string module;                                 ///< its dotted name
+  std::optional<ParallelStyle> style = std::nullopt;  ///< unset: stays whole
+  std::string why;
+};
+
+/// A plan made from a model's structure.
+struct InferredPlan {
+  ParallelizePlan plan;
+  /// One per module with parameters of its own, in the order of
+  /// named_modules().
+  std::vector<PlanDecision> decisions;
+
+  /// The decisions as text, a line per module.
+  [[nodiscard]] ACCELERATE_API std::string explain() const;
+};
+
+/// A plan for a model that nobody wrote one for, on `num_ranks` tensor-parallel
+/// ranks: results are those of one process whatever the model's forward does
+/// with its layers, as long as it calls them.
+///
+/// Pairs of linear layers that need no exchange between them are found where the
+/// structure shows them: in TransformerEncoderLayer and TransformerDecoderLayer,
+/// in a Sequential with only activations and dropout between, and in
+/// feed-forward blocks of well-known names and shapes (`gate_proj`, `up_proj`,
+/// `down_proj`; `fc1`, `fc2`; ...), between whose layers nothing but elementwise
+/// operators are expected. Other linear layers and MultiheadAttention gather
+/// their results. Embeddings are split over their rows, but for those with a
+/// small part of the largest one's (positions). Layers that have fewer indices
+/// than ranks, or share their weights otherwise than with an embedding, classes
+/// derived from Linear, and all other modules stay whole.
+///
+/// The result may be edited before it is given to ParallelOptions. The same on
+/// all ranks for the same model; not collective. The module is only read; it may
+/// be on the meta device. Throws ConfigError for less than one rank.
+[[nodiscard]] ACCELERATE_API InferredPlan
+infer_parallelize_plan(const torch::nn::Module& module, int num_ranks = 1);
 
 }  // namespace accelerate

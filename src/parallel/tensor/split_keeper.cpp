@@ -256,6 +256,29 @@ bool SplitKeeper::look_up(GatedCall& call) {
   return true;
 }
 
+// Gathers the weight of a layer that returns full results for code that takes
+// some of its rows: MultiheadAttention does, if queries are not the keys.
+bool SplitKeeper::gather_rows(GatedCall& call) const {
+  if (call.operation().operator_name().name != "aten::slice" ||
+      !is_in_forward())
+    return false;
+  const WatchedSplit* const weight = find(call.arguments().front());
+  if (weight == nullptr || !weight->split.product ||
+      weight->split.product->is_rowwise ||
+      slice_in(weight->split.product->output) != nullptr)
+    return false;
+  const at::Tensor& local = call.arguments().front().toTensor();
+  if (local.sizes() != at::IntArrayRef(weight->local_shape)) return false;
+  call.arguments().front() = gather_from_region(
+      local,
+      *weight->split.dim,
+      group_,
+      GatheredGradient::equal,
+      weight->sizes());
+  call.run();
+  return true;
+}
+
 // Parameters that ranks use on slices of the sequence.
 void SplitKeeper::share_gradients(GatedCall& call) const {
   if (!at::GradMode::is_enabled()) return;
@@ -313,7 +336,7 @@ void SplitKeeper::call(GatedCall& call) {
   if (is_in_formula()) return call.run();
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
-  if (look_up(call)) return;
+  if (look_up(call) || gather_rows(call)) return;
   share_gradients(call);
   require_slice(call);
 }

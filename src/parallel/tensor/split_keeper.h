@@ -73,6 +73,7 @@ class SplitKeeper final : public GateKeeper {
   [[nodiscard]] at::Tensor look_up_vocabulary(
       GatedCall& call,
       const WatchedSplit& table) const;
+  [[nodiscard]] bool gather_rows(GatedCall& call) const;
   void share_gradients(GatedCall& call) const;
   void require_slice(GatedCall& call);
   void remember(const WatchedSplit& weight, const at::Tensor& output);

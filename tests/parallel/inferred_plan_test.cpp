@@ -1,0 +1,299 @@
+// Plans that are made from a model's structure: what they split and why, and
+// that models train by them as in one process.
+#include <accelerate/accelerate.h>
+
+#include "support/expect_error.h"
+#include "support/named_weights.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace inferred_plan_test {
+
+using ::testing::ElementsAre;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::named;
+using testing::run_on_ranks;
+using testing::Weights;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+std::vector<std::string> lines_of(const InferredPlan& inferred) {
+  std::vector<std::string> lines;
+  std::istringstream text(inferred.explain());
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+const ColwiseParallel kGathered{.output_layouts = Replicate{}};
+
+/// Makes `layer` use another module's weight.
+struct Tying : nn::LinearImpl {
+  static void tie(nn::LinearImpl& layer, const Tensor& weight) {
+    layer.weight = weight;
+    (layer.*&Tying::parameters_)["weight"] = weight;
+  }
+};
+
+/// One module of which everything is known by its own name and shape.
+struct Llama : nn::Module {
+  Llama() {
+    const auto linear = [](std::int64_t in, std::int64_t out) {
+      return nn::Linear(nn::LinearOptions(in, out).bias(false));
+    };
+    embed = register_module("embed", nn::Embedding(40, 6));
+    places = register_module("places", nn::Embedding(4, 6));
+    q_proj = register_module("q_proj", linear(6, 6));
+    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
+    gate_proj = register_module("gate_proj", linear(6, 12));
+    up_proj = register_module("up_proj", linear(6, 12));
+    down_proj = register_module("down_proj", linear(12, 6));
+    head = register_module("head", linear(6, 40));
+    Tying::tie(*head, embed->weight);
+  }
+  Tensor forward(const Tensor& tokens) {
+    Tensor x = embed(tokens) + places(torch::arange(tokens.size(1)));
+    x = x + torch::softmax(q_proj(x), -1);
+    const Tensor y = norm(x);
+    return head(x + down_proj(torch::silu(gate_proj(y)) * up_proj(y)));
+  }
+  static Tensor inputs(int step) {
+    return (torch::arange(12) * 7 + step).remainder(40).view({3, 4});
+  }
+  nn::Embedding embed{nullptr}, places{nullptr};
+  nn::Linear q_proj{nullptr}, gate_proj{nullptr}, up_proj{nullptr},
+      down_proj{nullptr}, head{nullptr};
+  nn::LayerNorm norm{nullptr};
+};
+
+Tensor waves(int step, at::IntArrayRef shape) {
+  return torch::sin(torch::arange(c10::multiply_integers(shape), torch::kFloat)
+                        .mul(0.9)
+                        .add(step)
+                        .view(shape));
+}
+
+/// Attention to itself and to other positions.
+struct Decoder : nn::Module {
+  Decoder() { register_module("decoder", decoder); }
+  Tensor forward(const Tensor& x) {
+    return decoder(x, torch::cos(x).narrow(0, 0, 2));
+  }
+  static Tensor inputs(int step) { return waves(step, {4, 3, 8}); }
+  nn::TransformerDecoder decoder{nn::TransformerDecoderOptions(
+      nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(12).dropout(0),
+      2)};
+};
+
+struct Encoder : nn::Module {
+  Encoder() { register_module("encoder", encoder); }
+  Tensor forward(const Tensor& x) { return encoder(x); }
+  static Tensor inputs(int step) { return waves(step, {4, 3, 8}); }
+  nn::TransformerEncoder encoder{nn::TransformerEncoderOptions(
+      nn::TransformerEncoderLayerOptions(8, 2)
+          .dim_feedforward(12)
+          .dropout(0)
+          .activation(torch::kGELU),
+      1)};
+};
+
+nn::Sequential make_sequential() {
+  return nn::Sequential(
+      nn::Linear(6, 8),
+      nn::GELU(),
+      nn::Dropout(0.0),
+      nn::Linear(8, 7),
+      nn::Linear(7, 9),
+      nn::Softmax(-1),
+      nn::Linear(9, 5),
+      nn::LayerNorm(nn::LayerNormOptions({5})),
+      nn::Linear(5, 2));
+}
+
+struct Layers : nn::Module {
+  Layers() { register_module("layers", layers); }
+  Tensor forward(const Tensor& x) { return layers->forward(x); }
+  static Tensor inputs(int step) { return waves(step, {4, 6}); }
+  nn::Sequential layers = make_sequential();
+};
+
+TEST(InferredPlan, FollowsLayersOfTransformers) {
+  const nn::TransformerEncoder encoder(nn::TransformerEncoderOptions(
+      nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12), 1));
+  EXPECT_EQ(
+      infer_parallelize_plan(*encoder, 2).plan,
+      (ParallelizePlan{
+          {"layers.0.self_attn", kGathered},
+          {"layers.0.self_attn.out_proj",
+           RowwiseParallel{.input_layouts = Replicate{}}},
+          {"layers.0.linear1", ColwiseParallel{}},
+          {"layers.0.linear2", RowwiseParallel{}}}));
+  const nn::TransformerDecoderLayer decoder(8, 2);
+  EXPECT_EQ(infer_parallelize_plan(*decoder, 2).plan.size(), 6u);
+}
+
+TEST(InferredPlan, GathersBeforeAnActivationThatIsNotKnown) {
+  const nn::TransformerEncoderLayer layer(
+      nn::TransformerEncoderLayerOptions(8, 2).activation(
+          [](const Tensor& x) { return torch::softmax(x, -1); }));
+  const ParallelizePlan plan = infer_parallelize_plan(*layer, 2).plan;
+  ASSERT_EQ(plan.size(), 4u);
+  EXPECT_EQ(
+      plan[2], (std::pair<std::string, ParallelStyle>("linear1", kGathered)));
+  EXPECT_EQ(
+      plan[3], (std::pair<std::string, ParallelStyle>("linear2", kGathered)));
+}
+
+TEST(InferredPlan, PairsLayersOfASequential) {
+  EXPECT_THAT(
+      lines_of(infer_parallelize_plan(*make_sequential(), 3)),
+      ElementsAre(
+          "0: ColwiseParallel (3 takes its outputs one by one: only "
+          "activations are between)",
+          "3: RowwiseParallel (takes slices of 0)",
+          "4: ColwiseParallel, output_layouts Replicate (gathered, since what "
+          "follows is not known)",
+          "6: ColwiseParallel, output_layouts Replicate (gathered, since what "
+          "follows is not known)",
+          "7: whole (torch::nn::LayerNormImpl is neither a linear layer nor an "
+          "embedding)",
+          "8: whole (2 outputs are fewer than 3 ranks)"));
+}
+
+TEST(InferredPlan, KnowsFeedForwardBlocksByNameAndShape) {
+  const Llama net;
+  EXPECT_THAT(
+      lines_of(infer_parallelize_plan(net, 2)),
+      ElementsAre(
+          "embed: RowwiseParallel (vocabulary: each rank looks up its rows)",
+          "places: whole (4 rows are few beside a table of 40)",
+          "q_proj: ColwiseParallel, output_layouts Replicate (gathered, since "
+          "what follows is not known)",
+          "norm: whole (torch::nn::LayerNormImpl is neither a linear layer nor "
+          "an embedding)",
+          "gate_proj: ColwiseParallel (down_proj takes its outputs one by one: "
+          "names and shapes of a feed-forward block)",
+          "up_proj: ColwiseParallel (down_proj takes its outputs one by one: "
+          "names and shapes of a feed-forward block)",
+          "down_proj: RowwiseParallel (takes slices of up_proj)",
+          "head: whole (follows the embedding \"embed\", whose weight it "
+          "uses)"));
+}
+
+/// fc1 feeds two layers, or a norm of its outputs.
+struct TwoHeads : nn::Module {
+  explicit TwoHeads(bool has_norm) {
+    register_module("fc1", nn::Linear(4, 16));
+    register_module("fc2", nn::Linear(16, 4));
+    if (has_norm) {
+      register_module("norm", nn::LayerNorm(nn::LayerNormOptions({16})));
+    } else {
+      register_module("fc3", nn::Linear(16, 1));
+    }
+  }
+};
+
+TEST(InferredPlan, GathersWhatOtherLayersMayTake) {
+  for (const bool has_norm : {false, true}) {
+    const TwoHeads net(has_norm);
+    for (const auto& [module, style] : infer_parallelize_plan(net).plan)
+      EXPECT_EQ(style, ParallelStyle(kGathered)) << module;
+  }
+}
+
+/// What a plan cannot split.
+struct Odd : nn::Module {
+  struct Scaled : nn::LinearImpl {
+    using LinearImpl::LinearImpl;
+  };
+  Odd() {
+    register_module("twice", shared);
+    register_module("again", shared);
+    register_module("scaled", std::make_shared<Scaled>(4, 4));
+    register_module("conv", nn::Conv1d(4, 4, 1));
+    register_module(
+        "bounded", nn::Embedding(nn::EmbeddingOptions(9, 4).max_norm(1)));
+    register_module("few", nn::Embedding(2, 4));
+    register_parameter("scale", torch::ones({4}));
+  }
+  nn::Linear shared{4, 4};
+};
+
+TEST(InferredPlan, LeavesTheRestWholeAndSaysWhy) {
+  const InferredPlan inferred = infer_parallelize_plan(Odd(), 3);
+  EXPECT_TRUE(inferred.plan.empty());
+  const std::string text = inferred.explain();
+  EXPECT_THAT(text, HasSubstr("(model): whole (is the model itself"));
+  EXPECT_THAT(text, HasSubstr("twice: whole (\"again\" uses its weight, too)"));
+  EXPECT_THAT(text, HasSubstr("again: whole (\"twice\" uses its weight, too)"));
+  EXPECT_THAT(text, HasSubstr("scaled: whole"));
+  EXPECT_THAT(text, HasSubstr("conv: whole (torch::nn::Conv1dImpl is neither"));
+  EXPECT_THAT(text, HasSubstr("bounded: whole (has max_norm"));
+  EXPECT_THAT(text, HasSubstr("few: whole (2 rows are fewer than 3 ranks)"));
+  expect_error<ConfigError>(
+      [] { (void)infer_parallelize_plan(Odd(), 0); }, "give 1 or more");
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  Weights weights;
+};
+
+template <class Net>
+Outcome train(const ParallelOptions& parallel, const WorldOptions& world) {
+  const Accelerator accelerator({.parallel = parallel, .world = world});
+  const auto net = std::make_shared<Net>();
+  {
+    // Ranks as threads share one generator.
+    const torch::NoGradGuard no_grad;
+    int number = 0;
+    for (const Tensor& parameter : net->parameters())
+      parameter.copy_(waves(37 * number++, parameter.sizes()) * 0.4);
+  }
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+  const auto [model, optimizer] = accelerator.prepare(net, sgd);
+  Outcome outcome;
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    const Tensor output = model(Net::inputs(step));
+    const Tensor weights = torch::cos(torch::arange(output.size(-1)));
+    const Tensor loss = (output * weights).sum(-1).pow(2).mean();
+    accelerator.backward(loss);
+    accelerator.clip_grad_norm_(model, 0.5);
+    optimizer.step();
+    outcome.losses.push_back(loss.template item<double>());
+  }
+  outcome.weights =
+      named(accelerator.get_state_dict(model, {.rank0_only = false}));
+  return outcome;
+}
+
+template <class Net>
+class InferredPlanOf : public ::testing::Test {};
+using InferredNets = ::testing::Types<Llama, Decoder, Encoder, Layers>;
+TYPED_TEST_SUITE(InferredPlanOf, InferredNets);
+
+TYPED_TEST(InferredPlanOf, TrainsAsOneProcessDoes) {
+  Outcome expected;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    expected = train<TypeParam>({}, world);
+  });
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE(ranks);
+    const ParallelizePlan plan =
+        infer_parallelize_plan(*std::make_shared<TypeParam>(), ranks).plan;
+    run_on_ranks(ranks, [&](const WorldOptions& world) {
+      const Outcome found =
+          train<TypeParam>({.tensor = ranks, .parallelize_plan = plan}, world);
+      for (std::size_t step = 0; step < expected.losses.size(); ++step)
+        EXPECT_NEAR(found.losses[step], expected.losses[step], 2e-5);
+      for (const auto& [name, weight] : expected.weights) {
+        EXPECT_TRUE(torch::allclose(found.weights.at(name), weight, 2e-5, 2e-5))
+            << name;
+      }
+    });
+  }
+}
+
+}  // namespace inferred_plan_test
+}  // namespace accelerate
