@@ -41,6 +41,8 @@ struct QuantizeWeightOptions {
 
 namespace detail {
 
+class QuantizedWeightKeeper;
+
 /// The tensors of a quantised weight.
 struct QuantizedParts {
   at::Tensor codes;               ///< int8 [rows, columns], or uint8 [bytes, 1]
@@ -104,6 +106,7 @@ class ACCELERATE_API QuantizedWeight {
   [[nodiscard]] const detail::QuantizedParts& parts() const { return parts_; }
 
  private:
+  friend class detail::QuantizedWeightKeeper;
   QuantizedWeight() = default;
 
   QuantizationType type_ = QuantizationType::nf4;

@@ -10,6 +10,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <accelerate/byte_size.h>
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 #include <accelerate/quantize.h>
@@ -20,6 +21,8 @@ class Module;
 }
 
 namespace accelerate {
+
+class Dispatch;
 
 /// Accelerate's BnbQuantizationConfig: the same fields, defaults and checks.
 struct QuantizationConfig {
@@ -92,13 +95,18 @@ struct LoadAndQuantizeOptions {
   /// The weights; everything that load_model() reads. Needed for a model on the
   /// meta device.
   std::filesystem::path weights_location = {};
-  /// Where each module goes; see infer_quantized_device_map(). Empty: where it
-  /// is, and to the CPU from the meta device. Quantised weights on the disk are
-  /// files that are mapped and travel quantised. Unlike bitsandbytes, 4 bits
-  /// work on the CPU and the disk, too.
+  /// Where each module is kept; see infer_quantized_device_map(). Empty: where
+  /// it is, and to the CPU from the meta device. With a map the model is
+  /// dispatched as by dispatch_model(), to the map's first accelerator if it has
+  /// one: weights of "cpu" and "disk" are fetched, as codes, before their
+  /// modules need them. Unlike bitsandbytes, 4 bits work on the CPU and the
+  /// disk, too.
   DeviceMap device_map = {};
-  /// Where weights with the place "disk" are written.
+  /// Where weights with the place "disk" are written. Codes that the folder
+  /// already has are not written again.
   std::filesystem::path offload_folder = {};
+  /// See DispatchOptions.
+  std::optional<ByteSize> prefetch_memory = std::nullopt;
   /// See LoadCheckpointOptions.
   bool offload_state_dict = false;
   std::function<std::string(const std::string& name)> rename = nullptr;
@@ -119,10 +127,15 @@ class ACCELERATE_API QuantizedModel {
 
   /// Dotted names of the layers with quantised weights.
   [[nodiscard]] std::vector<std::string> module_names() const;
-  /// The weight of such a layer. Throws ConfigError for another name.
+  /// The weight of such a layer. One that is offloaded is fetched when it is
+  /// used; its tensors have memory only for LibTorch's operators. Throws
+  /// ConfigError for another name.
   [[nodiscard]] const QuantizedWeight& weight(
       const std::string& module_name) const;
-  /// Bytes of all tensors of the model as they are now.
+  /// What a device map did: where forwards begin, and what was fetched. An empty
+  /// one if there was no map.
+  [[nodiscard]] Dispatch& dispatch() const;
+  /// Bytes of all tensors of the model as they are now, offloaded or not.
   [[nodiscard]] std::int64_t get_memory_footprint() const;
 
   /// The model's tensors as bitsandbytes saves them: quantised weights as

@@ -17,6 +17,7 @@ class OperatorHandle;
 
 namespace accelerate::detail {
 
+class CodedWeightKeeper;
 class GateKeeper;
 class OffloadKeeper;
 struct GateEntry;
@@ -83,6 +84,8 @@ class GateKeeper {
 
   /// This keeper, if it keeps offloaded weights; null for others.
   virtual OffloadKeeper* as_offload_keeper() { return nullptr; }
+  /// This keeper, if it keeps weights as codes; null for others.
+  virtual CodedWeightKeeper* as_coded_keeper() { return nullptr; }
 };
 
 /// While it lives, operators on this thread bypass all gates: for code that

@@ -274,7 +274,7 @@ TEST(QuantizedModels, StateDictsHaveTheNamesOfBitsandbytes) {
           "blocks.0.up.weight_format"));
 }
 
-TEST(QuantizedModels, QuantisedWeightsOnTheDiskAreMapped) {
+TEST(QuantizedModels, QuantisedWeightsOnTheDiskTravelAsCodes) {
   const TemporaryDirectory directory;
   const TemporaryDirectory folder;
   Net whole = net_with(1);

@@ -190,10 +190,13 @@ void RecordedDisk::create_directory(const fs::path& path) {
 
 void RecordedDisk::rename(const fs::path& from, const fs::path& to) {
   const std::lock_guard lock(mutex_);
-  if (from.parent_path() != to.parent_path()) {
-    throw std::logic_error("a rename between directories is not recorded");
-  }
   disk_->rename(from, to);
+  if (from.parent_path() != to.parent_path()) {
+    // Either directory may become durable without the other.
+    name(to, find(from));
+    name(from, -1);
+    return;
+  }
   record(
       {DiskOperation::Kind::names,
        find(from.parent_path()),

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <accelerate/module_tensors.h>
 
 #include "base/text.h"
+#include "big_model/model/coded_weights.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/model/offload_keeper.h"
 #include "gate/gate_entry.h"
@@ -25,6 +27,39 @@ OffloadedUnit offloaded_unit(const at::Tensor& tensor) {
   if (keeper == nullptr || !keeper->is_offloaded(entry->unit)) return {};
   return {keeper, entry->unit};
 }
+
+CodedUnit coded_unit(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr || entry->keeper == nullptr) return {};
+  return {entry->keeper->as_coded_keeper(), entry->unit};
+}
+
+OffloadedUse::OffloadedUse(std::initializer_list<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const OffloadedUnit unit = offloaded_unit(tensor);
+    if (unit.keeper != nullptr && unit.keeper->begin_use(unit.unit))
+      used_.push_back(unit);
+  }
+}
+
+OffloadedUse::~OffloadedUse() {
+  for (const OffloadedUnit& each : used_) each.keeper->end_use(each.unit);
+}
+
+namespace {
+
+bool is_offloaded(const at::Tensor& tensor) {
+  if (offloaded_unit(tensor).keeper != nullptr) return true;
+  const CodedUnit codes = coded_unit(tensor);
+  if (codes.keeper == nullptr) return false;
+  const std::vector<CodedPart> parts = codes.keeper->coded_parts(codes.unit);
+  return std::any_of(parts.begin(), parts.end(), [](const CodedPart& part) {
+    return offloaded_unit(part.tensor).keeper != nullptr;
+  });
+}
+
+}  // namespace
 
 }  // namespace detail
 
@@ -78,7 +113,7 @@ AlignModuleDevice::~AlignModuleDevice() = default;
 
 bool has_offloaded_params(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : named_module_tensors(module)) {
-    if (detail::offloaded_unit(tensor).keeper != nullptr) return true;
+    if (detail::is_offloaded(tensor)) return true;
   }
   return false;
 }

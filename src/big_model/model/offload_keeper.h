@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -24,6 +26,12 @@ class OffloadKeeper : public GateKeeper {
   virtual void hold(std::size_t unit, std::optional<c10::Device> device) = 0;
   /// Puts a held tensor back, with the changes that were made to it.
   virtual void put_back(std::size_t unit) = 0;
+
+  /// Has the tensor's values in memory until end_use(), for this thread.
+  /// Returns false if they were already in use by it, or the tensor is not
+  /// offloaded: then there is nothing to end.
+  virtual bool begin_use(std::size_t unit) = 0;
+  virtual void end_use(std::size_t unit) = 0;
 };
 
 /// The tensor's keeper, if that keeps offloaded weights, and its number there.
@@ -34,5 +42,19 @@ struct OffloadedUnit {
 
 /// Finds the keeper of an offloaded tensor; its `keeper` is null for others.
 OffloadedUnit offloaded_unit(const at::Tensor& tensor);
+
+/// Has those of some tensors that are offloaded in memory for as long as it
+/// lives, for code of this thread that reads memory without LibTorch's
+/// operators. Throws what fetching throws.
+class OffloadedUse {
+ public:
+  explicit OffloadedUse(std::initializer_list<at::Tensor> tensors);
+  ~OffloadedUse();
+  OffloadedUse(const OffloadedUse&) = delete;
+  OffloadedUse& operator=(const OffloadedUse&) = delete;
+
+ private:
+  std::vector<OffloadedUnit> used_;
+};
 
 }  // namespace accelerate::detail

@@ -123,7 +123,9 @@ class CheckpointLoader {
   void load(const std::vector<TensorToLoad>& plan) {
     for (const TensorToLoad& item : plan) {
       if (map(item)) continue;
-      const std::size_t bytes = num_bytes(item);
+      // What is read to where it stays takes no memory on its way: all of it is
+      // read at once.
+      const std::size_t bytes = is_read_in_place(item) ? 0 : num_bytes(item);
       if (bytes_on_the_way_ + bytes > kMostBytesOnTheWay) flush();
       bytes_on_the_way_ += bytes;
       waiting_.push_back(&item);
@@ -167,6 +169,13 @@ class CheckpointLoader {
     return item.stays && item.tensor.is_cpu() && item.device.is_cpu() &&
         item.dtype == item.file_dtype &&
         item.tensor.scalar_type() == item.dtype && item.tensor.is_contiguous();
+  }
+
+  // Whether the tensor uses the memory that its bytes are read to.
+  static bool is_read_in_place(const TensorToLoad& item) {
+    const bool is_made = item.stays && item.tensor.is_meta() &&
+        item.device.is_cpu() && item.dtype == item.file_dtype;
+    return !item.to_disk && (is_made || is_ready(item));
   }
 
   void flush() {

@@ -93,6 +93,10 @@ std::uint64_t offloaded_file_size(const OffloadedWeight& weight) {
   return std::max<std::uint64_t>(*size, 1);
 }
 
+FileRecord offload_record_of(const TensorToWrite& weight) {
+  return record_of_bytes(bytes_of_file(weight));
+}
+
 StoredTensor stored_in_dat_file(
     const fs::path& file,
     const OffloadedWeight& weight,
@@ -199,7 +203,7 @@ void OffloadFolderWriter::put_file(
     const TensorToWrite& weight) {
   const fs::path file = offloaded_file(folder_, name);
   if (fs::exists(file)) {
-    FileRecord record = record_of_bytes(bytes_of_file(weight));
+    FileRecord record = offload_record_of(weight);
     if (holds(file, weight, record)) {
       wanted_.records[name] = std::move(record);
       ++num_kept_;
@@ -273,10 +277,11 @@ void OffloadFolderWriter::publish() {
   std::vector<fs::path> directories{folder_};
   for (const auto& [name, staged] : staged_) {
     const fs::path file = offloaded_file(folder_, name);
-    const fs::path directory = file.parent_path();
-    if (directory != folder_) fs::create_directories(directory);
+    for (const fs::path& changed : make_directories(file.parent_path()))
+      directories.push_back(changed);
     disk_->rename(staged, file);
-    if (directory != directories.back()) directories.push_back(directory);
+    if (file.parent_path() != directories.back())
+      directories.push_back(file.parent_path());
   }
   std::sort(directories.begin(), directories.end());
   directories.erase(
@@ -284,6 +289,16 @@ void OffloadFolderWriter::publish() {
   for (const fs::path& directory : directories)
     disk_->sync_directory(directory);
   staged_.clear();
+}
+
+// Names of weights may have slashes. Returns the directories that have new ones.
+std::vector<fs::path> OffloadFolderWriter::make_directories(
+    const fs::path& directory) {
+  if (fs::is_directory(directory)) return {};
+  std::vector<fs::path> changed = make_directories(directory.parent_path());
+  disk_->create_directory(directory);
+  changed.push_back(directory.parent_path());
+  return changed;
 }
 
 void OffloadFolderWriter::replace_text(

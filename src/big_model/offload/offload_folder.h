@@ -41,6 +41,9 @@ StoredTensor stored_in_dat_file(
     const OffloadedWeight& weight,
     const FileRecord* record = nullptr);
 
+/// The size and checksums of the file of a weight.
+FileRecord offload_record_of(const TensorToWrite& weight);
+
 /// A folder as it is on disk.
 struct OffloadFolder {
   OffloadIndex index;
@@ -96,6 +99,8 @@ class OffloadFolderWriter {
       const FileRecord& record) const;
   void stage(const std::string& name, const TensorToWrite& weight);
   void publish();
+  std::vector<std::filesystem::path> make_directories(
+      const std::filesystem::path& directory);
   void replace_text(std::string_view name, const std::string& text);
   void remove_staging() noexcept;
 

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -17,11 +19,13 @@
 #include "base/text.h"
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
+#include "big_model/model/offload_keeper.h"
 #include "big_model/offload/offload_folder.h"
 #include "big_model/offload/weight_dtype.h"
 #include "big_model/quantize/quantized_sources.h"
 #include "big_model/quantize/skipped_modules.h"
 #include "big_model/quantize/weight_keeper.h"
+#include "big_model/tiers/dispatch_codes.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
 #include "format/tensors/weights.h"
@@ -120,27 +124,34 @@ QuantizationPlan plan_quantization(
   return plan;
 }
 
-// Moves the tensors of quantised weights to files of an offload folder, which
-// are then mapped.
+// Moves tensors to files of an offload folder. Those of quantised weights are
+// then mapped.
 class DiskWeights {
  public:
-  explicit DiskWeights(const std::filesystem::path& folder)
-      : folder_(folder), writer_(detail::make_file_system(), folder) {}
+  explicit DiskWeights(const std::filesystem::path& folder) : folder_(folder) {}
+
+  void put(const std::string& name, const at::Tensor& tensor) {
+    // Only one writer at a time has the folder.
+    if (!writer_) writer_.emplace(detail::make_file_system(), folder_);
+    const at::Tensor on_cpu = tensor.detach().to(at::kCPU);
+    writer_->put(
+        name,
+        detail::dtype_name(on_cpu.scalar_type()),
+        detail::to_write(name, on_cpu));
+  }
 
   void put(const std::string& module_name, const QuantizedWeight& weight) {
     auto& names = names_[module_name];
     for (const auto& [suffix, tensor] : weight.tensors()) {
-      const std::string name = format("{}.{}", module_name, suffix);
-      const at::Tensor on_cpu = tensor.to(at::kCPU);
-      writer_.put(
-          name,
-          detail::dtype_name(on_cpu.scalar_type()),
-          detail::to_write(name, on_cpu));
+      put(format("{}.{}", module_name, suffix), tensor);
       names.push_back(suffix);
     }
   }
 
-  void commit() { writer_.commit(); }
+  void commit() {
+    if (writer_) writer_->commit();
+    writer_.reset();
+  }
 
   [[nodiscard]] QuantizedWeight mapped(const std::string& module_name) const {
     OffloadedWeightsSources sources;
@@ -154,7 +165,7 @@ class DiskWeights {
 
  private:
   std::filesystem::path folder_;
-  detail::OffloadFolderWriter writer_;
+  std::optional<detail::OffloadFolderWriter> writer_;
   std::map<std::string, std::vector<std::string>> names_;
 };
 
@@ -176,12 +187,62 @@ void load_others(
   load_checkpoint_in_model(model, options.weights_location, loading);
 }
 
+// The parameters of "disk" that are not quantised, of a model that has its
+// values. What the folder has of another model must not be taken for them.
+void put_others(
+    const torch::nn::Module& model,
+    const QuantizationPlan& plan,
+    const LoadAndQuantizeOptions& options,
+    DiskWeights& disk) {
+  std::set<std::string> known;
+  for (const auto& item : model.named_buffers()) known.insert(item.key());
+  for (const WeightToQuantize& each : plan.weights) known.insert(each.name());
+  for (const auto& [name, tensor] : get_state_dict(model)) {
+    if (known.contains(name) || detail::keeper_of(tensor) != nullptr) continue;
+    const auto place = options.device_map.device_of(name);
+    if (place && place->is_disk()) disk.put(name, tensor);
+  }
+}
+
+// Codes that are offloaded are fetched for each piece that is written.
+detail::TensorToWrite to_write_fetched(
+    const std::string& name,
+    const at::Tensor& tensor) {
+  if (detail::offloaded_unit(tensor).keeper == nullptr)
+    return detail::to_write(name, tensor);
+  detail::TensorToWrite wanted = detail::described(name, tensor);
+  wanted.bytes.copy = [tensor](std::uint64_t begin, std::span<std::byte> out) {
+    const at::NoGradGuard no_grad;
+    const detail::OffloadedUse use({tensor});
+    const at::Tensor on_cpu = tensor.to(at::kCPU).contiguous();
+    const std::span<const std::byte> bytes = detail::bytes_of(on_cpu);
+    std::copy_n(
+        bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+        out.size(),
+        out.begin());
+  };
+  return wanted;
+}
+
+Dispatch dispatch_weights(
+    torch::nn::Module& model,
+    const LoadAndQuantizeOptions& options) {
+  if (options.device_map.empty()) return {};
+  return detail::dispatch_loaded_codes(
+      model,
+      {.device_map = options.device_map,
+       .offload_dir = options.offload_folder,
+       .prefetch_memory = options.prefetch_memory});
+}
+
 }  // namespace
 
 struct QuantizedModel::State {
   explicit State(detail::ProductKind kind) : keeper(kind) {}
 
   detail::QuantizedWeightKeeper keeper;
+  /// Keeps codes of the keeper, so it ends first.
+  Dispatch dispatch;
   /// Handles to the tensors of the module.
   WeightList tensors;
 };
@@ -210,6 +271,8 @@ const QuantizedWeight& QuantizedModel::weight(
       "lists them",
       module_name));
 }
+
+Dispatch& QuantizedModel::dispatch() const { return state_->dispatch; }
 
 std::int64_t QuantizedModel::get_memory_footprint() const {
   std::int64_t bytes = 0;
@@ -267,7 +330,7 @@ std::vector<std::string> QuantizedModel::save_model(
     const auto [place, is_new] = storages.emplace(
         tensor.unsafeGetTensorImpl(),
         static_cast<std::int64_t>(storages.size()) + 1);
-    tensors.push_back({name, detail::to_write(name, tensor), place->second});
+    tensors.push_back({name, to_write_fetched(name, tensor), place->second});
   }
   const auto disk = detail::make_file_system();
   return detail::write_model(*disk, directory, tensors, writing);
@@ -290,7 +353,7 @@ QuantizedModel load_and_quantize_model(
   auto state = std::make_unique<QuantizedModel::State>(detail::ProductKind{
       .quantizes_inputs = config.llm_int8_quantize_inputs,
       .threshold = config.llm_int8_threshold});
-  std::optional<DiskWeights> disk;
+  DiskWeights disk(options.offload_folder);
   std::vector<std::optional<QuantizedWeight>> weights;
   const bool in_place = options.weights_location.empty();
   for (std::size_t i = 0; i < plan.weights.size(); ++i) {
@@ -298,8 +361,7 @@ QuantizedModel load_and_quantize_model(
     QuantizedWeight weight =
         sources.quantized(i, plan.options, dtype).to(each.device);
     if (each.to_disk) {
-      if (!disk) disk.emplace(options.offload_folder);
-      disk->put(each.module_name, weight);
+      disk.put(each.module_name, weight);
       weights.emplace_back(std::nullopt);
     } else if (in_place) {
       // Frees the values at once.
@@ -309,13 +371,14 @@ QuantizedModel load_and_quantize_model(
       weights.emplace_back(std::move(weight));
     }
   }
-  if (disk) disk->commit();
+  if (in_place) put_others(model, plan, options, disk);
+  disk.commit();
   if (!in_place) load_others(model, config, options, sources);
   for (std::size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightToQuantize& each = plan.weights[i];
     if (!weights[i] && !each.to_disk) continue;
     QuantizedWeight weight =
-        each.to_disk ? disk->mapped(each.module_name) : *std::move(weights[i]);
+        each.to_disk ? disk.mapped(each.module_name) : *std::move(weights[i]);
     if (!in_place) {
       detail::replace_in_place(
           each.parameter,
@@ -325,6 +388,7 @@ QuantizedModel load_and_quantize_model(
     }
     state->keeper.keep(each.module_name, each.parameter, std::move(weight));
   }
+  state->dispatch = dispatch_weights(model, options);
   state->tensors = get_state_dict(model);
   return QuantizedModel(std::move(state));
 }

@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/int8_inputs.h"
 #include "big_model/quantize/quantized_weight.h"
 
@@ -64,6 +65,7 @@ at::Tensor product_of(
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::autocast_dispatch_keyset);
+  const OffloadedUse use({weight.parts().codes, weight.parts().absmax});
   std::vector<std::int64_t> sizes = input.sizes().vec();
   const at::Tensor matrix = input.reshape({-1, sizes.back()});
   sizes.back() =

@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/quantize_values.h"
 
 namespace accelerate {
@@ -103,6 +104,7 @@ std::int64_t QuantizedWeight::num_bytes() const {
 at::Tensor QuantizedWeight::dequantize(
     std::optional<c10::ScalarType> dtype) const {
   const at::NoGradGuard no_grad;
+  const detail::OffloadedUse use({parts_.codes, parts_.absmax});
   const c10::ScalarType result_dtype = dtype.value_or(dtype_);
   if (!device().is_cpu())
     return dequantize_by_operators(*this, parts_).to(result_dtype);
@@ -136,6 +138,7 @@ at::Tensor QuantizedWeight::dequantize(
 }
 
 QuantizedWeight QuantizedWeight::to(c10::Device device) const {
+  const detail::OffloadedUse use({parts_.codes, parts_.absmax});
   QuantizedWeight moved = *this;
   for (at::Tensor* const tensor :
        {&moved.parts_.codes,

@@ -10,6 +10,8 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "big_model/model/module_tensor.h"
+#include "gate/gate_entry.h"
 
 namespace accelerate::detail {
 
@@ -47,6 +49,16 @@ void QuantizedWeightKeeper::keep(
     QuantizedWeight weight) {
   parameter.set_requires_grad(false);
   parameter.mutable_grad() = at::Tensor();
+  auto gate = make_gate(kept_.size(), name, parameter, weight.device());
+  if (gate->is_filled()) gate->release();
+  kept_.push_back({std::move(name), std::move(weight), std::move(gate)});
+}
+
+std::unique_ptr<GatedTensor> QuantizedWeightKeeper::make_gate(
+    std::size_t unit,
+    const std::string& name,
+    const at::Tensor& parameter,
+    c10::Device device) {
   const std::string subject =
       format("[big_model] the weight of \"{}\" is quantised; ", name);
   UnavailableMessages messages;
@@ -56,10 +68,65 @@ void QuantizedWeightKeeper::keep(
   messages.afterwards = subject +
       "keep the QuantizedModel that load_and_quantize_model() returned as long "
       "as the module";
-  auto gate = std::make_unique<GatedTensor>(
-      parameter, std::move(messages), *this, kept_.size(), weight.device());
-  if (gate->is_filled()) gate->release();
-  kept_.push_back({std::move(name), std::move(weight), std::move(gate)});
+  return std::make_unique<GatedTensor>(
+      parameter, std::move(messages), *this, unit, device);
+}
+
+std::vector<CodedPart> QuantizedWeightKeeper::coded_parts(
+    std::size_t unit) const {
+  const QuantizedParts& own = kept_[unit].weight.parts();
+  std::vector<CodedPart> parts;
+  for (const auto& [name, tensor] : kept_[unit].weight.tensors()) {
+    const bool is_large =
+        tensor.is_same(own.codes) || tensor.is_same(own.absmax);
+    parts.push_back({name, tensor, is_large});
+  }
+  return parts;
+}
+
+// The parameter says that it is where its products are computed.
+void QuantizedWeightKeeper::set_device(std::size_t unit, c10::Device device) {
+  Kept& kept = kept_[unit];
+  const at::Tensor parameter = kept.gate->tensor();
+  if (kept.gate->is_bypassed() || parameter.device() == device) return;
+  const GateEntry* const entry = entry_of(parameter);
+  const std::vector<TensorWatch> watches = entry->watches;
+  kept.gate.reset();
+  replace_in_place(
+      parameter,
+      at::empty(
+          parameter.sizes(),
+          at::TensorOptions().dtype(parameter.dtype()).device(at::kMeta)));
+  kept.gate = make_gate(unit, kept.name, parameter, device);
+  for (const TensorWatch& watch : watches) watch_tensor(parameter, watch);
+}
+
+void QuantizedWeightKeeper::move(std::size_t unit, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  if (kept_[unit].weight.device() != device)
+    kept_[unit].weight = kept_[unit].weight.to(device);
+  set_device(unit, device);
+}
+
+std::vector<at::Tensor> QuantizedWeightKeeper::take_parts(
+    std::size_t unit,
+    c10::Device device) {
+  const at::NoGradGuard no_grad;
+  QuantizedParts& parts = kept_[unit].weight.parts_;
+  for (at::Tensor* const tensor :
+       {&parts.code_values, &parts.nested_absmax, &parts.nested_code_values}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  set_device(unit, device);
+  std::vector<at::Tensor> taken;
+  for (const CodedPart& part : coded_parts(unit)) {
+    if (!part.may_be_offloaded) continue;
+    at::Tensor& own =
+        part.tensor.is_same(parts.codes) ? parts.codes : parts.absmax;
+    own = own.variable_data();
+    taken.push_back(own);
+  }
+  return taken;
 }
 
 std::optional<std::size_t> QuantizedWeightKeeper::find(

@@ -10,13 +10,14 @@
 
 #include <accelerate/quantize.h>
 
+#include "big_model/model/coded_weights.h"
 #include "big_model/quantize/quantized_product.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {
 
 /// Keeps quantised weights in the place of parameters of modules.
-class QuantizedWeightKeeper : public GateKeeper {
+class QuantizedWeightKeeper final : public CodedWeightKeeper {
  public:
   /// `kind` is how inputs are multiplied by the weights.
   explicit QuantizedWeightKeeper(ProductKind kind) : kind_(kind) {}
@@ -42,6 +43,12 @@ class QuantizedWeightKeeper : public GateKeeper {
   /// weight.
   void call(GatedCall& call) override;
 
+  [[nodiscard]] std::vector<CodedPart> coded_parts(
+      std::size_t unit) const override;
+  void move(std::size_t unit, c10::Device device) override;
+  std::vector<at::Tensor> take_parts(std::size_t unit, c10::Device device)
+      override;
+
  private:
   struct Kept {
     std::string name;
@@ -55,6 +62,12 @@ class QuantizedWeightKeeper : public GateKeeper {
     bool is_transposed = false;
   };
 
+  [[nodiscard]] std::unique_ptr<GatedTensor> make_gate(
+      std::size_t unit,
+      const std::string& name,
+      const at::Tensor& parameter,
+      c10::Device device);
+  void set_device(std::size_t unit, c10::Device device);
   [[nodiscard]] std::optional<Operand> operand(const c10::IValue& value) const;
   [[nodiscard]] at::Tensor product(
       const at::Tensor& input,

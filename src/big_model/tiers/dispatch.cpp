@@ -13,6 +13,8 @@
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"
+#include "big_model/offload/weight_dtype.h"
+#include "big_model/tiers/dispatch_codes.h"
 #include "big_model/tiers/dispatch_plan.h"
 #include "big_model/tiers/input_mover.h"
 #include "big_model/tiers/tier_keeper.h"
@@ -75,10 +77,18 @@ class Dispatcher {
         request_(request),
         plan_(detail::plan_dispatch(module, request)) {
     for (const auto& [name, value] : state_dict) values_.emplace(name, value);
+    require_free();
   }
 
   void add_stored(const detail::StoredTensors& tensors) {
     stored_.add(tensors);
+  }
+
+  /// The same for weights that are held as codes, too: these are the ones in
+  /// the files. Otherwise their files are compared with them and written anew.
+  void add_stored_codes(const detail::StoredTensors& tensors) {
+    add_stored(tensors);
+    has_stored_codes_ = true;
   }
 
   /// Finds the values of weights that are on disk, and writes those to the
@@ -88,12 +98,16 @@ class Dispatcher {
         plan_.is_on_disk.end()) {
       return;
     }
-    if (!folder.empty() && fs::exists(folder / detail::kOffloadIndexName))
+    if (!folder.empty() && fs::exists(folder / detail::kOffloadIndexName)) {
       stored_.add(detail::stored_in_offload_folder(folder));
+      if (!has_stored_codes_) require_own(folder);
+    }
     stored_.add(index, folder);
-    WeightList to_write;
+    WeightList to_write = codes_to_write();
     std::vector<std::string> lost;
+    const std::vector<bool> is_code = kept_codes();
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
+      if (is_code[i]) continue;
       if (!plan_.is_on_disk[i] || stored_.find(plan_.kept_names[i])) continue;
       const at::Tensor value =
           value_of(plan_.kept_names[i], plan_.kept.tensors[i].tensor);
@@ -125,6 +139,7 @@ class Dispatcher {
     state->map = *request_.device_map;
     state->main_device = request_.main_device;
     std::vector<at::Tensor> moved = resident_values();
+    place_codes();
     for (std::size_t i = 0; i < moved.size(); ++i) {
       if (moved[i].defined())
         detail::replace_in_place(plan_.resident[i].first, moved[i]);
@@ -139,12 +154,105 @@ class Dispatcher {
   }
 
  private:
+  // Compares a folder with the values that are in memory. Folders that Python
+  // programs wrote have no checksums, and are taken as they are.
+  void require_own(const fs::path& folder) const {
+    const detail::OffloadFolder there = detail::read_offload_folder(folder);
+    std::vector<std::string> others;
+    const auto compare = [&](const std::string& name,
+                             const at::Tensor& value,
+                             bool may_be_converted) {
+      const OffloadedWeight* const entry = there.index.find(name);
+      const auto record = there.records.find(name);
+      if (entry == nullptr || record == there.records.end()) return false;
+      const bool is_alike =
+          detail::parse_torch_dtype(entry->dtype) == value.scalar_type() &&
+          value.sizes() == at::IntArrayRef(entry->shape);
+      const bool is_other = is_alike
+          ? detail::offload_record_of(detail::to_write(name, value)) !=
+              record->second
+          : !may_be_converted;
+      if (is_other) others.push_back(name);
+      return true;
+    };
+    const std::vector<bool> is_code = kept_codes();
+    for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
+      if (!plan_.is_on_disk[i] || is_code[i]) continue;
+      const at::Tensor value =
+          value_of(plan_.kept_names[i], plan_.kept.tensors[i].tensor);
+      for (const std::string& name : plan_.kept_names[i])
+        if (value.defined() && compare(name, value, true)) break;
+    }
+    for (const detail::PlannedCodes& each : plan_.codes) {
+      if (!each.is_on_disk) continue;
+      const auto parts = each.codes.keeper->coded_parts(each.codes.unit);
+      for (const auto& [name, tensor, may_be_offloaded] : parts)
+        compare(each.layers.front() + name, tensor, false);
+    }
+    if (others.empty()) return;
+    throw ConfigError(format(
+        "[big_model] {} has other values for {}: it is the offload folder of "
+        "another model, or this one was trained since; give another folder, or "
+        "remove it, and it is filled again",
+        folder.string(),
+        list_of(others)));
+  }
+
   static void require_values(const std::vector<std::string>& lost) {
     if (lost.empty()) return;
     throw ConfigError(format(
         "[big_model] there are no values for {}: they are on the meta device, "
         "and neither state_dict nor the offload folder or index has them",
         list_of(lost)));
+  }
+
+  // Which of the kept tensors are parts of weights that are held as codes.
+  [[nodiscard]] std::vector<bool> kept_codes() const {
+    std::vector<bool> is_code(plan_.kept.tensors.size());
+    for (const detail::PlannedCodes& each : plan_.codes)
+      for (const std::size_t part : each.kept) is_code[part] = true;
+    return is_code;
+  }
+
+  [[nodiscard]] bool has_file(std::size_t kept) const {
+    const auto stored = stored_.find(plan_.kept_names[kept]);
+    const at::Tensor& tensor = plan_.kept.tensors[kept].tensor;
+    return stored &&
+        detail::torch_dtype(stored->dtype) == tensor.scalar_type() &&
+        tensor.sizes() ==
+        at::IntArrayRef(detail::torch_shape(stored->dtype, stored->shape));
+  }
+
+  // All parts, also those that stay in memory: the folder has the weight.
+  [[nodiscard]] WeightList codes_to_write() const {
+    WeightList parts;
+    for (const detail::PlannedCodes& each : plan_.codes) {
+      const bool is_there = has_stored_codes_ &&
+          std::all_of(each.kept.begin(), each.kept.end(), [&](std::size_t i) {
+                              return has_file(i);
+                            });
+      if (!each.is_on_disk || is_there) continue;
+      for (const auto& [name, tensor, may_be_offloaded] :
+           each.codes.keeper->coded_parts(each.codes.unit)) {
+        parts.emplace_back(each.layers.front() + name, tensor.to(at::kCPU));
+      }
+    }
+    return parts;
+  }
+
+  // From here on, the kept tensors are handles that only the keeper of the
+  // codes has.
+  void place_codes() {
+    for (const detail::PlannedCodes& each : plan_.codes) {
+      if (each.kept.empty()) {
+        each.codes.keeper->move(each.codes.unit, each.device);
+        continue;
+      }
+      const std::vector<at::Tensor> parts =
+          each.codes.keeper->take_parts(each.codes.unit, each.device);
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        plan_.kept.tensors[each.kept[i]].tensor = parts[i];
+    }
   }
 
   // Undefined if the tensor is on the meta device and nobody gave values.
@@ -160,15 +268,18 @@ class Dispatcher {
 
   void find_sources() {
     std::vector<std::string> lost;
+    const std::vector<bool> is_code = kept_codes();
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
       detail::OffloadedTensor& kept = plan_.kept.tensors[i];
-      require_plain(kept.name, kept.tensor);
       if (plan_.is_on_disk[i]) {
         kept.source.stored = stored_.find(plan_.kept_names[i]);
         require_same_shape(kept);
       } else {
-        kept.source.host =
-            on_host(value_of(plan_.kept_names[i], kept.tensor), kept.device);
+        // A state dict has values, not codes.
+        kept.source.host = on_host(
+            is_code[i] ? kept.tensor
+                       : value_of(plan_.kept_names[i], kept.tensor),
+            kept.device);
         if (!kept.source.host.defined()) lost.push_back(kept.name);
       }
     }
@@ -181,6 +292,16 @@ class Dispatcher {
       }
     }
     require_values(lost);
+  }
+
+  void require_free() const {
+    for (const detail::OffloadedTensor& kept : plan_.kept.tensors)
+      require_plain(kept.name, kept.tensor);
+    for (const detail::PlannedCodes& each : plan_.codes) {
+      const auto parts = each.codes.keeper->coded_parts(each.codes.unit);
+      for (const detail::CodedPart& part : parts)
+        require_plain(each.layers.front() + part.name, part.tensor);
+    }
   }
 
   static void require_plain(const std::string& name, const at::Tensor& tensor) {
@@ -256,11 +377,14 @@ class Dispatcher {
 
   void watch(Dispatch::State& state) const {
     const auto mover = std::make_shared<detail::InputMover>(&state);
-    for (const auto& [tensor, device] : plan_.resident) {
-      if (!tensor.is_non_overlapping_and_dense()) continue;
+    const auto watch_one = [&](const at::Tensor& tensor) {
+      if (!tensor.is_non_overlapping_and_dense()) return;
       detail::watch_tensor(tensor, {mover, 0, &state});
       state.watched.push_back(tensor);
-    }
+    };
+    for (const auto& [tensor, device] : plan_.resident) watch_one(tensor);
+    for (const detail::PlannedCodes& each : plan_.codes)
+      watch_one(each.parameter);
   }
 
   torch::nn::Module& module_;
@@ -268,6 +392,7 @@ class Dispatcher {
   detail::DispatchPlan plan_;
   std::unordered_map<std::string, at::Tensor> values_;
   detail::StoredWeights stored_;
+  bool has_stored_codes_ = false;
 };
 
 std::uint64_t memory_of(const std::optional<ByteSize>& size) {
@@ -346,6 +471,23 @@ Dispatch dispatch_module(
   return Dispatch(
       dispatcher.run({.memory = memory_of(options.prefetch_memory)}));
 }
+
+namespace detail {
+
+Dispatch dispatch_loaded_codes(
+    torch::nn::Module& module,
+    const DispatchOptions& options) {
+  const DispatchRequest request = request_of(
+      options, main_device_of(options.device_map, options.main_device));
+  Dispatcher dispatcher(module, request, {});
+  if (fs::exists(options.offload_dir / kOffloadIndexName))
+    dispatcher.add_stored_codes(stored_in_offload_folder(options.offload_dir));
+  dispatcher.use_disk(options.offload_dir, {});
+  return Dispatch(
+      dispatcher.run({.memory = memory_of(options.prefetch_memory)}));
+}
+
+}  // namespace detail
 
 Dispatch cpu_offload_module(
     torch::nn::Module& module,

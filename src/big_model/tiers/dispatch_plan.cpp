@@ -1,6 +1,7 @@
 #include "big_model/tiers/dispatch_plan.h"
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
 
 #include <torch/nn/module.h>
@@ -46,7 +47,10 @@ class Planner {
       const c10::Device device = each.place.is_accelerator()
           ? torch_device(each.place)
           : request_.main_device;
-      if (is_offloaded(each)) {
+      const CodedUnit codes = coded_unit(each.tensor);
+      if (codes.keeper != nullptr) {
+        add_codes(plan, each, codes, device);
+      } else if (is_offloaded(each)) {
         WeightUnit& unit = plan.kept.units[each.unit];
         unit.tensors.push_back(plan.kept.tensors.size());
         unit.num_bytes += num_bytes_of(each.tensor);
@@ -66,6 +70,39 @@ class Planner {
   }
 
  private:
+  void add_codes(
+      DispatchPlan& plan,
+      const FoundTensor& found,
+      const CodedUnit& codes,
+      c10::Device device) const {
+    PlannedCodes planned{found.tensor, codes, device, {}};
+    constexpr std::string_view kWeight = "weight";
+    for (const std::string& name : found.names) {
+      if (name == kWeight || name.ends_with(".weight"))
+        planned.layers.push_back(name.substr(0, name.size() - kWeight.size()));
+    }
+    if (planned.layers.empty())
+      planned.layers.push_back(found.names.front() + ".");
+    planned.is_on_disk = is_offloaded(found) && found.place.is_disk();
+    if (is_offloaded(found)) {
+      WeightUnit& unit = plan.kept.units[found.unit];
+      for (const CodedPart& part : codes.keeper->coded_parts(codes.unit)) {
+        if (!part.may_be_offloaded) continue;
+        planned.kept.push_back(plan.kept.tensors.size());
+        unit.tensors.push_back(plan.kept.tensors.size());
+        unit.num_bytes += num_bytes_of(part.tensor);
+        plan.is_on_disk.push_back(found.place.is_disk());
+        std::vector<std::string> names;
+        for (const std::string& layer : planned.layers)
+          names.push_back(layer + part.name);
+        plan.kept.tensors.push_back(
+            {names.front(), part.tensor, {}, device, found.unit});
+        plan.kept_names.push_back(std::move(names));
+      }
+    }
+    plan.codes.push_back(std::move(planned));
+  }
+
   [[nodiscard]] bool is_offloaded(const FoundTensor& each) const {
     if (each.place.is_accelerator()) return false;
     if (each.is_buffer && !request_.offload_buffers) return false;

@@ -13,6 +13,7 @@
 
 #include <accelerate/device_map.h>
 
+#include "big_model/model/coded_weights.h"
 #include "big_model/tiers/tier_keeper.h"
 
 namespace torch::nn {
@@ -34,6 +35,19 @@ struct DispatchRequest {
   bool is_one_unit = false;
 };
 
+/// A parameter that is held as codes, and where those go.
+struct PlannedCodes {
+  at::Tensor parameter;
+  CodedUnit codes = {};
+  c10::Device device = c10::kCPU;
+  /// Names of the layers that have it, with a dot at the end unless empty.
+  std::vector<std::string> layers;
+  /// Those among the kept tensors that are its parts; none if it stays on the
+  /// device.
+  std::vector<std::size_t> kept = {};
+  bool is_on_disk = false;
+};
+
 /// What becomes of a module's tensors.
 struct DispatchPlan {
   /// Tensors that move to a device and stay there.
@@ -44,6 +58,8 @@ struct DispatchPlan {
   std::vector<std::vector<std::string>> kept_names;
   /// Whether each of `kept.tensors` comes from disk.
   std::vector<bool> is_on_disk;
+  /// What is neither resident nor kept itself, but through its codes.
+  std::vector<PlannedCodes> codes;
   /// Whether operators have tensors on several devices.
   bool has_several_devices = false;
 };

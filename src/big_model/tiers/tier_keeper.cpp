@@ -120,17 +120,32 @@ void TierKeeper::before_read(std::size_t tensor, bool /*is_filled*/) {
   Lock lock(mutex_);
   if (gates_[tensor] == nullptr) return;
   const std::size_t unit = weights_.tensors[tensor].unit;
-  std::vector<std::size_t>& pins = pinned_[std::this_thread::get_id()];
-  if (std::find(pins.begin(), pins.end(), unit) == pins.end()) {
-    pins.push_back(unit);
-    ++units_[unit].num_pins;
-  }
+  pin(unit);
   try {
     use(unit, lock);
   } catch (const std::exception&) {
-    unpin();
+    unpin_all();
     throw;
   }
+}
+
+bool TierKeeper::begin_use(std::size_t tensor) {
+  Lock lock(mutex_);
+  if (gates_[tensor] == nullptr) return false;
+  const std::size_t unit = weights_.tensors[tensor].unit;
+  const bool is_new = pin(unit);
+  try {
+    use(unit, lock);
+  } catch (const std::exception&) {
+    if (is_new) unpin(unit);
+    throw;
+  }
+  return is_new;
+}
+
+void TierKeeper::end_use(std::size_t tensor) {
+  const std::lock_guard lock(mutex_);
+  unpin(weights_.tensors[tensor].unit);
 }
 
 void TierKeeper::call(GatedCall& call) {
@@ -138,7 +153,7 @@ void TierKeeper::call(GatedCall& call) {
     TierKeeper& keeper;
     ~Unpin() {
       const std::lock_guard lock(keeper.mutex_);
-      keeper.unpin();
+      keeper.unpin_all();
     }
   } const unpin_afterwards{*this};
   require_no_write(call);
@@ -173,6 +188,8 @@ void TierKeeper::require_no_write(GatedCall& call) const {
 void TierKeeper::use(std::size_t unit, Lock& lock) {
   const bool is_new = current_ != unit;
   if (is_new) {
+    // Only this thread uses it.
+    if (units_[unit].num_pins == 1 && is_stale(unit)) evict(unit);
     if (options_.before_first && bytes_in_memory_ == 0) {
       lock.unlock();
       options_.before_first();
@@ -186,6 +203,15 @@ void TierKeeper::use(std::size_t unit, Lock& lock) {
   if (is_new || units_[unit].state != State::fetched) plan_fetches();
   await(unit, lock);
   if (!units_[unit].fills_tensors) fill(unit);
+}
+
+bool TierKeeper::is_stale(std::size_t unit) const {
+  const Unit& own = units_[unit];
+  if (own.state != State::fetched || !own.fetched.is_mapped) return false;
+  std::vector<const OffloadedTensor*> tensors;
+  for (const std::size_t tensor : weights_.units[unit].tensors)
+    tensors.push_back(&weights_.tensors[tensor]);
+  return has_changed_files(own.fetched, tensors);
 }
 
 void TierKeeper::await(std::size_t unit, Lock& lock) {
@@ -267,6 +293,7 @@ void TierKeeper::evict(std::size_t unit) {
   own.fills_tensors = false;
   own.state = State::absent;
   own.fetched.values.clear();
+  own.fetched.is_mapped = false;
   buffers_.give_back(std::move(own.fetched.buffer));
   own.fetched.buffer = at::Tensor();
   if (current_ == unit) current_.reset();
@@ -279,7 +306,28 @@ void TierKeeper::evict(std::size_t unit) {
   buffers_.trim(left + left / 16);
 }
 
-void TierKeeper::unpin() {
+// Returns false if this thread has pinned the unit already.
+bool TierKeeper::pin(std::size_t unit) {
+  std::vector<std::size_t>& pins = pinned_[std::this_thread::get_id()];
+  if (std::find(pins.begin(), pins.end(), unit) != pins.end()) return false;
+  pins.push_back(unit);
+  ++units_[unit].num_pins;
+  return true;
+}
+
+// An operator that ended meanwhile may have unpinned it.
+void TierKeeper::unpin(std::size_t unit) {
+  const auto found = pinned_.find(std::this_thread::get_id());
+  if (found == pinned_.end()) return;
+  std::vector<std::size_t>& pins = found->second;
+  const auto place = std::find(pins.begin(), pins.end(), unit);
+  if (place == pins.end()) return;
+  pins.erase(place);
+  --units_[unit].num_pins;
+  if (pins.empty()) pinned_.erase(found);
+}
+
+void TierKeeper::unpin_all() {
   const auto found = pinned_.find(std::this_thread::get_id());
   if (found == pinned_.end()) return;
   for (const std::size_t unit : found->second) --units_[unit].num_pins;

@@ -58,6 +58,8 @@ class TierKeeper final : public OffloadKeeper {
   [[nodiscard]] bool is_offloaded(std::size_t tensor) const override;
   void hold(std::size_t tensor, std::optional<c10::Device> device) override;
   void put_back(std::size_t tensor) override;
+  bool begin_use(std::size_t tensor) override;
+  void end_use(std::size_t tensor) override;
 
   /// Takes the memory from all units.
   void evict_all();
@@ -78,12 +80,15 @@ class TierKeeper final : public OffloadKeeper {
   using Lock = std::unique_lock<std::mutex>;
 
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
+  bool pin(std::size_t unit);
   void use(std::size_t unit, Lock& lock);
   void await(std::size_t unit, Lock& lock);
+  [[nodiscard]] bool is_stale(std::size_t unit) const;
   void fill(std::size_t unit);
   void plan_fetches();
   void evict(std::size_t unit);
-  void unpin();
+  void unpin(std::size_t unit);
+  void unpin_all();
   void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
   void work();

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -56,7 +54,8 @@ const StoredBox* mappable_box(const OffloadedTensor& tensor) {
   const bool is_whole = box.box.size == stored.shape;
   if (!is_whole || num_bytes < kLeastMapped ||
       box.offset % tensor.tensor.itemsize() != 0 ||
-      box.file->record() != nullptr) {
+      (box.file->record() != nullptr &&
+       !box.file->is_verified(box.offset, box.offset + num_bytes))) {
     return nullptr;
   }
   return box.file->is_cached(box.offset, box.offset + num_bytes) ? &box
@@ -69,16 +68,13 @@ at::Tensor map_value(const StoredBox& box, const OffloadedTensor& tensor) {
   const std::uint64_t num_bytes = stored_bytes(tensor);
   const std::uint64_t begin = box.offset / kAlignment * kAlignment;
   const std::size_t size = box.offset + num_bytes - begin;
-  const int file = ::open(box.file->path().c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) return {};
   void* const data = ::mmap(
       nullptr,
       size,
       PROT_READ | PROT_WRITE,
       MAP_PRIVATE,
-      file,
+      box.file->descriptor(),
       static_cast<off_t>(begin));
-  ::close(file);
   if (data == MAP_FAILED) return {};
   // Fails where the file has become shorter, which a read explains.
   if (::madvise(data, size, MADV_POPULATE_READ) != 0) {
@@ -90,6 +86,29 @@ at::Tensor map_value(const StoredBox& box, const OffloadedTensor& tensor) {
       tensor.tensor.sizes(),
       [data, size](void*) { ::munmap(data, size); },
       tensor.tensor.options().device(at::kCPU).requires_grad(false));
+}
+
+// A file with checksums is compared with them once more.
+void require_as_before(const InputFile& file) {
+  if (!file.has_changed()) return;
+  const FileRecord* const record = file.record();
+  if (record == nullptr) {
+    throw CheckpointError(format(
+        "[big_model] {} was changed while a model reads its weights from it: "
+        "restore the file and load the model again",
+        file.path().string()));
+  }
+  file.accept_changes();
+}
+
+// Calls `visit` with the files of a tensor.
+template <class Visit>
+void for_each_file(const OffloadedTensor& tensor, Visit&& visit) {
+  if (tensor.source.stored == nullptr) return;
+  const InputFile* last = nullptr;
+  for (const StoredBox& box : tensor.source.stored->boxes) {
+    if (box.file.get() != std::exchange(last, box.file.get())) visit(*box.file);
+  }
 }
 
 // The value of a tensor in a file, as a part of the buffer that is read into.
@@ -187,6 +206,19 @@ void BufferPool::trim(std::uint64_t num_bytes) {
   }
 }
 
+bool has_changed_files(
+    const FetchedUnit& unit,
+    const std::vector<const OffloadedTensor*>& tensors) {
+  if (!unit.is_mapped) return false;
+  bool has_changed = false;
+  for (const OffloadedTensor* tensor : tensors) {
+    for_each_file(*tensor, [&](const InputFile& file) {
+      has_changed = has_changed || file.has_changed();
+    });
+  }
+  return has_changed;
+}
+
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors) {
   std::uint64_t sum = 0;
   for (const OffloadedTensor* tensor : tensors)
@@ -198,12 +230,18 @@ std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests) {
   const at::NoGradGuard no_grad;
   std::vector<FetchedUnit> units(requests.size());
   std::vector<BoxToRead> boxes;
+  for (const FetchRequest& request : requests) {
+    for (const OffloadedTensor* tensor : request.tensors)
+      for_each_file(*tensor, &require_as_before);
+  }
   for (std::size_t i = 0; i < requests.size(); ++i) {
     std::uint64_t offset = 0;
     for (const OffloadedTensor* tensor : requests[i].tensors) {
       at::Tensor value = tensor->source.host;
-      if (const StoredBox* const box = mappable_box(*tensor))
+      if (const StoredBox* const box = mappable_box(*tensor)) {
         value = map_value(*box, *tensor);
+        units[i].is_mapped = units[i].is_mapped || value.defined();
+      }
       if (tensor->source.stored != nullptr && !value.defined()) {
         value = value_in(requests[i].buffer, offset, *tensor);
         offset += aligned(stored_bytes(*tensor));

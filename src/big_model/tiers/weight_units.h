@@ -67,7 +67,14 @@ struct FetchedUnit {
   std::vector<at::Tensor> values;
   /// What they lie in; undefined if they have memory of their own.
   at::Tensor buffer = {};
+  /// Some values are pages of files, which change with them.
+  bool is_mapped = false;
 };
+
+/// Whether values that are pages of files may have changed since the fetch.
+bool has_changed_files(
+    const FetchedUnit& unit,
+    const std::vector<const OffloadedTensor*>& tensors);
 
 /// What fetches need of the tensors of some units.
 struct FetchRequest {

@@ -1,6 +1,8 @@
 #include "format/tensors/input_file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,16 +23,31 @@ namespace {
       "[files] cannot read {}: {}", path.string(), std::strerror(error)));
 }
 
+// Models have thousands of files open at once. Where the process has too many,
+// its own limit is raised to the one that the system sets.
+int open_file(const char* path, int flags) {
+  const int file = ::open(path, flags | O_CLOEXEC);
+  rlimit limit{};
+  if (file >= 0 || errno != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+      limit.rlim_cur == limit.rlim_max) {
+    return file;
+  }
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return -1;
+  return ::open(path, flags | O_CLOEXEC);
+}
+
 }  // namespace
 
 InputFile::InputFile(
     std::filesystem::path path,
     std::optional<FileRecord> record)
     : path_(std::move(path)),
-      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)),
+      file_(open_file(path_.c_str(), O_RDONLY)),
       record_(std::move(record)),
       verified_(record_ ? record_->checksums.size() : 0) {
   if (file_ < 0) fail_to_read(path_, errno);
+  version_ = version_now();
 }
 
 InputFile::~InputFile() {
@@ -59,13 +76,40 @@ const DirectReader::File& InputFile::direct() const {
   std::call_once(is_direct_open_, [this] {
     direct_.plain = file_;
     // The same file, even if another one has its name by now.
-    const std::string open_file = format("/proc/self/fd/{}", file_);
-    direct_.direct = ::open(open_file.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    const std::string same_file = format("/proc/self/fd/{}", file_);
+    direct_.direct = open_file(same_file.c_str(), O_RDONLY | O_DIRECT);
     if (direct_.direct >= 0) {
       direct_.memory_alignment = direct_memory_alignment(direct_.direct);
     }
   });
   return direct_;
+}
+
+InputFile::Version InputFile::version_now() const {
+  struct stat status {};
+  if (::fstat(file_, &status) != 0) return {};
+  return {status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+bool InputFile::has_changed() const {
+  const Version now = version_now();
+  const std::lock_guard lock(version_mutex_);
+  return now != version_;
+}
+
+void InputFile::accept_changes() const {
+  const Version now = version_now();
+  const std::lock_guard lock(version_mutex_);
+  version_ = now;
+  for (std::atomic<bool>& chunk : verified_) chunk = false;
+}
+
+bool InputFile::is_verified(std::uint64_t begin, std::uint64_t end) const {
+  for (std::uint64_t chunk = begin / kChunkBytes; chunk * kChunkBytes < end;
+       ++chunk) {
+    if (!is_verified(chunk)) return false;
+  }
+  return true;
 }
 
 bool InputFile::is_cached(std::uint64_t begin, std::uint64_t end) const {

@@ -31,6 +31,15 @@ class InputFile {
   ~InputFile();
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Open for reading as long as this object lives; the same file, even if
+  /// another one has its name by now.
+  [[nodiscard]] int descriptor() const { return file_; }
+  /// Whether the file was written to, or got another size, since it was opened
+  /// or accept_changes() was called. Threads may ask at once.
+  [[nodiscard]] bool has_changed() const;
+  /// Takes the file as it is now. Chunks count as not verified. Not while
+  /// another thread reads.
+  void accept_changes() const;
   /// Throws CheckpointError if the file is too short, Error if it cannot be
   /// read.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
@@ -68,11 +77,24 @@ class InputFile {
     return chunk < verified_.size() && verified_[chunk];
   }
   void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
+  /// Whether all chunks that hold bytes [begin, end) are. Requires a record.
+  [[nodiscard]] bool is_verified(std::uint64_t begin, std::uint64_t end) const;
 
  private:
+  /// What a change of the contents changes, too.
+  struct Version {
+    std::int64_t size = -1;
+    std::int64_t seconds = 0;
+    std::int64_t nanoseconds = 0;
+    bool operator==(const Version&) const = default;
+  };
+  [[nodiscard]] Version version_now() const;
+
   std::filesystem::path path_;
   int file_;
   std::optional<FileRecord> record_;
+  mutable std::mutex version_mutex_;
+  mutable Version version_;
   /// One entry per chunk.
   mutable std::vector<std::atomic<bool>> verified_;
   mutable std::atomic<bool> is_shared_ = false;

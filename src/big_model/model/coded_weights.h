@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// One of the tensors that a weight is held as: codes, or their scales.
+struct CodedPart {
+  /// Continues the name of the layer: "weight", "weight.absmax".
+  std::string name;
+  at::Tensor tensor;
+  /// It is large, and so may be offloaded. Others stay where the weight is
+  /// computed with.
+  bool may_be_offloaded = false;
+};
+
+/// A keeper of weights that are held as codes, as code sees it that moves
+/// models. It returns itself from GateKeeper::as_coded_keeper().
+class CodedWeightKeeper : public GateKeeper {
+ public:
+  CodedWeightKeeper* as_coded_keeper() final { return this; }
+
+  /// All tensors of weight number `unit`, as files hold them.
+  [[nodiscard]] virtual std::vector<CodedPart> coded_parts(
+      std::size_t unit) const = 0;
+  /// Moves a weight, which is computed with there from now on.
+  virtual void move(std::size_t unit, c10::Device device) = 0;
+  /// The parts of a weight that may be offloaded, in the order of
+  /// coded_parts(), as handles that nobody else has: the caller keeps their
+  /// memory from now on. The weight is computed with on `device`, where the
+  /// other parts are moved.
+  virtual std::vector<at::Tensor> take_parts(
+      std::size_t unit,
+      c10::Device device) = 0;
+};
+
+/// The tensor's keeper, if that keeps it as codes, and its number there.
+struct CodedUnit {
+  CodedWeightKeeper* keeper = nullptr;
+  std::size_t unit = 0;
+};
+
+/// Finds the keeper of a tensor that is held as codes; its `keeper` is null for
+/// others.
+CodedUnit coded_unit(const at::Tensor& tensor);
+
+}  // namespace accelerate::detail

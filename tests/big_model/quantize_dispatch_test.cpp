@@ -1,0 +1,300 @@
+// Quantised models whose codes are in host memory or on disk between forwards.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include <torch/nn/modules.h>
+
+#include <accelerate/big_model.h>
+#include <accelerate/error.h>
+#include <accelerate/module_tensors.h>
+#include <accelerate/quantized_model.h>
+#include <accelerate/weights.h>
+
+#include "big_model/model/module_tensor.h"
+#include "support/expect_error.h"
+#include "support/pretend_device.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::quantize_dispatch_test {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using testing::expect_error;
+using testing::TemporaryDirectory;
+using torch::Tensor;
+
+struct NetImpl : nn::Module {
+  Tensor forward(const Tensor& x) {
+    return head(torch::relu(last(torch::relu(middle(norm(first(x)))))));
+  }
+  nn::Linear first = register_module("first", nn::Linear(32, 64));
+  nn::LayerNorm norm =
+      register_module("norm", nn::LayerNorm(nn::LayerNormOptions({64})));
+  nn::Linear middle = register_module("middle", nn::Linear(64, 64));
+  nn::Linear last = register_module(
+      "last",
+      nn::Linear(nn::LinearOptions(64, 32).bias(false)));
+  nn::Linear head = register_module("head", nn::Linear(32, 4));
+};
+TORCH_MODULE(Net);
+
+const QuantizationConfig kNf4{
+    .load_in_4bit = true,
+    .bnb_4bit_quant_type = "nf4",
+    .bnb_4bit_use_double_quant = true,
+    .torch_dtype = "fp32"};
+const QuantizationConfig kInt8{.load_in_8bit = true, .torch_dtype = "fp32"};
+
+// What is fetched of a layer of 64 x 64 in int8: codes, scales and the bias.
+constexpr std::int64_t kMiddleInt8 = 64 * 64 + 64 * 4 + 64 * 4;
+
+Net empty_net() {
+  Net net;
+  for (const Tensor& tensor : net->parameters())
+    detail::replace_in_place(
+        tensor, torch::empty(tensor.sizes(), torch::kMeta));
+  return net;
+}
+
+class QuantizedDispatch : public ::testing::Test {
+ protected:
+  QuantizedDispatch() {
+    torch::manual_seed(7);
+    torch::NoGradGuard no_grad;
+    x_ = torch::randn({3, 32});
+    whole_ = Net();
+    save_model(*whole_, weights());
+  }
+
+  [[nodiscard]] fs::path weights() const { return directory_.path() / "model"; }
+  [[nodiscard]] fs::path folder() const { return directory_.path() / "disk"; }
+
+  [[nodiscard]] LoadAndQuantizeOptions at(const DeviceMap& map) const {
+    return {
+        .weights_location = weights(),
+        .device_map = map,
+        .offload_folder = folder()};
+  }
+
+  /// The output of the quantised model that is in memory.
+  Tensor expected(const QuantizationConfig& config) {
+    const torch::NoGradGuard no_grad;
+    Net net = empty_net();
+    const QuantizedModel quantized =
+        load_and_quantize_model(*net, config, {.weights_location = weights()});
+    return net(x_);
+  }
+
+  TemporaryDirectory directory_;
+  Tensor x_;
+  Net whole_{nullptr};
+};
+
+TEST_F(QuantizedDispatch, ComputesTheSameFromDiskToTheLastBit) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& config : {kNf4, kInt8}) {
+    Net net = empty_net();
+    const QuantizedModel quantized =
+        load_and_quantize_model(*net, config, at({{"", "disk"}}));
+    EXPECT_TRUE(has_offloaded_params(*net->last));
+    for (int i = 0; i < 3; ++i)
+      EXPECT_TRUE(net(x_).equal(expected(config))) << i;
+    EXPECT_GE(quantized.dispatch().stats().num_fetches, 5);
+    quantized.dispatch().offload();
+    EXPECT_EQ(quantized.dispatch().stats().bytes, 0U);
+  }
+}
+
+TEST_F(QuantizedDispatch, BlocksTravelAsCodes) {
+  const torch::NoGradGuard no_grad;
+  Net net = empty_net();
+  const QuantizedModel quantized = load_and_quantize_model(
+      *net,
+      kInt8,
+      at({{"first", "cpu"},
+          {"norm", "cpu"},
+          {"middle", "disk"},
+          {"last", "cpu"},
+          {"head", "cpu"}}));
+  EXPECT_EQ(fs::file_size(folder() / "middle.weight.dat"), 64U * 64U);
+  EXPECT_EQ(fs::file_size(folder() / "middle.SCB.dat"), 64U * 4U);
+  EXPECT_FALSE(fs::exists(folder() / "first.weight.dat"));
+  EXPECT_FALSE(has_offloaded_params(*net->first));
+  EXPECT_TRUE(net(x_).equal(expected(kInt8)));
+  EXPECT_EQ(quantized.dispatch().stats().num_fetches, 1);
+  EXPECT_EQ(
+      quantized.dispatch().stats().fetched_bytes, std::uint64_t{kMiddleInt8});
+}
+
+TEST_F(QuantizedDispatch, HoldsAtMostTheMemoryThatItMay) {
+  const torch::NoGradGuard no_grad;
+  Net net = empty_net();
+  LoadAndQuantizeOptions options = at({{"", "disk"}});
+  options.prefetch_memory = kMiddleInt8;
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, kInt8, options);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(net(x_).equal(expected(kInt8)));
+  const DispatchStats stats = quantized.dispatch().stats();
+  EXPECT_LE(stats.peak_bytes, std::uint64_t{kMiddleInt8});
+  EXPECT_GE(stats.fetched_bytes, 3 * std::uint64_t{kMiddleInt8});
+}
+
+TEST_F(QuantizedDispatch, DispatchesAModelThatIsQuantised) {
+  const torch::NoGradGuard no_grad;
+  const Tensor wanted = expected(kNf4);
+  QuantizationConfig config = kNf4;
+  const QuantizedModel quantized = load_and_quantize_model(*whole_, config);
+  auto big = dispatch_model(
+      whole_, {.device_map = {{"", "disk"}}, .offload_dir = folder()});
+  EXPECT_TRUE(fs::exists(folder() / "middle.weight.absmax.dat"));
+  EXPECT_TRUE(
+      fs::exists(folder() / "middle.weight.quant_state.bitsandbytes__nf4.dat"));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(big(x_).equal(wanted));
+  EXPECT_GT(big.stats().num_fetches, 0);
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(dispatch_model(
+            whole_, {.device_map = {{"", "disk"}}, .offload_dir = folder()}));
+      },
+      "is offloaded or sharded already");
+  big.dispatch().release();
+  EXPECT_TRUE(whole_(x_).equal(wanted));
+  auto again = cpu_offload(whole_);
+  EXPECT_TRUE(again(x_).equal(wanted));
+}
+
+TEST_F(QuantizedDispatch, AFolderOfAnotherModelIsWrittenAnew) {
+  const torch::NoGradGuard no_grad;
+  {
+    Net other;
+    const QuantizedModel quantized = load_and_quantize_model(
+        *other,
+        kInt8,
+        {.device_map = {{"", "disk"}}, .offload_folder = folder()});
+    EXPECT_GT(fs::file_size(folder() / "middle.weight.dat"), 0U);
+  }
+  Net net = empty_net();
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, kInt8, at({{"", "disk"}}));
+  EXPECT_TRUE(net(x_).equal(expected(kInt8)));
+  Net in_place = whole_;
+  const QuantizedModel third = load_and_quantize_model(
+      *in_place,
+      kNf4,
+      {.device_map = {{"", "disk"}}, .offload_folder = folder()});
+  EXPECT_TRUE(in_place(x_).equal(expected(kNf4)));
+}
+
+TEST_F(QuantizedDispatch, AFolderThatHasTheCodesIsNotWrittenAgain) {
+  const auto load = [&] {
+    Net net = empty_net();
+    const QuantizedModel quantized =
+        load_and_quantize_model(*net, kNf4, at({{"", "disk"}}));
+    std::map<std::string, fs::file_time_type> times;
+    for (const auto& file : fs::directory_iterator(folder()))
+      times.emplace(file.path().filename(), file.last_write_time());
+    return times;
+  };
+  const auto first = load();
+  EXPECT_TRUE(first.contains("last.weight.nested_absmax.dat"));
+  EXPECT_EQ(load(), first);
+}
+
+TEST_F(QuantizedDispatch, GradientsReachWhatIsNotQuantised) {
+  Net resident = empty_net();
+  const QuantizedModel first =
+      load_and_quantize_model(*resident, kNf4, {.weights_location = weights()});
+  const Tensor x = x_.clone().requires_grad_();
+  resident(x).sum().backward();
+
+  Net net = empty_net();
+  const QuantizedModel quantized = load_and_quantize_model(
+      *net,
+      kNf4,
+      at({{"first", "disk"},
+          {"norm", "cpu"},
+          {"middle", "disk"},
+          {"last", "disk"},
+          {"head", "cpu"}}));
+  const Tensor y = x_.clone().requires_grad_();
+  const Tensor loss = net(y).sum();
+  quantized.dispatch().offload();
+  loss.backward();
+  EXPECT_TRUE(y.grad().equal(x.grad()));
+  EXPECT_TRUE(net->norm->weight.grad().equal(resident->norm->weight.grad()));
+}
+
+TEST_F(QuantizedDispatch, OffloadedCodesAreReadAndSaved) {
+  const torch::NoGradGuard no_grad;
+  Net net = empty_net();
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, kNf4, at({{"", "disk"}}));
+  Net resident = whole_;
+  const QuantizedModel other = load_and_quantize_model(*resident, kNf4);
+  EXPECT_EQ(quantized.get_memory_footprint(), other.get_memory_footprint());
+  EXPECT_TRUE(quantized.weight("middle").dequantize().equal(
+      other.weight("middle").dequantize()));
+  EXPECT_TRUE(quantized.weight("last")
+                  .linear(torch::ones({1, 64}))
+                  .equal(other.weight("last").linear(torch::ones({1, 64}))));
+  // Another operator than a product gets the values.
+  EXPECT_TRUE((net->middle->weight * 2).equal(resident->middle->weight * 2));
+  const fs::path saved = directory_.path() / "saved";
+  static_cast<void>(quantized.save_model(saved));
+  Net loaded = empty_net();
+  const QuantizedModel third =
+      load_and_quantize_model(*loaded, kNf4, {.weights_location = saved});
+  EXPECT_TRUE(loaded(x_).equal(expected(kNf4)));
+}
+
+TEST_F(QuantizedDispatch, CodesWithoutTheirDispatchSayWhatIsMissing) {
+  const torch::NoGradGuard no_grad;
+  const QuantizedModel quantized = load_and_quantize_model(*whole_, kInt8);
+  {
+    auto big = dispatch_model(
+        whole_, {.device_map = {{"", "disk"}}, .offload_dir = folder()});
+  }
+  expect_error<c10::Error>(
+      [&] { static_cast<void>(whole_->last(torch::ones({1, 64}))); },
+      "last.weight was offloaded, and what dispatched its model no longer");
+}
+
+TEST_F(QuantizedDispatch, WeightsTravelToAcceleratorsAsCodes) {
+  const at::Device device = testing::pretend_device(0);
+  const torch::NoGradGuard no_grad;
+  for (const auto& config : {kNf4, kInt8}) {
+    Net resident = empty_net();
+    const QuantizedModel whole =
+        load_and_quantize_model(*resident, config, at({{"", 0}}));
+    EXPECT_EQ(resident->middle->weight.device(), device);
+    const Tensor wanted = resident(x_.to(device)).cpu();
+    for (const DeviceMap& map :
+         {DeviceMap{
+              {"first", 0},
+              {"norm", 0},
+              {"middle", "cpu"},
+              {"last", "disk"},
+              {"head", 0}},
+          DeviceMap{
+              {"first", 0},
+              {"norm", 1},
+              {"middle", 1},
+              {"last", "cpu"},
+              {"head", "disk"}}}) {
+      Net net = empty_net();
+      const QuantizedModel quantized =
+          load_and_quantize_model(*net, config, at(map));
+      EXPECT_EQ(quantized.dispatch().main_device(), device);
+      for (int i = 0; i < 2; ++i)
+        EXPECT_TRUE(net(x_.to(device)).cpu().equal(wanted)) << i;
+      EXPECT_EQ(net->last->weight.device(), device);
+      EXPECT_GT(quantized.dispatch().stats().num_fetches, 0);
+    }
+  }
+}
+
+}  // namespace accelerate::quantize_dispatch_test
