@@ -1,0 +1,366 @@
+// What crashes, full disks, other processes and other programs do to offload
+// folders, and to models that run from files.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/resource.h>
+
+#include <torch/torch.h>
+
+#include <accelerate/big_model.h>
+#include <accelerate/empty_weights.h>
+#include <accelerate/error.h>
+#include <accelerate/weights.h>
+
+#include "big_model/offload/offload_folder.h"
+#include "big_model/offload/weight_dtype.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "support/expect_error.h"
+#include "support/recorded_disk.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::offload_faults_test {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using detail::OffloadFolderWriter;
+using testing::expect_error;
+using testing::FailingDisk;
+using testing::make_unsynced_disk;
+using testing::RecordedDisk;
+using testing::TemporaryDirectory;
+using torch::Tensor;
+
+// Weights by their names. From one fill to the next "a" changes, "b" gets
+// another shape, "c" stays, and "d/e" is new.
+WeightList weights(int number) {
+  const bool is_first = number == 0;
+  WeightList list{
+      {"a", torch::arange(6, torch::kFloat).view({2, 3}) + 100 * number},
+      {"b", torch::full({is_first ? 4 : 7}, number, torch::kLong)},
+      {"c", torch::ones({5})}};
+  if (!is_first) list.emplace_back("d/e", torch::zeros({0}));
+  return list;
+}
+
+void fill_folder(
+    const std::shared_ptr<detail::FileSystem>& disk,
+    const fs::path& folder,
+    int number) {
+  OffloadFolderWriter writer(disk, folder);
+  for (const auto& [name, tensor] : weights(number)) {
+    writer.put(
+        name,
+        detail::dtype_name(tensor.scalar_type()),
+        detail::to_write(name, tensor));
+  }
+  writer.commit();
+}
+
+/// Reads all that a folder's index names, with checksums compared. Every weight
+/// must be completely that of the first or of the second fill, and both that
+/// differ of the same one, which is returned; -1 if none is there.
+int number_of(const fs::path& folder) {
+  if (!fs::exists(folder / detail::kOffloadIndexName)) return -1;
+  std::set<int> found;
+  for (const auto& [name, stored] : detail::stored_in_offload_folder(folder)) {
+    int number = -1;
+    for (const int candidate : {0, 1}) {
+      for (const auto& [wanted_name, wanted] : weights(candidate)) {
+        if (wanted_name != name ||
+            wanted.sizes() !=
+                at::IntArrayRef(
+                    detail::torch_shape(stored.dtype, stored.shape))) {
+          continue;
+        }
+        const Tensor value = torch::empty_like(wanted);
+        if (value.numel() > 0) {
+          detail::read_boxes(
+              {{&stored,
+                {safetensors::Shape(stored.shape.size(), 0), stored.shape},
+                detail::bytes_of(value)}});
+        }
+        if (value.equal(wanted)) number = candidate;
+      }
+    }
+    EXPECT_GE(number, 0) << name << " is of neither fill";
+    if (name == "a" || name == "b") found.insert(number);
+  }
+  EXPECT_LE(found.size(), 1U) << "weights of both fills are mixed";
+  return found.empty() ? -1 : *found.begin();
+}
+
+class OffloadFolderCrash : public ::testing::TestWithParam<bool> {};
+
+TEST_P(OffloadFolderCrash, LeavesNoWeightThatIsNotCompleteAndIsRepaired) {
+  const TemporaryDirectory directory(TemporaryDirectory::memory());
+  const fs::path root = directory / "disk";
+  const fs::path folder = root / "offload";
+  fs::create_directories(folder);
+  const bool is_filled = GetParam();
+  if (is_filled) fill_folder(make_unsynced_disk(), folder, 0);
+  const auto disk = std::make_shared<RecordedDisk>(root);
+  fill_folder(disk, folder, 1);
+  ASSERT_EQ(number_of(folder), 1);
+
+  std::size_t num_states = 0;
+  std::size_t num_checks = 0;
+  std::set<int> seen;
+  for (std::size_t i = 0; i <= disk->num_operations(); ++i) {
+    num_states += disk->for_each_state(
+        i, directory / "state", [&](const fs::path& state) {
+          seen.insert(number_of(state / "offload"));
+          if (i == disk->num_operations()) {
+            ASSERT_EQ(number_of(state / "offload"), 1);
+          }
+          // The next run notices what is missing, and repairs it.
+          if (num_checks++ % 8 == 0) {
+            fill_folder(make_unsynced_disk(), state / "offload", 1);
+            ASSERT_EQ(number_of(state / "offload"), 1);
+            ASSERT_FALSE(fs::exists(state / "offload" / ".filling"));
+          }
+        });
+    if (HasFatalFailure()) return;
+  }
+  std::cout << disk->num_operations() << " operations, " << num_states
+            << " states\n";
+  EXPECT_EQ(seen, (is_filled ? std::set{-1, 0, 1} : std::set{-1, 1}));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Fills,
+    OffloadFolderCrash,
+    ::testing::Bool(),
+    [](const auto& tested) { return tested.param ? "again" : "first"; });
+
+class OffloadFolderFault : public ::testing::TestWithParam<int> {};
+
+TEST_P(OffloadFolderFault, AtAnyCallIsAClearErrorAndIsRepaired) {
+  for (const bool goes_on : {false, true}) {
+    for (std::size_t call = 0;; ++call) {
+      const TemporaryDirectory directory(TemporaryDirectory::memory());
+      const fs::path folder = directory / "offload";
+      fill_folder(make_unsynced_disk(), folder, 0);
+      const auto disk =
+          std::make_shared<FailingDisk>(call, GetParam(), goes_on);
+      bool has_thrown = false;
+      try {
+        fill_folder(disk, folder, 1);
+      } catch (const Error& error) {
+        has_thrown = true;
+        EXPECT_NE(
+            std::string(error.what()).find(std::strerror(GetParam())),
+            std::string::npos)
+            << error.what();
+      }
+      EXPECT_FALSE(fs::exists(folder / ".filling")) << call;
+      if (!has_thrown) {
+        EXPECT_EQ(number_of(folder), 1) << call;
+      } else {
+        static_cast<void>(number_of(folder));
+      }
+      fill_folder(make_unsynced_disk(), folder, 1);
+      EXPECT_EQ(number_of(folder), 1) << call;
+      if (!disk->has_failed()) break;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Disk,
+    OffloadFolderFault,
+    ::testing::Values(ENOSPC, EIO, EROFS),
+    [](const auto& tested) {
+      return std::string(::strerrorname_np(tested.param));
+    });
+
+TEST(OffloadFolderWriters, TakeTurns) {
+  const TemporaryDirectory directory(TemporaryDirectory::memory());
+  const fs::path folder = directory / "offload";
+  constexpr int kRounds = 10;
+  std::vector<std::thread> threads;
+  for (const int number : {0, 1}) {
+    threads.emplace_back([&folder, number] {
+      for (int i = 0; i < kRounds; ++i)
+        fill_folder(make_unsynced_disk(), folder, number);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const int last = number_of(folder) == 0 ? 1 : 0;
+  fill_folder(make_unsynced_disk(), folder, last);
+  EXPECT_EQ(number_of(folder), last);
+}
+
+struct NetImpl : nn::Module {
+  Tensor forward(const Tensor& x) {
+    return head(torch::relu(middle(torch::relu(first(x)))));
+  }
+  nn::Linear first = register_module("first", nn::Linear(8, 256));
+  nn::Linear middle = register_module("middle", nn::Linear(256, 320));
+  nn::Linear head = register_module("head", nn::Linear(320, 4));
+};
+TORCH_MODULE(Net);
+
+Net net_of(int number) {
+  torch::manual_seed(number);
+  return Net();
+}
+
+// Writes other bytes over the last ones, as late as a file system can tell.
+void scribble(const fs::path& file, char byte = 'x') {
+  const auto time = fs::last_write_time(file);
+  {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-8, std::ios::end);
+    for (int i = 0; i < 8; ++i) stream.put(byte);
+  }
+  fs::last_write_time(file, time + std::chrono::seconds(1));
+}
+
+class RunningModel : public ::testing::Test {
+ protected:
+  RunningModel() { torch::manual_seed(0); }
+
+  /// A model that runs from its checkpoint's own file.
+  DispatchedModel<Net> from_checkpoint(ByteSize memory) {
+    save_model(*net_of(1), directory_ / "model");
+    return load_checkpoint_and_dispatch(
+        init_empty_weights([] { return Net(); }),
+        directory_ / "model",
+        {.device_map = DeviceMap{{"", "disk"}}, .prefetch_memory = memory});
+  }
+  [[nodiscard]] fs::path checkpoint() const {
+    return directory_ / "model" / "model.safetensors";
+  }
+  /// A model that runs from an offload folder.
+  DispatchedModel<Net> from_folder(ByteSize memory = 1) {
+    return disk_offload(net_of(1), folder(), {.prefetch_memory = memory});
+  }
+  [[nodiscard]] fs::path folder() const { return directory_ / "offload"; }
+  Tensor expected() { return net_of(1)(x_); }
+
+  torch::NoGradGuard no_grad_;
+  TemporaryDirectory directory_;
+  Tensor x_ = torch::ones({2, 8});
+};
+
+TEST_F(RunningModel, SaysThatItsCheckpointWasChanged) {
+  // With all in memory, weights may be pages of the file.
+  for (const ByteSize memory : {ByteSize(1), ByteSize("1GB")}) {
+    auto big = from_checkpoint(memory);
+    EXPECT_TRUE(big(x_).equal(expected()));
+    EXPECT_TRUE(big(x_).equal(expected()));
+    scribble(checkpoint());
+    expect_error<CheckpointError>(
+        [&] {
+          static_cast<void>(big(x_));
+          big.dispatch().offload();
+          static_cast<void>(big(x_));
+        },
+        "model.safetensors was changed while a model reads its weights");
+    expect_error<CheckpointError>(
+        [&] { static_cast<void>(big(x_)); }, "was changed while");
+    fs::remove_all(directory_ / "model");
+  }
+}
+
+TEST_F(RunningModel, SaysThatItsFileWasTruncated) {
+  {
+    auto big = from_checkpoint(1);
+    static_cast<void>(big(x_));
+    fs::resize_file(checkpoint(), fs::file_size(checkpoint()) / 2);
+    expect_error<CheckpointError>(
+        [&] { static_cast<void>(big(x_)); }, "was changed while");
+  }
+  auto big = from_folder();
+  static_cast<void>(big(x_));
+  fs::resize_file(folder() / "middle.weight.dat", 100);
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(big(x_)); },
+      "middle.weight.dat is shorter than it should be");
+}
+
+TEST_F(RunningModel, ComparesAFolderThatWasTouched) {
+  auto big = from_folder();
+  EXPECT_TRUE(big(x_).equal(expected()));
+  const fs::path file = folder() / "middle.weight.dat";
+  fs::last_write_time(file, fs::last_write_time(file) + std::chrono::hours(1));
+  EXPECT_TRUE(big(x_).equal(expected()));
+  const std::string before = [&] {
+    std::ifstream stream(file, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(stream), {});
+  }();
+  scribble(file);
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(big(x_)); },
+      "the contents of middle.weight.dat have changed");
+  // Once it is as it was, the model goes on.
+  std::ofstream(file, std::ios::binary) << before;
+  EXPECT_TRUE(big(x_).equal(expected()));
+}
+
+TEST_F(RunningModel, KeepsFilesThatAreReplacedOrRemoved) {
+  auto big = from_folder();
+  EXPECT_TRUE(big(x_).equal(expected()));
+  // Another process fills the folder with the weights of another model.
+  WeightList others;
+  const Net other = net_of(2);
+  for (const auto& item : other->named_parameters())
+    others.emplace_back(item.key(), item.value());
+  offload_state_dict(folder(), others);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(big(x_).equal(expected()));
+  fs::remove_all(folder());
+  EXPECT_TRUE(big(x_).equal(expected()));
+}
+
+TEST_F(RunningModel, RefusesTheFolderOfAnotherModel) {
+  static_cast<void>(from_folder());
+  Net other = net_of(2);
+  const Tensor before = other->middle->weight.clone();
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(disk_offload(other, folder())); },
+      "has other values for first.weight, first.bias, middle.weight");
+  EXPECT_TRUE(other->middle->weight.equal(before));
+  // A model without values takes them.
+  auto big = disk_offload(
+      init_empty_weights([] { return Net(); }),
+      folder(),
+      {.execution_device = torch::kCPU});
+  EXPECT_TRUE(big(x_).equal(expected()));
+  nn::Linear narrow(8, 9);
+  nn::Sequential model;
+  model->push_back("first", narrow);
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(disk_offload(model, folder())); },
+      "weights are those of another model");
+}
+
+TEST_F(RunningModel, OpensMoreFilesThanTheSoftLimit) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  constexpr rlim_t kFew = 64;
+  if (before.rlim_max < 4 * kFew) GTEST_SKIP() << "the hard limit is too low";
+  nn::Sequential model;
+  for (int i = 0; i < 100; ++i) model->push_back(nn::Linear(8, 8));
+  const Tensor wanted = model->forward(x_);
+  rlimit few = before;
+  few.rlim_cur = kFew;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  {
+    const auto big = disk_offload(model, folder());
+    EXPECT_TRUE(model->forward(x_).equal(wanted));
+  }
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+}  // namespace accelerate::offload_faults_test
