@@ -145,15 +145,41 @@ ByteCounts network_bytes(std::string_view text) {
   return bytes;
 }
 
+namespace {
+
+// Seen from inside another namespace, a path may lead out of the tree.
+std::optional<std::string_view> path_inside(std::string_view path) {
+  if (path.find("..") != std::string_view::npos) return std::nullopt;
+  return path;
+}
+
+}  // namespace
+
 std::optional<std::string_view> cgroup_path(std::string_view text) {
   constexpr std::string_view kUnified = "0::/";
   while (!text.empty()) {
     const std::string_view line = next_line(text);
-    if (!line.starts_with(kUnified)) continue;
-    const std::string_view path = line.substr(kUnified.size());
-    // Seen from inside another namespace, it may lead out of the tree.
-    if (path.find("..") != std::string_view::npos) return std::nullopt;
-    return path;
+    if (line.starts_with(kUnified))
+      return path_inside(line.substr(kUnified.size()));
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> memory_cgroup_path(std::string_view text) {
+  while (!text.empty()) {
+    const std::string_view line = next_line(text);
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(":/", first + 1);
+    if (first == std::string_view::npos || second == std::string_view::npos)
+      continue;
+    std::string_view controllers = line.substr(first + 1, second - first - 1);
+    while (!controllers.empty()) {
+      const std::size_t comma =
+          std::min(controllers.find(','), controllers.size());
+      if (controllers.substr(0, comma) == "memory")
+        return path_inside(line.substr(second + 2));
+      controllers.remove_prefix(std::min(comma + 1, controllers.size()));
+    }
   }
   return std::nullopt;
 }
