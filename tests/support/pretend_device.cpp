@@ -1,5 +1,7 @@
 #include "support/pretend_device.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -7,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -29,6 +33,7 @@ namespace {
 
 constexpr int kDevices = 2;
 
+using Clock = std::chrono::steady_clock;
 using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 
 // State that the devices share. One per process, like LibTorch's registries,
@@ -39,6 +44,20 @@ struct Machine {
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
   PretendCounts counts;
+  PretendSpeeds speeds;
+  Clock::time_point link_is_free;
+
+  // When a copy that is queued now is done. The caller holds the mutex.
+  Clock::time_point end_of_copy(std::size_t num_bytes) {
+    const Clock::time_point now = Clock::now();
+    if (speeds.link_bytes_per_second <= 0) return now;
+    link_is_free =
+        std::max(link_is_free, now) +
+        std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(
+                static_cast<double>(num_bytes) / speeds.link_bytes_per_second));
+    return link_is_free;
+  }
 
   void run(const Stream& stream) {
     std::vector<std::function<void()>> work;
@@ -275,7 +294,11 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   }
   const bool is_pinned = to.is_cpu() || (from.is_cpu() && from.is_pinned());
   const std::lock_guard lock(machine().mutex);
-  machine().queued[stream].push_back(copy);
+  machine().queued[stream].push_back(
+      [copy, end = machine().end_of_copy(to.nbytes())] {
+        copy();
+        std::this_thread::sleep_until(end);
+      });
   if (stream.second != 0) {
     ++machine().counts.side_copies;
     machine().counts.pinned_copies += is_pinned ? 1 : 0;
@@ -283,9 +306,36 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   return to;
 }
 
+// What a product of two matrices takes; 0 for other operators.
+double seconds_of(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  const double speed = [] {
+    const std::lock_guard lock(machine().mutex);
+    return machine().speeds.flops_per_second;
+  }();
+  const std::string& name = op.operator_name().name;
+  const bool adds = name == "aten::addmm";
+  if (speed <= 0 || (!adds && name != "aten::mm")) return 0;
+  const auto arguments =
+      torch::jit::last(stack, op.schema().arguments().size());
+  const at::Tensor& left = arguments[adds ? 1 : 0].toTensor();
+  const at::Tensor& right = arguments[adds ? 2 : 1].toTensor();
+  return 2.0 * static_cast<double>(left.numel()) *
+      static_cast<double>(right.size(1)) / speed;
+}
+
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   machine().run(current_stream(current_device));
+  const Clock::time_point start = Clock::now();
+  const double seconds = seconds_of(op, *stack);
   at::native::cpu_fallback(op, stack);
+  if (seconds > 0) {
+    std::this_thread::sleep_until(
+        start +
+        std::chrono::duration_cast<Clock::duration>(
+            std::chrono::duration<double>(seconds)));
+  }
 }
 
 // Called when the device is first asked for, since LibTorch does not accept the
@@ -340,6 +390,11 @@ at::Device pretend_device(int index) {
   static std::once_flag once;
   std::call_once(once, register_device);
   return {at::kPrivateUse1, static_cast<c10::DeviceIndex>(index)};
+}
+
+void set_pretend_speeds(const PretendSpeeds& speeds) {
+  const std::lock_guard lock(machine().mutex);
+  machine().speeds = speeds;
 }
 
 PretendCounts pretend_counts() {

@@ -24,4 +24,14 @@ struct PretendCounts {
 };
 PretendCounts pretend_counts();
 
+/// How fast the devices are, in real time: operations sleep until they would be
+/// done. 0 is as fast as the host.
+struct PretendSpeeds {
+  /// Queued copies, one after another.
+  double link_bytes_per_second = 0;
+  /// Products of matrices.
+  double flops_per_second = 0;
+};
+void set_pretend_speeds(const PretendSpeeds& speeds);
+
 }  // namespace accelerate::testing
