@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# run.sh find_package|add_subdirectory|pkg_config SOURCE BUILD LIBTORCH CXX: builds and runs a project that uses the library.
+# run.sh find_package|add_subdirectory|pkg_config SOURCE BUILD LIBTORCH CXX [SANITIZERS]: builds and runs a project that uses the library.
 set -euo pipefail
 method=$1 source=$2 build=$3 libtorch=$4 cxx=$5
+# A library with sanitizers needs them in the program, too.
+[ -z "${6:-}" ] || export CXXFLAGS="-fsanitize=$6" LDFLAGS="-fsanitize=$6"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 here=$source/tests/install/project
@@ -35,6 +37,6 @@ case $method in
   pkg_config)
     export PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name accelerate.pc)")
     # The flags are unquoted on purpose, so that they are split into words.
-    $cxx "$here/main.cpp" -o "$work/consumer" $(pkg-config --cflags --libs accelerate)
+    $cxx ${CXXFLAGS:-} "$here/main.cpp" -o "$work/consumer" $(pkg-config --cflags --libs accelerate)
     "$work/consumer" ;;
 esac

@@ -15,9 +15,16 @@ const char* __tsan_default_suppressions() {
          "race:at::Generator::current_seed\n";
 }
 
-/// What LibTorch keeps for the life of a process.
+/// What LibTorch keeps for the life of a process, and what P2PBatch keeps: a
+/// message in flight whose peer may be gone is never freed.
 ACCELERATE_FOR_SANITIZER __lsan_default_suppressions();
 const char* __lsan_default_suppressions() {
   return "leak:libtorch_cpu.so\n"
-         "leak:libc10.so\n";
+         "leak:libc10.so\n"
+         "leak:accelerate::detail::P2PBatch::~P2PBatch\n";
 }
+
+/// An allocation that is too large fails, as without the sanitizer: tests look at
+/// what programs do then.
+ACCELERATE_FOR_SANITIZER __asan_default_options();
+const char* __asan_default_options() { return "allocator_may_return_null=1"; }
