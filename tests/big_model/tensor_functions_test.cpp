@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include <accelerate/big_model.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
@@ -7,6 +9,7 @@
 #include <accelerate/module_tensors.h>
 
 #include "support/expect_error.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate::tensor_functions_test {
 
@@ -323,6 +326,22 @@ TEST(MeasureSpeeds, ArePositive) {
   const MachineSpeeds speeds = measure_speeds();
   EXPECT_GT(speeds.flops_per_second, 1e6);
   EXPECT_GT(speeds.memory_bytes_per_second, 1e6);
+  EXPECT_EQ(
+      speeds.disk_bytes_per_second, MachineSpeeds().disk_bytes_per_second);
+}
+
+TEST(MeasureSpeeds, ReadTheDiskOfAFolderAndLeaveNothingThere) {
+  const testing::TemporaryDirectory folder;
+  const MachineSpeeds speeds = measure_speeds(folder.path());
+  EXPECT_GT(speeds.disk_bytes_per_second, 1e5);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  // Of a file system without direct reads, too.
+  const testing::TemporaryDirectory in_memory(
+      testing::TemporaryDirectory::memory());
+  EXPECT_GT(measure_speeds(in_memory.path()).disk_bytes_per_second, 1e5);
+  testing::expect_error<Error>(
+      [&] { static_cast<void>(measure_speeds(folder / "missing")); },
+      "name a folder with 64 MB of free space");
 }
 
 }  // namespace accelerate::tensor_functions_test

@@ -1,5 +1,6 @@
 #include "big_model/model/module_tensor.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -82,6 +83,17 @@ void replace_in_place(const at::Tensor& tensor, const at::Tensor& contents) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(contents.getIntrusivePtr());
   if (contents.is_meta()) return;
   for (TensorWatch& watch : watches) watch_tensor(tensor, std::move(watch));
+}
+
+std::string name_list(const std::vector<std::string>& names) {
+  constexpr std::size_t kMostNames = 20;
+  const auto count =
+      static_cast<std::ptrdiff_t>(std::min(names.size(), kMostNames));
+  std::string text = join(
+      std::vector<std::string>(names.begin(), names.begin() + count), ", ");
+  if (names.size() > kMostNames)
+    text += format(" and {} more", names.size() - kMostNames);
+  return text;
 }
 
 std::string shape_text(at::IntArrayRef sizes) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -32,6 +33,9 @@ ModuleTensorHandle require_module_tensor(
 /// requires_grad, and tensors without memory no hooks. For tensors without a
 /// keeper.
 void replace_in_place(const at::Tensor& tensor, const at::Tensor& contents);
+
+/// Names for a message, joined by commas; only the first 20 of more.
+std::string name_list(const std::vector<std::string>& names);
 
 /// "[2, 3]".
 std::string shape_text(at::IntArrayRef sizes);

@@ -24,19 +24,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// At most so many names are listed in a message.
-constexpr std::size_t kMostNames = 20;
-
-std::string list_of(const std::vector<std::string>& names) {
-  const auto count =
-      static_cast<std::ptrdiff_t>(std::min(names.size(), kMostNames));
-  std::string text = join(
-      std::vector<std::string>(names.begin(), names.begin() + count), ", ");
-  if (names.size() > kMostNames)
-    text += format(", and {} more", names.size() - kMostNames);
-  return text;
-}
-
 bool is_kept_in_fp32(
     const std::string& name,
     const std::vector<std::string>& modules) {
@@ -90,14 +77,15 @@ class Planner {
       }
     }
     if (options_.strict && !missing.empty())
-      complaints_.push_back("not in the checkpoint: " + list_of(missing));
+      complaints_.push_back("not in the checkpoint: " + name_list(missing));
     if (options_.strict && !unexpected_.empty())
-      complaints_.push_back("in the checkpoint only: " + list_of(unexpected_));
+      complaints_.push_back(
+          "in the checkpoint only: " + name_list(unexpected_));
     if (!placeless_.empty()) {
       throw ConfigError(format(
           "[big_model] the device map gives no place to {}; add entries for "
           "them, or one for \"\"",
-          list_of(placeless_)));
+          name_list(placeless_)));
     }
     require_fit(path, complaints_);
     require_folder();
@@ -110,7 +98,7 @@ class Planner {
               "used: "
               "{}",
               path,
-              list_of(unexpected_)));
+              name_list(unexpected_)));
     }
     settle_shared();
   }

@@ -13,9 +13,9 @@
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"
-#include "big_model/offload/weight_dtype.h"
 #include "big_model/tiers/dispatch_codes.h"
 #include "big_model/tiers/dispatch_plan.h"
+#include "big_model/tiers/folder_contents.h"
 #include "big_model/tiers/input_mover.h"
 #include "big_model/tiers/tier_keeper.h"
 #include "checkpoint/tensors/tensor_bytes.h"
@@ -51,20 +51,6 @@ struct UserCpuOffloadHook::Link {
 };
 
 namespace {
-
-// At most so many names are listed in a message.
-constexpr std::size_t kMostNames = 20;
-
-std::string list_of(const std::vector<std::string>& names) {
-  const std::size_t count = std::min(names.size(), kMostNames);
-  std::string text = detail::join(
-      std::vector<std::string>(
-          names.begin(), names.begin() + static_cast<std::ptrdiff_t>(count)),
-      ", ");
-  if (count < names.size())
-    text += format(" and {} more", names.size() - count);
-  return text;
-}
 
 /// Dispatches one module: first finds all values, then moves tensors.
 class Dispatcher {
@@ -105,9 +91,8 @@ class Dispatcher {
     stored_.add(index, folder);
     WeightList to_write = codes_to_write();
     std::vector<std::string> lost;
-    const std::vector<bool> is_code = kept_codes();
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
-      if (is_code[i]) continue;
+      if (plan_.is_code[i]) continue;
       if (!plan_.is_on_disk[i] || stored_.find(plan_.kept_names[i])) continue;
       const at::Tensor value =
           value_of(plan_.kept_names[i], plan_.kept.tensors[i].tensor);
@@ -126,7 +111,7 @@ class Dispatcher {
       throw ConfigError(format(
           "[big_model] the device map puts {} on the disk: give a folder for "
           "them (offload_dir), or an index of where they are",
-          list_of(names)));
+          detail::name_list(names)));
     }
     offload_state_dict(folder, to_write);
     stored_.add(detail::stored_in_offload_folder(folder));
@@ -154,48 +139,28 @@ class Dispatcher {
   }
 
  private:
-  // Compares a folder with the values that are in memory. Folders that Python
-  // programs wrote have no checksums, and are taken as they are.
   void require_own(const fs::path& folder) const {
-    const detail::OffloadFolder there = detail::read_offload_folder(folder);
-    std::vector<std::string> others;
-    const auto compare = [&](const std::string& name,
-                             const at::Tensor& value,
-                             bool may_be_converted) {
-      const OffloadedWeight* const entry = there.index.find(name);
-      const auto record = there.records.find(name);
-      if (entry == nullptr || record == there.records.end()) return false;
-      const bool is_alike =
-          detail::parse_torch_dtype(entry->dtype) == value.scalar_type() &&
-          value.sizes() == at::IntArrayRef(entry->shape);
-      const bool is_other = is_alike
-          ? detail::offload_record_of(detail::to_write(name, value)) !=
-              record->second
-          : !may_be_converted;
-      if (is_other) others.push_back(name);
-      return true;
-    };
-    const std::vector<bool> is_code = kept_codes();
+    std::vector<detail::ValueInMemory> values;
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
-      if (!plan_.is_on_disk[i] || is_code[i]) continue;
+      if (!plan_.is_on_disk[i] || plan_.is_code[i]) continue;
       const at::Tensor value =
           value_of(plan_.kept_names[i], plan_.kept.tensors[i].tensor);
-      for (const std::string& name : plan_.kept_names[i])
-        if (value.defined() && compare(name, value, true)) break;
+      if (value.defined()) values.push_back({plan_.kept_names[i], value, true});
     }
     for (const detail::PlannedCodes& each : plan_.codes) {
       if (!each.is_on_disk) continue;
-      const auto parts = each.codes.keeper->coded_parts(each.codes.unit);
-      for (const auto& [name, tensor, may_be_offloaded] : parts)
-        compare(each.layers.front() + name, tensor, false);
+      for (const auto& part : each.codes.keeper->coded_parts(each.codes.unit))
+        values.push_back(
+            {{each.layers.front() + part.name}, part.tensor, false});
     }
+    const std::vector<std::string> others = detail::other_in(folder, values);
     if (others.empty()) return;
     throw ConfigError(format(
         "[big_model] {} has other values for {}: it is the offload folder of "
         "another model, or this one was trained since; give another folder, or "
         "remove it, and it is filled again",
         folder.string(),
-        list_of(others)));
+        detail::name_list(others)));
   }
 
   static void require_values(const std::vector<std::string>& lost) {
@@ -203,15 +168,7 @@ class Dispatcher {
     throw ConfigError(format(
         "[big_model] there are no values for {}: they are on the meta device, "
         "and neither state_dict nor the offload folder or index has them",
-        list_of(lost)));
-  }
-
-  // Which of the kept tensors are parts of weights that are held as codes.
-  [[nodiscard]] std::vector<bool> kept_codes() const {
-    std::vector<bool> is_code(plan_.kept.tensors.size());
-    for (const detail::PlannedCodes& each : plan_.codes)
-      for (const std::size_t part : each.kept) is_code[part] = true;
-    return is_code;
+        detail::name_list(lost)));
   }
 
   [[nodiscard]] bool has_file(std::size_t kept) const {
@@ -268,7 +225,6 @@ class Dispatcher {
 
   void find_sources() {
     std::vector<std::string> lost;
-    const std::vector<bool> is_code = kept_codes();
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
       detail::OffloadedTensor& kept = plan_.kept.tensors[i];
       if (plan_.is_on_disk[i]) {
@@ -277,8 +233,8 @@ class Dispatcher {
       } else {
         // A state dict has values, not codes.
         kept.source.host = on_host(
-            is_code[i] ? kept.tensor
-                       : value_of(plan_.kept_names[i], kept.tensor),
+            plan_.is_code[i] ? kept.tensor
+                             : value_of(plan_.kept_names[i], kept.tensor),
             kept.device);
         if (!kept.source.host.defined()) lost.push_back(kept.name);
       }
@@ -431,6 +387,18 @@ detail::DispatchRequest request_of(
       .preload_module_classes = options.preload_module_classes};
 }
 
+detail::DispatchRequest request_of(
+    const DeviceMap& map,
+    const torch::nn::Module& module,
+    const OffloadOptions& options) {
+  return {
+      .device_map = &map,
+      .main_device = execution_device_of(module, options.execution_device),
+      .offloads_host = true,
+      .offload_buffers = options.offload_buffers,
+      .preload_module_classes = options.preload_module_classes};
+}
+
 }  // namespace
 
 Dispatch::Dispatch() : state_(std::make_unique<State>()) {}
@@ -493,12 +461,7 @@ Dispatch cpu_offload_module(
     torch::nn::Module& module,
     const OffloadOptions& options) {
   const DeviceMap map{{"", "cpu"}};
-  const detail::DispatchRequest request{
-      .device_map = &map,
-      .main_device = execution_device_of(module, options.execution_device),
-      .offloads_host = true,
-      .offload_buffers = options.offload_buffers,
-      .preload_module_classes = options.preload_module_classes};
+  const auto request = request_of(map, module, options);
   Dispatcher dispatcher(module, request, options.state_dict);
   return Dispatch(
       dispatcher.run({.memory = memory_of(options.prefetch_memory)}));
@@ -509,12 +472,7 @@ Dispatch disk_offload_module(
     const fs::path& offload_dir,
     const OffloadOptions& options) {
   const DeviceMap map{{"", "disk"}};
-  const detail::DispatchRequest request{
-      .device_map = &map,
-      .main_device = execution_device_of(module, options.execution_device),
-      .offloads_host = true,
-      .offload_buffers = options.offload_buffers,
-      .preload_module_classes = options.preload_module_classes};
+  const auto request = request_of(map, module, options);
   Dispatcher dispatcher(module, request, options.state_dict);
   dispatcher.use_disk(offload_dir, {});
   return Dispatch(

@@ -55,6 +55,7 @@ class Planner {
         unit.tensors.push_back(plan.kept.tensors.size());
         unit.num_bytes += num_bytes_of(each.tensor);
         plan.is_on_disk.push_back(each.place.is_disk());
+        plan.is_code.push_back(false);
         plan.kept.tensors.push_back(
             {each.names.front(), each.tensor, {}, device, each.unit});
         plan.kept_names.push_back(std::move(each.names));
@@ -92,6 +93,7 @@ class Planner {
         unit.tensors.push_back(plan.kept.tensors.size());
         unit.num_bytes += num_bytes_of(part.tensor);
         plan.is_on_disk.push_back(found.place.is_disk());
+        plan.is_code.push_back(true);
         std::vector<std::string> names;
         for (const std::string& layer : planned.layers)
           names.push_back(layer + part.name);

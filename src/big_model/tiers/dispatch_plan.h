@@ -58,6 +58,8 @@ struct DispatchPlan {
   std::vector<std::vector<std::string>> kept_names;
   /// Whether each of `kept.tensors` comes from disk.
   std::vector<bool> is_on_disk;
+  /// Whether it is a part of a weight that is held as codes.
+  std::vector<bool> is_code;
   /// What is neither resident nor kept itself, but through its codes.
   std::vector<PlannedCodes> codes;
   /// Whether operators have tensors on several devices.
