@@ -60,6 +60,7 @@
 #include <accelerate/optimizers.h>
 #include <accelerate/parallel.h>
 #include <accelerate/parallel_cross_entropy.h>
+#include <accelerate/parallel_layers.h>
 #include <accelerate/parallel_options.h>
 #include <accelerate/parallelism_config.h>
 #include <accelerate/precision.h>

@@ -20,7 +20,9 @@ struct DeepSpeedOptions {
   // The configuration file, and the step.
 
   /// DeepSpeed's configuration: the path of its JSON file, the JSON itself, or
-  /// that in URL-safe base64. Empty: only the fields below count.
+  /// that in URL-safe base64. Empty: only the fields below count. Its
+  /// `tensor_parallel.autotp_size` splits each layer over that many ranks, by
+  /// infer_parallelize_plan() for models without a `parallelize_plan`.
   std::string hf_ds_config = {};
   /// Unset: kAuto.
   std::optional<int> gradient_accumulation_steps = std::nullopt;

@@ -17,7 +17,8 @@ namespace accelerate {
 struct MegatronLMOptions {
   // Degrees of parallelism.
 
-  /// Number of tensor-parallel ranks. Unset: 1.
+  /// Number of tensor-parallel ranks; models without a `parallelize_plan` get
+  /// that of infer_parallelize_plan(). Unset: 1.
   std::optional<int> tp_degree = std::nullopt;
   /// Number of pipeline stages. Unset: 1.
   std::optional<int> pp_degree = std::nullopt;

@@ -141,7 +141,9 @@ struct ParallelOptions {
   /// degrees leave, or, with a hybrid strategy, over those of a node.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
 
-  /// Which layers `tensor` splits, and how. Required if `tensor` is above 1; an
+  /// Which layers `tensor` splits, and how. Required if `tensor` is above 1,
+  /// unless the degree is DeepSpeed's (`tensor_parallel.autotp_size`) or
+  /// Megatron-LM's: then unset means what infer_parallelize_plan() chooses. An
   /// empty plan splits none. Without effect on one tensor-parallel rank, so
   /// that a program can always give it.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -45,6 +46,18 @@ struct ColwiseParallel {
   TensorPlacement input_layouts = Replicate{};
   /// What the layer returns: Shard{-1}, or Replicate, which gathers it.
   TensorPlacement output_layouts = Shard{-1};
+  /// Number of attention heads among the outputs, none of which is divided:
+  /// each rank computes some heads. With grouped queries the number of heads of
+  /// keys and values, for the layer of queries, too. 0: any output may begin a
+  /// slice.
+  std::int64_t num_heads = 0;
+  /// Outputs of the projections that one layer has, one after another, as
+  /// {width, width, width} for queries, keys and values: each rank computes its
+  /// heads of each, so that code which divides the result in the same way, and
+  /// takes the number of heads from its size, works on slices. Weights are kept
+  /// as consecutive rows, so ranks exchange rows at each use. Needs num_heads.
+  /// Empty: one projection.
+  std::vector<std::int64_t> projections = {};
   bool operator==(const ColwiseParallel&) const = default;
 };
 
@@ -62,6 +75,9 @@ struct RowwiseParallel {
   /// What the layer returns: Replicate, or Shard of the sequence dimension for
   /// a SequenceParallel layer that follows.
   TensorPlacement output_layouts = Replicate{};
+  /// Number of attention heads that the inputs belong to, as the
+  /// ColwiseParallel layers before it have it. 0: slices are even.
+  std::int64_t num_heads = 0;
   /// What a tied product returns: Replicate, or Shard{-1}.
   TensorPlacement logits_layouts = Replicate{};
   bool operator==(const RowwiseParallel&) const = default;

@@ -186,6 +186,13 @@ std::string explain(const TrainingRequest& request) {
   text += line("sharding", sharding_in_words(request));
   if (request.sharding && request.sharding->span != ShardSpan::none)
     text += line("wrap policy", policy_in_words(request.sharding->units));
+  if (request.degree(Axis::tensor).value_or(1) > 1) {
+    text += line(
+        "split layers",
+        request.infers_plan && !request.parallelize_plan
+            ? "as infer_parallelize_plan() chooses, for models without a plan"
+            : "as parallelize_plan says");
+  }
   if (request.degree(Axis::context).value_or(1) > 1)
     text += line("sequences", sequence_in_words(request.sequence));
   text += line("recomputation", recomputation_in_words(request));

@@ -181,6 +181,25 @@ void choose_degrees(
   request.degree(Axis::replicate) = ranks / chosen;
 }
 
+// Takes the degree that DeepSpeed's configuration gives, unless the program or
+// the launcher gives another.
+void take_autotp_size(
+    const RequestSources& sources,
+    int autotp_size,
+    std::optional<int>& degree,
+    std::vector<std::string>& complaints) {
+  const bool is_from_code =
+      sources.parallel.tensor || sources.parallel.parallelism_config;
+  // Accelerate's launcher gives degrees of 1, too.
+  if (!degree || (*degree == 1 && !is_from_code)) degree = autotp_size;
+  if (*degree == autotp_size) return;
+  complaints.push_back(format(
+      "[parallel] tensor is {}, but tensor_parallel.autotp_size of the "
+      "DeepSpeed configuration is {}; leave one of them out",
+      *degree,
+      autotp_size));
+}
+
 }  // namespace
 
 TrainingRequest read_training_request(const RequestSources& sources) {
@@ -199,7 +218,12 @@ TrainingRequest read_training_request(const RequestSources& sources) {
       complaints.emplace_back(error.what());
     }
   }
+  const std::optional<int> autotp_size = request.degree(Axis::tensor);
   request.degrees = degrees;
+  if (autotp_size) {
+    take_autotp_size(
+        sources, *autotp_size, request.degree(Axis::tensor), complaints);
+  }
   if (const auto& config = sources.parallel.parallelism_config;
       config && complaints.empty()) {
     for (auto& setting : parallelism_without_effect(*config, sources.settings))

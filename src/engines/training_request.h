@@ -125,6 +125,9 @@ struct TrainingRequest {
   std::optional<RecomputationRequest> recomputation = std::nullopt;
   /// Which layers tensor parallelism splits; unset if nobody says.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
+  /// Models for which nobody says get a plan by infer_parallelize_plan(), as
+  /// engines that split models by themselves do.
+  bool infers_plan = false;
   SequenceRequest sequence = {};
   StepRequest step = {};
   PrecisionRequest precision = {};

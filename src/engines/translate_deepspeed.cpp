@@ -1,3 +1,4 @@
+#include <limits>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -27,6 +28,7 @@ bool is_known_key(std::string_view path) {
         "zero_optimization.offload_optimizer.nvme_path",
         "zero_optimization.offload_param.device",
         "zero_optimization.offload_param.nvme_path",
+        "tensor_parallel.autotp_size",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save"}) {
     if (path == known) return true;
   }
@@ -167,6 +169,22 @@ std::string choose_precision(
   return std::string(requested.name);
 }
 
+// Tensor-parallel ranks that the configuration asks for; unset: none.
+std::optional<int> autotp_size(const DeepSpeedConfig& config) {
+  const nlohmann::json* const size = config.find("tensor_parallel.autotp_size");
+  if (size == nullptr || size->is_null()) return std::nullopt;
+  if (!size->is_number_integer() || *size < 0 ||
+      *size > std::numeric_limits<int>::max()) {
+    throw ConfigError(format(
+        "[config] tensor_parallel.autotp_size of the DeepSpeed configuration "
+        "is "
+        "{}; give the number of ranks that split each layer",
+        size->dump()));
+  }
+  const int ranks = size->get<int>();
+  return ranks > 1 ? std::optional(ranks) : std::nullopt;
+}
+
 }  // namespace
 
 TrainingRequest read_deepspeed(
@@ -215,6 +233,8 @@ TrainingRequest read_deepspeed(
     request.step.gradient_clipping = clipping->get<double>();
     request.step.clips_by_default = true;
   }
+  request.degree(Axis::tensor) = autotp_size(config);
+  request.infers_plan = request.degree(Axis::tensor).has_value();
   request.optimizer = section_of(config, "optimizer");
   request.scheduler = section_of(config, "scheduler");
   request.deepspeed = found;

@@ -159,6 +159,7 @@ TrainingRequest read_megatron_lm(
   if (*found.gradient_clipping > 0)
     request.step.gradient_clipping = found.gradient_clipping;
   if (*found.recompute_activations) request.recomputation.emplace();
+  request.infers_plan = *found.tp_degree > 1;
   request.ignored = MegatronWithoutCounterpart(given, found, settings).list();
   return request;
 }

@@ -27,7 +27,8 @@ std::optional<std::string> complain_of_absence(const PlanRequest&) {
 }
 
 std::optional<std::string> complain_of_plan(const PlanRequest& request) {
-  if (request.training.parallelize_plan) return std::nullopt;
+  if (request.training.parallelize_plan || request.training.infers_plan)
+    return std::nullopt;
   return "[parallel] tensor was asked for, but nothing says which layers are "
          "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
 }

@@ -35,10 +35,10 @@ constexpr Technique kTechniques[] = {
     {"tensor",
      [](const ParallelPlan& plan) {
        return plan.degree(Axis::tensor) > 1 &&
-           plan.techniques.parallelize_plan.has_value();
+           (plan.techniques.parallelize_plan || plan.techniques.infers_plan);
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_tensor(mesh, *options.parallelize_plan);
+       return make_tensor(mesh, options.parallelize_plan);
      }},
     // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
@@ -156,6 +156,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.master_weights = request.master_weights;
   techniques.activation_checkpointing = training.recomputation;
   techniques.parallelize_plan = training.parallelize_plan;
+  techniques.infers_plan = training.infers_plan;
   techniques.added = request.added;
   techniques.shard.master_weights = request.master_weights;
   plan.keeps_freed_blocks = request.device.is_cpu() &&

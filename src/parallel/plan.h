@@ -29,7 +29,9 @@ struct TechniqueOptions {
   ShardOptions shard = {};
   std::optional<RecomputationRequest> activation_checkpointing = std::nullopt;
   bool master_weights = false;
+  /// Unset: inferred from each model if `infers_plan`, else nothing is split.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
+  bool infers_plan = false;
   std::vector<AddedTechnique> added = {};
 };
 

@@ -244,6 +244,9 @@ detail::PlanRequest request_of(
   detail::PlanRequest request = session.plan_request;
   request.training = detail::read_model_request(
       options, session.request_sources, session.plan.degrees);
+  // Models split alike, also one whose options name another engine.
+  request.training.infers_plan =
+      request.training.infers_plan || session.plan_request.training.infers_plan;
   request.replicate_is_inherited = !options.replicate_options;
   if (options.replicate_options) request.replicate = *options.replicate_options;
   if (options.master_weights) request.master_weights = *options.master_weights;

@@ -31,6 +31,45 @@ TEST(DeepSpeedRequest, ReadsStages) {
   EXPECT_TRUE(of(3).make_on_rank_0);
 }
 
+TEST(DeepSpeedRequest, SplitsLayersOverAutotpSizeRanks) {
+  const auto split = of_json(R"({"tensor_parallel": {"autotp_size": 4}})");
+  EXPECT_EQ(split.degree(Axis::tensor), 4);
+  EXPECT_TRUE(split.infers_plan);
+  EXPECT_THAT(split.ignored, IsEmpty());
+  for (const char* const size : {"0", "1", "null"}) {
+    const auto whole = of_json(
+        std::string(R"({"tensor_parallel": {"autotp_size": )") + size + "}}");
+    EXPECT_EQ(whole.degree(Axis::tensor), std::nullopt) << size;
+    EXPECT_FALSE(whole.infers_plan) << size;
+  }
+  for (const char* const size : {"-1", "1.5", "\"two\"", "[]", "4294967298"}) {
+    EXPECT_THAT(
+        of_json(
+            std::string(R"({"tensor_parallel": {"autotp_size": )") + size +
+            "}}")
+            .complaints,
+        ElementsAre(HasSubstr(
+            std::string("autotp_size of the DeepSpeed configuration is ") +
+            size)));
+  }
+}
+
+TEST(DeepSpeedRequest, ComparesAutotpSizeWithOtherDegrees) {
+  DeepSpeedOptions options;
+  options.hf_ds_config = R"({"tensor_parallel": {"autotp_size": 4}})";
+  EXPECT_THAT(
+      request({.tensor = 2, .deepspeed = options}).complaints,
+      ElementsAre(HasSubstr(
+          "tensor is 2, but tensor_parallel.autotp_size of the DeepSpeed "
+          "configuration is 4; leave one of them out")));
+  EXPECT_EQ(
+      request({.tensor = 4, .deepspeed = options}).degree(Axis::tensor), 4);
+  EXPECT_EQ(
+      request({.deepspeed = options}, {{"PARALLELISM_CONFIG_TP_SIZE", "1"}})
+          .degree(Axis::tensor),
+      4);
+}
+
 TEST(DeepSpeedRequest, ReadsTheStep) {
   const auto found = of_json(
       R"({"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5,

@@ -295,5 +295,46 @@ TYPED_TEST(InferredPlanOf, TrainsAsOneProcessDoes) {
   }
 }
 
+TEST(InferredPlan, IsThatOfEnginesThatSplitModels) {
+  Outcome expected;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    expected = train<Llama>({}, world);
+  });
+  DeepSpeedOptions deepspeed;
+  deepspeed.hf_ds_config =
+      R"({"zero_optimization": {"stage": 2}, "gradient_clipping": 0,
+          "tensor_parallel": {"autotp_size": 2}})";
+  const MegatronLMOptions megatron{.tp_degree = 2, .gradient_clipping = 0};
+  for (const ParallelOptions& parallel :
+       {ParallelOptions{.deepspeed = deepspeed},
+        ParallelOptions{.megatron_lm = megatron}}) {
+    run_on_ranks(4, [&](const WorldOptions& world) {
+      const Outcome found = train<Llama>(parallel, world);
+      for (const auto& [name, weight] : expected.weights) {
+        EXPECT_TRUE(torch::allclose(found.weights.at(name), weight, 2e-5, 2e-5))
+            << name;
+      }
+    });
+    run_on_ranks(4, [&](const WorldOptions& world) {
+      const Accelerator accelerator({.parallel = parallel, .world = world});
+      EXPECT_EQ(accelerator.mesh().degree(Axis::tensor), 2);
+      const auto own = std::make_shared<Llama>(),
+                 inferred = std::make_shared<Llama>(),
+                 none = std::make_shared<Llama>();
+      const auto models = accelerator.prepare(
+          inferred,
+          with_options(
+              own,
+              {.parallelize_plan =
+                   ParallelizePlan{{"q_proj", RowwiseParallel{}}}}),
+          with_options(none, {.parallelize_plan = ParallelizePlan{}}));
+      EXPECT_EQ(inferred->up_proj->weight.size(0), 6);
+      EXPECT_EQ(own->up_proj->weight.size(0), 12);
+      EXPECT_EQ(own->q_proj->weight.size(1), 3);
+      EXPECT_EQ(none->up_proj->weight.size(0), 12);
+    });
+  }
+}
+
 }  // namespace inferred_plan_test
 }  // namespace accelerate

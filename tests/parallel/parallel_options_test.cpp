@@ -276,7 +276,6 @@ TEST(ParallelOptions, AreRefusedForDegreesThatNoTechniqueHas) {
       {degrees({.tp_size = 2}), "tensor was asked for"},
       {degrees({.cp_backend = "other"}), "cp_backend is \"other\""},
       {degrees({.sp_backend = "other"}), "sp_backend is \"other\""},
-      {megatron({.tp_degree = 2}), "tensor was asked for"},
       {megatron({.pp_degree = 2}), "pipeline was asked for"},
       {megatron({.expert_model_parallel_size = 2}),
        "set expert_model_parallel_size to 1"},

@@ -250,7 +250,8 @@ TEST(MegatronPlan, FollowsItsOptions) {
                           const std::string& why) {
     expect_error<ConfigError>([&] { plan(options, 4); }, why);
   };
-  refused({.megatron_lm = MegatronLMOptions{.tp_degree = 2}}, "tensor");
+  EXPECT_TRUE(plan_for({.tp_degree = 2}).techniques.infers_plan);
+  EXPECT_EQ(plan_for({.tp_degree = 2}).degree(Axis::tensor), 2);
   refused({.megatron_lm = MegatronLMOptions{.pp_degree = 2}}, "pipeline");
   refused(
       {.megatron_lm = MegatronLMOptions{.expert_model_parallel_size = 2}},

@@ -240,7 +240,6 @@ std::vector<Refusal> refusals() {
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, absent("pipeline")},
-      {"MEGATRON_LM_TP_DEGREE", megatron, no_plan},
       {"MEGATRON_LM_PP_DEGREE", megatron, absent("pipeline")},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
        megatron,

@@ -27,6 +27,8 @@ enum class RegionOp {
   gather_equal,
   slice,
   reduce_scatter,
+  take_rows,
+  give_back_rows,
 };
 
 // The collective that an operation's gradient takes.
@@ -44,6 +46,10 @@ RegionOp gradient_of(RegionOp op) {
       return RegionOp::slice;
     case RegionOp::slice:
       return RegionOp::gather_equal;
+    case RegionOp::take_rows:
+      return RegionOp::give_back_rows;
+    case RegionOp::give_back_rows:
+      return RegionOp::take_rows;
   }
   throw InternalError("[comm] a collective of a region has no gradient");
 }
@@ -54,11 +60,13 @@ struct RegionCall : torch::CustomClassHolder {
       RegionOp which,
       Group among,
       std::int64_t along = 0,
-      std::vector<std::int64_t> slices = {})
+      std::vector<std::int64_t> slices = {},
+      std::vector<std::vector<RowInterval>> intervals = {})
       : op(which),
         group(std::move(among)),
         dim(along),
-        begins(std::move(slices)) {}
+        begins(std::move(slices)),
+        wanted(std::move(intervals)) {}
 
   [[nodiscard]] std::int64_t begin(int rank) const {
     return begins[static_cast<std::size_t>(rank)];
@@ -75,11 +83,24 @@ struct RegionCall : torch::CustomClassHolder {
   [[nodiscard]] at::Tensor slice(const at::Tensor& tensor, int rank) const {
     return tensor.narrow(dim, begin(rank), size(rank));
   }
+  /// The rows of `keeper` that `taker` wants, counted from its first one.
+  [[nodiscard]] std::vector<RowInterval> rows(int keeper, int taker) const {
+    std::vector<RowInterval> rows;
+    for (const auto& [first, last] : wanted[static_cast<std::size_t>(taker)]) {
+      const std::int64_t from = std::max(first, begin(keeper));
+      const std::int64_t to = std::min(last, begin(keeper + 1));
+      if (from < to)
+        rows.emplace_back(from - begin(keeper), to - begin(keeper));
+    }
+    return rows;
+  }
 
   RegionOp op;
   Group group;
   std::int64_t dim;
   std::vector<std::int64_t> begins;
+  /// The rows that each rank gets by take_rows.
+  std::vector<std::vector<RowInterval>> wanted;
 };
 
 // Slices travel with as many indices as the longest has.
@@ -115,6 +136,63 @@ at::Tensor reduce_scattered(const at::Tensor& tensor, const RegionCall& call) {
       .clone();
 }
 
+std::int64_t count_of(const std::vector<RowInterval>& rows) {
+  std::int64_t count = 0;
+  for (const auto& [first, last] : rows) count += last - first;
+  return count;
+}
+
+std::vector<std::int64_t> with_rows(
+    const at::Tensor& tensor,
+    std::int64_t rows) {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes.front() = rows;
+  return sizes;
+}
+
+at::Tensor taken_rows(const at::Tensor& tensor, const RegionCall& call) {
+  const int own = call.group.rank();
+  std::vector<at::Tensor> sent;
+  for (int taker = 0; taker < call.group.size(); ++taker) {
+    std::vector<at::Tensor> pieces{tensor.narrow(0, 0, 0).flatten()};
+    for (const auto& [first, last] : call.rows(own, taker))
+      pieces.push_back(tensor.narrow(0, first, last - first).flatten());
+    sent.push_back(at::cat(pieces));
+  }
+  std::vector<at::Tensor> received = call.group.all_to_all(sent);
+  for (int keeper = 0; keeper < call.group.size(); ++keeper) {
+    at::Tensor& rows = received[static_cast<std::size_t>(keeper)];
+    rows = rows.view(with_rows(tensor, count_of(call.rows(keeper, own))));
+  }
+  return at::cat(received);
+}
+
+at::Tensor given_back_rows(const at::Tensor& tensor, const RegionCall& call) {
+  const int own = call.group.rank();
+  std::vector<at::Tensor> sent;
+  std::int64_t at_row = 0;
+  for (int keeper = 0; keeper < call.group.size(); ++keeper) {
+    const std::int64_t count = count_of(call.rows(keeper, own));
+    sent.push_back(tensor.narrow(0, at_row, count).flatten());
+    at_row += count;
+  }
+  const std::vector<at::Tensor> received = call.group.all_to_all(sent);
+  at::Tensor result =
+      at::zeros(with_rows(tensor, call.size(own)), tensor.options());
+  for (int taker = 0; taker < call.group.size(); ++taker) {
+    const std::vector<RowInterval> places = call.rows(own, taker);
+    const at::Tensor rows = received[static_cast<std::size_t>(taker)].view(
+        with_rows(tensor, count_of(places)));
+    std::int64_t from = 0;
+    for (const auto& [first, last] : places) {
+      result.narrow(0, first, last - first)
+          .copy_(rows.narrow(0, from, last - first));
+      from += last - first;
+    }
+  }
+  return result;
+}
+
 at::Tensor result_of(const at::Tensor& tensor, const RegionCall& call) {
   switch (call.op) {
     case RegionOp::copy:
@@ -133,6 +211,10 @@ at::Tensor result_of(const at::Tensor& tensor, const RegionCall& call) {
           .clone(at::MemoryFormat::Contiguous);
     case RegionOp::reduce_scatter:
       return reduce_scattered(tensor, call);
+    case RegionOp::take_rows:
+      return taken_rows(tensor.detach(), call);
+    case RegionOp::give_back_rows:
+      return given_back_rows(tensor.detach(), call);
   }
   throw InternalError("[comm] a region has no such collective");
 }
@@ -156,7 +238,11 @@ struct RegionFunction : torch::autograd::Function<RegionFunction> {
     const auto call = c10::static_intrusive_pointer_cast<RegionCall>(
         context->saved_data["call"].toCapsule());
     const auto of_gradient = c10::make_intrusive<RegionCall>(
-        gradient_of(call->op), call->group, call->dim, call->begins);
+        gradient_of(call->op),
+        call->group,
+        call->dim,
+        call->begins,
+        call->wanted);
     return {record_collective(gradients.front(), of_gradient), at::Tensor()};
   }
 };
@@ -252,6 +338,17 @@ at::Tensor reduce_scatter_to_region(
           group,
           dim,
           slice_begins(tensor.size(dim), group.size())));
+}
+
+at::Tensor exchange_rows(
+    const at::Tensor& tensor,
+    const Group& group,
+    std::vector<std::int64_t> begins,
+    std::vector<std::vector<RowInterval>> wanted) {
+  return record_collective(
+      tensor,
+      c10::make_intrusive<RegionCall>(
+          RegionOp::take_rows, group, 0, std::move(begins), std::move(wanted)));
 }
 
 std::vector<std::int64_t> slice_begins(std::int64_t size, int num_ranks) {

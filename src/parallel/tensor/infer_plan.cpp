@@ -19,6 +19,7 @@
 #include <torch/nn/modules/transformerlayer.h>
 
 #include <accelerate/error.h>
+#include <accelerate/parallel_layers.h>
 
 #include "base/text.h"
 #include "modules/module_tree.h"
@@ -205,6 +206,11 @@ class PlanInference {
 
   void divide_structure(std::size_t i) {
     const nn::Module& module = *entries_[i].module;
+    if (const auto* const layer = dynamic_cast<const ParallelLayer*>(&module)) {
+      if (!entries_[i].name.empty())
+        decide(entries_[i], layer->parallel_style(), "says so itself");
+      return;
+    }
     if (module.as<nn::MultiheadAttentionImpl>() != nullptr) {
       divide_attention(i);
     } else if (

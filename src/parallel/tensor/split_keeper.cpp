@@ -174,6 +174,44 @@ at::Tensor SplitKeeper::output_of(
       partial, -1, group_, GatheredGradient::equal, weight.sizes());
 }
 
+bool SplitKeeper::is_in_model() const {
+  return is_in_forward() ||
+      (torch::autograd::get_current_node() != nullptr && !is_in_formula());
+}
+
+// This rank's heads of several projections, of which it has consecutive rows.
+at::Tensor SplitKeeper::own_heads(
+    const at::Tensor& rows,
+    const WatchedSplit& parameter,
+    const SplitProduct& product) const {
+  // Messages cannot be replayed.
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
+  return exchange_rows(
+      rows, group_, parameter.begins, rows_by_head(product, group_.size()));
+}
+
+at::Tensor SplitKeeper::multiply_by_heads(
+    const at::Tensor& input,
+    const Product& product) const {
+  const WatchedSplit& weight = *product.weight;
+  const SplitProduct& how = *weight.split.product;
+  std::optional<at::Tensor> bias;
+  if (product.bias.defined()) bias = own_heads(product.bias, weight, how);
+  return at::linear(
+      input, own_heads(product.transposed.t(), weight, how), bias);
+}
+
+// Linear layers add their biases by themselves where inputs are batches of
+// matrices.
+void SplitKeeper::take_heads_of_biases(GatedCall& call) const {
+  if (!is_in_model()) return;
+  for (c10::IValue& value : call.arguments()) {
+    const WatchedSplit* const bias = find(value);
+    if (bias != nullptr && bias->split.bias_of)
+      value = own_heads(value.toTensor(), *bias, *bias->split.bias_of);
+  }
+}
+
 void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   const WatchedSplit& weight = *product.weight;
   const SplitProduct& how = *weight.split.product;
@@ -182,6 +220,11 @@ void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   // A local bias belongs to local columns; any other is added once, to the
   // result of all ranks.
   const bool returns_slice = !how.is_rowwise && slice_in(how.output) != nullptr;
+  if (returns_slice && !how.projections.empty()) {
+    at::Tensor heads = multiply_by_heads(input, product);
+    remember(weight, heads);
+    return call.replace(std::move(heads));
+  }
   if (returns_slice) {
     call.arguments()[product.input_at] = input;
     call.run();
@@ -260,7 +303,7 @@ bool SplitKeeper::look_up(GatedCall& call) {
 // some of its rows: MultiheadAttention does, if queries are not the keys.
 bool SplitKeeper::gather_rows(GatedCall& call) const {
   if (call.operation().operator_name().name != "aten::slice" ||
-      !is_in_forward())
+      !is_in_model())
     return false;
   const WatchedSplit* const weight = find(call.arguments().front());
   if (weight == nullptr || !weight->split.product ||
@@ -337,6 +380,7 @@ void SplitKeeper::call(GatedCall& call) {
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
   if (look_up(call) || gather_rows(call)) return;
+  take_heads_of_biases(call);
   share_gradients(call);
   require_slice(call);
 }

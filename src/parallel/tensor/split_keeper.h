@@ -63,6 +63,16 @@ class SplitKeeper final : public GateKeeper {
   [[nodiscard]] bool is_transposed(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
   void multiply(GatedCall& call, const Product& product);
+  [[nodiscard]] at::Tensor own_heads(
+      const at::Tensor& rows,
+      const WatchedSplit& parameter,
+      const SplitProduct& product) const;
+  /// Whether the model's code runs, also for a second time in a backward.
+  [[nodiscard]] bool is_in_model() const;
+  void take_heads_of_biases(GatedCall& call) const;
+  [[nodiscard]] at::Tensor multiply_by_heads(
+      const at::Tensor& input,
+      const Product& product) const;
   [[nodiscard]] at::Tensor input_of(
       const WatchedSplit& weight,
       const at::Tensor& input) const;

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <accelerate/error.h>
+#include <accelerate/parallel_layers.h>
 
 #include "base/text.h"
 #include "modules/name_pattern.h"
@@ -98,15 +99,37 @@ class SplitPlanner {
           weight->embedding,
           SplitEmbedding{false, style.output_layouts});
     }
-    const SplitProduct product{
-        false, style.input_layouts, style.output_layouts};
-    if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr)
+    SplitProduct product{false, style.input_layouts, style.output_layouts};
+    if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+      if (style.num_heads != 0 || !style.projections.empty()) {
+        return complain(
+            "is a MultiheadAttention, which is not divided by heads; leave out "
+            "num_heads and projections");
+      }
       return split_attention(product);
+    }
+    // Results that are gathered are complete however rows are divided.
+    if (!is_replicated(style.output_layouts)) {
+      product.num_heads = style.num_heads;
+      product.projections = style.projections;
+    }
+    const bool is_fused = !product.projections.empty();
+    if (!style.projections.empty() && style.num_heads == 0)
+      return complain("has projections without num_heads; give both");
     SplitParameter* const weight = take("weight", 0);
     if (weight == nullptr) return;
     assign(*weight, weight->product, product);
+    const std::int64_t outputs =
+        table_.find(weight->name)->layout.global_shape.front();
+    if (product.num_heads != 0) require_heads(product, outputs);
+    if (product.num_heads != 0 && !is_fused)
+      weight->num_heads = product.num_heads;
     // Beside gathered results the bias stays whole, and is added to them.
-    if (!is_replicated(style.output_layouts)) take("bias", 0);
+    if (is_replicated(style.output_layouts)) return;
+    SplitParameter* const bias = take("bias", 0);
+    if (bias == nullptr) return;
+    bias->num_heads = weight->num_heads;
+    if (is_fused) bias->bias_of = product;
   }
 
   void apply(const RowwiseParallel& style) {
@@ -136,6 +159,17 @@ class SplitPlanner {
     }
     SplitParameter* const weight = take("weight", 1);
     if (weight == nullptr) return;
+    if (style.num_heads != 0) {
+      if (is_replicated(style.input_layouts)) {
+        return complain(
+            "has num_heads, but slices its input itself (input_layouts "
+            "Replicate); leave one of them out");
+      }
+      require_heads(
+          {.num_heads = style.num_heads},
+          table_.find(weight->name)->layout.global_shape.back());
+      weight->num_heads = style.num_heads;
+    }
     assign(
         *weight,
         weight->product,
@@ -152,6 +186,38 @@ class SplitPlanner {
   void apply(const SequenceParallel&) {
     for (const auto& item : module_->named_parameters(/*recurse=*/false))
       share(item.key());
+  }
+
+  // Complains unless heads can be divided among the ranks.
+  void require_heads(const SplitProduct& product, std::int64_t size) {
+    const std::int64_t heads = product.num_heads;
+    if (heads < num_ranks_) {
+      return complain(format(
+          "has {} heads, which cannot be divided over {} ranks; give a number "
+          "of heads that is at least theirs, or leave it out and gather "
+          "results "
+          "(output_layouts Replicate)",
+          heads,
+          num_ranks_));
+    }
+    const std::vector<std::int64_t> parts = product.projections.empty()
+        ? std::vector<std::int64_t>{size}
+        : product.projections;
+    std::int64_t sum = 0;
+    for (const std::int64_t part : parts) {
+      sum += part;
+      if (part > 0 && part % heads == 0) continue;
+      complain(format(
+          "has {} indices in a projection, which {} heads do not divide",
+          part,
+          heads));
+    }
+    if (sum == size) return;
+    complain(format(
+        "has projections {}, which add up to {}, but {} outputs",
+        at::IntArrayRef(parts),
+        sum,
+        size));
   }
 
   void split_attention(const SplitProduct& product) {
@@ -267,6 +333,33 @@ class SplitPlanner {
 
 }  // namespace
 
+std::vector<std::int64_t>
+begins_of(const SplitParameter& split, std::int64_t size, int num_ranks) {
+  if (split.num_heads == 0) return slice_begins(size, num_ranks);
+  std::vector<std::int64_t> begins = slice_begins(split.num_heads, num_ranks);
+  for (std::int64_t& begin : begins) begin *= size / split.num_heads;
+  return begins;
+}
+
+std::vector<std::vector<RowInterval>> rows_by_head(
+    const SplitProduct& product,
+    int num_ranks) {
+  const std::vector<std::int64_t> heads =
+      slice_begins(product.num_heads, num_ranks);
+  std::vector<std::vector<RowInterval>> rows(
+      static_cast<std::size_t>(num_ranks));
+  std::int64_t begin = 0;
+  for (const std::int64_t size : product.projections) {
+    const std::int64_t head_size = size / product.num_heads;
+    for (std::size_t rank = 0; rank < rows.size(); ++rank) {
+      rows[rank].emplace_back(
+          begin + heads[rank] * head_size, begin + heads[rank + 1] * head_size);
+    }
+    begin += size;
+  }
+  return rows;
+}
+
 std::vector<SplitParameter> plan_splits(
     const torch::nn::Module& module,
     const ParameterTable& table,
@@ -275,6 +368,8 @@ std::vector<SplitParameter> plan_splits(
   SplitPlanner planner(table, num_ranks);
   std::vector<bool> is_matched(plan.size(), false);
   std::vector<std::string> names;
+  if (const auto* const layer = dynamic_cast<const ParallelLayer*>(&module))
+    planner.add("(model)", module, layer->parallel_style());
   for (const auto& item :
        module.named_modules(std::string(), /*include_self=*/false)) {
     names.push_back(item.key());
@@ -285,6 +380,10 @@ std::vector<SplitParameter> plan_splits(
       if (!is_taken) planner.add(item.key(), *item.value(), plan[i].second);
       is_taken = true;
     }
+    const auto* const layer =
+        dynamic_cast<const ParallelLayer*>(item.value().get());
+    if (layer != nullptr && !is_taken)
+      planner.add(item.key(), *item.value(), layer->parallel_style());
   }
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (!is_matched[i]) planner.complain_of_pattern(plan[i].first, names);

@@ -9,6 +9,7 @@
 
 #include <accelerate/tensor_parallel.h>
 
+#include "comm/autograd/region.h"
 #include "params/parameter_table.h"
 
 namespace torch::nn {
@@ -23,6 +24,10 @@ struct SplitProduct {
   bool is_rowwise = false;
   TensorPlacement input = Replicate{};
   TensorPlacement output = Replicate{};
+  /// Outputs of the projections in one matrix, of which ranks compute slices by
+  /// heads; empty if ranks compute with the rows that they have.
+  std::vector<std::int64_t> projections = {};
+  std::int64_t num_heads = 0;
   bool operator==(const SplitProduct&) const = default;
 };
 
@@ -40,20 +45,34 @@ struct SplitParameter {
   std::string module;  ///< of the first module that uses it
   /// The dimension that is split; unset: every rank has the full parameter.
   std::optional<std::int64_t> dim = std::nullopt;
+  /// If above 0, slices are of some of so many equal pieces.
+  std::int64_t num_heads = 0;
   std::optional<SplitProduct> product = std::nullopt;
   std::optional<SplitEmbedding> embedding = std::nullopt;
   /// Ranks use it on slices of the sequence, so each has a summand of its
   /// gradient.
   bool sums_gradient = false;
+  /// For the bias of a matrix of several projections: how that is multiplied by.
+  std::optional<SplitProduct> bias_of = std::nullopt;
 
   /// Whether operators on it are done otherwise.
   [[nodiscard]] bool is_watched() const {
-    return product || embedding || sums_gradient;
+    return product || embedding || sums_gradient || bias_of;
   }
 };
 
-/// What `plan` means for the parameters of `module`; parameters that it leaves
-/// alone are left out. Throws one ConfigError with everything that is wrong
+/// Where slices of a parameter with `size` indices along `split.dim` begin, one
+/// per rank, and the end.
+std::vector<std::int64_t>
+begins_of(const SplitParameter& split, std::int64_t size, int num_ranks);
+
+/// The rows of a fused projection that each rank computes with.
+std::vector<std::vector<RowInterval>> rows_by_head(
+    const SplitProduct& product,
+    int num_ranks);
+
+/// What `plan`, and layers that say so themselves (ParallelLayer), mean for the
+/// parameters of `module`; parameters that are left alone are left out. Throws one ConfigError with everything that is wrong
 /// with the plan for `num_ranks` ranks.
 std::vector<SplitParameter> plan_splits(
     const torch::nn::Module& module,

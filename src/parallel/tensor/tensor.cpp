@@ -34,7 +34,7 @@ void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
 
 class TensorParallel final : public Strategy {
  public:
-  TensorParallel(const Mesh& mesh, ParallelizePlan plan)
+  TensorParallel(const Mesh& mesh, std::optional<ParallelizePlan> plan)
       : mesh_(mesh), plan_(std::move(plan)) {}
 
   [[nodiscard]] StrategyTraits traits() const override {
@@ -52,7 +52,7 @@ class TensorParallel final : public Strategy {
     require_unwatched(table);
     const Group& group = mesh_.group(Axis::tensor);
     const std::vector<SplitParameter> splits =
-        plan_splits(module, table, plan_, group.size());
+        plan_splits(module, table, plan_of(module), group.size());
     const Group model_group = replica_group(Layout(), mesh_);
     std::vector<at::Tensor> buffers = module.buffers();
     std::erase_if(
@@ -130,6 +130,23 @@ class TensorParallel final : public Strategy {
   }
 
  private:
+  [[nodiscard]] ParallelizePlan plan_of(const torch::nn::Module& module) const {
+    if (plan_) return *plan_;
+    InferredPlan inferred =
+        infer_parallelize_plan(module, mesh_.degree(Axis::tensor));
+    if (inferred.plan.empty()) {
+      mesh_.world().logger().log_once_per_world(
+          LogLevel::warning,
+          "parallel",
+          format(
+              "tensor is {}, but no layer of a model can be split, so that its "
+              "ranks all compute the same; give it parallelize_plan\n{}",
+              mesh_.degree(Axis::tensor),
+              inferred.explain()));
+    }
+    return std::move(inferred.plan);
+  }
+
   /// A parameter of which this rank has a slice.
   struct Slice {
     at::Tensor tensor;
@@ -185,7 +202,7 @@ class TensorParallel final : public Strategy {
       const Group& group = mesh_.group(Axis::tensor);
       const std::int64_t dim = *split.dim;
       const auto rank = static_cast<std::size_t>(group.rank());
-      watched.begins = slice_begins(row.tensor.size(dim), group.size());
+      watched.begins = begins_of(split, row.tensor.size(dim), group.size());
       const std::int64_t begin = watched.begins[rank];
       const std::int64_t count = watched.begins[rank + 1] - begin;
       become_slice(
@@ -208,7 +225,7 @@ class TensorParallel final : public Strategy {
   }
 
   Mesh mesh_;
-  ParallelizePlan plan_;
+  std::optional<ParallelizePlan> plan_;
   /// Lives as long as the parameters, so that the module goes on working as a
   /// tensor-parallel one when the Accelerator is gone.
   std::shared_ptr<SplitKeeper> keeper_;
@@ -222,7 +239,7 @@ class TensorParallel final : public Strategy {
 
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
-    const ParallelizePlan& plan) {
+    const std::optional<ParallelizePlan>& plan) {
   return std::make_unique<TensorParallel>(mesh, plan);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <accelerate/parallel.h>
 #include <accelerate/tensor_parallel.h>
@@ -10,7 +11,7 @@
 namespace accelerate::detail {
 
 /// Tensor parallelism: each rank of the tensor axis keeps a slice of the
-/// weights that `plan` names, and computes with it when the module's own code
+/// weights that `plan` names, or infer_parallelize_plan() without one, and computes with it when the module's own code
 /// multiplies by the weight (gate/). (Shoeybi et al., "Megatron-LM: Training
 /// Multi-Billion Parameter Language Models Using Model Parallelism", 2019.)
 /// Comes before all strategies that divide what this one leaves. Ranks of the
@@ -18,6 +19,6 @@ namespace accelerate::detail {
 /// all of them, so nothing is averaged over this axis.
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
-    const ParallelizePlan& plan);
+    const std::optional<ParallelizePlan>& plan);
 
 }  // namespace accelerate::detail
