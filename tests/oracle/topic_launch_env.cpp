@@ -45,16 +45,20 @@ class LaunchCase {
     }
     decision_ =
         cli::decide_launch(settings_, file(), machine_.at("cuda_devices"));
-    Json outcome = cli::is_left_to_others(decision_, settings_)
-        ? Json{{"launcher", "command"}, {"command", foreign_command()}}
-        : decision_.paradigm == Paradigm::simple
-        ? Json{{"launcher", "command"}, {"command", python_command()}}
-        : Json{{"launcher", "torchrun"}, {"torchrun", torchrun()}};
+    Json outcome = command();
     outcome["env"] = variables();
     return outcome;
   }
 
  private:
+  [[nodiscard]] Json command() {
+    if (cli::is_left_to_others(decision_, settings_))
+      return {{"launcher", "command"}, {"command", foreign_command()}};
+    if (decision_.paradigm == Paradigm::simple)
+      return {{"launcher", "command"}, {"command", python_command()}};
+    return {{"launcher", "torchrun"}, {"torchrun", torchrun()}};
+  }
+
   [[nodiscard]] const detail::ConfigDocument* file() const {
     return document_ ? &*document_ : nullptr;
   }
