@@ -150,7 +150,7 @@ std::vector<Effect> effects() {
        "clipped to a norm of 0.25\n"},
       {"deepspeed_config_file",
        kDeepSpeed,
-       R"({"tensor_parallel": {"autotp_size": 2}})",
+       R"({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}})",
        "as infer_parallelize_plan() chooses, for models without a plan\n"},
       {"use_megatron_lm", kNothing, "true", "Megatron-LM's settings"},
       {"megatron_lm_tp_degree", kMegatron, "2", "tensor 2"},

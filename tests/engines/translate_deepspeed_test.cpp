@@ -32,21 +32,25 @@ TEST(DeepSpeedRequest, ReadsStages) {
 }
 
 TEST(DeepSpeedRequest, SplitsLayersOverAutotpSizeRanks) {
-  const auto split = of_json(R"({"tensor_parallel": {"autotp_size": 4}})");
+  const auto split = of_json(
+      R"({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}})");
   EXPECT_EQ(split.degree(Axis::tensor), 4);
   EXPECT_TRUE(split.infers_plan);
   EXPECT_THAT(split.ignored, IsEmpty());
   for (const char* const size : {"0", "1", "null"}) {
     const auto whole = of_json(
-        std::string(R"({"tensor_parallel": {"autotp_size": )") + size + "}}");
+        std::string(
+            R"({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": )") +
+        size + "}}");
     EXPECT_EQ(whole.degree(Axis::tensor), std::nullopt) << size;
     EXPECT_FALSE(whole.infers_plan) << size;
   }
   for (const char* const size : {"-1", "1.5", "\"two\"", "[]", "4294967298"}) {
     EXPECT_THAT(
         of_json(
-            std::string(R"({"tensor_parallel": {"autotp_size": )") + size +
-            "}}")
+            std::string(
+                R"({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": )") +
+            size + "}}")
             .complaints,
         ElementsAre(HasSubstr(
             std::string("autotp_size of the DeepSpeed configuration is ") +
@@ -56,7 +60,8 @@ TEST(DeepSpeedRequest, SplitsLayersOverAutotpSizeRanks) {
 
 TEST(DeepSpeedRequest, ComparesAutotpSizeWithOtherDegrees) {
   DeepSpeedOptions options;
-  options.hf_ds_config = R"({"tensor_parallel": {"autotp_size": 4}})";
+  options.hf_ds_config =
+      R"({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}})";
   EXPECT_THAT(
       request({.tensor = 2, .deepspeed = options}).complaints,
       ElementsAre(HasSubstr(
