@@ -23,7 +23,7 @@ def read_table(page):
 MAY_INCLUDE, WITHOUT_LIBTORCH = read_table(Path(__file__).parent.parent / "docs/develop/architecture.md")
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 PUBLIC_WITHOUT_LIBTORCH = {
-    "activation_checkpointing.h", "block_plan.h", "byte_size.h", "deepspeed.h", "detail/message_text.h", "device_map.h", "dynamo.h", "environment.h", "error.h", "export.h", "fully_sharded.h", "launch.h", "log.h", "logger.h", "machine.h", "megatron_lm.h", "memory_plan.h",
+    "activation_checkpointing.h", "block_plan.h", "byte_size.h", "deepspeed.h", "detail/message_text.h", "device_map.h", "dynamo.h", "environment.h", "error.h", "export.h", "fp8.h", "fully_sharded.h", "launch.h", "log.h", "logger.h", "machine.h", "megatron_lm.h", "memory_plan.h",
     "model_options.h", "parallel_options.h", "parallelism_config.h", "progress.h", "safetensors.h", 
     "tracker.h"}
 # Folders of rooms with LibTorch that do without it.

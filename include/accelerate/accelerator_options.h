@@ -8,6 +8,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/dynamo.h>
+#include <accelerate/fp8.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
@@ -54,9 +55,12 @@ struct AcceleratorOptions {
   // Precision.
 
   /// Autocast around every prepared model's forward; with `fp16` losses are
-  /// scaled too. `fp8` is refused in this version. Unset without a launcher:
-  /// `no`.
+  /// scaled too; with `fp8` linear layers compute in float8, and all else as
+  /// with `bf16`. Unset without a launcher: `no`.
   std::optional<Precision> mixed_precision = std::nullopt;
+  /// How layers compute in float8; used with `fp8` only. Unset: the recipe of
+  /// the launcher's `fp8_backend`, else torchao's.
+  std::optional<FP8Recipe> fp8_recipe = std::nullopt;
   AutocastOptions autocast = {};
   /// Used with `fp16` only.
   GradScalerOptions grad_scaler = {};

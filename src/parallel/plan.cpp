@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "parallel/activation_checkpointing.h"
 #include "parallel/context/context.h"
+#include "parallel/float8.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate/replicate.h"
 #include "parallel/shard/shard_options.h"
@@ -64,6 +65,14 @@ constexpr Technique kTechniques[] = {
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_replicate(mesh, options.replicate);
+     }},
+    // Watches the weights that the others have placed.
+    {"float8",
+     [](const ParallelPlan& plan) {
+       return plan.techniques.float8.has_value();
+     },
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_float8(mesh, *options.float8);
      }},
     {"activation_checkpointing",
      [](const ParallelPlan& plan) {
@@ -135,6 +144,13 @@ ParallelPlan make_plan(const PlanRequest& request) {
   plan.degrees = choose_degrees(request, complaints);
   const int shards = plan.degree(Axis::shard);
   if (sharding) check_sharding(*sharding, request, shards, complaints);
+  if (request.float8 && plan.degree(Axis::tensor) > 1) {
+    complaints.push_back(format(
+        "[parallel] mixed precision fp8 was asked for of layers that {} ranks "
+        "compute together, whose scales this version does not agree on; use "
+        "bf16, or set tensor to 1",
+        plan.degree(Axis::tensor)));
+  }
   // Also where nothing is replicated now: a program that runs on one process
   // should run on several.
   if (auto complaint = validate_replicate(request.replicate))
@@ -154,6 +170,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   TechniqueOptions& techniques = plan.techniques;
   techniques.replicate = request.replicate;
   techniques.master_weights = request.master_weights;
+  techniques.float8 = request.float8;
   techniques.activation_checkpointing = training.recomputation;
   techniques.parallelize_plan = training.parallelize_plan;
   techniques.infers_plan = training.infers_plan;

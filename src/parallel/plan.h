@@ -8,6 +8,7 @@
 
 #include <accelerate/parallel.h>
 
+#include "engines/fp8_recipe.h"
 #include "engines/training_request.h"
 #include "parallel/degrees.h"
 #include "parallel/shard/shard.h"
@@ -32,6 +33,7 @@ struct TechniqueOptions {
   /// Unset: inferred from each model if `infers_plan`, else nothing is split.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   bool infers_plan = false;
+  std::optional<Float8Request> float8 = std::nullopt;
   std::vector<AddedTechnique> added = {};
 };
 
@@ -59,6 +61,8 @@ struct PlanRequest {
   /// meant for other models.
   bool replicate_is_inherited = false;
   bool master_weights = false;
+  /// Set with mixed_precision fp8.
+  std::optional<Float8Request> float8 = std::nullopt;
   /// AcceleratorOptions::keep_freed_blocks.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// True if the user tuned glibc's heap, which is then left alone unless

@@ -24,11 +24,6 @@ std::optional<std::string> precision_complaint(
     Precision precision,
     c10::Device device) {
   if (precision == Precision::no) return std::nullopt;
-  if (precision == Precision::fp8) {
-    return format(
-        "[precision] mixed precision fp8 was asked for, which this version "
-        "does not have; use bf16, fp16 or no");
-  }
   if (!at::autocast::is_autocast_available(device.type())) {
     return format(
         "[precision] mixed precision {} was asked for on {}, for which "

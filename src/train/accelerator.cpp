@@ -15,6 +15,7 @@
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
 #include "config/terminal_variables.h"
+#include "engines/fp8_recipe.h"
 #include "engines/settings_in_force.h"
 #include "parallel/plan.h"
 #include "precision/support.h"
@@ -149,6 +150,23 @@ void apply_precision_of_engine(Decisions& decisions) {
   decisions.request_sources.precision_is_open = false;
 }
 
+void read_float8(
+    const AcceleratorOptions& options,
+    const detail::Settings& settings,
+    const detail::Environment& environment,
+    Decisions& decisions) {
+  if (decisions.precision == Precision::fp8) {
+    decisions.plan_request.float8 = detail::read_float8_request(
+        options.fp8_recipe, settings, environment);
+    if (!options.fp8_recipe) return;
+    for (auto& setting : detail::recipe_without_effect(*options.fp8_recipe))
+      decisions.plan_request.training.ignored.push_back(std::move(setting));
+  } else if (options.fp8_recipe) {
+    decisions.plan_request.training.ignored.push_back(
+        {"fp8_recipe", "mixed_precision is not fp8", "code"});
+  }
+}
+
 // Throws one ConfigError with everything that is wrong.
 Decisions decide(
     const AcceleratorOptions& options,
@@ -193,6 +211,9 @@ Decisions decide(
     auto& ignored = decisions.plan_request.training.ignored;
     for (auto& setting : detail::options_without_effect(options, settings))
       ignored.push_back(std::move(setting));
+  });
+  note_complaints(complaints, [&] {
+    read_float8(options, settings, environment, decisions);
   });
   note_complaints(complaints, [&] {
     decisions.plan = detail::make_plan(decisions.plan_request);

@@ -71,6 +71,7 @@ Departures departures_of(const std::string& topic) {
   if (topic == "plugins") return plugin_departures();
   if (topic == "big_model_dispatch") return big_model_dispatch_departures();
   if (topic == "device_map") return device_map_departures();
+  if (topic == "fp8") return fp8_departures();
   if (topic == "quantization") return quantization_departures();
   if (topic == "parallelism") return parallelism_departures();
   if (topic == "tp_pp") return tp_pp_departures();

@@ -69,6 +69,8 @@ Departures plugin_departures();
 Departures big_model_dispatch_departures();
 /// Those of the topic `device_map`.
 Departures device_map_departures();
+/// Those of the topic `fp8`.
+Departures fp8_departures();
 /// Those of the topic `parallelism`.
 Departures parallelism_departures();
 /// Those of the topic `quantization`.

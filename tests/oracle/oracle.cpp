@@ -181,6 +181,7 @@ const std::map<std::string, Topic>& topics() {
       {"merge_weights", &run_merge_weights},
       {"big_model_dispatch", &run_big_model_dispatch},
       {"device_map", &run_device_map},
+      {"fp8", &run_fp8},
       {"fsdp_policy", &run_fsdp_policy},
       {"parallelism", &run_parallelism},
       {"plugins", &run_plugins},

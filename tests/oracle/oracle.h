@@ -39,6 +39,7 @@ Json run_checkpoint_rotation(const Json& input);
 Json run_checkpoints(const Json& input);
 Json run_config_files(const Json& input);
 Json run_device_map(const Json& input);
+Json run_fp8(const Json& input);
 Json run_fsdp_policy(const Json& input);
 Json run_launch_env(const Json& input);
 Json run_merge_weights(const Json& input);

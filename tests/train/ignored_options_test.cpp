@@ -54,6 +54,18 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
           "dynamo_backend"));
 }
 
+TEST(OptionsWithoutEffect, OfFp8AreReportedByTheProgram) {
+  EXPECT_THAT(
+      warnings_of({.fp8_recipe = AORecipeKwargs()}),
+      HasSubstr("fp8_recipe (code; mixed_precision is not fp8)"));
+  EXPECT_THAT(
+      warnings_of(
+          {.mixed_precision = Precision::fp8,
+           .fp8_recipe =
+               AORecipeKwargs{.enable_fsdp_float8_all_gather = true}}),
+      HasSubstr("enable_fsdp_float8_all_gather"));
+}
+
 TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
   EXPECT_THAT(
       warnings_of({.gradient_accumulation = {.adjust_scheduler = false}}),

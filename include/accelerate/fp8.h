@@ -1,0 +1,150 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include <accelerate/export.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate {
+
+/// The formats of float8 training: e4m3 has four bits for the exponent and
+/// three for the mantissa (largest value 448), e5m2 five and two (57344).
+enum class Float8Type { e4m3, e5m2 };
+
+/// Which values share a scale, which follows from the largest of them. torchao's
+/// Float8LinearRecipeName.
+enum class Float8LinearRecipeName {
+  /// All values of a tensor. Gradients of outputs are e5m2, all else e4m3.
+  tensorwise,
+  /// The values that a product sums over: each row of inputs and weights has
+  /// its scale, a power of two. All are e4m3. More exact, and slower.
+  rowwise,
+  /// The same, but gradients of weights are computed in high precision.
+  rowwise_with_gw_hp,
+};
+
+/// torchao's Float8LinearConfig: dynamic scaling, where each tensor's scale is
+/// computed when it is cast.
+struct ACCELERATE_API Float8LinearConfig {
+  /// "tensorwise", "rowwise" or "rowwise_with_gw_hp". Throws ConfigError for
+  /// another name.
+  static Float8LinearConfig from_recipe_name(std::string_view name);
+
+  Float8LinearRecipeName recipe = Float8LinearRecipeName::tensorwise;
+  /// The format of inputs in the forward product, and in the product that gives
+  /// the gradient of the weight.
+  Float8Type input_dtype = Float8Type::e4m3;
+  /// Scales are rounded down to powers of two, with which scaling changes
+  /// nothing but the exponent. Unset: in the row-wise recipes.
+  std::optional<bool> round_scales_to_power_of_2 = std::nullopt;
+  /// Zeros fill the dimension that a product sums over up to a multiple of 16,
+  /// which hardware wants. Results stay the same.
+  bool pad_inner_dim = false;
+  /// Without effect in this version: shards are gathered in the model's own
+  /// precision.
+  bool enable_fsdp_float8_all_gather = false;
+  /// Products are emulated also where the device multiplies float8: operands
+  /// are cast alike, and then multiplied in fp32.
+  bool emulate = false;
+  /// Not in torchao, for tensorwise: gradients of outputs are rounded up or
+  /// down at random, with their own value as the mean, so that small ones do
+  /// not vanish. Draws one number from LibTorch's CPU generator per cast.
+  bool stochastic_rounding = false;
+};
+
+/// Dynamic scaling as torchao does it. Layers: every torch::nn::Linear but the
+/// first and the last, whose sizes are both multiples of 16.
+struct AORecipeKwargs {
+  /// Unset: the tensorwise recipe with the two fields below.
+  std::optional<Float8LinearConfig> config = std::nullopt;
+  /// Chooses layers, in place of the rule above. Gets each linear layer with its
+  /// name, and returns whether it becomes float8.
+  std::function<bool(const std::string& name, const torch::nn::Module& layer)>
+      module_filter_func = nullptr;
+  /// Unset: the launcher's (`fp8_pad_inner_dim`), else true. Not beside
+  /// `config`, which has its own.
+  std::optional<bool> pad_inner_dim = std::nullopt;
+  /// Unset: the launcher's, else true. Not beside `config`.
+  std::optional<bool> enable_fsdp_float8_all_gather = std::nullopt;
+};
+
+/// True: that product stays in high precision.
+struct OverrideLinearPrecision {
+  bool fprop = false;
+  bool dgrad = false;
+  bool wgrad = false;
+
+  bool operator==(const OverrideLinearPrecision&) const = default;
+};
+
+/// Delayed scaling as TransformerEngine does it: the scale of a step follows
+/// from the largest values of earlier steps, which ranks agree on at each
+/// optimizer step; or MXFP8, where each 32 values have a scale of their own.
+/// Layers: every torch::nn::Linear whose sizes are both multiples of 16. Fields
+/// that are unset take the launcher's value, else the default that is named.
+struct TERecipeKwargs {
+  /// Float8 in forwards of a model in evaluation mode, too. Unset: false.
+  std::optional<bool> use_autocast_during_eval = std::nullopt;
+  /// Scales are divided by 2^margin. Unset: 0.
+  std::optional<std::int64_t> margin = std::nullopt;
+  /// Steps from one new scale to the next. Unset: 1.
+  std::optional<std::int64_t> interval = std::nullopt;
+  /// "E4M3", "E5M2", or "HYBRID": E4M3, but E5M2 for gradients of outputs.
+  /// Unset: "HYBRID"; with MXFP8 "E4M3".
+  std::optional<std::string> fp8_format = std::nullopt;
+  /// The steps whose largest values are remembered. Unset: 1024.
+  std::optional<std::int64_t> amax_history_len = std::nullopt;
+  /// "max" of the history, or "most_recent". Unset: "most_recent".
+  std::optional<std::string> amax_compute_algo = std::nullopt;
+  /// Unset: no product.
+  std::optional<OverrideLinearPrecision> override_linear_precision =
+      std::nullopt;
+  /// Unset: false. Not with amax_history_len and amax_compute_algo, of which
+  /// MXFP8 has none.
+  std::optional<bool> use_mxfp8_block_scaling = std::nullopt;
+};
+
+/// MS-AMP's levels, "O1" and "O2"; unset: "O2". Checked, but refused in this
+/// version.
+struct MSAMPRecipeKwargs {
+  std::optional<std::string> opt_level = std::nullopt;
+};
+
+/// Accelerate's deprecated class for both of the above.
+struct FP8RecipeKwargs : TERecipeKwargs {
+  std::optional<std::string> opt_level = std::nullopt;
+  /// "TE" or "MSAMP", in any case. Unset: the launcher's, else "TE".
+  std::optional<std::string> backend = std::nullopt;
+};
+
+/// How models train in float8, with `mixed_precision = Precision::fp8`.
+using FP8Recipe = std::
+    variant<AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs>;
+
+/// Whether a linear layer computes in float8, and if not, why.
+struct Float8LayerChoice {
+  std::string name;
+  bool is_float8 = false;
+  std::string reason = {};
+};
+
+/// Which of a model's torch::nn::Linear become float8 layers by a recipe: all of
+/// them, in the order of named_modules().
+ACCELERATE_API std::vector<Float8LayerChoice> choose_float8_layers(
+    const torch::nn::Module& model,
+    const FP8Recipe& recipe = AORecipeKwargs());
+
+/// One line per layer.
+ACCELERATE_API std::string explain_float8_layers(
+    const std::vector<Float8LayerChoice>& layers);
+
+}  // namespace accelerate

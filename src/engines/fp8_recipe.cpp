@@ -1,0 +1,271 @@
+#include "engines/fp8_recipe.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "config/options/option_table.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::string_view kMxVariable =
+    "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING";
+constexpr std::array<std::string_view, 3> kOverrideVariables{
+    "ACCELERATE_FP8_OVERRIDE_FPROP",
+    "ACCELERATE_FP8_OVERRIDE_DGRAD",
+    "ACCELERATE_FP8_OVERRIDE_WGRAD"};
+
+// The value of a key in any of its spellings; Accelerate's questions write some
+// keys otherwise than its launcher reads them.
+std::string text_of(
+    const Settings& settings,
+    std::string_view key,
+    std::string_view other_key) {
+  const auto other = settings.text(other_key);
+  const std::string value = *settings.text(key);
+  return settings.is_given(key) || !other ? value : *other;
+}
+
+std::int64_t integer_of(
+    const Settings& settings,
+    std::string_view key,
+    std::string_view other_key) {
+  const auto other = settings.integer(other_key);
+  const std::int64_t value = *settings.integer(key);
+  return settings.is_given(key) || !other ? value : *other;
+}
+
+// A word of an option's list, in that list's case.
+std::string known_word(std::string_view key, const std::string& given) {
+  return std::get<std::string>(parse_option(*find_option(key), given));
+}
+
+bool truth_of(std::string_view subject, std::string_view text) {
+  if (const auto truth = parse_bool(trim(text))) return *truth;
+  throw ConfigError(
+      format("[config] {} is \"{}\"; write true or false", subject, text));
+}
+
+bool variable_is_true(const Environment& environment, std::string_view name) {
+  const auto text = environment.get(name);
+  return text && truth_of(name, *text);
+}
+
+OverrideLinearPrecision launched_override(
+    const Settings& settings,
+    const Environment& environment) {
+  constexpr std::string_view kKey = "fp8_override_linear_precision";
+  OverrideLinearPrecision found;
+  const std::array fields{&found.fprop, &found.dgrad, &found.wgrad};
+  const std::string text = *settings.text(kKey);
+  std::string list = text;
+  // A list in a file.
+  std::erase_if(list, [](char c) { return c == '[' || c == ']'; });
+  const std::vector<std::string> words = split(list, ',');
+  if (words.size() != fields.size()) {
+    throw ConfigError(format(
+        "[config] {} is \"{}\"; write three booleans, for fprop, dgrad and "
+        "wgrad",
+        kKey,
+        text));
+  }
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    *fields[i] = environment.has(kOverrideVariables[i])
+        ? variable_is_true(environment, kOverrideVariables[i])
+        : truth_of(kKey, words[i]);
+  }
+  return found;
+}
+
+void require_in_range(
+    std::string_view name,
+    std::int64_t value,
+    std::int64_t least) {
+  if (value >= least) return;
+  throw ConfigError(format(
+      "[precision] {} of the fp8 recipe is {}; it is at least {}",
+      name,
+      value,
+      least));
+}
+
+void require_no_amax(const TERecipeKwargs& given, const Settings& settings) {
+  const bool is_given = given.amax_history_len || given.amax_compute_algo ||
+      settings.is_given("fp8_amax_history_len") ||
+      settings.is_given("fp8_amax_compute_algo");
+  if (!is_given) return;
+  throw ConfigError(
+      "[precision] amax_history_len and amax_compute_algo are not for MXFP8 "
+      "block scaling, which has no history; leave them out, or "
+      "use_mxfp8_block_scaling");
+}
+
+Float8Request request_of(const TERecipeKwargs& resolved) {
+  if (*resolved.use_mxfp8_block_scaling && *resolved.fp8_format == "E5M2") {
+    throw ConfigError(
+        "[precision] fp8_format E5M2 is not for MXFP8 block scaling; use E4M3 "
+        "or HYBRID");
+  }
+  return {resolved};
+}
+
+[[noreturn]] void throw_msamp() {
+  throw ConfigError(
+      "[precision] MS-AMP's recipe was asked for, which this version does not "
+      "have; use fp8_backend ao or te (AORecipeKwargs, TERecipeKwargs)");
+}
+
+}  // namespace
+
+AORecipeKwargs resolve_recipe(
+    const AORecipeKwargs& given,
+    const Settings& settings) {
+  AORecipeKwargs recipe = given;
+  if (!given.config) {
+    if (!recipe.pad_inner_dim)
+      recipe.pad_inner_dim = settings.boolean("fp8_pad_inner_dim");
+    if (!recipe.enable_fsdp_float8_all_gather) {
+      recipe.enable_fsdp_float8_all_gather =
+          settings.boolean("fp8_enable_fsdp_float8_all_gather");
+    }
+    recipe.config = Float8LinearConfig{
+        .pad_inner_dim = *recipe.pad_inner_dim,
+        .enable_fsdp_float8_all_gather = *recipe.enable_fsdp_float8_all_gather};
+  } else if (given.pad_inner_dim || given.enable_fsdp_float8_all_gather) {
+    throw ConfigError(
+        "[precision] AORecipeKwargs has a config, and pad_inner_dim or "
+        "enable_fsdp_float8_all_gather besides; give them in the config");
+  }
+  if (recipe.config->stochastic_rounding &&
+      recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
+    throw ConfigError(
+        "[precision] stochastic_rounding is for the tensorwise recipe; leave "
+        "it out, or use that recipe");
+  }
+  return recipe;
+}
+
+TERecipeKwargs resolve_recipe(
+    const TERecipeKwargs& given,
+    const Settings& settings,
+    const Environment& environment) {
+  TERecipeKwargs recipe = given;
+  const auto fill = [](auto& field, auto&& launched) {
+    auto value = launched();
+    if (!field) field = std::move(value);
+  };
+  fill(recipe.use_autocast_during_eval, [&] {
+    return settings.boolean("fp8_use_autocast_during_eval");
+  });
+  fill(recipe.margin, [&] { return *settings.integer("fp8_margin"); });
+  fill(recipe.interval, [&] { return *settings.integer("fp8_interval"); });
+  fill(recipe.fp8_format, [&] { return *settings.text("fp8_format"); });
+  fill(recipe.amax_history_len, [&] {
+    return integer_of(
+        settings, "fp8_amax_history_len", "fp8_amax_history_length");
+  });
+  fill(recipe.amax_compute_algo, [&] {
+    return text_of(
+        settings, "fp8_amax_compute_algo", "fp8_amax_compute_algorithm");
+  });
+  fill(recipe.override_linear_precision, [&] {
+    return launched_override(settings, environment);
+  });
+  fill(recipe.use_mxfp8_block_scaling, [&] {
+    return variable_is_true(environment, kMxVariable);
+  });
+  recipe.fp8_format = known_word("fp8_format", *recipe.fp8_format);
+  recipe.amax_compute_algo =
+      known_word("fp8_amax_compute_algo", *recipe.amax_compute_algo);
+  require_in_range("margin", *recipe.margin, 0);
+  require_in_range("interval", *recipe.interval, 1);
+  require_in_range("amax_history_len", *recipe.amax_history_len, 1);
+  return recipe;
+}
+
+MSAMPRecipeKwargs resolve_recipe(
+    const MSAMPRecipeKwargs& given,
+    const Settings& settings) {
+  const std::string launched =
+      text_of(settings, "fp8_opt_level", "fp8_optimization_level");
+  return {known_word("fp8_opt_level", given.opt_level.value_or(launched))};
+}
+
+FP8RecipeKwargs resolve_recipe(
+    const FP8RecipeKwargs& given,
+    const Settings& settings,
+    const Environment& environment) {
+  FP8RecipeKwargs recipe = given;
+  recipe.backend = to_upper(
+      given.backend.value_or(settings.text("fp8_backend").value_or("TE")));
+  if (recipe.backend != "TE" && recipe.backend != "MSAMP") {
+    throw ConfigError(format(
+        "[precision] backend of FP8RecipeKwargs is \"{}\"; it is TE or MSAMP, "
+        "and for torchao there is AORecipeKwargs",
+        *recipe.backend));
+  }
+  static_cast<TERecipeKwargs&>(recipe) = resolve_recipe(
+      static_cast<const TERecipeKwargs&>(given), settings, environment);
+  return recipe;
+}
+
+Float8Request read_float8_request(
+    const std::optional<FP8Recipe>& given,
+    const Settings& settings,
+    const Environment& environment) {
+  const std::string backend =
+      to_upper(settings.text("fp8_backend").value_or("AO"));
+  FP8Recipe recipe = AORecipeKwargs();
+  if (given) {
+    recipe = *given;
+  } else if (backend == "TE") {
+    recipe = TERecipeKwargs();
+  } else if (backend == "MSAMP") {
+    recipe = MSAMPRecipeKwargs();
+  }
+  if (const auto* const ao = std::get_if<AORecipeKwargs>(&recipe))
+    return {resolve_recipe(*ao, settings)};
+  if (const auto* const msamp = std::get_if<MSAMPRecipeKwargs>(&recipe)) {
+    static_cast<void>(resolve_recipe(*msamp, settings));
+    throw_msamp();
+  }
+  const auto* const either = std::get_if<FP8RecipeKwargs>(&recipe);
+  const TERecipeKwargs& te = either != nullptr
+      ? static_cast<const TERecipeKwargs&>(*either)
+      : std::get<TERecipeKwargs>(recipe);
+  if (either != nullptr &&
+      resolve_recipe(*either, settings, environment).backend == "MSAMP") {
+    throw_msamp();
+  }
+  TERecipeKwargs resolved = resolve_recipe(te, settings, environment);
+  if (*resolved.use_mxfp8_block_scaling) {
+    require_no_amax(te, settings);
+    const bool is_open = !te.fp8_format && !settings.is_given("fp8_format");
+    if (is_open) resolved.fp8_format = "E4M3";
+  }
+  return request_of(resolved);
+}
+
+std::vector<IgnoredSetting> recipe_without_effect(const FP8Recipe& given) {
+  const auto* const ao = std::get_if<AORecipeKwargs>(&given);
+  if (ao == nullptr) return {};
+  const bool gathers_float8 = ao->config
+      ? ao->config->enable_fsdp_float8_all_gather
+      : ao->enable_fsdp_float8_all_gather.value_or(false);
+  if (!gathers_float8) return {};
+  return {
+      {"enable_fsdp_float8_all_gather",
+       "shards are gathered in the model's own precision",
+       "code",
+       "fp8_enable_fsdp_float8_all_gather"}};
+}
+
+}  // namespace accelerate::detail

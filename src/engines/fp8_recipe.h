@@ -1,0 +1,50 @@
+#pragma once
+
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include <accelerate/fp8.h>
+
+#include "config/environment.h"
+#include "config/settings.h"
+#include "engines/training_request.h"
+
+namespace accelerate::detail {
+
+// Recipes with every field set: those of code, then the launcher's, then
+// Accelerate's defaults. These throw ConfigError for what Accelerate refuses.
+
+AORecipeKwargs resolve_recipe(
+    const AORecipeKwargs& given,
+    const Settings& settings);
+TERecipeKwargs resolve_recipe(
+    const TERecipeKwargs& given,
+    const Settings& settings,
+    const Environment& environment);
+MSAMPRecipeKwargs resolve_recipe(
+    const MSAMPRecipeKwargs& given,
+    const Settings& settings);
+/// `opt_level` stays unset, as in Accelerate.
+FP8RecipeKwargs resolve_recipe(
+    const FP8RecipeKwargs& given,
+    const Settings& settings,
+    const Environment& environment);
+
+/// A recipe that models can be prepared with, fields set as above.
+struct Float8Request {
+  std::variant<AORecipeKwargs, TERecipeKwargs> recipe = AORecipeKwargs();
+};
+
+/// The recipe of code; without one, that of the launcher's fp8_backend, torchao's
+/// if that is unset, too. Throws ConfigError for one that this version does not
+/// have, and for one that contradicts itself.
+Float8Request read_float8_request(
+    const std::optional<FP8Recipe>& given,
+    const Settings& settings,
+    const Environment& environment);
+
+/// What a recipe in code asks for and does not get.
+std::vector<IgnoredSetting> recipe_without_effect(const FP8Recipe& given);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,202 @@
+#include "parallel/float8.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/linear.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "gate/watched_tensor.h"
+#include "precision/fp8/float8_keeper.h"
+#include "precision/fp8/float8_layers.h"
+#include "precision/fp8/float8_rules.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+class Float8 final : public Strategy, public StrategyState {
+ public:
+  Float8(const Mesh& mesh, const Float8Request& request)
+      : mesh_(mesh), request_(request) {
+    std::visit(
+        [this](const auto& recipe) {
+          rules_ = float8_rules_of(recipe);
+          layer_rule_ = layer_rule_of(recipe);
+        },
+        request_.recipe);
+    if (const auto* const te = std::get_if<TERecipeKwargs>(&request_.recipe)) {
+      is_te_ = true;
+      in_evaluation_ = *te->use_autocast_during_eval;
+    } else {
+      emulates_ = std::get<AORecipeKwargs>(request_.recipe).config->emulate;
+    }
+    keeper_ = std::make_shared<Float8Keeper>(/*only_in_forwards=*/is_te_);
+  }
+
+  ~Float8() override {
+    for (const at::Tensor& weight : weights_)
+      unwatch_tensor(weight, keeper_.get());
+  }
+
+  [[nodiscard]] StrategyTraits traits() const override {
+    StrategyTraits traits;
+    if (!rules_.delayed) return traits;
+    traits.join_complaint =
+        "[parallel] the ranks of a model with delayed fp8 scaling agree on "
+        "scales at each step, so all of them need all steps; use even_batches, "
+        "or another recipe";
+    return traits;
+  }
+
+  [[nodiscard]] StrategyState* state() override {
+    return rules_.delayed ? this : nullptr;
+  }
+
+  void prepare(torch::nn::Module& module, ParameterTable&) override {
+    const at::NoGradGuard no_grad;
+    const BypassGates bypass;
+    module_ = &module;
+    std::vector<Float8LayerChoice> choices;
+    for (LinearLayer& layer : choose_linear_layers(module, layer_rule_)) {
+      if (layer.choice.is_float8) add(*layer.module, layer.choice.name);
+      choices.push_back(std::move(layer.choice));
+    }
+    const bool is_none = weights_.empty();
+    mesh_.world().logger().log_once_per_world(
+        is_none ? LogLevel::warning : LogLevel::info,
+        "precision",
+        format(
+            "{} of {} linear layers compute in float8{}\n{}",
+            weights_.size(),
+            choices.size(),
+            is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
+            explain_float8_layers(choices)));
+  }
+
+  void before_forward() override {
+    keeper_->begin_forward(module_->is_training() || in_evaluation_);
+  }
+  void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
+  void on_failure(const std::exception&) override {
+    keeper_->abandon_forward();
+  }
+
+  void after_step() override {
+    if (!rules_.delayed || keeper_->layers().empty()) return;
+    const at::NoGradGuard no_grad;
+    at::Tensor amaxes = at::empty(
+        {static_cast<std::int64_t>(keeper_->layers().size()),
+         static_cast<std::int64_t>(Float8Layer::kNumRoles)},
+        at::TensorOptions().dtype(at::kFloat));
+    auto* const values = amaxes.mutable_data_ptr<float>();
+    std::size_t count = 0;
+    for_each(
+        [&](DelayedTensor& tensor) { values[count++] = tensor.take_amax(); });
+    const Group& group = mesh_.gradient_group();
+    if (group.size() > 1) {
+      const at::Tensor on_device = amaxes.to(mesh_.world().device());
+      group.all_reduce(on_device, ReduceOp::max);
+      amaxes.copy_(on_device);
+    }
+    // A second optimizer of the model has nothing to add.
+    if (amaxes.max().item<float>() == 0) return;
+    count = 0;
+    for_each([&](DelayedTensor& tensor) { tensor.update(values[count++]); });
+  }
+
+  [[nodiscard]] StateDict state_dict() const override {
+    StateDict state;
+    for (const auto& layer : keeper_->layers()) {
+      std::vector<StateDict> roles;
+      for (const auto& tensor : layer->delayed) {
+        const DelayedScale& scale = tensor->scale();
+        roles.push_back(
+            {{"scale", static_cast<double>(scale.scale())},
+             {"amax_history",
+              std::vector<double>(
+                  scale.history().begin(), scale.history().end())},
+             {"num_updates", scale.num_updates()}});
+      }
+      state.set(layer->name, std::move(roles));
+    }
+    return state;
+  }
+
+  void load_state_dict(const StateDict& state) override {
+    for (const auto& layer : keeper_->layers()) {
+      // A layer that was not float8 when the state was saved begins anew.
+      if (!state.contains(layer->name)) continue;
+      const auto roles = state.get<std::vector<StateDict>>(layer->name);
+      if (roles.size() != layer->delayed.size()) {
+        throw CheckpointError(format(
+            "[parallel] the fp8 scales of layer \"{}\" are of {} tensors "
+            "instead of {}; the file is damaged",
+            layer->name,
+            roles.size(),
+            layer->delayed.size()));
+      }
+      for (std::size_t r = 0; r < roles.size(); ++r) {
+        const auto history = roles[r].get<std::vector<double>>("amax_history");
+        layer->delayed[r]->scale().restore(
+            static_cast<float>(roles[r].get<double>("scale")),
+            {history.begin(), history.end()},
+            roles[r].get<std::int64_t>("num_updates"));
+      }
+    }
+  }
+
+ private:
+  void add(torch::nn::LinearImpl& linear, const std::string& name) {
+    for (const at::Tensor& weight : weights_) {
+      // Shared by two layers, of which the first counts.
+      if (weight.is_same(linear.weight)) return;
+    }
+    auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
+    if (!emulates_) layer->multiplier = multiplier_on(linear.weight.device());
+    const std::size_t unit =
+        keeper_->add(std::move(layer), linear.weight.sizes().vec());
+    watch_tensor(linear.weight, {keeper_, unit, keeper_.get()});
+    weights_.push_back(linear.weight);
+  }
+
+  Float8Multiplier multiplier_on(c10::Device device) {
+    if (!multiplier_) multiplier_ = float8_multiplier(device, rules_);
+    return *multiplier_;
+  }
+
+  template <class Function>
+  void for_each(Function&& function) const {
+    for (const auto& layer : keeper_->layers())
+      for (const auto& tensor : layer->delayed) function(*tensor);
+  }
+
+  Mesh mesh_;
+  Float8Request request_;
+  Float8Rules rules_;
+  Float8LayerRule layer_rule_;
+  bool is_te_ = false;
+  bool in_evaluation_ = true;
+  bool emulates_ = false;
+  std::optional<Float8Multiplier> multiplier_;
+  std::shared_ptr<Float8Keeper> keeper_;
+  std::vector<at::Tensor> weights_;
+  torch::nn::Module* module_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_float8(
+    const Mesh& mesh,
+    const Float8Request& request) {
+  return std::make_unique<Float8>(mesh, request);
+}
+
+}  // namespace accelerate::detail

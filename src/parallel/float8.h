@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+
+#include <accelerate/parallel.h>
+
+#include "engines/fp8_recipe.h"
+#include "parallel/strategy.h"
+
+namespace accelerate::detail {
+
+/// Computes the model's linear layers in float8, as the recipe says
+/// (precision/fp8). Comes after all strategies that give parameters other
+/// memory, which it does not touch. Ranks of the gradient group agree on the
+/// largest values of delayed scaling at each optimizer step, in one message.
+std::unique_ptr<Strategy> make_float8(
+    const Mesh& mesh,
+    const Float8Request& request);
+
+}  // namespace accelerate::detail

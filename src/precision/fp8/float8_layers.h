@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <accelerate/fp8.h>
+
+namespace torch::nn {
+class LinearImpl;
+}
+
+namespace accelerate::detail {
+
+/// Which linear layers become float8.
+struct Float8LayerRule {
+  /// The first and the last one stay as they are.
+  bool spares_ends = true;
+  /// Replaces all rules if set.
+  std::function<bool(const std::string&, const torch::nn::Module&)> filter =
+      nullptr;
+};
+
+Float8LayerRule layer_rule_of(const FP8Recipe& recipe);
+
+struct LinearLayer {
+  Float8LayerChoice choice;
+  torch::nn::LinearImpl* module = nullptr;
+};
+
+/// All linear layers of a model, in the order of named_modules().
+std::vector<LinearLayer> choose_linear_layers(
+    torch::nn::Module& model,
+    const Float8LayerRule& rule);
+
+}  // namespace accelerate::detail

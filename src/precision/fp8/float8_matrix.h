@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include "precision/fp8/scale_rules.h"
+
+namespace accelerate::detail {
+
+/// How many values share a scale.
+enum class Float8Granularity {
+  tensorwise,  ///< all
+  axiswise,    ///< those that a product sums over: a row, or a column
+  blocks,      ///< kMxBlockSize consecutive ones of those, with an E8M0 scale
+};
+
+/// A cast with scales that follow from the values.
+struct DynamicCast {
+  at::ScalarType dtype = at::kFloat8_e4m3fn;
+  Float8Granularity granularity = Float8Granularity::tensorwise;
+  /// Scales are powers of two; those of blocks always are.
+  bool power_of_2 = false;
+
+  bool operator==(const DynamicCast&) const = default;
+};
+
+/// A matrix in float8, on any device.
+struct Float8Matrix {
+  /// [rows, columns], contiguous.
+  at::Tensor values;
+  /// fp32: what the values were multiplied by before the cast; broadcastable to
+  /// the matrix, but for blocks, where a dimension has one element for
+  /// kMxBlockSize of the matrix.
+  at::Tensor scale;
+  /// The dimension along which blocks lie; unset for other granularities.
+  std::optional<std::int64_t> block_dim = std::nullopt;
+
+  /// In fp32: values / scale.
+  [[nodiscard]] at::Tensor dequantize() const;
+  /// The scales of blocks as E8M0 (kFloat8_e8m0fnu), by which values are
+  /// multiplied to restore them.
+  [[nodiscard]] at::Tensor e8m0_scales() const;
+};
+
+/// The format of a float8 dtype. Throws ConfigError for other dtypes.
+Float8Format float8_format(at::ScalarType dtype);
+
+/// The largest absolute value, 0 without elements, NaN if any is NaN. Waits for
+/// the device.
+float amax_of(const at::Tensor& tensor);
+
+/// Casts a matrix of fp32, bf16, fp16 or fp64; a product sums over `dim`, 0 or
+/// 1 (or -1 and -2). Values beyond the largest one saturate, NaN stays.
+Float8Matrix cast_dynamically(
+    const at::Tensor& matrix,
+    const DynamicCast& cast,
+    std::int64_t dim);
+
+/// Casts with a given scale. With a seed, values are rounded up or down at
+/// random, with their own value as the mean.
+Float8Matrix cast_with_scale(
+    const at::Tensor& matrix,
+    at::ScalarType dtype,
+    float scale,
+    std::optional<std::uint32_t> seed = std::nullopt);
+
+/// The same as cast_dynamically, computed by LibTorch's operators, for devices
+/// without kernels.
+Float8Matrix cast_by_operators(
+    const at::Tensor& matrix,
+    const DynamicCast& cast,
+    std::int64_t dim);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <accelerate/fp8.h>
+
+#include "precision/fp8/float8_linear.h"
+
+namespace accelerate::detail {
+
+// What recipes with all fields set (engines/fp8_recipe.h) say about a layer's
+// products.
+
+Float8Rules float8_rules_of(const AORecipeKwargs& recipe);
+Float8Rules float8_rules_of(const TERecipeKwargs& recipe);
+
+}  // namespace accelerate::detail

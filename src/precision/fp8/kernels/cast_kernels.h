@@ -1,0 +1,85 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace accelerate::detail {
+
+/// Formats of 8 bits. e4m3fn and e5m2: OCP 8-bit Floating Point Specification,
+/// 2023; the two with "uz" have no negative zero, a bias that is one larger, and
+/// one NaN, 0x80.
+enum class Float8Format { e4m3fn, e5m2, e4m3fnuz, e5m2fnuz };
+inline constexpr std::size_t kNumFloat8Formats = 4;
+
+/// The types that values are cast from.
+enum class CastSource { float32, bfloat16, float16 };
+inline constexpr std::size_t kNumCastSources = 3;
+
+/// The largest finite value of a format.
+constexpr float largest_value(Float8Format type) {
+  switch (type) {
+    case Float8Format::e4m3fn:
+      return 448;
+    case Float8Format::e4m3fnuz:
+      return 240;
+    case Float8Format::e5m2:
+    case Float8Format::e5m2fnuz:
+      return 57344;
+  }
+  return 0;
+}
+
+/// Casts of one thread, written for one instruction set; all sets give the same
+/// bits. Values are converted to fp32, multiplied by a scale in fp32, limited
+/// to the format's largest value, and rounded to nearest, ties to even. Infinity
+/// becomes the largest value, NaN stays NaN. Pointers need no alignment.
+struct CastKernels {
+  using Cast = void (*)(
+      const void* values,
+      std::int64_t count,
+      float scale,
+      std::uint8_t* codes);
+  using CastColumns = void (*)(
+      const void* values,
+      std::int64_t count,
+      const float* scales,
+      std::uint8_t* codes);
+  using CastRandomly = void (*)(
+      const void* values,
+      std::int64_t count,
+      float scale,
+      std::uint32_t seed,
+      std::uint8_t* codes);
+  using FindAmax = float (*)(const void* values, std::int64_t count);
+  using FindAmaxOfColumns =
+      void (*)(const void* values, std::int64_t count, float* amax);
+  template <class Function>
+  using PerSource = std::array<Function, kNumCastSources>;
+  template <class Function>
+  using PerFormat = std::array<PerSource<Function>, kNumFloat8Formats>;
+
+  std::string_view name;
+  /// With one scale for all values.
+  PerFormat<Cast> cast;
+  /// With a scale for each value.
+  PerFormat<CastColumns> cast_columns;
+  /// Rounds up with a probability of the value's distance from the lower
+  /// neighbour, so that the mean of many casts is the value. The random bits
+  /// are a function of the seed and the place from the first value on.
+  PerFormat<CastRandomly> cast_randomly;
+  /// The largest absolute value; NaN if any value is; 0 of none.
+  PerSource<FindAmax> amax;
+  /// amax[i] becomes the larger of itself and |values[i]|; NaN as above.
+  PerSource<FindAmaxOfColumns> amax_of_columns;
+};
+
+/// The fastest that this processor runs.
+const CastKernels& cast_kernels();
+
+/// All that this processor runs, the fastest first.
+std::span<const CastKernels* const> supported_cast_kernels();
+
+}  // namespace accelerate::detail

@@ -1,0 +1,58 @@
+#include "precision/fp8/kernels/cast_kernel_sets.h"
+
+#if defined(__x86_64__)
+
+#if defined(__GNUC__) && !defined(__clang__)
+// False alarms of g++ 12 about vectors (its bug 105593), and a remark about how
+// functions, all of this file, would pass them.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+#define ACCELERATE_KERNEL \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+
+namespace accelerate::detail {
+
+namespace {
+
+struct Avx512CastKernels {
+  static constexpr int kLanes = 16;
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef std::uint32_t Words __attribute__((vector_size(64)));
+  typedef std::int32_t Ints __attribute__((vector_size(64)));
+  typedef std::uint16_t Halves __attribute__((vector_size(32)));
+  typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+
+#include "precision/fp8/kernels/cast_kernels.inl"
+};
+
+}  // namespace
+
+const CastKernels* avx512_cast_kernels() {
+  static constexpr CastKernels kKernels =
+      cast_kernels_of<Avx512CastKernels>("avx512");
+  const bool is_supported = __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  return is_supported ? &kKernels : nullptr;
+}
+
+}  // namespace accelerate::detail
+
+#undef ACCELERATE_KERNEL
+
+#else
+
+namespace accelerate::detail {
+
+const CastKernels* avx512_cast_kernels() { return nullptr; }
+
+}  // namespace accelerate::detail
+
+#endif

@@ -1,0 +1,87 @@
+#include "precision/fp8/scale_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr double kSmallestAmax = 1e-12;
+constexpr std::uint8_t kLargestE8m0 = 0xfe;
+constexpr int kE8m0Bias = 127;
+
+// NaN if any value is.
+float largest_of(const std::vector<float>& values) {
+  float largest = 0;
+  for (const float value : values) {
+    if (std::isnan(value)) return value;
+    largest = std::max(largest, value);
+  }
+  return largest;
+}
+
+}  // namespace
+
+float scale_of_amax(double amax, Float8Format type, bool power_of_2) {
+  if (std::isnan(amax)) return std::numeric_limits<float>::quiet_NaN();
+  double scale =
+      static_cast<double>(largest_value(type)) / std::max(amax, kSmallestAmax);
+  if (power_of_2 && scale > 0) scale = std::ldexp(1.0, std::ilogb(scale));
+  return static_cast<float>(scale);
+}
+
+std::uint8_t e8m0_of_amax(float amax, Float8Format type) {
+  if (std::isnan(amax)) return 0xff;
+  if (std::isinf(amax)) return kLargestE8m0;
+  if (amax == 0) return 0;
+  const double ratio = static_cast<double>(amax) / largest_value(type);
+  int exponent = std::ilogb(ratio);
+  if (std::ldexp(1.0, exponent) < ratio) ++exponent;
+  return static_cast<std::uint8_t>(
+      std::clamp(exponent + kE8m0Bias, 0, static_cast<int>(kLargestE8m0)));
+}
+
+float scale_of_e8m0(std::uint8_t code) {
+  if (code == 0xff) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.0F, kE8m0Bias - code);
+}
+
+DelayedScale::DelayedScale(
+    Float8Format type,
+    const DelayedScaleOptions& options)
+    : format_(type),
+      options_(options),
+      history_(static_cast<std::size_t>(options.history_len), 0.0F) {}
+
+void DelayedScale::update(float amax) {
+  history_.front() = amax;
+  const bool is_due = ++num_updates_ % options_.interval == 0;
+  const float chosen = options_.uses_largest ? largest_of(history_) : amax;
+  if (is_due && std::isfinite(chosen) && chosen > 0) {
+    const float scale = std::ldexp(
+        largest_value(format_) / chosen, -static_cast<int>(options_.margin));
+    scale_ = std::isinf(scale) ? std::numeric_limits<float>::max() : scale;
+  }
+  std::rotate(history_.begin(), history_.begin() + 1, history_.end());
+  history_.front() = 0;
+}
+
+void DelayedScale::restore(
+    float scale,
+    const std::vector<float>& history,
+    std::int64_t num_updates) {
+  scale_ = scale;
+  num_updates_ = num_updates;
+  std::fill(history_.begin(), history_.end(), 0.0F);
+  // The first place is that of the current step, so it is not copied.
+  const std::size_t count =
+      std::min(history.empty() ? 0 : history.size() - 1, history_.size() - 1);
+  std::copy_n(
+      history.end() - static_cast<std::ptrdiff_t>(count),
+      count,
+      history_.end() - static_cast<std::ptrdiff_t>(count));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,165 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "engines/fp8_recipe.h"
+#include "engines/sources.h"
+#include "support/expect_error.h"
+
+namespace accelerate::detail {
+namespace fp8_recipe_test {
+
+using testing::expect_error;
+using testing::Variables;
+
+// The recipe that a program gets which gives `given`.
+Float8Request requested(
+    const std::optional<FP8Recipe>& given,
+    const Variables& variables = {}) {
+  const RequestSources sources = testing::sources({}, variables);
+  return read_float8_request(given, sources.settings, sources.environment);
+}
+
+TERecipeKwargs te(
+    const TERecipeKwargs& given,
+    const Variables& variables = {}) {
+  return std::get<TERecipeKwargs>(requested(given, variables).recipe);
+}
+
+TEST(Fp8Recipe, IsTorchaosUnlessTheLauncherSaysOtherwise) {
+  const auto found = std::get<AORecipeKwargs>(requested({}).recipe);
+  EXPECT_EQ(found.config->recipe, Float8LinearRecipeName::tensorwise);
+  EXPECT_TRUE(found.config->pad_inner_dim);
+  EXPECT_FALSE(
+      std::get<AORecipeKwargs>(
+          requested({}, {{"ACCELERATE_FP8_PAD_INNER_DIM", "0"}}).recipe)
+          .config->pad_inner_dim);
+  EXPECT_TRUE(std::holds_alternative<TERecipeKwargs>(
+      requested({}, {{"ACCELERATE_FP8_BACKEND", "TE"}}).recipe));
+  EXPECT_TRUE(std::holds_alternative<AORecipeKwargs>(
+      requested(AORecipeKwargs(), {{"ACCELERATE_FP8_BACKEND", "te"}}).recipe));
+}
+
+TEST(Fp8Recipe, TakesTheCodeBeforeTheLauncher) {
+  const Variables variables{
+      {"ACCELERATE_FP8_MARGIN", "3"},
+      {"ACCELERATE_FP8_INTERVAL", "2"},
+      {"ACCELERATE_FP8_FORMAT", "E4M3"},
+      {"ACCELERATE_FP8_AMAX_HISTORY_LEN", "16"},
+      {"ACCELERATE_FP8_AMAX_COMPUTE_ALGO", "max"},
+      {"ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", "yes"},
+      {"ACCELERATE_FP8_OVERRIDE_WGRAD", "1"}};
+  const TERecipeKwargs launched = te({}, variables);
+  EXPECT_EQ(launched.margin, 3);
+  EXPECT_EQ(launched.interval, 2);
+  EXPECT_EQ(launched.fp8_format, "E4M3");
+  EXPECT_EQ(launched.amax_history_len, 16);
+  EXPECT_EQ(launched.amax_compute_algo, "max");
+  EXPECT_EQ(launched.use_autocast_during_eval, true);
+  EXPECT_EQ(
+      launched.override_linear_precision,
+      (OverrideLinearPrecision{.wgrad = true}));
+  const TERecipeKwargs coded =
+      te({.use_autocast_during_eval = false,
+          .margin = 1,
+          .interval = 4,
+          .fp8_format = "hybrid",
+          .amax_history_len = 8,
+          .amax_compute_algo = "MOST_RECENT",
+          .override_linear_precision = OverrideLinearPrecision{.fprop = true}},
+         variables);
+  EXPECT_EQ(coded.margin, 1);
+  EXPECT_EQ(coded.interval, 4);
+  EXPECT_EQ(coded.fp8_format, "HYBRID");
+  EXPECT_EQ(coded.amax_history_len, 8);
+  EXPECT_EQ(coded.amax_compute_algo, "most_recent");
+  EXPECT_EQ(coded.use_autocast_during_eval, false);
+  EXPECT_EQ(
+      coded.override_linear_precision,
+      (OverrideLinearPrecision{.fprop = true}));
+}
+
+TEST(Fp8Recipe, ReadsTheSpellingsOfAcceleratesQuestions) {
+  const TERecipeKwargs found =
+      te({},
+         {{"ACCELERATE_FP8_AMAX_HISTORY_LENGTH", "32"},
+          {"ACCELERATE_FP8_AMAX_COMPUTE_ALGORITHM", "max"}});
+  EXPECT_EQ(found.amax_history_len, 32);
+  EXPECT_EQ(found.amax_compute_algo, "max");
+}
+
+TEST(Fp8Recipe, HasE4M3InMxUnlessAFormatIsGiven) {
+  EXPECT_EQ(te({.use_mxfp8_block_scaling = true}).fp8_format, "E4M3");
+  EXPECT_EQ(
+      te({.fp8_format = "HYBRID", .use_mxfp8_block_scaling = true}).fp8_format,
+      "HYBRID");
+  EXPECT_EQ(
+      te({}, {{"ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING", "true"}})
+          .use_mxfp8_block_scaling,
+      true);
+}
+
+TEST(Fp8Recipe, RefusesContradictions) {
+  expect_error<ConfigError>(
+      [] { te({.amax_history_len = 16, .use_mxfp8_block_scaling = true}); },
+      "amax_history_len and amax_compute_algo are not for MXFP8 block scaling");
+  expect_error<ConfigError>(
+      [] { te({.fp8_format = "E5M2", .use_mxfp8_block_scaling = true}); },
+      "fp8_format E5M2 is not for MXFP8");
+  expect_error<ConfigError>(
+      [] { te({.fp8_format = "E3M4"}); }, "fp8_format is \"E3M4\"");
+  expect_error<ConfigError>(
+      [] { te({.amax_compute_algo = "mean"}); },
+      "fp8_amax_compute_algo is \"mean\"");
+  expect_error<ConfigError>(
+      [] { te({.margin = -1}); }, "margin of the fp8 recipe is -1");
+  expect_error<ConfigError>(
+      [] { te({.interval = 0}); }, "interval of the fp8 recipe is 0");
+  expect_error<ConfigError>(
+      [] { te({.amax_history_len = 0}); },
+      "amax_history_len of the fp8 recipe is 0");
+  expect_error<ConfigError>(
+      [] {
+        requested(AORecipeKwargs{
+            .config = Float8LinearConfig(), .pad_inner_dim = true});
+      },
+      "give them in the config");
+  expect_error<ConfigError>(
+      [] {
+        requested(AORecipeKwargs{
+            .config = Float8LinearConfig{
+                .recipe = Float8LinearRecipeName::rowwise,
+                .stochastic_rounding = true}});
+      },
+      "stochastic_rounding is for the tensorwise recipe");
+}
+
+TEST(Fp8Recipe, ListsWhatHasNoEffect) {
+  EXPECT_THAT(
+      names_of(recipe_without_effect(
+          AORecipeKwargs{.enable_fsdp_float8_all_gather = true})),
+      ::testing::ElementsAre("enable_fsdp_float8_all_gather"));
+  EXPECT_THAT(recipe_without_effect(AORecipeKwargs()), ::testing::IsEmpty());
+  EXPECT_THAT(recipe_without_effect(TERecipeKwargs()), ::testing::IsEmpty());
+}
+
+TEST(Fp8Recipe, RefusesMsAmp) {
+  for (const FP8Recipe& recipe :
+       {FP8Recipe(MSAMPRecipeKwargs()),
+        FP8Recipe(FP8RecipeKwargs{{}, {}, "msamp"})}) {
+    expect_error<ConfigError>(
+        [&] { requested(recipe); }, "MS-AMP's recipe was asked for");
+  }
+  expect_error<ConfigError>(
+      [] { requested(MSAMPRecipeKwargs{"O3"}); }, "fp8_opt_level is \"O3\"");
+  expect_error<ConfigError>(
+      [] { requested({}, {{"ACCELERATE_FP8_BACKEND", "msamp"}}); },
+      "MS-AMP's recipe was asked for");
+  expect_error<ConfigError>(
+      [] { requested(FP8RecipeKwargs{{}, {}, "ao"}); },
+      "backend of FP8RecipeKwargs is \"AO\"");
+}
+
+}  // namespace fp8_recipe_test
+}  // namespace accelerate::detail

@@ -1,0 +1,197 @@
+#include <memory>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/precision.h>
+
+#include "gate/watched_tensor.h"
+#include "precision/fp8/float8_keeper.h"
+#include "precision/fp8/float8_rules.h"
+
+namespace accelerate::detail {
+
+namespace float8_linear_test {
+
+namespace nn = torch::nn;
+using at::Tensor;
+
+TERecipeKwargs delayed(OverrideLinearPrecision high = {}) {
+  return {false, 0, 1, "HYBRID", 4, "most_recent", high, false};
+}
+
+struct Watched {
+  explicit Watched(const Float8Rules& rules, bool only_in_forwards = false)
+      : keeper(std::make_shared<Float8Keeper>(only_in_forwards)) {
+    torch::manual_seed(7);
+    linear = nn::Linear(16, 32);
+    plain = nn::Linear(16, 32);
+    {
+      const torch::NoGradGuard no_grad;
+      plain->weight.copy_(linear->weight);
+      plain->bias.copy_(linear->bias);
+    }
+    const std::size_t unit = keeper->add(
+        c10::make_intrusive<Float8Layer>("linear", rules), {32, 16});
+    watch_tensor(linear->weight, {keeper, unit, keeper.get()});
+  }
+
+  [[nodiscard]] DelayedTensor& tensor(Float8Layer::Role role) const {
+    return *keeper->layers().front()->delayed[role];
+  }
+
+  std::shared_ptr<Float8Keeper> keeper;
+  nn::Linear linear = nullptr;
+  nn::Linear plain = nullptr;
+};
+
+Tensor rounded(const Tensor& x, const DynamicCast& cast, int dim) {
+  return cast_dynamically(x, cast, dim).dequantize();
+}
+
+TEST(Float8Linear, ComputesAllThreeProductsWithCastOperands) {
+  const AORecipeKwargs recipe{Float8LinearConfig{}};
+  Watched layer(float8_rules_of(recipe));
+  const Tensor x = at::randn({3, 5, 16}).requires_grad_();
+  const Tensor grad = at::randn({3, 5, 32});
+  const Tensor output = layer.linear(x);
+  output.backward(grad);
+
+  const DynamicCast e4m3{at::kFloat8_e4m3fn};
+  const DynamicCast e5m2{at::kFloat8_e5m2};
+  const Tensor matrix = x.detach().view({15, 16});
+  const Tensor weight = layer.plain->weight.detach();
+  const Tensor grads = grad.view({15, 32});
+  const Tensor expected =
+      at::mm(rounded(matrix, e4m3, 1), rounded(weight, e4m3, 1).t()) +
+      layer.plain->bias.detach();
+  EXPECT_TRUE(at::equal(output.detach().view({15, 32}), expected));
+  EXPECT_TRUE(at::allclose(
+      x.grad().view({15, 16}),
+      at::mm(rounded(grads, e5m2, 1), rounded(weight, e4m3, 0)),
+      1e-6,
+      1e-6));
+  EXPECT_TRUE(at::allclose(
+      layer.linear->weight.grad(),
+      at::mm(rounded(grads, e5m2, 0).t(), rounded(matrix, e4m3, 0)),
+      1e-6,
+      1e-6));
+  EXPECT_TRUE(at::allclose(layer.linear->bias.grad(), grads.sum(0)));
+  EXPECT_FALSE(at::equal(expected, layer.plain(matrix)));
+}
+
+TEST(Float8Linear, ComputesInTheDtypeOfAutocast) {
+  Watched layer(float8_rules_of(AORecipeKwargs{Float8LinearConfig{}}));
+  const Tensor x = at::randn({4, 16}).requires_grad_();
+  Tensor output;
+  {
+    const AutocastScope autocast(at::kCPU, at::kBFloat16);
+    output = layer.linear(x);
+  }
+  EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+  output.sum().backward();
+  EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  EXPECT_EQ(layer.linear->weight.grad().scalar_type(), at::kFloat);
+}
+
+TEST(Float8Linear, TakesDelayedScalesFromEarlierSteps) {
+  Watched layer(float8_rules_of(delayed()));
+  const auto step = [&](float size) {
+    const Tensor x = at::full({2, 16}, size).requires_grad_();
+    layer.linear->zero_grad();
+    const Tensor output = layer.linear(x);
+    (output * 3).sum().backward();
+    for (const auto role :
+         {Float8Layer::input, Float8Layer::weight, Float8Layer::grad_output}) {
+      DelayedTensor& tensor = layer.tensor(role);
+      tensor.update(tensor.take_amax());
+    }
+    return output.detach();
+  };
+  // With the scale 1, 1000 saturates at 448.
+  const Tensor weight = layer.plain->weight.detach();
+  const auto product = [&](float size, float scale_of_weight) {
+    const Tensor w =
+        cast_with_scale(weight, at::kFloat8_e4m3fn, scale_of_weight)
+            .dequantize();
+    return at::mm(at::full({2, 16}, size), w.t()) + layer.plain->bias.detach();
+  };
+  EXPECT_TRUE(at::equal(step(1000), product(448, 1)));
+  const float amax = weight.abs().max().item<float>();
+  EXPECT_EQ(layer.tensor(Float8Layer::input).scale().scale(), 448.0F / 1000);
+  EXPECT_EQ(layer.tensor(Float8Layer::weight).scale().scale(), 448.0F / amax);
+  EXPECT_EQ(
+      layer.tensor(Float8Layer::grad_output).scale().scale(), 57344.0F / 3);
+  EXPECT_TRUE(
+      at::allclose(step(1000), product(1000, 448.0F / amax), 1e-5, 1e-3));
+}
+
+TEST(Float8Linear, LeavesOverriddenProductsInHighPrecision) {
+  Watched all(float8_rules_of(delayed({true, true, true})));
+  Watched none(float8_rules_of(delayed()));
+  for (Watched* layer : {&all, &none}) {
+    torch::manual_seed(11);
+    const Tensor x = at::randn({4, 16}).requires_grad_();
+    const Tensor y = x.detach().clone().requires_grad_();
+    const Tensor found = layer->linear(x);
+    const Tensor expected = layer->plain(y);
+    found.square().sum().backward();
+    expected.square().sum().backward();
+    const auto equals = [](const Tensor& a, const Tensor& b) {
+      return at::allclose(a, b, 1e-6, 1e-6);
+    };
+    EXPECT_EQ(equals(found, expected), layer == &all);
+    EXPECT_EQ(equals(x.grad(), y.grad()), layer == &all);
+    EXPECT_EQ(
+        equals(layer->linear->weight.grad(), layer->plain->weight.grad()),
+        layer == &all);
+  }
+}
+
+TEST(Float8Linear, IsPlainOutsideOfForwardsWhereTheRecipeSaysSo) {
+  Watched layer(float8_rules_of(delayed()), /*only_in_forwards=*/true);
+  const Tensor x = at::randn({4, 16});
+  const Tensor expected = layer.plain(x);
+  EXPECT_TRUE(at::equal(layer.linear(x), expected));
+  layer.keeper->begin_forward(/*in_float8=*/false);
+  EXPECT_TRUE(at::equal(layer.linear(x), expected));
+  layer.keeper->end_forward();
+  layer.keeper->begin_forward(/*in_float8=*/true);
+  EXPECT_FALSE(at::equal(layer.linear(x), expected));
+  layer.keeper->end_forward();
+  EXPECT_TRUE(at::equal(layer.linear(x), expected));
+}
+
+TEST(Float8Linear, RoundsGradientsAtRandomWithoutBias) {
+  Float8LinearConfig config;
+  config.stochastic_rounding = true;
+  Watched layer(float8_rules_of(AORecipeKwargs{config}));
+  torch::manual_seed(5);
+  // One large value makes the scale; all others lie between two neighbours.
+  Tensor grad = at::full({4096, 32}, 1.1F);
+  grad[0][0] = 57344;
+  layer.linear(at::ones({4096, 16})).backward(grad);
+  const Tensor found = layer.linear->weight.grad()[1][0] / 4096;
+  EXPECT_NEAR(found.item<float>(), 1.1, 0.01);
+  config.stochastic_rounding = false;
+  Watched nearest(float8_rules_of(AORecipeKwargs{config}));
+  nearest.linear(at::ones({4096, 16})).backward(grad);
+  EXPECT_EQ(nearest.linear->weight.grad()[1][0].item<float>(), 4096);
+}
+
+TEST(Float8Linear, KeepsInputsInFloat8WhereTheSameCastServesTwice) {
+  Watched layer(float8_rules_of(AORecipeKwargs{Float8LinearConfig{}}));
+  Tensor x = at::randn({4, 16});
+  const Tensor output = layer.linear(x);
+  const Tensor before = x.clone();
+  // The input is not kept, so it may change.
+  x.zero_();
+  output.sum().backward();
+  EXPECT_GT(layer.linear->weight.grad().abs().sum().item<float>(), 0);
+}
+
+}  // namespace float8_linear_test
+
+}  // namespace accelerate::detail

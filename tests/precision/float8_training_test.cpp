@@ -1,0 +1,273 @@
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/accelerate.h>
+#include <accelerate/fp8.h>
+
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate {
+
+namespace float8_training_test {
+
+namespace nn = torch::nn;
+using at::Tensor;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::run_on_ranks;
+using testing::TemporaryDirectory;
+
+constexpr std::int64_t kBatch = 64;
+
+nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return nn::Sequential(
+      nn::Linear(16, 32), nn::GELU(), nn::Linear(32, 32), nn::Linear(32, 16));
+}
+
+std::vector<std::pair<std::string, FP8Recipe>> recipes() {
+  return {
+      {"tensorwise", AORecipeKwargs()},
+      {"rowwise",
+       AORecipeKwargs{Float8LinearConfig::from_recipe_name("rowwise")}},
+      {"rowwise_with_gw_hp",
+       AORecipeKwargs{
+           Float8LinearConfig::from_recipe_name("rowwise_with_gw_hp")}},
+      {"delayed", TERecipeKwargs{.amax_history_len = 4}},
+      {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
+}
+
+struct Training {
+  FP8Recipe recipe = AORecipeKwargs();
+  ParallelOptions parallel = {};
+  Precision precision = Precision::fp8;
+  int first_step = 0;
+  int last_step = 5;
+  std::string load = {};
+  std::string save = {};
+};
+
+struct Trained {
+  std::vector<Tensor> weights;
+  double loss = 0;
+};
+
+// Trains on this rank's part of the global batches, in fp32 but for what the
+// recipe casts.
+Trained train(const Training& training, const WorldOptions& world) {
+  const Accelerator accelerator(
+      {.mixed_precision = training.precision,
+       .fp8_recipe = training.precision == Precision::fp8
+           ? std::optional(training.recipe)
+           : std::nullopt,
+       .autocast = {.enabled = false},
+       .parallel = training.parallel,
+       .world = world});
+  nn::Sequential net = make_net();
+  torch::optim::SGD sgd(net->parameters(), 0.05);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  if (!training.load.empty()) accelerator.load_state(training.load);
+  Trained trained;
+  const std::int64_t share = kBatch / accelerator.num_processes();
+  for (int step = training.first_step; step < training.last_step; ++step) {
+    torch::manual_seed(100 + step);
+    const Tensor x = torch::randn({kBatch, 16})
+                         .narrow(0, share * accelerator.process_index(), share);
+    optimizer.zero_grad();
+    const Tensor loss = torch::square(model(x) - torch::sin(x)).mean();
+    trained.loss = loss.item<double>();
+    accelerator.backward(loss);
+    optimizer.step();
+  }
+  if (!training.save.empty()) accelerator.save_state(training.save);
+  const auto full = accelerator.full_parameters(model);
+  const torch::NoGradGuard no_grad;
+  for (const Tensor& parameter : net->parameters())
+    trained.weights.push_back(parameter.detach().clone());
+  return trained;
+}
+
+Trained train_alone(const Training& training) {
+  Trained trained;
+  run_on_ranks(
+      1, [&](const WorldOptions& world) { trained = train(training, world); });
+  return trained;
+}
+
+void expect_close(const Trained& found, const Trained& expected, double most) {
+  ASSERT_EQ(found.weights.size(), expected.weights.size());
+  for (std::size_t i = 0; i < found.weights.size(); ++i) {
+    EXPECT_LE(
+        (found.weights[i] - expected.weights[i]).abs().max().item<double>(),
+        most);
+  }
+}
+
+TEST(Float8Training, LearnsByEachRecipe) {
+  const Trained expected =
+      train_alone({.precision = Precision::no, .last_step = 40});
+  const Trained start =
+      train_alone({.precision = Precision::no, .last_step = 1});
+  for (const auto& [name, recipe] : recipes()) {
+    SCOPED_TRACE(name);
+    const Trained found = train_alone({.recipe = recipe, .last_step = 40});
+    EXPECT_LT(found.loss, start.loss * 0.9);
+    EXPECT_NEAR(found.loss, expected.loss, 0.05 * expected.loss);
+    bool differs = false;
+    for (std::size_t i = 0; i < found.weights.size(); ++i)
+      differs |= !at::equal(found.weights[i], expected.weights[i]);
+    EXPECT_TRUE(differs);
+  }
+}
+
+// Scales of rows and of blocks do not depend on the other rows of a batch;
+// those of delayed scaling are agreed on.
+TEST(Float8Training, IsTheSameOnSeveralRanks) {
+  for (const auto& [name, recipe] : recipes()) {
+    if (name == "tensorwise" || name == "rowwise") continue;
+    SCOPED_TRACE(name);
+    const Trained expected = train_alone({.recipe = recipe});
+    run_on_ranks(2, [&, &chosen = recipe](const WorldOptions& world) {
+      expect_close(train({.recipe = chosen}, world), expected, 1e-5);
+    });
+    const FullyShardedDataParallelOptions sharded{
+        .mixed_precision_policy = MixedPrecisionPolicy{}};
+    run_on_ranks(2, [&, &chosen = recipe](const WorldOptions& world) {
+      expect_close(
+          train(
+              {.recipe = chosen, .parallel = {.fully_sharded = sharded}},
+              world),
+          expected,
+          1e-5);
+    });
+  }
+}
+
+TEST(Float8Training, RecomputesActivations) {
+  for (const auto& [name, recipe] : recipes()) {
+    SCOPED_TRACE(name);
+    const Trained expected = train_alone({.recipe = recipe});
+    const Trained found = train_alone(
+        {.recipe = recipe,
+         .parallel = {
+             .activation_checkpointing = ActivationCheckpointingOptions{
+                 .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                 .min_num_params = 100}}});
+    expect_close(found, expected, 0);
+  }
+}
+
+TEST(Float8Training, GoesOnFromACheckpointWithItsScales) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path() / "state";
+  const TERecipeKwargs recipe{
+      .amax_history_len = 4, .amax_compute_algo = "max"};
+  const Trained expected = train_alone({.recipe = recipe, .last_step = 8});
+  train_alone({.recipe = recipe, .last_step = 4, .save = path});
+  const Trained found = train_alone(
+      {.recipe = recipe, .first_step = 4, .last_step = 8, .load = path});
+  expect_close(found, expected, 0);
+}
+
+TEST(Float8Training, LeavesThePlainModelBehind) {
+  run_on_ranks(1, [](const WorldOptions& world) {
+    nn::Sequential net = make_net();
+    const Tensor x = torch::randn({4, 16});
+    const Tensor expected = net->forward(x);
+    {
+      const Accelerator accelerator(
+          {.mixed_precision = Precision::fp8, .world = world});
+      auto model = accelerator.prepare(net);
+      EXPECT_FALSE(at::equal(model(x), expected));
+    }
+    EXPECT_TRUE(at::equal(net->forward(x), expected));
+  });
+}
+
+TEST(Float8Training, EvaluatesInHighPrecisionUnlessTold) {
+  run_on_ranks(1, [](const WorldOptions& world) {
+    for (const bool in_float8 : {false, true}) {
+      const Accelerator accelerator(
+          {.mixed_precision = Precision::fp8,
+           .fp8_recipe = TERecipeKwargs{.use_autocast_during_eval = in_float8},
+           .autocast = {.enabled = false},
+           .world = world});
+      nn::Sequential net = make_net();
+      const Tensor x = torch::randn({4, 16});
+      const Tensor expected = net->forward(x);
+      auto model = accelerator.prepare(net);
+      EXPECT_FALSE(at::equal(model(x), expected));
+      net->eval();
+      EXPECT_EQ(at::equal(model(x), expected), !in_float8);
+    }
+  });
+}
+
+TEST(Float8Layers, AreListedWithReasons) {
+  nn::Sequential net(
+      nn::Linear(16, 16),
+      nn::Linear(16, 24),
+      nn::Linear(24, 32),
+      nn::Linear(32, 32),
+      nn::Linear(32, 16));
+  EXPECT_EQ(
+      explain_float8_layers(choose_float8_layers(*net)),
+      "0: not float8 (the first linear layer)\n"
+      "1: not float8 (out_features 24 is no multiple of 16)\n"
+      "2: not float8 (in_features 24 is no multiple of 16)\n"
+      "3: float8\n"
+      "4: not float8 (the last linear layer)\n");
+  EXPECT_EQ(
+      explain_float8_layers(choose_float8_layers(*net, TERecipeKwargs())),
+      "0: float8\n"
+      "1: not float8 (out_features 24 is no multiple of 16)\n"
+      "2: not float8 (in_features 24 is no multiple of 16)\n"
+      "3: float8\n"
+      "4: float8\n");
+  const AORecipeKwargs filtered{
+      .module_filter_func = [](const std::string& name, const nn::Module&) {
+        return name == "1";
+      }};
+  EXPECT_EQ(
+      explain_float8_layers(choose_float8_layers(*net, filtered)),
+      "0: not float8 (module_filter_func left it out)\n"
+      "1: float8\n"
+      "2: not float8 (module_filter_func left it out)\n"
+      "3: not float8 (module_filter_func left it out)\n"
+      "4: not float8 (module_filter_func left it out)\n");
+  EXPECT_EQ(
+      explain_float8_layers(choose_float8_layers(*nn::Linear(3, 3))),
+      "(the model itself): not float8 (the first linear layer)\n");
+}
+
+TEST(Float8Layers, ComeFromRecipesThatAreKnown) {
+  expect_error<ConfigError>(
+      [] { Float8LinearConfig::from_recipe_name("blockwise"); },
+      "the float8 recipe \"blockwise\"");
+}
+
+TEST(Float8Training, RefusesTensorParallelism) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    expect_error<ConfigError>(
+        [&] {
+          Accelerator(
+              {.mixed_precision = Precision::fp8,
+               .parallel = {.tensor = 2, .parallelize_plan = ParallelizePlan{}},
+               .world = world});
+        },
+        "mixed precision fp8 was asked for of layers that 2 ranks compute");
+  });
+}
+
+}  // namespace float8_training_test
+
+}  // namespace accelerate

@@ -1,0 +1,101 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "precision/fp8/scale_rules.h"
+
+namespace accelerate::detail {
+
+namespace scale_rules_test {
+
+using ::testing::ElementsAre;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(ScaleRules, BringTheLargestValueToThatOfTheFormat) {
+  EXPECT_EQ(scale_of_amax(2, Float8Format::e4m3fn, false), 224);
+  EXPECT_EQ(scale_of_amax(2, Float8Format::e4m3fn, true), 128);
+  EXPECT_EQ(scale_of_amax(3.5, Float8Format::e4m3fn, true), 128);
+  EXPECT_EQ(scale_of_amax(7, Float8Format::e5m2, true), 8192);
+  EXPECT_EQ(scale_of_amax(0, Float8Format::e5m2, false), 57344e12F);
+  EXPECT_EQ(scale_of_amax(kInfinity, Float8Format::e5m2, true), 0);
+  EXPECT_TRUE(std::isnan(scale_of_amax(kNan, Float8Format::e5m2, true)));
+}
+
+TEST(ScaleRules, NeverExceedTheFormatInABlock) {
+  const auto type = Float8Format::e4m3fn;
+  EXPECT_EQ(e8m0_of_amax(448, type), 127);
+  EXPECT_EQ(e8m0_of_amax(449, type), 128);
+  EXPECT_EQ(e8m0_of_amax(224, type), 126);
+  EXPECT_EQ(e8m0_of_amax(0, type), 0);
+  EXPECT_EQ(e8m0_of_amax(1e-45F, type), 0);
+  EXPECT_EQ(e8m0_of_amax(std::numeric_limits<float>::max(), type), 247);
+  EXPECT_EQ(e8m0_of_amax(kInfinity, type), 0xfe);
+  EXPECT_EQ(e8m0_of_amax(kNan, type), 0xff);
+  EXPECT_EQ(scale_of_e8m0(127), 1);
+  EXPECT_EQ(scale_of_e8m0(130), 0.125F);
+  EXPECT_EQ(scale_of_e8m0(0), std::ldexp(1.0F, 127));
+  EXPECT_EQ(scale_of_e8m0(0xfe), std::ldexp(1.0F, -127));
+  EXPECT_TRUE(std::isnan(scale_of_e8m0(0xff)));
+}
+
+TEST(DelayedScaling, FollowsTheHistory) {
+  DelayedScale newest(Float8Format::e4m3fn, {.history_len = 3});
+  DelayedScale largest(
+      Float8Format::e4m3fn, {.history_len = 3, .uses_largest = true});
+  std::vector<float> newest_scales, largest_scales;
+  for (const float amax : {4.0F, 2.0F, 1.0F, 1.0F}) {
+    newest.update(amax);
+    largest.update(amax);
+    newest_scales.push_back(newest.scale());
+    largest_scales.push_back(largest.scale());
+  }
+  EXPECT_THAT(newest_scales, ElementsAre(112, 224, 448, 448));
+  EXPECT_THAT(largest_scales, ElementsAre(112, 112, 112, 224));
+  EXPECT_THAT(largest.history(), ElementsAre(0, 1, 1));
+}
+
+TEST(DelayedScaling, HasAMarginAndAnInterval) {
+  DelayedScale scale(
+      Float8Format::e5m2, {.history_len = 1, .margin = 2, .interval = 2});
+  scale.update(1);
+  EXPECT_EQ(scale.scale(), 1);
+  scale.update(2);
+  EXPECT_EQ(scale.scale(), 57344.0F / 2 / 4);
+}
+
+TEST(DelayedScaling, KeepsTheScaleWithoutAUsableValue) {
+  DelayedScale scale(Float8Format::e4m3fn, {.history_len = 2});
+  scale.update(2);
+  for (const float amax : {0.0F, kInfinity, kNan}) {
+    scale.update(amax);
+    EXPECT_EQ(scale.scale(), 224);
+  }
+  scale.update(1e-38F);
+  EXPECT_EQ(scale.scale(), std::numeric_limits<float>::max());
+}
+
+TEST(DelayedScaling, GoesOnFromWhatWasSaved) {
+  const DelayedScaleOptions options{.history_len = 4, .uses_largest = true};
+  DelayedScale before(Float8Format::e4m3fn, options);
+  for (const float amax : {8.0F, 4.0F, 2.0F, 1.0F}) before.update(amax);
+  DelayedScale same(Float8Format::e4m3fn, options);
+  same.restore(before.scale(), before.history(), before.num_updates());
+  DelayedScale shorter(
+      Float8Format::e4m3fn, {.history_len = 3, .uses_largest = true});
+  shorter.restore(before.scale(), before.history(), before.num_updates());
+  EXPECT_EQ(same.history(), before.history());
+  EXPECT_THAT(shorter.history(), ElementsAre(0, 2, 1));
+  before.update(0.5F);
+  same.update(0.5F);
+  EXPECT_EQ(same.scale(), before.scale());
+  EXPECT_EQ(same.num_updates(), 5);
+}
+
+}  // namespace scale_rules_test
+
+}  // namespace accelerate::detail
