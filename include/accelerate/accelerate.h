@@ -64,8 +64,11 @@
 #include <accelerate/parallel_layers.h>
 #include <accelerate/parallel_options.h>
 #include <accelerate/parallelism_config.h>
+#include <accelerate/pipeline.h>
+#include <accelerate/pipeline_layers.h>
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
+#include <accelerate/prepare_pippy.h>
 #include <accelerate/profiler.h>
 #include <accelerate/progress.h>
 #include <accelerate/quantize.h>

@@ -30,8 +30,11 @@ struct Section {
   std::vector<SectionEntry> entries;
   /// Further names of entries: alias to name.
   std::map<std::string, std::string> aliases = {};
+  /// True if other ranks have other tensors of it: stages of a pipeline.
+  bool is_stage = false;
 
-  /// True if any entry is sharded over ranks.
+  /// True if several ranks write it: any entry is sharded over ranks, or it is
+  /// a stage.
   [[nodiscard]] bool is_sharded() const;
 };
 

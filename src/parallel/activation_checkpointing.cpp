@@ -15,8 +15,8 @@ namespace {
 
 class ActivationCheckpointing final : public Strategy {
  public:
-  explicit ActivationCheckpointing(RecomputationRequest request)
-      : request_(std::move(request)) {}
+  ActivationCheckpointing(RecomputationRequest request, bool may_choose_none)
+      : request_(std::move(request)), may_choose_none_(may_choose_none) {}
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const UnitPlan plan = plan_units(module, table, request_.modules);
@@ -29,7 +29,7 @@ class ActivationCheckpointing final : public Strategy {
         segments_.segment_of.emplace(
             row->tensor.unsafeGetTensorImpl(), segment);
     }
-    if (segments_.names.size() == 1) {
+    if (segments_.names.size() == 1 && !may_choose_none_) {
       throw ConfigError(
           "[parallel] activation checkpointing was asked for, but its policy "
           "chose no module of the model; name classes of modules that it has, "
@@ -54,6 +54,7 @@ class ActivationCheckpointing final : public Strategy {
 
  private:
   RecomputationRequest request_;
+  bool may_choose_none_;
   Segments segments_;
   std::shared_ptr<ComparedOperators> compared_ =
       std::make_shared<ComparedOperators>();
@@ -64,8 +65,9 @@ class ActivationCheckpointing final : public Strategy {
 }  // namespace
 
 std::unique_ptr<Strategy> make_activation_checkpointing(
-    const RecomputationRequest& request) {
-  return std::make_unique<ActivationCheckpointing>(request);
+    const RecomputationRequest& request,
+    bool may_choose_none) {
+  return std::make_unique<ActivationCheckpointing>(request, may_choose_none);
 }
 
 }  // namespace accelerate::detail

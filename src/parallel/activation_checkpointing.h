@@ -8,8 +8,10 @@
 namespace accelerate::detail {
 
 /// Recomputes activations of chosen modules in backward (activations/); works
-/// with every other strategy, or none.
+/// with every other strategy, or none. `may_choose_none`: there may be no such
+/// module, since the model is a stage of another one.
 std::unique_ptr<Strategy> make_activation_checkpointing(
-    const RecomputationRequest& request);
+    const RecomputationRequest& request,
+    bool may_choose_none);
 
 }  // namespace accelerate::detail

@@ -17,15 +17,6 @@ struct DegreeRow {
   std::optional<std::string> (*complain)(const PlanRequest&) = nullptr;
 };
 
-template <Axis axis>
-std::optional<std::string> complain_of_absence(const PlanRequest&) {
-  return format(
-      "[parallel] {} was asked for, which this version does not have; set {} "
-      "to 1",
-      name_of(axis),
-      name_of(axis));
-}
-
 std::optional<std::string> complain_of_plan(const PlanRequest& request) {
   if (request.training.parallelize_plan || request.training.infers_plan)
     return std::nullopt;
@@ -34,7 +25,7 @@ std::optional<std::string> complain_of_plan(const PlanRequest& request) {
 }
 
 constexpr DegreeRow kDegrees[] = {
-    {Axis::pipeline, &complain_of_absence<Axis::pipeline>},
+    {Axis::pipeline},
     {Axis::tensor, &complain_of_plan},
     {Axis::context},
     {Axis::shard},

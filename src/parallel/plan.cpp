@@ -78,8 +78,10 @@ constexpr Technique kTechniques[] = {
      [](const ParallelPlan& plan) {
        return plan.techniques.activation_checkpointing.has_value();
      },
-     [](const Mesh&, const TechniqueOptions& options) {
-       return make_activation_checkpointing(*options.activation_checkpointing);
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_activation_checkpointing(
+           *options.activation_checkpointing,
+           /*may_choose_none=*/mesh.degree(Axis::pipeline) > 1);
      }},
 };
 

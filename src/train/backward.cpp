@@ -12,6 +12,7 @@
 #include <accelerate/optimizers.h>
 
 #include "base/text.h"
+#include "train/micro_step_weight.h"
 #include "train/scaling.h"
 #include "train/session.h"
 
@@ -49,22 +50,6 @@ double sum_over_ranks(const Session& session, std::int64_t count) {
   const at::Tensor sum = at::full({}, count, at::kLong);
   session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
   return static_cast<double>(sum.item<std::int64_t>());
-}
-
-// The gradients of a window add up to the mean over its micro-steps. Only its
-// last micro-step shows that a loader's end cuts it short; the gradients of the
-// earlier ones are scaled then.
-double weight_of_micro_step(Session& session) {
-  const detail::StepClock& clock = session.clock;
-  if (!clock.is_short() || session.accumulation.divide_by_full_window) {
-    return 1.0 / clock.window();
-  }
-  if (std::exchange(session.window.aligned_serial, clock.serial()) !=
-      clock.serial()) {
-    multiply_pending_gradients(
-        session, static_cast<double>(clock.window()) / clock.length());
-  }
-  return 1.0 / clock.length();
 }
 
 // The gradients of a window add up to the mean over all items of all ranks, and
@@ -212,6 +197,22 @@ detail::PreparedModel* model_of(
 
 }  // namespace
 
+// The gradients of a window add up to the mean over its micro-steps. Only its
+// last micro-step shows that a loader's end cuts it short; the gradients of the
+// earlier ones are scaled then.
+double detail::weight_of_micro_step(Session& session) {
+  const StepClock& clock = session.clock;
+  if (!clock.is_short() || session.accumulation.divide_by_full_window) {
+    return 1.0 / clock.window();
+  }
+  if (std::exchange(session.window.aligned_serial, clock.serial()) !=
+      clock.serial()) {
+    multiply_pending_gradients(
+        session, static_cast<double>(clock.window()) / clock.length());
+  }
+  return 1.0 / clock.length();
+}
+
 void Accelerator::backward(
     const at::Tensor& loss,
     const BackwardOptions& options) const {
@@ -221,7 +222,7 @@ void Accelerator::backward(
   detail::settle_scale(session);
   const double weight = options.num_items
       ? weight_of_items(session, *options.num_items)
-      : weight_of_micro_step(session);
+      : detail::weight_of_micro_step(session);
   at::Tensor weighted = weight == 1 ? loss : loss * weight;
   if (session.scaler) weighted = session.scaler->scale(weighted);
   const auto syncs = [](const auto& model) { return model->sync_gradients; };

@@ -14,6 +14,7 @@
 #include "checkpoint/components/parameter_names.h"
 #include "checkpoint/components/random_state.h"
 #include "checkpoint/components/states.h"
+#include "train/staged_model.h"
 
 namespace accelerate::detail {
 
@@ -83,7 +84,11 @@ std::vector<PreparedModel*> live_models(const Session& session) {
 }
 
 PlacedModel placed(const PreparedModel& model) {
-  return {model.module.get(), &model.table, &model.mesh};
+  return {
+      model.module.get(),
+      &model.table,
+      &model.mesh,
+      model.stage ? &model.stage->others : nullptr};
 }
 
 ComponentList components_of(

@@ -1,6 +1,7 @@
 #include <accelerate/accelerator.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <unordered_set>
 
@@ -14,6 +15,7 @@
 #include "params/gradient_norm.h"
 #include "train/scaling.h"
 #include "train/session.h"
+#include "train/staged_model.h"
 
 namespace accelerate {
 
@@ -24,6 +26,8 @@ using detail::Parameter;
 /// Rows of the models' tables, and unsharded rows for other tensors.
 struct Rows {
   std::vector<detail::PlacedParameter> all;
+  /// Without those that another stage of a pipeline has, too, and counts.
+  std::vector<detail::PlacedParameter> counted;
   std::vector<std::unique_ptr<Parameter>> own;
 };
 
@@ -35,11 +39,14 @@ Rows rows_for(
   for (const at::Tensor& parameter : parameters) {
     const Parameter* row = nullptr;
     const Mesh* mesh = &session.mesh;
+    bool is_counted = true;
     for (const auto& model : session.models) {
       row = model->table.find(parameter);
       if (row == nullptr) row = model->table.find_local(parameter);
       if (row == nullptr) continue;
       mesh = &model->mesh;
+      is_counted = !model->stage ||
+          !model->stage->others.saved_there.contains(row->name);
       break;
     }
     if (row == nullptr) {
@@ -51,10 +58,28 @@ Rows rows_for(
       row = rows.own.back().get();
     }
     // A tied tensor may be given twice but counts once.
-    if (seen.insert(row->tensor.unsafeGetTensorImpl()).second)
-      rows.all.push_back({row, mesh});
+    if (!seen.insert(row->tensor.unsafeGetTensorImpl()).second) continue;
+    rows.all.push_back({row, mesh});
+    if (is_counted) rows.counted.push_back({row, mesh});
   }
   return rows;
+}
+
+// The norm of the gradients of all stages of a pipeline, from that of this
+// rank's.
+at::Tensor norm_over_stages(
+    const detail::Session& session,
+    const at::Tensor& norm,
+    double norm_type) {
+  const Group& stages = session.mesh.group(Axis::pipeline);
+  if (stages.size() == 1) return norm;
+  // A stage without parameters does not know the others' dtype.
+  at::Tensor all = norm.to(session.world.device(), at::kDouble);
+  const bool is_infinite = std::isinf(norm_type);
+  if (!is_infinite) all = all.pow(norm_type);
+  stages.all_reduce(all, is_infinite ? ReduceOp::max : ReduceOp::sum);
+  if (!is_infinite) all = all.pow(1 / norm_type);
+  return all.to(norm.device(), norm.scalar_type());
 }
 
 // Groups gradients of equal dtype and device, which one kernel can process.
@@ -88,7 +113,10 @@ at::Tensor detail::clip_gradients(
   const at::NoGradGuard no_grad;
   detail::unscale_parameters(session, parameters);
   const Rows rows = rows_for(session, parameters);
-  const at::Tensor norm = detail::gradient_norm(rows.all, options.norm_type);
+  const at::Tensor norm = norm_over_stages(
+      session,
+      detail::gradient_norm(rows.counted, options.norm_type),
+      options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
     throw ConfigError(detail::format(
         "[train] the gradient norm is {}; skip this step, lower the learning "

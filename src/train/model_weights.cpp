@@ -6,6 +6,7 @@
 #include "checkpoint/weights/prepared_weights.h"
 #include "train/checkpoint_components.h"
 #include "train/session.h"
+#include "train/staged_model.h"
 
 namespace accelerate::detail {
 
@@ -14,13 +15,20 @@ void save_prepared(
     const std::filesystem::path& directory,
     const SaveModelOptions& options) {
   require_no_join(*model.session, "save_model()");
-  save_weights(*model.session->checkpoints, placed(model), directory, options);
+  const auto whole = whole_model(model);
+  save_weights(
+      *model.session->checkpoints,
+      whole ? whole->placed() : placed(model),
+      directory,
+      options);
 }
 
 WeightList weights_of(
     const PreparedModel& model,
     const StateDictOptions& options) {
-  const PlacedModel placed_model = placed(model);
+  const bool is_whole = options.type == StateDictType::full_state_dict;
+  const auto whole = is_whole ? whole_model(model) : nullptr;
+  const PlacedModel placed_model = whole ? whole->placed() : placed(model);
   if (gathers_weights(placed_model, options)) {
     require_no_join(*model.session, "get_state_dict()");
   }

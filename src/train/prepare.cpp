@@ -16,6 +16,7 @@
 #include "comm/mesh.h"
 #include "parallel/plan.h"
 #include "params/materialize.h"
+#include "pipeline/stages.h"
 #include "precision/support.h"
 #include "train/deepspeed_rules.h"
 #include "train/freed_blocks.h"
@@ -40,6 +41,24 @@ std::size_t count_repeated(std::vector<T> items) {
       items.end() - std::unique(items.begin(), items.end()));
 }
 
+// Where the ranks have different stages, only a Pipeline divides a model.
+void require_stage(
+    const Session& session,
+    const detail::RequestedModel& model,
+    std::vector<std::string>& complaints) {
+  const int num_stages = session.plan.degree(Axis::pipeline);
+  const bool is_stage = dynamic_cast<const detail::PipelineStageModule*>(
+                            model.module.get()) != nullptr;
+  const bool is_trained = !model.options || !model.options->evaluation_mode;
+  if (num_stages == 1 || is_stage || !is_trained) return;
+  complaints.push_back(format(
+      "[train] pipeline is {}, but argument {} of prepare() is a whole model; "
+      "make a Pipeline of it (pipeline.h), set pipeline to 1, or, if it is "
+      "never trained, give it evaluation_mode",
+      num_stages,
+      model.position));
+}
+
 // Throws for everything that prepare() refuses, before anything is changed.
 void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
@@ -52,6 +71,7 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
           model.position));
     } else {
       modules.push_back(model.module.get());
+      require_stage(session, model, complaints);
     }
   }
   // A module is null after free_memory().

@@ -39,6 +39,7 @@
 namespace accelerate::detail {
 
 struct Session;
+struct StagedModel;
 
 struct PreparedModel {
   /// See the function of this name. No strategy, dtype or missing value comes
@@ -63,6 +64,8 @@ struct PreparedModel {
   bool awaits_values = false;
   /// The default of load_model(): only rank 0 reads the files.
   bool reads_on_rank_0 = false;
+  /// Set if this is a stage of a model that a pipeline divides.
+  std::shared_ptr<const StagedModel> stage = nullptr;
   /// See keep_freed_blocks(); null if nothing is kept for this model.
   std::shared_ptr<void> freed_blocks = nullptr;
 };

@@ -272,11 +272,9 @@ TEST(ParallelOptions, AreRefusedForDegreesThatNoTechniqueHas) {
   };
   const std::vector<std::pair<ParallelOptions, std::string>> refused{
       {{.tensor = 2}, "tensor was asked for, but nothing says which"},
-      {{.pipeline = 2}, "pipeline was asked for"},
       {degrees({.tp_size = 2}), "tensor was asked for"},
       {degrees({.cp_backend = "other"}), "cp_backend is \"other\""},
       {degrees({.sp_backend = "other"}), "sp_backend is \"other\""},
-      {megatron({.pp_degree = 2}), "pipeline was asked for"},
       {megatron({.expert_model_parallel_size = 2}),
        "set expert_model_parallel_size to 1"},
       {megatron({.expert_tensor_parallel_size = 2}),

@@ -252,7 +252,6 @@ TEST(MegatronPlan, FollowsItsOptions) {
   };
   EXPECT_TRUE(plan_for({.tp_degree = 2}).techniques.infers_plan);
   EXPECT_EQ(plan_for({.tp_degree = 2}).degree(Axis::tensor), 2);
-  refused({.megatron_lm = MegatronLMOptions{.pp_degree = 2}}, "pipeline");
   refused(
       {.megatron_lm = MegatronLMOptions{.expert_model_parallel_size = 2}},
       "expert_model_parallel_size");

@@ -22,19 +22,27 @@ bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
   return is_first_of_node;
 }
 
+void leave_out_other_stages(StoredTensors& saved, const PlacedModel& model) {
+  if (model.others == nullptr) return;
+  for (const std::string& name : model.others->names) saved.erase(name);
+}
+
 Section model_section(
     const PlacedModel& model,
     std::string name,
     const WriterRule& writes) {
   Section section{std::move(name), {}};
+  section.is_stage = model.others != nullptr;
   std::unordered_map<const void*, std::string> known;
   for (const Parameter& row : model.table->rows()) {
     known.emplace(row.tensor.unsafeGetTensorImpl(), row.name);
+    const bool is_saved_there =
+        model.others != nullptr && model.others->saved_there.contains(row.name);
     section.entries.push_back(
         {row.name,
          row.layout.is_unsharded() ? row.tensor : row.local,
          row.layout,
-         writes(row.layout, *model.mesh)});
+         writes(row.layout, *model.mesh) && !is_saved_there});
   }
   for (const auto& item : model.module->named_parameters()) {
     if (!item.value().defined()) continue;
@@ -99,6 +107,7 @@ std::vector<std::string> ModelComponent::check(
       model.destinations.push_back({entry.name, entry.tensor, entry.layout});
     }
     take_other_names(model.saved, section.aliases);
+    leave_out_other_stages(model.saved, models_[i]);
     for (std::string& complaint : mismatches(
              section.name,
              model.saved,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,27 @@ class Module;
 
 namespace accelerate::detail {
 
+/// What other ranks of a pipeline have of the model of which this one has a
+/// stage.
+struct OtherStages {
+  /// Names of tensors that only they have.
+  std::set<std::string> names;
+  /// Names of this rank's parameters that an earlier stage has, too, which
+  /// saves them.
+  std::set<std::string> saved_there;
+};
+
 /// A module with the layouts of its parameters; borrowed.
 struct PlacedModel {
   const torch::nn::Module* module = nullptr;
   const ParameterTable* table = nullptr;
   const Mesh* mesh = nullptr;
+  /// Null for a whole model.
+  const OtherStages* others = nullptr;
 };
+
+/// Leaves out what other stages load.
+void leave_out_other_stages(StoredTensors& saved, const PlacedModel& model);
 
 /// Decides whether this rank writes a tensor.
 struct WriterRule {

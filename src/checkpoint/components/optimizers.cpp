@@ -6,10 +6,12 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
+#include <nlohmann/json.hpp>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "checkpoint/tensors/state_json.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/tensors/tensor_tree.h"
 
@@ -22,6 +24,52 @@ using NamedList = std::vector<std::pair<std::string, at::Tensor>>;
 bool may_be_missing(const MatchRules& rules, const std::string& name) {
   return !rules.strict || matches_any(rules.skip, name) ||
       matches_any(rules.allow_missing, name);
+}
+
+// The state of the parameters of all stages of a pipeline, from that of each
+// stage's own.
+OptimizerState over_stages(const OptimizerState& mine, const Group& stages) {
+  if (stages.size() == 1) return mine;
+  NamedTensors none;
+  const auto texts =
+      stages.all_gather_bytes(to_json(to_state_dict(mine), "", none).dump());
+  OptimizerState whole;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    OptimizerState stage = optimizer_state_from(from_json(
+        nlohmann::json::parse(texts[i]),
+        "the state of a stage's optimizer",
+        [](const std::string&) { return at::Tensor(); }));
+    if (i == 0) {
+      whole = std::move(stage);
+      continue;
+    }
+    whole.parameters.merge(stage.parameters);
+    for (std::size_t g = 0; g < stage.groups.size(); ++g) {
+      if (g == whole.groups.size()) {
+        whole.groups.push_back(std::move(stage.groups[g]));
+        continue;
+      }
+      auto& names = whole.groups[g].parameters;
+      for (std::string& name : stage.groups[g].parameters) {
+        if (std::find(names.begin(), names.end(), name) == names.end())
+          names.push_back(std::move(name));
+      }
+    }
+  }
+  return whole;
+}
+
+void leave_out_other_stages(
+    OptimizerState& state,
+    const ParameterNames& names) {
+  std::erase_if(state.parameters, [&](const auto& entry) {
+    return names.is_elsewhere(entry.first);
+  });
+  for (auto& group : state.groups) {
+    std::erase_if(group.parameters, [&](const std::string& name) {
+      return names.is_elsewhere(name);
+    });
+  }
 }
 
 // The destinations of this rank's shards of an optimizer's tensors: the memory
@@ -133,10 +181,12 @@ StateDict OptimizerComponent::collect_one(
     std::string section_name,
     CheckpointContents& contents) const {
   Section section{std::move(section_name), {}};
-  const auto add_full = [&](const NamedList& tensors) {
+  section.is_stage = mesh_.degree(Axis::pipeline) > 1;
+  const auto add_full = [&](const NamedList& tensors, bool is_saved_there) {
     for (const auto& [key, tensor] : tensors) {
       const Layout full = Layout::unsharded(tensor.sizes().vec());
-      section.entries.push_back({key, tensor, full, writes_(full, mesh_)});
+      section.entries.push_back(
+          {key, tensor, full, writes_(full, mesh_) && !is_saved_there});
     }
   };
   const auto layouts = names_.sharded_layouts();
@@ -147,26 +197,34 @@ StateDict OptimizerComponent::collect_one(
     NamedList tensors;
     values = extract_tensors(values, name, tensors);
     const auto layout = layouts.find(name);
+    const bool is_saved_there = names_.is_saved_there(name);
     for (auto& [key, tensor] : tensors) {
       const bool is_box = layout != layouts.end() &&
           tensor.sizes() == at::IntArrayRef(layout->second.layout.extent);
       if (!is_box) {
-        add_full({{key, tensor}});
+        add_full({{key, tensor}}, is_saved_there);
         continue;
       }
       const MeshLayout& box = layout->second;
       section.entries.push_back(
-          {key, tensor, box.layout, writes_(box.layout, *box.mesh)});
+          {key,
+           tensor,
+           box.layout,
+           writes_(box.layout, *box.mesh) && !is_saved_there});
     }
   }
-  NamedList others = names_.masters_of(optimizer);
+  for (const auto& [key, tensor] : names_.masters_of(optimizer)) {
+    add_full(
+        {{key, tensor}}, names_.is_saved_there(key.substr(0, key.rfind('/'))));
+  }
+  NamedList others;
   bare.others = {};
   if (!state.others.empty()) {
     bare.others = extract_tensors(state.others, "archive", others);
   }
-  add_full(others);
+  add_full(others, /*is_saved_there=*/false);
   contents.sections.push_back(std::move(section));
-  return to_state_dict(bare);
+  return to_state_dict(over_stages(bare, mesh_.group(Axis::pipeline)));
 }
 
 std::vector<std::string> OptimizerComponent::check(
@@ -197,6 +255,7 @@ std::vector<std::string> OptimizerComponent::check(
         continue;
       }
     }
+    leave_out_other_stages(to_load.state, names_);
     for (const std::string& complaint : optimizer_complaints(
              *to_load.optimizer,
              to_load.state,

@@ -49,6 +49,24 @@ NameOfParameter ParameterNames::of(
   };
 }
 
+bool ParameterNames::is_elsewhere(const std::string& name) const {
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    if (models_[i].others == nullptr) continue;
+    for (const std::string& other : models_[i].others->names)
+      if (qualified(i, other) == name) return true;
+  }
+  return false;
+}
+
+bool ParameterNames::is_saved_there(const std::string& name) const {
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    if (models_[i].others == nullptr) continue;
+    for (const std::string& other : models_[i].others->saved_there)
+      if (qualified(i, other) == name) return true;
+  }
+  return false;
+}
+
 std::map<std::string, MeshLayout> ParameterNames::sharded_layouts() const {
   std::map<std::string, MeshLayout> layouts;
   for (std::size_t i = 0; i < models_.size(); ++i) {

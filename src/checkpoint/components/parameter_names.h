@@ -30,6 +30,11 @@ class ParameterNames {
   [[nodiscard]] NameOfParameter of(
       const torch::optim::Optimizer& optimizer) const;
 
+  /// True for a parameter that only other stages of a pipeline have.
+  [[nodiscard]] bool is_elsewhere(const std::string& name) const;
+  /// True for a parameter that an earlier stage has, too, which saves it.
+  [[nodiscard]] bool is_saved_there(const std::string& name) const;
+
   /// The layouts of parameters that are sharded over ranks, by name.
   [[nodiscard]] std::map<std::string, MeshLayout> sharded_layouts() const;
 

@@ -162,6 +162,7 @@ std::string attempt(Body&& body) {
 }  // namespace
 
 bool Section::is_sharded() const {
+  if (is_stage) return true;
   for (const SectionEntry& entry : entries) {
     if (!entry.layout.is_unsharded()) return true;
   }

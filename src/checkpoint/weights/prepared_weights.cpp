@@ -279,7 +279,9 @@ void load_weights(
     const PlacedModel& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options,
-    bool reads_on_rank_0) {
+    bool may_read_on_rank_0) {
+  // Rank 0 does not know what other stages need.
+  const bool reads_on_rank_0 = may_read_on_rank_0 && model.others == nullptr;
   RankAgreement& agreement = checkpoints.agreement;
   const World& world = checkpoints.world;
   agreement.require_same_call("load_model", path.string());
@@ -309,6 +311,7 @@ void load_weights(
         saved,
         checkpoints.show_progress("load_model", num_read_bytes(destinations)));
     take_other_names(saved, section.aliases);
+    leave_out_other_stages(saved, model);
     require_fit(
         path, mismatches("model", saved, destinations, section.aliases, rules));
   });

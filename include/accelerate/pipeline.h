@@ -1,0 +1,235 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/model.h>
+#include <accelerate/pipeline_layers.h>
+
+namespace accelerate {
+
+class Accelerator;
+
+/// What the loss function of a pipeline returns for a micro-batch, and so how
+/// the losses of micro-batches add up.
+enum class MicroBatchLoss {
+  /// A mean over its samples: the step's loss is the mean over all samples.
+  mean,
+  /// A sum: the step's loss is the sum.
+  sum,
+};
+
+/// How a model is divided into stages, and how they work together. All ranks
+/// give the same options.
+struct PipelineOptions {
+  /// The names of the first layer of each stage but the first. Empty: stages
+  /// are as equal as possible in `costs`.
+  std::vector<std::string> split_points = {};
+  /// What each layer costs, in any unit (time is best). Empty: the bytes of its
+  /// parameters.
+  std::vector<double> costs = {};
+  /// "GPipe": all forwards, then all backwards. "1F1B": a backward as soon as
+  /// possible, so that a rank keeps the activations of at most as many
+  /// micro-batches as there are ranks. "Interleaved1F1B": 1F1B with `num_chunks`
+  /// stages per rank, which divides the idle time by their number, for more
+  /// messages. "ZBH1": 1F1B in which gradients of weights fill the idle time;
+  /// it costs the part of the backward that both kinds of gradients need a
+  /// second time.
+  std::string schedule = "1F1B";
+  /// Stages per rank; above 1 with Interleaved1F1B only. Stage c * ranks + r is
+  /// on rank r.
+  int num_chunks = 1;
+  /// Into how many micro-batches a batch is divided: the first ones have a
+  /// sample more if the number does not divide it, and a batch of fewer samples
+  /// has one micro-batch per sample. More: less idle time, smaller products.
+  /// Interleaved1F1B needs a multiple of the ranks. Unset: one per rank of the
+  /// pipeline.
+  std::optional<int> num_micro_batches = std::nullopt;
+  MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
+  /// What a stage hands on may have another shape or dtype with each
+  /// micro-batch, as sequences of different lengths do. Costs a small message
+  /// each. Without it, that is an error; it may always depend on the number of
+  /// samples.
+  bool shapes_may_change = false;
+  /// Give all ranks of the pipeline the losses. Costs a small message per step,
+  /// and waiting for the last stage.
+  bool losses_on_all_ranks = true;
+};
+
+/// Options of one step or forward.
+struct PipelineStepOptions {
+  /// Keep the model's outputs, on the last stage.
+  bool return_outputs = false;
+  /// Give them to all ranks of the pipeline.
+  bool gather_outputs = false;
+};
+
+/// What a step returned. Tensors have no graph.
+struct PipelineResult {
+  /// The loss of the whole batch, 0-d; undefined without a loss function, and,
+  /// with losses_on_all_ranks off, on ranks other than the last.
+  at::Tensor loss = {};
+  /// The loss function's values, one per micro-batch.
+  std::vector<at::Tensor> losses = {};
+  /// What the last layer returned, micro-batches together along dimension 0;
+  /// empty where it was not asked for.
+  PipelineTensors outputs = {};
+};
+
+namespace detail {
+
+using PipelineLoss = std::function<
+    at::Tensor(const PipelineTensors& outputs, const PipelineTensors& targets)>;
+
+[[noreturn]] ACCELERATE_API void throw_several_outputs(
+    std::size_t num_outputs,
+    std::size_t num_targets);
+
+template <class Loss>
+PipelineLoss pipeline_loss(Loss loss) {
+  if constexpr (std::is_invocable_v<Loss&, at::Tensor, at::Tensor>) {
+    return [loss = std::move(loss)](
+               const PipelineTensors& outputs,
+               const PipelineTensors& targets) mutable {
+      if (outputs.size() != 1 || targets.size() != 1)
+        throw_several_outputs(outputs.size(), targets.size());
+      return loss(outputs[0], targets[0]);
+    };
+  } else {
+    static_assert(
+        std::is_invocable_r_v<
+            at::Tensor,
+            Loss&,
+            const PipelineTensors&,
+            const PipelineTensors&>,
+        "the loss function takes the outputs and the targets, two tensors or "
+        "two vectors of tensors, and returns the loss");
+    return loss;
+  }
+}
+
+}  // namespace detail
+
+/// A model whose layers are divided among ranks, which compute micro-batches one
+/// after the other: each rank has some consecutive layers, gives what they
+/// return to the next rank, and gets the gradients back. A cheap handle.
+///
+///     accelerate::Accelerator accelerator({.parallel = {.pipeline = 4}});
+///     accelerate::Pipeline pipeline(
+///         accelerator, net, {.num_micro_batches = 16});
+///     torch::optim::AdamW adamw(pipeline.parameters());
+///     auto [optimizer, loader] =
+///         accelerator.prepare(adamw, accelerate::DataLoader(dataset));
+///     for (auto& [inputs, labels] : loader) {
+///       optimizer.zero_grad();
+///       auto result = pipeline.step(
+///           inputs, labels, [](torch::Tensor out, torch::Tensor labels) {
+///             return torch::nn::functional::cross_entropy(out, labels);
+///           });
+///       optimizer.step();
+///     }
+///
+/// step() takes the place of forward and Accelerator::backward(): gradients are
+/// those of the whole batch, divided by the window, scaled with fp16, and
+/// averaged over the ranks that read other data if the window ends. Autocast,
+/// sharding, tensor parallelism, recomputation and clipping work inside a stage
+/// as elsewhere. Checkpoints have the names of the whole model, and may be
+/// loaded with another number of stages.
+///
+/// All ranks of the pipeline make the same calls, with batches of the same size
+/// (a prepared loader gives them the same batches). If a rank throws, all throw
+/// DistributedError with its reason, and the pipeline is unusable afterwards.
+class ACCELERATE_API Pipeline {
+ public:
+  /// Divides the layers among the ranks along `pipeline`, and prepares this
+  /// rank's. Parameters of other ranks' layers lose their memory here: they
+  /// become meta tensors. Collective. Throws ConfigError if the layers cannot be
+  /// divided so.
+  Pipeline(
+      const Accelerator& accelerator,
+      const PipelineLayers& layers,
+      const PipelineOptions& options = {});
+
+  /// Forward and backward of a batch. `inputs` are what the first layer takes,
+  /// `targets` what the loss is computed with: tensors, or tuples or vectors of
+  /// tensors, with samples along dimension 0; a rank that has neither the first
+  /// nor the last stage reads only their size. `loss(outputs, targets)` is
+  /// called on the last stage with a micro-batch of each.
+  template <class Inputs, class Targets, class Loss>
+  PipelineResult step(
+      const Inputs& inputs,
+      const Targets& targets,
+      Loss loss,
+      const PipelineStepOptions& options = {}) const {
+    return run(
+        {detail::tensors_in(inputs),
+         detail::tensors_in(targets),
+         detail::pipeline_loss(std::move(loss)),
+         /*trains=*/true},
+        options);
+  }
+  /// The same without gradients.
+  template <class Inputs, class Targets, class Loss>
+  PipelineResult evaluate(
+      const Inputs& inputs,
+      const Targets& targets,
+      Loss loss,
+      const PipelineStepOptions& options = {}) const {
+    return run(
+        {detail::tensors_in(inputs),
+         detail::tensors_in(targets),
+         detail::pipeline_loss(std::move(loss)),
+         /*trains=*/false},
+        options);
+  }
+  /// The model's outputs without gradients: on the last stage, or on all ranks.
+  template <class Inputs>
+  PipelineTensors forward(const Inputs& inputs, bool gather_outputs = false)
+      const {
+    return run({detail::tensors_in(inputs), {}, nullptr, /*trains=*/false},
+               {.return_outputs = true, .gather_outputs = gather_outputs})
+        .outputs;
+  }
+
+  /// The handle of this rank's layers, as prepare() returns it: for
+  /// accumulate(), clip_grad_norm_() and what saves and loads.
+  [[nodiscard]] const Model<torch::nn::Module>& model() const;
+  /// Those of this rank's layers, each once, for the optimizer.
+  [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  void train(bool on = true) const { model().train(on); }
+  void eval() const { model().eval(); }
+
+  /// Number of stages of the model, and of those on this rank.
+  [[nodiscard]] int num_stages() const;
+  [[nodiscard]] bool has_first_stage() const;
+  [[nodiscard]] bool has_last_stage() const;
+  /// The names of the layers of each stage.
+  [[nodiscard]] const std::vector<std::vector<std::string>>& stages() const;
+  /// The stages, one per line, and a drawing of the schedule. Meant for people.
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  struct State;
+  struct Batch {
+    PipelineTensors inputs;
+    PipelineTensors targets;
+    /// Null if there is none.
+    detail::PipelineLoss loss;
+    bool trains = true;
+  };
+
+  PipelineResult run(const Batch& batch, const PipelineStepOptions& options)
+      const;
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace accelerate

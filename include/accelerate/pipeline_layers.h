@@ -1,0 +1,276 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/nested.h>
+
+namespace torch::nn {
+class Module;
+class Sequential;
+}  // namespace torch::nn
+
+namespace accelerate {
+
+/// The tensors that a layer of a pipeline takes or returns.
+using PipelineTensors = std::vector<at::Tensor>;
+
+namespace detail {
+
+struct PipelineLayer {
+  std::string name;
+  /// The modules whose parameters it uses, by their names in the model.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+      modules;
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  std::function<PipelineTensors(const PipelineTensors&)> forward;
+};
+
+[[noreturn]] ACCELERATE_API void throw_layer_arguments(
+    const std::string& layer,
+    std::size_t taken,
+    std::size_t given);
+
+template <class... Args>
+struct ParameterTypes {};
+
+/// The types of a function's parameters.
+template <class Function>
+struct ParametersOf : ParametersOf<decltype(&Function::operator())> {};
+template <class R, class... Args>
+struct ParametersOf<R (*)(Args...)> {
+  using Types = ParameterTypes<Args...>;
+};
+template <class R, class C, class... Args>
+struct ParametersOf<R (C::*)(Args...)> {
+  using Types = ParameterTypes<Args...>;
+};
+template <class R, class C, class... Args>
+struct ParametersOf<R (C::*)(Args...) const> {
+  using Types = ParameterTypes<Args...>;
+};
+
+template <class T>
+struct FirstDropped;
+template <class First, class... Rest>
+struct FirstDropped<ParameterTypes<First, Rest...>> {
+  using Types = ParameterTypes<Rest...>;
+};
+
+template <class T>
+inline constexpr bool kIsTensorTuple = false;
+template <class... Ts>
+inline constexpr bool kIsTensorTuple<std::tuple<Ts...>> =
+    (std::is_same_v<Ts, at::Tensor> && ...);
+template <class A, class B>
+inline constexpr bool kIsTensorTuple<std::pair<A, B>> =
+    std::is_same_v<A, at::Tensor> && std::is_same_v<B, at::Tensor>;
+
+template <class Tuple>
+Tuple tuple_of(const std::string& layer, const PipelineTensors& tensors) {
+  constexpr std::size_t size = std::tuple_size_v<Tuple>;
+  if (tensors.size() != size)
+    throw_layer_arguments(layer, size, tensors.size());
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return Tuple(tensors[i]...);
+  }(std::make_index_sequence<size>());
+}
+
+template <class Output>
+PipelineTensors tensors_in(Output&& output) {
+  using Value = std::remove_cvref_t<Output>;
+  if constexpr (std::is_same_v<Value, PipelineTensors>) {
+    return std::forward<Output>(output);
+  } else {
+    static_assert(
+        NestedTensors<Value>,
+        "a layer of a pipeline returns a tensor, or a tuple, pair or vector of "
+        "tensors");
+    Value value = std::forward<Output>(output);
+    PipelineTensors tensors;
+    visit_tensors(
+        value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
+    return tensors;
+  }
+}
+
+/// Calls `function` with the tensors as its parameters take them: one by one,
+/// or as a vector or tuple.
+template <class Function, class... Args>
+PipelineTensors call_layer(
+    const std::string& layer,
+    Function&& function,
+    const PipelineTensors& inputs,
+    ParameterTypes<Args...>) {
+  using Parameters = std::tuple<std::remove_cvref_t<Args>...>;
+  if constexpr (sizeof...(Args) == 1) {
+    using Only = std::tuple_element_t<0, Parameters>;
+    if constexpr (std::is_same_v<Only, PipelineTensors>) {
+      return tensors_in(function(inputs));
+    } else if constexpr (kIsTensorTuple<Only>) {
+      return tensors_in(function(tuple_of<Only>(layer, inputs)));
+    } else {
+      static_assert(
+          std::is_convertible_v<
+              at::Tensor,
+              std::tuple_element_t<0, std::tuple<Args...>>>,
+          "a layer of a pipeline takes tensors, or one tuple or vector of "
+          "them: give the layer a function that does");
+      if (inputs.size() != 1) throw_layer_arguments(layer, 1, inputs.size());
+      return tensors_in(function(at::Tensor(inputs[0])));
+    }
+  } else {
+    static_assert(
+        (std::is_convertible_v<at::Tensor, Args> && ...),
+        "a layer of a pipeline takes tensors, or one tuple or vector of them: "
+        "give the layer a function that does");
+    if (inputs.size() != sizeof...(Args))
+      throw_layer_arguments(layer, sizeof...(Args), inputs.size());
+    return [&]<std::size_t... i>(std::index_sequence<i...>) {
+      return tensors_in(function(at::Tensor(inputs[i])...));
+    }(std::index_sequence_for<Args...>());
+  }
+}
+
+template <class M>
+std::shared_ptr<M> pipeline_module(const std::shared_ptr<M>& module) {
+  return module;
+}
+template <class Holder>
+  requires requires { typename Holder::ContainedType; }
+std::shared_ptr<typename Holder::ContainedType> pipeline_module(
+    const Holder& module) {
+  return module.is_empty() ? nullptr : module.ptr();
+}
+
+/// A module holder, or a shared_ptr to a module.
+template <class T>
+concept PipelineModule = requires(const T& module) {
+  {
+    pipeline_module(module)
+  } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+};
+
+}  // namespace detail
+
+/// The layers of a model in the order in which its forward computes them: what
+/// a Pipeline divides into stages. A layer takes what the one before it
+/// returned; what later layers need, too (a mask, a skip connection), is handed
+/// through as a further tensor. Names are those in the model
+/// ("blocks.3"): weights are saved, loaded and shown under them.
+///
+/// Layers share the program's modules; nothing is copied. Build them alike on
+/// all ranks.
+///
+///     accelerate::PipelineLayers layers;
+///     layers.add("embedding", net->embedding);
+///     layers.add_each<BlockImpl>("blocks", *net->blocks);
+///     layers.add("head", net->head, [](HeadImpl& head, torch::Tensor x) {
+///       return head.forward(torch::relu(x));
+///     });
+class ACCELERATE_API PipelineLayers {
+ public:
+  PipelineLayers() = default;
+  /// The modules of a Sequential. Of tensors in tuples they return up to four.
+  PipelineLayers(const torch::nn::Sequential& modules);
+
+  /// A module's own `forward`, whose parameters are tensors, or one tuple or
+  /// vector of tensors; it returns a tensor, tuple, pair or vector.
+  template <detail::PipelineModule M>
+  PipelineLayers& add(std::string name, const M& module) {
+    auto owned = detail::pipeline_module(module);
+    using Impl = typename decltype(owned)::element_type;
+    using Types =
+        typename detail::ParametersOf<decltype(&Impl::forward)>::Types;
+    detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
+    layer.forward = [name, owned](const PipelineTensors& inputs) {
+      return detail::call_layer(
+          name,
+          [&](auto&&... arguments) -> decltype(auto) {
+            return owned->forward(
+                std::forward<decltype(arguments)>(arguments)...);
+          },
+          inputs,
+          Types());
+    };
+    return add(std::move(layer));
+  }
+  /// `forward(module, tensors...)`: a lambda or function with the module (`M&`,
+  /// the class behind the holder) first, and then parameters as above.
+  template <detail::PipelineModule M, class Function>
+  PipelineLayers& add(std::string name, const M& module, Function forward) {
+    auto owned = detail::pipeline_module(module);
+    using Types = typename detail::FirstDropped<
+        typename detail::ParametersOf<Function>::Types>::Types;
+    detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
+    layer.forward = [name, owned, forward = std::move(forward)](
+                        const PipelineTensors& inputs) {
+      return detail::call_layer(
+          name,
+          [&](auto&&... arguments) -> decltype(auto) {
+            return forward(
+                *owned, std::forward<decltype(arguments)>(arguments)...);
+          },
+          inputs,
+          Types());
+    };
+    return add(std::move(layer));
+  }
+  /// A function without parameters of its own.
+  template <class Function>
+    requires(!detail::PipelineModule<Function>)
+  PipelineLayers& add(std::string name, Function forward) {
+    using Types = typename detail::ParametersOf<Function>::Types;
+    detail::PipelineLayer layer{name, {}, {}, nullptr};
+    layer.forward =
+        [name, forward = std::move(forward)](const PipelineTensors& inputs) {
+          return detail::call_layer(name, forward, inputs, Types());
+        };
+    return add(std::move(layer));
+  }
+  /// Each module of a Sequential, named "name.0" and so on.
+  PipelineLayers& add_each(
+      const std::string& name,
+      const torch::nn::Sequential& modules);
+  /// Each module of a ModuleList, all of the class `Impl`.
+  template <class Impl, class List>
+  PipelineLayers& add_each(const std::string& name, const List& modules) {
+    for (std::size_t i = 0; i < modules.size(); ++i) {
+      add(name + "." + std::to_string(i), modules.template ptr<Impl>(i));
+    }
+    return *this;
+  }
+
+  /// The last layer's function also uses this module or parameter, which may
+  /// belong to other layers, too: a tied embedding, a parameter of the model
+  /// itself. The ranks that have it add up their gradients.
+  template <detail::PipelineModule M>
+  PipelineLayers& uses(std::string name, const M& module) {
+    return use(std::move(name), detail::pipeline_module(module));
+  }
+  PipelineLayers& uses(std::string name, const at::Tensor& parameter);
+
+  [[nodiscard]] std::size_t size() const { return layers_.size(); }
+  [[nodiscard]] const std::vector<detail::PipelineLayer>& layers() const {
+    return layers_;
+  }
+
+ private:
+  PipelineLayers& add(detail::PipelineLayer layer);
+  PipelineLayers& use(
+      std::string name,
+      std::shared_ptr<torch::nn::Module> module);
+
+  std::vector<detail::PipelineLayer> layers_;
+};
+
+}  // namespace accelerate

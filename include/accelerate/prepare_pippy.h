@@ -1,0 +1,79 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/export.h>
+#include <accelerate/pipeline_layers.h>
+#include <accelerate/world.h>
+
+namespace accelerate {
+
+/// Options of prepare_pippy(), with Accelerate's names.
+struct PreparePippyOptions {
+  /// The names of the first layer on each rank but the first. Empty, or "auto"
+  /// alone: the layers are divided by their bytes as Accelerate does it, or
+  /// equally where that would leave ranks without layers.
+  std::vector<std::string> split_points = {};
+  /// Classes of modules whose children stay together, for "auto". Layers always
+  /// do.
+  std::vector<std::string> no_split_module_classes = {};
+  /// Number of micro-batches that a batch is divided into; one of fewer samples
+  /// has one per sample. Unset: the number of ranks.
+  std::optional<int> num_chunks = std::nullopt;
+  /// All ranks get the output, instead of the last one only.
+  bool gather_output = false;
+};
+
+/// A model whose layers are divided among all ranks, for inference. A cheap
+/// handle.
+class ACCELERATE_API PippyModel {
+ public:
+  /// Computes a batch in all ranks; collective. The inputs, tensors with samples
+  /// along dimension 0, are read on rank 0; others may give none. Returns the
+  /// outputs on the last rank, or with gather_output on all; elsewhere nothing.
+  /// A batch that num_chunks does not divide comes back without padding.
+  template <class... Inputs>
+  PipelineTensors operator()(const Inputs&... inputs) const {
+    PipelineTensors all;
+    [[maybe_unused]] const auto append = [&](PipelineTensors tensors) {
+      for (at::Tensor& tensor : tensors) all.push_back(std::move(tensor));
+    };
+    (append(detail::tensors_in(inputs)), ...);
+    return run(all);
+  }
+
+  /// The first layers on ranks 1, 2 …
+  [[nodiscard]] const std::vector<std::string>& hf_split_points() const;
+  /// This rank's layers, under their names in the whole model.
+  [[nodiscard]] const std::shared_ptr<torch::nn::Module>& module() const;
+
+ private:
+  friend ACCELERATE_API PippyModel prepare_pippy(
+      const World& world,
+      const PipelineLayers& layers,
+      const PreparePippyOptions& options);
+  struct State;
+
+  [[nodiscard]] PipelineTensors run(const PipelineTensors& inputs) const;
+
+  std::shared_ptr<State> state_;
+};
+
+/// Divides a model's layers among all ranks of `world`, for inference: each rank
+/// computes its layers, micro-batch by micro-batch. Parameters of other ranks'
+/// layers lose their memory. Collective. Throws ConfigError if the layers cannot
+/// be divided so.
+///
+///     auto model = accelerate::prepare_pippy(accelerator.world(), net);
+///     auto output = model(inputs);
+ACCELERATE_API PippyModel prepare_pippy(
+    const World& world,
+    const PipelineLayers& layers,
+    const PreparePippyOptions& options = {});
+
+}  // namespace accelerate

@@ -1,0 +1,333 @@
+#include "pipeline/executor.h"
+
+#include <chrono>
+#include <thread>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Kind = PipelineActionKind;
+
+// How long a rank looks for the reason of another one's end.
+constexpr std::chrono::milliseconds kDiagnosisTime{2000};
+constexpr std::chrono::milliseconds kDiagnosisPause{20};
+
+// Numbers in the message that tells the shapes of shared tensors.
+constexpr std::int64_t kShapeNumbers = 512;
+
+constexpr const char* kReason = "reason";
+constexpr const char* kNumReports = "num_reports";
+
+std::string_view name_of_kind(Kind kind) {
+  switch (kind) {
+    case Kind::forward:
+      return "forward";
+    case Kind::backward:
+      return "backward";
+    case Kind::backward_input:
+      return "gradient of the inputs";
+    case Kind::backward_weight:
+      break;
+  }
+  return "gradient of the weights";
+}
+
+PipelineTensors requiring_grad(const PipelineTensors& tensors) {
+  PipelineTensors chosen;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.requires_grad()) chosen.push_back(tensor);
+  }
+  return chosen;
+}
+
+// Tensors of the dtypes and shapes that another rank told.
+PipelineTensors made_like(const at::Tensor& shapes, at::Device device) {
+  const auto* next = shapes.const_data_ptr<std::int64_t>();
+  PipelineTensors tensors(static_cast<std::size_t>(*next++));
+  for (at::Tensor& tensor : tensors) {
+    const auto dtype = static_cast<at::ScalarType>(*next++);
+    const std::int64_t dim = *next++;
+    tensor = at::empty(
+        at::IntArrayRef(next, static_cast<std::size_t>(dim)),
+        at::TensorOptions(dtype).device(device));
+    next += dim;
+  }
+  return tensors;
+}
+
+// A gradient for every input that requires one, zero where nothing depends on
+// the input.
+void fill_up(PipelineTensors& gradients, const PipelineTensors& inputs) {
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) gradients[i] = at::zeros_like(inputs[i]);
+  }
+}
+
+}  // namespace
+
+PipelineExecutor::PipelineExecutor(
+    Group&& group,
+    Store store,
+    at::Device device,
+    bool shapes_may_change)
+    : device_(device),
+      world_ranks_(group.world_ranks()),
+      rank_(group.rank()),
+      store_(std::move(store)),
+      transfers_(std::move(group), device, shapes_may_change) {}
+
+void PipelineExecutor::run(
+    const PipelineSchedule& schedule,
+    const StageCalls& calls,
+    const StepInputs& inputs,
+    bool trains) {
+  guard([&] {
+    schedule_ = &schedule;
+    num_rows_ = &inputs.num_rows;
+    trains_ = trains;
+    transfers_.begin_step(schedule, trains);
+    const at::AutoGradMode records(trains);
+    run_actions(calls, inputs);
+    transfers_.end_step();
+  });
+}
+
+void PipelineExecutor::broadcast(const at::Tensor& tensor, int src) {
+  guard([&] { transfers_.broadcast(tensor, src); });
+}
+
+void PipelineExecutor::share(PipelineTensors& tensors, int src) {
+  std::vector<std::int64_t> numbers;
+  if (rank_ == src) {
+    numbers.push_back(static_cast<std::int64_t>(tensors.size()));
+    for (at::Tensor& tensor : tensors) {
+      tensor = tensor.contiguous();
+      numbers.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
+      numbers.push_back(tensor.dim());
+      for (const std::int64_t size : tensor.sizes()) numbers.push_back(size);
+    }
+  }
+  guard([&] {
+    if (numbers.size() > static_cast<std::size_t>(kShapeNumbers)) {
+      throw ConfigError(format(
+          "[pipeline] {} tensors are too many to be given to all ranks; stack "
+          "some",
+          tensors.size()));
+    }
+    numbers.resize(kShapeNumbers, 0);
+    const at::Tensor shapes = at::tensor(numbers, at::kLong).to(device_);
+    transfers_.broadcast(shapes, src);
+    if (rank_ != src) tensors = made_like(shapes.cpu(), device_);
+    for (const at::Tensor& tensor : tensors) transfers_.broadcast(tensor, src);
+  });
+}
+
+void PipelineExecutor::guard(const std::function<void()>& body) {
+  if (!broken_.empty()) {
+    throw DistributedError(format(
+        "[pipeline] the pipeline cannot be used any more, since {}", broken_));
+  }
+  place_ = format("rank {}", world_rank());
+  try {
+    body();
+  } catch (const LostPeer& lost) {
+    fail(lost);
+  } catch (const std::exception& error) {
+    report(format("{} failed: {}", place_, error.what()));
+    close();
+    throw;
+  } catch (...) {
+    report(format("{} failed", place_));
+    close();
+    throw;
+  }
+}
+
+void PipelineExecutor::run_actions(
+    const StageCalls& calls,
+    const StepInputs& inputs) {
+  std::vector<PipelineAction> actions;
+  for (const PipelineAction& action :
+       schedule_->ranks[static_cast<std::size_t>(rank_)]) {
+    if (trains_ || action.kind == Kind::forward) actions.push_back(action);
+  }
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const PipelineAction& action = actions[i];
+    place_ = describe(action);
+    expect(action);
+    // What is needed next may arrive while this is computed.
+    if (i + 1 < actions.size()) expect(actions[i + 1]);
+    switch (action.kind) {
+      case Kind::forward:
+        forward(action, calls, inputs);
+        break;
+      case Kind::backward:
+      case Kind::backward_input:
+        backward(action, calls);
+        break;
+      case Kind::backward_weight:
+        backward_weight(action, calls);
+    }
+  }
+}
+
+void PipelineExecutor::expect(const PipelineAction& action) {
+  const StageValue value = value_of(action);
+  if (action.kind == Kind::forward) {
+    if (!is_first(value.stage)) transfers_.expect_inputs(value);
+    return;
+  }
+  const bool has_gradients = action.kind != Kind::backward_weight;
+  const auto kept = kept_.find({action.chunk, action.micro_batch});
+  if (!has_gradients || is_last(value.stage) || kept == kept_.end()) return;
+  transfers_.expect_gradients(value, kept->second.roots);
+}
+
+void PipelineExecutor::forward(
+    const PipelineAction& action,
+    const StageCalls& calls,
+    const StepInputs& inputs) {
+  const StageValue value = value_of(action);
+  Activation activation;
+  activation.inputs = is_first(value.stage)
+      ? inputs.inputs[static_cast<std::size_t>(action.micro_batch)]
+      : transfers_.receive_inputs(value);
+  const PipelineTensors outputs =
+      calls.forward(action.chunk, action.micro_batch, activation.inputs);
+  if (is_last(value.stage)) {
+    const at::Tensor loss = calls.finish(action.micro_batch, outputs);
+    if (trains_) activation.roots = {loss};
+  } else {
+    transfers_.send_outputs(value, outputs);
+    activation.roots = requiring_grad(outputs);
+  }
+  if (!trains_) return;
+  // Gradients of the first stage's inputs are of no use here; a program that
+  // wants them has a graph behind them.
+  if (is_first(value.stage)) activation.inputs.clear();
+  kept_[{action.chunk, action.micro_batch}] = std::move(activation);
+}
+
+void PipelineExecutor::backward(
+    const PipelineAction& action,
+    const StageCalls& calls) {
+  const StageValue value = value_of(action);
+  Activation& activation = kept_.at({action.chunk, action.micro_batch});
+  PipelineTensors& roots = activation.roots;
+  activation.gradients = is_last(value.stage)
+      ? PipelineTensors(1)
+      : transfers_.receive_gradients(value, roots);
+  const PipelineTensors inputs = requiring_grad(activation.inputs);
+  const bool is_whole = action.kind == Kind::backward;
+  PipelineTensors gradients(inputs.size());
+  if (!roots.empty() && is_whole) {
+    calls.backward(roots[0], [&] {
+      torch::autograd::backward(roots, activation.gradients);
+    });
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      gradients[i] = inputs[i].grad();
+  } else if (!roots.empty() && !inputs.empty()) {
+    calls.backward(roots[0], [&] {
+      gradients = torch::autograd::grad(
+          roots,
+          inputs,
+          activation.gradients,
+          /*retain_graph=*/true,
+          /*create_graph=*/false,
+          /*allow_unused=*/true);
+    });
+  }
+  if (!is_first(value.stage)) {
+    fill_up(gradients, inputs);
+    transfers_.send_gradients(value, gradients);
+  }
+  activation.inputs.clear();
+  if (is_whole) kept_.erase({action.chunk, action.micro_batch});
+}
+
+void PipelineExecutor::backward_weight(
+    const PipelineAction& action,
+    const StageCalls& calls) {
+  const ActivationKey key{action.chunk, action.micro_batch};
+  const Activation activation = std::move(kept_.extract(key).mapped());
+  const std::vector<at::Tensor> parameters = calls.parameters(action.chunk);
+  if (activation.roots.empty() || parameters.empty()) return;
+  calls.backward(activation.roots[0], [&] {
+    torch::autograd::backward(
+        activation.roots,
+        activation.gradients,
+        /*retain_graph=*/false,
+        /*create_graph=*/false,
+        parameters);
+  });
+}
+
+StageValue PipelineExecutor::value_of(const PipelineAction& action) const {
+  return {
+      schedule_->stage(rank_, action.chunk),
+      action.micro_batch,
+      (*num_rows_)[static_cast<std::size_t>(action.micro_batch)]};
+}
+
+std::string PipelineExecutor::describe(const PipelineAction& action) const {
+  return format(
+      "stage {} of {} (rank {}), in the {} of micro-batch {},",
+      schedule_->stage(rank_, action.chunk),
+      schedule_->num_stages(),
+      world_rank(),
+      name_of_kind(action.kind),
+      action.micro_batch);
+}
+
+// The first report of a pipeline is the reason of all others.
+void PipelineExecutor::report(const std::string& reason) noexcept {
+  broken_ = reason;
+  if (world_ranks_.size() == 1) return;
+  try {
+    if (store_.add(kNumReports, 1) == 1) store_.set(kReason, reason);
+  } catch (const std::exception&) {
+    // Rank 0, which keeps the store, is gone: the others will notice that.
+  }
+}
+
+void PipelineExecutor::fail(const LostPeer& lost) {
+  const int peer = world_ranks_[static_cast<std::size_t>(lost.peer)];
+  std::string reason = format(
+      "rank {}, which {} waited for, has ended or does not answer ({})",
+      peer,
+      place_,
+      lost.what());
+  try {
+    const auto deadline = std::chrono::steady_clock::now() + kDiagnosisTime;
+    while (!store_.has(kReason) && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(kDiagnosisPause);
+    if (store_.has(kReason)) {
+      reason = store_.get(kReason);
+      broken_ = reason;
+    } else {
+      report(reason);
+    }
+  } catch (const std::exception&) {
+    broken_ = reason;
+  }
+  close();
+  throw DistributedError("[pipeline] " + reason);
+}
+
+void PipelineExecutor::close() noexcept {
+  kept_.clear();
+  // The connection closes, and the ranks that wait for this one notice.
+  transfers_.abandon();
+}
+
+}  // namespace accelerate::detail

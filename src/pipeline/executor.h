@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/pipeline_layers.h>
+#include <accelerate/world.h>
+
+#include "pipeline/transfers.h"
+#include "planning/pipeline/schedule.h"
+
+namespace accelerate::detail {
+
+/// What the executor calls on a rank.
+struct StageCalls {
+  /// Computes a chunk of this rank's layers.
+  std::function<PipelineTensors(
+      int chunk,
+      int micro_batch,
+      const PipelineTensors& inputs)>
+      forward;
+  /// Takes the outputs of the model, on the last stage; returns the scalar at
+  /// which the backward begins, or nothing in an evaluation.
+  std::function<at::Tensor(int micro_batch, const PipelineTensors& outputs)>
+      finish;
+  /// Runs `pass`, one pass of autograd that begins at `root`.
+  std::function<void(const at::Tensor& root, const std::function<void()>& pass)>
+      backward;
+  /// The parameters of a chunk that are trained.
+  std::function<std::vector<at::Tensor>(int chunk)> parameters;
+};
+
+/// The rows of a step's micro-batches.
+struct StepInputs {
+  /// Inputs of the model per micro-batch, on the first stage.
+  std::vector<PipelineTensors> inputs;
+  std::vector<std::int64_t> num_rows;
+};
+
+/// Runs schedules on one rank of a pipeline. Used by one thread; all ranks of
+/// the group make the same calls.
+class PipelineExecutor {
+ public:
+  /// `group`: the ranks of the pipeline in order; the only handle, since it is
+  /// closed when a rank fails. `store` is used for the reason, and by nobody
+  /// else.
+  PipelineExecutor(
+      Group&& group,
+      Store store,
+      at::Device device,
+      bool shapes_may_change);
+
+  /// Computes one step: the whole schedule, or with `trains` false its
+  /// forwards, without autograd. What `calls` throws ends the step on all
+  /// ranks: it is rethrown here, and the others throw DistributedError, naming
+  /// the stage and the reason. The executor cannot be used afterwards.
+  void run(
+      const PipelineSchedule& schedule,
+      const StageCalls& calls,
+      const StepInputs& inputs,
+      bool trains);
+
+  /// Gives all ranks the values of rank `src` of the pipeline, in place.
+  void broadcast(const at::Tensor& tensor, int src);
+
+  /// Gives all ranks the tensors that rank `src` has, of any shapes.
+  void share(PipelineTensors& tensors, int src);
+
+  /// This rank of the pipeline.
+  [[nodiscard]] int rank() const { return rank_; }
+
+ private:
+  void guard(const std::function<void()>& body);
+  /// A micro-batch between its forward and the end of its backward.
+  struct Activation {
+    PipelineTensors inputs;
+    /// Where the backward begins: outputs that require gradients, or the loss.
+    PipelineTensors roots;
+    PipelineTensors gradients;
+  };
+  using ActivationKey = std::pair<int, int>;  // chunk, micro-batch
+
+  void run_actions(const StageCalls& calls, const StepInputs& inputs);
+  void expect(const PipelineAction& action);
+  void forward(
+      const PipelineAction& action,
+      const StageCalls& calls,
+      const StepInputs& inputs);
+  void backward(const PipelineAction& action, const StageCalls& calls);
+  void backward_weight(const PipelineAction& action, const StageCalls& calls);
+  [[nodiscard]] StageValue value_of(const PipelineAction& action) const;
+  [[nodiscard]] static bool is_first(int stage) { return stage == 0; }
+  [[nodiscard]] bool is_last(int stage) const {
+    return stage + 1 == schedule_->num_stages();
+  }
+  [[nodiscard]] int world_rank() const {
+    return world_ranks_[static_cast<std::size_t>(rank_)];
+  }
+  [[nodiscard]] std::string describe(const PipelineAction& action) const;
+  void report(const std::string& reason) noexcept;
+  [[noreturn]] void fail(const LostPeer& lost);
+  void close() noexcept;
+
+  at::Device device_;
+  std::vector<int> world_ranks_;
+  int rank_;
+  Store store_;
+  StageTransfers transfers_;
+  const PipelineSchedule* schedule_ = nullptr;
+  const std::vector<std::int64_t>* num_rows_ = nullptr;
+  bool trains_ = true;
+  /// What is being computed, for errors.
+  std::string place_;
+  std::string broken_;
+  std::map<ActivationKey, Activation> kept_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,203 @@
+#include <accelerate/prepare_pippy.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+#include "params/model_modules.h"
+#include "pipeline/device_map.h"
+#include "pipeline/executor.h"
+#include "pipeline/micro_batches.h"
+#include "pipeline/split.h"
+#include "pipeline/stages.h"
+
+namespace accelerate {
+
+struct PippyModel::State {
+  detail::PipelineStages stages;
+  std::vector<std::string> split_points;
+  int num_chunks = 1;
+  bool gathers_output = false;
+  int num_ranks = 1;
+  at::Device device;
+  detail::PipelineExecutor executor;
+  std::shared_ptr<torch::nn::Module> module;
+  std::map<int, detail::PipelineSchedule> schedules = {};
+};
+
+namespace {
+
+using detail::format;
+
+std::vector<std::string> layer_names(const PipelineLayers& layers) {
+  std::vector<std::string> names;
+  for (const auto& layer : layers.layers()) names.push_back(layer.name);
+  return names;
+}
+
+// The split points that Accelerate's device map gives. It keeps room for the
+// largest layer on the first device, so that it may leave ranks without layers:
+// then all get as equal shares as possible.
+std::vector<std::string> automatic_split(
+    const PipelineLayers& layers,
+    std::vector<std::string> no_split_module_classes,
+    int num_ranks) {
+  for (const auto& layer : layers.layers()) {
+    for (const auto& [name, module] : layer.modules)
+      no_split_module_classes.push_back(module->name());
+  }
+  const auto whole = detail::make_stages(layers.layers(), {0}, 1, 0).module;
+  const auto split = detail::split_by_device_map(
+      detail::module_tree(*whole), num_ranks, no_split_module_classes);
+  const auto names = layer_names(layers);
+  std::vector<std::string> points;
+  auto after = names.begin();
+  for (const auto& point : split.points) {
+    if (!point || after == names.end()) break;
+    after = std::find(after + 1, names.end(), *point);
+    if (after != names.end()) points.push_back(*point);
+  }
+  if (points.size() + 1 == static_cast<std::size_t>(num_ranks)) return points;
+  points.clear();
+  const auto begins = detail::divide_layers(
+      names, {}, detail::parameter_bytes(layers.layers()), num_ranks);
+  for (std::size_t i = 1; i < begins.size(); ++i)
+    points.push_back(names[begins[i]]);
+  return points;
+}
+
+}  // namespace
+
+const std::vector<std::string>& PippyModel::hf_split_points() const {
+  return state_->split_points;
+}
+
+const std::shared_ptr<torch::nn::Module>& PippyModel::module() const {
+  return state_->module;
+}
+
+PipelineTensors PippyModel::run(const PipelineTensors& inputs) const {
+  State& state = *state_;
+  const at::NoGradGuard no_grad;
+  // What is wrong with the inputs is known on rank 0, but ends the call on all
+  // ranks.
+  at::Tensor told = at::zeros({}, at::kLong);
+  std::string wrong;
+  if (state.executor.rank() == 0) {
+    try {
+      told.fill_(detail::num_rows_of(inputs));
+    } catch (const ConfigError& error) {
+      wrong = error.what();
+    }
+  }
+  told = told.to(state.device);
+  state.executor.broadcast(told, 0);
+  const std::int64_t rows = told.item<std::int64_t>();
+  if (!wrong.empty()) throw ConfigError(wrong);
+  if (rows == 0) {
+    throw ConfigError(
+        "[pipeline] a model that prepare_pippy() divided needs a batch of at "
+        "least one sample on rank 0, whose tensors have samples along "
+        "dimension "
+        "0");
+  }
+  const int count =
+      static_cast<int>(std::min<std::int64_t>(state.num_chunks, rows));
+  auto schedule = state.schedules.find(count);
+  if (schedule == state.schedules.end()) {
+    schedule = state.schedules
+                   .emplace(
+                       count,
+                       detail::make_pipeline_schedule(
+                           detail::PipelineScheduleKind::gpipe,
+                           state.num_ranks,
+                           count))
+                   .first;
+  }
+  detail::StepInputs step{
+      .inputs = {}, .num_rows = detail::micro_batch_rows(rows, count)};
+  if (state.executor.rank() == 0) {
+    PipelineTensors placed;
+    for (const at::Tensor& tensor : inputs)
+      placed.push_back(tensor.to(state.device));
+    step.inputs = detail::cut_micro_batches(placed, step.num_rows);
+  }
+  std::vector<PipelineTensors> outputs(static_cast<std::size_t>(count));
+  detail::StageCalls calls;
+  calls.forward = [&](int chunk, int, const PipelineTensors& given) {
+    PipelineTensors values = given;
+    for (const auto& layer :
+         state.stages.chunks[static_cast<std::size_t>(chunk)])
+      values = layer.forward(values);
+    return values;
+  };
+  calls.finish = [&](int micro_batch, const PipelineTensors& values) {
+    outputs[static_cast<std::size_t>(micro_batch)] = values;
+    return at::Tensor();
+  };
+  state.executor.run(schedule->second, calls, step, /*trains=*/false);
+  PipelineTensors whole;
+  const int last = state.num_ranks - 1;
+  if (state.executor.rank() == last)
+    whole = detail::join_micro_batches(outputs);
+  if (state.gathers_output && state.num_ranks > 1)
+    state.executor.share(whole, last);
+  return whole;
+}
+
+PippyModel prepare_pippy(
+    const World& world,
+    const PipelineLayers& layers,
+    const PreparePippyOptions& options) {
+  const int num_ranks = world.size();
+  const int num_chunks = options.num_chunks.value_or(num_ranks);
+  if (num_chunks < 1) {
+    throw ConfigError(
+        format("[pipeline] num_chunks is {}; it is at least 1", num_chunks));
+  }
+  const bool is_auto = options.split_points.empty() ||
+      options.split_points == std::vector<std::string>{"auto"};
+  std::vector<std::string> points = options.split_points;
+  if (num_ranks == 1) {
+    points.clear();
+  } else if (is_auto) {
+    points =
+        automatic_split(layers, options.no_split_module_classes, num_ranks);
+  }
+  const std::vector<double> costs(layers.size(), 1);
+  const auto begins =
+      detail::divide_layers(layer_names(layers), points, costs, num_ranks);
+  detail::PipelineStages stages =
+      detail::make_stages(layers.layers(), begins, num_ranks, world.rank());
+  detail::free_other_stages(layers.layers(), *stages.module);
+  {
+    const at::NoGradGuard no_grad;
+    stages.module->to(world.device());
+  }
+  Group messages =
+      num_ranks == 1 ? Group() : world.new_group(world.group().world_ranks());
+  const Store store =
+      world.store().with_prefix(format("pippy/{}", messages.impl()->name));
+  PippyModel model;
+  const std::shared_ptr<torch::nn::Module> module = stages.module;
+  model.state_ = std::make_shared<PippyModel::State>(PippyModel::State{
+      std::move(stages),
+      std::move(points),
+      num_chunks,
+      options.gather_output,
+      num_ranks,
+      world.device(),
+      detail::PipelineExecutor(
+          std::move(messages), store, world.device(), false),
+      module});
+  return model;
+}
+
+}  // namespace accelerate

@@ -1,0 +1,151 @@
+#include "pipeline/split.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr double kUnreached = std::numeric_limits<double>::infinity();
+
+// The best division of the layers before each place into one stage after the
+// other. `weigh(so_far, stage)` is the measure of a division, from that of its
+// earlier stages and the cost of its last one.
+template <class Weigh>
+std::vector<std::size_t> best_division(
+    std::span<const double> costs,
+    std::size_t num_stages,
+    Weigh&& weigh) {
+  const std::size_t n = costs.size();
+  std::vector<double> sums(n + 1, 0);
+  for (std::size_t i = 0; i < n; ++i) sums[i + 1] = sums[i] + costs[i];
+  std::vector<double> best(n + 1, kUnreached);
+  best[0] = 0;
+  std::vector<std::vector<std::size_t>> begins(num_stages);
+  for (auto& begin : begins) begin.assign(n + 1, 0);
+  for (std::size_t stage = 0; stage < num_stages; ++stage) {
+    std::vector<double> next(n + 1, kUnreached);
+    for (std::size_t end = stage + 1; end <= n; ++end) {
+      for (std::size_t begin = stage; begin < end; ++begin) {
+        if (best[begin] == kUnreached) continue;
+        const double measure = weigh(best[begin], sums[end] - sums[begin]);
+        if (measure >= next[end]) continue;
+        next[end] = measure;
+        begins[stage][end] = begin;
+      }
+    }
+    best = std::move(next);
+  }
+  std::vector<std::size_t> division(num_stages);
+  std::size_t end = n;
+  for (std::size_t stage = num_stages; stage-- > 0;) {
+    division[stage] = begins[stage][end];
+    end = division[stage];
+  }
+  return division;
+}
+
+double most_expensive(
+    std::span<const double> costs,
+    const std::vector<std::size_t>& division) {
+  double most = 0;
+  for (std::size_t stage = 0; stage < division.size(); ++stage) {
+    const std::size_t end =
+        stage + 1 < division.size() ? division[stage + 1] : costs.size();
+    double sum = 0;
+    for (std::size_t i = division[stage]; i < end; ++i) sum += costs[i];
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+std::vector<std::size_t> find_points(
+    const std::vector<std::string>& layers,
+    const std::vector<std::string>& points) {
+  std::vector<std::size_t> begins{0};
+  for (const std::string& point : points) {
+    const auto found = std::find(layers.begin(), layers.end(), point);
+    if (found == layers.end()) {
+      throw ConfigError(format(
+          "[pipeline] split point \"{}\" is no layer; the layers are {}",
+          point,
+          join(layers, ", ")));
+    }
+    const auto index = static_cast<std::size_t>(found - layers.begin());
+    if (index <= begins.back()) {
+      throw ConfigError(format(
+          "[pipeline] split point \"{}\" {}; name the first layer of each "
+          "stage but the first, in order",
+          point,
+          index == 0 ? "is the first layer"
+                     : "does not come after the others"));
+    }
+    begins.push_back(index);
+  }
+  return begins;
+}
+
+}  // namespace
+
+std::vector<std::size_t> balanced_stages(
+    std::span<const double> costs,
+    int num_stages) {
+  const auto stages = static_cast<std::size_t>(num_stages);
+  const auto first =
+      best_division(costs, stages, [](double so_far, double stage) {
+        return std::max(so_far, stage);
+      });
+  // Sums in another order differ by rounding.
+  const double limit = most_expensive(costs, first) * (1 + 1e-9);
+  return best_division(costs, stages, [limit](double so_far, double stage) {
+    return stage > limit ? kUnreached : so_far + stage * stage;
+  });
+}
+
+std::vector<std::size_t> divide_layers(
+    const std::vector<std::string>& layers,
+    const std::vector<std::string>& split_points,
+    const std::vector<double>& costs,
+    int num_stages) {
+  if (layers.size() < static_cast<std::size_t>(num_stages)) {
+    throw ConfigError(format(
+        "[pipeline] {} layers cannot be divided into {} stages; give more "
+        "layers, or set pipeline (or num_chunks) lower",
+        layers.size(),
+        num_stages));
+  }
+  if (!split_points.empty()) {
+    if (split_points.size() + 1 != static_cast<std::size_t>(num_stages)) {
+      throw ConfigError(format(
+          "[pipeline] {} split points make {} stages, but there are {}; name "
+          "the first layer of each stage but the first",
+          split_points.size(),
+          split_points.size() + 1,
+          num_stages));
+    }
+    return find_points(layers, split_points);
+  }
+  if (costs.size() != layers.size()) {
+    throw ConfigError(format(
+        "[pipeline] {} costs were given for {} layers; give one per layer",
+        costs.size(),
+        layers.size()));
+  }
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    if (!(costs[i] >= 0) || costs[i] == kUnreached) {
+      throw ConfigError(format(
+          "[pipeline] layer \"{}\" was given a cost of {}; costs are finite "
+          "and at least 0",
+          layers[i],
+          costs[i]));
+    }
+  }
+  return balanced_stages(costs, num_stages);
+}
+
+}  // namespace accelerate::detail

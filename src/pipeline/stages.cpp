@@ -1,0 +1,247 @@
+#include "pipeline/stages.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+bool is_number(const std::string& text) {
+  return !text.empty() &&
+      text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// Calls `visit(name, tensor, is_buffer)` for every tensor of a layer.
+template <class Visit>
+void visit_layer(const PipelineLayer& layer, Visit&& visit) {
+  for (const auto& [name, module] : layer.modules) {
+    for (const auto& item : module->named_parameters())
+      if (item.value().defined())
+        visit(name + "." + item.key(), item.value(), false);
+    for (const auto& item : module->named_buffers())
+      if (item.value().defined())
+        visit(name + "." + item.key(), item.value(), true);
+  }
+  for (const auto& [name, tensor] : layer.parameters)
+    visit(name, tensor, false);
+}
+
+// The class of the node that has a child of this name, as policies that choose
+// modules see it: lists have numbers for names.
+std::string class_of_node(const std::string& child) {
+  return is_number(child) ? "torch::nn::ModuleListImpl" : "PipelineStage";
+}
+
+// Builds a tree in which modules and tensors have dotted names.
+class StageTree {
+ public:
+  explicit StageTree(std::shared_ptr<torch::nn::Module> root) {
+    nodes_.emplace("", std::move(root));
+  }
+
+  void add(
+      const std::string& name,
+      const std::shared_ptr<torch::nn::Module>& module) {
+    const auto [place, is_new] = modules_.emplace(name, module);
+    if (!is_new) {
+      if (place->second == module) return;
+      throw ConfigError(format(
+          "[pipeline] two modules of the model are called \"{}\"; give each "
+          "layer its own name",
+          name));
+    }
+    const auto [parent, last] = place_of(name);
+    parent->register_module(last, module);
+  }
+
+  void add(const std::string& name, const at::Tensor& parameter) {
+    const auto [place, is_new] = parameters_.emplace(name, parameter);
+    if (!is_new) {
+      if (place->second.is_same(parameter)) return;
+      throw ConfigError(format(
+          "[pipeline] two parameters of the model are called \"{}\"", name));
+    }
+    const auto [parent, last] = place_of(name);
+    parent->register_parameter(last, parameter, parameter.requires_grad());
+  }
+
+ private:
+  // The node above `name`, made if needed, and the last part of the name.
+  std::pair<std::shared_ptr<torch::nn::Module>, std::string> place_of(
+      const std::string& name) {
+    const auto dot = name.rfind('.');
+    if (dot == std::string::npos) return {nodes_.at(""), name};
+    std::string last = name.substr(dot + 1);
+    return {node(name.substr(0, dot), last), std::move(last)};
+  }
+
+  std::shared_ptr<torch::nn::Module> node(
+      const std::string& name,
+      const std::string& child) {
+    const auto found = nodes_.find(name);
+    if (found != nodes_.end()) return found->second;
+    if (modules_.contains(name)) {
+      throw ConfigError(format(
+          "[pipeline] \"{}\" is a layer, and the name of other layers begins "
+          "with it; give one of them another name",
+          name));
+    }
+    const auto made = std::make_shared<torch::nn::Module>(class_of_node(child));
+    const auto [parent, last] = place_of(name);
+    parent->register_module(last, made);
+    nodes_.emplace(name, made);
+    return made;
+  }
+
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> nodes_;
+  std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
+  std::map<std::string, at::Tensor> parameters_;
+};
+
+// Which stages have a tensor, and its names in the whole model.
+struct TensorUse {
+  std::string name;
+  at::Tensor tensor;
+  bool is_buffer = false;
+  std::vector<int> ranks;
+};
+
+std::vector<TensorUse> uses_of(
+    const std::vector<PipelineLayer>& layers,
+    const std::vector<int>& rank_of_layer) {
+  std::vector<TensorUse> uses;
+  std::unordered_map<const void*, std::size_t> known;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    visit_layer(
+        layers[i],
+        [&](const std::string& name, const at::Tensor& tensor, bool is_buffer) {
+          const auto [place, is_new] =
+              known.emplace(tensor.unsafeGetTensorImpl(), uses.size());
+          if (is_new) uses.push_back({name, tensor, is_buffer, {}});
+          auto& ranks = uses[place->second].ranks;
+          const int rank = rank_of_layer[i];
+          if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+            ranks.push_back(rank);
+        });
+  }
+  return uses;
+}
+
+bool has_rank(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+}  // namespace
+
+std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers) {
+  std::vector<double> bytes(layers.size(), 0);
+  std::unordered_set<const void*> seen;
+  double total = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    visit_layer(
+        layers[i],
+        [&](const std::string&, const at::Tensor& tensor, bool is_buffer) {
+          if (is_buffer || !seen.insert(tensor.unsafeGetTensorImpl()).second)
+            return;
+          bytes[i] += static_cast<double>(tensor.numel()) *
+              static_cast<double>(tensor.element_size());
+        });
+    total += bytes[i];
+  }
+  if (total == 0) bytes.assign(layers.size(), 1);
+  return bytes;
+}
+
+PipelineStages make_stages(
+    const std::vector<PipelineLayer>& layers,
+    const std::vector<std::size_t>& begins,
+    int num_ranks,
+    int rank) {
+  PipelineStages stages;
+  const std::string& first =
+      layers[0].modules.empty() ? layers[0].name : layers[0].modules[0].first;
+  stages.module = std::make_shared<PipelineStageModule>(
+      class_of_node(first.substr(0, first.find('.'))));
+  stages.layers.resize(begins.size());
+  stages.chunks.resize(begins.size() / static_cast<std::size_t>(num_ranks));
+  std::vector<int> rank_of_layer;
+  std::size_t stage = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (stage + 1 < begins.size() && begins[stage + 1] == i) ++stage;
+    stages.layers[stage].push_back(layers[i].name);
+    rank_of_layer.push_back(static_cast<int>(stage) % num_ranks);
+    if (rank_of_layer.back() == rank) {
+      stages.chunks[stage / static_cast<std::size_t>(num_ranks)].push_back(
+          layers[i]);
+    }
+  }
+
+  std::set<std::string> own_names;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (rank_of_layer[i] != rank) continue;
+    visit_layer(
+        layers[i], [&](const std::string& name, const at::Tensor&, bool) {
+          own_names.insert(name);
+        });
+  }
+  StageTree tree(stages.module);
+  for (const TensorUse& use : uses_of(layers, rank_of_layer)) {
+    if (use.is_buffer || use.ranks.size() < 2) continue;
+    TiedParameter tied{use.name, {}, use.ranks};
+    if (has_rank(use.ranks, rank)) tied.tensor = use.tensor;
+    // Before the layers, so that it is the parameter's first name here, too.
+    if (tied.tensor.defined() && !own_names.contains(use.name))
+      tree.add(use.name, use.tensor);
+    stages.tied.push_back(std::move(tied));
+  }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (rank_of_layer[i] != rank) continue;
+    for (const auto& [name, module] : layers[i].modules) tree.add(name, module);
+    for (const auto& [name, tensor] : layers[i].parameters)
+      tree.add(name, tensor);
+  }
+
+  for (const PipelineLayer& layer : layers) {
+    visit_layer(layer, [&](const std::string& name, const at::Tensor&, bool) {
+      stages.elsewhere.insert(name);
+    });
+  }
+  for (const auto& item : stages.module->named_parameters())
+    stages.elsewhere.erase(item.key());
+  for (const auto& item : stages.module->named_buffers())
+    stages.elsewhere.erase(item.key());
+  return stages;
+}
+
+void free_other_stages(
+    const std::vector<PipelineLayer>& layers,
+    const PipelineStageModule& module) {
+  std::unordered_set<const void*> kept;
+  for (const at::Tensor& tensor : module.parameters())
+    kept.insert(tensor.unsafeGetTensorImpl());
+  for (const at::Tensor& tensor : module.buffers())
+    kept.insert(tensor.unsafeGetTensorImpl());
+  const at::NoGradGuard no_grad;
+  for (const PipelineLayer& layer : layers) {
+    visit_layer(layer, [&](const std::string&, const at::Tensor& tensor, bool) {
+      if (kept.contains(tensor.unsafeGetTensorImpl()) || tensor.is_meta())
+        return;
+      const at::Tensor empty =
+          at::empty_like(tensor, tensor.options().device(at::kMeta));
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(empty.getIntrusivePtr());
+    });
+  }
+}
+
+}  // namespace accelerate::detail

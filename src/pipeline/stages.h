@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <accelerate/pipeline_layers.h>
+
+#include "planning/pipeline/schedule.h"
+
+namespace accelerate::detail {
+
+/// The module of a pipeline's rank: those of its layers, under their names in
+/// the whole model, so that its parameters have the whole model's names.
+class PipelineStageModule final : public torch::nn::Module {
+ public:
+  explicit PipelineStageModule(std::string class_name)
+      : torch::nn::Module(std::move(class_name)) {}
+};
+
+/// A parameter that several ranks of a pipeline have.
+struct TiedParameter {
+  /// Its first name in the whole model, which it has on all of these ranks.
+  std::string name;
+  at::Tensor tensor;  ///< undefined on other ranks
+  /// In the order of the stages; the first one saves and counts it.
+  std::vector<int> ranks;
+};
+
+/// A model that is divided among the ranks of a pipeline, as one of them sees
+/// it.
+struct PipelineStages {
+  std::shared_ptr<PipelineStageModule> module;
+  /// The layers of each of this rank's chunks.
+  std::vector<std::vector<PipelineLayer>> chunks;
+  std::vector<TiedParameter> tied;
+  /// Names of parameters and buffers that only other ranks have.
+  std::set<std::string> elsewhere;
+  /// The names of each stage's layers.
+  std::vector<std::vector<std::string>> layers;
+};
+
+/// The bytes of each layer's parameters; a parameter that several layers use
+/// counts in the first. Layers of a model without parameters cost 1 each.
+std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers);
+
+/// Divides the layers; `begins` is the index of each stage's first layer, stage
+/// `c * num_ranks + r` is chunk c of rank r. Throws ConfigError for two
+/// modules, or a module and a tensor, of one name.
+PipelineStages make_stages(
+    const std::vector<PipelineLayer>& layers,
+    const std::vector<std::size_t>& begins,
+    int num_ranks,
+    int rank);
+
+/// Frees the memory of parameters and buffers of the layers that are not in the
+/// rank's module: they become meta tensors, in place.
+void free_other_stages(
+    const std::vector<PipelineLayer>& layers,
+    const PipelineStageModule& module);
+
+}  // namespace accelerate::detail

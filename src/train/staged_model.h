@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <accelerate/pipeline_layers.h>
+
+#include "checkpoint/components/models.h"
+#include "pipeline/stages.h"
+
+namespace accelerate::detail {
+
+struct PreparedModel;
+
+/// What is known of the whole of a model of which this rank has a stage.
+struct StagedModel {
+  OtherStages others;
+  /// All layers under their names. Tensors of other stages are meta tensors.
+  std::shared_ptr<torch::nn::Module> module;
+};
+
+std::shared_ptr<const StagedModel> make_staged_model(
+    const std::vector<PipelineLayer>& layers,
+    const PipelineStages& stages,
+    int rank);
+
+/// The whole model as what reads shards sees it: tensors of other stages are
+/// sharded, and this rank has empty shards of them.
+struct WholeModel {
+  std::shared_ptr<torch::nn::Module> module;
+  ParameterTable table;
+  const Mesh* mesh = nullptr;
+
+  [[nodiscard]] PlacedModel placed() const {
+    return {module.get(), &table, mesh};
+  }
+};
+
+/// Null for a model that is not divided into stages. Collective.
+std::unique_ptr<const WholeModel> whole_model(const PreparedModel& model);
+
+}  // namespace accelerate::detail

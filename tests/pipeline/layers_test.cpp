@@ -1,0 +1,213 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <accelerate/error.h>
+#include <accelerate/pipeline_layers.h>
+
+#include "pipeline/stages.h"
+#include "support/expect_error.h"
+
+namespace accelerate {
+namespace layers_test {
+
+using at::Tensor;
+using ::testing::ElementsAre;
+using testing::expect_error;
+using ::testing::UnorderedElementsAre;
+
+struct SplitImpl : torch::nn::Module {
+  std::tuple<Tensor, Tensor> forward(const Tensor& x) { return {x + 1, x * 2}; }
+};
+TORCH_MODULE(Split);
+
+struct AddImpl : torch::nn::Module {
+  Tensor forward(const std::tuple<Tensor, Tensor>& pair) {
+    return std::get<0>(pair) + std::get<1>(pair);
+  }
+};
+TORCH_MODULE(Add);
+
+Tensor run(const PipelineLayers& layers, PipelineTensors values) {
+  for (const auto& layer : layers.layers()) values = layer.forward(values);
+  return values.at(0);
+}
+
+TEST(PipelineLayers, AreTheModulesOfASequential) {
+  const auto net = torch::nn::Sequential(Split(), Add(), torch::nn::ReLU());
+  const PipelineLayers layers(net);
+  ASSERT_EQ(layers.size(), 3);
+  EXPECT_EQ(layers.layers()[1].name, "1");
+  const Tensor x = torch::tensor({1.0, -2.0});
+  EXPECT_TRUE(run(layers, {x}).equal(torch::tensor({4.0, 0.0})));
+  PipelineLayers inner;
+  inner.add_each("net", net);
+  EXPECT_EQ(inner.layers()[2].name, "net.2");
+}
+
+TEST(PipelineLayers, AreModulesWithFunctions) {
+  torch::nn::Linear linear(2, 2);
+  torch::nn::ModuleList list(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+  PipelineLayers layers;
+  layers.add("first", linear)
+      .add("both", [](Tensor x) { return std::vector<Tensor>{x, x + 1}; })
+      .add(
+          "sum",
+          linear,
+          [](torch::nn::LinearImpl& module, Tensor x, const Tensor& y) {
+            return module.forward(x) + y;
+          })
+      .add_each<torch::nn::LinearImpl>("list", *list)
+      .add("pair", Split())
+      .add("add", Add())
+      .add("all", [](const PipelineTensors& all) { return all[0] * 3; });
+  EXPECT_EQ(layers.layers()[4].name, "list.1");
+  const Tensor x = torch::randn({3, 2});
+  Tensor h = linear(x);
+  h = linear(h) + (h + 1);
+  for (const auto& module : *list)
+    h = module->as<torch::nn::LinearImpl>()->forward(h);
+  EXPECT_TRUE(run(layers, {x}).equal((h + 1 + h * 2) * 3));
+}
+
+TEST(PipelineLayers, RefuseWhatDoesNotFit) {
+  const torch::nn::Linear linear(2, 2);
+  expect_error<ConfigError>(
+      [&] { PipelineLayers().add("a", linear).add("a", linear); },
+      "layer 2 (\"a\") was added before");
+  expect_error<ConfigError>(
+      [&] { PipelineLayers().add("", linear); }, "layer 1 (\"\") has no name");
+  expect_error<ConfigError>(
+      [&] { PipelineLayers().add("a", torch::nn::Linear(nullptr)); },
+      "layer 1 (\"a\") is an empty module holder");
+  expect_error<ConfigError>(
+      [&] { PipelineLayers().uses("a", linear); },
+      "uses(\"a\") comes before the layer");
+  expect_error<ConfigError>(
+      [&] {
+        PipelineLayers layers;
+        layers.add("a", linear);
+        run(layers, {torch::ones({1, 2}), torch::ones({1, 2})});
+      },
+      "layer \"a\" takes 1 tensor, but is given 2");
+  expect_error<ConfigError>(
+      [&] {
+        PipelineLayers layers;
+        layers.add("a", Add());
+        run(layers, {torch::ones({1, 2})});
+      },
+      "layer \"a\" takes 2 tensors, but is given 1");
+}
+
+std::vector<std::string> names_of(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters())
+    names.push_back(item.key());
+  return names;
+}
+
+// An embedding whose weight the last stage uses, too, a stage without
+// parameters, and a parameter of the model itself.
+struct TiedModel {
+  torch::nn::Embedding embedding{5, 2};
+  torch::nn::Linear linear{2, 2};
+  torch::nn::BatchNorm1d norm{2};
+  Tensor scale = torch::ones({2}).requires_grad_();
+  PipelineLayers layers;
+
+  TiedModel() {
+    layers.add("embedding", embedding)
+        .add("body.0", linear)
+        .add("act", [](Tensor x) { return x.relu(); })
+        .add("body.1", norm)
+        .add(
+            "head",
+            [embedding = embedding, scale = scale](Tensor x) {
+              return (x * scale).matmul(embedding->weight.t());
+            })
+        .uses("scale", scale)
+        .uses("head.embedding", embedding);
+  }
+};
+
+TEST(PipelineStages, HaveTheNamesOfTheWholeModel) {
+  const TiedModel model;
+  const auto& layers = model.layers.layers();
+  const detail::PipelineStages first =
+      detail::make_stages(layers, {0, 2, 3}, 3, 0);
+  EXPECT_THAT(
+      names_of(*first.module),
+      ElementsAre("embedding.weight", "body.0.weight", "body.0.bias"));
+  EXPECT_THAT(
+      first.elsewhere,
+      UnorderedElementsAre(
+          "body.1.weight",
+          "body.1.bias",
+          "body.1.running_mean",
+          "body.1.running_var",
+          "body.1.num_batches_tracked",
+          "scale",
+          "head.embedding.weight"));
+  const detail::PipelineStages second =
+      detail::make_stages(layers, {0, 2, 3}, 3, 1);
+  EXPECT_TRUE(second.module->parameters().empty());
+  EXPECT_THAT(second.layers[1], ElementsAre("act"));
+  EXPECT_FALSE(second.tied[0].tensor.defined());
+  const detail::PipelineStages last =
+      detail::make_stages(layers, {0, 2, 3}, 3, 2);
+  // Under its first name in the whole model.
+  EXPECT_THAT(
+      names_of(*last.module),
+      ElementsAre(
+          "scale",
+          "embedding.weight",
+          "body.1.weight",
+          "body.1.bias",
+          "head.embedding.weight"));
+  ASSERT_EQ(last.tied.size(), 1);
+  EXPECT_EQ(last.tied[0].name, "embedding.weight");
+  EXPECT_THAT(last.tied[0].ranks, ElementsAre(0, 2));
+  EXPECT_TRUE(last.tied[0].tensor.is_same(model.embedding->weight));
+}
+
+TEST(PipelineStages, FreeTheOthersMemory) {
+  const TiedModel model;
+  const detail::PipelineStages stage =
+      detail::make_stages(model.layers.layers(), {0, 2, 3}, 3, 2);
+  detail::free_other_stages(model.layers.layers(), *stage.module);
+  EXPECT_TRUE(model.linear->weight.is_meta());
+  EXPECT_TRUE(model.linear->weight.requires_grad());
+  EXPECT_EQ(model.linear->weight.sizes(), at::IntArrayRef({2, 2}));
+  EXPECT_FALSE(model.embedding->weight.is_meta());
+  EXPECT_FALSE(model.norm->running_mean.is_meta());
+}
+
+TEST(PipelineStages, CountParametersOnce) {
+  const TiedModel model;
+  EXPECT_THAT(
+      detail::parameter_bytes(model.layers.layers()),
+      ElementsAre(40, 24, 0, 16, 8));
+  PipelineLayers plain;
+  plain.add("a", [](Tensor x) { return x; }).add("b", [](Tensor x) {
+    return x;
+  });
+  EXPECT_THAT(detail::parameter_bytes(plain.layers()), ElementsAre(1, 1));
+}
+
+TEST(PipelineStages, RefuseTwoModulesOfOneName) {
+  PipelineLayers layers;
+  layers.add("a", torch::nn::Linear(2, 2))
+      .add("b", torch::nn::Linear(2, 2))
+      .uses("a", torch::nn::Linear(2, 2));
+  expect_error<ConfigError>(
+      [&] { detail::make_stages(layers.layers(), {0}, 1, 0); },
+      "two modules of the model are called \"a\"");
+  PipelineLayers inner;
+  inner.add("a", torch::nn::Linear(2, 2)).add("a.b", torch::nn::Linear(2, 2));
+  expect_error<ConfigError>(
+      [&] { detail::make_stages(inner.layers(), {0}, 1, 0); },
+      "\"a\" is a layer, and the name of other layers begins with it");
+}
+
+}  // namespace layers_test
+}  // namespace accelerate
