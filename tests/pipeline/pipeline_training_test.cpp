@@ -146,8 +146,8 @@ Outcome train(const Run& run) {
             pipeline.step(part(all.words), part(all.labels), &loss_of)
                 .loss.item<double>());
         if (accelerator.sync_gradients()) {
-          const auto norm = accelerator.clip_grad_norm_(pipeline.model(), 0.3)
-                                .item<double>();
+          const auto norm =
+              accelerator.clip_grad_norm_(pipeline.model(), 0.3).item<double>();
           // fp16 finds its scale by overflowing.
           norms.push_back(std::isfinite(norm) ? norm : -1);
         }

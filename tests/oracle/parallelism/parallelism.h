@@ -12,6 +12,10 @@ at::Tensor values(
 
 /// A model whose layers are split over ranks as a plan says.
 Json split_layers(const Json& input);
+/// One step of a pipeline of linear layers.
+Json pipeline_step(const Json& input);
+/// prepare_pippy() of linear layers, and one forward.
+Json divide_for_inference(const Json& input);
 /// Ring attention of ranks that share a sequence.
 Json split_sequences(const Json& input);
 
