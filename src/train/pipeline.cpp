@@ -15,6 +15,7 @@
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/mesh.h"
 #include "pipeline/executor.h"
 #include "pipeline/micro_batches.h"
 #include "pipeline/split.h"
@@ -202,6 +203,17 @@ std::vector<std::pair<at::Tensor, Group>> connect_tied(
   return groups;
 }
 
+// Strategies have reserved tags for what each stage has; later messages among
+// all stages need the same ones.
+void agree_on_tags(const Mesh& mesh) {
+  const int next = detail::reserve_tags(mesh, 0);
+  const at::Tensor most =
+      at::full({}, next, at::kLong).to(mesh.world().device());
+  mesh.group(Axis::pipeline).all_reduce(most, ReduceOp::max);
+  detail::reserve_tags(
+      mesh, static_cast<int>(most.item<std::int64_t>()) - next);
+}
+
 std::vector<std::string> names_of(
     const std::vector<detail::PipelineLayer>& layers) {
   std::vector<std::string> names;
@@ -255,6 +267,7 @@ Pipeline::Pipeline(
   Model<torch::nn::Module> model = accelerator.prepare(
       std::static_pointer_cast<torch::nn::Module>(stages.module));
   if (num_ranks > 1) {
+    agree_on_tags(accelerator.mesh());
     model.prepared()->stage =
         detail::make_staged_model(layers.layers(), stages, stages_group.rank());
   }

@@ -93,6 +93,7 @@ Tensor loss_of(const Tensor& logits, const Tensor& labels) {
 struct Run {
   int stages = 1;
   int replicas = 1;
+  int shards = 1;
   int window = 1;
   int first_step = 0;
   int num_steps = 3;
@@ -113,21 +114,25 @@ struct Outcome {
 Outcome train(const Run& run) {
   Outcome outcome;
   std::mutex mutex;
-  run_on_ranks(run.stages * run.replicas, [&](const WorldOptions& world) {
+  const int num_batches = run.replicas * run.shards;
+  run_on_ranks(run.stages * num_batches, [&](const WorldOptions& world) {
     std::unique_lock lock(mutex);
     const Net net;
     lock.unlock();
     const Accelerator accelerator(
         {.mixed_precision = run.precision,
          .gradient_accumulation_steps = run.window,
-         .parallel = {.replicate = run.replicas, .pipeline = run.stages},
+         .parallel =
+             {.replicate = run.replicas,
+              .shard = run.shards,
+              .pipeline = run.stages},
          .world = world});
     const Pipeline pipeline(
         accelerator,
         net.layers(),
         {.split_points = kSplitPoints.at(run.stages),
          .schedule = run.schedule,
-         .num_micro_batches = 4 / run.replicas});
+         .num_micro_batches = 4 / num_batches});
     torch::optim::SGD sgd(
         pipeline.parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
     auto optimizer = accelerator.prepare(sgd);
@@ -140,7 +145,7 @@ Outcome train(const Run& run) {
         const Batch all = batch(step * run.window + i);
         const int replica = accelerator.mesh().batch_rank();
         const auto part = [&](const Tensor& tensor) {
-          return tensor.chunk(run.replicas)[static_cast<std::size_t>(replica)];
+          return tensor.chunk(num_batches)[static_cast<std::size_t>(replica)];
         };
         losses.push_back(
             pipeline.step(part(all.words), part(all.labels), &loss_of)
@@ -165,7 +170,8 @@ Outcome train(const Run& run) {
     EXPECT_EQ(outcome.norms, norms);
     if (accelerator.mesh().batch_rank() == 0) outcome.losses = losses;
     for (const auto& [name, tensor] : net.parameters())
-      if (!tensor.is_meta()) outcome.weights[name] = tensor.detach().clone();
+      if (run.shards == 1 && !tensor.is_meta())
+        outcome.weights[name] = tensor.detach().clone();
     if (*world.rank == 0) outcome.state_dict = state_dict;
   });
   return outcome;
@@ -203,6 +209,15 @@ TEST(PipelineTraining, AveragesOverReplicas) {
   expect_close(
       train({.stages = 2, .replicas = 2}).weights,
       train({.replicas = 2}).weights);
+}
+
+TEST(PipelineTraining, ShardsAStage) {
+  expect_close(
+      train({.stages = 2, .shards = 2}).state_dict,
+      train({.shards = 2}).state_dict);
+  expect_close(
+      train({.stages = 3, .replicas = 2, .shards = 2}).state_dict,
+      train({.replicas = 2, .shards = 2}).state_dict);
 }
 
 TEST(PipelineTraining, AccumulatesAWindow) {
