@@ -21,7 +21,7 @@ SUBJECTS = {
     "Trackers": ["accelerator_tracking", "tracking", "tracker"],
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
-    "Precision": ["precision", "grad_scaler"],
+    "Precision": ["precision", "fp8", "grad_scaler"],
     "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
     "Replicas, shards and other engines' settings": [
         "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",

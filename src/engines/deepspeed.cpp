@@ -312,8 +312,13 @@ void DeepSpeedConfig::compose() {
 }
 
 void DeepSpeedConfig::read_msamp(const Settings& settings) {
-  if (!options_.enable_msamp)
-    options_.enable_msamp = settings.text("fp8_backend") == "msamp";
+  if (!options_.enable_msamp) {
+    // Other words are for a recipe's reader, so looking is not reading.
+    const Resolved* const backend = settings.find("fp8_backend");
+    options_.enable_msamp = backend != nullptr &&
+        backend->value == OptionValue(std::string("msamp"));
+    if (*options_.enable_msamp) settings.mark_read("fp8_backend");
+  }
   if (!options_.msamp_opt_level) {
     options_.msamp_opt_level = settings.is_given("fp8_opt_level")
         ? *settings.text("fp8_opt_level")

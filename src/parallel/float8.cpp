@@ -70,6 +70,8 @@ class Float8 final : public Strategy, public StrategyState {
       choices.push_back(std::move(layer.choice));
     }
     const bool is_none = weights_.empty();
+    std::string lines = explain_float8_layers(choices);
+    if (!lines.empty()) lines.pop_back();
     mesh_.world().logger().log_once_per_world(
         is_none ? LogLevel::warning : LogLevel::info,
         "precision",
@@ -78,7 +80,7 @@ class Float8 final : public Strategy, public StrategyState {
             weights_.size(),
             choices.size(),
             is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
-            explain_float8_layers(choices)));
+            lines));
   }
 
   void before_forward() override {

@@ -139,7 +139,9 @@ TEST(Fp8Recipe, ListsWhatHasNoEffect) {
   EXPECT_THAT(
       names_of(recipe_without_effect(
           AORecipeKwargs{.enable_fsdp_float8_all_gather = true})),
-      ::testing::ElementsAre("enable_fsdp_float8_all_gather"));
+      ::testing::ElementsAre(
+          "enable_fsdp_float8_all_gather (shards are gathered in the model's "
+          "own precision)"));
   EXPECT_THAT(recipe_without_effect(AORecipeKwargs()), ::testing::IsEmpty());
   EXPECT_THAT(recipe_without_effect(TERecipeKwargs()), ::testing::IsEmpty());
 }

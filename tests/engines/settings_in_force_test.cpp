@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engines/fp8_recipe.h"
 #include "engines/sources.h"
 #include "support/option_samples.h"
 
@@ -143,6 +144,8 @@ Variables company_of(const OptionSpec& spec) {
   }
   if (spec.key == "use_parallelism_config")
     variables["PARALLELISM_CONFIG_DP_SHARD_SIZE"] = "2";
+  if (spec.section == "fp8_config" && spec.key != "fp8_pad_inner_dim")
+    variables["ACCELERATE_FP8_BACKEND"] = "te";
   return variables;
 }
 
@@ -159,6 +162,10 @@ TEST(OptionMarks, OfEnginesSayWhatIsRead) {
     variables[std::string(spec.variable)] = sample_of(spec);
     const RequestSources given = sources({}, variables);
     read_training_request(given);
+    if (spec.section == "fp8_config" && spec.key != "fp8_backend")
+      read_float8_request({}, given.settings, given.environment);
+    if (spec.key == "fp8_backend")
+      read_float8_request(AORecipeKwargs(), given.settings, given.environment);
     std::vector<std::string> unread;
     for (const GivenSetting& setting : given.settings.unread())
       unread.push_back(setting.key);

@@ -90,6 +90,13 @@ early_stopping)
   says 2 "rank [01]: stopped after epoch $epoch" 2
   is_true "$(grep -c "saw a loss" "$directory/output_2") > 0"
   ;;
+fp8)
+  for ranks in 1 2; do
+    for recipe in tensorwise rowwise rowwise_with_gw_hp delayed mxfp8; do says $ranks "by $recipe"; done
+    says $ranks "middle: float8" 5
+    [ "$(grep -c '^loss 0\.0[0-4]' "$directory/output_$ranks")" = 5 ] || fail "a recipe did not learn"
+  done
+  ;;
 fused_optimizer)
   on 1 plain_1 plain_loop
   on 2 plain_2 plain_loop

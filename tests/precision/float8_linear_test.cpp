@@ -59,6 +59,10 @@ TEST(Float8Linear, ComputesAllThreeProductsWithCastOperands) {
   const Tensor output = layer.linear(x);
   output.backward(grad);
 
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(layer.linear(x), output));
+  }
   const DynamicCast e4m3{at::kFloat8_e4m3fn};
   const DynamicCast e5m2{at::kFloat8_e5m2};
   const Tensor matrix = x.detach().view({15, 16});

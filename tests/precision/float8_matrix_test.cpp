@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <accelerate/error.h>
+
 #include "precision/fp8/float8_linear.h"
 #include "precision/fp8/float8_matrix.h"
 #include "support/expect_error.h"

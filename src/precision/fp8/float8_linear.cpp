@@ -141,7 +141,8 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
       AutogradContext* context,
       const at::Tensor& input,
       const at::Tensor& transposed_weight,
-      const c10::intrusive_ptr<Float8Layer>& layer) {
+      const c10::intrusive_ptr<Float8Layer>& layer,
+      bool trains_weight) {
     const BelowAutocast guard;
     const Float8Rules& rules = layer->rules;
     const Operands operands{*layer};
@@ -163,11 +164,15 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     }
     const bool is_cast = keeps_cast_input(rules);
     context->saved_data["is_cast"] = is_cast;
-    if (!context->needs_input_grad(1)) {
+    if (!trains_weight) {
       context->save_for_backward({transposed_weight});
     } else if (is_cast) {
+      // As bytes, of which every operator knows something, such as those that
+      // compare recomputed tensors.
       context->save_for_backward(
-          {transposed_weight, cast_input->values, cast_input->scale});
+          {transposed_weight,
+           cast_input->values.view(at::kByte),
+           cast_input->scale});
     } else {
       context->save_for_backward({transposed_weight, input});
     }
@@ -192,12 +197,15 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
       const bool is_cast = context->saved_data["is_cast"].toBool();
       grad_weight = is_cast
           ? grad_of_weight(
-                operands, grad_output, Float8Matrix{saved[1], saved[2]})
+                operands,
+                grad_output,
+                Float8Matrix{
+                    saved[1].view(layer->rules.input->dtype), saved[2]})
           : grad_of_weight(operands, grad_output, saved[1]);
       // A parameter in another dtype than the input gets its own.
       grad_weight = grad_weight.t().to(saved[0].scalar_type());
     }
-    return {grad_input, grad_weight, at::Tensor()};
+    return {grad_input, grad_weight, at::Tensor(), at::Tensor()};
   }
 
   static at::Tensor grad_of_input(
@@ -324,7 +332,11 @@ at::Tensor float8_product(
   std::vector<std::int64_t> sizes = input.sizes().vec();
   const at::Tensor matrix = input.reshape({-1, sizes.back()});
   sizes.back() = transposed_weight.size(1);
-  return Float8LinearFunction::apply(matrix, transposed_weight, layer)
+  // Inside of the function nothing requires gradients.
+  const bool trains_weight =
+      at::GradMode::is_enabled() && transposed_weight.requires_grad();
+  return Float8LinearFunction::apply(
+             matrix, transposed_weight, layer, trains_weight)
       .view(sizes);
 }
 
