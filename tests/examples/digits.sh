@@ -28,6 +28,7 @@ other=$("$tool" launch --num_processes 2 "$digits" --epochs 2 --seed 6 | closing
 [ "$first" != "$other" ] || { echo "another seed gave the same"; exit 1; }
 "$digits" --epochs 1 --precision bf16 --gradient_accumulation_steps 2 | closing
 OMP_NUM_THREADS=1 "$digits" --epochs 1 --precision fp16 | closing
-"$digits" --epochs 1 --precision fp8 2>err && { echo "fp8 was not refused"; exit 1; }
-grep -q "fp8" err
+"$digits" --epochs 1 --precision fp8 | closing
+"$digits" --epochs 1 --precision fp4 2>err && { echo "fp4 was not refused"; exit 1; }
+grep -q "fp4" err
 echo "all as expected"
