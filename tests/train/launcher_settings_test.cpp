@@ -227,18 +227,16 @@ void PrintTo(const Refusal& refusal, std::ostream* out) {
 
 std::vector<Refusal> refusals() {
   const Variables megatron{{"ACCELERATE_USE_MEGATRON_LM", "true"}};
-  const auto absent = [](const std::string& axis) {
-    return "[parallel] " + axis +
-        " was asked for, which this version does not have; set " + axis +
-        " to 1";
-  };
+  const std::string too_many =
+      "[parallel] pipeline (2) = 2 ranks, but the launcher started 1; set "
+      "pipeline to 1 or launch 2 processes";
   const std::string no_plan =
       "[parallel] tensor was asked for, but nothing says which layers are "
       "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
-      {"PARALLELISM_CONFIG_PP_SIZE", {}, absent("pipeline")},
-      {"MEGATRON_LM_PP_DEGREE", megatron, absent("pipeline")},
+      {"PARALLELISM_CONFIG_PP_SIZE", {}, too_many},
+      {"MEGATRON_LM_PP_DEGREE", megatron, too_many},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
        megatron,
        "[parallel] distributing experts over ranks was asked for, which this "
