@@ -323,14 +323,16 @@ TEST_F(RunningModel, KeepsFilesThatAreReplacedOrRemoved) {
   EXPECT_TRUE(big(x_).equal(expected()));
 }
 
-TEST_F(RunningModel, RefusesTheFolderOfAnotherModel) {
+TEST_F(RunningModel, WarnsOfTheFolderOfAnotherModel) {
   static_cast<void>(from_folder());
   Net other = net_of(2);
-  const Tensor before = other->middle->weight.clone();
-  expect_error<ConfigError>(
-      [&] { static_cast<void>(disk_offload(other, folder())); },
-      "has other values for first.weight, first.bias, middle.weight");
-  EXPECT_TRUE(other->middle->weight.equal(before));
+  ::testing::internal::CaptureStderr();
+  static_cast<void>(
+      disk_offload(other, folder(), {.execution_device = torch::kCPU}));
+  EXPECT_NE(
+      ::testing::internal::GetCapturedStderr().find(
+          "has other values for first.weight, first.bias, middle.weight"),
+      std::string::npos);
   // A model without values takes them.
   auto big = disk_offload(
       init_empty_weights([] { return Net(); }),

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
+#include <accelerate/log.h>
 
 #include "base/text.h"
 #include "big_model/model/map_place.h"
@@ -86,7 +87,7 @@ class Dispatcher {
     }
     if (!folder.empty() && fs::exists(folder / detail::kOffloadIndexName)) {
       stored_.add(detail::stored_in_offload_folder(folder));
-      if (!has_stored_codes_) require_own(folder);
+      if (!has_stored_codes_) warn_of_others(folder);
     }
     stored_.add(index, folder);
     WeightList to_write = codes_to_write();
@@ -139,7 +140,7 @@ class Dispatcher {
   }
 
  private:
-  void require_own(const fs::path& folder) const {
+  void warn_of_others(const fs::path& folder) const {
     std::vector<detail::ValueInMemory> values;
     for (std::size_t i = 0; i < plan_.kept.tensors.size(); ++i) {
       if (!plan_.is_on_disk[i] || plan_.is_code[i]) continue;
@@ -155,12 +156,15 @@ class Dispatcher {
     }
     const std::vector<std::string> others = detail::other_in(folder, values);
     if (others.empty()) return;
-    throw ConfigError(format(
-        "[big_model] {} has other values for {}: it is the offload folder of "
-        "another model, or this one was trained since; give another folder, or "
-        "remove it, and it is filled again",
-        folder.string(),
-        detail::name_list(others)));
+    Logger().log(
+        LogLevel::warning,
+        "big_model",
+        format(
+            "{} has other values for {}, which are used: it is the offload "
+            "folder of another model, or this one was trained since; give "
+            "another folder, or remove it, and it is filled again",
+            folder.string(),
+            detail::name_list(others)));
   }
 
   static void require_values(const std::vector<std::string>& lost) {
