@@ -7,11 +7,11 @@
 
 #include <accelerate/error.h>
 
+#include "base/shared_segment.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/p2p_batch.h"
 #include "comm/transport/shared_memory/layout.h"
-#include "comm/transport/shared_memory/segment.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/shared_segment.h"
 #include "comm/transport/shared_memory/futex.h"
 #include "comm/transport/shared_memory/layout.h"
-#include "comm/transport/shared_memory/segment.h"
 
 namespace accelerate::detail {
 

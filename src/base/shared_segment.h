@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Why memory cannot be shared.
+/// Says why memory cannot be shared.
 class SegmentError : public DistributedError {
  public:
   using DistributedError::DistributedError;
@@ -19,13 +19,22 @@ class SegmentError : public DistributedError {
 /// ends.
 class SharedSegment {
  public:
+  /// The first bytes identify the segment; what is shared lies behind them.
+  static constexpr std::size_t kReservedBytes = 16;
+
   /// Zeroed memory, of which pages are taken from the system when they are first
-  /// touched. Throws SegmentError if the system gives none.
-  static SharedSegment create(std::size_t bytes);
+  /// touched. `name` shows among the process's open files and need not be
+  /// unique. Throws SegmentError if the system gives no memory.
+  static SharedSegment create(
+      std::size_t bytes,
+      const char* name = "accelerate");
   /// Maps the segment that ticket() described. Throws SegmentError, saying
   /// why, if it is another machine's, or if this process may not map it (another
   /// user's, or another container's).
   static SharedSegment open(const std::string& ticket);
+  /// Maps the segment that the open file `path` is, below another process's
+  /// /proc/PID/fd. Throws SegmentError as open() does.
+  static SharedSegment open_file(const std::string& path);
 
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;

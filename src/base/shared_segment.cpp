@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/segment.h"
+#include "base/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ namespace {
 
 // At the beginning of the segment: proves that the file that was opened through
 // a process number is the segment that was meant.
-constexpr std::size_t kNonceBytes = 16;
+constexpr std::size_t kNonceBytes = SharedSegment::kReservedBytes;
 
 std::string system_error() { return std::strerror(errno); }
 
@@ -72,8 +72,8 @@ SharedSegment::~SharedSegment() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-SharedSegment SharedSegment::create(std::size_t bytes) {
-  const int descriptor = ::memfd_create("accelerate", MFD_CLOEXEC);
+SharedSegment SharedSegment::create(std::size_t bytes, const char* name) {
+  const int descriptor = ::memfd_create(name, MFD_CLOEXEC);
   if (descriptor < 0) refuse("memfd_create failed: " + system_error());
   if (::ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
     const std::string reason = system_error();
@@ -125,6 +125,21 @@ SharedSegment SharedSegment::open(const std::string& ticket) {
   SharedSegment segment(descriptor, static_cast<std::size_t>(size));
   if (to_hex(segment.data_, kNonceBytes) != fields[4])
     refuse(format("process {} is another container's", fields[1]));
+  segment.close_ticket();
+  return segment;
+}
+
+SharedSegment SharedSegment::open_file(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0)
+    refuse(format("opening {} failed: {}", path, system_error()));
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0 ||
+      status.st_size <= static_cast<off_t>(kReservedBytes)) {
+    ::close(descriptor);
+    refuse(format("{} is not a segment", path));
+  }
+  SharedSegment segment(descriptor, static_cast<std::size_t>(status.st_size));
   segment.close_ticket();
   return segment;
 }

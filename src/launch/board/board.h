@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "base/shared_segment.h"
+#include "launch/board/board_page.h"
+
+namespace accelerate::detail {
+
+struct BoardOptions {
+  int num_pages = 1;
+  int first_rank = 0;
+  int world_size = 1;
+  int attempt = 0;
+  int machine = 0;
+  /// For people who list what is running.
+  std::string command = {};
+};
+
+/// Pages of shared memory on which the ranks of one machine note what they do,
+/// one page per local rank. Whoever wants to know reads it and need not ask a
+/// rank, which may no longer answer. It has no name in a file system and is
+/// gone with the last process that maps it.
+class Board {
+ public:
+  /// The name by which processes that hold a board are found.
+  static constexpr const char* kName = "accelerate-board";
+
+  /// Throws SegmentError if the system gives no memory.
+  static Board create(const BoardOptions& options);
+  /// Maps the board that ticket() described. Throws SegmentError if this
+  /// process may not map it, or if it is another version's.
+  static Board open(const std::string& ticket);
+  /// The boards that `process` created, as far as this process may map them.
+  static std::vector<Board> of_process(pid_t process);
+
+  [[nodiscard]] std::string ticket() const { return segment_.ticket(); }
+
+  [[nodiscard]] const BoardHeader& header() const;
+  [[nodiscard]] int num_pages() const { return header().num_pages; }
+  /// `index`: the local rank.
+  [[nodiscard]] BoardPage& page(int index) const;
+
+ private:
+  explicit Board(SharedSegment segment) : segment_(std::move(segment)) {}
+
+  static Board checked(SharedSegment segment);
+
+  SharedSegment segment_;
+};
+
+/// Copies as much of `text` as fits, ended by a zero.
+template <std::size_t size>
+void set_text(BoardText<size>& target, std::string_view text) {
+  const std::size_t length = text.copy(target.data(), size - 1);
+  target[length] = '\0';
+}
+
+/// The characters of `text`; a text without an end is read to the end of its
+/// memory.
+template <std::size_t size>
+std::string text_of(const BoardText<size>& text) {
+  const std::string_view all(text.data(), size);
+  return std::string(all.substr(0, all.find('\0')));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace accelerate::detail {
+
+/// What a rank's program is doing.
+enum class RankPhase : std::uint8_t {
+  starting,    ///< has not taken part in a group yet
+  between,     ///< in the program's own code between the library's calls
+  data,        ///< waits for the loader's next batch
+  forward,     ///< a prepared model's forward
+  backward,    ///< Accelerator::backward()
+  optimizer,   ///< Optimizer::step() and zero_grad()
+  checkpoint,  ///< saves or loads
+};
+inline constexpr std::size_t kNumRankPhases = 7;
+
+enum class BoardPageState : std::uint32_t { empty, running, finished, failed };
+
+/// Values that one thread writes and other processes read as a whole: a reader
+/// that sees the same even version before and after has a consistent copy.
+template <std::size_t num_words>
+struct VersionedWords {
+  std::atomic<std::uint32_t> version;
+  std::array<std::atomic<std::uint64_t>, num_words> words;
+};
+
+/// Characters up to the first zero.
+template <std::size_t size>
+using BoardText = std::array<char, size>;
+
+/// The collectives of one group. Zeroed memory is a valid lane.
+struct BoardLane {
+  static constexpr std::size_t kMostDims = 4;
+  static constexpr std::size_t kWords = 3 + kMostDims;
+
+  /// The newest call that began: its number on this lane, from 1; its packed
+  /// description; the number of dimensions; the first dimensions.
+  alignas(64) VersionedWords<kWords> call;
+  /// The number of the newest call that has ended.
+  std::atomic<std::uint64_t> ended;
+  BoardText<104> group;
+};
+
+/// A wait for certain ranks outside of a group's collectives: for their
+/// messages, or for what they write into the store.
+struct BoardWait {
+  static constexpr std::size_t kMostPeers = 12;
+  /// Number of the wait, from 1; packed description; peers, four to a word,
+  /// each one more than its rank.
+  static constexpr std::size_t kWords = 2 + kMostPeers / 4;
+
+  alignas(64) VersionedWords<kWords> wait;
+  std::atomic<std::uint64_t> ended;
+};
+
+/// The durations of the last steps in one phase, in a ring.
+struct PhaseDurations {
+  static constexpr std::size_t kKept = 64;
+
+  std::atomic<std::uint64_t> count;
+  std::array<std::atomic<std::uint32_t>, kKept> microseconds;
+};
+
+/// What one rank does. All but the last part is written by the rank and read by
+/// whoever watches it. Zeroed memory is a valid page.
+struct BoardPage {
+  static constexpr std::size_t kMostLanes = 32;
+  static constexpr std::size_t kMostWaits = 4;
+  static constexpr std::size_t kMostTexts = 128;
+
+  alignas(64) std::atomic<BoardPageState> state;
+  std::atomic<std::int32_t> process;
+  std::atomic<std::int32_t> rank;
+  std::atomic<std::uint32_t> phase;
+  /// Counts changes of the phase.
+  std::atomic<std::uint64_t> num_phases;
+  std::atomic<std::uint64_t> num_steps;
+
+  /// Names of operations, dtypes and places, which calls refer to by number.
+  std::atomic<std::uint32_t> num_texts;
+  std::array<BoardText<104>, kMostTexts> texts;
+
+  std::atomic<std::uint32_t> num_lanes;
+  std::array<BoardLane, kMostLanes> lanes;
+  std::array<BoardWait, kMostWaits> waits;
+  std::array<PhaseDurations, kNumRankPhases> durations;
+
+  /// Why the rank fails, in its own words; valid once `state` is failed.
+  BoardText<504> failure;
+
+  /// The rest is written by the process that supervises the rank.
+  alignas(64) std::atomic<std::uint32_t> has_ended;
+  std::atomic<std::int32_t> wait_status;
+  /// The last lines of its standard error.
+  BoardText<1016> last_words;
+};
+
+/// The first page: what is running. Written before any rank can read it.
+struct BoardHeader {
+  static constexpr std::uint64_t kVersion = 1;
+
+  std::uint64_t version;
+  std::int32_t supervisor;  ///< its process number
+  std::int32_t num_pages;
+  std::int32_t first_rank;
+  std::int32_t world_size;
+  std::int32_t attempt;
+  std::int32_t machine;
+  std::int64_t started;  ///< seconds since 1970
+  BoardText<504> command;
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,303 @@
+#include "launch/board/hang_detector.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+bool is_running(const ObservedRank& rank) {
+  return rank.activity.state == BoardPageState::running &&
+      !rank.activity.wait_status;
+}
+
+// A stopped process waits for nothing, whatever its page says.
+bool is_stopped(const ObservedRank& rank) {
+  return rank.process_state == 'T' || rank.process_state == 't';
+}
+
+const GroupCall* find_call(const RankActivity& rank, const std::string& group) {
+  for (const GroupCall& call : rank.calls) {
+    if (call.group == group) return &call;
+  }
+  return nullptr;
+}
+
+std::string seconds(milliseconds time) {
+  return format("{} s", time.count() / 1000);
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string_view in_words(char process_state) {
+  switch (process_state) {
+    case 'T':
+    case 't':
+      return "its process is stopped (SIGSTOP, or a debugger)";
+    case 'R':
+      return "its process computes";
+    case 'S':
+      return "its process sleeps";
+    case 'D':
+      return "its process waits for a disk or another device";
+    case 'Z':
+      return "its process has ended";
+    default:
+      return {};
+  }
+}
+
+std::string describe(const BlockingRank& rank) {
+  std::string text = format(
+      "rank {} (process {}): {} for {}, step {}",
+      rank.rank,
+      rank.process,
+      describe(rank.phase),
+      seconds(rank.time),
+      rank.step);
+  text += rank.last_call.empty() ? "; no collective yet"
+                                 : "; its last call: " + rank.last_call;
+  const std::string_view state = in_words(rank.process_state);
+  if (!state.empty()) text += format("; {}", state);
+  return text;
+}
+
+std::string headline(const HangReport& report) {
+  std::vector<int> waiting, blocking;
+  milliseconds time{};
+  for (const WaitingRank& rank : report.waiting) {
+    waiting.push_back(rank.rank);
+    time = std::max(time, rank.time);
+  }
+  for (const BlockingRank& rank : report.blocking)
+    blocking.push_back(rank.rank);
+  const char* const waits = waiting.size() == 1 ? "has waited" : "have waited";
+  switch (report.kind) {
+    case HangReport::Kind::disagreement:
+      return "the ranks of a group made different calls";
+    case HangReport::Kind::cycle:
+      return format("{} wait for each other", list_of(waiting));
+    case HangReport::Kind::elsewhere:
+      return format(
+          "{} {} {}, and no rank of this machine is missing",
+          list_of(waiting),
+          waits,
+          seconds(time));
+    case HangReport::Kind::late:
+      break;
+  }
+  return format(
+      "{} {} {} for {}",
+      list_of(waiting),
+      waits,
+      seconds(time),
+      list_of(blocking));
+}
+
+}  // namespace
+
+milliseconds HangDetector::time_of(
+    const Key& key,
+    std::uint64_t value,
+    Clock::time_point now) {
+  Seen& seen = seen_.try_emplace(key, Seen{value, now}).first->second;
+  if (seen.value != value) seen = {value, now};
+  return std::chrono::duration_cast<milliseconds>(now - seen.since);
+}
+
+milliseconds HangDetector::time_in_phase(int rank, Clock::time_point now)
+    const {
+  const auto seen = seen_.find({rank, "phase"});
+  if (seen == seen_.end()) return {};
+  return std::chrono::duration_cast<milliseconds>(now - seen->second.since);
+}
+
+std::vector<HangDetector::Wait> HangDetector::note_waits(
+    std::span<const ObservedRank> ranks,
+    Clock::time_point now) {
+  std::vector<Wait> waits;
+  for (const ObservedRank& rank : ranks) {
+    const RankActivity& activity = rank.activity;
+    time_of({activity.rank, "phase"}, activity.num_phases, now);
+    if (!is_running(rank)) continue;
+    for (const GroupCall& call : activity.calls) {
+      // Twice the number, so that a call that has ended is another state.
+      const milliseconds time = time_of(
+          {activity.rank, call.group},
+          2 * call.number + (call.has_ended ? 1 : 0),
+          now);
+      if (!call.has_ended && !is_stopped(rank))
+        waits.push_back({&rank, &call, nullptr, time});
+    }
+    for (std::size_t i = 0; i < activity.waits.size(); ++i) {
+      const PeerWait& wait = activity.waits[i];
+      const milliseconds time = time_of(
+          {activity.rank, format("wait {} {}", i, wait.what)},
+          wait.number,
+          now);
+      if (!is_stopped(rank)) waits.push_back({&rank, nullptr, &wait, time});
+    }
+  }
+  return waits;
+}
+
+std::optional<HangReport> HangDetector::find_disagreement(
+    std::span<const ObservedRank> ranks) const {
+  for (const ObservedRank& first : ranks) {
+    for (const GroupCall& call : first.activity.calls) {
+      if (call.has_ended || !is_running(first)) continue;
+      std::vector<std::pair<int, GroupCall>> calls;
+      bool all_agree = true;
+      for (const ObservedRank& other : ranks) {
+        const GroupCall* const theirs = find_call(other.activity, call.group);
+        if (theirs == nullptr || theirs->number != call.number ||
+            theirs->has_ended)
+          continue;
+        all_agree = all_agree && theirs->agrees_with(call);
+        calls.emplace_back(other.activity.rank, *theirs);
+      }
+      if (all_agree) continue;
+      HangReport report;
+      report.kind = HangReport::Kind::disagreement;
+      report.calls = std::move(calls);
+      return report;
+    }
+  }
+  return std::nullopt;
+}
+
+BlockingRank HangDetector::describe_blocking(
+    const ObservedRank& rank,
+    std::span<const Wait> waits,
+    Clock::time_point now) const {
+  const RankActivity& activity = rank.activity;
+  BlockingRank blocking;
+  blocking.rank = activity.rank;
+  blocking.process = activity.process;
+  blocking.phase = activity.phase;
+  blocking.step = activity.num_steps;
+  blocking.process_state = rank.process_state;
+  blocking.time = time_in_phase(activity.rank, now);
+  const GroupCall* newest = nullptr;
+  for (const Wait& wait : waits) {
+    if (wait.call != nullptr && newest == nullptr)
+      newest = find_call(activity, wait.call->group);
+  }
+  if (newest == nullptr && !activity.calls.empty())
+    newest = &activity.calls.front();
+  if (newest != nullptr && newest->number > 0)
+    blocking.last_call = describe(*newest);
+  return blocking;
+}
+
+HangReport HangDetector::explain(
+    std::span<const ObservedRank> ranks,
+    std::span<const Wait> waits,
+    Clock::time_point now) const {
+  HangReport report;
+  std::set<int> waiting, missing;
+  bool awaits_others = false;
+  for (const Wait& wait : waits) {
+    const RankActivity& activity = wait.rank->activity;
+    waiting.insert(activity.rank);
+    report.waiting.push_back(
+        {activity.rank,
+         wait.call != nullptr ? describe(*wait.call) : wait.peers->what,
+         wait.time});
+    if (wait.peers != nullptr) {
+      missing.insert(wait.peers->peers.begin(), wait.peers->peers.end());
+      continue;
+    }
+    for (const ObservedRank& other : ranks) {
+      const GroupCall* const theirs =
+          find_call(other.activity, wait.call->group);
+      // Stopped in the call itself, a rank has not arrived either.
+      if (theirs != nullptr &&
+          (theirs->number < wait.call->number ||
+           (is_stopped(other) && !theirs->has_ended)))
+        missing.insert(other.activity.rank);
+    }
+  }
+  for (const ObservedRank& rank : ranks) {
+    const int number = rank.activity.rank;
+    awaits_others = awaits_others || missing.contains(number);
+    if (!missing.contains(number) || waiting.contains(number)) continue;
+    report.blocking.push_back(describe_blocking(rank, waits, now));
+  }
+  report.kind = !report.blocking.empty() ? HangReport::Kind::late
+      : awaits_others                    ? HangReport::Kind::cycle
+                                         : HangReport::Kind::elsewhere;
+  return report;
+}
+
+bool HangDetector::is_new(const HangReport& report) {
+  std::string what = std::to_string(static_cast<int>(report.kind));
+  for (const auto& [rank, call] : report.calls)
+    what += format(" {}:{}", rank, call.number);
+  for (const BlockingRank& rank : report.blocking) {
+    what += format(
+        " {}:{}",
+        rank.rank,
+        seen_.contains({rank.rank, "phase"})
+            ? seen_.at({rank.rank, "phase"}).value
+            : 0);
+  }
+  if (report.blocking.empty()) {
+    for (const WaitingRank& rank : report.waiting)
+      what += format(" {} {}", rank.rank, rank.in);
+  }
+  if (what == reported_) return false;
+  reported_ = std::move(what);
+  return true;
+}
+
+std::optional<HangReport> HangDetector::look(
+    std::span<const ObservedRank> ranks,
+    Clock::time_point now) {
+  std::vector<Wait> waits = note_waits(ranks, now);
+  if (auto report = find_disagreement(ranks)) {
+    if (is_new(*report)) return report;
+    return std::nullopt;
+  }
+  const bool is_hanging =
+      std::any_of(waits.begin(), waits.end(), [&](const Wait& wait) {
+        return wait.time >= threshold_;
+      });
+  if (!is_hanging) {
+    reported_.clear();
+    return std::nullopt;
+  }
+  HangReport report = explain(ranks, waits, now);
+  if (!is_new(report)) return std::nullopt;
+  return report;
+}
+
+std::string describe(const HangReport& report, const std::string& prefix) {
+  std::string text = format("{}{}\n", prefix, headline(report));
+  for (const auto& [rank, call] : report.calls)
+    text += format("    rank {}: {}\n", rank, describe(call));
+  for (const BlockingRank& rank : report.blocking)
+    text += format("    {}\n", describe(rank));
+  for (const WaitingRank& rank : report.waiting) {
+    text += format(
+        "    rank {} waits in {} ({})\n",
+        rank.rank,
+        rank.in,
+        seconds(rank.time));
+  }
+  return text;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,181 @@
+#include "launch/board/rank_activity.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <optional>
+
+#include "base/text.h"
+#include "launch/board/packed_call.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr auto kAcquire = std::memory_order_acquire;
+
+// Nothing if nothing was stored yet, or if its writer is stopped in the middle
+// of a store.
+template <std::size_t size>
+std::optional<std::array<std::uint64_t, size>> load(
+    const VersionedWords<size>& source) {
+  constexpr int kMostAttempts = 1000;
+  std::array<std::uint64_t, size> words{};
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    const std::uint32_t version = source.version.load(kAcquire);
+    if (version == 0) return std::nullopt;
+    if (version % 2 != 0) continue;
+    for (std::size_t i = 0; i < size; ++i)
+      words[i] = source.words[i].load(kAcquire);
+    if (source.version.load(std::memory_order_relaxed) == version) return words;
+  }
+  return std::nullopt;
+}
+
+std::string text_at(const BoardPage& page, std::uint16_t number) {
+  if (number == 0 || number > page.num_texts.load(kAcquire) ||
+      number > BoardPage::kMostTexts)
+    return {};
+  return text_of(page.texts[number - 1]);
+}
+
+GroupCall read_call(const BoardPage& page, const BoardLane& lane) {
+  // Read first: a call that ends meanwhile counts as going on, not the reverse.
+  const std::uint64_t ended = lane.ended.load(kAcquire);
+  const auto words = load(lane.call);
+  GroupCall call;
+  call.group = text_of(lane.group);
+  call.has_ended = true;
+  if (!words) return call;
+  const PackedCall packed = PackedCall::of((*words)[1]);
+  call.number = (*words)[0];
+  call.operation = text_at(page, packed.operation);
+  call.dtype = text_at(page, packed.dtype);
+  call.place = text_at(page, packed.place);
+  call.root = packed.root - 1;
+  call.num_dims = (*words)[2];
+  const std::size_t dims =
+      std::min(call.num_dims, std::size_t{BoardLane::kMostDims});
+  for (std::size_t i = 0; i < dims; ++i)
+    call.shape.push_back(static_cast<std::int64_t>((*words)[3 + i]));
+  call.has_ended = ended >= call.number;
+  return call;
+}
+
+std::optional<PeerWait> read_wait(
+    const BoardPage& page,
+    const BoardWait& wait) {
+  const auto words = load(wait.wait);
+  if (!words || wait.ended.load(kAcquire) >= (*words)[0]) return std::nullopt;
+  PeerWait result;
+  result.number = (*words)[0];
+  result.what = text_at(page, PackedCall::of((*words)[1]).operation);
+  for (std::size_t i = 0; i < BoardWait::kMostPeers; ++i) {
+    const auto peer =
+        static_cast<std::uint16_t>((*words)[2 + i / 4] >> 16U * (i % 4));
+    if (peer != 0) result.peers.push_back(peer - 1);
+  }
+  return result;
+}
+
+std::uint32_t median_of(const PhaseDurations& durations, std::uint64_t count) {
+  const std::size_t kept = static_cast<std::size_t>(
+      std::min<std::uint64_t>(count, PhaseDurations::kKept));
+  if (kept == 0) return 0;
+  std::vector<std::uint32_t> values;
+  for (std::size_t i = 0; i < kept; ++i)
+    values.push_back(durations.microseconds[i].load(std::memory_order_relaxed));
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(kept / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+bool GroupCall::agrees_with(const GroupCall& other) const {
+  return operation == other.operation && dtype == other.dtype &&
+      shape == other.shape && num_dims == other.num_dims && root == other.root;
+}
+
+std::string describe(const GroupCall& call) {
+  if (call.number == 0) return format("none of group \"{}\"", call.group);
+  std::string text = call.operation;
+  if (!call.dtype.empty()) {
+    std::vector<std::string> dims;
+    for (const std::int64_t size : call.shape)
+      dims.push_back(std::to_string(size));
+    if (call.num_dims > call.shape.size()) dims.emplace_back("...");
+    text += format(" ({} [{}])", call.dtype, join(dims, ", "));
+  }
+  if (call.root >= 0) text += format(" with root {}", call.root);
+  text += format(" number {} of group \"{}\"", call.number, call.group);
+  if (!call.place.empty()) text += format(" at {}", call.place);
+  return text;
+}
+
+RankActivity read_activity(const Board& board, int index) {
+  const BoardPage& page = board.page(index);
+  RankActivity rank;
+  rank.index = index;
+  rank.state = page.state.load(kAcquire);
+  rank.rank = rank.state == BoardPageState::empty
+      ? board.header().first_rank + index
+      : page.rank.load();
+  rank.process = page.process.load();
+  rank.phase = static_cast<RankPhase>(
+      std::min<std::uint32_t>(page.phase.load(), kNumRankPhases - 1));
+  rank.num_phases = page.num_phases.load(kAcquire);
+  rank.num_steps = page.num_steps.load(kAcquire);
+  const std::size_t num_lanes = std::min<std::size_t>(
+      page.num_lanes.load(kAcquire), BoardPage::kMostLanes);
+  for (std::size_t i = 0; i < num_lanes; ++i) {
+    rank.calls.push_back(read_call(page, page.lanes[i]));
+  }
+  for (const BoardWait& wait : page.waits) {
+    if (auto found = read_wait(page, wait))
+      rank.waits.push_back(std::move(*found));
+  }
+  for (std::size_t i = 0; i < kNumRankPhases; ++i) {
+    rank.num_timed[i] = page.durations[i].count.load(kAcquire);
+    rank.median_us[i] = median_of(page.durations[i], rank.num_timed[i]);
+  }
+  if (rank.state == BoardPageState::failed)
+    rank.failure = text_of(page.failure);
+  if (page.has_ended.load(kAcquire) != 0) {
+    rank.wait_status = page.wait_status.load();
+    rank.last_words = text_of(page.last_words);
+  }
+  return rank;
+}
+
+std::vector<RankActivity> read_activities(const Board& board) {
+  std::vector<RankActivity> ranks;
+  for (int i = 0; i < board.num_pages(); ++i) {
+    RankActivity rank = read_activity(board, i);
+    if (rank.state != BoardPageState::empty || rank.wait_status)
+      ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+const char* describe(RankPhase phase) {
+  switch (phase) {
+    case RankPhase::starting:
+      return "starting";
+    case RankPhase::between:
+      return "between calls of the library";
+    case RankPhase::data:
+      return "waiting for the data loader";
+    case RankPhase::forward:
+      return "in forward";
+    case RankPhase::backward:
+      return "in backward";
+    case RankPhase::optimizer:
+      return "in the optimizer";
+    case RankPhase::checkpoint:
+      return "saving or loading";
+  }
+  return "unknown";
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "launch/board/board.h"
+
+namespace accelerate::detail {
+
+/// The newest collective of one group on one rank.
+struct GroupCall {
+  std::string group;
+  std::uint64_t number = 0;  ///< counted within the group, from 1; 0: none yet
+  std::string operation;
+  std::string dtype;                ///< empty: it has no tensor
+  std::vector<std::int64_t> shape;  ///< the first dimensions
+  std::size_t num_dims = 0;
+  int root = -1;
+  std::string place;  ///< "group.cpp:120", or empty
+  bool has_ended = false;
+
+  /// Whether both are the same operation on like tensors.
+  [[nodiscard]] bool agrees_with(const GroupCall& other) const;
+};
+
+/// "all_reduce (Float [4, 8]) number 12 of group \"world\" at group.cpp:120".
+std::string describe(const GroupCall& call);
+
+/// A wait for messages, or for what other ranks write into the store.
+struct PeerWait {
+  std::uint64_t number = 0;
+  std::string what;
+  std::vector<int> peers;  ///< ranks in the world
+};
+
+/// What one rank's page says at one moment.
+struct RankActivity {
+  int rank = 0;
+  int index = 0;  ///< of its page
+  pid_t process = 0;
+  BoardPageState state = BoardPageState::empty;
+  RankPhase phase = RankPhase::starting;
+  std::uint64_t num_phases = 0;
+  std::uint64_t num_steps = 0;
+  std::vector<GroupCall> calls;
+  std::vector<PeerWait> waits;  ///< those that have not ended
+  /// The median duration of each phase in microseconds over the last timed
+  /// steps, and how many were timed.
+  std::array<std::uint32_t, kNumRankPhases> median_us{};
+  std::array<std::uint64_t, kNumRankPhases> num_timed{};
+  std::string failure;
+  /// Set once the supervisor has seen the process end.
+  std::optional<int> wait_status = std::nullopt;
+  std::string last_words;
+};
+
+/// Reads a page that its rank may be writing.
+RankActivity read_activity(const Board& board, int index);
+/// All pages that a rank has used.
+std::vector<RankActivity> read_activities(const Board& board);
+
+/// "in forward", "between calls of the library".
+const char* describe(RankPhase phase);
+
+}  // namespace accelerate::detail
