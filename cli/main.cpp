@@ -19,6 +19,7 @@
 #include "cli/config/config_command.h"
 #include "cli/failure.h"
 #include "cli/launch/launch_command.h"
+#include "cli/processes/processes_command.h"
 #include "cli/runs/replay_command.h"
 #include "cli/runs/runs_command.h"
 #include "cli/trace/trace_command.h"
@@ -61,6 +62,8 @@ int main(int argc, char** argv) {
       {"watch", cli::add_watch_command(tool)},
       {"report", cli::add_run_report_command(tool)},
       {"trace", cli::add_trace_command(tool)},
+      {"ps", cli::add_ps_command(tool)},
+      {"stacks", cli::add_stacks_command(tool)},
       {"tpu-config", cli::add_tpu_config_command(tool)},
       {"completion", cli::add_completion_command(tool)},
       {"man", cli::add_man_command(tool)}};

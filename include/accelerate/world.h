@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/call_site.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
 
@@ -38,6 +39,9 @@ enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 /// floats excepted), as are non-contiguous, 0-d and empty tensors. Nothing is
 /// recorded by autograd.
 ///
+/// `site`, which a caller leaves out, is the place that errors and reports of
+/// hanging ranks name.
+///
 /// A group must not be used by two threads at once: make another group for
 /// overlapping traffic (`World::new_group`).
 ///
@@ -58,59 +62,80 @@ class ACCELERATE_API Group {
   [[nodiscard]] const std::vector<int>& world_ranks() const;
 
   /// In place: `tensor` becomes the reduction over all ranks.
-  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
+  void all_reduce(
+      const at::Tensor& tensor,
+      ReduceOp op = ReduceOp::sum,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// In place on rank `dst`; elsewhere `tensor` keeps its values.
-  void reduce(const at::Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum)
-      const;
+  void reduce(
+      const at::Tensor& tensor,
+      int dst,
+      ReduceOp op = ReduceOp::sum,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// In place: `tensor` takes the values of rank `src`.
-  void broadcast(const at::Tensor& tensor, int src) const;
+  void broadcast(
+      const at::Tensor& tensor,
+      int src,
+      detail::CallSite site = detail::CallSite::current()) const;
 
   /// Returns one tensor per rank, each of this tensor's shape.
   [[nodiscard]] std::vector<at::Tensor> all_gather(
-      const at::Tensor& tensor) const;
+      const at::Tensor& tensor,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// Returns one tensor per rank; shapes, even numbers of dimensions, may
   /// differ.
   [[nodiscard]] std::vector<at::Tensor> all_gather_uneven(
-      const at::Tensor& tensor) const;
+      const at::Tensor& tensor,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// Returns one tensor per rank on rank `dst`, an empty list elsewhere.
   [[nodiscard]] std::vector<at::Tensor> gather(
       const at::Tensor& tensor,
-      int dst) const;
+      int dst,
+      detail::CallSite site = detail::CallSite::current()) const;
 
   /// Reduces `tensor`, divides it along dimension 0 into `size()` equal chunks,
   /// and returns this rank's chunk.
   [[nodiscard]] at::Tensor reduce_scatter(
       const at::Tensor& tensor,
-      ReduceOp op = ReduceOp::sum) const;
+      ReduceOp op = ReduceOp::sum,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// Fills `output` with this rank's element of `parts` on rank `src`. `parts`
   /// is read on `src` only: one tensor per rank, each of `output`'s shape.
   void scatter(
       const at::Tensor& output,
       std::span<const at::Tensor> parts,
-      int src) const;
+      int src,
+      detail::CallSite site = detail::CallSite::current()) const;
   /// Sends `parts[r]` to rank r and returns what the ranks sent to this one.
   /// Sizes along dimension 0 may differ; the other dimensions must agree.
   [[nodiscard]] std::vector<at::Tensor> all_to_all(
-      std::span<const at::Tensor> parts) const;
+      std::span<const at::Tensor> parts,
+      detail::CallSite site = detail::CallSite::current()) const;
 
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
 
   /// Returns when every rank has called it.
-  void barrier() const;
+  void barrier(detail::CallSite site = detail::CallSite::current()) const;
   /// The same, but the error names every rank that did not arrive within
   /// `timeout`. Slower: all ranks answer to rank 0.
-  void monitored_barrier(std::chrono::milliseconds timeout) const;
+  void monitored_barrier(
+      std::chrono::milliseconds timeout,
+      detail::CallSite site = detail::CallSite::current()) const;
 
   /// Moves bytes of any length. For objects, see gather_object() and
   /// broadcast_object() in objects.h.
-  [[nodiscard]] std::string broadcast_bytes(std::string_view bytes, int src)
-      const;
+  [[nodiscard]] std::string broadcast_bytes(
+      std::string_view bytes,
+      int src,
+      detail::CallSite site = detail::CallSite::current()) const;
   [[nodiscard]] std::vector<std::string> all_gather_bytes(
-      std::string_view bytes) const;
+      std::string_view bytes,
+      detail::CallSite site = detail::CallSite::current()) const;
   [[nodiscard]] std::string scatter_bytes(
       std::span<const std::string> parts,
-      int src) const;
+      int src,
+      detail::CallSite site = detail::CallSite::current()) const;
 
   [[nodiscard]] const std::shared_ptr<detail::GroupImpl>& impl() const {
     return impl_;
@@ -187,6 +212,17 @@ struct WorldOptions {
   std::optional<bool> cpu = std::nullopt;
   /// How long starting, and every collective, waits for a silent peer.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  /// How many seconds ranks wait for others of their machine before a report
+  /// names those that hold them up, with what they do; 0: never. Nothing else
+  /// happens before `timeout`, unless on_hang says so. Ranks whose call takes
+  /// longer than this regularly, since one of them evaluates meanwhile, should
+  /// raise it. Unset: as the launcher says, else 10.
+  std::optional<double> hang_seconds = std::nullopt;
+  /// What follows such a report: "warn": nothing more. "stacks": the stacks of
+  /// the ranks that hold up the others. "kill": they are killed as well, so that
+  /// the launcher can restart the group. World throws ConfigError for another
+  /// string. Unset: as the launcher says, else "stacks".
+  std::optional<std::string> on_hang = std::nullopt;
   /// Compare operation, dtype and shape between ranks before each collective.
   /// Costs a second collective each time.
   std::optional<bool> debug = std::nullopt;

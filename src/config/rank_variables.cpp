@@ -244,7 +244,8 @@ bool is_rank_variable(std::string_view name) {
         "MASTER_ADDR",
         "MASTER_PORT",
         "ACCELERATE_CPP_CONFIG",
-        kStoreSecretVariable}) {
+        kStoreSecretVariable,
+        kBoardVariable}) {
     if (name == variable) return true;
   }
   return name.starts_with("TORCHELASTIC_");
@@ -283,6 +284,7 @@ RankVariables read_rank_variables(const Environment& environment) {
   if (chosen == nullptr) return result;
 
   result.launcher = chosen->launcher;
+  result.board = environment.get(kBoardVariable).value_or("");
   result.size = *values.size;
   result.rank = values.rank.value_or(0);
   result.local_rank = values.local_rank.value_or(0);

@@ -13,6 +13,10 @@ namespace accelerate::detail {
 inline constexpr const char* kStoreSecretVariable =
     "ACCELERATE_CPP_STORE_SECRET";
 
+/// The variable with the ticket of the board on which a launcher's ranks note
+/// what they do.
+inline constexpr const char* kBoardVariable = "ACCELERATE_CPP_BOARD";
+
 /// The rank of this process, the number of ranks, and the address at which rank
 /// 0 listens.
 struct RankVariables {
@@ -31,6 +35,8 @@ struct RankVariables {
   /// Prefix of every store key, so that a restarted group does not find keys of
   /// the old one, and that the launcher's store knows its ranks by the secret.
   std::string store_prefix;
+  /// The ticket of the launcher's board; empty if it has none.
+  std::string board;
 };
 
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes

@@ -28,16 +28,35 @@ bool is_silent(const Supervisor::Rank& rank) {
 
 }  // namespace
 
+namespace {
+
+// Reads what a process wrote before it ended: at most what pipes hold, since its
+// children may go on writing.
+void drain(const Supervisor::Rank& rank) {
+  constexpr int kMostReads = 32;
+  for (EventSource* const source : rank.sources) {
+    for (int i = 0; i < kMostReads && source->descriptor() >= 0; ++i) {
+      pollfd wait{source->descriptor(), POLLIN, 0};
+      if (poll(&wait, 1, 0) <= 0) break;
+      source->read();
+    }
+  }
+}
+
+}  // namespace
+
 void Supervisor::add(pid_t pid, std::vector<EventSource*> sources) {
   ranks_.push_back({pid, std::move(sources)});
 }
 
 void Supervisor::run() {
+  keep_interval();
   while (!is_over()) {
     wait_for_something();
     if (options_.signals != nullptr) options_.signals->read();
     collect_dead();
     keep_deadlines();
+    keep_interval();
   }
   if (options_.has_groups && (!failures_.empty() || was_terminated_)) {
     for (const Rank& rank : ranks_) kill(-rank.pid, SIGKILL);
@@ -90,7 +109,8 @@ void Supervisor::wait_for_something() {
 
 int Supervisor::milliseconds_to_next_deadline() const {
   std::optional<Clock::time_point> next;
-  for (const auto& deadline : {terminate_at_, kill_at_, drain_until_}) {
+  for (const auto& deadline :
+       {terminate_at_, kill_at_, drain_until_, next_interval_}) {
     if (deadline && (!next || *deadline < *next)) next = deadline;
   }
   if (!next) return -1;
@@ -112,6 +132,10 @@ void Supervisor::collect_dead() {
       continue;
     }
     rank.is_running = false;
+    if (options_.on_end) {
+      drain(rank);
+      options_.on_end(i);
+    }
     if (rank.wait_status != 0) note_failure(i);
   }
   if (all_dead() && !drain_until_) drain_until_ = Clock::now() + kTimeToDrain;
@@ -148,6 +172,14 @@ void Supervisor::keep_deadlines() {
     kill_at_.reset();
     send_to_all(SIGKILL);
   }
+}
+
+void Supervisor::keep_interval() {
+  if (options_.interval.count() == 0) return;
+  const auto now = Clock::now();
+  if (next_interval_ && now < *next_interval_) return;
+  next_interval_ = now + options_.interval;
+  options_.on_interval();
 }
 
 void Supervisor::send_to_all(int signal) {

@@ -2,8 +2,10 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <sys/types.h>
@@ -37,6 +39,12 @@ class Supervisor {
     /// by a peer, so that there is no other cause to wait for. Null: always
     /// waits.
     bool (*is_surely_the_cause)(int wait_status) = nullptr;
+    /// Called when a rank has ended and what it wrote until then was read, with
+    /// its index in ranks(). May be empty.
+    std::function<void(std::size_t index)> on_end = {};
+    /// Called at least this often while ranks run; 0: never.
+    std::chrono::milliseconds interval{0};
+    std::function<void()> on_interval = {};
   };
 
   struct Rank {
@@ -47,7 +55,7 @@ class Supervisor {
     int wait_status = 0;
   };
 
-  explicit Supervisor(const Options& options) : options_(options) {}
+  explicit Supervisor(Options options) : options_(std::move(options)) {}
 
   void add(pid_t pid, std::vector<EventSource*> sources);
   /// Returns when all ranks have ended and their outputs were read. If ranks
@@ -79,6 +87,7 @@ class Supervisor {
   void collect_dead();
   void note_failure(std::size_t index);
   void keep_deadlines();
+  void keep_interval();
 
   Options options_;
   std::vector<Rank> ranks_;
@@ -88,6 +97,7 @@ class Supervisor {
   std::optional<Clock::time_point> terminate_at_;
   std::optional<Clock::time_point> kill_at_;
   std::optional<Clock::time_point> drain_until_;
+  std::optional<Clock::time_point> next_interval_;
 };
 
 /// A failed rank, one of several that may be the cause.

@@ -77,6 +77,8 @@ SaveTicket Accelerator::save_state(
     const SaveStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "save_state()");
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::checkpoint);
   SaveTicket ticket = detail::save_checkpoint(
       *session.checkpoints,
       output_dir,
@@ -99,6 +101,8 @@ void Accelerator::load_state(
     const LoadStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "load_state()");
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::checkpoint);
   const std::vector<bool> has_weights = detail::load_checkpoint(
       *session.checkpoints,
       input_dir,
@@ -111,6 +115,8 @@ void Accelerator::load_state(
 bool Accelerator::resume(const LoadStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "resume()");
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::checkpoint);
   const auto has_weights = detail::resume_checkpoint(
       *session.checkpoints, options, modules_of(session), lister(session));
   if (has_weights) after_load(session, *has_weights);

@@ -19,7 +19,7 @@ ForwardScope::ForwardScope(PreparedModel& model)
   if (has_work_) {
     begin();
   } else {
-    model.runs_directly = model.session->steps->get() == nullptr;
+    model.runs_directly = !model.session->steps->is_heard();
   }
 }
 

@@ -53,7 +53,7 @@ bool can_step_directly(const detail::Session& session) {
   return session.world.size() == 1 && session.clock.window() == 1 &&
       !session.scaler && !session.max_gradient_norm && session.report.is_made &&
       session.report.num_reported == session.report.ignored.size() &&
-      session.steps->get() == nullptr &&
+      !session.steps->is_heard() &&
       std::all_of(
              session.models.begin(),
              session.models.end(),
@@ -89,6 +89,8 @@ bool can_step_directly(const detail::Session& session) {
     detail::use_gradients(prepared);
   }
   detail::StepCounts::advance(prepared.num_steps);
+  if (session.steps->monitor)
+    session.steps->monitor->stepped(session.step_counts->most());
   for (const auto& model : session.models)
     model->strategies.after_step(*prepared.inner);
   session.step.is_direct = can_step_directly(session);

@@ -73,6 +73,21 @@ TEST(Launch, PrintsTheRoleAsText) {
   EXPECT_THAT(dry.out, HasSubstr("a\\x1b]0;b\\x07"));
 }
 
+TEST(Launch, DescribesTheFirstAndTheLastOfManyRanks) {
+  const ToolResult dry =
+      run_tool({"launch", "--num_processes", "66", "--dry_run", "bash"});
+  EXPECT_THAT(
+      dry.out,
+      AllOf(
+          HasSubstr("rank 62:\n"),
+          HasSubstr("... 2 more ranks ...\nrank 65:\n"),
+          Not(HasSubstr("rank 63:\n"))));
+  const ToolResult all =
+      run_tool({"launch", "--num_processes", "64", "--dry_run", "bash"});
+  EXPECT_THAT(
+      all.out, AllOf(HasSubstr("rank 63:\n"), Not(HasSubstr("more ranks"))));
+}
+
 TEST(Launch, LeavesTheOutputOfOneProcessAlone) {
   const ToolResult result =
       run_tool(launch(1, "printf 'no newline'; echo oops >&2; exit 7"));

@@ -344,7 +344,7 @@ TEST(ThreadTransport, FailsWaitsForARankThatLeft) {
 TEST(ProcessGroup, CarriesReducersTrafficOverAnyConnection) {
   run_connected(3, [](const std::shared_ptr<Connection>& connection) {
     const auto group = as_process_group(
-        adapted(connection), c10::make_intrusive<c10d::HashStore>());
+        adapted(connection), c10::make_intrusive<c10d::HashStore>(), nullptr);
     std::vector<at::Tensor> half{torch::full({4}, group->getRank(), at::kHalf)};
     const auto future = group->allreduce(half)->getFuture();
     future->waitAndThrow();

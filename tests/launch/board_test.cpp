@@ -50,7 +50,9 @@ TEST(Board, SaysWhatIsRunning) {
   EXPECT_EQ(opened.header().machine, 1);
   EXPECT_EQ(opened.header().supervisor, getpid());
   EXPECT_EQ(text_of(opened.header().command), "train --lr 1");
-  EXPECT_THAT(read_activities(opened), IsEmpty());
+  ASSERT_THAT(read_activities(opened), SizeIs(2));
+  EXPECT_EQ(read_activities(opened)[1].rank, 3);
+  EXPECT_EQ(read_activities(opened)[1].state, BoardPageState::empty);
 }
 
 TEST(Board, IsFoundByItsProcess) {
@@ -147,7 +149,7 @@ TEST(BoardWriter, NotesPhasesStepsAndTheirDurations) {
   }
   EXPECT_EQ(board.read().phase, RankPhase::between);
   EXPECT_EQ(board.read().num_phases, 4U);
-  board.writer.count_step();
+  board.writer.set_num_steps(1);
   EXPECT_EQ(board.read().num_steps, 1U);
   for (const std::uint32_t each : {5U, 1U, 9U, 2U, 7U})
     board.writer.note_duration(RankPhase::forward, each);

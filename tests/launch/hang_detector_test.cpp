@@ -188,8 +188,8 @@ TEST(HangDetector, SaysThatNobodyHereIsMissing) {
   EXPECT_EQ(report->kind, Kind::elsewhere);
   EXPECT_THAT(
       describe(*report, ""),
-      HasSubstr("ranks 0 and 1 have waited 10 s, and no rank of this machine "
-                "is missing"));
+      HasSubstr("ranks 0 and 1 have waited 10 s, but not for a rank of this "
+                "machine"));
 }
 
 TEST(HangDetector, ReportsDifferentCallsAtOnce) {
@@ -228,6 +228,29 @@ TEST(HangDetector, ComparesShapesDtypesAndRoots) {
   EXPECT_TRUE(differs([](GroupCall& call) { call.shape = {3, 2}; }));
   EXPECT_TRUE(differs([](GroupCall& call) { call.num_dims = 3; }));
   EXPECT_TRUE(differs([](GroupCall& call) { call.root = 1; }));
+}
+
+TEST(HangDetector, NamesARankThatHasNotJoinedYet) {
+  Ranks ranks(2);
+  ranks[1].activity.state = BoardPageState::empty;
+  ranks[1].activity.process = 0;
+  ranks[1].activity.calls.clear();
+  ranks.awaits(0, "making a group", {0, 1});
+  EXPECT_FALSE(ranks.look_after(seconds(0)));
+  const auto report = ranks.look_after(seconds(10));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->kind, Kind::late);
+  EXPECT_THAT(describe(*report, ""), HasSubstr("rank 1 has not joined yet"));
+}
+
+TEST(HangDetector, DoesNotBlameRanksThatAwaitAnotherMachine) {
+  Ranks ranks(2);
+  ranks.awaits(0, "making a group", {0, 1, 2});
+  ranks.awaits(1, "making a group", {0, 1, 2});
+  EXPECT_FALSE(ranks.look_after(seconds(0)));
+  const auto report = ranks.look_after(seconds(10));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->kind, Kind::elsewhere);
 }
 
 TEST(HangDetector, IgnoresRanksThatHaveEnded) {

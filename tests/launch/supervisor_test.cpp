@@ -1,15 +1,18 @@
 #include "launch/supervisor.h"
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <deque>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "launch/exit_reason.h"
 #include "launch/start_process.h"
 
@@ -98,6 +101,36 @@ TEST(Supervisor, DoesNotCountAnExpectedEndAsAFailure) {
   scripts.supervisor.run();
   EXPECT_THAT(scripts.supervisor.failures(), IsEmpty());
   EXPECT_EQ(scripts.end_of(0), "exited with code 3");
+}
+
+TEST(Supervisor, TellsWhenARankHasEndedAndWasRead) {
+  std::vector<std::string> seen;
+  Scripts* all = nullptr;
+  Scripts scripts({.on_end = [&](std::size_t rank) {
+    seen.push_back(format("{} {}", rank, all->end_of(rank)));
+  }});
+  all = &scripts;
+  scripts.add("exit 3");
+  scripts.supervisor.run();
+  scripts.add("echo words >&$1");
+  scripts.supervisor.run();
+  EXPECT_THAT(
+      seen, ElementsAre("0 exited with code 3", "1 exited with code 0"));
+  EXPECT_EQ(scripts.heard[1].text, "words\n");
+}
+
+// Nothing else happens that could wake it up.
+TEST(Supervisor, CallsAtIntervals) {
+  int count = 0;
+  Scripts* all = nullptr;
+  Scripts scripts(
+      {.interval = std::chrono::milliseconds(1), .on_interval = [&] {
+         if (++count == 3) all->supervisor.terminate();
+       }});
+  all = &scripts;
+  scripts.add("exec sleep 1000");
+  scripts.supervisor.run();
+  EXPECT_GE(count, 3);
 }
 
 TEST(Supervisor, KillsAllAndWaits) {

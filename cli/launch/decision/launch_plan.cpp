@@ -215,6 +215,10 @@ LaunchPlan make_launch_plan(
       *settings.integer("max_restarts"), std::numeric_limits<int>::max()));
   plan.is_quiet = settings.boolean("quiet");
   plan.checks_machines = settings.boolean("check");
+  plan.has_board = !is_python(plan.program);
+  plan.hang_threshold = std::chrono::milliseconds(
+      static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000));
+  plan.on_hang = detail::parse_on_hang(*settings.text("on_hang"));
 
   std::map<std::string, std::string, std::less<>> shared;
   for (const auto& [name, value] : environment.all()) {
@@ -273,23 +277,41 @@ std::vector<std::string> rank_variables(
   return own;
 }
 
+namespace {
+
+// If there are more ranks, the first ones and the last are listed.
+constexpr int kMostDescribedRanks = 64;
+
+std::string describe_rank(const LaunchPlan& plan, int local_rank) {
+  std::string out = format("rank {}:\n", plan.rank_of(local_rank));
+  for (const std::string& line :
+       rank_variables(plan, local_rank, 0, {plan.port.value_or(0), {}})) {
+    out += format(
+        "  {}\n", line == "MASTER_PORT=0" ? "MASTER_PORT=(a free one)" : line);
+  }
+  if (!plan.processors.empty()) {
+    out += format(
+        "  processors: {}\n",
+        format_processors(
+            plan.processors[static_cast<std::size_t>(local_rank)]));
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string describe(const LaunchPlan& plan, const Settings& settings) {
   std::string out = format("command: {}\n", detail::join(plan.arguments, " "));
   out += format("program: {}\n", plan.program);
   out += format("every rank:\n  {}\n", detail::join(plan.added, "\n  "));
-  for (int i = 0; i < plan.processes_here(); ++i) {
-    out += format("rank {}:\n", plan.rank_of(i));
-    for (const std::string& line :
-         rank_variables(plan, i, 0, {plan.port.value_or(0), {}})) {
-      out += format(
-          "  {}\n",
-          line == "MASTER_PORT=0" ? "MASTER_PORT=(a free one)" : line);
+  const int count = plan.processes_here();
+  for (int i = 0; i < count; ++i) {
+    if (i == kMostDescribedRanks - 1 && count > kMostDescribedRanks) {
+      const int last = count - 1;
+      out += format("... {} more ranks ...\n", last - i);
+      i = last;
     }
-    if (!plan.processors.empty()) {
-      out += format(
-          "  processors: {}\n",
-          format_processors(plan.processors[static_cast<std::size_t>(i)]));
-    }
+    out += describe_rank(plan, i);
   }
   return out + "settings:\n" + settings.explain();
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "cli/launch/machine/machine.h"
 #include "config/environment.h"
 #include "config/settings.h"
+#include "launch/board/hang_watch.h"
 
 namespace accelerate::cli {
 
@@ -50,6 +52,11 @@ struct LaunchPlan {
   int max_restarts = 0;
   bool is_quiet = false;
   bool checks_machines = false;
+  /// True if the program notes on a board what it does; Python programs do not.
+  bool has_board = false;
+  /// How the ranks are watched for hangs.
+  std::chrono::milliseconds hang_threshold{};
+  detail::OnHang on_hang = detail::OnHang::stacks;
 
   [[nodiscard]] int processes_here() const {
     return num_processes / num_machines;

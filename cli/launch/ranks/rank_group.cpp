@@ -1,14 +1,42 @@
 #include "cli/launch/ranks/rank_group.h"
 
+#include <chrono>
 #include <csignal>
 #include <optional>
+#include <utility>
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/text.h"
+#include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"
 
 namespace accelerate::cli {
+
+namespace {
+
+void say(const std::string& text) {
+  (void)!write(STDERR_FILENO, text.data(), text.size());
+}
+
+// Where a rank was when it ended, as the rest of a line and lines below it.
+std::string describe_place(const detail::Board& board, int index) {
+  const detail::RankActivity rank = detail::read_activity(board, index);
+  if (rank.state == detail::BoardPageState::empty) return "\n";
+  std::string text = detail::format(
+      ", {}, step {}\n", detail::describe(rank.phase), rank.num_steps);
+  for (const detail::GroupCall& call : rank.calls) {
+    if (call.number == 0) continue;
+    text += detail::format(
+        "    {}: {}\n",
+        call.has_ended ? "its last call" : "it was in",
+        detail::describe(call));
+  }
+  return text;
+}
+
+}  // namespace
 
 RankGroup::RankGroup(
     const LaunchPlan& plan,
@@ -28,8 +56,20 @@ RankGroup::RankGroup(
           {.signals = &on_signal_,
            .event = &on_stop_,
            .has_groups = watchdog != nullptr,
-           .is_surely_the_cause = detail::is_surely_the_cause}) {
-  const StartOptions start{watchdog != nullptr, options.attempt, options.store};
+           .is_surely_the_cause = detail::is_surely_the_cause,
+           .on_end = [this](std::size_t index) { note_end(index); },
+           .interval = plan.processes_here() > 1 ? detail::HangWatch::kInterval
+                                                 : std::chrono::milliseconds(0),
+           .on_interval =
+               [this] {
+                 if (watch_) watch_->look();
+               }}) {
+  start_board(options.attempt);
+  const StartOptions start{
+      watchdog != nullptr,
+      options.attempt,
+      options.store,
+      board_ ? board_->ticket() : std::string()};
   try {
     for (int local = 0; local < plan_.processes_here(); ++local) {
       RankProcess& rank = *ranks_.emplace_back(start_rank(plan_, local, start));
@@ -40,6 +80,56 @@ RankGroup::RankGroup(
     supervisor_.kill_and_wait();
     throw;
   }
+}
+
+void RankGroup::start_board(int attempt) {
+  if (!plan_.has_board) return;
+  try {
+    board_.emplace(detail::Board::create(
+        {.num_pages = plan_.processes_here(),
+         .first_rank = plan_.rank_of(0),
+         .world_size = plan_.num_processes,
+         .attempt = attempt,
+         .machine = plan_.machine_rank,
+         .command = detail::join(plan_.arguments, " ")}));
+  } catch (const detail::SegmentError&) {
+    // Training does not need it.
+    return;
+  }
+  if (plan_.processes_here() == 1) return;
+  watch_.emplace(
+      *board_,
+      detail::HangWatchOptions{
+          .threshold = plan_.hang_threshold,
+          .on_hang = plan_.on_hang,
+          .path = plan_.environment.get("PATH").value_or(""),
+          .say = [](const std::string& text) {
+            say(detail::format("accelerate-cpp: {}", text));
+          }});
+}
+
+void RankGroup::note_end(std::size_t index) {
+  if (!board_) return;
+  detail::BoardPage& page = board_->page(static_cast<int>(index));
+  const int wait_status = supervisor_.ranks()[index].wait_status;
+  std::string words;
+  for (const std::string& line : ranks_[index]->last_words.lines())
+    words += detail::format("    {}\n", line);
+  // The end of it is what tells why.
+  if (words.size() >= page.last_words.size())
+    words.erase(0, words.size() - page.last_words.size() + 1);
+  detail::set_text(page.last_words, words);
+  page.wait_status.store(wait_status);
+  page.has_ended.store(1);
+  if (wait_status == 0 || std::exchange(has_failed_, true) || plan_.is_quiet ||
+      received_ != 0 || was_stopped_ || ranks_.size() == 1 ||
+      ranks_[index]->last_words.blames_others())
+    return;
+  say(detail::format(
+      "accelerate-cpp: rank {} {}{}",
+      ranks_[index]->rank,
+      detail::describe_exit(wait_status),
+      describe_place(*board_, static_cast<int>(index))));
 }
 
 RankGroup::~RankGroup() {

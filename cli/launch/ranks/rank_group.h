@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/ranks/rank_process.h"
 #include "cli/launch/signals.h"
+#include "launch/board/board.h"
+#include "launch/board/hang_watch.h"
 #include "launch/supervisor.h"
 #include "launch/watchdog.h"
 
@@ -70,6 +73,9 @@ class RankGroup {
 
   void handle(const signalfd_siginfo& info);
   void stop();
+  void start_board(int attempt);
+  // Writes on the board how a rank ended; reports the first failure.
+  void note_end(std::size_t index);
   GroupEnd summarize() const;
   [[nodiscard]] std::string describe(std::size_t cause) const;
 
@@ -81,8 +87,12 @@ class RankGroup {
   detail::Supervisor supervisor_;
   /// In the supervisor's order.
   std::vector<std::unique_ptr<RankProcess>> ranks_;
+  /// Nothing for programs that note nothing, or without memory to share.
+  std::optional<detail::Board> board_;
+  std::optional<detail::HangWatch> watch_;
   int received_ = 0;
   bool was_stopped_ = false;
+  bool has_failed_ = false;
 };
 
 }  // namespace accelerate::cli

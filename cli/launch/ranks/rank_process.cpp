@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "cli/failure.h"
+#include "config/rank_variables.h"
 #include "launch/start_process.h"
 
 namespace accelerate::cli {
@@ -59,6 +60,10 @@ std::unique_ptr<RankProcess> start_rank(
   start.arguments = plan.arguments;
   start.variables =
       rank_variables(plan, local_rank, options.attempt, options.store);
+  if (!options.board.empty()) {
+    start.variables.push_back(
+        format("{}={}", detail::kBoardVariable, options.board));
+  }
   for (const auto& [name, value] : plan.environment.all()) {
     start.variables.push_back(format("{}={}", name, value));
   }

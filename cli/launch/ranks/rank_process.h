@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <sys/types.h>
 
@@ -29,6 +30,8 @@ struct StartOptions {
   /// Number of the attempt, from 0.
   int attempt = 0;
   StorePlace store;
+  /// The ticket of the ranks' board; empty without one.
+  std::string board;
 };
 
 /// Starts one rank. Throws ConfigError if the system refuses, with its reason.

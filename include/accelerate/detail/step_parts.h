@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 namespace accelerate::detail {
 
@@ -12,9 +13,10 @@ enum class StepPart : std::uint8_t {
   backward,       ///< Accelerator::backward()
   optimizer,      ///< Optimizer::step() and zero_grad()
   communication,  ///< waiting for other ranks, inside of any other part
+  checkpoint,     ///< saving or loading
 };
 
-/// Is told what a rank's threads do while somebody profiles them. Parts nest.
+/// Is told what a rank's threads do. Parts nest.
 class StepListener {
  public:
   virtual ~StepListener() = default;
@@ -29,15 +31,24 @@ class StepListener {
   virtual void overlapped(
       std::int64_t hidden,
       std::int64_t exposed) noexcept = 0;
+  /// An optimizer has made its `num_steps`-th step.
+  virtual void stepped(std::int64_t num_steps) noexcept = 0;
 };
 
-/// Where a session's calls find the listener; null while nobody profiles, which
-/// costs them a load and a branch.
+/// Where a session's calls find who listens: a profile while there is one, and
+/// for as long as the session lives whoever notes what the rank does. Where
+/// nobody does, that costs a call two loads and branches.
 struct StepSlot {
   std::atomic<StepListener*> listener{nullptr};
+  /// Set before any call is made; null if there is none.
+  std::shared_ptr<StepListener> monitor = nullptr;
 
+  /// The profile.
   [[nodiscard]] StepListener* get() const {
     return listener.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool is_heard() const {
+    return get() != nullptr || monitor != nullptr;
   }
 };
 
@@ -48,17 +59,22 @@ class StepPartScope {
       const StepSlot* slot,
       StepPart part,
       const void* subject = nullptr)
-      : listener_(slot == nullptr ? nullptr : slot->get()), part_(part) {
+      : listener_(slot == nullptr ? nullptr : slot->get()),
+        monitor_(slot == nullptr ? nullptr : slot->monitor.get()),
+        part_(part) {
     if (listener_ != nullptr) listener_->begin(part, subject);
+    if (monitor_ != nullptr) monitor_->begin(part, subject);
   }
   StepPartScope(const StepPartScope&) = delete;
   StepPartScope& operator=(const StepPartScope&) = delete;
   ~StepPartScope() {
+    if (monitor_ != nullptr) monitor_->end(part_);
     if (listener_ != nullptr) listener_->end(part_);
   }
 
  private:
   StepListener* listener_;
+  StepListener* monitor_;
   StepPart part_;
 };
 

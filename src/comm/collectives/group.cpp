@@ -1,6 +1,7 @@
 #include <accelerate/world.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <utility>
 
@@ -27,28 +28,76 @@ std::string describe(const at::Tensor& tensor) {
 
 std::string describe(const std::string& detail) { return detail; }
 
-// Runs one collective: numbers it, compares it between ranks in debug mode, and
-// turns failures into errors that name the peers. `detail`: a tensor or a text,
+using detail::CallSite;
+
+// What the board shows of a call.
+struct Noted {
+  const char* operation;
+  CallSite site;
+  int root = -1;  // in the group
+};
+
+detail::NotedCall
+noted(const GroupImpl& group, const Noted& call, const at::Tensor* tensor) {
+  detail::NotedCall note;
+  note.operation = call.operation;
+  note.place = {call.site.file, call.site.line};
+  if (call.root >= 0) note.root = group.peer_in_world(call.root);
+  if (tensor == nullptr) return note;
+  note.dtype = c10::toString(tensor->scalar_type());
+  note.shape = {tensor->sizes().data(), tensor->sizes().size()};
+  return note;
+}
+
+const at::Tensor* tensor_in(const at::Tensor& detail) { return &detail; }
+
+const at::Tensor* tensor_in(const std::string&) { return nullptr; }
+
+// Runs one collective: numbers it, notes it on the board, compares it between
+// ranks in debug mode, and turns failures into errors that name the peers.
+// `detail`: a tensor of the same shape on all ranks, or a string; it is
 // described only in debug mode.
 template <class Detail, class Body>
 auto run(
     const GroupImpl& group,
-    const char* operation,
+    const Noted& call,
     const Detail& detail,
     Body&& body) {
   const at::NoGradGuard no_grad;
   const detail::StepPartScope part(
       group.world->steps.get(), detail::StepPart::communication);
   const std::uint64_t sequence = ++const_cast<GroupImpl&>(group).sequence;
+  const detail::NotedCallScope note(
+      group.calls.get(), noted(group, call, tensor_in(detail)));
   try {
     if (group.world->debug) {
-      accelerate::detail::check_agreement(group, operation, describe(detail));
+      accelerate::detail::check_agreement(
+          group, call.operation, describe(detail));
     }
     return std::forward<Body>(body)();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    detail::fail_collective(group, operation, sequence, error);
+    detail::fail_collective(group, call.operation, sequence, error);
+  }
+}
+
+// Runs a send or a receive.
+template <class Body>
+void run_message(
+    const GroupImpl& group,
+    const char* operation,
+    int peer,
+    Body&& body) {
+  const at::NoGradGuard no_grad;
+  const std::array peers{group.peer_in_world(peer)};
+  const detail::BoardWaitScope wait(group.world->notes(), operation, peers);
+  try {
+    std::forward<Body>(body)();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    detail::fail_collective(group, operation, group.sequence, error);
   }
 }
 
@@ -111,38 +160,45 @@ const std::vector<int>& Group::world_ranks() const {
   return impl_->world_ranks;
 }
 
-void Group::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, CallSite site)
+    const {
   detail::require_dense("all_reduce", tensor);
   detail::require_meaning("all_reduce", op, tensor.scalar_type());
   if (size() == 1) return;
-  run(*impl_, "all_reduce", tensor, [&] {
+  run(*impl_, {"all_reduce", site}, tensor, [&] {
     impl_->connection->all_reduce(tensor, op)->wait();
   });
 }
 
-void Group::reduce(const at::Tensor& tensor, int dst, ReduceOp op) const {
+void Group::reduce(
+    const at::Tensor& tensor,
+    int dst,
+    ReduceOp op,
+    CallSite site) const {
   detail::require_dense("reduce", tensor);
   require_rank(*impl_, "reduce", dst);
   detail::require_meaning("reduce", op, tensor.scalar_type());
   if (size() == 1) return;
-  run(*impl_, "reduce", tensor, [&] {
+  run(*impl_, {"reduce", site, dst}, tensor, [&] {
     impl_->connection->reduce(tensor, op, dst)->wait();
   });
 }
 
-void Group::broadcast(const at::Tensor& tensor, int src) const {
+void Group::broadcast(const at::Tensor& tensor, int src, CallSite site) const {
   detail::require_dense("broadcast", tensor);
   require_rank(*impl_, "broadcast", src);
   if (size() == 1) return;
-  run(*impl_, "broadcast", tensor, [&] {
+  run(*impl_, {"broadcast", site, src}, tensor, [&] {
     impl_->connection->broadcast(tensor, src)->wait();
   });
 }
 
-std::vector<at::Tensor> Group::all_gather(const at::Tensor& tensor) const {
+std::vector<at::Tensor> Group::all_gather(
+    const at::Tensor& tensor,
+    CallSite site) const {
   detail::require_dense("all_gather", tensor);
   if (size() == 1) return {tensor.detach()};
-  return run(*impl_, "all_gather", tensor, [&] {
+  return run(*impl_, {"all_gather", site}, tensor, [&] {
     std::vector<std::int64_t> shape{size()};
     shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
     const at::Tensor output = at::empty(shape, tensor.options());
@@ -153,7 +209,8 @@ std::vector<at::Tensor> Group::all_gather(const at::Tensor& tensor) const {
 }
 
 std::vector<at::Tensor> Group::all_gather_uneven(
-    const at::Tensor& tensor) const {
+    const at::Tensor& tensor,
+    CallSite site) const {
   detail::require_dense("all_gather_uneven", tensor);
   if (size() == 1) return {tensor.detach()};
   // Shapes first, as bytes, since even the number of dimensions may differ.
@@ -161,9 +218,12 @@ std::vector<at::Tensor> Group::all_gather_uneven(
   std::string shape = dtype + ":";
   for (const std::int64_t extent : tensor.sizes())
     shape += format("{},", extent);
-  const std::vector<std::string> shapes = all_gather_bytes(shape);
+  const std::vector<std::string> shapes = all_gather_bytes(shape, site);
   return run(
-      *impl_, "all_gather_uneven", c10::toString(tensor.scalar_type()), [&] {
+      *impl_,
+      {"all_gather_uneven", site},
+      c10::toString(tensor.scalar_type()),
+      [&] {
         const auto element_size =
             static_cast<std::int64_t>(tensor.element_size());
         std::vector<std::vector<std::int64_t>> extents;
@@ -208,11 +268,12 @@ std::vector<at::Tensor> Group::all_gather_uneven(
       });
 }
 
-std::vector<at::Tensor> Group::gather(const at::Tensor& tensor, int dst) const {
+std::vector<at::Tensor>
+Group::gather(const at::Tensor& tensor, int dst, CallSite site) const {
   detail::require_dense("gather", tensor);
   require_rank(*impl_, "gather", dst);
   if (size() == 1) return {tensor.detach()};
-  return run(*impl_, "gather", tensor, [&] {
+  return run(*impl_, {"gather", site, dst}, tensor, [&] {
     std::vector<at::Tensor> outputs;
     for (int peer = 0; peer < size() && rank() == dst; ++peer)
       outputs.push_back(at::empty(tensor.sizes(), tensor.options()));
@@ -222,7 +283,10 @@ std::vector<at::Tensor> Group::gather(const at::Tensor& tensor, int dst) const {
   });
 }
 
-at::Tensor Group::reduce_scatter(const at::Tensor& tensor, ReduceOp op) const {
+at::Tensor Group::reduce_scatter(
+    const at::Tensor& tensor,
+    ReduceOp op,
+    CallSite site) const {
   detail::require_dense("reduce_scatter", tensor);
   detail::require_meaning("reduce_scatter", op, tensor.scalar_type());
   if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
@@ -233,7 +297,7 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, ReduceOp op) const {
         size()));
   }
   if (size() == 1) return tensor.detach().clone();
-  return run(*impl_, "reduce_scatter", tensor, [&] {
+  return run(*impl_, {"reduce_scatter", site}, tensor, [&] {
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     shape[0] /= size();
     const at::Tensor output = at::empty(shape, tensor.options());
@@ -246,7 +310,8 @@ at::Tensor Group::reduce_scatter(const at::Tensor& tensor, ReduceOp op) const {
 void Group::scatter(
     const at::Tensor& output,
     std::span<const at::Tensor> parts,
-    int src) const {
+    int src,
+    CallSite site) const {
   detail::require_dense("scatter", output);
   require_rank(*impl_, "scatter", src);
   if (rank() == src) {
@@ -268,7 +333,7 @@ void Group::scatter(
     output.detach().copy_(parts[0]);
     return;
   }
-  run(*impl_, "scatter", output, [&] {
+  run(*impl_, {"scatter", site, src}, output, [&] {
     std::vector<at::Tensor> inputs;
     if (rank() == src) inputs.assign(parts.begin(), parts.end());
     if (output.numel() > 0)
@@ -277,7 +342,8 @@ void Group::scatter(
 }
 
 std::vector<at::Tensor> Group::all_to_all(
-    std::span<const at::Tensor> parts) const {
+    std::span<const at::Tensor> parts,
+    CallSite site) const {
   require_parts(*impl_, "all_to_all", parts.size());
   for (const at::Tensor& part : parts) {
     detail::require_dense("all_to_all", part);
@@ -296,7 +362,7 @@ std::vector<at::Tensor> Group::all_to_all(
   const at::Tensor& like = parts[0];
   const std::string detail =
       format("{} {}", c10::toString(like.scalar_type()), like.sizes().slice(1));
-  return run(*impl_, "all_to_all", detail, [&] {
+  return run(*impl_, {"all_to_all", site}, detail, [&] {
     const at::Tensor sent_rows = at::empty({size()}, at::kLong);
     const at::Tensor received_rows = at::empty({size()}, at::kLong);
     for (int peer = 0; peer < size(); ++peer) {
@@ -347,14 +413,9 @@ void Group::send(const at::Tensor& tensor, int dst, int tag) const {
         "[comm] rank {} was asked to send to itself; copy instead", dst));
   }
   if (tensor.numel() == 0) return;
-  const at::NoGradGuard no_grad;
-  try {
+  run_message(*impl_, "send", dst, [&] {
     impl_->connection->send(tensor, dst, tag)->wait();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    detail::fail_collective(*impl_, "send", impl_->sequence, error);
-  }
+  });
 }
 
 void Group::recv(const at::Tensor& tensor, int src, int tag) const {
@@ -365,46 +426,48 @@ void Group::recv(const at::Tensor& tensor, int src, int tag) const {
         "[comm] rank {} was asked to receive from itself; copy instead", src));
   }
   if (tensor.numel() == 0) return;
-  const at::NoGradGuard no_grad;
-  try {
+  run_message(*impl_, "recv", src, [&] {
     impl_->connection->receive(tensor, src, tag)->wait();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    detail::fail_collective(*impl_, "recv", impl_->sequence, error);
-  }
+  });
 }
 
-void Group::barrier() const {
+void Group::barrier(CallSite site) const {
   if (size() == 1) return;
-  run(*impl_, "barrier", "", [&] { impl_->connection->barrier()->wait(); });
+  run(*impl_, {"barrier", site}, "", [&] {
+    impl_->connection->barrier()->wait();
+  });
 }
 
-void Group::monitored_barrier(std::chrono::milliseconds timeout) const {
+void Group::monitored_barrier(std::chrono::milliseconds timeout, CallSite site)
+    const {
   if (size() == 1) return;
-  run(*impl_, "monitored_barrier", "", [&] {
+  run(*impl_, {"monitored_barrier", site}, "", [&] {
     impl_->connection->monitored_barrier(timeout);
   });
 }
 
-std::string Group::broadcast_bytes(std::string_view bytes, int src) const {
+std::string
+Group::broadcast_bytes(std::string_view bytes, int src, CallSite site) const {
   require_rank(*impl_, "broadcast_bytes", src);
   if (size() == 1) return std::string(bytes);
-  return run(*impl_, "broadcast_bytes", format("from {}", src), [&] {
-    const at::Tensor length =
-        at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
-    impl_->connection->broadcast(length, src)->wait();
-    const auto count = length.item<std::int64_t>();
-    const at::Tensor content =
-        rank() == src ? from_text(bytes) : at::empty({count}, at::kByte);
-    if (count > 0) impl_->connection->broadcast(content, src)->wait();
-    return to_text(content);
-  });
+  return run(
+      *impl_, {"broadcast_bytes", site, src}, format("from {}", src), [&] {
+        const at::Tensor length =
+            at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+        impl_->connection->broadcast(length, src)->wait();
+        const auto count = length.item<std::int64_t>();
+        const at::Tensor content =
+            rank() == src ? from_text(bytes) : at::empty({count}, at::kByte);
+        if (count > 0) impl_->connection->broadcast(content, src)->wait();
+        return to_text(content);
+      });
 }
 
-std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
+std::vector<std::string> Group::all_gather_bytes(
+    std::string_view bytes,
+    CallSite site) const {
   if (size() == 1) return {std::string(bytes)};
-  return run(*impl_, "all_gather_bytes", "", [&] {
+  return run(*impl_, {"all_gather_bytes", site}, "", [&] {
     const at::Tensor length =
         at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
     const at::Tensor lengths = at::empty({size()}, at::kLong);
@@ -424,8 +487,10 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view bytes) const {
   });
 }
 
-std::string Group::scatter_bytes(std::span<const std::string> parts, int src)
-    const {
+std::string Group::scatter_bytes(
+    std::span<const std::string> parts,
+    int src,
+    CallSite site) const {
   require_rank(*impl_, "scatter_bytes", src);
   if (rank() == src) require_parts(*impl_, "scatter_bytes", parts.size());
   if (size() == 1) return parts[0];
@@ -434,7 +499,8 @@ std::string Group::scatter_bytes(std::span<const std::string> parts, int src)
   if (rank() == src) {
     std::transform(parts.begin(), parts.end(), mine.begin(), from_text);
   }
-  return to_text(all_to_all(mine)[static_cast<std::size_t>(src)].contiguous());
+  return to_text(
+      all_to_all(mine, site)[static_cast<std::size_t>(src)].contiguous());
 }
 
 }  // namespace accelerate

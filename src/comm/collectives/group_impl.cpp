@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
 #include "comm/transport/adapters.h"
 
@@ -75,6 +76,20 @@ std::string diagnose(
     const GroupImpl& group,
     std::uint64_t sequence,
     const std::string& text) {
+  if (group.world->board != nullptr) {
+    if (auto cause = diagnose_by_board(
+            *group.world->board,
+            group.name,
+            group.world_ranks,
+            group.peer_in_world(group.rank),
+            is_timeout(text))) {
+      if (!is_timeout(text)) return std::move(*cause);
+      return format(
+          "{}; {}; raise timeout_seconds if it is only slow",
+          *cause,
+          kUnevenLoops);
+    }
+  }
   std::vector<int> missing;
   try {
     missing = find_missing(group, format("failed/{}/{}", group.name, sequence));
@@ -105,6 +120,21 @@ std::string diagnose(
 
 }  // namespace
 
+void note_calls(GroupImpl& group) {
+  const std::shared_ptr<WorldBoard>& board = group.world->board;
+  if (board != nullptr && group.calls == nullptr) {
+    group.calls = NotedCalls::make(
+        {.board = board,
+         .group = group.name,
+         .size = group.size,
+         .compares = !group.connection->facts().compares_calls});
+  }
+  group.process_group =
+      as_process_group(group.connection, group.store, group.calls);
+  group.process_group->setGroupName(group.name);
+  group.process_group->setGroupDesc(group.name);
+}
+
 GroupImpl::~GroupImpl() {
   // ProcessGroup first: it refers to the connection.
   process_group.reset();
@@ -130,6 +160,8 @@ std::shared_ptr<GroupImpl> make_group(
   // missing ranks can be named.
   store->set(format("here/{}", rank), std::string("1"));
   const auto deadline = steady_clock::now() + group->world->timeout;
+  const BoardWaitScope wait(
+      group->world->notes(), "making a group", group->world_ranks);
   std::vector<int> missing;
   for (int peer = 0; peer < group->size; ++peer) {
     const auto left = std::chrono::duration_cast<milliseconds>(
@@ -155,9 +187,8 @@ std::shared_ptr<GroupImpl> make_group(
          .world_ranks = group->world_ranks,
          .timeout = group->world->timeout,
          .logger = group->world->logger}));
-    group->process_group = as_process_group(group->connection, store);
-    group->process_group->setGroupName(group->name);
-    group->process_group->setGroupDesc(group->name);
+    group->store = store;
+    note_calls(*group);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -186,14 +217,16 @@ void fail_collective(
   const std::string text =
       group.world->transport->describe_failure(error).value_or(
           first_line_of(error));
-  throw DistributedError(format(
+  const std::string message = format(
       "[comm] {} number {} of group \"{}\" failed on rank {}: {} ({})",
       operation,
       sequence,
       group.name,
       group.peer_in_world(group.rank),
       diagnose(group, sequence, text),
-      text));
+      text);
+  if (BoardWriter* const notes = group.world->notes()) notes->fail(message);
+  throw DistributedError(message);
 }
 
 void check_agreement(

@@ -14,6 +14,8 @@
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/world.h>
 
+#include "comm/monitoring/noted_call.h"
+#include "comm/monitoring/world_board.h"
 #include "comm/transport/transport.h"
 #include "config/settings.h"
 
@@ -29,8 +31,15 @@ struct WorldCore {
   Logger logger;
   /// The launcher's, which everything that uses this world reads.
   Settings settings = {};
-  /// Where a profile listens.
+  /// Where a profile listens, and the board's monitor.
   std::shared_ptr<StepSlot> steps = std::make_shared<StepSlot>();
+  /// Null in a world of one rank without a launcher, and where memory cannot be
+  /// shared.
+  std::shared_ptr<WorldBoard> board = nullptr;
+
+  [[nodiscard]] BoardWriter* notes() const {
+    return board == nullptr ? nullptr : &board->writer();
+  }
 };
 
 struct GroupImpl {
@@ -40,6 +49,8 @@ struct GroupImpl {
   std::vector<int> world_ranks{0};
   std::shared_ptr<WorldCore> world;
 
+  /// The keys of this group; null for a group of one.
+  c10::intrusive_ptr<c10d::Store> store;
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
   /// The connection as c10d::Reducer takes it; null for a group of one.
@@ -47,6 +58,9 @@ struct GroupImpl {
 
   /// Number of the collective under way, counted from 1, equal on all ranks.
   std::atomic<std::uint64_t> sequence{0};
+
+  /// Notes this rank's calls on the board; null without one.
+  std::shared_ptr<NotedCalls> calls;
 
   GroupImpl() = default;
   GroupImpl(const GroupImpl&) = delete;
@@ -57,6 +71,10 @@ struct GroupImpl {
     return world_ranks[static_cast<std::size_t>(group_rank)];
   }
 };
+
+/// Lets the group, which is connected, note its calls on the world's board.
+/// Without a board nothing changes.
+void note_calls(GroupImpl& group);
 
 /// Connects `world_ranks`, of which this process is number `rank`.
 std::shared_ptr<GroupImpl> make_group(

@@ -1,6 +1,7 @@
 #include "comm/monitoring/store_group.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/collectives/group_impl.h"
 #include "comm/rendezvous/store.h"
 
 namespace accelerate::detail {
@@ -50,7 +52,9 @@ StoreGroup::StoreGroup(
     const World& world,
     std::string name,
     std::vector<int> ranks)
-    : timeout_(world.timeout()), ranks_(std::move(ranks)) {
+    : board_(world.group().impl()->world->board),
+      timeout_(world.timeout()),
+      ranks_(std::move(ranks)) {
   const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
   if (me == ranks_.end()) {
     throw InternalError("[comm] this rank is not in its own store group");
@@ -69,6 +73,9 @@ std::string StoreGroup::wait_for(
     const std::string& what) {
   constexpr std::chrono::milliseconds kCheckInterval{400};
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  const std::array peers{world_rank};
+  const BoardWaitScope wait(
+      board_ == nullptr ? nullptr : &board_->writer(), what.c_str(), peers);
   try {
     while (true) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(

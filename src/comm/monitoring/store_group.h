@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@
 #include <accelerate/world.h>
 
 namespace accelerate::detail {
+
+class WorldBoard;
 
 /// Collectives on strings through the store, without a process group: for work
 /// beside training, also on its own thread. One object per rank, used by one
@@ -58,6 +61,7 @@ class StoreGroup {
   wait_for(const std::string& key, int world_rank, const std::string& what);
   void forget(const std::string& key);
 
+  std::shared_ptr<WorldBoard> board_;
   std::string prefix_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;

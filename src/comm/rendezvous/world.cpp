@@ -170,6 +170,62 @@ std::shared_ptr<GroupImpl> connect_all(
   }
 }
 
+HangWatchOptions watch_options(
+    const WorldOptions& options,
+    const Settings& settings,
+    const Environment& environment) {
+  if (options.hang_seconds && !(*options.hang_seconds >= 0)) {
+    throw ConfigError(format(
+        "[launch] WorldOptions::hang_seconds is {}; give a number of seconds, "
+        "or 0 for no reports",
+        *options.hang_seconds));
+  }
+  const double seconds =
+      options.hang_seconds.value_or(*settings.number("hang_seconds"));
+  return {
+      .threshold =
+          std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)),
+      .on_hang =
+          parse_on_hang(options.on_hang.value_or(*settings.text("on_hang"))),
+      .path = environment.get("PATH").value_or("")};
+}
+
+// The launcher's board; else one of the ranks' own, which the first rank of
+// each machine makes before it connects. Worlds after the first always have
+// their own.
+void join_board(
+    WorldCore& core,
+    const RankVariables& identity,
+    std::int64_t number) {
+  if (number == 1 && !identity.board.empty()) {
+    core.board = launcher_board(identity, core.logger);
+  } else if (identity.size > 1 && identity.local_rank == 0) {
+    core.board = make_world_board(core.store, identity, core.logger);
+  }
+}
+
+// Called when all ranks are connected.
+void use_board(
+    WorldCore& core,
+    const RankVariables& identity,
+    const WorldOptions& options,
+    HangWatchOptions watch,
+    std::int64_t number) {
+  const bool is_launchers = number == 1 && !identity.board.empty();
+  if (!is_launchers && identity.size > 1 && identity.local_rank != 0)
+    core.board = find_world_board(core.store, identity, core.logger);
+  if (core.board == nullptr) return;
+  core.steps->monitor = core.board->monitor();
+  core.board->writer().enter(RankPhase::between);
+  std::optional<std::chrono::milliseconds> threshold;
+  std::optional<std::uint32_t> on_hang;
+  if (options.hang_seconds) threshold = watch.threshold;
+  if (options.on_hang) on_hang = static_cast<std::uint32_t>(watch.on_hang);
+  core.board->writer().set_watch(threshold, on_hang);
+  if (!is_launchers && identity.local_rank == 0)
+    core.board->watch(std::move(watch), core.logger);
+}
+
 // What log_level, log_levels and log_format say.
 Logger logger_of(const Settings& settings, const Environment& environment) {
   const bool has_colors = ProgressScreen::of_standard_error().is_terminal() &&
@@ -179,8 +235,7 @@ Logger logger_of(const Settings& settings, const Environment& environment) {
           {.json = settings.text("log_format") == "json",
            .colors = has_colors}),
       parse_log_level(*settings.text("log_level")));
-  logger.set_levels(
-      parse_log_levels(settings.text("log_levels").value_or("")));
+  logger.set_levels(parse_log_levels(settings.text("log_levels").value_or("")));
   return logger;
 }
 
@@ -218,10 +273,14 @@ World::World(const WorldOptions& options)
   impl_->device = detail::choose_device(options, settings, identity.local_rank);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
+  detail::HangWatchOptions watch =
+      detail::watch_options(options, settings, environment);
   std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);
   if (identity.size == 1) {
     if (options.store) core.store = *options.store;
+    detail::join_board(core, identity, 1);
+    detail::use_board(core, identity, options, std::move(watch), 1);
     impl_->all_ranks =
         Group(detail::make_group(impl_->core, "world", 0, std::move(all)));
     return;
@@ -231,8 +290,12 @@ World::World(const WorldOptions& options)
   core.store = detail::store_of_world(store, number);
   core.transport =
       detail::start_transport(options, transport, identity, environment);
-  impl_->all_ranks = Group(detail::connect_all(
-      store, number, impl_->core, identity, std::move(all)));
+  detail::join_board(core, identity, number);
+  const std::shared_ptr<detail::GroupImpl> world =
+      detail::connect_all(store, number, impl_->core, identity, std::move(all));
+  detail::use_board(core, identity, options, std::move(watch), number);
+  detail::note_calls(*world);
+  impl_->all_ranks = Group(world);
 }
 
 int World::rank() const { return impl_->identity.rank; }

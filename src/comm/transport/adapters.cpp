@@ -1,9 +1,12 @@
 #include "comm/transport/adapters.h"
 
+#include <chrono>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/text.h"
@@ -36,12 +39,45 @@ ReduceOp from_c10d(const c10d::ReduceOp& op) {
   }
 }
 
+// A collective that is on the board until it has ended.
+class NotedWork final : public c10d::Work {
+ public:
+  NotedWork(
+      detail::Work work,
+      std::shared_ptr<NotedCalls> calls,
+      std::uint64_t number)
+      : work_(std::move(work)), calls_(std::move(calls)), number_(number) {}
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  [[nodiscard]] bool isSuccess() const override { return work_->isSuccess(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool is_done = work_->wait(timeout);
+    calls_->end(number_);
+    return is_done;
+  }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = work_->getFuture();
+    future->addCallback([calls = calls_, number = number_](
+                            c10::ivalue::Future&) { calls->end(number); });
+    return future;
+  }
+
+ private:
+  detail::Work work_;
+  std::shared_ptr<NotedCalls> calls_;
+  std::uint64_t number_;
+};
+
 // The operations that c10d::Reducer and c10d::broadcast_coalesced call.
 class ConnectionBackend final : public c10d::Backend {
  public:
-  explicit ConnectionBackend(std::shared_ptr<Connection> connection)
+  ConnectionBackend(
+      std::shared_ptr<Connection> connection,
+      std::shared_ptr<NotedCalls> calls)
       : Backend(connection->rank(), connection->size()),
-        connection_(std::move(connection)) {}
+        connection_(std::move(connection)),
+        calls_(std::move(calls)) {}
 
   const std::string getBackendName() const override {
     return connection_->facts().name;
@@ -50,14 +86,20 @@ class ConnectionBackend final : public c10d::Backend {
   Work allreduce(
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& options) override {
-    return connection_->all_reduce(only(tensors), from_c10d(options.reduceOp));
+    const at::Tensor& tensor = only(tensors);
+    return noted("all_reduce", tensor, -1, [&] {
+      return connection_->all_reduce(tensor, from_c10d(options.reduceOp));
+    });
   }
 
   Work broadcast(
       std::vector<at::Tensor>& tensors,
       const c10d::BroadcastOptions& options) override {
-    return connection_->broadcast(
-        only(tensors), static_cast<int>(options.rootRank));
+    const at::Tensor& tensor = only(tensors);
+    const auto root = static_cast<int>(options.rootRank);
+    return noted("broadcast", tensor, root, [&] {
+      return connection_->broadcast(tensor, root);
+    });
   }
 
   Work barrier(const c10d::BarrierOptions&) override {
@@ -73,7 +115,24 @@ class ConnectionBackend final : public c10d::Backend {
     return tensors.front();
   }
 
+  template <class Begin>
+  Work noted(
+      const char* operation,
+      const at::Tensor& tensor,
+      int root,
+      Begin&& begin) const {
+    if (calls_ == nullptr) return begin();
+    const at::IntArrayRef sizes = tensor.sizes();
+    const std::uint64_t number = calls_->begin(
+        {.operation = operation,
+         .dtype = c10::toString(tensor.scalar_type()),
+         .shape = {sizes.data(), sizes.size()},
+         .root = root});
+    return c10::make_intrusive<NotedWork>(begin(), calls_, number);
+  }
+
   std::shared_ptr<Connection> connection_;
+  std::shared_ptr<NotedCalls> calls_;
 };
 
 }  // namespace
@@ -87,10 +146,11 @@ std::shared_ptr<Connection> adapted(std::shared_ptr<Connection> connection) {
 
 c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,
-    const c10::intrusive_ptr<c10d::Store>& store) {
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::shared_ptr<NotedCalls>& calls) {
   using c10d::ProcessGroup;
-  c10::intrusive_ptr<c10d::Backend> backend = connection->c10d_backend();
-  if (!backend) backend = c10::make_intrusive<ConnectionBackend>(connection);
+  const c10::intrusive_ptr<c10d::Backend> backend =
+      c10::make_intrusive<ConnectionBackend>(connection, calls);
   const auto type = ProcessGroup::strToBackendType(backend->getBackendName());
   auto group = c10::make_intrusive<ProcessGroup>(
       c10::make_intrusive<c10d::PrefixStore>("process_group", store),

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "comm/monitoring/noted_call.h"
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {
@@ -31,10 +32,11 @@ std::shared_ptr<Connection> match_tags(std::shared_ptr<Connection> connection);
 std::shared_ptr<Connection> refuse_concurrent_calls(
     std::shared_ptr<Connection> connection);
 
-/// An adapted connection as a process group for c10d::Reducer: LibTorch's own
-/// backend, or one that calls the connection.
+/// An adapted connection as a process group for c10d::Reducer. Notes what it
+/// does in `calls`, unless that is null.
 c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,
-    const c10::intrusive_ptr<c10d::Store>& store);
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::shared_ptr<NotedCalls>& calls);
 
 }  // namespace accelerate::detail

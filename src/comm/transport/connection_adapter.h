@@ -66,9 +66,6 @@ class ConnectionAdapter : public Connection {
     return inner_->receive(tensor, src, tag);
   }
   void run_in_background() override { inner_->run_in_background(); }
-  [[nodiscard]] c10::intrusive_ptr<c10d::Backend> c10d_backend() override {
-    return inner_->c10d_backend();
-  }
 
  protected:
   [[nodiscard]] Connection& inner() const { return *inner_; }

@@ -1,5 +1,6 @@
 #include "comm/transport/p2p_batch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -35,7 +36,9 @@ void P2PBatch::start(
   const at::NoGradGuard no_grad;
   try {
     messages_.push_back(
-        {((*group_.impl()->connection).*direction)(tensor, peer, tag), tensor});
+        {((*group_.impl()->connection).*direction)(tensor, peer, tag),
+         tensor,
+         group_.impl()->peer_in_world(peer)});
     group_.impl()->connection->run_in_background();
     note_in_flight(1);
   } catch (const Error&) {
@@ -49,6 +52,9 @@ void P2PBatch::wait() {
   if (messages_.empty()) return;
   const StepPartScope part(
       group_.impl()->world->steps.get(), StepPart::communication);
+  BoardWriter* const notes = group_.impl()->world->notes();
+  const BoardWaitScope wait(
+      notes, what_.c_str(), notes == nullptr ? std::vector<int>{} : peers());
   while (!messages_.empty()) {
     const Message message = std::move(messages_.back());
     messages_.pop_back();
@@ -61,6 +67,15 @@ void P2PBatch::wait() {
       fail(error);
     }
   }
+}
+
+std::vector<int> P2PBatch::peers() const {
+  std::vector<int> ranks;
+  for (const Message& message : messages_) {
+    if (std::find(ranks.begin(), ranks.end(), message.peer) == ranks.end())
+      ranks.push_back(message.peer);
+  }
+  return ranks;
 }
 
 void P2PBatch::note_in_flight(int change) const {

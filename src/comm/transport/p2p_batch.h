@@ -36,6 +36,7 @@ class P2PBatch {
   struct Message {
     Work work;
     at::Tensor tensor;
+    int peer = 0;  ///< in the world
   };
 
   void start(
@@ -43,6 +44,8 @@ class P2PBatch {
       const at::Tensor& tensor,
       int peer,
       int tag);
+  // Those from or to which messages have not arrived yet, in the world.
+  [[nodiscard]] std::vector<int> peers() const;
   void note_in_flight(int change) const;
   [[noreturn]] void fail(const std::exception& error) const;
 

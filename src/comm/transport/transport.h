@@ -11,7 +11,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -35,6 +34,8 @@ struct TransportFacts {
   PointToPoint point_to_point = PointToPoint::none;
   /// Two threads of a rank may use one connection at once.
   bool is_thread_safe = false;
+  /// It fails itself, naming both, where ranks make different calls.
+  bool compares_calls = false;
 
   [[nodiscard]] bool has_device(c10::DeviceType device) const;
 };
@@ -104,11 +105,6 @@ class Connection {
   /// Call it after work that is waited for much later, or never (futures). A
   /// transport may otherwise do everything in `wait()`.
   virtual void run_in_background() {}
-
-  /// The LibTorch backend under this connection; null if there is none.
-  [[nodiscard]] virtual c10::intrusive_ptr<c10d::Backend> c10d_backend() {
-    return {};
-  }
 
  private:
   int rank_;

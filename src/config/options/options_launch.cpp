@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 34> kLaunchRows{{
+constexpr std::array<OptionSpec, 36> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
@@ -28,6 +28,10 @@ constexpr std::array<OptionSpec, 34> kLaunchRows{{
      "micro-batches whose gradients are added before the optimizer steps"},
     {"timeout_seconds", "", "--timeout_seconds", "ACCELERATE_TIMEOUT_SECONDS", number, "", "0..", acts, "Training",
      "how long a collective waits for a silent peer"},
+    {"hang_seconds", "", "--hang_seconds", "ACCELERATE_CPP_HANG_SECONDS", number, "10", "0..", acts, "Training",
+     "how long ranks wait for others before a report names those that hold them up; 0: never"},
+    {"on_hang", "", "--on_hang", "ACCELERATE_CPP_ON_HANG", choice, "stacks", "warn|stacks|kill", acts, "Training",
+     "what follows such a report: nothing more, the stacks of the ranks that hold up the others, or their end, too"},
     {"transport", "", "--transport", "ACCELERATE_TRANSPORT", choice, "automatic", "automatic|shared_memory|gloo", acts, "Training",
      "how ranks move data between hosts' memories: shared memory where they run on one machine, else Gloo; or always one of them"},
     {"debug", "", "--debug", "ACCELERATE_DEBUG_MODE", boolean, "false", "", acts, "Training",

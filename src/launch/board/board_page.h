@@ -36,10 +36,11 @@ using BoardText = std::array<char, size>;
 /// The collectives of one group. Zeroed memory is a valid lane.
 struct BoardLane {
   static constexpr std::size_t kMostDims = 4;
-  static constexpr std::size_t kWords = 3 + kMostDims;
+  static constexpr std::size_t kWords = 4 + kMostDims;
 
-  /// The newest call that began: its number on this lane, from 1; its packed
-  /// description; the number of dimensions; the first dimensions.
+  /// The newest call that began: its number on this lane, from 1; its signature,
+  /// equal on ranks that make the same call; its packed description; the number
+  /// of dimensions; the first dimensions.
   alignas(64) VersionedWords<kWords> call;
   /// The number of the newest call that has ended.
   std::atomic<std::uint64_t> ended;
@@ -80,6 +81,11 @@ struct BoardPage {
   /// Counts changes of the phase.
   std::atomic<std::uint64_t> num_phases;
   std::atomic<std::uint64_t> num_steps;
+  /// What the program's own code says of HangWatchOptions, which wins over the
+  /// launcher: one more than the threshold in milliseconds, one more than
+  /// OnHang; 0: nothing.
+  std::atomic<std::uint64_t> hang_threshold;
+  std::atomic<std::uint32_t> on_hang;
 
   /// Names of operations, dtypes and places, which calls refer to by number.
   std::atomic<std::uint32_t> num_texts;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <utility>
 
 #include "base/text.h"
@@ -46,6 +47,11 @@ class StoreScope {
   bool owns_ = false;
 };
 
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
+  return (hash ^ value) * kOdd + (hash >> 29U);
+}
+
 std::uint16_t one_more(int rank) {
   return static_cast<std::uint16_t>(std::clamp(rank, -1, 0xfffe) + 1);
 }
@@ -61,26 +67,34 @@ std::uint64_t BoardLaneWriter::begin(const NotedCall& call) noexcept {
   const std::uint64_t number = count_.fetch_add(1, kRelaxed) + 1;
   StoreScope scope(lane_.call);
   if (!scope.owns()) return number;
-  const auto slot = [](auto& known, const void* address, std::uint32_t salt) {
+  const auto slot =
+      [](auto& known, const void* address, std::uint32_t salt) -> Known& {
     const auto bits = reinterpret_cast<std::uintptr_t>(address) / 8 + salt;
-    return &known[bits % known.size()];
+    return known[bits % known.size()];
   };
+  const Known& operation =
+      known(slot(operations_, call.operation, 0), call.operation);
   PackedCall packed;
-  packed.operation =
-      text_of(*slot(operations_, call.operation, 0), call.operation);
-  if (call.dtype != nullptr)
-    packed.dtype = text_of(*slot(dtypes_, call.dtype, 0), call.dtype);
+  packed.operation = operation.text;
+  packed.root = one_more(call.root);
+  std::uint64_t signature = mix(operation.hash, packed.root);
+  if (call.dtype != nullptr) {
+    const Known& dtype = known(slot(dtypes_, call.dtype, 0), call.dtype);
+    packed.dtype = dtype.text;
+    signature = mix(signature, dtype.hash);
+  }
   if (call.place.file != nullptr) {
     packed.place =
-        text_of(*slot(places_, call.place.file, call.place.line), call.place);
+        known(slot(places_, call.place.file, call.place.line), call.place).text;
   }
-  packed.root = one_more(call.root);
   std::array<std::uint64_t, BoardLane::kWords> words{
-      number, packed.word(), call.shape.size()};
-  const std::size_t dims =
-      std::min(call.shape.size(), std::size_t{BoardLane::kMostDims});
-  for (std::size_t i = 0; i < dims; ++i)
-    words[3 + i] = static_cast<std::uint64_t>(call.shape[i]);
+      number, 0, packed.word(), call.shape.size()};
+  for (std::size_t i = 0; i < call.shape.size(); ++i) {
+    const auto size = static_cast<std::uint64_t>(call.shape[i]);
+    signature = mix(signature, size);
+    if (i < BoardLane::kMostDims) words[4 + i] = size;
+  }
+  words[1] = signature;
   scope.store(words);
   return number;
 }
@@ -92,25 +106,29 @@ void BoardLaneWriter::end(std::uint64_t number) noexcept {
   }
 }
 
-std::uint16_t BoardLaneWriter::text_of(
-    Known& known,
+const BoardLaneWriter::Known& BoardLaneWriter::known(
+    Known& entry,
     const char* text) noexcept {
-  if (known.address != text)
-    known = {.address = text, .text = writer_.number_of(text)};
-  return known.text;
+  if (entry.address != text) {
+    entry = {
+        .address = text,
+        .text = writer_.number_of(text),
+        .hash = std::hash<std::string_view>{}(text)};
+  }
+  return entry;
 }
 
-std::uint16_t BoardLaneWriter::text_of(
-    Known& known,
+const BoardLaneWriter::Known& BoardLaneWriter::known(
+    Known& entry,
     const CallPlace& place) noexcept {
-  if (known.address != place.file || known.line != place.line) {
-    known = {
+  if (entry.address != place.file || entry.line != place.line) {
+    entry = {
         .address = place.file,
         .line = place.line,
         .text = writer_.number_of(
             format("{}:{}", file_name(place.file), place.line))};
   }
-  return known.text;
+  return entry;
 }
 
 BoardWriter::BoardWriter(Board board, int index, int rank)
@@ -148,8 +166,8 @@ RankPhase BoardWriter::enter(RankPhase phase) noexcept {
   return before == RankPhase::starting ? RankPhase::between : before;
 }
 
-void BoardWriter::count_step() noexcept {
-  page_.num_steps.fetch_add(1, kRelease);
+void BoardWriter::set_num_steps(std::uint64_t num_steps) noexcept {
+  page_.num_steps.store(num_steps, kRelease);
 }
 
 void BoardWriter::note_duration(
@@ -187,6 +205,16 @@ void BoardWriter::end_wait(std::uint32_t number) noexcept {
   BoardWait& wait = page_.waits[number - 1];
   wait.ended.fetch_add(1, kRelease);
   busy_waits_ &= ~(1U << (number - 1));
+}
+
+void BoardWriter::set_watch(
+    std::optional<std::chrono::milliseconds> threshold,
+    std::optional<std::uint32_t> on_hang) noexcept {
+  if (threshold) {
+    page_.hang_threshold.store(
+        static_cast<std::uint64_t>(threshold->count()) + 1);
+  }
+  if (on_hang) page_.on_hang.store(*on_hang + 1);
 }
 
 void BoardWriter::fail(std::string_view reason) noexcept {

@@ -2,11 +2,13 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -48,6 +50,8 @@ class BoardLaneWriter {
   /// Notes that call `number` and all before it have ended.
   void end(std::uint64_t number) noexcept;
 
+  [[nodiscard]] const BoardLane& lane() const { return lane_; }
+
  private:
   // Numbers of texts that were used last, so that they are not looked up. Used
   // by the thread that stores into the lane.
@@ -55,10 +59,11 @@ class BoardLaneWriter {
     const void* address = nullptr;
     std::uint32_t line = 0;
     std::uint16_t text = 0;
+    std::uint64_t hash = 0;
   };
 
-  std::uint16_t text_of(Known& known, const char* text) noexcept;
-  std::uint16_t text_of(Known& known, const CallPlace& place) noexcept;
+  const Known& known(Known& entry, const char* text) noexcept;
+  const Known& known(Known& entry, const CallPlace& place) noexcept;
 
   BoardWriter& writer_;
   BoardLane& lane_;
@@ -87,7 +92,8 @@ class BoardWriter {
 
   /// The rank enters a phase; returns the one that it was in, to return to.
   RankPhase enter(RankPhase phase) noexcept;
-  void count_step() noexcept;
+  /// The rank has made so many steps.
+  void set_num_steps(std::uint64_t num_steps) noexcept;
   /// True in those steps whose phases are timed.
   [[nodiscard]] bool is_timed() const noexcept {
     return (page_.num_steps.load(std::memory_order_relaxed) & 7U) == 0;
@@ -101,6 +107,11 @@ class BoardWriter {
       const char* what,
       std::span<const int> peers) noexcept;
   void end_wait(std::uint32_t number) noexcept;
+
+  /// What the program's code says of how its ranks are watched; see BoardPage.
+  void set_watch(
+      std::optional<std::chrono::milliseconds> threshold,
+      std::optional<std::uint32_t> on_hang) noexcept;
 
   /// Why this rank fails.
   void fail(std::string_view reason) noexcept;

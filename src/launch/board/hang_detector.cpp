@@ -60,6 +60,8 @@ std::string_view in_words(char process_state) {
 }
 
 std::string describe(const BlockingRank& rank) {
+  // It may be loading its program.
+  if (rank.process == 0) return format("rank {} has not joined yet", rank.rank);
   std::string text = format(
       "rank {} (process {}): {} for {}, step {}",
       rank.rank,
@@ -91,7 +93,7 @@ std::string headline(const HangReport& report) {
       return format("{} wait for each other", list_of(waiting));
     case HangReport::Kind::elsewhere:
       return format(
-          "{} {} {}, and no rank of this machine is missing",
+          "{} {} {}, but not for a rank of this machine",
           list_of(waiting),
           waits,
           seconds(time));
@@ -236,9 +238,13 @@ HangReport HangDetector::explain(
     if (!missing.contains(number) || waiting.contains(number)) continue;
     report.blocking.push_back(describe_blocking(rank, waits, now));
   }
-  report.kind = !report.blocking.empty() ? HangReport::Kind::late
-      : awaits_others                    ? HangReport::Kind::cycle
-                                         : HangReport::Kind::elsewhere;
+  const bool awaits_elsewhere =
+      std::any_of(missing.begin(), missing.end(), [&](int rank) {
+        return !waiting.contains(rank);
+      });
+  report.kind = !report.blocking.empty()   ? HangReport::Kind::late
+      : awaits_others && !awaits_elsewhere ? HangReport::Kind::cycle
+                                           : HangReport::Kind::elsewhere;
   return report;
 }
 

@@ -69,6 +69,10 @@ class HangDetector {
   explicit HangDetector(std::chrono::milliseconds threshold)
       : threshold_(threshold) {}
 
+  void set_threshold(std::chrono::milliseconds threshold) {
+    threshold_ = threshold;
+  }
+
   /// A report the first time that somebody has waited for longer than the
   /// threshold, and again only if other ranks block or the same ones block in
   /// another place. A disagreement is reported at once.

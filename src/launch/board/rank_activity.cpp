@@ -47,17 +47,17 @@ GroupCall read_call(const BoardPage& page, const BoardLane& lane) {
   call.group = text_of(lane.group);
   call.has_ended = true;
   if (!words) return call;
-  const PackedCall packed = PackedCall::of((*words)[1]);
+  const PackedCall packed = PackedCall::of((*words)[2]);
   call.number = (*words)[0];
   call.operation = text_at(page, packed.operation);
   call.dtype = text_at(page, packed.dtype);
   call.place = text_at(page, packed.place);
   call.root = packed.root - 1;
-  call.num_dims = (*words)[2];
+  call.num_dims = (*words)[3];
   const std::size_t dims =
       std::min(call.num_dims, std::size_t{BoardLane::kMostDims});
   for (std::size_t i = 0; i < dims; ++i)
-    call.shape.push_back(static_cast<std::int64_t>((*words)[3 + i]));
+    call.shape.push_back(static_cast<std::int64_t>((*words)[4 + i]));
   call.has_ended = ended >= call.number;
   return call;
 }
@@ -150,11 +150,8 @@ RankActivity read_activity(const Board& board, int index) {
 
 std::vector<RankActivity> read_activities(const Board& board) {
   std::vector<RankActivity> ranks;
-  for (int i = 0; i < board.num_pages(); ++i) {
-    RankActivity rank = read_activity(board, i);
-    if (rank.state != BoardPageState::empty || rank.wait_status)
-      ranks.push_back(std::move(rank));
-  }
+  for (int i = 0; i < board.num_pages(); ++i)
+    ranks.push_back(read_activity(board, i));
   return ranks;
 }
 

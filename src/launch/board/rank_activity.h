@@ -61,7 +61,7 @@ struct RankActivity {
 
 /// Reads a page that its rank may be writing.
 RankActivity read_activity(const Board& board, int index);
-/// All pages that a rank has used.
+/// All pages, also of ranks that have not joined yet.
 std::vector<RankActivity> read_activities(const Board& board);
 
 /// "in forward", "between calls of the library".

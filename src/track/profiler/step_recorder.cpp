@@ -35,6 +35,8 @@ const char* name_of(StepPart part) {
       return "backward";
     case StepPart::optimizer:
       return "optimizer";
+    case StepPart::checkpoint:
+      return "checkpoint";
     case StepPart::communication:
       break;
   }
@@ -204,6 +206,7 @@ void StepRecorder::end_step() {
   step_.backward_ns = parts_ns_[index_of(StepPart::backward)];
   step_.optimizer_ns = parts_ns_[index_of(StepPart::optimizer)];
   step_.communication_ns = parts_ns_[index_of(StepPart::communication)];
+  step_.other_ns += parts_ns_[index_of(StepPart::checkpoint)];
   add_to(done_, std::exchange(step_, {}));
   parts_ns_ = {};
   if (is_outside()) end_gap();

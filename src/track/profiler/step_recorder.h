@@ -40,9 +40,10 @@ class StepRecorder final : public StepListener {
   void end(StepPart part) noexcept override;
   void change_in_flight(int change) noexcept override;
   void overlapped(std::int64_t hidden, std::int64_t exposed) noexcept override;
+  void stepped(std::int64_t) noexcept override {}
 
  private:
-  static constexpr std::size_t kNumParts = 5;
+  static constexpr std::size_t kNumParts = 6;
   static constexpr std::size_t kMostOpen = 32;
   static constexpr std::size_t kMostGaps = 64;
   static constexpr std::array<bool, kMostGaps> all_gaps() {

@@ -209,10 +209,6 @@ class GlooConnection final : public Connection {
     return backend_->recv(tensors, src, tag);
   }
 
-  [[nodiscard]] c10::intrusive_ptr<c10d::Backend> c10d_backend() override {
-    return backend_;
-  }
-
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
 };

@@ -304,7 +304,8 @@ const TransportFacts& shared_memory_facts() {
       .device_types = {c10::DeviceType::CPU},
       .can_reduce = &shared_memory_can_reduce,
       .point_to_point = PointToPoint::tagged,
-      .is_thread_safe = true};
+      .is_thread_safe = true,
+      .compares_calls = true};
   return facts;
 }
 

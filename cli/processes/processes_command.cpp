@@ -1,0 +1,172 @@
+#include "cli/processes/processes_command.h"
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "base/sizes.h"
+#include "base/text.h"
+#include "cli/processes/running_groups.h"
+#include "cli/runs/text_table.h"
+#include "config/environment.h"
+#include "launch/board/process_state.h"
+#include "launch/board/rank_activity.h"
+#include "launch/exit_reason.h"
+#include "launch/stacks/thread_stacks.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+using detail::format;
+using detail::RankActivity;
+
+struct PsFlags {
+  double seconds = 0.5;
+};
+
+struct StacksFlags {
+  int process = 0;
+};
+
+// Steps per second between two looks.
+std::string
+rate(const RankActivity& before, const RankActivity& now, double s) {
+  const auto steps = static_cast<double>(now.num_steps - before.num_steps);
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", steps / s);
+  return text;
+}
+
+std::string phase_of(const RankActivity& rank) {
+  if (rank.wait_status) return detail::describe_exit(*rank.wait_status);
+  switch (rank.state) {
+    case detail::BoardPageState::empty:
+      return "has not joined yet";
+    case detail::BoardPageState::finished:
+      return "finished";
+    case detail::BoardPageState::failed:
+      return "failed";
+    case detail::BoardPageState::running:
+      break;
+  }
+  const char state = detail::process_state(rank.process);
+  if (state == 'T' || state == 't') return "stopped";
+  return detail::describe(rank.phase);
+}
+
+std::string call_of(const RankActivity& rank) {
+  for (const detail::PeerWait& wait : rank.waits)
+    return format("waits in {}", wait.what);
+  for (const detail::GroupCall& call : rank.calls) {
+    if (!call.has_ended) return detail::describe(call);
+  }
+  return {};
+}
+
+void print_group(
+    const RunningGroup& group,
+    const std::vector<RankActivity>& before,
+    double seconds) {
+  const detail::BoardHeader& header = group.board.header();
+  std::printf(
+      "process %d: %s\n",
+      group.process,
+      detail::printable(detail::text_of(header.command)).c_str());
+  std::printf(
+      "  %d ranks%s%s\n",
+      header.world_size,
+      header.world_size > header.num_pages
+          ? format(
+                ", {} of them on this machine, which is machine {}",
+                header.num_pages,
+                header.machine)
+                .c_str()
+          : "",
+      header.attempt > 0
+          ? format(", started again {} times", header.attempt).c_str()
+          : "");
+  TextTable table(
+      {"rank", "process", "step", "steps/s", "memory", "phase", "call"});
+  for (const RankActivity& rank : detail::read_activities(group.board)) {
+    table.add(
+        {std::to_string(rank.rank),
+         std::to_string(rank.process),
+         std::to_string(rank.num_steps),
+         rate(before[static_cast<std::size_t>(rank.index)], rank, seconds),
+         detail::format_size(
+             static_cast<double>(detail::resident_bytes(rank.process))),
+         phase_of(rank),
+         call_of(rank)});
+  }
+  std::fputs(table.text("  ").c_str(), stdout);
+}
+
+int list_groups(const PsFlags& flags) {
+  const std::vector<RunningGroup> groups = find_groups();
+  if (groups.empty()) {
+    std::puts("nothing runs here that this user may see");
+    return 0;
+  }
+  std::vector<std::vector<RankActivity>> before;
+  for (const RunningGroup& group : groups)
+    before.push_back(detail::read_activities(group.board));
+  std::this_thread::sleep_for(std::chrono::duration<double>(flags.seconds));
+  for (std::size_t i = 0; i < groups.size(); ++i)
+    print_group(groups[i], before[i], flags.seconds);
+  return 0;
+}
+
+int print_stacks(const StacksFlags& flags) {
+  const RunningGroup group = find_group(flags.process);
+  const detail::StackTaker taker(
+      detail::Environment::current().get("PATH").value_or(""));
+  std::vector<detail::NamedStacks> stacks;
+  bool has_stacks = false;
+  for (const RankActivity& rank : detail::read_activities(group.board)) {
+    if (rank.process == 0 || detail::has_ended(rank.process)) continue;
+    stacks.push_back(
+        {format("rank {} ({})", rank.rank, detail::describe(rank.phase)),
+         taker.take(rank.process)});
+    has_stacks = has_stacks || stacks.back().stacks.problem.empty();
+  }
+  std::fputs(detail::describe(stacks).c_str(), stdout);
+  return has_stacks ? 0 : 1;
+}
+
+}  // namespace
+
+std::function<int()> add_ps_command(CLI::App& tool) {
+  CLI::App* const command = tool.add_subcommand(
+      "ps", "list the groups of ranks that run on this machine");
+  auto flags = std::make_shared<PsFlags>();
+  command
+      ->add_option(
+          "--seconds",
+          flags->seconds,
+          "how long steps are counted for the rate")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str();
+  return [flags] { return list_groups(*flags); };
+}
+
+std::function<int()> add_stacks_command(CLI::App& tool) {
+  CLI::App* const command = tool.add_subcommand(
+      "stacks",
+      "print where the threads of all ranks of a group are; equal stacks once");
+  auto flags = std::make_shared<StacksFlags>();
+  command
+      ->add_option(
+          "process",
+          flags->process,
+          "number of the launcher's process, or of a rank's; see ps")
+      ->required();
+  return [flags] { return print_stacks(*flags); };
+}
+
+}  // namespace accelerate::cli

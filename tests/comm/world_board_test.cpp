@@ -1,0 +1,109 @@
+#include "comm/monitoring/world_board.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include <ATen/Functions.h>
+#include <gmock/gmock.h>
+
+#include <accelerate/error.h>
+#include <accelerate/world.h>
+
+#include "comm/collectives/group_impl.h"
+#include "launch/board/rank_activity.h"
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+
+namespace accelerate::detail {
+namespace world_board_test {
+
+using accelerate::testing::expect_error;
+using accelerate::testing::run_on_ranks;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Messages of several ranks, one of which waits for one of them.
+class Messages {
+ public:
+  Logger logger() {
+    return Logger(
+        [this](const LogRecord& record) {
+          const std::lock_guard lock(mutex_);
+          text_ += std::string(record.message) + "\n";
+          added_.notify_all();
+        },
+        LogLevel::warning);
+  }
+  std::string wait_for(const std::string& words) {
+    std::unique_lock lock(mutex_);
+    added_.wait_for(lock, std::chrono::seconds(60), [&] {
+      return text_.find(words) != std::string::npos;
+    });
+    return text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::string text_;
+};
+
+TEST(WorldBoard, NotesTheCallsOfEachGroup) {
+  run_on_ranks(3, [](const WorldOptions& options) {
+    const World world(options);
+    const WorldBoard* const board = world.group().impl()->world->board.get();
+    ASSERT_NE(board, nullptr);
+    world.group().all_reduce(at::ones({2, 3}));
+    const Group pair = world.new_group({0, 1, 2});
+    pair.broadcast(at::ones({5}, at::kLong), 2);
+    pair.barrier();
+    world.group().barrier();
+    for (const RankActivity& rank : read_activities(board->board())) {
+      ASSERT_EQ(rank.calls.size(), 2U);
+      EXPECT_EQ(rank.calls[0].group, "world");
+      // Another rank may already be in the next one.
+      EXPECT_THAT(rank.calls[0].number, ::testing::AnyOf(2U, 3U));
+      EXPECT_EQ(rank.calls[0].operation, "barrier");
+      EXPECT_THAT(rank.calls[0].place, HasSubstr("world_board_test.cpp:"));
+      EXPECT_EQ(rank.calls[1].number, 2U);
+    }
+    world.group().barrier();
+  });
+}
+
+TEST(WorldBoard, ReportsRanksThatHang) {
+  Messages messages;
+  run_on_ranks(2, [&](WorldOptions options) {
+    options.hang_seconds = 0.3;
+    options.on_hang = "warn";
+    options.logger = messages.logger();
+    const World world(options);
+    if (world.rank() == 1) {
+      EXPECT_THAT(
+          messages.wait_for("for rank 1"),
+          AllOf(
+              HasSubstr("rank 0 has waited"),
+              HasSubstr("rank 0 waits in all_reduce (Float [4]) number 1")));
+    }
+    world.group().all_reduce(at::ones({4}));
+  });
+}
+
+TEST(WorldBoard, OfOneRankAloneIsNotMade) {
+  EXPECT_EQ(
+      World({.rank = 0, .size = 1}).group().impl()->world->board, nullptr);
+}
+
+TEST(WorldOptions, RefuseTimesAndActionsThatDoNotExist) {
+  expect_error<ConfigError>(
+      [] { World({.rank = 0, .size = 1, .hang_seconds = -1.0}); },
+      "hang_seconds is -1");
+  expect_error<ConfigError>(
+      [] { World({.rank = 0, .size = 1, .on_hang = "shout"}); },
+      "write warn, stacks or kill");
+}
+
+}  // namespace world_board_test
+}  // namespace accelerate::detail
