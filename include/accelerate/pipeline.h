@@ -40,9 +40,7 @@ struct PipelineOptions {
   /// possible, so that a rank keeps the activations of at most as many
   /// micro-batches as there are ranks. "Interleaved1F1B": 1F1B with `num_chunks`
   /// stages per rank, which divides the idle time by their number, for more
-  /// messages. "ZBH1": 1F1B in which gradients of weights fill the idle time;
-  /// it costs the part of the backward that both kinds of gradients need a
-  /// second time.
+  /// messages. "ZBH1": 1F1B in which gradients of weights fill the idle time.
   std::string schedule = "1F1B";
   /// Stages per rank; above 1 with Interleaved1F1B only. Stage c * ranks + r is
   /// on rank r.
@@ -139,7 +137,8 @@ PipelineLoss pipeline_loss(Loss loss) {
 ///
 /// step() takes the place of forward and Accelerator::backward(): gradients are
 /// those of the whole batch, divided by the window, scaled with fp16, and
-/// averaged over the ranks that read other data if the window ends. Autocast,
+/// averaged over the ranks that read other data if the window ends: while
+/// others are still computed, and by the communication hooks. Autocast,
 /// sharding, tensor parallelism, recomputation and clipping work inside a stage
 /// as elsewhere. Checkpoints have the names of the whole model, and may be
 /// loaded with another number of stages.
@@ -218,6 +217,7 @@ class ACCELERATE_API Pipeline {
 
  private:
   struct State;
+  class Step;
   struct Batch {
     PipelineTensors inputs;
     PipelineTensors targets;

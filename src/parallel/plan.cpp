@@ -39,7 +39,7 @@ constexpr Technique kTechniques[] = {
            (plan.techniques.parallelize_plan || plan.techniques.infers_plan);
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_tensor(mesh, options.parallelize_plan);
+       return make_tensor(mesh, options.parallelize_plan, options.whole_model);
      }},
     // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
@@ -78,10 +78,9 @@ constexpr Technique kTechniques[] = {
      [](const ParallelPlan& plan) {
        return plan.techniques.activation_checkpointing.has_value();
      },
-     [](const Mesh& mesh, const TechniqueOptions& options) {
+     [](const Mesh&, const TechniqueOptions& options) {
        return make_activation_checkpointing(
-           *options.activation_checkpointing,
-           /*may_choose_none=*/mesh.degree(Axis::pipeline) > 1);
+           *options.activation_checkpointing, options.whole_model);
      }},
 };
 

@@ -14,6 +14,10 @@
 #include "parallel/shard/shard.h"
 #include "parallel/strategy_list.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace accelerate::detail {
 
 /// A technique that is not in the table, added in code. It makes degrees above
@@ -35,6 +39,10 @@ struct TechniqueOptions {
   bool infers_plan = false;
   std::optional<Float8Request> float8 = std::nullopt;
   std::vector<AddedTechnique> added = {};
+  /// Set for a pipeline's stage: the whole model. Policies that look at a layer
+  /// among others look at it here, so that all stages decide alike. Tensors of
+  /// other stages are meta tensors.
+  std::shared_ptr<const torch::nn::Module> whole_model = nullptr;
 };
 
 struct ParallelPlan {

@@ -103,6 +103,12 @@ class Strategy {
       bool /*sync_gradients*/,
       const at::Tensor& /*loss*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
+  /// Called inside a backward that does not sync, one of a pipeline's step,
+  /// before it computes: no later backward adds to the gradients of these
+  /// parameters, so they may travel from here on. The step ends with a backward
+  /// that syncs, and computes nothing.
+  virtual void before_last_gradients(
+      const std::vector<at::Tensor>& /*parameters*/) {}
   /// Replaces a gradient of an unsharded parameter, which no backward keeps
   /// (LOMO), with its mean over the ranks.
   virtual void average_gradient(const at::Tensor& /*gradient*/) {}

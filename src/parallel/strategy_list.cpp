@@ -95,6 +95,12 @@ void StrategyList::after_backward(bool sync_gradients) {
     entry.strategy->after_backward(sync_gradients);
 }
 
+void StrategyList::before_last_gradients(
+    const std::vector<at::Tensor>& parameters) {
+  for (const Entry& entry : entries_)
+    entry.strategy->before_last_gradients(parameters);
+}
+
 void StrategyList::average_gradient(const at::Tensor& gradient) {
   for (const Entry& entry : entries_)
     entry.strategy->average_gradient(gradient);

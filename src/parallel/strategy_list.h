@@ -39,6 +39,7 @@ class StrategyList {
   void after_forward(const ForwardOutputs& outputs);
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
+  void before_last_gradients(const std::vector<at::Tensor>& parameters);
   void average_gradient(const at::Tensor& gradient);
   void before_step();
   /// Ignores optimizers that were not bound to parameters of this model.

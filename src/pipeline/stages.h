@@ -22,6 +22,9 @@ class PipelineStageModule final : public torch::nn::Module {
  public:
   explicit PipelineStageModule(std::string class_name)
       : torch::nn::Module(std::move(class_name)) {}
+
+  /// All layers under their names; null if it is not known. Not a submodule.
+  std::shared_ptr<const torch::nn::Module> whole_model;
 };
 
 /// A parameter that several ranks of a pipeline have.

@@ -361,6 +361,9 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =
       plan.keeps_freed_blocks && detail::can_keep_freed_blocks();
+  if (const auto* stage =
+          dynamic_cast<const detail::PipelineStageModule*>(module.get()))
+    own_plan.techniques.whole_model = stage->whole_model;
   if (!chosen.evaluation_mode)
     model->strategies = detail::make_strategies(model->mesh, own_plan);
   give_memory(*model);
