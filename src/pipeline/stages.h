@@ -53,14 +53,17 @@ struct PipelineStages {
 /// counts in the first. Layers of a model without parameters cost 1 each.
 std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers);
 
-/// Divides the layers; `begins` is the index of each stage's first layer, stage
-/// `c * num_ranks + r` is chunk c of rank r. Throws ConfigError for two
-/// modules, or a module and a tensor, of one name.
+/// Divides the layers; `begins` is the index of each stage's first layer. Throws
+/// ConfigError for two modules, or a module and a tensor, of one name.
 PipelineStages make_stages(
     const std::vector<PipelineLayer>& layers,
     const std::vector<std::size_t>& begins,
-    int num_ranks,
+    const PipelineStagePlaces& places,
     int rank);
+
+/// A module of all layers under their names.
+std::shared_ptr<PipelineStageModule> make_whole_module(
+    const std::vector<PipelineLayer>& layers);
 
 /// Frees the memory of parameters and buffers of the layers that are not in the
 /// rank's module: they become meta tensors, in place.

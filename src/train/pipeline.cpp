@@ -17,6 +17,7 @@
 #include "comm/collectives/group_impl.h"
 #include "comm/mesh.h"
 #include "pipeline/split.h"
+#include "planning/pipeline/operations.h"
 #include "planning/pipeline/simulation.h"
 #include "train/pipeline_state.h"
 #include "train/staged_model.h"
@@ -77,13 +78,21 @@ std::vector<std::string> names_of(
   return names;
 }
 
-int micro_batches_of(const PipelineOptions& options, int num_ranks) {
-  const int count = options.num_micro_batches.value_or(num_ranks);
+// The schedule of a full batch. Throws ConfigError for what none can do.
+PipelineSchedule schedule_of(
+    const PipelineOptions& options,
+    detail::PipelineScheduleKind kind,
+    int num_ranks) {
+  const int num_chunks =
+      options.num_chunks.value_or(detail::fixed_chunks_of(kind).value_or(1));
+  const bool needs_many = kind == detail::PipelineScheduleKind::dual_pipe_v;
+  const int count = options.num_micro_batches.value_or(
+      needs_many ? num_ranks * num_chunks : num_ranks);
   if (count < 1) {
     throw ConfigError(
         format("[pipeline] num_micro_batches is {}; it is at least 1", count));
   }
-  return count;
+  return detail::make_pipeline_schedule(kind, num_ranks, count, num_chunks);
 }
 
 }  // namespace
@@ -95,10 +104,7 @@ Pipeline::Pipeline(
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
   const auto kind = detail::parse_pipeline_schedule(options.schedule);
-  const int num_micro_batches = micro_batches_of(options, num_ranks);
-  // Refuses what no schedule can do.
-  const PipelineSchedule schedule = detail::make_pipeline_schedule(
-      kind, num_ranks, num_micro_batches, options.num_chunks);
+  const PipelineSchedule schedule = schedule_of(options, kind, num_ranks);
   const std::vector<std::size_t> begins = detail::divide_layers(
       names_of(layers.layers()),
       options.split_points,
@@ -106,11 +112,11 @@ Pipeline::Pipeline(
                             : options.costs,
       schedule.num_stages());
   PipelineStages stages = detail::make_stages(
-      layers.layers(), begins, num_ranks, stages_group.rank());
+      layers.layers(), begins, schedule, stages_group.rank());
   const World& world = accelerator.world();
   detail::TiedGradients tied(world, stages_group.world_ranks(), stages.tied);
   std::shared_ptr<torch::nn::Module> whole =
-      detail::make_stages(layers.layers(), {0}, 1, 0).module;
+      detail::make_whole_module(layers.layers());
   detail::free_other_stages(layers.layers(), *stages.module);
   stages.module->whole_model = whole;
   Model<torch::nn::Module> model =
@@ -127,8 +133,8 @@ Pipeline::Pipeline(
   state_ = std::make_shared<State>(State{
       options,
       kind,
-      num_ranks,
-      num_micro_batches,
+      schedule,
+      schedule.num_micro_batches,
       std::move(stages),
       std::move(model),
       PipelineExecutor(
@@ -151,7 +157,7 @@ std::vector<at::Tensor> Pipeline::parameters() const {
   return parameters;
 }
 
-int Pipeline::num_stages() const { return state_->num_stages(); }
+int Pipeline::num_stages() const { return state_->places.num_stages(); }
 
 bool Pipeline::has_first_stage() const { return state_->executor.rank() == 0; }
 
@@ -167,11 +173,22 @@ std::string Pipeline::describe() const {
     text += format(
         "stage {} (rank {} of the pipeline): {}\n",
         stage,
-        stage % static_cast<std::size_t>(state_->num_ranks),
+        state_->places.rank_of(static_cast<int>(stage)),
         detail::join(stages()[stage], ", "));
   }
   return text +
       detail::draw_pipeline(state_->schedule_for(state_->num_micro_batches));
+}
+
+std::vector<std::vector<std::string>> Pipeline::actions() const {
+  std::vector<std::vector<std::string>> texts;
+  for (const auto& operations : detail::operations_with_communication(
+           state_->schedule_for(state_->num_micro_batches))) {
+    auto& own = texts.emplace_back();
+    for (const auto& operation : operations)
+      own.push_back(detail::text_of(operation));
+  }
+  return texts;
 }
 
 }  // namespace accelerate

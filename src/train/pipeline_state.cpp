@@ -57,15 +57,15 @@ const detail::PipelineSchedule& Pipeline::State::schedule_for(
   return schedules
       .emplace(
           count,
-          detail::make_pipeline_schedule(
-              kind, num_ranks, count, options.num_chunks))
+          detail::make_partial_schedule(
+              kind, places.num_ranks, count, places.num_chunks))
       .first->second;
 }
 
 PipelineTensors Pipeline::State::forward(
     int chunk,
     const PipelineTensors& inputs) {
-  const int stage = chunk * num_ranks + executor.rank();
+  const int stage = places.stage(executor.rank(), chunk);
   detail::ForwardScope scope(prepared());
   try {
     PipelineTensors values = inputs;
@@ -75,7 +75,7 @@ PipelineTensors Pipeline::State::forward(
     }
     for (const auto& layer : stages.chunks[static_cast<std::size_t>(chunk)])
       values = layer.forward(values);
-    if (stage + 1 == num_stages()) {
+    if (stage + 1 == places.num_stages()) {
       // Other stages hand on what one process would compute with.
       for (at::Tensor& value : values) value = scope.restore_precision(value);
     }
@@ -102,7 +102,7 @@ void Pipeline::State::backward(
 std::vector<at::Tensor> Pipeline::State::completed_by(int chunk) {
   completed_chunks.insert(chunk);
   std::unordered_set<const void*> needed_later;
-  for (int other = 0; other < options.num_chunks; ++other) {
+  for (int other = 0; other < places.num_chunks; ++other) {
     if (completed_chunks.contains(other)) continue;
     for (const at::Tensor& tensor :
          trained_parameters(stages.chunks[static_cast<std::size_t>(other)]))
@@ -148,7 +148,7 @@ void Pipeline::State::share_losses(
     numbers[-1].fill_(static_cast<double>(losses[0].scalar_type()));
   }
   numbers = numbers.to(device);
-  executor.broadcast(numbers, last_rank());
+  executor.broadcast(numbers, places.last_rank());
   if (is_last()) return;
   const auto dtype =
       static_cast<at::ScalarType>(static_cast<int>(numbers[-1].item<double>()));

@@ -23,7 +23,7 @@ namespace accelerate {
 struct Pipeline::State {
   PipelineOptions options;
   detail::PipelineScheduleKind kind;
-  int num_ranks = 1;
+  detail::PipelineStagePlaces places;
   int num_micro_batches = 1;
   detail::PipelineStages stages;
   Model<torch::nn::Module> model;
@@ -37,11 +37,9 @@ struct Pipeline::State {
   [[nodiscard]] detail::PreparedModel& prepared() const {
     return *model.prepared();
   }
-  [[nodiscard]] int num_stages() const {
-    return num_ranks * options.num_chunks;
+  [[nodiscard]] bool is_last() const {
+    return executor.rank() == places.last_rank();
   }
-  [[nodiscard]] int last_rank() const { return num_ranks - 1; }
-  [[nodiscard]] bool is_last() const { return executor.rank() == last_rank(); }
 
   /// The schedule of a batch of so many samples.
   const detail::PipelineSchedule& schedule_for(std::int64_t rows);

@@ -167,7 +167,7 @@ at::Tensor Pipeline::Step::finish(
 
 void Pipeline::Step::collect(PipelineResult& result) {
   const at::NoGradGuard no_grad;
-  const bool is_alone = state_.num_ranks == 1;
+  const bool is_alone = state_.places.num_ranks == 1;
   if (batch_.loss && state_.options.losses_on_all_ranks && !is_alone)
     state_.share_losses(losses_, outputs_.size());
   for (std::size_t i = 0; i < losses_.size(); ++i) {
@@ -178,7 +178,7 @@ void Pipeline::Step::collect(PipelineResult& result) {
   if (keeps_outputs_ && state_.is_last())
     result.outputs = detail::join_micro_batches(outputs_);
   if (options_.gather_outputs && !is_alone)
-    state_.executor.share(result.outputs, state_.last_rank());
+    state_.executor.share(result.outputs, state_.places.last_rank());
 }
 
 PipelineResult Pipeline::run(
