@@ -48,6 +48,9 @@ struct TechniqueOptions {
 struct ParallelPlan {
   Degrees degrees{};
   TechniqueOptions techniques = {};
+  /// True if this one process would shard if there were several; it refuses
+  /// what they would refuse.
+  bool would_shard = false;
   /// True if freed memory of large CPU tensors is kept while a model lives.
   bool keeps_freed_blocks = false;
   /// True if only rank 0 initializes models, or reads their weights.

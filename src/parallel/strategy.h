@@ -46,6 +46,12 @@ struct StrategyTraits {
   /// Why ranks cannot step by themselves and average parameters now and then
   /// (LocalSGD); unset if they can.
   std::optional<std::string> local_sgd_complaint = std::nullopt;
+  /// Why an optimizer cannot update parameters inside a backward (LOMO); unset
+  /// if it can.
+  std::optional<std::string> lomo_complaint = std::nullopt;
+  /// True if no event changes anything: the strategy stands for one that
+  /// several ranks would have, and refuses what that one refuses.
+  bool is_idle = false;
 };
 
 /// Interface of strategies that take part in join_uneven_inputs.

@@ -193,7 +193,7 @@ std::vector<std::string> StrategyList::load_state_dict(const StateDict& saved) {
 }
 
 void StrategyList::merge_traits() {
-  traits_ = {};
+  traits_ = {.is_idle = true};
   for (const Entry& entry : entries_) {
     const StrategyTraits own = entry.strategy->traits();
     traits_.takes_empty = traits_.takes_empty || own.takes_empty;
@@ -202,6 +202,8 @@ void StrategyList::merge_traits() {
     if (own.output_dtype) traits_.output_dtype = own.output_dtype;
     append_line(traits_.join_complaint, own.join_complaint);
     append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
+    append_line(traits_.lomo_complaint, own.lomo_complaint);
+    traits_.is_idle = traits_.is_idle && own.is_idle;
   }
 }
 

@@ -48,7 +48,11 @@ class TensorParallel final : public Strategy {
         .takes_empty = mesh_.degree(Axis::shard) > 1,
         .join_complaint =
             "[parallel] the ranks of a tensor-parallel model compute each "
-            "layer together, so all of them need all steps; use even_batches"};
+            "layer together, so all of them need all steps; use even_batches",
+        .lomo_complaint =
+            "[parallel] lomo_backward() updates full parameters, but ranks "
+            "hold slices of this tensor-parallel model's; use backward() and "
+            "another optimizer"};
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
