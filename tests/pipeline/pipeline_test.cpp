@@ -106,6 +106,13 @@ TEST(Pipeline, EvaluatesWithoutGradients) {
         loss_of(expected, all.labels).item<double>(),
         1e-6);
     EXPECT_EQ(result.outputs.size(), is_last ? 1 : 0);
+    const PipelineResult gathered = pipeline.evaluate(
+        all.inputs, all.labels, &loss_of, {.gather_outputs = true});
+    ASSERT_EQ(gathered.outputs.size(), 1);
+    EXPECT_TRUE(gathered.outputs[0].allclose(expected, 1e-6, 1e-6));
+    const PipelineResult none =
+        pipeline.evaluate(all.inputs, all.labels, &loss_of);
+    EXPECT_EQ(none.outputs.size(), 0);
     for (const Tensor& parameter : pipeline.parameters())
       EXPECT_FALSE(parameter.grad().defined());
   });
