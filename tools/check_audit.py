@@ -7,13 +7,20 @@ again; each must exist.
 settings/ROOM.txt: every setting is known to do something. One line per field of a public option struct and per key of
 the launcher's option table, which names
 
-  test SUITE.NAME ...   the tests that show the effect (each must exist; * stands for the rest of a name)
-  refused "TEXT"        the error that asking for it gives; some source has the text
+  test SUITE.NAME ...   the tests that show the effect (* stands for the rest of a name). Each must exist, and the source
+                        of one of them must name the setting: the body of the test, or what its file has outside of
+                        other tests. Where it cannot, the line ends with `; ` and the reason
+  refused "TEXT" test SUITE.NAME ...
+                        the error that asking for it gives; some source has the text, and the source of one of the tests
+                        has the text or names the setting
   reported              it has no effect here and is reported; of a key, the option table says so, of a field, a test
                         of the reports names it
   launcher              consumed by the command line tool itself; `test` lines are better
 
 A key that the table says nobody here acts on must be reported or refused, and no other key may be reported.
+
+structs.txt: the public structs that hold no options, `Struct: what it is`. Every other one does, whatever its name: a
+new struct needs lines in settings/, or one here.
 
 usage: check_audit.py ROOT            check
        check_audit.py ROOT --missing  print a line for each setting without one
@@ -22,7 +29,7 @@ import re
 import sys
 from pathlib import Path
 
-STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w*(?<!With)(?:Options|Configuration|Config|Policy|Schedule)) \{$")
+STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w+)(?: : (?:public )?(\w+))? \{$")
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
 # The values of OptionUse, and whether the option then has no effect in a program of this library.
@@ -31,13 +38,33 @@ USES = {"acts": False, "launches": False, "carried": True, "python_only": True, 
 REPORTS = ["reported_fields_test.cpp", "ignored_options_test.cpp"]
 
 
-def struct_fields(header):
-    """`Struct.field` of every public option struct in a header."""
-    inside, pending, depth = None, "", 0
+def without_details(header):
+    """The lines of a header outside of namespace detail, and of templates."""
+    is_detail, is_template = False, False
     for line in header.read_text().splitlines():
+        if line.startswith("namespace detail {"):
+            is_detail = True
+        elif line.startswith("}  // namespace detail"):
+            is_detail = False
+        elif not is_detail:
+            if line.startswith("template"):
+                is_template = True
+            elif is_template and line.startswith("struct"):
+                is_template = False
+                continue
+            elif line and not line.startswith((" ", "struct")):
+                is_template = False
+            yield line
+
+
+def struct_fields(header):
+    """(struct, field) for every field of every public struct in a header, and (struct, None) for the struct itself."""
+    inside, pending, depth = None, "", 0
+    for line in without_details(header):
         found = STRUCT.match(line)
         if found:
             inside, pending = found[1], ""
+            yield inside, None
             continue
         if inside is None:
             continue
@@ -52,7 +79,7 @@ def struct_fields(header):
             if not re.match(r"[^={]*\(", re.sub(r"std::function<.*?>\s", "", pending)) and not pending.startswith(("using", "friend")):
                 name = FIELD.search(pending)
                 if name and name[1] != "operator":
-                    yield f"{inside}.{name[1]}"
+                    yield inside, name[1]
             pending = ""
 
 
@@ -71,10 +98,18 @@ def option_uses(root):
     return uses
 
 
+def public_fields(root):
+    return [pair for header in sorted((root / "include/accelerate").glob("*.h")) for pair in struct_fields(header)]
+
+
+def structs_without_options(root):
+    """The lines of structs.txt: the name of each struct, and what it is."""
+    return {what: rest for _, what, rest in lines_of(root, "structs.txt")}
+
+
 def settings(root):
-    found = []
-    for header in sorted((root / "include/accelerate").glob("*.h")):
-        found += struct_fields(header)
+    others = structs_without_options(root)
+    found = [f"{struct}.{field}" for struct, field in public_fields(root) if field and struct not in others]
     found += [f"key {key}" for key in option_uses(root)]
     return list(dict.fromkeys(found))
 
@@ -95,18 +130,55 @@ def report_complaint(setting, kind, uses, reports):
     return None
 
 
+TEST = re.compile(
+    r"^(?:TEST(?:_[FP])?|RC_GTEST_PROP)\(\s*(\w+),\s*(\w+)(?:[^\n]*\}$|.*?^\}$)", re.DOTALL | re.MULTILINE
+)
+
+
 def known_tests(root):
-    names = set()
-    for source in (root / "tests").rglob("*.cpp"):
-        names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", source.read_text())}
-        names |= {f"{suite}.{name}" for suite, name in re.findall(r"\bRC_GTEST_PROP\(\s*(\w+),\s*(\w+)", source.read_text())}
+    """The source of every test, by name: its body, and what its file has outside of other tests."""
+    sources = {}
+    for path in (root / "tests").rglob("*.cpp"):
+        text = re.sub(r"//.*", "", path.read_text())
+        common = TEST.sub("", text)
+        for test in TEST.finditer(text):
+            sources[f"{test[1]}.{test[2]}"] = common + test[0]
     for lists in (root / "tests").rglob("CMakeLists.txt"):
         text = lists.read_text()
-        names |= set(re.findall(r"NAME ([\w.]+)(?![\w.$])", text))
+        scripts = "".join(p.read_text() for ext in ("sh", "py", "cpp") for p in sorted(lists.parent.glob(f"*.{ext}")))
+        names = set(re.findall(r"NAME ([\w.]+)(?![\w.$])", text))
         for variable, values, body in re.findall(r"foreach\((\w+) ([^)]*)\)(.*?)endforeach", text, re.DOTALL):
             for name in re.findall(r"NAME ([\w.]*\$\{" + variable + r"\}[\w.]*)", body):
                 names |= {name.replace(f"${{{variable}}}", value) for value in values.split()}
-    return names
+        for name in names:
+            sources.setdefault(name, text + scripts)
+    return sources
+
+
+def spellings(root):
+    """How tests write a key of the option table: the key, its flag, its variable."""
+    written = {}
+    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
+        key = None
+        for line in table.read_text().splitlines():
+            if found := KEY.match(line):
+                key = found[1] or found[2]
+                written[key] = {key}
+            for text in re.findall(r'"([-\w,]+)"', line) if key else []:
+                words = text.split(",")
+                if text.startswith("-") or re.fullmatch(r"[A-Z][A-Z0-9_]+_[A-Z0-9_]+", text):
+                    written[key].update(words)
+    return written
+
+
+def names_setting(source, setting, written):
+    """Whether the source of a test names a field, or a key in one of its spellings."""
+    if setting.startswith("key "):
+        words = written[setting.removeprefix("key ")]
+        # Fields of an engine's options have the key's name without the engine.
+        return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", source) for word in words)
+    # `.field`, `->field`, `&Options::field`, or the field's name as a string.
+    return re.search(rf"(?:\.|->|::|[\"'.]){setting.rpartition('.')[2]}\b", source) is not None
 
 
 def lines_of(root, pattern):
@@ -118,11 +190,27 @@ def lines_of(root, pattern):
                 yield f"{path.relative_to(root / 'tests/audit')}:{number}", what, rest
 
 
+def tests_called(name, tests):
+    pattern = re.compile(re.escape(name).replace(r"\*", ".*") + "$")
+    return [test for test in tests if pattern.match(test)]
+
+
 def missing_tests(names, tests):
-    for name in names.split():
-        pattern = re.compile(re.escape(name).replace(r"\*", ".*") + "$")
-        if not any(pattern.match(test) for test in tests):
-            yield name
+    return [name for name in names.split() if not tests_called(name, tests)]
+
+
+def test_complaints(setting, rest, tests, shows):
+    """What is wrong with a list of tests; `shows` tells whether the source of one says anything of the setting."""
+    names, _, reason = rest.partition("; ")
+    missing = missing_tests(names, tests)
+    for name in missing:
+        yield f"there is no test {name}"
+    if not names:
+        yield "names no test"
+    elif not missing and not reason:
+        sources = [tests[test] for name in names.split() for test in tests_called(name, tests)]
+        if not any(shows(source) for source in sources):
+            yield "none of its tests names it: write one that does, or the reason behind `; `"
 
 
 def complaints(root):
@@ -134,6 +222,7 @@ def complaints(root):
             yield f"{where}: name what was found and a test"
     sources = None
     uses = option_uses(root)
+    written = spellings(root)
     reports = "".join(path.read_text() for name in REPORTS for path in sorted((root / "tests").rglob(name)))
     listed = {}
     for where, setting, how in lines_of(root, "settings/*.txt"):
@@ -141,17 +230,24 @@ def complaints(root):
             yield f"{where}: {setting} is listed twice"
         listed[setting] = how
         kind, _, rest = how.partition(" ")
+        if setting.startswith("key ") and setting.removeprefix("key ") not in written:
+            continue  # reported below
         if kind == "test":
-            for name in missing_tests(rest, tests):
-                yield f"{where}: {setting}: there is no test {name}"
-            if not rest:
-                yield f"{where}: {setting}: names no test"
+            for complaint in test_complaints(setting, rest, tests, lambda source: names_setting(source, setting, written)):
+                yield f"{where}: {setting}: {complaint}"
         elif kind == "refused":
+            found = re.fullmatch(r'"(.*?)"(?: test (.+))?', rest)
+            if found is None:
+                yield f'{where}: {setting}: write refused "TEXT" test SUITE.NAME'
+                continue
+            text, names = found[1], found[2] or ""
             if sources is None:
                 sources = "".join(p.read_text() for d in ("src", "cli", "include") for p in (root / d).rglob("*.[ch]*"))
                 sources = re.sub(r'"\s*\n\s*"', "", sources)
-            if rest.strip('"') not in sources:
-                yield f"{where}: {setting}: no source has the text {rest}"
+            if text not in sources:
+                yield f'{where}: {setting}: no source has the text "{text}"'
+            for complaint in test_complaints(setting, names, tests, lambda source: text in re.sub(r'"\s*\n\s*"', "", source) or names_setting(source, setting, written)):
+                yield f"{where}: {setting}: {complaint}"
         elif kind not in ("reported", "launcher"):
             yield f"{where}: {setting}: unknown kind {kind!r}"
         if contradiction := report_complaint(setting, kind, uses, reports):
@@ -166,6 +262,10 @@ def complaints(root):
     for setting in listed:
         if setting not in present:
             yield f"tests/audit/settings lists {setting}, which does not exist"
+    structs = {struct for struct, _ in public_fields(root)}
+    for struct, what in structs_without_options(root).items():
+        if struct not in structs or not what:
+            yield f"structs.txt: {struct}: " + ("say what it is" if struct in structs else "there is no such struct")
 
 
 def main():

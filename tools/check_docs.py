@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the docs: every relative link leads somewhere; every C++ block that has a main() compiles.
+"""Checks the docs: every relative link leads to a file and its heading, and so does every path of this repository that
+a page or a comment names; every C++ block that has a main() compiles.
 
 usage: check_docs.py ROOT links
        check_docs.py ROOT programs COMPILER FLAG...
@@ -21,19 +22,70 @@ def pages(root):
     return sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md")) + sorted((root / "examples").rglob("*.md"))
 
 
-def check_links(root):
-    count = bad = 0
+def without_code(text):
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+
+
+def anchors(page):
+    """The anchors of a page: of its headings, as GitHub makes them, and those that it names itself."""
+    found, seen = set(), {}
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for heading in re.findall(r"^#+ +(.+?) *#*$", text, flags=re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = seen[slug] = seen.get(slug, -1) + 1
+        found.add(f"{slug}-{number}" if number else slug)
+    return found | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+def links(page):
+    """(target, anchor) of every relative link of a page."""
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", without_code(page.read_text())):
+        if not re.match(r"[a-z]+:", target):
+            path, _, anchor = target.partition("#")
+            yield path, anchor
+
+
+SOURCES = ["include", "src", "cli", "libexec", "examples", "tests", "benchmarks", "tools", "cmake"]
+PATH = re.compile(r"(?<![\w/.-])((?:docs|%s)/[\w/.-]+\.(?:md|h|cpp|py|sh|cmake|json|txt|svg))\b(?:#([\w-]+))?" % "|".join(SOURCES))
+
+
+def mentions(root):
+    """(file, path, anchor) of every file of the repository that a page, or a comment of the code, names by its path."""
     for page in pages(root):
-        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-            if re.match(r"[a-z]+:", target):
-                continue
-            count += 1
-            if not (page.parent / target).exists():
-                print(f"{page}: no such file: {target}")
-                bad += 1
-    print(f"{count} links, {bad} broken")
-    return bad or not count
+        for found in PATH.finditer(re.sub(r"\]\([^)]*\)", "]", page.read_text())):
+            yield page, found[1], found[2] or ""
+        if "develop" in page.parts:
+            for found in re.findall(r"`((?!torch/)[\w.-]+/[\w./-]+\.(?:h|cpp|py|cmake))`", page.read_text()):
+                places = [found, *(f"{place}/{found}" for place in ("src", "include", "include/accelerate", "tests"))]
+                yield page, next((place for place in places if (root / place).exists()), found), ""
+    for directory in SOURCES:
+        for ending in ("h", "cpp", "py", "cmake", "sh"):
+            for path in sorted((root / directory).rglob(f"*.{ending}")):
+                # Lists of names, and files that are made for a test.
+                if {"planted", "bad", "data"} & set(path.relative_to(root).parts):
+                    continue
+                for line in path.read_text().splitlines():
+                    comment = re.search(r"(?://|#(?!include)).*", line)
+                    for found in PATH.finditer(comment[0]) if comment else []:
+                        yield path, found[1], found[2] or ""
+
+
+def check_links(root):
+    of_page = {page: anchors(page) for page in pages(root)}
+    targets = [(page, page.parent / path if path else page, path, anchor) for page in of_page for path, anchor in links(page)]
+    targets += [(file, root / path, path, anchor) for file, path, anchor in mentions(root)]
+    bad = 0
+    for file, target, path, anchor in targets:
+        if not target.exists():
+            print(f"{file}: no such file: {path}")
+        elif anchor and target.suffix == ".md" and anchor not in of_page.get(target.resolve(), anchors(target)):
+            print(f"{file}: no such heading: {path}#{anchor}")
+        else:
+            continue
+        bad += 1
+    print(f"{len(targets)} links, {bad} broken")
+    return bad or not targets
 
 
 def programs(root):

@@ -22,9 +22,9 @@ struct LocalSGDOptions {
 ///     for (auto& [x, y] : loader) { …; optimizer.step(); local.step(); }
 ///     local.finish();
 ///
-/// While it lives and is enabled, gradients of the model are not averaged. With
-/// one rank it does nothing. `step` and `finish` are collective. Throws
-/// ConfigError if the model is sharded.
+/// While it lives and is enabled, gradients of the model are not averaged. One
+/// rank alone has nothing to average. `step` and `finish` are collective. Throws
+/// ConfigError if the model is sharded, or would be on several ranks.
 class ACCELERATE_API LocalSGD {
  public:
   template <class M>
@@ -51,7 +51,7 @@ class ACCELERATE_API LocalSGD {
   void average();
 
   std::shared_ptr<detail::PreparedModel> model_;
-  bool is_active_ = false;  // false also if there is nothing to do
+  bool is_active_ = false;
   bool before_ = true;
   int local_sgd_steps_;
   int num_steps_ = 0;

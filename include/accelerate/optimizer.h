@@ -22,8 +22,9 @@ struct PreparedOptimizer;
 
 /// A prepared optimizer. A cheap handle: the user's optimizer must outlive it,
 /// unless prepare() was given a unique_ptr or shared_ptr. Using the handle of an
-/// optimizer that was destroyed throws ConfigError; it is undefined for a class
-/// of the program's own whose options are of a class of its own, too.
+/// optimizer that was destroyed throws ConfigError. For that the handle watches
+/// the optimizer's options; prepare() throws ConfigError for an optimizer that
+/// it is to borrow and whose options are of a class of the program's own.
 class ACCELERATE_API Optimizer {
  public:
   explicit Optimizer(std::shared_ptr<detail::PreparedOptimizer> prepared)

@@ -36,22 +36,29 @@ struct PipelineOptions {
   /// What each layer costs, in any unit (time is best). Empty: the bytes of its
   /// parameters.
   std::vector<double> costs = {};
-  /// "GPipe": all forwards, then all backwards. "1F1B": a backward as soon as
-  /// possible, so that a rank keeps the activations of at most as many
-  /// micro-batches as there are ranks. "Interleaved1F1B": 1F1B with `num_chunks`
-  /// stages per rank, which divides the idle time by their number, for more
-  /// messages. "ZBH1": 1F1B in which gradients of weights fill the idle time;
-  /// it costs the part of the backward that both kinds of gradients need a
-  /// second time.
+  /// In which order ranks compute, in any case of letters:
+  /// - "GPipe": all forwards, then all backwards.
+  /// - "1F1B": a backward as soon as possible, so that a rank keeps the
+  ///   activations of at most as many micro-batches as there are ranks.
+  /// - "Interleaved1F1B": 1F1B with `num_chunks` stages per rank, which divides
+  ///   the idle time by their number, for more messages.
+  /// - "LoopedBFS": `num_chunks` stages per rank, each of which computes all
+  ///   micro-batches before the next one does: activations of all are kept.
+  /// - "ZBH1": 1F1B in which gradients of weights fill the idle time.
+  /// - "InterleavedZeroBubble": the same with `num_chunks` stages per rank.
+  /// - "ZBVZeroBubble": the same with two, of which the second ones have the
+  ///   opposite order, so that the last stage is on the first rank. Almost no
+  ///   idle time if a forward takes as long as each half of a backward.
+  /// - "DualPipeV": placed alike, forwards of one stage beside backwards of the
+  ///   other. Needs as many micro-batches as there are stages.
   std::string schedule = "1F1B";
-  /// Stages per rank; above 1 with Interleaved1F1B only. Stage c * ranks + r is
-  /// on rank r.
-  int num_chunks = 1;
+  /// Stages per rank; above 1 with the schedules that say so. Stage c * ranks +
+  /// r is on rank r. Unset: 2 where a schedule has exactly two, else 1.
+  std::optional<int> num_chunks = std::nullopt;
   /// Into how many micro-batches a batch is divided: the first ones have a
   /// sample more if the number does not divide it, and a batch of fewer samples
   /// has one micro-batch per sample. More: less idle time, smaller products.
-  /// Interleaved1F1B needs a multiple of the ranks. Unset: one per rank of the
-  /// pipeline.
+  /// Unset: one per rank of the pipeline, or one per stage with DualPipeV.
   std::optional<int> num_micro_batches = std::nullopt;
   MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
   /// What a stage hands on may have another shape or dtype with each
@@ -139,7 +146,8 @@ PipelineLoss pipeline_loss(Loss loss) {
 ///
 /// step() takes the place of forward and Accelerator::backward(): gradients are
 /// those of the whole batch, divided by the window, scaled with fp16, and
-/// averaged over the ranks that read other data if the window ends. Autocast,
+/// averaged over the ranks that read other data if the window ends: while
+/// others are still computed, and by the communication hooks. Autocast,
 /// sharding, tensor parallelism, recomputation and clipping work inside a stage
 /// as elsewhere. Checkpoints have the names of the whole model, and may be
 /// loaded with another number of stages.
@@ -215,9 +223,16 @@ class ACCELERATE_API Pipeline {
   [[nodiscard]] const std::vector<std::vector<std::string>>& stages() const;
   /// The stages, one per line, and a drawing of the schedule. Meant for people.
   [[nodiscard]] std::string describe() const;
+  /// What each rank of the pipeline does, in order, with what is sent, received,
+  /// gathered and reduced, in PyTorch's notation: "4F0" is the forward of stage 4
+  /// and micro-batch 0, "4B0" its backward, "4I0" and "4W0" the halves of it;
+  /// "4SEND_F0", "5RECV_F0", "4UNSHARD", "4REDUCE_GRAD", "4RESHARD". Meant for
+  /// comparison; messages may also come earlier.
+  [[nodiscard]] std::vector<std::vector<std::string>> actions() const;
 
  private:
   struct State;
+  class Step;
   struct Batch {
     PipelineTensors inputs;
     PipelineTensors targets;

@@ -220,6 +220,7 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   }
   const std::optional<int> autotp_size = request.degree(Axis::tensor);
   request.degrees = degrees;
+  request.shard_degree_is_given = request.degree(Axis::shard).has_value();
   if (autotp_size) {
     take_autotp_size(
         sources, *autotp_size, request.degree(Axis::tensor), complaints);
@@ -246,6 +247,14 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   return request;
 }
 
+// Whether code or launcher gives the degree for all models.
+bool gives_shard_degree(const RequestSources& sources) {
+  std::vector<std::string> complaints;  // reported with the Accelerator's own
+  const auto degrees =
+      read_degrees(sources.parallel, sources.settings, complaints);
+  return degrees[static_cast<std::size_t>(Axis::shard)].has_value();
+}
+
 TrainingRequest read_model_request(
     const ModelOptions& options,
     const RequestSources& sources,
@@ -256,6 +265,8 @@ TrainingRequest read_model_request(
   const bool names_engine = options.fully_sharded || options.deepspeed;
   if (names_engine && !options.replicate && !options.shard)
     choose_degrees(request, degrees, sources.num_local_ranks);
+  request.shard_degree_is_given = options.shard.has_value() ||
+      (!names_engine && !options.replicate && gives_shard_degree(sources));
   return request;
 }
 

@@ -109,7 +109,8 @@ struct IgnoredSetting {
   std::string instead = {};
   /// "code", "environment variable X", "file run.yaml".
   std::string origin = {};
-  /// Its key in the option table, where that differs from the name.
+  /// Its key in the option table, where that differs from the name. Empty: the
+  /// name is the key, or the table has none.
   std::string key = {};
 };
 
@@ -120,6 +121,9 @@ struct TrainingRequest {
   int fsdp_version = 0;
   /// Indexed by Axis; unset if not given.
   std::array<std::optional<int>, kNumAxes> degrees = {};
+  /// True if code or launcher gives the degree of sharding; else it is the
+  /// number of ranks that other degrees leave.
+  bool shard_degree_is_given = false;
   /// Unset if no engine and no degree requests sharding.
   std::optional<ShardingRequest> sharding = std::nullopt;
   std::optional<RecomputationRequest> recomputation = std::nullopt;

@@ -117,8 +117,8 @@ class MegatronWithoutCounterpart {
     if (given_.*field) {
       ignored_.push_back({name, instead, "code"});
     } else if (found_.*field != defaults_.*field) {
-      ignored_.push_back(
-          {name, instead, settings_.find("megatron_lm_" + name)->where});
+      const std::string key = "megatron_lm_" + name;
+      ignored_.push_back({name, instead, settings_.find(key)->where, key});
     }
   }
 

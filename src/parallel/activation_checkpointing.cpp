@@ -1,5 +1,6 @@
 #include "parallel/activation_checkpointing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -15,8 +16,10 @@ namespace {
 
 class ActivationCheckpointing final : public Strategy {
  public:
-  ActivationCheckpointing(RecomputationRequest request, bool may_choose_none)
-      : request_(std::move(request)), may_choose_none_(may_choose_none) {}
+  ActivationCheckpointing(
+      RecomputationRequest request,
+      std::shared_ptr<const torch::nn::Module> whole_model)
+      : request_(std::move(request)), whole_model_(std::move(whole_model)) {}
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const UnitPlan plan = plan_units(module, table, request_.modules);
@@ -29,7 +32,7 @@ class ActivationCheckpointing final : public Strategy {
         segments_.segment_of.emplace(
             row->tensor.unsafeGetTensorImpl(), segment);
     }
-    if (segments_.names.size() == 1 && !may_choose_none_) {
+    if (segments_.names.size() == 1 && !chooses_some_elsewhere()) {
       throw ConfigError(
           "[parallel] activation checkpointing was asked for, but its policy "
           "chose no module of the model; name classes of modules that it has, "
@@ -53,8 +56,19 @@ class ActivationCheckpointing final : public Strategy {
   }
 
  private:
+  // Whether the policy chooses modules of the whole model.
+  [[nodiscard]] bool chooses_some_elsewhere() const {
+    if (!whole_model_) return false;
+    ParameterTable table(*whole_model_);
+    const UnitPlan plan = plan_units(*whole_model_, table, request_.modules);
+    return std::any_of(
+        plan.units.begin(), plan.units.end(), [](const WrapUnit& unit) {
+          return unit.name != kRootUnit;
+        });
+  }
+
   RecomputationRequest request_;
-  bool may_choose_none_;
+  std::shared_ptr<const torch::nn::Module> whole_model_;
   Segments segments_;
   std::shared_ptr<ComparedOperators> compared_ =
       std::make_shared<ComparedOperators>();
@@ -66,8 +80,9 @@ class ActivationCheckpointing final : public Strategy {
 
 std::unique_ptr<Strategy> make_activation_checkpointing(
     const RecomputationRequest& request,
-    bool may_choose_none) {
-  return std::make_unique<ActivationCheckpointing>(request, may_choose_none);
+    std::shared_ptr<const torch::nn::Module> whole_model) {
+  return std::make_unique<ActivationCheckpointing>(
+      request, std::move(whole_model));
 }
 
 }  // namespace accelerate::detail

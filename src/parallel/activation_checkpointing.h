@@ -5,13 +5,17 @@
 #include "engines/training_request.h"
 #include "parallel/strategy.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace accelerate::detail {
 
 /// Recomputes activations of chosen modules in backward (activations/); works
-/// with every other strategy, or none. `may_choose_none`: there may be no such
-/// module, since the model is a stage of another one.
+/// with every other strategy, or none. `whole_model`: see TechniqueOptions; a
+/// stage may have none of the chosen modules.
 std::unique_ptr<Strategy> make_activation_checkpointing(
     const RecomputationRequest& request,
-    bool may_choose_none);
+    std::shared_ptr<const torch::nn::Module> whole_model = nullptr);
 
 }  // namespace accelerate::detail

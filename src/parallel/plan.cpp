@@ -39,7 +39,7 @@ constexpr Technique kTechniques[] = {
            (plan.techniques.parallelize_plan || plan.techniques.infers_plan);
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_tensor(mesh, options.parallelize_plan);
+       return make_tensor(mesh, options.parallelize_plan, options.whole_model);
      }},
     // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
@@ -51,9 +51,12 @@ constexpr Technique kTechniques[] = {
        return make_master_weights();
      }},
     {"shard",
-     [](const ParallelPlan& plan) { return plan.degree(Axis::shard) > 1; },
+     [](const ParallelPlan& plan) {
+       return plan.degree(Axis::shard) > 1 || plan.would_shard;
+     },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_shard(mesh, options.shard);
+       return mesh.degree(Axis::shard) > 1 ? make_shard(mesh, options.shard)
+                                           : make_shard_of_one(options.shard);
      }},
     {"context",
      [](const ParallelPlan& plan) { return plan.degree(Axis::context) > 1; },
@@ -78,12 +81,19 @@ constexpr Technique kTechniques[] = {
      [](const ParallelPlan& plan) {
        return plan.techniques.activation_checkpointing.has_value();
      },
-     [](const Mesh& mesh, const TechniqueOptions& options) {
+     [](const Mesh&, const TechniqueOptions& options) {
        return make_activation_checkpointing(
-           *options.activation_checkpointing,
-           /*may_choose_none=*/mesh.degree(Axis::pipeline) > 1);
+           *options.activation_checkpointing, options.whole_model);
      }},
 };
+
+// A single process shards nothing, whatever it is asked for.
+bool would_shard_if_several(const PlanRequest& request) {
+  const TrainingRequest& training = request.training;
+  return request.num_ranks == 1 && training.sharding &&
+      training.sharding->span != ShardSpan::none &&
+      !training.shard_degree_is_given;
+}
 
 // Adds what sharding cannot do over `shards` ranks to `complaints`.
 void check_sharding(
@@ -122,10 +132,7 @@ void apply_replicate_options(
   const ReplicateOptions& given = request.replicate;
   ShardOptions& shard = plan.techniques.shard;
   shard.broadcast_buffers = given.broadcast_buffers;
-  const auto& sharding = request.training.sharding;
-  // One process shards nothing, but should refuse what several would.
-  const bool is_alone = request.num_ranks == 1 && sharding.has_value() &&
-      sharding->span != ShardSpan::none;
+  const bool is_alone = plan.would_shard;
   if (plan.degree(Axis::shard) == 1 && !is_alone) return;
   const bool is_replicated = has_replicas(plan) || is_alone;
   ShardedReplicas replicas = read_replicate_options(given, is_replicated);
@@ -144,6 +151,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   std::optional<ShardingRequest> sharding = training.sharding;
   ParallelPlan plan;
   plan.degrees = choose_degrees(request, complaints);
+  plan.would_shard = would_shard_if_several(request);
   const int shards = plan.degree(Axis::shard);
   if (sharding) check_sharding(*sharding, request, shards, complaints);
   if (request.float8 && plan.degree(Axis::tensor) > 1) {

@@ -14,6 +14,10 @@
 #include "parallel/shard/shard.h"
 #include "parallel/strategy_list.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace accelerate::detail {
 
 /// A technique that is not in the table, added in code. It makes degrees above
@@ -35,11 +39,18 @@ struct TechniqueOptions {
   bool infers_plan = false;
   std::optional<Float8Request> float8 = std::nullopt;
   std::vector<AddedTechnique> added = {};
+  /// Set for a pipeline's stage: the whole model. Policies that look at a layer
+  /// among others look at it here, so that all stages decide alike. Tensors of
+  /// other stages are meta tensors.
+  std::shared_ptr<const torch::nn::Module> whole_model = nullptr;
 };
 
 struct ParallelPlan {
   Degrees degrees{};
   TechniqueOptions techniques = {};
+  /// True if this one process would shard if there were several; it refuses
+  /// what they would refuse.
+  bool would_shard = false;
   /// True if freed memory of large CPU tensors is kept while a model lives.
   bool keeps_freed_blocks = false;
   /// True if only rank 0 initializes models, or reads their weights.

@@ -46,6 +46,12 @@ struct StrategyTraits {
   /// Why ranks cannot step by themselves and average parameters now and then
   /// (LocalSGD); unset if they can.
   std::optional<std::string> local_sgd_complaint = std::nullopt;
+  /// Why an optimizer cannot update parameters inside a backward (LOMO); unset
+  /// if it can.
+  std::optional<std::string> lomo_complaint = std::nullopt;
+  /// True if no event changes anything: the strategy stands for one that
+  /// several ranks would have, and refuses what that one refuses.
+  bool is_idle = false;
 };
 
 /// Interface of strategies that take part in join_uneven_inputs.
@@ -103,6 +109,12 @@ class Strategy {
       bool /*sync_gradients*/,
       const at::Tensor& /*loss*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
+  /// Called inside a backward that does not sync, one of a pipeline's step,
+  /// before it computes: no later backward adds to the gradients of these
+  /// parameters, so they may travel from here on. The step ends with a backward
+  /// that syncs, and computes nothing.
+  virtual void before_last_gradients(
+      const std::vector<at::Tensor>& /*parameters*/) {}
   /// Replaces a gradient of an unsharded parameter, which no backward keeps
   /// (LOMO), with its mean over the ranks.
   virtual void average_gradient(const at::Tensor& /*gradient*/) {}

@@ -95,6 +95,12 @@ void StrategyList::after_backward(bool sync_gradients) {
     entry.strategy->after_backward(sync_gradients);
 }
 
+void StrategyList::before_last_gradients(
+    const std::vector<at::Tensor>& parameters) {
+  for (const Entry& entry : entries_)
+    entry.strategy->before_last_gradients(parameters);
+}
+
 void StrategyList::average_gradient(const at::Tensor& gradient) {
   for (const Entry& entry : entries_)
     entry.strategy->average_gradient(gradient);
@@ -187,7 +193,7 @@ std::vector<std::string> StrategyList::load_state_dict(const StateDict& saved) {
 }
 
 void StrategyList::merge_traits() {
-  traits_ = {};
+  traits_ = {.is_idle = true};
   for (const Entry& entry : entries_) {
     const StrategyTraits own = entry.strategy->traits();
     traits_.takes_empty = traits_.takes_empty || own.takes_empty;
@@ -196,6 +202,8 @@ void StrategyList::merge_traits() {
     if (own.output_dtype) traits_.output_dtype = own.output_dtype;
     append_line(traits_.join_complaint, own.join_complaint);
     append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
+    append_line(traits_.lomo_complaint, own.lomo_complaint);
+    traits_.is_idle = traits_.is_idle && own.is_idle;
   }
 }
 

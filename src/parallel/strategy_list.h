@@ -26,9 +26,12 @@ class StrategyList {
   void clear();
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
+  /// True if no event of a step reaches a strategy that does something.
+  [[nodiscard]] bool is_idle() const { return traits_.is_idle; }
   [[nodiscard]] std::vector<std::string_view> names() const;
-  /// The traits of all strategies combined: a flag is true if any is, a later
-  /// strategy's dtype wins, complaints are joined.
+  /// The traits of all strategies combined: a flag is true if any is
+  /// (is_idle: if all are), a later strategy's dtype wins, complaints are
+  /// joined.
   [[nodiscard]] const StrategyTraits& traits() const { return traits_; }
 
   void prepare(torch::nn::Module& module, ParameterTable& table);
@@ -39,6 +42,7 @@ class StrategyList {
   void after_forward(const ForwardOutputs& outputs);
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
+  void before_last_gradients(const std::vector<at::Tensor>& parameters);
   void average_gradient(const at::Tensor& gradient);
   void before_step();
   /// Ignores optimizers that were not bound to parameters of this model.
@@ -72,7 +76,7 @@ class StrategyList {
   [[nodiscard]] Strategy* find(std::string_view name) const;
 
   std::vector<Entry> entries_;
-  StrategyTraits traits_;
+  StrategyTraits traits_ = {.is_idle = true};
   std::unordered_set<const torch::optim::Optimizer*> bound_;
 };
 

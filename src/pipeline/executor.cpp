@@ -42,6 +42,11 @@ std::string_view name_of_kind(Kind kind) {
   return "gradient of the weights";
 }
 
+// Whether the chunk's parameters have all gradients of the micro-batch then.
+bool completes_weights(Kind kind) {
+  return kind == Kind::backward || kind == Kind::backward_weight;
+}
+
 PipelineTensors requiring_grad(const PipelineTensors& tensors) {
   PipelineTensors chosen;
   for (const at::Tensor& tensor : tensors) {
@@ -161,9 +166,14 @@ void PipelineExecutor::run_actions(
        schedule_->ranks[static_cast<std::size_t>(rank_)]) {
     if (trains_ || action.kind == Kind::forward) actions.push_back(action);
   }
+  num_backwards_left_.clear();
+  for (const PipelineAction& action : actions) {
+    if (completes_weights(action.kind)) ++num_backwards_left_[action.chunk];
+  }
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const PipelineAction& action = actions[i];
     place_ = describe(action);
+    if (completes_weights(action.kind)) --num_backwards_left_[action.chunk];
     expect(action);
     // What is needed next may arrive while this is computed.
     if (i + 1 < actions.size()) expect(actions[i + 1]);
@@ -177,6 +187,7 @@ void PipelineExecutor::run_actions(
         break;
       case Kind::backward_weight:
         backward_weight(action, calls);
+        break;
     }
   }
 }
@@ -223,53 +234,61 @@ void PipelineExecutor::backward(
     const StageCalls& calls) {
   const StageValue value = value_of(action);
   Activation& activation = kept_.at({action.chunk, action.micro_batch});
-  PipelineTensors& roots = activation.roots;
-  activation.gradients = is_last(value.stage)
-      ? PipelineTensors(1)
-      : transfers_.receive_gradients(value, roots);
   const PipelineTensors inputs = requiring_grad(activation.inputs);
-  const bool is_whole = action.kind == Kind::backward;
-  PipelineTensors gradients(inputs.size());
-  if (!roots.empty() && is_whole) {
-    calls.backward(roots[0], [&] {
-      torch::autograd::backward(roots, activation.gradients);
-    });
-    for (std::size_t i = 0; i < inputs.size(); ++i)
-      gradients[i] = inputs[i].grad();
-  } else if (!roots.empty() && !inputs.empty()) {
-    calls.backward(roots[0], [&] {
-      gradients = torch::autograd::grad(
-          roots,
-          inputs,
-          activation.gradients,
-          /*retain_graph=*/true,
-          /*create_graph=*/false,
-          /*allow_unused=*/true);
-    });
-  }
+  PipelineTensors gradients = compute_gradients(
+      action,
+      calls,
+      is_last(value.stage)
+          ? PipelineTensors(1)
+          : transfers_.receive_gradients(value, activation.roots));
   if (!is_first(value.stage)) {
     fill_up(gradients, inputs);
     transfers_.send_gradients(value, gradients);
   }
-  activation.inputs.clear();
-  if (is_whole) kept_.erase({action.chunk, action.micro_batch});
+  if (action.kind == Kind::backward)
+    kept_.erase({action.chunk, action.micro_batch});
+}
+
+// The gradients of the inputs that require some.
+PipelineTensors PipelineExecutor::compute_gradients(
+    const PipelineAction& action,
+    const StageCalls& calls,
+    const PipelineTensors& gradients) {
+  Activation& activation = kept_.at({action.chunk, action.micro_batch});
+  const PipelineTensors roots = std::move(activation.roots);
+  const PipelineTensors inputs =
+      requiring_grad(std::exchange(activation.inputs, {}));
+  PipelineTensors found(inputs.size());
+  const bool is_whole = action.kind == Kind::backward;
+  const StagePass pass =
+      pass_of(action, roots.empty() ? at::Tensor() : roots[0]);
+  if (roots.empty()) return found;
+  if (is_whole) {
+    calls.backward(pass, [&] { torch::autograd::backward(roots, gradients); });
+    for (std::size_t i = 0; i < inputs.size(); ++i) found[i] = inputs[i].grad();
+    return found;
+  }
+  activation.halves = std::make_unique<SplitBackward>(roots, gradients, inputs);
+  if (activation.halves->has_inputs()) {
+    calls.backward(pass, [&] { found = activation.halves->compute_inputs(); });
+  }
+  return found;
 }
 
 void PipelineExecutor::backward_weight(
     const PipelineAction& action,
     const StageCalls& calls) {
-  const ActivationKey key{action.chunk, action.micro_batch};
-  const Activation activation = std::move(kept_.extract(key).mapped());
-  const std::vector<at::Tensor> parameters = calls.parameters(action.chunk);
-  if (activation.roots.empty() || parameters.empty()) return;
-  calls.backward(activation.roots[0], [&] {
-    torch::autograd::backward(
-        activation.roots,
-        activation.gradients,
-        /*retain_graph=*/false,
-        /*create_graph=*/false,
-        parameters);
-  });
+  const Activation activation =
+      std::move(kept_.extract({action.chunk, action.micro_batch}).mapped());
+  const StagePass pass = pass_of(action, at::Tensor());
+  if (!activation.halves) return;
+  calls.backward(pass, [&] { activation.halves->compute_weights(); });
+}
+
+StagePass PipelineExecutor::pass_of(
+    const PipelineAction& action,
+    const at::Tensor& root) const {
+  return {root, action.chunk, num_backwards_left_.at(action.chunk) == 0};
 }
 
 StageValue PipelineExecutor::value_of(const PipelineAction& action) const {

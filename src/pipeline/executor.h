@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,10 +13,20 @@
 #include <accelerate/pipeline_layers.h>
 #include <accelerate/world.h>
 
+#include "pipeline/split_backward.h"
 #include "pipeline/transfers.h"
 #include "planning/pipeline/schedule.h"
 
 namespace accelerate::detail {
+
+/// A pass of autograd on a rank.
+struct StagePass {
+  /// Where it begins.
+  at::Tensor root;
+  int chunk = 0;
+  /// No later pass of this step reaches the chunk's parameters.
+  bool is_last = false;
+};
 
 /// What the executor calls on a rank.
 struct StageCalls {
@@ -29,11 +40,9 @@ struct StageCalls {
   /// which the backward begins, or nothing in an evaluation.
   std::function<at::Tensor(int micro_batch, const PipelineTensors& outputs)>
       finish;
-  /// Runs `pass`, one pass of autograd that begins at `root`.
-  std::function<void(const at::Tensor& root, const std::function<void()>& pass)>
+  /// Runs `body`, which is the pass.
+  std::function<void(const StagePass& pass, const std::function<void()>& body)>
       backward;
-  /// The parameters of a chunk that are trained.
-  std::function<std::vector<at::Tensor>(int chunk)> parameters;
 };
 
 /// The rows of a step's micro-batches.
@@ -82,7 +91,8 @@ class PipelineExecutor {
     PipelineTensors inputs;
     /// Where the backward begins: outputs that require gradients, or the loss.
     PipelineTensors roots;
-    PipelineTensors gradients;
+    /// Set between the two halves of a divided backward.
+    std::unique_ptr<SplitBackward> halves = nullptr;
   };
   using ActivationKey = std::pair<int, int>;  // chunk, micro-batch
 
@@ -93,7 +103,14 @@ class PipelineExecutor {
       const StageCalls& calls,
       const StepInputs& inputs);
   void backward(const PipelineAction& action, const StageCalls& calls);
+  PipelineTensors compute_gradients(
+      const PipelineAction& action,
+      const StageCalls& calls,
+      const PipelineTensors& gradients);
   void backward_weight(const PipelineAction& action, const StageCalls& calls);
+  [[nodiscard]] StagePass pass_of(
+      const PipelineAction& action,
+      const at::Tensor& root) const;
   [[nodiscard]] StageValue value_of(const PipelineAction& action) const;
   [[nodiscard]] static bool is_first(int stage) { return stage == 0; }
   [[nodiscard]] bool is_last(int stage) const {
@@ -115,6 +132,8 @@ class PipelineExecutor {
   const PipelineSchedule* schedule_ = nullptr;
   const std::vector<std::int64_t>* num_rows_ = nullptr;
   bool trains_ = true;
+  /// Backwards of each chunk that this step has yet to end.
+  std::map<int, int> num_backwards_left_;
   /// What is being computed, for errors.
   std::string place_;
   std::string broken_;

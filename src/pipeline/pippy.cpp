@@ -53,7 +53,7 @@ std::vector<std::string> automatic_split(
     for (const auto& [name, module] : layer.modules)
       no_split_module_classes.push_back(module->name());
   }
-  const auto whole = detail::make_stages(layers.layers(), {0}, 1, 0).module;
+  const auto whole = detail::make_whole_module(layers.layers());
   const auto split = detail::split_by_device_map(
       detail::module_tree(*whole), num_ranks, no_split_module_classes);
   const auto names = layer_names(layers);
@@ -174,8 +174,8 @@ PippyModel prepare_pippy(
   const std::vector<double> costs(layers.size(), 1);
   const auto begins =
       detail::divide_layers(layer_names(layers), points, costs, num_ranks);
-  detail::PipelineStages stages =
-      detail::make_stages(layers.layers(), begins, num_ranks, world.rank());
+  detail::PipelineStages stages = detail::make_stages(
+      layers.layers(), begins, {.num_ranks = num_ranks}, world.rank());
   detail::free_other_stages(layers.layers(), *stages.module);
   {
     const at::NoGradGuard no_grad;

@@ -166,7 +166,7 @@ std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers) {
 PipelineStages make_stages(
     const std::vector<PipelineLayer>& layers,
     const std::vector<std::size_t>& begins,
-    int num_ranks,
+    const PipelineStagePlaces& places,
     int rank) {
   PipelineStages stages;
   const std::string& first =
@@ -174,16 +174,16 @@ PipelineStages make_stages(
   stages.module = std::make_shared<PipelineStageModule>(
       class_of_node(first.substr(0, first.find('.'))));
   stages.layers.resize(begins.size());
-  stages.chunks.resize(begins.size() / static_cast<std::size_t>(num_ranks));
+  stages.chunks.resize(static_cast<std::size_t>(places.num_chunks));
   std::vector<int> rank_of_layer;
   std::size_t stage = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (stage + 1 < begins.size() && begins[stage + 1] == i) ++stage;
     stages.layers[stage].push_back(layers[i].name);
-    rank_of_layer.push_back(static_cast<int>(stage) % num_ranks);
+    rank_of_layer.push_back(places.rank_of(static_cast<int>(stage)));
     if (rank_of_layer.back() == rank) {
-      stages.chunks[stage / static_cast<std::size_t>(num_ranks)].push_back(
-          layers[i]);
+      const int chunk = places.chunk_of(static_cast<int>(stage));
+      stages.chunks[static_cast<std::size_t>(chunk)].push_back(layers[i]);
     }
   }
 
@@ -222,6 +222,11 @@ PipelineStages make_stages(
   for (const auto& item : stages.module->named_buffers())
     stages.elsewhere.erase(item.key());
   return stages;
+}
+
+std::shared_ptr<PipelineStageModule> make_whole_module(
+    const std::vector<PipelineLayer>& layers) {
+  return make_stages(layers, {0}, {}, 0).module;
 }
 
 void free_other_stages(

@@ -22,6 +22,9 @@ class PipelineStageModule final : public torch::nn::Module {
  public:
   explicit PipelineStageModule(std::string class_name)
       : torch::nn::Module(std::move(class_name)) {}
+
+  /// All layers under their names; null if it is not known. Not a submodule.
+  std::shared_ptr<const torch::nn::Module> whole_model;
 };
 
 /// A parameter that several ranks of a pipeline have.
@@ -50,14 +53,17 @@ struct PipelineStages {
 /// counts in the first. Layers of a model without parameters cost 1 each.
 std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers);
 
-/// Divides the layers; `begins` is the index of each stage's first layer, stage
-/// `c * num_ranks + r` is chunk c of rank r. Throws ConfigError for two
-/// modules, or a module and a tensor, of one name.
+/// Divides the layers; `begins` is the index of each stage's first layer. Throws
+/// ConfigError for two modules, or a module and a tensor, of one name.
 PipelineStages make_stages(
     const std::vector<PipelineLayer>& layers,
     const std::vector<std::size_t>& begins,
-    int num_ranks,
+    const PipelineStagePlaces& places,
     int rank);
+
+/// A module of all layers under their names.
+std::shared_ptr<PipelineStageModule> make_whole_module(
+    const std::vector<PipelineLayer>& layers);
 
 /// Frees the memory of parameters and buffers of the layers that are not in the
 /// rank's module: they become meta tensors, in place.

@@ -99,7 +99,7 @@ class StageTransfers {
   using ValueKey = std::tuple<int, int, Direction>;
 
   [[nodiscard]] int rank_of(int stage) const {
-    return stage % schedule_->num_ranks;
+    return schedule_->rank_of(stage);
   }
   [[nodiscard]] int tag_of(const StageValue& value, Direction direction) const;
   void send(const at::Tensor& tensor, int peer, int tag);

@@ -1,6 +1,7 @@
 #include <accelerate/accelerator.h>
 
 #include <array>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -156,8 +157,8 @@ void read_float8(
     const detail::Environment& environment,
     Decisions& decisions) {
   if (decisions.precision == Precision::fp8) {
-    decisions.plan_request.float8 = detail::read_float8_request(
-        options.fp8_recipe, settings, environment);
+    decisions.plan_request.float8 =
+        detail::read_float8_request(options.fp8_recipe, settings, environment);
     if (!options.fp8_recipe) return;
     for (auto& setting : detail::recipe_without_effect(*options.fp8_recipe))
       decisions.plan_request.training.ignored.push_back(std::move(setting));
@@ -209,7 +210,8 @@ Decisions decide(
   });
   note_complaints(complaints, [&] {
     auto& ignored = decisions.plan_request.training.ignored;
-    for (auto& setting : detail::options_without_effect(options, settings))
+    for (auto& setting :
+         detail::options_without_effect(options, settings, decisions.precision))
       ignored.push_back(std::move(setting));
   });
   note_complaints(complaints, [&] {
@@ -331,6 +333,20 @@ std::unique_ptr<detail::RunTracking> make_tracking(
   return std::make_unique<detail::RunTracking>(std::move(tracking));
 }
 
+// The session, which reports settings without effect when its last handle is
+// destroyed, if no step and no finish() has done so.
+std::shared_ptr<Session> reporting_at_its_end(
+    std::shared_ptr<Session> session) {
+  Session* const shared = session.get();
+  return {shared, [session = std::move(session)](Session* ended) {
+            try {
+              detail::report_settings_without_effect(*ended);
+            } catch (const std::exception&) {
+              // The program's logger threw, and a destructor must not.
+            }
+          }};
+}
+
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added) {
@@ -394,7 +410,7 @@ std::shared_ptr<Session> make_session(
   session->tracking = make_tracking(options, *session, environment);
   session->checkpoints->components.push_back(
       detail::run_component(*session->tracking));
-  return session;
+  return reporting_at_its_end(std::move(session));
 }
 
 }  // namespace

@@ -292,19 +292,12 @@ void Accelerator::lomo_backward(
     complaints.emplace_back(
         "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
-  const bool is_sharded = std::any_of(
-      session.models.begin(), session.models.end(), [](const auto& model) {
-        const auto& rows = model->table.rows();
-        return std::any_of(rows.begin(), rows.end(), [](const auto& row) {
-          return !row.layout.is_unsharded();
-        });
-      });
-  if (is_sharded) {
-    complaints.emplace_back(
-        "[train] lomo_backward() updates full parameters, but a prepared model "
-        "is sharded; use backward() and another optimizer");
+  for (const auto& model : session.models) {
+    if (const auto& complaint = model->strategies.traits().lomo_complaint)
+      complaints.push_back(*complaint);
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  detail::report_settings_without_effect(session);
   detail::PreparedModel* const model = model_of(session, *lomo);
   const auto syncs = [](const auto&) { return false; };
   run_backward(session, loss, syncs, [&] {

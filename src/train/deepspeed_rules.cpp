@@ -31,8 +31,9 @@ void require_sections(
     const TrainingRequest& training,
     const PrepareRequest& request) {
   std::vector<std::string> complaints;
-  const auto is_own = [](const torch::optim::Optimizer* optimizer) {
-    return dynamic_cast<const MadeFromDeepSpeed*>(optimizer) == nullptr;
+  const auto is_own = [](const RequestedOptimizer& requested) {
+    return dynamic_cast<const MadeFromDeepSpeed*>(requested.optimizer) ==
+        nullptr;
   };
   const auto& optimizers = request.optimizers;
   if (training.optimizer &&
@@ -67,8 +68,7 @@ void apply_deepspeed_rules(Session& session, const PrepareRequest& request) {
     // A batch sampler's batches differ.
     if (loader.batch_size == 0) continue;
     batches.micro_batches.push_back(
-        loader.splits_batches.value_or(
-            session.dataloader_config.split_batches)
+        loader.splits_batches.value_or(session.dataloader_config.split_batches)
             ? loader.batch_size / num_ranks
             : loader.batch_size);
   }

@@ -16,6 +16,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "train/plan/counted_allocations.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -128,9 +130,10 @@ class LargeBlocks final : public c10::Allocator {
 // Set once, when it becomes LibTorch's allocator; it outlives all tensors.
 std::atomic<LargeBlocks*> registered{nullptr};
 
+// Also while a plan counts what a thread allocates.
 bool is_default_allocator() {
   c10::Allocator* const fallback = c10::GetDefaultCPUAllocator();
-  return c10::GetCPUAllocator() == fallback &&
+  return uncounted_cpu_allocator() == fallback &&
       fallback->raw_deleter() != nullptr;
 }
 
@@ -139,13 +142,19 @@ LargeBlocks* register_once() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (registered == nullptr && is_default_allocator()) {
+    auto blocks = std::make_unique<LargeBlocks>(*c10::GetDefaultCPUAllocator());
+    // Its deleter needs it as soon as it is registered.
+    registered = blocks.get();
+    if (replace_cpu_allocator(c10::GetDefaultCPUAllocator(), blocks.get())) {
+      static_cast<void>(blocks.release());
 #ifdef __GLIBC__
-    // The initial value, but fixed: otherwise the threshold grows, and blocks
-    // too small for this allocator leave holes in the heap.
-    mallopt(M_MMAP_THRESHOLD, 128 << 10);
+      // The initial value, but fixed: otherwise the threshold grows, and blocks
+      // too small for this allocator leave holes in the heap.
+      mallopt(M_MMAP_THRESHOLD, 128 << 10);
 #endif
-    registered = new LargeBlocks(*c10::GetDefaultCPUAllocator());
-    c10::SetCPUAllocator(registered);
+    } else {
+      registered = nullptr;
+    }
   }
   return registered;
 }

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "engines/dynamo.h"
+#include "precision/support.h"
 #include "track/profiler/check_profile.h"
 
 namespace accelerate::detail {
@@ -37,6 +38,23 @@ bool differs_from_default(const PowerSGDOptions& options) {
   return all(options) != all(PowerSGDOptions());
 }
 
+bool differs_from_default(const AutocastOptions& options) {
+  return !options.enabled || options.cache_enabled;
+}
+
+// Whether a factor or an interval of the scale was given.
+bool has_numbers(const GradScalerOptions& options) {
+  const auto all = [](const GradScalerOptions& o) {
+    return std::tuple(
+        o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval);
+  };
+  return all(options) != all(GradScalerOptions());
+}
+
+bool differs_from_default(const GradScalerOptions& options) {
+  return !options.enabled || has_numbers(options);
+}
+
 }  // namespace
 
 std::vector<IgnoredSetting> options_without_effect(
@@ -60,7 +78,8 @@ std::vector<IgnoredSetting> options_without_effect(
 
 std::vector<IgnoredSetting> options_without_effect(
     const AcceleratorOptions& options,
-    const Settings& settings) {
+    const Settings& settings,
+    Precision precision) {
   std::vector<IgnoredSetting> ignored =
       options_without_effect(options.parallel.replicate_options);
   const auto note = [&](bool is_changed,
@@ -71,6 +90,21 @@ std::vector<IgnoredSetting> options_without_effect(
   note(
       !options.gradient_accumulation.adjust_scheduler,
       "gradient_accumulation.adjust_scheduler");
+  const std::string in_force =
+      format("mixed_precision is {}", name_of(precision));
+  note(
+      !autocast_dtype(precision) && differs_from_default(options.autocast),
+      "autocast",
+      in_force);
+  const GradScalerOptions& scaler = options.grad_scaler;
+  note(
+      precision != Precision::fp16 && differs_from_default(scaler),
+      "grad_scaler",
+      in_force);
+  note(
+      precision == Precision::fp16 && !scaler.enabled && has_numbers(scaler),
+      "grad_scaler",
+      "enabled is false");
   if (options.profile) check_profile(*options.profile);
   append(
       ignored,

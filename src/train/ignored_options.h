@@ -4,18 +4,21 @@
 #include <vector>
 
 #include <accelerate/accelerator_options.h>
+#include <accelerate/precision.h>
 
 #include "config/settings.h"
 #include "engines/training_request.h"
 
 namespace accelerate::detail {
 
-/// The options of an Accelerator, and the launcher's settings for them, that
-/// are known from Accelerate and do nothing here. Throws ConfigError for those
-/// that Accelerate would refuse, too.
+/// The options of an Accelerator, and the launcher's settings for them, that do
+/// nothing: those known from Accelerate that nothing here acts on, and those
+/// that belong to another precision than the one in force. Throws ConfigError
+/// for those that Accelerate would refuse, too.
 std::vector<IgnoredSetting> options_without_effect(
     const AcceleratorOptions& options,
-    const Settings& settings);
+    const Settings& settings,
+    Precision precision);
 
 /// Those among the options of replicas.
 std::vector<IgnoredSetting> options_without_effect(

@@ -16,7 +16,7 @@
 namespace accelerate {
 
 void detail::require_no_join(const Session& session, std::string_view what) {
-  if (!session.join.round) return;
+  if (!session.join.is_open) return;
   throw ConfigError(format(
       "[train] {} over all ranks, but inside join_uneven_inputs() some may "
       "have run out of data; do it outside",
@@ -31,7 +31,7 @@ using detail::Session;
 
 void require_joinable(const Session& session) {
   std::vector<std::string> complaints;
-  if (session.join.round) {
+  if (session.join.is_open) {
     complaints.emplace_back(
         "[train] join_uneven_inputs() was called inside itself");
   }
@@ -54,6 +54,7 @@ class JoinScope {
  public:
   JoinScope(Session& session, const JoinOptions& options)
       : session_(session), even_batches_before_(session.join.even_batches) {
+    session.join.is_open = true;
     if (options.even_batches) session.join.even_batches = options.even_batches;
     if (session.world.size() == 1) return;
     if (!session.join.group) {
@@ -72,6 +73,7 @@ class JoinScope {
   JoinScope& operator=(const JoinScope&) = delete;
   ~JoinScope() {
     session_.join.even_batches = even_batches_before_;
+    session_.join.is_open = false;
     if (!session_.join.round) return;
     for (const auto& model : session_.models) model->strategies.end_join();
     session_.join.round.reset();

@@ -9,14 +9,15 @@
 namespace accelerate {
 
 LocalSGD::LocalSGD(
-    const Accelerator& accelerator,
+    const Accelerator& /*accelerator*/,
     std::shared_ptr<detail::PreparedModel> model,
     const LocalSGDOptions& options)
     : model_(std::move(model)), local_sgd_steps_(options.local_sgd_steps) {
   detail::require_at_least("train", "local_sgd_steps", local_sgd_steps_, 1);
-  if (!options.enabled || accelerator.num_processes() == 1) return;
+  if (!options.enabled) return;
   if (const auto& complaint = model_->strategies.traits().local_sgd_complaint)
     throw ConfigError(*complaint);
+  // Alone it averages nothing, but refuses the same.
   is_active_ = true;
   before_ = model_->sync_gradients;
   model_->sync_gradients = false;

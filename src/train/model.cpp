@@ -13,7 +13,7 @@ ForwardScope::ForwardScope(PreparedModel& model)
     : model_(model),
       part_(model.session->steps.get(), StepPart::forward, &model),
       has_work_(
-          !model.strategies.empty() || model.autocast_dtype.has_value() ||
+          !model.strategies.is_idle() || model.autocast_dtype.has_value() ||
           model.awaits_values) {
   if (!model.module) throw_released("the model again");
   if (has_work_) {

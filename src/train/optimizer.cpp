@@ -57,7 +57,7 @@ bool can_step_directly(const detail::Session& session) {
       std::all_of(
              session.models.begin(),
              session.models.end(),
-             [](const auto& model) { return model->strategies.empty(); });
+             [](const auto& model) { return model->strategies.is_idle(); });
 }
 
 // Not inlined, so that step() stays a few lines of the processor's cache where

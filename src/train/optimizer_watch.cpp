@@ -1,9 +1,12 @@
 #include "train/optimizer_watch.h"
 
+#include <algorithm>
+#include <array>
 #include <mutex>
 #include <typeinfo>
 #include <utility>
 
+#include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -21,14 +24,14 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 
-// Shared by the watcher and the watched; an optimizer may be destroyed on
-// another thread.
-class Watch {
+// Shared by an optimizer and whoever is told of its end; an optimizer may be
+// destroyed on another thread.
+class DestructionNotice {
  public:
-  explicit Watch(std::function<void()> on_destruction)
+  explicit DestructionNotice(std::function<void()> on_destruction)
       : on_destruction_(std::move(on_destruction)) {}
 
-  void report() {
+  void send() {
     const std::lock_guard lock(mutex_);
     if (on_destruction_) std::exchange(on_destruction_, nullptr)();
   }
@@ -48,19 +51,19 @@ class WatchedOptions final : public Options {
   WatchedOptions(
       const Options& options,
       std::unique_ptr<OptimizerOptions> before,
-      std::shared_ptr<Watch> watch)
+      std::shared_ptr<DestructionNotice> notice)
       : Options(options),
         before_(std::move(before)),
-        watch_(std::move(watch)) {}
+        notice_(std::move(notice)) {}
   WatchedOptions(const WatchedOptions&) = delete;
   WatchedOptions& operator=(const WatchedOptions&) = delete;
-  ~WatchedOptions() override { watch_->report(); }
+  ~WatchedOptions() override { notice_->send(); }
 
  private:
-  // An optimizer that is prepared again has an earlier watch, and references
+  // An optimizer that is prepared again has an earlier notice, and references
   // to its options stay valid.
   std::unique_ptr<OptimizerOptions> before_;
-  std::shared_ptr<Watch> watch_;
+  std::shared_ptr<DestructionNotice> notice_;
 };
 
 // Gives access to the optimizer's protected options.
@@ -70,37 +73,77 @@ struct OpenOptimizer : Optimizer {
   }
 };
 
+using OptionsPointer = std::unique_ptr<OptimizerOptions>;
+using Notice = std::shared_ptr<DestructionNotice>;
+
 template <class Options>
-bool replace_options(
-    Optimizer& optimizer,
-    const std::shared_ptr<Watch>& watch) {
-  auto& defaults = OpenOptimizer::defaults_of(optimizer);
-  const auto& type = typeid(*defaults);
-  if (type != typeid(Options) && type != typeid(WatchedOptions<Options>))
-    return false;
+void watch_options(OptionsPointer& defaults, const Notice& notice) {
   const Options options = static_cast<const Options&>(*defaults);
   defaults = std::make_unique<WatchedOptions<Options>>(
-      options, std::move(defaults), watch);
-  return true;
+      options, std::move(defaults), notice);
+}
+
+struct WatchableClass {
+  const std::type_info& options;
+  const std::type_info& watched_options;
+  void (*watch)(OptionsPointer&, const Notice&);
+};
+
+template <class Options>
+WatchableClass watchable() {
+  return {
+      typeid(Options),
+      typeid(WatchedOptions<Options>),
+      &watch_options<Options>};
+}
+
+// The row for the class of these options; null if it is not known.
+const WatchableClass* find_class(const OptionsPointer& options) {
+  static const std::array classes{
+      watchable<torch::optim::SGDOptions>(),
+      watchable<torch::optim::AdamOptions>(),
+      watchable<torch::optim::AdamWOptions>(),
+      watchable<torch::optim::AdagradOptions>(),
+      watchable<torch::optim::RMSpropOptions>(),
+      watchable<torch::optim::LBFGSOptions>(),
+      watchable<optim::RateOptions>()};
+  if (!options) return nullptr;
+  const OptimizerOptions& given = *options;
+  const std::type_info& type = typeid(given);
+  const auto* const found = std::find_if(
+      classes.begin(), classes.end(), [&](const WatchableClass& row) {
+        return type == row.options || type == row.watched_options;
+      });
+  return found == classes.end() ? nullptr : found;
+}
+
+const OptionsPointer& defaults_of(const Optimizer& optimizer) {
+  return OpenOptimizer::defaults_of(const_cast<Optimizer&>(optimizer));
 }
 
 }  // namespace
 
+bool can_watch(const Optimizer& optimizer) {
+  return find_class(defaults_of(optimizer)) != nullptr;
+}
+
+std::string name_of_options(const Optimizer& optimizer) {
+  const OptionsPointer& options = defaults_of(optimizer);
+  if (!options) return "missing";
+  const OptimizerOptions& found = *options;
+  return c10::demangle(typeid(found).name());
+}
+
 std::shared_ptr<void> watch_optimizer(
     Optimizer& optimizer,
     std::function<void()> on_destruction) {
-  if (!OpenOptimizer::defaults_of(optimizer)) return nullptr;
-  auto watch = std::make_shared<Watch>(std::move(on_destruction));
-  const bool is_watched =
-      replace_options<torch::optim::SGDOptions>(optimizer, watch) ||
-      replace_options<torch::optim::AdamOptions>(optimizer, watch) ||
-      replace_options<torch::optim::AdamWOptions>(optimizer, watch) ||
-      replace_options<torch::optim::AdagradOptions>(optimizer, watch) ||
-      replace_options<torch::optim::RMSpropOptions>(optimizer, watch) ||
-      replace_options<torch::optim::LBFGSOptions>(optimizer, watch) ||
-      replace_options<optim::RateOptions>(optimizer, watch);
-  if (!is_watched) return nullptr;
-  return {watch.get(), [watch](void*) { watch->stop(); }};
+  OptionsPointer& defaults = OpenOptimizer::defaults_of(optimizer);
+  const WatchableClass* const known = find_class(defaults);
+  if (known == nullptr) return nullptr;
+  const auto notice =
+      std::make_shared<DestructionNotice>(std::move(on_destruction));
+  known->watch(defaults, notice);
+  return {notice.get(), [notice](void*) { notice->stop(); }};
 }
 
 }  // namespace accelerate::detail

@@ -59,6 +59,21 @@ void require_stage(
       model.position));
 }
 
+// Reports a borrowed optimizer whose end its handle could not notice.
+void require_watchable(
+    const detail::RequestedOptimizer& requested,
+    std::vector<std::string>& complaints) {
+  if (requested.is_owned || detail::can_watch(*requested.optimizer)) return;
+  complaints.push_back(format(
+      "[train] argument {} of prepare() is an optimizer whose options are {}, "
+      "a "
+      "class of the program's own, so that its handle could not tell when it "
+      "is destroyed; move it in as a std::unique_ptr, or share it as a "
+      "std::shared_ptr",
+      requested.position,
+      detail::name_of_options(*requested.optimizer)));
+}
+
 // Throws for everything that prepare() refuses, before anything is changed.
 void require_preparable(const Session& session, const PrepareRequest& request) {
   std::vector<std::string> complaints;
@@ -78,8 +93,10 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
   for (const auto& model : session.models) {
     if (model->module) modules.push_back(model->module.get());
   }
-  for (const auto* optimizer : request.optimizers)
-    optimizers.push_back(optimizer);
+  for (const detail::RequestedOptimizer& requested : request.optimizers) {
+    optimizers.push_back(requested.optimizer);
+    require_watchable(requested, complaints);
+  }
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
@@ -361,6 +378,9 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =
       plan.keeps_freed_blocks && detail::can_keep_freed_blocks();
+  if (const auto* stage =
+          dynamic_cast<const detail::PipelineStageModule*>(module.get()))
+    own_plan.techniques.whole_model = stage->whole_model;
   if (!chosen.evaluation_mode)
     model->strategies = detail::make_strategies(model->mesh, own_plan);
   give_memory(*model);
@@ -464,9 +484,9 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
     bind_earlier_optimizers(session, *session.models.back());
     result.models.emplace_back(session_, session.models.back().get());
   }
-  for (torch::optim::Optimizer* optimizer : request.optimizers) {
+  for (const detail::RequestedOptimizer& requested : request.optimizers) {
     detail::PreparedOptimizer& prepared =
-        make_prepared_optimizer(session, *optimizer);
+        make_prepared_optimizer(session, *requested.optimizer);
     result.optimizers.emplace_back(session_, &prepared);
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {

@@ -135,6 +135,8 @@ struct WindowProgress {
 
 /// The state of join_uneven_inputs.
 struct Join {
+  /// True inside join_uneven_inputs, on a single rank, too.
+  bool is_open = false;
   /// A group of its own over all ranks; made when first needed.
   std::optional<Group> group = std::nullopt;
   /// Null outside join_uneven_inputs and on a single rank.
@@ -208,7 +210,6 @@ struct alignas(64) Session {
   std::int64_t num_loaders = 0;
   /// How often free_memory() was called: loaders prepared before are released.
   std::int64_t num_releases = 0;
-  /// The ranks of this node; made when first needed.
   Join join = {};
   /// How many steps the optimizers have made; asked by another thread.
   std::shared_ptr<StepCounts> step_counts = std::make_shared<StepCounts>();
@@ -265,8 +266,8 @@ at::Tensor clip_gradients(
 /// prepared model: no strategy averages their gradients.
 void warn_untracked_parameters(Session& session, PreparedOptimizer& optimizer);
 
-/// Throws ConfigError inside join_uneven_inputs on several ranks. `what` names
-/// the operation that needs all of them.
+/// Throws ConfigError inside join_uneven_inputs. `what` names the operation that
+/// needs all ranks.
 void require_no_join(const Session& session, std::string_view what);
 
 }  // namespace accelerate::detail

@@ -11,17 +11,24 @@ namespace accelerate::detail {
 
 namespace {
 
-// Whether the engine that ignores the setting has named it already. All
-// settings of a file have one origin, the others one each.
-bool is_named(
-    const std::vector<IgnoredSetting>& ignored,
-    const GivenSetting& given) {
-  return std::any_of(
-      ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
-        if (setting.origin != given.where) return false;
-        return !given.where.starts_with("file ") || given.key == setting.key ||
-            given.key.ends_with(setting.name);
-      });
+// The settings of a window that do nothing while it has one micro-step. The
+// program may still have changed the window before its first step.
+std::vector<IgnoredSetting> accumulation_without_effect(
+    const Session& session) {
+  if (session.clock.window() > 1) return {};
+  std::vector<IgnoredSetting> ignored;
+  const auto note = [&](bool is_changed, const std::string& field) {
+    if (!is_changed) return;
+    ignored.push_back(
+        {"gradient_accumulation." + field,
+         "gradient_accumulation_steps is 1",
+         "code"});
+  };
+  const GradientAccumulationOptions& options = session.accumulation;
+  note(!options.sync_with_dataloader, "sync_with_dataloader");
+  note(options.sync_each_batch, "sync_each_batch");
+  note(options.divide_by_full_window, "divide_by_full_window");
+  return ignored;
 }
 
 std::string in_words(const IgnoredSetting& setting) {
@@ -33,6 +40,17 @@ std::string in_words(const IgnoredSetting& setting) {
 }
 
 }  // namespace
+
+bool is_named(
+    const std::vector<IgnoredSetting>& ignored,
+    const GivenSetting& given) {
+  return std::any_of(
+      ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
+        const std::string& key =
+            setting.key.empty() ? setting.name : setting.key;
+        return key == given.key && setting.origin == given.where;
+      });
+}
 
 void note_ignored_settings(
     Session& session,
@@ -51,6 +69,8 @@ void note_ignored_settings(
 void report_settings_without_effect(Session& session) {
   SettingsReport& report = session.report;
   if (report.is_made && report.num_reported == report.ignored.size()) return;
+  if (!report.is_made)
+    note_ignored_settings(session, accumulation_without_effect(session));
   std::vector<std::string> words;
   for (; report.num_reported < report.ignored.size(); ++report.num_reported)
     words.push_back(in_words(report.ignored[report.num_reported]));

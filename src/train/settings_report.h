@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "config/settings.h"
 #include "engines/training_request.h"
 
 namespace accelerate::detail {
@@ -19,6 +20,12 @@ struct SettingsReport {
   bool is_made = false;
 };
 
+/// Whether an engine or an option has named a setting as ignored already, so
+/// that the report does not repeat it under its key.
+bool is_named(
+    const std::vector<IgnoredSetting>& ignored,
+    const GivenSetting& given);
+
 /// Adds settings to the report, each once.
 void note_ignored_settings(
     Session& session,
@@ -27,7 +34,8 @@ void note_ignored_settings(
 /// Warns once, on the main process, of every setting of code, flags, variables
 /// or file that neither acted nor was refused, with its origin. To be called
 /// when everything that reads settings has had the chance to: when a step
-/// begins, or at the end. Later calls only report what was noted in between.
+/// begins, in finish(), and when the last handle of a program that did neither
+/// is destroyed. Later calls only report what was noted in between.
 void report_settings_without_effect(Session& session);
 
 }  // namespace accelerate::detail

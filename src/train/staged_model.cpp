@@ -82,8 +82,8 @@ std::vector<at::ScalarType> agreed_dtypes(
 }  // namespace
 
 std::shared_ptr<const StagedModel> make_staged_model(
-    const std::vector<PipelineLayer>& layers,
     const PipelineStages& stages,
+    std::shared_ptr<torch::nn::Module> whole,
     int rank) {
   auto model = std::make_shared<StagedModel>();
   model->others.names = stages.elsewhere;
@@ -91,7 +91,7 @@ std::shared_ptr<const StagedModel> make_staged_model(
     if (tied.tensor.defined() && tied.ranks[0] != rank)
       model->others.saved_there.insert(tied.name);
   }
-  model->module = make_stages(layers, {0}, 1, 0).module;
+  model->module = std::move(whole);
   return model;
 }
 

@@ -21,9 +21,10 @@ struct StagedModel {
   std::shared_ptr<torch::nn::Module> module;
 };
 
+/// `whole`: all layers under their names.
 std::shared_ptr<const StagedModel> make_staged_model(
-    const std::vector<PipelineLayer>& layers,
     const PipelineStages& stages,
+    std::shared_ptr<torch::nn::Module> whole,
     int rank);
 
 /// The whole model as what reads shards sees it: tensors of other stages are

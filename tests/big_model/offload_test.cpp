@@ -2,10 +2,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include <accelerate/error.h>
 #include <accelerate/load_checkpoint.h>
+#include <accelerate/save.h>
 
 #include "base/files.h"
 #include "support/expect_error.h"
@@ -89,6 +91,29 @@ TEST(WeightsLoader, PrefersMemoryAndKnowsPrefixes) {
   testing::expect_error<ConfigError>([&] { loader.at("a.y"); }, "a.x");
   testing::expect_error<ConfigError>(
       [] { OffloadedWeightsLoader({}); }, "needs a state_dict");
+}
+
+TEST(WeightsLoader, TakesAnIndexAndPutsWeightsOnADevice) {
+  const testing::TemporaryDirectory folder, other;
+  offload_state_dict(
+      folder.path(), {{"a", torch::ones({2})}, {"b", torch::ones({3})}});
+  const fs::path file = other.path() / "weights.safetensors";
+  save(
+      std::map<std::string, at::Tensor>{{"renamed", torch::full({2}, 5.0)}},
+      file,
+      {.safe_serialization = true});
+  OffloadIndex index;
+  index.set("a", {.safetensors_file = file, .weight_name = "renamed"});
+  const OffloadedWeightsLoader loader(
+      {.save_folder = folder.path(), .index = index});
+  EXPECT_THAT(loader.keys(), ElementsAre("a", "b"));
+  EXPECT_TRUE(torch::equal(loader.at("a"), torch::full({2}, 5.0)));
+  EXPECT_TRUE(torch::equal(loader.at("b"), torch::ones({3})));
+  EXPECT_TRUE(loader.at("b").is_cpu());
+  const OffloadedWeightsLoader on_device(
+      {.save_folder = folder.path(), .device = at::kMeta});
+  EXPECT_TRUE(on_device.at("b").is_meta());
+  EXPECT_EQ(on_device.at("b").sizes(), at::IntArrayRef({3}));
 }
 
 struct TwoImpl : torch::nn::Module {

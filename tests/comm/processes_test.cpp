@@ -37,6 +37,15 @@ TEST(WorldProcesses, KnowsItsPlaceByTheNamesOfPartialState) {
   EXPECT_FALSE(alone.use_distributed());
 }
 
+TEST(WorldProcesses, TakesRankAndSizeFromItsOptions) {
+  const World alone({.rank = 0, .size = 1});
+  EXPECT_EQ(alone.size(), 1);
+  expect_error<ConfigError>(
+      [] { const World refused({.size = 2}); }, "only one of rank and size");
+  expect_error<ConfigError>(
+      [] { const World refused({.rank = 2, .size = 2}); }, "rank 2 of 2");
+}
+
 TEST(WorldProcesses, RunsFunctionsOnSomeRanksOnly) {
   std::vector<std::string> ran(4);
   run_on_ranks(4, [&](const WorldOptions& options) {

@@ -89,6 +89,25 @@ TEST(Fp8Recipe, ReadsTheSpellingsOfAcceleratesQuestions) {
   EXPECT_EQ(found.amax_compute_algo, "max");
 }
 
+// fp8_override_linear_precision has no variable: a launcher hands over what its
+// flag or file says.
+TEST(Fp8Recipe, TakesOverridesFromAFileAsAList) {
+  const auto with = [](const std::string& text) {
+    Source file{Origin::file, {}};
+    file.add("fp8_override_linear_precision", text, "file run.yaml");
+    const std::array sources{std::move(file)};
+    const Float8Request found = read_float8_request(
+        TERecipeKwargs(), resolve(sources), Environment(Variables()));
+    return std::get<TERecipeKwargs>(found.recipe).override_linear_precision;
+  };
+  EXPECT_EQ(
+      with("[true, False, yes]"),
+      (OverrideLinearPrecision{.fprop = true, .wgrad = true}));
+  EXPECT_EQ(with("false,true,false"), (OverrideLinearPrecision{.dgrad = true}));
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(with("true, false")); }, "write three booleans");
+}
+
 TEST(Fp8Recipe, HasE4M3InMxUnlessAFormatIsGiven) {
   EXPECT_EQ(te({.use_mxfp8_block_scaling = true}).fp8_format, "E4M3");
   EXPECT_EQ(

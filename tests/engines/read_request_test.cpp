@@ -68,7 +68,14 @@ TEST(TrainingRequest, PrefersActivationCheckpointingOptions) {
            FullyShardedDataParallelOptions{.activation_checkpointing = true},
        .activation_checkpointing = ActivationCheckpointingOptions{
            .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
-           .transformer_cls_names_to_wrap = {"Block"}}});
+           .transformer_cls_names_to_wrap = {"Block"},
+           .options = {
+               .offload_inputs = true,
+               .compare = CompareRecomputed::never}}});
+  EXPECT_EQ(
+      found.recomputation->options,
+      (CheckpointOptions{
+          .offload_inputs = true, .compare = CompareRecomputed::never}));
   EXPECT_EQ(
       found.recomputation->modules.policy,
       (WrapPolicy{

@@ -1,13 +1,20 @@
 # cmake -DDATA=<directory> [-DORIGINALS=<directory>] -P check_data.cmake
 #
 # Recorded cases are not edited. Compares every file of DATA with its manifest,
-# SHA256SUMS, which names all of them, and with ORIGINALS if that directory, or
-# the variable ACCELERATE_ORACLE_DIR, is given: the same files, with the same hashes.
+# SHA256SUMS, which names all of them, and with ORIGINALS, the variable
+# ACCELERATE_ORACLE_DIR, or else ../shared/oracle beside the checkout, where that
+# exists: the same files, with the same hashes.
 
 cmake_minimum_required(VERSION 3.20)
 
 if(NOT ORIGINALS)
   set(ORIGINALS "$ENV{ACCELERATE_ORACLE_DIR}")
+endif()
+if(NOT ORIGINALS)
+  get_filename_component(beside ${CMAKE_CURRENT_LIST_DIR}/../../../shared/oracle ABSOLUTE)
+  if(IS_DIRECTORY ${beside})
+    set(ORIGINALS ${beside})
+  endif()
 endif()
 
 file(GLOB_RECURSE found RELATIVE ${DATA} ${DATA}/*)
@@ -68,4 +75,8 @@ if(complaints)
   list(JOIN complaints "\n  " text)
   message(FATAL_ERROR "recorded cases are not edited:\n  ${text}")
 endif()
-message(STATUS "${number} recorded files are unchanged")
+if(ORIGINALS)
+  message(STATUS "${number} recorded files are unchanged, and equal to those of ${ORIGINALS}")
+else()
+  message(STATUS "${number} recorded files are unchanged; the originals are not here to compare with")
+endif()

@@ -143,6 +143,7 @@ Json run_parallelism(const Json& input) {
   if (kind == "validate") return validate(input);
   if (kind == "tensor_parallel") return split_layers(input);
   if (kind == "context_parallel") return split_sequences(input);
+  if (kind == "schedule") return order_schedule(input);
   if (kind == "pipeline_step") return pipeline_step(input);
   if (kind == "prepare_pippy") return divide_for_inference(input);
   throw NotBuilt(kind);
@@ -158,7 +159,11 @@ Departures parallelism_departures() {
        {"a bias that is added to a gathered product stays whole",
         &gathered_biases_are_whole},
        {"a pattern that matches no module is an error", &patterns_match},
-       {"models below 1 KB are divided, too", &small_models_are_divided}});
+       {"models below 1 KB are divided, too", &small_models_are_divided},
+       {"forwards of 1F1B are printed with the numbers that are computed",
+        &forwards_are_numbered_from_0},
+       {"schedules take any number of micro-batches",
+        &any_number_of_micro_batches}});
 }
 
 }  // namespace accelerate::oracle

@@ -219,6 +219,83 @@ TEST(ContextTraining, ComposesWithShards) {
   expect_like_one_process(run, kExact);
 }
 
+torch::Tensor loss_of(
+    const torch::Tensor& logits,
+    const torch::Tensor& labels) {
+  return torch::nn::functional::cross_entropy(
+      logits.flatten(0, 1),
+      labels.flatten(),
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+}
+
+// Ranks that share a sequence run out of data together, so nobody waits in a
+// ring for a rank that has none.
+TEST(ContextTraining, JoinsReplicasWithDifferentNumbersOfSteps) {
+  constexpr std::int64_t kLength = 12;
+  const std::vector<int> steps{3, 1};  // by batch rank
+  torch::manual_seed(6);
+  const auto words = torch::randint(kWords, {2, 3, 2, kLength + 1});
+  const Transformer first;
+  const auto copy_first = [&](Transformer& net) {
+    const torch::NoGradGuard no_grad;
+    const auto from = first->named_parameters();
+    for (auto& item : net->named_parameters())
+      item.value().copy_(from[item.key()]);
+  };
+  const auto sgd_of = [](Transformer& net) {
+    return torch::optim::SGD(
+        net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  };
+
+  Transformer expected;
+  copy_first(expected);
+  torch::optim::SGD alone = sgd_of(expected);
+  for (int step = 0; step < 3; ++step) {
+    torch::Tensor sum = torch::zeros({});
+    for (int rank = 0; rank < 2; ++rank) {
+      if (step >= steps[static_cast<std::size_t>(rank)]) continue;
+      const auto batch = words[rank][step];
+      const auto logits = expected->forward(
+          batch.narrow(1, 0, kLength), torch::arange(kLength));
+      sum =
+          sum + loss_of(logits, batch.narrow(1, 1, kLength)) / (2.0 * kLength);
+    }
+    alone.zero_grad();
+    (sum / 2).backward();
+    alone.step();
+  }
+
+  run_on_ranks(4, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.replicate = 2, .context = 2}, .world = world});
+    Transformer net;
+    copy_first(net);
+    torch::optim::SGD sgd = sgd_of(net);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    const auto batch_rank =
+        static_cast<std::size_t>(accelerator.mesh().batch_rank());
+    accelerator.join_uneven_inputs([&, &model = model, &optimizer = optimizer] {
+      for (int step = 0; step < steps[batch_rank]; ++step) {
+        const auto batch = words[accelerator.mesh().batch_rank()][step];
+        const auto inputs = batch.narrow(1, 0, kLength).clone();
+        const auto labels = batch.narrow(1, 1, kLength).clone();
+        const auto positions = torch::arange(kLength);
+        const auto scope = accelerator.maybe_context_parallel(
+            {inputs, labels, positions}, {1, 1, 0});
+        const auto sum = loss_of(model(inputs, positions), labels);
+        accelerator.backward(scope.mean(sum, torch::tensor(labels.numel())));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+    for (const auto& item : net->named_parameters()) {
+      const auto want = expected->named_parameters()[item.key()];
+      EXPECT_TRUE(torch::allclose(item.value(), want, 1e-4, 1e-6))
+          << item.key();
+    }
+  });
+}
+
 TEST(ContextTraining, FollowsTheLauncher) {
   TrainingRun run{.num_ranks = 2};
   run.variables = {

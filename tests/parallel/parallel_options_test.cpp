@@ -263,7 +263,41 @@ TEST(ParallelOptions, DecideWhatIsSharded) {
   EXPECT_EQ(kept(megatron({.use_custom_fsdp = true})), nothing);
 }
 
-TEST(ParallelOptions, AreRefusedForDegreesThatNoTechniqueHas) {
+// Every way to give a degree, by two ranks along its axis.
+TEST(ParallelOptions, DecideTheDegreesOfTheMesh) {
+  const auto degrees = [](const ParallelismConfig& config) {
+    return ParallelOptions{
+        .parallelize_plan = ParallelizePlan{}, .parallelism_config = config};
+  };
+  const auto megatron = [](const MegatronLMOptions& options) {
+    return ParallelOptions{.megatron_lm = options};
+  };
+  const std::vector<std::pair<ParallelOptions, Axis>> given{
+      {{.pipeline = 2}, Axis::pipeline},
+      {{.replicate = 2}, Axis::replicate},
+      {{.shard = 2}, Axis::shard},
+      {{.tensor = 2, .parallelize_plan = ParallelizePlan{}}, Axis::tensor},
+      {{.context = 2}, Axis::context},
+      {degrees({.dp_replicate_size = 2}), Axis::replicate},
+      {degrees({.dp_shard_size = 2}), Axis::shard},
+      {degrees({.tp_size = 2}), Axis::tensor},
+      {degrees({.cp_size = 2}), Axis::context},
+      {degrees({.sp_size = 2}), Axis::context},
+      {megatron({.tp_degree = 2}), Axis::tensor},
+      {megatron({.pp_degree = 2}), Axis::pipeline},
+      {megatron({.context_parallel_size = 2}), Axis::context},
+  };
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    SCOPED_TRACE(i);
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      const auto& [parallel, axis] = given[i];
+      const Accelerator accelerator({.parallel = parallel, .world = world});
+      EXPECT_EQ(accelerator.mesh().degree(axis), 2);
+    });
+  }
+}
+
+TEST(ParallelOptions, AreRefusedWhereNoTechniqueDoesWhatTheyAsk) {
   const auto degrees = [](const ParallelismConfig& config) {
     return ParallelOptions{.parallelism_config = config};
   };

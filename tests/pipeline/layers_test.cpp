@@ -134,7 +134,7 @@ TEST(PipelineStages, HaveTheNamesOfTheWholeModel) {
   const TiedModel model;
   const auto& layers = model.layers.layers();
   const detail::PipelineStages first =
-      detail::make_stages(layers, {0, 2, 3}, 3, 0);
+      detail::make_stages(layers, {0, 2, 3}, {.num_ranks = 3}, 0);
   EXPECT_THAT(
       names_of(*first.module),
       ElementsAre("embedding.weight", "body.0.weight", "body.0.bias"));
@@ -149,12 +149,12 @@ TEST(PipelineStages, HaveTheNamesOfTheWholeModel) {
           "scale",
           "head.embedding.weight"));
   const detail::PipelineStages second =
-      detail::make_stages(layers, {0, 2, 3}, 3, 1);
+      detail::make_stages(layers, {0, 2, 3}, {.num_ranks = 3}, 1);
   EXPECT_TRUE(second.module->parameters().empty());
   EXPECT_THAT(second.layers[1], ElementsAre("act"));
   EXPECT_FALSE(second.tied[0].tensor.defined());
   const detail::PipelineStages last =
-      detail::make_stages(layers, {0, 2, 3}, 3, 2);
+      detail::make_stages(layers, {0, 2, 3}, {.num_ranks = 3}, 2);
   // Under its first name in the whole model.
   EXPECT_THAT(
       names_of(*last.module),
@@ -172,8 +172,8 @@ TEST(PipelineStages, HaveTheNamesOfTheWholeModel) {
 
 TEST(PipelineStages, FreeTheOthersMemory) {
   const TiedModel model;
-  const detail::PipelineStages stage =
-      detail::make_stages(model.layers.layers(), {0, 2, 3}, 3, 2);
+  const detail::PipelineStages stage = detail::make_stages(
+      model.layers.layers(), {0, 2, 3}, {.num_ranks = 3}, 2);
   detail::free_other_stages(model.layers.layers(), *stage.module);
   EXPECT_TRUE(model.linear->weight.is_meta());
   EXPECT_TRUE(model.linear->weight.requires_grad());
@@ -200,12 +200,12 @@ TEST(PipelineStages, RefuseTwoModulesOfOneName) {
       .add("b", torch::nn::Linear(2, 2))
       .uses("a", torch::nn::Linear(2, 2));
   expect_error<ConfigError>(
-      [&] { detail::make_stages(layers.layers(), {0}, 1, 0); },
+      [&] { detail::make_stages(layers.layers(), {0}, {}, 0); },
       "two modules of the model are called \"a\"");
   PipelineLayers inner;
   inner.add("a", torch::nn::Linear(2, 2)).add("a.b", torch::nn::Linear(2, 2));
   expect_error<ConfigError>(
-      [&] { detail::make_stages(inner.layers(), {0}, 1, 0); },
+      [&] { detail::make_stages(inner.layers(), {0}, {}, 0); },
       "\"a\" is a layer, and the name of other layers begins with it");
 }
 

@@ -3,15 +3,14 @@
 #include <torch/torch.h>
 
 #include <atomic>
-#include <map>
 #include <mutex>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 #include <accelerate/pipeline.h>
 
+#include "pipeline/staged_training.h"
 #include "support/expect_error.h"
-#include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
@@ -22,213 +21,7 @@ using at::Tensor;
 using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::run_on_ranks;
-using testing::Weights;
-
-struct BlockImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return x + torch::tanh(linear(norm(x))); }
-  torch::nn::LayerNorm norm = register_module(
-      "norm",
-      torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
-  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 6));
-};
-TORCH_MODULE(Block);
-
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    for (int i = 0; i < 6; ++i) blocks->push_back(Block());
-    register_module("blocks", blocks);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = first(x);
-    for (const auto& block : *blocks) h = block->as<Block>()->forward(h);
-    return head(torch::relu(h));
-  }
-  torch::nn::Linear first = register_module("first", torch::nn::Linear(4, 6));
-  torch::nn::ModuleList blocks;
-  torch::nn::Linear head = register_module("head", torch::nn::Linear(6, 3));
-};
-TORCH_MODULE(Net);
-
-PipelineLayers layers_of(const Net& net) {
-  PipelineLayers layers;
-  layers.add("first", net->first)
-      .add_each<BlockImpl>("blocks", *net->blocks)
-      .add("relu", [](Tensor x) { return torch::relu(x); })
-      .add("head", net->head);
-  return layers;
-}
-
-void copy_weights(const Net& from, const Net& to) {
-  const torch::NoGradGuard no_grad;
-  const auto weights = from->named_parameters();
-  for (auto& item : to->named_parameters())
-    item.value().copy_(weights[item.key()]);
-}
-
-Tensor loss_of(const Tensor& output, const Tensor& labels) {
-  return F::cross_entropy(output, labels);
-}
-
-constexpr int kSteps = 3;
-constexpr std::int64_t kRows = 12;
-
-struct Data {
-  Tensor inputs;
-  Tensor labels;
-};
-
-Data data() {
-  torch::manual_seed(5);
-  return {
-      torch::randn({kSteps * kRows, 4}),
-      torch::randint(3, {kSteps * kRows}, torch::kLong)};
-}
-
-Net make_net() {
-  torch::manual_seed(3);
-  return {};
-}
-
-// Weights and losses of a training.
-struct Trained {
-  Weights weights;
-  std::vector<double> losses;
-};
-
-// One process, micro-batch by micro-batch.
-Trained train_alone(int num_micro_batches) {
-  const Data all = data();
-  Net net = make_net();
-  torch::optim::SGD sgd(
-      net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  Trained trained;
-  for (int step = 0; step < kSteps; ++step) {
-    sgd.zero_grad();
-    const auto x = all.inputs.narrow(0, step * kRows, kRows);
-    const auto y = all.labels.narrow(0, step * kRows, kRows);
-    const auto xs = x.tensor_split(num_micro_batches);
-    const auto ys = y.tensor_split(num_micro_batches);
-    Tensor total;
-    for (std::size_t i = 0; i < xs.size(); ++i) {
-      const double weight =
-          static_cast<double>(xs[i].size(0)) / static_cast<double>(kRows);
-      const Tensor loss = loss_of(net->forward(xs[i]), ys[i]);
-      (weight == 1 ? loss : loss * weight).backward();
-      const Tensor share = loss.detach() * weight;
-      total = total.defined() ? total + share : share;
-    }
-    trained.losses.push_back(total.item<double>());
-    sgd.step();
-  }
-  for (const auto& item : net->named_parameters())
-    trained.weights[item.key()] = item.value().detach().clone();
-  return trained;
-}
-
-struct Setting {
-  int num_ranks = 2;
-  std::string schedule = "1F1B";
-  int num_chunks = 1;
-  int num_micro_batches = 2;
-  bool recomputes = false;
-};
-
-Trained train_in_stages(const Setting& setting) {
-  const Data all = data();
-  Net first = make_net();
-  Trained trained;
-  std::mutex mutex;
-  run_on_ranks(setting.num_ranks, [&](const WorldOptions& world) {
-    AcceleratorOptions options{
-        .parallel = {.pipeline = setting.num_ranks}, .world = world};
-    if (setting.recomputes)
-      options.parallel.activation_checkpointing =
-          ActivationCheckpointingOptions{};
-    const Accelerator accelerator(options);
-    const Net net;
-    copy_weights(first, net);
-    const Pipeline pipeline(
-        accelerator,
-        layers_of(net),
-        {.schedule = setting.schedule,
-         .num_chunks = setting.num_chunks,
-         .num_micro_batches = setting.num_micro_batches});
-    torch::optim::SGD sgd(
-        pipeline.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    auto optimizer = accelerator.prepare(sgd);
-    std::vector<double> losses;
-    for (int step = 0; step < kSteps; ++step) {
-      optimizer.zero_grad();
-      const PipelineResult result = pipeline.step(
-          all.inputs.narrow(0, step * kRows, kRows),
-          all.labels.narrow(0, step * kRows, kRows),
-          &loss_of);
-      EXPECT_EQ(result.losses.size(), setting.num_micro_batches);
-      EXPECT_EQ(result.loss.scalar_type(), torch::kFloat);
-      losses.push_back(result.loss.item<double>());
-      optimizer.step();
-    }
-    const std::lock_guard lock(mutex);
-    if (trained.losses.empty()) trained.losses = losses;
-    EXPECT_EQ(trained.losses, losses);
-    for (const auto& item : pipeline.model().named_parameters())
-      trained.weights[item.key()] = item.value().detach().clone();
-  });
-  return trained;
-}
-
-void expect_same(const Trained& found, const Trained& expected) {
-  EXPECT_EQ(found.losses, expected.losses);
-  ASSERT_EQ(found.weights.size(), expected.weights.size());
-  for (const auto& [name, weight] : expected.weights) {
-    ASSERT_TRUE(found.weights.contains(name)) << name;
-    EXPECT_TRUE(found.weights.at(name).equal(weight)) << name;
-  }
-}
-
-struct ScheduleCase {
-  std::string name;
-  int num_chunks;
-};
-
-class PipelineParity : public ::testing::TestWithParam<ScheduleCase> {};
-
-TEST_P(PipelineParity, EqualsOneProcess) {
-  std::map<int, Trained> alone;
-  for (const int stages : {2, 3, 4}) {
-    for (const int micro_batches : {stages, 2 * stages, 5}) {
-      const bool is_possible =
-          GetParam().num_chunks == 1 || micro_batches % stages == 0;
-      if (!is_possible) continue;
-      if (!alone.contains(micro_batches))
-        alone[micro_batches] = train_alone(micro_batches);
-      for (const bool recomputes : {false, true}) {
-        SCOPED_TRACE(
-            std::to_string(stages) + " stages, " +
-            std::to_string(micro_batches) + " micro-batches" +
-            (recomputes ? ", recomputed" : ""));
-        expect_same(
-            train_in_stages(
-                {stages,
-                 GetParam().name,
-                 GetParam().num_chunks,
-                 micro_batches,
-                 recomputes}),
-            alone[micro_batches]);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Schedules,
-    PipelineParity,
-    ::testing::Values(
-        ScheduleCase{"GPipe", 1},
-        ScheduleCase{"1F1B", 1},
-        ScheduleCase{"Interleaved1F1B", 2},
-        ScheduleCase{"ZBH1", 1}),
-    [](const auto& chosen) { return "Schedule" + chosen.param.name; });
+using namespace staged_training;
 
 TEST(Pipeline, HasAllStagesOnOneRank) {
   expect_same(
@@ -243,8 +36,8 @@ TEST(Pipeline, ComputesFewerMicroBatchesThanStages) {
     expect_same(train_in_stages({4, schedule, 1, 3, false}), train_alone(3));
   }
   expect_error<ConfigError>(
-      [] { train_in_stages({4, "Interleaved1F1B", 2, 3, false}); },
-      "Interleaved1F1B needs a multiple of 4 micro-batches");
+      [] { train_in_stages({2, "DualPipeV", 2, 3, false}); },
+      "DualPipeV needs at least as many micro-batches as there are stages");
 }
 
 TEST(Pipeline, ShowsItsStages) {
@@ -313,6 +106,13 @@ TEST(Pipeline, EvaluatesWithoutGradients) {
         loss_of(expected, all.labels).item<double>(),
         1e-6);
     EXPECT_EQ(result.outputs.size(), is_last ? 1 : 0);
+    const PipelineResult gathered = pipeline.evaluate(
+        all.inputs, all.labels, &loss_of, {.gather_outputs = true});
+    ASSERT_EQ(gathered.outputs.size(), 1);
+    EXPECT_TRUE(gathered.outputs[0].allclose(expected, 1e-6, 1e-6));
+    const PipelineResult none =
+        pipeline.evaluate(all.inputs, all.labels, &loss_of);
+    EXPECT_EQ(none.outputs.size(), 0);
     for (const Tensor& parameter : pipeline.parameters())
       EXPECT_FALSE(parameter.grad().defined());
   });

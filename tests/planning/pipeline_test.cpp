@@ -7,6 +7,8 @@
 
 #include <accelerate/error.h>
 
+#include "planning/pipeline/operations.h"
+#include "planning/pipeline/orders.h"
 #include "planning/pipeline/schedule.h"
 #include "planning/pipeline/simulation.h"
 #include "support/expect_error.h"
@@ -38,8 +40,21 @@ TEST(PipelineSchedule, HasTheBubbleOfItsTheory) {
             1e-12)
             << p << " " << m << " " << v;
       }
+      EXPECT_NEAR(
+          bubble_of(Schedules::looped_bfs, p, m, 2),
+          idle / (2 * m + idle),
+          1e-12);
       // Qi et al., table 1: (p - 1) (F + B - W).
       if (m >= 2 * p) {
+        // All ranks are busy from their first forward on.
+        EXPECT_NEAR(
+            bubble_of(Schedules::zero_bubble_v, p, m, 2),
+            idle / (6 * m + idle),
+            1e-12);
+        EXPECT_NEAR(
+            bubble_of(Schedules::interleaved_zero_bubble, p, m, 2),
+            idle / (6 * m + idle),
+            1e-12);
         EXPECT_NEAR(
             bubble_of(Schedules::zero_bubble, p, m),
             idle / (3 * m + idle),
@@ -65,15 +80,26 @@ TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {
         Schedules::gpipe,
         Schedules::one_f_one_b,
         Schedules::interleaved_1f1b,
-        Schedules::zero_bubble);
+        Schedules::looped_bfs,
+        Schedules::zero_bubble,
+        Schedules::interleaved_zero_bubble,
+        Schedules::zero_bubble_v,
+        Schedules::dual_pipe_v);
     const int ranks = *rc::gen::inRange(1, 13);
-    const bool is_interleaved = kind == Schedules::interleaved_1f1b;
-    const int chunks = is_interleaved ? *rc::gen::inRange(1, 5) : 1;
-    const int micro_batches = is_interleaved ? ranks * *rc::gen::inRange(1, 6)
-                                             : *rc::gen::inRange(1, 40);
+    const int chunks = fixed_chunks_of(kind).value_or(*rc::gen::inRange(1, 5));
+    const int micro_batches = *rc::gen::inRange(1, 40);
     const PipelineSchedule schedule =
-        make_pipeline_schedule(kind, ranks, micro_batches, chunks);
+        make_partial_schedule(kind, ranks, micro_batches, chunks);
     RC_ASSERT(find_fault(schedule) == "");
+    // Messages can be matched by their order.
+    RC_ASSERT(
+        operations_with_communication(schedule).size() ==
+        static_cast<std::size_t>(ranks));
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      RC_ASSERT(
+          schedule.stage(schedule.rank_of(stage), schedule.chunk_of(stage)) ==
+          stage);
+    }
     // Whatever the stages take.
     PipelineTimes times{
         .forward = 1 + *rc::gen::inRange(0, 10) / 4.0,
@@ -109,6 +135,40 @@ TEST(PipelineSchedule, IsDrawn) {
       "rank 1:     F0a F1a F0b B0b     F1b B1b     B0a     B1a\n");
 }
 
+// Numbers of micro-batches that rounds do not divide.
+TEST(PipelineSchedule, InterleavesAnyNumberOfMicroBatches) {
+  for (const auto kind :
+       {Schedules::interleaved_1f1b, Schedules::interleaved_zero_bubble}) {
+    for (int p = 1; p <= 6; ++p) {
+      for (int v = 1; v <= 4; ++v) {
+        for (int m = 1; m <= 4 * p + 3; ++m) {
+          EXPECT_EQ(find_fault(make_pipeline_schedule(kind, p, m, v)), "")
+              << name_of(kind) << " " << p << " " << v << " " << m;
+        }
+      }
+    }
+  }
+}
+
+TEST(PipelineSchedule, PlacesTheLastStageOnTheFirstRankOfAV) {
+  const PipelineSchedule schedule =
+      make_pipeline_schedule(Schedules::zero_bubble_v, 3, 6, 2);
+  EXPECT_EQ(schedule.stage(0, 1), 5);
+  EXPECT_EQ(schedule.stage(2, 1), 3);
+  EXPECT_EQ(schedule.last_rank(), 0);
+  EXPECT_EQ(make_pipeline_schedule(Schedules::gpipe, 3, 6).last_rank(), 2);
+}
+
+// A batch of too few samples.
+TEST(PipelineSchedule, ReplacesAnOrderThatNeedsMoreMicroBatches) {
+  const PipelineSchedule partial =
+      make_partial_schedule(Schedules::dual_pipe_v, 2, 3, 2);
+  EXPECT_EQ(
+      partial.ranks,
+      make_pipeline_schedule(Schedules::zero_bubble_v, 2, 3, 2).ranks);
+  EXPECT_EQ(partial.placement, PipelinePlacement::v);
+}
+
 TEST(PipelineSchedule, FindsFaults) {
   PipelineSchedule schedule =
       make_pipeline_schedule(Schedules::one_f_one_b, 2, 2);
@@ -133,13 +193,19 @@ TEST(PipelineSchedule, RefusesWhatIsNotPossible) {
       [] { make_pipeline_schedule(Schedules::one_f_one_b, 2, 4, 2); },
       "1F1B gives each rank one chunk of layers, not 2; use Interleaved1F1B");
   expect_error<ConfigError>(
-      [] { make_pipeline_schedule(Schedules::interleaved_1f1b, 4, 6, 2); },
-      "needs a multiple of 4 micro-batches, one per rank, not 6");
+      [] { make_pipeline_schedule(Schedules::zero_bubble_v, 2, 4, 3); },
+      "ZBVZeroBubble gives each rank two chunks of layers, not 3");
+  expect_error<ConfigError>(
+      [] { make_pipeline_schedule(Schedules::dual_pipe_v, 4, 6, 2); },
+      "DualPipeV needs at least as many micro-batches as there are stages, "
+      "which are 8, not 6");
   expect_error<ConfigError>(
       [] { parse_pipeline_schedule("1b1f"); },
       "\"1b1f\" is not a schedule of pipelines; use GPipe, 1F1B, "
-      "Interleaved1F1B, ZBH1");
+      "Interleaved1F1B, LoopedBFS, ZBH1, InterleavedZeroBubble, "
+      "ZBVZeroBubble, DualPipeV");
   EXPECT_EQ(parse_pipeline_schedule("ZBH1"), Schedules::zero_bubble);
+  EXPECT_EQ(parse_pipeline_schedule("dualpipev"), Schedules::dual_pipe_v);
 }
 
 TEST(PipelineSimulation, WaitsForTransfersAndSlowStages) {

@@ -154,6 +154,30 @@ TEST(Float8Linear, LeavesOverriddenProductsInHighPrecision) {
   }
 }
 
+TEST(Float8Linear, LeavesOneOverriddenProductInHighPrecision) {
+  const std::vector<OverrideLinearPrecision> overrides{
+      {.fprop = true}, {.dgrad = true}, {.wgrad = true}, {}};
+  for (const OverrideLinearPrecision& high : overrides) {
+    Watched layer(float8_rules_of(delayed(high)));
+    torch::manual_seed(11);
+    const Tensor x = at::randn({4, 16}).requires_grad_();
+    const Tensor y = x.detach().clone().requires_grad_();
+    const Tensor found = layer.linear(x);
+    const Tensor expected = layer.plain(y);
+    const Tensor grad = at::randn({4, 32});
+    found.backward(grad);
+    expected.backward(grad);
+    const auto equals = [](const Tensor& a, const Tensor& b) {
+      return at::allclose(a, b, 1e-6, 1e-6);
+    };
+    EXPECT_EQ(equals(found, expected), high.fprop);
+    EXPECT_EQ(equals(x.grad(), y.grad()), high.dgrad);
+    EXPECT_EQ(
+        equals(layer.linear->weight.grad(), layer.plain->weight.grad()),
+        high.wgrad);
+  }
+}
+
 TEST(Float8Linear, IsPlainOutsideOfForwardsWhereTheRecipeSaysSo) {
   Watched layer(float8_rules_of(delayed()), /*only_in_forwards=*/true);
   const Tensor x = at::randn({4, 16});

@@ -357,6 +357,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl(
       "_copy_from_and_resize",
       [](const at::Tensor& from, const at::Tensor& to) {
+        if (from.sizes() != to.sizes()) {
+          const at::Tensor room = at::empty(from.sizes(), to.options());
+          to.unsafeGetTensorImpl()->set_storage_keep_dtype(room.storage());
+          to.unsafeGetTensorImpl()->set_sizes_contiguous(from.sizes());
+        }
         return copy_from(from, to, false);
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {

@@ -1,5 +1,6 @@
 #include "train/freed_blocks.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <thread>
 
@@ -19,6 +20,7 @@
 #include <accelerate/accelerate.h>
 
 #include "base/text.h"
+#include "train/plan/counted_allocations.h"
 
 namespace accelerate::detail {
 namespace freed_blocks_test {
@@ -216,6 +218,76 @@ TEST(FreedBlocksDeathTest, LeaveAnAllocatorOfTheProgramAlone) {
       },
       ::testing::ExitedWithCode(0),
       "");
+}
+
+class Listener final : public AllocationListener {
+ public:
+  void allocated(const void*, std::size_t num_bytes) override {
+    num_bytes_ += static_cast<std::int64_t>(num_bytes);
+  }
+  void released(const void*) override { ++num_released_; }
+
+  std::atomic<std::int64_t> num_bytes_ = 0;
+  std::atomic<int> num_released_ = 0;
+};
+
+// A model may be prepared in one thread while another plans a model's memory.
+TEST(FreedBlocksDeathTest, AreKeptWhileAllocationsAreCounted) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const auto listener = std::make_shared<Listener>();
+        std::shared_ptr<void> lease;
+        torch::Tensor older;
+        torch::Tensor survivor;
+        bool was_kept = false;
+        {
+          const CountedAllocations counting(listener);
+          older = bytes(2 * kMiB).zero_();
+          std::thread([&] { lease = keep_freed_blocks(8 * kMiB); }).join();
+          was_kept = lease != nullptr && can_keep_freed_blocks();
+          survivor = bytes(3 * kMiB).zero_();
+          bytes(4 * kMiB).zero_();
+          was_kept = was_kept && kept_block_bytes() == 4 * kMiB;
+        }
+        older.reset();
+        survivor.reset();
+        bytes(5 * kMiB).zero_();
+        std::cerr << "kept " << was_kept << ", in the end "
+                  << kept_block_bytes() / kMiB << " MiB, counted "
+                  << listener->num_bytes_ / kMiB << " MiB, released "
+                  << listener->num_released_ << '\n';
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0),
+      "kept 1, in the end 8 MiB, counted 9 MiB, released 3");
+}
+
+TEST(CountedAllocationsDeathTest, LeaveAnAllocatorThatCameMeanwhile) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        static OtherAllocator own;
+        torch::Tensor survivor;
+        {
+          const CountedAllocations counting(std::make_shared<Listener>());
+          survivor = bytes(kMiB).zero_();
+          c10::SetCPUAllocator(&own);
+        }
+        const bool stays = c10::GetCPUAllocator() == &own;
+        survivor.reset();
+        // It might forward to the counting allocator, which would forward to it.
+        std::string error;
+        try {
+          const CountedAllocations again(std::make_shared<Listener>());
+        } catch (const ConfigError& refused) {
+          error = refused.what();
+        }
+        std::cerr << "stays " << stays << ": " << error << '\n';
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(0),
+      "stays 1: .*registered during another plan");
 }
 
 }  // namespace freed_blocks_test

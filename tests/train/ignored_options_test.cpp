@@ -1,6 +1,7 @@
 #include "train/ignored_options.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <accelerate/accelerate.h>
@@ -17,7 +18,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 std::vector<std::string> names(const AcceleratorOptions& options) {
-  return names_of(detail::options_without_effect(options, detail::resolve({})));
+  return names_of(detail::options_without_effect(
+      options,
+      detail::resolve({}),
+      options.mixed_precision.value_or(Precision::no)));
 }
 
 // What a program with these options logs as warnings.
@@ -54,6 +58,99 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
           "dynamo_backend"));
 }
 
+TEST(OptionsWithoutEffect, AreThoseOfAnotherPrecision) {
+  const std::vector<GradScalerOptions> scalers{
+      {.init_scale = 2},
+      {.growth_factor = 3},
+      {.backoff_factor = 0.25},
+      {.growth_interval = 5},
+      {.enabled = false}};
+  for (const GradScalerOptions& scaler : scalers) {
+    EXPECT_THAT(
+        names({.grad_scaler = scaler}),
+        ElementsAre("grad_scaler (mixed_precision is no)"));
+    EXPECT_THAT(
+        names({.mixed_precision = Precision::bf16, .grad_scaler = scaler}),
+        ElementsAre("grad_scaler (mixed_precision is bf16)"));
+    EXPECT_THAT(
+        names({.mixed_precision = Precision::fp16, .grad_scaler = scaler}),
+        IsEmpty());
+  }
+  EXPECT_THAT(
+      names(
+          {.mixed_precision = Precision::fp16,
+           .grad_scaler = {.init_scale = 2, .enabled = false}}),
+      ElementsAre("grad_scaler (enabled is false)"));
+  const std::vector<AutocastOptions> scopes{
+      {.enabled = false}, {.cache_enabled = true}};
+  for (const AutocastOptions& autocast : scopes) {
+    EXPECT_THAT(
+        names({.autocast = autocast}),
+        ElementsAre("autocast (mixed_precision is no)"));
+    for (const Precision precision :
+         {Precision::bf16, Precision::fp16, Precision::fp8}) {
+      EXPECT_THAT(
+          names({.mixed_precision = precision, .autocast = autocast}),
+          IsEmpty());
+    }
+  }
+}
+
+// The precision in force may be the launcher's or an engine's.
+TEST(OptionsWithoutEffect, KnowThePrecisionInForce) {
+  {
+    const auto scope =
+        patch_environment({{"ACCELERATE_MIXED_PRECISION", "bf16"}});
+    EXPECT_THAT(warnings_of({.autocast = {.cache_enabled = false}}), IsEmpty());
+  }
+  EXPECT_THAT(
+      warnings_of({.autocast = {.cache_enabled = false}}),
+      HasSubstr("autocast (code; mixed_precision is no)"));
+  const auto deepspeed = [](const char* config) {
+    return ParallelOptions{
+        .deepspeed = DeepSpeedOptions{.hf_ds_config = config}};
+  };
+  EXPECT_THAT(
+      warnings_of(
+          {.autocast = {.cache_enabled = false},
+           .parallel = deepspeed(R"({"bf16": {"enabled": true},
+                     "zero_optimization": {"stage": 0}})")}),
+      IsEmpty());
+}
+
+TEST(OptionsWithoutEffect, AreThoseOfALongerWindow) {
+  const std::vector<std::pair<std::string, GradientAccumulationOptions>> fields{
+      {"sync_with_dataloader", {.sync_with_dataloader = false}},
+      {"sync_each_batch", {.sync_each_batch = true}},
+      {"divide_by_full_window", {.divide_by_full_window = true}}};
+  for (const auto& [name, accumulation] : fields) {
+    EXPECT_THAT(
+        warnings_of({.gradient_accumulation = accumulation}),
+        HasSubstr(
+            "do nothing in this program: gradient_accumulation." + name +
+            " (code; gradient_accumulation_steps is 1)"));
+    EXPECT_THAT(
+        warnings_of(
+            {.gradient_accumulation_steps = 2,
+             .gradient_accumulation = accumulation}),
+        IsEmpty());
+  }
+}
+
+TEST(OptionsWithoutEffect, LookAtTheWindowWhenTheFirstStepBegins) {
+  std::string warnings;
+  AcceleratorOptions options{
+      .gradient_accumulation = {.sync_each_batch = true}};
+  options.world = {.rank = 0, .size = 1, .device = at::kCPU};
+  options.world.logger = Logger(
+      [&](const LogRecord& record) { warnings += std::string(record.message); },
+      LogLevel::warning);
+  const Accelerator accelerator(options);
+  accelerator.set_gradient_accumulation_steps(2);
+  accelerator.finish();
+  EXPECT_THAT(warnings, IsEmpty());
+}
+
 TEST(OptionsWithoutEffect, OfFp8AreReportedByTheProgram) {
   EXPECT_THAT(
       warnings_of({.fp8_recipe = AORecipeKwargs()}),
@@ -85,8 +182,8 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
       ProfileOptions{.schedule_option = ProfileSchedule{.active = 0}};
   expect_error<ConfigError>(
       [&] { const Accelerator refused(options); }, "active is at least 1");
-  options.profile = ProfileOptions{
-      .activities = std::vector{ProfilerActivity::cuda}};
+  options.profile =
+      ProfileOptions{.activities = std::vector{ProfilerActivity::cuda}};
   expect_error<ConfigError>(
       [&] { const Accelerator refused(options); }, "valid activities: \"cpu\"");
   options.profile.reset();

@@ -235,6 +235,8 @@ std::vector<Refusal> refusals() {
       "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
+      {"PARALLELISM_CONFIG_CP_BACKEND", {}, "is \"2\"; it must be one of torch"},
+      {"PARALLELISM_CONFIG_SP_BACKEND", {}, "is \"2\"; it must be one of deepspeed"},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, too_many},
       {"MEGATRON_LM_PP_DEGREE", megatron, too_many},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",

@@ -132,10 +132,36 @@ struct OwnOptimizer : torch::optim::Optimizer {
   torch::Tensor step(LossClosure) override { return {}; }
 };
 
-TEST(OptimizerWatch, CannotWatchForeignOptions) {
-  OwnOptimizer own({torch::ones({1})});
-  EXPECT_EQ(detail::watch_optimizer(own, [] {}), nullptr);
-  EXPECT_NO_THROW(Accelerator().prepare(own));
+TEST(OptimizerHandle, BorrowsNoOptimizerWhoseEndItCouldNotNotice) {
+  const auto make_own = [] {
+    return std::make_unique<OwnOptimizer>(
+        std::vector<torch::Tensor>{torch::ones({1})});
+  };
+  auto own = make_own();
+  EXPECT_FALSE(detail::can_watch(*own));
+  EXPECT_EQ(detail::watch_optimizer(*own, [] {}), nullptr);
+  const Accelerator accelerator;
+  const auto net = layer();
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(accelerator.prepare(net, *own)); },
+      "argument 2 of prepare() is an optimizer whose options are "
+      "accelerate::optimizer_life_test::OwnOptions, a class of the program's "
+      "own");
+  // The base class says no more of it.
+  torch::optim::Optimizer& base = *own;
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(accelerator.prepare(base)); }, "std::unique_ptr");
+  const Optimizer moved = accelerator.prepare(std::move(own));
+  EXPECT_NO_THROW(moved.step());
+  const std::shared_ptr<OwnOptimizer> shared = make_own();
+  const std::weak_ptr<OwnOptimizer> watched = shared;
+  {
+    const Optimizer handle = accelerator.prepare(shared);
+    EXPECT_EQ(&handle.inner(), shared.get());
+  }
+  EXPECT_EQ(watched.use_count(), 2);
+  accelerator.free_memory();
+  EXPECT_EQ(watched.use_count(), 1);
 }
 
 class Warnings {

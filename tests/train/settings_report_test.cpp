@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
 #include "support/run_on_ranks.h"
+#include "train/settings_report.h"
 
 namespace accelerate {
 namespace settings_report_test {
@@ -124,6 +127,75 @@ TEST(SettingsReport, ComesAtTheEndOfARunWithoutSteps) {
       warnings.lines(),
       ElementsAre(
           kPrefix + "fsdp_version (environment variable FSDP_VERSION)"));
+}
+
+// A program that neither steps nor calls finish().
+TEST(SettingsReport, ComesWhenTheLastHandleOfARunWithoutStepsEnds) {
+  const Variables variables({{"FSDP_VERSION", "2"}});
+  const auto expected =
+      ElementsAre(kPrefix + "fsdp_version (environment variable FSDP_VERSION)");
+  Warnings warnings;
+  {
+    std::optional<Accelerator> accelerator(
+        AcceleratorOptions{.world = one_rank(warnings)});
+    torch::nn::Linear net(1, 1);
+    const auto model = accelerator->prepare(net);
+    accelerator.reset();
+    EXPECT_THAT(warnings.lines(), IsEmpty());
+  }
+  EXPECT_THAT(warnings.lines(), expected);
+  {
+    const Accelerator accelerator({.world = one_rank(warnings)});
+    accelerator.finish();
+  }
+  EXPECT_EQ(warnings.lines().size(), 2u);
+}
+
+TEST(SettingsReport, SurvivesALoggerThatThrowsAtTheEnd) {
+  const Variables variables({{"FSDP_VERSION", "2"}});
+  int num_warnings = 0;
+  {
+    const Accelerator accelerator(
+        {.world = {
+             .rank = 0,
+             .size = 1,
+             .logger = Logger(
+                 [&](const LogRecord&) {
+                   ++num_warnings;
+                   throw std::runtime_error("the disk is full");
+                 },
+                 LogLevel::warning)}});
+  }
+  EXPECT_EQ(num_warnings, 1);
+}
+
+TEST(SettingsReport, ComesWhenTheFirstStepOfLomoBegins) {
+  const Variables variables({{"FSDP_VERSION", "2"}});
+  Warnings warnings;
+  const Accelerator accelerator({.world = one_rank(warnings)});
+  torch::nn::Linear net(1, 1);
+  optim::Lomo lomo(net->parameters());
+  const auto [model, optimizer] = accelerator.prepare(net, lomo);
+  EXPECT_THAT(warnings.lines(), IsEmpty());
+  accelerator.lomo_backward(model(torch::ones({1, 1})).sum(), 0.1);
+  EXPECT_THAT(
+      warnings.lines(),
+      ElementsAre(
+          kPrefix + "fsdp_version (environment variable FSDP_VERSION)"));
+}
+
+TEST(SettingsReport, HidesNoKeyThatEndsWithTheNameOfAnother) {
+  const std::string file = "file run.yaml";
+  const std::vector<detail::IgnoredSetting> ignored{
+      {"seq_length", {}, file, "megatron_lm_seq_length"},
+      {"dynamo_mode", {}, file}};
+  EXPECT_TRUE(detail::is_named(ignored, {"megatron_lm_seq_length", file}));
+  EXPECT_TRUE(detail::is_named(ignored, {"dynamo_mode", file}));
+  EXPECT_FALSE(
+      detail::is_named(ignored, {"parallelism_config_sp_seq_length", file}));
+  EXPECT_FALSE(detail::is_named(ignored, {"seq_length", file}));
+  EXPECT_FALSE(
+      detail::is_named(ignored, {"dynamo_mode", "environment variable X"}));
 }
 
 TEST(SettingsReport, NamesAnEnginesSettingsOnceAndWhatToUse) {

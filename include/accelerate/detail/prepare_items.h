@@ -42,6 +42,14 @@ struct RequestedModel {
   int position = 0;
 };
 
+struct RequestedOptimizer {
+  torch::optim::Optimizer* optimizer = nullptr;
+  /// True if the handle will share its ownership; else the program must keep it.
+  bool is_owned = false;
+  /// Its place among the arguments, from 1.
+  int position = 0;
+};
+
 /// A loader of this library that was given to prepare().
 struct RequestedLoader {
   /// Number of samples; 0 with a batch sampler.
@@ -58,7 +66,7 @@ struct ACCELERATE_API PrepareRequest {
       const ModelOptions* options);
 
   std::vector<RequestedModel> models;
-  std::vector<torch::optim::Optimizer*> optimizers;
+  std::vector<RequestedOptimizer> optimizers;
   std::vector<SchedulerReference> schedulers;
   std::vector<RequestedLoader> loaders;
   /// Number of arguments that were collected so far.
@@ -256,12 +264,14 @@ void collect_item(
     request.add(item, options);
   } else if constexpr (OwnedOptimizer<Item>) {
     if (item == nullptr) throw_empty_pointer("an optimizer", request.num_items);
-    request.optimizers.push_back(item.get());
+    request.optimizers.push_back(
+        {item.get(), /*is_owned=*/true, request.num_items});
   } else if constexpr (OwnedScheduler<Item>) {
     if (item == nullptr) throw_empty_pointer("a scheduler", request.num_items);
     request.schedulers.emplace_back(item.get());
   } else if constexpr (OptimizerLike<Item>) {
-    request.optimizers.push_back(&item);
+    request.optimizers.push_back(
+        {&item, /*is_owned=*/false, request.num_items});
   } else if constexpr (SchedulerLike<Item>) {
     request.schedulers.emplace_back(&item);
   } else if constexpr (ModuleHolder<Item>) {

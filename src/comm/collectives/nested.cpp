@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/transport/reduction_encoding.h"
 
 namespace accelerate {
 
@@ -97,6 +98,9 @@ void require_same(
 }  // namespace
 
 void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) require_dense("gather", tensor);
+  }
   if (group.size() == 1) return;
   const at::NoGradGuard no_grad;
   require_same(
@@ -131,10 +135,13 @@ void reduce_in_place(
   }
   for (at::Tensor& tensor : tensors) {
     if (!tensor.defined()) continue;
+    if (op) require_dense("reduce", tensor);
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
     tensor = result;
-    if (!op || group.size() == 1) continue;
+    if (!op) continue;
+    // Checks the tensor on a single rank, too.
     group.all_reduce(result, *op);
+    if (group.size() == 1) continue;
     tensor = scale == 1.0 ? result : result.mul(scale);
   }
 }

@@ -160,6 +160,7 @@ struct BatchSource::State {
   std::unique_ptr<BatchOrder> order = nullptr;
   /// Samples per rank in a full round.
   std::int64_t rank_batch_size = 1;
+  bool is_attached = false;
   bool is_dispatching = false;
   bool even_batches = true;
   /// True once it was said that rounds stay even in join_uneven_inputs().
@@ -363,7 +364,7 @@ void require_attachable(
 }  // namespace
 
 void BatchSource::attach(LoaderContext context, bool dispatches) {
-  if (state_->context.group.size() > 1) {
+  if (state_->is_attached) {
     throw ConfigError(
         "[data] this loader was prepared already, so its ranks read shards of "
         "the data; prepare it only once");
@@ -396,6 +397,7 @@ void BatchSource::attach(LoaderContext context, bool dispatches) {
         "would speed up");
   }
   now.context = std::move(context);
+  now.is_attached = true;
   now.make_order();
   *state_ = std::move(now);
 }

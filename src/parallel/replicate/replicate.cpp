@@ -18,6 +18,7 @@
 #include "parallel/replicate/gradient_reduction.h"
 #include "parallel/replicate/pending_gradients.h"
 #include "parallel/replicate/same_model.h"
+#include "parallel/replicate/step_reducer.h"
 
 namespace accelerate::detail {
 
@@ -62,6 +63,8 @@ class Replicate final : public Strategy,
   void before_backward(bool sync_gradients, const at::Tensor& loss) override {
     if (!reducer_) return;
     if (!sync_gradients) return pending_.begin_backward(rows_.tensors);
+    // The step's gradients are on their way.
+    if (has_begun_step()) return;
     if (options_.static_graph) reducer_->restore_uses();
     // prepare_for_forward() counts iterations: called once per reduction,
     // however many forwards lead to it.
@@ -77,11 +80,15 @@ class Replicate final : public Strategy,
 
   void after_backward(bool sync_gradients) override {
     if (!reducer_) return;
-    if (!sync_gradients) return pending_.end_backward(rows_.tensors);
+    if (!sync_gradients) {
+      if (has_begun_step()) step_reducer_->end_last();
+      return pending_.end_backward(rows_.tensors);
+    }
+    if (has_begun_step()) return end_step();
     const bool is_first = std::exchange(is_first_reduction_, false);
     if (reducer_->was_reached(is_first)) {
       end_reduction(is_first);
-      report_overlap();
+      report_overlap(reducer_->times());
     } else {
       pass_by(is_first);
     }
@@ -96,7 +103,20 @@ class Replicate final : public Strategy,
   // The optimizer has used what gradients there were.
   void after_step() override { pending_.clear(); }
 
+  void before_last_gradients(
+      const std::vector<at::Tensor>& parameters) override {
+    if (!reducer_) return;
+    if (!step_reducer_) {
+      step_reducer_ = std::make_unique<StepReducer>(
+          rows_, group_, options_, [this](c10d::GradBucket& bucket) {
+            return reduce(bucket);
+          });
+    }
+    step_reducer_->begin_last(parameters);
+  }
+
   void on_failure(const std::exception& error) override {
+    if (step_reducer_) step_reducer_->abandon();
     if (!is_communication_failure(*group().impl(), error)) return;
     fail_collective(
         *group().impl(),
@@ -161,11 +181,23 @@ class Replicate final : public Strategy,
     return group().impl()->world->steps->get();
   }
 
-  void report_overlap() const {
+  void report_overlap(const ReductionTimes& times) const {
     StepListener* const to = listener();
     if (to == nullptr) return;
-    const ReductionTimes times = reducer_->times();
     to->overlapped(times.hidden_ns, times.exposed_ns);
+  }
+
+  [[nodiscard]] bool has_begun_step() const {
+    return step_reducer_ && step_reducer_->has_begun();
+  }
+
+  // Ends a step of several backwards.
+  void end_step() {
+    guard(
+        "averaging the gradients of a step", [&] { step_reducer_->finish(); });
+    report_overlap(step_reducer_->times());
+    pending_.clear();
+    if (std::exchange(had_forward_, false)) send_buffers();
   }
 
   // Ends the reduction of a backward that reached the model.
@@ -331,6 +363,8 @@ class Replicate final : public Strategy,
   std::shared_ptr<BucketReducer> reducer_;
   TrainableRows rows_;
   std::unique_ptr<GradientReduction> reduction_;
+  /// Made by the first pipeline's step.
+  std::unique_ptr<StepReducer> step_reducer_;
   std::vector<at::Tensor> buffers_;
   PendingGradients pending_;
   bool had_forward_ = false;

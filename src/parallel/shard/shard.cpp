@@ -67,17 +67,11 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   [[nodiscard]] StrategyTraits traits() const override {
-    return {
-        .takes_empty = options_.shards_parameters,
-        .input_dtype =
-            options_.casts_inputs ? options_.param_dtype : std::nullopt,
-        .output_dtype = options_.output_dtype,
-        .join_complaint =
-            "[parallel] a sharded model needs all ranks in every step; use "
-            "even_batches, or replicate the model",
-        .local_sgd_complaint =
-            "[parallel] LocalSGD averages full models, but this one is "
-            "sharded; use it with replicate alone"};
+    StrategyTraits traits = refusals_of_shard();
+    traits.takes_empty = options_.shards_parameters;
+    if (options_.casts_inputs) traits.input_dtype = options_.param_dtype;
+    traits.output_dtype = options_.output_dtype;
+    return traits;
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {

@@ -95,7 +95,12 @@ std::unique_ptr<ShardTraffic> make_host_traffic(
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options);
-/// As above, with traffic other than messages between hosts.
+/// What stands for it where one process shards nothing: refuses what several
+/// would refuse, and does nothing else.
+std::unique_ptr<Strategy> make_shard_of_one(const ShardOptions& options);
+/// The reasons why some functions cannot be used with a sharded model.
+StrategyTraits refusals_of_shard();
+/// As make_shard(), with traffic other than messages between hosts.
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,

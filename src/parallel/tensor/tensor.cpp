@@ -34,8 +34,13 @@ void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
 
 class TensorParallel final : public Strategy {
  public:
-  TensorParallel(const Mesh& mesh, std::optional<ParallelizePlan> plan)
-      : mesh_(mesh), plan_(std::move(plan)) {}
+  TensorParallel(
+      const Mesh& mesh,
+      std::optional<ParallelizePlan> plan,
+      std::shared_ptr<const torch::nn::Module> whole_model)
+      : mesh_(mesh),
+        plan_(std::move(plan)),
+        whole_model_(std::move(whole_model)) {}
 
   [[nodiscard]] StrategyTraits traits() const override {
     return {
@@ -43,7 +48,11 @@ class TensorParallel final : public Strategy {
         .takes_empty = mesh_.degree(Axis::shard) > 1,
         .join_complaint =
             "[parallel] the ranks of a tensor-parallel model compute each "
-            "layer together, so all of them need all steps; use even_batches"};
+            "layer together, so all of them need all steps; use even_batches",
+        .lomo_complaint =
+            "[parallel] lomo_backward() updates full parameters, but ranks "
+            "hold slices of this tensor-parallel model's; use backward() and "
+            "another optimizer"};
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
@@ -51,8 +60,9 @@ class TensorParallel final : public Strategy {
     const BypassGates bypass;
     require_unwatched(table);
     const Group& group = mesh_.group(Axis::tensor);
-    const std::vector<SplitParameter> splits =
-        plan_splits(module, table, plan_of(module), group.size());
+    const std::vector<SplitParameter> splits = whole_model_
+        ? splits_of_stage(*whole_model_, table)
+        : splits_of(module, table);
     const Group model_group = replica_group(Layout(), mesh_);
     std::vector<at::Tensor> buffers = module.buffers();
     std::erase_if(
@@ -130,6 +140,30 @@ class TensorParallel final : public Strategy {
   }
 
  private:
+  [[nodiscard]] std::vector<SplitParameter> splits_of(
+      const torch::nn::Module& module,
+      const ParameterTable& table) const {
+    return plan_splits(
+        module, table, plan_of(module), mesh_.degree(Axis::tensor));
+  }
+
+  // Those of the whole model's parameters that this stage has, under their
+  // names here.
+  [[nodiscard]] std::vector<SplitParameter> splits_of_stage(
+      const torch::nn::Module& whole,
+      const ParameterTable& table) const {
+    const ParameterTable whole_table(whole);
+    std::vector<SplitParameter> splits;
+    for (SplitParameter& split : splits_of(whole, whole_table)) {
+      const Parameter* const row =
+          table.find(whole_table.find(split.name)->tensor);
+      if (row == nullptr) continue;
+      split.name = row->name;
+      splits.push_back(std::move(split));
+    }
+    return splits;
+  }
+
   [[nodiscard]] ParallelizePlan plan_of(const torch::nn::Module& module) const {
     if (plan_) return *plan_;
     InferredPlan inferred =
@@ -226,6 +260,7 @@ class TensorParallel final : public Strategy {
 
   Mesh mesh_;
   std::optional<ParallelizePlan> plan_;
+  std::shared_ptr<const torch::nn::Module> whole_model_;
   /// Lives as long as the parameters, so that the module goes on working as a
   /// tensor-parallel one when the Accelerator is gone.
   std::shared_ptr<SplitKeeper> keeper_;
@@ -239,8 +274,9 @@ class TensorParallel final : public Strategy {
 
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
-    const std::optional<ParallelizePlan>& plan) {
-  return std::make_unique<TensorParallel>(mesh, plan);
+    const std::optional<ParallelizePlan>& plan,
+    std::shared_ptr<const torch::nn::Module> whole_model) {
+  return std::make_unique<TensorParallel>(mesh, plan, std::move(whole_model));
 }
 
 }  // namespace accelerate::detail

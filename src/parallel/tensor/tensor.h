@@ -16,9 +16,11 @@ namespace accelerate::detail {
 /// Multi-Billion Parameter Language Models Using Model Parallelism", 2019.)
 /// Comes before all strategies that divide what this one leaves. Ranks of the
 /// axis read the same batch; parameters that stay whole get equal gradients on
-/// all of them, so nothing is averaged over this axis.
+/// all of them, so nothing is averaged over this axis. `whole_model`: see
+/// TechniqueOptions; what it says about layers of other stages is checked, too.
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
-    const std::optional<ParallelizePlan>& plan);
+    const std::optional<ParallelizePlan>& plan,
+    std::shared_ptr<const torch::nn::Module> whole_model = nullptr);
 
 }  // namespace accelerate::detail

@@ -2,111 +2,28 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
-#include <tuple>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "planning/pipeline/orders.h"
 #include "planning/pipeline/simulation.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-using Kind = PipelineActionKind;
-using Actions = std::vector<PipelineAction>;
-
-constexpr std::array<std::string_view, 4> kNames{
+constexpr std::array<std::string_view, 8> kNames{
     "GPipe",
     "1F1B",
     "Interleaved1F1B",
-    "ZBH1"};
-
-Actions gpipe(int num_micro_batches) {
-  Actions actions;
-  for (const Kind kind : {Kind::forward, Kind::backward}) {
-    for (int i = 0; i < num_micro_batches; ++i)
-      actions.push_back({.kind = kind, .micro_batch = i});
-  }
-  return actions;
-}
-
-// `num_ahead` forwards, then pairs of a forward and a backward, then the
-// backwards that are left. Both are counted over all chunks.
-template <class Forward, class Backward>
-Actions alternate(
-    int num_ahead,
-    int num_total,
-    Forward&& forward,
-    Backward&& backward) {
-  Actions actions;
-  const int ahead = std::min(num_ahead, num_total);
-  for (int i = 0; i < ahead; ++i) actions.push_back(forward(i));
-  for (int i = ahead; i < num_total; ++i) {
-    actions.push_back(forward(i));
-    actions.push_back(backward(i - ahead));
-  }
-  for (int i = num_total - ahead; i < num_total; ++i)
-    actions.push_back(backward(i));
-  return actions;
-}
-
-Actions one_f_one_b(int rank, int num_ranks, int num_micro_batches) {
-  return alternate(
-      num_ranks - rank - 1,
-      num_micro_batches,
-      [](int i) {
-        return PipelineAction{.kind = Kind::forward, .micro_batch = i};
-      },
-      [](int i) {
-        return PipelineAction{.kind = Kind::backward, .micro_batch = i};
-      });
-}
-
-// Rounds of as many micro-batches as there are ranks; in each, a rank computes
-// chunk after chunk.
-Actions
-interleaved(int rank, int num_ranks, int num_micro_batches, int num_chunks) {
-  const auto of_round = [&](Kind kind, int i) {
-    const int round = i / (num_ranks * num_chunks);
-    const int in_round = i % (num_ranks * num_chunks);
-    const int chunk = in_round / num_ranks;
-    return PipelineAction{
-        .kind = kind,
-        .chunk = kind == Kind::forward ? chunk : num_chunks - 1 - chunk,
-        .micro_batch = round * num_ranks + in_round % num_ranks};
-  };
-  const int total = num_micro_batches * num_chunks;
-  const int ahead = 2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks;
-  return alternate(
-      ahead,
-      total,
-      [&](int i) { return of_round(Kind::forward, i); },
-      [&](int i) { return of_round(Kind::backward, i); });
-}
-
-// 1F1B with divided backwards. Rank `rank` computes the gradients of weights
-// `rank` micro-batches late, so that those of inputs reach rank 0 sooner and
-// every rank keeps as many activations as rank 0.
-Actions zero_bubble(int rank, int num_ranks, int num_micro_batches) {
-  Actions actions;
-  int forwards = 0;
-  const auto add = [&](Kind kind, int micro_batch) {
-    actions.push_back({.kind = kind, .micro_batch = micro_batch});
-  };
-  while (forwards < std::min(num_ranks - rank, num_micro_batches))
-    add(Kind::forward, forwards++);
-  for (int i = 0; i < num_micro_batches; ++i) {
-    add(Kind::backward_input, i);
-    if (i >= rank) add(Kind::backward_weight, i - rank);
-    if (forwards < num_micro_batches) add(Kind::forward, forwards++);
-  }
-  for (int i = std::max(0, num_micro_batches - rank); i < num_micro_batches;
-       ++i)
-    add(Kind::backward_weight, i);
-  return actions;
-}
+    "LoopedBFS",
+    "ZBH1",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV"};
 
 void require_sizes(
     PipelineScheduleKind kind,
@@ -121,27 +38,82 @@ void require_sizes(
         num_chunks,
         num_micro_batches));
   }
-  const bool is_interleaved = kind == PipelineScheduleKind::interleaved_1f1b;
-  if (!is_interleaved && num_chunks > 1) {
+  const std::optional<int> fixed = fixed_chunks_of(kind);
+  if (num_chunks != fixed.value_or(num_chunks)) {
     throw ConfigError(format(
-        "[planning] {} gives each rank one chunk of layers, not {}; use "
-        "Interleaved1F1B, or one chunk",
+        "[planning] {} gives each rank {} of layers, not {}; use {}, or set "
+        "num_chunks to {}",
         name_of(kind),
-        num_chunks));
+        *fixed == 1 ? "one chunk" : "two chunks",
+        num_chunks,
+        *fixed == 1 ? "Interleaved1F1B" : "1F1B or Interleaved1F1B",
+        *fixed));
   }
-  if (is_interleaved && num_micro_batches % num_ranks != 0) {
+  const int num_stages = num_ranks * num_chunks;
+  if (kind == PipelineScheduleKind::dual_pipe_v &&
+      num_micro_batches < num_stages) {
     throw ConfigError(format(
-        "[planning] Interleaved1F1B needs a multiple of {} micro-batches, one "
-        "per rank, not {}; change their number, or use 1F1B",
-        num_ranks,
+        "[planning] DualPipeV needs at least as many micro-batches as there "
+        "are stages, which are {}, not {}; give more, or use ZBVZeroBubble",
+        num_stages,
         num_micro_batches));
   }
 }
 
+PipelineSlots
+order_of(PipelineScheduleKind kind, int rank, int p, int m, int num_chunks) {
+  switch (kind) {
+    case PipelineScheduleKind::gpipe:
+      return gpipe_order(rank, p, m);
+    case PipelineScheduleKind::one_f_one_b:
+      return one_f_one_b_order(rank, p, m);
+    case PipelineScheduleKind::interleaved_1f1b:
+    case PipelineScheduleKind::interleaved_zero_bubble:
+      return interleaved_order(
+          rank,
+          p,
+          m,
+          num_chunks,
+          kind == PipelineScheduleKind::interleaved_zero_bubble);
+    case PipelineScheduleKind::looped_bfs:
+      return looped_bfs_order(rank, p, m, num_chunks);
+    case PipelineScheduleKind::zero_bubble:
+      return zero_bubble_order(rank, p, m);
+    case PipelineScheduleKind::zero_bubble_v:
+      return zero_bubble_v_order(rank, p, m);
+    case PipelineScheduleKind::dual_pipe_v:
+      return dual_pipe_v_order(rank, p, m);
+  }
+  throw InternalError("[planning] a schedule has no order");
+}
+
+bool is_equal_but_for_case(std::string_view a, std::string_view b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [](char left, char right) {
+        return std::tolower(static_cast<unsigned char>(left)) ==
+            std::tolower(static_cast<unsigned char>(right));
+      });
+}
+
 }  // namespace
 
+int PipelineStagePlaces::stage(int rank, int chunk) const {
+  if (placement == PipelinePlacement::v && chunk == 1)
+    return 2 * num_ranks - 1 - rank;
+  return chunk * num_ranks + rank;
+}
+
+int PipelineStagePlaces::rank_of(int stage) const {
+  if (placement == PipelinePlacement::v && stage >= num_ranks)
+    return 2 * num_ranks - 1 - stage;
+  return stage % num_ranks;
+}
+
 PipelineScheduleKind parse_pipeline_schedule(std::string_view name) {
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  const auto found =
+      std::find_if(kNames.begin(), kNames.end(), [&](std::string_view known) {
+        return is_equal_but_for_case(known, name);
+      });
   if (found != kNames.end())
     return static_cast<PipelineScheduleKind>(found - kNames.begin());
   throw ConfigError(format(
@@ -154,36 +126,74 @@ std::string_view name_of(PipelineScheduleKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-PipelineSchedule make_pipeline_schedule(
+std::optional<int> fixed_chunks_of(PipelineScheduleKind kind) {
+  switch (kind) {
+    case PipelineScheduleKind::gpipe:
+    case PipelineScheduleKind::one_f_one_b:
+    case PipelineScheduleKind::zero_bubble:
+      return 1;
+    case PipelineScheduleKind::zero_bubble_v:
+    case PipelineScheduleKind::dual_pipe_v:
+      return 2;
+    case PipelineScheduleKind::interleaved_1f1b:
+    case PipelineScheduleKind::looped_bfs:
+    case PipelineScheduleKind::interleaved_zero_bubble:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::vector<PipelineSlots> make_pipeline_slots(
     PipelineScheduleKind kind,
     int num_ranks,
     int num_micro_batches,
     int num_chunks) {
   require_sizes(kind, num_ranks, num_micro_batches, num_chunks);
-  PipelineSchedule schedule{
-      .num_ranks = num_ranks,
-      .num_chunks = num_chunks,
-      .num_micro_batches = num_micro_batches,
-      .ranks = {}};
+  std::vector<PipelineSlots> orders;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    switch (kind) {
-      case PipelineScheduleKind::gpipe:
-        schedule.ranks.push_back(gpipe(num_micro_batches));
-        break;
-      case PipelineScheduleKind::interleaved_1f1b:
-        schedule.ranks.push_back(
-            interleaved(rank, num_ranks, num_micro_batches, num_chunks));
-        break;
-      case PipelineScheduleKind::zero_bubble:
-        schedule.ranks.push_back(
-            zero_bubble(rank, num_ranks, num_micro_batches));
-        break;
-      case PipelineScheduleKind::one_f_one_b:
-        schedule.ranks.push_back(
-            one_f_one_b(rank, num_ranks, num_micro_batches));
+    orders.push_back(
+        order_of(kind, rank, num_ranks, num_micro_batches, num_chunks));
+  }
+  return kind == PipelineScheduleKind::interleaved_zero_bubble
+      ? with_waits(orders, num_chunks)
+      : orders;
+}
+
+PipelineSchedule make_pipeline_schedule(
+    PipelineScheduleKind kind,
+    int num_ranks,
+    int num_micro_batches,
+    int num_chunks) {
+  const auto orders =
+      make_pipeline_slots(kind, num_ranks, num_micro_batches, num_chunks);
+  const bool is_v = kind == PipelineScheduleKind::zero_bubble_v ||
+      kind == PipelineScheduleKind::dual_pipe_v;
+  PipelineSchedule schedule;
+  schedule.num_ranks = num_ranks;
+  schedule.num_chunks = num_chunks;
+  schedule.placement = is_v ? PipelinePlacement::v : PipelinePlacement::loop;
+  schedule.num_micro_batches = num_micro_batches;
+  for (const PipelineSlots& slots : orders) {
+    auto& actions = schedule.ranks.emplace_back();
+    for (const auto& slot : slots) {
+      if (slot) actions.push_back(*slot);
     }
   }
   return schedule;
+}
+
+PipelineSchedule make_partial_schedule(
+    PipelineScheduleKind kind,
+    int num_ranks,
+    int num_micro_batches,
+    int num_chunks) {
+  const bool has_too_few = kind == PipelineScheduleKind::dual_pipe_v &&
+      num_micro_batches < num_ranks * num_chunks;
+  return make_pipeline_schedule(
+      has_too_few ? PipelineScheduleKind::zero_bubble_v : kind,
+      num_ranks,
+      num_micro_batches,
+      num_chunks);
 }
 
 std::string find_fault(const PipelineSchedule& schedule) {

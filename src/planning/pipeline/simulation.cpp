@@ -68,25 +68,27 @@ class Simulation {
   // The time at which the action's input is there; kNever if it is not yet.
   [[nodiscard]] double ready_at(int stage, const PipelineAction& action) const {
     const int i = action.micro_batch;
-    const auto after = [&](double end) {
-      return end == kNever ? kNever : end + transfer();
+    const auto after = [&](double end, int other) {
+      return end == kNever ? kNever : end + transfer(stage, other);
     };
     switch (action.kind) {
       case Kind::forward:
-        return stage == 0 ? 0 : after(forward_end_[cell(stage - 1, i)]);
+        return stage == 0 ? 0
+                          : after(forward_end_[cell(stage - 1, i)], stage - 1);
       case Kind::backward_weight:
         return input_end_[cell(stage, i)];
       default:
         if (forward_end_[cell(stage, i)] == kNever) return kNever;
         if (stage + 1 == schedule_.num_stages())
           return forward_end_[cell(stage, i)];
-        return after(input_end_[cell(stage + 1, i)]);
+        return after(input_end_[cell(stage + 1, i)], stage + 1);
     }
   }
 
-  // Neighbouring stages are on different ranks, unless there is only one.
-  [[nodiscard]] double transfer() const {
-    return schedule_.num_ranks > 1 ? times_.transfer : 0;
+  [[nodiscard]] double transfer(int stage, int other) const {
+    return schedule_.rank_of(stage) == schedule_.rank_of(other)
+        ? 0
+        : times_.transfer;
   }
 
   [[nodiscard]] double length_of(int stage, Kind kind) const {

@@ -125,8 +125,7 @@ class PlannedSteps {
         .keeps_freed_blocks = options.keep_freed_blocks,
         .computes_in_16_bits = true};
     std::unique_ptr<Strategy> recomputation =
-        make_activation_checkpointing(
-            {.modules = selection}, /*may_choose_none=*/false);
+        make_activation_checkpointing({.modules = selection});
     try {
       recomputation->prepare(module, table);
     } catch (const ConfigError&) {

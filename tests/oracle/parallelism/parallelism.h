@@ -14,6 +14,18 @@ at::Tensor values(
 Json split_layers(const Json& input);
 /// One step of a pipeline of linear layers.
 Json pipeline_step(const Json& input);
+/// The order in which a schedule computes.
+Json order_schedule(const Json& input);
+/// PyTorch prints the forwards of 1F1B with other numbers than it runs them.
+bool forwards_are_numbered_from_0(
+    const Json& input,
+    const Json& found,
+    Json& expected);
+/// What PyTorch refuses and this library orders.
+bool any_number_of_micro_batches(
+    const Json& input,
+    const Json& found,
+    Json& expected);
 /// prepare_pippy() of linear layers, and one forward.
 Json divide_for_inference(const Json& input);
 /// Ring attention of ranks that share a sequence.

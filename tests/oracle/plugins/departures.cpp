@@ -162,34 +162,123 @@ bool take_one_number_twice(const Json& input, const Json&, Json& expected) {
   return true;
 }
 
-// Accelerate refuses sync_module_states without a device. What its fields would
-// be is not recorded, so they are not compared.
+// Whether an argument, or else a variable, is true.
+bool is_true(const Json& input, const char* argument, const char* variable) {
+  const Json& args = input.at("args");
+  if (has(args, argument)) return args.at(argument).get<bool>();
+  const Json& env = input.at("env");
+  return env.contains(variable) &&
+      detail::parse_bool(env.at(variable).get<std::string>()).value_or(false);
+}
+
+// Accelerate refuses sync_module_states without a device, so what it would
+// answer is not recorded: the answer to the same case without that field and
+// the one that sets it, which recorded cases decide, and these two.
 bool share_weights_of_hosts(
     const Json& input,
     const Json& found,
     Json& expected) {
   if (!is_plugin(input, "fsdp") || !is_error(expected) || is_error(found) ||
-      input.at("cuda") != false ||
-      found.at("fields").at("sync_module_states") != true) {
+      input.at("cuda") != false) {
     return false;
   }
-  expected = found;
+  const bool loads_on_one = is_true(
+      input, "cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING");
+  if (!loads_on_one &&
+      !is_true(input, "sync_module_states", "FSDP_SYNC_MODULE_STATES")) {
+    return false;
+  }
+  Json plain = input;
+  plain["args"]["cpu_ram_efficient_loading"] = false;
+  plain["args"]["sync_module_states"] = false;
+  const Json answer = run_fsdp(plain);
+  // Version 2 has no such field.
+  if (answer.at("fields").at("fsdp_version") == 2) return false;
+  expected = answer;
+  expected["fields"]["cpu_ram_efficient_loading"] = loads_on_one;
+  expected["fields"]["sync_module_states"] = true;
   return true;
 }
 
+Json shifted(const Json& ranks, int by) {
+  Json moved = Json::array();
+  for (const Json& rank : ranks) moved.push_back(rank.get<int>() + by);
+  return moved;
+}
+
+Json preceded(const Json& first, const Json& rest) {
+  Json all = Json::array({first});
+  for (const Json& item : rest) all.push_back(item);
+  return all;
+}
+
+// The groups of a rank of `num_replicas` meshes, one after another, of `size`
+// ranks each, from those of the same place in one mesh that shards nothing.
+Json replicated_groups(
+    const Json& place,
+    int rank,
+    int size,
+    int num_replicas) {
+  const int replica = rank / size;
+  Json groups = Json::object(), peers = Json::array(), all = Json::array();
+  for (const auto& [name, ranks] : place.at("groups").items())
+    groups[name] = shifted(ranks, replica * size);
+  const Json own =
+      place.at("groups").value("dp_cp", Json::array({rank % size}));
+  for (int i = 0; i < num_replicas; ++i) {
+    peers.push_back(rank % size + i * size);
+    for (const Json& peer : shifted(own, i * size)) all.push_back(peer);
+  }
+  groups["dp_replicate"] = peers;
+  groups["dp"] = peers;
+  groups["dp_cp"] = all;
+  return {
+      {"coordinate", preceded(replica, place.at("coordinate"))},
+      {"groups", groups}};
+}
+
 // Accelerate refuses tensor and context parallelism with replicas that are not
-// sharded. What its fields would be is not recorded, so they are not compared.
+// sharded, so what it would answer is not recorded: as many of the meshes of
+// the same case without replicas, which recorded cases decide.
 bool combine_any_axes(const Json& input, const Json& found, Json& expected) {
   if (!is_plugin(input, "parallelism") || !is_error(expected) ||
       is_error(found)) {
     return false;
   }
-  const Json& fields = found.at("fields");
-  if (fields.at("dp_replicate_size") == 1 || fields.at("dp_shard_size") != 1 ||
+  Json single = input;
+  single["args"]["dp_replicate_size"] = 1;
+  const Json one = run_parallelism_config(single);
+  const Json& fields = one.at("fields");
+  const char* const variable = "PARALLELISM_CONFIG_DP_REPLICATE_SIZE";
+  const int num_replicas = has(input.at("args"), "dp_replicate_size")
+      ? input.at("args").at("dp_replicate_size").get<int>()
+      : std::stoi(input.at("env").value(variable, "1"));
+  if (num_replicas <= 1 || fields.at("dp_shard_size") != 1 ||
       (fields.at("tp_size") == 1 && fields.at("cp_size") == 1)) {
     return false;
   }
-  expected = found;
+  const int size = one.at("total_size").get<int>();
+  expected = one;
+  expected["fields"]["dp_replicate_size"] = num_replicas;
+  expected["total_size"] = size * num_replicas;
+  expected["data_parallel_size"] =
+      one.at("data_parallel_size").get<int>() * num_replicas;
+  expected["mesh_sizes"] = preceded(num_replicas, one.at("mesh_sizes"));
+  for (const char* const names :
+       {"mesh_names",
+        "dp_dim_names",
+        "dp_cp_dim_names",
+        "fsdp_dim_names",
+        "active_mesh_dims"}) {
+    expected[names] = preceded("dp_replicate", one.at(names));
+  }
+  if (!one.contains("groups")) return true;
+  expected["groups"] = Json::object();
+  for (const int rank : {0, size * num_replicas - 1}) {
+    const Json& place = one.at("groups").at(std::to_string(rank % size));
+    expected["groups"][std::to_string(rank)] =
+        replicated_groups(place, rank, size, num_replicas);
+  }
   return true;
 }
 
@@ -242,12 +331,19 @@ Departures plugin_departures() {
        {"an accumulation plugin without num_steps does not hide what the "
         "launcher says",
         &listen_to_the_launcher},
+       // Code goes before everything here, so also before this variable, which
+       // Accelerate puts before its argument.
        {"gradient_accumulation_steps of the code goes before the launcher's",
         &put_code_first},
+       // Accelerate's error tells a plugin from none. Here it is a struct that
+       // is always there, and its other fields are useful beside the number; two
+       // numbers that differ are an error as well.
        {"other settings of accumulation may go with "
         "gradient_accumulation_steps",
         &take_one_number_twice},
+       // Ranks on CPUs send each other weights.
        {"sync_module_states needs no accelerator", &share_weights_of_hosts},
+       // Boxes compose along any axes.
        {"replicas need not be sharded for tensor and context parallelism",
         &combine_any_axes}}};
 }

@@ -40,7 +40,27 @@ std::unique_ptr<AdagradParamState> fresh_adagrad_state(
   return fresh;
 }
 
+[[noreturn]] void refuse_state(const Parameter& row) {
+  throw ConfigError(format(
+      "[parallel] the optimizer has stepped on \"{}\" before prepare(), which "
+      "shards the parameter; prepare a new optimizer, and load its state with "
+      "load_state()",
+      row.name));
+}
+
 }  // namespace
+
+void require_movable_state(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterTable& table,
+    const at::Tensor& parameter) {
+  const auto& states = optimizer.state();
+  const auto state = states.find(parameter.unsafeGetTensorImpl());
+  const Parameter* const row = table.find(parameter);
+  if (state == states.end() || row == nullptr) return;
+  if (!fresh_adagrad_state(*state->second, optimizer.defaults(), parameter))
+    refuse_state(*row);
+}
 
 void bind_locals(
     torch::optim::Optimizer& optimizer,
@@ -58,13 +78,7 @@ void bind_locals(
         std::unique_ptr<torch::optim::OptimizerParamState> kept =
             fresh_adagrad_state(
                 *state->second, optimizer.defaults(), row->local);
-        if (!kept && !row->layout.is_unsharded()) {
-          throw ConfigError(format(
-              "[parallel] the optimizer has stepped on \"{}\" before "
-              "prepare(), which shards the parameter; prepare a new optimizer, "
-              "and load its state with load_state()",
-              row->name));
-        }
+        if (!kept && !row->layout.is_unsharded()) refuse_state(*row);
         if (!kept) kept = std::move(state->second);
         states.erase(state);
         states[row->local.unsafeGetTensorImpl()] = std::move(kept);

@@ -15,4 +15,11 @@ void bind_locals(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table);
 
+/// Throws ConfigError if `optimizer` has state of a parameter that could not
+/// move to a shard of it: it has stepped on the parameter.
+void require_movable_state(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterTable& table,
+    const at::Tensor& parameter);
+
 }  // namespace accelerate::detail

@@ -2,7 +2,7 @@
 // tools/check_audit.py.
 // clang-format off
 constexpr std::array<OptionSpec, 6> kPlantedRows{{
-    {"acts_and_is_tested", "", "--a", "A", text, "", "", acts, "Training",
+    {"acts_and_is_tested", "", "--first", "A", text, "", "", acts, "Training",
      "an option that acts; nobody needs it"},
     {"acts_and_is_listed_as_reported", "", "--b", "B", text, "", "", acts, "Training",
      "an option"},

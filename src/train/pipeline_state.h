@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/pipeline.h>
+
+#include "pipeline/executor.h"
+#include "pipeline/stages.h"
+#include "pipeline/tied_gradients.h"
+#include "planning/pipeline/schedule.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+/// A pipeline as one of its ranks has it.
+struct Pipeline::State {
+  PipelineOptions options;
+  detail::PipelineScheduleKind kind;
+  detail::PipelineStagePlaces places;
+  int num_micro_batches = 1;
+  detail::PipelineStages stages;
+  Model<torch::nn::Module> model;
+  detail::PipelineExecutor executor;
+  detail::TiedGradients tied;
+  /// By number of micro-batches.
+  std::map<int, detail::PipelineSchedule> schedules = {};
+  /// Chunks whose last backward of the present step has begun.
+  std::set<int> completed_chunks = {};
+
+  [[nodiscard]] detail::PreparedModel& prepared() const {
+    return *model.prepared();
+  }
+  [[nodiscard]] bool is_last() const {
+    return executor.rank() == places.last_rank();
+  }
+
+  /// The schedule of a batch of so many samples.
+  const detail::PipelineSchedule& schedule_for(std::int64_t rows);
+
+  /// Computes a chunk of this rank's layers.
+  PipelineTensors forward(int chunk, const PipelineTensors& inputs);
+
+  /// Runs one pass of autograd for some micro-batch.
+  void backward(
+      const detail::StagePass& pass,
+      const std::function<void()>& body);
+
+  /// Called before a chunk's last backward of the step: the parameters whose
+  /// gradients it completes.
+  [[nodiscard]] std::vector<at::Tensor> completed_by(int chunk);
+
+  /// Ends a step whose micro-batches have left their gradients: averages them
+  /// over the ranks that read other data if the window ends.
+  void end_backwards();
+
+  /// Gives all ranks the losses of the last one, as numbers.
+  void share_losses(std::vector<at::Tensor>& losses, std::size_t count);
+};
+
+}  // namespace accelerate

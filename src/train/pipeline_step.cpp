@@ -1,0 +1,193 @@
+// A step of a pipeline: a batch, its micro-batches, and what comes out.
+#include <accelerate/pipeline.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "pipeline/micro_batches.h"
+#include "train/micro_step_weight.h"
+#include "train/pipeline_state.h"
+#include "train/scaling.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::format;
+using detail::Session;
+
+void require_loss(const at::Tensor& loss, bool trains) {
+  if (!loss.defined() || loss.numel() != 1) {
+    throw ConfigError(format(
+        "[pipeline] the loss function returned {}; reduce the loss to one "
+        "number (mean, sum)",
+        loss.defined() ? format("{} numbers", loss.numel())
+                       : std::string("an undefined tensor")));
+  }
+  if (trains && !loss.requires_grad()) {
+    throw ConfigError(
+        "[pipeline] the loss function returned a loss without a graph; "
+        "compute it from the outputs, outside of NoGradGuard and detach(), "
+        "and leave some parameter trainable");
+  }
+}
+
+}  // namespace
+
+void detail::throw_several_outputs(
+    std::size_t num_outputs,
+    std::size_t num_targets) {
+  throw ConfigError(format(
+      "[pipeline] the loss function takes one output and one target, but there "
+      "are {} outputs and {} targets; let it take two vectors of tensors",
+      num_outputs,
+      num_targets));
+}
+
+/// One call of step(), evaluate() or forward().
+class Pipeline::Step {
+ public:
+  Step(State& state, const Batch& batch, const PipelineStepOptions& options);
+
+  PipelineResult run();
+
+ private:
+  detail::StageCalls calls();
+  at::Tensor finish(int micro_batch, const PipelineTensors& values);
+  void collect(PipelineResult& result);
+  /// The share of a micro-batch in the batch's loss.
+  [[nodiscard]] double share_of(std::size_t micro_batch) const {
+    return state_.options.micro_batch_loss == MicroBatchLoss::sum
+        ? 1.0
+        : static_cast<double>(inputs_.num_rows[micro_batch]) /
+            static_cast<double>(num_rows_);
+  }
+
+  State& state_;
+  Session& session_;
+  const Batch& batch_;
+  PipelineStepOptions options_;
+  std::int64_t num_rows_;
+  const detail::PipelineSchedule& schedule_;
+  detail::StepInputs inputs_;
+  std::vector<PipelineTensors> targets_;
+  double window_weight_ = 1;
+  bool keeps_outputs_;
+  std::vector<at::Tensor> losses_;
+  std::vector<PipelineTensors> outputs_;
+};
+
+namespace {
+
+std::int64_t rows_of(
+    const PipelineTensors& inputs,
+    const PipelineTensors& targets) {
+  const std::int64_t rows = detail::num_rows_of(inputs, targets);
+  if (rows > 0) return rows;
+  throw ConfigError(
+      "[pipeline] a step needs a batch of at least one sample, of which "
+      "every rank knows the size: give inputs or targets on all ranks");
+}
+
+}  // namespace
+
+Pipeline::Step::Step(
+    State& state,
+    const Batch& batch,
+    const PipelineStepOptions& options)
+    : state_(state),
+      session_(*state.prepared().session),
+      batch_(batch),
+      options_(options),
+      num_rows_(rows_of(batch.inputs, batch.targets)),
+      schedule_(state.schedule_for(num_rows_)),
+      keeps_outputs_(options.return_outputs || options.gather_outputs) {
+  inputs_.num_rows =
+      detail::micro_batch_rows(num_rows_, schedule_.num_micro_batches);
+  if (state.executor.rank() == 0)
+    inputs_.inputs = detail::cut_micro_batches(batch.inputs, inputs_.num_rows);
+  targets_ = detail::cut_micro_batches(batch.targets, inputs_.num_rows);
+  outputs_.resize(inputs_.num_rows.size());
+  if (batch.loss && state.is_last()) losses_.resize(inputs_.num_rows.size());
+}
+
+PipelineResult Pipeline::Step::run() {
+  if (batch_.trains) {
+    detail::settle_scale(session_);
+    window_weight_ = detail::weight_of_micro_step(session_);
+    state_.tied.begin_step(state_.prepared().table);
+  }
+  state_.executor.run(schedule_, calls(), inputs_, batch_.trains);
+  if (batch_.trains) state_.end_backwards();
+  PipelineResult result;
+  collect(result);
+  return result;
+}
+
+detail::StageCalls Pipeline::Step::calls() {
+  detail::StageCalls calls;
+  calls.forward = [this](int chunk, int, const PipelineTensors& values) {
+    return state_.forward(chunk, values);
+  };
+  calls.finish = [this](int micro_batch, const PipelineTensors& values) {
+    return finish(micro_batch, values);
+  };
+  calls.backward =
+      [this](const detail::StagePass& pass, const std::function<void()>& body) {
+        state_.backward(pass, body);
+      };
+  return calls;
+}
+
+at::Tensor Pipeline::Step::finish(
+    int micro_batch,
+    const PipelineTensors& values) {
+  const auto i = static_cast<std::size_t>(micro_batch);
+  if (keeps_outputs_) {
+    for (const at::Tensor& value : values)
+      outputs_[i].push_back(value.detach());
+  }
+  if (!batch_.loss) return {};
+  at::Tensor loss = batch_.loss(values, targets_[i]);
+  require_loss(loss, batch_.trains);
+  losses_[i] = loss.detach().clone();
+  if (!batch_.trains) return {};
+  const double weight = share_of(i) * window_weight_;
+  if (weight != 1) loss = loss * weight;
+  return session_.scaler ? session_.scaler->scale(loss) : loss;
+}
+
+void Pipeline::Step::collect(PipelineResult& result) {
+  const at::NoGradGuard no_grad;
+  const bool is_alone = state_.places.num_ranks == 1;
+  if (batch_.loss && state_.options.losses_on_all_ranks && !is_alone)
+    state_.share_losses(losses_, outputs_.size());
+  for (std::size_t i = 0; i < losses_.size(); ++i) {
+    const at::Tensor share = losses_[i] * share_of(i);
+    result.loss = result.loss.defined() ? result.loss + share : share;
+  }
+  result.losses = std::move(losses_);
+  if (keeps_outputs_ && state_.is_last())
+    result.outputs = detail::join_micro_batches(outputs_);
+  if (options_.gather_outputs && !is_alone)
+    state_.executor.share(result.outputs, state_.places.last_rank());
+}
+
+PipelineResult Pipeline::run(
+    const Batch& batch,
+    const PipelineStepOptions& options) const {
+  const detail::PreparedModel& model = state_->prepared();
+  if (!model.module) detail::throw_released("the model again");
+  detail::require_no_join(*model.session, "a pipeline's step");
+  return Step(*state_, batch, options).run();
+}
+
+}  // namespace accelerate
