@@ -160,9 +160,11 @@ void Supervisor::terminate() {
   if (!kill_at_) kill_at_ = Clock::now() + kTimeToEnd;
 }
 
-void Supervisor::expect_end() {
+void Supervisor::expect_end(std::chrono::milliseconds time) {
   expects_end_ = true;
-  if (!kill_at_) kill_at_ = Clock::now() + kTimeToEnd;
+  // A second signal does not prolong it.
+  const auto end = Clock::now() + time;
+  if (!kill_at_ || end < *kill_at_) kill_at_ = end;
 }
 
 void Supervisor::keep_deadlines() {

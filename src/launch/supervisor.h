@@ -67,8 +67,9 @@ class Supervisor {
   void send_to_all(int signal);
   /// Sends SIGTERM to all ranks; their ends no longer count as failures.
   void terminate();
-  /// Expects all ranks to end, after they were signalled from outside.
-  void expect_end();
+  /// Expects all ranks to end, after they were signalled from outside; those
+  /// that run longer than `time` are killed.
+  void expect_end(std::chrono::milliseconds time);
 
   [[nodiscard]] const std::vector<Rank>& ranks() const { return ranks_; }
   /// Indices into ranks() of the ranks that failed before they were terminated,

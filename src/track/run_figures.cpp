@@ -76,6 +76,10 @@ std::vector<JournalRank> RunSampler::all_ranks() {
 }
 
 void RunSampler::report() {
+  if (options_.rank_reports) {
+    for (const std::string& text : options_.rank_reports())
+      options_.report(warning_event(text), seconds_);
+  }
   options_.report(system_event(system_), seconds_);
   options_.report(ranks_event(all_ranks()), seconds_);
 }

@@ -46,6 +46,9 @@ struct RunFiguresOptions {
   /// Takes events of a time in seconds since 1970. Empty on ranks without a
   /// journal, which leave their figures on the board.
   std::function<void(JournalEvent event, double seconds)> report = {};
+  /// What was reported since the last call about ranks that hang or are slow;
+  /// may be empty.
+  std::function<std::vector<std::string>()> rank_reports = {};
   /// Gets one warning if the board can no longer be read.
   std::function<void(const std::string& text)> warn = {};
 };

@@ -166,7 +166,8 @@ RunFiguresOptions RunTracking::figures_options() const {
       .rank = options_.rank,
       .num_steps = options_.num_steps,
       .make_reader = [] { return SystemReader("/"); },
-      .board = options_.board};
+      .board = options_.board,
+      .rank_reports = options_.rank_reports};
   if (!options_.is_main_process) return options;
   options.make_reader = [] { return SystemReader("/", Nvml::load()); };
   // The feed does this where the journal is by then.

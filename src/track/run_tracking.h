@@ -59,6 +59,8 @@ struct RunTrackingOptions {
   std::int64_t rank = 0;
   /// Null in a world of one rank.
   std::shared_ptr<RankBoard> board = nullptr;
+  /// Reports of ranks that hang or are slow, since the last call; may be empty.
+  std::function<std::vector<std::string>()> rank_reports = {};
 };
 
 /// Where a run was when a checkpoint was made.

@@ -327,6 +327,12 @@ std::unique_ptr<detail::RunTracking> make_tracking(
       .rank = session.world.rank()};
   if (session.world.size() > 1)
     tracking.board = std::make_shared<detail::StoreRankBoard>(session.world);
+  const auto& board = session.world.group().impl()->world->board;
+  if (board) {
+    tracking.rank_reports = [board,
+                             reports = std::make_shared<detail::BoardReports>(
+                                 board->board())] { return reports->news(); };
+  }
   Logger& logger = session.world.group().impl()->world->logger;
   logger = logger.also_to(
       [warnings](const LogRecord& record) { warnings->take(record); });
@@ -393,6 +399,7 @@ std::shared_ptr<Session> make_session(
       .checkpoints = nullptr});
   session->steps = session->world.group().impl()->world->steps;
   session->profile_options = options.profile.value_or(ProfileOptions());
+  session->preemption_signals = options.preemption_signals;
   session->agreement = std::make_unique<detail::RankAgreement>(
       session->world,
       [passes = session->num_averaging_passes,
@@ -505,6 +512,16 @@ bool Accelerator::check_trigger() const {
   const bool was_set = flag.item<std::int64_t>() != 0;
   if (was_set) session_->trigger = false;
   return was_set;
+}
+
+bool Accelerator::check_preemption() const {
+  Session& session = *session_;
+  if (!session.preemption)
+    session.preemption.emplace(session.preemption_signals);
+  const int received = session.preemption->received();
+  const at::Tensor flag = at::full({}, received != 0 ? 1 : 0, at::kLong);
+  world().group().all_reduce(flag, ReduceOp::max);
+  return flag.item<std::int64_t>() != 0;
 }
 
 std::string Accelerator::explain_settings() const {

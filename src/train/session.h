@@ -22,6 +22,7 @@
 #include <accelerate/random.h>
 #include <accelerate/world.h>
 
+#include "base/signal_flag.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/monitoring/rank_agreement.h"
 #include "config/settings.h"
@@ -202,6 +203,10 @@ struct alignas(64) Session {
   /// True once it was said that no accumulate() is open.
   bool has_warned_of_window = false;
   bool trigger = false;
+  /// Signals after which check_preemption() is true, and, from its first call,
+  /// whether one has come.
+  std::vector<int> preemption_signals;
+  std::optional<SignalFlag> preemption = std::nullopt;
   /// True once it was said that maybe_context_parallel() divides nothing.
   bool has_warned_of_context = false;
   std::vector<std::unique_ptr<PreparedModel>> models;

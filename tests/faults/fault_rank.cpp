@@ -100,6 +100,31 @@ void load_sharded(
   accelerator.load_state(directory / "first");
 }
 
+// Steps until it is told to end, then saves what it has and leaves; or goes on
+// ("ignore_end").
+void train_until_preempted(
+    const accelerate::Accelerator& accelerator,
+    const std::string& what,
+    const std::filesystem::path& directory) {
+  torch::nn::Linear net(4, 1);
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  for (int step = 1;; ++step) {
+    optimizer.zero_grad();
+    accelerator.backward(model(at::ones({2, 4})).pow(2).mean());
+    optimizer.step();
+    if (accelerator.check_preemption() && what == "preempt") {
+      accelerator.save_state(directory / "state");
+      std::printf("left after step %d\n", step);
+      return;
+    }
+    if (step == 3 && accelerator.is_main_process()) {
+      std::puts("ready");
+      std::fflush(stdout);
+    }
+  }
+}
+
 void run(const std::string& what, const std::filesystem::path& directory) {
   const bool is_sharded =
       what == "gather" || what == "memory" || what == "save" || what == "load";
@@ -125,6 +150,8 @@ void run(const std::string& what, const std::filesystem::path& directory) {
     train_sharded(accelerator, what);
   if (what == "save") save_sharded(accelerator, directory);
   if (what == "load") load_sharded(accelerator, directory);
+  if (what == "preempt" || what == "ignore_end")
+    return train_until_preempted(accelerator, what, directory);
   if (what == "untracked") step_on_untracked_tensor(accelerator);
   if (what != "clean") group.all_reduce(at::ones({4}));
 }

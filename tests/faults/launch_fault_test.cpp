@@ -1,4 +1,8 @@
 #include <csignal>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -95,6 +99,78 @@ TEST(Fault, NamesASilentRankAfterTheTimeout) {
   const ToolResult result = launch(2, "silent");
   EXPECT_EQ(result.code, 3);
   EXPECT_THAT(result.err, AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1")));
+}
+
+std::vector<std::string> lines_with(
+    const std::string& text,
+    const std::string& words) {
+  std::vector<std::string> found;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t begin = line.find(words);
+    if (begin != std::string::npos) found.push_back(line.substr(begin));
+  }
+  return found;
+}
+
+TEST(Preemption, LetsAllRanksSaveAfterTheSameStep) {
+  const testing::TemporaryDirectory directory;
+  testing::Tool tool(
+      {"launch",
+       "--num_processes",
+       "3",
+       FAULT_RANK,
+       "preempt",
+       directory.path().string()});
+  while (tool.read_line().find("ready") == std::string::npos) {
+  }
+  ::kill(tool.pid(), SIGTERM);
+  const ToolResult result = tool.wait();
+  EXPECT_EQ(result.code, 128 + SIGTERM);
+  const auto left = lines_with(result.out, "left after step ");
+  ASSERT_EQ(left.size(), 3U) << result.out << result.err;
+  EXPECT_EQ(left[0], left[1]);
+  EXPECT_EQ(left[0], left[2]);
+  EXPECT_TRUE(std::filesystem::exists(directory / "state/manifest.json"));
+}
+
+// Only one of the ranks may be told, for instance by a scheduler.
+TEST(Preemption, OfOneRankIsThatOfAll) {
+  const testing::TemporaryDirectory directory;
+  testing::Tool tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "sh",
+       "-c",
+       "if [ $RANK = 1 ]; then echo $$; fi; exec \"$0\" preempt \"$1\"",
+       FAULT_RANK,
+       directory.path().string()});
+  pid_t process = 0;
+  for (std::string line; line.find("ready") == std::string::npos;) {
+    line = tool.read_line();
+    if (line.starts_with("[1] ")) process = std::stoi(line.substr(4));
+  }
+  ASSERT_GT(process, 0);
+  ::kill(process, SIGTERM);
+  const ToolResult result = tool.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(lines_with(result.out, "left after step ").size(), 2U);
+}
+
+TEST(Preemption, EndsRanksThatStayAfterTheGracePeriod) {
+  testing::Tool tool(
+      {"launch",
+       "--num_processes",
+       "2",
+       "--grace_seconds",
+       "0.2",
+       FAULT_RANK,
+       "ignore_end"});
+  while (tool.read_line().find("ready") == std::string::npos) {
+  }
+  ::kill(tool.pid(), SIGTERM);
+  EXPECT_EQ(tool.wait().code, 128 + SIGTERM);
 }
 
 TEST(Fault, ExplainsWrongDegrees) {

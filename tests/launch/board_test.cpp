@@ -75,6 +75,22 @@ TEST(Board, RefusesOtherSegments) {
       "another version's");
 }
 
+TEST(BoardReports, AreReadAsTheyCome) {
+  const Board board = Board::create({});
+  board.add_report("before");
+  BoardReports reports(board);
+  EXPECT_THAT(reports.news(), IsEmpty());
+  board.add_report("one");
+  board.add_report("two");
+  EXPECT_THAT(reports.news(), ElementsAre("one", "two"));
+  EXPECT_THAT(reports.news(), IsEmpty());
+  for (int i = 0; i < 6; ++i) board.add_report(std::to_string(i));
+  EXPECT_THAT(reports.news(), ElementsAre("2", "3", "4", "5"));
+  const std::string text(10'000, 'x');
+  board.add_report(text);
+  EXPECT_EQ(reports.news().front(), text.substr(0, 2999));
+}
+
 TEST(BoardWriter, NotesCollectives) {
   WrittenBoard board;
   BoardLaneWriter* const world = board.writer.add_lane("world");

@@ -97,7 +97,7 @@ TEST(Supervisor, EndsTheOthersWhenOneFails) {
 TEST(Supervisor, DoesNotCountAnExpectedEndAsAFailure) {
   Scripts scripts;
   scripts.add("exit 3");
-  scripts.supervisor.expect_end();
+  scripts.supervisor.expect_end(std::chrono::seconds(10));
   scripts.supervisor.run();
   EXPECT_THAT(scripts.supervisor.failures(), IsEmpty());
   EXPECT_EQ(scripts.end_of(0), "exited with code 3");

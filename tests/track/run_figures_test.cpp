@@ -5,6 +5,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -73,10 +74,12 @@ class Sampling : public ::testing::Test {
       events_.push_back(
           event.kind + " " + event.body + " " + std::to_string(time));
     };
+    main.rank_reports = [this] { return std::exchange(reports_, {}); };
     main.warn = [this](const std::string& text) { warnings_.push_back(text); };
     return {std::move(main), seconds};
   }
 
+  std::vector<std::string> reports_;
   testing::TemporaryDirectory directory_;
   std::int64_t num_steps_ = 0;
   Board board_;
@@ -110,6 +113,22 @@ TEST_F(Sampling, ReportsTheMachineAndEveryRank) {
               "},{\"rank\":2,\"step\":26,\"steps_per_second\":3.5,"
               "\"memory_mb\":9.0}] 105.000000"));
   EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(Sampling, ReportsWhatWasSaidOfRanksOnce) {
+  RunSampler sampler = main_rank(100);
+  reports_ = {"rank 2 hangs", "rank 1 is slow"};
+  sampler.sample(105);
+  sampler.report();
+  ASSERT_EQ(events_.size(), 4U);
+  const auto as_event = [](const char* text) {
+    const JournalEvent event = warning_event(text);
+    return event.kind + " " + event.body + " 105.000000";
+  };
+  EXPECT_EQ(events_[0], as_event("rank 2 hangs"));
+  EXPECT_EQ(events_[1], as_event("rank 1 is slow"));
+  sampler.report();
+  EXPECT_EQ(events_.size(), 6U);
 }
 
 TEST_F(Sampling, CountsFromOneSampleToTheNext) {

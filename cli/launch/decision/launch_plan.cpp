@@ -215,6 +215,8 @@ LaunchPlan make_launch_plan(
       *settings.integer("max_restarts"), std::numeric_limits<int>::max()));
   plan.is_quiet = settings.boolean("quiet");
   plan.checks_machines = settings.boolean("check");
+  plan.grace = std::chrono::milliseconds(
+      static_cast<std::int64_t>(*settings.number("grace_seconds") * 1000));
   plan.has_board = !is_python(plan.program);
   plan.hang_threshold = std::chrono::milliseconds(
       static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000));

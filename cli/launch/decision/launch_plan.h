@@ -52,6 +52,8 @@ struct LaunchPlan {
   int max_restarts = 0;
   bool is_quiet = false;
   bool checks_machines = false;
+  /// How long ranks may go on after the launcher got SIGTERM.
+  std::chrono::milliseconds grace{};
   /// True if the program notes on a board what it does; Python programs do not.
   bool has_board = false;
   /// How the ranks are watched for hangs.

@@ -16,6 +16,9 @@ namespace accelerate::cli {
 
 namespace {
 
+// Whoever presses Ctrl+C waits.
+constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
+
 void say(const std::string& text) {
   (void)!write(STDERR_FILENO, text.data(), text.size());
 }
@@ -151,7 +154,8 @@ void RankGroup::handle(const signalfd_siginfo& info) {
   }
   if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
     received_ = signal;
-    supervisor_.expect_end();
+    supervisor_.expect_end(
+        signal == SIGTERM ? plan_.grace : kTimeAfterInterrupt);
   }
 }
 

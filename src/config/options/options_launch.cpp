@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 36> kLaunchRows{{
+constexpr std::array<OptionSpec, 37> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
@@ -82,6 +82,8 @@ constexpr std::array<OptionSpec, 36> kLaunchRows{{
      "name of this kind of worker, shown before the rank in each line"},
     {"max_restarts", "", "--max_restarts", "", integer, "0", "0..", launches, "Output and restarts",
      "how often a failed group is started again; it goes on from its newest complete checkpoint"},
+    {"grace_seconds", "", "--grace_seconds", "", number, "30", "0..", launches, "Output and restarts",
+     "how long ranks may go on after the launcher was told to end (SIGTERM), to save and leave; then they are killed"},
     {"monitor_interval", "", "--monitor_interval", "", number, "0.1", "0..", nobody, "Output and restarts",
      "seconds between looks at the ranks under torchrun; here the end of a rank is heard at once"},
 }};

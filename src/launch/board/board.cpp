@@ -14,9 +14,10 @@ namespace {
 
 // Behind the bytes that identify the segment.
 constexpr std::size_t kHeaderOffset = 64;
-constexpr std::size_t kPagesOffset = 4096;
+constexpr std::size_t kPagesOffset = 16384;
+constexpr std::size_t kPageAlignment = 4096;
 constexpr std::size_t kPageStride =
-    (sizeof(BoardPage) + kPagesOffset - 1) / kPagesOffset * kPagesOffset;
+    (sizeof(BoardPage) + kPageAlignment - 1) / kPageAlignment * kPageAlignment;
 
 static_assert(SharedSegment::kReservedBytes <= kHeaderOffset);
 static_assert(kHeaderOffset + sizeof(BoardHeader) <= kPagesOffset);
@@ -85,6 +86,31 @@ std::vector<Board> Board::of_process(pid_t process) {
 }
 
 const BoardHeader& Board::header() const { return header_of(segment_); }
+
+void Board::add_report(std::string_view text) const {
+  BoardHeader& header = header_of(segment_);
+  const std::uint64_t count = header.num_reports.load();
+  set_text(header.reports[count % BoardHeader::kKeptReports], text);
+  header.num_reports.store(count + 1);
+}
+
+BoardReports::BoardReports(const Board& board)
+    : board_(board), num_read_(board.header().num_reports.load()) {}
+
+std::vector<std::string> BoardReports::news() {
+  const BoardHeader& header = board_.header();
+  constexpr std::uint64_t kKept = BoardHeader::kKeptReports;
+  std::vector<std::string> texts;
+  const std::uint64_t count = header.num_reports.load();
+  if (count > num_read_ + kKept) num_read_ = count - kKept;
+  for (; num_read_ < count; ++num_read_) {
+    std::string text = text_of(header.reports[num_read_ % kKept]);
+    // It may have been replaced while it was read.
+    if (header.num_reports.load() <= num_read_ + kKept)
+      texts.push_back(std::move(text));
+  }
+  return texts;
+}
 
 BoardPage& Board::page(int index) const {
   return *reinterpret_cast<BoardPage*>(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -43,6 +44,8 @@ class Board {
   [[nodiscard]] std::string ticket() const { return segment_.ticket(); }
 
   [[nodiscard]] const BoardHeader& header() const;
+  /// Adds a report for the ranks to read. Called by whoever watches them.
+  void add_report(std::string_view text) const;
   [[nodiscard]] int num_pages() const { return header().num_pages; }
   /// `index`: the local rank.
   [[nodiscard]] BoardPage& page(int index) const;
@@ -53,6 +56,21 @@ class Board {
   static Board checked(SharedSegment segment);
 
   SharedSegment segment_;
+};
+
+/// Reads the reports of a board as they come.
+class BoardReports {
+ public:
+  /// `board` must outlive it. Reports from before are not news.
+  explicit BoardReports(const Board& board);
+
+  /// The reports since the last call, without those that newer ones have
+  /// replaced meanwhile.
+  std::vector<std::string> news();
+
+ private:
+  const Board& board_;
+  std::uint64_t num_read_ = 0;
 };
 
 /// Copies as much of `text` as fits, ended by a zero.

@@ -108,7 +108,7 @@ struct BoardPage {
 
 /// The first page: what is running. Written before any rank can read it.
 struct BoardHeader {
-  static constexpr std::uint64_t kVersion = 1;
+  static constexpr std::uint64_t kVersion = 2;
 
   std::uint64_t version;
   std::int32_t supervisor;  ///< its process number
@@ -119,6 +119,11 @@ struct BoardHeader {
   std::int32_t machine;
   std::int64_t started;  ///< seconds since 1970
   BoardText<504> command;
+
+  /// What whoever watches the ranks has reported: the newest texts, in a ring.
+  static constexpr std::size_t kKeptReports = 4;
+  std::atomic<std::uint64_t> num_reports;
+  std::array<BoardText<3000>, kKeptReports> reports;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);

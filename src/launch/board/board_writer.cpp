@@ -17,24 +17,20 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 
-// Makes a reader wait while words are stored, and other writers give up.
+// Makes readers and other writers wait while words are stored.
 template <std::size_t size>
 class StoreScope {
  public:
   explicit StoreScope(VersionedWords<size>& target) : target_(target) {
-    version_ = target_.version.load(kRelaxed);
-    owns_ = version_ % 2 == 0 &&
-        target_.version.compare_exchange_strong(
-            version_, version_ + 1, std::memory_order_acquire, kRelaxed);
+    do {
+      version_ = target_.version.load(kRelaxed) & ~1U;
+    } while (!target_.version.compare_exchange_weak(
+        version_, version_ + 1, std::memory_order_acquire, kRelaxed));
   }
   StoreScope(const StoreScope&) = delete;
   StoreScope& operator=(const StoreScope&) = delete;
-  ~StoreScope() {
-    if (owns_) target_.version.store(version_ + 2, kRelease);
-  }
+  ~StoreScope() { target_.version.store(version_ + 2, kRelease); }
 
-  /// False while another thread stores there.
-  [[nodiscard]] bool owns() const { return owns_; }
   void store(const std::array<std::uint64_t, size>& words) {
     // A reader that sees one of these sees the odd version, too.
     for (std::size_t i = 0; i < size; ++i)
@@ -44,7 +40,6 @@ class StoreScope {
  private:
   VersionedWords<size>& target_;
   std::uint32_t version_ = 0;
-  bool owns_ = false;
 };
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
@@ -64,9 +59,8 @@ std::string_view file_name(std::string_view path) {
 }  // namespace
 
 std::uint64_t BoardLaneWriter::begin(const NotedCall& call) noexcept {
-  const std::uint64_t number = count_.fetch_add(1, kRelaxed) + 1;
   StoreScope scope(lane_.call);
-  if (!scope.owns()) return number;
+  const std::uint64_t number = ++count_;
   const auto slot =
       [](auto& known, const void* address, std::uint32_t salt) -> Known& {
     const auto bits = reinterpret_cast<std::uintptr_t>(address) / 8 + salt;
@@ -160,9 +154,9 @@ BoardLaneWriter* BoardWriter::add_lane(std::string_view group) {
 }
 
 RankPhase BoardWriter::enter(RankPhase phase) noexcept {
-  const auto before = static_cast<RankPhase>(
-      page_.phase.exchange(static_cast<std::uint32_t>(phase), kRelaxed));
-  page_.num_phases.fetch_add(1, kRelease);
+  const auto before = static_cast<RankPhase>(page_.phase.load(kRelaxed));
+  page_.phase.store(static_cast<std::uint32_t>(phase), kRelaxed);
+  page_.num_phases.store(page_.num_phases.load(kRelaxed) + 1, kRelease);
   return before == RankPhase::starting ? RankPhase::between : before;
 }
 

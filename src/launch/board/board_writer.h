@@ -35,8 +35,7 @@ struct NotedCall {
 
 class BoardWriter;
 
-/// The collectives of one group, of one rank. Notes that two threads make at
-/// the same moment may be lost; what readers see is consistent in any case.
+/// The collectives of one group, of one rank. Any thread may call.
 class BoardLaneWriter {
  public:
   BoardLaneWriter(BoardWriter& writer, BoardLane& lane)
@@ -53,8 +52,7 @@ class BoardLaneWriter {
   [[nodiscard]] const BoardLane& lane() const { return lane_; }
 
  private:
-  // Numbers of texts that were used last, so that they are not looked up. Used
-  // by the thread that stores into the lane.
+  // Numbers of texts that were used last, so that they are not looked up.
   struct Known {
     const void* address = nullptr;
     std::uint32_t line = 0;
@@ -67,14 +65,15 @@ class BoardLaneWriter {
 
   BoardWriter& writer_;
   BoardLane& lane_;
-  std::atomic<std::uint64_t> count_{0};
+  // Used by the thread that stores into the lane.
+  std::uint64_t count_ = 0;
   std::array<Known, 8> operations_;
   std::array<Known, 8> places_;
   std::array<Known, 4> dtypes_;
 };
 
 /// Writes the page of one rank. What it writes is read by other processes at
-/// any moment. Any thread may call.
+/// any moment. Any thread may call; phases are those of the thread that trains.
 class BoardWriter {
  public:
   BoardWriter(Board board, int index, int rank);

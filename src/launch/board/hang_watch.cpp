@@ -70,6 +70,12 @@ void HangWatch::read_settings() {
   detector_.set_threshold(options_.threshold);
 }
 
+void HangWatch::say(const std::string& text) {
+  const std::lock_guard lock(saying_);
+  options_.say(text);
+  board_.add_report(text);
+}
+
 void HangWatch::look() {
   read_settings();
   if (options_.threshold.count() == 0) return;
@@ -78,9 +84,13 @@ void HangWatch::look() {
     const char state = process_state(activity.process);
     ranks.push_back({std::move(activity), state});
   }
-  const auto report = detector_.look(ranks, HangDetector::Clock::now());
+  const auto now = HangDetector::Clock::now();
+  std::vector<RankActivity> activities;
+  for (const ObservedRank& rank : ranks) activities.push_back(rank.activity);
+  if (const auto slow = stragglers_.look(activities, now)) say(describe(*slow));
+  const auto report = detector_.look(ranks, now);
   if (!report) return;
-  options_.say(describe(*report, ""));
+  say(describe(*report, ""));
   if (options_.on_hang == OnHang::warn || takes_stacks_) return;
   if (stacks_.joinable()) stacks_.join();
   takes_stacks_ = true;
@@ -92,7 +102,7 @@ void HangWatch::look() {
           stacks.push_back(
               {format("rank {}", each.rank), taker.take(each.process)});
         }
-        options_.say(describe(stacks));
+        say(describe(stacks));
         // Ranks that wait for another machine are not to blame.
         if (options_.on_hang == OnHang::kill &&
             kind != HangReport::Kind::elsewhere) {

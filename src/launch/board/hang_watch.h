@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -12,6 +13,7 @@
 
 #include "launch/board/board.h"
 #include "launch/board/hang_detector.h"
+#include "launch/board/straggler_detector.h"
 #include "launch/stacks/thread_stacks.h"
 
 namespace accelerate::detail {
@@ -37,7 +39,9 @@ struct HangWatchOptions {
   std::function<void(const std::string& text)> say = {};
 };
 
-/// Watches the ranks of a board. look() is called several times per second, by
+/// Watches the ranks of a board: reports those that hold up others, and those
+/// that are slower than the others for a minute. Reports are also kept on the
+/// board. look() is called several times per second, by
 /// one thread, and returns at once.
 class HangWatch {
  public:
@@ -55,10 +59,13 @@ class HangWatch {
  private:
   // What programs have said on their pages.
   void read_settings();
+  void say(const std::string& text);
 
   const Board& board_;
   HangWatchOptions options_;
   HangDetector detector_;
+  StragglerDetector stragglers_;
+  std::mutex saying_;
   std::thread stacks_;
   // Whether that thread is still at work.
   std::atomic<bool> takes_stacks_{false};
