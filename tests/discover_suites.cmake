@@ -5,12 +5,28 @@
 #   program_name  the name of the test
 #   prefix      begins the names of the tests
 #   filter      the cases, as GoogleTest's filter
+#   rank_sources  files whose suites alone are meant; none means all. The filter then begins with - and only leaves out
 #   properties  of each test
 #   list        the file that keeps the cases until the program changes
 if(NOT EXISTS "${program}")
   get_filename_component(name "${program}" NAME)
   add_test("${prefix}${name}_NOT_BUILT" "${prefix}${name}_NOT_BUILT")
   return()
+endif()
+
+if(rank_sources)
+  set(patterns "")
+  foreach(source IN LISTS rank_sources)
+    file(READ "${source}" text)
+    string(REGEX MATCHALL "(TEST|TEST_F|TEST_P|RC_GTEST_PROP)[(][ \n]*[A-Za-z0-9_]+" tests "${text}")
+    foreach(test IN LISTS tests)
+      string(REGEX REPLACE ".*[( \n]" "" suite "${test}")
+      list(APPEND patterns "${suite}.*" "*/${suite}.*")
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES patterns)
+  list(JOIN patterns ":" patterns)
+  set(filter "${patterns}${filter}")
 endif()
 
 if(NOT "$ENV{ACCELERATE_TEST_SUITES}")

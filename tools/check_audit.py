@@ -8,8 +8,8 @@ settings/ROOM.txt: every setting is known to do something. One line per field of
 the launcher's option table, which names
 
   test SUITE.NAME ...   the tests that show the effect (* stands for the rest of a name). Each must exist, and the source
-                        of one of them must name the setting: the body of the test, or what its file has outside of
-                        other tests. Where it cannot, the line ends with `; ` and the reason
+                        of one of them must name the setting: the body of the test, or what its file, or a header
+                        beside it, has outside of other tests. Where it cannot, the line ends with `; ` and the reason
   refused "TEXT" test SUITE.NAME ...
                         the error that asking for it gives; some source has the text, and the source of one of the tests
                         has the text or names the setting
@@ -141,6 +141,10 @@ def known_tests(root):
     for path in (root / "tests").rglob("*.cpp"):
         text = re.sub(r"//.*", "", path.read_text())
         common = TEST.sub("", text)
+        # What a test shares with others of its directory.
+        for name in re.findall(r'#include "(?:[\w/]+/)?([\w.]+)"', text):
+            if (path.parent / name).exists():
+                common += re.sub(r"//.*", "", (path.parent / name).read_text())
         for test in TEST.finditer(text):
             sources[f"{test[1]}.{test[2]}"] = common + test[0]
     for lists in (root / "tests").rglob("CMakeLists.txt"):

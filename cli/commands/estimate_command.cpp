@@ -123,6 +123,92 @@ int estimate(EstimateFlags& flags) {
   return 0;
 }
 
+template <class Value>
+CLI::Option* add_option(
+    CLI::App& command,
+    const char* name,
+    Value& value,
+    const char* help) {
+  return command.add_option(both_spellings(name), value, help);
+}
+
+template <class Value>
+void add_number(
+    CLI::App& command,
+    const char* name,
+    Value& value,
+    const char* help) {
+  add_option(command, name, value, help)
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+}
+
+// What is trained, and how.
+void add_training_options(CLI::App& command, EstimateFlags& flags) {
+  add_option(
+      command,
+      "--weights_dtype",
+      flags.plan.weights_dtype,
+      "dtype of the trained weights: float32, bfloat16 or float16 [float32]")
+      ->type_name("WORD");
+  add_option(
+      command,
+      "--mixed_precision",
+      flags.precision,
+      "precision of the forward pass [no]")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"no", "fp16", "bf16", "fp8"}));
+  add_option(
+      command,
+      "--optimizer",
+      flags.plan.optimizer,
+      "adamw, adam, momentum, adagrad, sgd or lomo [adamw]")
+      ->type_name("WORD");
+  add_number(
+      command, "--batch_size", flags.plan.batch_size, "samples per device [1]");
+  add_number(
+      command,
+      "--sequence_length",
+      flags.plan.sequence_length,
+      "tokens per sample, to estimate activations");
+  add_number(
+      command,
+      "--shards",
+      flags.plan.num_shards,
+      "devices that share weights, gradients and optimizer state [1]");
+}
+
+void add_fit_options(CLI::App& command, EstimateFlags& flags) {
+  add_option(
+      command,
+      "--fits",
+      flags.fits,
+      "memory of one device, 16GB: print what fits, cheapest first")
+      ->type_name("SIZE");
+  add_number(command, "--gpus", flags.num_gpus, "devices, with --fits [1]");
+  add_number(
+      command,
+      "--gpus_per_node",
+      flags.gpus_per_node,
+      "devices on one node, with --fits [all]");
+}
+
+// The options of Accelerate's command, which downloads models and runs Python.
+void add_ignored_options(CLI::App& command, EstimateFlags& flags) {
+  add_option(
+      command,
+      "--library_name",
+      flags.library,
+      "ignored; for compatibility with Accelerate")
+      ->group("");
+  command
+      .add_flag(
+          both_spellings("--trust_remote_code"),
+          flags.trusts_code,
+          "ignored: no code is run")
+      ->group("");
+}
+
 }  // namespace
 
 std::function<int()> add_estimate_command(CLI::App& tool) {
@@ -130,79 +216,25 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
   CLI::App* command = tool.add_subcommand(
       "estimate-memory",
       "estimate the memory for loading and training a model");
-  const auto option = [&](const char* name, auto& value, const char* help) {
-    return command->add_option(both_spellings(name), value, help);
-  };
   command
       ->add_option(
           "model",
           flags->model,
           "directory, weights or config.json, on this machine")
       ->required();
-  option("--dtypes", flags->dtypes, "float32, float16, bfloat16, int8, int4")
+  add_option(
+      *command,
+      "--dtypes",
+      flags->dtypes,
+      "float32, float16, bfloat16, int8, int4")
       ->type_name("WORD ...");
-  option(
-      "--weights_dtype",
-      flags->plan.weights_dtype,
-      "dtype of the trained weights: float32, bfloat16 or float16 [float32]")
-      ->type_name("WORD");
-  option(
-      "--mixed_precision",
-      flags->precision,
-      "precision of the forward pass [no]")
-      ->type_name("WORD")
-      ->check(CLI::IsMember({"no", "fp16", "bf16", "fp8"}));
-  option(
-      "--optimizer",
-      flags->plan.optimizer,
-      "adamw, adam, momentum, adagrad, sgd or lomo [adamw]")
-      ->type_name("WORD");
-  option("--batch_size", flags->plan.batch_size, "samples per device [1]")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
-  option(
-      "--sequence_length",
-      flags->plan.sequence_length,
-      "tokens per sample, to estimate activations")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
-  option(
-      "--shards",
-      flags->plan.num_shards,
-      "devices that share weights, gradients and optimizer state [1]")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
-  option(
-      "--fits",
-      flags->fits,
-      "memory of one device, 16GB: print what fits, cheapest first")
-      ->type_name("SIZE");
-  option("--gpus", flags->num_gpus, "devices, with --fits [1]")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
-  option(
-      "--gpus_per_node",
-      flags->gpus_per_node,
-      "devices on one node, with --fits [all]")
-      ->type_name("N")
-      ->check(CLI::PositiveNumber);
+  add_training_options(*command, *flags);
+  add_fit_options(*command, *flags);
   command->add_flag(
       both_spellings("--activation_checkpointing"),
       flags->plan.recomputes_activations,
       "recompute activations in the backward pass");
-  // Accepts the options of Accelerate's command, which downloads models and
-  // runs Python.
-  option(
-      "--library_name",
-      flags->library,
-      "ignored; for compatibility with Accelerate")
-      ->group("");
-  command
-      ->add_flag(
-          both_spellings("--trust_remote_code"),
-          flags->trusts_code,
-          "ignored: no code is run")
-      ->group("");
+  add_ignored_options(*command, *flags);
   return [flags, command] {
     flags->names_precision = command->count("--mixed_precision") > 0;
     return estimate(*flags);

@@ -192,6 +192,12 @@ ParallelPlan make_plan(const PlanRequest& request) {
   return plan;
 }
 
+std::vector<std::string_view> technique_names() {
+  std::vector<std::string_view> names;
+  for (const Technique& row : kTechniques) names.push_back(row.name);
+  return names;
+}
+
 StrategyList make_strategies(const Mesh& mesh, const ParallelPlan& plan) {
   StrategyList strategies;
   for (const AddedTechnique& added : plan.techniques.added) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <accelerate/parallel.h>
@@ -89,6 +90,9 @@ struct PlanRequest {
 /// technique's validation; throws one ConfigError with all complaints, the
 /// request's included. Has no side effects.
 ParallelPlan make_plan(const PlanRequest& request);
+
+/// The names of all techniques, in the order of application.
+std::vector<std::string_view> technique_names();
 
 /// The strategies that the plan asks for, in order of application, for one
 /// model on `mesh`, which has the plan's degrees.

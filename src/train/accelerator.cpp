@@ -353,14 +353,42 @@ std::shared_ptr<Session> reporting_at_its_end(
           }};
 }
 
+WorldOptions world_options(const AcceleratorOptions& options) {
+  WorldOptions world = options.world;
+  if (options.cpu.value_or(false)) world.device = at::kCPU;
+  if (options.cpu) world.cpu = options.cpu;
+  return world;
+}
+
+// Adds what the session owns and that refers to other parts of it.
+void add_services(
+    Session& session,
+    const AcceleratorOptions& options,
+    const detail::Environment& environment) {
+  session.agreement = std::make_unique<detail::RankAgreement>(
+      session.world,
+      [passes = session.num_averaging_passes,
+       group = session.world.group().impl()] {
+        return detail::DesyncDetector::Position{
+            passes->load(), static_cast<std::int64_t>(group->sequence.load())};
+      });
+  session.checkpoints = std::make_unique<detail::Checkpoints>(
+      session.world, session.agreement, project_configuration(options));
+  session.checkpoints->progress = detail::progress_options_of_rank(
+      {.delay_seconds = kProgressDelaySeconds,
+       .disable = !options.progress_bars},
+      session.world.is_local_main_process(),
+      detail::terminal_variables(environment).has_utf8);
+  session.tracking = make_tracking(options, session, environment);
+  session.checkpoints->components.push_back(
+      detail::run_component(session.tracking));
+}
+
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added) {
   const detail::Environment environment = detail::Environment::current();
-  WorldOptions world_options = options.world;
-  if (options.cpu.value_or(false)) world_options.device = at::kCPU;
-  if (options.cpu) world_options.cpu = options.cpu;
-  World world(world_options);
+  World world(world_options(options));
   Decisions decisions = decide(
       options,
       added,
@@ -400,23 +428,7 @@ std::shared_ptr<Session> make_session(
   session->steps = session->world.group().impl()->world->steps;
   session->profile_options = options.profile.value_or(ProfileOptions());
   session->preemption_signals = options.preemption_signals;
-  session->agreement = std::make_unique<detail::RankAgreement>(
-      session->world,
-      [passes = session->num_averaging_passes,
-       group = session->world.group().impl()] {
-        return detail::DesyncDetector::Position{
-            passes->load(), static_cast<std::int64_t>(group->sequence.load())};
-      });
-  session->checkpoints = std::make_unique<detail::Checkpoints>(
-      session->world, *session->agreement, project_configuration(options));
-  session->checkpoints->progress = detail::progress_options_of_rank(
-      {.delay_seconds = kProgressDelaySeconds,
-       .disable = !options.progress_bars},
-      session->world.is_local_main_process(),
-      detail::terminal_variables(environment).has_utf8);
-  session->tracking = make_tracking(options, *session, environment);
-  session->checkpoints->components.push_back(
-      detail::run_component(*session->tracking));
+  add_services(*session, options, environment);
   return reporting_at_its_end(std::move(session));
 }
 

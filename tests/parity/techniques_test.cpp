@@ -2,13 +2,17 @@
 // of one process on the same global batches. One net and one loop for all
 // (support/parity_task.h), so that a failure names its case.
 #include <cmath>
+#include <optional>
 #include <ostream>
+#include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include <accelerate/accelerate.h>
 
+#include "parallel/plan.h"
 #include "support/parity_task.h"
 
 namespace accelerate {
@@ -24,6 +28,8 @@ struct Technique {
   /// Parameters begin in the precision's dtype, with fp32 masters.
   bool master_weights = false;
   int divides_ranks = 1;
+  /// All ranks are along this axis.
+  std::optional<Axis> axis = std::nullopt;
 };
 
 void PrintTo(const Technique& technique, std::ostream* out) {
@@ -39,6 +45,7 @@ std::vector<Technique> techniques() {
   FullyShardedDataParallelOptions kept = by_size;
   kept.fsdp_version = 2;
   kept.reshard_after_forward = false;
+  const ColwiseParallel gathered{.output_layouts = Replicate{}};
   return {
       {.name = "replicate"},
       {.name = "replicate_in_small_buckets",
@@ -70,6 +77,13 @@ std::vector<Technique> techniques() {
       {.name = "hybrid",
        .parallel = {.replicate = 2, .fully_sharded = by_size},
        .divides_ranks = 2},
+      {.name = "tensor",
+       .parallel =
+           {.parallelize_plan =
+                ParallelizePlan{
+                    {"blocks.*.linear", gathered}, {"head", gathered}}},
+       .axis = Axis::tensor},
+      {.name = "context", .axis = Axis::context},
   };
 }
 
@@ -94,12 +108,25 @@ ParityRun run_of(
   run.options.mixed_precision = precision;
   run.options.parallel = technique.parallel;
   run.options.master_weights = technique.master_weights;
+  if (technique.axis == Axis::tensor) run.options.parallel.tensor = num_ranks;
+  if (technique.axis == Axis::context) run.options.parallel.context = num_ranks;
+  // Gradients of weights in high precision are sums in which every sample is
+  // scaled by itself, whatever rank has it.
+  if (precision == Precision::fp8) {
+    run.options.fp8_recipe = AORecipeKwargs{
+        .config = Float8LinearConfig::from_recipe_name("rowwise_with_gw_hp"),
+        .module_filter_func = [](const std::string&, const torch::nn::Module&) {
+          return true;
+        }};
+  }
+  // No overflow, which would skip a step.
+  run.options.grad_scaler.init_scale = 128;
   if (technique.master_weights) run.parameter_dtype = torch::kBFloat16;
   return run;
 }
 
-// In bf16 a mean over fewer samples rounds elsewhere: differences of some units
-// of 2^-8 in gradients, times steps and learning rate.
+// In 16 bits a mean over fewer samples rounds elsewhere: differences of some
+// units of 2^-8 in gradients, times steps and learning rate.
 double tolerance_of(Precision precision) {
   return precision == Precision::no ? 1e-5 : 1e-2;
 }
@@ -110,12 +137,15 @@ TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
     GTEST_SKIP() << "needs a multiple of " << technique.divides_ranks;
   if (technique.master_weights && precision == Precision::no)
     GTEST_SKIP() << "masters are of 16-bit parameters";
+  if (technique.axis == Axis::tensor && precision == Precision::fp8)
+    GTEST_SKIP() << "refused: ranks do not agree on scales";
   Technique plain;
   plain.master_weights = technique.master_weights;
   const Weights one =
-      train_parity_net(run_of(plain, precision, accumulation, 1));
+      train_parity_net(run_of(plain, precision, accumulation, 1)).weights;
   const Weights many =
-      train_parity_net(run_of(technique, precision, accumulation, num_ranks));
+      train_parity_net(run_of(technique, precision, accumulation, num_ranks))
+          .weights;
   ASSERT_EQ(many.size(), one.size());
   const double tolerance = tolerance_of(precision);
   for (const auto& [name, tensor] : one) {
@@ -136,6 +166,32 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(1, 3),
         ::testing::Values(1, 2, 3, 4)),
     case_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    ScaledPrecision,
+    TechniqueParity,
+    ::testing::Combine(
+        ::testing::ValuesIn(techniques()),
+        ::testing::Values(Precision::fp16, Precision::fp8),
+        ::testing::Values(3),
+        ::testing::Values(2, 3)),
+    case_name);
+
+// A row without a case above fails here.
+TEST(Techniques, AreAllInTheSuite) {
+  std::set<std::string> found;
+  for (const Technique& technique : techniques()) {
+    const Precision precision =
+        technique.axis == Axis::tensor ? Precision::bf16 : Precision::fp8;
+    for (const std::string& name :
+         train_parity_net(run_of(technique, precision, 1, 2)).strategies)
+      found.insert(name);
+  }
+  std::set<std::string> all;
+  for (const std::string_view name : detail::technique_names())
+    all.emplace(name);
+  EXPECT_EQ(found, all);
+}
 
 }  // namespace techniques_test
 }  // namespace accelerate

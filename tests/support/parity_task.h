@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,25 +11,39 @@
 
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
+#include "train/session.h"
 
 namespace accelerate::testing {
 
+/// Sizes that float8 takes, and sequences that 1 to 4 ranks divide.
+inline constexpr std::int64_t kParityWidth = 16;
+inline constexpr std::int64_t kParityLength = 12;
+
 /// The net of the parity suite: layers for wrap policies, a normalisation, and
-/// a parameter that no forward uses.
+/// attention over sequences. It knows of no technique.
 struct ParityBlockImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
-    return x + torch::tanh(linear(norm(x)));
+    const auto parts = qkv(norm(x)).unflatten(-1, {3, 2, kParityWidth / 2});
+    const auto heads = [&](std::int64_t i) {
+      return parts.select(2, i).transpose(1, 2);
+    };
+    const auto attended =
+        at::scaled_dot_product_attention(heads(0), heads(1), heads(2));
+    return x + torch::tanh(linear(attended.transpose(1, 2).flatten(2)));
   }
   torch::nn::LayerNorm norm = register_module(
       "norm",
-      torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
-  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 6));
+      torch::nn::LayerNorm(torch::nn::LayerNormOptions({kParityWidth})));
+  torch::nn::Linear qkv =
+      register_module("qkv", torch::nn::Linear(kParityWidth, 3 * kParityWidth));
+  torch::nn::Linear linear =
+      register_module("linear", torch::nn::Linear(kParityWidth, kParityWidth));
 };
 TORCH_MODULE(ParityBlock);
 
 struct ParityNetImpl : torch::nn::Module {
   ParityNetImpl() {
-    for (int i = 0; i < 3; ++i) blocks->push_back(ParityBlock());
+    for (int i = 0; i < 2; ++i) blocks->push_back(ParityBlock());
     register_module("blocks", blocks);
   }
   torch::Tensor forward(const torch::Tensor& x) {
@@ -37,7 +52,8 @@ struct ParityNetImpl : torch::nn::Module {
     return head(h);
   }
   torch::nn::ModuleList blocks;
-  torch::nn::Linear head = register_module("head", torch::nn::Linear(6, 5));
+  torch::nn::Linear head =
+      register_module("head", torch::nn::Linear(kParityWidth, kParityWidth));
 };
 TORCH_MODULE(ParityNet);
 
@@ -51,19 +67,27 @@ struct ParityRun {
   torch::ScalarType parameter_dtype = torch::kFloat;
 };
 
-/// Number of samples of a step over all ranks and micro-steps; 1 to 4 ranks and
-/// windows of 1 to 3 micro-steps divide it.
+/// Number of sequences of a step over all ranks and micro-steps; 1 to 4 ranks
+/// and windows of 1 to 3 micro-steps divide it.
 inline constexpr std::int64_t kParityBatch = 36;
 inline constexpr int kParitySteps = 4;
 
-/// Trains ParityNet on the same global batches for any number of ranks, and
-/// returns its full weights in fp32, as get_state_dict() does on rank 0.
-inline Weights train_parity_net(const ParityRun& run) {
+/// The weights that a run ended with, and what trained it.
+struct ParityResult {
+  /// Full and in fp32, as get_state_dict() gives them on rank 0.
+  Weights weights;
+  std::vector<std::string> strategies;
+};
+
+/// Trains ParityNet on the same global batches for any number of ranks.
+inline ParityResult train_parity_net(const ParityRun& run) {
   torch::manual_seed(3);
-  const auto inputs = torch::randn({kParitySteps * kParityBatch, 6});
-  const auto labels = torch::randint(5, {kParitySteps * kParityBatch});
+  const auto inputs =
+      torch::randn({kParitySteps * kParityBatch, kParityLength, kParityWidth});
+  const auto labels = torch::randint(
+      kParityWidth, {kParitySteps * kParityBatch, kParityLength});
   const ParityNet first;
-  Weights end;
+  ParityResult end;
   run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
     AcceleratorOptions options = run.options;
     options.world = world;
@@ -89,15 +113,26 @@ inline Weights train_parity_net(const ParityRun& run) {
     for (auto& [x, y] : loader) {
       const auto micro_step = accelerator.accumulate(model);
       optimizer.zero_grad();
-      accelerator.backward(torch::nn::functional::cross_entropy(
-          model(x.to(run.parameter_dtype)).to(torch::kFloat), y));
+      const auto sequences = x.to(run.parameter_dtype);
+      std::optional<ContextParallelScope> scope;
+      if (accelerator.mesh().degree(Axis::context) > 1)
+        scope.emplace(
+            accelerator.maybe_context_parallel({sequences, y}, {1, 1}));
+      const auto scores = model(sequences).to(torch::kFloat).flatten(0, 1);
+      // Ranks that share a sequence have equally many of its positions.
+      accelerator.backward(
+          torch::nn::functional::cross_entropy(scores, y.flatten()));
+      scope.reset();
       if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model, 0.5);
       optimizer.step();
     }
     Weights weights;
     for (const auto& [name, tensor] : accelerator.get_state_dict(model))
       weights[name] = tensor.detach().to(torch::kFloat, false, /*copy=*/true);
-    if (accelerator.is_main_process()) end = std::move(weights);
+    if (!accelerator.is_main_process()) return;
+    end.weights = std::move(weights);
+    for (const auto name : model.prepared()->strategies.names())
+      end.strategies.emplace_back(name);
   });
   return end;
 }

@@ -274,6 +274,24 @@ WeightList collect_weights(
   return weights;
 }
 
+namespace {
+
+// Whether the files that rank 0 has opened contain each destination.
+std::vector<bool> saved_on_rank_0(
+    const World& world,
+    const StoredTensors& saved,
+    const std::vector<Destination>& destinations) {
+  std::vector<std::uint8_t> flags;
+  for (const Destination& destination : destinations)
+    flags.push_back(saved.contains(destination.name) ? 1 : 0);
+  const at::Tensor shared = at::tensor(flags, at::kByte);
+  world.group().broadcast(shared, 0);
+  const auto* const values = shared.const_data_ptr<std::uint8_t>();
+  return {values, values + shared.numel()};
+}
+
+}  // namespace
+
 void load_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
@@ -317,13 +335,8 @@ void load_weights(
   });
   agreement.require_success(failure, "load_model", "");
   if (reads_on_rank_0) {
-    std::vector<std::uint8_t> flags;
-    for (const Destination& destination : destinations)
-      flags.push_back(saved.contains(destination.name) ? 1 : 0);
-    const at::Tensor saved_flags = at::tensor(flags, at::kByte);
-    world.group().broadcast(saved_flags, 0);
-    const auto* const values = saved_flags.const_data_ptr<std::uint8_t>();
-    const std::vector<bool> is_saved(values, values + saved_flags.numel());
+    const std::vector<bool> is_saved =
+        saved_on_rank_0(world, saved, destinations);
     const int tag = reserve_tags(*model.mesh, 1);
     failure = read_and_send(world, saved, destinations, is_saved, tag);
   } else {

@@ -162,53 +162,71 @@ std::string format_option(const OptionValue& value) {
   return std::visit(Formatter{}, value);
 }
 
+namespace {
+
+constexpr std::string_view kPageBegin =
+    "# Options\n\n"
+    "Every setting has one name in the config file and, where given, a flag "
+    "of `accelerate-cpp launch` and an\n"
+    "environment variable. Code wins over the command line, the command line "
+    "over the environment, the\n"
+    "environment over the file, the file over the default; every resolved "
+    "value knows which of them it came from.\n\n"
+    "This page is printed by `accelerate-cpp options`; a test keeps the two "
+    "equal, and another compares the marks with what\n"
+    "reads the settings. No mark: the library acts on the setting, under any "
+    "launcher, or refuses what it cannot do. `l`: only\n"
+    "`accelerate-cpp launch` acts on it. `py` is handed to Python programs "
+    "and has no effect on programs of this library yet,\n"
+    "`py!` never will. `-`: nobody acts on it; it is taken because "
+    "Accelerate's files and command lines have it. What was given\n"
+    "and has no effect is reported once, by the launcher or at the first "
+    "step of the optimizer.\n\n"
+    "The default is this library's; Python programs get Accelerate's where "
+    "that is another one.\n";
+
+constexpr std::string_view kPageEnd =
+    "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
+    "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
+    "that name, as in Accelerate's files, and DeepSpeed's in "
+    "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
+    "neither knows, such as one for a single launch (`use_fsdp`: there it is "
+    "`distributed_type`), is an error that names the\n"
+    "nearest one. The schema, config.schema.json, lists those of a file.\n";
+
+std::string as_code(std::string_view content) {
+  return content.empty() ? std::string() : format("`{}`", content);
+}
+
+std::string default_cell(const OptionSpec& spec) {
+  if (!spec.python_default) return as_code(spec.default_value);
+  return format(
+      "{}{}Python: {}",
+      as_code(spec.default_value),
+      spec.default_value.empty() ? "" : "; ",
+      spec.python_default->empty() ? "unset" : as_code(*spec.python_default));
+}
+
+std::string_view mark_of(OptionUse use) {
+  switch (use) {
+    case OptionUse::acts:
+      break;
+    case OptionUse::launches:
+      return "l";
+    case OptionUse::nobody:
+      return "-";
+    case OptionUse::carried:
+      return "py";
+    case OptionUse::python_only:
+      return "py!";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string options_page() {
-  std::string page =
-      "# Options\n\n"
-      "Every setting has one name in the config file and, where given, a flag "
-      "of `accelerate-cpp launch` and an\n"
-      "environment variable. Code wins over the command line, the command line "
-      "over the environment, the\n"
-      "environment over the file, the file over the default; every resolved "
-      "value knows which of them it came from.\n\n"
-      "This page is printed by `accelerate-cpp options`; a test keeps the two "
-      "equal, and another compares the marks with what\n"
-      "reads the settings. No mark: the library acts on the setting, under any "
-      "launcher, or refuses what it cannot do. `l`: only\n"
-      "`accelerate-cpp launch` acts on it. `py` is handed to Python programs "
-      "and has no effect on programs of this library yet,\n"
-      "`py!` never will. `-`: nobody acts on it; it is taken because "
-      "Accelerate's files and command lines have it. What was given\n"
-      "and has no effect is reported once, by the launcher or at the first "
-      "step of the optimizer.\n\n"
-      "The default is this library's; Python programs get Accelerate's where "
-      "that is another one.\n";
-  const auto code = [](std::string_view content) {
-    return content.empty() ? std::string() : format("`{}`", content);
-  };
-  const auto defaults = [&](const OptionSpec& spec) {
-    if (!spec.python_default) return code(spec.default_value);
-    return format(
-        "{}{}Python: {}",
-        code(spec.default_value),
-        spec.default_value.empty() ? "" : "; ",
-        spec.python_default->empty() ? "unset" : code(*spec.python_default));
-  };
-  const auto mark = [](OptionUse use) {
-    switch (use) {
-      case OptionUse::acts:
-        break;
-      case OptionUse::launches:
-        return "l";
-      case OptionUse::nobody:
-        return "-";
-      case OptionUse::carried:
-        return "py";
-      case OptionUse::python_only:
-        return "py!";
-    }
-    return "";
-  };
+  std::string page(kPageBegin);
   std::string_view group;
   for (const OptionSpec& spec : option_table()) {
     if (spec.group != group) {
@@ -220,22 +238,15 @@ std::string options_page() {
     }
     page += format(
         "| {} | {} | {} | {} | {} | {} | {} |\n",
-        code(spec.key),
-        code(spec.flag),
-        code(spec.variable),
+        as_code(spec.key),
+        as_code(spec.flag),
+        as_code(spec.variable),
         allowed(spec),
-        defaults(spec),
-        mark(spec.use),
+        default_cell(spec),
+        mark_of(spec.use),
         spec.help);
   }
-  page +=
-      "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
-      "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
-      "that name, as in Accelerate's files, and DeepSpeed's in "
-      "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
-      "neither knows, such as one for a single launch (`use_fsdp`: there it is "
-      "`distributed_type`), is an error that names the\n"
-      "nearest one. The schema, config.schema.json, lists those of a file.\n";
+  page += kPageEnd;
   return page;
 }
 

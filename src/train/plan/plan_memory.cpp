@@ -124,46 +124,15 @@ class PlannedSteps {
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
         .computes_in_16_bits = true};
-    std::unique_ptr<Strategy> recomputation =
-        make_activation_checkpointing({.modules = selection});
-    try {
-      recomputation->prepare(module, table);
-    } catch (const ConfigError&) {
-      if (!options.unit_classes.empty()) throw;
-      recomputation.reset();
-      notes_.emplace_back(
-          "Nothing is recomputed: the model has no Sequential or ModuleList; "
-          "name classes in unit_classes.");
-    }
+    const std::unique_ptr<Strategy> recomputation =
+        make_recomputation(module, table, selection, options);
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
-      RecordedPrecision precision{.casts_parameters = casts};
-      if (is_16_bits) precision.autocast = at::kBFloat16;
-      LoopAroundStep around{
-          .input_dtype = casts ? precision.autocast : std::nullopt, .held = {}};
-      const LoopScope scope(around);
-      const LossOfSamples step = [&](std::int64_t num_samples) {
-        around.held.clear();
-        return loss_of(num_samples);
-      };
-      try {
-        traces_.emplace(
-            Key{is_16_bits, casts, recomputes},
-            record_step(
-                module,
-                table,
-                model_,
-                step,
-                precision,
-                recomputes ? recomputation.get() : nullptr));
-      } catch (const c10::Error&) {
-        if (!casts) throw;
-        // A step function makes inputs in its own dtype, which some operators
-        // refuse beside parameters in 16 bits.
-        traces_.emplace(
-            Key{is_16_bits, casts, recomputes},
-            traces_.at(Key{is_16_bits, false, recomputes}));
-        settings_.computes_in_16_bits = false;
-      }
+      record_case(
+          module,
+          table,
+          loss_of,
+          Key{is_16_bits, casts, recomputes},
+          recomputes ? recomputation.get() : nullptr);
     };
     bool has_fp32 = false;
     bool has_16_bits = false;
@@ -205,6 +174,56 @@ class PlannedSteps {
     bool recomputes;
     auto operator<=>(const Key&) const = default;
   };
+
+  // Null, with a note, if the model has nothing that is chosen by default.
+  std::unique_ptr<Strategy> make_recomputation(
+      torch::nn::Module& module,
+      ParameterTable& table,
+      const ModuleSelection& selection,
+      const MemoryPlanOptions& options) {
+    std::unique_ptr<Strategy> recomputation =
+        make_activation_checkpointing({.modules = selection});
+    try {
+      recomputation->prepare(module, table);
+    } catch (const ConfigError&) {
+      if (!options.unit_classes.empty()) throw;
+      recomputation.reset();
+      notes_.emplace_back(
+          "Nothing is recomputed: the model has no Sequential or ModuleList; "
+          "name classes in unit_classes.");
+    }
+    return recomputation;
+  }
+
+  void record_case(
+      torch::nn::Module& module,
+      ParameterTable& table,
+      const LossOfSamples& loss_of,
+      const Key& key,
+      Strategy* recomputation) {
+    RecordedPrecision precision{.casts_parameters = key.casts_parameters};
+    if (key.is_16_bits) precision.autocast = at::kBFloat16;
+    LoopAroundStep around{
+        .input_dtype = key.casts_parameters ? precision.autocast : std::nullopt,
+        .held = {}};
+    const LoopScope scope(around);
+    const LossOfSamples step = [&](std::int64_t num_samples) {
+      around.held.clear();
+      return loss_of(num_samples);
+    };
+    try {
+      traces_.emplace(
+          key,
+          record_step(module, table, model_, step, precision, recomputation));
+    } catch (const c10::Error&) {
+      if (!key.casts_parameters) throw;
+      // A step function makes inputs in its own dtype, which some operators
+      // refuse beside parameters in 16 bits.
+      traces_.emplace(
+          key, traces_.at(Key{key.is_16_bits, false, key.recomputes}));
+      settings_.computes_in_16_bits = false;
+    }
+  }
 
   PlannedModel model_;
   StepSettings settings_;
