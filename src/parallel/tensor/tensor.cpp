@@ -92,6 +92,9 @@ class TensorParallel final : public Strategy {
         "parameters are not those that gradients are of; end its scope before");
   }
 
+  // Forwards that were recomputed leave their last input.
+  void after_backward(bool) override { keeper_->forget_input(); }
+
   void before_forward() override { keeper_->begin_forward(); }
   void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
 
