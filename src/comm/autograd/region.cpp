@@ -115,17 +115,6 @@ at::Tensor reduce_scatter_to_region(
           slice_begins(tensor.size(dim), group.size())));
 }
 
-at::Tensor exchange_rows(
-    const at::Tensor& tensor,
-    const Group& group,
-    std::vector<std::int64_t> begins,
-    std::vector<std::vector<RowInterval>> wanted) {
-  return record_collective(
-      tensor,
-      c10::make_intrusive<RegionCall>(
-          RegionOp::take_rows, group, 0, std::move(begins), std::move(wanted)));
-}
-
 std::vector<std::int64_t> slice_begins(std::int64_t size, int num_ranks) {
   std::vector<std::int64_t> begins;
   for (int rank = 0; rank <= num_ranks; ++rank)

@@ -22,10 +22,6 @@ RegionOp gradient_of(RegionOp op) {
       return RegionOp::slice;
     case RegionOp::slice:
       return RegionOp::gather_equal;
-    case RegionOp::take_rows:
-      return RegionOp::give_back_rows;
-    case RegionOp::give_back_rows:
-      return RegionOp::take_rows;
   }
   throw InternalError("[comm] a collective of a region has no gradient");
 }
@@ -50,63 +46,6 @@ at::Tensor stacked_slices(const at::Tensor& tensor, const RegionCall& call) {
         call.slice(tensor.detach(), rank), call.dim, call.longest()));
   }
   return at::stack(slices);
-}
-
-std::int64_t count_of(const std::vector<RowInterval>& rows) {
-  std::int64_t count = 0;
-  for (const auto& [first, last] : rows) count += last - first;
-  return count;
-}
-
-std::vector<std::int64_t> with_rows(
-    const at::Tensor& tensor,
-    std::int64_t rows) {
-  std::vector<std::int64_t> sizes = tensor.sizes().vec();
-  sizes.front() = rows;
-  return sizes;
-}
-
-at::Tensor taken_rows(const at::Tensor& tensor, const RegionCall& call) {
-  const int own = call.group.rank();
-  std::vector<at::Tensor> sent;
-  for (int taker = 0; taker < call.group.size(); ++taker) {
-    std::vector<at::Tensor> pieces{tensor.narrow(0, 0, 0).flatten()};
-    for (const auto& [first, last] : call.rows(own, taker))
-      pieces.push_back(tensor.narrow(0, first, last - first).flatten());
-    sent.push_back(at::cat(pieces));
-  }
-  std::vector<at::Tensor> received = call.group.all_to_all(sent);
-  for (int keeper = 0; keeper < call.group.size(); ++keeper) {
-    at::Tensor& rows = received[static_cast<std::size_t>(keeper)];
-    rows = rows.view(with_rows(tensor, count_of(call.rows(keeper, own))));
-  }
-  return at::cat(received);
-}
-
-at::Tensor given_back_rows(const at::Tensor& tensor, const RegionCall& call) {
-  const int own = call.group.rank();
-  std::vector<at::Tensor> sent;
-  std::int64_t at_row = 0;
-  for (int keeper = 0; keeper < call.group.size(); ++keeper) {
-    const std::int64_t count = count_of(call.rows(keeper, own));
-    sent.push_back(tensor.narrow(0, at_row, count).flatten());
-    at_row += count;
-  }
-  const std::vector<at::Tensor> received = call.group.all_to_all(sent);
-  at::Tensor result =
-      at::zeros(with_rows(tensor, call.size(own)), tensor.options());
-  for (int taker = 0; taker < call.group.size(); ++taker) {
-    const std::vector<RowInterval> places = call.rows(own, taker);
-    const at::Tensor rows = received[static_cast<std::size_t>(taker)].view(
-        with_rows(tensor, count_of(places)));
-    std::int64_t from = 0;
-    for (const auto& [first, last] : places) {
-      result.narrow(0, first, last - first)
-          .copy_(rows.narrow(0, from, last - first));
-      from += last - first;
-    }
-  }
-  return result;
 }
 
 // The slices of all ranks, joined when they have arrived.
@@ -200,10 +139,6 @@ at::Tensor result_of(const at::Tensor& tensor, const RegionCall& call) {
       // A copy, since in-place operators refuse views made in a Function.
       return call.slice(tensor, call.group.rank())
           .clone(at::MemoryFormat::Contiguous);
-    case RegionOp::take_rows:
-      return taken_rows(tensor.detach(), call);
-    case RegionOp::give_back_rows:
-      return given_back_rows(tensor.detach(), call);
   }
   throw InternalError("[comm] a region has no such collective");
 }
@@ -228,11 +163,7 @@ struct RegionFunction : torch::autograd::Function<RegionFunction> {
     const auto call = c10::static_intrusive_pointer_cast<RegionCall>(
         context->saved_data["call"].toCapsule());
     const auto of_gradient = c10::make_intrusive<RegionCall>(
-        gradient_of(call->op),
-        call->group,
-        call->dim,
-        call->begins,
-        call->wanted);
+        gradient_of(call->op), call->group, call->dim, call->begins);
     return {record_collective(gradients.front(), of_gradient), at::Tensor()};
   }
 };

@@ -22,8 +22,6 @@ enum class RegionOp {
   gather_equal,
   slice,
   reduce_scatter,
-  take_rows,
-  give_back_rows,
 };
 
 /// The collective that an operation's gradient takes.
@@ -35,13 +33,11 @@ struct RegionCall : torch::CustomClassHolder {
       RegionOp which,
       Group among,
       std::int64_t along = 0,
-      std::vector<std::int64_t> slices = {},
-      std::vector<std::vector<RowInterval>> intervals = {})
+      std::vector<std::int64_t> slices = {})
       : op(which),
         group(std::move(among)),
         dim(along),
-        begins(std::move(slices)),
-        wanted(std::move(intervals)) {}
+        begins(std::move(slices)) {}
 
   [[nodiscard]] std::int64_t begin(int rank) const {
     return begins[static_cast<std::size_t>(rank)];
@@ -58,24 +54,10 @@ struct RegionCall : torch::CustomClassHolder {
   [[nodiscard]] at::Tensor slice(const at::Tensor& tensor, int rank) const {
     return tensor.narrow(dim, begin(rank), size(rank));
   }
-  /// The rows of `keeper` that `taker` wants, counted from its first one.
-  [[nodiscard]] std::vector<RowInterval> rows(int keeper, int taker) const {
-    std::vector<RowInterval> rows;
-    for (const auto& [first, last] : wanted[static_cast<std::size_t>(taker)]) {
-      const std::int64_t from = std::max(first, begin(keeper));
-      const std::int64_t to = std::min(last, begin(keeper + 1));
-      if (from < to)
-        rows.emplace_back(from - begin(keeper), to - begin(keeper));
-    }
-    return rows;
-  }
-
   RegionOp op;
   Group group;
   std::int64_t dim;
   std::vector<std::int64_t> begins;
-  /// The rows that each rank gets by take_rows.
-  std::vector<std::vector<RowInterval>> wanted;
 };
 
 /// What copy_to_region(), gather_from_region() and slice_to_region() do.

@@ -191,43 +191,14 @@ bool SplitKeeper::is_in_model() const {
       (torch::autograd::get_current_node() != nullptr && !is_in_formula());
 }
 
-// This rank's heads of several projections, of which it has consecutive rows.
-at::Tensor SplitKeeper::own_heads(
-    const at::Tensor& rows,
-    const WatchedSplit& parameter,
-    const SplitProduct& product) const {
-  // Messages cannot be replayed.
-  const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
-  return exchange_rows(
-      rows, group_, parameter.begins, rows_by_head(product, group_.size()));
-}
-
-// Linear layers add their biases by themselves where inputs are batches of
-// matrices.
-void SplitKeeper::take_heads_of_biases(GatedCall& call) const {
-  if (!is_in_model()) return;
-  for (c10::IValue& value : call.arguments()) {
-    const WatchedSplit* const bias = find(value);
-    if (bias != nullptr && bias->split.bias_of)
-      value = own_heads(value.toTensor(), *bias, *bias->split.bias_of);
-  }
-}
-
 // This rank's share of a product, plus `bias` unless undefined.
 at::Tensor SplitKeeper::multiply_locally(
     GatedCall& call,
     const Product& product,
     const at::Tensor& bias) {
   const WatchedSplit& weight = *product.weight;
-  const SplitProduct& how = *weight.split.product;
   RegionEntrance entrance = entrance_of(
       weight, call.arguments()[product.factors.input_at].toTensor());
-  if (!how.projections.empty()) {
-    return linear_product(
-        entrance,
-        own_heads(product.factors.weight, weight, how),
-        bias.defined() ? own_heads(bias, weight, how) : bias);
-  }
   if (!call.may_be_replaced_next())
     return linear_product(entrance, product.factors.weight, bias);
   if (bias.is_same(product.factors.bias)) {
@@ -411,7 +382,6 @@ void SplitKeeper::call(GatedCall& call) {
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
   if (look_up(call) || gather_rows(call)) return;
-  take_heads_of_biases(call);
   share_gradients(call);
   require_slice(call);
 }

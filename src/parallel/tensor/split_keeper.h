@@ -82,14 +82,9 @@ class SplitKeeper final : public GateKeeper {
   [[nodiscard]] const WatchedSplit* find(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
   void multiply(GatedCall& call, const Product& product);
-  [[nodiscard]] at::Tensor own_heads(
-      const at::Tensor& rows,
-      const WatchedSplit& parameter,
-      const SplitProduct& product) const;
   void follow_placement(bool takes_slice, bool returns_slice) const;
   /// Whether the model's code runs, also for a second time in a backward.
   [[nodiscard]] bool is_in_model() const;
-  void take_heads_of_biases(GatedCall& call) const;
   [[nodiscard]] at::Tensor multiply_locally(
       GatedCall& call,
       const Product& product,
