@@ -44,6 +44,11 @@ struct SequenceAttentionOptions {
   /// Seed of dropout. Unset: each call draws one from the generators of the
   /// ranks, of which the first rank's counts.
   std::optional<std::uint64_t> dropout_seed = std::nullopt;
+  /// The number in the model of the query's first head, where ranks have some
+  /// heads each (tensor parallelism): with the same seed, they then drop the
+  /// weights that one process drops. Heads with the same number and seed drop
+  /// alike.
+  std::int64_t first_head = 0;
   /// Factor of the scores; unset: 1 / sqrt(size of a head).
   std::optional<double> scale = std::nullopt;
   /// Allows keys and values to have fewer heads than queries.

@@ -54,9 +54,9 @@ struct ColwiseParallel {
   /// Outputs of the projections that one layer has, one after another, as
   /// {width, width, width} for queries, keys and values: each rank computes its
   /// heads of each, so that code which divides the result in the same way, and
-  /// takes the number of heads from its size, works on slices. Weights are kept
-  /// as consecutive rows, so ranks exchange rows at each use. Needs num_heads.
-  /// Empty: one projection.
+  /// takes the number of heads from its size, works on slices. A rank's weight
+  /// has its rows of the first projection, then those of the second, and so on.
+  /// Needs num_heads. Empty: one projection.
   std::vector<std::int64_t> projections = {};
   bool operator==(const ColwiseParallel&) const = default;
 };

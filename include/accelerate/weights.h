@@ -77,7 +77,9 @@ struct StateDictOptions {
   bool rank0_only = true;
 };
 
-/// This rank's shard of a tensor, or a full tensor if it is not sharded.
+/// This rank's shard of a tensor, or a full tensor if it is not sharded. A rank
+/// that has several ranges of a tensor's rows (attention heads in a matrix of
+/// queries, keys and values) has a shard for each.
 struct WeightShard {
   std::string name;
   at::Tensor tensor;

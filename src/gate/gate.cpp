@@ -55,10 +55,12 @@ BypassGates::BypassGates() : before_(std::exchange(bypasses_gates, true)) {}
 BypassGates::~BypassGates() { bypasses_gates = before_; }
 
 struct GatedCall::State {
-  const c10::OperatorHandle& operation;
+  c10::OperatorHandle operation;
   c10::DispatchKeySet keys;
   torch::jit::Stack& stack;
   FactoryScope* factories;
+  /// The operator is another one than the keys were computed for.
+  bool is_another = false;
   Keepers keepers = {};
   std::size_t next_keeper = 0;
   bool has_results = false;
@@ -108,7 +110,7 @@ struct GateFallback {
     const bool is_factory = state.factories != nullptr &&
         state.factories->before(state.operation, state.stack);
     if (!is_factory) exclude.emplace(kKey);
-    if (state.factories != nullptr && !is_factory) {
+    if (state.is_another || (state.factories != nullptr && !is_factory)) {
       // An argument may be on another device now than when the keys were taken.
       state.operation.callBoxed(state.stack);
     } else {
@@ -182,6 +184,34 @@ void GatedCall::run() {
         "[gate] a keeper neither ran {} nor replaced it",
         state_.operation.operator_name().name));
   }
+}
+
+bool GatedCall::may_be_replaced_next() const {
+  for (std::size_t i = state_.next_keeper; i < state_.keepers.size(); ++i)
+    if (state_.keepers[i]->may_replace()) return true;
+  return false;
+}
+
+void GatedCall::become(
+    const c10::OperatorHandle& operation,
+    std::span<const c10::IValue> arguments) {
+  if (state_.has_results || state_.num_results() != 1 ||
+      operation.schema().returns().size() != 1 ||
+      operation.schema().arguments().size() != arguments.size()) {
+    throw InternalError(format(
+        "[gate] a keeper put {} with {} arguments in the place of {}, which "
+        "has already run, or does not have exactly one result",
+        operation.operator_name().name,
+        arguments.size(),
+        state_.operation.operator_name().name));
+  }
+  // The arguments may be those on the stack.
+  torch::jit::Stack others(arguments.begin(), arguments.end());
+  torch::jit::drop(state_.stack, state_.num_arguments());
+  for (c10::IValue& argument : others)
+    torch::jit::push(state_.stack, std::move(argument));
+  state_.operation = operation;
+  state_.is_another = true;
 }
 
 void GatedCall::replace(c10::IValue result) {

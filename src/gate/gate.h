@@ -39,6 +39,16 @@ class GatedCall {
   /// Runs the operator, or the next keeper's call(), on the arguments as they
   /// are now.
   void run();
+  /// Whether run() would call a keeper that may compute something else
+  /// (GateKeeper::may_replace), so that the gradients of the operator are not
+  /// known here.
+  [[nodiscard]] bool may_be_replaced_next() const;
+  /// Puts another operator in this one's place, for run() and for the keepers
+  /// that follow: a product without its bias, say. It must have one result, as
+  /// this one has; `arguments` are all of its schema.
+  void become(
+      const c10::OperatorHandle& operation,
+      std::span<const c10::IValue> arguments);
   /// Uses `result` as the operator's result, instead of running it. For
   /// operators with one result.
   void replace(c10::IValue result);
@@ -81,6 +91,9 @@ class GateKeeper {
   /// have several keepers, they are called in the order of the arguments, each
   /// by the run() of the previous one. The keeper's own operators bypass gates.
   virtual void call(GatedCall& call) { call.run(); }
+
+  /// False if call() always runs the operator as it is.
+  [[nodiscard]] virtual bool may_replace() const { return true; }
 
   /// This keeper, if it keeps offloaded weights; null for others.
   virtual OffloadKeeper* as_offload_keeper() { return nullptr; }

@@ -41,6 +41,9 @@ class BoxElements {
   }
 
  private:
+  /// The row of the tensor that a row of the box is.
+  [[nodiscard]] std::int64_t row_place(std::int64_t row) const;
+
   struct Dim {
     std::int64_t offset;
     std::int64_t extent;
@@ -50,6 +53,8 @@ class BoxElements {
   };
   /// Outermost first.
   std::vector<Dim> dims_;
+  /// Layout::row_ranges, of dims_[0].
+  std::vector<IndexRange> row_ranges_;
   std::int64_t count_ = 1;
   /// Elements of the box that are contiguous in the tensor.
   std::int64_t run_ = 1;

@@ -1,21 +1,36 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include <accelerate/export.h>
 #include <accelerate/parallel.h>
 
 namespace accelerate::detail {
 
+/// Indices [first, second).
+using IndexRange = std::pair<std::int64_t, std::int64_t>;
+
 /// The shard of a global tensor that this rank holds: a box, and the mesh axes
 /// over which the tensor is split. Unsharded: offset 0, extent the full shape.
+///
+/// The box may have rows, along dimension 0, of several ranges of the tensor,
+/// one range after the other: the attention heads of a rank in a matrix of
+/// queries, keys and values.
 struct Layout {
   std::vector<std::int64_t> global_shape;
   std::vector<std::int64_t> offset;
   std::vector<std::int64_t> extent;
   std::vector<Axis> split_axes;
+  /// The ranges of the tensor's rows, ascending, if there are several; offset
+  /// is then that of the first, extent the sum. Empty: one box.
+  std::vector<IndexRange> row_ranges = {};
 
   /// The full tensor, on every rank.
   static Layout unsharded(std::vector<std::int64_t> shape);
@@ -25,10 +40,32 @@ struct Layout {
   /// may be split several times, also along one dimension.
   void
   split(Axis axis, std::int64_t dim, std::int64_t begin, std::int64_t count);
+  /// The same along dimension 0, where this rank keeps ascending ranges,
+  /// counted within the box.
+  void split_rows(Axis axis, const std::vector<IndexRange>& ranges);
 
   [[nodiscard]] bool is_unsharded() const { return split_axes.empty(); }
   friend bool operator==(const Layout&, const Layout&) = default;
 };
+
+/// A part of a layout's box that is one box of the tensor.
+struct LayoutPiece {
+  Layout layout;
+  /// The first of the box's rows that the piece is, and their number: all of
+  /// them if the box is one.
+  std::int64_t first_row = 0;
+  std::int64_t num_rows = 0;
+};
+
+/// The pieces, in the order of the rows.
+std::vector<LayoutPiece> pieces_of(const Layout& layout);
+/// A piece of a tensor that has the layout's box.
+at::Tensor rows_of(const at::Tensor& tensor, const LayoutPiece& piece);
+
+/// A layout's box as numbers, for other ranks, and back: appended to `numbers`,
+/// and taken from the front of them. `like` has the same tensor.
+void append_box(std::vector<std::int64_t>& numbers, const Layout& layout);
+Layout take_box(const Layout& like, std::span<const std::int64_t>& numbers);
 
 /// The writer rule: of the ranks that hold the same box, the one whose
 /// coordinate is 0 on every axis that the tensor is not split over saves it.

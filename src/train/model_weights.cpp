@@ -40,11 +40,13 @@ std::vector<WeightShard> shards_of(const PreparedModel& model) {
   std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
        model_section(placed(model), "model", writes).entries) {
-    shards.push_back(
-        {entry.name,
-         entry.tensor,
-         entry.layout.offset,
-         entry.layout.global_shape});
+    for (const LayoutPiece& piece : pieces_of(entry.layout)) {
+      shards.push_back(
+          {entry.name,
+           rows_of(entry.tensor, piece),
+           piece.layout.offset,
+           entry.layout.global_shape});
+    }
   }
   return shards;
 }

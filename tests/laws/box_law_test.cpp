@@ -30,11 +30,12 @@ using testing::expect_law;
 using Coordinates = std::array<int, kNumAxes>;
 
 /// How one dimension is split over one axis: in proportion to weights, some of
-/// which are 0.
+/// which are 0; the rows in so many projections, each by itself.
 struct Split {
   Axis axis;
   std::int64_t dim;
   std::vector<std::int64_t> weights;
+  std::int64_t projections = 1;
 };
 
 /// A grid of ranks, and how it splits one tensor, first split first.
@@ -55,9 +56,20 @@ struct Grid {
           split.weights.begin() + ranks[rank][static_cast<int>(split.axis)];
       const auto before =
           std::accumulate(split.weights.begin(), place, std::int64_t{0});
-      const std::int64_t begin = held * before / total;
-      const std::int64_t end = held * (before + *place) / total;
-      layout.split(split.axis, split.dim, begin, end - begin);
+      std::vector<detail::IndexRange> ranges;
+      for (std::int64_t i = 0; i < split.projections; ++i) {
+        const std::int64_t first = held * i / split.projections;
+        const std::int64_t size = held * (i + 1) / split.projections - first;
+        ranges.emplace_back(
+            first + size * before / total,
+            first + size * (before + *place) / total);
+      }
+      if (split.projections > 1) {
+        layout.split_rows(split.axis, ranges);
+      } else {
+        const auto [begin, end] = ranges.front();
+        layout.split(split.axis, split.dim, begin, end - begin);
+      }
     }
     return layout;
   }
@@ -111,6 +123,8 @@ rc::Gen<Grid> grids(std::int64_t num_dims) {
           *rc::gen::inRange<std::int64_t>(0, num_dims),
           *rc::gen::container<std::vector<std::int64_t>>(
               degree, rc::gen::inRange<std::int64_t>(0, 4))};
+      if (split.dim == 0)
+        split.projections = *rc::gen::element<std::int64_t>(1, 1, 2, 3);
       // At least one weight must be above 0.
       split.weights[static_cast<std::size_t>(
           *rc::gen::inRange<std::size_t>(0, degree))] += 1;
@@ -121,12 +135,18 @@ rc::Gen<Grid> grids(std::int64_t num_dims) {
 }
 
 at::Tensor box_of(const at::Tensor& tensor, const Layout& layout) {
-  at::Tensor box = tensor;
-  for (std::size_t dim = 0; dim < layout.extent.size(); ++dim) {
-    box = box.narrow(
-        static_cast<std::int64_t>(dim), layout.offset[dim], layout.extent[dim]);
+  std::vector<at::Tensor> boxes;
+  for (const detail::LayoutPiece& piece : detail::pieces_of(layout)) {
+    at::Tensor box = tensor;
+    for (std::size_t dim = 0; dim < layout.extent.size(); ++dim) {
+      box = box.narrow(
+          static_cast<std::int64_t>(dim),
+          piece.layout.offset[dim],
+          piece.layout.extent[dim]);
+    }
+    boxes.push_back(box);
   }
-  return box.contiguous();
+  return at::cat(boxes);
 }
 
 safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
@@ -135,8 +155,15 @@ safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
 
 constexpr const char* kName = "tensor";
 
-safetensors::Box place_of(const Layout& layout) {
-  return {unsigned_shape(layout.offset), unsigned_shape(layout.extent)};
+// The boxes of a layout, which lie one after another in its rank's file.
+std::vector<safetensors::Box> places_of(const Layout& layout) {
+  std::vector<safetensors::Box> places;
+  for (const detail::LayoutPiece& piece : detail::pieces_of(layout)) {
+    places.push_back(
+        {unsigned_shape(piece.layout.offset),
+         unsigned_shape(piece.layout.extent)});
+  }
+  return places;
 }
 
 // The boxes of all writing ranks, in memory in place of their files.
@@ -152,7 +179,13 @@ detail::StoredTensors write_boxes(
     const Layout layout = grid.layout_of(rank, shape);
     if (!detail::is_writer(layout, grid.ranks[rank])) continue;
     const at::Tensor box = box_of(tensor, layout);
-    stored.boxes.push_back({nullptr, contents.size(), place_of(layout)});
+    std::size_t begin = contents.size();
+    for (const safetensors::Box& place : places_of(layout)) {
+      std::size_t size = static_cast<std::size_t>(tensor.element_size());
+      for (const std::uint64_t extent : place.size) size *= extent;
+      stored.boxes.push_back({nullptr, begin, place});
+      begin += size;
+    }
     contents.append(
         static_cast<const char*>(box.const_data_ptr()), box.nbytes());
   }
@@ -201,27 +234,32 @@ TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
     const auto shape = *shapes();
     const Grid grid = *grids(static_cast<std::int64_t>(shape.size()));
     detail::Manifest manifest;
-    std::vector<safetensors::Box> written;
+    std::vector<detail::SavedBox> written;
     for (std::size_t rank = 0; rank < grid.ranks.size(); ++rank) {
       const Layout layout = grid.layout_of(rank, shape);
       if (!detail::is_writer(layout, grid.ranks[rank])) continue;
       const std::string file = std::to_string(rank);
       detail::Manifest fragment;
       fragment.files.emplace(file, detail::FileRecord{});
-      fragment.sections["model"][kName] = {
-          safetensors::Dtype::F32,
-          unsigned_shape(layout.global_shape),
-          {{file, place_of(layout)}}};
+      detail::SavedTensor& saved = fragment.sections["model"][kName];
+      saved = {
+          safetensors::Dtype::F32, unsigned_shape(layout.global_shape), {}};
+      std::uint64_t row = 0;
+      for (const safetensors::Box& place : places_of(layout)) {
+        saved.boxes.push_back({file, place, row});
+        written.push_back(saved.boxes.back());
+        row += place.size[0];
+      }
       merge_into(manifest, detail::parse_fragment(fragment_text(fragment)));
-      written.push_back(place_of(layout));
     }
     const detail::Manifest read =
         detail::parse_manifest(detail::manifest_text(manifest), "law");
     const auto& boxes = read.sections.at("model").at(kName).boxes;
     RC_ASSERT(boxes.size() == written.size());
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      RC_ASSERT(boxes[i].box.begin == written[i].begin);
-      RC_ASSERT(boxes[i].box.size == written[i].size);
+      RC_ASSERT(boxes[i].box.begin == written[i].box.begin);
+      RC_ASSERT(boxes[i].box.size == written[i].box.size);
+      RC_ASSERT(boxes[i].row == written[i].row);
     }
   });
 }

@@ -128,6 +128,43 @@ TEST(Ulysses, DropsTheWeightsThatTheRingDrops) {
   });
 }
 
+TEST(Ulysses, DropsTheWeightsOfOneProcessWhereRanksHaveSomeHeads) {
+  Problem problem{.length = 12, .heads = 6, .key_heads = 6};
+  problem.options = {.dropout_p = 0.4, .dropout_seed = 3};
+  const Sequence whole = sequence_of(problem);
+  const at::Tensor expected = ring_attention(
+      whole.inputs[0],
+      whole.inputs[1],
+      whole.inputs[2],
+      Group(),
+      SequenceShards(12, 1),
+      problem.options);
+  for (const auto attention : {&ring_attention, &ulysses_attention}) {
+    run_in_worlds(2, [&](const World& world) {
+      const SequenceShards shards(12, 2);
+      // The heads of two tensor-parallel ranks.
+      for (const auto& [first, count] : {std::pair{0, 4}, std::pair{4, 2}}) {
+        SequenceAttentionOptions options = problem.options;
+        options.first_head = first;
+        const auto part = [&](const at::Tensor& tensor) {
+          return local(tensor, shards, world.rank()).narrow(1, first, count);
+        };
+        expect_close(
+            attention(
+                part(whole.inputs[0]),
+                part(whole.inputs[1]),
+                part(whole.inputs[2]),
+                world.group(),
+                shards,
+                options),
+            part(expected),
+            kExact,
+            "output");
+      }
+    });
+  }
+}
+
 TEST(Ulysses, NeedsAHeadForEachRank) {
   run_in_worlds(3, [](const World& world) {
     const at::Tensor ones = at::ones({1, 2, 4, 8});

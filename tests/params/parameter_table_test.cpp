@@ -39,6 +39,49 @@ TEST(Layout, IsSplitSeveralTimesAlongAnyDimension) {
       (std::vector{Axis::tensor, Axis::replicate, Axis::shard}));
 }
 
+TEST(Layout, HasRowsOfSeveralRanges) {
+  Layout layout = Layout::unsharded({12, 8});
+  layout.split_rows(Axis::tensor, {{0, 2}, {4, 6}, {8, 10}});
+  layout.split(Axis::replicate, 1, 4, 4);
+  EXPECT_EQ(layout.offset, (std::vector<std::int64_t>{0, 4}));
+  EXPECT_EQ(layout.extent, (std::vector<std::int64_t>{6, 4}));
+  const auto box_of = [](const Layout& of) {
+    std::vector<std::int64_t> numbers;
+    append_box(numbers, of);
+    std::span<const std::int64_t> left(numbers);
+    EXPECT_EQ(
+        take_box(Layout::unsharded({12, 8}), left).row_ranges, of.row_ranges);
+    EXPECT_TRUE(left.empty());
+    return numbers;
+  };
+  EXPECT_EQ(
+      box_of(layout),
+      (std::vector<std::int64_t>{0, 4, 6, 4, 3, 0, 2, 4, 6, 8, 10}));
+  // Shards of it: of two ranges, of one, of none.
+  Layout shard = layout;
+  shard.split(Axis::shard, 0, 1, 2);
+  EXPECT_EQ(
+      box_of(shard), (std::vector<std::int64_t>{1, 4, 2, 4, 2, 1, 2, 4, 5}));
+  const auto pieces = pieces_of(shard);
+  ASSERT_EQ(pieces.size(), 2U);
+  EXPECT_EQ(pieces[1].layout.offset, (std::vector<std::int64_t>{4, 4}));
+  EXPECT_EQ(pieces[1].layout.extent, (std::vector<std::int64_t>{1, 4}));
+  EXPECT_EQ(pieces[1].first_row, 1);
+  EXPECT_EQ(pieces[1].num_rows, 1);
+  shard = layout;
+  shard.split(Axis::shard, 0, 4, 2);
+  EXPECT_EQ(box_of(shard), (std::vector<std::int64_t>{8, 4, 2, 4, 0}));
+  shard = layout;
+  shard.split(Axis::shard, 0, 6, 0);
+  EXPECT_EQ(shard.extent, (std::vector<std::int64_t>{0, 4}));
+  EXPECT_TRUE(shard.row_ranges.empty());
+  // Ranges that touch are one.
+  shard = Layout::unsharded({12});
+  shard.split_rows(Axis::tensor, {{0, 4}, {4, 6}});
+  EXPECT_TRUE(shard.row_ranges.empty());
+  EXPECT_EQ(shard.extent, (std::vector<std::int64_t>{6}));
+}
+
 TEST(ParameterTable, KeepsATiedTensorOnceUnderItsFirstName) {
   struct Tied : torch::nn::Module {
     Tied() {

@@ -37,13 +37,21 @@ safetensors::Shape global_shape(const Destination& destination) {
   return {sizes.begin(), sizes.end()};
 }
 
-safetensors::Box box_of(const Destination& destination) {
-  safetensors::Shape size = file_shape(destination.tensor);
-  if (destination.layout.is_unsharded()) {
-    return {safetensors::Shape(size.size(), 0), size};
+// Adds what is to be read into `target`, which has the layout's box.
+void add_boxes(
+    std::vector<BoxToRead>& boxes,
+    const StoredTensor& saved,
+    const Layout& layout,
+    const at::Tensor& target) {
+  for (const LayoutPiece& piece : pieces_of(layout)) {
+    const at::Tensor rows = rows_of(target, piece);
+    safetensors::Shape size = file_shape(rows);
+    const auto& offset = piece.layout.offset;
+    safetensors::Shape begin(size.size(), 0);
+    if (!layout.is_unsharded()) begin.assign(offset.begin(), offset.end());
+    boxes.push_back(
+        {&saved, {std::move(begin), std::move(size)}, bytes_of(rows)});
   }
-  const auto& offset = destination.layout.offset;
-  return {{offset.begin(), offset.end()}, std::move(size)};
 }
 
 // Adds one complaint that lists at most 20 of the names.
@@ -160,15 +168,14 @@ void read_into(
     }
     const at::Tensor target = destination.tensor.detach();
     const c10::ScalarType dtype = *torch_dtype(found->second.dtype);
-    const safetensors::Box box = box_of(destination);
     if (target.is_cpu() && target.is_contiguous() &&
         target.scalar_type() == dtype) {
-      direct.push_back({&found->second, box, bytes_of(target)});
+      add_boxes(direct, found->second, destination.layout, target);
       continue;
     }
     const at::Tensor stage = at::empty(
         target.sizes(), at::TensorOptions().dtype(dtype).device(at::kCPU));
-    to_stage.push_back({&found->second, box, bytes_of(stage)});
+    add_boxes(to_stage, found->second, destination.layout, stage);
     staged.push_back({stage, target});
     num_staged += stage.nbytes();
     if (num_staged >= kStageBytes) flush();

@@ -66,12 +66,19 @@ void add_section(
     tensor.shape = entry.layout.is_unsharded()
         ? wanted.shape
         : unsigned_shape(entry.layout.global_shape);
-    tensor.boxes.push_back(
-        {file,
-         {entry.layout.is_unsharded()
-              ? safetensors::Shape(wanted.shape.size(), 0)
-              : unsigned_shape(entry.layout.offset),
-          wanted.shape}});
+    const auto pieces = pieces_of(entry.layout);
+    for (const LayoutPiece& piece : pieces) {
+      SavedBox box{file, {}};
+      box.box.size = wanted.shape;
+      box.box.begin.assign(wanted.shape.size(), 0);
+      if (!entry.layout.is_unsharded())
+        box.box.begin = unsigned_shape(piece.layout.offset);
+      if (pieces.size() > 1) {
+        box.box.size[0] = static_cast<std::uint64_t>(piece.num_rows);
+        box.row = static_cast<std::uint64_t>(piece.first_row);
+      }
+      tensor.boxes.push_back(std::move(box));
+    }
     to_file.tensors.emplace(entry.name, std::move(wanted));
   }
   // A model without parameters also has a file.

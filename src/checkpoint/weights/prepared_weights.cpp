@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -86,22 +87,6 @@ void broadcast_full(const World& world, WeightList& weights) {
   for (auto& [name, tensor] : weights) world.group().broadcast(tensor, 0);
 }
 
-// The box of a layout as a tensor, to be sent to other ranks.
-at::Tensor box_of(const Layout& layout) {
-  std::vector<std::int64_t> numbers = layout.offset;
-  numbers.insert(numbers.end(), layout.extent.begin(), layout.extent.end());
-  return at::tensor(numbers, at::kLong);
-}
-
-Layout from_box(const Layout& like, const at::Tensor& box) {
-  const auto* const numbers = box.const_data_ptr<std::int64_t>();
-  const std::size_t dimensions = like.global_shape.size();
-  Layout layout = like;
-  layout.offset.assign(numbers, numbers + dimensions);
-  layout.extent.assign(numbers + dimensions, numbers + 2 * dimensions);
-  return layout;
-}
-
 // Rank 0 reads one box at a time and sends it to its owner. Returns the error,
 // if any; after one, boxes are still sent, so that no rank waits forever.
 std::string read_and_send(
@@ -128,7 +113,9 @@ std::string read_and_send(
       group.broadcast(mine.tensor.detach(), 0);
       continue;
     }
-    const auto boxes = group.all_gather(box_of(mine.layout));
+    std::vector<std::int64_t> own_box;
+    append_box(own_box, mine.layout);
+    const auto boxes = group.all_gather_uneven(at::tensor(own_box, at::kLong));
     for (int rank = 0; rank < group.size(); ++rank) {
       const bool is_mine = rank == group.rank();
       if (group.rank() != 0 && !is_mine) continue;
@@ -143,8 +130,11 @@ std::string read_and_send(
       } else if (is_mine) {
         read(mine);
       } else {
-        const Layout box =
-            from_box(mine.layout, boxes[static_cast<std::size_t>(rank)]);
+        const at::Tensor& other = boxes[static_cast<std::size_t>(rank)];
+        std::span numbers(
+            other.const_data_ptr<std::int64_t>(),
+            static_cast<std::size_t>(other.numel()));
+        const Layout box = take_box(mine.layout, numbers);
         const at::Tensor shard =
             at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
         read({mine.name, shard, box});

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -35,33 +36,28 @@ ShardReader::ShardReader(
       reader_(reader),
       first_tag_(first_tag) {
   std::vector<std::int64_t> mine;
-  for (const Parameter* row : rows_) {
-    const auto& [shape, offset, extent, axes] = row->layout;
-    mine.insert(mine.end(), offset.begin(), offset.end());
-    mine.insert(mine.end(), extent.begin(), extent.end());
-  }
-  const auto all = group_.all_gather(at::tensor(mine, at::kLong));
+  for (const Parameter* row : rows_) append_box(mine, row->layout);
+  const auto all = group_.all_gather_uneven(at::tensor(mine, at::kLong));
   if (!is_reader()) return;
-  std::size_t place = 0;
+  std::vector<std::span<const std::int64_t>> numbers;
+  for (const at::Tensor& each : all) {
+    numbers.emplace_back(
+        each.const_data_ptr<std::int64_t>(),
+        static_cast<std::size_t>(each.numel()));
+  }
   for (const Parameter* row : rows_) {
-    Layout box = row->layout;
-    const std::size_t num_dims = box.offset.size();
     std::set<std::vector<std::int64_t>> known;
     std::vector<Holder>& holders = holders_.emplace_back();
     // The reader's own box comes first: its bytes need not be sent.
     for (int i = 0; i < group_.size(); ++i) {
       const int rank = (reader_ + i) % group_.size();
-      const auto* const numbers =
-          all[static_cast<std::size_t>(rank)].const_data_ptr<std::int64_t>() +
-          place;
-      box.offset.assign(numbers, numbers + num_dims);
-      box.extent.assign(numbers + num_dims, numbers + 2 * num_dims);
-      BoxElements bytes(box, row->local.element_size());
-      if (bytes.count() > 0 &&
-          known.emplace(numbers, numbers + 2 * num_dims).second)
+      auto& left = numbers[static_cast<std::size_t>(rank)];
+      const auto before = left;
+      BoxElements bytes(take_box(row->layout, left), row->local.element_size());
+      const auto box = before.first(before.size() - left.size());
+      if (bytes.count() > 0 && known.emplace(box.begin(), box.end()).second)
         holders.push_back({rank, std::move(bytes)});
     }
-    place += 2 * num_dims;
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -56,21 +55,6 @@ at::Tensor reduce_scatter_to_region(
     const at::Tensor& tensor,
     std::int64_t dim,
     const Group& group);
-
-/// Rows [first, second) of a matrix.
-using RowInterval = std::pair<std::int64_t, std::int64_t>;
-
-/// Gives each rank other rows (along dimension 0) of a tensor that is divided
-/// among the ranks: rank r has rows begins[r] to begins[r + 1], and gets those
-/// of `wanted[r]`, ascending intervals without overlap, one after another. No
-/// row may be wanted by two ranks; those that nobody wants get no gradient.
-/// Backward gives gradients back to the ranks that have the rows. Its messages
-/// are not recorded for recomputation.
-at::Tensor exchange_rows(
-    const at::Tensor& tensor,
-    const Group& group,
-    std::vector<std::int64_t> begins,
-    std::vector<std::vector<RowInterval>> wanted);
 
 /// Where the slices of `size` indices begin, one per rank, and the end: rank r
 /// of R has the indices from floor(size r / R) on.

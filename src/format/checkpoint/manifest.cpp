@@ -143,6 +143,10 @@ class Parser {
           text(each, "file"), {Shape(tensor.shape.size(), 0), tensor.shape}};
       if (each.contains("begin")) saved.box.begin = shape(each, "begin");
       if (each.contains("size")) saved.box.size = shape(each, "size");
+      if (each.contains("row")) {
+        if (tensor.shape.empty()) fail("a number has rows");
+        saved.row = number(member(each, "row"), "row");
+      }
       if (!manifest.files.contains(saved.file)) {
         fail(format(
             "a tensor lies in a file that is not listed: {}",
@@ -180,6 +184,7 @@ Json json_of(const SavedTensor& tensor) {
       box["begin"] = saved.box.begin;
       box["size"] = saved.box.size;
     }
+    if (saved.row) box["row"] = *saved.row;
     boxes.push_back(std::move(box));
   }
   return {

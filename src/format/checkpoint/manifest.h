@@ -29,6 +29,9 @@ struct FileRecord {
 struct SavedBox {
   std::string file;
   safetensors::Box box;
+  /// The first row, along dimension 0, of what the file holds under that name,
+  /// if that is several slices; unset: the slice is all of it.
+  std::optional<std::uint64_t> row = std::nullopt;
 };
 
 struct SavedTensor {

@@ -1,5 +1,6 @@
 #include "format/tensors/stored_tensors.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -61,6 +62,24 @@ void read_range(
   }
 }
 
+// Whether what a file has under a tensor's name is, or has among its rows, the
+// slice.
+bool holds(const safetensors::Shape& in_file, const SavedBox& saved) {
+  const safetensors::Shape& size = saved.box.size;
+  if (!saved.row) return in_file == size;
+  return !size.empty() && in_file.size() == size.size() &&
+      std::equal(in_file.begin() + 1, in_file.end(), size.begin() + 1) &&
+      size[0] <= in_file[0] && *saved.row <= in_file[0] - size[0];
+}
+
+// The bytes of the rows before the slice.
+std::uint64_t bytes_before(safetensors::Dtype dtype, const SavedBox& saved) {
+  if (!saved.row) return 0;
+  safetensors::Shape rows = saved.box.size;
+  rows[0] = *saved.row;
+  return *safetensors::bytes_of(dtype, rows);
+}
+
 }  // namespace
 
 StoredTensors stored_in_checkpoint(
@@ -97,7 +116,7 @@ StoredTensors stored_in_checkpoint(
       const auto info = opened.header.tensors.find(name);
       if (info == opened.header.tensors.end() ||
           info->second.dtype != tensor.dtype ||
-          info->second.shape != saved_box.box.size) {
+          !holds(info->second.shape, saved_box)) {
         throw CheckpointError(format(
             "[checkpoint] {} is damaged: its \"{}\" is not what the manifest "
             "says",
@@ -106,7 +125,8 @@ StoredTensors stored_in_checkpoint(
       }
       one.boxes.push_back(
           {opened.file,
-           opened.header.data_begin + info->second.begin,
+           opened.header.data_begin + info->second.begin +
+               bytes_before(tensor.dtype, saved_box),
            saved_box.box});
     }
   }

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "parallel/context/attention_scope.h"
 #include "parallel/context/sequence_tensors.h"
+#include "parallel/random_region.h"
 
 namespace accelerate {
 
@@ -163,6 +164,8 @@ ContextParallelScope::ContextParallelScope(
         options.document_ids});
   }
   if (group.size() == 1) return;
+  detail::enter_random_region(
+      state_.get(), detail::random_stream_of(Axis::context, group.rank()));
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const at::Tensor& buffer = buffers[i];
     const double fill = options.pad_values.empty() ? 0 : options.pad_values[i];
@@ -179,6 +182,7 @@ ContextParallelScope::ContextParallelScope(ContextParallelScope&&) noexcept =
 
 ContextParallelScope::~ContextParallelScope() {
   if (!state_) return;
+  detail::leave_random_region(state_.get());
   for (const auto& [buffer, whole] : state_->whole) buffer.set_data(whole);
 }
 

@@ -258,7 +258,7 @@ at::Tensor ring_attention(
       group,
       shards,
       options,
-      /*first_head=*/0,
+      options.first_head,
       detail::dropout_seed(options, group));
   if (query.dim() == 4) return output;
   return query.dim() == 3 ? output.squeeze(1) : output.squeeze(0).squeeze(0);

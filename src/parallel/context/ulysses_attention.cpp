@@ -161,7 +161,7 @@ at::Tensor ulysses_attention(
       Group(),
       SequenceShards(shards.length(), 1),
       local,
-      own.first,
+      options.first_head + own.first,
       seed);
   return exchange.to_positions(output, counts);
 }

@@ -349,6 +349,8 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
+  [[nodiscard]] bool may_replace() const override { return false; }
+
   // Called when the gradient at `place` among those of the unit is complete.
   void on_gradient(std::size_t unit, std::size_t place) {
     const LockedScope lock(mutex_);

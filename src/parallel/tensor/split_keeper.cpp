@@ -6,6 +6,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,8 +16,10 @@
 
 #include "activations/tape.h"
 #include "base/text.h"
+#include "comm/autograd/linear_product.h"
 #include "comm/autograd/region.h"
 #include "gate/watched_tensor.h"
+#include "parallel/random_region.h"
 
 namespace accelerate::detail {
 
@@ -28,10 +31,6 @@ namespace {
 bool is_in_formula() {
   return torch::autograd::get_current_node() != nullptr &&
       !c10::impl::tls_is_dispatch_key_excluded(kRecordingKey);
-}
-
-bool is_factor_one(const c10::IValue& value) {
-  return value.isScalar() && value.toScalar().equal(1);
 }
 
 const accelerate::Shard* slice_in(const TensorPlacement& placement) {
@@ -61,63 +60,48 @@ void SplitKeeper::begin_forward() {
   if (num_forwards_++ == 0) last_slice_.clear();
 }
 
-void SplitKeeper::end_forward() { --num_forwards_; }
+void SplitKeeper::end_forward() {
+  leave_random_region(this);
+  if (--num_forwards_ == 0) forget_input();
+}
 
-void SplitKeeper::abandon_forward() { num_forwards_ = 0; }
+void SplitKeeper::abandon_forward() {
+  leave_random_region(this);
+  num_forwards_ = 0;
+  forget_input();
+}
+
+// What follows works on slices, of which the other ranks have the rest, or on
+// what every rank has.
+void SplitKeeper::follow_placement(bool takes_slice, bool returns_slice) const {
+  if (!is_in_forward()) return;
+  if (returns_slice) {
+    enter_random_region(this, random_stream_of(Axis::tensor, group_.rank()));
+  } else if (takes_slice) {
+    leave_random_region(this);
+  }
+}
 
 const WatchedSplit* SplitKeeper::find(const c10::IValue& value) const {
   const TensorWatch* const watch = find_watch(value, this);
   return watch == nullptr ? nullptr : &splits_[watch->unit];
 }
 
-bool SplitKeeper::is_transposed(const c10::IValue& value) const {
-  const WatchedSplit* const weight = find(value);
-  if (weight == nullptr || weight->local_shape.size() != 2) return false;
-  const at::Tensor& tensor = value.toTensor();
-  const std::int64_t columns = weight->local_shape[1];
-  return tensor.dim() == 2 && tensor.storage_offset() == 0 &&
-      tensor.size(0) == columns && tensor.size(1) == weight->local_shape[0] &&
-      tensor.strides() == at::IntArrayRef({1, columns});
-}
-
 // The product with a split weight that an operator is.
 std::optional<SplitKeeper::Product> SplitKeeper::product_in(
     GatedCall& call) const {
-  const std::span<c10::IValue> arguments = call.arguments();
-  const auto product_with = [&](std::size_t at) -> const WatchedSplit* {
-    const WatchedSplit* const weight = find(arguments[at]);
-    return weight != nullptr && weight->split.product ? weight : nullptr;
-  };
-  if (is_operator(call, "aten::linear")) {
-    const WatchedSplit* const weight = product_with(1);
-    if (weight == nullptr ||
-        arguments[1].toTensor().sizes() !=
-            at::IntArrayRef(weight->local_shape)) {
-      return std::nullopt;
-    }
-    return Product{
-        weight,
-        0,
-        arguments[1].toTensor().t(),
-        arguments[2].toOptional<at::Tensor>().value_or(at::Tensor())};
-  }
-  if (is_operator(call, "aten::addmm")) {
-    const WatchedSplit* const weight = product_with(2);
-    if (weight == nullptr || !is_transposed(arguments[2]) ||
-        !is_factor_one(arguments[3]) || !is_factor_one(arguments[4])) {
-      return std::nullopt;
-    }
-    return Product{weight, 1, arguments[2].toTensor(), arguments[0].toTensor()};
-  }
-  if (is_operator(call, "aten::matmul") || is_operator(call, "aten::mm")) {
-    const WatchedSplit* const weight = product_with(1);
-    if (weight == nullptr || !is_transposed(arguments[1])) return std::nullopt;
-    return Product{weight, 0, arguments[1].toTensor()};
-  }
-  return std::nullopt;
+  const WatchedSplit* weight = nullptr;
+  std::optional<WeightProduct> product = weight_product_in(
+      call, [&](const c10::IValue& value) -> const std::vector<std::int64_t>* {
+        weight = find(value);
+        return weight != nullptr && weight->split.product ? &weight->local_shape
+                                                          : nullptr;
+      });
+  if (!product) return std::nullopt;
+  return Product{weight, *std::move(product)};
 }
 
-at::Tensor SplitKeeper::input_of(
+RegionEntrance SplitKeeper::new_entrance(
     const WatchedSplit& weight,
     const at::Tensor& input) const {
   const SplitProduct& how = *weight.split.product;
@@ -141,22 +125,50 @@ at::Tensor SplitKeeper::input_of(
           weight.local_shape[1],
           "split the layer before it by ColwiseParallel, or, if every rank has "
           "the full input, give input_layouts Replicate");
-      return input;
+      return RegionEntrance::as_it_is(as_autocast_product(input));
     }
     require(
         weight.global_shape[1],
         "if the input is a slice already, leave input_layouts out");
-    return slice_to_region(input, -1, group_);
+    return RegionEntrance::slice(as_autocast_product(input), -1, group_);
   }
   if (const accelerate::Shard* const slice = slice_in(how.input)) {
-    return gather_from_region(
-        input, slice->dim, group_, GatheredGradient::partial);
+    return RegionEntrance::gather(
+        as_autocast_product(input), slice->dim, group_);
   }
   require(
       weight.global_shape[1],
       "gather the result of the layer before it (output_layouts Replicate), or "
       "say in input_layouts how it is split");
-  return copy_to_region(input, group_);
+  return RegionEntrance::copy(as_autocast_product(input), group_);
+}
+
+// Layers that take the same input, as those of queries, keys and values do,
+// share what is gathered of it, and the message of its gradient.
+RegionEntrance SplitKeeper::entrance_of(
+    const WatchedSplit& weight,
+    const at::Tensor& input) {
+  const std::lock_guard lock(last_input_mutex_);
+  const SplitProduct& how = *weight.split.product;
+  LastInput input_now{
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
+          input.getIntrusivePtr()),
+      input.is_inference() ? 0 : static_cast<std::int64_t>(input._version()),
+      how.is_rowwise,
+      how.input,
+      at::GradMode::is_enabled(),
+      at::autocast::is_autocast_enabled(input.device().type())};
+  if (!last_input_ || !last_input_->is_like(input_now)) {
+    last_entrance_.emplace(new_entrance(weight, input));
+    last_input_.emplace(std::move(input_now));
+  }
+  return *last_entrance_;
+}
+
+void SplitKeeper::forget_input() {
+  const std::lock_guard lock(last_input_mutex_);
+  last_input_.reset();
+  last_entrance_.reset();
 }
 
 at::Tensor SplitKeeper::output_of(
@@ -179,67 +191,55 @@ bool SplitKeeper::is_in_model() const {
       (torch::autograd::get_current_node() != nullptr && !is_in_formula());
 }
 
-// This rank's heads of several projections, of which it has consecutive rows.
-at::Tensor SplitKeeper::own_heads(
-    const at::Tensor& rows,
-    const WatchedSplit& parameter,
-    const SplitProduct& product) const {
-  // Messages cannot be replayed.
-  const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
-  return exchange_rows(
-      rows, group_, parameter.begins, rows_by_head(product, group_.size()));
-}
-
-at::Tensor SplitKeeper::multiply_by_heads(
-    const at::Tensor& input,
-    const Product& product) const {
+// This rank's share of a product, plus `bias` unless undefined.
+at::Tensor SplitKeeper::multiply_locally(
+    GatedCall& call,
+    const Product& product,
+    const at::Tensor& bias) {
   const WatchedSplit& weight = *product.weight;
-  const SplitProduct& how = *weight.split.product;
-  std::optional<at::Tensor> bias;
-  if (product.bias.defined()) bias = own_heads(product.bias, weight, how);
-  return at::linear(
-      input, own_heads(product.transposed.t(), weight, how), bias);
-}
-
-// Linear layers add their biases by themselves where inputs are batches of
-// matrices.
-void SplitKeeper::take_heads_of_biases(GatedCall& call) const {
-  if (!is_in_model()) return;
-  for (c10::IValue& value : call.arguments()) {
-    const WatchedSplit* const bias = find(value);
-    if (bias != nullptr && bias->split.bias_of)
-      value = own_heads(value.toTensor(), *bias, *bias->split.bias_of);
+  RegionEntrance entrance = entrance_of(
+      weight, call.arguments()[product.factors.input_at].toTensor());
+  if (!call.may_be_replaced_next())
+    return linear_product(entrance, product.factors.weight, bias);
+  if (bias.is_same(product.factors.bias)) {
+    call.arguments()[product.factors.input_at] = entrance.enter();
+  } else {
+    static const c10::OperatorHandle matmul =
+        c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
+    const c10::IValue factors[]{entrance.enter(), product.factors.transposed};
+    call.become(matmul, factors);
   }
+  call.run();
+  return call.results().front().toTensor();
 }
 
 void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   const WatchedSplit& weight = *product.weight;
   const SplitProduct& how = *weight.split.product;
-  const at::Tensor input =
-      input_of(weight, call.arguments()[product.input_at].toTensor());
   // A local bias belongs to local columns; any other is added once, to the
   // result of all ranks.
   const bool returns_slice = !how.is_rowwise && slice_in(how.output) != nullptr;
-  if (returns_slice && !how.projections.empty()) {
-    at::Tensor heads = multiply_by_heads(input, product);
-    remember(weight, heads);
-    return call.replace(std::move(heads));
-  }
+  at::Tensor bias = product.factors.bias;
+  at::Tensor result =
+      multiply_locally(call, product, returns_slice ? bias : at::Tensor());
   if (returns_slice) {
-    call.arguments()[product.input_at] = input;
-    call.run();
-    remember(weight, call.results().front().toTensor());
-    return;
+    remember(weight, result);
+  } else {
+    result = output_of(weight, result);
+    if (bias.defined()) {
+      const WatchedSplit* const watched = find(bias);
+      if (watched != nullptr && watched->split.sums_gradient)
+        bias = copy_to_region(bias, group_);
+      result = result + bias.to(result.scalar_type());
+    }
   }
-  at::Tensor result = output_of(weight, at::matmul(input, product.transposed));
-  if (product.bias.defined()) {
-    at::Tensor bias = product.bias;
-    const WatchedSplit* const watched = find(bias);
-    if (watched != nullptr && watched->split.sums_gradient)
-      bias = copy_to_region(bias, group_);
-    result = result + bias.to(result.scalar_type());
+  follow_placement(
+      slice_in(how.input) != nullptr, slice_in(how.output) != nullptr);
+  if (call.results().empty()) {
+    call.replace(std::move(result));
+  } else {
+    call.results().front() = std::move(result);
   }
-  call.replace(std::move(result));
 }
 
 at::Tensor SplitKeeper::look_up_vocabulary(
@@ -284,6 +284,9 @@ bool SplitKeeper::look_up(GatedCall& call) {
   if (!is_operator(call, "aten::embedding")) return false;
   const WatchedSplit* const table = find(call.arguments().front());
   if (table == nullptr || !table->split.embedding) return false;
+  follow_placement(
+      /*takes_slice=*/false,
+      slice_in(table->split.embedding->output) != nullptr);
   if (table->split.embedding->is_vocabulary) {
     call.replace(look_up_vocabulary(call, *table));
     return true;
@@ -302,8 +305,7 @@ bool SplitKeeper::look_up(GatedCall& call) {
 // Gathers the weight of a layer that returns full results for code that takes
 // some of its rows: MultiheadAttention does, if queries are not the keys.
 bool SplitKeeper::gather_rows(GatedCall& call) const {
-  if (call.operation().operator_name().name != "aten::slice" ||
-      !is_in_model())
+  if (call.operation().operator_name().name != "aten::slice" || !is_in_model())
     return false;
   const WatchedSplit* const weight = find(call.arguments().front());
   if (weight == nullptr || !weight->split.product ||
@@ -380,7 +382,6 @@ void SplitKeeper::call(GatedCall& call) {
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
   if (look_up(call) || gather_rows(call)) return;
-  take_heads_of_biases(call);
   share_gradients(call);
   require_slice(call);
 }

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,7 +12,9 @@
 
 #include <accelerate/world.h>
 
+#include "comm/autograd/region_entrance.h"
 #include "gate/gate.h"
+#include "gate/weight_product.h"
 #include "parallel/tensor/split_layers.h"
 
 namespace accelerate::detail {
@@ -42,6 +46,8 @@ class SplitKeeper final : public GateKeeper {
   void begin_forward();
   void end_forward();
   void abandon_forward();
+  /// Forgets the input that layers share, which keeps a tensor alive.
+  void forget_input();
   [[nodiscard]] bool is_in_forward() const { return num_forwards_ > 0; }
 
   /// What the last layer that returned a slice returned, for messages; empty if
@@ -51,31 +57,44 @@ class SplitKeeper final : public GateKeeper {
   void call(GatedCall& call) override;
 
  private:
-  /// A matrix that a tensor is multiplied by.
+  /// A product with a split matrix.
   struct Product {
     const WatchedSplit* weight = nullptr;
-    std::size_t input_at = 0;
-    at::Tensor transposed;
-    at::Tensor bias = {};
+    WeightProduct factors;
+  };
+
+  /// The input of a product, and what was made of it.
+  struct LastInput {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    std::int64_t version = 0;
+    bool is_rowwise = false;
+    TensorPlacement placement;
+    bool grad_mode = true;
+    bool autocast = false;
+
+    [[nodiscard]] bool is_like(const LastInput& other) const {
+      return tensor == other.tensor && version == other.version &&
+          is_rowwise == other.is_rowwise && placement == other.placement &&
+          grad_mode == other.grad_mode && autocast == other.autocast;
+    }
   };
 
   [[nodiscard]] const WatchedSplit* find(const c10::IValue& value) const;
-  [[nodiscard]] bool is_transposed(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
   void multiply(GatedCall& call, const Product& product);
-  [[nodiscard]] at::Tensor own_heads(
-      const at::Tensor& rows,
-      const WatchedSplit& parameter,
-      const SplitProduct& product) const;
+  void follow_placement(bool takes_slice, bool returns_slice) const;
   /// Whether the model's code runs, also for a second time in a backward.
   [[nodiscard]] bool is_in_model() const;
-  void take_heads_of_biases(GatedCall& call) const;
-  [[nodiscard]] at::Tensor multiply_by_heads(
-      const at::Tensor& input,
-      const Product& product) const;
-  [[nodiscard]] at::Tensor input_of(
+  [[nodiscard]] at::Tensor multiply_locally(
+      GatedCall& call,
+      const Product& product,
+      const at::Tensor& bias);
+  [[nodiscard]] RegionEntrance new_entrance(
       const WatchedSplit& weight,
       const at::Tensor& input) const;
+  [[nodiscard]] RegionEntrance entrance_of(
+      const WatchedSplit& weight,
+      const at::Tensor& input);
   [[nodiscard]] at::Tensor output_of(
       const WatchedSplit& weight,
       const at::Tensor& partial) const;
@@ -92,6 +111,10 @@ class SplitKeeper final : public GateKeeper {
   std::vector<WatchedSplit> splits_;
   std::atomic<int> num_forwards_{0};
   std::string last_slice_;
+  /// Forwards that are recomputed run on threads of backward.
+  std::mutex last_input_mutex_;
+  std::optional<LastInput> last_input_;
+  std::optional<RegionEntrance> last_entrance_;
 };
 
 }  // namespace accelerate::detail

@@ -108,28 +108,24 @@ class SplitPlanner {
       }
       return split_attention(product);
     }
-    // Results that are gathered are complete however rows are divided.
-    if (!is_replicated(style.output_layouts)) {
-      product.num_heads = style.num_heads;
-      product.projections = style.projections;
-    }
-    const bool is_fused = !product.projections.empty();
     if (!style.projections.empty() && style.num_heads == 0)
       return complain("has projections without num_heads; give both");
     SplitParameter* const weight = take("weight", 0);
     if (weight == nullptr) return;
     assign(*weight, weight->product, product);
+    // Beside gathered results the bias stays whole, and is added to them; they
+    // are complete however rows are divided.
+    if (is_replicated(style.output_layouts)) return;
     const std::int64_t outputs =
         table_.find(weight->name)->layout.global_shape.front();
-    if (product.num_heads != 0) require_heads(product, outputs);
-    if (product.num_heads != 0 && !is_fused)
-      weight->num_heads = product.num_heads;
-    // Beside gathered results the bias stays whole, and is added to them.
-    if (is_replicated(style.output_layouts)) return;
+    if (style.num_heads != 0)
+      require_heads(style.num_heads, style.projections, outputs);
     SplitParameter* const bias = take("bias", 0);
-    if (bias == nullptr) return;
-    bias->num_heads = weight->num_heads;
-    if (is_fused) bias->bias_of = product;
+    for (SplitParameter* const split : {weight, bias}) {
+      if (split == nullptr) continue;
+      split->num_heads = style.num_heads;
+      split->projections = style.projections;
+    }
   }
 
   void apply(const RowwiseParallel& style) {
@@ -166,7 +162,8 @@ class SplitPlanner {
             "Replicate); leave one of them out");
       }
       require_heads(
-          {.num_heads = style.num_heads},
+          style.num_heads,
+          {},
           table_.find(weight->name)->layout.global_shape.back());
       weight->num_heads = style.num_heads;
     }
@@ -189,8 +186,10 @@ class SplitPlanner {
   }
 
   // Complains unless heads can be divided among the ranks.
-  void require_heads(const SplitProduct& product, std::int64_t size) {
-    const std::int64_t heads = product.num_heads;
+  void require_heads(
+      std::int64_t heads,
+      const std::vector<std::int64_t>& projections,
+      std::int64_t size) {
     if (heads < num_ranks_) {
       return complain(format(
           "has {} heads, which cannot be divided over {} ranks; give a number "
@@ -200,9 +199,8 @@ class SplitPlanner {
           heads,
           num_ranks_));
     }
-    const std::vector<std::int64_t> parts = product.projections.empty()
-        ? std::vector<std::int64_t>{size}
-        : product.projections;
+    const std::vector<std::int64_t> parts =
+        projections.empty() ? std::vector<std::int64_t>{size} : projections;
     std::int64_t sum = 0;
     for (const std::int64_t part : parts) {
       sum += part;
@@ -341,16 +339,16 @@ begins_of(const SplitParameter& split, std::int64_t size, int num_ranks) {
   return begins;
 }
 
-std::vector<std::vector<RowInterval>> rows_by_head(
-    const SplitProduct& product,
+std::vector<std::vector<IndexRange>> rows_by_head(
+    const SplitParameter& split,
     int num_ranks) {
   const std::vector<std::int64_t> heads =
-      slice_begins(product.num_heads, num_ranks);
-  std::vector<std::vector<RowInterval>> rows(
+      slice_begins(split.num_heads, num_ranks);
+  std::vector<std::vector<IndexRange>> rows(
       static_cast<std::size_t>(num_ranks));
   std::int64_t begin = 0;
-  for (const std::int64_t size : product.projections) {
-    const std::int64_t head_size = size / product.num_heads;
+  for (const std::int64_t size : split.projections) {
+    const std::int64_t head_size = size / split.num_heads;
     for (std::size_t rank = 0; rank < rows.size(); ++rank) {
       rows[rank].emplace_back(
           begin + heads[rank] * head_size, begin + heads[rank + 1] * head_size);

@@ -24,10 +24,6 @@ struct SplitProduct {
   bool is_rowwise = false;
   TensorPlacement input = Replicate{};
   TensorPlacement output = Replicate{};
-  /// Outputs of the projections in one matrix, of which ranks compute slices by
-  /// heads; empty if ranks compute with the rows that they have.
-  std::vector<std::int64_t> projections = {};
-  std::int64_t num_heads = 0;
   bool operator==(const SplitProduct&) const = default;
 };
 
@@ -47,17 +43,18 @@ struct SplitParameter {
   std::optional<std::int64_t> dim = std::nullopt;
   /// If above 0, slices are of some of so many equal pieces.
   std::int64_t num_heads = 0;
+  /// Rows of the projections in one matrix: each rank has its heads of each.
+  /// Empty: one projection.
+  std::vector<std::int64_t> projections = {};
   std::optional<SplitProduct> product = std::nullopt;
   std::optional<SplitEmbedding> embedding = std::nullopt;
   /// Ranks use it on slices of the sequence, so each has a summand of its
   /// gradient.
   bool sums_gradient = false;
-  /// For the bias of a matrix of several projections: how that is multiplied by.
-  std::optional<SplitProduct> bias_of = std::nullopt;
 
   /// Whether operators on it are done otherwise.
   [[nodiscard]] bool is_watched() const {
-    return product || embedding || sums_gradient || bias_of;
+    return product || embedding || sums_gradient;
   }
 };
 
@@ -66,9 +63,9 @@ struct SplitParameter {
 std::vector<std::int64_t>
 begins_of(const SplitParameter& split, std::int64_t size, int num_ranks);
 
-/// The rows of a fused projection that each rank computes with.
-std::vector<std::vector<RowInterval>> rows_by_head(
-    const SplitProduct& product,
+/// The rows of a parameter with several projections that each rank has.
+std::vector<std::vector<IndexRange>> rows_by_head(
+    const SplitParameter& split,
     int num_ranks);
 
 /// What `plan`, and layers that say so themselves (ParallelLayer), mean for the

@@ -1,10 +1,12 @@
 #include "parallel/tensor/tensor.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
@@ -92,6 +94,9 @@ class TensorParallel final : public Strategy {
         "parameters are not those that gradients are of; end its scope before");
   }
 
+  // Forwards that were recomputed leave their last input.
+  void after_backward(bool) override { keeper_->forget_input(); }
+
   void before_forward() override { keeper_->begin_forward(); }
   void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
 
@@ -101,12 +106,12 @@ class TensorParallel final : public Strategy {
     const BypassGates bypass;
     for (Slice& slice : slices_) {
       slice.kept = slice.tensor.detach();
-      const at::Tensor full = gather_from_region(
+      const at::Tensor full = slice.full(gather_from_region(
           slice.kept,
           slice.dim,
           mesh_.group(Axis::tensor),
           GatheredGradient::equal,
-          slice.sizes);
+          slice.sizes));
       slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
           full.getIntrusivePtr());
       slice.version = slice.tensor._version();
@@ -186,10 +191,39 @@ class TensorParallel final : public Strategy {
     at::Tensor tensor;
     std::int64_t dim = 0;
     std::vector<std::int64_t> sizes = {};  ///< one per rank
-    std::int64_t begin = 0;
+    /// The indices along `dim` that each rank has.
+    std::vector<std::vector<IndexRange>> ranges = {};
+    int rank = 0;
     /// The slice, while the tensor is the full parameter.
     at::Tensor kept = {};
     std::int64_t version = 0;
+
+    /// The slices of all ranks, one after another, in the parameter's order.
+    [[nodiscard]] at::Tensor full(const at::Tensor& slices) const {
+      const bool is_ordered =
+          std::all_of(ranges.begin(), ranges.end(), [](const auto& of_rank) {
+            return of_rank.size() == 1;
+          });
+      if (is_ordered) return slices;
+      const at::Tensor ordered = at::empty_like(slices);
+      std::int64_t taken = 0;
+      for (const auto& of_rank : ranges) {
+        for (const auto& [first, last] : of_rank) {
+          ordered.narrow(dim, first, last - first)
+              .copy_(slices.narrow(dim, taken, last - first));
+          taken += last - first;
+        }
+      }
+      return ordered;
+    }
+
+    /// This rank's slice of the full parameter.
+    [[nodiscard]] at::Tensor own(const at::Tensor& parameter) const {
+      std::vector<at::Tensor> pieces;
+      for (const auto& [first, last] : ranges[static_cast<std::size_t>(rank)])
+        pieces.push_back(parameter.narrow(dim, first, last - first));
+      return pieces.size() == 1 ? pieces[0] : at::cat(pieces, dim);
+    }
   };
 
   // Makes parameters slices again, of what they have become.
@@ -201,10 +235,7 @@ class TensorParallel final : public Strategy {
       const bool is_changed = slice.tensor._version() != slice.version;
       slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
           slice.kept.getIntrusivePtr());
-      if (is_changed) {
-        slice.tensor.copy_(
-            full.narrow(slice.dim, slice.begin, slice.kept.size(slice.dim)));
-      }
+      if (is_changed) slice.tensor.copy_(slice.own(full));
       slice.kept.reset();
     }
   }
@@ -232,30 +263,54 @@ class TensorParallel final : public Strategy {
       const SplitParameter& split,
       const InitialValues& values) {
     WatchedSplit watched{split, row.layout.global_shape, {}, {}};
-    if (split.dim) {
-      const Group& group = mesh_.group(Axis::tensor);
-      const std::int64_t dim = *split.dim;
-      const auto rank = static_cast<std::size_t>(group.rank());
-      watched.begins = begins_of(split, row.tensor.size(dim), group.size());
-      const std::int64_t begin = watched.begins[rank];
-      const std::int64_t count = watched.begins[rank + 1] - begin;
-      become_slice(
-          row.tensor,
-          values.own_box(row, Axis::tensor, dim, watched.begins)
-              .clone(at::MemoryFormat::Contiguous));
-      row.layout.split(Axis::tensor, dim, begin, count);
-      row.policy = format(
-          "split along dimension {} over {} ranks, {} to {} here",
-          dim,
-          group.size(),
-          begin,
-          begin + count);
-      slices_.push_back({row.tensor, dim, watched.sizes(), begin});
-    }
+    if (split.dim) divide(row, split, values, watched);
     watched.local_shape = row.tensor.sizes().vec();
     if (!split.is_watched()) return;
     const std::size_t unit = keeper_->add(std::move(watched));
     watch_tensor(row.tensor, {keeper_, unit, keeper_.get()});
+  }
+
+  // Leaves this rank its slice of a row.
+  void divide(
+      Parameter& row,
+      const SplitParameter& split,
+      const InitialValues& values,
+      WatchedSplit& watched) {
+    const Group& group = mesh_.group(Axis::tensor);
+    const std::int64_t dim = *split.dim;
+    const auto rank = static_cast<std::size_t>(group.rank());
+    Slice slice{.tensor = row.tensor, .dim = dim, .rank = group.rank()};
+    at::Tensor own;
+    if (split.projections.empty()) {
+      watched.begins = begins_of(split, row.tensor.size(dim), group.size());
+      for (std::size_t i = 0; i + 1 < watched.begins.size(); ++i)
+        slice.ranges.push_back({{watched.begins[i], watched.begins[i + 1]}});
+      own = values.own_box(row, Axis::tensor, dim, watched.begins);
+    } else {
+      slice.ranges = rows_by_head(split, group.size());
+      own = values.own_rows(row, Axis::tensor, slice.ranges);
+    }
+    for (const auto& of_rank : slice.ranges) {
+      slice.sizes.push_back(0);
+      for (const auto& [first, last] : of_rank)
+        slice.sizes.back() += last - first;
+    }
+    become_slice(row.tensor, own.clone(at::MemoryFormat::Contiguous));
+    if (split.projections.empty()) {
+      row.layout.split(
+          Axis::tensor, dim, watched.begins[rank], slice.sizes[rank]);
+    } else {
+      row.layout.split_rows(Axis::tensor, slice.ranges[rank]);
+    }
+    std::vector<std::string> places;
+    for (const auto& [first, last] : slice.ranges[rank])
+      places.push_back(format("{} to {}", first, last));
+    row.policy = format(
+        "split along dimension {} over {} ranks, {} here",
+        dim,
+        group.size(),
+        join(places, ", "));
+    slices_.push_back(std::move(slice));
   }
 
   Mesh mesh_;

@@ -18,15 +18,6 @@ namespace {
 // Comes before all tags that a mesh reserves.
 constexpr int kTag = 0;
 
-at::Tensor between(
-    const at::Tensor& tensor,
-    std::int64_t dim,
-    const std::vector<std::int64_t>& begins,
-    int place) {
-  const auto p = static_cast<std::size_t>(place);
-  return tensor.narrow(dim, begins[p], begins[p + 1] - begins[p]);
-}
-
 }  // namespace
 
 InitialValues::InitialValues(const Mesh& mesh, const ParameterTable& table)
@@ -76,6 +67,29 @@ at::Tensor InitialValues::own_box(
     Axis axis,
     std::int64_t dim,
     const std::vector<std::int64_t>& begins) const {
+  return box_of_rank(row, axis, [&](const at::Tensor& full, int place) {
+    const auto p = static_cast<std::size_t>(place);
+    return full.narrow(dim, begins[p], begins[p + 1] - begins[p]);
+  });
+}
+
+at::Tensor InitialValues::own_rows(
+    const Parameter& row,
+    Axis axis,
+    const std::vector<std::vector<IndexRange>>& ranges) const {
+  return box_of_rank(row, axis, [&](const at::Tensor& full, int place) {
+    std::vector<at::Tensor> pieces;
+    for (const auto& [first, last] : ranges[static_cast<std::size_t>(place)])
+      pieces.push_back(full.narrow(0, first, last - first));
+    return at::cat(pieces);
+  });
+}
+
+at::Tensor InitialValues::box_of_rank(
+    const Parameter& row,
+    Axis axis,
+    c10::function_ref<at::Tensor(const at::Tensor& full, int place)> box_of)
+    const {
   const Group group = replica_group(row.layout, mesh_);
   const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_shards;
   const bool is_sender = group.rank() == 0;
@@ -86,15 +100,15 @@ at::Tensor InitialValues::own_box(
       const int world_rank =
           group.world_ranks()[static_cast<std::size_t>(rank)];
       const int place = coordinate_of(mesh_, world_rank, axis);
-      batch.send(between(full, dim, begins, place).contiguous(), rank, kTag);
+      batch.send(box_of(full, place).contiguous(), rank, kTag);
     }
     batch.wait();
   }
   const int own = mesh_.coordinate(axis);
   if (!row.tensor.is_meta() && (!is_sent || is_sender))
-    return between(row.tensor.detach(), dim, begins, own);
+    return box_of(row.tensor.detach(), own);
   const at::Tensor box = at::zeros(
-      between(row.tensor, dim, begins, own).sizes(),
+      box_of(row.tensor, own).sizes(),
       at::TensorOptions(row.tensor.scalar_type()));
   if (is_sent) {
     P2PBatch batch(group, format("receiving {}", row.name));

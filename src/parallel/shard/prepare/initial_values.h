@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <accelerate/export.h>
 #include <accelerate/parallel.h>
@@ -37,8 +38,21 @@ class InitialValues {
       Axis axis,
       std::int64_t dim,
       const std::vector<std::int64_t>& begins) const;
+  /// The same along dimension 0, where rank r gets the rows ranges[r], one
+  /// range after another; a copy.
+  [[nodiscard]] at::Tensor own_rows(
+      const Parameter& row,
+      Axis axis,
+      const std::vector<std::vector<IndexRange>>& ranges) const;
 
  private:
+  /// `box_of` takes the box of a rank along the axis out of the full tensor.
+  [[nodiscard]] at::Tensor box_of_rank(
+      const Parameter& row,
+      Axis axis,
+      c10::function_ref<at::Tensor(const at::Tensor& full, int place)> box_of)
+      const;
+
   enum class Origin { rank_0_to_all, rank_0_to_shards, nowhere };
 
   Mesh mesh_;

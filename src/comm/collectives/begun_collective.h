@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/world.h>
+
+#include "comm/transport/transport.h"
+
+namespace accelerate::detail {
+
+/// A collective that goes on while the rank computes, until wait(). All ranks
+/// of the group begin theirs in the same order; other collectives of the group
+/// may be begun, and waited for, meanwhile. Tensors are dense and must not be
+/// touched until wait(). Errors are those of the Group's own collectives.
+class BegunCollective {
+ public:
+  /// Nothing to wait for.
+  BegunCollective() = default;
+
+  /// Sums in place.
+  static BegunCollective all_reduce(
+      const Group& group,
+      const at::Tensor& tensor);
+  /// `output` is this rank's chunk, along dimension 0, of the sum of `input`.
+  static BegunCollective reduce_scatter(
+      const Group& group,
+      const at::Tensor& output,
+      const at::Tensor& input);
+  /// `output` has one more dimension, of ranks, in front of `input`'s.
+  static BegunCollective all_gather(
+      const Group& group,
+      const at::Tensor& output,
+      const at::Tensor& input);
+
+  /// Lets it proceed while nobody waits; call it if wait() comes much later.
+  void run_in_background();
+  /// Returns when the result is there; at once if it was called before.
+  void wait();
+
+ private:
+  template <class Begin>
+  static BegunCollective
+  begin(const Group& group, const char* name, const at::Tensor& what, Begin&&);
+
+  Group group_;
+  const char* name_ = "";
+  std::uint64_t sequence_ = 0;
+  Work work_;
+};
+
+}  // namespace accelerate::detail

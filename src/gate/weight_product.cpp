@@ -1,0 +1,80 @@
+#include "gate/weight_product.h"
+
+#include <span>
+#include <string_view>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+bool is_factor_one(const c10::IValue& value) {
+  return value.isScalar() && value.toScalar().equal(1);
+}
+
+bool is_transpose_of(
+    const at::Tensor& tensor,
+    const std::vector<std::int64_t>& shape) {
+  return shape.size() == 2 && tensor.dim() == 2 &&
+      tensor.storage_offset() == 0 && tensor.size(0) == shape[1] &&
+      tensor.size(1) == shape[0] &&
+      tensor.strides() == at::IntArrayRef({1, shape[1]});
+}
+
+// The weight that autograd knows the view by, so that its gradient takes no
+// detour; else a view of the view.
+at::Tensor weight_under(
+    const at::Tensor& transposed,
+    const std::vector<std::int64_t>& shape) {
+  if (transposed.is_view()) {
+    const at::Tensor base(transposed._base());
+    if (base.sizes() == at::IntArrayRef(shape) && base.is_contiguous())
+      return base;
+  }
+  return transposed.t();
+}
+
+}  // namespace
+
+std::optional<WeightProduct> weight_product_in(
+    GatedCall& call,
+    c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
+        shape_of) {
+  const std::span<c10::IValue> arguments = call.arguments();
+  const auto& name = call.operation().operator_name();
+  if (!name.overload_name.empty()) return std::nullopt;
+  if (name.name == "aten::linear") {
+    const auto* const shape = shape_of(arguments[1]);
+    if (shape == nullptr ||
+        arguments[1].toTensor().sizes() != at::IntArrayRef(*shape)) {
+      return std::nullopt;
+    }
+    return WeightProduct{
+        0,
+        1,
+        arguments[1].toTensor(),
+        arguments[1].toTensor().t(),
+        arguments[2].toOptional<at::Tensor>().value_or(at::Tensor())};
+  }
+  const bool is_addmm = name.name == "aten::addmm";
+  if (!is_addmm && name.name != "aten::matmul" && name.name != "aten::mm")
+    return std::nullopt;
+  const std::size_t weight_at = is_addmm ? 2 : 1;
+  const auto* const shape = shape_of(arguments[weight_at]);
+  if (shape == nullptr) return std::nullopt;
+  const at::Tensor transposed = arguments[weight_at].toTensor();
+  if (!is_transpose_of(transposed, *shape)) return std::nullopt;
+  if (is_addmm &&
+      (!is_factor_one(arguments[3]) || !is_factor_one(arguments[4]))) {
+    return std::nullopt;
+  }
+  return WeightProduct{
+      weight_at - 1,
+      weight_at,
+      weight_under(transposed, *shape),
+      transposed,
+      is_addmm ? arguments[0].toTensor() : at::Tensor()};
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/FunctionRef.h>
+
+#include "gate/gate.h"
+
+namespace accelerate::detail {
+
+/// A product with the transpose of a matrix of weights, plus a bias, as modules
+/// write it: aten::linear with the weight; or, as C++ modules do, aten::addmm,
+/// aten::matmul or aten::mm with a transposed view of it.
+struct WeightProduct {
+  /// Places of the two factors among the operator's arguments.
+  std::size_t input_at = 0;
+  std::size_t weight_at = 0;
+  /// Outputs x inputs, the weight itself where the view tells.
+  at::Tensor weight;
+  /// Inputs x outputs.
+  at::Tensor transposed;
+  /// Undefined without one.
+  at::Tensor bias = {};
+};
+
+/// The product that an operator is. `shape_of` returns the shape of the weight
+/// that an argument is, or is a view of; null for anything else. Views of a
+/// part of the weight are no products with it.
+std::optional<WeightProduct> weight_product_in(
+    GatedCall& call,
+    c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
+        shape_of);
+
+}  // namespace accelerate::detail

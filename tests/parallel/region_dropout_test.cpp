@@ -1,0 +1,222 @@
+// Dropout of models whose layers and sequences are divided, on ranks that are
+// processes, since random numbers are a process's: independent masks of slices,
+// and the same masks of what every rank has.
+#include <accelerate/accelerate.h>
+
+#include <accelerate/launch.h>
+
+namespace accelerate {
+namespace region_dropout_test {
+
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr std::int64_t kWidth = 64, kBatch = 8, kTime = 16;
+
+void require(bool is_true, const char* what) {
+  if (!is_true) throw Error(std::string("[tests] not true: ") + what);
+}
+
+// Runs `rank` on two processes of this program, which come here by the filter.
+void run_on_processes(int num_processes, const std::function<void()>& rank) {
+  const auto* const info =
+      ::testing::UnitTest::GetInstance()->current_test_info();
+  const std::string test =
+      std::string(info->test_suite_name()) + "." + info->name();
+  launch_function(
+      rank,
+      {.num_processes = num_processes,
+       .name = test,
+       .cpu = true,
+       .arguments = std::vector<std::string>{
+           "--gtest_brief=1", "--gtest_filter=" + test}});
+}
+
+/// Remembers which elements were dropped: 0, else 1.
+struct Mask {
+  Tensor of(const Tensor& x) {
+    const Tensor y = torch::dropout(torch::ones_like(x), 0.5, true);
+    seen = y.detach().gt(0).to(torch::kFloat);
+    return x * y;
+  }
+  Tensor seen;
+};
+
+/// A feed-forward with dropout on slices and on full results; with its norm on
+/// slices of the sequence if the plan says so.
+struct Block : nn::Module {
+  Block() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+    register_module("last", last);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor y = norm(sequence.of(first(x)));
+    y = y + outside.of(down(inside.of(torch::gelu(up(y)))));
+    return last(y);
+  }
+  nn::LayerNorm norm{nn::LayerNormOptions({kWidth})};
+  nn::Linear first{kWidth, kWidth}, up{kWidth, 4 * kWidth},
+      down{4 * kWidth, kWidth}, last{kWidth, kWidth};
+  Mask sequence, inside, outside;
+};
+
+ParallelizePlan feature_plan() {
+  return {{"up", ColwiseParallel{}}, {"down", RowwiseParallel{}}};
+}
+
+ParallelizePlan sequence_plan() {
+  return {
+      {"first",
+       RowwiseParallel{
+           .input_layouts = Replicate{}, .output_layouts = Shard{1}}},
+      {"norm", SequenceParallel{}},
+      {"up", ColwiseParallel{.input_layouts = Shard{1}}},
+      {"down", RowwiseParallel{.output_layouts = Shard{1}}},
+      {"last",
+       ColwiseParallel{
+           .input_layouts = Shard{1}, .output_layouts = Replicate{}}}};
+}
+
+double correlation(const Tensor& a, const Tensor& b) {
+  const Tensor x = a - a.mean(), y = b - b.mean();
+  return ((x * y).mean() / (x.std() * y.std())).item<double>();
+}
+
+void require_independent(
+    const Group& group,
+    const Mask& mask,
+    const char* what) {
+  const std::vector<Tensor> all = group.all_gather(mask.seen);
+  const double bound = 5 / std::sqrt(static_cast<double>(all[0].numel()));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j)
+      require(std::abs(correlation(all[i], all[j])) < bound, what);
+    require(std::abs(all[i].mean().item<double>() - 0.5) < bound, what);
+  }
+}
+
+void require_same(const Group& group, const Tensor& tensor, const char* what) {
+  for (const Tensor& each : group.all_gather(tensor))
+    require(torch::equal(each, tensor), what);
+}
+
+void train_block(const ParallelizePlan& plan, bool recomputes) {
+  AcceleratorOptions options{
+      .parallel = {.tensor = 2, .parallelize_plan = plan}};
+  if (recomputes) {
+    options.parallel.activation_checkpointing = ActivationCheckpointingOptions{
+        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+        .min_num_params = 100};
+  }
+  const Accelerator accelerator(options);
+  const bool has_sequence_slices = plan.size() > 2;
+  torch::manual_seed(11);
+  const auto net = std::make_shared<Block>();
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  const auto [model, optimizer] = accelerator.prepare(net, sgd);
+  const Group& group = accelerator.mesh().group(Axis::tensor);
+  Tensor before = torch::zeros({1});
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    const Tensor loss =
+        model(torch::randn({kBatch, kTime, kWidth})).pow(2).mean();
+    require_independent(group, net->inside, "features");
+    require(!torch::equal(net->inside.seen, before), "another mask each step");
+    before = net->inside.seen;
+    if (has_sequence_slices) {
+      require_independent(group, net->sequence, "sequences");
+      require_independent(group, net->outside, "sequences after a layer");
+      // Two layers do not repeat a mask.
+      require(
+          !torch::equal(net->sequence.seen, net->outside.seen), "two layers");
+    } else {
+      require_same(group, net->sequence.seen, "before the layers");
+      require_same(group, net->outside.seen, "after the layers");
+    }
+    require_same(group, loss.detach(), "losses");
+    accelerator.backward(loss);
+    optimizer.step();
+    require_same(group, net->norm->weight.detach(), "norms");
+    require_same(group, torch::rand({5}), "numbers outside of the model");
+  }
+}
+
+TEST(RegionDropout, IsIndependentBetweenLayersAndTheSameOutside) {
+  run_on_processes(2, [] { train_block(feature_plan(), false); });
+}
+
+TEST(RegionDropout, IsIndependentOnSlicesOfTheSequence) {
+  run_on_processes(2, [] { train_block(sequence_plan(), false); });
+}
+
+// The gradient of the input tells the masks of the backward: with them, it is
+// the one that is computed from the masks of the forward.
+TEST(RegionDropout, SurvivesRecomputation) {
+  run_on_processes(2, [] {
+    std::vector<std::vector<Tensor>> grads;
+    for (const bool recomputes : {false, true}) {
+      AcceleratorOptions options{
+          .parallel = {.tensor = 2, .parallelize_plan = sequence_plan()}};
+      if (recomputes) {
+        options.parallel.activation_checkpointing =
+            ActivationCheckpointingOptions{
+                .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                .min_num_params = 100};
+      }
+      const Accelerator accelerator(options);
+      torch::manual_seed(11);
+      const auto net = std::make_shared<Block>();
+      const auto model = accelerator.prepare(net);
+      accelerator.backward(
+          model(torch::randn({kBatch, kTime, kWidth})).pow(2).mean());
+      grads.emplace_back();
+      for (const Tensor& parameter : net->parameters())
+        grads.back().push_back(parameter.grad().clone());
+      train_block(feature_plan(), recomputes);
+    }
+    for (std::size_t i = 0; i < grads[0].size(); ++i)
+      require(torch::equal(grads[0][i], grads[1][i]), "gradients");
+  });
+}
+
+TEST(RegionDropout, IsIndependentOnPositionsOfASequence) {
+  run_on_processes(4, [] {
+    const Accelerator accelerator(
+        {.parallel = {
+             .tensor = 2, .context = 2, .parallelize_plan = feature_plan()}});
+    torch::manual_seed(11);
+    const auto net = std::make_shared<Block>();
+    const auto model = accelerator.prepare(net);
+    const Tensor x = torch::randn({kBatch, 2 * kTime, kWidth});
+    Tensor attended;
+    {
+      const auto scope = accelerator.maybe_context_parallel({x}, {1});
+      const Tensor loss = model(x).pow(2).mean();
+      require_independent(
+          accelerator.mesh().group({Axis::context, Axis::tensor}),
+          net->inside,
+          "features of positions");
+      const Group& positions = accelerator.mesh().group(Axis::context);
+      require_independent(positions, net->outside, "positions");
+      require_same(
+          accelerator.mesh().group(Axis::tensor),
+          net->outside.seen,
+          "positions on tensor-parallel ranks");
+      accelerator.backward(loss);
+      // Attention's own dropout is one mask of all positions.
+      const Tensor heads = x.unflatten(-1, {4, -1}).transpose(1, 2);
+      attended = at::scaled_dot_product_attention(
+          heads, heads, heads, std::nullopt, 0.5);
+    }
+    require_same(
+        accelerator.mesh().group(Axis::tensor), attended, "shared heads");
+    require_same(
+        accelerator.mesh().world().group(), torch::rand({5}), "outside");
+  });
+}
+
+}  // namespace region_dropout_test
+}  // namespace accelerate
