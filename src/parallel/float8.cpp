@@ -92,27 +92,21 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
   void after_step() override {
+    forget_weights();
     if (!rules_.delayed || keeper_->layers().empty()) return;
     const at::NoGradGuard no_grad;
-    at::Tensor amaxes = at::empty(
-        {static_cast<std::int64_t>(keeper_->layers().size()),
-         static_cast<std::int64_t>(Float8Layer::kNumRoles)},
-        at::TensorOptions().dtype(at::kFloat));
-    auto* const values = amaxes.mutable_data_ptr<float>();
-    std::size_t count = 0;
-    for_each(
-        [&](DelayedTensor& tensor) { values[count++] = tensor.take_amax(); });
-    const Group& group = mesh_.gradient_group();
-    if (group.size() > 1) {
-      const at::Tensor on_device = amaxes.to(mesh_.world().device());
-      group.all_reduce(on_device, ReduceOp::max);
-      amaxes.copy_(on_device);
-    }
+    at::Tensor amaxes = take_amaxes(keeper_->layers(), mesh_.world().device());
+    mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
+    // The only time that a step waits for the device.
+    amaxes = amaxes.cpu().contiguous();
     // A second optimizer of the model has nothing to add.
     if (amaxes.max().item<float>() == 0) return;
-    count = 0;
-    for_each([&](DelayedTensor& tensor) { tensor.update(values[count++]); });
+    const auto* value = amaxes.const_data_ptr<float>();
+    for (const auto& layer : keeper_->layers())
+      for (const auto& tensor : layer->delayed) tensor->update(*value++);
   }
+
+  void after_load() override { forget_weights(); }
 
   [[nodiscard]] StateDict state_dict() const override {
     StateDict state;
@@ -147,7 +141,7 @@ class Float8 final : public Strategy, public StrategyState {
       }
       for (std::size_t r = 0; r < roles.size(); ++r) {
         const auto history = roles[r].get<std::vector<double>>("amax_history");
-        layer->delayed[r]->scale().restore(
+        layer->delayed[r]->restore(
             static_cast<float>(roles[r].get<double>("scale")),
             {history.begin(), history.end()},
             roles[r].get<std::int64_t>("num_updates"));
@@ -162,22 +156,34 @@ class Float8 final : public Strategy, public StrategyState {
       if (weight.is_same(linear.weight)) return;
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
-    if (!emulates_) layer->multiplier = multiplier_on(linear.weight.device());
+    probe(*layer, linear.weight.device());
+    // Memory that comes and goes must not leave copies behind.
+    layer->keeps_weight = keeper_of(linear.weight) == nullptr;
+    layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
+      logger.log(LogLevel::warning, "precision", text);
+    };
     const std::size_t unit =
         keeper_->add(std::move(layer), linear.weight.sizes().vec());
     watch_tensor(linear.weight, {keeper_, unit, keeper_.get()});
     weights_.push_back(linear.weight);
   }
 
-  Float8Multiplier multiplier_on(c10::Device device) {
-    if (!multiplier_) multiplier_ = float8_multiplier(device, rules_);
-    return *multiplier_;
+  // Layers are alike in what the device has to multiply.
+  void probe(Float8Layer& layer, c10::Device device) {
+    if (emulates_) return;
+    if (probed_) {
+      for (std::size_t i = 0; i < layer.ways.size(); ++i)
+        layer.ways[i] = probed_->ways[i].load();
+      return;
+    }
+    layer.probe(device);
+    probed_ = c10::make_intrusive<Float8Layer>("", rules_);
+    for (std::size_t i = 0; i < layer.ways.size(); ++i)
+      probed_->ways[i] = layer.ways[i].load();
   }
 
-  template <class Function>
-  void for_each(Function&& function) const {
-    for (const auto& layer : keeper_->layers())
-      for (const auto& tensor : layer->delayed) function(*tensor);
+  void forget_weights() {
+    for (const auto& layer : keeper_->layers()) layer->forget_weight();
   }
 
   Mesh mesh_;
@@ -187,7 +193,7 @@ class Float8 final : public Strategy, public StrategyState {
   bool is_te_ = false;
   bool in_evaluation_ = true;
   bool emulates_ = false;
-  std::optional<Float8Multiplier> multiplier_;
+  c10::intrusive_ptr<Float8Layer> probed_;
   std::shared_ptr<Float8Keeper> keeper_;
   std::vector<at::Tensor> weights_;
   torch::nn::Module* module_ = nullptr;

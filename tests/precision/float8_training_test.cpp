@@ -203,6 +203,64 @@ TEST(Float8Training, GoesOnFromACheckpointWithItsScales) {
   expect_equal(found, expected, "resumed");
 }
 
+// With the scale 1, inputs of 1000 saturate at 448.
+TEST(Float8Training, TakesNewScalesFromLomosBackwards) {
+  run_on_ranks(1, [](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.mixed_precision = Precision::fp8,
+         .fp8_recipe = TERecipeKwargs{},
+         .autocast = {.enabled = false},
+         .world = world});
+    nn::Linear net(nn::LinearOptions(16, 16).bias(false));
+    const Tensor x = at::full({4, 16}, 1000.F);
+    const Tensor expected = net(x).detach();
+    optim::Lomo lomo(net->parameters());
+    auto [model, optimizer] = accelerator.prepare(net, lomo);
+    const Tensor first = model(x);
+    accelerator.lomo_backward(first.sum(), 0);
+    const Tensor second = model(x).detach();
+    EXPECT_FALSE(at::allclose(first.detach(), expected, 0.1, 1));
+    EXPECT_TRUE(at::allclose(second, expected, 0.05, 30)) << second << expected;
+  });
+}
+
+TEST(Float8Training, TakesNoScalesFromEvaluations) {
+  const auto train_with = [](bool evaluates) {
+    Tensor weight;
+    run_on_ranks(1, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.mixed_precision = Precision::fp8,
+           .fp8_recipe =
+               TERecipeKwargs{
+                   .use_autocast_during_eval = true,
+                   .amax_history_len = 4,
+                   .amax_compute_algo = "max"},
+           .autocast = {.enabled = false},
+           .world = world});
+      nn::Sequential net = make_net();
+      torch::optim::SGD sgd(net->parameters(), 0.05);
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        if (evaluates) {
+          net->eval();
+          // Larger than all that training sees.
+          const Tensor x = normal({4, 16}, 7) * 100;
+          static_cast<void>(model(x));
+          const torch::NoGradGuard no_grad;
+          static_cast<void>(model(x));
+          net->train();
+        }
+        optimizer.zero_grad();
+        accelerator.backward(model(normal({8, 16}, step)).square().mean());
+        optimizer.step();
+      }
+      weight = net->parameters()[0].detach().clone();
+    });
+    return weight;
+  };
+  EXPECT_TRUE(at::equal(train_with(true), train_with(false)));
+}
+
 TEST(Float8Training, LeavesThePlainModelBehind) {
   run_on_ranks(1, [](const WorldOptions& world) {
     nn::Sequential net = make_net();
