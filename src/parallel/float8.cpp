@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -22,10 +23,28 @@ namespace accelerate::detail {
 
 namespace {
 
+std::unordered_set<const void*> linear_layers_of(
+    const torch::nn::Module& module) {
+  std::unordered_set<const void*> found;
+  for (const auto& each : module.modules(/*include_self=*/false))
+    found.insert(dynamic_cast<const torch::nn::LinearImpl*>(each.get()));
+  // A module that is on the stack has no shared pointer to itself.
+  found.insert(dynamic_cast<const torch::nn::LinearImpl*>(&module));
+  return found;
+}
+
+std::string name_in(const std::string& layer, std::string_view parameter) {
+  return layer.empty() ? std::string(parameter)
+                       : format("{}.{}", layer, parameter);
+}
+
 class Float8 final : public Strategy, public StrategyState {
  public:
-  Float8(const Mesh& mesh, const Float8Request& request)
-      : mesh_(mesh), request_(request) {
+  Float8(
+      const Mesh& mesh,
+      const Float8Request& request,
+      std::shared_ptr<const torch::nn::Module> whole_model)
+      : mesh_(mesh), request_(request), whole_model_(std::move(whole_model)) {
     std::visit(
         [this](const auto& recipe) {
           rules_ = float8_rules_of(recipe);
@@ -65,11 +84,16 @@ class Float8 final : public Strategy, public StrategyState {
     const BypassGates bypass;
     module_ = &module;
     std::vector<Float8LayerChoice> choices;
-    for (LinearLayer& layer : choose_linear_layers(module, layer_rule_)) {
-      if (layer.choice.is_float8) add(*layer.module, layer.choice.name);
+    const std::unordered_set<const void*> own = linear_layers_of(module);
+    std::size_t count = 0;
+    for (LinearLayer& layer : choose_linear_layers(
+             whole_model_ ? *whole_model_ : module, layer_rule_)) {
+      count += layer.choice.is_float8 ? 1 : 0;
+      if (layer.choice.is_float8 && own.contains(layer.module))
+        add(*layer.module, layer.choice.name);
       choices.push_back(std::move(layer.choice));
     }
-    const bool is_none = weights_.empty();
+    const bool is_none = count == 0;
     std::string lines = explain_float8_layers(choices);
     if (!lines.empty()) lines.pop_back();
     mesh_.world().logger().log_once_per_world(
@@ -77,7 +101,7 @@ class Float8 final : public Strategy, public StrategyState {
         "precision",
         format(
             "{} of {} linear layers compute in float8{}\n{}",
-            weights_.size(),
+            count,
             choices.size(),
             is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
             lines));
@@ -108,43 +132,63 @@ class Float8 final : public Strategy, public StrategyState {
 
   void after_load() override { forget_weights(); }
 
-  [[nodiscard]] StateDict state_dict() const override {
-    StateDict state;
+  /// By layer: "scale" [roles], "amax_history" [roles, length] from the place
+  /// of the current step to the newest value, and "num_updates".
+  [[nodiscard]] SharedStates shared_states() const override {
+    SharedStates states;
     for (const auto& layer : keeper_->layers()) {
-      std::vector<StateDict> roles;
+      std::vector<float> scales, history;
       for (const auto& tensor : layer->delayed) {
         const DelayedScale& scale = tensor->scale();
-        roles.push_back(
-            {{"scale", static_cast<double>(scale.scale())},
-             {"amax_history",
-              std::vector<double>(
-                  scale.history().begin(), scale.history().end())},
-             {"num_updates", scale.num_updates()}});
+        scales.push_back(scale.scale());
+        history.insert(
+            history.end(), scale.history().begin(), scale.history().end());
       }
-      state.set(layer->name, std::move(roles));
+      const auto roles = static_cast<std::int64_t>(scales.size());
+      const auto add = [&](std::string_view key, at::Tensor tensor) {
+        states.push_back(
+            {format("{}/{}", layer->name, key),
+             std::move(tensor),
+             name_in(layer->name, "weight")});
+      };
+      add("scale", at::tensor(scales));
+      add("amax_history", at::tensor(history).view({roles, -1}));
+      add("num_updates",
+          at::full(
+              {}, layer->delayed.front()->scale().num_updates(), at::kLong));
     }
-    return state;
+    return states;
   }
 
-  void load_state_dict(const StateDict& state) override {
+  void load_shared_states(const SavedSharedStates& saved) override {
     for (const auto& layer : keeper_->layers()) {
+      const auto find = [&](std::string_view key) {
+        const auto found = saved.find(format("{}/{}", layer->name, key));
+        return found == saved.end() ? at::Tensor() : found->second;
+      };
+      const at::Tensor scales = find("scale");
+      const at::Tensor history = find("amax_history");
+      const at::Tensor num_updates = find("num_updates");
       // A layer that was not float8 when the state was saved begins anew.
-      if (!state.contains(layer->name)) continue;
-      const auto roles = state.get<std::vector<StateDict>>(layer->name);
-      if (roles.size() != layer->delayed.size()) {
+      if (!scales.defined()) continue;
+      const auto roles = static_cast<std::int64_t>(layer->delayed.size());
+      if (!history.defined() || !num_updates.defined() ||
+          scales.sizes() != at::IntArrayRef({roles}) || history.dim() != 2 ||
+          history.size(0) != roles) {
         throw CheckpointError(format(
-            "[parallel] the fp8 scales of layer \"{}\" are of {} tensors "
-            "instead of {}; the file is damaged",
+            "[parallel] the fp8 scales of layer \"{}\" are of shape {} instead "
+            "of [{}], or lack their history; the checkpoint is damaged",
             layer->name,
-            roles.size(),
-            layer->delayed.size()));
+            scales.sizes(),
+            roles));
       }
-      for (std::size_t r = 0; r < roles.size(); ++r) {
-        const auto history = roles[r].get<std::vector<double>>("amax_history");
-        layer->delayed[r]->restore(
-            static_cast<float>(roles[r].get<double>("scale")),
-            {history.begin(), history.end()},
-            roles[r].get<std::int64_t>("num_updates"));
+      for (std::int64_t r = 0; r < roles; ++r) {
+        const at::Tensor row = history[r].to(at::kFloat).contiguous();
+        const auto* const values = row.const_data_ptr<float>();
+        layer->delayed[static_cast<std::size_t>(r)]->restore(
+            scales[r].item<float>(),
+            {values, values + row.numel()},
+            num_updates.item<std::int64_t>());
       }
     }
   }
@@ -188,6 +232,7 @@ class Float8 final : public Strategy, public StrategyState {
 
   Mesh mesh_;
   Float8Request request_;
+  std::shared_ptr<const torch::nn::Module> whole_model_;
   Float8Rules rules_;
   Float8LayerRule layer_rule_;
   bool is_te_ = false;
@@ -203,8 +248,9 @@ class Float8 final : public Strategy, public StrategyState {
 
 std::unique_ptr<Strategy> make_float8(
     const Mesh& mesh,
-    const Float8Request& request) {
-  return std::make_unique<Float8>(mesh, request);
+    const Float8Request& request,
+    std::shared_ptr<const torch::nn::Module> whole_model) {
+  return std::make_unique<Float8>(mesh, request, std::move(whole_model));
 }
 
 }  // namespace accelerate::detail
