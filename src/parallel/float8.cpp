@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -22,10 +23,28 @@ namespace accelerate::detail {
 
 namespace {
 
+std::unordered_set<const void*> linear_layers_of(
+    const torch::nn::Module& module) {
+  std::unordered_set<const void*> found;
+  for (const auto& each : module.modules(/*include_self=*/false))
+    found.insert(dynamic_cast<const torch::nn::LinearImpl*>(each.get()));
+  // A module that is on the stack has no shared pointer to itself.
+  found.insert(dynamic_cast<const torch::nn::LinearImpl*>(&module));
+  return found;
+}
+
+std::string name_in(const std::string& layer, std::string_view parameter) {
+  return layer.empty() ? std::string(parameter)
+                       : format("{}.{}", layer, parameter);
+}
+
 class Float8 final : public Strategy, public StrategyState {
  public:
-  Float8(const Mesh& mesh, const Float8Request& request)
-      : mesh_(mesh), request_(request) {
+  Float8(
+      const Mesh& mesh,
+      const Float8Request& request,
+      std::shared_ptr<const torch::nn::Module> whole_model)
+      : mesh_(mesh), request_(request), whole_model_(std::move(whole_model)) {
     std::visit(
         [this](const auto& recipe) {
           rules_ = float8_rules_of(recipe);
@@ -65,11 +84,16 @@ class Float8 final : public Strategy, public StrategyState {
     const BypassGates bypass;
     module_ = &module;
     std::vector<Float8LayerChoice> choices;
-    for (LinearLayer& layer : choose_linear_layers(module, layer_rule_)) {
-      if (layer.choice.is_float8) add(*layer.module, layer.choice.name);
+    const std::unordered_set<const void*> own = linear_layers_of(module);
+    std::size_t count = 0;
+    for (LinearLayer& layer : choose_linear_layers(
+             whole_model_ ? *whole_model_ : module, layer_rule_)) {
+      count += layer.choice.is_float8 ? 1 : 0;
+      if (layer.choice.is_float8 && own.contains(layer.module))
+        add(*layer.module, layer.choice.name);
       choices.push_back(std::move(layer.choice));
     }
-    const bool is_none = weights_.empty();
+    const bool is_none = count == 0;
     std::string lines = explain_float8_layers(choices);
     if (!lines.empty()) lines.pop_back();
     mesh_.world().logger().log_once_per_world(
@@ -77,7 +101,7 @@ class Float8 final : public Strategy, public StrategyState {
         "precision",
         format(
             "{} of {} linear layers compute in float8{}\n{}",
-            weights_.size(),
+            count,
             choices.size(),
             is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
             lines));
@@ -92,65 +116,79 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
   void after_step() override {
+    forget_weights();
     if (!rules_.delayed || keeper_->layers().empty()) return;
     const at::NoGradGuard no_grad;
-    at::Tensor amaxes = at::empty(
-        {static_cast<std::int64_t>(keeper_->layers().size()),
-         static_cast<std::int64_t>(Float8Layer::kNumRoles)},
-        at::TensorOptions().dtype(at::kFloat));
-    auto* const values = amaxes.mutable_data_ptr<float>();
-    std::size_t count = 0;
-    for_each(
-        [&](DelayedTensor& tensor) { values[count++] = tensor.take_amax(); });
-    const Group& group = mesh_.gradient_group();
-    if (group.size() > 1) {
-      const at::Tensor on_device = amaxes.to(mesh_.world().device());
-      group.all_reduce(on_device, ReduceOp::max);
-      amaxes.copy_(on_device);
-    }
+    at::Tensor amaxes = take_amaxes(keeper_->layers(), mesh_.world().device());
+    mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
+    // The only time that a step waits for the device.
+    amaxes = amaxes.cpu().contiguous();
     // A second optimizer of the model has nothing to add.
     if (amaxes.max().item<float>() == 0) return;
-    count = 0;
-    for_each([&](DelayedTensor& tensor) { tensor.update(values[count++]); });
+    const auto* value = amaxes.const_data_ptr<float>();
+    for (const auto& layer : keeper_->layers())
+      for (const auto& tensor : layer->delayed) tensor->update(*value++);
   }
 
-  [[nodiscard]] StateDict state_dict() const override {
-    StateDict state;
+  void after_load() override { forget_weights(); }
+
+  /// By layer: "scale" [roles], "amax_history" [roles, length] from the place
+  /// of the current step to the newest value, and "num_updates".
+  [[nodiscard]] SharedStates shared_states() const override {
+    SharedStates states;
     for (const auto& layer : keeper_->layers()) {
-      std::vector<StateDict> roles;
+      std::vector<float> scales, history;
       for (const auto& tensor : layer->delayed) {
         const DelayedScale& scale = tensor->scale();
-        roles.push_back(
-            {{"scale", static_cast<double>(scale.scale())},
-             {"amax_history",
-              std::vector<double>(
-                  scale.history().begin(), scale.history().end())},
-             {"num_updates", scale.num_updates()}});
+        scales.push_back(scale.scale());
+        history.insert(
+            history.end(), scale.history().begin(), scale.history().end());
       }
-      state.set(layer->name, std::move(roles));
+      const auto roles = static_cast<std::int64_t>(scales.size());
+      const auto add = [&](std::string_view key, at::Tensor tensor) {
+        states.push_back(
+            {format("{}/{}", layer->name, key),
+             std::move(tensor),
+             name_in(layer->name, "weight")});
+      };
+      add("scale", at::tensor(scales));
+      add("amax_history", at::tensor(history).view({roles, -1}));
+      add("num_updates",
+          at::full(
+              {}, layer->delayed.front()->scale().num_updates(), at::kLong));
     }
-    return state;
+    return states;
   }
 
-  void load_state_dict(const StateDict& state) override {
+  void load_shared_states(const SavedSharedStates& saved) override {
     for (const auto& layer : keeper_->layers()) {
+      const auto find = [&](std::string_view key) {
+        const auto found = saved.find(format("{}/{}", layer->name, key));
+        return found == saved.end() ? at::Tensor() : found->second;
+      };
+      const at::Tensor scales = find("scale");
+      const at::Tensor history = find("amax_history");
+      const at::Tensor num_updates = find("num_updates");
       // A layer that was not float8 when the state was saved begins anew.
-      if (!state.contains(layer->name)) continue;
-      const auto roles = state.get<std::vector<StateDict>>(layer->name);
-      if (roles.size() != layer->delayed.size()) {
+      if (!scales.defined()) continue;
+      const auto roles = static_cast<std::int64_t>(layer->delayed.size());
+      if (!history.defined() || !num_updates.defined() ||
+          scales.sizes() != at::IntArrayRef({roles}) || history.dim() != 2 ||
+          history.size(0) != roles) {
         throw CheckpointError(format(
-            "[parallel] the fp8 scales of layer \"{}\" are of {} tensors "
-            "instead of {}; the file is damaged",
+            "[parallel] the fp8 scales of layer \"{}\" are of shape {} instead "
+            "of [{}], or lack their history; the checkpoint is damaged",
             layer->name,
-            roles.size(),
-            layer->delayed.size()));
+            scales.sizes(),
+            roles));
       }
-      for (std::size_t r = 0; r < roles.size(); ++r) {
-        const auto history = roles[r].get<std::vector<double>>("amax_history");
-        layer->delayed[r]->scale().restore(
-            static_cast<float>(roles[r].get<double>("scale")),
-            {history.begin(), history.end()},
-            roles[r].get<std::int64_t>("num_updates"));
+      for (std::int64_t r = 0; r < roles; ++r) {
+        const at::Tensor row = history[r].to(at::kFloat).contiguous();
+        const auto* const values = row.const_data_ptr<float>();
+        layer->delayed[static_cast<std::size_t>(r)]->restore(
+            scales[r].item<float>(),
+            {values, values + row.numel()},
+            num_updates.item<std::int64_t>());
       }
     }
   }
@@ -162,32 +200,45 @@ class Float8 final : public Strategy, public StrategyState {
       if (weight.is_same(linear.weight)) return;
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
-    if (!emulates_) layer->multiplier = multiplier_on(linear.weight.device());
+    probe(*layer, linear.weight.device());
+    // Memory that comes and goes must not leave copies behind.
+    layer->keeps_weight = keeper_of(linear.weight) == nullptr;
+    layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
+      logger.log(LogLevel::warning, "precision", text);
+    };
     const std::size_t unit =
         keeper_->add(std::move(layer), linear.weight.sizes().vec());
     watch_tensor(linear.weight, {keeper_, unit, keeper_.get()});
     weights_.push_back(linear.weight);
   }
 
-  Float8Multiplier multiplier_on(c10::Device device) {
-    if (!multiplier_) multiplier_ = float8_multiplier(device, rules_);
-    return *multiplier_;
+  // Layers are alike in what the device has to multiply.
+  void probe(Float8Layer& layer, c10::Device device) {
+    if (emulates_) return;
+    if (probed_) {
+      for (std::size_t i = 0; i < layer.ways.size(); ++i)
+        layer.ways[i] = probed_->ways[i].load();
+      return;
+    }
+    layer.probe(device);
+    probed_ = c10::make_intrusive<Float8Layer>("", rules_);
+    for (std::size_t i = 0; i < layer.ways.size(); ++i)
+      probed_->ways[i] = layer.ways[i].load();
   }
 
-  template <class Function>
-  void for_each(Function&& function) const {
-    for (const auto& layer : keeper_->layers())
-      for (const auto& tensor : layer->delayed) function(*tensor);
+  void forget_weights() {
+    for (const auto& layer : keeper_->layers()) layer->forget_weight();
   }
 
   Mesh mesh_;
   Float8Request request_;
+  std::shared_ptr<const torch::nn::Module> whole_model_;
   Float8Rules rules_;
   Float8LayerRule layer_rule_;
   bool is_te_ = false;
   bool in_evaluation_ = true;
   bool emulates_ = false;
-  std::optional<Float8Multiplier> multiplier_;
+  c10::intrusive_ptr<Float8Layer> probed_;
   std::shared_ptr<Float8Keeper> keeper_;
   std::vector<at::Tensor> weights_;
   torch::nn::Module* module_ = nullptr;
@@ -197,8 +248,9 @@ class Float8 final : public Strategy, public StrategyState {
 
 std::unique_ptr<Strategy> make_float8(
     const Mesh& mesh,
-    const Float8Request& request) {
-  return std::make_unique<Float8>(mesh, request);
+    const Float8Request& request,
+    std::shared_ptr<const torch::nn::Module> whole_model) {
+  return std::make_unique<Float8>(mesh, request, std::move(whole_model));
 }
 
 }  // namespace accelerate::detail

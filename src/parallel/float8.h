@@ -13,8 +13,11 @@ namespace accelerate::detail {
 /// (precision/fp8). Comes after all strategies that give parameters other
 /// memory, which it does not touch. Ranks of the gradient group agree on the
 /// largest values of delayed scaling at each optimizer step, in one message.
+/// `whole_model`: the model of which the prepared module is a stage, in whose
+/// order layers are chosen; null if it is whole.
 std::unique_ptr<Strategy> make_float8(
     const Mesh& mesh,
-    const Float8Request& request);
+    const Float8Request& request,
+    std::shared_ptr<const torch::nn::Module> whole_model);
 
 }  // namespace accelerate::detail

@@ -14,6 +14,16 @@ namespace {
 
 class MasterWeights final : public Strategy {
  public:
+  [[nodiscard]] StrategyTraits traits() const override {
+    StrategyTraits traits;
+    if (masters_.empty()) return traits;
+    traits.lomo_complaint =
+        "[parallel] lomo_backward() updates the model's own parameters, but "
+        "master_weights would overwrite them; leave master_weights out: LOMO "
+        "computes updates in full precision";
+    return traits;
+  }
+
   void prepare(torch::nn::Module&, ParameterTable& table) override {
     for (Parameter& row : table.rows()) {
       if (!row.tensor.requires_grad() ||

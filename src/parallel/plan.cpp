@@ -75,7 +75,7 @@ constexpr Technique kTechniques[] = {
        return plan.techniques.float8.has_value();
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_float8(mesh, *options.float8);
+       return make_float8(mesh, *options.float8, options.whole_model);
      }},
     {"activation_checkpointing",
      [](const ParallelPlan& plan) {

@@ -13,6 +13,7 @@
 
 #include "parallel/replicate/join_round.h"
 #include "params/parameter_table.h"
+#include "params/shared_state.h"
 
 namespace torch::nn {
 class Module;
@@ -70,13 +71,19 @@ class JoinParticipant {
   virtual void end_join() = 0;
 };
 
-/// State besides parameters that later steps depend on; different on each rank.
+/// State besides parameters that later steps depend on.
 class StrategyState {
  public:
   virtual ~StrategyState() = default;
 
-  [[nodiscard]] virtual StateDict state_dict() const = 0;
-  virtual void load_state_dict(const StateDict& state) = 0;
+  /// What differs from rank to rank; loaded by as many ranks as saved it.
+  [[nodiscard]] virtual StateDict state_dict() const { return {}; }
+  virtual void load_state_dict(const StateDict& /*state*/) {}
+  /// What is the same on all ranks. Names are unique in the model.
+  [[nodiscard]] virtual SharedStates shared_states() const { return {}; }
+  /// Gets those of the names above that were saved, in the shapes in which they
+  /// were saved.
+  virtual void load_shared_states(const SavedSharedStates& /*saved*/) {}
 };
 
 /// One technique, for one model: a row of the table in plan.cpp. Events arrive

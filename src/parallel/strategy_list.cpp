@@ -171,9 +171,38 @@ StateDict StrategyList::state_dict() const {
   StateDict all;
   for (const Entry& entry : entries_) {
     const StrategyState* const state = entry.strategy->state();
-    if (state != nullptr) all.set(entry.name, state->state_dict());
+    if (state == nullptr) continue;
+    StateDict own = state->state_dict();
+    if (!own.empty()) all.set(entry.name, std::move(own));
   }
   return all;
+}
+
+SharedStates StrategyList::shared_states() const {
+  SharedStates all;
+  for (const Entry& entry : entries_) {
+    const StrategyState* const state = entry.strategy->state();
+    if (state == nullptr) continue;
+    for (SharedState& each : state->shared_states()) {
+      each.name = format("{}/{}", entry.name, each.name);
+      all.push_back(std::move(each));
+    }
+  }
+  return all;
+}
+
+void StrategyList::load_shared_states(const SavedSharedStates& saved) {
+  for (const Entry& entry : entries_) {
+    StrategyState* const state = entry.strategy->state();
+    if (state == nullptr) continue;
+    const std::string prefix = entry.name + "/";
+    SavedSharedStates own;
+    for (const auto& [name, tensor] : saved) {
+      if (name.starts_with(prefix))
+        own.emplace(name.substr(prefix.size()), tensor);
+    }
+    if (!own.empty()) state->load_shared_states(own);
+  }
 }
 
 std::vector<std::string> StrategyList::load_state_dict(const StateDict& saved) {

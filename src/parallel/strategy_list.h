@@ -59,12 +59,17 @@ class StrategyList {
   void shadow(const JoinEvent& event);
   void end_join();
 
-  /// State by strategy name; strategies without state are left out.
+  /// State by strategy name; strategies without state of this kind are left
+  /// out.
   [[nodiscard]] StateDict state_dict() const;
   /// Returns the names whose state no strategy here takes. Also reads the
   /// earlier format, with positions in the list for names.
   [[nodiscard]] std::vector<std::string> load_state_dict(
       const StateDict& saved);
+  /// The same for state that all ranks share; names begin with those of the
+  /// strategies, as in "float8/fc1/scale".
+  [[nodiscard]] SharedStates shared_states() const;
+  void load_shared_states(const SavedSharedStates& saved);
 
  private:
   struct Entry {

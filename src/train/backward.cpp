@@ -306,6 +306,7 @@ void Accelerator::lomo_backward(
     });
   });
   detail::StepCounts::advance(optimizer.prepared()->num_steps);
+  for (const auto& each : session.models) each->strategies.after_step(*lomo);
 }
 
 MicroStep::MicroStep(

@@ -67,9 +67,14 @@ std::vector<AnyStateful> schedulers_of(const Session& session) {
 
 StrategyStates strategies_of(PreparedModel& model) {
   return {
+      placed(model),
       [&model] { return model.strategies.state_dict(); },
       [&model](const StateDict& saved) {
         return model.strategies.load_state_dict(saved);
+      },
+      [&model] { return model.strategies.shared_states(); },
+      [&model](const SavedSharedStates& saved) {
+        model.strategies.load_shared_states(saved);
       }};
 }
 
@@ -122,7 +127,7 @@ ComponentList components_of(
       std::make_shared<LoaderComponent>(checkpoints.live_loaders()),
       std::make_shared<StateComponent>("step", stateful(session.clock)),
       std::make_shared<StrategyComponent>(
-          std::move(strategies), session.world.logger())};
+          std::move(strategies), writes, session.world.logger())};
   list.insert(
       list.end(), checkpoints.components.begin(), checkpoints.components.end());
   // Last, since others may draw random numbers.

@@ -18,6 +18,7 @@
 #include "oracle/departures.h"
 #include "oracle/oracle.h"
 #include "precision/fp8/float8_keeper.h"
+#include "precision/fp8/float8_layer.h"
 #include "precision/fp8/float8_matrix.h"
 #include "precision/fp8/float8_rules.h"
 
@@ -94,7 +95,9 @@ Json run_cast(const Json& input) {
                                 .to(dtype_named(input.at("from")));
   const at::Tensor plain = source.to(dtype);
   const at::Tensor saturated =
-      detail::cast_with_scale(source.unsqueeze(0), dtype, 1).values;
+      detail::cast_with_scale(
+          source.unsqueeze(0), dtype, at::ones({}, at::kFloat))
+          .values;
   return {
       {"source", data_of(source)},
       {"bytes", hex_of(plain)},

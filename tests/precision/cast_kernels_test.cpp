@@ -207,6 +207,34 @@ TEST(CastKernels, FindTheLargestAbsoluteValue) {
   }
 }
 
+TEST(CastKernels, FindTheLargestValueWhileTheyCast) {
+  std::vector<float> values = interesting_values();
+  std::erase_if(values, [](float value) { return !std::isfinite(value); });
+  for (const CastKernels* kernels : supported_cast_kernels()) {
+    SCOPED_TRACE(std::string(kernels->name));
+    for (const Float8Format format : kFormats) {
+      for (std::int64_t count = 0; count < 70; ++count) {
+        std::vector<std::uint8_t> codes(80, 0xaa), expected(80, 0xaa);
+        const float* const first = values.data() + 40;
+        const float found = kernels->cast_finding_amax[at(format)][0](
+            first, count, 2.5F, codes.data());
+        kernels->cast[at(format)][0](first, count, 2.5F, expected.data());
+        EXPECT_EQ(codes, expected);
+        EXPECT_EQ(found, kernels->amax[0](first, count));
+      }
+    }
+    std::vector<float> bad(33, 1);
+    bad[32] = -std::numeric_limits<float>::infinity();
+    std::vector<std::uint8_t> codes(33);
+    const auto cast = kernels->cast_finding_amax[0][0];
+    EXPECT_EQ(
+        cast(bad.data(), 33, 1, codes.data()),
+        std::numeric_limits<float>::infinity());
+    bad[3] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(cast(bad.data(), 33, 1, codes.data())));
+  }
+}
+
 TEST(CastKernels, RoundRandomlyWithoutBias) {
   // Between two normal and between two subnormal neighbours, a quarter of their
   // distance above the lower one; and values that need no rounding.
@@ -229,7 +257,8 @@ TEST(CastKernels, RoundRandomlyWithoutBias) {
     for (const CastKernels* kernels : supported_cast_kernels()) {
       SCOPED_TRACE(std::string(kernels->name));
       std::vector<std::uint8_t> codes(values.size());
-      kernels->cast_randomly[0][0](values.data(), kCount, 1, 77, codes.data());
+      kernels->cast_randomly[0][0](
+          values.data(), kCount, 1, {77, 0}, codes.data());
       double sum = 0;
       for (const std::uint8_t code : codes)
         sum += value_of(Float8Format::e4m3fn, code);
@@ -237,9 +266,65 @@ TEST(CastKernels, RoundRandomlyWithoutBias) {
           sum / kCount, each.mean, std::fabs(each.value) * 0.01 + 1e-12);
       if (first.empty()) first = codes;
       EXPECT_EQ(codes, first);
-      kernels->cast_randomly[0][0](values.data(), kCount, 1, 78, codes.data());
+      kernels->cast_randomly[0][0](
+          values.data(), kCount, 1, {78, 0}, codes.data());
       if (each.mean != 208 && each.mean != 448 && each.mean != 0) {
         EXPECT_NE(codes, first);
+      }
+    }
+  }
+}
+
+TEST(CastKernels, RoundByPlaceWhereverTheyBegin) {
+  const std::vector<float> values = interesting_values();
+  const std::vector<float> scales(200, 1.5F);
+  // The last begin crosses the places that 32 bits can count.
+  for (const std::uint64_t begin : {0UL, 7UL, (1UL << 32) - 91}) {
+    std::vector<std::uint8_t> expected;
+    for (const CastKernels* kernels : supported_cast_kernels()) {
+      SCOPED_TRACE(std::string(kernels->name));
+      std::vector<std::uint8_t> whole(200), parts(200), columns(200);
+      kernels->cast_randomly[1][0](
+          values.data(), 200, 1.5F, {5, begin}, whole.data());
+      kernels->cast_randomly[1][0](
+          values.data(), 33, 1.5F, {5, begin}, parts.data());
+      kernels->cast_randomly[1][0](
+          values.data() + 33, 167, 1.5F, {5, begin + 33}, parts.data() + 33);
+      kernels->cast_columns_randomly[1][0](
+          values.data(), 200, scales.data(), {5, begin}, columns.data());
+      EXPECT_EQ(parts, whole);
+      EXPECT_EQ(columns, whole);
+      if (expected.empty()) expected = whole;
+      EXPECT_EQ(whole, expected);
+    }
+  }
+}
+
+TEST(CastKernels, DecodeAllCodes) {
+  std::vector<std::uint8_t> codes;
+  for (int code = 0; code < 256; ++code)
+    codes.push_back(static_cast<std::uint8_t>(code));
+  const std::vector<float> scales(256, 3);
+  for (const Float8Format format : kFormats) {
+    for (const CastKernels* kernels : supported_cast_kernels()) {
+      SCOPED_TRACE(std::string(kernels->name));
+      std::vector<float> plain(256), scaled(256), columns(256);
+      kernels->decode[at(format)](codes.data(), 256, 1, plain.data());
+      kernels->decode[at(format)](codes.data(), 250, 3, scaled.data());
+      kernels->decode_columns[at(format)](
+          codes.data(), 250, scales.data(), columns.data());
+      for (std::size_t i = 0; i < codes.size(); ++i) {
+        const double expected = value_of(format, codes[i]);
+        if (format == Float8Format::e5m2 && (codes[i] & 0x7f) == 0x7c) {
+          EXPECT_TRUE(std::isinf(plain[i])) << i;
+        } else if (std::isnan(expected)) {
+          EXPECT_TRUE(std::isnan(plain[i])) << i;
+        } else {
+          EXPECT_EQ(plain[i], expected) << i;
+          EXPECT_EQ(std::signbit(plain[i]), codes[i] >= 0x80) << i;
+          EXPECT_EQ(scaled[i], i < 250 ? plain[i] / 3 : 0) << i;
+          EXPECT_EQ(columns[i], scaled[i]) << i;
+        }
       }
     }
   }

@@ -7,8 +7,10 @@
 
 #include <accelerate/precision.h>
 
+#include "gate/gate.h"
 #include "gate/watched_tensor.h"
 #include "precision/fp8/float8_keeper.h"
+#include "precision/fp8/float8_linear.h"
 #include "precision/fp8/float8_rules.h"
 
 namespace accelerate::detail {
@@ -110,7 +112,7 @@ TEST(Float8Linear, TakesDelayedScalesFromEarlierSteps) {
     for (const auto role :
          {Float8Layer::input, Float8Layer::weight, Float8Layer::grad_output}) {
       DelayedTensor& tensor = layer.tensor(role);
-      tensor.update(tensor.take_amax());
+      tensor.update(tensor.take_amax(at::kCPU).item<float>());
     }
     return output.detach();
   };
@@ -118,7 +120,8 @@ TEST(Float8Linear, TakesDelayedScalesFromEarlierSteps) {
   const Tensor weight = layer.plain->weight.detach();
   const auto product = [&](float size, float scale_of_weight) {
     const Tensor w =
-        cast_with_scale(weight, at::kFloat8_e4m3fn, scale_of_weight)
+        cast_with_scale(
+            weight, at::kFloat8_e4m3fn, at::full({}, scale_of_weight))
             .dequantize();
     return at::mm(at::full({2, 16}, size), w.t()) + layer.plain->bias.detach();
   };
@@ -130,6 +133,63 @@ TEST(Float8Linear, TakesDelayedScalesFromEarlierSteps) {
       layer.tensor(Float8Layer::grad_output).scale().scale(), 57344.0F / 3);
   EXPECT_TRUE(
       at::allclose(step(1000), product(1000, 448.0F / amax), 1e-5, 1e-3));
+}
+
+TEST(Float8Linear, CountsLargestValuesOfForwardsWithABackward) {
+  Watched layer(float8_rules_of(delayed()));
+  const auto take = [&] {
+    std::vector<float> taken;
+    for (const auto role :
+         {Float8Layer::input, Float8Layer::weight, Float8Layer::grad_output})
+      taken.push_back(layer.tensor(role).take_amax(at::kCPU).item<float>());
+    return taken;
+  };
+  const auto weight = layer.plain->weight.abs().max().item<float>();
+  {
+    const torch::NoGradGuard no_grad;
+    static_cast<void>(layer.linear(at::full({2, 16}, 900.F)));
+  }
+  EXPECT_THAT(take(), ::testing::ElementsAre(0, 0, 0));
+  // An evaluation with gradients enabled, which nobody asks for.
+  static_cast<void>(layer.linear(at::full({2, 16}, 900.F)));
+  EXPECT_THAT(take(), ::testing::ElementsAre(0, 0, 0));
+  layer.linear(at::full({2, 16}, 2.F)).sum().backward();
+  EXPECT_THAT(take(), ::testing::ElementsAre(2, weight, 1));
+  // A layer before all that is trained.
+  layer.linear->weight.requires_grad_(false);
+  static_cast<void>(layer.linear(at::full({2, 16}, 3.F)));
+  EXPECT_THAT(take(), ::testing::ElementsAre(3, weight, 0));
+}
+
+TEST(Float8Linear, CastsAWeightOncePerStep) {
+  Watched layer(float8_rules_of(AORecipeKwargs{Float8LinearConfig{}}));
+  const auto& unit = layer.keeper->layers().front();
+  unit->keeps_weight = true;
+  const Tensor x = at::randn({4, 16});
+  const DynamicCast how{at::kFloat8_e4m3fn};
+  const Tensor weight = layer.linear->weight.detach();
+  const auto kept = [&] {
+    const BypassGates bypass;
+    return unit->cast_weight(weight, how, 1).matrix.values;
+  };
+  const Tensor first = kept();
+  layer.linear(x).sum().backward();
+  EXPECT_TRUE(kept().is_same(first));
+  {
+    const torch::NoGradGuard no_grad;
+    layer.linear->weight.mul_(2);
+    layer.plain->weight.mul_(2);
+  }
+  Watched fresh(float8_rules_of(AORecipeKwargs{Float8LinearConfig{}}));
+  {
+    const torch::NoGradGuard no_grad;
+    fresh.linear->weight.mul_(2);
+  }
+  EXPECT_TRUE(at::equal(layer.linear(x), fresh.linear(x)));
+  const Tensor second = kept();
+  EXPECT_FALSE(second.is_same(first));
+  unit->forget_weight();
+  EXPECT_FALSE(kept().is_same(second));
 }
 
 TEST(Float8Linear, LeavesOverriddenProductsInHighPrecision) {

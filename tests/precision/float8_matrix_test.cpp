@@ -8,8 +8,8 @@
 
 #include <accelerate/error.h>
 
-#include "precision/fp8/float8_linear.h"
 #include "precision/fp8/float8_matrix.h"
+#include "precision/fp8/float8_multiply.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
@@ -65,9 +65,11 @@ TEST(Float8Matrix, DoesNotDependOnStridesAndThreads) {
   EXPECT_TRUE(at::equal(bytes(found.values), bytes(other.values).t()));
   EXPECT_TRUE(at::equal(found.scale, other.scale.t()));
   const int threads = at::get_num_threads();
-  const Float8Matrix random = cast_with_scale(values, at::kFloat8_e5m2, 3, 5);
+  const Float8Matrix random =
+      cast_with_scale(values, at::kFloat8_e5m2, at::full({}, 3.F), 5);
   at::set_num_threads(1);
-  const Float8Matrix alone = cast_with_scale(values, at::kFloat8_e5m2, 3, 5);
+  const Float8Matrix alone =
+      cast_with_scale(values, at::kFloat8_e5m2, at::full({}, 3.F), 5);
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(bytes(random.values), bytes(alone.values)));
 }
@@ -96,8 +98,8 @@ TEST(Float8Matrix, MayBeEmpty) {
           at::IntArrayRef({0, 8}));
     }
   }
-  EXPECT_EQ(amax_of(at::empty({0})), 0);
-  EXPECT_TRUE(std::isnan(amax_of(at::tensor({1.F, NAN, 3.F}))));
+  EXPECT_EQ(amax_of(at::empty({0})).item<float>(), 0);
+  EXPECT_TRUE(std::isnan(amax_of(at::tensor({1.F, NAN, 3.F})).item<float>()));
 }
 
 TEST(Float8Matrix, RefusesOtherDtypes) {
@@ -105,22 +107,95 @@ TEST(Float8Matrix, RefusesOtherDtypes) {
       [] { float8_format(at::kHalf); }, "Half is not a float8 dtype");
 }
 
+TEST(Float8Matrix, IsRoundedAtRandomAlikeByKernelsAndByOperators) {
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16}) {
+    Tensor values = numbers({70, 45}, from);
+    values[3][5] = 0;
+    for (const at::ScalarType to : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+      for (const Float8Granularity granularity : kGranularities) {
+        // Would be the scale of all values.
+        values[4][6] = granularity == Float8Granularity::tensorwise ? 1 : NAN;
+        for (const int dim : {0, 1}) {
+          const DynamicCast cast{to, granularity};
+          const Float8Matrix found = cast_dynamically(values, cast, dim, 77);
+          const Float8Matrix expected =
+              cast_by_operators(values, cast, dim, 77);
+          SCOPED_TRACE(
+              ::testing::Message()
+              << c10::toString(from) << " to " << c10::toString(to)
+              << " granularity " << static_cast<int>(granularity) << " dim "
+              << dim);
+          // The sign of a NaN is not defined.
+          EXPECT_TRUE(at::allclose(
+              found.values.to(at::kFloat),
+              expected.values.to(at::kFloat),
+              0,
+              0,
+              /*equal_nan=*/true));
+          EXPECT_FALSE(at::equal(
+              bytes(found.values),
+              bytes(cast_dynamically(values, cast, dim).values)));
+          EXPECT_FALSE(at::equal(
+              bytes(found.values),
+              bytes(cast_dynamically(values, cast, dim, 78).values)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Float8Matrix, IsMeasuredWhileItIsCast) {
+  for (const at::ScalarType from : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Tensor values = numbers({300, 411}, from).clamp(-3e4, 3e4);
+    const Tensor scale = at::full({}, 2.5F);
+    for (const RoundingSeed seed : {RoundingSeed(), RoundingSeed(5)}) {
+      const MeasuredMatrix found =
+          cast_and_measure(values, at::kFloat8_e5m2, scale, seed);
+      const Float8Matrix expected =
+          cast_with_scale(values, at::kFloat8_e5m2, scale, seed);
+      EXPECT_TRUE(
+          at::equal(bytes(found.matrix.values), bytes(expected.values)));
+      EXPECT_EQ(found.amax.item<float>(), values.abs().max().item<float>());
+    }
+  }
+}
+
+TEST(Float8Matrix, IsRestoredByItsScales) {
+  const Tensor values = numbers({70, 45}, at::kFloat);
+  for (const Tensor& source :
+       {values, values.narrow(1, 0, 1), values.narrow(0, 0, 1)}) {
+    for (const Float8Granularity granularity : kGranularities) {
+      for (const int dim : {0, 1}) {
+        const Float8Matrix matrix =
+            cast_dynamically(source, {at::kFloat8_e4m3fn, granularity}, dim);
+        Tensor scale = matrix.scale;
+        if (matrix.block_dim) {
+          scale = scale.repeat_interleave(kMxBlockSize, dim)
+                      .narrow(dim, 0, source.size(dim));
+        }
+        const Tensor expected = matrix.values.to(at::kFloat) / scale;
+        EXPECT_TRUE(at::equal(matrix.dequantize(), expected));
+        EXPECT_TRUE(at::equal(matrix.transposed().dequantize(), expected.t()));
+      }
+    }
+  }
+}
+
 // LibTorch multiplies tensors with one scale on CPUs, too, so that the operands'
 // layouts can be tested there.
 TEST(Float8Matrix, IsMultipliedByTheDevice) {
+  using Way = Float8Multiplier::Way;
   const Tensor left = numbers({5, 24}, at::kBFloat16).clamp(-9, 9);
   const Tensor right = numbers({7, 24}, at::kBFloat16).clamp(-9, 9);
   const Float8Matrix a = cast_dynamically(left, {at::kFloat8_e5m2}, 1);
   const Float8Matrix b = cast_dynamically(right, {at::kFloat8_e4m3fn}, 1);
-  const Tensor found =
-      multiply(a, b, at::kBFloat16, Float8Multiplier::padding_device);
-  const Tensor expected =
-      multiply(a, b, at::kBFloat16, Float8Multiplier::emulation);
+  const Tensor found = multiply(a, b, at::kBFloat16, {Way::device});
+  const Tensor expected = multiply(a, b, at::kBFloat16, {Way::emulation});
   EXPECT_EQ(found.sizes(), at::IntArrayRef({5, 7}));
   EXPECT_TRUE(at::allclose(found, expected, 0.02, 0.05));
   // Without zeros, only matrices of its sizes go to the device.
   EXPECT_TRUE(at::equal(
-      multiply(a, b, at::kBFloat16, Float8Multiplier::device), expected));
+      multiply(a, b, at::kBFloat16, {Way::device, /*pads=*/false}), expected));
 }
 
 }  // namespace float8_matrix_test

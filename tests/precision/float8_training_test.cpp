@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/fp8.h>
 
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/load/source.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
@@ -201,6 +204,117 @@ TEST(Float8Training, GoesOnFromACheckpointWithItsScales) {
   const Trained found = train_alone(
       {.recipe = recipe, .first_step = 4, .last_step = 8, .load = path});
   expect_equal(found, expected, "resumed");
+}
+
+// The tensors that strategies share, of a checkpoint.
+std::map<std::string, Tensor> scales_in(const std::string& path) {
+  const auto source = detail::open_checkpoint(path, 0, /*verify=*/true);
+  std::map<std::string, Tensor> found;
+  std::vector<detail::Destination> destinations;
+  for (const auto& [name, stored] : source.sections.at("strategies")) {
+    const std::vector<std::int64_t> shape(
+        stored.shape.begin(), stored.shape.end());
+    const Tensor made = at::zeros(shape, at::kDouble);
+    destinations.push_back({name, made, detail::Layout::unsharded(shape)});
+    found.emplace(name, made);
+  }
+  detail::read_into(source.sections.at("strategies"), destinations);
+  return found;
+}
+
+TEST(Float8Training, KeepsItsScalesOnAnotherNumberOfRanks) {
+  const TERecipeKwargs recipe{
+      .amax_history_len = 4, .amax_compute_algo = "max"};
+  for (const auto& [before, after] :
+       {std::pair(2, 4), std::pair(4, 1), std::pair(1, 2)}) {
+    for (const bool is_sharded : {false, true}) {
+      SCOPED_TRACE(std::to_string(before) + " to " + std::to_string(after));
+      const TemporaryDirectory directory;
+      Training training{.recipe = recipe, .num_parts = 4, .last_step = 3};
+      if (is_sharded) {
+        training.parallel.fully_sharded = FullyShardedDataParallelOptions{
+            .mixed_precision_policy = MixedPrecisionPolicy{}};
+      }
+      training.save = directory.path() / "first";
+      run_on_ranks(
+          before, [&](const WorldOptions& world) { train(training, world); });
+      Training again = training;
+      again.first_step = again.last_step;
+      again.load = training.save;
+      again.save = directory.path() / "second";
+      run_on_ranks(
+          after, [&](const WorldOptions& world) { train(again, world); });
+      const auto saved = scales_in(training.save);
+      const auto kept = scales_in(again.save);
+      // Three layers, of which all are float8.
+      ASSERT_EQ(saved.size(), 9);
+      EXPECT_EQ(kept.size(), 9);
+      EXPECT_EQ(
+          saved.at("float8/2/amax_history").sizes(), at::IntArrayRef({3, 4}));
+      EXPECT_EQ(saved.at("float8/2/num_updates").item<double>(), 3);
+      EXPECT_NE(saved.at("float8/2/scale")[1].item<double>(), 1);
+      for (const auto& [name, tensor] : saved)
+        EXPECT_TRUE(at::equal(kept.at(name), tensor)) << name;
+    }
+  }
+}
+
+// With the scale 1, inputs of 1000 saturate at 448.
+TEST(Float8Training, TakesNewScalesFromLomosBackwards) {
+  run_on_ranks(1, [](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.mixed_precision = Precision::fp8,
+         .fp8_recipe = TERecipeKwargs{},
+         .autocast = {.enabled = false},
+         .world = world});
+    nn::Linear net(nn::LinearOptions(16, 16).bias(false));
+    const Tensor x = at::full({4, 16}, 1000.F);
+    const Tensor expected = net(x).detach();
+    optim::Lomo lomo(net->parameters());
+    auto [model, optimizer] = accelerator.prepare(net, lomo);
+    const Tensor first = model(x);
+    accelerator.lomo_backward(first.sum(), 0);
+    const Tensor second = model(x).detach();
+    EXPECT_FALSE(at::allclose(first.detach(), expected, 0.1, 1));
+    EXPECT_TRUE(at::allclose(second, expected, 0.05, 30)) << second << expected;
+  });
+}
+
+TEST(Float8Training, TakesNoScalesFromEvaluations) {
+  const auto train_with = [](bool evaluates) {
+    Tensor weight;
+    run_on_ranks(1, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.mixed_precision = Precision::fp8,
+           .fp8_recipe =
+               TERecipeKwargs{
+                   .use_autocast_during_eval = true,
+                   .amax_history_len = 4,
+                   .amax_compute_algo = "max"},
+           .autocast = {.enabled = false},
+           .world = world});
+      nn::Sequential net = make_net();
+      torch::optim::SGD sgd(net->parameters(), 0.05);
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      for (std::uint64_t step = 0; step < 3; ++step) {
+        if (evaluates) {
+          net->eval();
+          // Larger than all that training sees.
+          const Tensor x = normal({4, 16}, 7) * 100;
+          static_cast<void>(model(x));
+          const torch::NoGradGuard no_grad;
+          static_cast<void>(model(x));
+          net->train();
+        }
+        optimizer.zero_grad();
+        accelerator.backward(model(normal({8, 16}, step)).square().mean());
+        optimizer.step();
+      }
+      weight = net->parameters()[0].detach().clone();
+    });
+    return weight;
+  };
+  EXPECT_TRUE(at::equal(train_with(true), train_with(false)));
 }
 
 TEST(Float8Training, LeavesThePlainModelBehind) {

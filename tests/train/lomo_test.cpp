@@ -76,5 +76,18 @@ TEST(LomoBackward, RefusesUnsupportedSettings) {
       [&] { accelerator.lomo_backward(loss(), 0.1); }, "use bf16 or no");
 }
 
+TEST(LomoBackward, RefusesMastersThatWouldOverwriteItsUpdates) {
+  const WorldOptions alone{.rank = 0, .size = 1, .device = at::kCPU};
+  Accelerator accelerator({.master_weights = true, .world = alone});
+  auto net = fixed_net();
+  net->to(at::kBFloat16);
+  optim::Lomo lomo(net->parameters());
+  auto [model, optimizer] = accelerator.prepare(net, lomo);
+  const auto loss = model(torch::ones({1, 2}, at::kBFloat16)).sum();
+  expect_error<ConfigError>(
+      [&] { accelerator.lomo_backward(loss, 0.1); },
+      "leave master_weights out");
+}
+
 }  // namespace lomo_test
 }  // namespace accelerate

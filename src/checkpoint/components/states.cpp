@@ -1,8 +1,13 @@
 #include "checkpoint/components/states.h"
 
 #include <algorithm>
+#include <set>
+
+#include <ATen/Functions.h>
 
 #include "base/text.h"
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {
 
@@ -204,8 +209,23 @@ void LoaderComponent::load(const CheckpointSource& source, const MatchRules&) {
 
 void StrategyComponent::collect(CheckpointContents& contents) const {
   std::vector<StateDict> models;
-  for (const StrategyStates& model : models_)
-    models.push_back(model.state_dict());
+  for (const StrategyStates& each : models_) {
+    Section section{numbered("strategies", models.size()), {}};
+    section.is_stage = each.model.others != nullptr;
+    models.push_back(each.state_dict());
+    for (SharedState& state : each.shared_states()) {
+      const Layout full = Layout::unsharded(state.tensor.sizes().vec());
+      const bool is_saved_there = each.model.others != nullptr &&
+          each.model.others->saved_there.contains(state.parameter);
+      section.entries.push_back(
+          {std::move(state.name),
+           state.tensor,
+           full,
+           writes_(full, *each.model.mesh) && !is_saved_there});
+    }
+    if (!section.entries.empty())
+      contents.sections.push_back(std::move(section));
+  }
   contents.rank_state.set("strategies", std::move(models));
 }
 
@@ -218,21 +238,62 @@ Complaints StrategyComponent::check(
 void StrategyComponent::load(
     const CheckpointSource& source,
     const MatchRules&) {
+  for (std::size_t m = 0; m < models_.size(); ++m) {
+    const auto found = source.sections.find(numbered("strategies", m));
+    if (found != source.sections.end())
+      load_shared(models_[m], found->second, m);
+  }
   if (!source.rank_state) return;
   const auto saved =
       source.rank_state->get<std::vector<StateDict>>("strategies");
   for (std::size_t m = 0; m < std::min(saved.size(), models_.size()); ++m) {
-    for (const std::string& name : models_[m].load_state_dict(saved[m])) {
-      logger_.log_once_per_world(
-          LogLevel::warning,
-          "checkpoint",
-          format(
-              "the state of \"{}\" that was saved with model {} is ignored: "
-              "the model is prepared without it, or with other options",
-              name,
-              m));
-    }
+    for (const std::string& name : models_[m].load_state_dict(saved[m]))
+      warn_unclaimed(name, m);
   }
+}
+
+void StrategyComponent::load_shared(
+    const StrategyStates& model,
+    const StoredTensors& saved,
+    std::size_t number) const {
+  SavedSharedStates read;
+  std::vector<Destination> destinations;
+  std::set<std::string> claimed;
+  for (const SharedState& state : model.shared_states()) {
+    claimed.insert(state.name.substr(0, state.name.find('/')));
+    const auto found = saved.find(state.name);
+    if (found == saved.end()) continue;
+    const auto dtype = torch_dtype(found->second.dtype);
+    if (!dtype) continue;
+    const std::vector<std::int64_t> shape =
+        torch_shape(found->second.dtype, found->second.shape);
+    const at::Tensor made = at::empty(shape, at::TensorOptions().dtype(*dtype));
+    destinations.push_back({state.name, made, Layout::unsharded(shape)});
+    read.emplace(state.name, made);
+  }
+  read_into(saved, destinations);
+  model.load_shared_states(read);
+  std::set<std::string> unclaimed;
+  for (const auto& [name, tensor] : saved) {
+    const std::string strategy = name.substr(0, name.find('/'));
+    if (!claimed.contains(strategy)) unclaimed.insert(strategy);
+  }
+  // Other stages have what this one may lack.
+  if (model.model.others != nullptr) return;
+  for (const std::string& name : unclaimed) warn_unclaimed(name, number);
+}
+
+void StrategyComponent::warn_unclaimed(
+    const std::string& name,
+    std::size_t number) const {
+  logger_.log_once_per_world(
+      LogLevel::warning,
+      "checkpoint",
+      format(
+          "the state of \"{}\" that was saved with model {} is ignored: the "
+          "model is prepared without it, or with other options",
+          name,
+          number));
 }
 
 }  // namespace accelerate::detail

@@ -12,6 +12,8 @@
 #include <accelerate/state_dict.h>
 
 #include "checkpoint/component.h"
+#include "checkpoint/components/models.h"
+#include "params/shared_state.h"
 
 namespace accelerate::detail {
 
@@ -124,18 +126,28 @@ class LoaderComponent final : public CheckpointComponent {
 
 /// The state of one model's strategies, by the names of the strategies.
 struct StrategyStates {
+  PlacedModel model;
   std::function<StateDict()> state_dict;
   /// Returns the names whose state no strategy of the model takes.
   std::function<std::vector<std::string>(const StateDict&)> load_state_dict;
+  /// State that all ranks share; names begin with those of the strategies.
+  std::function<SharedStates()> shared_states;
+  std::function<void(const SavedSharedStates&)> load_shared_states;
 };
 
-/// The state that strategies carry from step to step, one dictionary per model.
-/// A strategy starts afresh if nothing was saved for it; saved state that no
-/// strategy takes causes a warning.
+/// The state that strategies carry from step to step: one dictionary per model
+/// and rank, and tensors that all ranks share in a section "strategies" per
+/// model. A strategy starts afresh if nothing was saved for it; saved state
+/// that no strategy takes causes a warning.
 class StrategyComponent final : public CheckpointComponent {
  public:
-  StrategyComponent(std::vector<StrategyStates> models, Logger logger)
-      : models_(std::move(models)), logger_(std::move(logger)) {}
+  StrategyComponent(
+      std::vector<StrategyStates> models,
+      WriterRule writes,
+      Logger logger)
+      : models_(std::move(models)),
+        writes_(writes),
+        logger_(std::move(logger)) {}
 
   [[nodiscard]] std::string_view key() const override { return "strategies"; }
   void collect(CheckpointContents& contents) const override;
@@ -145,7 +157,14 @@ class StrategyComponent final : public CheckpointComponent {
   void load(const CheckpointSource& source, const MatchRules& rules) override;
 
  private:
+  void load_shared(
+      const StrategyStates& model,
+      const StoredTensors& saved,
+      std::size_t number) const;
+  void warn_unclaimed(const std::string& name, std::size_t number) const;
+
   std::vector<StrategyStates> models_;
+  WriterRule writes_;
   Logger logger_;
 };
 

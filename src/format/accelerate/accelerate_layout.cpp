@@ -360,6 +360,10 @@ class Conversion {
         left_out_.push_back(format("the state \"{}\"", key));
       }
     }
+    for (const auto& [section, tensors] : manifest_.sections) {
+      if (section.starts_with("strategies"))
+        left_out_.push_back(format("the state \"{}\"", section));
+    }
   }
 
   void name_other_files() {

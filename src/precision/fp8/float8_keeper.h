@@ -25,10 +25,7 @@ class Float8Keeper final : public GateKeeper {
       c10::intrusive_ptr<Float8Layer> layer,
       std::vector<std::int64_t> weight_sizes);
 
-  [[nodiscard]] const std::vector<c10::intrusive_ptr<Float8Layer>>& layers()
-      const {
-    return layers_;
-  }
+  [[nodiscard]] const Float8Layers& layers() const { return layers_; }
 
   void begin_forward(bool in_float8);
   void end_forward();
@@ -55,7 +52,7 @@ class Float8Keeper final : public GateKeeper {
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
 
   bool only_in_forwards_;
-  std::vector<c10::intrusive_ptr<Float8Layer>> layers_;
+  Float8Layers layers_;
   std::vector<std::vector<std::int64_t>> weight_sizes_;
   // Read by threads of backward, which recompute forwards.
   std::atomic<int> num_forwards_ = 0;

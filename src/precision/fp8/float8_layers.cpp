@@ -53,7 +53,7 @@ Float8LayerRule layer_rule_of(const FP8Recipe& recipe) {
 }
 
 std::vector<LinearLayer> choose_linear_layers(
-    torch::nn::Module& model,
+    const torch::nn::Module& model,
     const Float8LayerRule& rule) {
   std::vector<LinearLayer> layers;
   for (const auto& item :
@@ -62,8 +62,10 @@ std::vector<LinearLayer> choose_linear_layers(
             dynamic_cast<torch::nn::LinearImpl*>(item.value().get()))
       layers.push_back({{item.key()}, linear});
   }
-  if (auto* const linear = dynamic_cast<torch::nn::LinearImpl*>(&model))
-    layers.push_back({{""}, linear});
+  // LibTorch gives children of a constant module as pointers to variable ones.
+  if (const auto* const linear =
+          dynamic_cast<const torch::nn::LinearImpl*>(&model))
+    layers.push_back({{""}, const_cast<torch::nn::LinearImpl*>(linear)});
   for (std::size_t i = 0; i < layers.size(); ++i) {
     LinearLayer& layer = layers[i];
     layer.choice.reason =
@@ -79,11 +81,8 @@ std::vector<Float8LayerChoice> choose_float8_layers(
     const torch::nn::Module& model,
     const FP8Recipe& recipe) {
   std::vector<Float8LayerChoice> choices;
-  // Nothing is changed; LibTorch gives children of a constant module as
-  // shared_ptr to variable ones.
-  for (auto& layer : detail::choose_linear_layers(
-           const_cast<torch::nn::Module&>(model),
-           detail::layer_rule_of(recipe)))
+  for (auto& layer :
+       detail::choose_linear_layers(model, detail::layer_rule_of(recipe)))
     choices.push_back(std::move(layer.choice));
   return choices;
 }

@@ -30,7 +30,7 @@ struct LinearLayer {
 
 /// All linear layers of a model, in the order of named_modules().
 std::vector<LinearLayer> choose_linear_layers(
-    torch::nn::Module& model,
+    const torch::nn::Module& model,
     const Float8LayerRule& rule);
 
 }  // namespace accelerate::detail

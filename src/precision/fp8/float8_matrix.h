@@ -27,9 +27,14 @@ struct DynamicCast {
   bool operator==(const DynamicCast&) const = default;
 };
 
+/// If set, values are rounded up or down at random, with their own value as the
+/// mean. The random numbers are a function of the seed and a value's place in
+/// the matrix, the same on every device.
+using RoundingSeed = std::optional<std::uint32_t>;
+
 /// A matrix in float8, on any device.
 struct Float8Matrix {
-  /// [rows, columns], contiguous.
+  /// [rows, columns].
   at::Tensor values;
   /// fp32: what the values were multiplied by before the cast; broadcastable to
   /// the matrix, but for blocks, where a dimension has one element for
@@ -38,40 +43,62 @@ struct Float8Matrix {
   /// The dimension along which blocks lie; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
 
-  /// In fp32: values / scale.
+  /// In fp32: values / scale. Strides are those of the values.
   [[nodiscard]] at::Tensor dequantize() const;
+  /// Views of the same matrix with rows for columns.
+  [[nodiscard]] Float8Matrix transposed() const;
   /// The scales of blocks as E8M0 (kFloat8_e8m0fnu), by which values are
   /// multiplied to restore them.
   [[nodiscard]] at::Tensor e8m0_scales() const;
+  [[nodiscard]] std::int64_t nbytes() const {
+    return static_cast<std::int64_t>(values.nbytes() + scale.nbytes());
+  }
 };
 
 /// The format of a float8 dtype. Throws ConfigError for other dtypes.
 Float8Format float8_format(at::ScalarType dtype);
 
-/// The largest absolute value, 0 without elements, NaN if any is NaN. Waits for
-/// the device.
-float amax_of(const at::Tensor& tensor);
+/// The largest absolute value as a number (fp32, on the tensor's device), 0
+/// without elements, NaN if any is NaN. Does not wait for the device.
+at::Tensor amax_of(const at::Tensor& tensor);
+
+/// The scales that follow from largest absolute values.
+at::Tensor scale_of(const at::Tensor& amax, const DynamicCast& cast);
 
 /// Casts a matrix of fp32, bf16, fp16 or fp64; a product sums over `dim`, 0 or
 /// 1 (or -1 and -2). Values beyond the largest one saturate, NaN stays.
 Float8Matrix cast_dynamically(
     const at::Tensor& matrix,
     const DynamicCast& cast,
-    std::int64_t dim);
+    std::int64_t dim,
+    RoundingSeed seed = std::nullopt);
 
-/// Casts with a given scale. With a seed, values are rounded up or down at
-/// random, with their own value as the mean.
+/// Casts with a given scale, a number (fp32, on the matrix's device).
 Float8Matrix cast_with_scale(
     const at::Tensor& matrix,
     at::ScalarType dtype,
-    float scale,
-    std::optional<std::uint32_t> seed = std::nullopt);
+    const at::Tensor& scale,
+    RoundingSeed seed = std::nullopt);
+
+/// A matrix, and the largest absolute value that it had before the cast.
+struct MeasuredMatrix {
+  Float8Matrix matrix;
+  at::Tensor amax;
+};
+
+/// The same, reading the values once for both.
+MeasuredMatrix cast_and_measure(
+    const at::Tensor& matrix,
+    at::ScalarType dtype,
+    const at::Tensor& scale,
+    RoundingSeed seed = std::nullopt);
 
 /// The same as cast_dynamically, computed by LibTorch's operators, for devices
 /// without kernels.
 Float8Matrix cast_by_operators(
     const at::Tensor& matrix,
     const DynamicCast& cast,
-    std::int64_t dim);
+    std::int64_t dim,
+    RoundingSeed seed = std::nullopt);
 
 }  // namespace accelerate::detail

@@ -32,12 +32,24 @@ constexpr float largest_value(Float8Format type) {
   return 0;
 }
 
+/// What decides how values are rounded at random: a seed, and the place of the
+/// first of them in its matrix.
+struct RandomPlace {
+  std::uint32_t seed = 0;
+  std::uint64_t first = 0;
+};
+
 /// Casts of one thread, written for one instruction set; all sets give the same
 /// bits. Values are converted to fp32, multiplied by a scale in fp32, limited
 /// to the format's largest value, and rounded to nearest, ties to even. Infinity
 /// becomes the largest value, NaN stays NaN. Pointers need no alignment.
 struct CastKernels {
   using Cast = void (*)(
+      const void* values,
+      std::int64_t count,
+      float scale,
+      std::uint8_t* codes);
+  using CastFindingAmax = float (*)(
       const void* values,
       std::int64_t count,
       float scale,
@@ -51,11 +63,29 @@ struct CastKernels {
       const void* values,
       std::int64_t count,
       float scale,
-      std::uint32_t seed,
+      RandomPlace random,
       std::uint8_t* codes);
+  using CastColumnsRandomly = void (*)(
+      const void* values,
+      std::int64_t count,
+      const float* scales,
+      RandomPlace random,
+      std::uint8_t* codes);
+  using Decode = void (*)(
+      const std::uint8_t* codes,
+      std::int64_t count,
+      float scale,
+      float* values);
+  using DecodeColumns = void (*)(
+      const std::uint8_t* codes,
+      std::int64_t count,
+      const float* scales,
+      float* values);
   using FindAmax = float (*)(const void* values, std::int64_t count);
   using FindAmaxOfColumns =
       void (*)(const void* values, std::int64_t count, float* amax);
+  template <class Function>
+  using PerFormatOnly = std::array<Function, kNumFloat8Formats>;
   template <class Function>
   using PerSource = std::array<Function, kNumCastSources>;
   template <class Function>
@@ -64,12 +94,19 @@ struct CastKernels {
   std::string_view name;
   /// With one scale for all values.
   PerFormat<Cast> cast;
+  /// The same, and returns what `amax` does, of the values before they are
+  /// scaled: for scales that do not follow from them.
+  PerFormat<CastFindingAmax> cast_finding_amax;
   /// With a scale for each value.
   PerFormat<CastColumns> cast_columns;
   /// Rounds up with a probability of the value's distance from the lower
   /// neighbour, so that the mean of many casts is the value. The random bits
-  /// are a function of the seed and the place from the first value on.
+  /// are a function of the seed and the value's place.
   PerFormat<CastRandomly> cast_randomly;
+  PerFormat<CastColumnsRandomly> cast_columns_randomly;
+  /// Restores values: codes in fp32, divided by a scale.
+  PerFormatOnly<Decode> decode;
+  PerFormatOnly<DecodeColumns> decode_columns;
   /// The largest absolute value; NaN if any value is; 0 of none.
   PerSource<FindAmax> amax;
   /// amax[i] becomes the larger of itself and |values[i]|; NaN as above.

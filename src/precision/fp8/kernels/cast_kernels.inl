@@ -64,10 +64,8 @@ ACCELERATE_KERNEL static Floats load(const void* values, std::int64_t index) {
 }
 
 template <Float8Format format>
-ACCELERATE_KERNEL static Words with_sign(
-    Words code,
-    Words magnitude,
-    Words sign) {
+ACCELERATE_KERNEL static Words
+with_sign(Words code, Words magnitude, Words sign) {
   using N = Numbers<format>;
   if constexpr (N::kIsUz) {
     const Words signed_code = code | sign >> 24;
@@ -99,14 +97,33 @@ ACCELERATE_KERNEL static Words encode(Floats value) {
       sign);
 }
 
-// A random number for each place: the finalizer of a hash, lowbias32 by
-// C. Wellons (2018), of the place and the seed.
-ACCELERATE_KERNEL static Words random_bits(std::uint32_t seed, Words place) {
-  Words x = place * 0x9e3779b9U + seed;
-  x = (x ^ x >> 16) * 0x7feb352dU;
-  x = (x ^ x >> 15) * 0x846ca68bU;
-  return x ^ x >> 16;
-}
+/// Random numbers of consecutive places: the finalizer of a hash, lowbias32 by
+/// C. Wellons (2018), of the place and the seed.
+struct RandomWords {
+  ACCELERATE_KERNEL explicit RandomWords(RandomPlace from) : start(from) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = static_cast<std::uint32_t>(lane);
+  }
+
+  // Places above 2^32 change the seed.
+  ACCELERATE_KERNEL Words at(std::int64_t index) const {
+    const std::uint64_t first = start.first + static_cast<std::uint64_t>(index);
+    const auto low = static_cast<std::uint32_t>(first);
+    const Words places = lanes + low;
+    // Lanes behind an overflow have small numbers.
+    const Words is_over =
+        (Words)((Ints)(places ^ kSign) < (Ints)all_of(low ^ kSign));
+    const Words high = static_cast<std::uint32_t>(first >> 32) - is_over;
+    const Words seeds = start.seed + high * 0x85ebca6bU;
+    Words x = places * 0x9e3779b9U + seeds;
+    x = (x ^ x >> 16) * 0x7feb352dU;
+    x = (x ^ x >> 15) * 0x846ca68bU;
+    return x ^ x >> 16;
+  }
+
+  RandomPlace start;
+  Words lanes{};
+};
 
 template <Float8Format format>
 ACCELERATE_KERNEL static Words encode_randomly(Floats value, Words random) {
@@ -122,8 +139,8 @@ ACCELERATE_KERNEL static Words encode_randomly(Floats value, Words random) {
   // bits of the mantissa, which now includes its leading one, are rounded away.
   const Words exponent = limited >> 23;
   const Words missing = all_of(N::kSmallestNormal >> 23) - exponent;
-  const Words shift = choose_below(
-      missing, 31 - N::kShift, missing + N::kShift, all_of(31));
+  const Words shift =
+      choose_below(missing, 31 - N::kShift, missing + N::kShift, all_of(31));
   const Words mantissa = (limited & 0x7fffff) | 0x800000;
   const Words subnormal = choose_below(
       limited,
@@ -147,10 +164,8 @@ struct Rest {
   static constexpr std::size_t kSize =
       source == CastSource::float32 ? sizeof(float) : sizeof(std::uint16_t);
 
-  ACCELERATE_KERNEL Rest(
-      const void* values,
-      std::int64_t begin,
-      std::int64_t count) {
+  ACCELERATE_KERNEL
+  Rest(const void* values, std::int64_t begin, std::int64_t count) {
     std::memcpy(
         bytes,
         static_cast<const std::byte*>(values) +
@@ -161,19 +176,19 @@ struct Rest {
   std::byte bytes[kLanes * kSize] = {};
 };
 
-ACCELERATE_KERNEL static void
-store_rest(Words codes, std::int64_t begin, std::int64_t count, std::uint8_t* out) {
+ACCELERATE_KERNEL static void store_rest(
+    Words codes,
+    std::int64_t begin,
+    std::int64_t count,
+    std::uint8_t* out) {
   std::uint8_t all[kLanes];
   store(codes, all);
   std::memcpy(out + begin, all, static_cast<std::size_t>(count - begin));
 }
 
 template <Float8Format format, CastSource source>
-ACCELERATE_KERNEL static void cast(
-    const void* values,
-    std::int64_t count,
-    float scale,
-    std::uint8_t* codes) {
+ACCELERATE_KERNEL static void
+cast(const void* values, std::int64_t count, float scale, std::uint8_t* codes) {
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
     store(encode<format>(load<source>(values, i) * scale), codes + i);
@@ -213,28 +228,55 @@ ACCELERATE_KERNEL static void cast_randomly(
     const void* values,
     std::int64_t count,
     float scale,
-    std::uint32_t seed,
+    RandomPlace place,
     std::uint8_t* codes) {
-  Words place{};
-  for (int lane = 0; lane < kLanes; ++lane)
-    place[lane] = static_cast<std::uint32_t>(lane);
+  const RandomWords random(place);
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     store(
-        encode_randomly<format>(
-            load<source>(values, i) * scale, random_bits(seed, place)),
+        encode_randomly<format>(load<source>(values, i) * scale, random.at(i)),
         codes + i);
-    place += static_cast<std::uint32_t>(kLanes);
   }
   if (i == count) return;
   const Rest<source> rest(values, i, count);
   store_rest(
       encode_randomly<format>(
-          load<source>(rest.bytes, 0) * scale, random_bits(seed, place)),
+          load<source>(rest.bytes, 0) * scale, random.at(i)),
       i,
       count,
       codes);
 }
+
+template <Float8Format format, CastSource source>
+ACCELERATE_KERNEL static void cast_columns_randomly(
+    const void* values,
+    std::int64_t count,
+    const float* scales,
+    RandomPlace place,
+    std::uint8_t* codes) {
+  const RandomWords random(place);
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store(
+        encode_randomly<format>(
+            load<source>(values, i) * load<CastSource::float32>(scales, i),
+            random.at(i)),
+        codes + i);
+  }
+  if (i == count) return;
+  const Rest<source> rest(values, i, count);
+  const Rest<CastSource::float32> scales_of_rest(scales, i, count);
+  store_rest(
+      encode_randomly<format>(
+          load<source>(rest.bytes, 0) *
+              load<CastSource::float32>(scales_of_rest.bytes, 0),
+          random.at(i)),
+      i,
+      count,
+      codes);
+}
+
+#include "precision/fp8/kernels/decode_kernels.inl"
 
 template <CastSource source>
 ACCELERATE_KERNEL static Words magnitude_at(
@@ -246,6 +288,35 @@ ACCELERATE_KERNEL static Words magnitude_at(
 // As integers, magnitudes have the order of the numbers, and NaN is above all.
 ACCELERATE_KERNEL static Words larger(Words a, Words b) {
   return (Ints)a < (Ints)b ? b : a;
+}
+
+ACCELERATE_KERNEL static float largest_lane(Words magnitudes) {
+  std::uint32_t found = 0;
+  for (int lane = 0; lane < kLanes; ++lane)
+    found = std::max<std::uint32_t>(found, magnitudes[lane]);
+  return std::bit_cast<float>(found);
+}
+
+template <Float8Format format, CastSource source>
+ACCELERATE_KERNEL static float cast_finding_amax(
+    const void* values,
+    std::int64_t count,
+    float scale,
+    std::uint8_t* codes) {
+  Words largest{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Floats loaded = load<source>(values, i);
+    largest = larger(largest, (Words)loaded & ~kSign);
+    store(encode<format>(loaded * scale), codes + i);
+  }
+  if (i < count) {
+    const Rest<source> rest(values, i, count);
+    const Floats loaded = load<source>(rest.bytes, 0);
+    largest = larger(largest, (Words)loaded & ~kSign);
+    store_rest(encode<format>(loaded * scale), i, count, codes);
+  }
+  return largest_lane(largest);
 }
 
 template <CastSource source>
@@ -264,10 +335,7 @@ ACCELERATE_KERNEL static float amax(const void* values, std::int64_t count) {
     const Rest<source> rest(values, i, count);
     largest = larger(largest, magnitude_at<source>(rest.bytes, 0));
   }
-  std::uint32_t found = 0;
-  for (int lane = 0; lane < kLanes; ++lane)
-    found = std::max<std::uint32_t>(found, largest[lane]);
-  return std::bit_cast<float>(found);
+  return largest_lane(largest);
 }
 
 template <CastSource source>
@@ -295,8 +363,13 @@ static constexpr void add_format(CastKernels& set) {
   constexpr auto kFormat = static_cast<std::size_t>(format);
   constexpr auto kSource = static_cast<std::size_t>(source);
   set.cast[kFormat][kSource] = &cast<format, source>;
+  set.cast_finding_amax[kFormat][kSource] = &cast_finding_amax<format, source>;
   set.cast_columns[kFormat][kSource] = &cast_columns<format, source>;
   set.cast_randomly[kFormat][kSource] = &cast_randomly<format, source>;
+  set.cast_columns_randomly[kFormat][kSource] =
+      &cast_columns_randomly<format, source>;
+  set.decode[kFormat] = &decode<format>;
+  set.decode_columns[kFormat] = &decode_columns<format>;
 }
 
 template <CastSource source>
