@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -77,6 +78,21 @@ struct PipelineStepOptions {
   bool return_outputs = false;
   /// Give them to all ranks of the pipeline.
   bool gather_outputs = false;
+  /// See PipelineOptions, whose value it replaces in this step: for an
+  /// evaluation of sequences of different lengths.
+  std::optional<bool> shapes_may_change = std::nullopt;
+};
+
+/// Options of Pipeline::generate().
+struct PipelineGenerateOptions {
+  std::int64_t max_new_tokens = 20;
+  /// A sequence ends with this token, and is filled with it up to the longest
+  /// one. Unset: sequences end at max_new_tokens.
+  std::optional<std::int64_t> eos_token_id = std::nullopt;
+  /// The layers keep what they computed of earlier tokens, for each micro-batch
+  /// (current_micro_batch()), so that after the first forward they are given the
+  /// last token alone. Empty the caches before.
+  bool has_cache = false;
 };
 
 /// What a step returned. Tensors have no graph.
@@ -86,41 +102,54 @@ struct PipelineResult {
   at::Tensor loss = {};
   /// The loss function's values, one per micro-batch.
   std::vector<at::Tensor> losses = {};
-  /// What the last layer returned, micro-batches together along dimension 0;
-  /// empty where it was not asked for.
+  /// The tensors of what the last layer returned, micro-batches together along
+  /// dimension 0; empty where it was not asked for.
   PipelineTensors outputs = {};
+  /// How they were nested (outputs_as()).
+  std::string output_structure = {};
+
+  /// The outputs as the last layer returned them: a map, say.
+  template <class T>
+  [[nodiscard]] T outputs_as() const {
+    return detail::pipeline_argument<T>(
+        detail::kOutputsAs, {outputs, output_structure});
+  }
 };
 
 namespace detail {
 
 using PipelineLoss = std::function<
-    at::Tensor(const PipelineTensors& outputs, const PipelineTensors& targets)>;
+    at::Tensor(const PipelineValue& outputs, const PipelineValue& targets)>;
 
-[[noreturn]] ACCELERATE_API void throw_several_outputs(
-    std::size_t num_outputs,
-    std::size_t num_targets);
+template <class Loss, class Outputs, class Targets>
+at::Tensor call_loss(
+    Loss& loss,
+    const PipelineValue& outputs,
+    const PipelineValue& targets,
+    ParameterTypes<Outputs, Targets>) {
+  return loss(
+      pipeline_argument<std::remove_cvref_t<Outputs>>(kLossFunction, outputs),
+      pipeline_argument<std::remove_cvref_t<Targets>>(kLossFunction, targets));
+}
 
 template <class Loss>
 PipelineLoss pipeline_loss(Loss loss) {
-  if constexpr (std::is_invocable_v<Loss&, at::Tensor, at::Tensor>) {
-    return [loss = std::move(loss)](
-               const PipelineTensors& outputs,
-               const PipelineTensors& targets) mutable {
-      if (outputs.size() != 1 || targets.size() != 1)
-        throw_several_outputs(outputs.size(), targets.size());
-      return loss(outputs[0], targets[0]);
-    };
-  } else {
-    static_assert(
-        std::is_invocable_r_v<
-            at::Tensor,
-            Loss&,
-            const PipelineTensors&,
-            const PipelineTensors&>,
-        "the loss function takes the outputs and the targets, two tensors or "
-        "two vectors of tensors, and returns the loss");
-    return loss;
-  }
+  return [loss = std::move(loss)](
+             const PipelineValue& outputs,
+             const PipelineValue& targets) mutable {
+    if constexpr (std::is_pointer_v<Loss> || requires { &Loss::operator(); }) {
+      return call_loss(
+          loss, outputs, targets, typename ParametersOf<Loss>::Types());
+    } else {
+      static_assert(
+          std::is_invocable_r_v<at::Tensor, Loss&, at::Tensor, at::Tensor>,
+          "the loss function takes what the last layer returns, and the "
+          "targets, and returns the loss; with several signatures, it takes "
+          "two tensors");
+      return call_loss(
+          loss, outputs, targets, ParameterTypes<at::Tensor, at::Tensor>());
+    }
+  };
 }
 
 }  // namespace detail
@@ -167,10 +196,11 @@ class ACCELERATE_API Pipeline {
       const PipelineOptions& options = {});
 
   /// Forward and backward of a batch. `inputs` are what the first layer takes,
-  /// `targets` what the loss is computed with: tensors, or tuples or vectors of
-  /// tensors, with samples along dimension 0; a rank that has neither the first
-  /// nor the last stage reads only their size. `loss(outputs, targets)` is
-  /// called on the last stage with a micro-batch of each.
+  /// `targets` what the loss is computed with: tensors, or tuples, vectors,
+  /// optionals or maps of tensors, with samples along dimension 0; a rank that
+  /// has neither the first nor the last stage reads only their size.
+  /// `loss(outputs, targets)` is called on the last stage with a micro-batch of
+  /// each, as its parameters take them (PipelineLayers::add).
   template <class Inputs, class Targets, class Loss>
   PipelineResult step(
       const Inputs& inputs,
@@ -178,8 +208,8 @@ class ACCELERATE_API Pipeline {
       Loss loss,
       const PipelineStepOptions& options = {}) const {
     return run(
-        {detail::tensors_in(inputs),
-         detail::tensors_in(targets),
+        {detail::pipeline_value(inputs),
+         detail::pipeline_value(targets),
          detail::pipeline_loss(std::move(loss)),
          /*trains=*/true},
         options);
@@ -192,8 +222,8 @@ class ACCELERATE_API Pipeline {
       Loss loss,
       const PipelineStepOptions& options = {}) const {
     return run(
-        {detail::tensors_in(inputs),
-         detail::tensors_in(targets),
+        {detail::pipeline_value(inputs),
+         detail::pipeline_value(targets),
          detail::pipeline_loss(std::move(loss)),
          /*trains=*/false},
         options);
@@ -202,9 +232,32 @@ class ACCELERATE_API Pipeline {
   template <class Inputs>
   PipelineTensors forward(const Inputs& inputs, bool gather_outputs = false)
       const {
-    return run({detail::tensors_in(inputs), {}, nullptr, /*trains=*/false},
+    return run({detail::pipeline_value(inputs), {}, nullptr, /*trains=*/false},
                {.return_outputs = true, .gather_outputs = gather_outputs})
         .outputs;
+  }
+
+  /// Tokens of a language model: [sequences, length + new tokens] on all ranks,
+  /// from `tokens`, [sequences, length], which all ranks give. `next(output)` is
+  /// called on the last stage with what the last layer returned for a micro-batch,
+  /// [sequences, tokens, vocabulary] say, and returns the next token of each
+  /// sequence. Without it, the one of the largest logit at the last place is
+  /// taken.
+  at::Tensor generate(
+      const at::Tensor& tokens,
+      const PipelineGenerateOptions& options = {}) const;
+  template <class Next>
+  at::Tensor generate(
+      const at::Tensor& tokens,
+      Next next,
+      const PipelineGenerateOptions& options = {}) const {
+    using Types = typename detail::ParametersOf<Next>::Types;
+    return generate_tokens(
+        tokens,
+        [next = std::move(next)](const detail::PipelineValue& output) mutable {
+          return detail::call_layer("", next, output, Types());
+        },
+        options);
   }
 
   /// The handle of this rank's layers, as prepare() returns it: for
@@ -231,18 +284,26 @@ class ACCELERATE_API Pipeline {
   [[nodiscard]] std::vector<std::vector<std::string>> actions() const;
 
  private:
+  using PipelineSelect =
+      std::function<detail::PipelineValue(const detail::PipelineValue&)>;
   struct State;
   class Step;
   struct Batch {
-    PipelineTensors inputs;
-    PipelineTensors targets;
+    detail::PipelineValue inputs;
+    detail::PipelineValue targets;
     /// Null if there is none.
     detail::PipelineLoss loss;
     bool trains = true;
+    /// What is kept of a micro-batch's outputs; null for all.
+    PipelineSelect select = nullptr;
   };
 
   PipelineResult run(const Batch& batch, const PipelineStepOptions& options)
       const;
+  at::Tensor generate_tokens(
+      const at::Tensor& tokens,
+      PipelineSelect next,
+      const PipelineGenerateOptions& options) const;
 
   std::shared_ptr<State> state_;
 };

@@ -11,8 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/pipeline_value.h>
 #include <accelerate/export.h>
-#include <accelerate/nested.h>
 
 namespace torch::nn {
 class Module;
@@ -20,9 +20,6 @@ class Sequential;
 }  // namespace torch::nn
 
 namespace accelerate {
-
-/// The tensors that a layer of a pipeline takes or returns.
-using PipelineTensors = std::vector<at::Tensor>;
 
 namespace detail {
 
@@ -32,13 +29,8 @@ struct PipelineLayer {
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
       modules;
   std::vector<std::pair<std::string, at::Tensor>> parameters;
-  std::function<PipelineTensors(const PipelineTensors&)> forward;
+  std::function<PipelineValue(const PipelineValue&)> forward;
 };
-
-[[noreturn]] ACCELERATE_API void throw_layer_arguments(
-    const std::string& layer,
-    std::size_t taken,
-    std::size_t given);
 
 template <class... Args>
 struct ParameterTypes {};
@@ -66,78 +58,21 @@ struct FirstDropped<ParameterTypes<First, Rest...>> {
   using Types = ParameterTypes<Rest...>;
 };
 
-template <class T>
-inline constexpr bool kIsTensorTuple = false;
-template <class... Ts>
-inline constexpr bool kIsTensorTuple<std::tuple<Ts...>> =
-    (std::is_same_v<Ts, at::Tensor> && ...);
-template <class A, class B>
-inline constexpr bool kIsTensorTuple<std::pair<A, B>> =
-    std::is_same_v<A, at::Tensor> && std::is_same_v<B, at::Tensor>;
-
-template <class Tuple>
-Tuple tuple_of(const std::string& layer, const PipelineTensors& tensors) {
-  constexpr std::size_t size = std::tuple_size_v<Tuple>;
-  if (tensors.size() != size)
-    throw_layer_arguments(layer, size, tensors.size());
-  return [&]<std::size_t... i>(std::index_sequence<i...>) {
-    return Tuple(tensors[i]...);
-  }(std::make_index_sequence<size>());
-}
-
-template <class Output>
-PipelineTensors tensors_in(Output&& output) {
-  using Value = std::remove_cvref_t<Output>;
-  if constexpr (std::is_same_v<Value, PipelineTensors>) {
-    return std::forward<Output>(output);
-  } else {
-    static_assert(
-        NestedTensors<Value>,
-        "a layer of a pipeline returns a tensor, or a tuple, pair or vector of "
-        "tensors");
-    Value value = std::forward<Output>(output);
-    PipelineTensors tensors;
-    visit_tensors(
-        value, [&](at::Tensor& tensor) { tensors.push_back(tensor); });
-    return tensors;
-  }
-}
-
-/// Calls `function` with the tensors as its parameters take them: one by one,
-/// or as a vector or tuple.
+/// Calls `function` with what the layer before returned, as its parameters take
+/// it.
 template <class Function, class... Args>
-PipelineTensors call_layer(
+PipelineValue call_layer(
     const std::string& layer,
     Function&& function,
-    const PipelineTensors& inputs,
+    const PipelineValue& inputs,
     ParameterTypes<Args...>) {
   using Parameters = std::tuple<std::remove_cvref_t<Args>...>;
   if constexpr (sizeof...(Args) == 1) {
-    using Only = std::tuple_element_t<0, Parameters>;
-    if constexpr (std::is_same_v<Only, PipelineTensors>) {
-      return tensors_in(function(inputs));
-    } else if constexpr (kIsTensorTuple<Only>) {
-      return tensors_in(function(tuple_of<Only>(layer, inputs)));
-    } else {
-      static_assert(
-          std::is_convertible_v<
-              at::Tensor,
-              std::tuple_element_t<0, std::tuple<Args...>>>,
-          "a layer of a pipeline takes tensors, or one tuple or vector of "
-          "them: give the layer a function that does");
-      if (inputs.size() != 1) throw_layer_arguments(layer, 1, inputs.size());
-      return tensors_in(function(at::Tensor(inputs[0])));
-    }
+    return pipeline_value(function(
+        pipeline_argument<std::tuple_element_t<0, Parameters>>(layer, inputs)));
   } else {
-    static_assert(
-        (std::is_convertible_v<at::Tensor, Args> && ...),
-        "a layer of a pipeline takes tensors, or one tuple or vector of them: "
-        "give the layer a function that does");
-    if (inputs.size() != sizeof...(Args))
-      throw_layer_arguments(layer, sizeof...(Args), inputs.size());
-    return [&]<std::size_t... i>(std::index_sequence<i...>) {
-      return tensors_in(function(at::Tensor(inputs[i])...));
-    }(std::index_sequence_for<Args...>());
+    return pipeline_value(
+        std::apply(function, pipeline_argument<Parameters>(layer, inputs)));
   }
 }
 
@@ -162,6 +97,11 @@ concept PipelineModule = requires(const T& module) {
 
 }  // namespace detail
 
+/// In a layer that a pipeline computes: the number of the micro-batch, from 0, of
+/// which a layer may keep something until the next forward, such as keys and
+/// values of earlier tokens. 0 elsewhere.
+ACCELERATE_API int current_micro_batch();
+
 /// The layers of a model in the order in which its forward computes them: what
 /// a Pipeline divides into stages. A layer takes what the one before it
 /// returned; what later layers need, too (a mask, a skip connection), is handed
@@ -180,11 +120,15 @@ concept PipelineModule = requires(const T& module) {
 class ACCELERATE_API PipelineLayers {
  public:
   PipelineLayers() = default;
-  /// The modules of a Sequential. Of tensors in tuples they return up to four.
+  /// The modules of a Sequential. They may return tensors, tuples of up to
+  /// eight, vectors, or maps with strings for keys.
   PipelineLayers(const torch::nn::Sequential& modules);
 
-  /// A module's own `forward`, whose parameters are tensors, or one tuple or
-  /// vector of tensors; it returns a tensor, tuple, pair or vector.
+  /// A module's own `forward`. It may take and return tensors, and tuples, pairs,
+  /// arrays, vectors, optionals and maps of them, to any depth; maps have strings
+  /// for keys. Parameters that are tensors, or optionals or tuples of them, take
+  /// the tensors that the layer before returned one after the other, however
+  /// they were nested; those with vectors or maps must be nested as they were.
   template <detail::PipelineModule M>
   PipelineLayers& add(std::string name, const M& module) {
     auto owned = detail::pipeline_module(module);
@@ -192,7 +136,7 @@ class ACCELERATE_API PipelineLayers {
     using Types =
         typename detail::ParametersOf<decltype(&Impl::forward)>::Types;
     detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
-    layer.forward = [name, owned](const PipelineTensors& inputs) {
+    layer.forward = [name, owned](const detail::PipelineValue& inputs) {
       return detail::call_layer(
           name,
           [&](auto&&... arguments) -> decltype(auto) {
@@ -213,7 +157,7 @@ class ACCELERATE_API PipelineLayers {
         typename detail::ParametersOf<Function>::Types>::Types;
     detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
     layer.forward = [name, owned, forward = std::move(forward)](
-                        const PipelineTensors& inputs) {
+                        const detail::PipelineValue& inputs) {
       return detail::call_layer(
           name,
           [&](auto&&... arguments) -> decltype(auto) {
@@ -231,10 +175,10 @@ class ACCELERATE_API PipelineLayers {
   PipelineLayers& add(std::string name, Function forward) {
     using Types = typename detail::ParametersOf<Function>::Types;
     detail::PipelineLayer layer{name, {}, {}, nullptr};
-    layer.forward =
-        [name, forward = std::move(forward)](const PipelineTensors& inputs) {
-          return detail::call_layer(name, forward, inputs, Types());
-        };
+    layer.forward = [name, forward = std::move(forward)](
+                        const detail::PipelineValue& inputs) {
+      return detail::call_layer(name, forward, inputs, Types());
+    };
     return add(std::move(layer));
   }
   /// Each module of a Sequential, named "name.0" and so on.

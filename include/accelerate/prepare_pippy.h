@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,11 +41,12 @@ class ACCELERATE_API PippyModel {
   /// A batch that num_chunks does not divide comes back without padding.
   template <class... Inputs>
   PipelineTensors operator()(const Inputs&... inputs) const {
-    PipelineTensors all;
-    [[maybe_unused]] const auto append = [&](PipelineTensors tensors) {
-      for (at::Tensor& tensor : tensors) all.push_back(std::move(tensor));
-    };
-    (append(detail::tensors_in(inputs)), ...);
+    detail::PipelineValue all;
+    if constexpr (sizeof...(Inputs) == 1) {
+      (detail::append_to(all, inputs), ...);
+    } else if constexpr (sizeof...(Inputs) > 1) {
+      detail::append_to(all, std::tuple<Inputs...>(inputs...));
+    }
     return run(all);
   }
 
@@ -59,7 +62,10 @@ class ACCELERATE_API PippyModel {
       const PreparePippyOptions& options);
   struct State;
 
-  [[nodiscard]] PipelineTensors run(const PipelineTensors& inputs) const;
+  static std::int64_t agree_on_rows(
+      State& state,
+      const detail::PipelineValue& inputs);
+  [[nodiscard]] PipelineTensors run(const detail::PipelineValue& inputs) const;
 
   std::shared_ptr<State> state_;
 };

@@ -22,9 +22,6 @@ using Kind = PipelineActionKind;
 constexpr std::chrono::milliseconds kDiagnosisTime{2000};
 constexpr std::chrono::milliseconds kDiagnosisPause{20};
 
-// Numbers in the message that tells the shapes of shared tensors.
-constexpr std::int64_t kShapeNumbers = 512;
-
 constexpr const char* kReason = "reason";
 constexpr const char* kNumReports = "num_reports";
 
@@ -42,6 +39,18 @@ std::string_view name_of_kind(Kind kind) {
   return "gradient of the weights";
 }
 
+// Thread-local because ranks may be threads.
+thread_local int micro_batch_under_way = 0;
+
+struct MicroBatchScope {
+  explicit MicroBatchScope(int micro_batch) {
+    micro_batch_under_way = micro_batch;
+  }
+  ~MicroBatchScope() { micro_batch_under_way = 0; }
+  MicroBatchScope(const MicroBatchScope&) = delete;
+  MicroBatchScope& operator=(const MicroBatchScope&) = delete;
+};
+
 // Whether the chunk's parameters have all gradients of the micro-batch then.
 bool completes_weights(Kind kind) {
   return kind == Kind::backward || kind == Kind::backward_weight;
@@ -50,24 +59,9 @@ bool completes_weights(Kind kind) {
 PipelineTensors requiring_grad(const PipelineTensors& tensors) {
   PipelineTensors chosen;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.requires_grad()) chosen.push_back(tensor);
+    if (tensor.defined() && tensor.requires_grad()) chosen.push_back(tensor);
   }
   return chosen;
-}
-
-// Tensors of the dtypes and shapes that another rank told.
-PipelineTensors made_like(const at::Tensor& shapes, at::Device device) {
-  const auto* next = shapes.const_data_ptr<std::int64_t>();
-  PipelineTensors tensors(static_cast<std::size_t>(*next++));
-  for (at::Tensor& tensor : tensors) {
-    const auto dtype = static_cast<at::ScalarType>(*next++);
-    const std::int64_t dim = *next++;
-    tensor = at::empty(
-        at::IntArrayRef(next, static_cast<std::size_t>(dim)),
-        at::TensorOptions(dtype).device(device));
-    next += dim;
-  }
-  return tensors;
 }
 
 // A gradient for every input that requires one, zero where nothing depends on
@@ -83,25 +77,24 @@ void fill_up(PipelineTensors& gradients, const PipelineTensors& inputs) {
 PipelineExecutor::PipelineExecutor(
     Group&& group,
     Store store,
-    at::Device device,
-    bool shapes_may_change)
+    at::Device device)
     : device_(device),
       world_ranks_(group.world_ranks()),
       rank_(group.rank()),
       store_(std::move(store)),
-      transfers_(std::move(group), device, shapes_may_change) {}
+      transfers_(std::move(group), device) {}
 
 void PipelineExecutor::run(
     const PipelineSchedule& schedule,
     const StageCalls& calls,
     const StepInputs& inputs,
-    bool trains) {
+    const StepMode& mode) {
   guard([&] {
     schedule_ = &schedule;
     num_rows_ = &inputs.num_rows;
-    trains_ = trains;
-    transfers_.begin_step(schedule, trains);
-    const at::AutoGradMode records(trains);
+    trains_ = mode.trains;
+    transfers_.begin_step(schedule, mode);
+    const at::AutoGradMode records(mode.trains);
     run_actions(calls, inputs);
     transfers_.end_step();
   });
@@ -111,29 +104,31 @@ void PipelineExecutor::broadcast(const at::Tensor& tensor, int src) {
   guard([&] { transfers_.broadcast(tensor, src); });
 }
 
-void PipelineExecutor::share(PipelineTensors& tensors, int src) {
-  std::vector<std::int64_t> numbers;
-  if (rank_ == src) {
-    numbers.push_back(static_cast<std::int64_t>(tensors.size()));
-    for (at::Tensor& tensor : tensors) {
-      tensor = tensor.contiguous();
-      numbers.push_back(static_cast<std::int64_t>(tensor.scalar_type()));
-      numbers.push_back(tensor.dim());
-      for (const std::int64_t size : tensor.sizes()) numbers.push_back(size);
-    }
-  }
+void PipelineExecutor::share(PipelineValue& value, int src) {
   guard([&] {
-    if (numbers.size() > static_cast<std::size_t>(kShapeNumbers)) {
-      throw ConfigError(format(
-          "[pipeline] {} tensors are too many to be given to all ranks; stack "
-          "some",
-          tensors.size()));
+    const bool gives = rank_ == src;
+    std::vector<std::int64_t> numbers;
+    if (gives) numbers = numbers_of(signature_of(value, /*trains=*/false));
+    const at::Tensor count =
+        at::full({}, static_cast<std::int64_t>(numbers.size()), at::kLong)
+            .to(device_);
+    transfers_.broadcast(count, src);
+    numbers.resize(static_cast<std::size_t>(count.item<std::int64_t>()));
+    const at::Tensor told = at::tensor(numbers, at::kLong).to(device_);
+    transfers_.broadcast(told, src);
+    const at::Tensor found = told.cpu();
+    const auto* const first = found.const_data_ptr<std::int64_t>();
+    const ValueSignature signature =
+        signature_in({first, first + found.numel()});
+    if (!gives) value.structure = signature.structure;
+    value.tensors.resize(signature.tensors.size());
+    for (std::size_t i = 0; i < value.tensors.size(); ++i) {
+      at::Tensor& tensor = value.tensors[i];
+      if (!gives) tensor = empty_like(signature.tensors[i], device_);
+      if (!tensor.defined()) continue;
+      tensor = tensor.contiguous();
+      transfers_.broadcast(tensor, src);
     }
-    numbers.resize(kShapeNumbers, 0);
-    const at::Tensor shapes = at::tensor(numbers, at::kLong).to(device_);
-    transfers_.broadcast(shapes, src);
-    if (rank_ != src) tensors = made_like(shapes.cpu(), device_);
-    for (const at::Tensor& tensor : tensors) transfers_.broadcast(tensor, src);
   });
 }
 
@@ -209,23 +204,24 @@ void PipelineExecutor::forward(
     const StageCalls& calls,
     const StepInputs& inputs) {
   const StageValue value = value_of(action);
-  Activation activation;
-  activation.inputs = is_first(value.stage)
+  const PipelineValue taken = is_first(value.stage)
       ? inputs.inputs[static_cast<std::size_t>(action.micro_batch)]
       : transfers_.receive_inputs(value);
-  const PipelineTensors outputs =
-      calls.forward(action.chunk, action.micro_batch, activation.inputs);
+  const MicroBatchScope scope(action.micro_batch);
+  const PipelineValue outputs =
+      calls.forward(action.chunk, action.micro_batch, taken);
+  Activation activation;
   if (is_last(value.stage)) {
     const at::Tensor loss = calls.finish(action.micro_batch, outputs);
     if (trains_) activation.roots = {loss};
   } else {
     transfers_.send_outputs(value, outputs);
-    activation.roots = requiring_grad(outputs);
+    activation.roots = requiring_grad(outputs.tensors);
   }
   if (!trains_) return;
   // Gradients of the first stage's inputs are of no use here; a program that
   // wants them has a graph behind them.
-  if (is_first(value.stage)) activation.inputs.clear();
+  if (!is_first(value.stage)) activation.inputs = taken.tensors;
   kept_[{action.chunk, action.micro_batch}] = std::move(activation);
 }
 
@@ -350,3 +346,5 @@ void PipelineExecutor::close() noexcept {
 }
 
 }  // namespace accelerate::detail
+
+int accelerate::current_micro_batch() { return detail::micro_batch_under_way; }

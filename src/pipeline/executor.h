@@ -10,7 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/pipeline_layers.h>
+#include <accelerate/detail/pipeline_value.h>
 #include <accelerate/world.h>
 
 #include "pipeline/split_backward.h"
@@ -31,14 +31,12 @@ struct StagePass {
 /// What the executor calls on a rank.
 struct StageCalls {
   /// Computes a chunk of this rank's layers.
-  std::function<PipelineTensors(
-      int chunk,
-      int micro_batch,
-      const PipelineTensors& inputs)>
+  std::function<
+      PipelineValue(int chunk, int micro_batch, const PipelineValue& inputs)>
       forward;
   /// Takes the outputs of the model, on the last stage; returns the scalar at
   /// which the backward begins, or nothing in an evaluation.
-  std::function<at::Tensor(int micro_batch, const PipelineTensors& outputs)>
+  std::function<at::Tensor(int micro_batch, const PipelineValue& outputs)>
       finish;
   /// Runs `body`, which is the pass.
   std::function<void(const StagePass& pass, const std::function<void()>& body)>
@@ -48,7 +46,7 @@ struct StageCalls {
 /// The rows of a step's micro-batches.
 struct StepInputs {
   /// Inputs of the model per micro-batch, on the first stage.
-  std::vector<PipelineTensors> inputs;
+  std::vector<PipelineValue> inputs;
   std::vector<std::int64_t> num_rows;
 };
 
@@ -59,27 +57,23 @@ class PipelineExecutor {
   /// `group`: the ranks of the pipeline in order; the only handle, since it is
   /// closed when a rank fails. `store` is used for the reason, and by nobody
   /// else.
-  PipelineExecutor(
-      Group&& group,
-      Store store,
-      at::Device device,
-      bool shapes_may_change);
+  PipelineExecutor(Group&& group, Store store, at::Device device);
 
-  /// Computes one step: the whole schedule, or with `trains` false its
-  /// forwards, without autograd. What `calls` throws ends the step on all
+  /// Computes one step: the whole schedule, or its forwards alone, without
+  /// autograd. What `calls` throws ends the step on all
   /// ranks: it is rethrown here, and the others throw DistributedError, naming
   /// the stage and the reason. The executor cannot be used afterwards.
   void run(
       const PipelineSchedule& schedule,
       const StageCalls& calls,
       const StepInputs& inputs,
-      bool trains);
+      const StepMode& mode);
 
   /// Gives all ranks the values of rank `src` of the pipeline, in place.
   void broadcast(const at::Tensor& tensor, int src);
 
-  /// Gives all ranks the tensors that rank `src` has, of any shapes.
-  void share(PipelineTensors& tensors, int src);
+  /// Gives all ranks the value that rank `src` has.
+  void share(PipelineValue& value, int src);
 
   /// This rank of the pipeline.
   [[nodiscard]] int rank() const { return rank_; }

@@ -1,7 +1,11 @@
 #include <accelerate/pipeline_layers.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -15,31 +19,65 @@ namespace accelerate {
 namespace {
 
 using detail::format;
+using detail::PipelineValue;
 using torch::nn::AnyModule;
 using torch::nn::AnyValue;
 
-template <class Tuple>
-bool take_tuple(AnyValue& value, PipelineTensors& tensors) {
-  Tuple* const tuple = value.try_get<Tuple>();
-  if (tuple == nullptr) return false;
-  tensors = detail::tensors_in(*tuple);
-  return true;
+constexpr std::size_t kMostInTuple = 8;
+
+template <std::size_t>
+using TensorAt = at::Tensor;
+template <std::size_t... i>
+std::tuple<TensorAt<i>...> tuple_type(std::index_sequence<i...>);
+template <std::size_t n>
+using TensorTuple = decltype(tuple_type(std::make_index_sequence<n>()));
+
+template <class T>
+bool take_as(AnyValue& any, PipelineValue& value) {
+  T* const found = any.try_get<T>();
+  if (found != nullptr) value = detail::pipeline_value(*found);
+  return found != nullptr;
 }
 
-PipelineTensors tensors_of(const std::string& layer, AnyValue value) {
-  using at::Tensor;
-  if (Tensor* const tensor = value.try_get<Tensor>()) return {*tensor};
-  PipelineTensors tensors;
-  if (take_tuple<std::tuple<Tensor, Tensor>>(value, tensors) ||
-      take_tuple<std::tuple<Tensor, Tensor, Tensor>>(value, tensors) ||
-      take_tuple<std::tuple<Tensor, Tensor, Tensor, Tensor>>(value, tensors)) {
-    return tensors;
+template <std::size_t... n>
+bool take_tuple(
+    AnyValue& any,
+    PipelineValue& value,
+    std::index_sequence<n...>) {
+  return (take_as<TensorTuple<n + 1>>(any, value) || ...);
+}
+
+PipelineValue value_in(const std::string& layer, AnyValue any) {
+  PipelineValue value;
+  if (take_as<at::Tensor>(any, value) || take_as<PipelineTensors>(any, value) ||
+      take_as<std::map<std::string, at::Tensor>>(any, value) ||
+      take_as<std::unordered_map<std::string, at::Tensor>>(any, value) ||
+      take_tuple(any, value, std::make_index_sequence<kMostInTuple>())) {
+    return value;
   }
   throw ConfigError(format(
       "[pipeline] layer \"{}\" of the Sequential returns neither a tensor nor "
-      "a tuple of up to four; add it with a function that does "
-      "(PipelineLayers::add)",
-      layer));
+      "a tuple of up to {}, a vector or a map of them; add it with a function "
+      "that does (PipelineLayers::add)",
+      layer,
+      kMostInTuple));
+}
+
+// Calls `function` with a tuple of as many tensors.
+template <class Function, std::size_t... n>
+std::optional<AnyValue> with_tuple(
+    const PipelineTensors& tensors,
+    const Function& function,
+    std::index_sequence<n...>) {
+  std::optional<AnyValue> result;
+  const auto call = [&]<std::size_t count>() {
+    if (tensors.size() == count) {
+      result = function(
+          detail::PipelineTensorSource(tensors).take<TensorTuple<count>>());
+    }
+  };
+  (call.template operator()<n + 1>(), ...);
+  return result;
 }
 
 // A Sequential hands on what the module before returned; only its first module
@@ -47,42 +85,125 @@ PipelineTensors tensors_of(const std::string& layer, AnyValue value) {
 AnyValue forward_any(
     AnyModule& module,
     const std::string& layer,
-    const PipelineTensors& in,
+    const PipelineValue& in,
     bool is_first) {
-  using at::Tensor;
-  if (in.size() == 1) return module.any_forward(in[0]);
-  if (is_first) {
-    if (in.size() == 2) return module.any_forward(in[0], in[1]);
-    if (in.size() == 3) return module.any_forward(in[0], in[1], in[2]);
-    if (in.size() == 4) return module.any_forward(in[0], in[1], in[2], in[3]);
-  } else {
-    if (in.size() == 2) return module.any_forward(std::tuple(in[0], in[1]));
-    if (in.size() == 3)
-      return module.any_forward(std::tuple(in[0], in[1], in[2]));
-    if (in.size() == 4)
-      return module.any_forward(std::tuple(in[0], in[1], in[2], in[3]));
+  const char kind = in.structure.empty() ? '(' : in.structure.front();
+  if (kind == 't') return module.any_forward(in.tensors[0]);
+  if (kind == '{') {
+    return module.any_forward(
+        detail::pipeline_argument<std::map<std::string, at::Tensor>>(
+            layer, in));
   }
+  if (kind == '[' && !is_first) return module.any_forward(in.tensors);
+  const auto call = [&](const auto& tuple) {
+    if (!is_first) return module.any_forward(tuple);
+    return std::apply(
+        [&](const auto&... each) { return module.any_forward(each...); },
+        tuple);
+  };
+  auto result =
+      with_tuple(in.tensors, call, std::make_index_sequence<kMostInTuple>());
+  if (result) return *std::move(result);
   throw ConfigError(format(
       "[pipeline] layer \"{}\" of the Sequential is given {} tensors; at most "
-      "four are possible",
+      "{} are possible",
       layer,
-      in.size()));
+      in.tensors.size(),
+      kMostInTuple));
+}
+
+std::string subject_of(std::string_view layer) {
+  const bool is_layer =
+      layer != detail::kLossFunction && layer != detail::kOutputsAs;
+  return is_layer ? format("layer \"{}\"", layer) : std::string(layer);
 }
 
 }  // namespace
 
 void detail::throw_layer_arguments(
-    const std::string& layer,
+    std::string_view layer,
     std::size_t taken,
     std::size_t given) {
   throw ConfigError(format(
-      "[pipeline] layer \"{}\" takes {} tensor{}, but is given {}; let the "
-      "layer before it return as many",
-      layer,
+      "[pipeline] {} takes {} tensor{}, but is given {}; let the layer before "
+      "it return as many",
+      subject_of(layer),
       taken,
       taken == 1 ? "" : "s",
       given));
 }
+
+namespace detail {
+
+at::Tensor PipelineValueReader::tensor() {
+  if (next() != 't') complain("a tensor");
+  ++place_;
+  return value_.tensors[num_tensors_++];
+}
+
+bool PipelineValueReader::skip_none() {
+  if (next() != 'n') return false;
+  ++place_;
+  ++num_tensors_;
+  return true;
+}
+
+void PipelineValueReader::enter_list() {
+  if (next() != '(' && next() != '[') complain("several values");
+  ++place_;
+}
+
+void PipelineValueReader::enter_map() {
+  if (next() != '{') complain("a map");
+  ++place_;
+}
+
+bool PipelineValueReader::leave() {
+  const char end = next();
+  if (end != ')' && end != ']' && end != '}') return false;
+  ++place_;
+  return true;
+}
+
+void PipelineValueReader::end() {
+  if (!leave()) complain("no further value");
+}
+
+std::string PipelineValueReader::key() {
+  const std::string& text = value_.structure;
+  std::size_t size = 0;
+  while (next() >= '0' && next() <= '9')
+    size = 10 * size + static_cast<std::size_t>(text[place_++] - '0');
+  if (next() != ':') complain("a key");
+  std::string key = text.substr(place_ + 1, size);
+  place_ += 1 + size;
+  return key;
+}
+
+void PipelineValueReader::finish() {
+  if (place_ != value_.structure.size()) complain("no further value");
+}
+
+char PipelineValueReader::next() const {
+  return place_ < value_.structure.size() ? value_.structure[place_] : '\0';
+}
+
+void PipelineValueReader::complain(const char* wanted) const {
+  const char found = next();
+  const char* const what = found == 't' ? "a tensor"
+      : found == 'n'                    ? "an optional without value"
+      : found == '(' || found == '['    ? "several values"
+      : found == '{'                    ? "a map"
+                                        : "the end";
+  throw ConfigError(format(
+      "[pipeline] {} takes {} where {} is given; parameters with vectors or "
+      "maps are nested as the layer before returns them",
+      subject_of(layer_),
+      wanted,
+      what));
+}
+
+}  // namespace detail
 
 PipelineLayers::PipelineLayers(const torch::nn::Sequential& modules) {
   add_each("", modules);
@@ -101,8 +222,8 @@ PipelineLayers& PipelineLayers::add_each(
         {full,
          {{full, held->ptr()}},
          {},
-         [held, full, is_first = i == 0](const PipelineTensors& inputs) {
-           return tensors_of(full, forward_any(*held, full, inputs, is_first));
+         [held, full, is_first = i == 0](const PipelineValue& inputs) {
+           return value_in(full, forward_any(*held, full, inputs, is_first));
          }});
     ++i;
   }

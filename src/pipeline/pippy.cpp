@@ -14,9 +14,9 @@
 #include "params/model_modules.h"
 #include "pipeline/device_map.h"
 #include "pipeline/executor.h"
-#include "pipeline/micro_batches.h"
 #include "pipeline/split.h"
 #include "pipeline/stages.h"
+#include "pipeline/values.h"
 
 namespace accelerate {
 
@@ -30,6 +30,19 @@ struct PippyModel::State {
   detail::PipelineExecutor executor;
   std::shared_ptr<torch::nn::Module> module;
   std::map<int, detail::PipelineSchedule> schedules = {};
+
+  const detail::PipelineSchedule& schedule_for(int num_micro_batches) {
+    const auto known = schedules.find(num_micro_batches);
+    if (known != schedules.end()) return known->second;
+    return schedules
+        .emplace(
+            num_micro_batches,
+            detail::make_pipeline_schedule(
+                detail::PipelineScheduleKind::gpipe,
+                num_ranks,
+                num_micro_batches))
+        .first->second;
+  }
 };
 
 namespace {
@@ -75,19 +88,11 @@ std::vector<std::string> automatic_split(
 
 }  // namespace
 
-const std::vector<std::string>& PippyModel::hf_split_points() const {
-  return state_->split_points;
-}
-
-const std::shared_ptr<torch::nn::Module>& PippyModel::module() const {
-  return state_->module;
-}
-
-PipelineTensors PippyModel::run(const PipelineTensors& inputs) const {
-  State& state = *state_;
-  const at::NoGradGuard no_grad;
-  // What is wrong with the inputs is known on rank 0, but ends the call on all
-  // ranks.
+// The rows of rank 0's batch. What is wrong with it is known there, but ends the
+// call on all ranks.
+std::int64_t PippyModel::agree_on_rows(
+    State& state,
+    const detail::PipelineValue& inputs) {
   at::Tensor told = at::zeros({}, at::kLong);
   std::string wrong;
   if (state.executor.rank() == 0) {
@@ -105,51 +110,58 @@ PipelineTensors PippyModel::run(const PipelineTensors& inputs) const {
     throw ConfigError(
         "[pipeline] a model that prepare_pippy() divided needs a batch of at "
         "least one sample on rank 0, whose tensors have samples along "
-        "dimension "
-        "0");
+        "dimension 0");
   }
+  return rows;
+}
+
+const std::vector<std::string>& PippyModel::hf_split_points() const {
+  return state_->split_points;
+}
+
+const std::shared_ptr<torch::nn::Module>& PippyModel::module() const {
+  return state_->module;
+}
+
+PipelineTensors PippyModel::run(const detail::PipelineValue& inputs) const {
+  State& state = *state_;
+  const at::NoGradGuard no_grad;
+  const std::int64_t rows = agree_on_rows(state, inputs);
   const int count =
       static_cast<int>(std::min<std::int64_t>(state.num_chunks, rows));
-  auto schedule = state.schedules.find(count);
-  if (schedule == state.schedules.end()) {
-    schedule = state.schedules
-                   .emplace(
-                       count,
-                       detail::make_pipeline_schedule(
-                           detail::PipelineScheduleKind::gpipe,
-                           state.num_ranks,
-                           count))
-                   .first;
-  }
+  const detail::PipelineSchedule& schedule = state.schedule_for(count);
   detail::StepInputs step{
       .inputs = {}, .num_rows = detail::micro_batch_rows(rows, count)};
   if (state.executor.rank() == 0) {
-    PipelineTensors placed;
-    for (const at::Tensor& tensor : inputs)
-      placed.push_back(tensor.to(state.device));
+    detail::PipelineValue placed = inputs;
+    for (at::Tensor& tensor : placed.tensors) {
+      if (tensor.defined()) tensor = tensor.to(state.device);
+    }
     step.inputs = detail::cut_micro_batches(placed, step.num_rows);
   }
-  std::vector<PipelineTensors> outputs(static_cast<std::size_t>(count));
+  std::vector<detail::PipelineValue> outputs(static_cast<std::size_t>(count));
   detail::StageCalls calls;
-  calls.forward = [&](int chunk, int, const PipelineTensors& given) {
-    PipelineTensors values = given;
+  calls.forward = [&](int chunk, int, const detail::PipelineValue& given) {
+    detail::PipelineValue value = given;
     for (const auto& layer :
-         state.stages.chunks[static_cast<std::size_t>(chunk)])
-      values = layer.forward(values);
-    return values;
+         state.stages.chunks[static_cast<std::size_t>(chunk)]) {
+      value = layer.forward(value);
+      detail::require_tensors(value, layer.name);
+    }
+    return value;
   };
-  calls.finish = [&](int micro_batch, const PipelineTensors& values) {
-    outputs[static_cast<std::size_t>(micro_batch)] = values;
+  calls.finish = [&](int micro_batch, const detail::PipelineValue& value) {
+    outputs[static_cast<std::size_t>(micro_batch)] = value;
     return at::Tensor();
   };
-  state.executor.run(schedule->second, calls, step, /*trains=*/false);
-  PipelineTensors whole;
+  state.executor.run(schedule, calls, step, {.trains = false});
+  detail::PipelineValue whole;
   const int last = state.num_ranks - 1;
   if (state.executor.rank() == last)
     whole = detail::join_micro_batches(outputs);
   if (state.gathers_output && state.num_ranks > 1)
     state.executor.share(whole, last);
-  return whole;
+  return std::move(whole.tensors);
 }
 
 PippyModel prepare_pippy(
@@ -194,8 +206,7 @@ PippyModel prepare_pippy(
       options.gather_output,
       num_ranks,
       world.device(),
-      detail::PipelineExecutor(
-          std::move(messages), store, world.device(), false),
+      detail::PipelineExecutor(std::move(messages), store, world.device()),
       module});
   return model;
 }

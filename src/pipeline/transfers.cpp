@@ -1,5 +1,6 @@
 #include "pipeline/transfers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -14,138 +15,104 @@ namespace accelerate::detail {
 
 namespace {
 
-// Numbers in the message that tells what a stage hands on.
-constexpr std::int64_t kSignatureSize = 512;
-// Most tensors between two stages; number 0 of a value is its signature.
-constexpr int kMostTensors = 63;
+// Numbers in the first message that tells what a stage hands on: how many there
+// are, and the first of them. A second message has the others.
+constexpr std::int64_t kSignatureNumbers = 64;
+// Most tensors between two stages. Each value has a tag for each, and one for
+// each message of its signature.
+constexpr int kMostTensors = 1022;
+constexpr int kTagsPerValue = kMostTensors + 2;
 // Steps whose messages have different tags.
 constexpr std::int64_t kStepsApart = 4;
 
-bool can_require_grad(const at::Tensor& tensor) {
-  return at::isFloatingType(tensor.scalar_type()) ||
-      at::isComplexType(tensor.scalar_type());
-}
-
-StageSignature signature_of(const PipelineTensors& tensors, bool trains) {
-  StageSignature signature;
-  for (const at::Tensor& tensor : tensors) {
-    signature.push_back(
-        {tensor.scalar_type(),
-         trains && tensor.requires_grad() && can_require_grad(tensor),
-         tensor.sizes().vec()});
-  }
-  return signature;
-}
-
-std::string text_of(const StageSignature& signature) {
-  std::vector<std::string> texts;
-  for (const TensorSignature& tensor : signature) {
-    texts.push_back(format(
-        "{} {}{}",
-        c10::toString(tensor.dtype),
-        at::IntArrayRef(tensor.sizes),
-        tensor.requires_grad ? "" : " without gradient"));
-  }
-  return texts.empty() ? "nothing" : join(texts, ", ");
-}
-
-at::Tensor empty_like(const TensorSignature& signature, at::Device device) {
-  return at::empty(
-      signature.sizes, at::TensorOptions(signature.dtype).device(device));
-}
-
 }  // namespace
 
-StageTransfers::StageTransfers(
-    Group&& group,
-    at::Device device,
-    bool shapes_may_change)
-    : group_(std::move(group)),
-      device_(device),
-      shapes_may_change_(shapes_may_change) {}
+StageTransfers::StageTransfers(Group&& group, at::Device device)
+    : group_(std::move(group)), device_(device) {}
 
-void StageTransfers::begin_step(const PipelineSchedule& schedule, bool trains) {
+void StageTransfers::begin_step(
+    const PipelineSchedule& schedule,
+    const StepMode& mode) {
   schedule_ = &schedule;
-  trains_ = trains;
+  mode_ = mode;
   ++num_steps_;
 }
 
 void StageTransfers::send_outputs(
     const StageValue& value,
-    const PipelineTensors& outputs) {
+    const PipelineValue& outputs) {
   const int peer = rank_of(value.stage + 1);
-  const StageSignature signature = signature_of(outputs, trains_);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].defined()) continue;
-    throw ConfigError(format(
-        "[pipeline] stage {} returned an undefined tensor as output {}; a "
-        "stage hands on tensors",
-        value.stage,
-        i));
-  }
+  const ValueSignature signature = signature_of(outputs, mode_.trains);
   if (peer == group_.rank()) {
-    PipelineTensors inputs;
-    for (std::size_t i = 0; i < outputs.size(); ++i)
-      inputs.push_back(
-          outputs[i].detach().requires_grad_(signature[i].requires_grad));
+    PipelineValue inputs{{}, outputs.structure};
+    for (std::size_t i = 0; i < outputs.tensors.size(); ++i) {
+      const at::Tensor& tensor = outputs.tensors[i];
+      inputs.tensors.push_back(
+          tensor.defined() ? tensor.detach().requires_grad_(
+                                 signature.tensors[i].requires_grad)
+                           : tensor);
+    }
     handed_over_[{value.stage, value.micro_batch, Direction::outputs}] =
         std::move(inputs);
     return;
   }
-  const auto [known, is_new] = sent_.try_emplace(key_of(value), signature);
-  if (is_new || shapes_may_change_) {
-    known->second = signature;
-    send_signature(value, signature, peer);
-  } else if (known->second != signature) {
-    throw ConfigError(format(
-        "[pipeline] stage {} returned {} for micro-batch {}, but {} for the "
-        "first one of {} rows; set PipelineOptions::shapes_may_change, or give "
-        "all micro-batches the same shapes",
-        value.stage,
-        text_of(signature),
-        value.micro_batch,
-        text_of(known->second),
-        value.num_rows));
-  }
+  tell(value, signature, peer);
   const int tag = tag_of(value, Direction::outputs);
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    send(outputs[i], peer, tag + 1 + static_cast<int>(i));
+  for (std::size_t i = 0; i < outputs.tensors.size(); ++i)
+    send(outputs.tensors[i], peer, tag + 2 + static_cast<int>(i));
+}
+
+// Tells the other rank what comes, unless it knows.
+void StageTransfers::tell(
+    const StageValue& value,
+    const ValueSignature& signature,
+    int peer) {
+  if (mode_.shapes_may_change) return send_signature(value, signature, peer);
+  const auto [known, is_new] = sent_.try_emplace(key_of(value), signature);
+  if (is_new) return send_signature(value, signature, peer);
+  if (known->second == signature) return;
+  throw ConfigError(format(
+      "[pipeline] stage {} returned {} for micro-batch {}, but {} for the "
+      "first one of {} rows{}; set PipelineOptions::shapes_may_change, or give "
+      "all micro-batches the same shapes",
+      value.stage,
+      text_of(signature),
+      value.micro_batch,
+      text_of(known->second),
+      value.num_rows,
+      known->second.tensors == signature.tensors ? ", nested otherwise" : ""));
 }
 
 void StageTransfers::expect_inputs(const StageValue& value) {
   const int peer = rank_of(value.stage - 1);
-  if (peer == group_.rank() || shapes_may_change_) return;
+  if (peer == group_.rank() || mode_.shapes_may_change) return;
   const ValueKey key{value.stage, value.micro_batch, Direction::outputs};
   const auto known = received_.find(key_of(value));
   if (known == received_.end() || expected_.contains(key)) return;
   expected_[key] = receive_like(known->second, value, peer);
 }
 
-PipelineTensors StageTransfers::receive_inputs(const StageValue& value) {
+PipelineValue StageTransfers::receive_inputs(const StageValue& value) {
   const int peer = rank_of(value.stage - 1);
   if (peer == group_.rank()) {
     auto entry = handed_over_.extract(
         {value.stage - 1, value.micro_batch, Direction::outputs});
     return std::move(entry.mapped());
   }
+  const ValueSignature signature = mode_.shapes_may_change
+      ? receive_signature(value, peer)
+      : known_signature(value, peer);
   const ValueKey key{value.stage, value.micro_batch, Direction::outputs};
-  if (!expected_.contains(key)) {
-    auto known = received_.find(key_of(value));
-    if (known == received_.end() || shapes_may_change_) {
-      known =
-          received_
-              .insert_or_assign(key_of(value), receive_signature(value, peer))
-              .first;
-    }
-    expected_[key] = receive_like(known->second, value, peer);
-  }
-  const StageSignature& signature = received_.at(key_of(value));
-  PipelineTensors inputs;
+  if (!expected_.contains(key))
+    expected_[key] = receive_like(signature, value, peer);
+  PipelineValue inputs{{}, signature.structure};
   auto messages = std::move(expected_.extract(key).mapped());
   for (std::size_t i = 0; i < messages.size(); ++i) {
     wait(messages[i]);
-    inputs.push_back(
-        messages[i].tensor.requires_grad_(signature[i].requires_grad));
+    at::Tensor& tensor = messages[i].tensor;
+    if (tensor.defined())
+      tensor.requires_grad_(signature.tensors[i].requires_grad);
+    inputs.tensors.push_back(std::move(tensor));
   }
   return inputs;
 }
@@ -155,13 +122,13 @@ void StageTransfers::send_gradients(
     const PipelineTensors& gradients) {
   const int peer = rank_of(value.stage - 1);
   if (peer == group_.rank()) {
-    handed_over_[{value.stage, value.micro_batch, Direction::gradients}] =
-        gradients;
+    handed_over_[{value.stage, value.micro_batch, Direction::gradients}] = {
+        gradients, {}};
     return;
   }
   const int tag = tag_of(value, Direction::gradients);
   for (std::size_t i = 0; i < gradients.size(); ++i)
-    send(gradients[i], peer, tag + 1 + static_cast<int>(i));
+    send(gradients[i], peer, tag + 2 + static_cast<int>(i));
 }
 
 void StageTransfers::expect_gradients(
@@ -178,7 +145,7 @@ void StageTransfers::expect_gradients(
     messages.push_back(receive(
         at::empty(like[i].sizes(), like[i].options()),
         peer,
-        tag + 1 + static_cast<int>(i)));
+        tag + 2 + static_cast<int>(i)));
   }
   expected_[key] = std::move(messages);
 }
@@ -189,7 +156,7 @@ PipelineTensors StageTransfers::receive_gradients(
   if (rank_of(value.stage + 1) == group_.rank()) {
     auto entry = handed_over_.extract(
         {value.stage + 1, value.micro_batch, Direction::gradients});
-    return std::move(entry.mapped());
+    return std::move(entry.mapped().tensors);
   }
   expect_gradients(value, like);
   const ValueKey key{value.stage, value.micro_batch, Direction::gradients};
@@ -230,11 +197,11 @@ int StageTransfers::tag_of(const StageValue& value, Direction direction) const {
   // computes them.
   const int place = (value.stage * 2 + kind) * schedule_->num_micro_batches +
       value.micro_batch;
-  return (place * static_cast<int>(kStepsApart) + step) * (kMostTensors + 1);
+  return (place * static_cast<int>(kStepsApart) + step) * kTagsPerValue;
 }
 
 void StageTransfers::send(const at::Tensor& tensor, int peer, int tag) {
-  if (tensor.numel() == 0) return;
+  if (!tensor.defined() || tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
   const at::Tensor sent = tensor.detach().contiguous();
   while (!leaving_.empty() && leaving_.front().work->isCompleted())
@@ -247,7 +214,7 @@ void StageTransfers::send(const at::Tensor& tensor, int peer, int tag) {
 
 StageTransfers::Message
 StageTransfers::receive(const at::Tensor& tensor, int peer, int tag) {
-  if (tensor.numel() == 0) return {{}, tensor, peer};
+  if (!tensor.defined() || tensor.numel() == 0) return {{}, tensor, peer};
   return {
       guarded(
           peer, [&](Connection& c) { return c.receive(tensor, peer, tag); }),
@@ -283,67 +250,71 @@ void StageTransfers::wait(const Message& message) {
 
 void StageTransfers::send_signature(
     const StageValue& value,
-    const StageSignature& signature,
+    const ValueSignature& signature,
     int peer) {
-  std::vector<std::int64_t> numbers{
-      static_cast<std::int64_t>(signature.size())};
-  for (const TensorSignature& tensor : signature) {
-    numbers.push_back(static_cast<std::int64_t>(tensor.dtype));
-    numbers.push_back(tensor.requires_grad ? 1 : 0);
-    numbers.push_back(static_cast<std::int64_t>(tensor.sizes.size()));
-    numbers.insert(numbers.end(), tensor.sizes.begin(), tensor.sizes.end());
-  }
-  if (signature.size() > static_cast<std::size_t>(kMostTensors) ||
-      numbers.size() > static_cast<std::size_t>(kSignatureSize)) {
+  if (signature.tensors.size() > static_cast<std::size_t>(kMostTensors)) {
     throw ConfigError(format(
         "[pipeline] stage {} returned {} tensors; at most {} can be handed on: "
         "stack some, or split the model elsewhere",
         value.stage,
-        signature.size(),
+        signature.tensors.size(),
         kMostTensors));
   }
-  numbers.resize(kSignatureSize, 0);
-  send(
-      at::tensor(numbers, at::kLong).to(device_),
-      peer,
-      tag_of(value, Direction::outputs));
+  std::vector<std::int64_t> numbers = numbers_of(signature);
+  const auto count = static_cast<std::int64_t>(numbers.size());
+  numbers.insert(numbers.begin(), count);
+  numbers.resize(
+      static_cast<std::size_t>(std::max(count + 1, kSignatureNumbers)), 0);
+  const at::Tensor all = at::tensor(numbers, at::kLong).to(device_);
+  const int tag = tag_of(value, Direction::outputs);
+  send(all.narrow(0, 0, kSignatureNumbers), peer, tag);
+  const std::int64_t rest = all.size(0) - kSignatureNumbers;
+  send(all.narrow(0, kSignatureNumbers, rest), peer, tag + 1);
 }
 
-StageSignature StageTransfers::receive_signature(
+ValueSignature StageTransfers::receive_signature(
     const StageValue& value,
     int peer) {
-  const Message message = receive(
-      at::empty({kSignatureSize}, at::TensorOptions(at::kLong).device(device_)),
-      peer,
-      tag_of(
-          {value.stage - 1, value.micro_batch, value.num_rows},
-          Direction::outputs));
-  wait(message);
-  const at::Tensor numbers = message.tensor.cpu();
-  const auto* next = numbers.const_data_ptr<std::int64_t>();
-  StageSignature signature(static_cast<std::size_t>(*next++));
-  for (TensorSignature& tensor : signature) {
-    tensor.dtype = static_cast<at::ScalarType>(*next++);
-    tensor.requires_grad = *next++ != 0;
-    const std::int64_t dim = *next++;
-    tensor.sizes.assign(next, next + dim);
-    next += dim;
-  }
-  return signature;
+  const int tag = tag_of(
+      {value.stage - 1, value.micro_batch, value.num_rows}, Direction::outputs);
+  std::vector<std::int64_t> numbers;
+  const auto take = [&](std::int64_t count, int from) {
+    const Message message = receive(
+        at::empty({count}, at::TensorOptions(at::kLong).device(device_)),
+        peer,
+        from);
+    wait(message);
+    const at::Tensor found = message.tensor.cpu();
+    const auto* const first = found.const_data_ptr<std::int64_t>();
+    numbers.insert(numbers.end(), first, first + count);
+  };
+  take(kSignatureNumbers, tag);
+  const std::int64_t count = numbers.front();
+  take(std::max<std::int64_t>(count + 1 - kSignatureNumbers, 0), tag + 1);
+  return signature_in({numbers.begin() + 1, numbers.begin() + 1 + count});
+}
+
+const ValueSignature& StageTransfers::known_signature(
+    const StageValue& value,
+    int peer) {
+  const auto known = received_.find(key_of(value));
+  if (known != received_.end()) return known->second;
+  return received_.emplace(key_of(value), receive_signature(value, peer))
+      .first->second;
 }
 
 std::vector<StageTransfers::Message> StageTransfers::receive_like(
-    const StageSignature& signature,
+    const ValueSignature& signature,
     const StageValue& value,
     int peer) {
   const int tag = tag_of(
       {value.stage - 1, value.micro_batch, value.num_rows}, Direction::outputs);
   std::vector<Message> messages;
-  for (std::size_t i = 0; i < signature.size(); ++i) {
+  for (std::size_t i = 0; i < signature.tensors.size(); ++i) {
     messages.push_back(receive(
-        empty_like(signature[i], device_),
+        empty_like(signature.tensors[i], device_),
         peer,
-        tag + 1 + static_cast<int>(i)));
+        tag + 2 + static_cast<int>(i)));
   }
   return messages;
 }

@@ -12,10 +12,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/pipeline_layers.h>
+#include <accelerate/detail/pipeline_value.h>
 #include <accelerate/world.h>
 
 #include "comm/transport/transport.h"
+#include "pipeline/signature.h"
 #include "planning/pipeline/schedule.h"
 
 namespace accelerate::detail {
@@ -28,16 +29,13 @@ struct LostPeer : std::runtime_error {
   int peer;  ///< its rank in the pipeline
 };
 
-/// What a stage hands on: a tensor's dtype and shape, and whether its gradient
-/// comes back.
-struct TensorSignature {
-  at::ScalarType dtype = at::kFloat;
-  bool requires_grad = false;
-  std::vector<std::int64_t> sizes;
-
-  bool operator==(const TensorSignature&) const = default;
+/// What a step does.
+struct StepMode {
+  /// Backwards follow.
+  bool trains = true;
+  /// Shapes are told with every micro-batch.
+  bool shapes_may_change = false;
 };
-using StageSignature = std::vector<TensorSignature>;
 
 /// Which values travel: those of a stage for a micro-batch.
 struct StageValue {
@@ -52,19 +50,18 @@ struct StageValue {
 /// Stages of one rank hand tensors over. Used by one thread.
 class StageTransfers {
  public:
-  /// `shapes_may_change`: shapes are told with every micro-batch.
-  StageTransfers(Group&& group, at::Device device, bool shapes_may_change);
+  StageTransfers(Group&& group, at::Device device);
 
   /// Begins a step; its messages do not mix with those of the one before.
-  void begin_step(const PipelineSchedule& schedule, bool trains);
+  void begin_step(const PipelineSchedule& schedule, const StepMode& mode);
 
   /// Hands the outputs of a stage to the next one. Throws ConfigError if they
   /// are not like those of earlier micro-batches.
-  void send_outputs(const StageValue& value, const PipelineTensors& outputs);
+  void send_outputs(const StageValue& value, const PipelineValue& outputs);
   /// Begins to receive the inputs of a stage, as far as their shapes are known.
   void expect_inputs(const StageValue& value);
   /// The inputs of a stage; those whose gradients go back require them.
-  PipelineTensors receive_inputs(const StageValue& value);
+  PipelineValue receive_inputs(const StageValue& value);
 
   /// Hands the gradients of a stage's inputs to the stage before, one per input
   /// that requires one.
@@ -106,28 +103,30 @@ class StageTransfers {
   Message receive(const at::Tensor& tensor, int peer, int tag);
   static void wait(const Message& message);
   Work guarded(int peer, const std::function<Work(Connection&)>& begin);
+  void tell(const StageValue& value, const ValueSignature& signature, int peer);
   void send_signature(
       const StageValue& value,
-      const StageSignature& signature,
+      const ValueSignature& signature,
       int peer);
-  StageSignature receive_signature(const StageValue& value, int peer);
+  ValueSignature receive_signature(const StageValue& value, int peer);
+  const ValueSignature& known_signature(const StageValue& value, int peer);
   std::vector<Message> receive_like(
-      const StageSignature& signature,
+      const ValueSignature& signature,
       const StageValue& value,
       int peer);
   [[nodiscard]] SignatureKey key_of(const StageValue& value) const {
-    return {value.stage, value.num_rows, trains_};
+    return {value.stage, value.num_rows, mode_.trains};
   }
 
   Group group_;
   at::Device device_;
-  bool shapes_may_change_;
   const PipelineSchedule* schedule_ = nullptr;
-  bool trains_ = true;
+  StepMode mode_;
   std::int64_t num_steps_ = 0;
-  std::map<SignatureKey, StageSignature> sent_;
-  std::map<SignatureKey, StageSignature> received_;
-  std::map<ValueKey, PipelineTensors> handed_over_;
+  std::map<SignatureKey, ValueSignature> sent_;
+  std::map<SignatureKey, ValueSignature> received_;
+  /// What stages of this rank hand each other.
+  std::map<ValueKey, PipelineValue> handed_over_;
   std::map<ValueKey, std::vector<Message>> expected_;
   std::deque<Message> leaving_;
 };

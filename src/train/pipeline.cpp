@@ -137,11 +137,7 @@ Pipeline::Pipeline(
       schedule.num_micro_batches,
       std::move(stages),
       std::move(model),
-      PipelineExecutor(
-          std::move(messages),
-          store,
-          world.device(),
-          options.shapes_may_change),
+      PipelineExecutor(std::move(messages), store, world.device()),
       std::move(tied)});
 }
 

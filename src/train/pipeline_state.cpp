@@ -7,6 +7,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include "pipeline/values.h"
+
 namespace accelerate {
 
 namespace {
@@ -62,25 +64,28 @@ const detail::PipelineSchedule& Pipeline::State::schedule_for(
       .first->second;
 }
 
-PipelineTensors Pipeline::State::forward(
+detail::PipelineValue Pipeline::State::forward(
     int chunk,
-    const PipelineTensors& inputs) {
+    const detail::PipelineValue& inputs) {
   const int stage = places.stage(executor.rank(), chunk);
   detail::ForwardScope scope(prepared());
   try {
-    PipelineTensors values = inputs;
+    detail::PipelineValue value = inputs;
     if (stage == 0) {
-      for (at::Tensor& value : values)
-        value = detail::adapt_input(prepared(), value);
+      for (at::Tensor& tensor : value.tensors)
+        tensor = detail::adapt_input(prepared(), tensor);
     }
-    for (const auto& layer : stages.chunks[static_cast<std::size_t>(chunk)])
-      values = layer.forward(values);
+    for (const auto& layer : stages.chunks[static_cast<std::size_t>(chunk)]) {
+      value = layer.forward(value);
+      detail::require_tensors(value, layer.name);
+    }
     if (stage + 1 == places.num_stages()) {
       // Other stages hand on what one process would compute with.
-      for (at::Tensor& value : values) value = scope.restore_precision(value);
+      for (at::Tensor& tensor : value.tensors)
+        tensor = scope.restore_precision(tensor);
     }
-    scope.finish(scope.needs_outputs() ? &values : nullptr);
-    return values;
+    scope.finish(scope.needs_outputs() ? &value.tensors : nullptr);
+    return value;
   } catch (const std::exception& error) {
     scope.fail(error);
   }

@@ -45,7 +45,7 @@ struct Pipeline::State {
   const detail::PipelineSchedule& schedule_for(std::int64_t rows);
 
   /// Computes a chunk of this rank's layers.
-  PipelineTensors forward(int chunk, const PipelineTensors& inputs);
+  detail::PipelineValue forward(int chunk, const detail::PipelineValue& inputs);
 
   /// Runs one pass of autograd for some micro-batch.
   void backward(

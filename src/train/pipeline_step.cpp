@@ -12,7 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "pipeline/micro_batches.h"
+#include "pipeline/values.h"
 #include "train/micro_step_weight.h"
 #include "train/pipeline_state.h"
 #include "train/scaling.h"
@@ -22,6 +22,7 @@ namespace accelerate {
 namespace {
 
 using detail::format;
+using detail::PipelineValue;
 using detail::Session;
 
 void require_loss(const at::Tensor& loss, bool trains) {
@@ -42,16 +43,6 @@ void require_loss(const at::Tensor& loss, bool trains) {
 
 }  // namespace
 
-void detail::throw_several_outputs(
-    std::size_t num_outputs,
-    std::size_t num_targets) {
-  throw ConfigError(format(
-      "[pipeline] the loss function takes one output and one target, but there "
-      "are {} outputs and {} targets; let it take two vectors of tensors",
-      num_outputs,
-      num_targets));
-}
-
 /// One call of step(), evaluate() or forward().
 class Pipeline::Step {
  public:
@@ -61,7 +52,7 @@ class Pipeline::Step {
 
  private:
   detail::StageCalls calls();
-  at::Tensor finish(int micro_batch, const PipelineTensors& values);
+  at::Tensor finish(int micro_batch, const PipelineValue& outputs);
   void collect(PipelineResult& result);
   /// The share of a micro-batch in the batch's loss.
   [[nodiscard]] double share_of(std::size_t micro_batch) const {
@@ -78,18 +69,18 @@ class Pipeline::Step {
   std::int64_t num_rows_;
   const detail::PipelineSchedule& schedule_;
   detail::StepInputs inputs_;
-  std::vector<PipelineTensors> targets_;
+  std::vector<PipelineValue> targets_;
   double window_weight_ = 1;
   bool keeps_outputs_;
   std::vector<at::Tensor> losses_;
-  std::vector<PipelineTensors> outputs_;
+  std::vector<PipelineValue> outputs_;
 };
 
 namespace {
 
 std::int64_t rows_of(
-    const PipelineTensors& inputs,
-    const PipelineTensors& targets) {
+    const PipelineValue& inputs,
+    const PipelineValue& targets) {
   const std::int64_t rows = detail::num_rows_of(inputs, targets);
   if (rows > 0) return rows;
   throw ConfigError(
@@ -125,7 +116,13 @@ PipelineResult Pipeline::Step::run() {
     window_weight_ = detail::weight_of_micro_step(session_);
     state_.tied.begin_step(state_.prepared().table);
   }
-  state_.executor.run(schedule_, calls(), inputs_, batch_.trains);
+  state_.executor.run(
+      schedule_,
+      calls(),
+      inputs_,
+      {.trains = batch_.trains,
+       .shapes_may_change = options_.shapes_may_change.value_or(
+           state_.options.shapes_may_change)});
   if (batch_.trains) state_.end_backwards();
   PipelineResult result;
   collect(result);
@@ -134,11 +131,11 @@ PipelineResult Pipeline::Step::run() {
 
 detail::StageCalls Pipeline::Step::calls() {
   detail::StageCalls calls;
-  calls.forward = [this](int chunk, int, const PipelineTensors& values) {
-    return state_.forward(chunk, values);
+  calls.forward = [this](int chunk, int, const PipelineValue& inputs) {
+    return state_.forward(chunk, inputs);
   };
-  calls.finish = [this](int micro_batch, const PipelineTensors& values) {
-    return finish(micro_batch, values);
+  calls.finish = [this](int micro_batch, const PipelineValue& outputs) {
+    return finish(micro_batch, outputs);
   };
   calls.backward =
       [this](const detail::StagePass& pass, const std::function<void()>& body) {
@@ -149,14 +146,18 @@ detail::StageCalls Pipeline::Step::calls() {
 
 at::Tensor Pipeline::Step::finish(
     int micro_batch,
-    const PipelineTensors& values) {
+    const PipelineValue& outputs) {
   const auto i = static_cast<std::size_t>(micro_batch);
   if (keeps_outputs_) {
-    for (const at::Tensor& value : values)
-      outputs_[i].push_back(value.detach());
+    const PipelineValue kept = batch_.select ? batch_.select(outputs) : outputs;
+    outputs_[i].structure = kept.structure;
+    for (const at::Tensor& tensor : kept.tensors) {
+      outputs_[i].tensors.push_back(
+          tensor.defined() ? tensor.detach() : tensor);
+    }
   }
   if (!batch_.loss) return {};
-  at::Tensor loss = batch_.loss(values, targets_[i]);
+  at::Tensor loss = batch_.loss(outputs, targets_[i]);
   require_loss(loss, batch_.trains);
   losses_[i] = loss.detach().clone();
   if (!batch_.trains) return {};
@@ -175,10 +176,13 @@ void Pipeline::Step::collect(PipelineResult& result) {
     result.loss = result.loss.defined() ? result.loss + share : share;
   }
   result.losses = std::move(losses_);
-  if (keeps_outputs_ && state_.is_last())
-    result.outputs = detail::join_micro_batches(outputs_);
+  if (!keeps_outputs_) return;
+  PipelineValue outputs;
+  if (state_.is_last()) outputs = detail::join_micro_batches(outputs_);
   if (options_.gather_outputs && !is_alone)
-    state_.executor.share(result.outputs, state_.places.last_rank());
+    state_.executor.share(outputs, state_.places.last_rank());
+  result.outputs = std::move(outputs.tensors);
+  result.output_structure = std::move(outputs.structure);
 }
 
 PipelineResult Pipeline::run(

@@ -1,3 +1,7 @@
+#include <array>
+#include <map>
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,8 +33,9 @@ struct AddImpl : torch::nn::Module {
 TORCH_MODULE(Add);
 
 Tensor run(const PipelineLayers& layers, PipelineTensors values) {
-  for (const auto& layer : layers.layers()) values = layer.forward(values);
-  return values.at(0);
+  detail::PipelineValue value = detail::pipeline_value(std::move(values));
+  for (const auto& layer : layers.layers()) value = layer.forward(value);
+  return value.tensors.at(0);
 }
 
 TEST(PipelineLayers, AreTheModulesOfASequential) {
@@ -68,6 +73,113 @@ TEST(PipelineLayers, AreModulesWithFunctions) {
   for (const auto& module : *list)
     h = module->as<torch::nn::LinearImpl>()->forward(h);
   EXPECT_TRUE(run(layers, {x}).equal((h + 1 + h * 2) * 3));
+}
+
+using TensorMap = std::map<std::string, Tensor>;
+
+TEST(PipelineLayers, HandOnMapsAndOptionals) {
+  PipelineLayers layers;
+  layers
+      .add(
+          "map",
+          [](Tensor x) {
+            return TensorMap{{"hidden", x * 2}, {"a key: 2", x}};
+          })
+      .add(
+          "both",
+          [](const TensorMap& map, std::optional<Tensor> none) {
+            EXPECT_FALSE(none.has_value());
+            return std::pair(map.at("hidden") + map.at("a key: 2"), none);
+          })
+      .add(
+          "optional",
+          [](Tensor x, std::optional<Tensor> none) {
+            EXPECT_FALSE(none.has_value());
+            return std::tuple(x, std::optional<Tensor>(x + 1));
+          })
+      .add("last", [](Tensor x, const std::optional<Tensor>& y) {
+        return x + *y;
+      });
+  // The second layer takes a map and an optional.
+  PipelineLayers first;
+  first.add("map", [](Tensor x) {
+    return std::pair(
+        TensorMap{{"hidden", x * 2}, {"a key: 2", x}}, std::optional<Tensor>());
+  });
+  detail::PipelineValue value =
+      detail::pipeline_value(torch::tensor({1.0, 2.0}));
+  value = first.layers()[0].forward(value);
+  EXPECT_EQ(value.structure, "({8:a key: 2t6:hiddent}n)");
+  for (std::size_t i = 1; i < layers.size(); ++i)
+    value = layers.layers()[i].forward(value);
+  EXPECT_TRUE(value.tensors[0].equal(torch::tensor({7.0, 13.0})));
+  expect_error<ConfigError>(
+      [&] {
+        detail::PipelineValue map = layers.layers()[0].forward(
+            detail::pipeline_value(torch::ones({2})));
+        layers.layers()[1].forward(map);
+      },
+      "layer \"both\" takes several values where a map is given");
+}
+
+TEST(PipelineLayers, HandOnTuplesOfAnySize) {
+  using Ten = std::array<Tensor, 10>;
+  using Deep = std::tuple<
+      std::vector<Tensor>,
+      std::pair<TensorMap, Ten>,
+      std::optional<std::vector<Tensor>>>;
+  PipelineLayers layers;
+  layers
+      .add(
+          "first",
+          [](Tensor x) {
+            Ten ten;
+            ten.fill(x);
+            return Deep{
+                {x, x + 1}, {{{"k", x * 3}}, ten}, std::vector<Tensor>{x}};
+          })
+      .add("same", [](const Deep& deep) { return deep; })
+      .add(
+          "flat",
+          [](const PipelineTensors& all) {
+            EXPECT_EQ(all.size(), 14);
+            std::array<Tensor, 2> two{all[1], all[2]};
+            return std::tuple_cat(two, std::tuple(all[3], std::array{all[13]}));
+          })
+      .add("flattened", [](Tensor a, std::pair<Tensor, Tensor> b, Tensor c) {
+        return a + b.first + b.second + c;
+      });
+  const Tensor x = torch::tensor({1.0});
+  EXPECT_TRUE(run(layers, {x}).equal(torch::tensor({7.0})));
+}
+
+struct SixImpl : torch::nn::Module {
+  using Out = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+  Out forward(const Tensor& x, const Tensor& y) { return {x, y, x, y, x, y}; }
+};
+TORCH_MODULE(Six);
+struct ToMapImpl : torch::nn::Module {
+  TensorMap forward(const SixImpl::Out& six) {
+    return {{"a", std::get<0>(six)}, {"b", std::get<5>(six)}};
+  }
+};
+TORCH_MODULE(ToMap);
+struct ToVectorImpl : torch::nn::Module {
+  std::vector<Tensor> forward(const TensorMap& map) {
+    return {map.at("a"), map.at("b")};
+  }
+};
+TORCH_MODULE(ToVector);
+struct SumImpl : torch::nn::Module {
+  Tensor forward(const std::vector<Tensor>& all) { return all[0] + all[1]; }
+};
+TORCH_MODULE(Sum);
+
+TEST(PipelineLayers, HandOnWhatASequentialDoes) {
+  const PipelineLayers layers(
+      torch::nn::Sequential(Six(), ToMap(), ToVector(), Sum()));
+  const Tensor x = torch::tensor({1.0, 2.0});
+  EXPECT_TRUE(run(layers, {x, x * 10}).equal(torch::tensor({11.0, 22.0})));
 }
 
 TEST(PipelineLayers, RefuseWhatDoesNotFit) {

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <atomic>
+#include <map>
 #include <mutex>
 
 #include <accelerate/accelerator.h>
@@ -193,6 +195,109 @@ TEST(Pipeline, HandsOnSeveralTensors) {
       pipeline.model().zero_grad();
       accelerator.free_memory();
     }
+  });
+}
+
+// Maps, an optional that some stages fill, and many tensors.
+TEST(Pipeline, HandsOnNestedValues) {
+  using TensorMap = std::map<std::string, Tensor>;
+  const auto make = [] {
+    torch::manual_seed(2);
+    return std::array<torch::nn::Linear, 3>{
+        torch::nn::Linear(3, 4),
+        torch::nn::Linear(4, 4),
+        torch::nn::Linear(4, 1)};
+  };
+  const auto alone = make();
+  const Tensor x = torch::linspace(-1, 1, 18).view({6, 3});
+  const Tensor mask = torch::arange(6) > 2;
+  {
+    Tensor h = alone[0].get()->forward(x);
+    const std::vector<Tensor> parts = (h * 2).split(1, 1);
+    Tensor g = torch::tanh(alone[1].get()->forward(h)) * mask.unsqueeze(1);
+    for (const Tensor& part : parts) g = g + part;
+    alone[2].get()->forward(g).square().sum().backward();
+  }
+  std::mutex mutex;
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.pipeline = 3}, .world = world});
+    std::unique_lock lock(mutex);
+    const auto net = make();
+    lock.unlock();
+    PipelineLayers layers;
+    layers
+        .add(
+            "a",
+            net[0],
+            [](torch::nn::LinearImpl& a, const TensorMap& in) {
+              const Tensor h = a.forward(in.at("x"));
+              std::vector<Tensor> parts = (h * 2).split(1, 1);
+              return std::tuple(
+                  TensorMap{{"h", h}, {"mask", in.at("mask")}},
+                  std::optional<Tensor>(),
+                  parts);
+            })
+        .add(
+            "b",
+            net[1],
+            [](torch::nn::LinearImpl& b,
+               const TensorMap& in,
+               std::optional<Tensor> scale,
+               std::vector<Tensor> parts) {
+              EXPECT_FALSE(scale.has_value());
+              scale = in.at("mask").unsqueeze(1);
+              return std::tuple(
+                  torch::tanh(b.forward(in.at("h"))), scale, parts);
+            })
+        .add(
+            "c",
+            net[2],
+            [](torch::nn::LinearImpl& c,
+               Tensor g,
+               std::optional<Tensor> scale,
+               const std::vector<Tensor>& parts) {
+              g = g * *scale;
+              for (const Tensor& part : parts) g = g + part;
+              return TensorMap{{"out", c.forward(g)}, {"scale", *scale}};
+            });
+    for (const char* schedule : {"1F1B", "ZBH1"}) {
+      const Pipeline pipeline(
+          accelerator,
+          layers,
+          {.schedule = schedule,
+           .num_micro_batches = 2,
+           .micro_batch_loss = MicroBatchLoss::sum});
+      const PipelineResult result = pipeline.step(
+          TensorMap{{"x", x}, {"mask", mask}},
+          std::optional<Tensor>(),
+          [](const TensorMap& out, std::optional<Tensor> none) {
+            EXPECT_FALSE(none.has_value());
+            return out.at("out").square().sum();
+          },
+          {.gather_outputs = true});
+      const auto outputs = result.outputs_as<TensorMap>();
+      EXPECT_TRUE(outputs.at("scale").squeeze(1).equal(mask));
+      const auto stage = static_cast<std::size_t>(*world.rank);
+      EXPECT_TRUE(net[stage].get()->weight.grad().allclose(
+          alone[stage].get()->weight.grad(), 1e-5, 1e-6));
+      pipeline.model().zero_grad();
+      accelerator.free_memory();
+    }
+  });
+}
+
+TEST(Pipeline, HandsOnHundredsOfTensors) {
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.pipeline = 2}, .world = world});
+    PipelineLayers layers;
+    layers.add("a", [](Tensor x) { return (x * 2).split(1, 1); })
+        .add(
+            "b", [](const PipelineTensors& all) { return torch::cat(all, 1); });
+    const Pipeline pipeline(accelerator, layers, {.num_micro_batches = 2});
+    const Tensor x = torch::arange(400.0).view({2, 200});
+    EXPECT_TRUE(pipeline.forward(x, true)[0].equal(x * 2));
   });
 }
 

@@ -298,8 +298,9 @@ PipelineLayers linear_layers() {
 TEST(PreparePippy, ComputesInAllRanks) {
   const Tensor x = torch::randn({5, 5});
   const PipelineLayers alone = linear_layers();
-  PipelineTensors expected{x};
-  for (const auto& layer : alone.layers()) expected = layer.forward(expected);
+  detail::PipelineValue value = detail::pipeline_value(x);
+  for (const auto& layer : alone.layers()) value = layer.forward(value);
+  const PipelineTensors expected = value.tensors;
   for (const bool gathers : {false, true}) {
     for (const int ranks : {1, 2, 4}) {
       testing::run_in_worlds(ranks, [&](const World& world) {

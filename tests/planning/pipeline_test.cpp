@@ -65,13 +65,23 @@ TEST(PipelineSchedule, HasTheBubbleOfItsTheory) {
 }
 
 TEST(PipelineSchedule, KeepsAsManyActivationsAsItsTheory) {
-  const auto kept = [](Schedules kind) {
-    return simulate_pipeline(make_pipeline_schedule(kind, 4, 9), {}).most_kept;
+  const auto kept = [](Schedules kind, int chunks = 1) {
+    const int micro_batches = chunks == 1 ? 9 : 8;
+    return simulate_pipeline(
+               make_pipeline_schedule(kind, 4, micro_batches, chunks), {})
+        .most_kept;
   };
   using ::testing::ElementsAre;
   EXPECT_THAT(kept(Schedules::gpipe), ElementsAre(9, 9, 9, 9));
   EXPECT_THAT(kept(Schedules::one_f_one_b), ElementsAre(4, 3, 2, 1));
   EXPECT_THAT(kept(Schedules::zero_bubble), ElementsAre(4, 4, 4, 4));
+  // Counted per chunk, of which there are two.
+  EXPECT_THAT(kept(Schedules::interleaved_1f1b, 2), ElementsAre(11, 9, 7, 5));
+  EXPECT_THAT(
+      kept(Schedules::interleaved_zero_bubble, 2), ElementsAre(8, 8, 8, 8));
+  EXPECT_THAT(kept(Schedules::zero_bubble_v, 2), ElementsAre(8, 8, 8, 8));
+  EXPECT_THAT(kept(Schedules::dual_pipe_v, 2), ElementsAre(9, 9, 9, 9));
+  EXPECT_THAT(kept(Schedules::looped_bfs, 2), ElementsAre(16, 16, 16, 16));
 }
 
 TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {
