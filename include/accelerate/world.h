@@ -112,6 +112,8 @@ class ACCELERATE_API Group {
       std::span<const at::Tensor> parts,
       detail::CallSite site = detail::CallSite::current()) const;
 
+  /// A message is received by the recv() that names its tag, a number of 30
+  /// bits; messages of one tag in the order in which they were sent.
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
 

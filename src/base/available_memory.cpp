@@ -61,7 +61,7 @@ std::optional<std::uint64_t> available_memory(
           "inactive_file"},
       Groups{
           mounted / "memory",
-          std::string(memory_cgroup_path(own).value_or("")),
+          std::string(cgroup_path(own, "memory").value_or("")),
           "memory.limit_in_bytes",
           "memory.usage_in_bytes",
           "total_inactive_file"}};

@@ -165,7 +165,9 @@ std::optional<std::string_view> cgroup_path(std::string_view text) {
   return std::nullopt;
 }
 
-std::optional<std::string_view> memory_cgroup_path(std::string_view text) {
+std::optional<std::string_view> cgroup_path(
+    std::string_view text,
+    std::string_view controller) {
   while (!text.empty()) {
     const std::string_view line = next_line(text);
     const std::size_t first = line.find(':');
@@ -176,7 +178,7 @@ std::optional<std::string_view> memory_cgroup_path(std::string_view text) {
     while (!controllers.empty()) {
       const std::size_t comma =
           std::min(controllers.find(','), controllers.size());
-      if (controllers.substr(0, comma) == "memory")
+      if (controllers.substr(0, comma) == controller)
         return path_inside(line.substr(second + 2));
       controllers.remove_prefix(std::min(comma + 1, controllers.size()));
     }

@@ -41,8 +41,10 @@ ByteCounts disk_bytes(std::string_view text);
 ByteCounts network_bytes(std::string_view text);
 /// The process's path in the unified hierarchy, from /proc/self/cgroup.
 std::optional<std::string_view> cgroup_path(std::string_view text);
-/// The same of the memory controller of version 1, which has groups of its own.
-std::optional<std::string_view> memory_cgroup_path(std::string_view text);
+/// The same of a controller of version 1 ("memory"), which has groups of its own.
+std::optional<std::string_view> cgroup_path(
+    std::string_view text,
+    std::string_view controller);
 /// A file with one number; nothing for "max".
 std::optional<std::uint64_t> lone_number(std::string_view text);
 /// The number behind a key, as in memory.stat.

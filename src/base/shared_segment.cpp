@@ -24,14 +24,6 @@ constexpr std::size_t kNonceBytes = SharedSegment::kReservedBytes;
 
 std::string system_error() { return std::strerror(errno); }
 
-// Differs between machines, and between starts of one machine.
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string text;
-  std::getline(file, text);
-  return text;
-}
-
 std::string to_hex(const std::byte* bytes, std::size_t count) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
@@ -63,13 +55,29 @@ SharedSegment::SharedSegment(int descriptor, std::size_t bytes)
 }
 
 SharedSegment::SharedSegment(SharedSegment&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)),
+    : is_borrowed_(other.is_borrowed_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
       data_(std::exchange(other.data_, nullptr)),
       size_(other.size_) {}
 
 SharedSegment::~SharedSegment() {
   close_ticket();
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ != nullptr && !is_borrowed_) ::munmap(data_, size_);
+}
+
+SharedSegment SharedSegment::borrow(std::byte* memory, std::size_t bytes) {
+  SharedSegment segment;
+  segment.is_borrowed_ = true;
+  segment.data_ = memory;
+  segment.size_ = bytes;
+  return segment;
+}
+
+std::string SharedSegment::machine() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  return text;
 }
 
 SharedSegment SharedSegment::create(std::size_t bytes, const char* name) {
@@ -91,7 +99,7 @@ SharedSegment SharedSegment::create(std::size_t bytes, const char* name) {
 std::string SharedSegment::ticket() const {
   return format(
       "{} {} {} {} {}",
-      boot_id(),
+      machine(),
       ::getpid(),
       descriptor_,
       size_,
@@ -105,7 +113,7 @@ void SharedSegment::close_ticket() {
 SharedSegment SharedSegment::open(const std::string& ticket) {
   const std::vector<std::string> fields = split(ticket, ' ');
   if (fields.size() != 5) refuse(format("\"{}\" names no segment", ticket));
-  if (fields[0] != boot_id()) refuse("the ranks are on different machines");
+  if (fields[0] != machine()) refuse("the ranks are on different machines");
   const std::string path = format("/proc/{}/fd/{}", fields[1], fields[2]);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) {

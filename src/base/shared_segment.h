@@ -36,6 +36,11 @@ class SharedSegment {
   /// /proc/PID/fd. Throws SegmentError as open() does.
   static SharedSegment open_file(const std::string& path);
 
+  /// Memory that the caller owns and shares with threads of this process only.
+  static SharedSegment borrow(std::byte* memory, std::size_t bytes);
+  /// Names this machine: differs between machines, and between starts of one.
+  static std::string machine();
+
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;
   ~SharedSegment();
@@ -50,8 +55,10 @@ class SharedSegment {
   [[nodiscard]] std::size_t size() const { return size_; }
 
  private:
+  SharedSegment() = default;
   SharedSegment(int descriptor, std::size_t bytes);
 
+  bool is_borrowed_ = false;
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;

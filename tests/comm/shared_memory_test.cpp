@@ -14,26 +14,15 @@
 #include "comm/transport/shared_memory/layout.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"
 #include "support/expect_error.h"
-#include "support/run_on_ranks.h"
+#include "support/memory_worlds.h"
 
 namespace accelerate::detail {
 namespace shared_memory_test {
 
 using std::chrono::milliseconds;
 using testing::expect_error;
+using testing::run_in_memory_worlds;
 using testing::run_on_ranks;
-
-void run_in_memory_worlds(
-    int num_ranks,
-    const std::function<void(const World&)>& rank,
-    std::optional<milliseconds> timeout = std::nullopt) {
-  run_on_ranks(num_ranks, [&](WorldOptions options) {
-    options.transport = "shared_memory";
-    options.own_transport = nullptr;
-    if (timeout) options.timeout = timeout;
-    rank(World(options));
-  });
-}
 
 Connection& connection_of(const World& world) {
   return *world.group().impl()->connection;
@@ -372,12 +361,12 @@ TEST(SharedMemory, SaysHowCallsDisagree) {
           },
           2),
       ::testing::HasSubstr(
-          "rank 0 called all_reduce of 16 bytes (Float, sum), but rank 1 "
-          "called all_reduce of 40 bytes (Double, sum)"));
+          "rank 0 called all_reduce of 16 bytes (Float [4], sum), but rank 1 "
+          "called all_reduce of 40 bytes (Double [5], sum)"));
   EXPECT_THAT(
       failure_beside([](const World& world) { world.group().barrier(); }, 2),
       ::testing::HasSubstr(
-          "rank 0 called all_reduce of 16 bytes (Float, sum), but rank 1 "
+          "rank 0 called all_reduce of 16 bytes (Float [4], sum), but rank 1 "
           "called barrier"));
 }
 
@@ -405,7 +394,7 @@ TEST(SharedMemory, NamesTheRankThatIsLate) {
   EXPECT_THAT(
       text,
       ::testing::HasSubstr(
-          "all_reduce of 16 bytes (Float, sum) timed out waiting for rank 1"));
+          "all_reduce of 16 bytes (Float [4], sum) timed out waiting for rank 1"));
 }
 
 TEST(SharedMemory, RefusesMessagesOfAnotherSize) {
@@ -477,38 +466,14 @@ TEST(AutomaticTransport, UsesGlooWhereMemoryCannotBeShared) {
                    ::testing::HasSubstr("they are on different nodes"));
                ++num_logged;
              },
-             LogLevel::info)});
+             LogLevel::warning)});
     EXPECT_EQ(connection->facts().name, "gloo");
     const at::Tensor value = torch::ones({2});
     connection->all_reduce(value, ReduceOp::sum)->wait();
     EXPECT_EQ(value[0].item<float>(), 2);
   });
-  EXPECT_EQ(num_logged.load(), 2);
-}
-
-TEST(AutomaticTransport, KeepsApartWhatTheLauncherCallsNodes) {
-  std::mutex mutex;
-  std::map<std::string, int> found;
-  run_on_ranks(4, [&](WorldOptions options) {
-    options.own_transport = nullptr;
-    options.transport = "automatic";
-    options.local_size = 2;
-    options.local_rank = *options.rank % 2;
-    const World world(options);
-    const int first = world.rank() / 2 * 2;
-    const Group node = world.new_group({first, first + 1});
-    for (const Group& group : {world.group(), node}) {
-      const at::Tensor value = torch::ones({3});
-      group.all_reduce(value);
-      EXPECT_EQ(value.sum().item<double>(), 3 * group.size());
-      const std::lock_guard lock(mutex);
-      ++found[group.impl()->connection->facts().name];
-    }
-  });
-  EXPECT_THAT(
-      found,
-      ::testing::ElementsAre(
-          ::testing::Pair("gloo", 4), ::testing::Pair("shared_memory", 4)));
+  // Once for the machine.
+  EXPECT_EQ(num_logged.load(), 1);
 }
 
 TEST(AutomaticTransport, IsNotReplacedWhereSharedMemoryWasAskedFor) {

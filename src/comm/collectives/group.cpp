@@ -112,6 +112,15 @@ void require_rank(const GroupImpl& group, const char* operation, int rank) {
       group.size - 1));
 }
 
+void require_tag(const char* operation, int tag) {
+  if (tag >= 0 && tag < detail::kFirstReservedTag) return;
+  throw ConfigError(format(
+      "[comm] {} was given the tag {}; tags count from 0 to {}",
+      operation,
+      tag,
+      detail::kFirstReservedTag - 1));
+}
+
 void require_parts(
     const GroupImpl& group,
     const char* operation,
@@ -202,8 +211,7 @@ std::vector<at::Tensor> Group::all_gather(
     std::vector<std::int64_t> shape{size()};
     shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
     const at::Tensor output = at::empty(shape, tensor.options());
-    if (tensor.numel() > 0)
-      impl_->connection->all_gather(output, tensor)->wait();
+    impl_->connection->all_gather(output, tensor)->wait();
     return output.unbind(0);
   });
 }
@@ -277,8 +285,7 @@ Group::gather(const at::Tensor& tensor, int dst, CallSite site) const {
     std::vector<at::Tensor> outputs;
     for (int peer = 0; peer < size() && rank() == dst; ++peer)
       outputs.push_back(at::empty(tensor.sizes(), tensor.options()));
-    if (tensor.numel() > 0)
-      impl_->connection->gather(outputs, tensor, dst)->wait();
+    impl_->connection->gather(outputs, tensor, dst)->wait();
     return outputs;
   });
 }
@@ -301,8 +308,7 @@ at::Tensor Group::reduce_scatter(
     std::vector<std::int64_t> shape = tensor.sizes().vec();
     shape[0] /= size();
     const at::Tensor output = at::empty(shape, tensor.options());
-    if (tensor.numel() > 0)
-      impl_->connection->reduce_scatter(output, tensor, op)->wait();
+    impl_->connection->reduce_scatter(output, tensor, op)->wait();
     return output;
   });
 }
@@ -336,8 +342,7 @@ void Group::scatter(
   run(*impl_, {"scatter", site, src}, output, [&] {
     std::vector<at::Tensor> inputs;
     if (rank() == src) inputs.assign(parts.begin(), parts.end());
-    if (output.numel() > 0)
-      impl_->connection->scatter(output, inputs, src)->wait();
+    impl_->connection->scatter(output, inputs, src)->wait();
   });
 }
 
@@ -408,6 +413,7 @@ std::vector<at::Tensor> Group::all_to_all(
 void Group::send(const at::Tensor& tensor, int dst, int tag) const {
   detail::require_dense("send", tensor);
   require_rank(*impl_, "send", dst);
+  require_tag("send", tag);
   if (dst == rank()) {
     throw ConfigError(format(
         "[comm] rank {} was asked to send to itself; copy instead", dst));
@@ -421,6 +427,7 @@ void Group::send(const at::Tensor& tensor, int dst, int tag) const {
 void Group::recv(const at::Tensor& tensor, int src, int tag) const {
   detail::require_dense("recv", tensor);
   require_rank(*impl_, "recv", src);
+  require_tag("recv", tag);
   if (src == rank()) {
     throw ConfigError(format(
         "[comm] rank {} was asked to receive from itself; copy instead", src));

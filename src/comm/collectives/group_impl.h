@@ -17,6 +17,7 @@
 #include "comm/monitoring/noted_call.h"
 #include "comm/monitoring/world_board.h"
 #include "comm/transport/transport.h"
+#include "comm/transport/unfinished_work.h"
 #include "config/settings.h"
 
 namespace accelerate::detail {
@@ -51,6 +52,9 @@ struct GroupImpl {
 
   /// The keys of this group; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store;
+  /// Messages that nobody waits for any more.
+  UnfinishedWorks unfinished;
+
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
   /// The connection as c10d::Reducer takes it; null for a group of one.

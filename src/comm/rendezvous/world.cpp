@@ -248,6 +248,7 @@ std::shared_ptr<Transport> start_transport(
   return row.make(
       {.is_single_node = identity.local_size == identity.size,
        .node = identity.rank - identity.local_rank,
+       .local_size = identity.local_size,
        .main_address = identity.address,
        .environment = environment});
 }

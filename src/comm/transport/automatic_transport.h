@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Shared memory for groups whose ranks can share it, Gloo for others. Logs
-/// once why ranks of one machine cannot.
+/// Shared memory for groups whose ranks can share it, Gloo for others; both for
+/// groups some of whose ranks can. Warns once if ranks of one machine cannot.
 [[nodiscard]] std::shared_ptr<Transport> make_automatic_transport(
     const TransportSettings& settings);
 

@@ -66,6 +66,9 @@ class ConnectionAdapter : public Connection {
     return inner_->receive(tensor, src, tag);
   }
   void run_in_background() override { inner_->run_in_background(); }
+  [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {
+    return inner_->reducible_memory(bytes);
+  }
 
  protected:
   [[nodiscard]] Connection& inner() const { return *inner_; }

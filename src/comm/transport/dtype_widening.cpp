@@ -11,30 +11,34 @@ namespace accelerate::detail {
 
 namespace {
 
-// The bytes of a tensor: a view, or a copy of one that is not contiguous.
-struct MovedBytes {
-  explicit MovedBytes(const at::Tensor& moved)
+// A tensor as the transport moves it: itself where the transport takes views,
+// else its bytes, which are a view, or a copy if it is not contiguous.
+struct MovedTensor {
+  MovedTensor(const TransportFacts& facts, const at::Tensor& moved)
       : tensor(moved),
-        bytes(as_bytes(moved)),
-        is_alias(moved.numel() == 0 || bytes.data_ptr() == moved.data_ptr()) {}
+        sent(
+            facts.takes_views && is_plain(moved) ? moved.detach()
+                                                 : as_bytes(moved)),
+        is_alias(moved.numel() == 0 || sent.data_ptr() == moved.data_ptr()) {}
 
   // Copies received bytes into the tensor, unless they are there already.
   void write_back() const {
     if (is_alias) return;
     tensor.detach().copy_(
-        bytes.view(tensor.scalar_type()).reshape(tensor.sizes()));
+        sent.view(tensor.scalar_type()).reshape(tensor.sizes()));
   }
 
   at::Tensor tensor;
-  at::Tensor bytes;
+  at::Tensor sent;
   bool is_alias;
 };
 
-std::vector<std::int64_t> in_bytes(
+std::vector<std::int64_t> as_sent(
     std::vector<std::int64_t> sizes,
-    const at::Tensor& tensor) {
-  for (std::int64_t& size : sizes)
-    size *= static_cast<std::int64_t>(tensor.element_size());
+    const MovedTensor& tensor) {
+  const auto factor = static_cast<std::int64_t>(
+      tensor.tensor.element_size() / tensor.sent.element_size());
+  for (std::int64_t& size : sizes) size *= factor;
   return sizes;
 }
 
@@ -63,8 +67,10 @@ class DtypeWidening final : public ConnectionAdapter {
       const at::Tensor& input,
       ReduceOp op) override {
     const ReductionEncoding encoding(inner().facts(), input, op);
-    const bool is_same = output.is_contiguous() &&
-        output.scalar_type() == encoding.buffer().scalar_type();
+    const bool is_same = output.scalar_type() ==
+            encoding.buffer().scalar_type() &&
+        (output.is_contiguous() ||
+         (inner().facts().takes_views && is_plain(output)));
     const at::Tensor reduced = is_same
         ? output
         : at::empty_like(
@@ -76,35 +82,38 @@ class DtypeWidening final : public ConnectionAdapter {
   }
 
   Work broadcast(const at::Tensor& tensor, int src) override {
-    const MovedBytes moved(tensor);
-    Work work = inner().broadcast(moved.bytes, src);
+    const MovedTensor moved = as_moved(tensor);
+    Work work = inner().broadcast(moved.sent, src);
     return rank() == src ? work : received(std::move(work), moved);
   }
 
   Work all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    const MovedBytes moved(output);
-    return received(inner().all_gather(moved.bytes, as_bytes(input)), moved);
+    const MovedTensor moved = as_moved(output);
+    return received(inner().all_gather(moved.sent, as_moved(input).sent), moved);
   }
 
   Work gather(
       const std::vector<at::Tensor>& outputs,
       const at::Tensor& input,
       int dst) override {
-    std::vector<MovedBytes> moved(outputs.begin(), outputs.end());
-    std::vector<at::Tensor> bytes;
-    for (const MovedBytes& each : moved) bytes.push_back(each.bytes);
+    std::vector<MovedTensor> moved;
+    std::vector<at::Tensor> sent;
+    for (const at::Tensor& output : outputs) {
+      moved.push_back(as_moved(output));
+      sent.push_back(moved.back().sent);
+    }
     return received(
-        inner().gather(bytes, as_bytes(input), dst), std::move(moved));
+        inner().gather(sent, as_moved(input).sent, dst), std::move(moved));
   }
 
   Work scatter(
       const at::Tensor& output,
       const std::vector<at::Tensor>& inputs,
       int src) override {
-    const MovedBytes moved(output);
-    std::vector<at::Tensor> bytes;
-    for (const at::Tensor& input : inputs) bytes.push_back(as_bytes(input));
-    return received(inner().scatter(moved.bytes, bytes, src), moved);
+    const MovedTensor moved = as_moved(output);
+    std::vector<at::Tensor> sent;
+    for (const at::Tensor& input : inputs) sent.push_back(as_moved(input).sent);
+    return received(inner().scatter(moved.sent, sent, src), moved);
   }
 
   Work all_to_all(
@@ -112,25 +121,30 @@ class DtypeWidening final : public ConnectionAdapter {
       const at::Tensor& input,
       const std::vector<std::int64_t>& output_sizes,
       const std::vector<std::int64_t>& input_sizes) override {
-    const MovedBytes moved(output);
+    const MovedTensor to = as_moved(output);
+    const MovedTensor from = as_moved(input);
     Work work = inner().all_to_all(
-        moved.bytes,
-        as_bytes(input),
-        in_bytes(output_sizes, output),
-        in_bytes(input_sizes, input));
-    return received(std::move(work), moved);
+        to.sent,
+        from.sent,
+        as_sent(output_sizes, to),
+        as_sent(input_sizes, from));
+    return received(std::move(work), to);
   }
 
   Work send(const at::Tensor& tensor, int dst, int tag) override {
-    return inner().send(as_bytes(tensor), dst, tag);
+    return inner().send(as_moved(tensor).sent, dst, tag);
   }
 
   Work receive(const at::Tensor& tensor, int src, int tag) override {
-    const MovedBytes moved(tensor);
-    return received(inner().receive(moved.bytes, src, tag), moved);
+    const MovedTensor moved = as_moved(tensor);
+    return received(inner().receive(moved.sent, src, tag), moved);
   }
 
  private:
+  [[nodiscard]] MovedTensor as_moved(const at::Tensor& tensor) const {
+    return {inner().facts(), tensor};
+  }
+
   [[nodiscard]] Work decoded(
       Work work,
       const ReductionEncoding& encoding,
@@ -144,17 +158,17 @@ class DtypeWidening final : public ConnectionAdapter {
     return work_then(std::move(work), decode, {tensor});
   }
 
-  static Work received(Work work, const MovedBytes& moved) {
+  static Work received(Work work, const MovedTensor& moved) {
     if (moved.is_alias) return work;
     return work_then(
         std::move(work), [moved] { moved.write_back(); }, {moved.tensor});
   }
 
-  static Work received(Work work, std::vector<MovedBytes> moved) {
+  static Work received(Work work, std::vector<MovedTensor> moved) {
     std::vector<at::Tensor> tensors;
-    for (const MovedBytes& each : moved) tensors.push_back(each.tensor);
+    for (const MovedTensor& each : moved) tensors.push_back(each.tensor);
     const auto write = [moved = std::move(moved)] {
-      for (const MovedBytes& each : moved) each.write_back();
+      for (const MovedTensor& each : moved) each.write_back();
     };
     return work_then(std::move(work), write, std::move(tensors));
   }

@@ -16,7 +16,8 @@ P2PBatch::P2PBatch(Group group, std::string what)
     : group_(std::move(group)), what_(std::move(what)) {}
 
 P2PBatch::~P2PBatch() {
-  if (!messages_.empty()) new std::vector<Message>(std::move(messages_));
+  if (!messages_.empty())
+    group_.impl()->unfinished.keep(std::move(messages_));
 }
 
 void P2PBatch::send(const at::Tensor& tensor, int to, int tag) {
@@ -36,9 +37,10 @@ void P2PBatch::start(
   const at::NoGradGuard no_grad;
   try {
     messages_.push_back(
-        {((*group_.impl()->connection).*direction)(tensor, peer, tag),
-         tensor,
-         group_.impl()->peer_in_world(peer)});
+        {.tensor = tensor,
+         .work =
+             ((*group_.impl()->connection).*direction)(tensor, peer, tag)});
+    peers_.push_back(group_.impl()->peer_in_world(peer));
     group_.impl()->connection->run_in_background();
     note_in_flight(1);
   } catch (const Error&) {
@@ -54,10 +56,11 @@ void P2PBatch::wait() {
       group_.impl()->world->steps.get(), StepPart::communication);
   BoardWriter* const notes = group_.impl()->world->notes();
   const BoardWaitScope wait(
-      notes, what_.c_str(), notes == nullptr ? std::vector<int>{} : peers());
+      notes, what_.c_str(), notes == nullptr ? std::vector<int>{} : awaited());
   while (!messages_.empty()) {
-    const Message message = std::move(messages_.back());
+    const UnfinishedWork message = std::move(messages_.back());
     messages_.pop_back();
+    peers_.pop_back();
     note_in_flight(-1);
     try {
       message.work->wait();
@@ -69,11 +72,11 @@ void P2PBatch::wait() {
   }
 }
 
-std::vector<int> P2PBatch::peers() const {
+std::vector<int> P2PBatch::awaited() const {
   std::vector<int> ranks;
-  for (const Message& message : messages_) {
-    if (std::find(ranks.begin(), ranks.end(), message.peer) == ranks.end())
-      ranks.push_back(message.peer);
+  for (const int peer : peers_) {
+    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end())
+      ranks.push_back(peer);
   }
   return ranks;
 }

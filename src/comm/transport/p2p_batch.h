@@ -9,6 +9,7 @@
 #include <accelerate/world.h>
 
 #include "comm/transport/transport.h"
+#include "comm/transport/unfinished_work.h"
 
 namespace accelerate::detail {
 
@@ -22,7 +23,8 @@ class P2PBatch {
   P2PBatch(Group group, std::string what);
   P2PBatch(const P2PBatch&) = delete;
   P2PBatch& operator=(const P2PBatch&) = delete;
-  /// Does not wait: leaks tensors that a peer may still write to.
+  /// Does not wait: the group keeps what peers may still read or write until
+  /// that is done, or until it ends itself.
   ~P2PBatch();
 
   /// Empty tensors are neither sent nor received.
@@ -33,25 +35,20 @@ class P2PBatch {
   void wait();
 
  private:
-  struct Message {
-    Work work;
-    at::Tensor tensor;
-    int peer = 0;  ///< in the world
-  };
-
   void start(
       Work (Connection::*direction)(const at::Tensor&, int, int),
       const at::Tensor& tensor,
       int peer,
       int tag);
   // Those from or to which messages have not arrived yet, in the world.
-  [[nodiscard]] std::vector<int> peers() const;
+  [[nodiscard]] std::vector<int> awaited() const;
   void note_in_flight(int change) const;
   [[noreturn]] void fail(const std::exception& error) const;
 
   Group group_;
   std::string what_;
-  std::vector<Message> messages_;
+  std::vector<UnfinishedWork> messages_;
+  std::vector<int> peers_;  // of the messages, in the world
 };
 
 }  // namespace accelerate::detail

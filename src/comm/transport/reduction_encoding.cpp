@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
 
 #include <accelerate/error.h>
@@ -136,6 +137,11 @@ void require_meaning(const char* operation, ReduceOp op, at::ScalarType dtype) {
   }
 }
 
+bool is_plain(const at::Tensor& tensor) {
+  return !tensor.is_conj() && !tensor.is_neg() &&
+      at::has_internal_overlap(tensor) != at::MemOverlap::Yes;
+}
+
 at::Tensor as_bytes(const at::Tensor& tensor) {
   at::Tensor plain = tensor.detach();
   if (plain.is_conj() || plain.is_neg())
@@ -150,19 +156,21 @@ ReductionEncoding::ReductionEncoding(
     : dtype_(tensor.scalar_type()), op_(op), transport_op_(op) {
   const bool is_native =
       facts.can_reduce(dtype_, op) && !tensor.is_conj() && !tensor.is_neg();
+  const bool is_view = facts.takes_views && is_plain(tensor);
   if (is_native) {
-    buffer_ = tensor.detach().contiguous();
+    buffer_ = is_view ? tensor.detach() : tensor.detach().contiguous();
     op_ = ReduceOp::sum;
   } else {
     encode(facts, tensor.detach());
   }
-  is_identity_ = is_native && tensor.is_contiguous();
+  is_identity_ = is_native && (is_view || tensor.is_contiguous());
 }
 
 void ReductionEncoding::encode(
     const TransportFacts& facts,
     const at::Tensor& tensor) {
-  at::Tensor plain = tensor.resolve_conj().resolve_neg().contiguous();
+  at::Tensor plain = tensor.resolve_conj().resolve_neg();
+  if (!facts.takes_views || !is_plain(plain)) plain = plain.contiguous();
   if (op_ == ReduceOp::mean) transport_op_ = ReduceOp::sum;
   if (dtype_ == at::kBool) {
     transport_op_ = boolean_op(op_);
@@ -177,7 +185,13 @@ void ReductionEncoding::encode(
   } else if (c10::isComplexType(dtype_)) {
     plain = at::view_as_real(plain);
   }
-  buffer_ = plain.to(encoded_dtype(facts, plain.scalar_type(), transport_op_));
+  // LibTorch divides no 8-bit floats.
+  const bool is_divided_wider =
+      op_ == ReduceOp::mean && c10::isFloat8Type(plain.scalar_type());
+  buffer_ = plain.to(
+      is_divided_wider
+          ? at::kFloat
+          : encoded_dtype(facts, plain.scalar_type(), transport_op_));
 }
 
 at::Tensor ReductionEncoding::decode(const at::Tensor& reduced, int num_ranks)

@@ -12,6 +12,10 @@ namespace accelerate::detail {
 /// contiguous. For moving values of any dtype.
 at::Tensor as_bytes(const at::Tensor& tensor);
 
+/// Whether the values are what memory holds, each in a place of its own: no
+/// conjugate or negative view, no expanded dimension.
+bool is_plain(const at::Tensor& tensor);
+
 /// Throws ConfigError for layouts that are not one block of memory (sparse,
 /// quantized, nested) and so can be neither moved nor reduced.
 void require_dense(const char* operation, const at::Tensor& tensor);
@@ -29,7 +33,8 @@ class ReductionEncoding {
       const at::Tensor& tensor,
       ReduceOp op);
 
-  /// The contiguous tensor to reduce in place; `tensor` itself if possible.
+  /// The tensor to reduce in place; `tensor` itself if possible. Contiguous
+  /// unless the transport takes views.
   [[nodiscard]] const at::Tensor& buffer() const { return buffer_; }
   /// The operation that the transport performs.
   [[nodiscard]] ReduceOp transport_op() const { return transport_op_; }

@@ -36,11 +36,17 @@ struct TransportFacts {
   bool is_thread_safe = false;
   /// It fails itself, naming both, where ranks make different calls.
   bool compares_calls = false;
+  /// Takes tensors of any strides, also as outputs, and moves any dtype as it
+  /// is.
+  bool takes_views = false;
 
   [[nodiscard]] bool has_device(c10::DeviceType device) const;
 };
 
 using Work = c10::intrusive_ptr<c10d::Work>;
+
+/// Tags of messages from here on are for the use of transports and adapters.
+inline constexpr int kFirstReservedTag = 1 << 30;
 
 /// Ranks that a transport has connected. All ranks make the same calls in the
 /// same order; a failure is thrown by the call or by `wait()` of its work, and
@@ -49,7 +55,8 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 ///
 /// Tensors are contiguous, on one of the transport's devices. Values that are
 /// reduced are of a dtype and operation that it can reduce; values that are
-/// only moved are bytes. adapted() (adapters.h) takes any dense tensor.
+/// only moved are bytes. adapted() (adapters.h) takes any dense tensor, and
+/// passes it as it is where the transport takes views.
 class Connection {
  public:
   Connection(int rank, int size) : rank_(rank), size_(size) {}
@@ -105,6 +112,13 @@ class Connection {
   /// Call it after work that is waited for much later, or never (futures). A
   /// transport may otherwise do everything in `wait()`.
   virtual void run_in_background() {}
+
+  /// Memory of this rank in which all_reduce() copies nothing, as bytes. All
+  /// ranks call it together, with equal sizes, as if it were a collective.
+  /// Undefined, on all ranks, where the transport has no such memory.
+  [[nodiscard]] virtual at::Tensor reducible_memory(std::int64_t /*bytes*/) {
+    return {};
+  }
 
  private:
   int rank_;

@@ -16,6 +16,8 @@ struct TransportSettings {
   bool is_single_node = true;
   /// Which node this rank is on: a number that only its ranks have.
   int node = 0;
+  /// How many ranks that node has.
+  int local_size = 1;
   /// Address of rank 0's node.
   std::string main_address;
   Environment environment;

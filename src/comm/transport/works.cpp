@@ -38,9 +38,9 @@ class WorkThen final : public c10d::Work {
       detail::Work work,
       std::function<void()> finish,
       std::vector<at::Tensor> tensors)
-      : work_(std::move(work)),
-        rest_(std::make_shared<Rest>()),
-        tensors_(std::move(tensors)) {
+      : rest_(std::make_shared<Rest>()),
+        tensors_(std::move(tensors)),
+        work_(std::move(work)) {
     rest_->finish = std::move(finish);
   }
 
@@ -76,9 +76,10 @@ class WorkThen final : public c10d::Work {
     }
   };
 
-  detail::Work work_;
   std::shared_ptr<Rest> rest_;
   std::vector<at::Tensor> tensors_;
+  // Destroyed first: a transport may still use what the others keep.
+  detail::Work work_;
 };
 
 }  // namespace

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/logger.hpp>
 
 #include "base/text.h"
+#include "comm/collectives/group_impl.h"
 
 namespace accelerate::detail {
 
@@ -72,6 +75,39 @@ bool BucketReducer::was_reached(bool is_first) const {
   return !expect_autograd_hooks_ || require_finalize_;
 }
 
+void BucketReducer::share_buckets(Connection& connection) {
+  // Below, copies cost less than a segment.
+  constexpr std::int64_t kLeastBytes = std::int64_t{256} << 10U;
+  constexpr std::int64_t kAlignment = 64;
+  const auto room_for = [](const Bucket& bucket) {
+    const auto bytes = static_cast<std::int64_t>(bucket.gradients.nbytes());
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  std::int64_t total = 0;
+  for (const Bucket& bucket : buckets_) {
+    // Sparse gradients have no memory of the bucket's.
+    if (!bucket.gradients.defined() || !bucket.gradients.is_cpu()) return;
+    total += room_for(bucket);
+  }
+  if (total < kLeastBytes) return;
+  const at::Tensor memory = connection.reducible_memory(total);
+  if (!memory.defined()) return;
+  std::int64_t begin = 0;
+  for (Bucket& bucket : buckets_) {
+    auto* const data =
+        static_cast<std::byte*>(memory.mutable_data_ptr()) + begin;
+    std::memcpy(data, bucket.gradients.const_data_ptr(), bucket.gradients.nbytes());
+    begin += room_for(bucket);
+    // The views of a bucket share its storage, so they move with it.
+    const auto* const owner = new at::Tensor(memory);
+    bucket.gradients.storage().set_data_ptr_noswap(c10::DataPtr(
+        data,
+        const_cast<at::Tensor*>(owner),
+        [](void* held) { delete static_cast<at::Tensor*>(held); },
+        at::kCPU));
+  }
+}
+
 void BucketReducer::mark_used(std::size_t index) {
   local_used_map_.data_ptr<int>()[index] = 1;
 }
@@ -105,13 +141,14 @@ void BucketReducer::restore_uses() {
 
 std::shared_ptr<BucketReducer> make_reducer(
     const TrainableRows& rows,
-    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    const Group& group,
     const ReplicateOptions& options) {
   const auto owner = std::make_shared<LoggedReducer>();
-  owner->reducer = construct(rows, process_group, options);
+  owner->reducer = construct(rows, group.impl()->process_group, options);
   owner->logger = std::make_shared<c10d::Logger>(owner->reducer);
   owner->reducer->set_logger(owner->logger);
   if (options.static_graph) owner->reducer->set_static_graph();
+  owner->reducer->share_buckets(*group.impl()->connection);
   return {owner, owner->reducer.get()};
 }
 

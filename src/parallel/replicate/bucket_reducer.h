@@ -12,7 +12,9 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <accelerate/parallel.h>
+#include <accelerate/world.h>
 
+#include "comm/transport/transport.h"
 #include "params/parameter_table.h"
 
 namespace accelerate::detail {
@@ -43,6 +45,10 @@ class BucketReducer : public c10d::Reducer {
   [[nodiscard]] bool was_reached(bool is_first) const;
   /// True if that backward gave gradients to some parameters only.
   [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
+  /// Moves the buckets into memory in which `connection` reduces without copies,
+  /// if it has such; with what they hold. Called on all ranks when they have made
+  /// the buckets, and when they have rebuilt them.
+  void share_buckets(Connection& connection);
   void ignore_gradients() { expect_autograd_hooks_ = false; }
   /// Counts parameter number `index` as used in the backward that begins:
   /// LibTorch forgets those that only earlier micro-steps used.
@@ -63,11 +69,11 @@ class BucketReducer : public c10d::Reducer {
   std::unordered_map<std::size_t, int> uses_;
 };
 
-/// A reducer of the rows' gradients. It keeps a c10d::Logger, which LibTorch
+/// A reducer of the rows' gradients among the ranks of `group`. It keeps a c10d::Logger, which LibTorch
 /// calls without a check when the set of used parameters changes.
 std::shared_ptr<BucketReducer> make_reducer(
     const TrainableRows& rows,
-    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    const Group& group,
     const ReplicateOptions& options);
 
 /// The names of the parameters that LibTorch's `message` lists, by index, as

@@ -164,7 +164,7 @@ class Replicate final : public Strategy,
         return send_buffers();
       case JoinEvent::Kind::end_of_backward:
         reducer_->push_rebuilt_params_for_all_indices();
-        reducer_->rebuild_buckets();
+        rebuild_buckets();
         return send_buffers();
     }
   }
@@ -210,13 +210,18 @@ class Replicate final : public Strategy,
     announce(JoinEvent::Kind::end_of_backward);
     try {
       // Fails if this backward reached some parameters and not others.
-      reducer_->rebuild_buckets();
+      rebuild_buckets();
     } catch (const c10::DistError&) {
       throw;
     } catch (const c10::Error& error) {
       explain_unused(error);
     }
     reducer_->ignore_gradients();
+  }
+
+  void rebuild_buckets() {
+    if (reducer_->rebuild_buckets())
+      reducer_->share_buckets(*group().impl()->connection);
   }
 
   // Ends a backward that did not reach the model. Earlier micro-steps of the
@@ -277,7 +282,9 @@ class Replicate final : public Strategy,
   // From now on, gradients are averaged among the ranks of `group`.
   void connect(const Group& group) {
     reducer_.reset();
-    reducer_ = make_reducer(rows_, group.impl()->process_group, options_);
+    guard("making buckets of gradients", [&] {
+      reducer_ = make_reducer(rows_, group, options_);
+    });
     is_first_reduction_ = true;
     if (round_ != nullptr || has_hook()) {
       reducer_->register_comm_hook(std::make_unique<CommHookFunction>(

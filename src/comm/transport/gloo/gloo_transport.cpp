@@ -16,6 +16,7 @@
 #include "base/network.h"
 #include "base/text.h"
 #include "comm/rendezvous/store.h"
+#include "comm/transport/works.h"
 
 namespace accelerate::detail {
 
@@ -138,6 +139,7 @@ class GlooConnection final : public Connection {
   }
 
   Work all_gather(const at::Tensor& output, const at::Tensor& input) override {
+    if (input.numel() == 0) return completed_work({output});
     at::Tensor to = output;
     at::Tensor from = input;
     return backend_->_allgather_base(to, from);
@@ -147,6 +149,7 @@ class GlooConnection final : public Connection {
       const std::vector<at::Tensor>& outputs,
       const at::Tensor& input,
       int dst) override {
+    if (input.numel() == 0) return completed_work(outputs);
     std::vector<std::vector<at::Tensor>> to;
     if (rank() == dst) to.push_back(outputs);
     std::vector<at::Tensor> from{input};
@@ -159,6 +162,7 @@ class GlooConnection final : public Connection {
       const at::Tensor& output,
       const at::Tensor& input,
       ReduceOp op) override {
+    if (input.numel() == 0) return completed_work({output});
     at::Tensor to = output;
     at::Tensor from = input;
     c10d::ReduceScatterOptions options;
@@ -170,6 +174,7 @@ class GlooConnection final : public Connection {
       const at::Tensor& output,
       const std::vector<at::Tensor>& inputs,
       int src) override {
+    if (output.numel() == 0) return completed_work({output});
     std::vector<at::Tensor> to{output};
     std::vector<std::vector<at::Tensor>> from;
     if (rank() == src) from.push_back(inputs);

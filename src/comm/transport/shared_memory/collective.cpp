@@ -1,7 +1,9 @@
 #include "comm/transport/shared_memory/collective.h"
 
 #include <array>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
@@ -12,10 +14,13 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kKinds{
+constexpr std::array<std::string_view, 9> kKinds{
     "barrier",
     "broadcast",
     "all_gather",
+    "gather",
+    "scatter",
+    "all_to_all",
     "all_reduce",
     "reduce",
     "reduce_scatter"};
@@ -38,14 +43,22 @@ bool is_reduction(const CollectiveStamp& stamp) {
 std::string describe(const CollectiveStamp& stamp) {
   if (stamp.kind >= kKinds.size()) return "something unknown";
   std::string text(kKinds[stamp.kind]);
-  if (stamp.kind != 0) text += format(" of {} bytes", stamp.bytes);
-  if (stamp.root >= 0) text += format(", root {}", stamp.root);
-  if (is_reduction(stamp) && stamp.op < kOps.size()) {
-    text += format(
-        " ({}, {})",
-        c10::toString(static_cast<at::ScalarType>(stamp.dtype)),
-        kOps[stamp.op]);
+  const auto kind = static_cast<CollectiveKind>(stamp.kind);
+  if (kind == CollectiveKind::barrier) return text;
+  // Ranks send as much as they like in an all_to_all.
+  if (kind != CollectiveKind::all_to_all)
+    text += format(" of {} bytes", stamp.bytes);
+  text += format(" ({}", c10::toString(static_cast<at::ScalarType>(stamp.dtype)));
+  if (stamp.num_dims > 0) {
+    std::vector<std::string> sizes;
+    for (std::size_t i = 0; i < stamp.num_dims && i < stamp.sizes.size(); ++i)
+      sizes.push_back(std::to_string(stamp.sizes[i]));
+    text += format(" [{}]", join(sizes, ", "));
   }
+  if (is_reduction(stamp) && stamp.op < kOps.size())
+    text += format(", {}", kOps[stamp.op]);
+  text += ")";
+  if (stamp.root >= 0) text += format(", root {}", stamp.root);
   return text;
 }
 
@@ -58,13 +71,14 @@ bool Collective::advance(Fabric& fabric) {
     shape_ = begin(fabric);
     num_steps_ = shape_.num_steps;
     shape_.stamp.sequence = fabric.take_sequence();
-    first_step_ = fabric.take_steps(num_steps_);
+    first_step_ = fabric.next_step();
     has_begun_ = true;
   }
   bool has_moved = false;
   while (!is_complete() &&
          (try_read(fabric) || try_combine(fabric) || try_write(fabric)))
     has_moved = true;
+  if (is_complete()) fabric.set_next_step(first_step_ + num_steps_);
   return has_moved;
 }
 
@@ -77,7 +91,8 @@ bool Collective::try_write(Fabric& fabric) {
       return false;
   }
   RankPage& own = fabric.own_page();
-  if (next_written_ == 0) own.stamps[step % 2] = shape_.stamp;
+  if (next_written_ == 0)
+    own.calls[step % 2] = {.stamp = shape_.stamp, .note = shape_.note};
   write(fabric, next_written_, fabric.slot(fabric.rank(), step));
   ++next_written_;
   fabric.publish(own.written, step + 1);
@@ -130,16 +145,17 @@ bool Collective::have_all(
   return true;
 }
 
-void Collective::compare_stamps(const Fabric& fabric) {
+void Collective::compare_stamps(Fabric& fabric) {
   if (are_compared_) return;
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (!is_awaited(fabric, rank)) continue;
-    const CollectiveStamp& other = fabric.page(rank).stamps[first_step_ % 2];
+    const CollectiveStamp& other = fabric.page(rank).calls[first_step_ % 2].stamp;
     if (other == shape_.stamp) continue;
     throw DisagreementError(
         rank, detail::describe(shape_.stamp), detail::describe(other));
   }
   are_compared_ = true;
+  num_steps_ = settle(fabric, num_steps_);
 }
 
 void Collective::list_awaited(const Fabric& fabric, std::vector<int>& ranks)

@@ -29,6 +29,8 @@ class Collective : public Operation {
 
   struct Shape {
     CollectiveStamp stamp = {};
+    CollectiveNote note = {};
+    /// Equal on all ranks, as far as the stamp tells.
     std::uint64_t num_steps = 1;
     bool combines = false;
     /// A rank, kNobody or kEverybody. A rank that awaits nobody does not read.
@@ -37,6 +39,12 @@ class Collective : public Operation {
 
   /// Called once, before the first step.
   virtual Shape begin(Fabric& fabric) = 0;
+  /// Called once, when this rank has compared the stamps of those that it
+  /// awaits, and before it combines or reads. Returns the number of steps, which
+  /// may depend on the ranks' notes where every rank awaits all.
+  virtual std::uint64_t settle(Fabric&, std::uint64_t num_steps) {
+    return num_steps;
+  }
   /// `slot` is this rank's.
   virtual void write(Fabric& fabric, std::uint64_t step, std::byte* slot) = 0;
   virtual void combine(Fabric&, std::uint64_t /*step*/) {}
@@ -46,6 +54,12 @@ class Collective : public Operation {
   [[nodiscard]] std::byte* slot_of(Fabric& fabric, int rank, std::uint64_t step)
       const {
     return fabric.slot(rank, first_step_ + step);
+  }
+  /// The note of a rank that this one awaits, once it has written its first
+  /// step.
+  [[nodiscard]] const CollectiveNote& note_of(const Fabric& fabric, int rank)
+      const {
+    return fabric.page(rank).calls[first_step_ % 2].note;
   }
 
  private:
@@ -58,7 +72,7 @@ class Collective : public Operation {
       const Fabric& fabric,
       std::atomic<std::uint64_t> RankPage::*counter,
       std::uint64_t value) const;
-  void compare_stamps(const Fabric& fabric);
+  void compare_stamps(Fabric& fabric);
 
   Shape shape_;
   std::uint64_t num_steps_ = 1;
@@ -71,7 +85,7 @@ class Collective : public Operation {
   bool are_compared_ = false;
 };
 
-/// "all_reduce of 4096 bytes (Float, sum)".
+/// "all_reduce of 4096 bytes (Float [1024], sum)".
 std::string describe(const CollectiveStamp& stamp);
 
 }  // namespace accelerate::detail

@@ -1,10 +1,17 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
 
 #include "comm/transport/shared_memory/combine.h"
+#include "comm/transport/shared_memory/host_memory.h"
+#include "comm/transport/shared_memory/layout.h"
 #include "comm/transport/shared_memory/operation.h"
 
 namespace accelerate::detail {
@@ -13,45 +20,79 @@ enum class CollectiveKind : std::uint8_t {
   barrier,
   broadcast,
   all_gather,
+  gather,
+  scatter,
+  all_to_all,
   all_reduce,
   reduce,
   reduce_scatter,
 };
 
+/// A tensor as collectives see it: its elements, and what the ranks compare.
+struct HostTensor {
+  HostTensor(
+      std::byte* data,
+      at::ScalarType dtype,
+      std::span<const std::int64_t> sizes,
+      std::span<const std::int64_t> strides);
+
+  /// What a rank that calls a collective with this tensor is about to do.
+  [[nodiscard]] CollectiveStamp stamp(CollectiveKind kind, int root = -1) const;
+
+  HostMemory memory;
+  at::ScalarType dtype;
+  std::uint8_t num_dims = 0;
+  std::array<std::int64_t, CollectiveStamp::kMostDims> sizes{};
+};
+
 /// Collectives on host memory, which must stay valid until they are finished.
-/// All ranks must begin the same ones in the same order; if they do not, the
-/// first ranks to notice throw DistributedError with both calls.
+/// All ranks must begin the same ones in the same order, with tensors of equal
+/// dtypes and shapes; if they do not, the first ranks to notice throw
+/// DistributedError with both calls.
 ///
 /// Data pass through the ranks' slots in steps. Reductions add in the order of
 /// the ranks, so their results depend neither on timing nor on the size of
 /// steps.
-std::unique_ptr<Operation> make_barrier();
-std::unique_ptr<Operation>
-make_broadcast(std::byte* data, std::size_t bytes, int root);
+std::unique_ptr<Operation> make_barrier(
+    const CollectiveStamp& stamp = {
+        .kind = static_cast<std::uint8_t>(CollectiveKind::barrier)});
+std::unique_ptr<Operation> make_broadcast(const HostTensor& data, int root);
 /// `output` receives the inputs of all ranks, one after the other.
 std::unique_ptr<Operation> make_all_gather(
-    std::byte* output,
-    const std::byte* input,
-    std::size_t input_bytes);
+    const HostMemory& output,
+    const HostTensor& input);
+/// `outputs`: one per rank on `root`, elsewhere none.
+std::unique_ptr<Operation> make_gather(
+    std::vector<HostMemory> outputs,
+    const HostTensor& input,
+    int root);
+/// `inputs`: one per rank on `root`, elsewhere none.
+std::unique_ptr<Operation> make_scatter(
+    const HostTensor& output,
+    std::vector<HostMemory> inputs,
+    int root);
+/// Both tensors have one dimension, in which the ranks' parts lie one after the
+/// other; the sizes of parts are in bytes. The ranks compare them.
+std::unique_ptr<Operation> make_all_to_all(
+    const HostTensor& output,
+    const HostTensor& input,
+    std::vector<std::size_t> output_bytes,
+    std::vector<std::size_t> input_bytes);
 /// In place. Short ones are reduced by each rank as a whole; of long ones, each
-/// rank reduces a part.
+/// rank reduces a part, where the data lie if that is in one of the fabric's
+/// blocks.
 std::unique_ptr<Operation> make_all_reduce(
-    std::byte* data,
-    std::size_t bytes,
+    const HostTensor& data,
     const Combination& how,
     int num_ranks);
 /// In place on rank `root`; elsewhere `data` is only read.
-std::unique_ptr<Operation> make_reduce(
-    std::byte* data,
-    std::size_t bytes,
-    const Combination& how,
-    int root);
-/// `input` has `output_bytes` for each rank; `output` receives the reduction of
-/// this rank's.
+std::unique_ptr<Operation>
+make_reduce(const HostTensor& data, const Combination& how, int root);
+/// `input` has as many bytes as `output` for each rank; `output` receives the
+/// reduction of this rank's.
 std::unique_ptr<Operation> make_reduce_scatter(
-    std::byte* output,
-    const std::byte* input,
-    std::size_t output_bytes,
+    const HostMemory& output,
+    const HostTensor& input,
     const Combination& how);
 
 }  // namespace accelerate::detail

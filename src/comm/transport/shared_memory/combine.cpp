@@ -7,6 +7,11 @@
 #include <type_traits>
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e4m3fnuz.h>
+#include <c10/util/Float8_e5m2.h>
+#include <c10/util/Float8_e5m2fnuz.h>
+#include <c10/util/Float8_e8m0fnu.h>
 #include <c10/util/Half.h>
 #include <c10/util/complex.h>
 
@@ -17,16 +22,27 @@ namespace {
 // Elements that are combined at once, so that they stay in the first cache.
 constexpr std::size_t kBlock = 1024;
 
+template <class T, class... Others>
+inline constexpr bool is_one_of = (std::is_same_v<T, Others> || ...);
+
+template <class T>
+inline constexpr bool is_narrow = is_one_of<
+    T,
+    c10::Half,
+    c10::BFloat16,
+    c10::Float8_e4m3fn,
+    c10::Float8_e4m3fnuz,
+    c10::Float8_e5m2,
+    c10::Float8_e5m2fnuz,
+    c10::Float8_e8m0fnu>;
+
 template <class T>
 struct AccumulateAs {
   using type = T;
 };
-template <>
-struct AccumulateAs<c10::Half> {
-  using type = float;
-};
-template <>
-struct AccumulateAs<c10::BFloat16> {
+template <class T>
+  requires is_narrow<T>
+struct AccumulateAs<T> {
   using type = float;
 };
 // Signed overflow is undefined; unsigned sums and products have the same bits.
@@ -147,6 +163,25 @@ CombineFunction of_integers(ReduceOp op) {
   }
 }
 
+// Bytes 0 and 1.
+CombineFunction of_booleans(ReduceOp op) {
+  using Byte = std::uint8_t;
+  switch (op) {
+    case ReduceOp::product:
+    case ReduceOp::min:
+    case ReduceOp::bit_and:
+      return of_integers<Byte>(ReduceOp::min);
+    case ReduceOp::bit_xor:
+      return of_integers<Byte>(op);
+    case ReduceOp::sum:
+    case ReduceOp::max:
+    case ReduceOp::bit_or:
+      return of_integers<Byte>(ReduceOp::max);
+    default:
+      return nullptr;
+  }
+}
+
 template <class T>
 CombineFunction of_complex(ReduceOp op) {
   return op == ReduceOp::sum ? &combine<T, T, Sum> : nullptr;
@@ -154,6 +189,8 @@ CombineFunction of_complex(ReduceOp op) {
 
 CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
+    case at::kBool:
+      return of_booleans(op);
     case at::kByte:
       return of_integers<std::uint8_t>(op);
     case at::kChar:
@@ -178,6 +215,19 @@ CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
       return of_numbers<float>(op);
     case at::kDouble:
       return of_numbers<double>(op);
+    case at::kFloat8_e4m3fn:
+      return of_numbers<c10::Float8_e4m3fn>(op);
+    case at::kFloat8_e4m3fnuz:
+      return of_numbers<c10::Float8_e4m3fnuz>(op);
+    case at::kFloat8_e5m2:
+      return of_numbers<c10::Float8_e5m2>(op);
+    case at::kFloat8_e5m2fnuz:
+      return of_numbers<c10::Float8_e5m2fnuz>(op);
+    case at::kFloat8_e8m0fnu:
+      return of_numbers<c10::Float8_e8m0fnu>(op);
+    case at::kComplexHalf:
+      // Halves, twice as many: see element_bytes below.
+      return op == ReduceOp::sum ? of_numbers<c10::Half>(op) : nullptr;
     case at::kComplexFloat:
       return of_complex<c10::complex<float>>(op);
     case at::kComplexDouble:
@@ -192,7 +242,8 @@ CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
 Combination combination_of(at::ScalarType dtype, ReduceOp op) {
   return {
       .function = function_for(dtype, op),
-      .element_bytes = c10::elementSize(dtype),
+      .element_bytes =
+          dtype == at::kComplexHalf ? 2 : c10::elementSize(dtype),
       .dtype = dtype,
       .op = op};
 }

@@ -9,8 +9,8 @@
 namespace accelerate::detail {
 
 /// Reduces `count` elements of `num_sources` arrays in the order of the arrays.
-/// `out` may be one of them. Sums and products of bf16 and fp16 are computed in
-/// fp32 and rounded once.
+/// `out` may be one of them. Values narrower than fp32 are computed in fp32 and
+/// rounded once.
 using CombineFunction = void (*)(
     void* out,
     const void* const* sources,
@@ -19,6 +19,7 @@ using CombineFunction = void (*)(
 
 struct Combination {
   CombineFunction function = nullptr;
+  /// Bytes of what the function counts.
   std::size_t element_bytes = 1;
   at::ScalarType dtype = at::ScalarType::Byte;
   ReduceOp op = ReduceOp::sum;

@@ -8,11 +8,12 @@
 #include "base/shared_segment.h"
 #include "comm/transport/shared_memory/futex.h"
 #include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/shared_blocks.h"
 
 namespace accelerate::detail {
 
 /// What the ranks of a connection share, as one of them uses it. Used by one
-/// thread at a time, except for ring().
+/// thread at a time, except for ring() and blocks().
 class Fabric {
  public:
   Fabric(SharedSegment segment, int rank, int size)
@@ -56,13 +57,14 @@ class Fabric {
     futex_wake(doorbell);
   }
 
-  /// The first step of a collective that begins now and takes `count` steps.
-  std::uint64_t take_steps(std::uint64_t count) {
-    return std::exchange(next_step_, next_step_ + count);
-  }
+  /// The first step of a collective that begins now, after all others are
+  /// complete.
+  [[nodiscard]] std::uint64_t next_step() const { return next_step_; }
+  void set_next_step(std::uint64_t step) { next_step_ = step; }
   std::uint64_t take_sequence() { return next_sequence_++; }
 
   SharedSegment& segment() { return segment_; }
+  SharedBlocks& blocks() { return blocks_; }
 
  private:
   // Sequentially consistent, as is the sleeper's store of is_asleep before it
@@ -73,6 +75,7 @@ class Fabric {
 
   SharedSegment segment_;
   SegmentLayout layout_;
+  SharedBlocks blocks_;
   int rank_;
   int size_;
   std::uint64_t next_step_ = 0;

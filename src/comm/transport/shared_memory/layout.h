@@ -12,16 +12,31 @@ inline constexpr std::size_t kCacheLine = 64;
 
 /// What a rank is about to do, for comparison with what the others do.
 struct CollectiveStamp {
+  /// Dimensions whose sizes are compared; further ones count as one.
+  static constexpr std::size_t kMostDims = 8;
+
   std::uint64_t sequence = 0;  ///< number of the collective on its connection
   std::uint64_t bytes = 0;     ///< of this rank's input
   std::int32_t root = -1;
   std::uint8_t kind = 0;   ///< CollectiveKind
-  std::uint8_t dtype = 0;  ///< at::ScalarType, for reductions
+  std::uint8_t dtype = 0;  ///< at::ScalarType
   std::uint8_t op = 0;     ///< ReduceOp, for reductions
-  std::uint8_t reserved = 0;
+  std::uint8_t num_dims = 0;
+  std::array<std::int64_t, kMostDims> sizes{};
 
   friend bool operator==(const CollectiveStamp&, const CollectiveStamp&) =
       default;
+};
+
+/// What the others need to know of a rank's part in a collective, and what may
+/// differ.
+struct CollectiveNote {
+  /// Where the values lie in memory that all ranks map (SharedBlocks); a
+  /// negative block if they do not.
+  std::int64_t block = -1;
+  std::uint64_t offset = 0;
+  /// Most bytes that the rank sends to another one, in an all_to_all.
+  std::uint64_t longest = 0;
 };
 
 /// Whether a rank takes part.
@@ -46,8 +61,13 @@ struct RankPage {
   /// failed. Valid once `state` is closed.
   std::array<char, 240> last_words;
 
-  /// For steps with even and odd numbers, valid once `written` counts them.
-  alignas(kCacheLine) std::array<CollectiveStamp, 2> stamps;
+  /// The collective that began with a step of even or odd number, valid once
+  /// `written` counts that step.
+  struct Call {
+    CollectiveStamp stamp;
+    CollectiveNote note;
+  };
+  alignas(kCacheLine) std::array<Call, 2> calls;
 };
 
 /// A ring of bytes from one rank to another. `head` and `tail` count the bytes

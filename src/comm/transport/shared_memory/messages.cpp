@@ -29,30 +29,34 @@ std::byte* ring_of(ChannelHeader& channel) {
   return reinterpret_cast<std::byte*>(&channel + 1);
 }
 
-// Copies to a ring from `position` on, around its end.
-void copy_in(
-    ChannelHeader& channel,
-    std::size_t ring_bytes,
-    std::uint64_t position,
-    const std::byte* from,
-    std::size_t bytes) {
-  const auto begin = static_cast<std::size_t>(position % ring_bytes);
-  const std::size_t first = std::min(bytes, ring_bytes - begin);
-  if (first > 0) std::memcpy(ring_of(channel) + begin, from, first);
-  if (bytes > first) std::memcpy(ring_of(channel), from + first, bytes - first);
-}
+// A ring's bytes from a position on, around its end.
+struct RingBytes {
+  RingBytes(
+      ChannelHeader& channel,
+      std::size_t ring_bytes,
+      std::uint64_t position,
+      std::size_t bytes)
+      : first(ring_of(channel) + position % ring_bytes),
+        first_bytes(std::min(
+            bytes,
+            ring_bytes - static_cast<std::size_t>(position % ring_bytes))),
+        second(ring_of(channel)),
+        second_bytes(bytes - first_bytes) {}
 
-void copy_out(
-    ChannelHeader& channel,
-    std::size_t ring_bytes,
-    std::uint64_t position,
-    std::byte* to,
-    std::size_t bytes) {
-  const auto begin = static_cast<std::size_t>(position % ring_bytes);
-  const std::size_t first = std::min(bytes, ring_bytes - begin);
-  if (first > 0) std::memcpy(to, ring_of(channel) + begin, first);
-  if (bytes > first) std::memcpy(to + first, ring_of(channel), bytes - first);
-}
+  void fill(const HostMemory& from, std::size_t begin) const {
+    from.copy_out(first, begin, first_bytes);
+    from.copy_out(second, begin + first_bytes, second_bytes);
+  }
+  void read(const HostMemory& to, std::size_t begin) const {
+    to.copy_in(begin, first, first_bytes);
+    to.copy_in(begin + first_bytes, second, second_bytes);
+  }
+
+  std::byte* first;
+  std::size_t first_bytes;
+  std::byte* second;
+  std::size_t second_bytes;
+};
 
 [[noreturn]] void throw_other_size(
     int from,
@@ -93,8 +97,7 @@ void Mailbox::take_early(Peer& peer, const std::shared_ptr<Message>& receiver) {
       throw_other_size(
           receiver->peer_, receiver->tag_, found->bytes, receiver->bytes_);
     }
-    if (found->bytes > 0)
-      std::memcpy(receiver->data_, found->kept.data(), found->bytes);
+    receiver->memory_.copy_in(0, found->kept.data(), found->bytes);
     peer.early.erase(found);
     complete(receiver);
     return;
@@ -110,7 +113,7 @@ void Mailbox::take_early(Peer& peer, const std::shared_ptr<Message>& receiver) {
     throw_other_size(
         receiver->peer_, receiver->tag_, incoming->bytes, receiver->bytes_);
   }
-  std::memcpy(receiver->data_, incoming->kept.data(), incoming->moved);
+  receiver->memory_.copy_in(0, incoming->kept.data(), incoming->moved);
   incoming->kept.clear();
   incoming->receiver = receiver;
 }
@@ -145,12 +148,8 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
   if (!message->has_header_) {
     if (room < kUnit) return false;
     const MessageHeader header{.tag = message->tag_, .bytes = message->bytes_};
-    copy_in(
-        channel,
-        ring_bytes,
-        head,
-        reinterpret_cast<const std::byte*>(&header),
-        kUnit);
+    const RingBytes room_for_header(channel, ring_bytes, head, kUnit);
+    std::memcpy(room_for_header.first, &header, kUnit);
     message->has_header_ = true;
     head += kUnit;
     room -= kUnit;
@@ -160,7 +159,8 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
   // `room` is a multiple of the unit, so that the padding fits behind the end.
   const std::size_t left = message->bytes_ - message->moved_;
   const std::size_t count = std::min({left, room, kPortion});
-  copy_in(channel, ring_bytes, head, message->data_ + message->moved_, count);
+  RingBytes(channel, ring_bytes, head, count)
+      .fill(message->memory_, message->moved_);
   message->moved_ += count;
   head += count;
   const bool is_sent = message->moved_ == message->bytes_;
@@ -183,12 +183,8 @@ bool Mailbox::receive_some(Fabric& fabric, int from) {
   if (available == 0) return false;
   if (!peer.incoming) {
     MessageHeader header{};
-    copy_out(
-        channel,
-        ring_bytes,
-        tail,
-        reinterpret_cast<std::byte*>(&header),
-        kUnit);
+    std::memcpy(
+        &header, RingBytes(channel, ring_bytes, tail, kUnit).first, kUnit);
     open_incoming(
         peer, from, header.tag, static_cast<std::size_t>(header.bytes));
     tail += kUnit;
@@ -197,10 +193,12 @@ bool Mailbox::receive_some(Fabric& fabric, int from) {
   Incoming& incoming = *peer.incoming;
   const std::size_t left = incoming.bytes - incoming.moved;
   const std::size_t count = std::min({left, available, kPortion});
-  std::byte* const to =
-      incoming.receiver ? incoming.receiver->data_ : incoming.kept.data();
-  if (count > 0)
-    copy_out(channel, ring_bytes, tail, to + incoming.moved, count);
+  RingBytes(channel, ring_bytes, tail, count)
+      .read(
+          incoming.receiver
+              ? incoming.receiver->memory_
+              : HostMemory(incoming.kept.data(), incoming.kept.size()),
+          incoming.moved);
   incoming.moved += count;
   tail += count;
   const bool is_received = incoming.moved == incoming.bytes;

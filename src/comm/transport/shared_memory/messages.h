@@ -6,8 +6,10 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "comm/transport/shared_memory/host_memory.h"
 #include "comm/transport/shared_memory/operation.h"
 
 namespace accelerate::detail {
@@ -22,13 +24,12 @@ class Message final : public Operation {
       Direction direction,
       int peer,
       std::int64_t tag,
-      std::byte* data,
-      std::size_t bytes)
+      HostMemory memory)
       : direction_(direction),
         peer_(peer),
         tag_(tag),
-        data_(data),
-        bytes_(bytes) {}
+        memory_(std::move(memory)),
+        bytes_(memory_.bytes()) {}
 
   [[nodiscard]] bool is_message() const override { return true; }
   /// Messages advance in their Mailbox.
@@ -48,7 +49,7 @@ class Message final : public Operation {
   Direction direction_;
   int peer_;
   std::int64_t tag_;
-  std::byte* data_;
+  HostMemory memory_;
   std::size_t bytes_;
   std::size_t moved_ = 0;
   bool has_header_ = false;

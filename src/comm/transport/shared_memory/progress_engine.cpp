@@ -1,12 +1,8 @@
 #include "comm/transport/shared_memory/progress_engine.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -22,33 +18,12 @@ using std::chrono::milliseconds;
 
 // How long a sleeper does not look whether the ranks that it awaits are there.
 constexpr milliseconds kLookInterval{10};
-// Looks at the other ranks before a thread sleeps: some 100 microseconds, or
-// almost none where ranks or this process's other threads need the processor.
-constexpr int kPatience = 2000;
-constexpr int kImpatience = 20;
-
 void pause_processor() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-int open_process(std::int64_t process) {
-#ifdef SYS_pidfd_open
-  return static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
-#else
-  return -1;
-#endif
-}
-
-bool has_ended(int descriptor, std::int64_t process) {
-  if (descriptor >= 0) {
-    pollfd entry{.fd = descriptor, .events = POLLIN, .revents = 0};
-    return ::poll(&entry, 1, 0) > 0;
-  }
-  return ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH;
 }
 
 std::string joined(const std::vector<std::string>& names) {
@@ -65,34 +40,22 @@ ProgressEngine::ProgressEngine(
     ProgressEngineOptions options)
     : fabric_(std::move(segment), rank, size),
       options_(std::move(options)),
-      process_descriptors_(static_cast<std::size_t>(size), -1),
-      mailbox_(size) {
-  const auto processors = static_cast<int>(std::thread::hardware_concurrency());
-  spin_limit_ = size <= processors ? kPatience : kImpatience;
-}
+      peers_(options_.world_ranks),
+      process_(::getpid()),
+      patience_(options_.may_spin),
+      mailbox_(size) {}
 
-ProgressEngine::~ProgressEngine() {
-  close();
-  for (const int descriptor : process_descriptors_) {
-    if (descriptor >= 0) ::close(descriptor);
-  }
-}
+ProgressEngine::~ProgressEngine() { close(); }
+
+bool ProgressEngine::is_own_process() const { return ::getpid() == process_; }
 
 void ProgressEngine::announce() {
   RankPage& page = fabric_.own_page();
-  page.process.store(::getpid());
+  page.process.store(process_);
   page.state.store(PageState::open);
 }
 
-void ProgressEngine::watch_peers() {
-  for (int rank = 0; rank < size(); ++rank) {
-    const std::int64_t process = fabric_.page(rank).process.load();
-    if (process != ::getpid()) {
-      process_descriptors_[static_cast<std::size_t>(rank)] =
-          open_process(process);
-    }
-  }
-}
+void ProgressEngine::watch_peers() { peers_.watch(fabric_); }
 
 void ProgressEngine::begin(const std::shared_ptr<Operation>& operation) {
   std::unique_lock lock(mutex_);
@@ -153,16 +116,20 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
       num_waiting_.fetch_sub(1);
     }
   }
+  // The helper does not drive while it sees that somebody waits.
+  if (wants_helper_ && !is_driven_) changed_.notify_all();
   lock.unlock();
   if (operation.has_failed()) throw std::runtime_error(operation.failure());
 }
 
 void ProgressEngine::drive(const Operation* until) {
   int num_looks = 0;
-  const int limit = until != nullptr ? spin_limit_ : kImpatience;
   while (true) {
+    const int limit =
+        until != nullptr ? patience_.num_looks() : Patience::least();
     if (is_closing_.load())
       fail(format("{}the connection was closed", kSharedMemoryMark));
+    if (is_ending_.load()) take_ending();
     const bool has_moved = advance_all();
     if (until != nullptr ? until->is_finished() : is_idle()) return;
     if (until == nullptr && num_waiting_.load() > 0) return;
@@ -250,14 +217,16 @@ void ProgressEngine::sleep() {
     page.is_asleep.store(0);
     return;
   }
+  const auto start = Clock::now();
   futex_wait(page.doorbell, seen, kLookInterval);
   page.is_asleep.store(0);
+  patience_.slept(Clock::now() - start);
   check_peers();
 }
 
 void ProgressEngine::check_peers() {
   if (has_failed_.load()) return;
-  const std::vector<int> gone = find_gone();
+  const std::vector<int> gone = peers_.find_gone(fabric_);
   // What they did before they went counts.
   if (!gone.empty() && advance_all()) return;
   std::vector<std::shared_ptr<Operation>> pending = mailbox_.pending();
@@ -268,48 +237,18 @@ void ProgressEngine::check_peers() {
     operation->list_awaited(fabric_, awaited);
     for (const int rank : awaited) {
       if (std::find(gone.begin(), gone.end(), rank) != gone.end())
-        return fail(describe_gone(rank));
+        return fail(peers_.describe_gone(fabric_, rank));
     }
     if (operation->is_late(now))
       return fail(describe_late(*operation, awaited));
   }
 }
 
-std::vector<int> ProgressEngine::find_gone() const {
-  std::vector<int> gone;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) continue;
-    const RankPage& page = fabric_.page(peer);
-    const int descriptor = process_descriptors_[static_cast<std::size_t>(peer)];
-    const std::int64_t process = page.process.load();
-    if (page.state.load() == PageState::closed ||
-        (process != ::getpid() && has_ended(descriptor, process)))
-      gone.push_back(peer);
-  }
-  return gone;
-}
-
-std::string ProgressEngine::name_of(int rank) const {
-  return std::to_string(options_.world_ranks[static_cast<std::size_t>(rank)]);
-}
-
-std::string ProgressEngine::describe_gone(int rank) const {
-  const RankPage& page = fabric_.page(rank);
-  if (page.state.load() != PageState::closed) {
-    return format(
-        "{}the process of rank {} has ended", kSharedMemoryMark, name_of(rank));
-  }
-  const std::string last_words(page.last_words.data());
-  if (!last_words.empty()) return last_words;
-  return format(
-      "{}rank {} has closed its connection", kSharedMemoryMark, name_of(rank));
-}
-
 std::string ProgressEngine::describe_late(
     const Operation& operation,
     const std::vector<int>& awaited) const {
   std::vector<std::string> names;
-  for (const int rank : awaited) names.push_back(name_of(rank));
+  for (const int rank : awaited) names.push_back(peers_.name_of(rank));
   return format(
       "{}{} timed out waiting for {}",
       kSharedMemoryMark,
@@ -322,9 +261,9 @@ std::string ProgressEngine::describe_disagreement(
   return format(
       "{}rank {} called {}, but rank {} called {}",
       kSharedMemoryMark,
-      name_of(rank()),
+      peers_.name_of(rank()),
       error.own_call,
-      name_of(error.rank),
+      peers_.name_of(error.rank),
       error.other_call);
 }
 
@@ -384,7 +323,37 @@ void ProgressEngine::run_helper() {
   }
 }
 
+void ProgressEngine::end(const std::string& reason) {
+  std::unique_lock lock(mutex_);
+  if (is_closed_ || !failure_.empty()) return;
+  ending_ = reason;
+  is_ending_.store(true);
+  if (is_driven_) {
+    lock.unlock();
+    fabric_.ring(rank());
+    return;
+  }
+  is_driven_ = true;
+  lock.unlock();
+  take_ending();
+  lock.lock();
+  is_driven_ = false;
+  changed_.notify_all();
+}
+
+// Called by the thread that drives.
+void ProgressEngine::take_ending() {
+  std::string reason;
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_.store(false);
+    reason = ending_;
+  }
+  fail(reason);
+}
+
 void ProgressEngine::close() {
+  if (!is_own_process()) return;
   std::unique_lock lock(mutex_);
   if (is_closed_) return;
   is_closed_ = true;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -14,19 +15,20 @@
 #include "comm/transport/shared_memory/fabric.h"
 #include "comm/transport/shared_memory/messages.h"
 #include "comm/transport/shared_memory/operation.h"
+#include "comm/transport/shared_memory/patience.h"
+#include "comm/transport/shared_memory/peers.h"
 
 namespace accelerate::detail {
 
 struct DisagreementError;
-
-/// All failures of this transport begin with it.
-inline constexpr const char* kSharedMemoryMark = "[shared memory] ";
 
 struct ProgressEngineOptions {
   /// How long an operation waits for a silent rank.
   std::chrono::milliseconds timeout{};
   /// The ranks' numbers in the world, for messages.
   std::vector<int> world_ranks;
+  /// The machine has processors for all that run while a rank waits.
+  bool may_spin = false;
 };
 
 /// Advances the operations of one rank on one connection. Nothing happens by
@@ -35,10 +37,10 @@ struct ProgressEngineOptions {
 /// a call that is waited for at once costs no change of threads. Any thread may
 /// call.
 ///
-/// Waiting spins for some microseconds, if the ranks have processors enough, and
-/// then sleeps. A sleeper looks every 10 ms whether the ranks that it awaits are
+/// Waiting spins for some microseconds (Patience) and then sleeps. A sleeper looks every 10 ms whether the ranks that it awaits are
 /// still there. A failure ends the connection: all operations fail with it, and
-/// the other ranks learn the reason.
+/// the other ranks learn the reason. A process that was forked from this one has
+/// a copy of the engine that does nothing: the connection is its parent's.
 class ProgressEngine {
  public:
   ProgressEngine(
@@ -53,6 +55,7 @@ class ProgressEngine {
   [[nodiscard]] int rank() const { return fabric_.rank(); }
   [[nodiscard]] int size() const { return fabric_.size(); }
   SharedSegment& segment() { return fabric_.segment(); }
+  SharedBlocks& blocks() { return fabric_.blocks(); }
 
   /// Enters this rank: other ranks' processes are watched from here on. Called
   /// when all ranks have mapped the segment and called announce().
@@ -75,6 +78,12 @@ class ProgressEngine {
 
   /// Ends the connection. Ranks that wait for this one fail.
   void close();
+  /// Ends it for a reason from outside: all operations, and the other ranks, fail
+  /// with it.
+  void end(const std::string& reason);
+  /// False in a process that was forked from the one that connected. The engine
+  /// must not be destroyed there: its threads do not exist, whatever they held.
+  [[nodiscard]] bool is_own_process() const;
 
  private:
   using Clock = Operation::Clock;
@@ -88,27 +97,23 @@ class ProgressEngine {
   // Sleeps until a rank or a thread of this process rings, and checks the ranks.
   void sleep();
   void check_peers();
-  [[nodiscard]] std::vector<int> find_gone() const;
-  [[nodiscard]] std::string describe_gone(int rank) const;
   [[nodiscard]] std::string describe_late(
       const Operation& operation,
       const std::vector<int>& awaited) const;
   [[nodiscard]] std::string describe_disagreement(
       const DisagreementError& error) const;
-  [[nodiscard]] std::string name_of(int rank) const;
   void fail(const std::string& reason);
+  void take_ending();
   void run_helper();
   [[nodiscard]] bool is_idle() const;
   void post(const std::shared_ptr<Operation>& operation);
-
   Fabric fabric_;
   ProgressEngineOptions options_;
-  int spin_limit_ = 0;
-  // A descriptor per rank that becomes readable when its process ends; -1 for
-  // ranks of this process.
-  std::vector<int> process_descriptors_;
+  Peers peers_;
+  std::int64_t process_;
 
   // Used by the thread that drives.
+  Patience patience_;
   std::deque<std::shared_ptr<Operation>> collectives_;
   Mailbox mailbox_;
   std::vector<std::shared_ptr<Operation>> finished_;
@@ -122,11 +127,13 @@ class ProgressEngine {
   bool is_closed_ = false;
   bool wants_helper_ = false;
   std::string failure_;
+  std::string ending_;  // what end() was given
   std::thread helper_;
 
   std::atomic<bool> has_inbox_{false};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_closing_{false};
+  std::atomic<bool> is_ending_{false};
   // Threads that wait while another one drives.
   std::atomic<int> num_waiting_{0};
 };

@@ -5,56 +5,19 @@
 #include <string_view>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <ATen/Parallel.h>
 
 #include <accelerate/error.h>
 
+#include "base/processors.h"
 #include "base/text.h"
-#include "comm/rendezvous/store.h"
+#include "comm/transport/handshake.h"
 #include "comm/transport/shared_memory/progress_engine.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-// What the ranks tell each other while they connect.
-class Handshake {
- public:
-  explicit Handshake(const ConnectRequest& request)
-      : request_(request),
-        store_(c10::make_intrusive<c10d::PrefixStore>(
-            "shared_memory",
-            request.store)) {}
-
-  void tell(const std::string& key, const std::string& value) {
-    store_->set(key, value);
-  }
-
-  std::string ask(const std::string& key, int rank) {
-    if (wait_for_key(*store_, key, request_.timeout))
-      return store_->get_to_str(key);
-    throw DistributedError(format(
-        "[comm] rank {} is gone or stuck while the ranks of group \"{}\" "
-        "connect",
-        request_.world_ranks[static_cast<std::size_t>(rank)],
-        request_.name));
-  }
-
-  // Empty if all ranks have told an empty `key`; else the first other value.
-  std::string first_complaint(const std::string& key) {
-    for (std::size_t peer = 0; peer < request_.world_ranks.size(); ++peer) {
-      std::string complaint =
-          ask(format("{}/{}", key, peer), static_cast<int>(peer));
-      if (!complaint.empty()) return complaint;
-    }
-    return {};
-  }
-
- private:
-  const ConnectRequest& request_;
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 // The segment of the group: rank 0 makes it. Nothing, with the reason in
 // `complaint`, where that fails.
@@ -87,57 +50,67 @@ std::optional<SharedSegment> map_segment(
   }
 }
 
-class SharedMemoryTransport final : public Transport {
- public:
-  explicit SharedMemoryTransport(int node) : node_(node) {}
-
-  [[nodiscard]] const TransportFacts& facts() const override {
-    return shared_memory_facts();
-  }
-
-  [[nodiscard]] std::shared_ptr<Connection> connect(
-      const ConnectRequest& request) override {
-    Handshake handshake(request);
-    const auto size = static_cast<int>(request.world_ranks.size());
-    std::string complaint;
-    std::optional<SharedSegment> segment =
-        map_segment(handshake, request, node_, complaint);
-    std::shared_ptr<ProgressEngine> engine;
-    if (segment) {
-      engine = std::make_shared<ProgressEngine>(
-          *std::move(segment),
-          request.rank,
-          size,
-          ProgressEngineOptions{
-              .timeout = request.timeout, .world_ranks = request.world_ranks});
-      engine->announce();
-    }
-    handshake.tell(format("mapped/{}", request.rank), complaint);
-    complaint = handshake.first_complaint("mapped");
-    if (!complaint.empty()) throw CannotShareMemory(complaint);
-    engine->segment().close_ticket();
-    engine->watch_peers();
-    return make_shared_memory_connection(std::move(engine));
-  }
-
-  // By the mark, since inside autograd an exception has no type.
-  [[nodiscard]] std::optional<std::string> describe_failure(
-      const std::exception& error) const override {
-    const std::string line = first_line_of(error);
-    const std::size_t mark = line.find(kSharedMemoryMark);
-    if (mark == std::string::npos) return std::nullopt;
-    return line.substr(mark + std::string_view(kSharedMemoryMark).size());
-  }
-
- private:
-  int node_;
-};
-
 }  // namespace
+
+SharedMemoryTransport::SharedMemoryTransport(const TransportSettings& settings)
+    : node_(settings.node),
+      num_local_ranks_(settings.local_size),
+      num_processors_(usable_processors()) {}
+
+const TransportFacts& SharedMemoryTransport::facts() const {
+  return shared_memory_facts();
+}
+
+std::shared_ptr<Connection> SharedMemoryTransport::connect(
+    const ConnectRequest& request) {
+  return share(request);
+}
+
+std::shared_ptr<SharedMemoryConnection> SharedMemoryTransport::share(
+    const ConnectRequest& request) const {
+  Handshake handshake(request, "shared_memory");
+  const auto size = static_cast<int>(request.world_ranks.size());
+  std::string complaint;
+  std::optional<SharedSegment> segment =
+      map_segment(handshake, request, node_, complaint);
+  std::shared_ptr<ProgressEngine> engine;
+  if (segment) {
+    engine = std::make_shared<ProgressEngine>(
+        *std::move(segment),
+        request.rank,
+        size,
+        ProgressEngineOptions{
+            .timeout = request.timeout,
+            .world_ranks = request.world_ranks,
+            .may_spin = may_spin()});
+    engine->announce();
+  }
+  for (const std::string& each : handshake.exchange("mapped", complaint)) {
+    if (!each.empty()) throw CannotShareMemory(each);
+  }
+  engine->segment().close_ticket();
+  engine->watch_peers();
+  return std::make_shared<SharedMemoryConnection>(std::move(engine));
+}
+
+// By the mark, since inside autograd an exception has no type.
+std::optional<std::string> SharedMemoryTransport::describe_failure(
+    const std::exception& error) const {
+  const std::string line = first_line_of(error);
+  const std::size_t mark = line.find(kSharedMemoryMark);
+  if (mark == std::string::npos) return std::nullopt;
+  return line.substr(mark + std::string_view(kSharedMemoryMark).size());
+}
+
+// While one thread of this rank looks, all threads of the machine's other ranks
+// may compute.
+bool SharedMemoryTransport::may_spin() const {
+  return 1 + (num_local_ranks_ - 1) * at::get_num_threads() <= num_processors_;
+}
 
 std::shared_ptr<Transport> make_shared_memory_transport(
     const TransportSettings& settings) {
-  return std::make_shared<SharedMemoryTransport>(settings.node);
+  return std::make_shared<SharedMemoryTransport>(settings);
 }
 
 }  // namespace accelerate::detail

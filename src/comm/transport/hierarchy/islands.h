@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace accelerate::detail {
+
+/// A group's ranks, divided into those that share memory: the ranks of each
+/// island are in ascending order, the islands in the order of their first ranks.
+class Islands {
+ public:
+  /// `keys`: one per rank; ranks with equal keys share memory.
+  explicit Islands(const std::vector<std::string>& keys);
+
+  [[nodiscard]] std::size_t count() const { return members_.size(); }
+  [[nodiscard]] std::size_t num_ranks() const { return island_of_.size(); }
+  [[nodiscard]] const std::vector<int>& members(std::size_t island) const {
+    return members_[island];
+  }
+  [[nodiscard]] std::size_t island_of(int rank) const {
+    return island_of_[static_cast<std::size_t>(rank)];
+  }
+  /// The rank's number within its island.
+  [[nodiscard]] int local_rank(int rank) const {
+    return local_rank_[static_cast<std::size_t>(rank)];
+  }
+  /// The ranks of the smallest island: as many move data between islands at
+  /// once, each for its lane.
+  [[nodiscard]] std::size_t num_lanes() const;
+  /// True if the ranks of each island follow one another, island by island.
+  [[nodiscard]] bool are_in_order() const;
+
+ private:
+  std::vector<std::vector<int>> members_;
+  std::vector<std::size_t> island_of_;
+  std::vector<int> local_rank_;
+};
+
+}  // namespace accelerate::detail

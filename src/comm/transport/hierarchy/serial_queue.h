@@ -1,0 +1,70 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/transport/transport.h"
+
+namespace accelerate::detail {
+
+/// Runs blocking tasks one after the other, in the order in which they were
+/// queued. A thread that waits for a task runs those before it, and it;
+/// run_in_background() starts a thread that runs them while nobody waits. After
+/// a failure all later tasks fail likewise. Any thread may call.
+class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
+ public:
+  /// `on_failure`: called once, with the first failure.
+  explicit SerialQueue(std::function<void(const std::exception&)> on_failure)
+      : on_failure_(std::move(on_failure)) {}
+  SerialQueue(const SerialQueue&) = delete;
+  SerialQueue& operator=(const SerialQueue&) = delete;
+  ~SerialQueue();
+
+  /// The task's work; its future holds `outputs`. Throws the first failure if
+  /// there was one.
+  Work push(std::function<void()> task, std::vector<at::Tensor> outputs);
+  void run_in_background();
+  /// Fails what has not begun, and waits for what has.
+  void close();
+
+ private:
+  friend class SerialWork;
+  struct Task {
+    std::function<void()> body;
+    bool is_finished = false;
+    std::exception_ptr failure;
+    std::function<void(std::exception_ptr)> listener;
+  };
+
+  void wait(const std::shared_ptr<Task>& task);
+  void on_finish(
+      const std::shared_ptr<Task>& task,
+      std::function<void(std::exception_ptr)> listener);
+  [[nodiscard]] bool is_finished(const Task& task);
+  void run_first(std::unique_lock<std::mutex>& lock);
+  void finish(
+      std::unique_lock<std::mutex>& lock,
+      const std::shared_ptr<Task>& task,
+      std::exception_ptr failure);
+  void run_helper();
+
+  std::function<void(const std::exception&)> on_failure_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Task>> tasks_;
+  std::exception_ptr failure_;
+  bool is_running_ = false;
+  bool is_closed_ = false;
+  bool wants_helper_ = false;
+  int num_waiting_ = 0;
+  std::thread helper_;
+};
+
+}  // namespace accelerate::detail
