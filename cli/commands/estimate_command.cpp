@@ -35,6 +35,7 @@ struct EstimateFlags {
   int num_gpus = 1;
   int gpus_per_node = 0;
   bool names_precision = false;
+  bool names_shards = false;
 };
 
 void say(const char* name, std::uint64_t bytes, const char* remark = "") {
@@ -50,20 +51,26 @@ int print_fits(
     const EstimateFlags& flags,
     const detail::ModelTree& model,
     std::uint64_t largest_layer) {
-  std::vector<FloatType> precisions{FloatType::fp32, FloatType::bf16};
+  MemoryPlan::Facts facts{
+      .num_ranks = flags.num_gpus,
+      .num_local_ranks =
+          flags.gpus_per_node > 0 ? flags.gpus_per_node : flags.num_gpus,
+      .tensor = static_cast<int>(flags.plan.tensor),
+      .context = static_cast<int>(flags.plan.context),
+      .pipeline = static_cast<int>(flags.plan.pipeline)};
   if (flags.names_precision) {
-    precisions = {
+    // Float8 is for products; the rest of the forward is in bf16.
+    facts.uses_fp8 = flags.precision == "fp8";
+    facts.precisions = {
         flags.precision == "no"         ? FloatType::fp32
             : flags.precision == "fp16" ? FloatType::fp16
                                         : FloatType::bf16};
   }
+  if (flags.names_shards)
+    facts.num_shards = static_cast<int>(flags.plan.num_shards);
+  if (flags.plan.recomputes_activations) facts.recomputes = true;
   const MemoryPlan plan = detail::plan_transformer(
-      model,
-      largest_layer,
-      flags.plan,
-      flags.num_gpus,
-      flags.gpus_per_node > 0 ? flags.gpus_per_node : flags.num_gpus,
-      precisions);
+      model, largest_layer, flags.plan, std::move(facts));
   const auto limit = static_cast<std::uint64_t>(detail::parse_size(flags.fits));
   std::printf(
       "\nTraining with %s, %lld samples of %lld tokens per device and step, "
@@ -93,6 +100,7 @@ int estimate(EstimateFlags& flags) {
       stdout);
   if (!flags.fits.empty()) return print_fits(flags, model, largest.num_bytes);
 
+  flags.plan.uses_fp8 = flags.precision == "fp8";
   flags.plan.uses_16_bits =
       flags.precision != "no" || flags.plan.weights_dtype != "float32";
   const detail::TrainingMemory memory =
@@ -143,6 +151,16 @@ void add_number(
       ->check(CLI::PositiveNumber);
 }
 
+void add_degree(
+    CLI::App& command,
+    const char* name,
+    std::int64_t& degree,
+    const char* help) {
+  add_option(command, name, degree, help)
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
+}
+
 // What is trained, and how.
 void add_training_options(CLI::App& command, EstimateFlags& flags) {
   add_option(
@@ -176,6 +194,21 @@ void add_training_options(CLI::App& command, EstimateFlags& flags) {
       "--shards",
       flags.plan.num_shards,
       "devices that share weights, gradients and optimizer state [1]");
+  add_degree(
+      command,
+      "--tensor",
+      flags.plan.tensor,
+      "devices that split each layer [1]");
+  add_degree(
+      command,
+      "--context",
+      flags.plan.context,
+      "devices that divide sequences among them [1]");
+  add_degree(
+      command,
+      "--pipeline",
+      flags.plan.pipeline,
+      "devices that divide the layers among them [1]");
 }
 
 void add_fit_options(CLI::App& command, EstimateFlags& flags) {
@@ -237,6 +270,7 @@ std::function<int()> add_estimate_command(CLI::App& tool) {
   add_ignored_options(*command, *flags);
   return [flags, command] {
     flags->names_precision = command->count("--mixed_precision") > 0;
+    flags->names_shards = command->count("--shards") > 0;
     return estimate(*flags);
   };
 }

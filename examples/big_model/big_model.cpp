@@ -2,6 +2,7 @@
 // room stays, the rest comes from the disk, block by block, while the block
 // before computes. Weights are random, so the text is, too.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -113,9 +114,13 @@ int main(int argc, char** argv) try {
   auto big = accelerate::load_checkpoint_and_dispatch(
       model,
       settings.directory,
-      {.device_map = map, .preload_module_classes = {"Block"}});
+      {.device_map = map,
+       .progress =
+           accelerate::ProgressOptions{.description = "reading", .delay_seconds = 1},
+       .preload_module_classes = {"Block"}});
   const torch::NoGradGuard no_grad;
   torch::Tensor tokens = tokens_of(settings.prompt);
+  const auto start = std::chrono::steady_clock::now();
   {
     accelerate::Progress progress(
         {.description = "generating", .total = settings.num_tokens});
@@ -131,12 +136,18 @@ int main(int argc, char** argv) try {
       progress.update();
     }
   }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+          .count();
   const auto stats = big.stats();
   std::printf("tokens:");
   for (std::int64_t i = tokens.size(1) - settings.num_tokens;
        i < tokens.size(1);
        ++i)
     std::printf(" %d", tokens[0][i].item<int>());
+  std::printf(
+      "\n%.3g tokens per second",
+      static_cast<double>(settings.num_tokens) / seconds);
   std::printf(
       "\nread %s, at most %s of it in memory at once, waited %.1f s\n",
       accelerate::convert_bytes(static_cast<double>(stats.fetched_bytes))

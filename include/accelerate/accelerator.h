@@ -325,8 +325,6 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
     return accelerate::skip_first_batches(loader, num_batches);
   }
 
-  // Shares of work, and the program's own module.
-
   /// This rank's share of a list, a tensor, or a map of them that every rank
   /// has in full. See nested.h. Ranks that share a batch get the same share.
   template <class T>
@@ -345,6 +343,8 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
       return items;
     }
   }
+  /// As in module_tensors.h; prepare() does not move such models.
+  [[nodiscard]] bool verify_device_map(const torch::nn::Module& module) const;
   /// The user's own module.
   template <class M>
   static const std::shared_ptr<M>& unwrap_model(const Model<M>& model) {

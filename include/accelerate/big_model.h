@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +47,8 @@ struct DispatchStats {
   std::uint64_t bytes = 0;       ///< of fetched weights in memory now
   std::uint64_t peak_bytes = 0;  ///< the most at any time
   std::uint64_t fetched_bytes = 0;
+  /// Those among them that are pages of files and were not copied.
+  std::uint64_t mapped_bytes = 0;
   std::int64_t num_fetches = 0;
   /// How often an operator had to wait for a weight, and for how long.
   std::int64_t num_waits = 0;
@@ -61,12 +64,16 @@ struct DispatchOptions {
   /// Where the modules of "cpu" and "disk" are computed. Unset: the first
   /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
-  /// Values of offloaded weights; those that are missing here are the model's
-  /// own.
+  /// Values of weights; those that are missing here are the model's own. They
+  /// are read where they are, and never written to.
   WeightList state_dict = {};
   /// Folder with the weights of "disk" (offload.h). Without an index.json they
   /// are written there now.
   std::filesystem::path offload_dir = {};
+  /// A folder that has other values for this model's weights, by its checksums,
+  /// is an error: it is that of another model, or this one was trained since.
+  /// False: a warning, and its values are used.
+  bool strict_offload_dir = false;
   /// Where weights of "disk" are, besides the folder.
   OffloadIndex offload_index = {};
   /// Buffers are offloaded, too. Otherwise they stay where they are computed
@@ -102,6 +109,12 @@ class ACCELERATE_API Dispatch {
   /// begin.
   [[nodiscard]] c10::Device main_device() const;
   [[nodiscard]] DispatchStats stats() const;
+  /// Calls the module's forward: arguments are moved to the main device, but for
+  /// DispatchOptions::skip_keys, and results to where the first tensor among the
+  /// arguments was. A module that is called itself has its weights, too, and
+  /// gets its arguments as they are.
+  template <class Module, class... Args>
+  auto call(Module& module, Args&&... args) const;
   /// Frees what is fetched; forwards fetch again.
   void offload();
   /// Ends offloading: every weight is fetched to where it is computed with and
@@ -112,8 +125,37 @@ class ACCELERATE_API Dispatch {
   explicit Dispatch(std::unique_ptr<State> state);
 
  private:
+  [[nodiscard]] const std::vector<std::string>& skip_keys() const;
+  /// Called with the results of a forward.
+  static void leave(const at::Tensor& result);
+
   std::unique_ptr<State> state_;
 };
+
+template <class Module, class... Args>
+auto Dispatch::call(Module& module, Args&&... args) const {
+  std::optional<c10::Device> origin;
+  const auto moved = [&]<class T>(T&& value) {
+    if constexpr (NestedTensors<std::decay_t<T>>) {
+      std::decay_t<T> copy(std::forward<T>(value));
+      visit_tensors(copy, [&](at::Tensor& tensor) {
+        if (!origin && tensor.defined()) origin = tensor.device();
+      });
+      return send_to_device(
+          std::move(copy),
+          main_device(),
+          SendToDeviceOptions{.skip_keys = skip_keys()});
+    } else {
+      return std::forward<T>(value);
+    }
+  };
+  auto result = module.forward(moved(std::forward<Args>(args))...);
+  if constexpr (NestedTensors<decltype(result)>) {
+    visit_tensors(result, [](at::Tensor& each) { leave(each); });
+    if (origin) return send_to_device(std::move(result), *origin);
+  }
+  return result;
+}
 
 /// A module and its Dispatch. Arguments of a call are moved to the main device,
 /// its results to where the first tensor among the arguments was.
@@ -122,36 +164,12 @@ class ACCELERATE_API Dispatch {
 template <class Holder>
 class DispatchedModel {
  public:
-  DispatchedModel(
-      Holder module,
-      Dispatch dispatch,
-      std::vector<std::string> skip_keys = {})
-      : module_(std::move(module)),
-        dispatch_(std::move(dispatch)),
-        skip_keys_(std::move(skip_keys)) {}
+  DispatchedModel(Holder module, Dispatch dispatch)
+      : module_(std::move(module)), dispatch_(std::move(dispatch)) {}
 
   template <class... Args>
   auto operator()(Args&&... args) {
-    std::optional<c10::Device> origin;
-    const auto moved = [&]<class T>(T&& value) {
-      if constexpr (NestedTensors<std::decay_t<T>>) {
-        std::decay_t<T> copy(std::forward<T>(value));
-        visit_tensors(copy, [&](at::Tensor& tensor) {
-          if (!origin && tensor.defined()) origin = tensor.device();
-        });
-        return send_to_device(
-            std::move(copy),
-            dispatch_.main_device(),
-            SendToDeviceOptions{.skip_keys = skip_keys_});
-      } else {
-        return std::forward<T>(value);
-      }
-    };
-    auto result = module_->forward(moved(std::forward<Args>(args))...);
-    if constexpr (NestedTensors<decltype(result)>) {
-      if (origin) return send_to_device(std::move(result), *origin);
-    }
-    return result;
+    return dispatch_.call(*module_, std::forward<Args>(args)...);
   }
 
   [[nodiscard]] Holder& module() { return module_; }
@@ -165,7 +183,6 @@ class DispatchedModel {
  private:
   Holder module_;
   Dispatch dispatch_;
-  std::vector<std::string> skip_keys_;
 };
 
 /// Puts a model's modules where a map says. With one place that is a device, the
@@ -181,7 +198,7 @@ template <class Holder>
     Holder model,
     const DispatchOptions& options) {
   Dispatch dispatch = dispatch_module(*model, options);
-  return {std::move(model), std::move(dispatch), options.skip_keys};
+  return {std::move(model), std::move(dispatch)};
 }
 
 /// Arguments of cpu_offload() and disk_offload(), as in DispatchOptions.
@@ -191,6 +208,8 @@ struct OffloadOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   bool offload_buffers = false;
   WeightList state_dict = {};
+  /// For disk_offload().
+  bool strict_offload_dir = false;
   std::vector<std::string> preload_module_classes = {};
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
@@ -277,11 +296,19 @@ struct LoadAndDispatchOptions {
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
   /// Where weights of "disk" are copied. Empty: they stay in the checkpoint's
-  /// own files, and are read there.
+  /// own files, and are read there; not with broadcast_from_rank0.
   std::filesystem::path offload_folder = {};
+  bool strict_offload_folder = false;
   bool offload_buffers = false;
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  bool offload_state_dict = false;
+  std::vector<std::string> keep_in_fp32_modules = {};
+  /// Unset: true for a map that uses the disk, as in Accelerate.
+  std::optional<bool> offload_state_dict = std::nullopt;
+  bool map_weights = true;
+  std::optional<ProgressOptions> progress = std::nullopt;
+  std::vector<std::string> skip = {};
+  std::vector<std::string> allow_missing = {};
+  std::function<std::string(const std::string& name)> rename = nullptr;
   std::vector<std::string> skip_keys = {};
   std::vector<std::string> preload_module_classes = {};
   bool force_hooks = false;
@@ -314,7 +341,7 @@ template <class Holder>
     const LoadAndDispatchOptions& options = {}) {
   Dispatch dispatch =
       load_checkpoint_and_dispatch_module(*model, checkpoint, options);
-  return {std::move(model), std::move(dispatch), options.skip_keys};
+  return {std::move(model), std::move(dispatch)};
 }
 
 }  // namespace accelerate

@@ -51,6 +51,10 @@ struct PlannedDeviceMap {
   double forward_seconds = 0;
   /// The same if all blocks were resident.
   double resident_seconds = 0;
+  /// The classes of PlanDeviceMapOptions::no_split_module_classes. The prediction
+  /// is of forwards that fetch blocks as a whole: give them to the dispatcher,
+  /// too.
+  std::vector<std::string> preload_module_classes = {};
 };
 
 }  // namespace accelerate

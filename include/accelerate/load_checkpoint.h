@@ -10,6 +10,7 @@
 
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
+#include <accelerate/progress.h>
 #include <accelerate/world.h>
 
 namespace torch::nn {
@@ -26,6 +27,9 @@ struct LoadCheckpointOptions {
   /// (offload.h) and in the checkpoint's dtype. A folder that holds them
   /// already is not written.
   std::filesystem::path offload_folder = {};
+  /// A folder that has other values for weights of the checkpoint is an error:
+  /// it is that of another model. False: they are replaced.
+  bool strict_offload_folder = false;
   /// Dtype of floating-point tensors in the module. Unset: with a device map,
   /// that of the checkpoint for the disk, else that of the module.
   std::optional<c10::ScalarType> dtype = std::nullopt;
@@ -51,9 +55,14 @@ struct LoadCheckpointOptions {
   std::optional<Group> group = std::nullopt;
   /// Tensors that stay on the CPU in the dtype of a safetensors file, in a
   /// module on the meta device, are mapped: their pages are read when they are
-  /// first used. The file must not be shortened while the module exists. False:
-  /// they are read now.
+  /// first used. If another program is about to change the file, they become
+  /// copies before it may. Where the kernel does not tell (files of another
+  /// user, on a network, or open for writing), and with false, they are read
+  /// now.
   bool map_weights = true;
+  /// Shows a bar of the bytes that are read, on the ranks that read; those that
+  /// are mapped do not count. Unset: none.
+  std::optional<ProgressOptions> progress = std::nullopt;
   /// See LoadModelOptions.
   std::vector<std::string> skip = {};
   std::vector<std::string> allow_missing = {};
@@ -62,13 +71,15 @@ struct LoadCheckpointOptions {
 
 /// Reads weights into a module and puts each where a device map says, in one
 /// pass through the files: memory in use is that of the tensors that stay, and
-/// a few tensors on their way. Files are those of load_model(). Tensors that
+/// a few tensors on their way. Tensors that have values keep them until
+/// everything was read, so these count twice; where there is no memory for that,
+/// they are read over the old values, and an error then says so. Files are those of load_model(). Tensors that
 /// stay are replaced in place, which members of modules see; those on the disk
 /// are on the meta device afterwards, for dispatch_model() to run the module.
 /// A tensor with several names is in memory if one of them is. Throws
 /// ConfigError for a map without a place for a tensor, and for the disk without
-/// an offload folder; one CheckpointError with everything that does not fit.
-/// Then nothing was loaded.
+/// an offload folder; one CheckpointError with everything that does not fit, and
+/// what reading and writing throw. Then nothing was loaded.
 ACCELERATE_API void load_checkpoint_in_model(
     torch::nn::Module& model,
     const std::filesystem::path& checkpoint,

@@ -9,7 +9,9 @@
 #include <type_traits>
 #include <utility>
 
+#include <accelerate/byte_size.h>
 #include <accelerate/export.h>
+#include <accelerate/memory_plan.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -45,7 +47,7 @@ void release_memory(Ts&... objects) {
 }
 
 struct BatchSizeSearchOptions {
-  /// MemoryPlan::starting_batch_size() knows a good one.
+  /// search_from_plan() knows a good one.
   std::int64_t starting_batch_size = 128;
   /// The next batch size to try after one that was too large. Unset: nine
   /// tenths, rounded down; `halve` is the other usual choice.
@@ -63,6 +65,25 @@ struct BatchSizeSearchOptions {
 [[nodiscard]] constexpr std::int64_t halve(std::int64_t batch_size) {
   return batch_size / 2;
 }
+
+/// Arguments of search_from_plan().
+struct PlannedSearch {
+  MemorySplit split = MemorySplit::replicated;
+  FloatType precision = FloatType::fp32;
+  bool recomputes = false;
+  /// Of one rank. Unset: what is free now, on the first accelerator or, without
+  /// one, of the RAM, which the ranks of the group share.
+  std::optional<ByteSize> memory = std::nullopt;
+  /// See BatchSizeSearchOptions; all ranks begin with the smallest size that one
+  /// of them finds.
+  std::optional<Group> group = std::nullopt;
+};
+
+/// Options of a search that begins at the largest micro-batch that fits by a
+/// plan, instead of far above or below it. Collective if there is a group.
+/// Throws ConfigError for a split that the plan does not have.
+[[nodiscard]] ACCELERATE_API BatchSizeSearchOptions
+search_from_plan(const MemoryPlan& plan, const PlannedSearch& search = {});
 
 /// Finds the largest batch size, in a decreasing sequence, with which a
 /// function does not run out of memory. The size found is kept: a later call

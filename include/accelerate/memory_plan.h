@@ -43,6 +43,12 @@ struct MemoryCase {
   /// Samples per rank and micro-step.
   std::int64_t micro_batch = 1;
   std::int64_t accumulation_steps = 1;
+  /// Linear layers compute in float8 (FP8Recipe) inside of `precision`.
+  bool uses_fp8 = false;
+  /// Ranks that split each layer, the sequence, and the layers among them.
+  int tensor = 1;
+  int context = 1;
+  int pipeline = 1;
 
   bool operator==(const MemoryCase&) const = default;
 };
@@ -115,6 +121,17 @@ class ACCELERATE_API MemoryPlan {
     /// Samples per rank and optimizer step.
     std::int64_t batch_size = 1;
     std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
+    /// Only cases with float8, if true.
+    bool uses_fp8 = false;
+    /// Degrees of every case. Their product divides the ranks, and the others
+    /// have replicas or shards; those that divide a sequence share shards.
+    int tensor = 1;
+    int context = 1;
+    int pipeline = 1;
+    /// Unset: every degree of sharding.
+    std::optional<int> num_shards = std::nullopt;
+    /// Unset: with and without recomputation.
+    std::optional<bool> recomputes = std::nullopt;
     /// How activations were found, and what was left out.
     std::vector<std::string> notes = {};
   };
@@ -126,7 +143,7 @@ class ACCELERATE_API MemoryPlan {
   /// with recomputation, all samples in one micro-step.
   [[nodiscard]] const std::vector<MemoryRow>& rows() const { return rows_; }
   /// The memory of any case. Throws ConfigError for one that is impossible: a
-  /// number below 1, or shards that do not divide the ranks.
+  /// number below 1, or degrees that do not divide the ranks.
   [[nodiscard]] MemoryRow row(const MemoryCase& at) const;
   /// The row of rows() for this split, precision and recomputation. Throws
   /// ConfigError if these ranks do not allow it.

@@ -50,10 +50,12 @@ find_tied_parameters(const torch::nn::Module& model);
 
 /// Limits in the order in which devices are filled. Without any given: what is
 /// free now on every accelerator device that answers, and what is available of
-/// the RAM, within the limit of the process's control group. Warns about
-/// devices that this machine does not have.
-[[nodiscard]] ACCELERATE_API MaxMemory
-get_max_memory(const MaxMemory& max_memory = {});
+/// the RAM, within the limit of the process's control group. With a folder, that
+/// exists or will, also what is free on its disk, unless a limit of "disk" is
+/// given. Warns about devices that this machine does not have.
+[[nodiscard]] ACCELERATE_API MaxMemory get_max_memory(
+    const MaxMemory& max_memory = {},
+    const std::filesystem::path& offload_folder = {});
 
 /// Arguments of get_balanced_memory(), as in Accelerate.
 struct GetBalancedMemoryOptions {

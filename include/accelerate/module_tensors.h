@@ -153,4 +153,9 @@ auto align_module_device(
 [[nodiscard]] ACCELERATE_API bool has_offloaded_params(
     const torch::nn::Module& module);
 
+/// Whether a device map with more than one entry has parts of the module
+/// offloaded, or on several devices.
+[[nodiscard]] ACCELERATE_API bool verify_device_map(
+    const torch::nn::Module& module);
+
 }  // namespace accelerate

@@ -165,6 +165,23 @@ class ACCELERATE_API OffloadedWeightsLoader : public WeightMapping {
     const WeightList& state_dict,
     const std::vector<std::string>& submodule_names);
 
+/// The state dict of a model whose weights may be offloaded, on the CPU: they are
+/// fetched one after another, and the result has memory of its own. Tensors of
+/// others share the model's. Tensors on the meta device that nobody fetches are
+/// left out, with a warning.
+[[nodiscard]] ACCELERATE_API WeightList
+get_state_dict_offloaded_model(const torch::nn::Module& model);
+
+/// A state dict with the tensors of one module, for a module whose weights may be
+/// offloaded. `module_name` is the name of one of its tensors in `state_dict`
+/// ("layers.0.weight"); the entries of that module get its values, offloaded ones
+/// on a device.
+[[nodiscard]] ACCELERATE_API WeightList get_state_dict_from_offload(
+    const torch::nn::Module& module,
+    const std::string& module_name,
+    WeightList state_dict,
+    c10::Device device_to_put_offload = c10::kCPU);
+
 /// Puts the weights of an index into a module, on the CPU, from .dat files of a
 /// folder or safetensors files. Throws as set_module_tensor_to_device() and
 /// load_offloaded_weight().

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -90,18 +91,33 @@ struct QuantizationConfig {
     const QuantizationConfig& config,
     InferAutoDeviceMapOptions options = {});
 
+/// The same for a strategy: "auto", "balanced", "balanced_low_0", "sequential".
+[[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
+    const torch::nn::Module& model,
+    const QuantizationConfig& config,
+    const std::string& strategy,
+    InferAutoDeviceMapOptions options = {});
+
 /// Arguments of load_and_quantize_model().
 struct LoadAndQuantizeOptions {
   /// The weights; everything that load_model() reads. Needed for a model on the
   /// meta device.
   std::filesystem::path weights_location = {};
-  /// Where each module is kept; see infer_quantized_device_map(). Empty: where
-  /// it is, and to the CPU from the meta device. With a map the model is
+  /// Where each module is kept: a map, or a strategy of
+  /// infer_quantized_device_map(), such as "auto". Empty: where it is, and to the CPU from the meta device. With a map the model is
   /// dispatched as by dispatch_model(), to the map's first accelerator if it has
   /// one: weights of "cpu" and "disk" are fetched, as codes, before their
   /// modules need them. Unlike bitsandbytes, 4 bits work on the CPU and the
   /// disk, too.
-  DeviceMap device_map = {};
+  std::variant<DeviceMap, std::string> device_map = DeviceMap();
+  /// For a strategy.
+  MaxMemory max_memory = {};
+  std::vector<std::string> no_split_module_classes = {};
+  /// See DispatchOptions.
+  std::optional<MapDevice> main_device = std::nullopt;
+  std::vector<std::string> preload_module_classes = {};
+  bool offload_buffers = false;
+  std::vector<std::string> skip_keys = {};
   /// Where weights with the place "disk" are written. Codes that the folder
   /// already has are not written again.
   std::filesystem::path offload_folder = {};
@@ -133,7 +149,8 @@ class ACCELERATE_API QuantizedModel {
   [[nodiscard]] const QuantizedWeight& weight(
       const std::string& module_name) const;
   /// What a device map did: where forwards begin, and what was fetched. An empty
-  /// one if there was no map.
+  /// one if there was no map. Its call() runs the module with its arguments
+  /// where forwards begin.
   [[nodiscard]] Dispatch& dispatch() const;
   /// Bytes of all tensors of the model as they are now, offloaded or not.
   [[nodiscard]] std::int64_t get_memory_footprint() const;

@@ -1,5 +1,8 @@
 #include "activations/saved_tensors.h"
 
+#include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/autograd/engine.h>
@@ -22,11 +25,28 @@ class EngineWithHooks final : public torch::autograd::Engine {
     return nullptr;
   }
 
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    std::call_once(has_threads_, [this] {
+      initialize_device_threads_pool();
+      // LibTorch starts the threads of one engine per process: those of its own
+      // if that has run a backward before.
+      if (device_ready_queues_.empty()) start_device_threads();
+    });
+    return Engine::execute_with_graph_task(
+        graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+
   // Never destroyed, like LibTorch's own engine: its threads may outlive main.
   static torch::autograd::Engine& instance() {
     static auto* const engine = new EngineWithHooks();
     return *engine;
   }
+
+ private:
+  std::once_flag has_threads_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <system_error>
 
 #include "base/proc_text.h"
 
@@ -76,6 +77,17 @@ std::optional<std::uint64_t> available_memory(
     }
   }
   return available;
+}
+
+std::optional<std::uint64_t> free_disk_space(
+    const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(path, error);
+  while (!std::filesystem::exists(there, error) && there.has_relative_path())
+    there = there.parent_path();
+  const auto space = std::filesystem::space(there, error);
+  if (error) return std::nullopt;
+  return space.available;
 }
 
 }  // namespace accelerate::detail

@@ -12,4 +12,9 @@ namespace accelerate::detail {
 std::optional<std::uint64_t> available_memory(
     const std::filesystem::path& root = "/");
 
+/// Bytes that this process can still write to the file system of a file or
+/// directory, which need not exist yet. Nothing if the system does not say.
+std::optional<std::uint64_t> free_disk_space(
+    const std::filesystem::path& path);
+
 }  // namespace accelerate::detail

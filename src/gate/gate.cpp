@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "gate/factory_scope.h"
+#include "gate/following.h"
 #include "gate/gate_entry.h"
 #include "gate/gate_key.h"
 #include "gate/storage_access.h"
@@ -64,6 +65,12 @@ struct GatedCall::State {
   Keepers keepers = {};
   std::size_t next_keeper = 0;
   bool has_results = false;
+  /// Somebody said on which device it runs.
+  bool has_device = false;
+  /// Arguments are on other devices than when the keys were taken.
+  bool has_moved = false;
+  /// The results follow the arguments.
+  bool is_followed = false;
 
   [[nodiscard]] std::size_t num_arguments() const {
     return operation.schema().arguments().size();
@@ -110,8 +117,10 @@ struct GateFallback {
     const bool is_factory = state.factories != nullptr &&
         state.factories->before(state.operation, state.stack);
     if (!is_factory) exclude.emplace(kKey);
-    if (state.is_another || (state.factories != nullptr && !is_factory)) {
-      // An argument may be on another device now than when the keys were taken.
+    if (state.is_another || state.has_moved ||
+        (state.factories != nullptr && !is_factory)) {
+      // The keys are those of another operator, or of the devices on which
+      // arguments were.
       state.operation.callBoxed(state.stack);
     } else {
       state.operation.redispatchBoxed(
@@ -141,6 +150,25 @@ struct GateFallback {
     for (std::size_t i = end - state.num_arguments(); i < end; ++i)
       announce((*stack)[i], state.keepers);
     GatedCall(state).run();
+    if (!state.is_followed || !Following::is_on()) return;
+    for (const c10::IValue& value : state.last(state.num_results()))
+      follow(value);
+  }
+
+  static void follow_arguments(GatedCall::State& state) {
+    const auto arguments = state.last(state.num_arguments());
+    const auto is_followed = [](const c10::IValue& value) {
+      return value.isTensor() && is_follower(value.toTensor());
+    };
+    for (const c10::IValue& value : arguments) {
+      if (state.is_followed) break;
+      const auto items =
+          value.isList() ? value.toListRef() : c10::ArrayRef<c10::IValue>(value);
+      state.is_followed = std::any_of(items.begin(), items.end(), is_followed);
+    }
+    if (!state.is_followed) return;
+    if (const auto device = device_of_call(state.operation, arguments))
+      state.has_moved = move_arguments(state.operation, arguments, *device);
   }
 };
 
@@ -169,10 +197,19 @@ std::span<c10::IValue> GatedCall::results() {
   return state_.last(state_.num_results());
 }
 
+void GatedCall::move_to(c10::Device device) {
+  state_.has_device = true;
+  state_.is_followed = true;
+  if (move_arguments(state_.operation, arguments(), device))
+    state_.has_moved = true;
+}
+
 void GatedCall::run() {
   if (state_.has_results)
     throw InternalError("[gate] a keeper ran an operator a second time");
   if (state_.next_keeper == state_.keepers.size()) {
+    if (!state_.has_device && Following::is_on())
+      GateFallback::follow_arguments(state_);
     const StopAtGates stop;
     GateFallback::pass_on(state_);
     state_.has_results = true;

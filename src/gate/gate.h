@@ -36,6 +36,12 @@ class GatedCall {
   /// types.
   [[nodiscard]] std::span<c10::IValue> arguments();
 
+  /// Has the operator run on a device: moves the tensors among its arguments
+  /// there, undefined ones and scalars of the CPU excepted. An operator that
+  /// writes to a tensor runs where that is. Operators that compute with the
+  /// results follow them while there is a Following (gate/following.h).
+  void move_to(c10::Device device);
+
   /// Runs the operator, or the next keeper's call(), on the arguments as they
   /// are now.
   void run();
@@ -95,6 +101,10 @@ class GateKeeper {
   /// False if call() always runs the operator as it is.
   [[nodiscard]] virtual bool may_replace() const { return true; }
 
+  /// Number of modules that were placed on devices by whom this keeper belongs
+  /// to; 0 if it has nothing to do with devices. Tensors with one that has stay
+  /// where they are.
+  [[nodiscard]] virtual std::size_t num_places() const { return 0; }
   /// This keeper, if it keeps offloaded weights; null for others.
   virtual OffloadKeeper* as_offload_keeper() { return nullptr; }
   /// This keeper, if it keeps weights as codes; null for others.

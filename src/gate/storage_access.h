@@ -2,7 +2,9 @@
 
 #include <string>
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 
 namespace accelerate::detail {
 
@@ -22,6 +24,18 @@ struct FlagAccess {
 };
 bool& access_flag(c10::StorageImpl& storage);
 template struct FlagAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+// LibTorch changes a tensor's keys only together with its storage.
+template <c10::DispatchKeySet c10::TensorImpl::*member>
+struct KeySetAccess {
+  friend c10::DispatchKeySet& access_keys(c10::TensorImpl& tensor) {
+    return tensor.*member;
+  }
+};
+/// The dispatch keys of a tensor, to be changed.
+c10::DispatchKeySet& access_keys(c10::TensorImpl& tensor);
+
+template struct KeySetAccess<&c10::TensorImpl::key_set_>;
 
 /// Allows access to the memory again.
 template <class Storage>

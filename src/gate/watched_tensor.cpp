@@ -126,6 +126,22 @@ bool is_watched(const at::Tensor& tensor) {
   return entry != nullptr && !entry->watches.empty();
 }
 
+std::size_t num_places_of(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr) return 0;
+  std::size_t most = entry->keeper == nullptr ? 0 : entry->keeper->num_places();
+  for (const TensorWatch& watch : entry->watches)
+    most = std::max(most, watch.keeper->num_places());
+  return most;
+}
+
+bool is_offloaded_or_coded(const at::Tensor& tensor) {
+  GateKeeper* const keeper = keeper_of(tensor);
+  return keeper != nullptr &&
+      (keeper->as_offload_keeper() != nullptr ||
+       keeper->as_coded_keeper() != nullptr);
+}
+
 GateKeeper* keeper_of(const at::Tensor& tensor) {
   const GateEntry* const entry = entry_of(tensor);
   return entry == nullptr ? nullptr : entry->keeper;

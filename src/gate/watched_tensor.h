@@ -35,6 +35,13 @@ const TensorWatch* find_watch(const c10::IValue& value, const void* owner);
 /// Whether anybody watches the tensor.
 bool is_watched(const at::Tensor& tensor);
 
+/// The most places of a keeper or watch of the tensor (GateKeeper::num_places).
+std::size_t num_places_of(const at::Tensor& tensor);
+
+/// Whether the tensor's memory is kept somewhere else while no operator uses it,
+/// or as codes: it cannot be written to, and has no values to send.
+bool is_offloaded_or_coded(const at::Tensor& tensor);
+
 /// The keeper of the tensor's memory; null if it has none.
 GateKeeper* keeper_of(const at::Tensor& tensor);
 

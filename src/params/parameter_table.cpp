@@ -8,11 +8,21 @@ namespace accelerate::detail {
 
 ParameterTable::ParameterTable(
     const torch::nn::Module& module,
-    std::string prefix)
+    std::string prefix,
+    const std::function<bool(const at::Tensor& tensor)>& leaves_out)
     : prefix_(std::move(prefix)) {
+  const auto leave_out = [&](const std::string& key, const at::Tensor& tensor) {
+    if (!leaves_out || !leaves_out(tensor)) return false;
+    left_out_.push_back(name_of(key));
+    left_out_tensors_.insert(tensor.unsafeGetTensorImpl());
+    return true;
+  };
+  for (const auto& item : module.named_buffers(/*recurse=*/true)) {
+    if (item.value().defined()) leave_out(item.key(), item.value());
+  }
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
-    if (!tensor.defined()) continue;
+    if (!tensor.defined() || leave_out(item.key(), tensor)) continue;
     const auto [entry, is_new] =
         by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
     // A tied tensor is one row, found by all of its names.

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,9 +37,13 @@ class ParameterTable {
   /// say, comes before all names in checkpoints and optimizer state, for
   /// modules that are other parts of the model on other ranks, with the same
   /// names.
+  /// Tensors for which `leaves_out` is true have no row: their values are
+  /// somebody else's (offloaded weights).
   explicit ParameterTable(
       const torch::nn::Module& module,
-      std::string prefix = {});
+      std::string prefix = {},
+      const std::function<bool(const at::Tensor& tensor)>& leaves_out =
+          nullptr);
 
   [[nodiscard]] const std::vector<Parameter>& rows() const { return rows_; }
   [[nodiscard]] std::vector<Parameter>& rows() { return rows_; }
@@ -60,12 +66,22 @@ class ParameterTable {
   /// The row whose `local` was set by set_local(); else null.
   [[nodiscard]] const Parameter* find_local(const at::Tensor& local) const;
 
+  /// Names of the parameters and buffers that were left out, all that they have.
+  [[nodiscard]] const std::vector<std::string>& left_out() const {
+    return left_out_;
+  }
+  [[nodiscard]] bool leaves_out(const at::Tensor& tensor) const {
+    return left_out_tensors_.contains(tensor.unsafeGetTensorImpl());
+  }
+
   /// Rows whose tensor requires a gradient.
   [[nodiscard]] std::vector<const Parameter*> trainable() const;
 
  private:
   std::string prefix_;
   std::vector<Parameter> rows_;
+  std::vector<std::string> left_out_;
+  std::unordered_set<const void*> left_out_tensors_;
   std::unordered_map<std::string, std::size_t> by_name_;
   std::unordered_map<const void*, std::size_t> by_tensor_;
   std::unordered_map<const void*, std::size_t> by_local_;

@@ -25,6 +25,10 @@ std::string_view name_of_precision(FloatType precision) {
   return "no";
 }
 
+std::string precision_text(const MemoryCase& at) {
+  return at.uses_fp8 ? "fp8" : std::string(name_of_precision(at.precision));
+}
+
 double relative_time_of(const MemoryCase& at) {
   double time = at.recomputes ? 4.0 / 3.0 : 1;
   switch (at.split) {
@@ -106,34 +110,61 @@ MemoryPlan::MemoryPlan(Facts facts, Estimate estimate)
         facts_.num_local_ranks,
         facts_.batch_size));
   }
+  if (std::min({facts_.tensor, facts_.context, facts_.pipeline}) < 1 ||
+      facts_.num_ranks %
+              (facts_.tensor * facts_.context * facts_.pipeline) !=
+          0) {
+    throw ConfigError(detail::format(
+        "[planning] a plan of memory was asked for {} ranks with tensor {}, "
+        "context {} and pipeline {}, whose product must divide the ranks",
+        facts_.num_ranks,
+        facts_.tensor,
+        facts_.context,
+        facts_.pipeline));
+  }
   for (const MemoryCase& at : cases(/*every_degree=*/false))
     rows_.push_back(row(at));
+  if (!rows_.empty()) return;
+  throw ConfigError(detail::format(
+      "[planning] {} ranks with tensor {} and pipeline {} cannot share a model "
+      "{} ways; shards divide the ranks that the others leave",
+      facts_.num_ranks,
+      facts_.tensor,
+      facts_.pipeline,
+      facts_.num_shards.value_or(1)));
 }
 
 std::vector<MemoryCase> MemoryPlan::cases(bool every_degree) const {
   std::vector<MemoryCase> all;
   const auto add = [&](MemorySplit split, int num_shards) {
+    if (facts_.num_shards && num_shards != *facts_.num_shards) return;
     for (const FloatType precision : facts_.precisions) {
       for (const bool recomputes : {false, true}) {
+        if (facts_.recomputes && recomputes != *facts_.recomputes) continue;
         all.push_back(
-            {split,
-             facts_.num_ranks,
-             num_shards,
-             precision,
-             recomputes,
-             facts_.batch_size,
-             1});
+            {.split = split,
+             .num_ranks = facts_.num_ranks,
+             .num_shards = num_shards,
+             .precision = precision,
+             .recomputes = recomputes,
+             .micro_batch = facts_.batch_size,
+             .uses_fp8 = facts_.uses_fp8,
+             .tensor = facts_.tensor,
+             .context = facts_.context,
+             .pipeline = facts_.pipeline});
       }
     }
   };
+  const int most_shards = facts_.num_ranks / (facts_.tensor * facts_.pipeline);
   add(MemorySplit::replicated, 1);
-  if (facts_.num_ranks == 1) return all;
-  add(MemorySplit::zero_1, facts_.num_ranks);
-  add(MemorySplit::zero_2, facts_.num_ranks);
-  add(MemorySplit::full_shard, facts_.num_ranks);
-  for (int shards = 2; shards < facts_.num_ranks; ++shards) {
-    if (facts_.num_ranks % shards != 0) continue;
-    if (every_degree || shards == facts_.num_local_ranks)
+  if (most_shards == 1) return all;
+  add(MemorySplit::zero_1, most_shards);
+  add(MemorySplit::zero_2, most_shards);
+  add(MemorySplit::full_shard, most_shards);
+  for (int shards = 2; shards < most_shards; ++shards) {
+    if (most_shards % shards != 0) continue;
+    if (every_degree || shards == facts_.num_local_ranks ||
+        facts_.num_shards == shards)
       add(MemorySplit::hybrid_shard, shards);
   }
   return all;
@@ -141,13 +172,17 @@ std::vector<MemoryCase> MemoryPlan::cases(bool every_degree) const {
 
 MemoryRow MemoryPlan::row(const MemoryCase& at) const {
   const bool is_whole = at.split == MemorySplit::replicated;
-  if (at.num_ranks < 1 || at.num_shards < 1 || at.micro_batch < 1 ||
-      at.accumulation_steps < 1 || at.num_ranks % at.num_shards != 0 ||
+  const bool has_degrees =
+      std::min({at.num_ranks, at.num_shards, at.tensor, at.context, at.pipeline}) >=
+      1;
+  if (!has_degrees || at.micro_batch < 1 || at.accumulation_steps < 1 ||
+      at.num_ranks % (at.num_shards * at.tensor * at.pipeline) != 0 ||
+      at.num_ranks % (at.context * at.tensor * at.pipeline) != 0 ||
       (is_whole && at.num_shards > 1)) {
     throw ConfigError(detail::format(
         "[planning] {} over {} of {} ranks, with {} samples in each of {} "
-        "micro-steps, cannot be planned; numbers are at least 1, shards divide "
-        "the ranks, and a replicated model has one",
+        "micro-steps, cannot be planned; numbers are at least 1, degrees divide "
+        "the ranks, and a replicated model has one shard",
         name_of(at.split),
         at.num_shards,
         at.num_ranks,
@@ -252,7 +287,7 @@ std::string MemoryPlan::table() const {
   for (const MemoryRow& row : rows_) {
     lines.push_back(
         {split_text(row.at),
-         std::string(name_of_precision(row.at.precision)),
+         precision_text(row.at),
          row.at.recomputes ? "yes" : "no",
          bytes_text(row.weights),
          bytes_text(row.gradients),
@@ -280,7 +315,7 @@ std::string MemoryPlan::explain_fits(
         bytes_text(num_bytes),
         bytes_text(least.total()),
         split_text(least.at),
-        name_of_precision(least.at.precision),
+        precision_text(least.at),
         least.at.recomputes ? "recomputing activations"
                             : "keeping activations");
   }
@@ -299,7 +334,7 @@ std::string MemoryPlan::explain_fits(
         static_cast<std::int64_t>(std::lround(fit.relative_time * 100));
     lines.push_back(
         {split_text(at),
-         std::string(name_of_precision(at.precision)),
+         precision_text(at),
          at.recomputes ? "yes" : "no",
          std::to_string(at.micro_batch),
          std::to_string(at.accumulation_steps),

@@ -1,6 +1,7 @@
 #include "planning/training_memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <accelerate/error.h>
@@ -26,21 +27,60 @@ std::uint64_t bytes_of_weights(const std::string& dtype) {
 std::uint64_t activations_of(
     const TransformerShape& shape,
     const TrainingPlan& plan) {
-  const double s = static_cast<double>(plan.sequence_length);
+  const double s = std::ceil(
+      static_cast<double>(plan.sequence_length) /
+      static_cast<double>(plan.context));
   const double b = static_cast<double>(plan.batch_size);
   const double h = static_cast<double>(shape.hidden_size);
   const double heads = static_cast<double>(shape.num_heads);
-  const double layers = static_cast<double>(shape.num_layers);
-  // The paper counts 16 bits per activation, and one byte per dropout mask.
+  const double t = static_cast<double>(plan.tensor);
+  const double layers = std::ceil(
+      static_cast<double>(shape.num_layers) /
+      static_cast<double>(plan.pipeline));
+  // The paper counts 16 bits per activation, and one byte per dropout mask. Of
+  // the 10 and 24 bytes, 4 and 10 are inputs of linear layers.
   const double wide = plan.uses_16_bits ? 1 : 2;
-  const double layer = s * b * h * (34 + 5 * heads * s / h) * wide;
-  const double kept = plan.recomputes_activations
-      ? 2 * wide * s * b * h * layers + layer
-      : layer * layers;
-  const double logits = s * b * static_cast<double>(shape.vocabulary) * 4;
+  const double outside = plan.uses_fp8 ? 8 : 10;
+  const double inside = plan.uses_fp8 ? 19 : 24;
+  const double layer =
+      s * b * h * (outside + (inside + 5 * heads * s / h) / t) * wide;
+  const auto kept = [&](double micro_steps) {
+    return plan.recomputes_activations
+        ? 2 * wide * s * b * h * layers * micro_steps + layer
+        : layer * layers * micro_steps;
+  };
+  const double logits = s * b * static_cast<double>(shape.vocabulary) * 4 / t;
+  // The first stage begins as many micro-steps as there are stages before one
+  // comes back (1F1B); the last one has the logits of one.
+  const double in_flight = static_cast<double>(
+      std::min(plan.pipeline, plan.accumulation_steps));
+  const double most = plan.pipeline == 1
+      ? kept(1) + logits
+      : std::max(kept(in_flight), kept(1) + logits);
   // Sums with other memory must fit into 64 bits.
   constexpr double kMost = 0x1p62;
-  return static_cast<std::uint64_t>(std::min(kept + logits, kMost));
+  return static_cast<std::uint64_t>(std::min(most, kMost));
+}
+
+// Of the device that has most: one with an embedding, if layers are divided.
+std::uint64_t num_parameters_of(
+    const ModelTree& model,
+    const TrainingPlan& plan) {
+  const auto divided = [](std::uint64_t number, std::int64_t by) {
+    const auto parts = static_cast<std::uint64_t>(by);
+    return (number + parts - 1) / parts;
+  };
+  std::uint64_t number = model.num_parameters;
+  if (plan.pipeline > 1 && model.transformer) {
+    const std::uint64_t embedding = std::min(
+        number,
+        static_cast<std::uint64_t>(model.transformer->vocabulary) *
+            static_cast<std::uint64_t>(model.transformer->hidden_size));
+    number = divided(number - embedding, plan.pipeline) + embedding;
+  } else {
+    number = divided(number, plan.pipeline);
+  }
+  return divided(number, plan.tensor);
 }
 
 }  // namespace
@@ -72,17 +112,19 @@ TrainingMemory training_memory(
   const auto per_shard = [&](std::uint64_t bytes) {
     return (bytes + shards - 1) / shards;
   };
+  const std::uint64_t num_parameters = num_parameters_of(model, plan);
   TrainingMemory memory;
-  memory.weights = per_shard(model.num_parameters * wide);
-  memory.masters = wide == 4 ? 0 : per_shard(model.num_parameters * 4);
+  memory.weights = per_shard(num_parameters * wide);
+  memory.masters = wide == 4 ? 0 : per_shard(num_parameters * 4);
   // Lomo steps during backward, one gradient at a time.
   memory.gradients =
-      plan.optimizer == "lomo" ? 0 : per_shard(model.num_parameters * wide);
+      plan.optimizer == "lomo" ? 0 : per_shard(num_parameters * wide);
   memory.optimizer =
-      per_shard(model.num_parameters * optimizer_state_bytes(plan.optimizer));
+      per_shard(num_parameters * optimizer_state_bytes(plan.optimizer));
   if (shards > 1) {
     // Parameters of the current and the next unit, and the current gradient.
-    memory.gathered = 3 * (largest_layer / kFloatBytes) * wide;
+    memory.gathered = 3 * (largest_layer / kFloatBytes) * wide /
+        static_cast<std::uint64_t>(plan.tensor);
   }
   if (model.transformer && plan.sequence_length > 0) {
     memory.activations = activations_of(*model.transformer, plan);

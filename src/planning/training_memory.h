@@ -36,10 +36,21 @@ struct TrainingPlan {
   std::int64_t sequence_length = 0;
   std::int64_t num_shards = 1;
   bool recomputes_activations = false;
+  /// Linear layers keep their inputs in 8 bits; with uses_16_bits.
+  bool uses_fp8 = false;
+  /// Devices that split each layer, the sequence, and the layers among them.
+  std::int64_t tensor = 1;
+  std::int64_t context = 1;
+  std::int64_t pipeline = 1;
+  /// Micro-steps of an optimizer step, of which a pipeline has several under
+  /// way.
+  std::int64_t accumulation_steps = 1;
 };
 
-/// Estimates memory. Activations are counted as in Korthikanti et al., Reducing
-/// Activation Recomputation in Large Transformer Models (2022), section 4.
+/// Estimates memory, of the device that has most. Activations are counted as in
+/// Korthikanti et al., Reducing Activation Recomputation in Large Transformer
+/// Models (2022), section 4; those of a sequence that is divided as those of a
+/// shorter one.
 /// Throws ConfigError for an unknown dtype or optimizer.
 TrainingMemory training_memory(
     const ModelTree& model,

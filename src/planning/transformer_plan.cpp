@@ -18,6 +18,11 @@ MemoryRow row_of_case(
       at.precision != FloatType::fp32 || training.weights_dtype != "float32";
   training.batch_size = at.micro_batch;
   training.recomputes_activations = at.recomputes;
+  training.accumulation_steps = at.accumulation_steps;
+  training.uses_fp8 = at.uses_fp8;
+  training.tensor = at.tensor;
+  training.context = at.context;
+  training.pipeline = at.pipeline;
   training.num_shards = 1;
   const TrainingMemory whole = training_memory(model, largest_layer, training);
   training.num_shards = at.num_shards;
@@ -29,7 +34,8 @@ MemoryRow row_of_case(
       .activations = whole.activations.value_or(0)};
   switch (at.split) {
     case MemorySplit::replicated:
-      row.buckets = at.num_ranks > 1 ? whole.gradients : 0;
+      row.buckets =
+          at.num_ranks > at.tensor * at.pipeline ? whole.gradients : 0;
       break;
     case MemorySplit::zero_1:
       if (at.accumulation_steps > 1) row.gradients = whole.gradients;
@@ -54,9 +60,7 @@ MemoryPlan plan_transformer(
     const ModelTree& model,
     std::uint64_t largest_layer,
     const TrainingPlan& training,
-    int num_ranks,
-    int num_local_ranks,
-    const std::vector<FloatType>& precisions) {
+    MemoryPlan::Facts facts) {
   if (!model.transformer) {
     throw ConfigError(
         "[estimate-memory] --fits needs the shape of a transformer, which "
@@ -70,13 +74,11 @@ MemoryPlan plan_transformer(
         "sample");
   }
   const auto shared = std::make_shared<const ModelTree>(model);
+  facts.batch_size = training.batch_size;
+  facts.notes = {
+      "Activations: computed from the shape (Korthikanti et al., 2022)."};
   return {
-      {.num_ranks = num_ranks,
-       .num_local_ranks = num_local_ranks,
-       .batch_size = training.batch_size,
-       .precisions = precisions,
-       .notes = {"Activations: computed from the shape (Korthikanti et al., "
-                 "2022)."}},
+      std::move(facts),
       [shared, largest_layer, training](const MemoryCase& at) {
         return row_of_case(*shared, largest_layer, training, at);
       }};

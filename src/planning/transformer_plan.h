@@ -13,13 +13,12 @@ namespace accelerate::detail {
 /// The plan of a transformer of which only the shape is known, by the formulas
 /// of training_memory(). Of `training`, the split, the precision and the
 /// micro-batch are those of each case; its batch_size is per rank and optimizer
-/// step. Throws ConfigError if the shape is not known or sequence_length is 0.
+/// step. Batch size and notes of `facts` are filled in. Throws ConfigError if
+/// the shape is not known or sequence_length is 0.
 MemoryPlan plan_transformer(
     const ModelTree& model,
     std::uint64_t largest_layer,
     const TrainingPlan& training,
-    int num_ranks,
-    int num_local_ranks,
-    const std::vector<FloatType>& precisions);
+    MemoryPlan::Facts facts);
 
 }  // namespace accelerate::detail

@@ -94,7 +94,8 @@ void send_model(
     if (!row.local.is_same(row.tensor)) row.tensor.detach().copy_(row.local);
   }
   for (const at::Tensor& buffer : model.module->buffers()) {
-    if (buffer.defined()) group.broadcast(buffer, from);
+    if (buffer.defined() && !model.table.leaves_out(buffer))
+      group.broadcast(buffer, from);
   }
 }
 

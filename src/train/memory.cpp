@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include <accelerate/error.h>
+#include <accelerate/model_device_map.h>
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
@@ -75,6 +76,37 @@ WorldOptions options_of_new_world(const Group& group) {
 }
 
 }  // namespace
+
+BatchSizeSearchOptions search_from_plan(
+    const MemoryPlan& plan,
+    const PlannedSearch& search) {
+  const Group* const group = search.group ? &*search.group : nullptr;
+  std::int64_t num_bytes = 0;
+  if (search.memory) {
+    num_bytes = search.memory->bytes();
+  } else {
+    // Accelerators come first.
+    const MaxMemory free = get_max_memory();
+    if (!free.empty()) num_bytes = free.front().second.bytes();
+    const bool is_shared =
+        group != nullptr && !free.empty() && free.front().first.is_cpu();
+    if (is_shared) num_bytes /= group->size();
+  }
+  std::int64_t batch_size = plan.starting_batch_size(
+      static_cast<std::uint64_t>(num_bytes),
+      search.split,
+      search.precision,
+      search.recomputes);
+  if (group != nullptr && group->size() > 1) {
+    const at::Tensor least = at::full({}, batch_size, at::kLong);
+    group->all_reduce(least, ReduceOp::min);
+    batch_size = least.item<std::int64_t>();
+  }
+  BatchSizeSearchOptions options;
+  options.starting_batch_size = batch_size;
+  options.group = search.group;
+  return options;
+}
 
 BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {

@@ -15,10 +15,12 @@
 #include "base/text.h"
 #include "comm/mesh.h"
 #include "parallel/plan.h"
+#include "gate/watched_tensor.h"
 #include "params/materialize.h"
 #include "pipeline/stages.h"
 #include "precision/support.h"
 #include "train/deepspeed_rules.h"
+#include "train/dispatched_models.h"
 #include "train/freed_blocks.h"
 #include "train/ignored_options.h"
 #include "train/optimizer_watch.h"
@@ -260,7 +262,7 @@ void require_placed(
     const ModelPlan& plan,
     std::vector<std::string>& complaints) {
   if (plan.device_placement || plan.evaluation_mode ||
-      session.world.size() == 1) {
+      session.world.size() == 1 || detail::is_dispatched(module)) {
     return;
   }
   for (const at::Tensor& tensor : tensors_of(module)) {
@@ -337,6 +339,11 @@ std::vector<ModelPlan> plans_of(
     std::vector<std::string> found;
     read_model_options(session, model.options.get(), plan, found);
     require_placed(session, *model.module, plan, found);
+    if (!plan.evaluation_mode) {
+      for (std::string& complaint : detail::complaints_of_dispatched(
+               *model.module, plan.plan, session.world))
+        found.push_back(std::move(complaint));
+    }
     if (found.empty()) continue;
     complaints.push_back(format(
         "[train] the options of model {} of prepare() are not valid:\n{}",
@@ -367,11 +374,13 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   model->evaluation_mode = chosen.evaluation_mode;
   model->awaits_values =
       lacks_values(model->mesh, *module, chosen.evaluation_mode);
-  model->device = chosen.device_placement
-      ? session.world.device()
-      : device_of(*module, session.world.device());
-  if (chosen.device_placement) move_to_device(*module, model->device);
-  model->table = detail::ParameterTable(*module);
+  const bool moves =
+      chosen.device_placement && !detail::is_dispatched(*module);
+  model->device = moves ? session.world.device()
+                        : device_of(*module, session.world.device());
+  if (moves) move_to_device(*module, model->device);
+  model->table =
+      detail::ParameterTable(*module, {}, &detail::is_offloaded_or_coded);
   if (session.autocast.enabled) {
     model->autocast_dtype = detail::autocast_dtype(session.precision);
   }

@@ -1,21 +1,63 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <rapidcheck.h>
 
 #include <accelerate/big_model.h>
 
 #include "big_model/random_model.h"
+#include "gate/factory_scope.h"
 #include "support/pretend_device.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::dispatch_devices_test {
 
-using testing::RandomModel;
+using testing::RandomTree;
 using testing::TemporaryDirectory;
 using torch::Tensor;
+
+using Shape = testing::RandomTreeImpl::Shape;
+using Entries = std::vector<std::pair<std::string, MapDevice>>;
+
+constexpr int kMostDepth = 3;
+
+Shape random_shape(int depth) {
+  const auto any_number = rc::gen::resize(
+      rc::kNominalSize, rc::gen::inRange(depth == kMostDepth ? 1 : 0, 4));
+  const int num_children = depth == 0 ? 0 : *any_number;
+  if (num_children == 0)
+    return {*rc::gen::inRange(0, testing::RandomBlockImpl::kNumKinds)};
+  Shape shape;
+  for (int i = 0; i < num_children; ++i)
+    shape.children.push_back(random_shape(depth - 1));
+  return shape;
+}
+
+// Places for all of a tree: a whole group at once, or its parts.
+void place(
+    const testing::RandomTreeImpl& tree,
+    const std::string& name,
+    const std::vector<MapDevice>& places,
+    Entries& entries) {
+  const auto any_place = [&] { return *rc::gen::elementOf(places); };
+  if (tree.block || *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(0, 6)) == 0) {
+    entries.emplace_back(name, any_place());
+    return;
+  }
+  const std::string prefix = name.empty() ? "" : name + ".";
+  entries.emplace_back(prefix + "offset", any_place());
+  for (const auto& child : tree.named_children()) {
+    const auto below =
+        std::static_pointer_cast<testing::RandomTreeImpl>(child.value());
+    place(*below, prefix + child.key(), places, entries);
+  }
+}
 
 struct ModelRun {
   Tensor output;
@@ -23,13 +65,15 @@ struct ModelRun {
 };
 
 template <class Forward>
-ModelRun run(RandomModel& model, const Tensor& x, Forward&& forward) {
+ModelRun run(RandomTree& model, const Tensor& x, Forward&& forward) {
   ModelRun result;
   model->zero_grad();
+  // Dropout draws the same.
+  torch::manual_seed(1);
   result.output = forward(x);
   result.output.pow(2).sum().backward();
   // A graph that lives keeps the devices that weights had.
-  result.output = result.output.detach();
+  result.output = result.output.detach().cpu();
   for (const auto& parameter : model->parameters())
     result.gradients.push_back(
         parameter.grad().defined() ? parameter.grad().cpu() : Tensor());
@@ -43,47 +87,60 @@ void expect_equal(const ModelRun& found, const ModelRun& expected) {
     RC_ASSERT(found.gradients[i].equal(expected.gradients[i]));
 }
 
-// Outputs and gradients of any map are those of the model in one place.
+// Outputs and gradients of any map are those of the model in one place, which is
+// an accelerator if the map has one: LibTorch's LayerNorm rounds otherwise there.
+// RC_PARAMS=max_success=1000 tries more trees and maps.
 TEST(DispatchDevices, GiveTheSameAsOnePlaceForAnyModelAndMap) {
   const at::Device device = testing::pretend_device();
   ASSERT_FALSE(device.is_cpu());
   const TemporaryDirectory directory(TemporaryDirectory::memory());
   int number = 0;
   EXPECT_TRUE(rc::check([&] {
-    const bool with_devices = *rc::gen::arbitrary<bool>();
-    // LibTorch has another LayerNorm (kind 1), with other roundings, where a
-    // device has none of its own.
-    const auto kind =
-        with_devices ? rc::gen::element(0, 2, 3) : rc::gen::element(0, 1, 2, 3);
-    const auto kinds =
-        *rc::gen::nonEmpty(rc::gen::container<std::vector<int>>(kind));
+    std::vector<MapDevice> places{"cpu", "disk"};
+    if (*rc::gen::arbitrary<bool>()) places.insert(places.end(), {0, 1});
+    const Shape shape = random_shape(kMostDepth);
     torch::manual_seed(*rc::gen::inRange(0, 1000));
-    RandomModel model(kinds);
-    model->eval();
-    std::vector<std::pair<std::string, MapDevice>> entries;
-    for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const MapDevice place = with_devices
-          ? *rc::gen::element(
-                MapDevice("cpu"), MapDevice("disk"), MapDevice(0), MapDevice(1))
-          : *rc::gen::element(MapDevice("cpu"), MapDevice("disk"));
-      entries.emplace_back("block" + std::to_string(i), place);
-    }
+    RandomTree model(shape);
+    RandomTree twin(shape);
+    testing::copy_values(model, twin);
+    const bool is_training = *rc::gen::arbitrary<bool>();
+    model->train(is_training);
+    twin->train(is_training);
+    Entries entries;
+    place(*model, "", places, entries);
+    RC_TAG(entries.size() > 4 ? "more than 4 places" : "few places");
+    const DeviceMap map(entries);
+    const bool uses_device =
+        std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+          return entry.second.is_accelerator();
+        });
     const Tensor x = torch::randn({3, 6});
-    const ModelRun expected =
-        run(model, x, [&](const Tensor& input) { return model(input); });
-    model->zero_grad();
+    if (uses_device) {
+      for (const Tensor& each : twin->parameters())
+        detail::move_in_place(each, device);
+      for (const Tensor& each : twin->buffers())
+        detail::move_in_place(each, device);
+    }
     DispatchOptions options{
-        .device_map = DeviceMap(entries),
+        .device_map = map,
         .offload_dir = directory.path() / std::to_string(number++),
-        .offload_buffers = *rc::gen::arbitrary<bool>()};
+        // A training changes buffers, which must not be offloaded then.
+        .offload_buffers = !is_training && *rc::gen::arbitrary<bool>()};
     if (*rc::gen::arbitrary<bool>())
       options.prefetch_memory = *rc::gen::element(1, 300, 1 << 20);
     auto big = dispatch_model(model, options);
     for (int i = 0; i < 2; ++i) {
+      const ModelRun expected = run(twin, x, [&](const Tensor& input) {
+        return twin(uses_device ? input.to(device) : input);
+      });
       expect_equal(
           run(model, x, [&](const Tensor& input) { return big(input); }),
           expected);
     }
+    big.dispatch().release();
+    const auto buffers = model->buffers();
+    for (std::size_t i = 0; i < buffers.size(); ++i)
+      RC_ASSERT(buffers[i].cpu().equal(twin->buffers()[i].cpu()));
   }));
 }
 
@@ -123,6 +180,36 @@ TEST(DispatchDevices, ComputeOnTheMainDevice) {
   EXPECT_TRUE(big(inputs).at("y").equal(expected));
   EXPECT_EQ(other->device_of_extra, at::Device(at::kCPU));
   EXPECT_EQ(other->linear->weight.device(), first);
+}
+
+TEST(DispatchDevices, AlignAModuleWithAnyDevice) {
+  const at::Device first = testing::pretend_device(0);
+  const at::Device second = testing::pretend_device(1);
+  const torch::NoGradGuard no_grad;
+  for (const bool on_disk : {false, true}) {
+    SCOPED_TRACE(on_disk);
+    const TemporaryDirectory directory;
+    torch::nn::Linear linear(6, 2);
+    const Tensor x = torch::randn({3, 6});
+    const Tensor weight = linear->weight.clone();
+    auto big = on_disk
+        ? disk_offload(linear, directory.path(), {.execution_device = first})
+        : cpu_offload(linear, {.execution_device = first});
+    for (const at::Device device : {second, at::Device(at::kCPU), first}) {
+      const Tensor before = big(x);
+      align_module_device(*linear, device, [&] {
+        EXPECT_EQ(linear->weight.device(), device);
+        linear->weight.mul_(2);
+        return 0;
+      });
+      EXPECT_TRUE(has_offloaded_params(*linear));
+      EXPECT_EQ(linear->weight.device(), first);
+      EXPECT_TRUE(
+          big(x).allclose(before * 2 - linear->bias.cpu(), 1e-5, 1e-6));
+    }
+    big.dispatch().release();
+    EXPECT_TRUE(linear->weight.cpu().equal(weight * 8));
+  }
 }
 
 TEST(DispatchDevices, OffloadToTheExecutionDevice) {

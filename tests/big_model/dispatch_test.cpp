@@ -11,6 +11,7 @@
 
 #include "big_model/random_model.h"
 #include "support/expect_error.h"
+#include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::dispatch_test {
@@ -20,6 +21,7 @@ namespace nn = torch::nn;
 using testing::copy_values;
 using testing::expect_error;
 using testing::RandomModel;
+using testing::run_on_ranks;
 using testing::TemporaryDirectory;
 using torch::Tensor;
 
@@ -371,6 +373,180 @@ TEST_F(DispatchModel, TakesValuesThatAreGivenInsteadOfTheModels) {
   Net other = init_empty_weights([] { return Net(); });
   auto offloaded = cpu_offload(other, {.state_dict = values});
   EXPECT_TRUE(offloaded(x_).equal(expected));
+}
+
+// What a caller gives is read, and never written to.
+TEST_F(DispatchModel, LeavesGivenValuesAlone) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  for (const bool offloads : {false, true}) {
+    SCOPED_TRACE(offloads);
+    WeightList values;
+    for (const auto& [name, tensor] : get_state_dict(*net_))
+      values.emplace_back(name, tensor.clone());
+    Net empty = init_empty_weights([] { return Net(); });
+    auto big = offloads
+        ? cpu_offload(empty, {.state_dict = values})
+        : dispatch_model(
+              empty, {.device_map = {{"", "cpu"}}, .state_dict = values});
+    align_module_device(*empty->middle, std::nullopt, [&] {
+      return empty->middle->weight.zero_();
+    });
+    const Tensor changed = big(x_);
+    EXPECT_FALSE(changed.equal(expected));
+    big.dispatch().release();
+    EXPECT_TRUE(empty(x_).equal(changed));
+    empty->first->weight.zero_();
+    std::size_t i = 0;
+    for (const auto& [name, tensor] : get_state_dict(*net_))
+      EXPECT_TRUE(values[i++].second.equal(tensor)) << name;
+  }
+}
+
+TEST_F(DispatchModel, CountsTheSizesThatTensorsHaveOnceLoaded) {
+  const torch::NoGradGuard no_grad;
+  save_model(*net_, directory_.path());
+  const auto map_for = [&](c10::ScalarType dtype, std::int64_t memory) {
+    return load_checkpoint_and_dispatch(
+               init_empty_weights([] { return Net(); }),
+               directory_.path(),
+               {.device_map = "sequential",
+                .max_memory = {{"cpu", memory}},
+                .dtype = dtype})
+        .device_map();
+  };
+  // The whole model, and the largest layer once more, which is kept free.
+  std::int64_t num_elements = 0;
+  for (const auto& parameter : net_->parameters())
+    num_elements += parameter.numel();
+  const std::int64_t largest =
+      net_->middle->weight.numel() + net_->middle->bias.numel();
+  const DeviceMap all_on_cpu{{"", "cpu"}};
+  for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
+    EXPECT_EQ(map_for(dtype, width * num_elements), all_on_cpu);
+    EXPECT_NE(map_for(dtype, width * num_elements - 1), all_on_cpu);
+    EXPECT_NE(map_for(dtype, width * (num_elements - largest)), all_on_cpu);
+  }
+  const InferAutoDeviceMapOptions float8{
+      .max_memory = {{"cpu", num_elements}},
+      .special_dtypes = {
+          {"first.weight", "float8_e4m3fn"},
+          {"first.bias", "float8_e4m3fn"},
+          {"middle.weight", "float8_e4m3fn"},
+          {"middle.bias", "float8_e4m3fn"},
+          {"head.weight", "float8_e4m3fn"},
+          {"head.bias", "float8_e4m3fn"}}};
+  EXPECT_EQ(infer_auto_device_map(*net_, float8), all_on_cpu);
+}
+
+TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
+  const torch::NoGradGuard no_grad;
+  const Tensor expected = net_(x_);
+  save_model(*net_, directory_.path());
+  fs::rename(
+      directory_.path() / "model.safetensors", directory_.path() / "all");
+  struct OldImpl : nn::Module {
+    nn::Linear first = register_module("first", nn::Linear(8, 64));
+    nn::Linear middle = register_module("center", nn::Linear(64, 64));
+    nn::Linear head = register_module("head", nn::Linear(64, 4));
+  };
+  const auto old = std::make_shared<OldImpl>();
+  for (std::size_t i = 0; i < old->parameters().size(); ++i)
+    old->parameters()[i].copy_(net_->parameters()[i]);
+  save_model(*old, directory_ / "old");
+  const auto rename = rename_prefixes({{"center.", "middle."}});
+  // On the disk in the checkpoint's own file, and in a folder.
+  for (const fs::path& folder : {fs::path(), folder_}) {
+    SCOPED_TRACE(folder);
+    Net empty = init_empty_weights([] { return Net(); });
+    auto big = load_checkpoint_and_dispatch(
+        empty,
+        directory_ / "old",
+        {.device_map = DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+         .offload_folder = folder,
+         .strict = true,
+         .rename = rename});
+    EXPECT_TRUE(big(x_).equal(expected));
+  }
+  Net net;
+  const Tensor bias = net->head->bias.clone();
+  const auto left = load_checkpoint_and_dispatch(
+      net,
+      directory_ / "old",
+      {.strict = true,
+       .map_weights = false,
+       .skip = {"head.bias", "center.*"},
+       .allow_missing = {"middle.*"}});
+  EXPECT_TRUE(net->head->bias.equal(bias));
+  EXPECT_TRUE(net->head->weight.equal(net_->head->weight));
+  Net half;
+  const auto kept = load_checkpoint_and_dispatch(
+      half,
+      directory_ / "old",
+      {.dtype = torch::kHalf, .keep_in_fp32_modules = {"head"}, .rename = rename});
+  EXPECT_EQ(half->head->weight.scalar_type(), torch::kFloat);
+  EXPECT_EQ(half->middle->weight.scalar_type(), torch::kHalf);
+}
+
+TEST_F(DispatchModel, ShowsABarOfWhatIsRead) {
+  save_model(*net_, directory_.path());
+  const auto read = [&](LoadAndDispatchOptions options) {
+    ::testing::internal::CaptureStderr();
+    Net empty = init_empty_weights([] { return Net(); });
+    const auto big = load_checkpoint_and_dispatch(
+        empty, directory_.path(), std::move(options));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const ProgressOptions bar{
+      .description = "reading weights", .line_interval_seconds = 0};
+  const DeviceMap on_cpu{{"", "cpu"}};
+  EXPECT_THAT(
+      read({.device_map = on_cpu, .map_weights = false, .progress = bar}),
+      ::testing::HasSubstr("reading weights"));
+  EXPECT_EQ(read({.device_map = on_cpu, .map_weights = false}), "");
+}
+
+TEST_F(DispatchModel, SaysThatTheDiskHasNoRoomBeforeItIsFilled) {
+  const Tensor huge = torch::zeros({1}).expand({std::int64_t{1} << 52});
+  expect_error<ConfigError>(
+      [&] { offload_state_dict(folder_, {{"huge", huge}}); },
+      "keep more of the model in memory");
+  EXPECT_FALSE(fs::exists(folder_));
+  const MaxMemory limits = get_max_memory({}, folder_ / "of" / "a" / "model");
+  EXPECT_TRUE(limits.back().first.is_disk());
+  EXPECT_GT(limits.back().second.bytes(), 0);
+  EXPECT_EQ(
+      get_max_memory({{"cpu", 5}, {"disk", 7}}, folder_),
+      (MaxMemory{{"cpu", 5}, {"disk", 7}}));
+}
+
+TEST_F(DispatchModel, NeedsAFolderIfOnlyRank0HasTheCheckpoint) {
+  save_model(*net_, directory_.path());
+  run_on_ranks(2, [&](const WorldOptions& options) {
+    World world(options);
+    const torch::NoGradGuard no_grad;
+    const LoadAndDispatchOptions loading{
+        .device_map = DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+        .broadcast_from_rank0 = true,
+        .group = world.group()};
+    // Only rank 0 has the files.
+    const fs::path checkpoint =
+        world.rank() == 0 ? directory_.path() : directory_ / "nowhere";
+    expect_error<ConfigError>(
+        [&] {
+          static_cast<void>(load_checkpoint_and_dispatch(
+              init_empty_weights([] { return Net(); }), checkpoint, loading));
+        },
+        "give each rank an offload_folder of its own");
+    LoadAndDispatchOptions own = loading;
+    own.offload_folder =
+        directory_ / ("offload" + std::to_string(world.rank()));
+    auto big = load_checkpoint_and_dispatch(
+        init_empty_weights([] { return Net(); }), checkpoint, own);
+    EXPECT_TRUE(big(x_).equal(net_(x_)));
+  });
 }
 
 TEST_F(DispatchModel, ReadsWhatAnIndexNames) {

@@ -1,8 +1,12 @@
 #include <gmock/gmock.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <vector>
 
+#include <accelerate/accelerator.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 #include <accelerate/load_checkpoint.h>
@@ -10,6 +14,7 @@
 #include <accelerate/weights.h>
 
 #include "support/expect_error.h"
+#include "support/file_size_limit.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -18,6 +23,7 @@ namespace accelerate::load_checkpoint_test {
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
 using testing::expect_error;
+using testing::FileSizeLimit;
 using testing::run_on_ranks;
 using testing::TemporaryDirectory;
 
@@ -179,6 +185,116 @@ TEST_F(LoadCheckpoint, RefusesWhatCannotBeAndLoadsNothing) {
   refuse({.full_state_dict = false}, "Accelerator::load_model()");
   refuse({.broadcast_from_rank0 = true}, "group");
   refuse({.dtype = torch::kLong}, "floating-point");
+}
+
+// What a module's tensors are: values, or none.
+std::vector<torch::Tensor> state_of(const Net& net) {
+  std::vector<torch::Tensor> state;
+  for (const auto& [name, tensor] : get_state_dict(*net))
+    state.push_back(tensor.is_meta() ? torch::Tensor() : tensor.clone());
+  return state;
+}
+
+void expect_state(const Net& net, const std::vector<torch::Tensor>& expected) {
+  const auto found = state_of(net);
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
+    if (found[i].defined()) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+  }
+}
+
+// The last tensor that is read is damaged, after others that stay in memory and
+// on disk.
+TEST_F(LoadCheckpoint, LoadsNothingIfATensorIsDamaged) {
+  const fs::path checkpoint = directory_.path() / "state";
+  {
+    Accelerator accelerator({.project_dir = directory_.path()});
+    auto model = accelerator.prepare(saved_);
+    accelerator.save_state(checkpoint);
+  }
+  const fs::path file = checkpoint / "model.safetensors";
+  ASSERT_TRUE(fs::exists(file));
+  const auto damage = [&] {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-1, std::ios::end);
+    stream.put('x');
+  };
+  damage();
+  for (const bool on_meta : {false, true}) {
+    SCOPED_TRACE(on_meta);
+    Net net = on_meta ? empty() : Net();
+    const auto before = state_of(net);
+    for (const DeviceMap& map :
+         {DeviceMap(),
+          DeviceMap{{"", "cpu"}},
+          DeviceMap{{"first", "disk"}, {"norm", "cpu"}, {"last", "cpu"}}}) {
+      expect_error<CheckpointError>(
+          [&] {
+            load_checkpoint_in_model(
+                *net,
+                checkpoint,
+                {.device_map = map, .offload_folder = folder_});
+          },
+          "model.safetensors");
+      expect_state(net, before);
+      EXPECT_FALSE(fs::exists(folder_ / "index.json"));
+    }
+  }
+}
+
+TEST_F(LoadCheckpoint, LoadsNothingIfTheDiskIsFull) {
+  for (const bool on_meta : {false, true}) {
+    SCOPED_TRACE(on_meta);
+    Net net = on_meta ? empty() : Net();
+    const auto before = state_of(net);
+    const LoadCheckpointOptions options{
+        .device_map = {{"first", "cpu"}, {"norm", "cpu"}, {"last", "disk"}},
+        .offload_folder = folder_,
+        .dtype = torch::kDouble};
+    {
+      const FileSizeLimit limit(16);
+      expect_error<Error>(
+          [&] { load_checkpoint_in_model(*net, checkpoint_, options); },
+          std::strerror(EFBIG));
+    }
+    expect_state(net, before);
+    EXPECT_FALSE(fs::exists(folder_ / "index.json"));
+    load_checkpoint_in_model(*net, checkpoint_, options);
+    EXPECT_TRUE(
+        net->first->weight.equal(saved_->first->weight.to(torch::kDouble)));
+    EXPECT_TRUE(net->last->weight.is_meta());
+    fs::remove_all(folder_);
+  }
+}
+
+// All ranks get the error of the one that reads.
+TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfRank0CannotRead) {
+  const fs::path checkpoint = directory_.path() / "state";
+  {
+    Accelerator accelerator({.project_dir = directory_.path()});
+    auto model = accelerator.prepare(saved_);
+    accelerator.save_state(checkpoint);
+  }
+  std::fstream(
+      checkpoint / "model.safetensors",
+      std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(-1, std::ios::end)
+      .put('x');
+  run_on_ranks(2, [&](const WorldOptions& options) {
+    World world(options);
+    Net net;
+    const auto before = state_of(net);
+    expect_error<CheckpointError>(
+        [&] {
+          load_checkpoint_in_model(
+              *net,
+              checkpoint,
+              {.broadcast_from_rank0 = true, .group = world.group()});
+        },
+        "model.safetensors");
+    expect_state(net, before);
+  });
 }
 
 TEST(OffloadFolder, HasTheBytesThatAccelerateWrites) {

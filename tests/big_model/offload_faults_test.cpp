@@ -227,6 +227,11 @@ void scribble(const fs::path& file, char byte = 'x') {
   fs::last_write_time(file, time + std::chrono::seconds(1));
 }
 
+std::string contents_of(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
 class RunningModel : public ::testing::Test {
  protected:
   RunningModel() { torch::manual_seed(0); }
@@ -274,6 +279,63 @@ TEST_F(RunningModel, SaysThatItsCheckpointWasChanged) {
   }
 }
 
+// Weights are pages of the file while operators use them, and the file is
+// truncated or written over by another program.
+TEST_F(RunningModel, GoesOnWithWhatItHasIfItsMappedFileIsTruncated) {
+  for (const bool truncates : {true, false}) {
+    SCOPED_TRACE(truncates);
+    auto big = from_checkpoint("1GB");
+    EXPECT_TRUE(big(x_).equal(expected()));
+    // The second forward maps what is cached.
+    static_cast<void>(contents_of(checkpoint()));
+    big.dispatch().offload();
+    EXPECT_TRUE(big(x_).equal(expected()));
+    if (big.stats().mapped_bytes == 0)
+      GTEST_SKIP() << "this file system has no leases";
+    if (truncates) {
+      fs::resize_file(checkpoint(), 1000);
+    } else {
+      std::ofstream(checkpoint()) << "something else";
+    }
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(big(x_).equal(expected()));
+    big.dispatch().offload();
+    expect_error<CheckpointError>(
+        [&] { static_cast<void>(big(x_)); }, "model.safetensors");
+    fs::remove_all(directory_ / "model");
+  }
+}
+
+// So are weights that stay in memory.
+TEST_F(RunningModel, KeepsMappedWeightsIfTheirFileIsTruncated) {
+  save_model(*net_of(1), directory_ / "model");
+  Net net = init_empty_weights([] { return Net(); });
+  load_checkpoint_in_model(*net, directory_ / "model");
+  fs::resize_file(checkpoint(), 1000);
+  EXPECT_TRUE(net(x_).equal(expected()));
+  net->head->weight.zero_();
+  EXPECT_FALSE(net(x_).equal(expected()));
+}
+
+// A file without checksums is compared with what was read first.
+TEST_F(RunningModel, ComparesACheckpointThatWasTouchedOrWrittenAnew) {
+  auto big = from_checkpoint(1);
+  EXPECT_TRUE(big(x_).equal(expected()));
+  fs::last_write_time(
+      checkpoint(), fs::last_write_time(checkpoint()) + std::chrono::hours(1));
+  EXPECT_TRUE(big(x_).equal(expected()));
+  const auto time = fs::last_write_time(checkpoint());
+  const std::string before = contents_of(checkpoint());
+  std::ofstream(checkpoint(), std::ios::binary) << before;
+  EXPECT_TRUE(big(x_).equal(expected()));
+  // Other contents with the size and time of the old ones.
+  scribble(checkpoint());
+  fs::last_write_time(checkpoint(), time);
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(big(x_)); }, "was changed while");
+  std::ofstream(checkpoint(), std::ios::binary) << before;
+  EXPECT_TRUE(big(x_).equal(expected()));
+}
+
 TEST_F(RunningModel, SaysThatItsFileWasTruncated) {
   {
     auto big = from_checkpoint(1);
@@ -296,10 +358,7 @@ TEST_F(RunningModel, ComparesAFolderThatWasTouched) {
   const fs::path file = folder() / "middle.weight.dat";
   fs::last_write_time(file, fs::last_write_time(file) + std::chrono::hours(1));
   EXPECT_TRUE(big(x_).equal(expected()));
-  const std::string before = [&] {
-    std::ifstream stream(file, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(stream), {});
-  }();
+  const std::string before = contents_of(file);
   scribble(file);
   expect_error<CheckpointError>(
       [&] { static_cast<void>(big(x_)); },
@@ -345,6 +404,40 @@ TEST_F(RunningModel, WarnsOfTheFolderOfAnotherModel) {
   expect_error<ConfigError>(
       [&] { static_cast<void>(disk_offload(model, folder())); },
       "weights are those of another model");
+}
+
+TEST_F(RunningModel, RefusesTheFolderOfAnotherModelIfAsked) {
+  static_cast<void>(from_folder());
+  Net other = net_of(2);
+  const auto before = fs::last_write_time(folder() / "index.json");
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(disk_offload(
+            other,
+            folder(),
+            {.execution_device = torch::kCPU, .strict_offload_dir = true}));
+      },
+      "has other values for first.weight, first.bias, middle.weight");
+  EXPECT_TRUE(other(x_).equal(net_of(2)(x_)));
+  save_model(*net_of(2), directory_ / "other");
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(load_checkpoint_and_dispatch(
+            init_empty_weights([] { return Net(); }),
+            directory_ / "other",
+            {.device_map = DeviceMap{{"", "disk"}},
+             .offload_folder = folder(),
+             .strict_offload_folder = true}));
+      },
+      "has other values for");
+  EXPECT_EQ(fs::last_write_time(folder() / "index.json"), before);
+  EXPECT_FALSE(fs::exists(folder() / ".filling"));
+  // The same model may have it.
+  auto big = disk_offload(
+      net_of(1),
+      folder(),
+      {.execution_device = torch::kCPU, .strict_offload_dir = true});
+  EXPECT_TRUE(big(x_).equal(expected()));
 }
 
 TEST_F(RunningModel, OpensMoreFilesThanTheSoftLimit) {

@@ -1,6 +1,8 @@
 // Quantised models whose codes are in host memory or on disk between forwards.
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -9,13 +11,16 @@
 #include <torch/nn/modules.h>
 
 #include <accelerate/big_model.h>
+#include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 #include <accelerate/module_tensors.h>
 #include <accelerate/quantized_model.h>
 #include <accelerate/weights.h>
 
 #include "big_model/model/module_tensor.h"
+#include "big_model/model/offload_keeper.h"
 #include "support/expect_error.h"
+#include "support/file_size_limit.h"
 #include "support/pretend_device.h"
 #include "support/temporary_directory.h"
 
@@ -174,7 +179,7 @@ TEST_F(QuantizedDispatch, AFolderOfAnotherModelIsWrittenAnew) {
     const QuantizedModel quantized = load_and_quantize_model(
         *other,
         kInt8,
-        {.device_map = {{"", "disk"}}, .offload_folder = folder()});
+        {.device_map = DeviceMap{{"", "disk"}}, .offload_folder = folder()});
     EXPECT_GT(fs::file_size(folder() / "middle.weight.dat"), 0U);
   }
   Net net = empty_net();
@@ -185,8 +190,169 @@ TEST_F(QuantizedDispatch, AFolderOfAnotherModelIsWrittenAnew) {
   const QuantizedModel third = load_and_quantize_model(
       *in_place,
       kNf4,
-      {.device_map = {{"", "disk"}}, .offload_folder = folder()});
+      {.device_map = DeviceMap{{"", "disk"}}, .offload_folder = folder()});
   EXPECT_TRUE(in_place(x_).equal(expected(kNf4)));
+}
+
+// Nothing is quantised, and all values are there, if the codes of some layers
+// cannot be written.
+TEST_F(QuantizedDispatch, AFullDiskLeavesTheModelAsItWas) {
+  const torch::NoGradGuard no_grad;
+  const DeviceMap map{{"", "cpu"}, {"middle", "disk"}};
+  const Tensor wanted = whole_(x_);
+  for (const bool in_place : {false, true}) {
+    SCOPED_TRACE(in_place);
+    Net net = in_place ? whole_ : empty_net();
+    LoadAndQuantizeOptions options = at(map);
+    if (in_place) options.weights_location.clear();
+    {
+      const testing::FileSizeLimit limit(16);
+      expect_error<Error>(
+          [&] {
+            static_cast<void>(load_and_quantize_model(*net, kNf4, options));
+          },
+          std::strerror(EFBIG));
+    }
+    EXPECT_FALSE(fs::exists(folder() / "index.json"));
+    if (in_place) {
+      EXPECT_TRUE(net(x_).equal(wanted));
+    } else {
+      EXPECT_TRUE(net->first->weight.is_meta());
+      EXPECT_TRUE(net->last->weight.is_meta());
+    }
+    const QuantizedModel quantized =
+        load_and_quantize_model(*net, kNf4, options);
+    EXPECT_TRUE(net(x_).equal(expected(kNf4)));
+    fs::remove_all(folder());
+  }
+}
+
+// A strategy places codes by their sizes; what is computed where is as said.
+TEST_F(QuantizedDispatch, TakesStrategiesAndTheOptionsOfDispatching) {
+  const torch::NoGradGuard no_grad;
+  Net net = empty_net();
+  LoadAndQuantizeOptions options{
+      .weights_location = weights(),
+      .device_map = "sequential",
+      .max_memory = {{"cpu", 2600}},
+      .preload_module_classes = {"Net"},
+      .offload_buffers = true,
+      .offload_folder = folder()};
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, kNf4, options);
+  const DeviceMap& map = quantized.dispatch().device_map();
+  EXPECT_EQ(
+      map,
+      infer_quantized_device_map(
+          *empty_net(), kNf4, {.max_memory = {{"cpu", 2600}}}));
+  EXPECT_GT(map.size(), 1U);
+  EXPECT_TRUE(net(x_).equal(expected(kNf4)));
+  // All of it is one unit.
+  EXPECT_EQ(quantized.dispatch().stats().num_fetches, 1);
+  Net whole = empty_net();
+  options.no_split_module_classes = {"Net"};
+  const QuantizedModel at_once =
+      load_and_quantize_model(*whole, kNf4, options);
+  EXPECT_EQ(at_once.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
+  expect_error<ConfigError>(
+      [&] {
+        Net other = empty_net();
+        options.device_map = "best";
+        static_cast<void>(load_and_quantize_model(*other, kNf4, options));
+      },
+      "balanced_low_0");
+}
+
+TEST_F(QuantizedDispatch, CallsTheModuleOnTheMainDevice) {
+  const torch::NoGradGuard no_grad;
+  const c10::Device second = testing::pretend_device(1);
+  Net net = empty_net();
+  LoadAndQuantizeOptions options = at({{"", "cpu"}});
+  options.main_device = 1;
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, kNf4, options);
+  EXPECT_EQ(quantized.dispatch().main_device(), second);
+  const Tensor y = quantized.dispatch().call(*net, x_);
+  EXPECT_TRUE(y.is_cpu());
+  EXPECT_TRUE(y.allclose(expected(kNf4), 1e-5, 1e-6));
+  Net missing = empty_net();
+  options.main_device = 7;
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(load_and_quantize_model(*missing, kNf4, options));
+      },
+      "the device 7");
+  EXPECT_TRUE(missing->first->weight.is_meta());
+}
+
+struct NormedImpl : nn::Module {
+  Tensor forward(const Tensor& x) { return norm(linear(x)); }
+  nn::Linear linear = register_module("linear", nn::Linear(32, 64));
+  nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(64));
+};
+TORCH_MODULE(Normed);
+
+TEST_F(QuantizedDispatch, OffloadsBuffersIfAsked) {
+  const torch::NoGradGuard no_grad;
+  Normed whole;
+  whole->norm->running_mean.uniform_();
+  whole->eval();
+  save_model(*whole, directory_.path() / "normed");
+  QuantizationConfig config = kNf4;
+  config.skip_modules.emplace();
+  Tensor wanted;
+  for (const bool offload_buffers : {false, true}) {
+    for (const bool in_place : {false, true}) {
+      SCOPED_TRACE(2 * offload_buffers + in_place);
+      Normed net = init_empty_weights([] { return Normed(); }, true);
+      net->eval();
+      LoadAndQuantizeOptions options = at({{"", "disk"}});
+      options.weights_location = directory_.path() / "normed";
+      if (in_place) {
+        load_checkpoint_in_model(
+            *net, options.weights_location, {.map_weights = false});
+        options.weights_location.clear();
+      }
+      options.offload_buffers = offload_buffers;
+      const QuantizedModel quantized =
+          load_and_quantize_model(*net, config, options);
+      EXPECT_EQ(
+          detail::offloaded_unit(net->norm->running_mean).keeper != nullptr,
+          offload_buffers);
+      const Tensor y = net(x_);
+      if (!wanted.defined()) wanted = y;
+      EXPECT_TRUE(y.equal(wanted));
+      fs::remove_all(folder());
+    }
+  }
+}
+
+struct KeyedImpl : nn::Module {
+  Tensor forward(const std::map<std::string, Tensor>& inputs) {
+    device_of_extra = inputs.at("extra").device();
+    return linear(inputs.at("x"));
+  }
+  nn::Linear linear = register_module("linear", nn::Linear(32, 64));
+  c10::Device device_of_extra = at::kCPU;
+};
+TORCH_MODULE(Keyed);
+
+TEST_F(QuantizedDispatch, LeavesKeysOfArgumentsWhereTheyAre) {
+  const torch::NoGradGuard no_grad;
+  const c10::Device device = testing::pretend_device(0);
+  QuantizationConfig config = kNf4;
+  config.skip_modules.emplace();
+  const std::map<std::string, Tensor> inputs{
+      {"x", x_}, {"extra", torch::ones({2})}};
+  for (const bool skips : {false, true}) {
+    Keyed keyed;
+    LoadAndQuantizeOptions options{.device_map = DeviceMap{{"", 0}}};
+    if (skips) options.skip_keys = {"extra"};
+    const QuantizedModel quantized =
+        load_and_quantize_model(*keyed, config, options);
+    static_cast<void>(quantized.dispatch().call(*keyed, inputs));
+    EXPECT_EQ(keyed->device_of_extra, skips ? c10::Device(at::kCPU) : device);
+  }
 }
 
 TEST_F(QuantizedDispatch, AFolderThatHasTheCodesIsNotWrittenAgain) {

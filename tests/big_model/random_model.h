@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,8 @@
 namespace accelerate::testing {
 
 /// A chain of blocks drawn at random: linear layers with and without bias,
-/// normalisations with buffers, residual pairs and layers that share a weight.
+/// normalisations with buffers, residuals, dropout and layers that share a
+/// weight.
 struct RandomBlockImpl : torch::nn::Module {
   explicit RandomBlockImpl(int kind) : kind_(kind) {
     namespace nn = torch::nn;
@@ -28,6 +30,8 @@ struct RandomBlockImpl : torch::nn::Module {
     }
     // Both names are one layer.
     if (kind == 3) b = register_module("b", a);
+    if (kind == 4) b = register_module("b", nn::Linear(kWidth, kWidth));
+    if (kind == 5) dropout = register_module("dropout", nn::Dropout(0.3));
   }
   torch::Tensor forward(const torch::Tensor& x) {
     switch (kind_) {
@@ -37,16 +41,24 @@ struct RandomBlockImpl : torch::nn::Module {
         return b(torch::relu(batch(a(x)))) * scale;
       case 3:
         return b(torch::tanh(a(x)));
+      case 4:
+        return x + b(torch::relu(a(x))).masked_fill(mask.to(x.device()), 0);
+      case 5:
+        return dropout(torch::relu(a(x)));
       default:
         return torch::relu(a(x));
     }
   }
 
+  static constexpr int kNumKinds = 6;
   static constexpr int kWidth = 6;
   torch::nn::Linear a{nullptr}, b{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::BatchNorm1d batch{nullptr};
+  torch::nn::Dropout dropout{nullptr};
   torch::Tensor scale;
+  /// No buffer, but made by the program.
+  torch::Tensor mask = torch::arange(kWidth) == 2;
 
  private:
   int kind_;
@@ -66,6 +78,41 @@ struct RandomModelImpl : torch::nn::Module {
   std::vector<RandomBlock> blocks;
 };
 TORCH_MODULE(RandomModel);
+
+/// A tree of modules: blocks, and groups of blocks and groups whose sum with
+/// their input, and a parameter of their own, is their output.
+struct RandomTreeImpl : torch::nn::Module {
+  /// The kind of a block, or the children of a group.
+  struct Shape {
+    int kind = 0;
+    std::vector<Shape> children = {};
+  };
+
+  explicit RandomTreeImpl(const Shape& shape) {
+    if (shape.children.empty()) {
+      block = register_module("block", RandomBlock(shape.kind));
+      return;
+    }
+    offset = register_parameter(
+        "offset", torch::randn({RandomBlockImpl::kWidth}));
+    for (const Shape& child : shape.children) {
+      children_in_order.push_back(register_module(
+          "child" + std::to_string(children_in_order.size()),
+          std::make_shared<RandomTreeImpl>(child)));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    if (block) return block(x);
+    torch::Tensor y = x;
+    for (const auto& child : children_in_order) y = child->forward(y);
+    return x + y + offset;
+  }
+
+  RandomBlock block{nullptr};
+  torch::Tensor offset;
+  std::vector<std::shared_ptr<RandomTreeImpl>> children_in_order;
+};
+TORCH_MODULE(RandomTree);
 
 /// Copies all parameters and buffers.
 template <class Model>

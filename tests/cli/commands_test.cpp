@@ -234,6 +234,47 @@ TEST(EstimateMemory, CountsTheBytesOfBert) {
           HasSubstr("activations")));
 }
 
+TEST(EstimateMemory, FitsOnlyWhatItsFlagsAllow) {
+  const testing::TemporaryDirectory directory;
+  std::ofstream(directory / "config.json")
+      << R"({"model_type": "bert", "vocab_size": 28996, "hidden_size": 768,
+             "num_hidden_layers": 12, "num_attention_heads": 12,
+             "intermediate_size": 3072, "max_position_embeddings": 512,
+             "type_vocab_size": 2})";
+  const auto fits = [&](std::vector<std::string> flags) {
+    std::vector<std::string> all{
+        "estimate-memory",
+        directory.path().string(),
+        "--sequence_length",
+        "128",
+        "--gpus",
+        "8",
+        "--fits",
+        "16GB"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const ToolResult result = run_tool(all);
+    const auto begin = result.out.find("fits, cheapest first");
+    EXPECT_NE(begin, std::string::npos) << result.out << result.err;
+    return result.out.substr(std::min(begin, result.out.size()));
+  };
+  EXPECT_THAT(
+      fits({}),
+      AllOf(HasSubstr("replicated"), HasSubstr("ZeRO-1 over 8"),
+            HasSubstr("bf16")));
+  EXPECT_THAT(
+      fits({"--shards", "4"}),
+      AllOf(HasSubstr("hybrid shard over 4"), Not(HasSubstr("over 8")),
+            Not(HasSubstr("replicated"))));
+  EXPECT_THAT(
+      fits({"--activation_checkpointing", "--mixed_precision", "bf16"}),
+      AllOf(HasSubstr(" yes "), Not(HasSubstr(" no "))));
+  EXPECT_THAT(
+      fits({"--mixed_precision", "fp8"}),
+      AllOf(HasSubstr("fp8"), Not(HasSubstr("bf16"))));
+  EXPECT_THAT(
+      fits({"--tensor", "2", "--pipeline", "2"}), HasSubstr("over 2"));
+}
+
 TEST(EstimateMemory, NamesModelsThatItCannotRead) {
   EXPECT_THAT(
       run_tool({"estimate-memory", "bert-base-cased"}).err,

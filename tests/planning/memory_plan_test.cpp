@@ -1,5 +1,8 @@
 #include <accelerate/memory_plan.h>
 
+#include <utility>
+#include <vector>
+
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -120,11 +123,91 @@ detail::ModelTree transformer() {
   return model;
 }
 
+MemoryPlan::Facts on(
+    int num_ranks,
+    int num_local_ranks,
+    std::vector<FloatType> precisions) {
+  return {
+      .num_ranks = num_ranks,
+      .num_local_ranks = num_local_ranks,
+      .precisions = std::move(precisions)};
+}
+
+TEST(TransformerPlan, CountsWhatDevicesSplitOfALayerASequenceAndTheLayers) {
+  detail::TrainingPlan training;
+  training.sequence_length = 4;
+  const auto plan_with = [&](int tensor, int context, int pipeline) {
+    MemoryPlan::Facts facts = on(4, 4, {FloatType::fp32});
+    facts.tensor = tensor;
+    facts.context = context;
+    facts.pipeline = pipeline;
+    return detail::plan_transformer(transformer(), 400, training, facts)
+        .row(MemorySplit::replicated);
+  };
+  const MemoryRow split = plan_with(2, 1, 1);
+  EXPECT_EQ(split.weights, 2000U);
+  // s b h (10 + (24 + 5 a s / h) / t) x 2 bytes of each layer.
+  EXPECT_EQ(split.activations, 2U * 4 * 8 * 49 + 4U * 10 * 4 / 2);
+  EXPECT_EQ(split.buckets, 2000U);
+  const MemoryRow shorter = plan_with(1, 2, 1);
+  EXPECT_EQ(shorter.weights, 4000U);
+  // 34 + 5 a s / h with s = 2 is 36.5.
+  EXPECT_EQ(shorter.activations, 2U * 2 * 8 * 73 + 2U * 10 * 4);
+  // One of two layers; the embedding of 10 x 8 is on one of the stages.
+  const MemoryRow stage = plan_with(1, 1, 2);
+  EXPECT_EQ(stage.weights, 4U * (920 / 2 + 80));
+  EXPECT_EQ(stage.activations, 4U * 8 * 39 * 2 + 4U * 10 * 4);
+  EXPECT_EQ(plan_with(2, 1, 2).buckets, 0U);
+  // The first of two stages has two micro-steps under way.
+  MemoryPlan::Facts facts = on(4, 4, {FloatType::fp32});
+  facts.pipeline = 2;
+  EXPECT_EQ(
+      detail::plan_transformer(transformer(), 400, training, facts)
+          .row({.num_ranks = 4, .accumulation_steps = 3, .pipeline = 2})
+          .activations,
+      2U * 4 * 8 * 39 * 2);
+  expect_error<ConfigError>(
+      [&] { plan_with(3, 1, 1); }, "whose product must divide the ranks");
+}
+
+TEST(TransformerPlan, KeepsInputsOfLinearLayersInFloat8) {
+  detail::TrainingPlan training;
+  training.sequence_length = 4;
+  MemoryPlan::Facts facts = on(1, 1, {FloatType::bf16});
+  facts.uses_fp8 = true;
+  const MemoryPlan plan =
+      detail::plan_transformer(transformer(), 400, training, facts);
+  EXPECT_EQ(
+      plan.row(MemorySplit::replicated, FloatType::bf16).activations,
+      2U * 4 * 8 * (27 + 5) + 4U * 10 * 4);
+  EXPECT_NE(plan.table().find("fp8"), std::string::npos);
+}
+
+TEST(TransformerPlan, HasOnlyWhatWasAskedFor) {
+  detail::TrainingPlan training;
+  training.sequence_length = 4;
+  MemoryPlan::Facts facts = on(8, 8, {FloatType::fp32});
+  facts.num_shards = 4;
+  facts.recomputes = true;
+  const MemoryPlan plan =
+      detail::plan_transformer(transformer(), 400, training, facts);
+  ASSERT_EQ(plan.rows().size(), 1U);
+  EXPECT_EQ(plan.rows()[0].at.num_shards, 4);
+  for (const MemoryFit& fit : plan.fits(1 << 20)) {
+    EXPECT_EQ(fit.row.at.num_shards, 4);
+    EXPECT_TRUE(fit.row.at.recomputes);
+  }
+  facts.num_shards = 3;
+  expect_error<ConfigError>(
+      [&] { detail::plan_transformer(transformer(), 400, training, facts); },
+      "cannot share a model 3 ways");
+}
+
 TEST(TransformerPlan, CountsWhatEachSplitDivides) {
   detail::TrainingPlan training;
   training.sequence_length = 4;
   const MemoryPlan plan = detail::plan_transformer(
-      transformer(), 400, training, 4, 4, {FloatType::fp32});
+      transformer(), 400, training, on(4, 4, {FloatType::fp32}));
   const MemoryRow whole = plan.row(MemorySplit::replicated);
   EXPECT_EQ(whole.weights, 4000U);
   EXPECT_EQ(whole.gradients, 4000U);
@@ -154,11 +237,11 @@ TEST(TransformerPlan, NeedsAShapeAndALength) {
   expect_error<ConfigError>(
       [&] {
         detail::plan_transformer(
-            transformer(), 400, training, 1, 1, {FloatType::fp32});
+            transformer(), 400, training, on(1, 1, {FloatType::fp32}));
       },
       "--sequence_length");
   expect_error<ConfigError>(
-      [&] { detail::plan_transformer({}, 400, training, 1, 1, {}); },
+      [&] { detail::plan_transformer({}, 400, training, on(1, 1, {})); },
       "config.json");
 }
 
@@ -169,7 +252,7 @@ TEST(TransformerPlan, GrowsWithTheBatchAndShrinksWithTheShards) {
     const auto batch = *rc::gen::inRange<std::int64_t>(1, 64);
     const int shards = 1 << *rc::gen::inRange(1, 6);
     const MemoryPlan plan = detail::plan_transformer(
-        transformer(), 400, training, 64, 64, {FloatType::bf16});
+        transformer(), 400, training, on(64, 64, {FloatType::bf16}));
     MemoryCase at{
         .split = MemorySplit::hybrid_shard,
         .num_ranks = 64,
@@ -192,7 +275,10 @@ TEST(TransformerPlan, EveryFitFits) {
     training.sequence_length = 16;
     training.batch_size = *rc::gen::inRange<std::int64_t>(1, 40);
     const MemoryPlan plan = detail::plan_transformer(
-        transformer(), 400, training, 8, 4, {FloatType::fp32, FloatType::bf16});
+        transformer(),
+        400,
+        training,
+        on(8, 4, {FloatType::fp32, FloatType::bf16}));
     const auto limit = *rc::gen::inRange<std::uint64_t>(1, 200'000);
     double last = 0;
     for (const MemoryFit& fit : plan.fits(limit)) {

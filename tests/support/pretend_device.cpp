@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -192,7 +193,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) machine().run(*static_cast<Stream*>(event));
   }
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void* event) const override {
+    if (event == nullptr) return true;
+    const std::lock_guard lock(machine().mutex);
+    return machine().queued[*static_cast<Stream*>(event)].empty();
+  }
   void destroyEvent(void* event, const c10::DeviceIndex)
       const noexcept override {
     delete static_cast<Stream*>(event);
@@ -207,8 +212,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
+  // The one that operators draw from, since the host computes.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
-    return generator_;
+    return at::detail::getDefaultCPUGenerator();
   }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -219,7 +225,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     current_device = index;
   }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
-    return std::exchange(current_device, index);
+    return std::exchange(current_device, index < 0 ? current_device : index);
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return exchangeDevice(index);
@@ -231,9 +237,6 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     const std::lock_guard lock(machine().mutex);
     return machine().pinned.contains(data);
   }
-
- private:
-  at::Generator generator_ = at::detail::createCPUGenerator();
 };
 
 at::Tensor on_host(const at::Tensor& tensor) {
@@ -325,7 +328,50 @@ double seconds_of(
       static_cast<double>(right.size(1)) / speed;
 }
 
+// CUDA's operators take the indices of a tensor from the host, too.
+bool takes_indices(const std::string& name) {
+  return name == "aten::index" || name == "aten::index_put_" ||
+      name == "aten::_index_put_impl_";
+}
+
+// Refuses what CUDA refuses: tensors of several devices, but for scalars that
+// are on the host.
+void require_one_device(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  std::optional<c10::Device> found;
+  const auto look_at = [&](const c10::IValue& value, bool may_be_on_host) {
+    if (!value.isTensor() || !value.toTensor().defined()) return;
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.is_cpu() && (may_be_on_host || tensor.dim() == 0)) return;
+    TORCH_CHECK(
+        found.value_or(tensor.device()) == tensor.device(),
+        op.operator_name(),
+        ": Expected all tensors to be on the same device, but found at least "
+        "two devices, ",
+        found->str(),
+        " and ",
+        tensor.device().str(),
+        "!");
+    found = tensor.device();
+  };
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const bool may_be_on_host = arguments[i].name() == "batch_sizes" ||
+        (arguments[i].name() == "indices" &&
+         takes_indices(op.operator_name().name));
+    if (!values[i].isList()) {
+      look_at(values[i], may_be_on_host);
+      continue;
+    }
+    for (const c10::IValue& item : values[i].toListRef())
+      look_at(item, may_be_on_host);
+  }
+}
+
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  require_one_device(op, *stack);
   machine().run(current_stream(current_device));
   const Clock::time_point start = Clock::now();
   const double seconds = seconds_of(op, *stack);

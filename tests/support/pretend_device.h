@@ -6,6 +6,7 @@
 
 /// Two simulated accelerators: their memory is the host's, and work queued on a
 /// stream runs only when something waits for it, as late as on a real device.
+/// Operators refuse tensors of several devices, as CUDA does.
 namespace accelerate::testing {
 
 /// Registers the device with LibTorch, once per process; it stays the

@@ -67,6 +67,54 @@ TEST(BatchSizeSearch, PassesOtherErrorsAndReportsThatNothingFits) {
       "must return less");
 }
 
+// Ten bytes per sample beside a hundred, fewer if recomputed or divided.
+MemoryPlan plan_of_samples() {
+  return {
+      {.num_ranks = 2, .num_local_ranks = 2, .batch_size = 64},
+      [](const MemoryCase& at) {
+        const auto samples = static_cast<std::uint64_t>(at.micro_batch);
+        return MemoryRow{
+            .weights = at.split == MemorySplit::full_shard ? 50U : 100U,
+            .activations = samples * (at.recomputes ? 5U : 10U) /
+                (at.precision == FloatType::fp32 ? 1U : 2U)};
+      }};
+}
+
+TEST(BatchSizeSearch, BeginsAtThePlan) {
+  const MemoryPlan plan = plan_of_samples();
+  const auto first = [&](const PlannedSearch& search) {
+    std::vector<std::int64_t> tried;
+    find_executable_batch_size(
+        [&](std::int64_t batch_size) {
+          tried.push_back(batch_size);
+          if (tried.size() == 1) take_too_much();
+        },
+        search_from_plan(plan, search));
+    EXPECT_EQ(tried.size(), 2U);
+    return tried.front();
+  };
+  EXPECT_EQ(first({.memory = 400}), 30);
+  EXPECT_EQ(first({.split = MemorySplit::full_shard, .memory = 400}), 35);
+  EXPECT_EQ(first({.recomputes = true, .memory = 300}), 40);
+  EXPECT_EQ(first({.precision = FloatType::bf16, .memory = 300}), 40);
+  // All of the batch fits into what is free now.
+  EXPECT_EQ(first({}), 64);
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(
+            search_from_plan(plan, {.split = MemorySplit::hybrid_shard}));
+      },
+      "hybrid shard");
+  run_on_ranks(2, [&](const WorldOptions& options) {
+    World world(options);
+    const auto search = search_from_plan(
+        plan,
+        {.memory = world.rank() == 0 ? 400 : 300, .group = world.group()});
+    EXPECT_EQ(search.starting_batch_size, 20);
+    EXPECT_TRUE(search.group.has_value());
+  });
+}
+
 TEST(BatchSizeSearch, AgreesOverTheRanks) {
   std::vector<std::int64_t> found(3);
   run_on_ranks(3, [&](const WorldOptions& world) {

@@ -15,6 +15,7 @@
 #include "big_model/model/module_tensor.h"
 #include "big_model/model/offload_keeper.h"
 #include "gate/gate_entry.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate {
 
@@ -110,6 +111,16 @@ AlignModuleDevice::AlignModuleDevice(
 }
 
 AlignModuleDevice::~AlignModuleDevice() = default;
+
+bool verify_device_map(const torch::nn::Module& module) {
+  const auto has_map = [](const at::Tensor& tensor) {
+    return tensor.defined() && detail::num_places_of(tensor) > 1;
+  };
+  const auto parameters = module.parameters();
+  const auto buffers = module.buffers();
+  return std::any_of(parameters.begin(), parameters.end(), has_map) ||
+      std::any_of(buffers.begin(), buffers.end(), has_map);
+}
 
 bool has_offloaded_params(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : named_module_tensors(module)) {

@@ -53,8 +53,19 @@ MaxMemory measured_memory() {
 
 }  // namespace
 
-MaxMemory get_max_memory(const MaxMemory& max_memory) {
-  if (max_memory.empty()) return measured_memory();
+MaxMemory get_max_memory(
+    const MaxMemory& max_memory,
+    const std::filesystem::path& offload_folder) {
+  MaxMemory disk;
+  if (!offload_folder.empty()) {
+    if (const auto bytes = detail::free_disk_space(offload_folder))
+      disk.emplace_back("disk", static_cast<std::int64_t>(*bytes));
+  }
+  if (max_memory.empty()) {
+    MaxMemory limits = measured_memory();
+    limits.insert(limits.end(), disk.begin(), disk.end());
+    return limits;
+  }
   const int count = num_accelerators();
   for (const auto& [device, size] : max_memory) {
     if (device.index().value_or(-1) >= count) {
@@ -68,7 +79,9 @@ MaxMemory get_max_memory(const MaxMemory& max_memory) {
               count));
     }
   }
-  return detail::normalised_memory(max_memory);
+  // What is given counts.
+  disk.insert(disk.end(), max_memory.begin(), max_memory.end());
+  return detail::normalised_memory(disk);
 }
 
 }  // namespace accelerate

@@ -22,8 +22,6 @@
 
 namespace accelerate::detail {
 
-namespace {
-
 bool is_kept_in_fp32(
     const std::string& name,
     const std::vector<std::string>& modules) {
@@ -32,6 +30,8 @@ bool is_kept_in_fp32(
         return name == module || name.find(module + ".") != std::string::npos;
       });
 }
+
+namespace {
 
 class Planner {
  public:

@@ -39,6 +39,12 @@ struct TensorInCheckpoint {
   std::vector<std::int64_t> shape;
 };
 
+/// Whether one of the modules has the tensor
+/// (LoadCheckpointOptions::keep_in_fp32_modules).
+bool is_kept_in_fp32(
+    const std::string& name,
+    const std::vector<std::string>& modules);
+
 /// The tensors of a checkpoint, in the order in which files have them. Throws
 /// CheckpointError for dtypes that LibTorch lacks.
 std::vector<TensorInCheckpoint> tensors_in_order(const StoredTensors& saved);

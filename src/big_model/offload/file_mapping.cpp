@@ -18,44 +18,73 @@
 
 namespace accelerate::detail {
 
-std::shared_ptr<FileMapping> FileMapping::open(
-    const std::filesystem::path& file) {
-  return std::shared_ptr<FileMapping>(new FileMapping(file));
+namespace {
+
+[[noreturn]] void fail_to(const char* what, const std::filesystem::path& file) {
+  const int error = errno;
+  throw Error(format(
+      "[files] cannot {} {}: {}", what, file.string(), std::strerror(error)));
 }
 
-FileMapping::FileMapping(std::filesystem::path file) : file_(std::move(file)) {
-  const auto fail = [&](const char* what) {
-    throw Error(format(
-        "[files] cannot {} {}: {}",
-        what,
-        file_.string(),
-        std::strerror(errno)));
-  };
-  const int descriptor = ::open(file_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail("open");
+}  // namespace
+
+std::shared_ptr<FileMapping> FileMapping::open(
+    const std::filesystem::path& file) {
+  std::shared_ptr<FileMapping> mapping(new FileMapping(file));
+  mapping->map();
+  return mapping;
+}
+
+std::shared_ptr<FileMapping> FileMapping::open_protected(
+    const std::filesystem::path& file) {
+  std::shared_ptr<FileMapping> mapping(new FileMapping(file));
+  return mapping->map_protected() ? mapping : nullptr;
+}
+
+FileMapping::FileMapping(std::filesystem::path file)
+    : file_(std::move(file)),
+      descriptor_(::open(file_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (descriptor_ < 0) fail_to("open", file_);
   struct stat status {};
-  const bool is_known = ::fstat(descriptor, &status) == 0;
+  if (::fstat(descriptor_, &status) != 0) {
+    ::close(descriptor_);
+    fail_to("open", file_);
+  }
   size_ = static_cast<std::uint64_t>(status.st_size);
-  if (is_known && size_ > 0) {
-    data_ = ::mmap(
+}
+
+// The mapping needs no open file.
+void FileMapping::map() {
+  if (size_ > 0) {
+    void* const data = ::mmap(
         nullptr,
         size_,
         PROT_READ | PROT_WRITE,
         MAP_PRIVATE | MAP_NORESERVE,
-        descriptor,
+        descriptor_,
         0);
+    if (data == MAP_FAILED) fail_to("map", file_);
+    data_ = static_cast<std::byte*>(data);
   }
-  const int error = errno;
-  ::close(descriptor);
-  errno = error;
-  if (!is_known || data_ == MAP_FAILED) {
-    data_ = nullptr;
-    fail("map");
-  }
+  ::close(std::exchange(descriptor_, -1));
+}
+
+bool FileMapping::map_protected() {
+  if (size_ == 0) return true;
+  mappable_.emplace(descriptor_);
+  const std::uint64_t promise = mappable_->protect();
+  if (promise == 0) return false;
+  bytes_ = mappable_->map(promise, 0, size_);
+  if (bytes_ != nullptr) data_ = bytes_->data();
+  return data_ != nullptr;
 }
 
 FileMapping::~FileMapping() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  const bool is_protected = mappable_.has_value();
+  bytes_.reset();
+  mappable_.reset();
+  if (descriptor_ >= 0) ::close(descriptor_);
+  if (data_ != nullptr && !is_protected) ::munmap(data_, size_);
 }
 
 at::Tensor FileMapping::tensor(
@@ -82,7 +111,7 @@ at::Tensor FileMapping::tensor(
         offset));
   }
   return at::from_blob(
-      static_cast<std::byte*>(data_) + offset,
+      data_ + offset,
       shape,
       [keep = shared_from_this()](void*) {},
       options);

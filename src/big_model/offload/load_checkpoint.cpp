@@ -16,6 +16,8 @@
 #include <accelerate/objects.h>
 #include <accelerate/weights.h>
 
+#include "base/available_memory.h"
+#include "base/progress/byte_progress.h"
 #include "base/text.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/checkpoint_plan.h"
@@ -79,16 +81,27 @@ class CheckpointSource {
     return tensors;
   }
 
+  /// Has a bar show the bytes that are read from now on, if one is wanted.
+  void show(
+      std::uint64_t num_bytes,
+      const std::optional<ProgressOptions>& options) const {
+    if (!options || !reads()) return;
+    detail::show_reads(
+        saved_, std::make_shared<detail::ByteProgress>(num_bytes, *options));
+  }
+
   /// Null on ranks that do not read.
   [[nodiscard]] const StoredTensor* find(const std::string& name) const {
     const auto found = saved_.find(name);
     return found == saved_.end() ? nullptr : &found->second;
   }
 
-  /// Fills `values`, on the CPU, with the tensors of `items`.
+  /// Fills `values`, on the CPU, with the tensors of `items`, which are the same
+  /// on all ranks. If they cannot be read, all ranks throw.
   void read(
       const std::vector<const TensorToLoad*>& items,
       const std::vector<at::Tensor>& values) const {
+    std::string error;
     if (reads()) {
       std::vector<detail::BoxToRead> boxes;
       for (std::size_t i = 0; i < items.size(); ++i) {
@@ -98,9 +111,16 @@ class CheckpointSource {
              {safetensors::Shape(stored.shape.size(), 0), stored.shape},
              detail::bytes_of(values[i])});
       }
-      detail::read_boxes(boxes);
+      try {
+        detail::read_boxes(boxes);
+      } catch (const Error& failed) {
+        if (!group_) throw;
+        error = failed.what();
+      }
     }
     if (!group_) return;
+    error = broadcast_object(error, *group_);
+    if (!error.empty()) throw CheckpointError(error);
     for (const at::Tensor& value : values)
       if (value.numel() > 0) group_->broadcast(value, 0);
   }
@@ -110,28 +130,37 @@ class CheckpointSource {
   StoredTensors saved_;
 };
 
-/// Puts tensors where a plan says.
+/// Puts tensors where a plan says, all of them or none: the module's tensors
+/// change after everything was read and written.
 class CheckpointLoader {
  public:
   CheckpointLoader(
       const CheckpointSource& source,
       const LoadCheckpointOptions& options)
       : source_(source),
-        can_map_(options.map_weights && !options.broadcast_from_rank0),
-        folder_(options.offload_folder) {}
+        sends_(options.broadcast_from_rank0),
+        can_map_(options.map_weights && !sends_),
+        folder_(options.offload_folder),
+        replaces_(!options.strict_offload_folder),
+        progress_(options.progress) {}
 
   void load(const std::vector<TensorToLoad>& plan) {
+    // Ranks that send each other tensors have them in the same order.
+    overwrites_ = !sends_ && !has_room_for_copies(plan);
+    require_space_for(plan);
+    std::vector<const TensorToLoad*> to_read, to_overwrite;
+    std::uint64_t num_read = 0;
     for (const TensorToLoad& item : plan) {
-      if (map(item)) continue;
-      // What is read to where it stays takes no memory on its way: all of it is
-      // read at once.
-      const std::size_t bytes = is_read_in_place(item) ? 0 : num_bytes(item);
-      if (bytes_on_the_way_ + bytes > kMostBytesOnTheWay) flush();
-      bytes_on_the_way_ += bytes;
-      waiting_.push_back(&item);
+      if (!(overwrites_ && is_ready(item)) && map(item)) continue;
+      (overwrites_ && is_ready(item) ? to_overwrite : to_read).push_back(&item);
+      num_read += num_bytes(item);
     }
+    source_.show(num_read, progress_);
+    for (const TensorToLoad* item : to_read) add(*item);
     flush();
     if (writer_) writer_->commit();
+    overwrite(to_overwrite);
+    for (const auto& [item, value] : values_) put(*item, value);
     for (const TensorToLoad& item : plan) empty(item);
   }
 
@@ -141,6 +170,22 @@ class CheckpointLoader {
     for (const std::int64_t size : item.shape)
       count *= static_cast<std::size_t>(size);
     return count;
+  }
+
+  void require_space_for(const std::vector<TensorToLoad>& plan) const {
+    std::vector<std::pair<std::string, std::uint64_t>> sizes;
+    for (const TensorToLoad& item : plan)
+      if (item.to_disk) sizes.emplace_back(item.name, num_bytes(item));
+    if (!sizes.empty()) detail::require_space(folder_, sizes);
+  }
+
+  // Values of tensors that have memory already are read beside it.
+  static bool has_room_for_copies(const std::vector<TensorToLoad>& plan) {
+    std::uint64_t sum = 0;
+    for (const TensorToLoad& item : plan)
+      if (is_ready(item)) sum += num_bytes(item);
+    const auto available = detail::available_memory();
+    return sum == 0 || !available || sum + kMostBytesOnTheWay < *available;
   }
 
   // Uses the file's own pages, if the tensor stays as the file has it.
@@ -157,36 +202,45 @@ class CheckpointLoader {
         box.file->record() != nullptr) {
       return false;
     }
-    auto& mapping = mappings_[box.file->path()];
-    if (!mapping) mapping = detail::FileMapping::open(box.file->path());
-    detail::replace_in_place(
-        item.tensor, mapping->tensor(box.offset, item.dtype, item.shape));
+    const auto [place, is_new] = mappings_.try_emplace(box.file->path());
+    auto& mapping = place->second;
+    if (is_new)
+      mapping = detail::FileMapping::open_protected(box.file->path());
+    // What others could shorten or change is read.
+    if (!mapping) return false;
+    values_.emplace_back(
+        &item, mapping->tensor(box.offset, item.dtype, item.shape));
     return true;
   }
 
-  // Whether the bytes can be read to where they stay.
+  // Whether its memory can hold the file's bytes as they are.
   static bool is_ready(const TensorToLoad& item) {
     return item.stays && item.tensor.is_cpu() && item.device.is_cpu() &&
         item.dtype == item.file_dtype &&
         item.tensor.scalar_type() == item.dtype && item.tensor.is_contiguous();
   }
 
-  // Whether the tensor uses the memory that its bytes are read to.
-  static bool is_read_in_place(const TensorToLoad& item) {
-    const bool is_made = item.stays && item.tensor.is_meta() &&
-        item.device.is_cpu() && item.dtype == item.file_dtype;
-    return !item.to_disk && (is_made || is_ready(item));
+  // Whether what is read is what stays.
+  static bool is_final(const TensorToLoad& item) {
+    return !item.to_disk && item.stays && item.device.is_cpu() &&
+        item.dtype == item.file_dtype;
+  }
+
+  void add(const TensorToLoad& item) {
+    // What stays as it is read takes no memory on its way: all of it is read at
+    // once. Where that is may differ between ranks.
+    const std::size_t bytes = is_final(item) && !sends_ ? 0 : num_bytes(item);
+    if (bytes_on_the_way_ + bytes > kMostBytesOnTheWay) flush();
+    bytes_on_the_way_ += bytes;
+    waiting_.push_back(&item);
   }
 
   void flush() {
     std::vector<at::Tensor> values;
     for (const TensorToLoad* item : waiting_) {
-      values.push_back(
-          is_ready(*item)
-              ? item->tensor.detach()
-              : at::empty(
-                    item->shape, at::TensorOptions().dtype(item->file_dtype)));
-      if (values.back().nbytes() > 0 && !is_ready(*item))
+      values.push_back(at::empty(
+          item->shape, at::TensorOptions().dtype(item->file_dtype)));
+      if (values.back().nbytes() > 0)
         detail::prefer_huge_pages(values.back());
     }
     source_.read(waiting_, values);
@@ -198,25 +252,54 @@ class CheckpointLoader {
 
   void take(const TensorToLoad& item, const at::Tensor& value) {
     if (item.to_disk) {
-      if (!writer_) writer_.emplace(detail::make_file_system(), folder_);
+      if (!writer_)
+        writer_.emplace(detail::make_file_system(), folder_, replaces_);
       writer_->put(
           item.name,
           detail::dtype_name(item.file_dtype),
           detail::to_write(item.name, value));
     }
-    if (!item.stays || is_ready(item)) return;
+    if (!item.stays) return;
+    const auto options =
+        value.options().dtype(item.dtype).device(item.device);
+    values_.emplace_back(&item, value.to(options));
+  }
+
+  void overwrite(const std::vector<const TensorToLoad*>& items) {
+    if (items.empty()) return;
+    std::vector<at::Tensor> memory;
+    for (const TensorToLoad* item : items)
+      memory.push_back(item->tensor.detach());
+    try {
+      source_.read(items, memory);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(explain_overwriting(error, *items.front()));
+    } catch (const Error& error) {
+      throw Error(explain_overwriting(error, *items.front()));
+    }
+  }
+
+  static std::string explain_overwriting(
+      const std::exception& error,
+      const TensorToLoad& first) {
+    return format(
+        "{}; there was no memory for a second copy of the model, so values "
+        "were read over those that it had, from {} on: load it again before it "
+        "is used",
+        error.what(),
+        first.name);
+  }
+
+  static void put(const TensorToLoad& item, const at::Tensor& value) {
     const bool fits = item.tensor.device() == item.device &&
         item.tensor.scalar_type() == item.dtype;
     if (fits) {
       item.tensor.detach().copy_(value);
     } else {
-      detail::replace_in_place(
-          item.tensor,
-          value.to(value.options().dtype(item.dtype).device(item.device)));
+      detail::replace_in_place(item.tensor, value);
     }
   }
 
-  // After all is on disk, so that an error leaves the module's tensors.
   static void empty(const TensorToLoad& item) {
     if (item.stays || !item.tensor.defined()) return;
     detail::replace_in_place(
@@ -227,11 +310,18 @@ class CheckpointLoader {
   }
 
   const CheckpointSource& source_;
+  bool sends_;
   bool can_map_;
   fs::path folder_;
+  bool replaces_;
+  std::optional<ProgressOptions> progress_;
+  /// Read over the module's values, since there is no memory for others.
+  bool overwrites_ = false;
   std::map<fs::path, std::shared_ptr<detail::FileMapping>> mappings_;
   std::optional<detail::OffloadFolderWriter> writer_;
   std::vector<const TensorToLoad*> waiting_;
+  /// What the module's tensors get in the end.
+  std::vector<std::pair<const TensorToLoad*, at::Tensor>> values_;
   std::size_t bytes_on_the_way_ = 0;
 };
 

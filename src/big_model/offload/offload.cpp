@@ -83,6 +83,10 @@ OffloadIndex load_offload_index(const fs::path& folder) {
 }
 
 void offload_state_dict(const fs::path& folder, const WeightList& state_dict) {
+  std::vector<std::pair<std::string, std::uint64_t>> sizes;
+  for (const auto& [name, weight] : state_dict)
+    sizes.emplace_back(name, static_cast<std::uint64_t>(weight.nbytes()));
+  detail::require_space(folder, sizes);
   detail::OffloadFolderWriter writer(detail::make_file_system(), folder);
   for (const auto& [name, weight] : state_dict) {
     writer.put(

@@ -8,8 +8,11 @@
 
 #include <accelerate/error.h>
 
+#include "base/available_memory.h"
 #include "base/files.h"
+#include "base/sizes.h"
 #include "base/text.h"
+#include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_index.h"
 #include "big_model/offload/weight_dtype.h"
 #include "format/checkpoint/checksums.h"
@@ -128,6 +131,22 @@ StoredTensor stored_in_dat_file(
   return stored;
 }
 
+void require_space(
+    const fs::path& folder,
+    const std::vector<std::pair<std::string, std::uint64_t>>& bytes_by_name) {
+  std::uint64_t needed = 0;
+  for (const auto& [name, num_bytes] : bytes_by_name)
+    if (!fs::exists(offloaded_file(folder, name))) needed += num_bytes;
+  const auto free = free_disk_space(folder);
+  if (!free || needed <= *free) return;
+  throw ConfigError(format(
+      "[big_model] {} needs {} more, and its disk has {} free: give a folder on "
+      "another disk, or keep more of the model in memory (max_memory)",
+      folder.string(),
+      format_size(static_cast<double>(needed)),
+      format_size(static_cast<double>(*free))));
+}
+
 OffloadFolder read_offload_folder(const fs::path& folder) {
   OffloadFolder there;
   const fs::path index = folder / kOffloadIndexName;
@@ -176,9 +195,11 @@ StoredTensors stored_in_offload_folder(const fs::path& folder) {
 
 OffloadFolderWriter::OffloadFolderWriter(
     std::shared_ptr<FileSystem> disk,
-    fs::path folder)
+    fs::path folder,
+    bool replaces)
     : disk_(std::move(disk)),
       folder_(std::move(folder)),
+      replaces_(replaces),
       lock_((fs::create_directories(folder_), DirectoryLock::wait(folder_))) {
   remove_staging();
   disk_->create_directory(folder_ / kOffloadStagingName);
@@ -210,7 +231,9 @@ void OffloadFolderWriter::put_file(
       return;
     }
   }
-  stage(name, weight);
+  if (there_.index.find(name) != nullptr) others_.push_back(name);
+  // What is refused in the end needs no file.
+  if (replaces_ || others_.empty()) stage(name, weight);
 }
 
 void OffloadFolderWriter::put_entry(
@@ -248,6 +271,14 @@ void OffloadFolderWriter::stage(
 }
 
 void OffloadFolderWriter::commit() {
+  if (!replaces_ && !others_.empty()) {
+    throw ConfigError(format(
+        "[big_model] {} has other values for {}: it is the offload folder of "
+        "another model; give another folder, or remove it, and it is filled "
+        "again",
+        folder_.string(),
+        name_list(others_)));
+  }
   OffloadFolder after = there_;
   std::set<std::string> written;
   for (const auto& [name, file] : staged_) written.insert(name);

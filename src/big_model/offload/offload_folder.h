@@ -44,6 +44,12 @@ StoredTensor stored_in_dat_file(
 /// The size and checksums of the file of a weight.
 FileRecord offload_record_of(const TensorToWrite& weight);
 
+/// Throws ConfigError if a folder's disk has no room for these weights, of which
+/// those that it may have already do not count.
+void require_space(
+    const std::filesystem::path& folder,
+    const std::vector<std::pair<std::string, std::uint64_t>>& bytes_by_name);
+
 /// A folder as it is on disk.
 struct OffloadFolder {
   OffloadIndex index;
@@ -67,9 +73,12 @@ class OffloadFolderWriter {
  public:
   /// Creates the folder, waits until no other writer has it, and removes what
   /// one that was killed left.
+  /// `replaces`: weights that the folder has with other contents are replaced;
+  /// otherwise commit() throws ConfigError, and the folder is as before.
   OffloadFolderWriter(
       std::shared_ptr<FileSystem> disk,
-      std::filesystem::path folder);
+      std::filesystem::path folder,
+      bool replaces = true);
   /// Removes what is not committed.
   ~OffloadFolderWriter();
   OffloadFolderWriter(const OffloadFolderWriter&) = delete;
@@ -106,11 +115,14 @@ class OffloadFolderWriter {
 
   std::shared_ptr<FileSystem> disk_;
   std::filesystem::path folder_;
+  bool replaces_;
   DirectoryLock lock_;
   OffloadFolder there_;
   OffloadFolder wanted_;
   /// Names of weights, and their files until commit().
   std::vector<std::pair<std::string, std::filesystem::path>> staged_;
+  /// Of the weights that are written, those that the folder has otherwise.
+  std::vector<std::string> others_;
   std::size_t num_written_ = 0;
   std::size_t num_kept_ = 0;
 };

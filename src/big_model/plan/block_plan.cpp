@@ -141,7 +141,8 @@ class PlanReport {
     return {
         DeviceMap(std::move(placements), uses()),
         seconds,
-        seconds_of(resident)};
+        seconds_of(resident),
+        options_.no_split_module_classes};
   }
 
  private:

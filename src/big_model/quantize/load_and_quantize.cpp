@@ -1,9 +1,6 @@
-#include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <set>
-#include <span>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -19,16 +16,14 @@
 #include "base/text.h"
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
-#include "big_model/model/offload_keeper.h"
 #include "big_model/offload/offload_folder.h"
 #include "big_model/offload/weight_dtype.h"
+#include "big_model/quantize/quantized_model_state.h"
 #include "big_model/quantize/quantized_sources.h"
 #include "big_model/quantize/skipped_modules.h"
-#include "big_model/quantize/weight_keeper.h"
 #include "big_model/tiers/dispatch_codes.h"
+#include "big_model/tiers/dispatcher.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "checkpoint/weights/module_weights.h"
-#include "format/tensors/weights.h"
 #include "gate/watched_tensor.h"
 
 namespace accelerate {
@@ -65,10 +60,36 @@ QuantizeWeightOptions weight_options(const QuantizationConfig& config) {
   return options;
 }
 
+const DeviceMap& map_of(const LoadAndQuantizeOptions& options) {
+  return std::get<DeviceMap>(options.device_map);
+}
+
+// With a map in place of a strategy.
+LoadAndQuantizeOptions resolved(
+    const torch::nn::Module& model,
+    const QuantizationConfig& config,
+    LoadAndQuantizeOptions options) {
+  if (const auto* const strategy =
+          std::get_if<std::string>(&options.device_map)) {
+    options.device_map = infer_quantized_device_map(
+        model,
+        config,
+        *strategy,
+        {.max_memory = options.max_memory,
+         .no_split_module_classes = options.no_split_module_classes,
+         .offload_buffers = options.offload_buffers});
+  }
+  // An accelerator that is missing is an error before anything changes.
+  if (!map_of(options).empty())
+    static_cast<void>(
+        detail::main_device_of(map_of(options), options.main_device));
+  return options;
+}
+
 void place(WeightToQuantize& weight, const LoadAndQuantizeOptions& options) {
   if (!weight.parameter.is_meta()) weight.device = weight.parameter.device();
-  if (options.device_map.empty()) return;
-  const auto place = options.device_map.device_of(weight.name());
+  if (map_of(options).empty()) return;
+  const auto place = map_of(options).device_of(weight.name());
   if (!place || place->is_meta()) {
     throw ConfigError(format(
         "[big_model] the device map gives no place to {}; add an entry for it, "
@@ -176,10 +197,11 @@ void load_others(
     const LoadAndQuantizeOptions& options,
     const QuantizedSources& sources) {
   LoadCheckpointOptions loading;
-  loading.device_map = options.device_map;
+  loading.device_map = map_of(options);
   loading.offload_folder = options.offload_folder;
   loading.dtype = config.resolved_torch_dtype();
   loading.offload_state_dict = options.offload_state_dict;
+  loading.offload_buffers = options.offload_buffers;
   if (config.keep_in_fp32_modules)
     loading.keep_in_fp32_modules = *config.keep_in_fp32_modules;
   loading.rename = options.rename;
@@ -195,198 +217,134 @@ void put_others(
     const LoadAndQuantizeOptions& options,
     DiskWeights& disk) {
   std::set<std::string> known;
-  for (const auto& item : model.named_buffers()) known.insert(item.key());
+  if (!options.offload_buffers)
+    for (const auto& item : model.named_buffers()) known.insert(item.key());
   for (const WeightToQuantize& each : plan.weights) known.insert(each.name());
   for (const auto& [name, tensor] : get_state_dict(model)) {
     if (known.contains(name) || detail::keeper_of(tensor) != nullptr) continue;
-    const auto place = options.device_map.device_of(name);
+    const auto place = map_of(options).device_of(name);
     if (place && place->is_disk()) disk.put(name, tensor);
   }
 }
 
-// Codes that are offloaded are fetched for each piece that is written.
-detail::TensorToWrite to_write_fetched(
-    const std::string& name,
-    const at::Tensor& tensor) {
-  if (detail::offloaded_unit(tensor).keeper == nullptr)
-    return detail::to_write(name, tensor);
-  detail::TensorToWrite wanted = detail::described(name, tensor);
-  wanted.bytes.copy = [tensor](std::uint64_t begin, std::span<std::byte> out) {
-    const at::NoGradGuard no_grad;
-    const detail::OffloadedUse use({tensor});
-    const at::Tensor on_cpu = tensor.to(at::kCPU).contiguous();
-    const std::span<const std::byte> bytes = detail::bytes_of(on_cpu);
-    std::copy_n(
-        bytes.begin() + static_cast<std::ptrdiff_t>(begin),
-        out.size(),
-        out.begin());
-  };
-  return wanted;
-}
-
-Dispatch dispatch_weights(
-    torch::nn::Module& model,
-    const LoadAndQuantizeOptions& options) {
-  if (options.device_map.empty()) return {};
-  return detail::dispatch_loaded_codes(
-      model,
-      {.device_map = options.device_map,
-       .offload_dir = options.offload_folder,
-       .prefetch_memory = options.prefetch_memory});
-}
-
-}  // namespace
-
-struct QuantizedModel::State {
-  explicit State(detail::ProductKind kind) : keeper(kind) {}
-
-  detail::QuantizedWeightKeeper keeper;
-  /// Keeps codes of the keeper, so it ends first.
-  Dispatch dispatch;
-  /// Handles to the tensors of the module.
-  WeightList tensors;
-};
-
-QuantizedModel::QuantizedModel(std::unique_ptr<State> state)
-    : state_(std::move(state)) {}
-QuantizedModel::QuantizedModel(QuantizedModel&&) noexcept = default;
-QuantizedModel& QuantizedModel::operator=(QuantizedModel&&) noexcept = default;
-QuantizedModel::~QuantizedModel() = default;
-
-std::vector<std::string> QuantizedModel::module_names() const {
-  std::vector<std::string> names;
-  for (std::size_t unit = 0; unit < state_->keeper.size(); ++unit)
-    names.push_back(state_->keeper.name(unit));
-  return names;
-}
-
-const QuantizedWeight& QuantizedModel::weight(
-    const std::string& module_name) const {
-  for (std::size_t unit = 0; unit < state_->keeper.size(); ++unit) {
-    if (state_->keeper.name(unit) == module_name)
-      return state_->keeper.weight(unit);
-  }
-  throw ConfigError(format(
-      "[big_model] \"{}\" is no layer with a quantised weight; module_names() "
-      "lists them",
-      module_name));
-}
-
-Dispatch& QuantizedModel::dispatch() const { return state_->dispatch; }
-
-std::int64_t QuantizedModel::get_memory_footprint() const {
-  std::int64_t bytes = 0;
-  std::set<const void*> known;
-  for (const auto& [name, tensor] : state_->tensors) {
-    if (!known.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    const auto unit = state_->keeper.find(tensor);
-    bytes += unit ? state_->keeper.weight(*unit).num_bytes()
-                  : static_cast<std::int64_t>(tensor.nbytes());
-  }
-  return bytes;
-}
-
-WeightList QuantizedModel::state_dict() const {
-  WeightList list;
-  // A layer's scales follow its bias.
-  WeightList scales;
-  std::string layer;
-  const auto add_scales = [&] {
-    list.insert(list.end(), scales.begin(), scales.end());
-    scales.clear();
-  };
-  for (const auto& [name, tensor] : state_->tensors) {
-    const std::string prefix = name.substr(0, name.rfind('.') + 1);
-    if (std::exchange(layer, prefix) != prefix) add_scales();
-    const auto unit = state_->keeper.find(tensor);
-    if (!unit) {
-      list.emplace_back(name, tensor);
-      continue;
-    }
-    for (const auto& [suffix, part] : state_->keeper.weight(*unit).tensors())
-      (suffix == "weight" ? list : scales).emplace_back(prefix + suffix, part);
-  }
-  add_scales();
-  return list;
-}
-
-std::vector<std::string> QuantizedModel::save_model(
-    const std::filesystem::path& directory,
-    const SaveModelOptions& options) const {
-  if (std::filesystem::exists(directory) &&
-      !std::filesystem::is_directory(directory)) {
-    throw ConfigError(format(
-        "[big_model] {} is a file; a model is saved in a directory",
-        directory.string()));
-  }
-  detail::WriteModelOptions writing;
-  writing.format = options.safe_serialization ? detail::ModelFormat::safetensors
-                                              : detail::ModelFormat::torch;
-  writing.max_shard_bytes =
-      static_cast<std::uint64_t>(options.max_shard_size.bytes());
-  std::vector<detail::NamedTensor> tensors;
-  std::map<const void*, std::int64_t> storages;
-  for (const auto& [name, tensor] : state_dict()) {
-    const auto [place, is_new] = storages.emplace(
-        tensor.unsafeGetTensorImpl(),
-        static_cast<std::int64_t>(storages.size()) + 1);
-    tensors.push_back({name, to_write_fetched(name, tensor), place->second});
-  }
-  const auto disk = detail::make_file_system();
-  return detail::write_model(*disk, directory, tensors, writing);
-}
-
-QuantizedModel load_and_quantize_model(
-    torch::nn::Module& model,
-    const QuantizationConfig& config,
-    const LoadAndQuantizeOptions& options) {
-  const at::NoGradGuard no_grad;
-  for (const std::string& warning : config.check())
-    Logger().log(LogLevel::warning, "big_model", warning);
-  const QuantizationPlan plan = plan_quantization(model, config, options);
-  const c10::ScalarType dtype = config.resolved_torch_dtype();
-  std::vector<detail::QuantizedSource> wanted;
-  for (const WeightToQuantize& each : plan.weights)
-    wanted.push_back({each.module_name, each.parameter});
-  QuantizedSources sources(
-      std::move(wanted), options.weights_location, options.rename);
-  auto state = std::make_unique<QuantizedModel::State>(detail::ProductKind{
-      .quantizes_inputs = config.llm_int8_quantize_inputs,
-      .threshold = config.llm_int8_threshold});
-  DiskWeights disk(options.offload_folder);
+// The weights of "disk", as pages of their files; nothing for others.
+std::vector<std::optional<QuantizedWeight>> mapped_weights(
+    const QuantizationPlan& plan,
+    const DiskWeights& disk) {
   std::vector<std::optional<QuantizedWeight>> weights;
-  const bool in_place = options.weights_location.empty();
+  for (const WeightToQuantize& each : plan.weights) {
+    weights.emplace_back();
+    if (each.to_disk) weights.back() = disk.mapped(each.module_name);
+  }
+  return weights;
+}
+
+// The values of a model that has them are freed one weight after another, once
+// all that can fail has been done: weights were checked, files are written.
+void quantize_in_place(
+    const torch::nn::Module& model,
+    const QuantizationPlan& plan,
+    const QuantizationConfig& config,
+    const LoadAndQuantizeOptions& options,
+    const QuantizedSources& sources,
+    detail::QuantizedWeightKeeper& keeper) {
+  const c10::ScalarType dtype = config.resolved_torch_dtype();
+  DiskWeights disk(options.offload_folder);
+  for (std::size_t i = 0; i < plan.weights.size(); ++i) {
+    if (plan.weights[i].to_disk)
+      disk.put(
+          plan.weights[i].module_name,
+          sources.quantized(i, plan.options, dtype));
+  }
+  put_others(model, plan, options, disk);
+  disk.commit();
+  auto on_disk = mapped_weights(plan, disk);
+  for (std::size_t i = 0; i < plan.weights.size(); ++i) {
+    const WeightToQuantize& each = plan.weights[i];
+    keeper.keep(
+        each.module_name,
+        each.parameter,
+        on_disk[i] ? *std::move(on_disk[i])
+                   : sources.quantized(i, plan.options, dtype).to(each.device));
+  }
+}
+
+// The model changes once everything was read and written.
+void quantize_from_files(
+    torch::nn::Module& model,
+    const QuantizationPlan& plan,
+    const QuantizationConfig& config,
+    const LoadAndQuantizeOptions& options,
+    const QuantizedSources& sources,
+    detail::QuantizedWeightKeeper& keeper) {
+  const c10::ScalarType dtype = config.resolved_torch_dtype();
+  DiskWeights disk(options.offload_folder);
+  std::vector<std::optional<QuantizedWeight>> weights(plan.weights.size());
   for (std::size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightToQuantize& each = plan.weights[i];
     QuantizedWeight weight =
         sources.quantized(i, plan.options, dtype).to(each.device);
     if (each.to_disk) {
       disk.put(each.module_name, weight);
-      weights.emplace_back(std::nullopt);
-    } else if (in_place) {
-      // Frees the values at once.
-      state->keeper.keep(each.module_name, each.parameter, std::move(weight));
-      weights.emplace_back(std::nullopt);
     } else {
-      weights.emplace_back(std::move(weight));
+      weights[i] = std::move(weight);
     }
   }
-  if (in_place) put_others(model, plan, options, disk);
   disk.commit();
-  if (!in_place) load_others(model, config, options, sources);
+  auto on_disk = mapped_weights(plan, disk);
+  load_others(model, config, options, sources);
   for (std::size_t i = 0; i < plan.weights.size(); ++i) {
     const WeightToQuantize& each = plan.weights[i];
-    if (!weights[i] && !each.to_disk) continue;
-    QuantizedWeight weight =
-        each.to_disk ? disk.mapped(each.module_name) : *std::move(weights[i]);
-    if (!in_place) {
-      detail::replace_in_place(
-          each.parameter,
-          at::empty(
-              each.parameter.sizes(),
-              at::TensorOptions().dtype(dtype).device(at::kMeta)));
-    }
-    state->keeper.keep(each.module_name, each.parameter, std::move(weight));
+    detail::replace_in_place(
+        each.parameter,
+        at::empty(
+            each.parameter.sizes(),
+            at::TensorOptions().dtype(dtype).device(at::kMeta)));
+    keeper.keep(
+        each.module_name,
+        each.parameter,
+        *std::move(each.to_disk ? on_disk[i] : weights[i]));
+  }
+}
+
+Dispatch dispatch_weights(
+    torch::nn::Module& model,
+    const LoadAndQuantizeOptions& options) {
+  if (map_of(options).empty()) return {};
+  return detail::dispatch_loaded_codes(
+      model,
+      {.device_map = map_of(options),
+       .main_device = options.main_device,
+       .offload_dir = options.offload_folder,
+       .offload_buffers = options.offload_buffers,
+       .skip_keys = options.skip_keys,
+       .preload_module_classes = options.preload_module_classes,
+       .prefetch_memory = options.prefetch_memory});
+}
+
+}  // namespace
+
+QuantizedModel load_and_quantize_model(
+    torch::nn::Module& model,
+    const QuantizationConfig& config,
+    const LoadAndQuantizeOptions& given) {
+  const at::NoGradGuard no_grad;
+  for (const std::string& warning : config.check())
+    Logger().log(LogLevel::warning, "big_model", warning);
+  const LoadAndQuantizeOptions options = resolved(model, config, given);
+  const QuantizationPlan plan = plan_quantization(model, config, options);
+  std::vector<detail::QuantizedSource> wanted;
+  for (const WeightToQuantize& each : plan.weights)
+    wanted.push_back({each.module_name, each.parameter});
+  const QuantizedSources sources(
+      std::move(wanted), options.weights_location, options.rename);
+  auto state = std::make_unique<QuantizedModel::State>(detail::ProductKind{
+      .quantizes_inputs = config.llm_int8_quantize_inputs,
+      .threshold = config.llm_int8_threshold});
+  if (options.weights_location.empty()) {
+    quantize_in_place(model, plan, config, options, sources, state->keeper);
+  } else {
+    quantize_from_files(model, plan, config, options, sources, state->keeper);
   }
   state->dispatch = dispatch_weights(model, options);
   state->tensors = get_state_dict(model);

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include <torch/nn/modules/linear.h>
 
+#include <accelerate/big_model.h>
 #include <accelerate/quantized_model.h>
 
 #include "big_model/plan/device_map_inference.h"
@@ -79,7 +81,10 @@ std::vector<std::string> modules_to_quantize(
   return found;
 }
 
-DeviceMap infer_quantized_device_map(
+namespace {
+
+// Options with the sizes of a quantised model.
+InferAutoDeviceMapOptions with_quantized_sizes(
     const torch::nn::Module& model,
     const QuantizationConfig& config,
     InferAutoDeviceMapOptions options) {
@@ -110,8 +115,29 @@ DeviceMap infer_quantized_device_map(
                     });
     options.special_dtypes.emplace_back(name, is_fp32 ? "float32" : dtype);
   }
+  return options;
+}
+
+}  // namespace
+
+DeviceMap infer_quantized_device_map(
+    const torch::nn::Module& model,
+    const QuantizationConfig& config,
+    InferAutoDeviceMapOptions options) {
+  options = with_quantized_sizes(model, config, std::move(options));
   options.max_memory = detail::normalised_memory(options.max_memory);
   return detail::infer_device_map(detail::module_tree(model), options);
+}
+
+DeviceMap infer_quantized_device_map(
+    const torch::nn::Module& model,
+    const QuantizationConfig& config,
+    const std::string& strategy,
+    InferAutoDeviceMapOptions options) {
+  return infer_auto_device_map(
+      model,
+      strategy,
+      with_quantized_sizes(model, config, std::move(options)));
 }
 
 namespace detail {

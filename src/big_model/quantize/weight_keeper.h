@@ -42,6 +42,7 @@ class QuantizedWeightKeeper final : public CodedWeightKeeper {
   /// the dequantised values. Throws ConfigError for one that would change a
   /// weight.
   void call(GatedCall& call) override;
+  [[nodiscard]] std::size_t num_places() const override { return 1; }
 
   [[nodiscard]] std::vector<CodedPart> coded_parts(
       std::size_t unit) const override;

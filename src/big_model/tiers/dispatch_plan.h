@@ -31,6 +31,8 @@ struct DispatchRequest {
   bool offloads_host = false;
   bool offload_buffers = false;
   std::vector<std::string> preload_module_classes = {};
+  /// Keys among a forward's arguments that stay where they are.
+  std::vector<std::string> skip_keys = {};
   /// All tensors are one unit.
   bool is_one_unit = false;
 };

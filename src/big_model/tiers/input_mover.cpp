@@ -1,8 +1,6 @@
 #include "big_model/tiers/input_mover.h"
 
-#include <vector>
-
-#include <ATen/core/List.h>
+#include <c10/util/ArrayRef.h>
 
 #include "gate/watched_tensor.h"
 
@@ -10,35 +8,28 @@ namespace accelerate::detail {
 
 namespace {
 
-bool is_elsewhere(const at::Tensor& tensor, c10::Device device) {
-  return tensor.defined() && tensor.device() != device &&
-      !(tensor.dim() == 0 && tensor.is_cpu());
+// The first watched tensor, which may be in a list; null if there is none.
+const c10::IValue* first_of(
+    c10::ArrayRef<c10::IValue> values,
+    const void* owner) {
+  for (const c10::IValue& value : values) {
+    if (value.isList()) {
+      if (const auto* const found = first_of(value.toListRef(), owner))
+        return found;
+    } else if (find_watch(value, owner) != nullptr) {
+      return &value;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace
 
-void move_arguments(GatedCall& call, c10::Device device) {
-  for (c10::IValue& value : call.arguments()) {
-    if (value.isTensor()) {
-      if (is_elsewhere(value.toTensor(), device))
-        value = value.toTensor().to(device);
-    } else if (value.isTensorList()) {
-      const std::vector<at::Tensor> tensors = value.toTensorVector();
-      c10::List<at::Tensor> moved;
-      for (const at::Tensor& tensor : tensors)
-        moved.push_back(
-            is_elsewhere(tensor, device) ? tensor.to(device) : tensor);
-      value = std::move(moved);
-    }
-  }
-}
-
 void InputMover::call(GatedCall& call) {
-  for (const c10::IValue& value : call.arguments()) {
-    if (find_watch(value, owner_) == nullptr) continue;
-    move_arguments(call, value.toTensor().device());
-    break;
-  }
+  const auto arguments = call.arguments();
+  const c10::IValue* const weight =
+      first_of(c10::ArrayRef<c10::IValue>(arguments.data(), arguments.size()), owner_);
+  if (weight != nullptr) call.move_to(weight->toTensor().device());
   call.run();
 }
 

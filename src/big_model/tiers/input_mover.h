@@ -1,26 +1,22 @@
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include "gate/gate.h"
 
 namespace accelerate::detail {
-
-/// Copies the tensors among an operator's arguments that are on other devices.
-/// Undefined ones stay, and scalars of the CPU, which operators take as they
-/// are.
-void move_arguments(GatedCall& call, c10::Device device);
 
 /// Watches weights of a model that is spread over several devices: an operator
 /// runs where its first weight is, and its other tensors follow.
 class InputMover final : public GateKeeper {
  public:
   /// `owner`: that of the watches (TensorWatch).
-  explicit InputMover(const void* owner) : owner_(owner) {}
+  InputMover(const void* owner, std::size_t num_places)
+      : owner_(owner), num_places_(num_places) {}
   void call(GatedCall& call) override;
+  [[nodiscard]] std::size_t num_places() const override { return num_places_; }
 
  private:
   const void* owner_;
+  std::size_t num_places_;
 };
 
 }  // namespace accelerate::detail

@@ -13,7 +13,6 @@
 
 #include "base/text.h"
 #include "big_model/model/module_tensor.h"
-#include "big_model/tiers/input_mover.h"
 
 namespace accelerate::detail {
 
@@ -31,14 +30,20 @@ bool is_ready_on_host(const OffloadedTensor& tensor) {
       host.strides() == tensor.tensor.strides();
 }
 
-bool holds_one_of(const c10::IValue& value, const GateKeeper& keeper) {
-  if (value.isTensorList()) {
-    const auto tensors = value.toTensorVector();
-    return std::any_of(tensors.begin(), tensors.end(), [&](const auto& each) {
-      return GatedTensor::unit_of(each, keeper).has_value();
-    });
+c10::ArrayRef<c10::IValue> as_list(std::span<const c10::IValue> values) {
+  return c10::ArrayRef<c10::IValue>(values.data(), values.size());
+}
+
+// The first of the keeper's tensors, which may be in lists.
+std::optional<std::size_t> first_of(
+    c10::ArrayRef<c10::IValue> values,
+    const GateKeeper& keeper) {
+  for (const c10::IValue& value : values) {
+    const auto found = value.isList() ? first_of(value.toListRef(), keeper)
+                                      : GatedTensor::unit_of(value, keeper);
+    if (found) return found;
   }
-  return value.isTensor() && GatedTensor::unit_of(value, keeper).has_value();
+  return std::nullopt;
 }
 
 void use_on_current_stream(const at::Tensor& tensor) {
@@ -158,12 +163,8 @@ void TierKeeper::call(GatedCall& call) {
   } const unpin_afterwards{*this};
   require_no_write(call);
   if (options_.moves_inputs) {
-    for (const c10::IValue& value : call.arguments()) {
-      const auto tensor = GatedTensor::unit_of(value, *this);
-      if (!tensor) continue;
-      move_arguments(call, weights_.tensors[*tensor].device);
-      break;
-    }
+    if (const auto tensor = first_of(as_list(call.arguments()), *this))
+      call.move_to(weights_.tensors[*tensor].device);
   }
   call.run();
 }
@@ -174,7 +175,7 @@ void TierKeeper::require_no_write(GatedCall& call) const {
   for (std::size_t i = 0; i < schema.size(); ++i) {
     const auto* const alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
-    if (!holds_one_of(arguments[i], *this)) continue;
+    if (!first_of(arguments[i], *this)) continue;
     throw Error(format(
         "[big_model] {} would change an offloaded weight, whose change would "
         "be "
@@ -188,8 +189,6 @@ void TierKeeper::require_no_write(GatedCall& call) const {
 void TierKeeper::use(std::size_t unit, Lock& lock) {
   const bool is_new = current_ != unit;
   if (is_new) {
-    // Only this thread uses it.
-    if (units_[unit].num_pins == 1 && is_stale(unit)) evict(unit);
     if (options_.before_first && bytes_in_memory_ == 0) {
       lock.unlock();
       options_.before_first();
@@ -202,16 +201,19 @@ void TierKeeper::use(std::size_t unit, Lock& lock) {
   }
   if (is_new || units_[unit].state != State::fetched) plan_fetches();
   await(unit, lock);
+  wait_for_arrival(unit);
   if (!units_[unit].fills_tensors) fill(unit);
 }
 
-bool TierKeeper::is_stale(std::size_t unit) const {
-  const Unit& own = units_[unit];
-  if (own.state != State::fetched || !own.fetched.is_mapped) return false;
-  std::vector<const OffloadedTensor*> tensors;
-  for (const std::size_t tensor : weights_.units[unit].tensors)
-    tensors.push_back(&weights_.tensors[tensor]);
-  return has_changed_files(own.fetched, tensors);
+// The stream that computes waits, not this thread.
+void TierKeeper::wait_for_arrival(std::size_t unit) {
+  std::shared_ptr<c10::Event>& arrival = units_[unit].fetched.arrival;
+  if (arrival == nullptr) return;
+  const c10::Device device =
+      weights_.tensors[weights_.units[unit].tensors.front()].device;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  arrival->block(guard.getStream(device));
+  if (arrival->query()) arrival = nullptr;
 }
 
 void TierKeeper::await(std::size_t unit, Lock& lock) {
@@ -247,11 +249,6 @@ void TierKeeper::plan_fetches() {
   std::vector<bool> is_kept(units_.size(), options_.keeps_fetched);
   std::vector<std::size_t> wanted;
   std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    if (i != current && units_[i].num_pins == 0) continue;
-    is_kept[i] = true;
-    sum += bytes_of_unit(i);
-  }
   const auto want = [&](std::size_t unit) {
     const State state = units_[unit].state;
     if (!units_[unit].is_instant &&
@@ -259,6 +256,13 @@ void TierKeeper::plan_fetches() {
       wanted.push_back(unit);
   };
   want(current);
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (i != current && units_[i].num_pins == 0) continue;
+    is_kept[i] = true;
+    sum += bytes_of_unit(i);
+    // Another thread waits for it.
+    if (i != current) want(i);
+  }
   order_.upcoming([&](std::size_t next) {
     if (is_kept[next] && !options_.keeps_fetched) return true;
     if (!options_.keeps_fetched && sum + bytes_of_unit(next) > options_.memory)
@@ -293,9 +297,8 @@ void TierKeeper::evict(std::size_t unit) {
   own.fills_tensors = false;
   own.state = State::absent;
   own.fetched.values.clear();
-  own.fetched.is_mapped = false;
-  buffers_.give_back(std::move(own.fetched.buffer));
-  own.fetched.buffer = at::Tensor();
+  pool_of(unit).give_back(std::move(own.fetched.buffer));
+  own.fetched = {};
   if (current_ == unit) current_.reset();
   if (own.is_instant) return;
   bytes_in_memory_ -= bytes_of_unit(unit);
@@ -303,7 +306,18 @@ void TierKeeper::evict(std::size_t unit) {
   const std::uint64_t left = options_.memory > bytes_in_memory_
       ? options_.memory - bytes_in_memory_
       : 0;
-  buffers_.trim(left + left / 16);
+  trim_pools(left + left / 16);
+}
+
+// Units are computed with on one device each.
+BufferPool& TierKeeper::pool_of(std::size_t unit) {
+  const std::size_t first = weights_.units[unit].tensors.front();
+  return weights_.tensors[first].device.is_cpu() ? buffers_ : pinned_buffers_;
+}
+
+void TierKeeper::trim_pools(std::uint64_t num_bytes) {
+  buffers_.trim(num_bytes);
+  pinned_buffers_.trim(num_bytes);
 }
 
 // Returns false if this thread has pinned the unit already.
@@ -342,7 +356,7 @@ std::vector<FetchRequest> TierKeeper::requests_for(
     for (const std::size_t tensor : weights_.units[unit].tensors)
       request.tensors.push_back(&weights_.tensors[tensor]);
     const std::uint64_t num_bytes = buffer_bytes(request.tensors);
-    if (num_bytes > 0) request.buffer = buffers_.take(num_bytes);
+    if (num_bytes > 0) request.buffer = pool_of(unit).take(num_bytes);
     requests.push_back(std::move(request));
   }
   return requests;
@@ -370,14 +384,20 @@ void TierKeeper::fetch_units(
     Lock& lock) {
   std::exception_ptr failure;
   std::vector<FetchedUnit> fetched;
+  std::vector<FetchRequest> requests;
   try {
-    const std::vector<FetchRequest> requests = requests_for(units);
+    requests = requests_for(units);
     lock.unlock();
     fetched = fetch(requests);
   } catch (...) {
     failure = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
+  if (failure && units.size() > 1) {
+    // One of them has failed, and the others are to be there.
+    for (const std::size_t unit : units) fetch_units({unit}, lock);
+    return;
+  }
   for (std::size_t i = 0; i < units.size(); ++i) {
     Unit& own = units_[units[i]];
     own.failure = failure;
@@ -387,8 +407,13 @@ void TierKeeper::fetch_units(
       continue;
     }
     own.fetched = std::move(fetched[i]);
+    // Values that went to a device do not lie in it any more.
+    if (!own.fetched.buffer.defined())
+      pool_of(units[i]).give_back(
+          std::move(requests[i].buffer), own.fetched.arrival);
     ++stats_.num_fetches;
     stats_.fetched_bytes += bytes_of_unit(units[i]);
+    stats_.mapped_bytes += own.fetched.mapped_bytes;
   }
   done_.notify_all();
 }
@@ -407,33 +432,20 @@ bool TierKeeper::is_offloaded(std::size_t tensor) const {
   return gates_[tensor] != nullptr;
 }
 
-at::Tensor TierKeeper::fetch_alone(std::size_t tensor) {
-  FetchRequest request;
-  request.tensors.push_back(&weights_.tensors[tensor]);
-  const std::uint64_t num_bytes = buffer_bytes(request.tensors);
-  if (num_bytes > 0)
-    request.buffer =
-        at::empty({static_cast<std::int64_t>(num_bytes)}, at::kByte);
-  return fetch({request}).front().values.front();
-}
-
 void TierKeeper::hold(std::size_t tensor, std::optional<c10::Device> device) {
   const std::lock_guard lock(mutex_);
-  const OffloadedTensor& kept = weights_.tensors[tensor];
-  if (device && *device != kept.device) {
-    throw ConfigError(format(
-        "[big_model] {} is computed with on {}, so it cannot be fetched to {}",
-        kept.name,
-        kept.device.str(),
-        device->str()));
-  }
   if (gates_[tensor] == nullptr) return;
   const BypassGates bypass;
   const at::NoGradGuard no_grad;
-  const at::Tensor value = fetch_alone(tensor);
+  const OffloadedTensor& kept = weights_.tensors[tensor];
+  at::Tensor value = fetch_now(kept);
+  if (kept.source.is_borrowed && value.is_alias_of(kept.source.host))
+    value = value.clone();
   if (gates_[tensor]->is_filled()) gates_[tensor]->release();
   gates_[tensor]->fill(value);
   gates_[tensor].reset();
+  if (device && *device != kept.device)
+    replace_in_place(kept.tensor, value.to(*device));
 }
 
 void TierKeeper::put_back(std::size_t tensor) {
@@ -445,13 +457,13 @@ void TierKeeper::put_back(std::size_t tensor) {
   const BypassGates bypass;
   const at::NoGradGuard no_grad;
   OffloadedTensor& kept = weights_.tensors[tensor];
-  const at::Tensor value = kept.tensor.detach().clone();
-  if (kept.source.host.defined()) {
-    kept.source.host.copy_(value);
-  } else if (!fetch_alone(tensor).equal(value)) {
-    // Files stay as they are: a changed weight is in host memory from now on.
-    kept.source = {value.to(at::kCPU), nullptr};
-  }
+  const at::Tensor value = kept.tensor.variable_data();
+  const bool is_source =
+      kept.source.host.defined() && value.is_alias_of(kept.source.host);
+  // Files and tensors of others stay as they are: a changed weight is in memory
+  // of the keeper's own from now on.
+  if (!is_source && !fetch_now(kept).to(value.device()).equal(value))
+    kept.source = {.host = on_host(value, kept.device)};
   gates_[tensor] = make_gate(tensor);
   // What the unit has is older, and it may have to be copied from now on.
   if (unit.state == State::fetched && unit.num_pins == 0) evict(kept.unit);
@@ -466,6 +478,7 @@ void TierKeeper::evict_all() {
     if (units_[i].state == State::fetched) evict(i);
   }
   buffers_.clear();
+  pinned_buffers_.clear();
 }
 
 void TierKeeper::release_all() {

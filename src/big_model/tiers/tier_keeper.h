@@ -17,6 +17,7 @@
 
 #include "big_model/model/offload_keeper.h"
 #include "big_model/tiers/access_order.h"
+#include "big_model/tiers/buffer_pool.h"
 #include "big_model/tiers/weight_units.h"
 #include "gate/gate.h"
 
@@ -34,6 +35,8 @@ struct TierOptions {
   std::uint64_t memory = 0;
   /// Whether operators have tensors on several devices.
   bool moves_inputs = false;
+  /// Number of entries of the device map.
+  std::size_t num_places = 1;
   /// Units stay in memory until evict_all().
   bool keeps_fetched = false;
   /// Called before the first unit is fetched while none is in memory.
@@ -54,6 +57,9 @@ class TierKeeper final : public OffloadKeeper {
 
   void before_read(std::size_t tensor, bool is_filled) override;
   void call(GatedCall& call) override;
+  [[nodiscard]] std::size_t num_places() const override {
+    return options_.num_places;
+  }
 
   [[nodiscard]] bool is_offloaded(std::size_t tensor) const override;
   void hold(std::size_t tensor, std::optional<c10::Device> device) override;
@@ -83,8 +89,8 @@ class TierKeeper final : public OffloadKeeper {
   bool pin(std::size_t unit);
   void use(std::size_t unit, Lock& lock);
   void await(std::size_t unit, Lock& lock);
-  [[nodiscard]] bool is_stale(std::size_t unit) const;
   void fill(std::size_t unit);
+  void wait_for_arrival(std::size_t unit);
   void plan_fetches();
   void evict(std::size_t unit);
   void unpin(std::size_t unit);
@@ -94,7 +100,8 @@ class TierKeeper final : public OffloadKeeper {
   void work();
   std::vector<std::size_t> next_batch();
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
-  at::Tensor fetch_alone(std::size_t tensor);
+  BufferPool& pool_of(std::size_t unit);
+  void trim_pools(std::uint64_t num_bytes);
   void require_no_write(GatedCall& call) const;
 
   KeptWeights weights_;
@@ -108,7 +115,8 @@ class TierKeeper final : public OffloadKeeper {
   AccessOrder order_;
   std::optional<std::size_t> current_;
   std::map<std::thread::id, std::vector<std::size_t>> pinned_;
-  BufferPool buffers_;
+  BufferPool buffers_{/*is_pinned=*/false};
+  BufferPool pinned_buffers_{/*is_pinned=*/true};
   std::uint64_t bytes_in_memory_ = 0;
   DispatchStats stats_;
   bool is_ending_ = false;

@@ -3,23 +3,37 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 
 #include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {
 
+/// What a tensor in files without checksums was when it was first read, to be
+/// compared once a file is another one.
+struct FirstContents {
+  std::mutex mutex;
+  std::optional<std::uint64_t> checksum;
+  /// Of the files that hold it, when they were last compared.
+  std::vector<InputFile::Version> versions;
+};
+
 /// Where an offloaded tensor's values are between forwards: in host memory, or
 /// in files.
 struct WeightSource {
   at::Tensor host = {};
+  /// The host memory belongs to somebody else and is not written to.
+  bool is_borrowed = false;
   std::shared_ptr<const StoredTensor> stored = nullptr;
+  std::shared_ptr<FirstContents> first = std::make_shared<FirstContents>();
 };
 
 /// A tensor of a module that has memory only while it is needed.
@@ -42,24 +56,12 @@ struct WeightUnit {
   std::uint64_t num_bytes = 0;
 };
 
+/// A value in host memory, pinned where a device copies from it if there is such
+/// memory.
+at::Tensor on_host(const at::Tensor& value, c10::Device device);
+
 /// Bytes of a tensor's elements, also of one without memory.
 std::uint64_t num_bytes_of(const at::Tensor& tensor);
-
-/// Memory of tensors that were evicted, for the next ones. Thread-safe if its
-/// calls are under one lock.
-class BufferPool {
- public:
-  /// Memory of the host for at least so many bytes, and its tensor of bytes.
-  at::Tensor take(std::uint64_t num_bytes);
-  /// Takes memory back, unless somebody else still uses it.
-  void give_back(at::Tensor buffer);
-  /// Frees memory until so much is left.
-  void trim(std::uint64_t num_bytes);
-  void clear() { buffers_.clear(); }
-
- private:
-  std::vector<at::Tensor> buffers_;
-};
 
 /// A unit's values, where it is computed with.
 struct FetchedUnit {
@@ -67,14 +69,12 @@ struct FetchedUnit {
   std::vector<at::Tensor> values;
   /// What they lie in; undefined if they have memory of their own.
   at::Tensor buffer = {};
-  /// Some values are pages of files, which change with them.
-  bool is_mapped = false;
+  /// Bytes that are pages of files.
+  std::uint64_t mapped_bytes = 0;
+  /// Set if values are copied to a device, and may not be there yet: a stream
+  /// that uses them has to wait for it.
+  std::shared_ptr<c10::Event> arrival = nullptr;
 };
-
-/// Whether values that are pages of files may have changed since the fetch.
-bool has_changed_files(
-    const FetchedUnit& unit,
-    const std::vector<const OffloadedTensor*>& tensors);
 
 /// What fetches need of the tensors of some units.
 struct FetchRequest {
@@ -87,9 +87,15 @@ struct FetchRequest {
 /// files.
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 
-/// Reads, converts and copies tensors, of all requests in one go. Values of the
-/// host tier that are needed on the CPU are not copied. Throws CheckpointError
-/// for files that changed or are damaged, Error if one cannot be read.
+/// Reads and converts tensors, of all requests in one go, and begins to copy
+/// them to their devices. Values of the host tier that are needed on the CPU are
+/// not copied. Files that cannot change unnoticed are mapped where they are
+/// cached. The buffers are in use until the units have arrived. Throws
+/// CheckpointError for files that changed or are damaged, Error if one cannot be
+/// read.
 std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests);
+
+/// The same for one tensor, which has arrived when it returns.
+at::Tensor fetch_now(const OffloadedTensor& tensor);
 
 }  // namespace accelerate::detail

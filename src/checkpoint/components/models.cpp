@@ -23,6 +23,7 @@ bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
 }
 
 void leave_out_other_stages(StoredTensors& saved, const PlacedModel& model) {
+  for (const std::string& name : model.table->left_out()) saved.erase(name);
   if (model.others == nullptr) return;
   for (const std::string& name : model.others->names) saved.erase(name);
 }
@@ -45,7 +46,8 @@ Section model_section(
          writes(row.layout, *model.mesh) && !is_saved_there});
   }
   for (const auto& item : model.module->named_parameters()) {
-    if (!item.value().defined()) continue;
+    if (!item.value().defined() || model.table->leaves_out(item.value()))
+      continue;
     const std::string key = model.table->name_of(item.key());
     const auto found = known.find(item.value().unsafeGetTensorImpl());
     if (found != known.end() && found->second != key) {
@@ -54,7 +56,7 @@ Section model_section(
   }
   for (const auto& item : model.module->named_buffers()) {
     const at::Tensor& buffer = item.value();
-    if (!buffer.defined()) continue;
+    if (!buffer.defined() || model.table->leaves_out(buffer)) continue;
     const std::string key = model.table->name_of(item.key());
     const auto [place, is_new] =
         known.emplace(buffer.unsafeGetTensorImpl(), key);

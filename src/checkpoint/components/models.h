@@ -35,7 +35,8 @@ struct PlacedModel {
   const OtherStages* others = nullptr;
 };
 
-/// Leaves out what other stages load.
+/// Leaves out what other stages load, and tensors that have no row since they
+/// are offloaded.
 void leave_out_other_stages(StoredTensors& saved, const PlacedModel& model);
 
 /// Decides whether this rank writes a tensor.

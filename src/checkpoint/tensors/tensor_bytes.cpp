@@ -11,6 +11,8 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "gate/gate.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -74,6 +76,11 @@ void copy_range(
     }
     done += taken;
   }
+}
+
+bool is_offloaded(const at::Tensor& tensor) {
+  GateKeeper* const keeper = keeper_of(tensor);
+  return keeper != nullptr && keeper->as_offload_keeper() != nullptr;
 }
 
 }  // namespace
@@ -149,8 +156,12 @@ TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
         name));
   }
   TensorToWrite wanted = described(name, given);
-  const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
-  if (tensor.is_cpu() && tensor.is_contiguous()) {
+  // Copied by operators, which have it fetched.
+  const bool is_fetched = is_offloaded(given);
+  const at::Tensor tensor = is_fetched
+      ? given.variable_data()
+      : given.detach().resolve_conj().resolve_neg();
+  if (tensor.is_cpu() && tensor.is_contiguous() && !is_fetched) {
     wanted.bytes.data = static_cast<const std::byte*>(tensor.const_data_ptr());
     // Keeps the memory alive; never called.
     wanted.bytes.copy = [tensor](std::uint64_t, std::span<std::byte>) {};

@@ -28,8 +28,8 @@ std::vector<std::int64_t> torch_shape(
     const safetensors::Shape& shape);
 
 /// Describes a tensor to be written. Its bytes are read in place if it is
-/// contiguous on the CPU, else copied chunk by chunk. The result keeps `tensor`
-/// alive. Throws ConfigError naming `name` for what a file cannot hold: dtypes
+/// contiguous on the CPU, else copied chunk by chunk; an offloaded one is
+/// fetched for each chunk. The result keeps `tensor` alive. Throws ConfigError naming `name` for what a file cannot hold: dtypes
 /// that the format lacks, sparse and meta tensors.
 TensorToWrite to_write(const std::string& name, const at::Tensor& tensor);
 

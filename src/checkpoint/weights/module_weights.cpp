@@ -15,6 +15,7 @@
 #include "checkpoint/weights/module_weights.h"
 #include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
+#include "gate/watched_tensor.h"
 #include "params/materialize.h"
 
 namespace accelerate {
@@ -92,9 +93,13 @@ void load_model(
   std::vector<Destination> destinations;
   std::map<std::string, std::string> aliases;
   std::unordered_map<const void*, std::string> known;
+  std::vector<std::string> offloaded;
   for (const auto& [name, tensor] : get_state_dict(module)) {
     const auto [first, is_new] =
         known.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (detail::is_offloaded_or_coded(tensor) &&
+        !detail::matches_any(options.skip, name))
+      offloaded.push_back(name);
     if (is_new) {
       destinations.push_back(
           {name, tensor, detail::Layout::unsharded(tensor.sizes().vec())});
@@ -105,8 +110,16 @@ void load_model(
   detail::take_other_names(saved, aliases);
   const detail::MatchRules rules{
       options.strict, options.skip, options.allow_missing};
-  detail::require_fit(
-      path, detail::mismatches("model", saved, destinations, aliases, rules));
+  std::vector<std::string> complaints =
+      detail::mismatches("model", saved, destinations, aliases, rules);
+  for (const std::string& name : offloaded) {
+    if (!saved.contains(name)) continue;
+    complaints.push_back(format(
+        "{} is offloaded or quantised, and cannot be changed: load before the "
+        "model is dispatched, or name it in skip",
+        name));
+  }
+  detail::require_fit(path, complaints);
   for (const Destination& destination : destinations)
     detail::materialize(destination.tensor, at::kCPU);
   detail::read_into(saved, destinations, rules);
@@ -187,8 +200,10 @@ std::vector<std::string> write_module(
     if (!is_sharded) wanted = to_write(name, tensor);
     std::int64_t storage = 0;
     if (tensor.numel() > 0) {
-      const void* const data =
-          is_sharded ? tensor.unsafeGetTensorImpl() : tensor.const_data_ptr();
+      const void* const data = is_sharded ? tensor.unsafeGetTensorImpl()
+          : is_offloaded_or_coded(tensor)
+          ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+          : tensor.const_data_ptr();
       storage = places
                     .emplace(
                         Place{

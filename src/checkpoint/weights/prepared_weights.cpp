@@ -83,6 +83,22 @@ WeightList read_full(
   return weights;
 }
 
+// Complaints about tensors that cannot be loaded, since they are offloaded.
+std::vector<std::string> offloaded_in(
+    const StoredTensors& saved,
+    const ParameterTable& table,
+    const MatchRules& rules) {
+  std::vector<std::string> complaints;
+  for (const std::string& name : table.left_out()) {
+    if (!saved.contains(name) || matches_any(rules.skip, name)) continue;
+    complaints.push_back(format(
+        "{} is offloaded or quantised, and cannot be changed: load it before "
+        "the model is dispatched, or name it in skip",
+        name));
+  }
+  return complaints;
+}
+
 void broadcast_full(const World& world, WeightList& weights) {
   for (auto& [name, tensor] : weights) world.group().broadcast(tensor, 0);
 }
@@ -319,9 +335,13 @@ void load_weights(
         saved,
         checkpoints.show_progress("load_model", num_read_bytes(destinations)));
     take_other_names(saved, section.aliases);
+    std::vector<std::string> complaints =
+        offloaded_in(saved, *model.table, rules);
     leave_out_other_stages(saved, model);
-    require_fit(
-        path, mismatches("model", saved, destinations, section.aliases, rules));
+    for (std::string& complaint : mismatches(
+             "model", saved, destinations, section.aliases, rules))
+      complaints.push_back(std::move(complaint));
+    require_fit(path, complaints);
   });
   agreement.require_success(failure, "load_model", "");
   if (reads_on_rank_0) {

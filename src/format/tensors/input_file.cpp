@@ -51,6 +51,7 @@ InputFile::InputFile(
 }
 
 InputFile::~InputFile() {
+  mappable_.reset();
   if (direct_.direct >= 0) ::close(direct_.direct);
   ::close(file_);
 }
@@ -88,12 +89,25 @@ const DirectReader::File& InputFile::direct() const {
 InputFile::Version InputFile::version_now() const {
   struct stat status {};
   if (::fstat(file_, &status) != 0) return {};
-  return {status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+  return {
+      status.st_size,
+      status.st_mtim.tv_sec,
+      status.st_mtim.tv_nsec,
+      status.st_ctim.tv_sec,
+      status.st_ctim.tv_nsec};
 }
 
 bool InputFile::has_changed() const {
   const Version now = version_now();
   const std::lock_guard lock(version_mutex_);
+  return now != version_;
+}
+
+bool InputFile::was_written_to() const {
+  Version now = version_now();
+  const std::lock_guard lock(version_mutex_);
+  now.changed_seconds = version_.changed_seconds;
+  now.changed_nanoseconds = version_.changed_nanoseconds;
   return now != version_;
 }
 
@@ -110,6 +124,11 @@ bool InputFile::is_verified(std::uint64_t begin, std::uint64_t end) const {
     if (!is_verified(chunk)) return false;
   }
   return true;
+}
+
+const MappableFile& InputFile::mappable() const {
+  std::call_once(is_mappable_, [this] { mappable_.emplace(file_); });
+  return *mappable_;
 }
 
 bool InputFile::is_cached(std::uint64_t begin, std::uint64_t end) const {

@@ -13,6 +13,7 @@
 
 #include "base/direct_reader.h"
 #include "base/files.h"
+#include "base/mappable_file.h"
 #include "base/progress/byte_progress.h"
 #include "format/checkpoint/manifest.h"
 
@@ -34,9 +35,21 @@ class InputFile {
   /// Open for reading as long as this object lives; the same file, even if
   /// another one has its name by now.
   [[nodiscard]] int descriptor() const { return file_; }
-  /// Whether the file was written to, or got another size, since it was opened
-  /// or accept_changes() was called. Threads may ask at once.
+  /// What a change of the file changes, too; a new name or owner may, as well.
+  struct Version {
+    std::int64_t size = -1;
+    std::int64_t written_seconds = 0;
+    std::int64_t written_nanoseconds = 0;
+    std::int64_t changed_seconds = 0;
+    std::int64_t changed_nanoseconds = 0;
+    bool operator==(const Version&) const = default;
+  };
+  [[nodiscard]] Version version_now() const;
+  /// Whether version_now() is another one than when the file was opened or
+  /// accept_changes() was called. Threads may ask at once.
   [[nodiscard]] bool has_changed() const;
+  /// The same, but for a change of its name, owner or mode.
+  [[nodiscard]] bool was_written_to() const;
   /// Takes the file as it is now. Chunks count as not verified. Not while
   /// another thread reads.
   void accept_changes() const;
@@ -51,6 +64,8 @@ class InputFile {
   /// For reads past the page cache; opened when first asked for. Its `direct`
   /// is negative where the file system has no such reads.
   [[nodiscard]] const DirectReader::File& direct() const;
+  /// For mapping parts of it.
+  [[nodiscard]] const MappableFile& mappable() const;
   /// Whether most pages of a range are in the page cache.
   [[nodiscard]] bool is_cached(std::uint64_t begin, std::uint64_t end) const;
 
@@ -81,15 +96,6 @@ class InputFile {
   [[nodiscard]] bool is_verified(std::uint64_t begin, std::uint64_t end) const;
 
  private:
-  /// What a change of the contents changes, too.
-  struct Version {
-    std::int64_t size = -1;
-    std::int64_t seconds = 0;
-    std::int64_t nanoseconds = 0;
-    bool operator==(const Version&) const = default;
-  };
-  [[nodiscard]] Version version_now() const;
-
   std::filesystem::path path_;
   int file_;
   std::optional<FileRecord> record_;
@@ -101,6 +107,8 @@ class InputFile {
   mutable std::shared_ptr<ByteProgress> progress_;
   mutable std::once_flag is_mapped_;
   mutable std::optional<MappedFile> mapped_;
+  mutable std::once_flag is_mappable_;
+  mutable std::optional<MappableFile> mappable_;
   mutable std::once_flag is_direct_open_;
   mutable DirectReader::File direct_;
 };

@@ -39,7 +39,8 @@ class Replicate final : public Strategy,
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
     for (const auto& buffer : module.buffers()) {
-      if (buffer.defined()) buffers_.push_back(buffer);
+      if (buffer.defined() && !table.leaves_out(buffer))
+        buffers_.push_back(buffer);
     }
     guard("comparing the models of all ranks", [&] {
       const Group model_group = replica_group(Layout(), mesh_);

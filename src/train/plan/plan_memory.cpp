@@ -154,6 +154,12 @@ class PlannedSteps {
   }
 
   [[nodiscard]] MemoryRow simulate(const MemoryCase& at) const {
+    if (at.uses_fp8 || at.tensor > 1 || at.context > 1 || at.pipeline > 1) {
+      throw ConfigError(
+          "[train] plan_memory() measures replicas and shards, in fp32, fp16 "
+          "and bf16; accelerate-cpp estimate-memory --fits computes the "
+          "memory of other splits, and of fp8, from a transformer's shape");
+    }
     const bool is_16_bits = at.precision != FloatType::fp32;
     const auto trace = traces_.find(
         Key{is_16_bits, is_16_bits && at.num_shards > 1, at.recomputes});

@@ -15,18 +15,25 @@ constexpr std::int64_t kHeapBelow = 128 << 10;
 
 }  // namespace
 
-void ResidentMemory::take_from_heap(MemoryUse use, std::int64_t num_bytes) {
-  const std::int64_t again = std::min(free_in_heap_, num_bytes);
-  free_in_heap_ -= again;
-  of(MemoryUse::workspace) -= again;
+// Takes bytes from the heap, or gives them back if negative.
+void ResidentMemory::change_heap(MemoryUse use, std::int64_t num_bytes) {
+  const std::int64_t before = heap_.resident();
+  if (num_bytes > 0) {
+    heap_.take(num_bytes);
+  } else {
+    heap_.give(-num_bytes);
+  }
+  const std::int64_t grown = heap_.resident() - before;
   of(use) += num_bytes;
-  total_ += num_bytes - again;
+  of(MemoryUse::workspace) += grown - num_bytes;
+  total_ += grown;
   note_peak();
 }
 
 void ResidentMemory::take(MemoryUse use, std::int64_t num_bytes) {
+  if (num_bytes == 0) return;
   if (num_bytes < kHeapBelow) {
-    take_from_heap(use, num_bytes);
+    change_heap(use, num_bytes);
     return;
   }
   of(use) += num_bytes;
@@ -46,12 +53,12 @@ void ResidentMemory::take(MemoryUse use, std::int64_t num_bytes) {
 }
 
 void ResidentMemory::give(MemoryUse use, std::int64_t num_bytes) {
-  of(use) -= num_bytes;
+  if (num_bytes == 0) return;
   if (num_bytes < kHeapBelow) {
-    free_in_heap_ += num_bytes;
-    of(MemoryUse::workspace) += num_bytes;
+    change_heap(use, -num_bytes);
     return;
   }
+  of(use) -= num_bytes;
   total_ -= num_bytes;
   if (limit_ == 0 || num_bytes < kKeptFrom) return;
   const std::int64_t size =

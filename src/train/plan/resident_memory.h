@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "train/plan/heap_model.h"
+
 namespace accelerate::detail {
 
 /// What memory is for; MemoryRow has a field for each.
@@ -20,8 +22,8 @@ enum class MemoryUse : std::uint8_t {
 inline constexpr std::size_t kNumMemoryUses = 7;
 
 /// The memory of a simulated rank, and its peak. Small blocks come from the C
-/// library's heap, which does not return what others lie above: what it once had
-/// counts as workspace when it is free. With a limit above 0, freed large blocks
+/// library's heap (heap_model.h), of which not all can be returned: what it has
+/// beside the blocks in use counts as workspace. With a limit above 0, freed large blocks
 /// are kept as keep_freed_blocks() keeps them, and count as workspace, too.
 class ResidentMemory {
  public:
@@ -45,14 +47,14 @@ class ResidentMemory {
   std::int64_t& of(MemoryUse use) {
     return now_[static_cast<std::size_t>(use)];
   }
-  void take_from_heap(MemoryUse use, std::int64_t num_bytes);
+  void change_heap(MemoryUse use, std::int64_t num_bytes);
   void note_peak();
   void make_room(std::int64_t num_bytes);
 
   std::int64_t limit_;
   std::vector<std::int64_t> kept_;  // the oldest first
   std::int64_t kept_bytes_ = 0;
-  std::int64_t free_in_heap_ = 0;
+  HeapModel heap_;
   std::int64_t total_ = 0;
   std::int64_t peak_total_ = 0;
   Uses now_{};

@@ -19,6 +19,8 @@ constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 
 constexpr int kRepeatedSteps = 2;
+// Of an element in one tensor of an optimizer's state.
+constexpr std::int64_t kStateBytes = 4;
 
 class StepSimulation {
  public:
@@ -117,9 +119,9 @@ class StepSimulation {
           full_element_bytes(each) != local_element_bytes(each))
         memory_.take(MemoryUse::optimizer_state, local_bytes(each));
       if (!each.is_trained) continue;
-      memory_.take(
-          MemoryUse::optimizer_state,
-          local_elements(each) * settings_.state_bytes);
+      for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
+        memory_.take(
+            MemoryUse::optimizer_state, local_elements(each) * kStateBytes);
       if (has_buckets()) memory_.take(MemoryUse::buckets, each.num_bytes());
     }
   }

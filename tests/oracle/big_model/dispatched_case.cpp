@@ -170,13 +170,14 @@ load(const Model& model, const Json& input, const Folders& folders) {
       .offload_folder =
           input.at("has_offload_folder") == true ? folders.offload : fs::path(),
       .offload_buffers = input.at("offload_buffers"),
-      .offload_state_dict = value_or_default<bool>(input, "offload_state_dict"),
       .preload_module_classes = value_or_default<std::vector<std::string>>(
           input, "preload_module_classes"),
       .force_hooks = input.at("force_hooks"),
       .strict = input.at("strict")};
   if (!input.at("dtype").is_null())
     options.dtype = any_dtype(input.at("dtype"));
+  if (!input.value("offload_state_dict", Json()).is_null())
+    options.offload_state_dict = input.at("offload_state_dict").get<bool>();
   const Json& map = input.at("device_map");
   if (map.is_string()) options.device_map = map.get<std::string>();
   if (map.is_array()) options.device_map = device_map_of(map);

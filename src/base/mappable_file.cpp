@@ -1,0 +1,238 @@
+#include "base/mappable_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+// Bytes that are copied at a time: a huge page.
+constexpr std::size_t kPiece = std::size_t{2} << 20U;
+// How often it is looked whether somebody waits for a file. The kernel gives
+// holders of leases 45 seconds.
+constexpr std::chrono::milliseconds kInterval(50);
+// More for each file, so that thousands of them take little of a processor.
+constexpr std::chrono::microseconds kIntervalPerFile(40);
+
+// Replaces mapped pages by copies, piece by piece. Readers of other threads see
+// the one or the other.
+bool replace_by_copies(void* begin, std::size_t size) {
+  for (std::size_t done = 0; done < size; done += kPiece) {
+    const std::size_t piece = std::min(kPiece, size - done);
+    void* const from = static_cast<std::byte*>(begin) + done;
+    void* const copy = ::mmap(
+        nullptr,
+        piece,
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS,
+        -1,
+        0);
+    if (copy == MAP_FAILED) return false;
+    std::memcpy(copy, from, piece);
+    if (::mremap(copy, piece, piece, MREMAP_MAYMOVE | MREMAP_FIXED, from) ==
+        MAP_FAILED) {
+      ::munmap(copy, piece);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+/// What a MappableFile and its mapped bytes share.
+struct MappedBytes::File {
+  explicit File(int opened) : descriptor(opened) {}
+
+  // Whether the kernel still keeps the promise.
+  [[nodiscard]] bool has_lease() const {
+    return is_leased && ::fcntl(descriptor, F_GETLEASE) == F_RDLCK;
+  }
+
+  // Called when somebody waits for the file, and at the end.
+  void give_up() {
+    const std::lock_guard lock(mutex);
+    if (!is_leased) return;
+    bool all = true;
+    for (MappedBytes* const bytes : mapped) {
+      if (bytes->begin_ == nullptr) continue;
+      all = replace_by_copies(bytes->begin_, bytes->size_) && all;
+    }
+    // Without memory for copies, the others wait as long as the kernel lets
+    // them.
+    if (!all) return;
+    ::fcntl(descriptor, F_SETLEASE, F_UNLCK);
+    is_leased = false;
+  }
+
+  std::mutex mutex;
+  int descriptor;
+  bool is_leased = false;
+  bool is_watched = false;
+  std::uint64_t promise = 0;
+  /// Those that are pages of the file.
+  std::vector<MappedBytes*> mapped;
+};
+
+namespace {
+
+/// The thread that copies pages when somebody waits for a file. A process has at
+/// most one, which is never joined: it owns nothing that ends.
+class LeaseWatcher {
+ public:
+  static LeaseWatcher& instance() {
+    static auto* const watcher = new LeaseWatcher();
+    return *watcher;
+  }
+
+  [[nodiscard]] pid_t thread() {
+    std::unique_lock lock(mutex_);
+    started_.wait(lock, [this] { return thread_ != 0; });
+    return thread_;
+  }
+
+  void add(std::weak_ptr<void> owner, std::function<void()> look) {
+    const std::lock_guard lock(mutex_);
+    watched_.push_back({std::move(owner), std::move(look)});
+    added_.notify_one();
+  }
+
+ private:
+  struct Watched {
+    std::weak_ptr<void> owner;
+    std::function<void()> look;
+  };
+
+  LeaseWatcher() {
+    // Signals of the program are not for this thread; it inherits the mask.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { run(); }).detach();
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    thread_ = static_cast<pid_t>(::syscall(SYS_gettid));
+    started_.notify_all();
+    while (true) {
+      added_.wait(lock, [this] { return !watched_.empty(); });
+      const std::vector<Watched> now = watched_;
+      lock.unlock();
+      for (const Watched& each : now)
+        if (const auto owner = each.owner.lock()) each.look();
+      lock.lock();
+      std::erase_if(watched_, [](const Watched& each) {
+        return each.owner.expired();
+      });
+      lock.unlock();
+      std::this_thread::sleep_for(
+          kInterval + static_cast<int>(now.size()) * kIntervalPerFile);
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable started_;
+  std::condition_variable added_;
+  pid_t thread_ = 0;
+  std::vector<Watched> watched_;
+};
+
+}  // namespace
+
+MappedBytes::~MappedBytes() {
+  const std::lock_guard lock(file_->mutex);
+  std::erase(file_->mapped, this);
+  if (begin_ != nullptr) ::munmap(begin_, size_);
+}
+
+bool MappedBytes::populate() const {
+  return ::madvise(begin_, size_, MADV_POPULATE_READ) == 0;
+}
+
+MappableFile::MappableFile(int descriptor)
+    : file_(std::make_shared<MappedBytes::File>(descriptor)) {}
+
+MappableFile::~MappableFile() {
+  // Bytes that outlive this object are copies from now on.
+  file_->give_up();
+}
+
+std::uint64_t MappableFile::protect() const {
+  MappedBytes::File& file = *file_;
+  const std::lock_guard lock(file.mutex);
+  if (file.is_leased) return file.has_lease() ? file.promise : 0;
+  // What the kernel sends when somebody waits is ignored by default; from the
+  // next call but one on it goes to a thread that blocks it.
+  LeaseWatcher& watcher = LeaseWatcher::instance();
+  if (::fcntl(file.descriptor, F_SETSIG, SIGURG) != 0 ||
+      ::fcntl(file.descriptor, F_SETLEASE, F_RDLCK) != 0) {
+    return 0;
+  }
+  const f_owner_ex owner{F_OWNER_TID, watcher.thread()};
+  ::fcntl(file.descriptor, F_SETOWN_EX, &owner);
+  file.is_leased = true;
+  if (!file.is_watched) {
+    MappedBytes::File* const address = file_.get();
+    watcher.add(file_, [address] {
+      bool is_wanted = false;
+      {
+        const std::lock_guard held(address->mutex);
+        is_wanted = address->is_leased && !address->has_lease();
+      }
+      if (is_wanted) address->give_up();
+    });
+    file.is_watched = true;
+  }
+  return ++file.promise;
+}
+
+std::unique_ptr<MappedBytes> MappableFile::map(
+    std::uint64_t promise,
+    std::uint64_t offset,
+    std::size_t num_bytes) const {
+  MappedBytes::File& file = *file_;
+  const std::lock_guard lock(file.mutex);
+  struct stat status {};
+  if (file.promise != promise || !file.has_lease() ||
+      ::fstat(file.descriptor, &status) != 0 ||
+      offset + num_bytes > static_cast<std::uint64_t>(status.st_size)) {
+    return nullptr;
+  }
+  const std::uint64_t begin = offset / kPage * kPage;
+  const std::size_t size = offset + num_bytes - begin;
+  void* const mapped = ::mmap(
+      nullptr,
+      size,
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_NORESERVE,
+      file.descriptor,
+      static_cast<off_t>(begin));
+  if (mapped == MAP_FAILED) return nullptr;
+  auto bytes = std::unique_ptr<MappedBytes>(new MappedBytes());
+  bytes->file_ = file_;
+  bytes->begin_ = mapped;
+  bytes->size_ = size;
+  bytes->data_ = static_cast<std::byte*>(mapped) + (offset - begin);
+  file.mapped.push_back(bytes.get());
+  return bytes;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <accelerate/big_model.h>
+#include <accelerate/quantized_model.h>
+#include <accelerate/weights.h>
+
+#include "big_model/quantize/weight_keeper.h"
+
+namespace accelerate {
+
+struct QuantizedModel::State {
+  explicit State(detail::ProductKind kind) : keeper(kind) {}
+
+  detail::QuantizedWeightKeeper keeper;
+  /// Keeps codes of the keeper, so it ends first.
+  Dispatch dispatch;
+  /// Handles to the tensors of the module.
+  WeightList tensors;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,122 @@
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/mappable_file.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::mappable_file_test {
+
+namespace fs = std::filesystem;
+using detail::MappableFile;
+
+constexpr std::size_t kSize = (std::size_t{5} << 20U) + 123;
+
+class MappableFiles : public ::testing::Test {
+ protected:
+  MappableFiles() {
+    for (std::size_t i = 0; i < contents_.size(); ++i)
+      contents_[i] = static_cast<char>(i * 7 + i / 4096);
+    std::ofstream(file_, std::ios::binary) << contents_;
+    descriptor_ = ::open(file_.c_str(), O_RDONLY | O_CLOEXEC);
+  }
+  ~MappableFiles() override { ::close(descriptor_); }
+
+  bool is_there(const detail::MappedBytes& bytes, std::size_t offset) const {
+    return std::memcmp(
+               bytes.data(), contents_.data() + offset, kSize - offset) == 0;
+  }
+
+  testing::TemporaryDirectory directory_;
+  fs::path file_ = directory_.path() / "file";
+  std::string contents_ = std::string(kSize, '\0');
+  int descriptor_ = -1;
+};
+
+TEST_F(MappableFiles, BytesStayWhenTheFileIsTruncatedOrWrittenTo) {
+  const MappableFile mappable(descriptor_);
+  const std::uint64_t promise = mappable.protect();
+  if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+  EXPECT_EQ(mappable.protect(), promise);
+  const auto all = mappable.map(promise, 0, kSize);
+  const auto part = mappable.map(promise, 4097, kSize - 4097);
+  ASSERT_NE(all, nullptr);
+  ASSERT_NE(part, nullptr);
+  EXPECT_TRUE(all->populate());
+  all->data()[5] = std::byte{1};
+  contents_[5] = 1;
+  EXPECT_EQ(mappable.map(promise, 0, kSize + 1), nullptr);
+  std::atomic<bool> is_done = false;
+  std::atomic<int> num_wrong = 0;
+  std::thread reader([&] {
+    while (!is_done)
+      if (!is_there(*part, 4097)) ++num_wrong;
+  });
+  // Waits until the pages are copies.
+  fs::resize_file(file_, 10);
+  std::ofstream(file_, std::ios::binary) << "other contents";
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(is_there(*all, 0));
+    EXPECT_TRUE(is_there(*part, 4097));
+  }
+  is_done = true;
+  reader.join();
+  EXPECT_EQ(num_wrong, 0);
+  // What is mapped from now on is the new file, under another promise.
+  const std::uint64_t next = mappable.protect();
+  EXPECT_NE(next, promise);
+  EXPECT_EQ(mappable.map(promise, 0, 5), nullptr);
+  const auto other = mappable.map(next, 0, 5);
+  ASSERT_NE(other, nullptr);
+  EXPECT_EQ(std::memcmp(other->data(), "other", 5), 0);
+}
+
+TEST_F(MappableFiles, AreNotMappedWhileSomebodyCouldWrite) {
+  const int writer = ::open(file_.c_str(), O_RDWR | O_CLOEXEC);
+  {
+    const MappableFile mappable(descriptor_);
+    EXPECT_EQ(mappable.protect(), 0U);
+    EXPECT_EQ(mappable.map(1, 0, 1), nullptr);
+  }
+  ::close(writer);
+}
+
+TEST_F(MappableFiles, BytesOutliveTheirFile) {
+  std::unique_ptr<detail::MappedBytes> bytes;
+  {
+    const MappableFile mappable(descriptor_);
+    const std::uint64_t promise = mappable.protect();
+    if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+    bytes = mappable.map(promise, 0, kSize);
+  }
+  // Nobody is waited for any more.
+  fs::resize_file(file_, 0);
+  EXPECT_TRUE(is_there(*bytes, 0));
+}
+
+// Other programs are not kept from reading, renaming and removing the file.
+TEST_F(MappableFiles, OthersMayReadRenameAndRemove) {
+  const MappableFile mappable(descriptor_);
+  const std::uint64_t promise = mappable.protect();
+  if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+  const auto bytes = mappable.map(promise, 0, kSize);
+  {
+    std::ifstream reader(file_, std::ios::binary);
+    EXPECT_EQ(reader.get(), contents_[0]);
+  }
+  fs::rename(file_, directory_.path() / "renamed");
+  fs::remove(directory_.path() / "renamed");
+  EXPECT_EQ(mappable.protect(), promise);
+  EXPECT_TRUE(is_there(*bytes, 0));
+}
+
+}  // namespace accelerate::mappable_file_test

@@ -1,0 +1,104 @@
+// Several threads that use the weights of one model at once, as the backward of
+// a model on several devices does: autograd has a thread for each of them.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <accelerate/big_model.h>
+#include <accelerate/error.h>
+
+#include "support/expect_error.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::tier_threads_test {
+
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using testing::expect_error;
+using testing::TemporaryDirectory;
+using torch::Tensor;
+
+constexpr int kLayers = 6;
+constexpr std::int64_t kWidth = 24;
+
+struct LayersImpl : nn::Module {
+  LayersImpl() {
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(register_module(
+          "layer" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+    }
+  }
+  std::vector<nn::Linear> layers;
+};
+TORCH_MODULE(Layers);
+
+class TierThreads : public ::testing::Test {
+ protected:
+  TierThreads() { torch::manual_seed(0); }
+
+  TemporaryDirectory directory_{TemporaryDirectory::memory()};
+  fs::path folder_ = directory_ / "offload";
+  Tensor x_ = torch::ones({2, kWidth});
+};
+
+// A thread waits for a unit that is only queued while others evict, queue and
+// use theirs.
+TEST_F(TierThreads, UseDifferentUnitsAtOnce) {
+  constexpr int kThreads = 3;
+  constexpr int kRounds = 150;
+  Layers model;
+  std::vector<Tensor> expected;
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& layer : model->layers) expected.push_back(layer(x_));
+  }
+  const Dispatch dispatch = disk_offload_module(
+      *model, folder_, {.execution_device = torch::kCPU, .prefetch_memory = 1});
+  std::atomic<int> num_wrong = 0;
+  std::barrier start(kThreads);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      const torch::NoGradGuard no_grad;
+      start.arrive_and_wait();
+      for (int i = 0; i < kRounds; ++i) {
+        // Every thread goes through the layers in another order.
+        const int which = (i * (thread + 1) + 2 * thread) % kLayers;
+        if (!model->layers[which](x_).equal(expected[which])) ++num_wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_wrong, 0);
+}
+
+// A read of small units together is one read. If one of them is damaged, the
+// others are there.
+TEST_F(TierThreads, AFailureIsThatOfItsUnitOnly) {
+  const torch::NoGradGuard no_grad;
+  Layers model;
+  const Tensor expected = model->layers[0](x_);
+  const Dispatch dispatch = disk_offload_module(
+      *model,
+      folder_,
+      {.execution_device = torch::kCPU, .prefetch_memory = "1GB"});
+  fs::resize_file(folder_ / "layer3.weight.dat", 7);
+  // Asks for all layers, those after the first one at once.
+  EXPECT_TRUE(model->layers[0](x_).equal(expected));
+  for (const int i : {1, 2, 4, 5}) {
+    SCOPED_TRACE(i);
+    EXPECT_NO_THROW(static_cast<void>(model->layers[i](x_)));
+  }
+  expect_error<CheckpointError>(
+      [&] { static_cast<void>(model->layers[3](x_)); }, "layer3.weight.dat");
+}
+
+}  // namespace accelerate::tier_threads_test
