@@ -131,6 +131,19 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
     return accelerate::pad_across_processes(
         value, mesh().batch_group(), dim, pad_index, pad_first);
   }
+  /// Asks all ranks to stop at their next check; any rank may.
+  void set_trigger() const;
+  /// True if any rank has set the trigger since the last check that returned
+  /// true. Collective.
+  [[nodiscard]] bool check_trigger() const;
+  /// True on all ranks, in the same call, if this process or that of any other
+  /// rank has been told to end (AcceleratorOptions::preemption_signals). For the
+  /// end of a step: save, and leave the loop before the time is over that the
+  /// launcher (`--grace_seconds`), Slurm or Kubernetes grants. Communicates a
+  /// number; call it on all ranks alike, in every step or every few steps. From
+  /// the first call on these signals no longer end the process.
+  [[nodiscard]] bool check_preemption() const;
+
   /// Metrics are made from an Accelerator: `Mean loss(accelerator)`. See
   /// metrics.h.
   operator MetricRanks() const;

@@ -71,7 +71,7 @@ struct PlannedSearch {
   MemorySplit split = MemorySplit::replicated;
   FloatType precision = FloatType::fp32;
   bool recomputes = false;
-  /// Of one rank. Unset: what is free now, on the first accelerator or, without
+  /// Memory of one rank. Unset: what is free now, on the first accelerator or, without
   /// one, of the RAM, which the ranks of the group share.
   std::optional<ByteSize> memory = std::nullopt;
   /// See BatchSizeSearchOptions; all ranks begin with the smallest size that one

@@ -59,9 +59,8 @@ void uninstall(int signal) {
 
 }  // namespace
 
-SignalFlag::SignalFlag(std::span<const int> signals)
-    : signals_(signals.begin(), signals.end()) {
-  for (const int signal : signals_) {
+void SignalFlag::check(std::span<const int> signals) {
+  for (const int signal : signals) {
     if (signal > 0 && signal < kMostSignals && signal != SIGKILL &&
         signal != SIGSTOP)
       continue;
@@ -72,6 +71,11 @@ SignalFlag::SignalFlag(std::span<const int> signals)
         SIGTERM,
         SIGUSR1));
   }
+}
+
+SignalFlag::SignalFlag(std::span<const int> signals)
+    : signals_(signals.begin(), signals.end()) {
+  check(signals_);
   const std::lock_guard lock(mutex);
   for (const int signal : signals_) {
     install(signal);

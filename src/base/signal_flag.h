@@ -14,6 +14,8 @@ namespace accelerate::detail {
 class SignalFlag {
  public:
   /// Throws ConfigError for a signal that cannot be handled (SIGKILL, SIGSTOP).
+  static void check(std::span<const int> signals);
+  /// Throws as check().
   explicit SignalFlag(std::span<const int> signals);
   SignalFlag(const SignalFlag&) = delete;
   SignalFlag& operator=(const SignalFlag&) = delete;

@@ -52,8 +52,8 @@ std::uint64_t activations_of(
   const double logits = s * b * static_cast<double>(shape.vocabulary) * 4 / t;
   // The first stage begins as many micro-steps as there are stages before one
   // comes back (1F1B); the last one has the logits of one.
-  const double in_flight = static_cast<double>(
-      std::min(plan.pipeline, plan.accumulation_steps));
+  const double in_flight =
+      static_cast<double>(std::min(plan.pipeline, plan.accumulation_steps));
   const double most = plan.pipeline == 1
       ? kept(1) + logits
       : std::max(kept(in_flight), kept(1) + logits);
@@ -62,7 +62,8 @@ std::uint64_t activations_of(
   return static_cast<std::uint64_t>(std::min(most, kMost));
 }
 
-// Of the device that has most: one with an embedding, if layers are divided.
+// The parameters of the device that has most: one with an embedding, if layers
+// are divided.
 std::uint64_t num_parameters_of(
     const ModelTree& model,
     const TrainingPlan& plan) {

@@ -180,6 +180,9 @@ Decisions decide(
   note_complaints(complaints, [&] {
     decisions.window = detail::accumulation_window(options, settings);
   });
+  note_complaints(complaints, [&] {
+    detail::SignalFlag::check(options.preemption_signals);
+  });
   decisions.request_sources = {
       .parallel = options.parallel,
       .mixed_precision =
@@ -373,7 +376,7 @@ void add_services(
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
       });
   session.checkpoints = std::make_unique<detail::Checkpoints>(
-      session.world, session.agreement, project_configuration(options));
+      session.world, *session.agreement, project_configuration(options));
   session.checkpoints->progress = detail::progress_options_of_rank(
       {.delay_seconds = kProgressDelaySeconds,
        .disable = !options.progress_bars},
@@ -381,7 +384,7 @@ void add_services(
       detail::terminal_variables(environment).has_utf8);
   session.tracking = make_tracking(options, session, environment);
   session.checkpoints->components.push_back(
-      detail::run_component(session.tracking));
+      detail::run_component(*session.tracking));
 }
 
 std::shared_ptr<Session> make_session(
@@ -516,9 +519,9 @@ const World& AcceleratorProcesses::world() const { return session_->world; }
 
 const Mesh& AcceleratorProcesses::mesh() const { return session_->mesh; }
 
-void Accelerator::set_trigger() const { session_->trigger = true; }
+void AcceleratorCollectives::set_trigger() const { session_->trigger = true; }
 
-bool Accelerator::check_trigger() const {
+bool AcceleratorCollectives::check_trigger() const {
   const at::Tensor flag = at::full({}, session_->trigger ? 1 : 0, at::kLong);
   world().group().all_reduce(flag, ReduceOp::max);
   const bool was_set = flag.item<std::int64_t>() != 0;
@@ -526,10 +529,12 @@ bool Accelerator::check_trigger() const {
   return was_set;
 }
 
-bool Accelerator::check_preemption() const {
+bool AcceleratorCollectives::check_preemption() const {
   Session& session = *session_;
-  if (!session.preemption)
-    session.preemption.emplace(session.preemption_signals);
+  if (!session.preemption) {
+    session.preemption =
+        std::make_unique<detail::SignalFlag>(session.preemption_signals);
+  }
   const int received = session.preemption->received();
   const at::Tensor flag = at::full({}, received != 0 ? 1 : 0, at::kLong);
   world().group().all_reduce(flag, ReduceOp::max);

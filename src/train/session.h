@@ -205,8 +205,8 @@ struct alignas(64) Session {
   bool trigger = false;
   /// Signals after which check_preemption() is true, and, from its first call,
   /// whether one has come.
-  std::vector<int> preemption_signals;
-  std::optional<SignalFlag> preemption = std::nullopt;
+  std::vector<int> preemption_signals = {};
+  std::unique_ptr<SignalFlag> preemption = nullptr;
   /// True once it was said that maybe_context_parallel() divides nothing.
   bool has_warned_of_context = false;
   std::vector<std::unique_ptr<PreparedModel>> models;

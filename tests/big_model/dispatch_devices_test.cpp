@@ -10,6 +10,7 @@
 #include <rapidcheck.h>
 
 #include <accelerate/big_model.h>
+#include <accelerate/module_tensors.h>
 
 #include "big_model/random_model.h"
 #include "gate/factory_scope.h"
@@ -46,7 +47,8 @@ void place(
     const std::vector<MapDevice>& places,
     Entries& entries) {
   const auto any_place = [&] { return *rc::gen::elementOf(places); };
-  if (tree.block || *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(0, 6)) == 0) {
+  if (tree.block ||
+      *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(0, 6)) == 0) {
     entries.emplace_back(name, any_place());
     return;
   }
@@ -204,8 +206,7 @@ TEST(DispatchDevices, AlignAModuleWithAnyDevice) {
       });
       EXPECT_TRUE(has_offloaded_params(*linear));
       EXPECT_EQ(linear->weight.device(), first);
-      EXPECT_TRUE(
-          big(x).allclose(before * 2 - linear->bias.cpu(), 1e-5, 1e-6));
+      EXPECT_TRUE(big(x).allclose(before * 2 - linear->bias.cpu(), 1e-5, 1e-6));
     }
     big.dispatch().release();
     EXPECT_TRUE(linear->weight.cpu().equal(weight * 8));

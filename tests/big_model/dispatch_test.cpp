@@ -464,10 +464,11 @@ TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
     auto big = load_checkpoint_and_dispatch(
         empty,
         directory_ / "old",
-        {.device_map = DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+        {.device_map =
+             DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
          .offload_folder = folder,
-         .strict = true,
-         .rename = rename});
+         .rename = rename,
+         .strict = true});
     EXPECT_TRUE(big(x_).equal(expected));
   }
   Net net;
@@ -475,17 +476,19 @@ TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
   const auto left = load_checkpoint_and_dispatch(
       net,
       directory_ / "old",
-      {.strict = true,
-       .map_weights = false,
+      {.map_weights = false,
        .skip = {"head.bias", "center.*"},
-       .allow_missing = {"middle.*"}});
+       .allow_missing = {"middle.*"},
+       .strict = true});
   EXPECT_TRUE(net->head->bias.equal(bias));
   EXPECT_TRUE(net->head->weight.equal(net_->head->weight));
   Net half;
   const auto kept = load_checkpoint_and_dispatch(
       half,
       directory_ / "old",
-      {.dtype = torch::kHalf, .keep_in_fp32_modules = {"head"}, .rename = rename});
+      {.dtype = torch::kHalf,
+       .keep_in_fp32_modules = {"head"},
+       .rename = rename});
   EXPECT_EQ(half->head->weight.scalar_type(), torch::kFloat);
   EXPECT_EQ(half->middle->weight.scalar_type(), torch::kHalf);
 }
@@ -528,7 +531,8 @@ TEST_F(DispatchModel, NeedsAFolderIfOnlyRank0HasTheCheckpoint) {
     World world(options);
     const torch::NoGradGuard no_grad;
     const LoadAndDispatchOptions loading{
-        .device_map = DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
+        .device_map =
+            DeviceMap{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}},
         .broadcast_from_rank0 = true,
         .group = world.group()};
     // Only rank 0 has the files.

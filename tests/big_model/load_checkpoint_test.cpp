@@ -200,7 +200,9 @@ void expect_state(const Net& net, const std::vector<torch::Tensor>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
     ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
-    if (found[i].defined()) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    if (found[i].defined()) {
+      EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    }
   }
 }
 

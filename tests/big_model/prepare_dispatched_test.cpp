@@ -114,7 +114,7 @@ TEST_F(PrepareDispatched, TrainsSavesAndResumesWhatIsNotOffloaded) {
           (std::to_string(num_ranks) + (recomputes ? "recomputing" : ""));
       fs::create_directories(root);
       run_on_ranks(num_ranks, [&](const WorldOptions& world) {
-        AcceleratorOptions options{.world = world, .project_dir = root};
+        AcceleratorOptions options{.project_dir = root, .world = world};
         if (recomputes)
           options.parallel.activation_checkpointing =
               ActivationCheckpointingOptions{
@@ -201,8 +201,8 @@ TEST_F(PrepareDispatched, SaveModelWritesOffloadedWeightsToo) {
   for (const auto& [name, tensor] : get_state_dict(*net))
     part.emplace_back(name, tensor);
   part = get_state_dict_from_offload(*net->head, "head.weight", part);
-  EXPECT_TRUE(part[part.size() - 2].second.equal(
-      expected[expected.size() - 2].second));
+  EXPECT_TRUE(
+      part[part.size() - 2].second.equal(expected[expected.size() - 2].second));
   EXPECT_TRUE(part.back().second.equal(expected.back().second));
 }
 
@@ -210,8 +210,8 @@ TEST_F(PrepareDispatched, SavesAPreparedModelWithAllWeights) {
   const Net twin = make_net();
   Net net = make_net();
   Accelerator accelerator;
-  auto big = dispatch_model(
-      net, {.device_map = offloaded(), .offload_dir = folder_});
+  auto big =
+      dispatch_model(net, {.device_map = offloaded(), .offload_dir = folder_});
   auto model = accelerator.prepare(net);
   accelerator.save_model(model, directory_ / "saved");
   const auto saved = load_state_dict(directory_ / "saved");
@@ -240,8 +240,8 @@ TEST_F(PrepareDispatched, SavesAPreparedModelWithAllWeights) {
 TEST_F(PrepareDispatched, RefusesToTrainOffloadedWeights) {
   Net net = make_net();
   net->first->up->weight.requires_grad_(true);
-  auto big = dispatch_model(
-      net, {.device_map = offloaded(), .offload_dir = folder_});
+  auto big =
+      dispatch_model(net, {.device_map = offloaded(), .offload_dir = folder_});
   Accelerator accelerator;
   expect_error<ConfigError>(
       [&] { static_cast<void>(accelerator.prepare(net)); },
@@ -249,8 +249,7 @@ TEST_F(PrepareDispatched, RefusesToTrainOffloadedWeights) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     Net frozen = make_net();
     auto dispatched = cpu_offload(frozen->first->up);
-    Accelerator sharding(
-        {.world = world, .parallel = {.shard = 2}});
+    Accelerator sharding({.parallel = {.shard = 2}, .world = world});
     expect_error<ConfigError>(
         [&] { static_cast<void>(sharding.prepare(frozen)); },
         "which shard = 2 would have to split");

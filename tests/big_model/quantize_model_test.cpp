@@ -285,12 +285,13 @@ TEST(QuantizedModels, QuantisedWeightsOnTheDiskTravelAsCodes) {
       nf4(),
       {.weights_location = directory.path(),
        .device_map =
-           {{"blocks.0", "cpu"},
-            {"blocks.1.norm", "cpu"},
-            {"blocks.1.up.bias", "cpu"},
-            {"blocks.1.up.weight", "disk"},
-            {"blocks.1.down", "disk"},
-            {"head", "cpu"}},
+           DeviceMap{
+               {"blocks.0", "cpu"},
+               {"blocks.1.norm", "cpu"},
+               {"blocks.1.up.bias", "cpu"},
+               {"blocks.1.up.weight", "disk"},
+               {"blocks.1.down", "disk"},
+               {"head", "cpu"}},
        .offload_folder = folder.path()});
   for (const char* name :
        {"blocks.1.down.weight.dat", "blocks.1.up.weight.absmax.dat"}) {

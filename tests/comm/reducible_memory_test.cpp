@@ -117,7 +117,7 @@ train(const std::string& transport, bool as_views, bool keeps_gradients) {
     world.own_transport = nullptr;
     Accelerator accelerator(
         {.parallel =
-             {.replicate =
+             {.replicate_options =
                   {.bucket_bytes = 200'000,
                    .gradient_as_bucket_view = as_views}},
          .world = world});
@@ -151,8 +151,8 @@ TEST(ReducibleMemory, TrainsReplicasAsSlotsDo) {
         for (std::size_t i = 0; i < ours[rank].parameters.size(); ++i) {
           EXPECT_TRUE(torch::equal(
               ours[rank].parameters[i], theirs[rank].parameters[i]));
-          EXPECT_TRUE(torch::equal(
-              ours[rank].gradients[i], theirs[rank].gradients[i]));
+          EXPECT_TRUE(
+              torch::equal(ours[rank].gradients[i], theirs[rank].gradients[i]));
         }
       }
     }
@@ -176,8 +176,7 @@ TEST(ForkedProcess, LeavesItsParentsConnectionAlone) {
       ASSERT_GE(child, 0);
       if (child == 0) {
         memory.reset();
-        const_cast<std::shared_ptr<Connection>&>(
-            held->impl()->connection)
+        const_cast<std::shared_ptr<Connection>&>(held->impl()->connection)
             .reset();
         ::_exit(0);
       }

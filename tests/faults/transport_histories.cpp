@@ -50,8 +50,7 @@ struct Plan {
     // The ranks' numbers on their machines; one machine most of the time.
     const bool is_divided = between(random, 0, 3) == 0;
     for (int rank = 0; rank < num_ranks; ++rank) {
-      const bool begins =
-          rank > 0 && is_divided && between(random, 0, 1) == 0;
+      const bool begins = rank > 0 && is_divided && between(random, 0, 1) == 0;
       machine_of.push_back(
           rank == 0 ? 0 : machine_of.back() + (begins ? 1 : 0));
     }
@@ -66,8 +65,8 @@ struct Plan {
         machine_of.begin(), machine_of.begin() + rank, machine_of[rank]));
   }
   [[nodiscard]] int local_size(int rank) const {
-    return static_cast<int>(std::count(
-        machine_of.begin(), machine_of.end(), machine_of[rank]));
+    return static_cast<int>(
+        std::count(machine_of.begin(), machine_of.end(), machine_of[rank]));
   }
 
   Random random;
@@ -80,11 +79,21 @@ struct Plan {
 };
 
 const std::vector<at::ScalarType> kDtypes{
-    at::kFloat,         at::kDouble,        at::kBFloat16,
-    at::kHalf,          at::kFloat8_e4m3fn, at::kFloat8_e5m2,
-    at::kInt,           at::kLong,          at::kShort,
-    at::kChar,          at::kByte,          at::kUInt16,
-    at::kBool,          at::kComplexFloat,  at::kComplexDouble};
+    at::kFloat,
+    at::kDouble,
+    at::kBFloat16,
+    at::kHalf,
+    at::kFloat8_e4m3fn,
+    at::kFloat8_e5m2,
+    at::kInt,
+    at::kLong,
+    at::kShort,
+    at::kChar,
+    at::kByte,
+    at::kUInt16,
+    at::kBool,
+    at::kComplexFloat,
+    at::kComplexDouble};
 
 // Values in memory of some shape and order, the same for the same numbers.
 at::Tensor make_values(
@@ -126,8 +135,8 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
 // The sum in the order of the ranks, as one machine computes it.
 at::Tensor sum_in_order(const std::vector<at::Tensor>& values) {
   const at::ScalarType dtype = values[0].scalar_type();
-  const bool is_small_float = dtype == at::kBFloat16 || dtype == at::kHalf ||
-      c10::isFloat8Type(dtype);
+  const bool is_small_float =
+      dtype == at::kBFloat16 || dtype == at::kHalf || c10::isFloat8Type(dtype);
   const at::ScalarType wide = is_small_float ? at::kFloat
       : dtype == at::kUInt16                 ? at::kLong
                                              : dtype;
@@ -147,10 +156,7 @@ class Caller {
       const World& world,
       std::vector<Group> groups,
       unsigned seed)
-      : plan_(plan),
-        world_(world),
-        groups_(std::move(groups)),
-        random_(seed) {}
+      : plan_(plan), world_(world), groups_(std::move(groups)), random_(seed) {}
 
   void run() {
     for (int i = 0; i < plan_.length; ++i) {
@@ -178,7 +184,7 @@ class Caller {
       at::ScalarType dtype,
       const std::vector<std::int64_t>& sizes,
       int layout) {
-    detail::Connection& connection = *group.impl()->connection;
+    accelerate::detail::Connection& connection = *group.impl()->connection;
     const int size = group.size();
     const int me = group.rank();
     const int root = std::abs(root_ % size);
@@ -262,8 +268,8 @@ class Caller {
               at::kFloat, {kCount}, 0, salt_ + static_cast<unsigned>(rank));
         };
         at::Tensor memory = connection.reducible_memory(4 * kCount);
-        const at::Tensor values = memory.defined() ? memory.view(at::kFloat)
-                                                   : at::empty({kCount});
+        const at::Tensor values =
+            memory.defined() ? memory.view(at::kFloat) : at::empty({kCount});
         values.copy_(numbers(me));
         connection.all_reduce(values, ReduceOp::sum)->wait();
         std::vector<at::Tensor> all;
@@ -283,7 +289,9 @@ class Caller {
   }
 
   // Uneven parts, also empty ones.
-  void all_to_all(detail::Connection& connection, at::ScalarType dtype) {
+  void all_to_all(
+      accelerate::detail::Connection& connection,
+      at::ScalarType dtype) {
     const auto count = [&](int from, int to) {
       return static_cast<std::int64_t>(
           (salt_ / 7U + static_cast<unsigned>(from * 13 + to * 5)) % 900U);
@@ -311,14 +319,13 @@ class Caller {
   }
 
   // On one machine in the order of the ranks; on several, machine by machine.
-  at::Tensor sum_of(
-      const Group& group,
-      const std::vector<at::Tensor>& values) const {
+  at::Tensor sum_of(const Group& group, const std::vector<at::Tensor>& values)
+      const {
     std::vector<std::vector<at::Tensor>> by_machine;
     std::map<int, std::size_t> known;
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const int machine = plan_.machine_of[static_cast<std::size_t>(
-          group.world_ranks()[i])];
+      const int machine =
+          plan_.machine_of[static_cast<std::size_t>(group.world_ranks()[i])];
       const auto [entry, is_new] = known.emplace(machine, by_machine.size());
       if (is_new) by_machine.emplace_back();
       by_machine[entry->second].push_back(values[i]);
@@ -330,12 +337,15 @@ class Caller {
     }
     is_exact_ = true;
     std::vector<at::Tensor> sums;
-    for (const auto& machine : by_machine) sums.push_back(sum_in_order(machine));
+    for (const auto& machine : by_machine)
+      sums.push_back(sum_in_order(machine));
     return sum_in_order(sums);
   }
 
-  void expect(const at::Tensor& value, const at::Tensor& right, const char* what)
-      const {
+  void expect(
+      const at::Tensor& value,
+      const at::Tensor& right,
+      const char* what) const {
     const bool is_exact = std::exchange(is_exact_, true);
     if (are_equal(value, right)) return;
     const bool is_close = !is_exact && value.sizes() == right.sizes() &&
@@ -380,8 +390,7 @@ void play(unsigned seed, int rank, int port) {
     } catch (const std::runtime_error& error) {
       // What a transport throws.
       const std::string text = error.what();
-      const bool is_known =
-          text.find("[shared memory]") != std::string::npos ||
+      const bool is_known = text.find("[shared memory]") != std::string::npos ||
           text.find("gloo") != std::string::npos ||
           text.find("Connection") != std::string::npos;
       if (!is_known) {
@@ -415,8 +424,8 @@ void play(unsigned seed, int rank, int port) {
       for (int i = between(plan.random, 0, 2); i > 0; --i) {
         std::vector<int> some = all;
         std::shuffle(some.begin(), some.end(), plan.random);
-        some.resize(static_cast<std::size_t>(
-            between(plan.random, 1, plan.num_ranks)));
+        some.resize(
+            static_cast<std::size_t>(between(plan.random, 1, plan.num_ranks)));
         const bool belongs =
             std::find(some.begin(), some.end(), rank) != some.end();
         groups.back().push_back(belongs ? world.new_group(some) : Group());
@@ -470,8 +479,8 @@ Outcome run_history(unsigned seed, int port) {
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       int status = 0;
       if (codes[i] >= 0 || ::waitpid(ranks[i], &status, WNOHANG) <= 0) continue;
-      codes[i] = WIFEXITED(status) ? WEXITSTATUS(status)
-                                   : 128 + WTERMSIG(status);
+      codes[i] =
+          WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       --num_left;
     }
     if (num_left > 0 && Clock::now() > deadline) {
@@ -486,8 +495,8 @@ Outcome run_history(unsigned seed, int port) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
-  const bool was_killed = std::find(codes.begin(), codes.end(), 128 + SIGKILL) !=
-      codes.end();
+  const bool was_killed =
+      std::find(codes.begin(), codes.end(), 128 + SIGKILL) != codes.end();
   outcome.num_killed = was_killed ? 1 : 0;
   for (std::size_t i = 0; i < codes.size(); ++i) {
     const bool is_victim = static_cast<int>(i) == plan.victim;

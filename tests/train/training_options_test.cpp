@@ -1,4 +1,5 @@
 // What the options of a training step change.
+#include <csignal>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,12 +11,14 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/local_sgd.h>
 
+#include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate {
 namespace training_options_test {
 
 using ::testing::ElementsAre;
+using testing::expect_error;
 using testing::run_on_ranks;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
@@ -46,6 +49,22 @@ std::vector<double> scales(
     found.push_back(scaler.get_scale());
   }
   return found;
+}
+
+TEST(TrainingOptions, SayWhichSignalsEndTheRun) {
+  const Accelerator accelerator(
+      {.world = alone(), .preemption_signals = {SIGUSR1, SIGUSR2}});
+  EXPECT_FALSE(accelerator.check_preemption());
+  std::raise(SIGUSR2);
+  EXPECT_TRUE(accelerator.check_preemption());
+  // It is told once, and stays so.
+  EXPECT_TRUE(accelerator.check_preemption());
+}
+
+TEST(TrainingOptions, RefuseSignalsThatCannotBeHandled) {
+  expect_error<ConfigError>(
+      [] { Accelerator({.world = alone(), .preemption_signals = {SIGKILL}}); },
+      "signal 9 cannot be handled; use another one");
 }
 
 TEST(GradScalerOptions, DecideHowTheScaleMoves) {

@@ -16,7 +16,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// Whoever presses Ctrl+C waits.
+// Short, since somebody who presses Ctrl+C waits.
 constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
 
 void say(const std::string& text) {

@@ -121,7 +121,7 @@ class OffloadFolderWriter {
   OffloadFolder wanted_;
   /// Names of weights, and their files until commit().
   std::vector<std::pair<std::string, std::filesystem::path>> staged_;
-  /// Of the weights that are written, those that the folder has otherwise.
+  /// Written weights that the folder had with other values.
   std::vector<std::string> others_;
   std::size_t num_written_ = 0;
   std::size_t num_kept_ = 0;

@@ -14,8 +14,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// Buffers begin at multiples of this, as direct reads like them.
-constexpr std::uint64_t kAlignment = 4096;
 // A recycled buffer may be so many times as large as what it is for.
 constexpr std::int64_t kMostSpare = 2;
 // Buffers from which something is copied at a time; the next one waits.
@@ -65,19 +63,20 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     return memory;
   }
   // What does not fit now will hardly fit later.
-  std::erase_if(buffers_, [](const Buffer& each) {
-    return !is_in_use(each.last_use);
-  });
+  std::erase_if(
+      buffers_, [](const Buffer& each) { return !is_in_use(each.last_use); });
   return make(wanted);
 }
 
 at::Tensor BufferPool::make(std::int64_t num_bytes) const {
   const at::NoGradGuard no_grad;
-  const std::int64_t size = num_bytes + static_cast<std::int64_t>(kAlignment);
+  const std::int64_t size =
+      num_bytes + static_cast<std::int64_t>(kWeightAlignment);
   at::Tensor made;
   if (is_pinned_) {
     try {
-      made = at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
+      made =
+          at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
     } catch (const std::exception&) {
       // Devices copy from other memory, too.
     }
@@ -88,7 +87,7 @@ at::Tensor BufferPool::make(std::int64_t num_bytes) const {
   }
   const auto address = reinterpret_cast<std::uintptr_t>(made.const_data_ptr());
   const auto skipped = static_cast<std::int64_t>(
-      (kAlignment - address % kAlignment) % kAlignment);
+      (kWeightAlignment - address % kWeightAlignment) % kWeightAlignment);
   return made.narrow(0, skipped, num_bytes);
 }
 

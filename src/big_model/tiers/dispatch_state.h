@@ -33,7 +33,7 @@ struct Dispatch::State {
   c10::Device main_device = c10::kCPU;
   std::vector<std::string> skip_keys;
   std::vector<at::Tensor> watched;
-  /// Of a model on several devices.
+  /// Set for a model on several devices.
   std::optional<detail::Following> following;
   /// Null if nothing is offloaded.
   std::shared_ptr<detail::TierKeeper> keeper;

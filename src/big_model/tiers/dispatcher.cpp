@@ -154,8 +154,7 @@ std::unique_ptr<Dispatch::State> Dispatcher::run(TierOptions options) {
   std::vector<at::Tensor> moved = resident_values();
   place_codes();
   for (std::size_t i = 0; i < moved.size(); ++i) {
-    if (moved[i].defined())
-      replace_in_place(plan_.resident[i].first, moved[i]);
+    if (moved[i].defined()) replace_in_place(plan_.resident[i].first, moved[i]);
   }
   options.moves_inputs = plan_.has_several_devices;
   options.num_places = request_.device_map->size();
@@ -164,8 +163,8 @@ std::unique_ptr<Dispatch::State> Dispatcher::run(TierOptions options) {
     state->following.emplace();
   }
   if (!plan_.kept.tensors.empty()) {
-    state->keeper = std::make_shared<TierKeeper>(
-        std::move(plan_.kept), std::move(options));
+    state->keeper =
+        std::make_shared<TierKeeper>(std::move(plan_.kept), std::move(options));
   }
   return state;
 }
@@ -189,8 +188,7 @@ void Dispatcher::look_for_others(const fs::path& folder, bool refuses_others)
   const std::vector<std::string> others = other_in(folder, values);
   if (refuses_others) {
     std::vector<std::string> all = others;
-    for (const std::string& name : other_in(folder, codes))
-      all.push_back(name);
+    for (const std::string& name : other_in(folder, codes)) all.push_back(name);
     if (all.empty()) return;
     throw ConfigError(format(
         "[big_model] {} has other values for {}: it is the offload folder of "
@@ -325,8 +323,8 @@ std::vector<at::Tensor> Dispatcher::resident_values() const {
       moved.emplace_back();
       continue;
     }
-    const auto options = value.tensor.options().device(device).dtype(
-        tensor.scalar_type());
+    const auto options =
+        value.tensor.options().device(device).dtype(tensor.scalar_type());
     moved.push_back(value.tensor.to(
         options, /*non_blocking=*/false, /*copy=*/value.is_borrowed));
   }
@@ -334,8 +332,8 @@ std::vector<at::Tensor> Dispatcher::resident_values() const {
 }
 
 void Dispatcher::watch(Dispatch::State& state) const {
-  const auto mover = std::make_shared<InputMover>(
-      &state, request_.device_map->size());
+  const auto mover =
+      std::make_shared<InputMover>(&state, request_.device_map->size());
   const auto watch_one = [&](const at::Tensor& tensor) {
     if (!tensor.is_non_overlapping_and_dense()) return;
     watch_tensor(tensor, {mover, 0, &state});

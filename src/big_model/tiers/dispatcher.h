@@ -61,9 +61,8 @@ class Dispatcher {
     bool is_borrowed = false;
   };
 
-  void look_for_others(
-      const std::filesystem::path& folder,
-      bool refuses_others) const;
+  void look_for_others(const std::filesystem::path& folder, bool refuses_others)
+      const;
   [[nodiscard]] bool has_file(std::size_t kept) const;
   [[nodiscard]] WeightList codes_to_write() const;
   void place_codes();

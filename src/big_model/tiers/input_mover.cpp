@@ -27,8 +27,8 @@ const c10::IValue* first_of(
 
 void InputMover::call(GatedCall& call) {
   const auto arguments = call.arguments();
-  const c10::IValue* const weight =
-      first_of(c10::ArrayRef<c10::IValue>(arguments.data(), arguments.size()), owner_);
+  const c10::IValue* const weight = first_of(
+      c10::ArrayRef<c10::IValue>(arguments.data(), arguments.size()), owner_);
   if (weight != nullptr) call.move_to(weight->toTensor().device());
   call.run();
 }

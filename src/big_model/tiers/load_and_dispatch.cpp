@@ -139,8 +139,8 @@ Dispatch load_checkpoint_and_dispatch_module(
   }
   dispatcher.use_disk(
       options.offload_folder, {}, options.strict_offload_folder);
-  return Dispatch(dispatcher.run(
-      {.memory = detail::memory_of(options.prefetch_memory)}));
+  return Dispatch(
+      dispatcher.run({.memory = detail::memory_of(options.prefetch_memory)}));
 }
 
 }  // namespace accelerate

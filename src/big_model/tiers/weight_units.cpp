@@ -21,14 +21,13 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tensors begin at multiples of this, as direct reads like them.
-constexpr std::uint64_t kAlignment = 4096;
 // Smaller tensors are read: mapping costs about as much as copying so many
 // bytes.
 constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
 
 std::uint64_t aligned(std::uint64_t num_bytes) {
-  return (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (num_bytes + kWeightAlignment - 1) / kWeightAlignment *
+      kWeightAlignment;
 }
 
 std::uint64_t stored_bytes(const OffloadedTensor& tensor) {
@@ -208,8 +207,7 @@ void place_values(
     for_each_file(*tensor, &verify_again_if_changed);
     at::Tensor value = tensor->source.host;
     if (!value.defined()) value = map_value(mappable, *tensor);
-    const bool is_mapped =
-        value.defined() && tensor->source.stored != nullptr;
+    const bool is_mapped = value.defined() && tensor->source.stored != nullptr;
     if (is_mapped) unit.mapped_bytes += stored_bytes(*tensor);
     if (!value.defined()) {
       value = value_in(request.buffer, offset, *tensor);

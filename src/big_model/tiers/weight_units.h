@@ -17,12 +17,15 @@
 
 namespace accelerate::detail {
 
+/// Tensors in host memory begin at multiples of this, as direct reads like them.
+inline constexpr std::uint64_t kWeightAlignment = 4096;
+
 /// What a tensor in files without checksums was when it was first read, to be
 /// compared once a file is another one.
 struct FirstContents {
   std::mutex mutex;
   std::optional<std::uint64_t> checksum;
-  /// Of the files that hold it, when they were last compared.
+  /// Versions of the files that hold it, when they were last compared.
   std::vector<InputFile::Version> versions;
 };
 

@@ -293,7 +293,7 @@ std::vector<bool> saved_on_rank_0(
   const at::Tensor shared = at::tensor(flags, at::kByte);
   world.group().broadcast(shared, 0);
   const auto* const values = shared.const_data_ptr<std::uint8_t>();
-  return {values, values + shared.numel()};
+  return std::vector<bool>(values, values + shared.numel());
 }
 
 }  // namespace
@@ -338,8 +338,8 @@ void load_weights(
     std::vector<std::string> complaints =
         offloaded_in(saved, *model.table, rules);
     leave_out_other_stages(saved, model);
-    for (std::string& complaint : mismatches(
-             "model", saved, destinations, section.aliases, rules))
+    for (std::string& complaint :
+         mismatches("model", saved, destinations, section.aliases, rules))
       complaints.push_back(std::move(complaint));
     require_fit(path, complaints);
   });

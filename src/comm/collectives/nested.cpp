@@ -139,6 +139,8 @@ void reduce_in_place(
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
     tensor = result;
     if (!op) continue;
+    // One rank has a mean of integers as well.
+    if (group.size() == 1 && *op == ReduceOp::mean) continue;
     // Checks the tensor on a single rank, too.
     group.all_reduce(result, *op);
     if (group.size() == 1) continue;

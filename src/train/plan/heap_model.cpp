@@ -12,7 +12,6 @@ namespace {
 constexpr std::int64_t kHeader = 8;
 constexpr std::int64_t kUnit = 16;
 constexpr std::int64_t kSmallest = 32;
-constexpr std::int64_t kPageBytes = 4096;
 constexpr std::int64_t kTopPad = 128 << 10;
 // The heap is cut only when a range of this size has become free.
 constexpr std::int64_t kConsolidatedFrom = 64 << 10;

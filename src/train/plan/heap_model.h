@@ -8,6 +8,9 @@
 
 namespace accelerate::detail {
 
+/// The unit in which memory becomes resident.
+inline constexpr std::int64_t kPageBytes = 4096;
+
 /// The C library's heap as glibc manages it (malloc.c): where blocks of less than
 /// the mmap threshold lie, so that memory between blocks in use, which cannot be
 /// returned to the system, is known. Blocks are aligned as LibTorch's are.

@@ -9,7 +9,6 @@ namespace {
 
 // As in freed_blocks.cpp.
 constexpr std::int64_t kKeptFrom = std::int64_t{1} << 20;
-constexpr std::int64_t kPageBytes = 4096;
 // glibc's initial M_MMAP_THRESHOLD; larger blocks are returned when freed.
 constexpr std::int64_t kHeapBelow = 128 << 10;
 

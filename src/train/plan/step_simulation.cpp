@@ -19,7 +19,7 @@ constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 
 constexpr int kRepeatedSteps = 2;
-// Of an element in one tensor of an optimizer's state.
+// The size of an element in one tensor of an optimizer's state.
 constexpr std::int64_t kStateBytes = 4;
 
 class StepSimulation {

@@ -45,14 +45,14 @@ std::optional<SharedSegment> map_together(
   Ticket ticket{};
   try {
     if (engine.rank() == 0) {
-      segment = SharedSegment::create(bytes, "accelerate-gradients");
+      segment.emplace(SharedSegment::create(bytes, "accelerate-gradients"));
       const std::string text = segment->ticket();
       std::copy_n(
           text.data(), std::min(text.size(), ticket.size() - 1), ticket.data());
     }
     run(engine, make_broadcast(bytes_in(ticket), 0));
     if (engine.rank() != 0 && ticket[0] != '\0')
-      segment = SharedSegment::open(ticket.data());
+      segment.emplace(SharedSegment::open(ticket.data()));
   } catch (const SegmentError&) {
     // Rank 0 has not sent its ticket then, but must, although it is empty.
     if (engine.rank() == 0) run(engine, make_broadcast(bytes_in(ticket), 0));
