@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
@@ -113,9 +112,10 @@ struct AcceleratorOptions {
   /// the environment. False: neither is changed.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals by which this process is told that it will be ended soon; see
-  /// Accelerator::check_preemption(). Launchers, Kubernetes and Slurm send
-  /// SIGTERM; Slurm another one as well, if it is asked to (`--signal=USR1@60`).
-  std::vector<int> preemption_signals = {SIGTERM};
+  /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers, Kubernetes
+  /// and Slurm send; Slurm sends another one as well, if it is asked to
+  /// (`--signal=USR1@60`).
+  std::vector<int> preemption_signals = {};
 
   // Results.
 

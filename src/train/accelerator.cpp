@@ -1,6 +1,7 @@
 #include <accelerate/accelerator.h>
 
 #include <array>
+#include <csignal>
 #include <exception>
 #include <string>
 #include <utility>
@@ -532,8 +533,9 @@ bool AcceleratorCollectives::check_trigger() const {
 bool AcceleratorCollectives::check_preemption() const {
   Session& session = *session_;
   if (!session.preemption) {
-    session.preemption =
-        std::make_unique<detail::SignalFlag>(session.preemption_signals);
+    std::vector<int> signals = session.preemption_signals;
+    if (signals.empty()) signals.push_back(SIGTERM);
+    session.preemption = std::make_unique<detail::SignalFlag>(signals);
   }
   const int received = session.preemption->received();
   const at::Tensor flag = at::full({}, received != 0 ? 1 : 0, at::kLong);
