@@ -208,15 +208,15 @@ TEST(Pipeline, HandsOnNestedValues) {
         torch::nn::Linear(4, 4),
         torch::nn::Linear(4, 1)};
   };
-  const auto alone = make();
+  auto alone = make();
   const Tensor x = torch::linspace(-1, 1, 18).view({6, 3});
   const Tensor mask = torch::arange(6) > 2;
   {
-    Tensor h = alone[0].get()->forward(x);
+    Tensor h = alone[0]->forward(x);
     const std::vector<Tensor> parts = (h * 2).split(1, 1);
-    Tensor g = torch::tanh(alone[1].get()->forward(h)) * mask.unsqueeze(1);
+    Tensor g = torch::tanh(alone[1]->forward(h)) * mask.unsqueeze(1);
     for (const Tensor& part : parts) g = g + part;
-    alone[2].get()->forward(g).square().sum().backward();
+    alone[2]->forward(g).square().sum().backward();
   }
   std::mutex mutex;
   run_on_ranks(3, [&](const WorldOptions& world) {

@@ -53,7 +53,7 @@ std::vector<double> scales(
 
 TEST(TrainingOptions, SayWhichSignalsEndTheRun) {
   const Accelerator accelerator(
-      {.world = alone(), .preemption_signals = {SIGUSR1, SIGUSR2}});
+      {.preemption_signals = {SIGUSR1, SIGUSR2}, .world = alone()});
   EXPECT_FALSE(accelerator.check_preemption());
   std::raise(SIGUSR2);
   EXPECT_TRUE(accelerator.check_preemption());
@@ -63,7 +63,7 @@ TEST(TrainingOptions, SayWhichSignalsEndTheRun) {
 
 TEST(TrainingOptions, RefuseSignalsThatCannotBeHandled) {
   expect_error<ConfigError>(
-      [] { Accelerator({.world = alone(), .preemption_signals = {SIGKILL}}); },
+      [] { Accelerator({.preemption_signals = {SIGKILL}, .world = alone()}); },
       "signal 9 cannot be handled; use another one");
 }
 
