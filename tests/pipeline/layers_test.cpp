@@ -176,8 +176,8 @@ struct SumImpl : torch::nn::Module {
 TORCH_MODULE(Sum);
 
 TEST(PipelineLayers, HandOnWhatASequentialDoes) {
-  const PipelineLayers layers(
-      torch::nn::Sequential(Six(), ToMap(), ToVector(), Sum()));
+  const torch::nn::Sequential steps{Six(), ToMap(), ToVector(), Sum()};
+  const PipelineLayers layers(steps);
   const Tensor x = torch::tensor({1.0, 2.0});
   EXPECT_TRUE(run(layers, {x, x * 10}).equal(torch::tensor({11.0, 22.0})));
 }

@@ -69,9 +69,9 @@ struct Net {
     return layers;
   }
   void keep(bool keeps) {
-    for (const Sum& sum : {first, second}) {
-      sum->keeps = keeps;
-      sum->cache.clear();
+    for (Sum* sum : {&first, &second}) {
+      (*sum)->keeps = keeps;
+      (*sum)->cache.clear();
     }
   }
 };
