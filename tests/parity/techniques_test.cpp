@@ -121,7 +121,10 @@ ParityRun run_of(
   }
   // No overflow, which would skip a step.
   run.options.grad_scaler.init_scale = 128;
-  if (technique.master_weights) run.parameter_dtype = torch::kBFloat16;
+  if (technique.master_weights) {
+    run.parameter_dtype =
+        precision == Precision::fp16 ? torch::kHalf : torch::kBFloat16;
+  }
   return run;
 }
 

@@ -15,9 +15,10 @@
 
 namespace accelerate::testing {
 
-/// Sizes that float8 takes, and sequences that 1 to 4 ranks divide.
+/// Sizes that float8 takes, and sequences that 1 to 4 ranks divide into two
+/// chunks each.
 inline constexpr std::int64_t kParityWidth = 16;
-inline constexpr std::int64_t kParityLength = 12;
+inline constexpr std::int64_t kParityLength = 24;
 
 /// The net of the parity suite: layers for wrap policies, a normalisation, and
 /// attention over sequences. It knows of no technique.
