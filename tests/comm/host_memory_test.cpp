@@ -144,6 +144,10 @@ TEST(SharedMemoryViews, AreReducedWhereTheyLie) {
     const ReductionEncoding mean(shared_memory_facts(), view, ReduceOp::mean);
     EXPECT_EQ(mean.buffer().data_ptr(), view.data_ptr()) << dtype;
   }
+  const at::Tensor pairs = torch::ones({2, 3}, at::kComplexFloat).t();
+  EXPECT_TRUE(ReductionEncoding(shared_memory_facts(), pairs, ReduceOp::sum)
+                  .decode(pairs, 2)
+                  .equal(pairs));
   const at::Tensor expanded = torch::zeros({1}).expand({3});
   EXPECT_FALSE(ReductionEncoding(shared_memory_facts(), expanded, ReduceOp::sum)
                    .is_identity());

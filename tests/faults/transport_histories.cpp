@@ -125,11 +125,15 @@ at::Tensor make_values(
   return values;
 }
 
+// Copied, since a single element may have any stride.
+at::Tensor bytes_of(const at::Tensor& values) {
+  return values.clone(at::MemoryFormat::Contiguous)
+      .reshape({-1})
+      .view(at::kByte);
+}
+
 bool are_equal(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() &&
-      torch::equal(
-             a.contiguous().reshape({-1}).view(at::kByte),
-             b.contiguous().reshape({-1}).view(at::kByte));
+  return a.sizes() == b.sizes() && torch::equal(bytes_of(a), bytes_of(b));
 }
 
 // The sum in the order of the ranks, as one machine computes it.
@@ -516,8 +520,10 @@ std::set<std::string> find_segments() {
   std::set<std::string> found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored)) {
-    if (entry.path().filename().string().find("accelerate") !=
-        std::string::npos)
+    // Directories are those of other tests.
+    if (entry.is_regular_file(ignored) &&
+        entry.path().filename().string().find("accelerate") !=
+            std::string::npos)
       found.insert(entry.path().string());
   }
   for (const auto& entry : fs::directory_iterator("/proc", ignored)) {

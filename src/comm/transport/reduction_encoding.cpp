@@ -199,6 +199,7 @@ at::Tensor ReductionEncoding::decode(const at::Tensor& reduced, int num_ranks)
   at::Tensor values = reduced;
   if (op_ == ReduceOp::mean) values.div_(num_ranks);
   if (flips_sign_) values = values.bitwise_xor(kSignBit);
+  if (values.scalar_type() == dtype_) return values;
   if (dtype_ == at::kBool) return values.to(at::kByte).view(at::kBool);
   if (dtype_ == at::kUInt64) return values.view(at::kUInt64);
   if (c10::isComplexType(dtype_)) {
