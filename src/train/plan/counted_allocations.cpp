@@ -14,6 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
+// Thread-local because only what the recording thread allocates is counted.
 thread_local std::shared_ptr<AllocationListener> heard_by;
 
 class CountingAllocator final : public c10::Allocator {

@@ -32,6 +32,7 @@ struct LoopAroundStep {
   /// has stepped.
   std::vector<at::Tensor> held;
 };
+// Thread-local because other threads may run real steps meanwhile.
 thread_local LoopAroundStep* loop = nullptr;
 
 /// While it lives, samples_of() and mean_of() of this thread belong to `around`.

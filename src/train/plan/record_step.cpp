@@ -183,6 +183,7 @@ class RecordedReads {
     events_.add({.kind = TraceEvent::Kind::read, .index = found->second});
   }
 
+  // Thread-local because LibTorch's callback is called on its own thread only.
   static thread_local RecordedReads* current;
   EventList& events_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> places_;
