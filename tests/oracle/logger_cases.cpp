@@ -39,6 +39,8 @@ Json logger_rank(const Json& input, const WorldOptions& world) {
   const Json& variable = input.at("env");
   options.logger = Logger(
       [&](const LogRecord& record) {
+        // The library says things under names of its own.
+        if (record.area != "oracle") return;
         // "warning: name: message" as the recorded "<LEVEL> <message>".
         const std::string line = format_log_line(record);
         lines.back().push_back(

@@ -287,6 +287,8 @@ TEST(OptionMarks, OfTrainingSayWhatIsRead) {
        {"ACCELERATE_TIMEOUT_SECONDS", "60"},
        {"ACCELERATE_TRANSPORT", "automatic"},
        {"ACCELERATE_DEBUG_MODE", "true"},
+       {"ACCELERATE_CPP_HANG_SECONDS", "20"},
+       {"ACCELERATE_CPP_ON_HANG", "warn"},
        {"ACCELERATE_LOG_LEVEL", "error"},
        {"ACCELERATE_CPP_LOG", "data=error"},
        {"ACCELERATE_CPP_LOG_FORMAT", "text"},

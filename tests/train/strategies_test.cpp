@@ -82,6 +82,9 @@ TEST(StrategyEvents, EndABackwardInReverseForEveryOptimizer) {
   expected.insert(
       expected.end(), {"first.a:average_gradient", "first.b:average_gradient"});
   expected.insert(expected.end(), ends.begin(), ends.end());
+  // It is a step as well, of the model whose parameters it updates.
+  expected.insert(
+      expected.end(), {"first.a:after_step", "first.b:after_step"});
   EXPECT_EQ(models.take_events(), expected);
 }
 
