@@ -359,7 +359,7 @@ TEST(Hierarchy, SaysHowCallsDisagreeBetweenMachines) {
         text,
         ::testing::AllOf(
             ::testing::HasSubstr(
-                "called broadcast of 16 bytes (Float [4]), root 1"),
+                "called broadcast of 16 bytes (Byte [16]), root 1"),
             ::testing::HasSubstr("called barrier")));
   }
 }

@@ -200,7 +200,7 @@ TEST(P2PBatchMemory, IsKeptOnlyUntilMessagesAreDone) {
       const at::Tensor received = torch::empty({10'000});
       {
         P2PBatch batch(world.group(), "given up");
-        batch.send(torch::full({10'000}, round), peer, 1);
+        batch.send(torch::full({10'000}, round, at::kFloat), peer, 1);
         if (round % 2 == 0) batch.receive(received, peer, 1);
       }
       if (round % 2 == 1) world.group().recv(received, peer, 1);

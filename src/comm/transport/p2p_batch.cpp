@@ -16,8 +16,9 @@ P2PBatch::P2PBatch(Group group, std::string what)
     : group_(std::move(group)), what_(std::move(what)) {}
 
 P2PBatch::~P2PBatch() {
-  if (!messages_.empty())
-    group_.impl()->unfinished.keep(std::move(messages_));
+  if (messages_.empty()) return;
+  note_in_flight(-static_cast<int>(messages_.size()));
+  group_.impl()->unfinished.keep(std::move(messages_));
 }
 
 void P2PBatch::send(const at::Tensor& tensor, int to, int tag) {

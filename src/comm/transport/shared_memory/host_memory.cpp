@@ -85,6 +85,8 @@ HostMemory::HostMemory(
       (dims_.size() == 1 &&
        dims_[0].stride == static_cast<std::ptrdiff_t>(element_bytes));
   if (is_contiguous) dims_.clear();
+  static std::byte nothing;
+  if (bytes_ == 0) data_ = &nothing;
 }
 
 void HostMemory::copy_out(std::byte* to, std::size_t begin, std::size_t bytes)
