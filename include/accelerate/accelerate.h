@@ -30,6 +30,7 @@
 #include <accelerate/empty_weights.h>
 #include <accelerate/environment.h>
 #include <accelerate/error.h>
+#include <accelerate/experts.h>
 #include <accelerate/fp8.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>

@@ -30,6 +30,7 @@ struct Technique {
   int divides_ranks = 1;
   /// All ranks are along this axis.
   std::optional<Axis> axis = std::nullopt;
+  bool has_experts = false;
 };
 
 void PrintTo(const Technique& technique, std::ostream* out) {
@@ -84,6 +85,8 @@ std::vector<Technique> techniques() {
                     {"blocks.*.linear", gathered}, {"head", gathered}}},
        .axis = Axis::tensor},
       {.name = "context", .axis = Axis::context},
+      {.name = "experts", .axis = Axis::expert, .has_experts = true},
+      {.name = "experts_of_replicas", .has_experts = true},
   };
 }
 
@@ -104,12 +107,15 @@ ParityRun run_of(
     int accumulation,
     int num_ranks) {
   ParityRun run{
-      .num_ranks = num_ranks, .gradient_accumulation_steps = accumulation};
+      .num_ranks = num_ranks,
+      .gradient_accumulation_steps = accumulation,
+      .has_experts = technique.has_experts};
   run.options.mixed_precision = precision;
   run.options.parallel = technique.parallel;
   run.options.master_weights = technique.master_weights;
   if (technique.axis == Axis::tensor) run.options.parallel.tensor = num_ranks;
   if (technique.axis == Axis::context) run.options.parallel.context = num_ranks;
+  if (technique.axis == Axis::expert) run.options.parallel.expert = num_ranks;
   // Gradients of weights in high precision are sums in which every sample is
   // scaled by itself, whatever rank has it.
   if (precision == Precision::fp8) {
@@ -144,6 +150,7 @@ TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
     GTEST_SKIP() << "refused: ranks do not agree on scales";
   Technique plain;
   plain.master_weights = technique.master_weights;
+  plain.has_experts = technique.has_experts;
   const Weights one =
       train_parity_net(run_of(plain, precision, accumulation, 1)).weights;
   const Weights many =
