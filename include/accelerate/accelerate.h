@@ -67,6 +67,7 @@
 #include <accelerate/parallelism_config.h>
 #include <accelerate/pipeline.h>
 #include <accelerate/pipeline_layers.h>
+#include <accelerate/planning.h>
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/prepare_pippy.h>
