@@ -271,7 +271,7 @@ class Training {
   Accelerator accelerator_;
   Transformer net_;
   std::unique_ptr<torch::optim::AdamW> adamw_;
-  std::optional<Model<Transformer>> model_;
+  std::optional<Model<TransformerImpl>> model_;
   std::optional<Pipeline> pipeline_;
   std::optional<Optimizer> optimizer_;
 };
