@@ -47,6 +47,12 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+struct NetWithTailImpl : nn::Module {
+  Net net = register_module("net", Net());
+  nn::Linear tail = register_module("tail", nn::Linear(4, 4));
+};
+TORCH_MODULE(NetWithTail);
+
 const QuantizationConfig kNf4{
     .load_in_4bit = true,
     .bnb_4bit_quant_type = "nf4",
@@ -262,6 +268,20 @@ TEST_F(QuantizedDispatch, TakesStrategiesAndTheOptionsOfDispatching) {
   options.max_memory = {{"cpu", 2304 + 1279}};
   const QuantizedModel at_once = load_and_quantize_model(*whole, kNf4, options);
   EXPECT_EQ(at_once.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
+  // The net is as large as all its layers, and leaves no room for others.
+  NetWithTail with_tail;
+  options.max_memory = {{"cpu", 4200}};
+  EXPECT_GT(
+      infer_quantized_device_map(
+          *with_tail, kNf4, {.max_memory = options.max_memory})
+          .size(),
+      1U);
+  LoadAndQuantizeOptions in_place = options;
+  in_place.weights_location.clear();
+  in_place.no_split_module_classes = {"Net"};
+  const QuantizedModel unsplit =
+      load_and_quantize_model(*with_tail, kNf4, in_place);
+  EXPECT_EQ(unsplit.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
   expect_error<ConfigError>(
       [&] {
         Net other = empty_net();
