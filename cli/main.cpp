@@ -13,6 +13,7 @@
 #include "cli/commands/checkpoint_command.h"
 #include "cli/commands/completion_command.h"
 #include "cli/commands/estimate_command.h"
+#include "cli/commands/plan_command.h"
 #include "cli/commands/report_command.h"
 #include "cli/commands/unknown_command.h"
 #include "cli/commands/weights_command.h"
@@ -53,6 +54,7 @@ int main(int argc, char** argv) {
       {"launch", cli::add_launch_command(tool)},
       {"test", cli::add_test_command(tool)},
       {"estimate-memory", cli::add_estimate_command(tool)},
+      {"plan", cli::add_plan_command(tool)},
       {"checkpoint", cli::add_checkpoint_command(tool)},
       {"merge-weights", cli::add_merge_weights_command(tool)},
       {"convert", cli::add_convert_command(tool)},

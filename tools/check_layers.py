@@ -24,7 +24,7 @@ MAY_INCLUDE, WITHOUT_LIBTORCH = read_table(Path(__file__).parent.parent / "docs/
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 PUBLIC_WITHOUT_LIBTORCH = {
     "activation_checkpointing.h", "block_plan.h", "byte_size.h", "deepspeed.h", "detail/message_text.h", "device_map.h", "dynamo.h", "environment.h", "error.h", "export.h", "fp8.h", "fully_sharded.h", "launch.h", "log.h", "logger.h", "machine.h", "megatron_lm.h", "memory_plan.h",
-    "model_options.h", "parallel_options.h", "parallelism_config.h", "progress.h", "safetensors.h", 
+    "model_options.h", "parallel_options.h", "parallelism_config.h", "planning.h", "progress.h", "safetensors.h", 
     "tracker.h"}
 # Folders of rooms with LibTorch that do without it.
 FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}

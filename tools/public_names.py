@@ -24,7 +24,7 @@ SUBJECTS = {
     "Precision": ["precision", "fp8", "grad_scaler"],
     "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
     "Replicas, shards and other engines' settings": [
-        "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
+        "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "experts", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
         "megatron_lm", "dynamo", "parallelism_config", "activation_checkpointing"],
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch"],
     "Checkpoints and weights": [

@@ -9,6 +9,11 @@
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --tensor 2 --context 2
 //
+// With --experts the layers of each block become a mixture of that many experts,
+// which --expert divides among processes that read different data:
+//
+//   accelerate-cpp launch --num_processes 4 build/bin/gpt --experts 8 --expert 4
+//
 // Losses are the same on any number of processes, however they are divided, and
 // a run can resume from a checkpoint of another number: --resume latest.
 #include <algorithm>
@@ -50,7 +55,7 @@ struct Flags {
   std::string resume;
   // Degrees; those that are not given are the launcher's, else 1, and shards
   // take the processes that are left.
-  std::optional<int> replicate, shard, context, tensor;
+  std::optional<int> replicate, shard, expert, context, tensor;
 };
 
 /// The given files, and the sources and documents in given directories.
@@ -99,9 +104,10 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   options.parallel.fully_sharded = sharding;
   options.parallel.replicate = flags.replicate;
   options.parallel.shard = flags.shard;
+  options.parallel.expert = flags.expert;
   options.parallel.context = flags.context;
   options.parallel.tensor = flags.tensor;
-  options.parallel.parallelize_plan = GptImpl::parallelize_plan();
+  options.parallel.parallelize_plan = GptImpl::parallelize_plan(flags.model);
   return options;
 }
 
@@ -170,7 +176,9 @@ void train(const Flags& flags) {
         const torch::Tensor count = targets.ne(kIgnored).sum();
         loss = sequence->mean(loss * count, count);
       }
-      accelerator.backward(loss);
+      // Of the routers; 0 without experts.
+      const torch::Tensor routing = accelerate::auxiliary_loss(*gpt);
+      accelerator.backward(loss + routing);
       accelerator.clip_grad_norm_(model, 1.0);
       optimizer.step();
       ++progress.steps;
@@ -190,6 +198,13 @@ void train(const Flags& flags) {
   }
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
+  for (const auto& load : accelerator.expert_loads(model)) {
+    if (!accelerator.is_main_process()) break;
+    std::printf(
+        "%s: the busiest expert has %.2f x the mean load\n",
+        load.layer.c_str(),
+        load.imbalance());
+  }
   if (accelerator.is_main_process()) {
     std::printf(
         "%d process%s, %.0f tokens/s\n",
@@ -233,6 +248,8 @@ int main(int argc, char** argv) {
       "--resume", flags.resume, "latest, or a checkpoint's directory");
   app.add_option("--replicate", flags.replicate, "replicas of the model");
   app.add_option("--shard", flags.shard, "processes that share its state");
+  app.add_option("--experts", flags.model.num_experts, "experts of each block");
+  app.add_option("--expert", flags.expert, "... the experts");
   app.add_option("--context", flags.context, "... each sequence");
   app.add_option("--tensor", flags.tensor, "... each layer");
   CLI11_PARSE(app, argc, argv);

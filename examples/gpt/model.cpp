@@ -1,6 +1,6 @@
 #include "model.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include <torch/torch.h>
 
@@ -11,15 +11,31 @@ BlockImpl::BlockImpl(const GptOptions& options)
       norm1(nn::LayerNormOptions({options.width})),
       norm2(nn::LayerNormOptions({options.width})),
       qkv(options.width, 3 * options.width),
-      out(options.width, options.width),
-      mlp(nn::Linear(options.width, 4 * options.width),
-          nn::GELU(),
-          nn::Linear(4 * options.width, options.width)) {
+      out(options.width, options.width) {
   register_module("norm1", norm1);
   register_module("norm2", norm2);
   register_module("qkv", qkv);
   register_module("out", out);
-  register_module("mlp", mlp);
+  if (options.num_experts == 0) {
+    mlp = register_module(
+        "mlp",
+        nn::Sequential(
+            nn::Linear(options.width, 4 * options.width),
+            nn::GELU(),
+            nn::Linear(4 * options.width, options.width)));
+    return;
+  }
+  experts = register_module(
+      "experts",
+      accelerate::ExpertLayer(accelerate::ExpertLayerOptions{
+          .hidden_size = options.width,
+          .num_experts = options.num_experts,
+          .router =
+              {.top_k = std::min<std::int64_t>(2, options.num_experts),
+               .balance_loss = 1e-2,
+               .z_loss = 1e-3},
+          .mlp = accelerate::ExpertMlpOptions{
+              .intermediate_size = 2 * options.width}}));
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
@@ -39,7 +55,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
       /*is_causal=*/true);
   const at::Tensor x =
       x_BTW + out(mixed.transpose(1, 2).reshape({batch, time, width}));
-  return x + mlp->forward(norm2(x));
+  return x + (mlp ? mlp->forward(norm2(x)) : experts(norm2(x)));
 }
 
 GptImpl::GptImpl(const GptOptions& options)
@@ -70,13 +86,17 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
       tokens_BT, torch::arange(tokens_BT.size(1), tokens_BT.device()));
 }
 
-accelerate::ParallelizePlan GptImpl::parallelize_plan() {
+accelerate::ParallelizePlan GptImpl::parallelize_plan(
+    const GptOptions& options) {
   using accelerate::ColwiseParallel, accelerate::RowwiseParallel,
       accelerate::Replicate, accelerate::Shard;
-  return {
+  accelerate::ParallelizePlan plan{
       {"tokens", RowwiseParallel{.logits_layouts = Shard{-1}}},
       {"blocks.*.qkv", ColwiseParallel{.output_layouts = Replicate{}}},
-      {"blocks.*.out", RowwiseParallel{.input_layouts = Replicate{}}},
-      {"blocks.*.mlp.0", ColwiseParallel{}},
-      {"blocks.*.mlp.2", RowwiseParallel{}}};
+      {"blocks.*.out", RowwiseParallel{.input_layouts = Replicate{}}}};
+  // An ExpertLayer is split without a plan.
+  if (options.num_experts > 0) return plan;
+  plan.emplace_back("blocks.*.mlp.0", ColwiseParallel{});
+  plan.emplace_back("blocks.*.mlp.2", RowwiseParallel{});
+  return plan;
 }

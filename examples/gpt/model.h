@@ -9,6 +9,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include <accelerate/experts.h>
 #include <accelerate/tensor_parallel.h>
 
 struct GptOptions {
@@ -16,9 +17,12 @@ struct GptOptions {
   std::int64_t num_layers = 4;
   std::int64_t num_heads = 4;
   std::int64_t width = 64;
+  /// Experts in place of each block's linear layers; each token uses two. 0:
+  /// none.
+  std::int64_t num_experts = 0;
 };
 
-/// Causal attention, then two linear layers per token.
+/// Causal attention, then two linear layers or experts per token.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptOptions& options);
   at::Tensor forward(const at::Tensor& x_BTW);
@@ -26,7 +30,9 @@ struct BlockImpl : torch::nn::Module {
   std::int64_t num_heads;
   torch::nn::LayerNorm norm1, norm2;
   torch::nn::Linear qkv, out;
-  torch::nn::Sequential mlp;
+  /// One of the two is null.
+  torch::nn::Sequential mlp = nullptr;
+  accelerate::ExpertLayer experts = nullptr;
 };
 TORCH_MODULE(Block);
 
@@ -43,7 +49,8 @@ struct GptImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens_BT);
 
   /// How ranks share each layer. Logits stay split.
-  static accelerate::ParallelizePlan parallelize_plan();
+  static accelerate::ParallelizePlan parallelize_plan(
+      const GptOptions& options);
 
   torch::nn::Embedding tokens, positions;
   torch::nn::ModuleList blocks;

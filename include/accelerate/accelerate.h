@@ -30,6 +30,7 @@
 #include <accelerate/empty_weights.h>
 #include <accelerate/environment.h>
 #include <accelerate/error.h>
+#include <accelerate/experts.h>
 #include <accelerate/fp8.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
@@ -66,6 +67,7 @@
 #include <accelerate/parallelism_config.h>
 #include <accelerate/pipeline.h>
 #include <accelerate/pipeline_layers.h>
+#include <accelerate/planning.h>
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
 #include <accelerate/prepare_pippy.h>

@@ -16,6 +16,7 @@
 #include <accelerate/export.h>
 #include <accelerate/logger.h>
 #include <accelerate/parallel.h>
+#include <accelerate/planning.h>
 #include <accelerate/precision.h>
 #include <accelerate/progress.h>
 #include <accelerate/world.h>
@@ -114,6 +115,20 @@ class ACCELERATE_API AcceleratorProcesses {
   }
   /// Refused: `main_process_only` is an option.
   void progress(bool, const ProgressOptions& = {}) const = delete;
+
+  // Layouts.
+
+  /// How fast these ranks and what is between them are, measured in about a
+  /// second: products, memory, messages of ranks of one node and of several.
+  /// Nothing else should run meanwhile. Collective; the same on all ranks.
+  [[nodiscard]] ClusterSpeeds measure_cluster() const;
+  /// Plans how the training of a transformer should be divided among ranks, by
+  /// simulating steps of many layouts (planning.h). Without options.num_ranks it
+  /// is for these ranks, without options.cluster for what measure_cluster()
+  /// finds. Collective; the same on all ranks.
+  [[nodiscard]] LayoutPlan plan(
+      const TransformerShape& shape,
+      const LayoutPlanOptions& options = {}) const;
 
  protected:
   explicit AcceleratorProcesses(std::shared_ptr<detail::Session> session)

@@ -14,6 +14,15 @@
 
 namespace accelerate {
 
+struct ExpertLoad;  // experts.h
+template <class M>
+class Model;
+
+namespace detail {
+struct PreparedModel;
+ACCELERATE_API std::vector<ExpertLoad> take_expert_loads(PreparedModel& model);
+}  // namespace detail
+
 /// Trackers and the run's journal: a base of Accelerator. Functions act on the
 /// main process and return at once on the others; they cost the loop about as
 /// much as copying what is logged, since another thread hands it on. Give steps:
@@ -60,6 +69,16 @@ class ACCELERATE_API AcceleratorTracking : public AcceleratorCollectives {
       const std::string& name,
       const std::string& svg,
       std::optional<std::int64_t> step = std::nullopt) const;
+  /// How many tokens the experts of each ExpertLayer of a model were sent since
+  /// the last call, by all ranks; of this rank's layers, if a pipeline divides
+  /// the model. Collective. To log them: log(to_tracked_values(loads), step).
+  /// Needs experts.h.
+  template <class M>
+  [[nodiscard]] std::vector<ExpertLoad> expert_loads(
+      const Model<M>& model) const {
+    return detail::take_expert_loads(*model.prepared());
+  }
+
   /// Copies a file, or a directory with all in it, into the trackers' runs,
   /// where they keep such; `directory` is the one in the run for it. The copy
   /// is made soon after, not before this returns. The journal notes the path.

@@ -51,8 +51,9 @@ struct DeepSpeedOptions {
   /// Has no effect and is reported if true: get_state_dict() and save_model()
   /// always give full weights, in the dtype of the shards. Unset: false.
   std::optional<bool> zero3_save_16bit_model = std::nullopt;
-  /// Classes of mixture-of-experts layers, separated by commas. Has no effect
-  /// and is reported: ranks may use different parameters of a unit anyway.
+  /// Classes of mixture-of-experts layers, separated by commas: with stage 3,
+  /// each such layer is gathered as one unit. Otherwise reported. Naming a class
+  /// that no module has is an error.
   std::optional<std::string> transformer_moe_cls_names = std::nullopt;
 
   // What DeepSpeed does by itself; without effect here, and reported.

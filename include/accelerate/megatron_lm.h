@@ -25,9 +25,10 @@ struct MegatronLMOptions {
   /// Number of ranks over which the sequence is sharded. Unset: 1 (Accelerate
   /// 1.15 takes 2).
   std::optional<int> context_parallel_size = std::nullopt;
-  /// Number of ranks over which experts are distributed, and over which each is
-  /// sharded. Unset: 1.
+  /// Number of ranks over which experts are divided (ParallelOptions::expert).
+  /// Unset: 1.
   std::optional<int> expert_model_parallel_size = std::nullopt;
+  /// Number of ranks over which each expert is split: 1, or tp_degree. Unset: 1.
   std::optional<int> expert_tensor_parallel_size = std::nullopt;
 
   // The step.

@@ -15,11 +15,15 @@ namespace detail {
 struct MeshImpl;
 }  // namespace detail
 
-/// The ranks as a grid with one dimension per axis. A cheap handle.
+/// The ranks as a grid with one dimension per axis but `expert`, which folds
+/// into `replicate` and `shard`: consecutive ranks along these two hold different
+/// experts. A cheap handle.
 class ACCELERATE_API Mesh {
  public:
   /// One degree per axis, in the order of Axis. Collective. Throws ConfigError,
-  /// saying what to change, if the product is not the number of ranks.
+  /// saying what to change, if the product of all but `expert` is not the number
+  /// of ranks, or if `expert` does not divide `replicate` x `shard` in whole
+  /// shards.
   Mesh(const World& world, const std::array<int, kNumAxes>& degrees);
 
   [[nodiscard]] int degree(Axis axis) const;
@@ -29,8 +33,9 @@ class ACCELERATE_API Mesh {
   /// The ranks that differ from this one along `axis` only. Made at
   /// construction.
   [[nodiscard]] const Group& group(Axis axis) const;
-  /// The ranks that differ from this one along any of `axes`. Made at the first
-  /// call, which is collective among them.
+  /// The ranks that differ from this one along any of `axes`; with `expert`
+  /// among them, the axes are those of experts(). Made at the first call, which
+  /// is collective among them.
   [[nodiscard]] Group group(std::initializer_list<Axis> axes) const;
   [[nodiscard]] Group group(std::span<const Axis> axes) const;
 
@@ -48,6 +53,12 @@ class ACCELERATE_API Mesh {
   /// shards. Made at construction.
   [[nodiscard]] const Group& gradient_group() const;
 
+  /// The same ranks as a grid for the parameters of experts: `expert` is a
+  /// dimension like any other, and `replicate` and `shard` are what it leaves of
+  /// theirs. With 2 replicas, 4 shards and 2 expert ranks, experts have 2
+  /// replicas and 2 shards. This mesh itself if the degree of `expert` is 1.
+  [[nodiscard]] Mesh experts() const;
+
   /// All ranks.
   [[nodiscard]] const World& world() const;
 
@@ -56,6 +67,8 @@ class ACCELERATE_API Mesh {
   }
 
  private:
+  explicit Mesh(std::shared_ptr<detail::MeshImpl> impl);
+
   std::shared_ptr<detail::MeshImpl> impl_;
 };
 

@@ -17,16 +17,18 @@
 namespace accelerate {
 
 /// The axes along which ranks can differ, outermost first: consecutive ranks
-/// share a tensor group, those farthest apart are pipeline stages.
-enum class Axis { pipeline, replicate, shard, context, tensor };
+/// share a tensor group, those farthest apart are pipeline stages. `expert`
+/// folds into `replicate` and `shard`: it divides the ranks along these two once
+/// more, for the parameters of experts (experts.h).
+enum class Axis { pipeline, replicate, shard, expert, context, tensor };
 
 /// Number of axes.
-inline constexpr int kNumAxes = 5;
+inline constexpr int kNumAxes = 6;
 
-/// "pipeline", "replicate", "shard", "context" or "tensor".
+/// "pipeline", "replicate", "shard", "expert", "context" or "tensor".
 constexpr std::string_view name_of(Axis axis) {
   constexpr std::array<std::string_view, kNumAxes> names{
-      "pipeline", "replicate", "shard", "context", "tensor"};
+      "pipeline", "replicate", "shard", "expert", "context", "tensor"};
   return names[static_cast<std::size_t>(axis)];
 }
 
@@ -116,7 +118,8 @@ struct ReplicateOptions {
   bool check_reduction = false;
 };
 
-/// Degrees of parallelism; their product is the number of ranks.
+/// Degrees of parallelism; their product, without `expert`, is the number of
+/// ranks.
 struct ParallelOptions {
   // Degrees.
 
@@ -133,6 +136,11 @@ struct ParallelOptions {
   std::optional<int> context = std::nullopt;
   /// Number of pipeline stages.
   std::optional<int> pipeline = std::nullopt;
+  /// Number of ranks over which the experts of each ExpertLayer are divided
+  /// (experts.h). It takes no ranks of its own: it divides `replicate` x
+  /// `shard`, and is a divisor or a multiple of `shard`. Ranks that hold the
+  /// same experts average their gradients, or shard them.
+  std::optional<int> expert = std::nullopt;
 
   // How each technique works.
 

@@ -25,15 +25,46 @@ std::string_view axis_name(std::size_t index) {
   return name_of(static_cast<Axis>(index));
 }
 
-int product(const Degrees& degrees) {
-  return std::accumulate(
-      degrees.begin(), degrees.end(), 1, std::multiplies<>());
+int& at(Degrees& degrees, Axis axis) { return degrees[index_of(axis)]; }
+int at(const Degrees& degrees, Axis axis) { return degrees[index_of(axis)]; }
+
+int product(const Degrees& grid) {
+  return std::accumulate(grid.begin(), grid.end(), 1, std::multiplies<>());
+}
+
+// Why experts cannot be divided so; nothing if they can.
+std::optional<std::string> expert_complaint(const Degrees& degrees) {
+  const int experts = at(degrees, Axis::expert);
+  const int shards = at(degrees, Axis::shard);
+  const int ranks = at(degrees, Axis::replicate) * shards;
+  if (ranks % experts != 0) {
+    return detail::format(
+        "[parallel] expert is {}, but the experts are divided among the ranks "
+        "that read different data, replicate ({}) x shard ({}) = {}; set "
+        "expert "
+        "to a divisor of {}",
+        experts,
+        at(degrees, Axis::replicate),
+        shards,
+        ranks,
+        ranks);
+  }
+  if (shards % experts == 0 || experts % shards == 0) return std::nullopt;
+  return detail::format(
+      "[parallel] expert is {} and shard {}, so that ranks with the same "
+      "expert "
+      "would be at different places of a replica; set expert to a divisor or a "
+      "multiple of {}",
+      experts,
+      shards,
+      shards);
 }
 
 // "set shard to 2 or launch 16 processes": offers a new degree if changing one
 // is enough.
 std::string remedy(const Degrees& degrees, int size) {
   for (std::size_t i = 0; i < degrees.size(); ++i) {
+    if (i == index_of(Axis::expert)) continue;
     const int rest = product(degrees) / degrees[i];
     if (degrees[i] > 1 && size % rest == 0) {
       return detail::format(
@@ -61,36 +92,55 @@ std::optional<std::string> mesh_complaint(
           axis_name(i),
           degrees[i]);
     }
-    if (degrees[i] > 1)
+    if (degrees[i] > 1 && i != index_of(Axis::expert))
       factors.push_back(format("{} ({})", axis_name(i), degrees[i]));
   }
-  if (product(degrees) == world_size) return std::nullopt;
+  const Degrees grid = dense_grid(degrees);
+  if (product(grid) == world_size) return expert_complaint(degrees);
   if (factors.empty()) factors.emplace_back("every degree (1)");
   return format(
       "[parallel] {} = {} ranks, but the launcher started {}; {}",
       join(factors, " x "),
-      product(degrees),
+      product(grid),
       world_size,
-      remedy(degrees, world_size));
+      remedy(grid, world_size));
 }
 
-std::array<int, kNumAxes> mesh_coordinates(const Degrees& degrees, int rank) {
+std::array<int, kNumAxes> dense_grid(Degrees degrees) {
+  at(degrees, Axis::expert) = 1;
+  return degrees;
+}
+
+std::array<int, kNumAxes> expert_grid(Degrees degrees) {
+  int& replicate = at(degrees, Axis::replicate);
+  int& shard = at(degrees, Axis::shard);
+  const int experts = at(degrees, Axis::expert);
+  if (experts <= shard) {
+    shard /= experts;
+  } else {
+    replicate /= experts / shard;
+    shard = 1;
+  }
+  return degrees;
+}
+
+std::array<int, kNumAxes> mesh_coordinates(const Degrees& grid, int rank) {
   Degrees coordinates{};
   for (std::size_t i = kNumAxes; i-- > 0;) {
-    coordinates[i] = rank % degrees[i];
-    rank /= degrees[i];
+    coordinates[i] = rank % grid[i];
+    rank /= grid[i];
   }
   return coordinates;
 }
 
 std::vector<int> mesh_ranks(
-    const Degrees& degrees,
+    const Degrees& grid,
     int rank,
     const std::array<bool, kNumAxes>& axes) {
-  const Degrees own = mesh_coordinates(degrees, rank);
+  const Degrees own = mesh_coordinates(grid, rank);
   std::vector<int> ranks;
-  for (int other = 0; other < product(degrees); ++other) {
-    const Degrees coordinates = mesh_coordinates(degrees, other);
+  for (int other = 0; other < product(grid); ++other) {
+    const Degrees coordinates = mesh_coordinates(grid, other);
     bool belongs = true;
     for (std::size_t i = 0; i < kNumAxes; ++i) {
       belongs = belongs && (axes[i] || coordinates[i] == own[i]);
@@ -102,23 +152,56 @@ std::vector<int> mesh_ranks(
 
 struct MeshImpl {
   World world;
+  /// As they were given.
   Degrees degrees;
-  Degrees coordinates;
-  std::array<Group, kNumAxes> groups;
-  std::map<AxisSet, Group> joint_groups;
-  std::map<std::pair<std::size_t, std::string>, Group> purpose_groups;
+  /// The product of its sizes is the number of ranks.
+  Degrees grid;
+  Degrees coordinates = mesh_coordinates(grid, world.rank());
+  std::array<Group, kNumAxes> groups = {};
+  std::map<AxisSet, Group> joint_groups = {};
+  std::map<std::pair<std::size_t, std::string>, Group> purpose_groups = {};
   Group batch_group = {};
   Group gradient_group = {};
+  /// Null if the mesh is that of experts itself, or nothing is divided along
+  /// `expert`.
+  std::shared_ptr<MeshImpl> experts = nullptr;
   /// Shared by all meshes of these ranks.
   std::shared_ptr<int> next_tag = std::make_shared<int>(1);
 
   [[nodiscard]] Group make(const AxisSet& axes) const {
-    const std::vector<int> ranks = mesh_ranks(degrees, world.rank(), axes);
+    const std::vector<int> ranks = mesh_ranks(grid, world.rank(), axes);
     if (ranks.size() == 1) return {};
     if (static_cast<int>(ranks.size()) == world.size()) return world.group();
     return world.new_group(ranks);
   }
+
+  /// Makes the groups of all axes but those that `known` has alike.
+  void make_groups(const MeshImpl* known) {
+    for (std::size_t i = 0; i < kNumAxes; ++i) {
+      AxisSet axes{};
+      axes[i] = true;
+      const bool is_known = known != nullptr &&
+          mesh_ranks(grid, world.rank(), axes) ==
+              mesh_ranks(known->grid, world.rank(), axes);
+      groups[i] = is_known ? known->groups[i] : make(axes);
+    }
+  }
 };
+
+namespace {
+
+std::shared_ptr<MeshImpl> make_experts(const MeshImpl& dense) {
+  const Degrees grid = expert_grid(dense.degrees);
+  auto experts = std::make_shared<MeshImpl>(
+      MeshImpl{.world = dense.world, .degrees = grid, .grid = grid});
+  experts->make_groups(&dense);
+  experts->batch_group = dense.batch_group;
+  experts->gradient_group = dense.gradient_group;
+  experts->next_tag = dense.next_tag;
+  return experts;
+}
+
+}  // namespace
 
 }  // namespace detail
 
@@ -126,16 +209,23 @@ Mesh::Mesh(const World& world, const Degrees& degrees) {
   if (const auto complaint = detail::mesh_complaint(degrees, world.size())) {
     throw ConfigError(*complaint);
   }
-  impl_ = std::make_shared<detail::MeshImpl>(
-      detail::MeshImpl{world, degrees, {}, {}, {}, {}});
-  impl_->coordinates = detail::mesh_coordinates(degrees, world.rank());
-  for (std::size_t i = 0; i < kNumAxes; ++i) {
-    AxisSet axes{};
-    axes[i] = true;
-    impl_->groups[i] = impl_->make(axes);
-  }
+  impl_ = std::make_shared<detail::MeshImpl>(detail::MeshImpl{
+      .world = world, .degrees = degrees, .grid = detail::dense_grid(degrees)});
+  impl_->make_groups(nullptr);
   impl_->batch_group = group({Axis::replicate, Axis::shard});
   impl_->gradient_group = group({Axis::replicate, Axis::shard, Axis::context});
+  if (degree(Axis::expert) == 1) return;
+  impl_->experts = detail::make_experts(*impl_);
+  impl_->groups[index_of(Axis::expert)] =
+      impl_->experts->groups[index_of(Axis::expert)];
+  impl_->coordinates[index_of(Axis::expert)] =
+      impl_->experts->coordinates[index_of(Axis::expert)];
+}
+
+Mesh::Mesh(std::shared_ptr<detail::MeshImpl> impl) : impl_(std::move(impl)) {}
+
+Mesh Mesh::experts() const {
+  return impl_->experts ? Mesh(impl_->experts) : *this;
 }
 
 int Mesh::degree(Axis axis) const { return impl_->degrees[index_of(axis)]; }
@@ -154,6 +244,10 @@ Group Mesh::group(std::initializer_list<Axis> axes) const {
 
 Group Mesh::group(std::span<const Axis> axes) const {
   AxisSet set{};
+  if (impl_->experts &&
+      std::find(axes.begin(), axes.end(), Axis::expert) != axes.end()) {
+    return experts().group(axes);
+  }
   // Axes of degree 1 add no ranks; leaving them out finds the existing group.
   for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
   const auto count = std::count(set.begin(), set.end(), true);
@@ -167,14 +261,9 @@ Group Mesh::group(std::span<const Axis> axes) const {
   return impl_->joint_groups.emplace(set, impl_->make(set)).first->second;
 }
 
-int Mesh::batch_rank() const {
-  return coordinate(Axis::replicate) * degree(Axis::shard) +
-      coordinate(Axis::shard);
-}
+int Mesh::batch_rank() const { return impl_->batch_group.rank(); }
 
-int Mesh::batch_count() const {
-  return degree(Axis::replicate) * degree(Axis::shard);
-}
+int Mesh::batch_count() const { return impl_->batch_group.size(); }
 
 const Group& Mesh::batch_group() const { return impl_->batch_group; }
 
@@ -193,7 +282,8 @@ Mesh with_degrees(const Mesh& other, const Degrees& degrees) {
 const Degrees& degrees_of(const Mesh& mesh) { return mesh.impl()->degrees; }
 
 int coordinate_of(const Mesh& mesh, int world_rank, Axis axis) {
-  return mesh_coordinates(degrees_of(mesh), world_rank)[index_of(axis)];
+  const Mesh grid = axis == Axis::expert ? mesh.experts() : mesh;
+  return mesh_coordinates(grid.impl()->grid, world_rank)[index_of(axis)];
 }
 
 Group dedicated_group(const Mesh& mesh, Axis axis, const std::string& purpose) {

@@ -1,5 +1,6 @@
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -28,6 +29,7 @@ constexpr DegreeRow kDegrees[] = {
      &ParallelOptions::replicate,
      "parallelism_config_dp_replicate_size"},
     {Axis::shard, &ParallelOptions::shard, "parallelism_config_dp_shard_size"},
+    {Axis::expert, &ParallelOptions::expert, "parallelism_config_ep_size"},
     {Axis::context, &ParallelOptions::context, "parallelism_config_cp_size"},
     {Axis::tensor, &ParallelOptions::tensor, "parallelism_config_tp_size"},
 };
@@ -51,13 +53,8 @@ class DegreeTranslation {
     own = value;
   }
 
-  void require_one(int degree, std::string_view what, std::string_view name) {
-    if (degree <= 1) return;
-    complaints_.push_back(format(
-        "[parallel] {} was asked for, which this version does not have; set {} "
-        "to 1",
-        what,
-        name));
+  void complain(std::string complaint) {
+    complaints_.push_back(std::move(complaint));
   }
 
   [[nodiscard]] RequestedDegrees finish() const {
@@ -99,14 +96,20 @@ void translate_megatron_lm(
   translation.take(Axis::pipeline, "pp_degree", found.pp_degree);
   translation.take(
       Axis::context, "context_parallel_size", found.context_parallel_size);
-  translation.require_one(
-      *found.expert_model_parallel_size,
-      "distributing experts over ranks",
-      "expert_model_parallel_size");
-  translation.require_one(
-      *found.expert_tensor_parallel_size,
-      "sharding experts",
-      "expert_tensor_parallel_size");
+  translation.take(
+      Axis::expert,
+      "expert_model_parallel_size",
+      found.expert_model_parallel_size);
+  const int split = *found.expert_tensor_parallel_size;
+  if (split != 1 && split != *found.tp_degree) {
+    translation.complain(format(
+        "[parallel] expert_tensor_parallel_size is {}, but tp_degree is {}; "
+        "experts are split over all tensor-parallel ranks or over none: set it "
+        "to {}",
+        split,
+        *found.tp_degree,
+        *found.tp_degree == 1 ? "1" : format("1 or {}", *found.tp_degree)));
+  }
 }
 
 RequestedDegrees translate_degrees(

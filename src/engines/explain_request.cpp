@@ -184,14 +184,28 @@ std::string explain(const TrainingRequest& request) {
   std::string text = line("engine", engine_name(request));
   text += line("degrees", degrees_in_words(request));
   text += line("sharding", sharding_in_words(request));
-  if (request.sharding && request.sharding->span != ShardSpan::none)
+  if (request.sharding && request.sharding->span != ShardSpan::none) {
     text += line("wrap policy", policy_in_words(request.sharding->units));
+    const auto& leaves = request.sharding->units.policy.leaf_class_names;
+    if (!leaves.empty()) {
+      text += line(
+          "whole units",
+          format("modules of class {} with all in them", join(leaves, ", ")));
+    }
+  }
   if (request.degree(Axis::tensor).value_or(1) > 1) {
     text += line(
         "split layers",
         request.infers_plan && !request.parallelize_plan
             ? "as infer_parallelize_plan() chooses, for models without a plan"
             : "as parallelize_plan says");
+    if (request.engine == Engine::megatron_lm) {
+      text += line(
+          "experts",
+          request.experts.splits_over_tensor
+              ? "each is split by the ranks along tensor"
+              : "each rank along tensor computes whole ones");
+    }
   }
   if (request.degree(Axis::context).value_or(1) > 1)
     text += line("sequences", sequence_in_words(request.sequence));

@@ -124,6 +124,7 @@ ParallelOptions options_of_model(
   options.pipeline = degree_of(degrees, Axis::pipeline);
   options.tensor = degree_of(degrees, Axis::tensor);
   options.context = degree_of(degrees, Axis::context);
+  options.expert = degree_of(degrees, Axis::expert);
   const bool names_engine = own.fully_sharded || own.deepspeed;
   if (names_engine) {
     options.fully_sharded = own.fully_sharded;

@@ -206,6 +206,7 @@ Source source_of_options(const ParallelOptions& options) {
   out.add("parallelism_config_tp_size", options.tensor);
   out.add("parallelism_config_cp_size", options.context);
   out.add("parallelism_config_pp_size", options.pipeline);
+  out.add("parallelism_config_ep_size", options.expert);
   const auto add_engine = [&](std::string_view key, const auto& engine) {
     if (!engine) return;
     out.add(key, std::optional(true));

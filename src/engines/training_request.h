@@ -81,6 +81,12 @@ struct SequenceRequest {
   std::optional<std::int64_t> length = std::nullopt;
 };
 
+/// How the experts of a model are divided, besides the degree of `expert`.
+struct ExpertRequest {
+  /// The ranks along `tensor` split each expert's MLP; else all compute it.
+  bool splits_over_tensor = true;
+};
+
 /// An engine's settings of the step; unset: the program decides.
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
@@ -133,6 +139,7 @@ struct TrainingRequest {
   /// engines that split models by themselves do.
   bool infers_plan = false;
   SequenceRequest sequence = {};
+  ExpertRequest experts = {};
   StepRequest step = {};
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;

@@ -80,11 +80,12 @@ void list_ignored_fields(
   };
   note_path(given.offload_optimizer_nvme_path, "offload_optimizer_nvme_path");
   note_path(given.offload_param_nvme_path, "offload_param_nvme_path");
-  if (found.transformer_moe_cls_names) {
+  if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
     note(
         given.transformer_moe_cls_names.has_value(),
         "transformer_moe_cls_names",
-        "deepspeed_moe_layer_cls_names");
+        "deepspeed_moe_layer_cls_names",
+        "only zero_stage 3 gathers layers");
   }
   if (given.is_train_batch_min) note(true, "is_train_batch_min", "");
   if (*found.enable_msamp)
@@ -211,6 +212,13 @@ TrainingRequest read_deepspeed(
   sharding.shard_parameters = stage == 3;
   sharding.reshard_after_forward = stage == 3;
   sharding.reduce_every_backward = stage >= 2;
+  if (stage == 3 && found.transformer_moe_cls_names) {
+    for (const std::string& name :
+         split(*found.transformer_moe_cls_names, ',')) {
+      if (const std::string_view trimmed = trim(name); !trimmed.empty())
+        sharding.units.policy.leaf_class_names.emplace_back(trimmed);
+    }
+  }
   // Shards and their optimizer state are always on the same device.
   sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
       found.offload_param_device == "cpu";

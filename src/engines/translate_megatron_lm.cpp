@@ -160,6 +160,7 @@ TrainingRequest read_megatron_lm(
     request.step.gradient_clipping = found.gradient_clipping;
   if (*found.recompute_activations) request.recomputation.emplace();
   request.infers_plan = *found.tp_degree > 1;
+  request.experts.splits_over_tensor = *found.expert_tensor_parallel_size > 1;
   request.ignored = MegatronWithoutCounterpart(given, found, settings).list();
   return request;
 }

@@ -1,6 +1,7 @@
 #include "modules/wrap_policy.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include <accelerate/error.h>
 
@@ -80,6 +81,27 @@ class Wrapping {
       wrapped_.push_back(name);
   }
 
+  // Makes units of leaves, instead of what is in them.
+  void by_leaf_class(const ModuleNode& module, const std::string& name) {
+    for (const ModuleNode& child : module.children) {
+      const std::string child_name = dotted_name(name, child.name);
+      if (!is_one_of(child, policy_.leaf_class_names)) {
+        by_leaf_class(child, child_name);
+        continue;
+      }
+      std::erase_if(wrapped_, [&](const std::string& wrapped) {
+        return wrapped == child_name ||
+            wrapped.starts_with(format("{}.", child_name));
+      });
+      // Children come before parents.
+      const auto place = std::find_if(
+          wrapped_.begin(), wrapped_.end(), [&](const std::string& wrapped) {
+            return child_name.starts_with(format("{}.", wrapped));
+          });
+      wrapped_.insert(place, child_name);
+    }
+  }
+
   [[nodiscard]] std::vector<std::string> take() { return std::move(wrapped_); }
 
  private:
@@ -89,15 +111,17 @@ class Wrapping {
 
 void require_classes(
     const ModuleNode& root,
-    const std::vector<std::string>& class_names) {
+    const std::vector<std::string>& class_names,
+    std::string_view setting = "transformer_cls_names_to_wrap") {
   std::vector<std::string> unknown;
   for (const std::string& name : class_names) {
     if (!has_class(root, name)) unknown.push_back(format("\"{}\"", name));
   }
   if (unknown.empty()) return;
   throw ConfigError(format(
-      "[parallel] transformer_cls_names_to_wrap names {}, but no module of the "
-      "model is of such a class; correct the name",
+      "[parallel] {} names {}, but no module of the model is of such a class; "
+      "correct the name",
+      setting,
       join(unknown, ", ")));
 }
 
@@ -123,6 +147,10 @@ std::vector<std::string> wrapped_modules(
     case WrapPolicy::Kind::size:
       wrapping.by_size(root, "");
       break;
+  }
+  if (!policy.leaf_class_names.empty()) {
+    require_classes(root, policy.leaf_class_names, "transformer_moe_cls_names");
+    wrapping.by_leaf_class(root, "");
   }
   return wrapping.take();
 }

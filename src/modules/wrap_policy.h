@@ -28,6 +28,8 @@ struct WrapPolicy {
   Kind kind = Kind::containers;
   std::vector<std::string> class_names = {};
   std::int64_t min_num_params = 0;
+  /// Modules of these classes are units, too, and nothing in them is one.
+  std::vector<std::string> leaf_class_names = {};
 
   bool operator==(const WrapPolicy&) const = default;
 };

@@ -28,6 +28,7 @@ constexpr DegreeRow kDegrees[] = {
     {Axis::pipeline},
     {Axis::tensor, &complain_of_plan},
     {Axis::context},
+    {Axis::expert},
     {Axis::shard},
     {Axis::replicate},
 };
@@ -44,7 +45,7 @@ void fill_up(
     ShardSpan span,
     const PlanRequest& request) {
   int others = 1;
-  for (const int degree : degrees) others *= degree;
+  for (const int degree : dense_grid(degrees)) others *= degree;
   if (others < 1 || request.num_ranks % others != 0) return;
   int left = request.num_ranks / others;
   if (shard_is_open) {

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "parallel/activation_checkpointing.h"
 #include "parallel/context/context.h"
+#include "parallel/expert/experts.h"
 #include "parallel/float8.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate/replicate.h"
@@ -23,6 +24,8 @@ struct Technique {
   std::string_view name;  // the strategy's name, also in checkpoints
   bool (*is_wanted)(const ParallelPlan&);
   std::unique_ptr<Strategy> (*make)(const Mesh&, const TechniqueOptions&);
+  /// Whether this model needs it; null: every model does.
+  bool (*is_for)(const ParallelPlan&, const torch::nn::Module&) = nullptr;
 };
 
 // Ranks along context hold the same parameters, and gradients of other tokens.
@@ -40,6 +43,19 @@ constexpr Technique kTechniques[] = {
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_tensor(mesh, options.parallelize_plan, options.whole_model);
+     }},
+    // Also where nothing is divided: layers learn whose tokens they balance.
+    {"experts",
+     [](const ParallelPlan& plan) {
+       return plan.degree(Axis::expert) > 1 || plan.degree(Axis::tensor) > 1 ||
+           plan.degree(Axis::shard) > 1 || has_replicas(plan);
+     },
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_experts(mesh, options.experts);
+     },
+     // It says so if there is nothing to divide.
+     [](const ParallelPlan& plan, const torch::nn::Module& model) {
+       return plan.degree(Axis::expert) > 1 || has_experts(model);
      }},
     // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
@@ -181,6 +197,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.replicate = request.replicate;
   techniques.master_weights = request.master_weights;
   techniques.float8 = request.float8;
+  techniques.experts = training.experts;
   techniques.activation_checkpointing = training.recomputation;
   techniques.parallelize_plan = training.parallelize_plan;
   techniques.infers_plan = training.infers_plan;
@@ -198,14 +215,18 @@ std::vector<std::string_view> technique_names() {
   return names;
 }
 
-StrategyList make_strategies(const Mesh& mesh, const ParallelPlan& plan) {
+StrategyList make_strategies(
+    const Mesh& mesh,
+    const ParallelPlan& plan,
+    const torch::nn::Module& model) {
   StrategyList strategies;
   for (const AddedTechnique& added : plan.techniques.added) {
     if (mesh.degree(added.axis) > 1)
       strategies.add(added.name, added.make(mesh));
   }
   for (const Technique& row : kTechniques) {
-    if (row.is_wanted(plan))
+    if (row.is_wanted(plan) &&
+        (row.is_for == nullptr || row.is_for(plan, model)))
       strategies.add(row.name, row.make(mesh, plan.techniques));
   }
   return strategies;

@@ -39,6 +39,7 @@ struct TechniqueOptions {
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   bool infers_plan = false;
   std::optional<Float8Request> float8 = std::nullopt;
+  ExpertRequest experts = {};
   std::vector<AddedTechnique> added = {};
   /// Set for a pipeline's stage: the whole model. Policies that look at a layer
   /// among others look at it here, so that all stages decide alike. Tensors of
@@ -94,8 +95,11 @@ ParallelPlan make_plan(const PlanRequest& request);
 /// The names of all techniques, in the order of application.
 std::vector<std::string_view> technique_names();
 
-/// The strategies that the plan asks for, in order of application, for one
-/// model on `mesh`, which has the plan's degrees.
-StrategyList make_strategies(const Mesh& mesh, const ParallelPlan& plan);
+/// The strategies that the plan asks for, in order of application, for `model`
+/// on `mesh`, which has the plan's degrees.
+StrategyList make_strategies(
+    const Mesh& mesh,
+    const ParallelPlan& plan,
+    const torch::nn::Module& model);
 
 }  // namespace accelerate::detail

@@ -48,8 +48,11 @@ struct SameSplit {
   /// Dtype of the norm, from the parameters, which all ranks have.
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
+  /// That of one of them.
+  const Layout* layout = nullptr;
 
   void add(const Parameter& row) {
+    layout = &row.layout;
     dtype = at::promote_types(dtype, row.local.scalar_type());
     device = row.local.device();
     // The infinity norm of an empty tensor is an error in LibTorch.
@@ -99,8 +102,10 @@ at::Tensor gradient_norm(
     norm = norm.to(group.dtype);
     if (!axes.empty()) {
       if (!is_infinite) norm = norm.pow(norm_type);
+      const Mesh mesh = placement_mesh(
+          *group.layout, *meshes[static_cast<std::size_t>(number)]);
       for (const Axis axis : axes) {
-        meshes[static_cast<std::size_t>(number)]->group(axis).all_reduce(
+        mesh.group(axis).all_reduce(
             norm, is_infinite ? ReduceOp::max : ReduceOp::sum);
       }
       if (!is_infinite) norm = norm.pow(1.0 / norm_type);

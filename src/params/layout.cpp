@@ -11,9 +11,7 @@ namespace {
 // Whether ranks that differ along `axis` hold different boxes. Pipeline stages
 // always do, since they hold different parameters.
 bool has_other_boxes(const Layout& layout, Axis axis) {
-  return axis == Axis::pipeline ||
-      std::find(layout.split_axes.begin(), layout.split_axes.end(), axis) !=
-      layout.split_axes.end();
+  return axis == Axis::pipeline || layout.is_split_over(axis);
 }
 
 // Appends the ranges of the tensor that rows [first, last) of the box are;
@@ -63,6 +61,15 @@ void Layout::split(
   offset[place] += begin;
   extent[place] = count;
   split_axes.push_back(axis);
+}
+
+bool Layout::is_split_over(Axis axis) const {
+  return std::find(split_axes.begin(), split_axes.end(), axis) !=
+      split_axes.end();
+}
+
+Mesh placement_mesh(const Layout& layout, const Mesh& mesh) {
+  return layout.is_split_over(Axis::expert) ? mesh.experts() : mesh;
 }
 
 void Layout::split_rows(Axis axis, const std::vector<IndexRange>& ranges) {
@@ -140,10 +147,15 @@ bool is_writer(
 }
 
 bool is_writer(const Layout& layout, const Mesh& mesh) {
+  const Mesh own = placement_mesh(layout, mesh);
   std::array<int, kNumAxes> coordinates{};
   for (int i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    // Only what is split over it has a place along it.
+    const bool is_placed =
+        axis != Axis::expert || layout.is_split_over(Axis::expert);
     coordinates[static_cast<std::size_t>(i)] =
-        mesh.coordinate(static_cast<Axis>(i));
+        is_placed ? own.coordinate(axis) : 0;
   }
   return is_writer(layout, coordinates);
 }
@@ -152,9 +164,10 @@ Group replica_group(const Layout& layout, const Mesh& mesh) {
   std::vector<Axis> axes;
   for (int i = 0; i < kNumAxes; ++i) {
     const auto axis = static_cast<Axis>(i);
-    if (!has_other_boxes(layout, axis)) axes.push_back(axis);
+    if (axis != Axis::expert && !has_other_boxes(layout, axis))
+      axes.push_back(axis);
   }
-  return mesh.group(axes);
+  return placement_mesh(layout, mesh).group(axes);
 }
 
 }  // namespace accelerate::detail

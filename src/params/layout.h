@@ -19,6 +19,8 @@ using IndexRange = std::pair<std::int64_t, std::int64_t>;
 
 /// The shard of a global tensor that this rank holds: a box, and the mesh axes
 /// over which the tensor is split. Unsharded: offset 0, extent the full shape.
+/// The axes of a tensor that is split over `expert` are those of
+/// Mesh::experts().
 ///
 /// The box may have rows, along dimension 0, of several ranges of the tensor,
 /// one range after the other: the attention heads of a rank in a matrix of
@@ -45,8 +47,12 @@ struct Layout {
   void split_rows(Axis axis, const std::vector<IndexRange>& ranges);
 
   [[nodiscard]] bool is_unsharded() const { return split_axes.empty(); }
+  [[nodiscard]] bool is_split_over(Axis axis) const;
   friend bool operator==(const Layout&, const Layout&) = default;
 };
+
+/// The mesh that the axes of the layout are those of: `mesh`, or its experts().
+Mesh placement_mesh(const Layout& layout, const Mesh& mesh);
 
 /// A part of a layout's box that is one box of the tensor.
 struct LayoutPiece {
@@ -70,7 +76,7 @@ Layout take_box(const Layout& like, std::span<const std::int64_t>& numbers);
 /// The writer rule: of the ranks that hold the same box, the one whose
 /// coordinate is 0 on every axis that the tensor is not split over saves it.
 bool is_writer(const Layout& layout, const Mesh& mesh);
-/// As above, for a rank at `coordinates` of a mesh, one per axis.
+/// As above, for a rank at `coordinates` of the layout's mesh, one per axis.
 bool is_writer(
     const Layout& layout,
     const std::array<int, kNumAxes>& coordinates);

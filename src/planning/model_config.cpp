@@ -283,11 +283,42 @@ std::optional<TransformerShape> find_transformer_shape(const fs::path& path) {
     const bool is_size = value != nullptr && is_between(*value, 1, most);
     return is_size ? value->get<std::int64_t>() : 0;
   };
-  const TransformerShape shape{
-      size({"num_hidden_layers", "n_layer"}, kMostLayers),
-      size({"hidden_size", "n_embd"}, kMostSize),
-      size({"num_attention_heads", "n_head"}, kMostSize),
-      size({"vocab_size"}, kMostSize)};
+  TransformerShape shape{
+      .num_layers = size({"num_hidden_layers", "n_layer"}, kMostLayers),
+      .hidden_size = size({"hidden_size", "n_embd"}, kMostSize),
+      .num_heads = size({"num_attention_heads", "n_head"}, kMostSize),
+      .vocabulary = size({"vocab_size"}, kMostSize),
+      .num_kv_heads = size({"num_key_value_heads"}, kMostSize),
+      .head_size = size({"head_dim"}, kMostSize),
+      .intermediate_size =
+          size({"intermediate_size", "n_inner", "ffn_dim"}, kMostSize)};
+  const auto text = [&](Names names) -> std::string {
+    const Json* const value = find_value(config, names);
+    return value != nullptr && value->is_string() ? value->get<std::string>()
+                                                  : std::string();
+  };
+  const Json* const tied = find_value(config, {"tie_word_embeddings"});
+  const std::string kind = text({"model_type"});
+  shape.is_tied = tied != nullptr && tied->is_boolean()
+      ? tied->get<bool>()
+      : kind == "gpt2" || kind == "bert";
+  // MLPs with a gate are those of Llama and what came after it.
+  shape.is_gated = text({"hidden_act", "hidden_activation"}) == "silu" ||
+      kind.starts_with("gemma");
+  shape.num_experts =
+      size({"num_local_experts", "num_experts", "n_routed_experts"}, kMostSize);
+  if (shape.num_experts > 0) {
+    shape.top_k = size(
+        {"num_experts_per_tok", "num_experts_per_token"}, shape.num_experts);
+    shape.expert_intermediate_size = size({"moe_intermediate_size"}, kMostSize);
+    shape.shared_intermediate_size =
+        size({"shared_expert_intermediate_size"}, kMostSize);
+    if (shape.shared_intermediate_size == 0) {
+      shape.shared_intermediate_size = shape.expert_intermediate_size *
+          size({"n_shared_experts"}, kMostLayers);
+    }
+    shape.num_dense_layers = size({"first_k_dense_replace"}, shape.num_layers);
+  }
   const bool is_known =
       shape.num_layers > 0 && shape.hidden_size > 0 && shape.num_heads > 0;
   return is_known ? std::optional(shape) : std::nullopt;

@@ -71,3 +71,28 @@ ModelTree read_model_tree(const fs::path& path) {
 }
 
 }  // namespace accelerate::detail
+
+namespace accelerate {
+
+TransformerShape read_transformer_shape(const std::string& given) {
+  namespace fs = std::filesystem;
+  const fs::path path(given);
+  const fs::path config = fs::is_directory(path) ? path / "config.json"
+      : path.filename() == "config.json"         ? path
+                                         : path.parent_path() / "config.json";
+  if (!fs::exists(path) || !fs::exists(config)) {
+    throw ConfigError(detail::format(
+        "[planning] {} has no config.json, which the layers, heads and sizes "
+        "of the model are read from; give a directory that has one",
+        given));
+  }
+  const auto shape = detail::find_transformer_shape(config);
+  if (shape) return *shape;
+  throw ConfigError(detail::format(
+      "[planning] {} does not say how many layers and heads of which size the "
+      "model has (num_hidden_layers, num_attention_heads, hidden_size, "
+      "vocab_size)",
+      config.string()));
+}
+
+}  // namespace accelerate

@@ -4,18 +4,12 @@
 #include <filesystem>
 #include <optional>
 
+#include <accelerate/planning.h>
+
 #include "modules/module_tree.h"
 #include "modules/wrap_policy.h"
 
 namespace accelerate::detail {
-
-/// The sizes that activations depend on.
-struct TransformerShape {
-  std::int64_t num_layers = 0;
-  std::int64_t hidden_size = 0;
-  std::int64_t num_heads = 0;
-  std::int64_t vocabulary = 0;
-};
 
 /// A model on disk, counted as if all of it were float32.
 struct ModelTree {

@@ -298,6 +298,7 @@ SettingsInForce settings_in_force(
        {std::pair("parallelism_config_pp_size", Axis::pipeline),
         std::pair("parallelism_config_dp_replicate_size", Axis::replicate),
         std::pair("parallelism_config_dp_shard_size", Axis::shard),
+        std::pair("parallelism_config_ep_size", Axis::expert),
         std::pair("parallelism_config_cp_size", Axis::context),
         std::pair("parallelism_config_tp_size", Axis::tensor)}) {
     settings.settle(

@@ -95,9 +95,11 @@ int AcceleratorProcesses::data_parallel_shard_rank() const {
 
 bool AcceleratorProcesses::should_save_model() const {
   const bool divides_model = mesh().degree(Axis::shard) > 1 ||
-      mesh().degree(Axis::tensor) > 1 || mesh().degree(Axis::pipeline) > 1;
+      mesh().degree(Axis::expert) > 1 || mesh().degree(Axis::tensor) > 1 ||
+      mesh().degree(Axis::pipeline) > 1;
   if (!divides_model) return is_local_main_process();
-  return data_parallel_rank() == 0 && context_parallel_rank() == 0;
+  return mesh().experts().coordinate(Axis::replicate) == 0 &&
+      context_parallel_rank() == 0;
 }
 
 const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin()

@@ -7,6 +7,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
 
 namespace accelerate {
@@ -89,6 +90,17 @@ detail::PipelineValue Pipeline::State::forward(
   } catch (const std::exception& error) {
     scope.fail(error);
   }
+}
+
+at::Tensor Pipeline::State::take_expert_losses(int chunk) const {
+  at::Tensor sum;
+  for (const auto& layer : stages.chunks[static_cast<std::size_t>(chunk)]) {
+    for (const auto& [name, module] : layer.modules) {
+      const at::Tensor own = detail::take_losses(*module);
+      if (own.defined()) sum = sum.defined() ? sum + own : own;
+    }
+  }
+  return sum;
 }
 
 void Pipeline::State::backward(

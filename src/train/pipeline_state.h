@@ -47,6 +47,10 @@ struct Pipeline::State {
   /// Computes a chunk of this rank's layers.
   detail::PipelineValue forward(int chunk, const detail::PipelineValue& inputs);
 
+  /// The losses of a chunk's experts in the forward that has just ended;
+  /// undefined if it has none.
+  [[nodiscard]] at::Tensor take_expert_losses(int chunk) const;
+
   /// Runs one pass of autograd for some micro-batch.
   void backward(
       const detail::StagePass& pass,

@@ -1,6 +1,7 @@
 // A step of a pipeline: a batch, its micro-batches, and what comes out.
 #include <accelerate/pipeline.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
 #include "train/micro_step_weight.h"
 #include "train/pipeline_state.h"
@@ -52,14 +54,22 @@ class Pipeline::Step {
 
  private:
   detail::StageCalls calls();
+  /// Lets the backward from a chunk's outputs be one of its experts' losses,
+  /// too.
+  void add_expert_losses(int chunk, int micro_batch, PipelineValue& outputs);
   at::Tensor finish(int micro_batch, const PipelineValue& outputs);
+  /// A share of a micro-batch's loss in that of the window, as the scaler has it.
+  [[nodiscard]] at::Tensor weighted(const at::Tensor& loss, double share) const;
   void collect(PipelineResult& result);
+  [[nodiscard]] double share_of_rows(std::size_t micro_batch) const {
+    return static_cast<double>(inputs_.num_rows[micro_batch]) /
+        static_cast<double>(num_rows_);
+  }
   /// The share of a micro-batch in the batch's loss.
   [[nodiscard]] double share_of(std::size_t micro_batch) const {
     return state_.options.micro_batch_loss == MicroBatchLoss::sum
         ? 1.0
-        : static_cast<double>(inputs_.num_rows[micro_batch]) /
-            static_cast<double>(num_rows_);
+        : share_of_rows(micro_batch);
   }
 
   State& state_;
@@ -71,6 +81,8 @@ class Pipeline::Step {
   detail::StepInputs inputs_;
   std::vector<PipelineValue> targets_;
   double window_weight_ = 1;
+  /// Losses of the last stage's experts, between its forward and finish().
+  at::Tensor expert_losses_;
   bool keeps_outputs_;
   std::vector<at::Tensor> losses_;
   std::vector<PipelineValue> outputs_;
@@ -131,8 +143,11 @@ PipelineResult Pipeline::Step::run() {
 
 detail::StageCalls Pipeline::Step::calls() {
   detail::StageCalls calls;
-  calls.forward = [this](int chunk, int, const PipelineValue& inputs) {
-    return state_.forward(chunk, inputs);
+  calls.forward = [this](
+                      int chunk, int micro_batch, const PipelineValue& inputs) {
+    PipelineValue outputs = state_.forward(chunk, inputs);
+    if (batch_.trains) add_expert_losses(chunk, micro_batch, outputs);
+    return outputs;
   };
   calls.finish = [this](int micro_batch, const PipelineValue& outputs) {
     return finish(micro_batch, outputs);
@@ -157,13 +172,48 @@ at::Tensor Pipeline::Step::finish(
     }
   }
   if (!batch_.loss) return {};
-  at::Tensor loss = batch_.loss(outputs, targets_[i]);
+  const at::Tensor loss = batch_.loss(outputs, targets_[i]);
   require_loss(loss, batch_.trains);
   losses_[i] = loss.detach().clone();
   if (!batch_.trains) return {};
-  const double weight = share_of(i) * window_weight_;
-  if (weight != 1) loss = loss * weight;
-  return session_.scaler ? session_.scaler->scale(loss) : loss;
+  const at::Tensor own = weighted(loss, share_of(i));
+  return expert_losses_.defined() ? own + std::exchange(expert_losses_, {})
+                                  : own;
+}
+
+at::Tensor Pipeline::Step::weighted(const at::Tensor& loss, double share)
+    const {
+  const double weight = share * window_weight_;
+  const at::Tensor own = weight == 1 ? loss : loss * weight;
+  return session_.scaler ? session_.scaler->scale(own) : own;
+}
+
+void Pipeline::Step::add_expert_losses(
+    int chunk,
+    int micro_batch,
+    PipelineValue& outputs) {
+  at::Tensor losses = state_.take_expert_losses(chunk);
+  if (!losses.defined() || !losses.requires_grad()) return;
+  // They are means over tokens, whatever the loss of a micro-batch is.
+  losses =
+      weighted(losses, share_of_rows(static_cast<std::size_t>(micro_batch)));
+  const int stage = state_.places.stage(state_.executor.rank(), chunk);
+  if (stage + 1 == state_.places.num_stages()) {
+    expert_losses_ = losses;
+    return;
+  }
+  const auto output = std::find_if(
+      outputs.tensors.begin(), outputs.tensors.end(), [](const auto& tensor) {
+        return tensor.defined() && tensor.is_floating_point();
+      });
+  if (output == outputs.tensors.end()) {
+    throw ConfigError(format(
+        "[pipeline] stage {} returns no tensor of floating point, so no "
+        "gradient comes back for the losses of its experts; return one, or set "
+        "balance_loss and z_loss to 0",
+        stage));
+  }
+  *output = detail::with_loss(*output, losses);
 }
 
 void Pipeline::Step::collect(PipelineResult& result) {

@@ -14,8 +14,8 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
-#include "parallel/plan.h"
 #include "gate/watched_tensor.h"
+#include "parallel/plan.h"
 #include "params/materialize.h"
 #include "pipeline/stages.h"
 #include "precision/support.h"
@@ -374,8 +374,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   model->evaluation_mode = chosen.evaluation_mode;
   model->awaits_values =
       lacks_values(model->mesh, *module, chosen.evaluation_mode);
-  const bool moves =
-      chosen.device_placement && !detail::is_dispatched(*module);
+  const bool moves = chosen.device_placement && !detail::is_dispatched(*module);
   model->device = moves ? session.world.device()
                         : device_of(*module, session.world.device());
   if (moves) move_to_device(*module, model->device);
@@ -391,7 +390,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
           dynamic_cast<const detail::PipelineStageModule*>(module.get()))
     own_plan.techniques.whole_model = stage->whole_model;
   if (!chosen.evaluation_mode)
-    model->strategies = detail::make_strategies(model->mesh, own_plan);
+    model->strategies = detail::make_strategies(model->mesh, own_plan, *module);
   give_memory(*model);
   model->strategies.prepare(*module, model->table);
   if (plan.keeps_freed_blocks && !chosen.evaluation_mode) {

@@ -32,7 +32,8 @@ void add_buffers(const torch::nn::Module& module, ParameterTable& table) {
 // Axes along which ranks may have other shards; the same on all ranks.
 std::vector<Axis> dividing_axes(const Mesh& mesh) {
   std::vector<Axis> axes;
-  for (const Axis axis : {Axis::pipeline, Axis::shard, Axis::tensor})
+  for (const Axis axis :
+       {Axis::pipeline, Axis::shard, Axis::expert, Axis::tensor})
     if (mesh.degree(axis) > 1) axes.push_back(axis);
   return axes;
 }

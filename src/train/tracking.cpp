@@ -40,6 +40,7 @@ TrackedValues sizes_of(const Mesh& mesh) {
        {Axis::pipeline,
         Axis::replicate,
         Axis::shard,
+        Axis::expert,
         Axis::context,
         Axis::tensor})
     sizes.push_back({std::string(name_of(axis)), mesh.degree(axis)});

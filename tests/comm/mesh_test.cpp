@@ -13,7 +13,13 @@ using testing::run_in_worlds;
 TEST(Mesh, PutsNeighbouringRanksIntoOneTensorGroup) {
   run_in_worlds(4, [](const World& world) {
     const Mesh mesh(
-        world, {1, 2, 1, 1, 2});  // pipeline, replicate, shard, context, tensor
+        world,
+        {1,
+         2,
+         1,
+         1,
+         1,
+         2});  // pipeline, replicate, shard, expert, context, tensor
     EXPECT_EQ(mesh.coordinate(Axis::tensor), world.rank() % 2);
     EXPECT_EQ(mesh.coordinate(Axis::replicate), world.rank() / 2);
     const int pair = world.rank() / 2 * 2;
@@ -32,7 +38,7 @@ TEST(Mesh, PutsNeighbouringRanksIntoOneTensorGroup) {
 
 TEST(Mesh, GivesReplicasAndShardsDifferentData) {
   run_in_worlds(4, [](const World& world) {
-    const Mesh mesh(world, {1, 2, 2, 1, 1});
+    const Mesh mesh(world, {1, 2, 2, 1, 1, 1});
     EXPECT_EQ(mesh.batch_count(), 4);
     EXPECT_EQ(mesh.batch_rank(), world.rank());
     const Group both = mesh.group({Axis::replicate, Axis::shard});
@@ -45,7 +51,7 @@ TEST(Mesh, GivesReplicasAndShardsDifferentData) {
 
 TEST(Mesh, DistinguishesBatchAndGradientGroups) {
   run_in_worlds(8, [](const World& world) {
-    const Mesh mesh(world, {1, 2, 1, 2, 2});
+    const Mesh mesh(world, {1, 2, 1, 1, 2, 2});
     const int tensor = world.rank() % 2;
     const int context = world.rank() / 2 % 2;
     const int first = 2 * context + tensor;
@@ -65,11 +71,11 @@ TEST(Mesh, DistinguishesBatchAndGradientGroups) {
 TEST(Mesh, SuggestsDegreesThatFit) {
   run_in_worlds(2, [](const World& world) {
     expect_error<ConfigError>(
-        [&] { Mesh(world, {1, 2, 2, 1, 1}); },
+        [&] { Mesh(world, {1, 2, 2, 1, 1, 1}); },
         "[parallel] replicate (2) x shard (2) = 4 ranks, but the launcher "
         "started 2");
     expect_error<ConfigError>(
-        [&] { Mesh(world, {1, 0, 1, 1, 1}); }, "at least 1");
+        [&] { Mesh(world, {1, 0, 1, 1, 1, 1}); }, "at least 1");
   });
 }
 

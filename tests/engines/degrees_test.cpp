@@ -49,7 +49,34 @@ TEST(RequestedDegrees, AreRefusedIfNotSupported) {
       request(
           {.megatron_lm = MegatronLMOptions{.expert_tensor_parallel_size = 2}})
           .complaints,
-      ElementsAre(HasSubstr("set expert_tensor_parallel_size to 1")));
+      ElementsAre(HasSubstr(
+          "expert_tensor_parallel_size is 2, but tp_degree is 1; experts are "
+          "split over all tensor-parallel ranks or over none: set it to 1")));
+}
+
+TEST(RequestedDegrees, DivideExpertsByEitherName) {
+  EXPECT_EQ(request({.expert = 4}).degree(Axis::expert), 4);
+  EXPECT_EQ(
+      request({}, {{"PARALLELISM_CONFIG_EP_SIZE", "2"}}).degree(Axis::expert),
+      2);
+  const auto found = request(
+      {.megatron_lm = MegatronLMOptions{
+           .tp_degree = 2,
+           .expert_model_parallel_size = 2,
+           .expert_tensor_parallel_size = 2}});
+  EXPECT_THAT(found.complaints, ElementsAre());
+  EXPECT_EQ(found.degree(Axis::expert), 2);
+  EXPECT_TRUE(found.experts.splits_over_tensor);
+  EXPECT_FALSE(request({.megatron_lm = MegatronLMOptions{.tp_degree = 2}})
+                   .experts.splits_over_tensor);
+  EXPECT_TRUE(request({.tensor = 2}).experts.splits_over_tensor);
+  EXPECT_THAT(
+      request(
+          {.expert = 4,
+           .megatron_lm = MegatronLMOptions{.expert_model_parallel_size = 2}})
+          .complaints,
+      ElementsAre(
+          HasSubstr("expert is 4, but expert_model_parallel_size is 2")));
 }
 
 TEST(RequestedDegrees, DivideSequencesByEitherName) {

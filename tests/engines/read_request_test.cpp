@@ -16,7 +16,7 @@ using testing::sources;
 using Degrees = std::array<int, kNumAxes>;
 
 // The degrees of pipeline, replicate, shard, context and tensor.
-constexpr Degrees kReplicas{1, 8, 1, 1, 1};
+constexpr Degrees kReplicas{1, 8, 1, 1, 1, 1};
 
 TEST(TrainingRequest, IsEmptyByDefault) {
   const auto found = request({});
@@ -70,8 +70,7 @@ TEST(TrainingRequest, PrefersActivationCheckpointingOptions) {
            .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
            .transformer_cls_names_to_wrap = {"Block"},
            .options = {
-               .offload_inputs = true,
-               .compare = CompareRecomputed::never}}});
+               .offload_inputs = true, .compare = CompareRecomputed::never}}});
   EXPECT_EQ(
       found.recomputation->options,
       (CheckpointOptions{
@@ -85,7 +84,7 @@ TEST(TrainingRequest, PrefersActivationCheckpointingOptions) {
 
 TEST(ModelRequest, TakesTheDegreesOfTheOthers) {
   const auto found =
-      read_model_request(ModelOptions(), sources({}), {1, 2, 4, 1, 1});
+      read_model_request(ModelOptions(), sources({}), {1, 2, 4, 1, 1, 1});
   EXPECT_EQ(found.degree(Axis::replicate), 2);
   EXPECT_EQ(found.degree(Axis::shard), 4);
 }
@@ -112,10 +111,10 @@ TEST(ModelRequest, ShardsAsItsOwnOptionsSay) {
   };
   using enum ShardingStrategy;
   EXPECT_EQ(shards(full_shard, kReplicas).degree(Axis::shard), 8);
-  EXPECT_EQ(shards(full_shard, {1, 2, 4, 1, 1}).degree(Axis::shard), 4);
+  EXPECT_EQ(shards(full_shard, {1, 2, 4, 1, 1, 1}).degree(Axis::shard), 4);
   EXPECT_EQ(shards(hybrid_shard, kReplicas).degree(Axis::shard), 2);
   EXPECT_EQ(shards(hybrid_shard, kReplicas).degree(Axis::replicate), 4);
-  EXPECT_EQ(shards(no_shard, {1, 2, 4, 1, 1}).degree(Axis::replicate), 8);
+  EXPECT_EQ(shards(no_shard, {1, 2, 4, 1, 1, 1}).degree(Axis::replicate), 8);
   EXPECT_EQ(shards(full_shard, kReplicas).engine, Engine::fully_sharded);
   EXPECT_THAT(shards(full_shard, kReplicas).complaints, IsEmpty());
 }

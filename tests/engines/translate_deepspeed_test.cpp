@@ -178,7 +178,7 @@ TEST(DeepSpeedRequest, ListsFieldsThatDeepSpeedActsOn) {
       ElementsAre(
           "zero3_save_16bit_model (get_state_dict and save_model always give "
           "full weights)",
-          "transformer_moe_cls_names",
+          "transformer_moe_cls_names (only zero_stage 3 gathers layers)",
           "is_train_batch_min",
           "enable_msamp",
           "msamp_opt_level"));
@@ -187,7 +187,23 @@ TEST(DeepSpeedRequest, ListsFieldsThatDeepSpeedActsOn) {
       ElementsAre("enable_msamp"));
   EXPECT_THAT(
       names({}, {{"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts"}}),
-      ElementsAre("transformer_moe_cls_names"));
+      ElementsAre(
+          "transformer_moe_cls_names (only zero_stage 3 gathers layers)"));
+}
+
+TEST(DeepSpeedRequest, GathersLayersOfExpertsAsOne) {
+  const auto found = request(
+      {.deepspeed = DeepSpeedOptions{
+           .zero_stage = 3, .transformer_moe_cls_names = "Experts, Moe,"}});
+  EXPECT_THAT(
+      found.sharding->units.policy.leaf_class_names,
+      ElementsAre("Experts", "Moe"));
+  EXPECT_THAT(found.ignored, IsEmpty());
+  const auto launched = request(
+      {.deepspeed = DeepSpeedOptions{.zero_stage = 3}},
+      {{"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts"}});
+  EXPECT_THAT(
+      launched.sharding->units.policy.leaf_class_names, ElementsAre("Experts"));
 }
 
 TEST(DeepSpeedRequest, NamesTheOriginOfSuchAField) {

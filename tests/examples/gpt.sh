@@ -47,6 +47,19 @@ divided tall 2 --tensor 2 --resume latest
 divided wide 3 --context 1 --replicate 1 --resume latest
 for case in grid tall wide; do same tail.txt $case.txt 0.0005; done
 
+# Experts on one rank, on several, and resumed on others.
+"$gpt" "${flags[@]}" --experts 5 --project_dir expert_one >expert_one.log
+steps <expert_one.log >expert_one.txt
+grep -q "blocks.1.experts: the busiest expert has" expert_one.log || { echo "no load of experts"; exit 1; }
+divided expert_data 2 --experts 5 --replicate 2 --expert 2
+divided expert_grid 4 --experts 5 --shard 2 --expert 2 --tensor 2 --checkpoint_every 6
+divided expert_odd 3 --experts 5 --shard 3 --expert 3 --checkpointing
+for case in data grid odd; do same expert_one.txt expert_$case.txt 0.0005; done
+rm -r expert_grid/checkpoints/checkpoint_1
+divided expert_grid 2 --experts 5 --replicate 2 --expert 2 --resume latest
+tail -n 6 expert_one.txt >expert_tail.txt
+same expert_tail.txt expert_grid.txt 0.0005
+
 # refuses RANKS PHRASE FLAG...: the run ends with an error that has the phrase.
 refuses() {
   if "$tool" launch --num_processes "$1" "$gpt" --project_dir refused "${@:3}" >refused.txt 2>&1; then
@@ -55,5 +68,6 @@ refuses() {
   grep -qF -- "$2" refused.txt || { echo "no \"$2\" in:"; cat refused.txt; exit 1; }
 }
 refuses 2 "[parallel] tensor (4) = 4 ranks, but the launcher started 2" --tensor 4 --shard 1
+refuses 2 "[parallel] expert is 3, but the experts are divided among the ranks that read different data" --experts 4 --expert 3
 refuses 2 "--block_size is 3, but --context 2 needs at least 4" --context 2 --block_size 3
 echo "all as expected"

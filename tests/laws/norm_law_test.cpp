@@ -41,7 +41,7 @@ TEST(NormLaw, IsThatOfTheFullGradients) {
       {{1, 1, 1}, {2, 1, 1}, {1, 3, 1}, {2, 2, 1}, {1, 2, 2}}};
   std::vector<std::unique_ptr<RankPool<MeshRank>>> pools;
   for (const auto& [replicate, shard, tensor] : kLayouts) {
-    const std::array<int, kNumAxes> degrees{1, replicate, shard, 1, tensor};
+    const std::array<int, kNumAxes> degrees{1, replicate, shard, 1, 1, tensor};
     pools.push_back(std::make_unique<RankPool<MeshRank>>(
         replicate * shard * tensor, [degrees](const WorldOptions& options) {
           World world(options);

@@ -53,6 +53,33 @@ TEST(WrapPolicy, ChoosesElementsOfContainers) {
   EXPECT_THAT(wrapped_modules(net(), {.kind = Kind::none}), IsEmpty());
 }
 
+TEST(WrapPolicy, MakesUnitsOfLeaves) {
+  EXPECT_THAT(
+      wrapped_modules(net(), {.leaf_class_names = {"Linear"}}),
+      ElementsAre(
+          "blocks.0.a",
+          "blocks.0.b",
+          "blocks.0",
+          "blocks.1.a",
+          "blocks.1.b",
+          "blocks.1",
+          "embed"));
+  // What is in a leaf is no unit.
+  EXPECT_THAT(
+      wrapped_modules(
+          net(),
+          {.kind = Kind::classes,
+           .class_names = {"Linear"},
+           .leaf_class_names = {"Block"}}),
+      ElementsAre("embed", "blocks.0", "blocks.1"));
+  testing::expect_error<ConfigError>(
+      [] {
+        static_cast<void>(
+            wrapped_modules(net(), {.leaf_class_names = {"Moe"}}));
+      },
+      "transformer_moe_cls_names names \"Moe\", but no module");
+}
+
 TEST(WrapPolicy, ChoosesClasses) {
   const auto of = [](std::vector<std::string> classes) {
     return wrapped_modules(

@@ -309,10 +309,10 @@ TEST(ParallelOptions, AreRefusedWhereNoTechniqueDoesWhatTheyAsk) {
       {degrees({.tp_size = 2}), "tensor was asked for"},
       {degrees({.cp_backend = "other"}), "cp_backend is \"other\""},
       {degrees({.sp_backend = "other"}), "sp_backend is \"other\""},
-      {megatron({.expert_model_parallel_size = 2}),
-       "set expert_model_parallel_size to 1"},
+      {megatron({.expert_model_parallel_size = 3}),
+       "set expert to a divisor of 2"},
       {megatron({.expert_tensor_parallel_size = 2}),
-       "set expert_tensor_parallel_size to 1"},
+       "expert_tensor_parallel_size is 2, but tp_degree is 1"},
   };
   for (const auto& [parallel, why] : refused) {
     expect_error<ConfigError>(

@@ -252,9 +252,8 @@ TEST(MegatronPlan, FollowsItsOptions) {
   };
   EXPECT_TRUE(plan_for({.tp_degree = 2}).techniques.infers_plan);
   EXPECT_EQ(plan_for({.tp_degree = 2}).degree(Axis::tensor), 2);
-  refused(
-      {.megatron_lm = MegatronLMOptions{.expert_model_parallel_size = 2}},
-      "expert_model_parallel_size");
+  EXPECT_EQ(
+      plan_for({.expert_model_parallel_size = 2}).degree(Axis::expert), 2);
   refused(
       {.megatron_lm = MegatronLMOptions{.optimizer_cpu_offload = true}},
       "use_distributed_optimizer");

@@ -26,7 +26,7 @@ double norm_of(const std::vector<Parameter>& rows, const Mesh& mesh, double p) {
 
 TEST(GradientNorm, IsThatOfAllGradientsTogether) {
   run_in_worlds(1, [](const World& world) {
-    const Mesh mesh(world, {1, 1, 1, 1, 1});
+    const Mesh mesh(world, {1, 1, 1, 1, 1, 1});
     std::vector<Parameter> rows{
         row_of(torch::tensor({3.0, 0.0})),
         row_of(torch::tensor({-4.0}).to(at::kBFloat16))};
@@ -42,7 +42,7 @@ TEST(GradientNorm, IsThatOfAllGradientsTogether) {
 
 TEST(GradientNorm, CountsReplicatedRowsOnceAndShardedRowsInFull) {
   run_in_worlds(4, [](const World& world) {
-    const Mesh mesh(world, {1, 2, 2, 1, 1});
+    const Mesh mesh(world, {1, 2, 2, 1, 1, 1});
     // Split over two ranks: together (3, 4). Replicated: 12 on all.
     std::vector<Parameter> rows{
         row_of(
@@ -57,7 +57,7 @@ TEST(GradientNorm, CountsReplicatedRowsOnceAndShardedRowsInFull) {
 
 TEST(GradientNorm, IsCollectiveAlsoWithoutGradients) {
   run_in_worlds(2, [](const World& world) {
-    const Mesh mesh(world, {1, 1, 2, 1, 1});
+    const Mesh mesh(world, {1, 1, 2, 1, 1, 1});
     Parameter row = row_of(torch::tensor({2.0}), {Axis::shard});
     if (world.rank() == 1) row.local.mutable_grad().reset();
     EXPECT_DOUBLE_EQ(norm_of({row}, mesh, 2), 2);
@@ -66,7 +66,7 @@ TEST(GradientNorm, IsCollectiveAlsoWithoutGradients) {
 
 TEST(Writer, IsTheRankAtZeroOfEveryAxisNotSplitOver) {
   run_in_worlds(4, [](const World& world) {
-    const Mesh mesh(world, {1, 2, 2, 1, 1});
+    const Mesh mesh(world, {1, 2, 2, 1, 1, 1});
     Layout split = Layout::unsharded({4});
     split.split_axes = {Axis::shard};
     EXPECT_EQ(is_writer(split, mesh), mesh.coordinate(Axis::replicate) == 0);

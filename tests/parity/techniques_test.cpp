@@ -32,6 +32,7 @@ struct Technique {
   int divides_ranks = 1;
   /// All ranks are along this axis.
   std::optional<Axis> axis = std::nullopt;
+  bool has_experts = false;
 };
 
 void PrintTo(const Technique& technique, std::ostream* out) {
@@ -86,6 +87,8 @@ std::vector<Technique> techniques() {
                     {"blocks.*.linear", gathered}, {"head", gathered}}},
        .axis = Axis::tensor},
       {.name = "context", .axis = Axis::context},
+      {.name = "experts", .axis = Axis::expert, .has_experts = true},
+      {.name = "experts_of_replicas", .has_experts = true},
   };
 }
 
@@ -106,12 +109,15 @@ ParityRun run_of(
     int accumulation,
     int num_ranks) {
   ParityRun run{
-      .num_ranks = num_ranks, .gradient_accumulation_steps = accumulation};
+      .num_ranks = num_ranks,
+      .gradient_accumulation_steps = accumulation,
+      .has_experts = technique.has_experts};
   run.options.mixed_precision = precision;
   run.options.parallel = technique.parallel;
   run.options.master_weights = technique.master_weights;
   if (technique.axis == Axis::tensor) run.options.parallel.tensor = num_ranks;
   if (technique.axis == Axis::context) run.options.parallel.context = num_ranks;
+  if (technique.axis == Axis::expert) run.options.parallel.expert = num_ranks;
   // Gradients of weights in high precision are sums in which every sample is
   // scaled by itself, whatever rank has it.
   if (precision == Precision::fp8) {
@@ -138,15 +144,17 @@ double tolerance_of(Precision precision) {
 
 // The weights of one process, computed once for all cases that expect them.
 const Weights& weights_of_one_process(
-    bool master_weights,
+    const Technique& technique,
     Precision precision,
     int accumulation) {
-  static std::map<std::tuple<bool, Precision, int>, Weights> known;
-  const auto key = std::tuple(master_weights, precision, accumulation);
+  static std::map<std::tuple<bool, bool, Precision, int>, Weights> known;
+  Technique plain;
+  plain.master_weights = technique.master_weights;
+  plain.has_experts = technique.has_experts;
+  const std::tuple key(
+      plain.master_weights, plain.has_experts, precision, accumulation);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  Technique plain;
-  plain.master_weights = master_weights;
   Weights weights =
       train_parity_net(run_of(plain, precision, accumulation, 1)).weights;
   return known.emplace(key, std::move(weights)).first->second;
@@ -160,8 +168,8 @@ TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
     GTEST_SKIP() << "masters are of 16-bit parameters";
   if (technique.axis == Axis::tensor && precision == Precision::fp8)
     GTEST_SKIP() << "refused: ranks do not agree on scales";
-  const Weights& one = weights_of_one_process(
-      technique.master_weights, precision, accumulation);
+  const Weights& one =
+      weights_of_one_process(technique, precision, accumulation);
   const Weights many =
       train_parity_net(run_of(technique, precision, accumulation, num_ranks))
           .weights;

@@ -119,14 +119,13 @@ TEST(MemoryPlanTest, RefusesTheImpossible) {
 detail::ModelTree transformer() {
   detail::ModelTree model;
   model.num_parameters = 1000;
-  model.transformer = detail::TransformerShape{2, 8, 2, 10};
+  model.transformer = TransformerShape{
+      .num_layers = 2, .hidden_size = 8, .num_heads = 2, .vocabulary = 10};
   return model;
 }
 
-MemoryPlan::Facts on(
-    int num_ranks,
-    int num_local_ranks,
-    std::vector<FloatType> precisions) {
+MemoryPlan::Facts
+on(int num_ranks, int num_local_ranks, std::vector<FloatType> precisions) {
   return {
       .num_ranks = num_ranks,
       .num_local_ranks = num_local_ranks,

@@ -21,7 +21,7 @@ inline constexpr std::int64_t kParityWidth = 16;
 inline constexpr std::int64_t kParityLength = 24;
 
 /// The net of the parity suite: layers for wrap policies, a normalisation, and
-/// attention over sequences. It knows of no technique.
+/// attention over sequences; experts if wanted. It knows of no technique.
 struct ParityBlockImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const auto parts = qkv(norm(x)).unflatten(-1, {3, 2, kParityWidth / 2});
@@ -43,16 +43,27 @@ struct ParityBlockImpl : torch::nn::Module {
 TORCH_MODULE(ParityBlock);
 
 struct ParityNetImpl : torch::nn::Module {
-  ParityNetImpl() {
+  explicit ParityNetImpl(bool has_experts = false) {
     for (int i = 0; i < 2; ++i) blocks->push_back(ParityBlock());
     register_module("blocks", blocks);
+    if (!has_experts) return;
+    // Each token goes to all: what is nearly a tie in 16 bits decides nothing.
+    experts = register_module(
+        "experts",
+        ExpertLayer(ExpertLayerOptions{
+            .hidden_size = kParityWidth,
+            .num_experts = 4,
+            .router = {.top_k = 4},
+            .mlp = ExpertMlpOptions{.intermediate_size = 16, .bias = true}}));
   }
   torch::Tensor forward(const torch::Tensor& x) {
     torch::Tensor h = x;
     for (const auto& block : *blocks) h = block->as<ParityBlock>()->forward(h);
+    if (experts) h = h + experts(h);
     return head(h);
   }
   torch::nn::ModuleList blocks;
+  ExpertLayer experts = nullptr;
   torch::nn::Linear head =
       register_module("head", torch::nn::Linear(kParityWidth, kParityWidth));
 };
@@ -62,6 +73,7 @@ TORCH_MODULE(ParityNet);
 struct ParityRun {
   int num_ranks = 1;
   int gradient_accumulation_steps = 1;
+  bool has_experts = false;
   /// The loop sets the world and the accumulation itself.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
@@ -87,14 +99,14 @@ inline ParityResult train_parity_net(const ParityRun& run) {
       torch::randn({kParitySteps * kParityBatch, kParityLength, kParityWidth});
   const auto labels = torch::randint(
       kParityWidth, {kParitySteps * kParityBatch, kParityLength});
-  const ParityNet first;
+  const ParityNet first(run.has_experts);
   ParityResult end;
   run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
     AcceleratorOptions options = run.options;
     options.world = world;
     options.gradient_accumulation_steps = run.gradient_accumulation_steps;
     Accelerator accelerator(options);
-    ParityNet net;
+    ParityNet net(run.has_experts);
     if (accelerator.is_main_process()) {
       const torch::NoGradGuard no_grad;
       const auto from = first->named_parameters();

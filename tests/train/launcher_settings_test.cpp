@@ -235,18 +235,24 @@ std::vector<Refusal> refusals() {
       "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
-      {"PARALLELISM_CONFIG_CP_BACKEND", {}, "is \"2\"; it must be one of torch"},
-      {"PARALLELISM_CONFIG_SP_BACKEND", {}, "is \"2\"; it must be one of deepspeed"},
+      {"PARALLELISM_CONFIG_CP_BACKEND",
+       {},
+       "is \"2\"; it must be one of torch"},
+      {"PARALLELISM_CONFIG_SP_BACKEND",
+       {},
+       "is \"2\"; it must be one of deepspeed"},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, too_many},
       {"MEGATRON_LM_PP_DEGREE", megatron, too_many},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
        megatron,
-       "[parallel] distributing experts over ranks was asked for, which this "
-       "version does not have; set expert_model_parallel_size to 1"},
+       "[parallel] expert is 2, but the experts are divided among the ranks "
+       "that read different data, replicate (1) x shard (1) = 1; set expert to "
+       "a divisor of 1"},
       {"MEGATRON_LM_EXPERT_TENSOR_PARALLEL_SIZE",
        megatron,
-       "[parallel] sharding experts was asked for, which this version does not "
-       "have; set expert_tensor_parallel_size to 1"},
+       "[parallel] expert_tensor_parallel_size is 2, but tp_degree is 1; "
+       "experts are split over all tensor-parallel ranks or over none: set it "
+       "to 1"},
   };
 }
 

@@ -233,7 +233,8 @@ TEST(SettingsReport, NamesSettingsOfAFileOnceUnderWhicheverName) {
           kPrefix +
           "zero3_save_16bit_model (file run.yaml; get_state_dict and "
           "save_model always give full weights), "
-          "transformer_moe_cls_names (file run.yaml), "
+          "transformer_moe_cls_names (file run.yaml; only zero_stage 3 "
+          "gathers layers), "
           "enable_msamp (file run.yaml)"));
 }
 

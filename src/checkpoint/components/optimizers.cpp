@@ -26,18 +26,19 @@ bool may_be_missing(const MatchRules& rules, const std::string& name) {
       matches_any(rules.allow_missing, name);
 }
 
-// The state of the parameters of all stages of a pipeline, from that of each
-// stage's own.
-OptimizerState over_stages(const OptimizerState& mine, const Group& stages) {
-  if (stages.size() == 1) return mine;
+// The state of the parameters of the whole model, from those that each rank of
+// `group` has: stages of a pipeline have other parameters, and ranks along
+// `expert` step on other experts.
+OptimizerState over_ranks(const OptimizerState& mine, const Group& group) {
+  if (group.size() == 1) return mine;
   NamedTensors none;
   const auto texts =
-      stages.all_gather_bytes(to_json(to_state_dict(mine), "", none).dump());
+      group.all_gather_bytes(to_json(to_state_dict(mine), "", none).dump());
   OptimizerState whole;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     OptimizerState stage = optimizer_state_from(from_json(
         nlohmann::json::parse(texts[i]),
-        "the state of a stage's optimizer",
+        "the state of another rank's optimizer",
         [](const std::string&) { return at::Tensor(); }));
     if (i == 0) {
       whole = std::move(stage);
@@ -224,7 +225,8 @@ StateDict OptimizerComponent::collect_one(
   }
   add_full(others, /*is_saved_there=*/false);
   contents.sections.push_back(std::move(section));
-  return to_state_dict(over_stages(bare, mesh_.group(Axis::pipeline)));
+  return to_state_dict(
+      over_ranks(bare, mesh_.group({Axis::pipeline, Axis::expert})));
 }
 
 std::vector<std::string> OptimizerComponent::check(

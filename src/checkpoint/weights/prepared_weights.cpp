@@ -55,6 +55,9 @@ Group sharded_model_group(
   std::set<Axis> axes;
   for (const Parameter* row : rows)
     axes.insert(row->layout.split_axes.begin(), row->layout.split_axes.end());
+  // Experts are divided among shards; what is left of these is not enough for
+  // the other rows.
+  if (axes.contains(Axis::expert)) axes.insert(Axis::shard);
   return model.mesh->group(std::vector<Axis>(axes.begin(), axes.end()));
 }
 

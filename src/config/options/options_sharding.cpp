@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options about how models are sharded.
 // clang-format off
-constexpr std::array<OptionSpec, 30> kShardingRows{{
+constexpr std::array<OptionSpec, 31> kShardingRows{{
     {"use_parallelism_config", "", "--use_parallelism_config", "ACCELERATE_USE_PARALLELISM_CONFIG", boolean, "false", "", acts, "Parallelism",
      "lay the ranks out as the degrees below say; giving one of them is enough"},
     {"parallelism_config_dp_replicate_size", "parallelism_config", "--parallelism_config_dp_replicate_size", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE", integer, "", "1..", acts, "Parallelism",
@@ -24,6 +24,8 @@ constexpr std::array<OptionSpec, 30> kShardingRows{{
      "ranks that split the sequence"},
     {"parallelism_config_pp_size", "parallelism_config", "--parallelism_config_pp_size", "PARALLELISM_CONFIG_PP_SIZE", integer, "1", "1..", acts, "Parallelism",
      "pipeline stages"},
+    {"parallelism_config_ep_size", "parallelism_config", "--parallelism_config_ep_size", "PARALLELISM_CONFIG_EP_SIZE", integer, "1", "1..", acts, "Parallelism",
+     "ranks, of those that read different data, over which experts are divided"},
     {"parallelism_config_sp_size", "parallelism_config", "--parallelism_config_sp_size", "PARALLELISM_CONFIG_SP_SIZE", integer, "1", "1..", acts, "Parallelism",
      "ranks that split the sequence by exchanging attention heads (Ulysses)"},
     {"parallelism_config_cp_backend", "parallelism_config", "--parallelism_config_cp_backend", "PARALLELISM_CONFIG_CP_BACKEND", choice, "torch", "torch", carried, "Parallelism",

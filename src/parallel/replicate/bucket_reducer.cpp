@@ -55,9 +55,12 @@ std::shared_ptr<Reducer> construct(
 
 }  // namespace
 
-TrainableRows trainable_rows(const ParameterTable& table) {
+TrainableRows trainable_rows(
+    const ParameterTable& table,
+    bool (*is_chosen)(const Parameter& row)) {
   TrainableRows rows;
   for (const Parameter* row : table.trainable()) {
+    if (!is_chosen(*row)) continue;
     rows.names.emplace(rows.tensors.size(), row->name);
     rows.names_by_tensor.emplace(row->tensor.unsafeGetTensorImpl(), row->name);
     rows.tensors.push_back(row->tensor);
@@ -96,7 +99,8 @@ void BucketReducer::share_buckets(Connection& connection) {
   for (Bucket& bucket : buckets_) {
     auto* const data =
         static_cast<std::byte*>(memory.mutable_data_ptr()) + begin;
-    std::memcpy(data, bucket.gradients.const_data_ptr(), bucket.gradients.nbytes());
+    std::memcpy(
+        data, bucket.gradients.const_data_ptr(), bucket.gradients.nbytes());
     begin += room_for(bucket);
     // The views of a bucket share its storage, so they move with it.
     const auto* const owner = new at::Tensor(memory);

@@ -32,7 +32,10 @@ struct ReductionTimes {
   std::int64_t exposed_ns = 0;  ///< after that
 };
 
-TrainableRows trainable_rows(const ParameterTable& table);
+/// The trained rows for which `is_chosen`.
+TrainableRows trainable_rows(
+    const ParameterTable& table,
+    bool (*is_chosen)(const Parameter& row));
 
 /// c10d::Reducer with access to some of its protected state.
 class BucketReducer : public c10d::Reducer {

@@ -88,7 +88,7 @@ class Shard final : public Strategy, public GateKeeper {
     make_units(plan, table, values, pool);
     if (!options_.allocator_keeps_blocks) keep_blocks(*pool);
     for (const Parameter* row : plan.unsharded)
-      unsharded_.push_back(row->tensor);
+      unsharded_[is_expert(*row)].push_back(row->tensor);
     if (options_.buffer_dtype) {
       cast_buffers(module, *options_.buffer_dtype, plan.full_precision_modules);
     }
@@ -108,22 +108,27 @@ class Shard final : public Strategy, public GateKeeper {
   void before_forward() override {
     const LockedScope lock(mutex_);
     if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
-    require_unchanged(units_);
+    // Strategies that divided parameters before may have made them full.
+    if (!is_held_open()) require_unchanged(units_);
     const bool records = at::GradMode::is_enabled();
     window_.had_forward = window_.had_forward || records;
-    schedule_.begin(
-        records ? UnshardSchedule::Pass::forward
-                : UnshardSchedule::Pass::evaluation);
+    for (UnshardSchedule& schedule : schedules_) {
+      schedule.begin(
+          records ? UnshardSchedule::Pass::forward
+                  : UnshardSchedule::Pass::evaluation);
+    }
     phase_ = Phase::forward;
   }
 
   void after_forward(const ForwardOutputs&) override {
     const LockedScope lock(mutex_);
     if (--num_forwards_ > 0 || phase_ == Phase::backward) return;
-    schedule_.end();
     phase_ = Phase::idle;
-    if (options_.shards_parameters)
-      schedule_.reshard_after_forward(is_held_open());
+    for (UnshardSchedule& schedule : schedules_) {
+      schedule.end();
+      if (options_.shards_parameters)
+        schedule.reshard_after_forward(is_held_open());
+    }
   }
 
   void before_backward(bool sync_gradients, const at::Tensor&) override {
@@ -134,14 +139,15 @@ class Shard final : public Strategy, public GateKeeper {
     for (std::size_t u = 0; u < units_.size(); ++u)
       backward_.pending[u] = units_[u]->num_trainable();
     reducer_->begin();
-    schedule_.begin(UnshardSchedule::Pass::backward);
+    for (UnshardSchedule& schedule : schedules_)
+      schedule.begin(UnshardSchedule::Pass::backward);
     phase_ = Phase::backward;
   }
 
   void after_backward(bool sync_gradients) override {
     const LockedScope lock(mutex_);
     phase_ = Phase::idle;
-    schedule_.end();
+    for (UnshardSchedule& schedule : schedules_) schedule.end();
     const bool was_reached = backward_.was_reached;
     window_.owes_gradients = window_.owes_gradients || was_reached;
     // The window's last backward may not have reached this model.
@@ -157,7 +163,7 @@ class Shard final : public Strategy, public GateKeeper {
       }
       reducer_->finish(/*is_usual=*/was_reached);
     }
-    if (options_.shards_parameters && !is_held_open()) schedule_.reshard_all();
+    if (options_.shards_parameters && !is_held_open()) reshard_all();
     if (!settles) return;
     window_.owes_gradients = false;
     average_replicas();
@@ -204,7 +210,7 @@ class Shard final : public Strategy, public GateKeeper {
     phase_ = Phase::idle;
     if (is_held_open()) return;
     reducer_->abandon();
-    schedule_.forget();
+    for (UnshardSchedule& schedule : schedules_) schedule.forget();
     for (const auto& unit : units_) unit->abandon();
   }
 
@@ -228,26 +234,40 @@ class Shard final : public Strategy, public GateKeeper {
       const std::shared_ptr<BlockPool>& pool) {
     const Group reshard_group =
         reshard_group_of(mesh_, options_.reshard_group_size);
+    traffic_ = make_traffic_(mesh_, reshard_group, pool);
     const ShardPlace place{
         mesh_.group(Axis::shard).rank(),
         reshard_group.rank(),
         reshard_group.size()};
-    traffic_ = make_traffic_(mesh_, reshard_group, pool);
+    const Mesh experts = mesh_.experts();
+    if (mesh_.degree(Axis::expert) > 1)
+      expert_traffic_ = make_traffic_(experts, Group(), pool);
+    const ShardPlace expert_place{experts.group(Axis::shard).rank()};
+    std::size_t num_units[2] = {0, 0};  // by traffic
     int num_upcast = 0;
     for (const WrapUnit& unit : plan.units) {
-      std::vector<ShardedParameter> sharded;
-      for (Parameter* row : unit.rows) {
-        const at::ScalarType stored = row->tensor.scalar_type();
-        sharded.push_back(make_sharded(
-            *row, table, values, plan.full_precision.contains(row)));
-        row->policy = policy_of(*row, sharded.back(), unit.name);
-        num_upcast += row->local.scalar_type() == stored ? 0 : 1;
+      // What ranks divide among themselves along `expert` has other shards.
+      for (const bool of_experts : {false, true}) {
+        std::vector<ShardedParameter> sharded;
+        for (Parameter* row : unit.rows) {
+          if (is_expert(*row) != of_experts) continue;
+          const at::ScalarType stored = row->tensor.scalar_type();
+          sharded.push_back(make_sharded(
+              *row, table, values, plan.full_precision.contains(row)));
+          row->policy = policy_of(*row, sharded.back(), unit.name);
+          num_upcast += row->local.scalar_type() == stored ? 0 : 1;
+        }
+        if (sharded.empty()) continue;
+        schedules_[of_experts].add(units_.size());
+        units_.push_back(std::make_unique<ShardUnit>(
+            UnitShards{
+                of_experts ? format("{} (experts)", unit.name) : unit.name,
+                num_units[of_experts]++,
+                std::move(sharded)},
+            of_experts ? expert_place : place,
+            of_experts ? *expert_traffic_ : *traffic_,
+            pool));
       }
-      units_.push_back(std::make_unique<ShardUnit>(
-          UnitShards{unit.name, units_.size(), std::move(sharded)},
-          place,
-          *traffic_,
-          pool));
     }
     log_upcast(num_upcast);
   }
@@ -259,6 +279,7 @@ class Shard final : public Strategy, public GateKeeper {
       largest = std::max(largest, unit->full_bytes());
     pool.keep_up_to(largest);
     traffic_->keep_memory(largest);
+    if (expert_traffic_) expert_traffic_->keep_memory(largest);
   }
 
   void hook_gradients() {
@@ -291,8 +312,10 @@ class Shard final : public Strategy, public GateKeeper {
       ParameterTable& table,
       const InitialValues& values,
       bool keeps_precision) {
-    const Group& group = mesh_.group(Axis::shard);
+    const Mesh mesh = placement_mesh(row.layout, mesh_);
+    const Group& group = mesh.group(Axis::shard);
     ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};
+    parameter.is_elsewhere = is_expert(row) && row.tensor.numel() == 0;
     if (!keeps_precision) parameter.reduce_dtype = options_.reduce_dtype;
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
     const at::ScalarType stored = row.tensor.scalar_type();
@@ -314,7 +337,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
     const bool is_trained = row.tensor.requires_grad();
     make_dense(row.tensor, computed);
-    if (options_.shards_parameters) {
+    if (options_.shards_parameters && !parameter.is_elsewhere) {
       parameter.gate = std::make_unique<GatedTensor>(
           row.tensor,
           sharded_messages(row.name),
@@ -337,7 +360,7 @@ class Shard final : public Strategy, public GateKeeper {
     // must not wait for them.
     if (phase_ == Phase::idle) return;
     const LockedScope lock(mutex_);
-    if (!is_held_open()) schedule_.before_read(unit, is_filled);
+    if (!is_held_open()) schedule_of(unit).before_read(unit, is_filled);
   }
 
   void call(GatedCall& call) override {
@@ -359,7 +382,7 @@ class Shard final : public Strategy, public GateKeeper {
     if (backward_.pending[unit] == 0) return;
     // This backward does not read the parameter any more.
     const bool frees = options_.shards_parameters && !is_held_open() &&
-        !schedule_.is_due_soon(unit);
+        !schedule_of(unit).is_due_soon(unit);
     if (frees)
       units_[unit]->reshard_parameter(units_[unit]->trainable()[place]);
     if (backward_.reduces) {
@@ -370,10 +393,20 @@ class Shard final : public Strategy, public GateKeeper {
     if (frees) units_[unit]->reshard();
     if (backward_.reduces) reducer_->complete(unit);
     if (options_.prefetches_after_gradients && options_.shards_parameters)
-      schedule_.prefetch(unit);
+      schedule_of(unit).prefetch(unit);
   }
 
   [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
+
+  [[nodiscard]] bool has_experts(const ShardUnit& unit) const {
+    return &unit.traffic() == expert_traffic_.get();
+  }
+  [[nodiscard]] UnshardSchedule& schedule_of(std::size_t unit) {
+    return schedules_[has_experts(*units_[unit])];
+  }
+  void reshard_all() {
+    for (UnshardSchedule& schedule : schedules_) schedule.reshard_all();
+  }
 
   void require_no_scope(std::string_view event) const {
     if (!is_held_open()) return;
@@ -385,7 +418,7 @@ class Shard final : public Strategy, public GateKeeper {
 
   void refresh() {
     const LockedScope lock(mutex_);
-    schedule_.reshard_all();
+    reshard_all();
     if (options_.shards_parameters && !is_held_open()) return;
     for (const auto& unit : units_) {
       unit->start_gather();
@@ -397,31 +430,55 @@ class Shard final : public Strategy, public GateKeeper {
   // Averages gradients of shards over the replicas, and those of unsharded
   // parameters over all ranks.
   void average_replicas() {
-    std::vector<at::Tensor> shards;
+    std::vector<at::Tensor> shards[2];  // as unsharded_
     for (const auto& unit : units_) {
       for (const std::size_t i : unit->trainable())
-        shards.push_back(unit->parameters()[i].local);
+        shards[has_experts(*unit)].push_back(unit->parameters()[i].local);
     }
+    average_over_replicas(
+        mesh_.group({Axis::replicate, Axis::context}), shards[0]);
+    average_unsharded(mesh_.gradient_group(), unsharded_[0]);
+    if (!expert_traffic_) return;
+    const Mesh experts = mesh_.experts();
+    average_over_replicas(
+        experts.group({Axis::replicate, Axis::context}), shards[1]);
+    average_unsharded(
+        experts.group({Axis::replicate, Axis::shard, Axis::context}),
+        unsharded_[1]);
+  }
+
+  void average_over_replicas(
+      const Group& replicas,
+      const std::vector<at::Tensor>& shards) const {
     average_gradients(
-        mesh_.group({Axis::replicate, Axis::context}),
+        replicas,
         shards,
         {.send_in = options_.replica_dtype,
          .message_bytes = options_.message_bytes});
-    std::vector<at::Tensor> unsharded;
-    for (const at::Tensor& tensor : unsharded_) {
-      if (tensor.requires_grad()) unsharded.push_back(tensor);
+  }
+
+  void average_unsharded(
+      const Group& group,
+      const std::vector<at::Tensor>& parameters) const {
+    std::vector<at::Tensor> trained;
+    for (const at::Tensor& tensor : parameters) {
+      if (tensor.requires_grad()) trained.push_back(tensor);
     }
     average_gradients(
-        mesh_.gradient_group(),
-        unsharded,
+        group,
+        trained,
         {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
+  }
+
+  static bool is_expert(const Parameter& row) {
+    return row.layout.is_split_over(Axis::expert);
   }
 
   void close_parameters() {
     const LockedScope lock(mutex_);
     if (--num_scopes_ > 0) return;
     for (const auto& unit : units_) unit->keep_changes();
-    if (options_.shards_parameters) schedule_.reshard_all();
+    if (options_.shards_parameters) reshard_all();
   }
 
   enum class Phase { idle, forward, backward };
@@ -447,9 +504,13 @@ class Shard final : public Strategy, public GateKeeper {
   /// All ranks that have the model, or this pipeline stage of it.
   Group model_group_;
   std::vector<at::Tensor> buffers_;
-  std::vector<at::Tensor> unsharded_;
+  /// Parameters that stay unsharded: those that all ranks share, and those of
+  /// experts.
+  std::vector<at::Tensor> unsharded_[2];
   std::vector<at::Tensor> hooked_;
   std::unique_ptr<ShardTraffic> traffic_;
+  /// Null if no experts are divided.
+  std::unique_ptr<ShardTraffic> expert_traffic_;
   std::vector<std::unique_ptr<ShardUnit>> units_;
 
   // Backward runs on other threads if there is an accelerator.
@@ -460,7 +521,9 @@ class Shard final : public Strategy, public GateKeeper {
   /// Number of open full_parameters() scopes.
   int num_scopes_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  UnshardSchedule schedule_{units_, options_};
+  /// One for units that all ranks have, one for those of experts, which only the
+  /// ranks that hold them read.
+  UnshardSchedule schedules_[2]{{units_, options_}, {units_, options_}};
   Backward backward_;
   Window window_;
   std::optional<GradientReducer> reducer_;

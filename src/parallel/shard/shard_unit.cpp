@@ -19,7 +19,8 @@ ShardUnit::ShardUnit(
       pool_(std::move(pool)) {
   for (std::size_t i = 0; i < shards_.parameters.size(); ++i) {
     ShardedParameter& parameter = shards_.parameters[i];
-    if (parameter.full.requires_grad()) shards_.trainable.push_back(i);
+    if (parameter.full.requires_grad() && !parameter.is_elsewhere)
+      shards_.trainable.push_back(i);
     parameter.reshard_group_begins =
         row_begins(parameter.full.size(0), place_.reshard_group_size);
   }
@@ -132,12 +133,18 @@ bool ShardUnit::has_gradient() const {
 void ShardUnit::abandon() {
   const at::NoGradGuard no_grad;
   traffic_.abandon(shards_);
-  if (shards_.parameters.empty() || !shards_.parameters.front().gate) {
+  const bool is_gated = std::any_of(
+      shards_.parameters.begin(),
+      shards_.parameters.end(),
+      [](const ShardedParameter& parameter) {
+        return parameter.gate != nullptr;
+      });
+  if (!is_gated) {
     if (state_ == State::gathering) state_ = State::sharded;
     return;
   }
   for (ShardedParameter& parameter : shards_.parameters) {
-    parameter.gate->release();
+    if (parameter.gate) parameter.gate->release();
     parameter.kept_rows.reset();
   }
   state_ = State::sharded;

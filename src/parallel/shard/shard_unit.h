@@ -40,6 +40,7 @@ class ShardUnit {
   [[nodiscard]] const std::vector<ShardedParameter>& parameters() const {
     return shards_.parameters;
   }
+  [[nodiscard]] ShardTraffic& traffic() const { return traffic_; }
   /// Bytes of the full parameters.
   [[nodiscard]] std::int64_t full_bytes() const;
 

@@ -32,6 +32,9 @@ struct ShardedParameter {
   std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
+  /// An expert of other ranks: empty here, on all ranks of the shard group.
+  bool is_elsewhere = false;
+
   /// The rows that `rank` keeps, of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
   [[nodiscard]] at::ScalarType reduced_in() const {
@@ -48,7 +51,7 @@ struct ShardedParameter {
 /// Parameters that are gathered together.
 struct UnitShards {
   std::string name;
-  /// Place among the units of its model.
+  /// Place among the units of its traffic.
   std::size_t number = 0;
   std::vector<ShardedParameter> parameters;
   /// Places in `parameters` of those that get gradients. A gradient is

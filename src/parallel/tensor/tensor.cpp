@@ -15,24 +15,18 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "comm/autograd/region.h"
 #include "gate/gate.h"
 #include "gate/watched_tensor.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
+#include "parallel/sliced_parameters.h"
 #include "parallel/tensor/split_keeper.h"
 #include "parallel/tensor/split_layers.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-// Gives `tensor` the memory and shape of `slice`, seen by every handle to it.
-void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(slice.getIntrusivePtr());
-  if (tensor.grad().defined()) tensor.mutable_grad().reset();
-}
 
 class TensorParallel final : public Strategy {
  public:
@@ -102,23 +96,10 @@ class TensorParallel final : public Strategy {
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     if (auto scope = open_.lock()) return scope;
-    const at::NoGradGuard no_grad;
-    const BypassGates bypass;
-    for (Slice& slice : slices_) {
-      slice.kept = slice.tensor.detach();
-      const at::Tensor full = slice.full(gather_from_region(
-          slice.kept,
-          slice.dim,
-          mesh_.group(Axis::tensor),
-          GatheredGradient::equal,
-          slice.sizes));
-      slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
-          full.getIntrusivePtr());
-      slice.version = slice.tensor._version();
-    }
+    slices_.open();
     std::shared_ptr<void> scope(
         this, [alive = std::weak_ptr(alive_)](TensorParallel* self) {
-          if (!alive.expired()) self->close_parameters();
+          if (!alive.expired()) self->slices_.close();
         });
     open_ = scope;
     return scope;
@@ -186,60 +167,6 @@ class TensorParallel final : public Strategy {
     return std::move(inferred.plan);
   }
 
-  /// A parameter of which this rank has a slice.
-  struct Slice {
-    at::Tensor tensor;
-    std::int64_t dim = 0;
-    std::vector<std::int64_t> sizes = {};  ///< one per rank
-    /// The indices along `dim` that each rank has.
-    std::vector<std::vector<IndexRange>> ranges = {};
-    int rank = 0;
-    /// The slice, while the tensor is the full parameter.
-    at::Tensor kept = {};
-    std::int64_t version = 0;
-
-    /// The slices of all ranks, one after another, in the parameter's order.
-    [[nodiscard]] at::Tensor full(const at::Tensor& slices) const {
-      const bool is_ordered =
-          std::all_of(ranges.begin(), ranges.end(), [](const auto& of_rank) {
-            return of_rank.size() == 1;
-          });
-      if (is_ordered) return slices;
-      const at::Tensor ordered = at::empty_like(slices);
-      std::int64_t taken = 0;
-      for (const auto& of_rank : ranges) {
-        for (const auto& [first, last] : of_rank) {
-          ordered.narrow(dim, first, last - first)
-              .copy_(slices.narrow(dim, taken, last - first));
-          taken += last - first;
-        }
-      }
-      return ordered;
-    }
-
-    /// This rank's slice of the full parameter.
-    [[nodiscard]] at::Tensor own(const at::Tensor& parameter) const {
-      std::vector<at::Tensor> pieces;
-      for (const auto& [first, last] : ranges[static_cast<std::size_t>(rank)])
-        pieces.push_back(parameter.narrow(dim, first, last - first));
-      return pieces.size() == 1 ? pieces[0] : at::cat(pieces, dim);
-    }
-  };
-
-  // Makes parameters slices again, of what they have become.
-  void close_parameters() {
-    const at::NoGradGuard no_grad;
-    const BypassGates bypass;
-    for (Slice& slice : slices_) {
-      const at::Tensor full = slice.tensor.detach();
-      const bool is_changed = slice.tensor._version() != slice.version;
-      slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
-          slice.kept.getIntrusivePtr());
-      if (is_changed) slice.tensor.copy_(slice.own(full));
-      slice.kept.reset();
-    }
-  }
-
   static Parameter* find_row(ParameterTable& table, const std::string& name) {
     for (Parameter& row : table.rows()) {
       if (row.name == name) return &row;
@@ -279,38 +206,31 @@ class TensorParallel final : public Strategy {
     const Group& group = mesh_.group(Axis::tensor);
     const std::int64_t dim = *split.dim;
     const auto rank = static_cast<std::size_t>(group.rank());
-    Slice slice{.tensor = row.tensor, .dim = dim, .rank = group.rank()};
+    RangesByRank ranges;
     at::Tensor own;
     if (split.projections.empty()) {
       watched.begins = begins_of(split, row.tensor.size(dim), group.size());
-      for (std::size_t i = 0; i + 1 < watched.begins.size(); ++i)
-        slice.ranges.push_back({{watched.begins[i], watched.begins[i + 1]}});
+      ranges = ranges_between(watched.begins);
       own = values.own_box(row, Axis::tensor, dim, watched.begins);
     } else {
-      slice.ranges = rows_by_head(split, group.size());
-      own = values.own_rows(row, Axis::tensor, slice.ranges);
-    }
-    for (const auto& of_rank : slice.ranges) {
-      slice.sizes.push_back(0);
-      for (const auto& [first, last] : of_rank)
-        slice.sizes.back() += last - first;
+      ranges = rows_by_head(split, group.size());
+      own = values.own_rows(row, Axis::tensor, ranges);
     }
     become_slice(row.tensor, own.clone(at::MemoryFormat::Contiguous));
     if (split.projections.empty()) {
-      row.layout.split(
-          Axis::tensor, dim, watched.begins[rank], slice.sizes[rank]);
+      row.layout.split(Axis::tensor, dim, watched.begins[rank], own.size(dim));
     } else {
-      row.layout.split_rows(Axis::tensor, slice.ranges[rank]);
+      row.layout.split_rows(Axis::tensor, ranges[rank]);
     }
     std::vector<std::string> places;
-    for (const auto& [first, last] : slice.ranges[rank])
+    for (const auto& [first, last] : ranges[rank])
       places.push_back(format("{} to {}", first, last));
     row.policy = format(
         "split along dimension {} over {} ranks, {} here",
         dim,
         group.size(),
         join(places, ", "));
-    slices_.push_back(std::move(slice));
+    slices_.add(row.tensor, dim, std::move(ranges), group);
   }
 
   Mesh mesh_;
@@ -319,7 +239,7 @@ class TensorParallel final : public Strategy {
   /// Lives as long as the parameters, so that the module goes on working as a
   /// tensor-parallel one when the Accelerator is gone.
   std::shared_ptr<SplitKeeper> keeper_;
-  std::vector<Slice> slices_;
+  SlicedParameters slices_;
   /// The open full_parameters() scope.
   std::weak_ptr<void> open_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);

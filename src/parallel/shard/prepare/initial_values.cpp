@@ -91,6 +91,7 @@ at::Tensor InitialValues::box_of_rank(
     c10::function_ref<at::Tensor(const at::Tensor& full, int place)> box_of)
     const {
   const Group group = replica_group(row.layout, mesh_);
+  const Mesh mesh = placement_mesh(row.layout, mesh_);
   const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_shards;
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
@@ -99,12 +100,12 @@ at::Tensor InitialValues::box_of_rank(
     for (int rank = 1; rank < group.size(); ++rank) {
       const int world_rank =
           group.world_ranks()[static_cast<std::size_t>(rank)];
-      const int place = coordinate_of(mesh_, world_rank, axis);
+      const int place = coordinate_of(mesh, world_rank, axis);
       batch.send(box_of(full, place).contiguous(), rank, kTag);
     }
     batch.wait();
   }
-  const int own = mesh_.coordinate(axis);
+  const int own = mesh.coordinate(axis);
   if (!row.tensor.is_meta() && (!is_sent || is_sender))
     return box_of(row.tensor.detach(), own);
   const at::Tensor box = at::zeros(

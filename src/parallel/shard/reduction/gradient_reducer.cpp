@@ -16,14 +16,23 @@ std::vector<bool> silent_among(
   return is_silent;
 }
 
+std::vector<bool> partial_among(
+    const std::vector<std::unique_ptr<ShardUnit>>& units,
+    const ShardTraffic& comparing) {
+  std::vector<bool> is_partial;
+  for (const auto& unit : units)
+    is_partial.push_back(&unit->traffic() != &comparing);
+  return is_partial;
+}
+
 }  // namespace
 
 GradientReducer::GradientReducer(
     const std::vector<std::unique_ptr<ShardUnit>>& units,
-    ShardTraffic& traffic)
+    const ShardTraffic& comparing)
     : units_(units),
-      traffic_(traffic),
-      order_(silent_among(units)),
+      comparing_(comparing),
+      order_(silent_among(units), partial_among(units, comparing)),
       progress_(units.size()) {}
 
 void GradientReducer::begin() {
@@ -32,7 +41,7 @@ void GradientReducer::begin() {
 }
 
 bool GradientReducer::travels_alone(std::size_t unit, std::size_t place) const {
-  return traffic_.travels_alone(shards(unit).trained(place));
+  return traffic(unit).travels_alone(shards(unit).trained(place));
 }
 
 void GradientReducer::send(std::size_t unit, std::size_t place) {
@@ -44,19 +53,19 @@ void GradientReducer::send(std::size_t unit, std::size_t place) {
 void GradientReducer::take(std::size_t unit, std::size_t place) {
   send_taken();
   const at::NoGradGuard no_grad;
-  traffic_.take_gradient(shards(unit), place);
+  traffic(unit).take_gradient(shards(unit), place);
   auto& is_taken = progress_[unit].is_taken;
   is_taken.resize(units_[unit]->num_trainable());
   is_taken[place] = true;
   taken_ = GradientMessage{unit, place};
-  if (!traffic_.stages_gradients()) send_taken();
+  if (!traffic(unit).stages_gradients()) send_taken();
 }
 
 void GradientReducer::send_taken() {
   if (!taken_) return;
   const at::NoGradGuard no_grad;
   const GradientMessage message = *std::exchange(taken_, std::nullopt);
-  traffic_.start_reduce(shards(message.unit), message.place);
+  traffic(message.unit).start_reduce(shards(message.unit), message.place);
   note(message);
 }
 
@@ -76,7 +85,7 @@ void GradientReducer::complete(std::size_t unit) {
   }
   send_taken();
   const at::NoGradGuard no_grad;
-  traffic_.start_rest(shards(unit), order_.hash());
+  traffic(unit).start_rest(shards(unit), order_.hash());
   progress_[unit].is_complete = true;
   note({unit, GradientMessage::kRest});
 }
@@ -92,10 +101,12 @@ void GradientReducer::make_room(std::size_t unit) {
 void GradientReducer::wait_for(const GradientMessage& message) {
   const at::NoGradGuard no_grad;
   if (message.place == GradientMessage::kRest) {
-    all_alike_ = traffic_.finish_rest(shards(message.unit)) && all_alike_;
+    ShardTraffic& own = traffic(message.unit);
+    const bool are_alike = own.finish_rest(shards(message.unit));
+    if (&own == &comparing_) all_alike_ = all_alike_ && are_alike;
     progress_[message.unit] = Progress();
   } else {
-    traffic_.finish_reduce(shards(message.unit), message.place);
+    traffic(message.unit).finish_reduce(shards(message.unit), message.place);
   }
 }
 

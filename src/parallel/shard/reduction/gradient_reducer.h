@@ -15,10 +15,12 @@ namespace accelerate::detail {
 /// when, and where this rank may wait.
 class GradientReducer {
  public:
-  /// Both arguments must outlive the object.
+  /// `units`, which must outlive the object. `comparing`: the traffic that
+  /// reaches all ranks of the shard group, among which orders are compared; that
+  /// of other units reaches some of them.
   GradientReducer(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
-      ShardTraffic& traffic);
+      const ShardTraffic& comparing);
 
   /// Called when a backward begins.
   void begin();
@@ -49,6 +51,9 @@ class GradientReducer {
   [[nodiscard]] const UnitShards& shards(std::size_t unit) const {
     return units_[unit]->shards();
   }
+  [[nodiscard]] ShardTraffic& traffic(std::size_t unit) const {
+    return units_[unit]->traffic();
+  }
   [[nodiscard]] bool travels_alone(std::size_t unit, std::size_t place) const;
   void take(std::size_t unit, std::size_t place);
   void send_taken();
@@ -57,7 +62,7 @@ class GradientReducer {
   void wait_for_all();
 
   const std::vector<std::unique_ptr<ShardUnit>>& units_;
-  ShardTraffic& traffic_;
+  const ShardTraffic& comparing_;
   ReductionOrder order_;
   std::vector<Progress> progress_;
   /// The gradient whose copy to the host was started last.

@@ -36,9 +36,13 @@ struct GradientMessage {
 /// current one, and only if it has completed all of those.
 class ReductionOrder {
  public:
-  /// `is_silent`: by unit, whether it never sends anything.
-  explicit ReductionOrder(std::vector<bool> is_silent = {})
-      : is_silent_(std::move(is_silent)) {}
+  /// `is_silent`: by unit, whether it never sends anything. `is_partial`: by
+  /// unit, whether its messages go to some ranks only, so that they do not show
+  /// whether all ranks had the same order; empty for none.
+  explicit ReductionOrder(
+      std::vector<bool> is_silent = {},
+      std::vector<bool> is_partial = {})
+      : is_silent_(std::move(is_silent)), is_partial_(std::move(is_partial)) {}
 
   /// Called when a backward begins.
   void begin() {
@@ -81,6 +85,9 @@ class ReductionOrder {
   /// complete units that it did not reach.
   void end_gradients() {
     reached_ = sent_;
+    // All ranks have compared the order up to here.
+    while (!reached_.empty() && !is_compared(reached_.back()))
+      reached_.pop_back();
     mix(GradientMessage::kRest);
   }
 
@@ -91,6 +98,13 @@ class ReductionOrder {
   }
 
  private:
+  [[nodiscard]] bool is_compared(const GradientMessage& message) const {
+    const bool is_partial =
+        message.unit < is_partial_.size() && is_partial_[message.unit];
+    return is_partial_.empty() ||
+        (message.place == GradientMessage::kRest && !is_partial);
+  }
+
   using Messages = std::vector<GradientMessage>;
 
   static constexpr std::size_t kMaxOrders = 4;
@@ -135,6 +149,7 @@ class ReductionOrder {
   }
 
   std::vector<bool> is_silent_;
+  std::vector<bool> is_partial_;
   std::vector<bool> is_complete_;
   std::vector<Messages> learned_;
   /// The messages that all learned orders have, in their common order.

@@ -50,7 +50,7 @@ void UnshardSchedule::reshard_after_forward(bool is_held_open) {
   const bool keeps_last = at::GradMode::is_enabled();
   const bool keeps_all =
       is_held_open || (keeps_last && !options_.reshards_after_forward);
-  for (std::size_t u = 0; u < units_.size(); ++u) {
+  for (const std::size_t u : own_) {
     // The backward begins with the unit that computed last.
     if (keeps_all || (keeps_last && current_ == u)) continue;
     units_[u]->finish_gather();
@@ -60,9 +60,9 @@ void UnshardSchedule::reshard_after_forward(bool is_held_open) {
 }
 
 void UnshardSchedule::reshard_all() {
-  for (const auto& unit : units_) {
-    unit->finish_gather();
-    unit->reshard();
+  for (const std::size_t u : own_) {
+    units_[u]->finish_gather();
+    units_[u]->reshard();
   }
   forget();
 }

@@ -11,17 +11,21 @@
 
 namespace accelerate::detail {
 
-/// Decides which units are unsharded: the one that computes, and those that
-/// come next if the pass follows the order of the last one.
+/// Decides which of its units are unsharded: the one that computes, and those
+/// that come next if the pass follows the order of the last one. All ranks that
+/// share the units use them in the same order, so that they gather alike.
 class UnshardSchedule {
  public:
   enum class Pass { forward, evaluation, backward };
 
-  /// Both arguments must outlive the object; `units` may still grow.
+  /// Both arguments must outlive the object.
   UnshardSchedule(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
       const ShardOptions& options)
       : units_(units), options_(options) {}
+
+  /// Numbers of units are places in `units`.
+  void add(std::size_t unit) { own_.push_back(unit); }
 
   void begin(Pass pass);
   void end() { order().end(); }
@@ -46,6 +50,7 @@ class UnshardSchedule {
   }
 
   const std::vector<std::unique_ptr<ShardUnit>>& units_;
+  std::vector<std::size_t> own_;
   const ShardOptions& options_;
   ExecutionOrder orders_[3];  // by Pass
   Pass pass_ = Pass::forward;

@@ -1,0 +1,247 @@
+#include "cli/commands/plan_command.h"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <accelerate/error.h>
+#include <accelerate/planning.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "base/text.h"
+#include "cli/commands/quantities.h"
+#include "cli/launch/decision/launch_flags.h"
+#include "config/environment.h"
+#include "config/files/config_file.h"
+
+namespace accelerate::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct PlanFlags {
+  std::string model;
+  int ranks = 1;
+  int ranks_per_node = 8;
+  std::string memory = "80GB";
+  std::string sequence = "2048";
+  std::string batch = "1M";
+  std::string precision = "bf16";
+  std::string optimizer = "adamw";
+  std::string compute = "400TF";
+  std::string memory_bandwidth = "2.5TB/s";
+  std::string link = "400Gb/s";
+  std::string link_latency = "8us";
+  std::string node_link = "300GB/s";
+  std::string node_link_latency = "3us";
+  std::string operator_time = "4us";
+  std::optional<int> replicate, shard, expert, context, tensor, pipeline;
+  std::string sharding;
+  std::string recompute;
+  double expert_imbalance = 1.1;
+  std::size_t top = 8;
+  bool prints_scaling = false;
+  bool applies = false;
+  std::string config_file;
+};
+
+// parse_size() knows no terabytes.
+double rate_of(const std::string& flag, const std::string& text) {
+  const std::size_t unit = text.find("TB");
+  if (unit == std::string::npos) return parse_rate(flag, text);
+  return 1000 *
+      parse_rate(flag, text.substr(0, unit) + "GB" + text.substr(unit + 2));
+}
+
+FloatType precision_of(const std::string& name) {
+  if (name == "no") return FloatType::fp32;
+  return name == "fp16" ? FloatType::fp16 : FloatType::bf16;
+}
+
+std::optional<LayoutSharding> sharding_of(const std::string& name) {
+  if (name == "none") return LayoutSharding::none;
+  if (name == "zero1") return LayoutSharding::optimizer;
+  if (name == "zero2") return LayoutSharding::gradients;
+  if (name == "parameters") return LayoutSharding::parameters;
+  return std::nullopt;
+}
+
+LayoutPlanOptions options_of(const PlanFlags& flags) {
+  LayoutPlanOptions options;
+  options.num_ranks = flags.ranks;
+  options.sequence_length = parse_count("--sequence", flags.sequence);
+  options.batch_tokens = parse_count("--batch", flags.batch);
+  options.precision = precision_of(flags.precision);
+  options.optimizer = flags.optimizer;
+  options.expert_imbalance = flags.expert_imbalance;
+  ClusterSpeeds& cluster = options.cluster.emplace();
+  cluster.ranks_per_node = flags.ranks_per_node;
+  cluster.memory_bytes =
+      static_cast<std::uint64_t>(detail::parse_size(flags.memory));
+  cluster.flops = parse_flops("--compute", flags.compute);
+  cluster.memory_bytes_per_second =
+      rate_of("--memory_bandwidth", flags.memory_bandwidth);
+  cluster.between_nodes = {
+      parse_seconds("--link_latency", flags.link_latency),
+      rate_of("--link", flags.link)};
+  cluster.inside_node = {
+      parse_seconds("--node_link_latency", flags.node_link_latency),
+      rate_of("--node_link", flags.node_link)};
+  cluster.seconds_per_operator =
+      parse_seconds("--operator_time", flags.operator_time);
+  options.replicate = flags.replicate;
+  options.shard = flags.shard;
+  options.expert = flags.expert;
+  options.context = flags.context;
+  options.tensor = flags.tensor;
+  options.pipeline = flags.pipeline;
+  options.sharding = sharding_of(flags.sharding);
+  if (!flags.recompute.empty()) options.recomputes = flags.recompute == "yes";
+  return options;
+}
+
+fs::path config_file_of(const std::string& named) {
+  if (!named.empty()) return named;
+  const auto usual =
+      detail::default_config_path(detail::Environment::current());
+  if (usual) return *usual;
+  throw ConfigError(
+      "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+      "--config_file");
+}
+
+int run_plan(const PlanFlags& flags) {
+  const TransformerShape shape = read_transformer_shape(flags.model);
+  const LayoutPlanOptions options = options_of(flags);
+  if (flags.prints_scaling) {
+    std::vector<int> ranks;
+    for (int count = 8; count <= 16'384; count *= 2) ranks.push_back(count);
+    std::fputs(scaling_table(shape, options, ranks).c_str(), stdout);
+    return 0;
+  }
+  const LayoutPlan plan = plan_layout(shape, options);
+  std::fputs(plan.explain(flags.top).c_str(), stdout);
+  if (plan.layouts().empty()) return 1;
+  if (!flags.applies) return 0;
+  const fs::path file = config_file_of(flags.config_file);
+  detail::replace_file(file, plan.config_text());
+  std::printf("\nWritten to %s:\n\n", file.c_str());
+  std::fputs(plan.config_text().c_str(), stdout);
+  return 0;
+}
+
+void add_cluster_options(CLI::App& command, PlanFlags& flags) {
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return command.add_option(both_spellings(name), value, help);
+  };
+  option("--ranks_per_node", flags.ranks_per_node, "ranks on one node [8]")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
+  option("--memory", flags.memory, "memory of a rank [80GB]")
+      ->type_name("SIZE");
+  option(
+      "--compute",
+      flags.compute,
+      "operations per second that products of 16 bits reach on a rank [400TF]")
+      ->type_name("FLOPS");
+  option("--memory_bandwidth", flags.memory_bandwidth, "of a rank [2.5TB/s]")
+      ->type_name("RATE");
+  option("--link", flags.link, "of a rank to other nodes [400Gb/s]")
+      ->type_name("RATE");
+  option("--link_latency", flags.link_latency, "of that link [8us]")
+      ->type_name("TIME");
+  option("--node_link", flags.node_link, "of a rank within its node [300GB/s]")
+      ->type_name("RATE");
+  option("--node_link_latency", flags.node_link_latency, "of that link [3us]")
+      ->type_name("TIME");
+  option(
+      "--operator_time",
+      flags.operator_time,
+      "what an operator costs besides its work [4us]")
+      ->type_name("TIME");
+}
+
+void add_choices(CLI::App& command, PlanFlags& flags) {
+  const auto degree = [&](const char* name, std::optional<int>& value) {
+    command.add_option(name, value, "this degree and no other")
+        ->type_name("N")
+        ->check(CLI::PositiveNumber);
+  };
+  degree("--replicate", flags.replicate);
+  degree("--shard", flags.shard);
+  degree("--expert", flags.expert);
+  degree("--context", flags.context);
+  degree("--tensor", flags.tensor);
+  degree("--pipeline", flags.pipeline);
+  command
+      .add_option(
+          "--sharding", flags.sharding, "none, zero1, zero2 or parameters")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"none", "zero1", "zero2", "parameters"}));
+  command.add_option("--recompute", flags.recompute, "activations: yes or no")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"yes", "no"}));
+  command
+      .add_option(
+          both_spellings("--expert_imbalance"),
+          flags.expert_imbalance,
+          "load of the busiest experts over the mean [1.1]")
+      ->type_name("X");
+}
+
+}  // namespace
+
+std::function<int()> add_plan_command(CLI::App& tool) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* const command = tool.add_subcommand(
+      "plan", "choose how a training is divided among ranks, by simulation");
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    return command->add_option(both_spellings(name), value, help);
+  };
+  command
+      ->add_option(
+          "model",
+          flags->model,
+          "config.json of a transformer, or its directory")
+      ->required();
+  option("--ranks", flags->ranks, "number of ranks [1]")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
+  option("--sequence", flags->sequence, "tokens per sample [2048]")
+      ->type_name("N");
+  option("--batch", flags->batch, "tokens per step, 4M is 4 x 1024 x 1024 [1M]")
+      ->type_name("N");
+  option("--mixed_precision", flags->precision, "no, fp16 or bf16 [bf16]")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"no", "fp16", "bf16"}));
+  option(
+      "--optimizer",
+      flags->optimizer,
+      "adamw, adam, momentum, adagrad, sgd or lomo [adamw]")
+      ->type_name("WORD");
+  add_cluster_options(*command, *flags);
+  add_choices(*command, *flags);
+  option("--top", flags->top, "number of other layouts to show [8]")
+      ->type_name("N");
+  command->add_flag(
+      "--scaling",
+      flags->prints_scaling,
+      "a page of figures for 8 to 16384 ranks");
+  command->add_flag(
+      "--apply", flags->applies, "write the best layout to the config file");
+  option(
+      "--config_file",
+      flags->config_file,
+      "file that --apply writes [that of `accelerate-cpp config`]")
+      ->type_name("FILE");
+  return [flags] { return run_plan(*flags); };
+}
+
+}  // namespace accelerate::cli

@@ -1,0 +1,341 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <accelerate/export.h>
+#include <accelerate/tracker.h>
+
+// Layers of experts: a router sends each token to a few of many experts, and
+// `ParallelOptions::expert` divides the experts among ranks.
+
+namespace accelerate {
+
+/// How a router makes scores of its logits: softmax over all experts, or a
+/// sigmoid for each.
+enum class RouterScore { softmax, sigmoid };
+
+/// What a router adds in training, so that it tries experts it would not choose.
+enum class RouterNoise {
+  none,
+  /// Inputs are multiplied by uniform numbers of 1 - noise_scale to
+  /// 1 + noise_scale (Fedus et al., "Switch Transformers", 2022).
+  jitter,
+  /// Gumbel noise, times noise_scale, on the logits that experts are chosen by,
+  /// not on the weights (DeepSpeed's RSample).
+  gumbel,
+  /// Normal noise of standard deviation noise_scale on the logits (Riquelme et
+  /// al., "Scaling Vision with Sparse Mixture of Experts", 2021, whose scale is
+  /// 1 / num_experts).
+  normal,
+};
+
+/// Which tokens an expert drops if it is sent more than its capacity.
+enum class TokenDrop {
+  /// Those with the lowest weights.
+  lowest_weight,
+  /// Those that come last.
+  last_position,
+  /// Any, drawn from LibTorch's CPU generator (DeepSpeed's use_rts).
+  random,
+};
+
+/// Which ranks' tokens the balance loss counts.
+enum class BalanceScope {
+  /// All that read other data or other positions: the loss of one process with
+  /// the same global micro-batch. Costs a small all-reduce per layer.
+  all_ranks,
+  /// This rank's.
+  rank,
+};
+
+/// How tokens choose experts.
+struct RouterOptions {
+  /// Number of experts per token.
+  std::int64_t top_k = 2;
+  RouterScore score = RouterScore::softmax;
+  /// The weights of a token's experts add up to weight_scale; else they are the
+  /// scores times weight_scale. With softmax and this, weights are those of a
+  /// softmax over the chosen experts alone.
+  bool normalize_weights = true;
+  double weight_scale = 1.0;
+
+  // Capacity.
+
+  /// An expert takes at most capacity_factor x tokens x top_k / num_experts
+  /// assignments of a rank's micro-batch, rounded up, and drops the others, for
+  /// which the layer returns 0. Unset: none is dropped.
+  std::optional<double> capacity_factor = std::nullopt;
+  /// The same in evaluation mode. Unset: as in training.
+  std::optional<double> eval_capacity_factor = std::nullopt;
+  /// The least capacity.
+  std::int64_t min_capacity = 0;
+  TokenDrop drop = TokenDrop::lowest_weight;
+
+  // Losses, which are the program's to add: auxiliary_loss().
+
+  /// Coefficient of the balance loss: num_experts times the sum over experts of
+  /// the share of assignments times the mean score (Fedus et al., 2022, with the
+  /// shares of all top_k choices). It is 1 for a perfect balance.
+  double balance_loss = 0;
+  BalanceScope balance_scope = BalanceScope::all_ranks;
+  /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which keeps
+  /// logits small (Zoph et al., "ST-MoE", 2022).
+  double z_loss = 0;
+
+  // Noise.
+
+  RouterNoise noise = RouterNoise::none;
+  double noise_scale = 1e-2;
+};
+
+/// What a router decides about tokens; all in fp32 but the first.
+struct Routing {
+  /// The experts of each token: tokens x top_k, int64.
+  at::Tensor experts;
+  /// Their weights: tokens x top_k.
+  at::Tensor weights;
+  /// All scores, which add up to 1: tokens x num_experts.
+  at::Tensor scores;
+  /// tokens x num_experts.
+  at::Tensor logits;
+};
+
+/// Chooses experts by a linear layer without bias, in fp32 whatever the
+/// precision of tokens and autocast.
+class ACCELERATE_API RouterImpl : public torch::nn::Cloneable<RouterImpl> {
+ public:
+  /// Throws ConfigError for options that contradict each other.
+  RouterImpl(
+      std::int64_t hidden_size,
+      std::int64_t num_experts,
+      const RouterOptions& options = {});
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  /// `tokens`: tokens x hidden_size.
+  Routing forward(const at::Tensor& tokens);
+
+  [[nodiscard]] const RouterOptions& options() const { return options_; }
+
+  /// num_experts x hidden_size.
+  at::Tensor weight;
+
+ private:
+  std::int64_t hidden_size_;
+  std::int64_t num_experts_;
+  RouterOptions options_;
+};
+/// A handle to a RouterImpl, as torch::nn::Linear is one to its own.
+class Router : public torch::nn::ModuleHolder<RouterImpl> {
+ public:
+  using torch::nn::ModuleHolder<RouterImpl>::ModuleHolder;
+  using Impl = RouterImpl;
+};
+
+/// What is between the matrices of an expert.
+enum class ExpertActivation { relu, gelu, silu };
+
+/// A multi-layer perceptron: down(activation(up(x))), or, if it is gated,
+/// down(activation(gate(x)) * up(x)).
+struct ExpertMlpOptions {
+  std::int64_t intermediate_size = 0;
+  ExpertActivation activation = ExpertActivation::silu;
+  bool gated = true;
+  bool bias = false;
+};
+
+/// All experts of a layer as one module, each matrix a slice of one tensor. Takes
+/// tokens sorted by expert.
+class ACCELERATE_API ExpertMlpImpl
+    : public torch::nn::Cloneable<ExpertMlpImpl> {
+ public:
+  ExpertMlpImpl(
+      std::int64_t num_experts,
+      std::int64_t hidden_size,
+      const ExpertMlpOptions& options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  /// `tokens`: all of the first expert, then all of the second, and so on;
+  /// tokens x hidden_size. `counts`: how many each expert has.
+  at::Tensor forward(
+      const at::Tensor& tokens,
+      const std::vector<std::int64_t>& counts);
+
+  [[nodiscard]] const ExpertMlpOptions& options() const { return options_; }
+
+  /// experts x intermediate_size x hidden_size; undefined if it is not gated.
+  at::Tensor gate_proj;
+  /// experts x intermediate_size x hidden_size.
+  at::Tensor up_proj;
+  /// experts x hidden_size x intermediate_size.
+  at::Tensor down_proj;
+  /// experts x intermediate_size or hidden_size; undefined without bias.
+  at::Tensor gate_bias, up_bias, down_bias;
+
+ private:
+  std::int64_t num_experts_;
+  std::int64_t hidden_size_;
+  ExpertMlpOptions options_;
+};
+/// A handle to an ExpertMlpImpl, as torch::nn::Linear is one to its own.
+class ExpertMlp : public torch::nn::ModuleHolder<ExpertMlpImpl> {
+ public:
+  using torch::nn::ModuleHolder<ExpertMlpImpl>::ModuleHolder;
+  using Impl = ExpertMlpImpl;
+};
+
+/// What an ExpertLayer is made of.
+struct ExpertLayerOptions {
+  std::int64_t hidden_size = 0;
+  std::int64_t num_experts = 0;
+  RouterOptions router = {};
+
+  // The experts: one of the two.
+
+  /// An ExpertMlp of all experts.
+  std::optional<ExpertMlpOptions> mlp = std::nullopt;
+  /// Makes expert `index`: a module whose forward takes a tensor of
+  /// tokens x hidden_size, which may have no rows, and returns one of that shape.
+  /// The experts of a layer have parameters of the same names, shapes and
+  /// dtypes.
+  std::function<torch::nn::AnyModule(std::int64_t index)> make_expert = nullptr;
+
+  // The shared expert, which takes all tokens while others travel: at most one
+  // of the two.
+
+  /// A dense MLP of linear layers.
+  std::optional<ExpertMlpOptions> shared_mlp = std::nullopt;
+  /// Makes a module as above.
+  std::function<torch::nn::AnyModule()> make_shared_expert = nullptr;
+  /// The shared expert's result is multiplied by the sigmoid of a linear layer
+  /// of the token.
+  bool shared_expert_gate = false;
+};
+
+/// How many tokens the experts of a layer were sent.
+struct ExpertLoad {
+  /// The layer's name in its model.
+  std::string layer = {};
+  /// Number of assignments, by expert, before any were dropped.
+  std::vector<std::int64_t> assigned = {};
+  /// Number of assignments that exceeded an expert's capacity.
+  std::int64_t dropped = 0;
+
+  /// The assignments of the busiest expert over their mean; 1 for a perfect
+  /// balance, and if there were none.
+  [[nodiscard]] ACCELERATE_API double imbalance() const;
+};
+
+namespace detail {
+struct ExpertLayerState;
+}  // namespace detail
+
+/// A mixture of experts: y = sum over a token's experts of weight x expert(x),
+/// plus the shared expert's result. In one process, or unprepared, all experts
+/// are here. Prepared with ParallelOptions::expert above 1, each rank along the
+/// axis holds some of them, consecutive and as equal in number as possible, and
+/// tokens travel to their experts and back, in numbers that are known when they
+/// are routed. Results are those of all experts on one rank.
+///
+///     struct BlockImpl : torch::nn::Module {
+///       accelerate::ExpertLayer experts = register_module(
+///           "experts",
+///           accelerate::ExpertLayer(accelerate::ExpertLayerOptions{
+///               .hidden_size = 512,
+///               .num_experts = 16,
+///               .router = {.top_k = 2, .balance_loss = 1e-2},
+///               .mlp = accelerate::ExpertMlpOptions{.intermediate_size = 1024}}));
+///     };
+///
+/// All ranks along `expert` run the layer as often, forward and backward, each
+/// with its own tokens, of which there may be none. An expert that got no tokens
+/// has gradients of zero. Second derivatives through tokens that travel are an
+/// error.
+class ACCELERATE_API ExpertLayerImpl
+    : public torch::nn::Cloneable<ExpertLayerImpl> {
+ public:
+  /// Throws ConfigError for options that contradict each other.
+  explicit ExpertLayerImpl(const ExpertLayerOptions& options);
+  ~ExpertLayerImpl() override;
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  /// `x`: any shape whose last dimension is hidden_size; so is the result.
+  at::Tensor forward(const at::Tensor& x);
+
+  /// The balance and z-losses of the last forward in training mode, times their
+  /// coefficients, with their graph: 0-d, fp32. Undefined before, if both
+  /// coefficients are 0, and once auxiliary_loss(model) has returned it.
+  [[nodiscard]] const at::Tensor& auxiliary_loss() const;
+  /// The same without coefficients and graph; undefined where the coefficient
+  /// is 0.
+  [[nodiscard]] const at::Tensor& balance_loss() const;
+  [[nodiscard]] const at::Tensor& z_loss() const;
+
+  /// What this rank's tokens were assigned to since the last call, or since the
+  /// layer was made.
+  ExpertLoad take_load();
+  /// The experts that this rank holds: the first, and the one behind the last.
+  [[nodiscard]] std::int64_t first_expert() const;
+  [[nodiscard]] std::int64_t last_expert() const;
+
+  [[nodiscard]] const ExpertLayerOptions& options() const { return options_; }
+  /// For the library.
+  [[nodiscard]] detail::ExpertLayerState& state() const { return *state_; }
+
+ private:
+  at::Tensor shared_result(const at::Tensor& tokens);
+  /// The results of rows sorted by expert, of which each has so many.
+  at::Tensor expert_results(
+      const at::Tensor& rows,
+      const std::vector<std::int64_t>& counts);
+
+  ExpertLayerOptions options_;
+  Router gate_ = nullptr;
+  /// Null if the experts are modules of the program, which `compute_` calls.
+  ExpertMlp mlp_ = nullptr;
+  std::function<at::Tensor(
+      const at::Tensor& rows,
+      const std::vector<std::int64_t>& counts,
+      std::int64_t first_expert)>
+      compute_ = nullptr;
+  torch::nn::AnyModule shared_;
+  torch::nn::Linear shared_gate_ = nullptr;
+  std::shared_ptr<detail::ExpertLayerState> state_;
+};
+/// A handle to an ExpertLayerImpl, as torch::nn::Linear is one to its own.
+class ExpertLayer : public torch::nn::ModuleHolder<ExpertLayerImpl> {
+ public:
+  using torch::nn::ModuleHolder<ExpertLayerImpl>::ModuleHolder;
+  using Impl = ExpertLayerImpl;
+};
+
+/// The auxiliary losses of all ExpertLayers of a model in the forward that has
+/// just ended, added up, to be added to its loss: 0-d; 0 without a graph if no
+/// layer has any, and in evaluation mode. Call it once after each forward, in a
+/// statement of its own, since C++ computes the operands of + in any order:
+/// throws ConfigError if there was no forward since the last call. A pipeline's
+/// steps do it themselves: each stage computes the gradients of its own, which
+/// the loss that step() returns leaves out.
+ACCELERATE_API at::Tensor auxiliary_loss(const torch::nn::Module& model);
+
+/// What to log of expert loads: per layer `experts/<layer>/imbalance`,
+/// `experts/<layer>/dropped` (the share of assignments), and
+/// `experts/<layer>/load` (a list: the share of each expert).
+ACCELERATE_API TrackedValues
+to_tracked_values(const std::vector<ExpertLoad>& loads);
+
+}  // namespace accelerate

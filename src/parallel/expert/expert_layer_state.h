@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/world.h>
+
+#include "parallel/expert/token_exchange.h"
+
+namespace accelerate::detail {
+
+/// The ranks that compute a layer together; each group is this rank alone where
+/// nothing is divided so.
+struct ExpertRanks {
+  /// Where the layer's experts are.
+  Group experts = {};
+  /// The same ranks, for tokens.
+  TokenRoute route = {};
+  /// Ranks that have slices of each expert.
+  Group split = {};
+  /// Ranks with other tokens, of which the balance loss counts all.
+  Group balance = {};
+};
+
+/// What an ExpertLayer knows besides its modules.
+struct ExpertLayerState {
+  ExpertRanks ranks = {};
+  /// The first expert of each rank along `experts`, and the end.
+  std::vector<std::int64_t> begins = {};
+
+  /// The losses of the last forward in training mode.
+  at::Tensor auxiliary = {};
+  at::Tensor balance_loss = {};
+  at::Tensor z_loss = {};
+
+  /// Since they were last taken.
+  std::vector<std::int64_t> assigned = {};
+  std::int64_t num_dropped = 0;
+
+  [[nodiscard]] std::int64_t first_expert() const {
+    return begins[static_cast<std::size_t>(ranks.experts.rank())];
+  }
+  [[nodiscard]] std::int64_t last_expert() const {
+    return begins[static_cast<std::size_t>(ranks.experts.rank()) + 1];
+  }
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/parallel.h>
+#include <accelerate/world.h>
+
+#include "parallel/replicate/bucket_reducer.h"
+#include "parallel/replicate/gradient_reduction.h"
+#include "parallel/replicate/join_round.h"
+#include "parallel/replicate/pending_gradients.h"
+#include "parallel/replicate/step_reducer.h"
+
+namespace accelerate::detail {
+
+class StepListener;
+
+/// Calls `body`, a collective of `group` that `operation` names in errors.
+void guard_collective(
+    const Group& group,
+    const char* operation,
+    const std::function<void()>& body);
+
+/// Averages the gradients of some parameters over the ranks of a group that
+/// have replicas of them, in each backward that ends a window, or in the last
+/// ones of a pipeline's step.
+class GradientAverager {
+ public:
+  /// `group` has several ranks, `rows` a parameter.
+  GradientAverager(
+      Group group,
+      TrainableRows rows,
+      const ReplicateOptions& options);
+  GradientAverager(const GradientAverager&) = delete;
+  GradientAverager& operator=(const GradientAverager&) = delete;
+
+  [[nodiscard]] GradientReduction& reduction() const { return *reduction_; }
+
+  void before_backward(bool sync_gradients, const at::Tensor& loss);
+  void after_backward(bool sync_gradients);
+  /// The next backward of a pipeline's step is the last one for `parameters`,
+  /// of which others than the averager's are left alone.
+  void before_last_gradients(const std::vector<at::Tensor>& parameters);
+  /// Forgets a step that failed.
+  void abandon();
+  /// The optimizer has used what gradients there were.
+  void after_step() { pending_.clear(); }
+
+  /// From here to end_join(), averages with the ranks of the round's group, and
+  /// announces collectives in it as those of model number `model`.
+  void begin_join(JoinRound& round, int model);
+  /// Whether a collective was announced since the last call.
+  bool take_announced();
+  /// Takes part in the collective that another rank has announced.
+  void shadow(const JoinEvent& event);
+  void end_join();
+
+ private:
+  /// Ends the reduction of a backward that reached the parameters.
+  void end_reduction(bool is_first);
+  /// Ends a backward that did not reach them. Earlier micro-steps of the window
+  /// may have left gradients; whether they did on any rank, the ranks agree on.
+  void pass_by(bool is_first);
+  void average_pending(
+      const std::vector<at::Tensor>& parameters,
+      bool has_gradients);
+  void report_overlap(const ReductionTimes& times) const;
+  [[nodiscard]] bool has_begun_step() const {
+    return step_reducer_ && step_reducer_->has_begun();
+  }
+  /// Ends a step of several backwards.
+  void end_step();
+  void rebuild_buckets();
+  /// Tells ranks without data, if there may be any.
+  void announce(JoinEvent::Kind kind, int bucket = 0);
+  /// From now on, gradients are averaged among the ranks of `group`.
+  void connect(const Group& group);
+  FutureTensor reduce(c10d::GradBucket& bucket);
+  void shadow_bucket(int index);
+  void shadow_pending_gradients();
+  [[noreturn]] void explain_unused(const c10::Error& error);
+
+  [[nodiscard]] bool has_hook() const;
+  [[nodiscard]] double divisor() const;
+  [[nodiscard]] const Group& group() const;
+  /// Null while nobody profiles.
+  [[nodiscard]] StepListener* listener() const;
+
+  Group group_;
+  ReplicateOptions options_;
+  TrainableRows rows_;
+  std::unique_ptr<GradientReduction> reduction_;
+  std::shared_ptr<BucketReducer> reducer_;
+  /// Made by the first pipeline's step.
+  std::unique_ptr<StepReducer> step_reducer_;
+  PendingGradients pending_;
+  bool is_first_reduction_ = true;
+
+  // Inside join_uneven_inputs only.
+  JoinRound* round_ = nullptr;
+  int join_index_ = 0;
+  /// True if ranks without data take part in this backward.
+  bool was_announced_ = false;
+  std::vector<c10d::GradBucket> empty_buckets_;
+  std::vector<FutureTensor> futures_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/world.h>
+
+#include "params/layout.h"
+
+namespace accelerate::detail {
+
+/// Gives `tensor` the memory and shape of `slice`, seen by every handle to it,
+/// and takes its gradient away. Operators on it that are watched (gate/) still
+/// are.
+void become_slice(const at::Tensor& tensor, const at::Tensor& slice);
+
+/// The indices of a dimension that each rank of a group has, one range after
+/// another.
+using RangesByRank = std::vector<std::vector<IndexRange>>;
+
+/// Rank r has the indices begins[r] to begins[r + 1].
+RangesByRank ranges_between(const std::vector<std::int64_t>& begins);
+
+/// Parameters of which each rank of a group has a slice in their place, and
+/// which become full for a while.
+class SlicedParameters {
+ public:
+  /// `tensor` is this rank's slice; `ranges` along `dim`.
+  void add(
+      const at::Tensor& tensor,
+      std::int64_t dim,
+      RangesByRank ranges,
+      const Group& group);
+
+  /// Makes all of them full. Collective.
+  void open();
+  /// Makes them slices again, of what they have become.
+  void close();
+
+ private:
+  struct Slice {
+    at::Tensor tensor;
+    std::int64_t dim = 0;
+    RangesByRank ranges = {};
+    std::vector<std::int64_t> sizes = {};  ///< one per rank
+    Group group = {};
+    /// The slice, while the tensor is the full parameter.
+    at::Tensor kept = {};
+    std::int64_t version = 0;
+
+    /// `slices` are those of all ranks, one after another; in the parameter's
+    /// order.
+    [[nodiscard]] at::Tensor full(const at::Tensor& slices) const;
+    /// This rank's slice of the full parameter.
+    [[nodiscard]] at::Tensor own(const at::Tensor& parameter) const;
+  };
+
+  std::vector<Slice> slices_;
+};
+
+}  // namespace accelerate::detail

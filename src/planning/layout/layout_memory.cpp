@@ -1,0 +1,164 @@
+#include "planning/layout/layout_memory.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planning/layout/step_time.h"
+#include "planning/pipeline/schedule.h"
+#include "planning/pipeline/simulation.h"
+#include "planning/training_memory.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr double kFloatBytes = 4;
+
+std::uint64_t whole(double bytes) {
+  // Sums with other memory must fit into 64 bits.
+  constexpr double kMost = 0x1p60;
+  return static_cast<std::uint64_t>(std::min(std::max(bytes, 0.0), kMost));
+}
+
+// The most micro-batches, counted per chunk, whose activations a rank keeps.
+double most_in_flight(const TrainingLayout& layout, int rank) {
+  if (layout.pipeline == 1) return 1;
+  const auto micro = static_cast<double>(layout.num_micro_batches);
+  const double ranks = layout.pipeline, chunks = layout.num_chunks;
+  const double later = ranks - rank;
+  if (layout.schedule == "GPipe") return micro * chunks;
+  if (layout.schedule == "ZBH1") return std::min(micro, ranks);
+  if (layout.num_chunks == 1) return std::min(micro, later);
+  // Interleaved: warm-up of 2 (ranks - rank - 1) + (chunks - 1) ranks, and one.
+  return std::min(micro * chunks, 2 * (later - 1) + (chunks - 1) * ranks + 1);
+}
+
+double activations_of(
+    const LayoutCase& of,
+    const std::vector<LayerRange>& stages,
+    int rank) {
+  const double element = of.element_bytes(), tokens = of.tokens();
+  double kept = 0, layer_peak = 0, num_chunks = of.layout.num_chunks;
+  for (int chunk = 0; chunk < of.layout.num_chunks; ++chunk) {
+    const LayerRange& layers =
+        stages[static_cast<std::size_t>(chunk * of.layout.pipeline + rank)];
+    for (std::int64_t i = layers.begin; i < layers.end; ++i) {
+      const LayerCosts& layer = of.model.layer(i);
+      const double whole_layer = layer.kept *
+          (1 - layer.kept_divided + layer.kept_divided / of.layout.tensor) *
+          tokens * element *
+          (layer.has_experts ? of.options.expert_imbalance : 1);
+      layer_peak = std::max(layer_peak, whole_layer);
+      kept +=
+          of.layout.recomputes ? layer.hidden * tokens * element : whole_layer;
+    }
+  }
+  double bytes = kept / num_chunks * most_in_flight(of.layout, rank);
+  // The layer that is recomputed, or whose gradients are computed.
+  bytes += layer_peak;
+  if (stages[static_cast<std::size_t>(
+                 (of.layout.num_chunks - 1) * of.layout.pipeline + rank)]
+          .has_head) {
+    // Logits, and in fp32 what the loss and its gradient have of them.
+    bytes += tokens * static_cast<double>(of.model.shape.vocabulary) /
+        of.layout.tensor * (element + 2 * kFloatBytes);
+  }
+  return bytes;
+}
+
+LayoutMemory memory_of(
+    const LayoutCase& of,
+    const std::vector<LayerRange>& stages,
+    int rank) {
+  const TrainingLayout& layout = of.layout;
+  const bool is_wide = of.options.precision == FloatType::fp32;
+  RankParameters parameters;
+  double largest = 0;
+  for (int chunk = 0; chunk < layout.num_chunks; ++chunk) {
+    const LayerRange& layers =
+        stages[static_cast<std::size_t>(chunk * layout.pipeline + rank)];
+    const RankParameters own = rank_parameters(of, layers);
+    parameters.dense += own.dense;
+    parameters.experts += own.experts;
+    for (std::int64_t i = layers.begin; i < layers.end; ++i) {
+      const LayerCosts& layer = of.model.layer(i);
+      largest = std::max(
+          largest,
+          layer.dense_parameters / layout.tensor +
+              layer.expert_parameters / layout.tensor / layout.expert);
+    }
+    if (layers.has_embedding || layers.has_head) {
+      largest =
+          std::max(largest, of.model.embedding_parameters / layout.tensor);
+    }
+  }
+  const double full = parameters.dense + parameters.experts;
+  const double shards = layout.sharding == LayoutSharding::none
+      ? full
+      : parameters.dense / layout.shard +
+          parameters.experts / of.expert_shard();
+  const bool shards_gradients = layout.sharding == LayoutSharding::gradients ||
+      layout.sharding == LayoutSharding::parameters;
+  LayoutMemory memory;
+  // In 16 bits, parameters that are computed with have fp32 masters beside them,
+  // as optimizers step on fp32.
+  const bool keeps_full = layout.sharding != LayoutSharding::parameters;
+  memory.weights = whole((keeps_full ? full : 0) * of.element_bytes());
+  const double masters = is_wide && keeps_full ? 0 : kFloatBytes;
+  memory.optimizer_state = whole(
+      shards *
+      (masters +
+       static_cast<double>(optimizer_state_bytes(of.options.optimizer))));
+  if (of.options.optimizer != "lomo") {
+    memory.gradients = whole(
+        shards_gradients ? shards * kFloatBytes : full * of.element_bytes());
+  }
+  if (layout.sharding == LayoutSharding::parameters) {
+    memory.gathered = whole(3 * largest * of.element_bytes());
+  } else if (shards_gradients) {
+    memory.gathered = whole(2 * largest * of.element_bytes());
+  }
+  memory.activations = whole(activations_of(of, stages, rank));
+  return memory;
+}
+
+}  // namespace
+
+double least_bytes(const LayoutCase& of) {
+  const TrainingLayout& layout = of.layout;
+  const double stages = layout.pipeline;
+  const TransformerShape& shape = of.model.shape;
+  const auto num_dense = static_cast<double>(
+      shape.num_experts > 0 ? shape.num_dense_layers : shape.num_layers);
+  const double num_expert = static_cast<double>(shape.num_layers) - num_dense;
+  const double dense = (num_dense * of.model.dense_layer.dense_parameters +
+                        num_expert * of.model.expert_layer.dense_parameters) /
+      stages / layout.tensor;
+  const double experts = num_expert * of.model.expert_layer.expert_parameters /
+      stages / layout.tensor / layout.expert;
+  const double full = dense + experts;
+  const double shards = layout.sharding == LayoutSharding::none
+      ? full
+      : dense / layout.shard + experts / of.expert_shard();
+  const bool keeps_full = layout.sharding != LayoutSharding::parameters;
+  return (keeps_full ? full * of.element_bytes() : 0) +
+      shards *
+      static_cast<double>(optimizer_state_bytes(of.options.optimizer)) +
+      (layout.recomputes ? 1 : 2) * of.tokens() *
+      static_cast<double>(shape.hidden_size) * of.element_bytes() *
+      static_cast<double>(shape.num_layers) / stages;
+}
+
+LayoutMemory layout_memory(const LayoutCase& of) {
+  const std::vector<LayerRange> stages = stages_of(of);
+  LayoutMemory most;
+  for (int rank = 0; rank < of.layout.pipeline; ++rank) {
+    // The first keeps most activations, the last has the logits.
+    if (rank > 1 && rank + 1 < of.layout.pipeline) continue;
+    const LayoutMemory memory = memory_of(of, stages, rank);
+    if (memory.total() > most.total()) most = memory;
+  }
+  return most;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <accelerate/planning.h>
+
+namespace accelerate::detail {
+
+/// The text of LayoutPlan::explain().
+std::string explain_plan(
+    const TransformerShape& shape,
+    const LayoutPlanOptions& options,
+    const std::vector<PlannedLayout>& fitting,
+    const std::vector<PlannedLayout>& not_fitting,
+    std::size_t num_considered,
+    std::size_t max_layouts);
+
+/// A layout as a config file of `accelerate-cpp launch`.
+std::string layout_config(
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options);
+
+/// Where the time of a step goes, one part per line, the longest first.
+std::string times_text(const LayoutTimes& times);
+
+/// "1.25 s", "310 ms", "45 us".
+std::string seconds_text(double seconds);
+
+/// The share of the speed of products that a step reaches, as model FLOPs
+/// utilization counts them: recomputing does not.
+double utilization(
+    const TransformerShape& shape,
+    const LayoutPlanOptions& options,
+    const LayoutTimes& times);
+
+}  // namespace accelerate::detail

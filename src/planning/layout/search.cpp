@@ -1,0 +1,214 @@
+#include "planning/layout/search.h"
+
+#include <algorithm>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+std::vector<int> divisors(int number) {
+  std::vector<int> found;
+  for (int i = 1; i <= number / i; ++i) {
+    if (number % i != 0) continue;
+    found.push_back(i);
+    if (i != number / i) found.push_back(number / i);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+bool is_power_of_two(std::int64_t number) {
+  return number > 0 && (number & (number - 1)) == 0;
+}
+
+class Search {
+ public:
+  Search(const ModelCosts& model, const LayoutPlanOptions& options)
+      : model_(model), options_(options) {}
+
+  std::vector<TrainingLayout> run() {
+    for (const int tensor : choices(options_.num_ranks, options_.tensor)) {
+      if (!options_.tensor && !may_be_tensor(tensor)) continue;
+      const int after_tensor = options_.num_ranks / tensor;
+      for (const int context : choices(after_tensor, options_.context)) {
+        if (!options_.context && !may_be_context(context)) continue;
+        const int after_context = after_tensor / context;
+        for (const int pipeline : choices(after_context, options_.pipeline)) {
+          if (pipeline > model_.shape.num_layers) continue;
+          add_data(
+              {.context = context, .tensor = tensor, .pipeline = pipeline},
+              after_context / pipeline);
+        }
+      }
+    }
+    return std::move(found_);
+  }
+
+ private:
+  // Degrees that `ranks` are divided by.
+  static std::vector<int> choices(int ranks, std::optional<int> given) {
+    if (!given) return divisors(ranks);
+    return ranks % *given == 0 ? std::vector<int>{*given} : std::vector<int>{};
+  }
+
+  [[nodiscard]] bool may_be_tensor(int degree) const {
+    const TransformerShape& shape = model_.shape;
+    return shape.num_heads % degree == 0 && shape.num_kv_heads % degree == 0 &&
+        degree <= 4 * options_.cluster->ranks_per_node;
+  }
+  [[nodiscard]] bool may_be_context(int degree) const {
+    return degree == 1 ||
+        (options_.sequence_length % (2 * degree) == 0 &&
+         options_.sequence_length / degree >= 64);
+  }
+
+  void add_data(const TrainingLayout& so_far, int data_ranks) {
+    for (const int shard : choices(data_ranks, options_.shard)) {
+      const int replicate = data_ranks / shard;
+      if (options_.replicate && replicate != *options_.replicate) continue;
+      for (const LayoutSharding sharding :
+           {LayoutSharding::none,
+            LayoutSharding::optimizer,
+            LayoutSharding::gradients,
+            LayoutSharding::parameters}) {
+        if ((sharding == LayoutSharding::none) != (shard == 1)) continue;
+        if (options_.sharding && sharding != *options_.sharding) continue;
+        TrainingLayout layout = so_far;
+        layout.replicate = replicate;
+        layout.shard = shard;
+        layout.sharding = sharding;
+        add_experts(layout);
+      }
+    }
+  }
+
+  void add_experts(TrainingLayout layout) {
+    const int data_ranks = layout.replicate * layout.shard;
+    for (const int expert : choices(data_ranks, options_.expert)) {
+      if (expert > 1 && expert > model_.shape.num_experts) continue;
+      if (layout.shard % expert != 0 && expert % layout.shard != 0) continue;
+      layout.expert = expert;
+      add_batches(layout);
+    }
+  }
+
+  void add_batches(TrainingLayout layout) {
+    const std::int64_t samples = std::max<std::int64_t>(
+        1, options_.batch_tokens / options_.sequence_length);
+    const std::int64_t data_ranks = layout.replicate * layout.shard;
+    // Ranks without a sample would have nothing to do.
+    if (samples % data_ranks != 0) return;
+    const std::int64_t own = samples / data_ranks;
+    for (std::int64_t micro = 1; micro <= own; ++micro) {
+      if (own % micro != 0 || !(is_power_of_two(micro) || micro == own))
+        continue;
+      layout.micro_batch = micro;
+      layout.num_micro_batches = own / micro;
+      for (const bool recomputes : {false, true}) {
+        if (options_.recomputes && recomputes != *options_.recomputes) continue;
+        layout.recomputes = recomputes;
+        add_schedules(layout);
+      }
+    }
+  }
+
+  void add_schedules(TrainingLayout layout) {
+    layout.schedule = "1F1B";
+    layout.num_chunks = 1;
+    found_.push_back(layout);
+    if (layout.pipeline == 1 || layout.num_micro_batches == 1) return;
+    layout.schedule = "ZBH1";
+    // A rank that recomputes has to do so before either half of a backward.
+    if (!layout.recomputes) found_.push_back(layout);
+    layout.schedule = "Interleaved1F1B";
+    for (const int chunks : {2, 4}) {
+      if (model_.shape.num_layers < std::int64_t{layout.pipeline} * chunks)
+        continue;
+      if (layout.num_micro_batches % layout.pipeline != 0) continue;
+      layout.num_chunks = chunks;
+      found_.push_back(layout);
+    }
+  }
+
+  const ModelCosts& model_;
+  const LayoutPlanOptions& options_;
+  std::vector<TrainingLayout> found_;
+};
+
+}  // namespace
+
+std::vector<TrainingLayout> all_layouts(
+    const ModelCosts& model,
+    const LayoutPlanOptions& options) {
+  return Search(model, options).run();
+}
+
+std::string layout_complaint(
+    const ModelCosts& model,
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options) {
+  const bool is_positive = layout.replicate > 0 && layout.shard > 0 &&
+      layout.expert > 0 && layout.context > 0 && layout.tensor > 0 &&
+      layout.pipeline > 0 && layout.micro_batch > 0 &&
+      layout.num_micro_batches > 0 && layout.num_chunks > 0;
+  if (!is_positive) return "each number of a layout is at least 1";
+  if (layout.num_ranks() != options.num_ranks) {
+    return format(
+        "the layout has {} ranks, but there are {}",
+        layout.num_ranks(),
+        options.num_ranks);
+  }
+  if (std::int64_t{layout.pipeline} * layout.num_chunks >
+      model.shape.num_layers) {
+    return format(
+        "{} stages were asked for of {} layers",
+        layout.pipeline * layout.num_chunks,
+        model.shape.num_layers);
+  }
+  if ((layout.replicate * layout.shard) % layout.expert != 0 ||
+      (layout.shard % layout.expert != 0 &&
+       layout.expert % layout.shard != 0)) {
+    return format(
+        "expert is {}, which does not divide replicate {} x shard {} in whole "
+        "shards",
+        layout.expert,
+        layout.replicate,
+        layout.shard);
+  }
+  if ((layout.sharding == LayoutSharding::none) != (layout.shard == 1)) {
+    return format(
+        "shard is {}, but {}",
+        layout.shard,
+        layout.shard == 1 ? "something is sharded" : "nothing is sharded");
+  }
+  return {};
+}
+
+void check_options(const LayoutPlanOptions& options) {
+  const ClusterSpeeds& cluster = *options.cluster;
+  const bool is_wrong = options.num_ranks < 1 || options.sequence_length < 1 ||
+      options.batch_tokens < 1 || cluster.ranks_per_node < 1 ||
+      cluster.memory_bytes == 0 || !(cluster.flops > 0) ||
+      !(cluster.memory_bytes_per_second > 0) ||
+      !(cluster.inside_node.bytes_per_second > 0) ||
+      !(cluster.between_nodes.bytes_per_second > 0) ||
+      !(cluster.inside_node.latency_seconds >= 0) ||
+      !(cluster.between_nodes.latency_seconds >= 0) ||
+      !(cluster.seconds_per_operator >= 0) || cluster.shared_processors < 0 ||
+      !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
+  if (!is_wrong) return;
+  throw ConfigError(format(
+      "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "
+      "per sample and {} per step; these are at least 1, speeds and memory are "
+      "above 0, latencies at least 0, and the imbalance of experts at least 1",
+      options.num_ranks,
+      cluster.ranks_per_node,
+      options.sequence_length,
+      options.batch_tokens));
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,576 @@
+// Plans of transformers: what layouts cost, and which one is chosen.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+#include <accelerate/planning.h>
+
+#include "planning/layout/collective_costs.h"
+#include "planning/layout/layout_memory.h"
+#include "planning/layout/search.h"
+#include "planning/layout/step_time.h"
+#include "support/expect_error.h"
+
+namespace accelerate {
+namespace layout_test {
+
+using detail::collective;
+using detail::CollectivePattern;
+using detail::LayoutCase;
+using detail::model_costs;
+using detail::RankPrograms;
+using detail::RankResources;
+using detail::seconds_alone;
+using testing::expect_error;
+using ::testing::HasSubstr;
+
+TransformerShape llama(std::int64_t layers = 32) {
+  return {
+      .num_layers = layers,
+      .hidden_size = 4096,
+      .num_heads = 32,
+      .vocabulary = 32'000,
+      .intermediate_size = 11'008,
+      .is_gated = true};
+}
+
+TransformerShape mixture() {
+  TransformerShape shape = llama(16);
+  shape.num_experts = 32;
+  shape.top_k = 2;
+  shape.expert_intermediate_size = 4096;
+  return shape;
+}
+
+LayoutPlanOptions options_of(int ranks) {
+  return {
+      .num_ranks = ranks,
+      .cluster = ClusterSpeeds(),
+      .sequence_length = 4096,
+      .batch_tokens = 4096 * 256};
+}
+
+TEST(TransformerShape, CountsParameters) {
+  // Llama 2 7B has 6.738 billion.
+  EXPECT_NEAR(
+      static_cast<double>(llama().num_parameters()), 6.738e9, 0.01 * 6.738e9);
+  // GPT-2 has 124 million, its embedding counted once.
+  const TransformerShape gpt2{
+      .num_layers = 12,
+      .hidden_size = 768,
+      .num_heads = 12,
+      .vocabulary = 50'257,
+      .is_tied = true};
+  EXPECT_NEAR(
+      static_cast<double>(gpt2.num_parameters()), 124.4e6, 0.01 * 124.4e6);
+  // Mixtral 8x7B: 46.7 billion, 12.9 of them per token.
+  const TransformerShape mixtral{
+      .num_layers = 32,
+      .hidden_size = 4096,
+      .num_heads = 32,
+      .vocabulary = 32'000,
+      .num_kv_heads = 8,
+      .intermediate_size = 14'336,
+      .is_gated = true,
+      .num_experts = 8,
+      .top_k = 2};
+  EXPECT_NEAR(
+      static_cast<double>(mixtral.num_parameters()), 46.7e9, 0.01 * 46.7e9);
+  EXPECT_NEAR(
+      static_cast<double>(mixtral.num_active_parameters()),
+      12.9e9,
+      0.01 * 12.9e9);
+}
+
+TEST(TransformerShape, CountsWhatDiffersFromLayerToLayer) {
+  TransformerShape shape{
+      .num_layers = 3,
+      .hidden_size = 8,
+      .num_heads = 2,
+      .vocabulary = 10,
+      .num_kv_heads = 1,
+      .head_size = 6,
+      .intermediate_size = 32,
+      .is_tied = true};
+  // Queries and results of 12 features, keys and values of 6, and the weights
+  // and biases of two norms.
+  const std::int64_t attention = 8 * (2 * 12 + 2 * 6) + 4 * 8;
+  const std::int64_t dense = attention + 2 * 8 * 32;
+  EXPECT_EQ(shape.num_parameters(), 80 + 3 * dense);
+  EXPECT_EQ(shape.num_active_parameters(), 80 + 3 * dense);
+  shape.num_experts = 4;
+  shape.top_k = 1;
+  shape.expert_intermediate_size = 5;
+  shape.shared_intermediate_size = 7;
+  shape.num_dense_layers = 1;
+  const std::int64_t router = 4 * 8, shared = 2 * 8 * 7, expert = 2 * 8 * 5;
+  const std::int64_t common = 80 + dense + 2 * (attention + router + shared);
+  EXPECT_EQ(shape.num_parameters(), common + 2 * 4 * expert);
+  EXPECT_EQ(shape.num_active_parameters(), common + 2 * expert);
+}
+
+TEST(ClusterSpeeds, ChangeTheStep) {
+  const auto seconds = [](auto&& change) {
+    LayoutPlanOptions options = options_of(16);
+    change(*options.cluster, options);
+    return simulate_layout(
+               llama(),
+               {.replicate = 4, .tensor = 4, .num_micro_batches = 64},
+               options)
+        .times.step_seconds;
+  };
+  const double before = seconds([](auto&, auto&) {});
+  EXPECT_LT(seconds([](auto& c, auto&) { c.flops *= 2; }), 0.7 * before);
+  EXPECT_LT(
+      seconds([](auto& c, auto&) { c.memory_bytes_per_second *= 10; }),
+      0.98 * before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.seconds_per_operator *= 10; }), before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.inside_node.latency_seconds = 1e-3; }),
+      1.1 * before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.between_nodes.bytes_per_second = 1e8; }),
+      1.1 * before);
+  // Groups along `tensor` no longer fit into a node.
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.ranks_per_node = 2; }), 1.05 * before);
+  const auto wide = [&](double flops) {
+    return seconds([flops](auto& c, auto& o) {
+      o.precision = FloatType::fp32;
+      c.fp32_flops = flops;
+    });
+  };
+  EXPECT_EQ(wide(0), wide(200e12));
+  EXPECT_LT(wide(400e12), 0.8 * wide(0));
+}
+
+TEST(Collectives, TakeWhatTheirRingsTake) {
+  ClusterSpeeds cluster;
+  cluster.ranks_per_node = 4;
+  cluster.inside_node = {1e-6, 100e9};
+  cluster.between_nodes = {1e-5, 10e9};
+  RankPrograms programs(1);
+  const RankResources rank = detail::add_rank(programs, cluster, 16);
+  const auto seconds = [&](CollectivePattern kind, int size, int stride) {
+    return seconds_alone(
+        programs, collective(cluster, rank, kind, {size, stride}, 1e9, ""));
+  };
+  EXPECT_EQ(seconds(CollectivePattern::all_reduce, 1, 1), 0);
+  // In a node: 3/4 of a gigabyte, and two steps.
+  EXPECT_NEAR(
+      seconds(CollectivePattern::all_gather, 4, 1), 0.0075 + 2e-6, 1e-9);
+  EXPECT_NEAR(
+      seconds(CollectivePattern::all_reduce, 4, 1), 2 * (0.0075 + 2e-6), 1e-9);
+  // One rank on each of four nodes.
+  EXPECT_NEAR(
+      seconds(CollectivePattern::reduce_scatter, 4, 4), 0.075 + 2e-5, 1e-9);
+  // Sixteen on four nodes: the four links of a node share what enters it.
+  EXPECT_NEAR(
+      seconds(CollectivePattern::all_gather, 16, 1),
+      0.75 / 4 / 10 + 2e-6 + 2e-5,
+      1e-9);
+  // Of what a rank sends to 16, 3 parts stay in the node and 12 leave it.
+  EXPECT_NEAR(
+      seconds(CollectivePattern::all_to_all, 16, 1),
+      12.0 / 16 / 10 + 3e-6 + 3e-5,
+      1e-9);
+}
+
+TEST(Collectives, TakeTimeOfSharedProcessors) {
+  ClusterSpeeds cluster;
+  cluster.shared_processors = 2;
+  cluster.ranks_per_node = 8;
+  cluster.inside_node = {0, 1e9};
+  RankPrograms programs(1);
+  const RankResources rank = detail::add_rank(programs, cluster, 4);
+  // 2 x 3/4 seconds of a processor, of which each of four ranks has a half.
+  EXPECT_NEAR(
+      seconds_alone(
+          programs,
+          collective(
+              cluster, rank, CollectivePattern::all_reduce, {4, 1}, 1e9, "")),
+      3,
+      1e-9);
+}
+
+TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {
+  const auto model = model_costs(llama());
+  const double parameters = static_cast<double>(llama().num_parameters());
+  const auto memory_of = [&](TrainingLayout layout) {
+    LayoutPlanOptions options = options_of(layout.num_ranks());
+    layout.num_micro_batches = 256 / layout.replicate / layout.shard;
+    return detail::layout_memory({model, layout, options});
+  };
+  const auto near = [&](std::uint64_t bytes, double per_parameter) {
+    EXPECT_NEAR(
+        static_cast<double>(bytes),
+        per_parameter * parameters,
+        0.001 * per_parameter * parameters);
+  };
+  const LayoutMemory whole = memory_of({.replicate = 8});
+  near(whole.weights, 2);
+  near(whole.gradients, 2);
+  near(whole.optimizer_state, 12);
+  EXPECT_EQ(whole.gathered, 0);
+  const LayoutMemory zero1 =
+      memory_of({.shard = 8, .sharding = LayoutSharding::optimizer});
+  near(zero1.weights, 2);
+  near(zero1.optimizer_state, 12.0 / 8);
+  const LayoutMemory zero2 =
+      memory_of({.shard = 8, .sharding = LayoutSharding::gradients});
+  near(zero2.gradients, 4.0 / 8);
+  const LayoutMemory full =
+      memory_of({.shard = 8, .sharding = LayoutSharding::parameters});
+  EXPECT_EQ(full.weights, 0);
+  near(full.optimizer_state, 12.0 / 8);
+  near(memory_of({.tensor = 4}).weights, 2.0 / 4);
+  // Stages differ by the embedding and the head.
+  const LayoutMemory stages = memory_of({.pipeline = 4});
+  EXPECT_NEAR(
+      static_cast<double>(stages.weights),
+      2 * parameters / 4,
+      0.1 * 2 * parameters / 4);
+}
+
+TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
+  const auto model = model_costs(llama());
+  const auto kept = [&](TrainingLayout layout) {
+    const LayoutPlanOptions options = options_of(layout.num_ranks());
+    layout.num_micro_batches = 64;
+    return detail::layout_memory({model, layout, options}).activations;
+  };
+  const auto plain = kept({});
+  EXPECT_LT(kept({.recomputes = true}), plain / 4);
+  EXPECT_LT(kept({.tensor = 4}), plain / 2);
+  EXPECT_NEAR(
+      static_cast<double>(kept({.context = 4})),
+      static_cast<double>(plain) / 4,
+      0.01 * static_cast<double>(plain));
+  // The first stage of 1F1B keeps as many micro-batches as there are stages,
+  // that of GPipe all of them.
+  EXPECT_NEAR(
+      static_cast<double>(kept({.pipeline = 4})),
+      static_cast<double>(plain),
+      0.15 * static_cast<double>(plain));
+  EXPECT_GT(kept({.pipeline = 4, .schedule = "GPipe"}), 8 * plain);
+  EXPECT_EQ(kept({.micro_batch = 2}) / plain, 2);
+}
+
+TEST(Stages, AreAsEqualAsLayersAllow) {
+  const auto counts =
+      [](const TransformerShape& shape, int pipeline, int chunks) {
+        const auto model = model_costs(shape);
+        const LayoutPlanOptions options = options_of(pipeline);
+        const TrainingLayout layout{
+            .pipeline = pipeline, .num_chunks = chunks, .num_micro_batches = 8};
+        std::vector<std::int64_t> found;
+        for (const auto& stage : detail::stages_of({model, layout, options}))
+          found.push_back(stage.end - stage.begin);
+        return found;
+      };
+  TransformerShape shape = llama(12);
+  shape.vocabulary = 10;
+  EXPECT_EQ(counts(shape, 4, 1), (std::vector<std::int64_t>{3, 3, 3, 3}));
+  EXPECT_EQ(counts(shape, 2, 2), (std::vector<std::int64_t>{3, 3, 3, 3}));
+  EXPECT_EQ(counts(shape, 12, 1), (std::vector<std::int64_t>(12, 1)));
+  // A head that costs as much as two layers.
+  shape.vocabulary = 100'000;
+  const auto found = counts(shape, 4, 1);
+  EXPECT_LT(found.back(), 3);
+  EXPECT_EQ(found[0] + found[1] + found[2] + found[3], 12);
+}
+
+TEST(StepTime, HasTheBubbleOfTheSchedule) {
+  TransformerShape shape = llama(32);
+  shape.vocabulary = 16;
+  LayoutPlanOptions options = options_of(8);
+  options.cluster->between_nodes = options.cluster->inside_node = {0, 1e15};
+  options.cluster->seconds_per_operator = 0;
+  const auto share = [&](const char* schedule, int chunks, int micro) {
+    const PlannedLayout planned = simulate_layout(
+        shape,
+        {.pipeline = 8,
+         .schedule = schedule,
+         .num_chunks = chunks,
+         .num_micro_batches = micro},
+        options);
+    return planned.times.bubble /
+        (planned.times.computing + planned.times.bubble);
+  };
+  for (const int micro : {8, 32}) {
+    EXPECT_NEAR(share("1F1B", 1, micro), 7.0 / (micro + 7), 0.01);
+    EXPECT_NEAR(share("GPipe", 1, micro), 7.0 / (micro + 7), 0.01);
+    EXPECT_NEAR(
+        share("Interleaved1F1B", 4, micro), 7.0 / (4 * micro + 7), 0.01);
+    EXPECT_LT(share("ZBH1", 1, micro), 0.6 * share("1F1B", 1, micro));
+  }
+}
+
+TEST(StepTime, GrowsWithSlowerLinks) {
+  const TrainingLayout layouts[] = {
+      {.replicate = 16, .num_micro_batches = 16},
+      {.shard = 16,
+       .sharding = LayoutSharding::parameters,
+       .num_micro_batches = 16},
+      {.context = 16, .num_micro_batches = 256},
+      {.tensor = 16, .num_micro_batches = 256},
+      {.shard = 16,
+       .expert = 16,
+       .sharding = LayoutSharding::gradients,
+       .num_micro_batches = 16},
+      {.pipeline = 16, .num_micro_batches = 256}};
+  for (const TrainingLayout& layout : layouts) {
+    double before = 0;
+    for (const double factor : {1.0, 0.1, 0.01}) {
+      LayoutPlanOptions options = options_of(16);
+      options.cluster->inside_node.bytes_per_second *= factor;
+      options.cluster->between_nodes.bytes_per_second *= factor;
+      const double seconds =
+          simulate_layout(mixture(), layout, options).times.step_seconds;
+      EXPECT_GE(seconds, before * (1 - 1e-9)) << layout.describe();
+      if (factor == 0.01) {
+        EXPECT_GT(seconds, 1.02 * before) << layout.describe();
+      }
+      before = seconds;
+    }
+  }
+}
+
+TEST(StepTime, AddsUp) {
+  for (const TrainingLayout& layout :
+       {TrainingLayout{.replicate = 8, .num_micro_batches = 32},
+        TrainingLayout{
+            .shard = 4,
+            .expert = 4,
+            .tensor = 2,
+            .sharding = LayoutSharding::parameters,
+            .num_micro_batches = 64,
+            .recomputes = true},
+        TrainingLayout{
+            .shard = 2,
+            .pipeline = 4,
+            .sharding = LayoutSharding::optimizer,
+            .num_micro_batches = 128}}) {
+    const LayoutTimes times =
+        simulate_layout(mixture(), layout, options_of(8)).times;
+    double sum = times.computing + times.optimizer + times.bubble;
+    for (const auto& [kind, seconds] : times.exposed) sum += seconds;
+    EXPECT_NEAR(sum, times.step_seconds, 0.02 * times.step_seconds)
+        << layout.describe();
+    // No step is faster than its products.
+    const double flops = 6.0 *
+        static_cast<double>(mixture().num_active_parameters()) * 4096 * 256;
+    EXPECT_GT(times.step_seconds, 0.9 * flops / (8 * 400e12));
+  }
+}
+
+TEST(Search, TriesEveryWayThatDivides) {
+  const auto model = model_costs(mixture());
+  LayoutPlanOptions options = options_of(8);
+  std::set<std::string> degrees;
+  for (const TrainingLayout& layout : detail::all_layouts(model, options)) {
+    EXPECT_EQ(detail::layout_complaint(model, layout, options), "");
+    EXPECT_EQ(
+        layout.replicate * layout.shard * layout.micro_batch *
+            layout.num_micro_batches,
+        256);
+    degrees.insert(
+        layout.describe().substr(0, layout.describe().find(", micro")));
+  }
+  for (const char* const expected :
+       {"replicate 8",
+        "shard 8 (ZeRO-1)",
+        "shard 8 (parameters), expert 8",
+        "replicate 2, shard 4 (ZeRO-2), expert 8",
+        "tensor 8",
+        "context 2, tensor 2, pipeline 2 1F1B",
+        "pipeline 8 ZBH1",
+        "pipeline 4 Interleaved1F1B x 2, tensor 2"}) {
+    if (std::string_view(expected).starts_with("pipeline 4")) {
+      EXPECT_TRUE(degrees.contains("tensor 2, pipeline 4 Interleaved1F1B x 2"));
+      continue;
+    }
+    EXPECT_TRUE(degrees.contains(expected)) << expected;
+  }
+  options.tensor = 4;
+  options.recomputes = true;
+  for (const TrainingLayout& layout : detail::all_layouts(model, options)) {
+    EXPECT_EQ(layout.tensor, 4);
+    EXPECT_TRUE(layout.recomputes);
+  }
+}
+
+TEST(Plan, ChoosesTheFastestThatFits) {
+  const LayoutPlan plan = plan_layout(llama(), options_of(16));
+  ASSERT_FALSE(plan.layouts().empty());
+  for (const PlannedLayout& each : plan.layouts()) {
+    EXPECT_LE(static_cast<double>(each.memory.total()), 0.92 * 80e9)
+        << each.layout.describe();
+    EXPECT_GE(each.times.step_seconds, plan.best().times.step_seconds);
+    EXPECT_EQ(each.layout.num_ranks(), 16);
+  }
+  // What was simulated by itself is the same.
+  EXPECT_EQ(
+      simulate_layout(llama(), plan.best().layout, options_of(16))
+          .times.step_seconds,
+      plan.best().times.step_seconds);
+}
+
+TEST(Plan, DividesMoreIfThereIsLessMemory) {
+  LayoutPlanOptions options = options_of(8);
+  options.cluster->memory_bytes = 1'000'000'000'000;
+  const LayoutPlan roomy = plan_layout(llama(), options);
+  options.cluster->memory_bytes = 20'000'000'000;
+  const LayoutPlan tight = plan_layout(llama(), options);
+  EXPECT_LT(tight.best().memory.total(), roomy.best().memory.total());
+  EXPECT_LE(roomy.best().times.step_seconds, tight.best().times.step_seconds);
+  EXPECT_FALSE(roomy.best().layout.recomputes);
+  options.cluster->memory_bytes = 1'000'000'000;
+  const LayoutPlan none = plan_layout(llama(), options);
+  EXPECT_TRUE(none.layouts().empty());
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(none.best()); },
+      "no layout of 8 ranks fits into");
+  EXPECT_THAT(none.explain(), HasSubstr("Nothing fits. The smallest:"));
+}
+
+TEST(Plan, KeepsTensorParallelismWithinANode) {
+  LayoutPlanOptions options = options_of(64);
+  options.cluster->memory_bytes = 24'000'000'000;
+  options.cluster->between_nodes.bytes_per_second = 3e9;
+  options.batch_tokens = 4096 * 64;
+  const LayoutPlan plan = plan_layout(llama(64), options);
+  EXPECT_LE(plan.best().layout.tensor, 8) << plan.explain();
+}
+
+TEST(Plan, SaysWhyOthersLose) {
+  const LayoutPlan plan = plan_layout(mixture(), options_of(16));
+  const std::string text = plan.explain(6);
+  EXPECT_THAT(text, HasSubstr("16 ranks, 8 on a node"));
+  EXPECT_THAT(text, HasSubstr("best: " + plan.best().layout.describe()));
+  EXPECT_THAT(text, HasSubstr("why not"));
+  EXPECT_THAT(text, HasSubstr("docs/guides/planning.md"));
+}
+
+TEST(Plan, WritesItsBestAsAConfigFile) {
+  LayoutPlanOptions options = options_of(16);
+  options.shard = 4;
+  options.sharding = LayoutSharding::gradients;
+  options.tensor = 2;
+  options.pipeline = 2;
+  const std::string text = plan_layout(llama(), options).config_text();
+  EXPECT_THAT(text, HasSubstr("distributed_type: DEEPSPEED\n"));
+  EXPECT_THAT(text, HasSubstr("num_processes: 16\n"));
+  EXPECT_THAT(text, HasSubstr("num_machines: 2\n"));
+  EXPECT_THAT(text, HasSubstr("  parallelism_config_dp_shard_size: 4\n"));
+  EXPECT_THAT(text, HasSubstr("  parallelism_config_tp_size: 2\n"));
+  EXPECT_THAT(text, HasSubstr("  parallelism_config_pp_size: 2\n"));
+  EXPECT_THAT(text, HasSubstr("  zero_stage: 2\n"));
+  EXPECT_THAT(text, HasSubstr("PipelineOptions{.schedule"));
+}
+
+TEST(Plan, PrintsAPageForManyRanks) {
+  LayoutPlanOptions options = options_of(1);
+  options.batch_tokens = 4096 * 1024;
+  const std::string page =
+      scaling_table(llama(), options, {8, 64, 512, 4096, 16'384});
+  EXPECT_EQ(std::count(page.begin(), page.end(), '\n'), 6);
+  for (const char* const ranks :
+       {"\n8 ", "\n64 ", "\n512 ", "\n4096 ", "\n16384 "})
+    EXPECT_THAT(page, HasSubstr(ranks));
+}
+
+TEST(LayoutOptions, AreTheDegreesThatWereGiven) {
+  LayoutPlanOptions options = options_of(32);
+  options.replicate = 2;
+  options.shard = 2;
+  options.expert = 4;
+  options.context = 2;
+  options.tensor = 2;
+  options.pipeline = 2;
+  options.sharding = LayoutSharding::gradients;
+  options.recomputes = true;
+  options.cluster->memory_bytes = 1'000'000'000'000;
+  const LayoutPlan plan = plan_layout(mixture(), options);
+  ASSERT_FALSE(plan.layouts().empty());
+  for (const PlannedLayout& each : plan.layouts()) {
+    TrainingLayout expected = each.layout;
+    expected.replicate = expected.shard = expected.context = expected.tensor =
+        expected.pipeline = 2;
+    expected.expert = 4;
+    expected.sharding = LayoutSharding::gradients;
+    expected.recomputes = true;
+    EXPECT_EQ(each.layout, expected);
+  }
+}
+
+TEST(LayoutOptions, ChangeThePlan) {
+  const TrainingLayout layout{
+      .shard = 8,
+      .expert = 8,
+      .sharding = LayoutSharding::gradients,
+      .num_micro_batches = 32};
+  const LayoutPlanOptions options = options_of(8);
+  const PlannedLayout before = simulate_layout(mixture(), layout, options);
+  const auto with = [&](auto&& change) {
+    LayoutPlanOptions changed = options;
+    change(changed);
+    return simulate_layout(mixture(), layout, changed);
+  };
+  const auto longer = with([](auto& o) { o.sequence_length = 8192; });
+  EXPECT_GT(longer.times.step_seconds, 1.9 * before.times.step_seconds);
+  EXPECT_GT(longer.memory.activations, 1.9 * before.memory.activations);
+  const auto wide = with([](auto& o) { o.precision = FloatType::fp32; });
+  EXPECT_GT(wide.times.computing, 1.5 * before.times.computing);
+  EXPECT_GT(wide.memory.activations, before.memory.activations);
+  const auto plain = with([](auto& o) { o.optimizer = "sgd"; });
+  EXPECT_LT(plain.memory.optimizer_state, before.memory.optimizer_state);
+  EXPECT_LT(plain.times.optimizer, before.times.optimizer);
+  const auto unbalanced = with([](auto& o) { o.expert_imbalance = 2; });
+  EXPECT_GT(unbalanced.times.computing, 1.1 * before.times.computing);
+  EXPECT_EQ(with([](auto& o) { o.usable_memory = 1e-3; }).binds, "memory");
+  LayoutPlanOptions few = options;
+  few.num_simulated = 3;
+  EXPECT_EQ(plan_layout(mixture(), few).layouts().size(), 3);
+  LayoutPlanOptions twice = options;
+  twice.batch_tokens *= 2;
+  EXPECT_GT(
+      plan_layout(mixture(), twice).best().times.step_seconds,
+      1.9 * plan_layout(mixture(), options).best().times.step_seconds);
+}
+
+TEST(Plan, RefusesWhatMakesNoSense) {
+  expect_error<ConfigError>(
+      [] { plan_layout({}, options_of(8)); }, "a transformer of 0 layers");
+  LayoutPlanOptions options = options_of(0);
+  expect_error<ConfigError>(
+      [&] { plan_layout(llama(), options); }, "a plan was asked for 0 ranks");
+  options = options_of(6);
+  options.tensor = 4;
+  expect_error<ConfigError>(
+      [&] { plan_layout(llama(), options); }, "no layout of 6 ranks divides");
+  options = options_of(8);
+  options.optimizer = "magic";
+  expect_error<ConfigError>(
+      [&] { plan_layout(llama(), options); }, "\"magic\" is not one of");
+  expect_error<ConfigError>(
+      [&] { simulate_layout(llama(), {.replicate = 4}, options_of(8)); },
+      "the layout has 4 ranks, but there are 8");
+  expect_error<ConfigError>(
+      [&] {
+        simulate_layout(llama(), {.replicate = 8, .expert = 3}, options_of(8));
+      },
+      "does not divide replicate 8 x shard 1");
+  TransformerShape shape = mixture();
+  shape.top_k = 64;
+  expect_error<ConfigError>(
+      [&] { plan_layout(shape, options_of(8)); }, "a token uses 1 to all");
+}
+
+}  // namespace layout_test
+}  // namespace accelerate

@@ -1,0 +1,72 @@
+// Accelerator::plan: layouts for the ranks that ask, at the speeds they have.
+#include <accelerate/accelerate.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <vector>
+
+#include "support/run_on_ranks.h"
+
+namespace accelerate {
+namespace layout_plan_test {
+
+using testing::run_on_ranks;
+
+const TransformerShape kShape{
+    .num_layers = 4,
+    .hidden_size = 64,
+    .num_heads = 4,
+    .vocabulary = 100};
+
+LayoutPlanOptions small_options() {
+  return {
+      .sequence_length = 64,
+      .batch_tokens = 64 * 16,
+      .precision = FloatType::fp32};
+}
+
+TEST(AcceleratorPlan, IsTheSameOnAllRanks) {
+  for (const int num_ranks : {1, 2, 4}) {
+    std::vector<std::string> texts;
+    std::mutex mutex;
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      const Accelerator accelerator({.world = world});
+      const LayoutPlan plan = accelerator.plan(kShape, small_options());
+      ASSERT_FALSE(plan.layouts().empty());
+      EXPECT_EQ(plan.best().layout.num_ranks(), num_ranks);
+      const std::lock_guard lock(mutex);
+      texts.push_back(plan.explain());
+    });
+    ASSERT_EQ(texts.size(), num_ranks);
+    for (const std::string& text : texts) EXPECT_EQ(text, texts[0]);
+  }
+}
+
+TEST(AcceleratorPlan, PlansForOtherRanksAndSpeedsIfGiven) {
+  const Accelerator accelerator;
+  LayoutPlanOptions options = small_options();
+  options.num_ranks = 16;
+  options.cluster = ClusterSpeeds();
+  EXPECT_EQ(
+      accelerator.plan(kShape, options).explain(),
+      plan_layout(kShape, options).explain());
+}
+
+TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    const ClusterSpeeds cluster = accelerator.measure_cluster();
+    EXPECT_GT(cluster.flops, 1e6);
+    EXPECT_GT(cluster.fp32_flops, 1e8);
+    EXPECT_GT(cluster.memory_bytes_per_second, 1e7);
+    EXPECT_GT(cluster.seconds_per_operator, 1e-8);
+    EXPECT_GT(cluster.inside_node.latency_seconds, 0);
+    EXPECT_GT(cluster.inside_node.bytes_per_second, 1e5);
+    EXPECT_GT(cluster.memory_bytes, 1'000'000);
+    EXPECT_GE(cluster.shared_processors, 1);
+  });
+}
+
+}  // namespace layout_plan_test
+}  // namespace accelerate
