@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import check_audit
 import growth
 
 
@@ -69,6 +70,7 @@ FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}
 # Rooms that know where a tensor's parts are from its layout alone; stages of a pipeline have different parameters.
 WITHOUT_AXES = {"checkpoint", "params"}
 MOST_LINES = 600
+MOST_FIELDS = 10
 # Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.
 SUBJECTS = {"files", "nested", "safetensors", "torch"}
 
@@ -138,6 +140,19 @@ def misplaced_headers(root, files):
             yield f"{path}: no source of {room}, which is to implement it, includes it"
 
 
+def structs_without_headings(root):
+    """Public option structs of more than MOST_FIELDS fields whose fields are not grouped under headings: lines of
+    comment with an empty line (or the beginning of the struct) before them and an empty one after them."""
+    others = check_audit.structs_without_options(root) if (root / "tests/audit/structs.txt").exists() else {}
+    for header in sorted((root / "include/accelerate").glob("*.h")):
+        fields = [struct for struct, field in check_audit.struct_fields(header) if field and struct not in others]
+        for struct in sorted({struct for struct in fields if fields.count(struct) > MOST_FIELDS}):
+            body = re.search(rf"^struct (?:ACCELERATE_API )?{struct}\b[^;{{]*\{{\n(.*?)^\}};", header.read_text(), re.MULTILINE | re.DOTALL)[1]
+            headings = re.findall(r"(?:^|\n\n)((?:  // [^\n]*\n)+)\n", body)
+            if len(headings) < 2 or not body.startswith("  // "):
+                yield f"{header}: {struct} has {fields.count(struct)} fields; group them under headings"
+
+
 def missing_in_umbrella(directory):
     """Public headers that accelerate.h neither includes nor names, nor one that it names includes."""
     umbrella = directory / "accelerate.h"
@@ -174,7 +189,7 @@ def main(root):
                     print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
                     count += 1
     growth.report(root, [path for path, room in files if "gloo_headers" not in path.parts])
-    for text in misplaced_headers(root, files):
+    for text in [*misplaced_headers(root, files), *structs_without_headings(root)]:
         print(text)
         count += 1
     for name in missing_in_umbrella(root / "include" / "accelerate"):
