@@ -205,7 +205,7 @@ std::string RankGroup::describe(std::size_t cause) const {
       detail::describe_exit(wait_status),
       ranks_.size() > 1 ? "; the others were ended\n" : "\n");
   if (rank.last_words.lines().empty()) return text;
-  text += "accelerate-cpp: its last words:\n";
+  text += "accelerate-cpp: its last output:\n";
   for (const std::string& line : rank.last_words.lines()) {
     text += "    " + line + "\n";
   }

@@ -49,7 +49,7 @@ std::string describe_ended(const RankActivity& rank, const std::string& group) {
   if (rank.state == BoardPageState::failed)
     text += format("; it failed: {}", rank.failure);
   if (!rank.last_words.empty())
-    text += format("; its last words:\n{}", rank.last_words);
+    text += format("; its last output:\n{}", rank.last_words);
   return text;
 }
 

@@ -31,7 +31,7 @@ class SpawnSetup {
   SpawnSetup() {
     posix_spawn_file_actions_init(&actions_);
     posix_spawnattr_init(&attributes_);
-    // A package that asks for a key would wait for ever.
+    // A package that asks for a key would wait forever.
     posix_spawn_file_actions_addopen(
         &actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     sigset_t none, pipe;

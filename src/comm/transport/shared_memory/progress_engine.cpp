@@ -365,7 +365,7 @@ void ProgressEngine::close() {
     num_waiting_.fetch_sub(1);
   }
   const bool has_pending = !is_idle();
-  // Unless it has failed, there are no last words.
+  // Unless it has failed, there is no last output.
   fabric_.own_page().state.store(PageState::closed);
   changed_.notify_all();
   lock.unlock();
