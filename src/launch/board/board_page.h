@@ -103,7 +103,7 @@ struct BoardPage {
   alignas(64) std::atomic<std::uint32_t> has_ended;
   std::atomic<std::int32_t> wait_status;
   /// The last lines of its standard error.
-  BoardText<1016> last_words;
+  BoardText<1016> last_output;
 };
 
 /// The first page: what is running. Written before any rank can read it.

@@ -287,8 +287,8 @@ void ProgressEngine::fail(const std::string& reason) {
     RankPage& page = fabric_.own_page();
     if (page.state.load() != PageState::closed) {
       const std::size_t length =
-          std::min(failure_.size(), page.last_words.size() - 1);
-      std::memcpy(page.last_words.data(), failure_.data(), length);
+          std::min(failure_.size(), page.last_output.size() - 1);
+      std::memcpy(page.last_output.data(), failure_.data(), length);
       page.state.store(PageState::closed);
     }
   }
