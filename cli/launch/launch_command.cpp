@@ -15,7 +15,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "cli/launch/decision/launch_decision.h"
@@ -117,8 +117,8 @@ int become_foreign_launcher(
   }
   execve(
       program.c_str(),
-      detail::exec_words(words).data(),
-      detail::exec_words(lines).data());
+      detail::exec_pointers(words).data(),
+      detail::exec_pointers(lines).data());
   throw ConfigError(
       format("[launch] cannot start {}: {}", program, std::strerror(errno)));
 }

@@ -19,7 +19,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 #include "cli/launch/signals.h"
 #include "launch/exit_reason.h"
@@ -106,7 +106,7 @@ struct RemoteLauncher {
 };
 
 pid_t start(std::vector<std::string> command) {
-  const std::vector<char*> words = detail::exec_words(command);
+  const std::vector<char*> words = detail::exec_pointers(command);
   pid_t pid = -1;
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);

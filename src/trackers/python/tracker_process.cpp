@@ -17,7 +17,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 #include "trackers/python/tracker_script.h"
 
@@ -121,8 +121,8 @@ TrackerProcess::TrackerProcess(Options options) : options_(std::move(options)) {
       program.c_str(),
       setup.actions(),
       setup.attributes(),
-      exec_words(arguments).data(),
-      exec_words(variables).data());
+      exec_pointers(arguments).data(),
+      exec_pointers(variables).data());
   ::close(ends[1]);
   if (problem != 0) {
     pid_ = -1;
