@@ -154,7 +154,7 @@ void launch_arguments(Input input) {
   guarded([&] {
     const std::array sources{flags.source()};
     const detail::Settings settings = detail::resolve(sources);
-    static_cast<void>(flags.words_without({"num_processes"}));
+    static_cast<void>(flags.arguments_without({"num_processes"}));
     plan_launch(settings, nullptr, flags.program());
   });
 }
