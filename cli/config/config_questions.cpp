@@ -124,6 +124,9 @@ void add_dynamo_questions(Questions& all) {
        {},
        when("use_dynamo"),
        {}});
+}
+
+void add_dynamo_options(Questions& all) {
   all.push_back(
       {"dynamo_mode",
        "Which mode",
@@ -195,6 +198,9 @@ void add_last_questions(Questions& all, int num_devices) {
          return !is_yes(answers, "use_deepspeed_file");
        },
        {}});
+}
+
+void add_fp8_questions(Questions& all) {
   const auto is_fp8 = when("mixed_precision", "fp8");
   all.push_back(
       {"fp8_backend",
@@ -280,11 +286,13 @@ Questions config_questions(int num_devices) {
        {},
        {}});
   add_dynamo_questions(all);
+  add_dynamo_options(all);
   add_deepspeed_questions(all);
   add_fsdp_questions(all);
   add_parallelism_questions(all);
   add_megatron_questions(all);
   add_last_questions(all, num_devices);
+  add_fp8_questions(all);
   return all;
 }
 

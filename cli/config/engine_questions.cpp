@@ -354,6 +354,35 @@ void add_parallelism_questions(Questions& all) {
        {}});
 }
 
+namespace {
+
+void add_megatron_steps(Questions& all) {
+  const auto uses = when("use_megatron_lm");
+  all.push_back(
+      {"megatron_lm_recompute_activations",
+       "Compute activations again in the backward pass",
+       true,
+       {},
+       uses,
+       {}});
+  all.push_back(
+      {"megatron_lm_use_distributed_optimizer",
+       "Shard optimizer state",
+       true,
+       {},
+       uses,
+       {}});
+  all.push_back(
+      {"megatron_lm_gradient_clipping",
+       "Norm that gradients are clipped to; 0 does not",
+       1.0,
+       {},
+       uses,
+       {}});
+}
+
+}  // namespace
+
 void add_megatron_questions(Questions& all) {
   const auto uses = when("use_megatron_lm");
   all.push_back(
@@ -396,27 +425,7 @@ void add_megatron_questions(Questions& all) {
              answers["megatron_lm_pp_degree"] > 1;
        },
        at_least(1)});
-  all.push_back(
-      {"megatron_lm_recompute_activations",
-       "Compute activations again in the backward pass",
-       true,
-       {},
-       uses,
-       {}});
-  all.push_back(
-      {"megatron_lm_use_distributed_optimizer",
-       "Shard optimizer state",
-       true,
-       {},
-       uses,
-       {}});
-  all.push_back(
-      {"megatron_lm_gradient_clipping",
-       "Norm that gradients are clipped to; 0 does not",
-       1.0,
-       {},
-       uses,
-       {}});
+  add_megatron_steps(all);
 }
 
 }  // namespace accelerate::cli
