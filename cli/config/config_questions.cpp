@@ -101,7 +101,7 @@ void add_dynamo_questions(Questions& all) {
       {"dynamo_backend",
        "Which of its backends",
        "INDUCTOR",
-       words(
+       plain_choices(
            {"EAGER",
             "AOT_EAGER",
             "INDUCTOR",
@@ -131,7 +131,7 @@ void add_dynamo_options(Questions& all) {
       {"dynamo_mode",
        "Which mode",
        "default",
-       words({"default", "reduce-overhead", "max-autotune"}),
+       plain_choices({"default", "reduce-overhead", "max-autotune"}),
        when("dynamo_options"),
        {}});
   all.push_back(
@@ -193,7 +193,7 @@ void add_last_questions(Questions& all, int num_devices) {
       {"mixed_precision",
        "Precision of the forward pass",
        "no",
-       words({"no", "fp16", "bf16", "fp8"}),
+       plain_choices({"no", "fp16", "bf16", "fp8"}),
        [](const Answers& answers) {
          return !is_yes(answers, "use_deepspeed_file");
        },
@@ -213,7 +213,7 @@ void add_fp8_questions(Questions& all) {
       {"fp8_format",
        "Which format",
        "HYBRID",
-       words({"HYBRID", "E4M3", "E5M2"}),
+       plain_choices({"HYBRID", "E4M3", "E5M2"}),
        is_fp8,
        {}});
   all.push_back(
