@@ -16,7 +16,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// Short, since somebody who presses Ctrl+C waits.
+// Short, since a user who presses Ctrl+C is waiting.
 constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
 
 void say(const std::string& text) {
