@@ -45,7 +45,7 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// So many parameters of so many floats.
+/// A given number of parameters, each of a given number of floats.
 struct TensorsImpl : torch::nn::Module {
   TensorsImpl(int count, std::int64_t size) {
     for (int i = 0; i < count; ++i) {

@@ -1,7 +1,12 @@
 // The device map of a model of 5,000 modules, against a walk that only counts
-// its parameters.
+// its parameters; and the time and memory to describe a model of 100 billion
+// parameters without its weights.
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +40,72 @@ std::shared_ptr<torch::nn::Module> make_model() {
   return model;
 }
 
+/// A block of a GPT: attention and a feed-forward of four times its width.
+struct GptBlockImpl : torch::nn::Module {
+  explicit GptBlockImpl(std::int64_t width) {
+    namespace nn = torch::nn;
+    register_module("ln_1", nn::LayerNorm(nn::LayerNormOptions({width})));
+    register_module("c_attn", nn::Linear(width, 3 * width));
+    register_module("c_proj", nn::Linear(width, width));
+    register_module("ln_2", nn::LayerNorm(nn::LayerNormOptions({width})));
+    register_module("c_fc", nn::Linear(width, 4 * width));
+    register_module("mlp_proj", nn::Linear(4 * width, width));
+  }
+};
+
+std::shared_ptr<torch::nn::Module> make_gpt_of_100_billion() {
+  constexpr std::int64_t kGptWidth = 10240;
+  constexpr int kGptBlocks = 80;
+  constexpr std::int64_t kVocabulary = 50257;
+  auto model = std::make_shared<torch::nn::Module>("Gpt");
+  model->register_module("wte", torch::nn::Embedding(kVocabulary, kGptWidth));
+  torch::nn::ModuleList blocks;
+  for (int i = 0; i < kGptBlocks; ++i)
+    blocks->push_back(std::make_shared<GptBlockImpl>(kGptWidth));
+  model->register_module("blocks", blocks);
+  return model;
+}
+
+double resident_mb() {
+  std::ifstream statm("/proc/self/statm");
+  double size = 0;
+  double resident = 0;
+  statm >> size >> resident;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
+}
+
+int describe_100_billion() {
+  constexpr double kGoalMs = 2000;
+  constexpr double kGoalMb = 500;
+  const double before = resident_mb();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto model = accelerate::init_empty_weights(&make_gpt_of_100_billion);
+  const std::chrono::duration<double, std::milli> taken =
+      std::chrono::steady_clock::now() - begin;
+  const double added = resident_mb() - before;
+  std::int64_t elements = 0;
+  for (const auto& parameter : model->parameters())
+    elements += parameter.numel();
+  if (elements < 100'000'000'000) return EXIT_FAILURE;
+  accelerate::benchmarks::report(
+      {"offload",
+       "describe_100_billion_ms",
+       taken.count(),
+       "ms",
+       kGoalMs,
+       taken.count() / kGoalMs,
+       1});
+  accelerate::benchmarks::report(
+      {"offload",
+       "describe_100_billion_mb",
+       added,
+       "MB",
+       kGoalMb,
+       added / kGoalMb,
+       1});
+  return EXIT_SUCCESS;
+}
+
 template <class Function>
 double median_ms(Function&& function) {
   std::vector<double> times;
@@ -51,6 +122,7 @@ double median_ms(Function&& function) {
 }  // namespace
 
 int main() {
+  if (describe_100_billion() != EXIT_SUCCESS) return EXIT_FAILURE;
   const auto model = accelerate::init_empty_weights(&make_model);
   const accelerate::InferAutoDeviceMapOptions options{
       .max_memory = {{"cpu", "500MB"}},

@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kSamples = 16;
 constexpr int kRounds = 2;
-// Of a round and layout.
+// The length of a round of one layout.
 constexpr double kSeconds = 0.5;
 constexpr int kLeastSteps = 3;
 /// Layouts of the plan that are measured, best first.

@@ -1,5 +1,6 @@
 // Products with a Linear layer's weight in 8 and 4 bits: against the fp32
-// weight, and against dequantising it first; and the memory of a parameter.
+// weight, against dequantising it first, and against LibTorch's own kernels for
+// packed weights; and the memory of a parameter.
 #include <string>
 
 #include <torch/torch.h>
@@ -49,6 +50,45 @@ void measure(
   }
 }
 
+// LibTorch's kernels have scales of the input's dtype, and 4 bits in steps of
+// equal size, not the values of nf4.
+void measure_packed(
+    const QuantizedWeight& int8,
+    const QuantizedWeight& nf4,
+    torch::ScalarType dtype) {
+  constexpr std::int64_t kGroup = 64;
+  const torch::Tensor codes =
+      torch::randint(-127, 128, {kRows, kColumns}, torch::kChar);
+  const torch::Tensor scales = torch::rand({kRows}).to(dtype);
+  const torch::Tensor packed = at::_convert_weight_to_int4pack_for_cpu(
+      torch::randint(0, 16, {kRows, kColumns}, torch::kInt), 1);
+  const torch::Tensor steps =
+      torch::rand({kColumns / kGroup, kRows, 2}).to(dtype);
+  const std::string type = dtype == torch::kFloat ? "fp32" : "bf16";
+  for (const std::int64_t batch : {1, 2, 4, 8}) {
+    const torch::Tensor x = torch::randn({batch, kColumns}).to(dtype);
+    const std::string suffix = "_packed_" + type + "_batch_";
+    report_interleaved(
+        "quantization",
+        "int8_over" + suffix + std::to_string(batch),
+        interleave(
+            kBlocks / 2,
+            1,
+            [&] { return int8.linear(x); },
+            [&] { return at::_weight_int8pack_mm(x, codes, scales); }));
+    report_interleaved(
+        "quantization",
+        "nf4_over_int4" + suffix + std::to_string(batch),
+        interleave(
+            kBlocks / 2,
+            1,
+            [&] { return nf4.linear(x); },
+            [&] {
+              return at::_weight_int4pack_mm_for_cpu(x, packed, kGroup, steps);
+            }));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -63,6 +103,8 @@ int main() {
   measure("int8", weight, int8);
   measure("nf4", weight, nf4);
   measure("nf4_double_quant", weight, nested);
+  measure_packed(int8, nf4, torch::kFloat);
+  measure_packed(int8, nf4, torch::kBFloat16);
   const double bytes = static_cast<double>(nested.num_bytes()) /
       static_cast<double>(kRows * kColumns);
   accelerate::benchmarks::report(

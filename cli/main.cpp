@@ -38,17 +38,11 @@ void complain(const char* message) {
       accelerate::detail::printable_lines(message).c_str());
 }
 
-}  // namespace
+using Commands = std::vector<std::pair<std::string, std::function<int()>>>;
 
-int main(int argc, char** argv) {
+Commands add_commands(CLI::App& tool) {
   namespace cli = accelerate::cli;
-  constexpr int kWrongUse = 2;
-  CLI::App tool(
-      "Launches programs that train or serve with accelerate.cpp.",
-      "accelerate-cpp");
-  tool.set_version_flag("--version", "accelerate-cpp " ACCELERATE_VERSION);
-  tool.require_subcommand(1);
-  const std::vector<std::pair<std::string, std::function<int()>>> commands{
+  return {
       {"config", cli::add_config_command(tool)},
       {"env", cli::add_env_command(tool)},
       {"launch", cli::add_launch_command(tool)},
@@ -69,6 +63,19 @@ int main(int argc, char** argv) {
       {"tpu-config", cli::add_tpu_config_command(tool)},
       {"completion", cli::add_completion_command(tool)},
       {"man", cli::add_man_command(tool)}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  namespace cli = accelerate::cli;
+  constexpr int kWrongUse = 2;
+  CLI::App tool(
+      "Launches programs that train or serve with accelerate.cpp.",
+      "accelerate-cpp");
+  tool.set_version_flag("--version", "accelerate-cpp " ACCELERATE_VERSION);
+  tool.require_subcommand(1);
+  const Commands commands = add_commands(tool);
   const CLI::App* const options = tool.add_subcommand(
       "options", "print every setting with its flag, variable and default");
   // Prints the page for docs/.

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 #include "launch/exit_reason.h"
 
@@ -35,10 +35,10 @@ class Actions {
 };
 
 pid_t spawn(std::vector<std::string> command, Actions& actions) {
-  const std::vector<char*> words = detail::exec_words(command);
+  const std::vector<char*> pointers = detail::exec_pointers(command);
   pid_t pid = 0;
   const int problem = posix_spawn(
-      &pid, words[0], actions.get(), nullptr, words.data(), environ);
+      &pid, pointers[0], actions.get(), nullptr, pointers.data(), environ);
   if (problem != 0) {
     throw ConfigError(
         format("cannot start {}: {}", command[0], std::strerror(problem)));

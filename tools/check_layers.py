@@ -7,30 +7,38 @@ import re
 import sys
 from pathlib import Path
 
+import check_audit
 import growth
 
 
-def read_table(page):
+def table_under(page, heading):
+    """The rows of the table that begins with `heading`, up to the next empty line."""
+    return page.read_text().partition(heading)[2].partition("\n\n")[0]
+
+
+def read_rooms(page):
     """(room -> rooms it may include besides itself, rooms without LibTorch), from the table of the architecture page."""
     may_include, without_libtorch = {}, set()
-    for room, holds, rooms in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|$", page.read_text(), re.MULTILINE):
+    rows = table_under(page, "| room | holds |")
+    for room, holds, rooms in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|$", rows, re.MULTILINE):
         may_include[room] = set(may_include) if rooms == "all above" else {name for name in rooms.split(", ") if name}
         if "no LibTorch" in holds:
             without_libtorch.add(room)
     return may_include, without_libtorch
 
 
-MAY_INCLUDE, WITHOUT_LIBTORCH = read_table(Path(__file__).parent.parent / "docs/develop/architecture.md")
-LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
-PUBLIC_WITHOUT_LIBTORCH = {
-    "activation_checkpointing.h", "block_plan.h", "byte_size.h", "deepspeed.h", "detail/message_text.h", "device_map.h", "dynamo.h", "environment.h", "error.h", "export.h", "fp8.h", "fully_sharded.h", "launch.h", "log.h", "logger.h", "machine.h", "megatron_lm.h", "memory_plan.h",
-    "model_options.h", "parallel_options.h", "parallelism_config.h", "planning.h", "progress.h", "safetensors.h", 
-    "tracker.h"}
-# Folders of rooms with LibTorch that do without it.
-FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}
-MOST_LINES = 600
-# Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.
-SUBJECTS = {"files", "nested", "safetensors", "torch"}
+def read_public(page):
+    """(public header -> the room that implements it, those that all rooms may include), from the same page."""
+    room_of, open_to_all = {}, set()
+    for room, headers in re.findall(r"^\| `(\w+)` \| (.*?) \|$", table_under(page, "| room | public headers"), re.MULTILINE):
+        for name in headers.split(", "):
+            header = name.strip("*") + ".h"
+            if header in room_of:
+                raise SystemExit(f"{page}: {header} belongs to {room_of[header]} and to {room}")
+            room_of[header] = room
+            if name.startswith("*"):
+                open_to_all.add(header)
+    return room_of, open_to_all
 
 
 def includes_of(text):
@@ -40,15 +48,54 @@ def includes_of(text):
             yield number, found[1], found[2]
 
 
+def headers_without_libtorch(directory):
+    """The public headers that include nothing of LibTorch, directly or through others."""
+    public = {path.relative_to(directory).as_posix(): [name for _, _, name in includes_of(path.read_text())] for path in directory.rglob("*.h")}
+    with_libtorch = {header for header, names in public.items() if any(LIBTORCH.match(name) for name in names)}
+    while True:
+        more = {header for header, names in public.items() if any(name.removeprefix("accelerate/") in with_libtorch for name in names)}
+        if more <= with_libtorch:
+            return set(public) - with_libtorch
+        with_libtorch |= more
+
+
+REPOSITORY = Path(__file__).parent.parent
+ARCHITECTURE = REPOSITORY / "docs/develop/architecture.md"
+LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
+MAY_INCLUDE, WITHOUT_LIBTORCH = read_rooms(ARCHITECTURE)
+ROOM_OF, OPEN_TO_ALL = read_public(ARCHITECTURE)
+PUBLIC_WITHOUT_LIBTORCH = headers_without_libtorch(REPOSITORY / "include/accelerate")
+# Folders of rooms with LibTorch that do without it.
+FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}
+# Rooms that know where a tensor's parts are from its layout alone, and the axes that they may name: stages of a pipeline
+# have different parameters, and experts lie on a grid of their own, which folds into the shards.
+WITHOUT_AXES = {"checkpoint", "params"}
+AXES_OF_PARAMETERS = {"pipeline", "expert"}
+AXES_NAMED = {"src/checkpoint/weights/prepared_weights.cpp": {"shard"}}
+MOST_LINES = 600
+MOST_FIELDS = 10
+# Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.
+SUBJECTS = {"files", "nested", "safetensors", "torch"}
+
+
+def public_name(path):
+    """A public header as others include it, without accelerate/."""
+    return path.as_posix().rpartition("/include/accelerate/")[2]
+
+
 def breaches_in(path, room, text):
     if len(text.splitlines()) > MOST_LINES:
         yield 1, f"more than {MOST_LINES} lines"
     without_libtorch = room in WITHOUT_LIBTORCH or any(f"/{folder}/" in path.as_posix() for folder in FOLDERS_WITHOUT_LIBTORCH)
     for number, quote, name in includes_of(text):
         first = name.split("/")[0]
+        header = name.removeprefix("accelerate/")
+        own = ROOM_OF.get(public_name(path), "") if room == "include" else room
+        if header in ROOM_OF and header not in OPEN_TO_ALL and own and ROOM_OF[header] not in MAY_INCLUDE[own] | {own}:
+            yield number, f"{own} must not include {header}, which is a header of {ROOM_OF[header]}"
         if without_libtorch and LIBTORCH.match(name):
             yield number, f"{room} must not know LibTorch: {name}"
-        if without_libtorch and first == "accelerate" and name.removeprefix("accelerate/") not in PUBLIC_WITHOUT_LIBTORCH:
+        if without_libtorch and first == "accelerate" and header not in PUBLIC_WITHOUT_LIBTORCH:
             yield number, f"{room} must not include a public header that knows LibTorch: {name}"
         if room == "include":
             if quote == '"' or first in MAY_INCLUDE:
@@ -61,10 +108,52 @@ def breaches_in(path, room, text):
         for area in re.findall(r'"\[([a-z_]+)\] ', line) if "//" not in line else ():
             if area not in MAY_INCLUDE and area not in SUBJECTS:
                 yield number, f"messages begin with a room: [{area}] is not one"
+        axes = set(re.findall(r"\bAxis::(\w+)", line)) - AXES_OF_PARAMETERS if room in WITHOUT_AXES else set()
+        for axis in sorted(axes - next((named for file, named in AXES_NAMED.items() if path.as_posix().endswith(file)), set())):
+            yield number, f"{room} reads layouts, and names no axis of a strategy: {axis}"
         if room != "config" and re.search(r"\b(getenv|secure_getenv|setenv|putenv|environ)\s*[(;]", line):
             yield number, "only config reads the environment"
         if room != "cli" and re.search(r"std::(cout|cerr|clog)\b|\bprintf\s*\(", line) and path.name != "log.cpp":
             yield number, "the library does not print"
+
+
+def misplaced_headers(root, files):
+    """Public headers in no row of the table, in none that is there, or in that of a room with no source for them."""
+    directory = root / "include/accelerate"
+    present = {public_name(path): path for path, room in files if room == "include" and directory in path.parents}
+    for header in sorted(set(present) - set(ROOM_OF)):
+        yield f"{present[header]}: belongs to no room; name it in the table of {ARCHITECTURE.name}"
+    if root == REPOSITORY:
+        for header in sorted(set(ROOM_OF) - set(present)):
+            yield f"{ARCHITECTURE}: there is no public header {header}"
+    texts = {(f"accelerate/{public_name(path)}" if room == "include" else path.relative_to(root / "src").as_posix()): path.read_text()
+             for path, room in files if room != "cli"}
+    seen = {}  # room -> headers that its sources include, directly or through others
+    for path, room in files:
+        if path.suffix != ".cpp" or room == "cli":
+            continue
+        known, left = seen.setdefault(room, set()), [path.relative_to(root / "src").as_posix()]
+        while left:
+            more = {name for _, _, name in includes_of(texts.get(left.pop(), ""))} - known
+            known |= more
+            left += more
+    for header, path in sorted(present.items()):
+        room = ROOM_OF.get(header)
+        if room and "ACCELERATE_API" in path.read_text() and f"accelerate/{header}" not in seen.get(room, ()):
+            yield f"{path}: no source of {room}, which is to implement it, includes it"
+
+
+def structs_without_headings(root):
+    """Public option structs of more than MOST_FIELDS fields whose fields are not grouped under headings: lines of
+    comment with an empty line (or the beginning of the struct) before them and an empty one after them."""
+    others = check_audit.structs_without_options(root) if (root / "tests/audit/structs.txt").exists() else {}
+    for header in sorted((root / "include/accelerate").glob("*.h")):
+        fields = [struct for struct, field in check_audit.struct_fields(header) if field and struct not in others]
+        for struct in sorted({struct for struct in fields if fields.count(struct) > MOST_FIELDS}):
+            body = re.search(rf"^struct (?:ACCELERATE_API )?{struct}\b[^;{{]*\{{\n(.*?)^\}};", header.read_text(), re.MULTILINE | re.DOTALL)[1]
+            headings = re.findall(r"(?:^|\n\n)((?:  // [^\n]*\n)+)\n", body)
+            if len(headings) < 2 or not body.startswith("  // "):
+                yield f"{header}: {struct} has {fields.count(struct)} fields; group them under headings"
 
 
 def missing_in_umbrella(directory):
@@ -103,6 +192,9 @@ def main(root):
                     print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
                     count += 1
     growth.report(root, [path for path, room in files if "gloo_headers" not in path.parts])
+    for text in [*misplaced_headers(root, files), *structs_without_headings(root)]:
+        print(text)
+        count += 1
     for name in missing_in_umbrella(root / "include" / "accelerate"):
         print(f"include/accelerate/accelerate.h: neither includes {name} nor explains why")
         count += 1

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that no comment begins as a fragment whose subject is elsewhere (CONTRIBUTING.md).
+"""Checks the English of comments, messages and pages for what a reader stumbles over (CONTRIBUTING.md).
+
+A comment does not begin as a fragment whose subject is elsewhere; and neither comments, strings nor pages use the
+phrases of PHRASES.
 
 usage: check_words.py [ROOT]; prints every breach and ends with 1 if there is any.
 """
@@ -9,9 +12,25 @@ from pathlib import Path
 
 FRAGMENT = re.compile(r"^\s*///?\s*(Of|Who|Whose|Whoever|So many)\b")
 COMMENT = re.compile(r"^\s*///?(\s|$)")
+# What is read of a line of code: strings and comments.
+READ = re.compile(r'"(?:\\.|[^"\\])*"|//.*')
+PER = r"(?:once|twice|one|two|three|four|ten|bytes|messages|times|values|\d+)"
+PHRASES = [
+    (re.compile(r'''(?<=[\w"'`}).,;] )(?<!there )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|better\b|worse\b|other\b|different\b|such\b)\w+''', re.I),
+     'write "is not a"'),
+    (re.compile(rf"\b{PER} an? (?:rank|step|node|machine|backward|forward|window|call|micro-step)\b", re.I), 'write "per"'),
+    (re.compile(r"\bwhole (?:parameter|gradient|weight|tensor)s?\b", re.I), 'write "full"'),
+    (re.compile(r"\bstrangers?\b", re.I), "say which client, program or project"),
+    (re.compile(r"\blast words\b", re.I), 'write "last output"'),
+    (re.compile(r"\bkeeps? company\b|\b(?:nobody|somebody)'s to\b|\bin (?:its|their|our) own words\b|\bwhat of it\b", re.I),
+     "say it plainly"),
+    (re.compile(r"\bfor ever\b", re.I), 'write "forever"'),
+]
+CODE = ("include", "src", "cli", "libexec", "examples", "benchmarks", "tests")
+PLANTED = "tests/layers/"
 
 
-def breaches_in(text):
+def fragments_in(text):
     """Line numbers and words of comments, or sentences in them, that begin with such a word."""
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -22,18 +41,30 @@ def breaches_in(text):
         before = line
 
 
+def phrases_in(text, is_code):
+    """Line numbers, the phrase, and what to write."""
+    for number, line in enumerate(text.splitlines(), 1):
+        read = " ".join(READ.findall(line)) if is_code else line
+        for phrase, advice in PHRASES:
+            for found in phrase.finditer(read):
+                yield number, found[0], advice
+
+
 def main(root):
-    num_files = count = 0
-    for directory in ("include", "src", "cli"):
-        for path in sorted((root / directory).rglob("*")):
-            if path.suffix not in (".h", ".cpp"):
-                continue
-            num_files += 1
-            for number, word in breaches_in(path.read_text()):
-                print(f'{path}:{number}: a comment begins with "{word}"; give it its own subject')
-                count += 1
-    print(f"{num_files} files, {count} fragments")
-    return 1 if count or not num_files else 0
+    code = [path for directory in CODE for path in sorted((root / directory).rglob("*")) if path.suffix in (".h", ".cpp")]
+    pages = sorted(root.glob("*.md")) + sorted((root / "docs").rglob("*.md"))
+    code = [path for path in code if not path.relative_to(root).as_posix().startswith(PLANTED)]
+    count = 0
+    for path in code + pages:
+        text = path.read_text()
+        for number, word in fragments_in(text) if path in code else ():
+            print(f'{path}:{number}: a comment begins with "{word}"; give it its own subject')
+            count += 1
+        for number, phrase, advice in phrases_in(text, path.suffix != ".md"):
+            print(f'{path}:{number}: "{phrase}": {advice}')
+            count += 1
+    print(f"{len(code)} files, {len(pages)} pages, {count} breaches")
+    return 1 if count or not code else 0
 
 
 if __name__ == "__main__":

@@ -228,6 +228,24 @@ std::map<std::string, StoredTensors> sections_of(const fs::path& path) {
   return sections;
 }
 
+// `a` and `b` have the same dtype and shape. Reads a piece of both at a time.
+bool have_equal_values(
+    const detail::StoredTensor& a,
+    const detail::StoredTensor& b) {
+  constexpr std::uint64_t kPiece = 4U << 20U;
+  const auto left = detail::to_write(a), right = detail::to_write(b);
+  std::vector<std::byte> left_bytes, right_bytes;
+  for (std::uint64_t i = 0; i < left.bytes.num_bytes; i += kPiece) {
+    const auto size = std::min(kPiece, left.bytes.num_bytes - i);
+    left_bytes.resize(size);
+    right_bytes.resize(size);
+    left.bytes.copy(i, left_bytes);
+    right.bytes.copy(i, right_bytes);
+    if (left_bytes != right_bytes) return false;
+  }
+  return true;
+}
+
 int differ(const fs::path& left, const fs::path& right) {
   const auto ours = sections_of(left), theirs = sections_of(right);
   std::set<std::string> names;
@@ -262,21 +280,7 @@ int differ(const fs::path& left, const fs::path& right) {
             text_of(found->second.shape)));
         continue;
       }
-      const auto one = detail::to_write(tensor);
-      const auto two = detail::to_write(found->second);
-      bool are_equal = true;
-      constexpr std::uint64_t kPiece = 4U << 20U;
-      std::vector<std::byte> left_bytes, right_bytes;
-      for (std::uint64_t i = 0; are_equal && i < one.bytes.num_bytes;
-           i += kPiece) {
-        const auto size = std::min(kPiece, one.bytes.num_bytes - i);
-        left_bytes.resize(size);
-        right_bytes.resize(size);
-        one.bytes.copy(i, left_bytes);
-        two.bytes.copy(i, right_bytes);
-        are_equal = left_bytes == right_bytes;
-      }
-      if (are_equal) {
+      if (have_equal_values(tensor, found->second)) {
         ++num_equal;
       } else {
         add_difference(format("~ {}  values differ", label));

@@ -56,7 +56,7 @@ std::string memory_of(const std::string& name) {
   return kib ? detail::format_size(static_cast<double>(*kib) * 1024) : text;
 }
 
-void say_devices() {
+void print_devices() {
   std::ifstream driver("/proc/driver/nvidia/version");
   std::string line;
   if (!std::getline(driver, line)) {
@@ -74,7 +74,7 @@ void say_devices() {
 
 // Runs a separate process: LibTorch takes long to load, and a broken driver may
 // crash it.
-void say_libtorch() {
+void print_libtorch() {
   try {
     const Output output =
         run_program({find_libexec_program("accelerate-cpp-probe").string()});
@@ -93,7 +93,7 @@ void say_libtorch() {
   }
 }
 
-void say_mpi(const detail::Environment& environment) {
+void print_mpi(const detail::Environment& environment) {
   try {
     const MpiLauncher mpi = find_mpi(environment);
     say("MPI",
@@ -106,7 +106,7 @@ void say_mpi(const detail::Environment& environment) {
   }
 }
 
-void say_config(
+void print_config(
     const std::string& file,
     const detail::Environment& environment) {
   std::optional<fs::path> path;
@@ -164,10 +164,10 @@ int report(const std::string& file) {
           machine.usable_cores));
   say("Memory",
       format("{}, {} free", memory_of("MemTotal"), memory_of("MemAvailable")));
-  say_devices();
-  say_libtorch();
-  say_mpi(environment);
-  say_config(file, environment);
+  print_devices();
+  print_libtorch();
+  print_mpi(environment);
+  print_config(file, environment);
   return 0;
 }
 

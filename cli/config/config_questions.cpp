@@ -101,7 +101,7 @@ void add_dynamo_questions(Questions& all) {
       {"dynamo_backend",
        "Which of its backends",
        "INDUCTOR",
-       words(
+       plain_choices(
            {"EAGER",
             "AOT_EAGER",
             "INDUCTOR",
@@ -124,11 +124,14 @@ void add_dynamo_questions(Questions& all) {
        {},
        when("use_dynamo"),
        {}});
+}
+
+void add_dynamo_options(Questions& all) {
   all.push_back(
       {"dynamo_mode",
        "Which mode",
        "default",
-       words({"default", "reduce-overhead", "max-autotune"}),
+       plain_choices({"default", "reduce-overhead", "max-autotune"}),
        when("dynamo_options"),
        {}});
   all.push_back(
@@ -190,11 +193,14 @@ void add_last_questions(Questions& all, int num_devices) {
       {"mixed_precision",
        "Precision of the forward pass",
        "no",
-       words({"no", "fp16", "bf16", "fp8"}),
+       plain_choices({"no", "fp16", "bf16", "fp8"}),
        [](const Answers& answers) {
          return !is_yes(answers, "use_deepspeed_file");
        },
        {}});
+}
+
+void add_fp8_questions(Questions& all) {
   const auto is_fp8 = when("mixed_precision", "fp8");
   all.push_back(
       {"fp8_backend",
@@ -207,7 +213,7 @@ void add_last_questions(Questions& all, int num_devices) {
       {"fp8_format",
        "Which format",
        "HYBRID",
-       words({"HYBRID", "E4M3", "E5M2"}),
+       plain_choices({"HYBRID", "E4M3", "E5M2"}),
        is_fp8,
        {}});
   all.push_back(
@@ -280,11 +286,13 @@ Questions config_questions(int num_devices) {
        {},
        {}});
   add_dynamo_questions(all);
+  add_dynamo_options(all);
   add_deepspeed_questions(all);
   add_fsdp_questions(all);
   add_parallelism_questions(all);
   add_megatron_questions(all);
   add_last_questions(all, num_devices);
+  add_fp8_questions(all);
   return all;
 }
 

@@ -42,7 +42,7 @@ std::function<std::string(const ConfigJson&)> at_least(std::int64_t least) {
   };
 }
 
-std::vector<std::pair<std::string, ConfigJson>> words(
+std::vector<std::pair<std::string, ConfigJson>> plain_choices(
     std::initializer_list<const char*> values) {
   std::vector<std::pair<std::string, ConfigJson>> choices;
   for (const char* const value : values) choices.emplace_back(value, value);
@@ -186,7 +186,7 @@ void add_fsdp_sharding(Questions& all) {
       {"fsdp_sharding_strategy",
        "What is sharded",
        "FULL_SHARD",
-       words(
+       plain_choices(
            {"FULL_SHARD",
             "SHARD_GRAD_OP",
             "NO_SHARD",
@@ -241,7 +241,7 @@ void add_fsdp_backward_prefetch(Questions& all) {
       {"fsdp_backward_prefetch",
        "When is the next unit of the backward pass gathered",
        "BACKWARD_PRE",
-       words({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}),
+       plain_choices({"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}),
        when("fsdp_version", 1),
        {}});
 }
@@ -251,7 +251,7 @@ void add_fsdp_state_dict_type(Questions& all) {
       {"fsdp_state_dict_type",
        "How are weights saved",
        "SHARDED_STATE_DICT",
-       words({"SHARDED_STATE_DICT", "FULL_STATE_DICT"}),
+       plain_choices({"SHARDED_STATE_DICT", "FULL_STATE_DICT"}),
        when("use_fsdp"),
        {}});
 }
@@ -346,13 +346,42 @@ void add_parallelism_questions(Questions& all) {
       {"parallelism_config_cp_comm_strategy",
        "How do ranks exchange keys and values of a sequence",
        "allgather",
-       words({"allgather", "alltoall"}),
+       plain_choices({"allgather", "alltoall"}),
        [](const Answers& answers) {
          return answers.contains("parallelism_config_cp_size") &&
              answers["parallelism_config_cp_size"] > 1;
        },
        {}});
 }
+
+namespace {
+
+void add_megatron_steps(Questions& all) {
+  const auto uses = when("use_megatron_lm");
+  all.push_back(
+      {"megatron_lm_recompute_activations",
+       "Compute activations again in the backward pass",
+       true,
+       {},
+       uses,
+       {}});
+  all.push_back(
+      {"megatron_lm_use_distributed_optimizer",
+       "Shard optimizer state",
+       true,
+       {},
+       uses,
+       {}});
+  all.push_back(
+      {"megatron_lm_gradient_clipping",
+       "Norm that gradients are clipped to; 0 does not",
+       1.0,
+       {},
+       uses,
+       {}});
+}
+
+}  // namespace
 
 void add_megatron_questions(Questions& all) {
   const auto uses = when("use_megatron_lm");
@@ -396,27 +425,7 @@ void add_megatron_questions(Questions& all) {
              answers["megatron_lm_pp_degree"] > 1;
        },
        at_least(1)});
-  all.push_back(
-      {"megatron_lm_recompute_activations",
-       "Compute activations again in the backward pass",
-       true,
-       {},
-       uses,
-       {}});
-  all.push_back(
-      {"megatron_lm_use_distributed_optimizer",
-       "Shard optimizer state",
-       true,
-       {},
-       uses,
-       {}});
-  all.push_back(
-      {"megatron_lm_gradient_clipping",
-       "Norm that gradients are clipped to; 0 does not",
-       1.0,
-       {},
-       uses,
-       {}});
+  add_megatron_steps(all);
 }
 
 }  // namespace accelerate::cli

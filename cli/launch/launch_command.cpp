@@ -15,7 +15,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/files.h"
 #include "base/text.h"
 #include "cli/launch/decision/launch_decision.h"
@@ -87,17 +87,17 @@ int become_foreign_launcher(
     bool is_dry_run,
     const detail::Environment& environment) {
   std::string program;
-  std::vector<std::string> words;
+  std::vector<std::string> command;
   if (decision.paradigm == Paradigm::deepspeed) {
-    words = deepspeed_command(decision, settings);
-    words.emplace_back("--no_python");
-    program = find_program(words.front(), environment);
+    command = deepspeed_command(decision, settings);
+    command.emplace_back("--no_python");
+    program = find_program(command.front(), environment);
   } else {
     const MpiLauncher mpi = find_mpi(environment);
-    words = mpi_command(decision, mpi);
+    command = mpi_command(decision, mpi);
     program = mpi.program;
   }
-  words.insert(words.end(), plan.arguments.begin(), plan.arguments.end());
+  command.insert(command.end(), plan.arguments.begin(), plan.arguments.end());
   detail::Environment variables = plan.environment;
   if (decision.address) variables.set("MASTER_ADDR", *decision.address);
   if (decision.port) {
@@ -106,7 +106,7 @@ int become_foreign_launcher(
   if (is_dry_run) {
     std::printf(
         "command: %s\nvariables:\n  %s\nsettings:\n%s",
-        detail::join(words, " ").c_str(),
+        detail::join(command, " ").c_str(),
         detail::join(plan.added, "\n  ").c_str(),
         settings.explain().c_str());
     return 0;
@@ -117,8 +117,8 @@ int become_foreign_launcher(
   }
   execve(
       program.c_str(),
-      detail::exec_words(words).data(),
-      detail::exec_words(lines).data());
+      detail::exec_pointers(command).data(),
+      detail::exec_pointers(lines).data());
   throw ConfigError(
       format("[launch] cannot start {}: {}", program, std::strerror(errno)));
 }
@@ -164,7 +164,7 @@ int launch_on_hosts(
   }
   launch.port =
       static_cast<int>(settings.integer("main_process_port").value_or(29500));
-  launch.flags = flags.words_without(
+  launch.flags = flags.arguments_without(
       {"hostfile",
        "remote_shell",
        "num_machines",
@@ -175,9 +175,10 @@ int launch_on_hosts(
   launch.program = command;
   const auto commands = host_commands(launch);
   if (flags.is_dry_run()) {
-    for (const auto& words : commands) {
+    for (const auto& host_command : commands) {
       std::string line;
-      for (const std::string& word : words) line += quoted(word) + " ";
+      for (const std::string& argument : host_command)
+        line += quoted(argument) + " ";
       std::printf("%s\n", line.c_str());
     }
     return 0;

@@ -26,7 +26,7 @@ void say(const std::string& text) {
   (void)!write(STDERR_FILENO, text.data(), text.size());
 }
 
-void say_processors(const LaunchPlan& plan) {
+void print_processors(const LaunchPlan& plan) {
   if (plan.is_quiet) return;
   for (std::size_t i = 0; i < plan.processors.size(); ++i) {
     // 0: the rank decides.
@@ -141,7 +141,7 @@ int run_ranks(const LaunchPlan& plan) {
     store.emplace(plan.address, *plan.port, store_options(plan, place.secret));
     place.port = store->port();
   }
-  say_processors(plan);
+  print_processors(plan);
   try {
     return run_attempts(plan, place, signals, watchdog ? &*watchdog : nullptr);
   } catch (const Stopped& stopped) {

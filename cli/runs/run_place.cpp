@@ -91,7 +91,7 @@ std::vector<RunPlace> find_in(
     if (problem)
       throw ConfigError(
           format("{} cannot be opened: {}", path, problem.message()));
-    // The journal itself is as good as its directory.
+    // The path of the journal itself stands for its directory.
     if (fs::is_regular_file(place) && place.filename() == "journal")
       place = place.parent_path();
     std::vector<fs::path> found;

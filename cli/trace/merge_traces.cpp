@@ -62,7 +62,7 @@ Json read(const fs::path& path) {
       trace.is_object() ? trace.find("traceEvents") : trace.end();
   if (!trace.is_object() || events == trace.end() || !events->is_array()) {
     throw ConfigError(format(
-        "{} is no trace in Chrome's format: it has no list \"traceEvents\"",
+        "{} is not a trace in Chrome's format: it has no list \"traceEvents\"",
         shown(path)));
   }
   return trace;

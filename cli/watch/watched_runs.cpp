@@ -79,7 +79,7 @@ void WatchedRuns::open_new_runs(const std::vector<RunPlace>& places) {
     try {
       runs_.push_back(std::make_unique<RunRecord>(place));
     } catch (const Error&) {
-      // It has just been deleted, or belongs to somebody else.
+      // It has just been deleted, or belongs to another user.
       continue;
     }
   }

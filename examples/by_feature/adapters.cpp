@@ -61,7 +61,7 @@ int main() {
       (accelerate::has_offloaded_params(*base->hidden) ? "the base is offloaded"
                                                        : "the base is here"));
   accelerator.print(
-      "fetched more than once a step: " +
+      "fetched more than once per step: " +
       std::string(offloaded.stats().num_fetches > 20 * 13 ? "yes" : "no"));
   report(accelerator, net);
   accelerator.finish();

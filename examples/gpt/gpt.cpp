@@ -176,7 +176,7 @@ void train(const Flags& flags) {
         const torch::Tensor count = targets.ne(kIgnored).sum();
         loss = sequence->mean(loss * count, count);
       }
-      // Of the routers; 0 without experts.
+      // The routers' loss; 0 without experts.
       const torch::Tensor routing = accelerate::auxiliary_loss(*gpt);
       accelerator.backward(loss + routing);
       accelerator.clip_grad_norm_(model, 1.0);

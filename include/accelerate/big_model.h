@@ -33,10 +33,10 @@
 /// be offloaded while others are trained.
 namespace accelerate {
 
-/// A map by the name of a strategy: "auto" or "balanced" spread the model evenly
-/// over the accelerators, "balanced_low_0" leaves the first one as little as
-/// possible, "sequential" fills one after another. Throws ConfigError for other
-/// names.
+/// A map by the name of a strategy: "auto" or "balanced" spread the model
+/// evenly over the accelerators, "balanced_low_0" leaves the first one as
+/// little as possible, "sequential" fills one after another. Throws ConfigError
+/// for other names.
 [[nodiscard]] ACCELERATE_API DeviceMap infer_auto_device_map(
     const torch::nn::Module& model,
     const std::string& strategy,
@@ -59,11 +59,16 @@ struct DispatchStats {
 
 /// Arguments of dispatch_model().
 struct DispatchOptions {
+  // Places, and where modules are computed.
+
   /// Where each module is kept; names every tensor of the model.
   DeviceMap device_map = {};
   /// Where the modules of "cpu" and "disk" are computed. Unset: the first
   /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
+
+  // Values, and the folder of those on disk.
+
   /// Values of weights; those that are missing here are the model's own. They
   /// are read where they are, and never written to.
   WeightList state_dict = {};
@@ -76,6 +81,9 @@ struct DispatchOptions {
   bool strict_offload_dir = false;
   /// Where weights of "disk" are, besides the folder.
   OffloadIndex offload_index = {};
+
+  // What moves, and when.
+
   /// Buffers are offloaded, too. Otherwise they stay where they are computed
   /// with.
   bool offload_buffers = false;
@@ -87,6 +95,9 @@ struct DispatchOptions {
   std::vector<std::string> preload_module_classes = {};
   /// Offloads even if the map has a single place, and that is a device.
   bool force_hooks = false;
+
+  // Memory.
+
   /// Most memory of fetched weights, those in use included, unless a single
   /// module needs more. Unset: twice the largest module (or class of
   /// preload_module_classes).
@@ -94,8 +105,8 @@ struct DispatchOptions {
 };
 
 /// Keeps a module's weights where they belong for as long as it lives. When it
-/// is destroyed, offloaded weights cannot be read any more. Movable. Forwards of
-/// one model run on one thread at a time.
+/// is destroyed, offloaded weights cannot be read any more. Movable. Forwards
+/// of one model run on one thread at a time.
 class ACCELERATE_API Dispatch {
  public:
   Dispatch();
@@ -109,10 +120,10 @@ class ACCELERATE_API Dispatch {
   /// begin.
   [[nodiscard]] c10::Device main_device() const;
   [[nodiscard]] DispatchStats stats() const;
-  /// Calls the module's forward: arguments are moved to the main device, but for
-  /// DispatchOptions::skip_keys, and results to where the first tensor among the
-  /// arguments was. A module that is called itself has its weights, too, and
-  /// gets its arguments as they are.
+  /// Calls the module's forward: arguments are moved to the main device, but
+  /// for DispatchOptions::skip_keys, and results to where the first tensor
+  /// among the arguments was. A module that is called itself has its weights,
+  /// too, and gets its arguments as they are.
   template <class Module, class... Args>
   auto call(Module& module, Args&&... args) const;
   /// Frees what is fetched; forwards fetch again.
@@ -185,8 +196,8 @@ class DispatchedModel {
   Dispatch dispatch_;
 };
 
-/// Puts a model's modules where a map says. With one place that is a device, the
-/// model is moved there. Throws ConfigError for a map without a place for a
+/// Puts a model's modules where a map says. With one place that is a device,
+/// the model is moved there. Throws ConfigError for a map without a place for a
 /// tensor, an accelerator that is missing, and weights of "disk" without values
 /// or a folder; then the model is as before.
 [[nodiscard]] ACCELERATE_API Dispatch
@@ -288,6 +299,9 @@ cpu_offload_with_hook(
 /// Arguments of load_checkpoint_and_dispatch(), as in LoadCheckpointOptions,
 /// InferAutoDeviceMapOptions and DispatchOptions.
 struct LoadAndDispatchOptions {
+  // Places. Fields without a comment are those of infer_auto_device_map(),
+  // LoadCheckpointOptions and DispatchOptions.
+
   /// A map, or a strategy of infer_auto_device_map(): "auto", "balanced",
   /// "balanced_low_0", "sequential". Empty: the weights are loaded, and nothing
   /// is dispatched.
@@ -295,11 +309,17 @@ struct LoadAndDispatchOptions {
   /// For a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
+
+  // Weights on disk.
+
   /// Where weights of "disk" are copied. Empty: they stay in the checkpoint's
   /// own files, and are read there; not with broadcast_from_rank0.
   std::filesystem::path offload_folder = {};
   bool strict_offload_folder = false;
   bool offload_buffers = false;
+
+  // Reading: dtypes, memory, names.
+
   std::optional<c10::ScalarType> dtype = std::nullopt;
   std::vector<std::string> keep_in_fp32_modules = {};
   /// Unset: true for a map that uses the disk, as in Accelerate.
@@ -309,13 +329,22 @@ struct LoadAndDispatchOptions {
   std::vector<std::string> skip = {};
   std::vector<std::string> allow_missing = {};
   std::function<std::string(const std::string& name)> rename = nullptr;
+
+  // Forwards.
+
   std::vector<std::string> skip_keys = {};
   std::vector<std::string> preload_module_classes = {};
   bool force_hooks = false;
+
+  // Strictness, and who reads.
+
   bool strict = false;
   bool full_state_dict = true;
   bool broadcast_from_rank0 = false;
   std::optional<Group> group = std::nullopt;
+
+  // The main device, and memory of fetched weights.
+
   std::optional<MapDevice> main_device = std::nullopt;
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };

@@ -67,7 +67,7 @@ class ACCELERATE_API CsvFile {
 struct CsvDatasetOptions {
   /// Columns of the two tensors of a sample. If `targets` is empty, a sample's
   /// second tensor has no values.
-  std::vector<std::string> inputs;
+  std::vector<std::string> inputs = {};
   std::vector<std::string> targets = {};
   at::ScalarType input_dtype = at::kFloat;
   at::ScalarType target_dtype = at::kFloat;

@@ -62,6 +62,8 @@ enum class BalanceScope {
 
 /// How tokens choose experts.
 struct RouterOptions {
+  // Which experts, and with what weights.
+
   /// Number of experts per token.
   std::int64_t top_k = 2;
   RouterScore score = RouterScore::softmax;

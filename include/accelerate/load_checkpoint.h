@@ -20,6 +20,8 @@ class Module;
 namespace accelerate {
 
 struct LoadCheckpointOptions {
+  // Places, and the folder of weights on disk.
+
   /// Where each tensor goes. Empty: where it is now, and to the CPU from the
   /// meta device.
   DeviceMap device_map = {};
@@ -30,6 +32,9 @@ struct LoadCheckpointOptions {
   /// A folder that has other values for weights of the checkpoint is an error:
   /// it is that of another model. False: they are replaced.
   bool strict_offload_folder = false;
+
+  // Dtypes, and what is written to disk.
+
   /// Dtype of floating-point tensors in the module. Unset: with a device map,
   /// that of the checkpoint for the disk, else that of the module.
   std::optional<c10::ScalarType> dtype = std::nullopt;
@@ -42,6 +47,9 @@ struct LoadCheckpointOptions {
   bool offload_buffers = false;
   /// Names of modules whose tensors are float32 where `dtype` is float16.
   std::vector<std::string> keep_in_fp32_modules = {};
+
+  // What has to be there, and who reads.
+
   /// Every tensor of the module must be in the checkpoint, and every one of the
   /// checkpoint in the module. False: those in only one of them are left out,
   /// with a warning about tensors that no module has.
@@ -53,6 +61,9 @@ struct LoadCheckpointOptions {
   /// tensors one by one. All ranks call with the same arguments.
   bool broadcast_from_rank0 = false;
   std::optional<Group> group = std::nullopt;
+
+  // How files are read.
+
   /// Tensors that stay on the CPU in the dtype of a safetensors file, in a
   /// module on the meta device, are mapped: their pages are read when they are
   /// first used. If another program is about to change the file, they become
@@ -63,6 +74,9 @@ struct LoadCheckpointOptions {
   /// Shows a bar of the bytes that are read, on the ranks that read; those that
   /// are mapped do not count. Unset: none.
   std::optional<ProgressOptions> progress = std::nullopt;
+
+  // Names.
+
   /// See LoadModelOptions.
   std::vector<std::string> skip = {};
   std::vector<std::string> allow_missing = {};
@@ -72,14 +86,15 @@ struct LoadCheckpointOptions {
 /// Reads weights into a module and puts each where a device map says, in one
 /// pass through the files: memory in use is that of the tensors that stay, and
 /// a few tensors on their way. Tensors that have values keep them until
-/// everything was read, so these count twice; where there is no memory for that,
-/// they are read over the old values, and an error then says so. Files are those of load_model(). Tensors that
-/// stay are replaced in place, which members of modules see; those on the disk
-/// are on the meta device afterwards, for dispatch_model() to run the module.
-/// A tensor with several names is in memory if one of them is. Throws
-/// ConfigError for a map without a place for a tensor, and for the disk without
-/// an offload folder; one CheckpointError with everything that does not fit, and
-/// what reading and writing throw. Then nothing was loaded.
+/// everything was read, so these count twice; where there is no memory for
+/// that, they are read over the old values, and an error then says so. Files
+/// are those of load_model(). Tensors that stay are replaced in place, which
+/// members of modules see; those on the disk are on the meta device afterwards,
+/// for dispatch_model() to run the module. A tensor with several names is in
+/// memory if one of them is. Throws ConfigError for a map without a place for a
+/// tensor, and for the disk without an offload folder; one CheckpointError with
+/// everything that does not fit, and what reading and writing throw. Then
+/// nothing was loaded.
 ACCELERATE_API void load_checkpoint_in_model(
     torch::nn::Module& model,
     const std::filesystem::path& checkpoint,

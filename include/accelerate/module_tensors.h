@@ -19,8 +19,8 @@
 /// Single tensors of a module: naming, replacing, sharing and moving them.
 ///
 /// A module's members (`weight`) are handles to the tensors that are registered
-/// under names. So a tensor is replaced in place, which every handle to it sees:
-/// members, optimizers, and other modules that share it.
+/// under names. So a tensor is replaced in place, which every handle to it
+/// sees: members, optimizers, and other modules that share it.
 namespace accelerate {
 
 struct NamedModuleTensorsOptions {
@@ -43,7 +43,7 @@ struct NonPersistentBuffersOptions {
   bool fqns = false;
 };
 
-/// Names of the buffers that are no part of a state dict. LibTorch registers
+/// Names of the buffers that are not part of a state dict. LibTorch registers
 /// all buffers of C++ modules as part of it, so there are none: the function is
 /// here for programs that are translated from Python.
 [[nodiscard]] ACCELERATE_API std::vector<std::string>
@@ -90,8 +90,8 @@ struct SetModuleTensorOptions {
 /// Puts a parameter or buffer on a device, with new contents if they are given;
 /// `name` may be dotted. On the meta device it has no contents. A tensor that
 /// other modules share changes for them, too; requires_grad stays. Throws
-/// ConfigError for a name of no tensor, another shape, a tensor without contents
-/// that gets none, and for a tensor that is offloaded or sharded.
+/// ConfigError for a name of no tensor, another shape, a tensor without
+/// contents that gets none, and for a tensor that is offloaded or sharded.
 ACCELERATE_API void set_module_tensor_to_device(
     torch::nn::Module& module,
     const std::string& name,

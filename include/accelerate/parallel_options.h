@@ -77,27 +77,38 @@ struct BucketHook;  // bucket_hook.h
 /// How replicas of a model on several ranks are kept equal.
 ///
 /// A sharded model has replicas only where `replicate` is above 1 beside
-/// `shard`. Of these options, bucket_bytes, broadcast_buffers and the comm_hooks
-/// fp16 and bf16 then apply to the averaging over them; another hook or a
-/// wrapper is an error, and the rest is listed as ignored. Sharded models allow
-/// unused parameters without an option.
+/// `shard`. Of these options, bucket_bytes, broadcast_buffers and the
+/// comm_hooks fp16 and bf16 then apply to the averaging over them; another hook
+/// or a wrapper is an error, and the rest is listed as ignored. Sharded models
+/// allow unused parameters without an option.
 struct ReplicateOptions {
+  // Buckets.
+
   /// Gradients are reduced in buckets of about this size, each as soon as it is
   /// full. Larger: fewer, longer messages; smaller: more overlap with backward.
   std::int64_t bucket_bytes = 25 << 20;
   /// Size of the first bucket; smaller, so that communication starts early.
   std::int64_t first_bucket_bytes = 1 << 20;
+
+  // Which parameters are used.
+
   /// Set it when some parameters are not used in some steps; each rank may use
   /// others, but at least one. Costs a walk over the loss's graph before every
   /// backward that averages.
   bool find_unused_parameters = false;
   /// The set of used parameters never changes: found once, in the first step.
   bool static_graph = false;
+
+  // Memory, and buffers.
+
   /// Gradients are views of the buckets, which saves a second set of them; then
   /// do not detach_() them.
   bool gradient_as_bucket_view = false;
   /// Broadcast rank 0's buffers (running statistics) after each step.
   bool broadcast_buffers = true;
+
+  // How gradients travel.
+
   /// Compression of gradients between ranks.
   CommHook comm_hook = CommHook::none;
   /// Runs the hook in a narrower dtype; needs a `comm_hook` or `bucket_hook`.

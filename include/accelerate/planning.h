@@ -19,6 +19,8 @@ namespace accelerate {
 
 /// The sizes of a transformer that its time, memory and traffic depend on.
 struct TransformerShape {
+  // The layers.
+
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t num_heads = 0;
@@ -91,6 +93,8 @@ enum class LayoutSharding {
 
 /// A way of dividing a training among ranks.
 struct TrainingLayout {
+  // Degrees.
+
   int replicate = 1;
   int shard = 1;
   /// Folds into replicate x shard.
@@ -98,10 +102,16 @@ struct TrainingLayout {
   int context = 1;
   int tensor = 1;
   int pipeline = 1;
+
+  // How each axis works.
+
   LayoutSharding sharding = LayoutSharding::none;
   /// The pipeline's: "GPipe", "1F1B", "Interleaved1F1B" or "ZBH1".
   std::string schedule = "1F1B";
   int num_chunks = 1;
+
+  // Micro-batches.
+
   /// Samples per micro-batch, of each rank that reads different data.
   std::int64_t micro_batch = 1;
   /// Per step: of a pipeline, or of a window of accumulation.
@@ -158,10 +168,15 @@ struct PlannedLayout {
 };
 
 struct LayoutPlanOptions {
+  // The machines.
+
   /// 0: those of the Accelerator (Accelerator::plan); others need a number.
   int num_ranks = 0;
   /// Unset: measured by Accelerator::plan; else ClusterSpeeds().
   std::optional<ClusterSpeeds> cluster = std::nullopt;
+
+  // The training.
+
   /// Tokens per sample.
   std::int64_t sequence_length = 2048;
   /// Tokens per step, of all ranks.
@@ -169,10 +184,16 @@ struct LayoutPlanOptions {
   FloatType precision = FloatType::bf16;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
+
+  // Assumptions.
+
   /// Use at most this share of the memory: allocators need some of it.
   double usable_memory = 0.92;
   /// Load of the busiest experts over their mean.
   double expert_imbalance = 1.1;
+
+  // What is given.
+
   /// Degrees that are given; others are chosen. Of TrainingLayout.
   std::optional<int> replicate = std::nullopt;
   std::optional<int> shard = std::nullopt;
@@ -182,6 +203,9 @@ struct LayoutPlanOptions {
   std::optional<int> pipeline = std::nullopt;
   std::optional<LayoutSharding> sharding = std::nullopt;
   std::optional<bool> recomputes = std::nullopt;
+
+  // The search.
+
   /// Number of layouts that are simulated, the best ones by a formula.
   std::size_t num_simulated = 48;
 };

@@ -19,6 +19,8 @@ namespace accelerate {
 
 /// How a progress bar looks and when it is drawn. Names are tqdm's.
 struct ProgressOptions {
+  // What is counted.
+
   /// Stands before the bar.
   std::string description = {};
   /// Number of items; unset: that of the range, or unknown.
@@ -31,6 +33,9 @@ struct ProgressOptions {
   bool unit_scale = false;
   /// The step from one prefix to the next: 1000, or 1024 for bytes.
   double unit_divisor = 1000;
+
+  // When something is shown.
+
   /// Keep the line when the bar ends. False: remove it.
   bool leave = true;
   /// Nothing is shown before this time has passed, or if the bar ends sooner.
@@ -39,6 +44,9 @@ struct ProgressOptions {
   double min_interval_seconds = 0.1;
   /// Least time between two lines where standard error is not a terminal.
   double line_interval_seconds = 10;
+
+  // What it looks like, and where it is shown.
+
   /// Columns of the line; unset: the terminal's.
   std::optional<int> columns = std::nullopt;
   /// Draw with # and digits. Unset: unless the locale is UTF-8.
@@ -221,8 +229,8 @@ class ProgressRange : public Progress {
   Range range_;
 };
 
-/// A bar around a range: `for (auto& file : progress(files))`. A program with an
-/// Accelerator uses Accelerator::progress(), which knows the ranks.
+/// A bar around a range: `for (auto& file : progress(files))`. A program with
+/// an Accelerator uses Accelerator::progress(), which knows the ranks.
 template <class Range>
   requires(!std::is_arithmetic_v<std::remove_cvref_t<Range>>)
 [[nodiscard]] auto progress(

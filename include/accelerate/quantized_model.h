@@ -27,11 +27,16 @@ class Dispatch;
 
 /// Accelerate's BnbQuantizationConfig: the same fields, defaults and checks.
 struct QuantizationConfig {
+  // 8 bits.
+
   /// Weights in int8.
   bool load_in_8bit = false;
   /// Columns of inputs that reach this value are multiplied in full precision.
   /// Only with `llm_int8_quantize_inputs`; otherwise all columns are.
   double llm_int8_threshold = 6.0;
+
+  // 4 bits.
+
   /// Weights in 4 bits.
   bool load_in_4bit = false;
   /// "fp4" or "nf4".
@@ -42,6 +47,9 @@ struct QuantizationConfig {
   /// have the dtype of their input, whatever it says; it is the default of
   /// `torch_dtype`.
   std::string bnb_4bit_compute_dtype = "fp16";
+
+  // Dtypes, and modules that are left alone.
+
   /// What weights are converted to when they are loaded from files, before they
   /// are quantised if they are: "fp32", "fp16" or "bf16". Empty: fp16 for 8
   /// bits, the compute dtype for 4 bits.
@@ -53,10 +61,13 @@ struct QuantizationConfig {
   /// Modules that are not quantised either, and stay in fp32 where
   /// `torch_dtype` is fp16.
   std::optional<std::vector<std::string>> keep_in_fp32_modules = std::nullopt;
-  /// Beyond Accelerate: see QuantizeWeightOptions::block_size.
+
+  // Beyond Accelerate.
+
+  /// See QuantizeWeightOptions::block_size.
   std::int64_t bnb_4bit_blocksize = 64;
-  /// Beyond Accelerate: products by llm_int8_linear() instead of with inputs in
-  /// full precision. For comparison; slower on CPUs.
+  /// Products by llm_int8_linear() instead of with inputs in full precision. For
+  /// comparison; slower on CPUs.
   bool llm_int8_quantize_inputs = false;
 
   /// Throws ConfigError for what is not allowed; returns warnings.
@@ -100,30 +111,39 @@ struct QuantizationConfig {
 
 /// Arguments of load_and_quantize_model().
 struct LoadAndQuantizeOptions {
+  // Weights and places.
+
   /// The weights; everything that load_model() reads. Needed for a model on the
   /// meta device.
   std::filesystem::path weights_location = {};
   /// Where each module is kept: a map, or a strategy of
-  /// infer_quantized_device_map(), such as "auto". Empty: where it is, and to the CPU from the meta device. With a map the model is
-  /// dispatched as by dispatch_model(), to the map's first accelerator if it has
-  /// one: weights of "cpu" and "disk" are fetched, as codes, before their
-  /// modules need them. Unlike bitsandbytes, 4 bits work on the CPU and the
-  /// disk, too.
+  /// infer_quantized_device_map(), such as "auto". Empty: where it is, and to
+  /// the CPU from the meta device. With a map the model is dispatched as by
+  /// dispatch_model(), to the map's first accelerator if it has one: weights of
+  /// "cpu" and "disk" are fetched, as codes, before their modules need them.
+  /// Unlike bitsandbytes, 4 bits work on the CPU and the disk, too.
   std::variant<DeviceMap, std::string> device_map = DeviceMap();
   /// For a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
-  /// See DispatchOptions.
+
+  // Dispatching; see DispatchOptions.
+
   std::optional<MapDevice> main_device = std::nullopt;
   std::vector<std::string> preload_module_classes = {};
   bool offload_buffers = false;
   std::vector<std::string> skip_keys = {};
+
+  // Weights on disk, and memory of fetched ones.
+
   /// Where weights with the place "disk" are written. Codes that the folder
   /// already has are not written again.
   std::filesystem::path offload_folder = {};
   /// See DispatchOptions.
   std::optional<ByteSize> prefetch_memory = std::nullopt;
-  /// See LoadCheckpointOptions.
+
+  // Reading; see LoadCheckpointOptions.
+
   bool offload_state_dict = false;
   std::function<std::string(const std::string& name)> rename = nullptr;
 };
@@ -148,9 +168,9 @@ class ACCELERATE_API QuantizedModel {
   /// ConfigError for another name.
   [[nodiscard]] const QuantizedWeight& weight(
       const std::string& module_name) const;
-  /// What a device map did: where forwards begin, and what was fetched. An empty
-  /// one if there was no map. Its call() runs the module with its arguments
-  /// where forwards begin.
+  /// What a device map did: where forwards begin, and what was fetched. An
+  /// empty one if there was no map. Its call() runs the module with its
+  /// arguments where forwards begin.
   [[nodiscard]] Dispatch& dispatch() const;
   /// Bytes of all tensors of the model as they are now, offloaded or not.
   [[nodiscard]] std::int64_t get_memory_footprint() const;
@@ -176,13 +196,13 @@ class ACCELERATE_API QuantizedModel {
 };
 
 /// Quantises the weights of the Linear layers of a model, one after another as
-/// they are read: memory in use is that of the result and of one weight. Weights
-/// that files hold in bitsandbytes' layout are used as they are. A model that
-/// has its values is quantised in place if `weights_location` is empty. Throws
-/// ConfigError for what QuantizationConfig::check() refuses, a model without
-/// values and without `weights_location`, and values that are not finite;
-/// CheckpointError naming everything that does not fit. Then the model is as it
-/// was.
+/// they are read: memory in use is that of the result and of one weight.
+/// Weights that files hold in bitsandbytes' layout are used as they are. A
+/// model that has its values is quantised in place if `weights_location` is
+/// empty. Throws ConfigError for what QuantizationConfig::check() refuses, a
+/// model without values and without `weights_location`, and values that are not
+/// finite; CheckpointError naming everything that does not fit. Then the model
+/// is as it was.
 [[nodiscard]] ACCELERATE_API QuantizedModel load_and_quantize_model(
     torch::nn::Module& model,
     const QuantizationConfig& config,

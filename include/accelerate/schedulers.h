@@ -327,16 +327,27 @@ using SetMomentum =
 enum class AnnealStrategy { cos, linear };
 
 struct OneCycleLROptions {
+  // The cycle.
+
   std::vector<double> max_lr = {};  ///< one, or one per group
   std::int64_t total_steps = 0;
   double pct_start = 0.3;  ///< fraction of the steps in which it rises
   AnnealStrategy anneal_strategy = AnnealStrategy::cos;
+
+  // Momentum.
+
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
+
+  // Where learning rates begin and end.
+
   double div_factor = 25;         ///< begins at max_lr / div_factor
   double final_div_factor = 1e4;  ///< ends at the initial / final_div_factor
   bool three_phase = false;  ///< rise, fall symmetrically, then fall to the end
+
+  // How momentum is set.
+
   SetMomentum set_momentum = {};
 };
 /// Rises and falls once (Smith and Topin, Super-Convergence); momentum does the
@@ -370,6 +381,8 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
 enum class CyclicMode { triangular, triangular2, exp_range };
 
 struct CyclicLROptions {
+  // Learning rates, and the shape of a cycle.
+
   std::vector<double> base_lr = {};  ///< one, or one per group
   std::vector<double> max_lr = {};
   std::int64_t step_size_up = 2000;
@@ -380,6 +393,9 @@ struct CyclicLROptions {
   /// 1), or, with `scale_by_step`, of the step.
   std::function<double(double)> scale_fn = {};
   bool scale_by_step = false;
+
+  // Momentum.
+
   bool cycle_momentum = true;
   double base_momentum = 0.8;
   double max_momentum = 0.9;

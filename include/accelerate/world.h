@@ -190,10 +190,15 @@ class ACCELERATE_API Store {
 /// the launcher's values: this project's, torchrun, Accelerate's, MPI or Slurm
 /// (docs/guides/launch.md); without a launcher, there is a single rank.
 struct WorldOptions {
+  // The rank's place; unset: as the launcher says.
+
   std::optional<int> rank = std::nullopt;
   std::optional<int> size = std::nullopt;
   std::optional<int> local_rank = std::nullopt;
   std::optional<int> local_size = std::nullopt;
+
+  // How ranks meet, and how they talk.
+
   /// Host and port of the TCP store that rank 0 serves.
   std::optional<std::string> address = std::nullopt;
   std::optional<int> port = std::nullopt;
@@ -202,16 +207,22 @@ struct WorldOptions {
   /// Name of the transport between the ranks. "shared_memory": memory that the
   /// ranks of one machine map together; connecting throws DistributedError,
   /// saying why, where ranks cannot. "gloo": TCP, available everywhere.
-  /// "automatic": the first for groups of ranks on one machine, else the second.
-  /// Unset: as the launcher says, else automatic. World throws ConfigError
-  /// listing the names for another one.
+  /// "automatic": the first for groups of ranks on one machine, else the
+  /// second. Unset: as the launcher says, else automatic. World throws
+  /// ConfigError listing the names for another one.
   std::optional<std::string> transport = std::nullopt;
+
+  // The device.
+
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
   /// True keeps to the CPU where there is an accelerator; false takes the
   /// accelerator even if the launcher was told to keep to the CPU. `device`
   /// overrides it. Unset: as the launcher says.
   std::optional<bool> cpu = std::nullopt;
+
+  // Waiting, and reports of ranks that hang.
+
   /// How long starting, and every collective, waits for a silent peer.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// How many seconds ranks wait for others of their machine before a report
@@ -221,10 +232,13 @@ struct WorldOptions {
   /// raise it. Unset: as the launcher says, else 10.
   std::optional<double> hang_seconds = std::nullopt;
   /// What follows such a report: "warn": nothing more. "stacks": the stacks of
-  /// the ranks that hold up the others. "kill": they are killed as well, so that
-  /// the launcher can restart the group. World throws ConfigError for another
-  /// string. Unset: as the launcher says, else "stacks".
+  /// the ranks that hold up the others. "kill": they are killed as well, so
+  /// that the launcher can restart the group. World throws ConfigError for
+  /// another string. Unset: as the launcher says, else "stacks".
   std::optional<std::string> on_hang = std::nullopt;
+
+  // Checks and messages.
+
   /// Compare operation, dtype and shape between ranks before each collective.
   /// Costs a second collective each time.
   std::optional<bool> debug = std::nullopt;

@@ -79,7 +79,7 @@ void write_new_file(
     const std::filesystem::path& path,
     std::string_view contents,
     const std::optional<struct stat>& replaced) {
-  // Nobody may open it who may not read the file that it replaces.
+  // Only users who may read the file that it replaces may open it.
   const Descriptor file(
       path, O_WRONLY | O_CREAT | O_EXCL, replaced ? 0600 : 0666);
   if (!file.is_open()) throw_file_error("create", path, errno);

@@ -23,14 +23,14 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Bytes that are copied at a time: a huge page.
 constexpr std::size_t kPiece = std::size_t{2} << 20U;
-// How often it is looked whether somebody waits for a file. The kernel gives
+// How often to check whether another process waits for a file. The kernel gives
 // holders of leases 45 seconds.
 constexpr std::chrono::milliseconds kInterval(50);
-// More for each file, so that thousands of them take little of a processor.
+// Added per file, so that thousands of them take little processor time.
 constexpr std::chrono::microseconds kIntervalPerFile(40);
 
-// Replaces mapped pages by copies, piece by piece. Readers of other threads see
-// the one or the other.
+// Replaces mapped pages by copies, piece by piece. Readers on other threads see
+// either the page or its copy.
 bool replace_by_copies(void* begin, std::size_t size) {
   for (std::size_t done = 0; done < size; done += kPiece) {
     const std::size_t piece = std::min(kPiece, size - done);
@@ -64,7 +64,7 @@ struct MappedBytes::File {
     return is_leased && ::fcntl(descriptor, F_GETLEASE) == F_RDLCK;
   }
 
-  // Called when somebody waits for the file, and at the end.
+  // Called when another process waits for the file, and at the end.
   void give_up() {
     const std::lock_guard lock(mutex);
     if (!is_leased) return;
@@ -91,8 +91,8 @@ struct MappedBytes::File {
 
 namespace {
 
-/// The thread that copies pages when somebody waits for a file. A process has at
-/// most one, which is never joined: it owns nothing that ends.
+/// The thread that copies pages when another process waits for a file. A
+/// process has at most one, which is never joined: it owns nothing that ends.
 class LeaseWatcher {
  public:
   static LeaseWatcher& instance() {
@@ -138,9 +138,8 @@ class LeaseWatcher {
       for (const Watched& each : now)
         if (const auto owner = each.owner.lock()) each.look();
       lock.lock();
-      std::erase_if(watched_, [](const Watched& each) {
-        return each.owner.expired();
-      });
+      std::erase_if(
+          watched_, [](const Watched& each) { return each.owner.expired(); });
       lock.unlock();
       std::this_thread::sleep_for(
           kInterval + static_cast<int>(now.size()) * kIntervalPerFile);
@@ -179,8 +178,8 @@ std::uint64_t MappableFile::protect() const {
   MappedBytes::File& file = *file_;
   const std::lock_guard lock(file.mutex);
   if (file.is_leased) return file.has_lease() ? file.promise : 0;
-  // What the kernel sends when somebody waits is ignored by default; from the
-  // next call but one on it goes to a thread that blocks it.
+  // The signal that the kernel sends when another process waits is ignored by
+  // default; once the owner is set below, it goes to a thread that blocks it.
   LeaseWatcher& watcher = LeaseWatcher::instance();
   if (::fcntl(file.descriptor, F_SETSIG, SIGURG) != 0 ||
       ::fcntl(file.descriptor, F_SETLEASE, F_RDLCK) != 0) {

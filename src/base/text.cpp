@@ -246,7 +246,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::optional<std::string> nearest(
     std::string_view name,
     std::span<const std::string> known) {
-  // Comparing takes the product of both lengths; nobody mistypes names so long.
+  // Comparing takes the product of both lengths, and so long a name is not a
+  // typo.
   constexpr std::size_t kMostBytes = 500;
   if (name.size() > kMostBytes) return std::nullopt;
   const std::string* best = nullptr;

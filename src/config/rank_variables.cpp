@@ -117,8 +117,43 @@ class VariableReader {
   std::vector<std::string> complaints_;
 };
 
-void check(VariableReader& reader, const Family& family, const Values& values) {
+// Complains about local numbers that do not fit those of the world.
+void check_local(
+    VariableReader& reader,
+    const Family& family,
+    const Values& values) {
   const auto [rank, size, local_rank, local_size] = values;
+  if (local_size && (*local_size < 1 || *local_size > *size)) {
+    reader.complain(format(
+        "{}={} but {}={}; a machine has at least one and at most all of the "
+        "ranks",
+        family.local_size,
+        *local_size,
+        family.size,
+        *size));
+  }
+  if (local_rank && local_size && *local_rank >= *local_size) {
+    reader.complain(format(
+        "{}={} but {}={}; local ranks count from 0 to {}",
+        family.local_rank,
+        *local_rank,
+        family.local_size,
+        *local_size,
+        *local_size - 1));
+  }
+  if (local_rank && *local_rank > *rank) {
+    reader.complain(format(
+        "{}={} but {}={}; a rank is at least its local rank",
+        family.local_rank,
+        *local_rank,
+        family.rank,
+        *rank));
+  }
+}
+
+void check(VariableReader& reader, const Family& family, const Values& values) {
+  const auto& rank = values.rank;
+  const auto& size = values.size;
   if (!size) {
     reader.complain(format(
         "{}={} is set but {} is not; set both, or start the program with "
@@ -153,32 +188,7 @@ void check(VariableReader& reader, const Family& family, const Values& values) {
         *size,
         *size - 1));
   }
-  if (local_size && (*local_size < 1 || *local_size > *size)) {
-    reader.complain(format(
-        "{}={} but {}={}; a machine has at least one and at most all of the "
-        "ranks",
-        family.local_size,
-        *local_size,
-        family.size,
-        *size));
-  }
-  if (local_rank && local_size && *local_rank >= *local_size) {
-    reader.complain(format(
-        "{}={} but {}={}; local ranks count from 0 to {}",
-        family.local_rank,
-        *local_rank,
-        family.local_size,
-        *local_size,
-        *local_size - 1));
-  }
-  if (local_rank && *local_rank > *rank) {
-    reader.complain(format(
-        "{}={} but {}={}; a rank is at least its local rank",
-        family.local_rank,
-        *local_rank,
-        family.rank,
-        *rank));
-  }
+  check_local(reader, family, values);
 }
 
 // torchrun and our launcher may run inside an MPI or Slurm job of another size;
@@ -251,10 +261,18 @@ bool is_rank_variable(std::string_view name) {
   return name.starts_with("TORCHELASTIC_");
 }
 
-RankVariables read_rank_variables(const Environment& environment) {
-  VariableReader reader(environment);
-  const Family* chosen = nullptr;
-  Values values;
+namespace {
+
+// The launcher whose variables count, and what they say.
+struct ChosenFamily {
+  const Family* family = nullptr;
+  Values values = {};
+};
+
+ChosenFamily choose_family(
+    VariableReader& reader,
+    const Environment& environment) {
+  ChosenFamily chosen;
   for (const Family& family : kFamilies) {
     const Values found = reader.read(family);
     // MPI libraries and Slurm export some of their variables outside jobs, too,
@@ -262,14 +280,21 @@ RankVariables read_rank_variables(const Environment& environment) {
     const bool present = family.launcher == "torch" ? found.rank || found.size
                                                     : found.rank && found.size;
     if (!present) continue;
-    if (chosen == nullptr) {
-      chosen = &family;
-      values = found;
+    if (chosen.family == nullptr) {
+      chosen = {&family, found};
       check(reader, family, found);
-    } else if (chosen->launcher == "torch") {
-      check_against_job(reader, environment, values, family, found);
+    } else if (chosen.family->launcher == "torch") {
+      check_against_job(reader, environment, chosen.values, family, found);
     }
   }
+  return chosen;
+}
+
+}  // namespace
+
+RankVariables read_rank_variables(const Environment& environment) {
+  VariableReader reader(environment);
+  const auto [chosen, values] = choose_family(reader, environment);
   RankVariables result;
   if (const auto port = environment.get("MASTER_PORT")) {
     const auto number = parse_int(*port);

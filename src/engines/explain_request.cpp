@@ -39,63 +39,63 @@ open_degree(Axis axis, ShardSpan span, bool replicate_is_open) {
       : "all ranks that the other degrees leave";
 }
 
-std::string degrees_in_words(const TrainingRequest& request) {
+std::string describe_degrees(const TrainingRequest& request) {
   const ShardSpan span =
       request.sharding ? request.sharding->span : ShardSpan::none;
   const bool replicate_is_open = !request.degree(Axis::replicate);
-  std::vector<std::string> words;
+  std::vector<std::string> given;
   for (int i = 0; i < kNumAxes; ++i) {
     const auto axis = static_cast<Axis>(i);
     const std::optional<int>& degree = request.degree(axis);
     const bool is_open_shard = axis == Axis::shard && span != ShardSpan::none;
     if (degree && *degree != 1) {
-      words.push_back(format("{} {}", name_of(axis), *degree));
+      given.push_back(format("{} {}", name_of(axis), *degree));
     } else if (!degree && (axis == Axis::replicate || is_open_shard)) {
-      words.push_back(format(
+      given.push_back(format(
           "{} {}", name_of(axis), open_degree(axis, span, replicate_is_open)));
     }
   }
-  return words.empty() ? "1 along every axis" : join(words, ", ");
+  return given.empty() ? "1 along every axis" : join(given, ", ");
 }
 
-std::string sharding_in_words(const TrainingRequest& request) {
+std::string describe_sharding(const TrainingRequest& request) {
   if (!request.sharding || request.sharding->span == ShardSpan::none)
     return "none: every rank has a replica";
   const ShardingRequest& sharding = *request.sharding;
-  std::string words;
+  std::string text;
   if (!sharding.shard_parameters) {
-    words = sharding.reduce_every_backward
+    text = sharding.reduce_every_backward
         ? "optimizer state and gradients (ZeRO stage 2)"
         : "optimizer state (ZeRO stage 1)";
   } else if (!sharding.reshard_after_forward) {
-    words =
+    text =
         "optimizer state, gradients and parameters; parameters stay unsharded "
         "from a forward to the end of its backward";
   } else if (sharding.reshard_group_size > 1) {
-    words = format(
+    text = format(
         "optimizer state, gradients and parameters; between forward and "
         "backward parameters are sharded over {} ranks",
         sharding.reshard_group_size);
   } else {
-    words =
+    text =
         "optimizer state, gradients and parameters; parameters are resharded "
         "after each use (ZeRO stage 3)";
   }
   if (!sharding.prefetch_forward)
-    words += "; forwards do not gather units ahead";
+    text += "; forwards do not gather units ahead";
   if (!sharding.prefetch_backward)
-    words += "; backwards do not gather units ahead";
-  if (sharding.cpu_offload) words += "; shards stay in host memory";
-  if (sharding.make_on_rank_0) words += "; only rank 0 makes initial values";
-  if (sharding.read_on_rank_0) words += "; only rank 0 reads weights";
+    text += "; backwards do not gather units ahead";
+  if (sharding.cpu_offload) text += "; shards stay in host memory";
+  if (sharding.make_on_rank_0) text += "; only rank 0 makes initial values";
+  if (sharding.read_on_rank_0) text += "; only rank 0 reads weights";
   if (sharding.ignored_modules) {
-    words += format(
+    text += format(
         "; modules that match \"{}\" are not", *sharding.ignored_modules);
   }
-  return words;
+  return text;
 }
 
-std::string policy_in_words(const ModuleSelection& selection) {
+std::string describe_policy(const ModuleSelection& selection) {
   if (selection.custom) return "modules that the program's function chooses";
   const WrapPolicy& policy = selection.policy;
   switch (policy.kind) {
@@ -118,9 +118,9 @@ std::string policy_in_words(const ModuleSelection& selection) {
   return "no module: the model is one unit";
 }
 
-std::string recomputation_in_words(const TrainingRequest& request) {
+std::string describe_recomputation(const TrainingRequest& request) {
   if (!request.recomputation) return "none";
-  return policy_in_words(request.recomputation->modules) +
+  return describe_policy(request.recomputation->modules) +
       (request.recomputation->options.offload_inputs
            ? "; inputs stay in host memory"
            : "");
@@ -131,28 +131,28 @@ std::string_view dtype_name(FloatType type) {
   return names[static_cast<std::size_t>(type)];
 }
 
-std::string precision_in_words(const PrecisionRequest& precision) {
-  std::string words = precision.mixed_precision == "no"
+std::string describe_precision(const PrecisionRequest& precision) {
+  std::string text = precision.mixed_precision == "no"
       ? "as the parameters are"
       : format("autocast to {}", precision.mixed_precision);
   const auto add = [&](std::string_view what, std::optional<FloatType> type) {
-    if (type) words += format("; {} in {}", what, dtype_name(*type));
+    if (type) text += format("; {} in {}", what, dtype_name(*type));
   };
   add("parameters gathered", precision.sharded.param_dtype);
   add("gradients reduced", precision.sharded.reduce_dtype);
   add("buffers", precision.sharded.buffer_dtype);
   add("outputs", precision.sharded.output_dtype);
-  return words;
+  return text;
 }
 
-std::string section_in_words(
+std::string describe_section(
     const std::optional<DeepSpeedSection>& section,
     std::string_view function) {
   if (!section) return "the program's";
   return format("{} {}, made by {}", section->type, section->params, function);
 }
 
-std::string step_in_words(const StepRequest& step) {
+std::string describe_step(const StepRequest& step) {
   return format(
       "{}, {}",
       step.gradient_accumulation_steps
@@ -165,27 +165,27 @@ std::string step_in_words(const StepRequest& step) {
           : std::string("clipping as the program says"));
 }
 
-std::string sequence_in_words(const SequenceRequest& sequence) {
-  std::string words = "ranks exchange ";
+std::string describe_sequence(const SequenceRequest& sequence) {
+  std::string text = "ranks exchange ";
   if (sequence.exchange_heads) {
-    words += "attention heads";
+    text += "attention heads";
   } else {
-    words += "keys and values of ";
-    words += sequence.rotate_blocks ? "one rank after another" : "all at once";
+    text += "keys and values of ";
+    text += sequence.rotate_blocks ? "one rank after another" : "all at once";
   }
   if (sequence.length)
-    words += format("; all of {} positions", *sequence.length);
-  return words;
+    text += format("; all of {} positions", *sequence.length);
+  return text;
 }
 
 }  // namespace
 
 std::string explain(const TrainingRequest& request) {
   std::string text = line("engine", engine_name(request));
-  text += line("degrees", degrees_in_words(request));
-  text += line("sharding", sharding_in_words(request));
+  text += line("degrees", describe_degrees(request));
+  text += line("sharding", describe_sharding(request));
   if (request.sharding && request.sharding->span != ShardSpan::none) {
-    text += line("wrap policy", policy_in_words(request.sharding->units));
+    text += line("wrap policy", describe_policy(request.sharding->units));
     const auto& leaves = request.sharding->units.policy.leaf_class_names;
     if (!leaves.empty()) {
       text += line(
@@ -208,16 +208,16 @@ std::string explain(const TrainingRequest& request) {
     }
   }
   if (request.degree(Axis::context).value_or(1) > 1)
-    text += line("sequences", sequence_in_words(request.sequence));
-  text += line("recomputation", recomputation_in_words(request));
-  text += line("step", step_in_words(request.step));
-  text += line("precision", precision_in_words(request.precision));
+    text += line("sequences", describe_sequence(request.sequence));
+  text += line("recomputation", describe_recomputation(request));
+  text += line("step", describe_step(request.step));
+  text += line("precision", describe_precision(request.precision));
   text += line(
       "optimizer",
-      section_in_words(request.optimizer, "optimizer_from_deepspeed()"));
+      describe_section(request.optimizer, "optimizer_from_deepspeed()"));
   text += line(
       "scheduler",
-      section_in_words(request.scheduler, "scheduler_from_deepspeed()"));
+      describe_section(request.scheduler, "scheduler_from_deepspeed()"));
   for (const IgnoredSetting& setting : request.ignored) {
     text += line(
         "ignored",

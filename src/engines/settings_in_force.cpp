@@ -230,8 +230,8 @@ std::vector<IgnoredSetting> settle_engine(
           options.fully_sharded.value_or(FullyShardedDataParallelOptions()),
           sources.settings,
           sources.mixed_precision));
-      // The plugin's values of these do not apply where nobody gave them: units
-      // are then elements of containers, and the execution order is learned.
+      // The plugin's defaults of these do not apply: without a value, units are
+      // elements of containers, and the execution order is learned.
       defaults.values.erase("fsdp_auto_wrap_policy");
       defaults.values.erase("fsdp_forward_prefetch");
       settle_all(settings, defaults);

@@ -145,8 +145,8 @@ std::optional<DeepSpeedSection> section_of(
       type->get<std::string>(), params == nullptr ? "{}" : params->dump()};
 }
 
-// The precision of the configuration if nobody else asked for one; else they
-// must agree.
+// The precision of the configuration if no other was requested; otherwise the
+// two must agree.
 std::string choose_precision(
     const DeepSpeedConfig& config,
     const RequestedPrecision& requested) {

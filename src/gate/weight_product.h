@@ -30,7 +30,7 @@ struct WeightProduct {
 
 /// The product that an operator is. `shape_of` returns the shape of the weight
 /// that an argument is, or is a view of; null for anything else. Views of a
-/// part of the weight are no products with it.
+/// part of the weight are not products with it.
 std::optional<WeightProduct> weight_product_in(
     GatedCall& call,
     c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>

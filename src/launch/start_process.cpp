@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -93,8 +93,8 @@ void Pipe::close_write_end() {
 }
 
 StartedProcess start_process(ProcessStart start) {
-  const std::vector<char*> arguments = exec_words(start.arguments);
-  const std::vector<char*> variables = exec_words(start.variables);
+  const std::vector<char*> arguments = exec_pointers(start.arguments);
+  const std::vector<char*> variables = exec_pointers(start.variables);
   Pipe report;
   const Child child{start, arguments, variables, getpid(), report.write_end()};
   StartedProcess started;

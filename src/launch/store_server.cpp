@@ -30,7 +30,7 @@ namespace accelerate::detail {
 namespace {
 
 // Bytes read at once from a client that is not admitted, and from others.
-constexpr std::size_t kStrangerBlock = 4U << 10U;
+constexpr std::size_t kUnadmittedBlock = 4U << 10U;
 constexpr std::size_t kBlock = 64U << 10U;
 // How long new connections wait where the system has no descriptor or memory
 // for them.
@@ -126,13 +126,13 @@ class Server {
   }
 
   [[nodiscard]] bool is_accepting() const {
-    return !is_paused_ && (clients_.size() < most_clients_ || has_strangers_);
+    return !is_paused_ && (clients_.size() < most_clients_ || has_unadmitted_);
   }
 
   void accept_one() {
     int socket = -1;
     try {
-      if (clients_.size() >= most_clients_ && !close_a_stranger()) return;
+      if (clients_.size() >= most_clients_ && !close_unadmitted()) return;
       socket =
           ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (socket >= 0) return add(socket);
@@ -161,11 +161,11 @@ class Server {
       service_.close(session);
       throw;
     }
-    has_strangers_ = true;
+    has_unadmitted_ = true;
   }
 
   // Makes room. Returns false if all clients are admitted.
-  bool close_a_stranger() {
+  bool close_unadmitted() {
     for (const auto& client : clients_) {
       if (client->session.is_admitted() || client->session.admit_if_trusted())
         continue;
@@ -175,7 +175,7 @@ class Server {
           clients_, [](const auto& each) { return each->socket < 0; });
       return true;
     }
-    has_strangers_ = false;
+    has_unadmitted_ = false;
     return false;
   }
 
@@ -216,7 +216,7 @@ class Server {
     if (is_gone) return close(client);
     if ((wait.revents & POLLIN) == 0) return;
     const std::size_t size =
-        client.session.is_admitted() ? kBlock : kStrangerBlock;
+        client.session.is_admitted() ? kBlock : kUnadmittedBlock;
     const ssize_t count = ::recv(client.socket, block_.data(), size, 0);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (count <= 0) return close(client);
@@ -264,7 +264,7 @@ class Server {
   std::vector<std::unique_ptr<StoreClientSocket>> clients_;
   std::vector<pollfd> waits_;
   bool is_paused_ = false;  // accept nothing until the next poll has ended
-  bool has_strangers_ = false;
+  bool has_unadmitted_ = false;
   int num_reports_ = 0;
 };
 

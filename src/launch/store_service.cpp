@@ -9,8 +9,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Messages wait while more than this of their client's answers is unread, so
-// that nobody can pile up answers.
+// Messages of a client wait while it has not read more than this of its
+// answers, so that answers cannot pile up.
 constexpr std::size_t kMostUnsentBytes = 64U << 10U;
 
 // The time does not depend on where the strings differ.

@@ -16,7 +16,7 @@ struct ModuleTensor {
   /// The same number in all modules that share the tensor.
   std::uint64_t id = 0;
   std::vector<std::int64_t> shape = {};
-  /// False for a buffer that is no part of the state dict.
+  /// False for a buffer that is not part of the state dict.
   bool is_persistent = true;
 };
 
@@ -39,8 +39,9 @@ std::uint64_t total_bytes(const ModuleNode& module);
 /// Number of elements of all parameters; shared ones count once.
 std::int64_t num_parameters(const ModuleNode& module);
 
-/// Names of the parameters that are one tensor: each group is sorted, and groups
-/// are in the order of their first members in the tree. Empty without ties.
+/// Names of the parameters that are one tensor: each group is sorted, and
+/// groups are in the order of their first members in the tree. Empty without
+/// ties.
 std::vector<std::vector<std::string>> tied_parameters(const ModuleNode& root);
 
 /// Whether `name` names the module's class: "Block" names Block, BlockImpl and

@@ -72,7 +72,7 @@ std::vector<std::size_t> find_points(
     const auto found = std::find(layers.begin(), layers.end(), point);
     if (found == layers.end()) {
       throw ConfigError(format(
-          "[pipeline] split point \"{}\" is no layer; the layers are {}",
+          "[pipeline] split point \"{}\" is not a layer; the layers are {}",
           point,
           join(layers, ", ")));
     }

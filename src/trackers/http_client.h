@@ -56,7 +56,8 @@ class HttpClient {
   void* curl_ = nullptr;
 };
 
-/// Bytes that are no letters, digits or one of "-._~/" become %20 and the like.
+/// Bytes that are not letters, digits or one of "-._~/" become %20 and the
+/// like.
 std::string url_escaped(const std::string& text);
 
 }  // namespace accelerate::detail

@@ -14,7 +14,7 @@ std::string message_of(const std::exception_ptr& problem) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

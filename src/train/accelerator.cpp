@@ -143,7 +143,7 @@ void apply_window_of_engine(
   decisions.window = *steps;
 }
 
-// DeepSpeed's configuration chooses the precision if nobody else did.
+// DeepSpeed's configuration chooses the precision if nothing else did.
 void apply_precision_of_engine(Decisions& decisions) {
   const std::string& chosen =
       decisions.plan_request.training.precision.mixed_precision;

@@ -24,8 +24,8 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 
-// Shared by an optimizer and whoever is told of its end; an optimizer may be
-// destroyed on another thread.
+// Shared by an optimizer and the handle that learns of its destruction, which
+// may happen on another thread.
 class DestructionNotice {
  public:
   explicit DestructionNotice(std::function<void()> on_destruction)

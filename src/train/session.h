@@ -82,7 +82,8 @@ struct PreparedOptimizer {
   /// Keeps `inner` alive; null if it is borrowed.
   std::shared_ptr<void> owner = nullptr;
   bool was_destroyed = false;
-  /// Keeps the two above true; null if the optimizer cannot be watched.
+  /// Keeps `inner` and `was_destroyed` true. Null for an owned optimizer that
+  /// cannot be watched.
   std::shared_ptr<void> watch = nullptr;
   /// False until its first step has looked for parameters of no model.
   bool was_checked = false;

@@ -31,7 +31,7 @@ std::vector<IgnoredSetting> accumulation_without_effect(
   return ignored;
 }
 
-std::string in_words(const IgnoredSetting& setting) {
+std::string describe(const IgnoredSetting& setting) {
   std::vector<std::string> remarks;
   if (!setting.origin.empty()) remarks.push_back(setting.origin);
   if (!setting.instead.empty()) remarks.push_back(setting.instead);
@@ -71,22 +71,22 @@ void report_settings_without_effect(Session& session) {
   if (report.is_made && report.num_reported == report.ignored.size()) return;
   if (!report.is_made)
     note_ignored_settings(session, accumulation_without_effect(session));
-  std::vector<std::string> words;
+  std::vector<std::string> listed;
   for (; report.num_reported < report.ignored.size(); ++report.num_reported)
-    words.push_back(in_words(report.ignored[report.num_reported]));
+    listed.push_back(describe(report.ignored[report.num_reported]));
   if (!std::exchange(report.is_made, true)) {
     for (const GivenSetting& given : session.settings.unread()) {
       if (!is_named(report.ignored, given))
-        words.push_back(format("{} ({})", given.key, given.where));
+        listed.push_back(format("{} ({})", given.key, given.where));
     }
   }
-  if (words.empty()) return;
+  if (listed.empty()) return;
   session.world.logger().log_once_per_world(
       LogLevel::warning,
       "config",
       format(
           "settings that were given and do nothing in this program: {}",
-          join(words, ", ")));
+          join(listed, ", ")));
 }
 
 }  // namespace accelerate::detail

@@ -51,7 +51,7 @@ TEST(CheckMap, WarnsOfEntriesThatNameNothing) {
   EXPECT_EQ(require_complete_map(model, {{"", 0}, {"linear2", 1}}), "");
   EXPECT_THAT(
       require_complete_map(model, {{"", 0}, {"linear3", 1}}),
-      HasSubstr("no modules of the model: linear3"));
+      HasSubstr("not modules of the model: linear3"));
 }
 
 TEST(CheckMap, WarnsOfTiesInSeveralPlaces) {

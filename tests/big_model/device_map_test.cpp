@@ -125,8 +125,8 @@ TEST_F(InferDeviceMap, FollowsTiesFromModuleToModule) {
 }
 
 TEST_F(InferDeviceMap, FallsBackToALaterModuleOnAnUnusedDevice) {
-  // 440, 8 and 80 bytes. While the first is placed, device 0 keeps 80 bytes free
-  // for the last, so that 520 are needed.
+  // 440, 8 and 80 bytes. While the first is placed, device 0 keeps 80 bytes
+  // free for the last, so that 520 are needed.
   ModuleNode model{"", "Model", {}, {}, {}};
   model.children = {
       make_.linear("large", 10, 10),
@@ -200,7 +200,7 @@ TEST(MapDevice, ReadsNamesAndIndexes) {
 
 TEST(MapDevice, RefusesOtherNames) {
   testing::expect_error<ConfigError>(
-      [] { MapDevice("gpu"); }, "\"gpu\" is no place for weights");
+      [] { MapDevice("gpu"); }, "\"gpu\" is not a place for weights");
   testing::expect_error<ConfigError>([] { MapDevice("cuda:"); }, "cuda:");
   testing::expect_error<ConfigError>([] { MapDevice(-1); }, "begin at 0");
 }
@@ -231,7 +231,7 @@ TEST(CleanDeviceMap, MergesWhereAllPartsAgree) {
   const DeviceMap map{{"a.x", 0}, {"a.y", 0}, {"b.x", 0}, {"b.y", 1}, {"c", 1}};
   EXPECT_EQ(text(clean_device_map(map)), "a:0 b.x:0 b.y:1 c:1 ");
   EXPECT_EQ(text(clean_device_map(DeviceMap({{"a", 0}, {"b", 0}}))), ":0 ");
-  // A single part is no group.
+  // A single part is not a group.
   EXPECT_EQ(text(clean_device_map(DeviceMap({{"a.x", 0}}))), "a.x:0 ");
 }
 

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <signal.h>
@@ -83,28 +85,50 @@ class Process {
         0);
     ::unsetenv(kJob);
   }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process() {
+    if (status_) return;
+    kill();
+    wait();
+  }
   // Its exit status; that of a shell if it was killed.
   int wait() {
-    int status = 0;
-    ::waitpid(id_, &status, 0);
+    if (!status_) take_status(0);
+    const int status = status_.value_or(-1);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
-  void kill() { ::kill(id_, SIGKILL); }
+  bool is_running() {
+    if (!status_) take_status(WNOHANG);
+    return !status_;
+  }
+  void kill() const {
+    if (id_ > 0) ::kill(id_, SIGKILL);
+  }
 
  private:
+  void take_status(int options) {
+    int status = 0;
+    const pid_t ended = ::waitpid(id_, &status, options);
+    if (ended == id_) status_ = status;
+    if (ended < 0) status_ = -1;
+  }
+
   pid_t id_ = -1;
+  std::optional<int> status_;
 };
 
-// "fill 3": writes fills 3 and 4 in turns. "read": reads until there is a file
-// "stop" beside the folder.
+// "fill 3": writes fills 3 and 4 in turns. "fill on 3": the same until it is
+// killed. "read": reads until there is a file "stop" beside the folder.
 TEST(OffloadProcess, DISABLED_Job) {
   const char* const job = std::getenv(kJob);
   if (job == nullptr) GTEST_SKIP() << "not a job";
   const fs::path folder = std::getenv(kFolder);
   const std::string text = job;
   if (text.starts_with("fill ")) {
-    const int number = std::stoi(text.substr(5));
-    for (int i = 0; i < 15; ++i)
+    const bool goes_on = text.starts_with("fill on ");
+    const int number = std::stoi(text.substr(text.rfind(' ')));
+    for (int i = 0; goes_on || i < 15; ++i)
       offload_state_dict(folder, weights_of(number + i % 2));
     return;
   }
@@ -127,8 +151,8 @@ TEST(OffloadProcesses, FillAndReadOneFolderAtOnce) {
   // A model that runs from the folder has its files open.
   struct AddImpl : torch::nn::Module {
     Tensor forward(const Tensor& x) { return x + weight0; }
-    Tensor weight0 = register_parameter(
-        "weight0", torch::full({kNumElements}, 1.0), false);
+    Tensor weight0 =
+        register_parameter("weight0", torch::full({kNumElements}, 1.0), false);
   };
   const auto model = std::make_shared<AddImpl>();
   auto big = disk_offload(model, folder, {.prefetch_memory = 1});
@@ -156,10 +180,10 @@ TEST(OffloadProcesses, AKilledOneIsRepairedByTheNext) {
   const fs::path folder = directory / "offload";
   offload_state_dict(folder, weights_of(1));
   for (int round = 0; round < 4; ++round) {
-    Process filling("fill 10", folder);
+    Process filling("fill on 10", folder);
     // It is at work when there is something that is not complete.
-    while (!fs::exists(folder / ".filling")) {
-    }
+    while (filling.is_running() && !fs::exists(folder / ".filling"))
+      std::this_thread::yield();
     filling.kill();
     EXPECT_EQ(filling.wait(), 128 + SIGKILL);
     if (fs::exists(folder / "index.json")) {

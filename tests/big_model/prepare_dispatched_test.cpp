@@ -43,10 +43,20 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+// Ranks are threads, which share the default generator.
+Tensor random(at::IntArrayRef sizes, at::Generator& generator) {
+  return torch::randn(sizes, generator);
+}
+
 // Everything but the adapters, the norms and the head is frozen.
 Net make_net() {
-  torch::manual_seed(5);
   Net net;
+  {
+    const torch::NoGradGuard no_grad;
+    auto generator = at::detail::createCPUGenerator(5);
+    for (auto& parameter : net->parameters())
+      parameter.copy_(0.3 * random(parameter.sizes(), generator));
+  }
   for (auto& block : {net->first, net->second}) {
     for (auto& layer : {block->up, block->down})
       for (auto& parameter : layer->parameters())
@@ -78,8 +88,10 @@ class PrepareDispatched : public ::testing::Test {
  protected:
   static void train(Accelerator& accelerator, auto& model, auto& optimizer) {
     for (int step = 0; step < 4; ++step) {
-      torch::manual_seed(100 + step * 10 + accelerator.process_index());
-      const Tensor x = torch::randn({6, kWidth});
+      auto generator =
+          at::detail::createCPUGenerator(static_cast<std::uint64_t>(
+              100 + step * 10 + accelerator.process_index()));
+      const Tensor x = random({6, kWidth}, generator);
       optimizer.zero_grad();
       accelerator.backward(model(x).pow(2).mean());
       optimizer.step();
@@ -180,7 +192,10 @@ TEST_F(PrepareDispatched, SaveModelWritesOffloadedWeightsToo) {
   save_model(*big.module(), directory_ / "saved");
   const auto saved = load_state_dict(directory_ / "saved");
   ASSERT_EQ(saved.size(), expected.size());
-  expect_all([&](const std::string& name) { return saved.at(name); });
+  {
+    SCOPED_TRACE("safetensors");
+    expect_all([&](const std::string& name) { return saved.at(name); });
+  }
   // In shards smaller than a layer, and as torch.save files.
   save_model(
       *big.module(),
@@ -188,6 +203,7 @@ TEST_F(PrepareDispatched, SaveModelWritesOffloadedWeightsToo) {
       {.max_shard_size = 300, .safe_serialization = false});
   const auto shards = load_state_dict(directory_ / "torch");
   ASSERT_EQ(shards.size(), expected.size());
+  SCOPED_TRACE("torch.save");
   expect_all([&](const std::string& name) { return shards.at(name); });
 
   const WeightList values = get_state_dict_offloaded_model(*net);

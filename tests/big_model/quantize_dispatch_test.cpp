@@ -47,6 +47,12 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+struct NetWithTailImpl : nn::Module {
+  Net net = register_module("net", Net());
+  nn::Linear tail = register_module("tail", nn::Linear(4, 4));
+};
+TORCH_MODULE(NetWithTail);
+
 const QuantizationConfig kNf4{
     .load_in_4bit = true,
     .bnb_4bit_quant_type = "nf4",
@@ -227,33 +233,55 @@ TEST_F(QuantizedDispatch, AFullDiskLeavesTheModelAsItWas) {
   }
 }
 
-// A strategy places codes by their sizes; what is computed where is as said.
+// A strategy places codes by their sizes; what is computed where is as said. The
+// limit has room for the largest layer on its way, of 2304 bytes, and for the
+// first two layers, of 1280 and 512.
 TEST_F(QuantizedDispatch, TakesStrategiesAndTheOptionsOfDispatching) {
   const torch::NoGradGuard no_grad;
   Net net = empty_net();
   LoadAndQuantizeOptions options{
       .weights_location = weights(),
       .device_map = "sequential",
-      .max_memory = {{"cpu", 2600}},
+      .max_memory = {{"cpu", 4200}},
       .preload_module_classes = {"Net"},
       .offload_buffers = true,
       .offload_folder = folder()};
-  const QuantizedModel quantized =
-      load_and_quantize_model(*net, kNf4, options);
+  const QuantizedModel quantized = load_and_quantize_model(*net, kNf4, options);
   const DeviceMap& map = quantized.dispatch().device_map();
   EXPECT_EQ(
       map,
       infer_quantized_device_map(
-          *empty_net(), kNf4, {.max_memory = {{"cpu", 2600}}}));
-  EXPECT_GT(map.size(), 1U);
+          *empty_net(), kNf4, {.max_memory = {{"cpu", 4200}}}));
+  EXPECT_EQ(
+      map,
+      (DeviceMap{
+          {"first", "cpu"},
+          {"norm", "cpu"},
+          {"middle", "disk"},
+          {"last", "disk"},
+          {"head", "disk"}}));
   EXPECT_TRUE(net(x_).equal(expected(kNf4)));
   // All of it is one unit.
   EXPECT_EQ(quantized.dispatch().stats().num_fetches, 1);
+  // No layer fits beside the largest one.
   Net whole = empty_net();
-  options.no_split_module_classes = {"Net"};
-  const QuantizedModel at_once =
-      load_and_quantize_model(*whole, kNf4, options);
+  options.max_memory = {{"cpu", 2304 + 1279}};
+  const QuantizedModel at_once = load_and_quantize_model(*whole, kNf4, options);
   EXPECT_EQ(at_once.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
+  // The net is as large as all its layers, and leaves no room for others.
+  NetWithTail with_tail;
+  options.max_memory = {{"cpu", 4200}};
+  EXPECT_GT(
+      infer_quantized_device_map(
+          *with_tail, kNf4, {.max_memory = options.max_memory})
+          .size(),
+      1U);
+  LoadAndQuantizeOptions in_place = options;
+  in_place.weights_location.clear();
+  in_place.no_split_module_classes = {"Net"};
+  const QuantizedModel unsplit =
+      load_and_quantize_model(*with_tail, kNf4, in_place);
+  EXPECT_EQ(unsplit.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
   expect_error<ConfigError>(
       [&] {
         Net other = empty_net();
@@ -269,8 +297,7 @@ TEST_F(QuantizedDispatch, CallsTheModuleOnTheMainDevice) {
   Net net = empty_net();
   LoadAndQuantizeOptions options = at({{"", "cpu"}});
   options.main_device = 1;
-  const QuantizedModel quantized =
-      load_and_quantize_model(*net, kNf4, options);
+  const QuantizedModel quantized = load_and_quantize_model(*net, kNf4, options);
   EXPECT_EQ(quantized.dispatch().main_device(), second);
   const Tensor y = quantized.dispatch().call(*net, x_);
   EXPECT_TRUE(y.is_cpu());

@@ -335,7 +335,7 @@ TEST(MeasureSpeeds, ReadTheDiskOfAFolderAndLeaveNothingThere) {
   const MachineSpeeds speeds = measure_speeds(folder.path());
   EXPECT_GT(speeds.disk_bytes_per_second, 1e5);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  // Of a file system without direct reads, too.
+  // A file system without direct reads is one, too.
   const testing::TemporaryDirectory in_memory(
       testing::TemporaryDirectory::memory());
   EXPECT_GT(measure_speeds(in_memory.path()).disk_bytes_per_second, 1e5);

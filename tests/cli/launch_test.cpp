@@ -171,7 +171,7 @@ TEST(Launch, EndsTheOthersWhenOneFailsAndSaysWhyLast) {
       ::testing::ContainsRegex(
           "accelerate-cpp: rank 1 \\(process [0-9]+\\) exited with code 5"));
   EXPECT_TRUE(result.err.ends_with(
-      "accelerate-cpp: its last words:\n    no such file\n"))
+      "accelerate-cpp: its last output:\n    no such file\n"))
       << result.err;
 }
 

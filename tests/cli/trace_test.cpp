@@ -115,7 +115,7 @@ TEST_F(TraceMerge, RefusesWhatItCannotMerge) {
   EXPECT_EQ(merge().code, 2);
   EXPECT_THAT(merge().err, HasSubstr("has no traces profile_<rank>.json"));
   write("profile_0.json", Json::object());
-  EXPECT_THAT(merge().err, HasSubstr("no trace in Chrome's format"));
+  EXPECT_THAT(merge().err, HasSubstr("not a trace in Chrome's format"));
   write("profile_0.json", trace(0, 0, 1));
   write("profile_1.json", trace(0, 0, 1));
   const ToolResult result = merge();

@@ -87,7 +87,7 @@ TEST(Disagreement, IsNamedAtOnceForAnyTwoCalls) {
       if (i == k) continue;
       const Call& first = calls()[i];
       const Call& second = calls()[k];
-      // Whoever waits finds out; somebody must.
+      // A rank that waits finds out; at least one must.
       if (!waits(first, 0) && !waits(second, 1)) continue;
       std::vector<std::string> texts(2);
       run_in_memory_worlds(2, [&](const World& world) {
@@ -117,9 +117,9 @@ TEST(Disagreement, IsNamedForPartsOfOtherSizes) {
     const at::Tensor input = torch::ones({6}, at::kByte);
     try {
       // Rank 1 sends one byte less than rank 0 expects.
-      const std::vector<std::int64_t> sizes =
-          world.rank() == 0 ? std::vector<std::int64_t>{2, 4}
-                            : std::vector<std::int64_t>{3, 3};
+      const std::vector<std::int64_t> sizes = world.rank() == 0
+          ? std::vector<std::int64_t>{2, 4}
+          : std::vector<std::int64_t>{3, 3};
       connection.all_to_all(output, input, sizes, sizes)->wait();
     } catch (const std::exception& error) {
       texts[static_cast<std::size_t>(world.rank())] = error.what();

@@ -45,7 +45,7 @@ case $example in
 adapters)
   for ranks in 1 2; do
     says $ranks "593 elements are trained, the base is offloaded"
-    says $ranks "fetched more than once a step: yes"
+    says $ranks "fetched more than once per step: yes"
   done
   [ "$(find "$directory/at_2" -name index.json | wc -l)" = 2 ] || fail "the bases have no folders"
   ;;

@@ -116,6 +116,10 @@ TEST_F(Weights, AreSpreadOverFilesAndReplaceStaleOnes) {
     }
     EXPECT_GT(num_files, 5u);
     expect_same(open_weights(out));
+    // Every file numbers its storages itself: in one file, all are there.
+    const fs::path merged = directory_ / "merged.safetensors";
+    write_weights_file(*disk_, merged, open_weights(out));
+    expect_same(open_weights(merged));
     write_model(*disk_, out, tensors_, {how, 1 << 20});
     expect_same(open_weights(out));
     num_files = 0;

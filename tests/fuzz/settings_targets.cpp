@@ -111,8 +111,8 @@ void model_config(Input input) {
 void json_lines(Input input) {
   for (const std::string& line : detail::split(text_of(input), '\n')) {
     const detail::ParsedJson parsed = detail::parse_json(line);
-    // A reader of lines stops at the first that is no JSON; and most time would
-    // go into throwing an exception for each of the others.
+    // A reader of lines stops at the first that is not JSON; and most time
+    // would go into throwing an exception for each of the others.
     if (!parsed.complaint.empty()) return;
     if (!parsed.value.is_object()) continue;
     for (const auto& [key, value] : parsed.value.items()) {
@@ -154,7 +154,7 @@ void launch_arguments(Input input) {
   guarded([&] {
     const std::array sources{flags.source()};
     const detail::Settings settings = detail::resolve(sources);
-    static_cast<void>(flags.words_without({"num_processes"}));
+    static_cast<void>(flags.arguments_without({"num_processes"}));
     plan_launch(settings, nullptr, flags.program());
   });
 }

@@ -84,10 +84,10 @@ TEST(StoreLimits, GarbageHarmsNobodyElse) {
   EXPECT_EQ(rank.add("count", 1), 1);
   std::mt19937 random(7);
   for (int i = 0; i < 300; ++i) {
-    RawStoreClient stranger(server.port(), i % 2 == 0);
+    RawStoreClient other_client(server.port(), i % 2 == 0);
     std::string bytes(random() % 5000, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    stranger.send(bytes);
+    other_client.send(bytes);
   }
   EXPECT_EQ(rank.add("count", 1), 2);
 }
@@ -144,9 +144,9 @@ TEST(StoreLimits, ReportsAreFew) {
   options.report = reports.sink();
   const StoreServer server("127.0.0.1", 0, options);
   for (int i = 0; i < 50; ++i) {
-    RawStoreClient stranger(server.port(), false);
-    stranger.send("GET / HTTP/1.1\r\n\r\n");
-    EXPECT_TRUE(stranger.is_closed());
+    RawStoreClient other_client(server.port(), false);
+    other_client.send("GET / HTTP/1.1\r\n\r\n");
+    EXPECT_TRUE(other_client.is_closed());
   }
   const std::vector<std::string> lines = reports.lines();
   ASSERT_EQ(lines.size(), 16U);
@@ -244,7 +244,7 @@ TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
   EXPECT_EQ(late.receive<std::int64_t>(), 21);
 }
 
-TEST(StoreLimits, StrangersMakeRoomForRanks) {
+TEST(StoreLimits, OtherClientsMakeRoomForRanks) {
   StoreServerOptions options = few_descriptors();
   options.secret = make_store_secret();
   options.is_of_this_user = [](int) { return false; };
@@ -266,7 +266,7 @@ TEST(StoreLimits, StrangersMakeRoomForRanks) {
   EXPECT_GE(pipe.write_end(), 0);
 }
 
-TEST(StoreAdmission, RefusesStrangers) {
+TEST(StoreAdmission, RefusesOtherClients) {
   Reports reports;
   StoreServerOptions options;
   options.secret = make_store_secret();
@@ -275,10 +275,10 @@ TEST(StoreAdmission, RefusesStrangers) {
   const StoreServer server("127.0.0.1", 0, options);
   RawStoreClient rank(server.port());
   EXPECT_EQ(rank.add("/" + options.secret + "/count", 1), 1);
-  RawStoreClient stranger(server.port());
-  EXPECT_TRUE(stranger.is_served());
-  stranger.send(StoreMessage(Query::get).text("count"));
-  EXPECT_TRUE(stranger.is_closed());
+  RawStoreClient other_client(server.port());
+  EXPECT_TRUE(other_client.is_served());
+  other_client.send(StoreMessage(Query::get).text("count"));
+  EXPECT_TRUE(other_client.is_closed());
   ASSERT_EQ(reports.lines().size(), 1U);
   EXPECT_THAT(
       reports.lines()[0],
@@ -305,10 +305,10 @@ TEST(StoreAdmission, RefusesProcessesOfOtherUsers) {
   expect_in_child([port] {
     constexpr uid_t kNobody = 65534;
     if (::setresuid(kNobody, kNobody, kNobody) != 0) return false;
-    RawStoreClient stranger(port);
-    if (!require(stranger.is_served(), "a ping is answered")) return false;
-    stranger.send(StoreMessage(Query::num_keys));
-    return require(stranger.is_closed(), "a request is refused");
+    RawStoreClient other_client(port);
+    if (!require(other_client.is_served(), "a ping is answered")) return false;
+    other_client.send(StoreMessage(Query::num_keys));
+    return require(other_client.is_closed(), "a request is refused");
   });
   expect_in_child([port, secret = options.secret] {
     constexpr uid_t kNobody = 65534;

@@ -132,20 +132,20 @@ TEST(StoreServer, ForgetsClientsThatAreGone) {
 
 TEST(StoreServer, DropsClientsOfOtherProtocols) {
   const StoreServer server("127.0.0.1", 0);
-  const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int other_client = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(server.port()));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   ASSERT_EQ(
       ::connect(
-          stranger, reinterpret_cast<sockaddr*>(&address), sizeof address),
+          other_client, reinterpret_cast<sockaddr*>(&address), sizeof address),
       0);
   const std::string question = "GET / HTTP/1.1\r\n\r\n";
-  ASSERT_GT(::send(stranger, question.data(), question.size(), 0), 0);
+  ASSERT_GT(::send(other_client, question.data(), question.size(), 0), 0);
   char byte = 0;
-  EXPECT_LE(::recv(stranger, &byte, 1, 0), 0);
-  ::close(stranger);
+  EXPECT_LE(::recv(other_client, &byte, 1, 0), 0);
+  ::close(other_client);
   EXPECT_EQ(client_of(server)->add("count", 1), 1);
 }
 

@@ -297,11 +297,11 @@ TEST(StoreService, AdmitsByTheFirstKeyOnly) {
         StoreMessage(Query::check).length(0),
         StoreMessage(Query::cancel_wait),
         StoreMessage(Query::num_keys)}) {
-    StoreSession& stranger = clients.connect();
+    StoreSession& other_client = clients.connect();
     EXPECT_THAT(
-        clients.refusal_of(stranger, message),
+        clients.refusal_of(other_client, message),
         HasSubstr("did not show the secret"));
-    EXPECT_EQ(stranger.unsent().size(), 0U);
+    EXPECT_EQ(other_client.unsent().size(), 0U);
   }
   clients.send(rank, StoreMessage(Query::get).text("other"));
   EXPECT_EQ(clients.answers(rank), text_answer("2"));
@@ -366,10 +366,10 @@ TEST(StoreService, ComparesSecretsThatLaunchersWereGiven) {
   Clients shared(
       {.secret = kSecret, .num_machines = 2, .is_secret_shared = true});
   for (const std::string& wrong : {std::string(), kSecret + "0"}) {
-    StoreSession& stranger = shared.connect();
-    shared.send(stranger, join_as(1, wrong));
+    StoreSession& other_client = shared.connect();
+    shared.send(other_client, join_as(1, wrong));
     EXPECT_EQ(
-        shared.answers(stranger),
+        shared.answers(other_client),
         join_answer(StoreJoinAnswer::wrong_secret, ""));
   }
   StoreSession& right = shared.connect();

@@ -1,9 +1,10 @@
-// Makes many Worlds in each of two rank processes, in three ways:
+// Makes many Worlds in each of two rank processes, in four ways:
 //
-//   worlds_check env|agent|launch NUMBER
+//   worlds_check env|agent|launch|tool NUMBER
 //
 // env: rank 0 serves the store. agent: this process does, as torchrun's agent.
-// launch: launch_function() starts the ranks.
+// launch: launch_function() starts the ranks. tool: accelerate-cpp launch has
+// started this rank, and holds the store.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -275,7 +275,7 @@ TEST(Sum, LeavesOutNanOnRequest) {
   EXPECT_EQ(sum.compute(), 4);
 }
 
-// Of these samples, only the first and the last count.
+// Among these samples, only the first and the last count.
 const ClassOptions kPicky{.ignore_index = 0, .ignore_nan = true};
 at::Tensor picky_scores() {
   return rows({.1, .9, .6, .4, kNan, .5, .9, .1}, 2);

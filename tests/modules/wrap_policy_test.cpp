@@ -64,7 +64,7 @@ TEST(WrapPolicy, MakesUnitsOfLeaves) {
           "blocks.1.b",
           "blocks.1",
           "embed"));
-  // What is in a leaf is no unit.
+  // What is in a leaf is not a unit.
   EXPECT_THAT(
       wrapped_modules(
           net(),

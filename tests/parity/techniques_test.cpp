@@ -2,12 +2,14 @@
 // of one process on the same global batches. One net and one loop for all
 // (support/parity_task.h), so that a failure names its case.
 #include <cmath>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <accelerate/accelerate.h>
@@ -140,6 +142,24 @@ double tolerance_of(Precision precision) {
   return precision == Precision::no ? 1e-5 : 1e-2;
 }
 
+// The weights of one process, computed once for all cases that expect them.
+const Weights& weights_of_one_process(
+    const Technique& technique,
+    Precision precision,
+    int accumulation) {
+  static std::map<std::tuple<bool, bool, Precision, int>, Weights> known;
+  Technique plain;
+  plain.master_weights = technique.master_weights;
+  plain.has_experts = technique.has_experts;
+  const std::tuple key(
+      plain.master_weights, plain.has_experts, precision, accumulation);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  Weights weights =
+      train_parity_net(run_of(plain, precision, accumulation, 1)).weights;
+  return known.emplace(key, std::move(weights)).first->second;
+}
+
 TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
   const auto& [technique, precision, accumulation, num_ranks] = GetParam();
   if (num_ranks % technique.divides_ranks != 0)
@@ -148,11 +168,8 @@ TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
     GTEST_SKIP() << "masters are of 16-bit parameters";
   if (technique.axis == Axis::tensor && precision == Precision::fp8)
     GTEST_SKIP() << "refused: ranks do not agree on scales";
-  Technique plain;
-  plain.master_weights = technique.master_weights;
-  plain.has_experts = technique.has_experts;
-  const Weights one =
-      train_parity_net(run_of(plain, precision, accumulation, 1)).weights;
+  const Weights& one =
+      weights_of_one_process(technique, precision, accumulation);
   const Weights many =
       train_parity_net(run_of(technique, precision, accumulation, num_ranks))
           .weights;

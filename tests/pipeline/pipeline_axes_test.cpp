@@ -115,7 +115,7 @@ struct Run {
 };
 
 struct Outcome {
-  /// Of all stages; slices are put together.
+  /// The weights of all stages; slices are put together.
   Weights weights;
   std::vector<double> losses;
 };
@@ -420,7 +420,7 @@ TEST(PipelineAxes, AveragesWhatSomeReplicasReach) {
       pipeline.step(x, x, [](Tensor out, Tensor) { return out.sum(); });
       if (!pipeline.has_last_stage()) continue;
       EXPECT_FALSE(unused.grad().defined());
-      // Of two micro-batches and two replicas.
+      // The mean over two micro-batches and two replicas.
       ASSERT_TRUE(rare.grad().defined());
       EXPECT_TRUE(rare.grad().equal(torch::full({2}, -100.0)));
     }
@@ -461,7 +461,7 @@ TEST(PipelineAxes, WaitsForNoTiedGradientThatAStageLacks) {
           });
       ASSERT_TRUE(shared->weight.grad().defined());
       EXPECT_TRUE(shared->weight.grad().equal(torch::full({3, 3}, 2.0)));
-      // Of no stage.
+      // No stage uses it.
       EXPECT_FALSE(shared->bias.grad().defined());
       ++num_ends;
     });

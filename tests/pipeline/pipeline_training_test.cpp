@@ -346,7 +346,7 @@ TEST(PreparePippy, TakesSplitPoints) {
         [&] {
           prepare_pippy(world, linear_layers(), {.split_points = {"nowhere"}});
         },
-        "split point \"nowhere\" is no layer");
+        "split point \"nowhere\" is not a layer");
     expect_error<ConfigError>(
         [&] { prepare_pippy(world, linear_layers(), {.num_chunks = 0}); },
         "num_chunks is 0");

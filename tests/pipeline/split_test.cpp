@@ -22,7 +22,7 @@ TEST(PipelineSplit, BalancesTheMostExpensiveStage) {
   EXPECT_THAT(balanced_stages(costs, 7), ElementsAre(0, 1, 2, 3, 4, 5, 6));
 }
 
-// Of divisions with the same most expensive stage.
+// Among divisions with the same most expensive stage, that one is chosen.
 TEST(PipelineSplit, MakesTheOtherStagesEqual) {
   EXPECT_THAT(
       balanced_stages(std::vector<double>(10, 1), 4), ElementsAre(0, 2, 4, 7));
@@ -51,7 +51,7 @@ TEST(PipelineSplit, RefusesWhatCannotBeDivided) {
   refused({}, {1, 1, 1}, 4, "3 layers cannot be divided into 4 stages");
   refused({"b"}, {}, 3, "1 split points make 2 stages, but there are 3");
   refused(
-      {"x"}, {}, 2, "split point \"x\" is no layer; the layers are a, b, c");
+      {"x"}, {}, 2, "split point \"x\" is not a layer; the layers are a, b, c");
   refused({"a"}, {}, 2, "split point \"a\" is the first layer");
   refused(
       {"c", "b"}, {}, 3, "split point \"b\" does not come after the others");

@@ -174,7 +174,7 @@ TEST(Collectives, TakeWhatTheirRingsTake) {
       seconds(CollectivePattern::all_gather, 16, 1),
       0.75 / 4 / 10 + 2e-6 + 2e-5,
       1e-9);
-  // Of what a rank sends to 16, 3 parts stay in the node and 12 leave it.
+  // When a rank sends to 16, 3 parts stay in the node and 12 leave it.
   EXPECT_NEAR(
       seconds(CollectivePattern::all_to_all, 16, 1),
       12.0 / 16 / 10 + 3e-6 + 3e-5,

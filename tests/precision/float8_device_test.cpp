@@ -1,5 +1,5 @@
-// Who multiplies float8 matrices on an accelerator: LibTorch's product, or its
-// emulation.
+// Float8 matrices on an accelerator are multiplied by LibTorch's product, or by
+// its emulation.
 #include <string>
 
 #include <ATen/record_function.h>
@@ -73,8 +73,8 @@ TEST(Float8OnDevice, IsMultipliedByLibTorchUnlessEmulationIsAskedFor) {
 }
 
 TEST(Float8OnDevice, PadsTheInnerSizeOnRequest) {
-  // Five rows are no multiple of 16, so the gradient of the weight is emulated
-  // unless zeros are added.
+  // Five rows are not a multiple of 16, so the gradient of the weight is
+  // emulated unless zeros are added.
   EXPECT_EQ(products_of({.pad_inner_dim = false}, 5), 2);
   EXPECT_EQ(products_of({.pad_inner_dim = true}, 5), 3);
 }

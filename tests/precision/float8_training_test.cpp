@@ -362,15 +362,15 @@ TEST(Float8Layers, AreListedWithReasons) {
   EXPECT_EQ(
       explain_float8_layers(choose_float8_layers(*net)),
       "0: not float8 (the first linear layer)\n"
-      "1: not float8 (out_features 24 is no multiple of 16)\n"
-      "2: not float8 (in_features 24 is no multiple of 16)\n"
+      "1: not float8 (out_features 24 is not a multiple of 16)\n"
+      "2: not float8 (in_features 24 is not a multiple of 16)\n"
       "3: float8\n"
       "4: not float8 (the last linear layer)\n");
   EXPECT_EQ(
       explain_float8_layers(choose_float8_layers(*net, TERecipeKwargs())),
       "0: float8\n"
-      "1: not float8 (out_features 24 is no multiple of 16)\n"
-      "2: not float8 (in_features 24 is no multiple of 16)\n"
+      "1: not float8 (out_features 24 is not a multiple of 16)\n"
+      "2: not float8 (in_features 24 is not a multiple of 16)\n"
       "3: float8\n"
       "4: float8\n");
   const AORecipeKwargs filtered{

@@ -114,22 +114,24 @@ void LaunchFlags::refuse(const std::string& flag) const {
 }
 
 std::vector<std::string> LaunchFlags::program() const {
-  std::vector<std::string> words = command_.remaining();
-  if (!words.empty() && words.front() == "--") words.erase(words.begin());
-  if (!words.empty() && words.front().starts_with("-")) refuse(words.front());
-  if (words.empty()) {
+  std::vector<std::string> arguments = command_.remaining();
+  if (!arguments.empty() && arguments.front() == "--")
+    arguments.erase(arguments.begin());
+  if (!arguments.empty() && arguments.front().starts_with("-"))
+    refuse(arguments.front());
+  if (arguments.empty()) {
     throw ConfigError(
         "[launch] no program was given; write accelerate-cpp launch [flags] "
         "PROGRAM [arguments]");
   }
-  return words;
+  return arguments;
 }
 
-std::vector<std::string> LaunchFlags::words_without(
+std::vector<std::string> LaunchFlags::arguments_without(
     const std::vector<std::string>& keys) const {
-  std::vector<std::string> words;
+  std::vector<std::string> arguments;
   if (!config_file_.empty()) {
-    words.insert(words.end(), {"--config_file", config_file_});
+    arguments.insert(arguments.end(), {"--config_file", config_file_});
   }
   for (const OptionSpec& spec : detail::option_table()) {
     const std::string key(spec.key);
@@ -137,10 +139,10 @@ std::vector<std::string> LaunchFlags::words_without(
         std::find(keys.begin(), keys.end(), key) != keys.end()) {
       continue;
     }
-    words.emplace_back(spec.flag);
-    if (spec.kind != OptionKind::boolean) words.push_back(texts_.at(key));
+    arguments.emplace_back(spec.flag);
+    if (spec.kind != OptionKind::boolean) arguments.push_back(texts_.at(key));
   }
-  return words;
+  return arguments;
 }
 
 detail::Source LaunchFlags::source() const {

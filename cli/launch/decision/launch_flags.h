@@ -29,7 +29,7 @@ class LaunchFlags {
   [[nodiscard]] std::vector<std::string> program() const;
 
   /// The flags as arguments, except those of these option keys.
-  [[nodiscard]] std::vector<std::string> words_without(
+  [[nodiscard]] std::vector<std::string> arguments_without(
       const std::vector<std::string>& keys) const;
 
   [[nodiscard]] const std::string& config_file() const { return config_file_; }

@@ -167,12 +167,9 @@ bool is_python(const std::string& program) {
   return name.starts_with("python") || name.ends_with(".py");
 }
 
-LaunchPlan make_launch_plan(
-    const LaunchDecision& decision,
-    const Settings& settings,
-    const detail::Environment& environment,
-    const Machine& machine,
-    const std::vector<std::string>& command) {
+namespace {
+
+void check_counts(const LaunchDecision& decision) {
   if (decision.num_processes % decision.num_machines != 0) {
     throw ConfigError(format(
         "[launch] {} processes cannot be divided equally among {} machines; "
@@ -186,6 +183,48 @@ LaunchPlan make_launch_plan(
         decision.processes_here(),
         kMostProcessesHere));
   }
+}
+
+// Sets what every rank gets: the variables of this process but those of a rank,
+// and what `settings` say.
+void set_variables(
+    LaunchPlan& plan,
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment) {
+  std::map<std::string, std::string, std::less<>> shared;
+  for (const auto& [name, value] : environment.all()) {
+    if (!detail::is_rank_variable(name)) shared.emplace(name, value);
+  }
+  plan.environment = detail::Environment(std::move(shared));
+  const auto add = [&](const std::string& name, const std::string& value) {
+    plan.environment.set(name, value);
+    plan.added.push_back(format("{}={}", name, value));
+  };
+  const auto variables = is_python(plan.program)
+      ? python_variables(decision, settings, environment)
+      : native_variables(decision, settings, environment);
+  for (const auto& [name, value] : variables) {
+    // With these, Intel's OpenMP would bind all ranks to the same cores.
+    if (name.starts_with("KMP_") && !plan.is_alone) continue;
+    add(name, value);
+  }
+  add(std::string(detail::kHandoverVariable),
+      handover_of(decision, settings, plan.program));
+  if (plan.num_threads > 0) {
+    add("OMP_NUM_THREADS", std::to_string(plan.num_threads));
+  }
+}
+
+}  // namespace
+
+LaunchPlan make_launch_plan(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment,
+    const Machine& machine,
+    const std::vector<std::string>& command) {
+  check_counts(decision);
   LaunchPlan plan;
   plan.program = find_program(command.front(), environment);
   plan.arguments = command;
@@ -221,29 +260,7 @@ LaunchPlan make_launch_plan(
   plan.hang_threshold = std::chrono::milliseconds(
       static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000));
   plan.on_hang = detail::parse_on_hang(*settings.text("on_hang"));
-
-  std::map<std::string, std::string, std::less<>> shared;
-  for (const auto& [name, value] : environment.all()) {
-    if (!detail::is_rank_variable(name)) shared.emplace(name, value);
-  }
-  plan.environment = detail::Environment(std::move(shared));
-  const auto add = [&](const std::string& name, const std::string& value) {
-    plan.environment.set(name, value);
-    plan.added.push_back(format("{}={}", name, value));
-  };
-  const auto variables = is_python(plan.program)
-      ? python_variables(decision, settings, environment)
-      : native_variables(decision, settings, environment);
-  for (const auto& [name, value] : variables) {
-    // With these, Intel's OpenMP would bind all ranks to the same cores.
-    if (name.starts_with("KMP_") && !plan.is_alone) continue;
-    add(name, value);
-  }
-  add(std::string(detail::kHandoverVariable),
-      handover_of(decision, settings, plan.program));
-  if (plan.num_threads > 0) {
-    add("OMP_NUM_THREADS", std::to_string(plan.num_threads));
-  }
+  set_variables(plan, decision, settings, environment);
   return plan;
 }
 

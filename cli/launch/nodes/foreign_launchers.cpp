@@ -149,34 +149,36 @@ std::vector<std::string> mpi_command(
 std::vector<std::string> deepspeed_command(
     const LaunchDecision& decision,
     const detail::Settings& settings) {
-  std::vector<std::string> words{
+  std::vector<std::string> arguments{
       "deepspeed",
       "--hostfile",
       settings.text("deepspeed_hostfile").value_or("None")};
   const std::string launcher = multinode_launcher(settings);
   if (launcher == "nossh") {
-    words.insert(
-        words.end(),
+    arguments.insert(
+        arguments.end(),
         {"--node_rank", std::to_string(decision.machine_rank), "--no_ssh"});
   } else {
-    words.insert(words.end(), {"--no_local_rank", "--launcher", launcher});
+    arguments.insert(
+        arguments.end(), {"--no_local_rank", "--launcher", launcher});
   }
   if (const auto excluded = settings.text("deepspeed_exclusion_filter")) {
-    words.insert(words.end(), {"--exclude", *excluded});
+    arguments.insert(arguments.end(), {"--exclude", *excluded});
   } else if (
       const auto included = settings.text("deepspeed_inclusion_filter")) {
-    words.insert(words.end(), {"--include", *included});
+    arguments.insert(arguments.end(), {"--include", *included});
   } else {
-    words.insert(
-        words.end(), {"--num_gpus", std::to_string(decision.processes_here())});
+    arguments.insert(
+        arguments.end(),
+        {"--num_gpus", std::to_string(decision.processes_here())});
   }
   if (decision.address) {
-    words.insert(words.end(), {"--master_addr", *decision.address});
+    arguments.insert(arguments.end(), {"--master_addr", *decision.address});
   }
-  words.insert(
-      words.end(),
+  arguments.insert(
+      arguments.end(),
       {"--master_port", std::to_string(decision.port.value_or(kDefaultPort))});
-  return words;
+  return arguments;
 }
 
 }  // namespace accelerate::cli

@@ -19,7 +19,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 #include "cli/launch/signals.h"
 #include "launch/exit_reason.h"
@@ -60,11 +60,11 @@ bool is_host_name(std::string_view name) {
 }
 
 // The launch command without machine_rank and program.
-std::vector<std::string> launch_words(const HostLaunch& launch) {
-  std::vector<std::string> words{launch.tool, "launch"};
-  words.insert(words.end(), launch.flags.begin(), launch.flags.end());
-  words.insert(
-      words.end(),
+std::vector<std::string> launch_command(const HostLaunch& launch) {
+  std::vector<std::string> command{launch.tool, "launch"};
+  command.insert(command.end(), launch.flags.begin(), launch.flags.end());
+  command.insert(
+      command.end(),
       {"--num_machines",
        std::to_string(launch.hosts.size()),
        "--num_processes",
@@ -73,7 +73,7 @@ std::vector<std::string> launch_words(const HostLaunch& launch) {
        launch.address,
        "--main_process_port",
        std::to_string(launch.port)});
-  return words;
+  return command;
 }
 
 // `machine_rank` is not quoted: the shell may evaluate it.
@@ -81,12 +81,12 @@ std::string shell_line(
     const HostLaunch& launch,
     const std::string& machine_rank) {
   std::string line = format("cd {} && exec", quoted(launch.directory));
-  for (const std::string& word : launch_words(launch)) {
-    line += format(" {}", quoted(word));
+  for (const std::string& argument : launch_command(launch)) {
+    line += format(" {}", quoted(argument));
   }
   line += format(" --machine_rank {}", machine_rank);
-  for (const std::string& word : launch.program) {
-    line += format(" {}", quoted(word));
+  for (const std::string& argument : launch.program) {
+    line += format(" {}", quoted(argument));
   }
   return line;
 }
@@ -106,7 +106,7 @@ struct RemoteLauncher {
 };
 
 pid_t start(std::vector<std::string> command) {
-  const std::vector<char*> words = detail::exec_words(command);
+  const std::vector<char*> pointers = detail::exec_pointers(command);
   pid_t pid = -1;
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -114,12 +114,12 @@ pid_t start(std::vector<std::string> command) {
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  const int problem =
-      posix_spawnp(&pid, words[0], nullptr, &attributes, words.data(), environ);
+  const int problem = posix_spawnp(
+      &pid, pointers[0], nullptr, &attributes, pointers.data(), environ);
   posix_spawnattr_destroy(&attributes);
   if (problem != 0) {
     throw ConfigError(format(
-        "[launch] cannot start {}: {}", words[0], std::strerror(problem)));
+        "[launch] cannot start {}: {}", pointers[0], std::strerror(problem)));
   }
   return pid;
 }
@@ -202,10 +202,11 @@ std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
   for (std::size_t i = 0; i < launch.hosts.size(); ++i) {
     const std::string& name = launch.hosts[i].name;
     if (i == 0 && is_this_machine(name)) {
-      std::vector<std::string> words = launch_words(launch);
-      words.insert(words.end(), {"--machine_rank", "0"});
-      words.insert(words.end(), launch.program.begin(), launch.program.end());
-      commands.push_back(std::move(words));
+      std::vector<std::string> command = launch_command(launch);
+      command.insert(command.end(), {"--machine_rank", "0"});
+      command.insert(
+          command.end(), launch.program.begin(), launch.program.end());
+      commands.push_back(std::move(command));
     } else if (launch.shell == "pdsh") {
       elsewhere.push_back(name);
     } else {

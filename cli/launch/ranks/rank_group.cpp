@@ -16,7 +16,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// Short, since somebody who presses Ctrl+C waits.
+// Short, since a user who presses Ctrl+C is waiting.
 constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
 
 void say(const std::string& text) {
@@ -116,17 +116,17 @@ void RankGroup::note_end(std::size_t index) {
   detail::BoardPage& page = board_->page(static_cast<int>(index));
   const int wait_status = supervisor_.ranks()[index].wait_status;
   std::string words;
-  for (const std::string& line : ranks_[index]->last_words.lines())
+  for (const std::string& line : ranks_[index]->last_output.lines())
     words += detail::format("    {}\n", line);
   // The end of it is what tells why.
-  if (words.size() >= page.last_words.size())
-    words.erase(0, words.size() - page.last_words.size() + 1);
-  detail::set_text(page.last_words, words);
+  if (words.size() >= page.last_output.size())
+    words.erase(0, words.size() - page.last_output.size() + 1);
+  detail::set_text(page.last_output, words);
   page.wait_status.store(wait_status);
   page.has_ended.store(1);
   if (wait_status == 0 || std::exchange(has_failed_, true) || plan_.is_quiet ||
       received_ != 0 || was_stopped_ || ranks_.size() == 1 ||
-      ranks_[index]->last_words.blames_others())
+      ranks_[index]->last_output.blames_others())
     return;
   say(detail::format(
       "accelerate-cpp: rank {} {}{}",
@@ -179,7 +179,7 @@ GroupEnd RankGroup::summarize() const {
     suspects.push_back(
         {failed,
          detail::is_surely_the_cause(wait_status),
-         ranks_[failed]->last_words.blames_others()});
+         ranks_[failed]->last_output.blames_others()});
   }
   const std::optional<std::size_t> cause = detail::find_cause(suspects);
   if (!cause) return end;
@@ -204,9 +204,9 @@ std::string RankGroup::describe(std::size_t cause) const {
       rank.pid,
       detail::describe_exit(wait_status),
       ranks_.size() > 1 ? "; the others were ended\n" : "\n");
-  if (rank.last_words.lines().empty()) return text;
-  text += "accelerate-cpp: its last words:\n";
-  for (const std::string& line : rank.last_words.lines()) {
+  if (rank.last_output.lines().empty()) return text;
+  text += "accelerate-cpp: its last output:\n";
+  for (const std::string& line : rank.last_output.lines()) {
     text += "    " + line + "\n";
   }
   return text;

@@ -38,12 +38,12 @@ RankStream::RankStream(
     int target,
     const std::string& prefix,
     std::string log,
-    LastWords* last_words)
+    LastOutput* last_output)
     : pipe_(pipe),
       target_(target),
       log_path_(std::move(log)),
       prefixer_(prefix),
-      last_words_(last_words) {
+      last_output_(last_output) {
   if (log_path_.empty()) return;
   std::error_code code;
   std::filesystem::create_directories(
@@ -68,7 +68,7 @@ RankStream::RankStream(RankStream&& other) noexcept
       log_(std::exchange(other.log_, -1)),
       log_path_(std::move(other.log_path_)),
       prefixer_(std::move(other.prefixer_)),
-      last_words_(other.last_words_),
+      last_output_(other.last_output_),
       block_(std::move(other.block_)) {}
 
 RankStream& RankStream::operator=(RankStream&& other) noexcept {
@@ -77,7 +77,7 @@ RankStream& RankStream::operator=(RankStream&& other) noexcept {
   std::swap(log_, other.log_);
   std::swap(log_path_, other.log_path_);
   std::swap(prefixer_, other.prefixer_);
-  std::swap(last_words_, other.last_words_);
+  std::swap(last_output_, other.last_output_);
   std::swap(block_, other.block_);
   return *this;
 }
@@ -99,11 +99,11 @@ void RankStream::read() {
     write_log(piece);
     // A negative target is not shown.
     if (target_ >= 0) write_all(target_, prefixer_.feed(piece));
-    if (last_words_ != nullptr) last_words_->append(piece);
+    if (last_output_ != nullptr) last_output_->append(piece);
     return;
   }
   if (target_ >= 0) write_all(target_, prefixer_.finish());
-  if (last_words_ != nullptr) last_words_->finish();
+  if (last_output_ != nullptr) last_output_->finish();
   close_all();
 }
 
@@ -121,7 +121,7 @@ void RankStream::write_log(std::string_view text) {
   write_all(STDERR_FILENO, message);
 }
 
-void LastWords::append(std::string_view piece) {
+void LastOutput::append(std::string_view piece) {
   for (const char c : piece) {
     if (c != '\n') {
       if (unfinished_.size() < kRememberedBytes) unfinished_ += c;
@@ -137,7 +137,7 @@ void LastWords::append(std::string_view piece) {
   }
 }
 
-void LastWords::finish() {
+void LastOutput::finish() {
   if (!unfinished_.empty()) append("\n");
 }
 

@@ -12,7 +12,7 @@ namespace accelerate::cli {
 
 /// The last lines of a rank's standard error, and whether they report a lost
 /// peer.
-class LastWords {
+class LastOutput {
  public:
   void append(std::string_view piece);
   /// Call at the end of the stream.
@@ -33,14 +33,14 @@ class RankStream final : public detail::EventSource {
  public:
   RankStream() = default;
   /// Takes ownership of the pipe. `target` is the descriptor that shows the
-  /// output, or -1; `log` is a path, or empty. `last_words` may be null; else
+  /// output, or -1; `log` is a path, or empty. `last_output` may be null; else
   /// it gets all output and must outlive this.
   RankStream(
       int pipe,
       int target,
       const std::string& prefix,
       std::string log,
-      LastWords* last_words = nullptr);
+      LastOutput* last_output = nullptr);
   RankStream(RankStream&& other) noexcept;
   RankStream& operator=(RankStream&& other) noexcept;
   ~RankStream() override;
@@ -58,7 +58,7 @@ class RankStream final : public detail::EventSource {
   int log_ = -1;
   std::string log_path_;
   LinePrefixer prefixer_{""};
-  LastWords* last_words_ = nullptr;
+  LastOutput* last_output_ = nullptr;
   std::vector<char> block_;
 };
 

@@ -91,7 +91,7 @@ std::unique_ptr<RankProcess> start_rank(
         shown.err || shows_all ? STDERR_FILENO : -1,
         prefix_of(plan, process->rank, STDERR_FILENO),
         log_of(plan, process->rank, options.attempt, "stderr.log"),
-        &process->last_words);
+        &process->last_output);
   }
   const detail::StartedProcess started =
       detail::start_process(std::move(start));

@@ -10,7 +10,7 @@
 
 namespace accelerate::cli {
 
-/// One started rank. Not movable, since `err` points to `last_words`.
+/// One started rank. Not movable, since `err` points to `last_output`.
 struct RankProcess {
   RankProcess() = default;
   RankProcess(const RankProcess&) = delete;
@@ -18,7 +18,7 @@ struct RankProcess {
 
   int rank = 0;
   pid_t pid = -1;
-  LastWords last_words;
+  LastOutput last_output;
   RankStream out;
   RankStream err;
 };

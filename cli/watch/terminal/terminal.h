@@ -14,7 +14,7 @@ namespace accelerate::cli {
 /// end the process. There is at most one.
 class Terminal {
  public:
-  /// Throws ConfigError if standard input and output are no terminal.
+  /// Throws ConfigError if standard input and output are not a terminal.
   Terminal();
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;

@@ -244,7 +244,7 @@ std::string changes_json(
     std::vector<std::pair<std::string, std::string>> figures;
     JournalJson resets = JournalJson::array();
     for (const RunChange::Figure& figure : change.figures) {
-      // A run that comes as a whole is asked for as others are.
+      // The page requests the values of a new run like those of any other.
       if (figure.is_reset || change.is_new) {
         resets.push_back(figure.name);
       } else {

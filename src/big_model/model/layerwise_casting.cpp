@@ -74,7 +74,8 @@ std::vector<std::regex> patterns_of(const std::vector<std::string>& texts) {
       patterns.emplace_back(text, std::regex::ECMAScript);
     } catch (const std::regex_error& error) {
       throw ConfigError(detail::format(
-          "[big_model] skip_modules_pattern \"{}\" is no regular expression: "
+          "[big_model] skip_modules_pattern \"{}\" is not a regular "
+          "expression: "
           "{}",
           detail::printable(text),
           error.what()));
@@ -120,7 +121,8 @@ void attach_layerwise_casting_hooks(
   for (const c10::ScalarType dtype : {storage_dtype, compute_dtype}) {
     if (at::isFloatingType(dtype)) continue;
     throw ConfigError(detail::format(
-        "[big_model] weights are cast to {}, which is no floating-point dtype",
+        "[big_model] weights are cast to {}, which is not a floating-point "
+        "dtype",
         c10::toString(dtype)));
   }
   attach(

@@ -66,7 +66,8 @@ ModuleTensorHandle require_module_tensor(
   const TensorSearch result = search(module, name);
   if (result.found.tensor.defined()) return result.found;
   throw ConfigError(format(
-      "[big_model] \"{}\" is no tensor of the model: {} has no {} named \"{}\"",
+      "[big_model] \"{}\" is not a tensor of the model: {} has no {} named "
+      "\"{}\"",
       printable(name),
       result.module->name(),
       result.wanted_is_module ? "module" : "parameter or buffer",

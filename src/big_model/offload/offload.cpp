@@ -74,7 +74,7 @@ OffloadIndex load_offload_index(const fs::path& folder) {
   const fs::path file = folder / detail::kOffloadIndexName;
   if (!fs::exists(file)) {
     throw CheckpointError(format(
-        "[big_model] {} has no {}: it is no offload folder, or was not "
+        "[big_model] {} has no {}: it is not an offload folder, or was not "
         "completely filled",
         folder.string(),
         detail::kOffloadIndexName));

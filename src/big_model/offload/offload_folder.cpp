@@ -89,7 +89,7 @@ std::uint64_t offloaded_file_size(const OffloadedWeight& weight) {
   if (!size) {
     throw CheckpointError(format(
         "[big_model] an offloaded weight has dtype \"{}\" and {} dimensions, "
-        "which is no tensor that can be read",
+        "which is not a tensor that can be read",
         printable(weight.dtype),
         weight.shape.size()));
   }
@@ -140,7 +140,8 @@ void require_space(
   const auto free = free_disk_space(folder);
   if (!free || needed <= *free) return;
   throw ConfigError(format(
-      "[big_model] {} needs {} more, and its disk has {} free: give a folder on "
+      "[big_model] {} needs {} more, and its disk has {} free: give a folder "
+      "on "
       "another disk, or keep more of the model in memory (max_memory)",
       folder.string(),
       format_size(static_cast<double>(needed)),
@@ -160,7 +161,7 @@ OffloadFolder read_offload_folder(const fs::path& folder) {
 StoredTensors stored_in_offload_folder(const fs::path& folder) {
   if (!fs::exists(folder / kOffloadIndexName)) {
     throw CheckpointError(format(
-        "[big_model] {} has no {}: it is no offload folder, or was not "
+        "[big_model] {} has no {}: it is not an offload folder, or was not "
         "completely filled",
         folder.string(),
         kOffloadIndexName));
@@ -322,7 +323,8 @@ void OffloadFolderWriter::publish() {
   staged_.clear();
 }
 
-// Names of weights may have slashes. Returns the directories that have new ones.
+// Names of weights may have slashes. Returns the directories that have new
+// ones.
 std::vector<fs::path> OffloadFolderWriter::make_directories(
     const fs::path& directory) {
   if (fs::is_directory(directory)) return {};

@@ -24,7 +24,7 @@ inline constexpr std::string_view kOffloadChecksumsName = "checksums.json";
 /// What is not complete yet.
 inline constexpr std::string_view kOffloadStagingName = ".filling";
 
-/// The file of a weight. Throws ConfigError for names that are no paths inside
+/// The file of a weight. Throws ConfigError for names that are not paths inside
 /// of a folder, or not UTF-8.
 std::filesystem::path offloaded_file(
     const std::filesystem::path& folder,
@@ -44,8 +44,8 @@ StoredTensor stored_in_dat_file(
 /// The size and checksums of the file of a weight.
 FileRecord offload_record_of(const TensorToWrite& weight);
 
-/// Throws ConfigError if a folder's disk has no room for these weights, of which
-/// those that it may have already do not count.
+/// Throws ConfigError if a folder's disk has no room for these weights, of
+/// which those that it may have already do not count.
 void require_space(
     const std::filesystem::path& folder,
     const std::vector<std::pair<std::string, std::uint64_t>>& bytes_by_name);

@@ -47,7 +47,9 @@ constexpr int kChecksumsVersion = 1;
     const std::string& name,
     const std::string& complaint) {
   throw CheckpointError(format(
-      "[big_model] {} is no index of offloaded weights: {}", name, complaint));
+      "[big_model] {} is not an index of offloaded weights: {}",
+      name,
+      complaint));
 }
 
 OffloadedWeight parse_entry(
@@ -74,7 +76,7 @@ OffloadedWeight parse_entry(
     complain("dtype or shape is missing in the entry");
   for (const OrderedJson& size : *shape) {
     if (!size.is_number_unsigned())
-      complain("a size is no number in the shape");
+      complain("a size in the shape is not a number");
     entry.shape.push_back(size.get<std::int64_t>());
   }
   return entry;
@@ -105,7 +107,7 @@ OffloadIndex parse_offload_index(
     const std::string& name) {
   const ParsedJson parsed = parse_json(text);
   if (!parsed.complaint.empty()) fail_index(name, parsed.complaint);
-  if (!parsed.value.is_object()) fail_index(name, "it is no JSON object");
+  if (!parsed.value.is_object()) fail_index(name, "it is not a JSON object");
   const OrderedJson json = OrderedJson::parse(text);
   OffloadIndex index;
   for (const auto& [weight, entry] : json.items())

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// The text of an index.json, as Python writes it.
 std::string offload_index_text(const OffloadIndex& index);
 
-/// Throws CheckpointError, naming `name`, for what is no index.
+/// Throws CheckpointError, naming `name`, for what is not an index.
 OffloadIndex parse_offload_index(
     std::string_view text,
     const std::string& name);
@@ -21,7 +21,7 @@ OffloadIndex parse_offload_index(
 std::string offload_checksums_text(
     const std::map<std::string, FileRecord>& records);
 
-/// Empty for what is no such text.
+/// Empty for what is not such text.
 std::map<std::string, FileRecord> parse_offload_checksums(
     std::string_view text);
 

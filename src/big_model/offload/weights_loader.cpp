@@ -80,7 +80,7 @@ struct OffloadedWeightsLoader::State {
     const auto wanted = detail::parse_torch_dtype(weight.dtype);
     if (!wanted) {
       throw CheckpointError(format(
-          "[big_model] the index wants \"{}\" as \"{}\", which is no dtype",
+          "[big_model] the index wants \"{}\" as \"{}\", which is not a dtype",
           detail::printable(name),
           detail::printable(weight.dtype)));
     }

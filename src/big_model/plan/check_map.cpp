@@ -89,7 +89,7 @@ std::string require_complete_map(const ModuleNode& root, const DeviceMap& map) {
   }
   if (complaints.unknown.empty()) return "";
   return format(
-      "the device map has entries that are no modules of the model: {}",
+      "the device map has entries that are not modules of the model: {}",
       names_text(complaints.unknown));
 }
 

@@ -46,7 +46,8 @@ std::vector<Placement> placements_of(
 MapDevice::MapDevice(int index) : kind_(Kind::device), index_(index) {
   if (index < 0) {
     throw ConfigError(detail::format(
-        "[big_model] {} is no device; indexes of devices begin at 0", index));
+        "[big_model] {} is not a device; indexes of devices begin at 0",
+        index));
   }
 }
 
@@ -64,7 +65,7 @@ MapDevice::MapDevice(const std::string& name) {
     index_ = *index;
   } else {
     throw ConfigError(detail::format(
-        "[big_model] \"{}\" is no place for weights; give the index of a "
+        "[big_model] \"{}\" is not a place for weights; give the index of a "
         "device, or mps, cpu, disk or meta",
         detail::printable(name)));
   }

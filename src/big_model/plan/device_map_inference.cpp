@@ -27,7 +27,7 @@ struct Filling {
   double buffers = 0;
   std::optional<double> minimum_needed = std::nullopt;
   // Items that the fallback has put first for this device, so that two items
-  // cannot be exchanged for ever.
+  // cannot be exchanged forever.
   std::set<int> tried = {};
 };
 

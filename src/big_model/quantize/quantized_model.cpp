@@ -35,7 +35,8 @@ const QuantizedWeight& QuantizedModel::weight(
       return state_->keeper.weight(unit);
   }
   throw ConfigError(format(
-      "[big_model] \"{}\" is no layer with a quantised weight; module_names() "
+      "[big_model] \"{}\" is not a layer with a quantised weight; "
+      "module_names() "
       "lists them",
       module_name));
 }

@@ -108,7 +108,7 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
 void require_columns(const at::Tensor& input, const QuantizedWeight& weight) {
   if (weight.sizes().size() != 2) {
     throw ConfigError(format(
-        "[big_model] a quantised weight of {} dimensions is no matrix to "
+        "[big_model] a quantised weight of {} dimensions is not a matrix to "
         "multiply by",
         weight.sizes().size()));
   }

@@ -71,7 +71,7 @@ at::Tensor tensor_of(std::string_view text) {
 
 [[noreturn]] void throw_unfit(const std::string& what) {
   throw CheckpointError(format(
-      "[big_model] the tensors are no quantised weight of bitsandbytes: {}",
+      "[big_model] the tensors are not a quantised weight of bitsandbytes: {}",
       what));
 }
 
@@ -102,7 +102,7 @@ Json parsed_state(const at::Tensor& tensor) {
   const auto* const text = static_cast<const char*>(bytes.const_data_ptr());
   Json state = Json::parse(
       text, text + bytes.nbytes(), nullptr, /*allow_exceptions=*/false);
-  if (!state.is_object()) throw_unfit("its quant_state is no JSON object");
+  if (!state.is_object()) throw_unfit("its quant_state is not a JSON object");
   return state;
 }
 
@@ -145,7 +145,7 @@ FourBitState four_bit_state(const Json& json, const std::string& type) {
         return entry.first == dtype;
       });
   if (known == dtypes.end())
-    throw_unfit(format("its dtype \"{}\" is no 16- or 32-bit float", dtype));
+    throw_unfit(format("its dtype \"{}\" is not a 16- or 32-bit float", dtype));
   state.dtype = known->second;
   for (const std::int64_t size : state.sizes) {
     if (__builtin_mul_overflow(state.count, size, &state.count))

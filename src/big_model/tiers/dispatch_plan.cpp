@@ -149,7 +149,7 @@ class Planner {
       std::size_t unit) {
     if (!tensor.defined()) return;
     const auto place = request_.device_map->device_of(name);
-    // The map was checked; only what is no part of a state dict is left.
+    // The map was checked; only what is not part of a state dict is left.
     const MapDevice own = place.value_or(MapDevice("cpu"));
     const auto [known, is_new] =
         places_.emplace(tensor.unsafeGetTensorImpl(), found_.size());

@@ -20,7 +20,8 @@ DeviceMap infer_auto_device_map(
          .low_zero = low_zero});
   } else if (strategy != "sequential") {
     throw ConfigError(detail::format(
-        "[big_model] \"{}\" is no strategy for a device map: there are auto, "
+        "[big_model] \"{}\" is not a strategy for a device map: there are "
+        "auto, "
         "balanced, balanced_low_0 and sequential",
         detail::printable(strategy)));
   }

@@ -106,6 +106,25 @@ std::uint64_t checksum_of_value(const at::Tensor& value) {
       reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
+[[noreturn]] void refuse_changed(const std::string& file) {
+  throw CheckpointError(format(
+      "[big_model] {} was changed while a model reads its weights from it: "
+      "restore the file and load the model again",
+      file));
+}
+
+// A file that was cut off has no bytes that could be compared.
+void require_length(const StoredTensor& stored) {
+  for (const StoredBox& box : stored.boxes) {
+    const std::uint64_t size =
+        safetensors::bytes_of(stored.dtype, box.box.size).value_or(0);
+    if (box.strides || box.file->record() != nullptr) continue;
+    const std::int64_t there = box.file->version_now().size;
+    if (there >= 0 && static_cast<std::uint64_t>(there) < box.offset + size)
+      refuse_changed(box.file->path().string());
+  }
+}
+
 // Files without checksums: what was read first is what is expected later.
 void require_first_contents(
     const OffloadedTensor& tensor,
@@ -126,10 +145,7 @@ void require_first_contents(
   if (first.checksum && first.versions == versions) return;
   const std::uint64_t checksum = checksum_of_value(value);
   if (first.checksum ? checksum != *first.checksum : has_changed) {
-    throw CheckpointError(format(
-        "[big_model] {} was changed while a model reads its weights from it: "
-        "restore the file and load the model again",
-        name));
+    refuse_changed(name);
   }
   first.checksum = checksum;
   first.versions = std::move(versions);
@@ -213,6 +229,7 @@ void place_values(
       value = value_in(request.buffer, offset, *tensor);
       offset += aligned(stored_bytes(*tensor));
       const StoredTensor& stored = *tensor->source.stored;
+      require_length(stored);
       if (value.numel() > 0) {
         boxes.push_back(
             {&stored,

@@ -299,6 +299,27 @@ std::vector<bool> saved_on_rank_0(
   return std::vector<bool>(values, values + shared.numel());
 }
 
+// What `section` needs from a file, without what is skipped.
+std::vector<Destination> destinations_of(
+    const Section& section,
+    const MatchRules& rules) {
+  std::vector<Destination> destinations;
+  for (const auto& entry : section.entries) {
+    if (!matches_any(rules.skip, entry.name))
+      destinations.push_back({entry.name, entry.tensor, entry.layout});
+  }
+  return destinations;
+}
+
+// Shows optimizers the new values of parameters that they step on elsewhere.
+void copy_to_locals(const ParameterTable& table) {
+  const at::NoGradGuard no_grad;
+  for (const Parameter& row : table.rows()) {
+    if (row.layout.is_unsharded() && !row.local.is_same(row.tensor))
+      row.local.copy_(row.tensor);
+  }
+}
+
 }  // namespace
 
 void load_weights(
@@ -315,11 +336,7 @@ void load_weights(
   const MatchRules rules{options.strict, options.skip, options.allow_missing};
   const Section section =
       model_section(model, "model", checkpoints.writer_rule());
-  std::vector<Destination> destinations;
-  for (const auto& entry : section.entries) {
-    if (!matches_any(rules.skip, entry.name))
-      destinations.push_back({entry.name, entry.tensor, entry.layout});
-  }
+  const std::vector<Destination> destinations = destinations_of(section, rules);
   const bool reads = !reads_on_rank_0 || world.rank() == 0;
   StoredTensors saved;
   std::string failure;
@@ -360,11 +377,7 @@ void load_weights(
       "load_model",
       "[checkpoint] loading failed half-way; the model has old and new "
       "weights:\n");
-  const at::NoGradGuard no_grad;
-  for (const Parameter& row : model.table->rows()) {
-    if (row.layout.is_unsharded() && !row.local.is_same(row.tensor))
-      row.local.copy_(row.tensor);
-  }
+  copy_to_locals(*model.table);
 }
 
 }  // namespace accelerate::detail

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <vector>
 
-#include <accelerate/model.h>
 #include <accelerate/weights.h>
 
 #include "checkpoint/checkpoints.h"

@@ -48,8 +48,8 @@ std::string describe_ended(const RankActivity& rank, const std::string& group) {
       where(rank, group));
   if (rank.state == BoardPageState::failed)
     text += format("; it failed: {}", rank.failure);
-  if (!rank.last_words.empty())
-    text += format("; its last words:\n{}", rank.last_words);
+  if (!rank.last_output.empty())
+    text += format("; its last output:\n{}", rank.last_output);
   return text;
 }
 

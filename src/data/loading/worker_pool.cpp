@@ -70,7 +70,7 @@ struct WorkerPool::Shared {
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
   /// The loop's own thread, when it makes a batch instead of waiting.
-  Worker helper;
+  Worker loop_worker;
   /// Running mean of the time that jobs take, in seconds.
   double mean_seconds = 1;
 
@@ -94,13 +94,13 @@ struct WorkerPool::Shared {
   void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
   // True if making a batch takes no longer than sleeping until one is made.
   // False with a timeout, which cannot interrupt the loop's own thread.
-  [[nodiscard]] bool should_help() const {
+  [[nodiscard]] bool should_make_one() const {
     constexpr double kSleepSeconds = 200e-6;
     return mean_seconds < kSleepSeconds && options.timeout.count() == 0 &&
         !has_ended && num_held < options.capacity;
   }
   // Makes one batch in the calling thread. Returns false if none was claimed.
-  bool help();
+  bool make_one();
   [[noreturn]] void throw_timeout() const;
 };
 
@@ -172,14 +172,14 @@ void WorkerPool::Shared::make(
   }
 }
 
-bool WorkerPool::Shared::help() {
+bool WorkerPool::Shared::make_one() {
   std::unique_lock claims(claiming, std::try_to_lock);
   if (!claims) return false;
   std::int64_t number = 0;
-  std::unique_ptr<BatchJob> job = claim_next(helper, number, false);
+  std::unique_ptr<BatchJob> job = claim_next(loop_worker, number, false);
   claims.unlock();
   if (!job) return false;
-  make(helper, std::move(job), number);
+  make(loop_worker, std::move(job), number);
   return true;
 }
 
@@ -249,17 +249,17 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
   const auto deadline =
       std::chrono::steady_clock::now() + shared.options.timeout;
   Shared::Slot* slot = nullptr;
-  bool could_help = true;
+  bool could_make_one = true;
   while ((slot = shared.find_made()) == nullptr) {
     if (shared.has_ended && shared.num_held == 0) return nullptr;
-    if (could_help && shared.should_help()) {
+    if (could_make_one && shared.should_make_one()) {
       lock.unlock();
-      could_help = shared.help();
+      could_make_one = shared.make_one();
       lock.lock();
       // Checks again: anything may have happened meanwhile, including the end.
       continue;
     }
-    could_help = true;
+    could_make_one = true;
     shared.loop_waits = true;
     if (shared.options.timeout.count() == 0) {
       shared.made.wait(lock);

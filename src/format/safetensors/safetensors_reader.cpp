@@ -59,34 +59,46 @@ std::span<const std::byte> Reader::bytes(const std::string& name) const {
       .subspan(tensor.begin, tensor.num_bytes());
 }
 
+namespace {
+
+// Returns what is wrong with reading `box` into `num_bytes` bytes; empty if
+// nothing is.
+std::string_view slice_complaint(
+    const TensorInfo& tensor,
+    const Box& box,
+    std::size_t num_bytes) {
+  const Shape& shape = tensor.shape;
+  const int bits = bits_of(tensor.dtype);
+  if (bits % 8 != 0) return "its elements are smaller than a byte";
+  if (box.begin.size() != shape.size() || box.size.size() != shape.size())
+    return "the slice has another number of dimensions";
+  auto count = static_cast<std::uint64_t>(bits) / 8;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (box.size[i] > shape[i] || box.begin[i] > shape[i] - box.size[i])
+      return "the slice is not inside the tensor";
+    count *= box.size[i];
+  }
+  return count == num_bytes ? "" : "the buffer has another number of bytes";
+}
+
+}  // namespace
+
 void Reader::read(
     const std::string& name,
     const Box& box,
     std::span<std::byte> out) const {
   const TensorInfo& tensor = info(name);
   const Shape& shape = tensor.shape;
-  const auto fail = [&](std::string_view what) {
+  if (const auto complaint = slice_complaint(tensor, box, out.size());
+      !complaint.empty()) {
     throw CheckpointError(format(
         "[safetensors] cannot read a slice of '{}' in {}: {}",
         detail::printable(name),
         state_->path.string(),
-        what));
-  };
-  const int bits = bits_of(tensor.dtype);
-  if (bits % 8 != 0) fail("its elements are smaller than a byte");
-  if (box.begin.size() != shape.size() || box.size.size() != shape.size()) {
-    fail("the slice has another number of dimensions");
+        complaint));
   }
-  const auto element = static_cast<std::uint64_t>(bits) / 8;
-  std::uint64_t count = element;
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (box.size[i] > shape[i] || box.begin[i] > shape[i] - box.size[i]) {
-      fail("the slice is not inside the tensor");
-    }
-    count *= box.size[i];
-  }
-  if (count != out.size()) fail("the buffer has another number of bytes");
-  if (count == 0) return;
+  if (out.empty()) return;
+  const auto element = static_cast<std::uint64_t>(bits_of(tensor.dtype)) / 8;
 
   // Dimensions from `inner` on are read in full, so they are copied as one run.
   std::size_t inner = shape.size();

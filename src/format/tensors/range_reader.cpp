@@ -106,7 +106,7 @@ void RangeReader::read(const FileRange& range, const Visit& visit) {
 
 void RangeReader::read_direct(const FileRange& range, const Visit& visit) {
   if (!direct_) direct_.emplace();
-  // Pieces are asked for ahead of those that are taken.
+  // Pieces are requested ahead of the one that is copied.
   SegmentCursor asked(range.segments);
   SegmentCursor taken(range.segments);
   range.file->require_read(direct_->read(

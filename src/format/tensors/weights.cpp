@@ -181,6 +181,7 @@ StoredTensors open_index(const path& file) {
   const auto& map = json.contains("weight_map") ? json["weight_map"] : json;
   if (!map.is_object()) fail("is not an index of a model");
   std::map<std::string, StoredTensors> files;
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> storages;
   StoredTensors all;
   for (const auto& [name, where] : map.items()) {
     if (!where.is_string()) fail("is not an index of a model");
@@ -197,7 +198,15 @@ StoredTensors open_index(const path& file) {
           printable(name),
           printable(shard)));
     }
-    all.emplace(name, tensor->second);
+    StoredTensor& stored = all.emplace(name, tensor->second).first->second;
+    // Every file numbers its own storages from 1 on.
+    if (stored.storage != 0) {
+      stored.storage = storages
+                           .emplace(
+                               std::pair(shard, stored.storage),
+                               static_cast<std::int64_t>(storages.size()) + 1)
+                           .first->second;
+    }
   }
   return all;
 }
@@ -210,7 +219,7 @@ StoredTensors open_directory(const path& directory) {
       throw CheckpointError(
           format("[checkpoint] {} holds no model", directory.string()));
     }
-    return stored_in_checkpoint(directory, model->second);
+    return stored_in_checkpoint(directory, model->second, &manifest.files);
   }
   if (is_torch_distributed(directory)) {
     return read_torch_distributed(directory).tensors;

@@ -217,6 +217,30 @@ TorchFile::~TorchFile() = default;
 
 Pickle::Value TorchFile::root() const { return state_->pickle->root(); }
 
+namespace {
+
+// Returns why a tensor cannot be read from its storage; empty if it can.
+std::string extent_complaint(
+    const TorchTensor& tensor,
+    std::uint64_t most_bytes) {
+  const auto end = tensor.sizes.size() == tensor.strides.size()
+      ? reach(tensor.offset, tensor.sizes, tensor.strides)
+      : std::nullopt;
+  const auto size = safetensors::bytes_of(tensor.dtype, tensor.sizes);
+  if (!end || *end > tensor.bytes.size() / element_bytes(tensor.dtype) || !size)
+    return format(
+        "it reaches beyond its storage '{}'", printable(tensor.storage));
+  if (*size > most_bytes) {
+    return format(
+        "it repeats its storage to {} bytes; at most {} are read of this file",
+        *size,
+        most_bytes);
+  }
+  return {};
+}
+
+}  // namespace
+
 std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   if (value.is_call_of("torch._utils _rebuild_parameter")) {
     const Pickle::Value arguments = value.item(1);
@@ -239,12 +263,12 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   // ("storage", its class, its key, its device, its number of elements)
   const Pickle::Value storage = arguments.item(0).item(0);
   if (storage.item(0).text() != "storage") fail("it has no storage");
-  const std::optional<Dtype> dtype =
-      torch_dtype_of(has_dtype ? arguments.item(6) : storage.item(1));
+  const Pickle::Value named = has_dtype ? arguments.item(6) : storage.item(1);
+  const std::optional<Dtype> dtype = torch_dtype_of(named);
   if (!dtype) {
     fail(format(
         "its dtype is not one that safetensors has: {}",
-        printable((has_dtype ? arguments.item(6) : storage.item(1)).text())));
+        printable(named.text())));
   }
   TorchTensor found;
   found.dtype = *dtype;
@@ -263,20 +287,10 @@ std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
   found.strides = shape_of(arguments.item(3));
   found.requires_grad = arguments.item(4).integer() != 0;
   found.bytes = state_->storage(found.storage);
-  const auto end = found.sizes.size() == found.strides.size()
-      ? reach(found.offset, found.sizes, found.strides)
-      : std::nullopt;
-  if (!end || *end > found.bytes.size() / element_bytes(*dtype) ||
-      !safetensors::bytes_of(*dtype, found.sizes)) {
-    fail(
-        format("it reaches beyond its storage '{}'", printable(found.storage)));
-  }
-  const std::uint64_t size = *safetensors::bytes_of(*dtype, found.sizes);
-  if (size > most_tensor_bytes()) {
-    fail(format(
-        "it repeats its storage to {} bytes; at most {} are read of this file",
-        size,
-        most_tensor_bytes()));
+  if (const std::string complaint =
+          extent_complaint(found, most_tensor_bytes());
+      !complaint.empty()) {
+    fail(complaint);
   }
   return found;
 }

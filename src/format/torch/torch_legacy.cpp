@@ -40,21 +40,50 @@ bool is_legacy_torch(std::span<const std::byte> bytes) {
       std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
 }
 
+namespace {
+
+[[noreturn]] void fail_legacy(const std::string& name, std::string_view what) {
+  throw CheckpointError(format("[torch] {}: {}", name, what));
+}
+
+std::string storage_key_in(
+    const Pickle::Value& value,
+    const std::string& name) {
+  if (value.text().size() > kMostNameBytes) {
+    fail_legacy(
+        name,
+        format(
+            "the key of a storage has {} bytes; at most {} are read",
+            value.text().size(),
+            kMostNameBytes));
+  }
+  return std::string(value.text());
+}
+
+// Bytes per element of each storage: its size counts elements of its class.
+std::map<std::string, std::size_t> element_widths(
+    const Pickle& pickle,
+    const std::string& name) {
+  std::map<std::string, std::size_t> widths;
+  for (const Pickle::Value& reference : pickle.all(Pickle::Kind::persistent)) {
+    const Pickle::Value storage = reference.item(0);
+    if (storage.kind() != Pickle::Kind::tuple || storage.size() < 5 ||
+        storage.item(0).text() != "storage") {
+      continue;
+    }
+    const auto dtype = torch_dtype_of(storage.item(1));
+    widths[storage_key_in(storage.item(2), name)] =
+        dtype ? static_cast<std::size_t>(safetensors::bits_of(*dtype)) / 8 : 1;
+  }
+  return widths;
+}
+
+}  // namespace
+
 LegacyTorch read_legacy_torch(
     std::span<const std::byte> bytes,
     const std::string& name) {
-  const auto fail = [&](std::string_view what) {
-    throw CheckpointError(format("[torch] {}: {}", name, what));
-  };
-  const auto key_in = [&](const Pickle::Value& value) {
-    if (value.text().size() > kMostNameBytes) {
-      fail(format(
-          "the key of a storage has {} bytes; at most {} are read",
-          value.text().size(),
-          kMostNameBytes));
-    }
-    return std::string(value.text());
-  };
+  const auto fail = [&](std::string_view what) { fail_legacy(name, what); };
   const std::size_t most_bytes = (std::size_t{1} << 20) + 2 * bytes.size();
   std::size_t at = kMagic.size();
   const auto next = [&] {
@@ -73,22 +102,10 @@ LegacyTorch read_legacy_torch(
   }
   LegacyTorch found;
   found.pickle = next();
-  // The size of a storage counts elements of its class.
-  std::map<std::string, std::size_t> widths;
-  for (const Pickle::Value& reference :
-       found.pickle->all(Pickle::Kind::persistent)) {
-    const Pickle::Value storage = reference.item(0);
-    if (storage.kind() != Pickle::Kind::tuple || storage.size() < 5 ||
-        storage.item(0).text() != "storage") {
-      continue;
-    }
-    const auto dtype = torch_dtype_of(storage.item(1));
-    widths[key_in(storage.item(2))] =
-        dtype ? static_cast<std::size_t>(safetensors::bits_of(*dtype)) / 8 : 1;
-  }
+  const auto widths = element_widths(*found.pickle, name);
   const auto keys = next();
   for (std::size_t i = 0; i < keys->root().size(); ++i) {
-    const std::string key = key_in(keys->root().item(i));
+    const std::string key = storage_key_in(keys->root().item(i), name);
     std::int64_t count = 0;
     if (bytes.size() - at < sizeof count) fail("it is torn");
     std::memcpy(&count, bytes.data() + at, sizeof count);

@@ -118,39 +118,41 @@ void ZipWriter::add(const std::string& name, std::string_view contents) {
   end();
 }
 
+void ZipWriter::put_directory_entry(const Entry& entry) {
+  Record extra;
+  const bool is_large = entry.num_bytes >= kTooLarge;
+  const bool is_far = entry.header >= kTooLarge;
+  if (is_large || is_far) {
+    extra.u16(1).u16((is_large ? 16U : 0U) + (is_far ? 8U : 0U));
+    if (is_large) extra.u64(entry.num_bytes).u64(entry.num_bytes);
+    if (is_far) extra.u64(entry.header);
+  }
+  Record record;
+  record.u32(0x02014b50)
+      .u16(is_large || is_far ? 45 : 0)
+      .u16(is_large || is_far ? 45 : 0)
+      .u16(0x0800)
+      .u16(0)
+      .u16(0)
+      .u16(0)
+      .u32(entry.crc32)
+      .u32(limited(entry.num_bytes))
+      .u32(limited(entry.num_bytes))
+      .u16(entry.name.size())
+      .u16(extra.bytes().size())
+      .u16(0)
+      .u16(0)
+      .u16(0)
+      .u32(0)
+      .u32(limited(entry.header))
+      .text(entry.name)
+      .text(extra.bytes());
+  put(record.bytes());
+}
+
 void ZipWriter::finish() {
   const std::uint64_t directory = at_;
-  for (const Entry& entry : entries_) {
-    Record extra;
-    const bool is_large = entry.num_bytes >= kTooLarge;
-    const bool is_far = entry.header >= kTooLarge;
-    if (is_large || is_far) {
-      extra.u16(1).u16((is_large ? 16U : 0U) + (is_far ? 8U : 0U));
-      if (is_large) extra.u64(entry.num_bytes).u64(entry.num_bytes);
-      if (is_far) extra.u64(entry.header);
-    }
-    Record record;
-    record.u32(0x02014b50)
-        .u16(is_large || is_far ? 45 : 0)
-        .u16(is_large || is_far ? 45 : 0)
-        .u16(0x0800)
-        .u16(0)
-        .u16(0)
-        .u16(0)
-        .u32(entry.crc32)
-        .u32(limited(entry.num_bytes))
-        .u32(limited(entry.num_bytes))
-        .u16(entry.name.size())
-        .u16(extra.bytes().size())
-        .u16(0)
-        .u16(0)
-        .u16(0)
-        .u32(0)
-        .u32(limited(entry.header))
-        .text(entry.name)
-        .text(extra.bytes());
-    put(record.bytes());
-  }
+  for (const Entry& entry : entries_) put_directory_entry(entry);
   const std::uint64_t size = at_ - directory;
   const bool is_large =
       entries_.size() >= 0xffff || size >= kTooLarge || directory >= kTooLarge;

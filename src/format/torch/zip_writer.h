@@ -31,6 +31,7 @@ class ZipWriter {
     std::uint32_t crc32 = 0;
   };
   void put(std::string_view bytes);
+  void put_directory_entry(const Entry& entry);
 
   std::unique_ptr<OutputFile> file_;
   std::uint64_t at_ = 0;

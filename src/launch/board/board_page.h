@@ -38,9 +38,9 @@ struct BoardLane {
   static constexpr std::size_t kMostDims = 4;
   static constexpr std::size_t kWords = 4 + kMostDims;
 
-  /// The newest call that began: its number on this lane, from 1; its signature,
-  /// equal on ranks that make the same call; its packed description; the number
-  /// of dimensions; the first dimensions.
+  /// The newest call that began: its number on this lane, from 1; its
+  /// signature, equal on ranks that make the same call; its packed description;
+  /// the number of dimensions; the first dimensions.
   alignas(64) VersionedWords<kWords> call;
   /// The number of the newest call that has ended.
   std::atomic<std::uint64_t> ended;
@@ -96,14 +96,14 @@ struct BoardPage {
   std::array<BoardWait, kMostWaits> waits;
   std::array<PhaseDurations, kNumRankPhases> durations;
 
-  /// Why the rank fails, in its own words; valid once `state` is failed.
+  /// Why the rank fails, as it says itself; valid once `state` is failed.
   BoardText<504> failure;
 
   /// The rest is written by the process that supervises the rank.
   alignas(64) std::atomic<std::uint32_t> has_ended;
   std::atomic<std::int32_t> wait_status;
   /// The last lines of its standard error.
-  BoardText<1016> last_words;
+  BoardText<1016> last_output;
 };
 
 /// The first page: what is running. Written before any rank can read it.

@@ -41,7 +41,7 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string_view in_words(char process_state) {
+std::string_view describe_process_state(char process_state) {
   switch (process_state) {
     case 'T':
     case 't':
@@ -71,7 +71,7 @@ std::string describe(const BlockingRank& rank) {
       rank.step);
   text += rank.last_call.empty() ? "; no collective yet"
                                  : "; its last call: " + rank.last_call;
-  const std::string_view state = in_words(rank.process_state);
+  const std::string_view state = describe_process_state(rank.process_state);
   if (!state.empty()) text += format("; {}", state);
   return text;
 }

@@ -143,7 +143,7 @@ RankActivity read_activity(const Board& board, int index) {
     rank.failure = text_of(page.failure);
   if (page.has_ended.load(kAcquire) != 0) {
     rank.wait_status = page.wait_status.load();
-    rank.last_words = text_of(page.last_words);
+    rank.last_output = text_of(page.last_output);
   }
   return rank;
 }

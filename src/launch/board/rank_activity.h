@@ -56,7 +56,7 @@ struct RankActivity {
   std::string failure;
   /// Set once the supervisor has seen the process end.
   std::optional<int> wait_status = std::nullopt;
-  std::string last_words;
+  std::string last_output;
 };
 
 /// Reads a page that its rank may be writing.

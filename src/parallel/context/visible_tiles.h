@@ -20,7 +20,7 @@ struct VisibleTile {
 };
 
 /// The pairs of queries of `query_rank` and keys of `key_rank` that attention
-/// computes. Padding is no key, and as queries attends to real keys.
+/// computes. Padding is not a key, and as queries attends to real keys.
 std::vector<VisibleTile> visible_tiles(
     const SequenceShards& shards,
     int query_rank,

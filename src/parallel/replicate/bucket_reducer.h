@@ -48,9 +48,9 @@ class BucketReducer : public c10d::Reducer {
   [[nodiscard]] bool was_reached(bool is_first) const;
   /// True if that backward gave gradients to some parameters only.
   [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
-  /// Moves the buckets into memory in which `connection` reduces without copies,
-  /// if it has such; with what they hold. Called on all ranks when they have made
-  /// the buckets, and when they have rebuilt them.
+  /// Moves the buckets into memory in which `connection` reduces without
+  /// copies, if it has such; with what they hold. Called on all ranks when they
+  /// have made the buckets, and when they have rebuilt them.
   void share_buckets(Connection& connection);
   void ignore_gradients() { expect_autograd_hooks_ = false; }
   /// Counts parameter number `index` as used in the backward that begins:
@@ -64,7 +64,7 @@ class BucketReducer : public c10d::Reducer {
 
   // With a static graph, the first reduction counts how often each parameter is
   // used. LibTorch also counts uses in backward passes that are not averaged,
-  // before and after that one, and then waits for them for ever.
+  // before and after that one, and then waits for them forever.
   void restore_uses();
   void remember_uses() { uses_ = numGradHooksTriggeredMap_; }
 
@@ -72,8 +72,9 @@ class BucketReducer : public c10d::Reducer {
   std::unordered_map<std::size_t, int> uses_;
 };
 
-/// A reducer of the rows' gradients among the ranks of `group`. It keeps a c10d::Logger, which LibTorch
-/// calls without a check when the set of used parameters changes.
+/// A reducer of the rows' gradients among the ranks of `group`. It keeps a
+/// c10d::Logger, which LibTorch calls without a check when the set of used
+/// parameters changes.
 std::shared_ptr<BucketReducer> make_reducer(
     const TrainableRows& rows,
     const Group& group,

@@ -34,7 +34,7 @@ enum class CollectivePattern {
   all_to_all
 };
 
-/// A collective as the rank sees it. `bytes`: of the whole tensor; for an
+/// A collective as the rank sees it. `bytes`: of the full tensor; for an
 /// all-to-all, what the rank sends, also to itself. Bandwidth-optimal within and
 /// between nodes; latencies grow with the logarithm of the group, or with its
 /// size for an all-to-all.

@@ -159,7 +159,7 @@ class Writer {
     }
   }
 
-  // What tokens are sent to, beside what all use, `factor` times a forward.
+  // What tokens are sent to, beside what all use, `factor` times per forward.
   void
   experts(const LayerCosts& layer, const LayerSeconds& seconds, double factor) {
     const double bytes = of_.tokens() *

@@ -31,13 +31,13 @@ std::string reason_to_spare(
   const auto& options = layer.module->options;
   if (options.in_features() % kMultipleOf != 0) {
     return format(
-        "in_features {} is no multiple of {}",
+        "in_features {} is not a multiple of {}",
         options.in_features(),
         kMultipleOf);
   }
   if (options.out_features() % kMultipleOf != 0) {
     return format(
-        "out_features {} is no multiple of {}",
+        "out_features {} is not a multiple of {}",
         options.out_features(),
         kMultipleOf);
   }

@@ -17,7 +17,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_words.h"
+#include "base/exec_pointers.h"
 #include "base/text.h"
 #include "trackers/python/tracker_script.h"
 
@@ -31,7 +31,7 @@ class SpawnSetup {
   SpawnSetup() {
     posix_spawn_file_actions_init(&actions_);
     posix_spawnattr_init(&attributes_);
-    // A package that asks for a key would wait for ever.
+    // A package that asks for a key would wait forever.
     posix_spawn_file_actions_addopen(
         &actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     sigset_t none, pipe;
@@ -121,8 +121,8 @@ TrackerProcess::TrackerProcess(Options options) : options_(std::move(options)) {
       program.c_str(),
       setup.actions(),
       setup.attributes(),
-      exec_words(arguments).data(),
-      exec_words(variables).data());
+      exec_pointers(arguments).data(),
+      exec_pointers(variables).data());
   ::close(ends[1]);
   if (problem != 0) {
     pid_ = -1;

@@ -135,7 +135,7 @@ WandbSettings wandb_settings(const TrackerRequest& request) {
 }
 
 bool wandb_wants_online(const TrackerRequest& request) {
-  // Arguments that only W&B's own package knows are no error here.
+  // Arguments that only W&B's own package knows are not an error here.
   TrackedValues mode;
   for (const NamedValue& each : request.init_kwargs) {
     if (each.name == "mode") mode.push_back(each);

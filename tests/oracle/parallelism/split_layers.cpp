@@ -171,7 +171,7 @@ std::optional<std::int64_t> split_dim(
   return std::nullopt;
 }
 
-// "Replicate()" for whole tensors of modules that the plan names.
+// "Replicate()" for full tensors of modules that the plan names.
 Json placement_json(
     const std::string& name,
     const std::optional<std::int64_t>& dim,

@@ -154,7 +154,7 @@ TEST(TokenPlan, DropsWhatExceedsTheCapacity) {
     EXPECT_EQ(plan.num_dropped(), 5 - plan.slots.numel());
     return plan.slots;
   };
-  // Of equal weights, the first is kept.
+  // Among equal weights, the first is kept.
   EXPECT_TRUE(torch::equal(
       slots(TokenDrop::lowest_weight, 2), torch::tensor({1, 3, 2})));
   EXPECT_TRUE(torch::equal(

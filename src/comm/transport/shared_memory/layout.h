@@ -59,7 +59,7 @@ struct RankPage {
   std::atomic<std::int64_t> process;
   /// Why the rank closed its connection, ended by a zero; empty if nothing had
   /// failed. Valid once `state` is closed.
-  std::array<char, 240> last_words;
+  std::array<char, 240> last_output;
 
   /// The collective that began with a step of even or odd number, valid once
   /// `written` counts that step.

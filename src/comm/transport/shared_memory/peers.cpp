@@ -75,8 +75,8 @@ std::string Peers::describe_gone(const Fabric& fabric, int rank) const {
     return format(
         "{}the process of rank {} has ended", kSharedMemoryMark, name_of(rank));
   }
-  const std::string last_words(page.last_words.data());
-  if (!last_words.empty()) return last_words;
+  const std::string last_output(page.last_output.data());
+  if (!last_output.empty()) return last_output;
   return format(
       "{}rank {} has closed its connection", kSharedMemoryMark, name_of(rank));
 }

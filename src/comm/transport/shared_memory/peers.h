@@ -23,7 +23,7 @@ class Peers {
   void watch(const Fabric& fabric);
   /// Those whose processes have ended, or which have closed their connections.
   [[nodiscard]] std::vector<int> find_gone(const Fabric& fabric) const;
-  /// Why such a rank is gone: its last words, if it had any.
+  /// Why such a rank is gone: its last output, if it had any.
   [[nodiscard]] std::string describe_gone(const Fabric& fabric, int rank) const;
   /// Its number in the world.
   [[nodiscard]] std::string name_of(int rank) const;

@@ -287,8 +287,8 @@ void ProgressEngine::fail(const std::string& reason) {
     RankPage& page = fabric_.own_page();
     if (page.state.load() != PageState::closed) {
       const std::size_t length =
-          std::min(failure_.size(), page.last_words.size() - 1);
-      std::memcpy(page.last_words.data(), failure_.data(), length);
+          std::min(failure_.size(), page.last_output.size() - 1);
+      std::memcpy(page.last_output.data(), failure_.data(), length);
       page.state.store(PageState::closed);
     }
   }
@@ -365,7 +365,7 @@ void ProgressEngine::close() {
     num_waiting_.fetch_sub(1);
   }
   const bool has_pending = !is_idle();
-  // Unless it has failed, there are no last words.
+  // Unless it has failed, there is no last output.
   fabric_.own_page().state.store(PageState::closed);
   changed_.notify_all();
   lock.unlock();

@@ -6,10 +6,10 @@
 namespace accelerate::detail {
 
 /// Arguments or variables as exec and posix_spawn take them: pointers into
-/// `words`, which must outlive them, and a final null.
-inline std::vector<char*> exec_words(std::vector<std::string>& words) {
+/// `strings`, which must outlive them, and a final null.
+inline std::vector<char*> exec_pointers(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
+  for (std::string& string : strings) pointers.push_back(string.data());
   pointers.push_back(nullptr);
   return pointers;
 }

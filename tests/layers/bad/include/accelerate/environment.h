@@ -1,0 +1,2 @@
+#include <accelerate/world.h>
+ACCELERATE_API void patch_environment();
