@@ -165,11 +165,13 @@ Replay replay_pipeline(
         programs.begin(r, message(stage, action.micro_batch, !is_forward));
     }
   }
-  return detail::replay(programs);
+  return accelerate::detail::replay(programs);
 }
 
 Compared run_pipeline(const std::string& name, int num_chunks) {
-  const Accelerator accelerator({.parallel = {.pipeline = kRanks}});
+  AcceleratorOptions options;
+  options.parallel.pipeline = kRanks;
+  const Accelerator accelerator(options);
   PipelineLayers layers;
   for (int i = 0; i < kLayers; ++i)
     layers.add("layer" + std::to_string(i), Sleeping(16, kLayerSeconds));
@@ -189,8 +191,8 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
       accelerator.world(),
       seconds,
       replay_pipeline(
-          detail::make_pipeline_schedule(
-              detail::parse_pipeline_schedule(name),
+          accelerate::detail::make_pipeline_schedule(
+              accelerate::detail::parse_pipeline_schedule(name),
               kRanks,
               kMicroBatches,
               num_chunks),
@@ -207,8 +209,10 @@ Compared run_sharded() {
   FullyShardedDataParallelOptions sharding;
   sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
   sharding.transformer_cls_names_to_wrap = {"Sleeping"};
-  const Accelerator accelerator(
-      {.parallel = {.shard = kRanks, .fully_sharded = sharding}});
+  AcceleratorOptions options;
+  options.parallel.shard = kRanks;
+  options.parallel.fully_sharded = sharding;
+  const Accelerator accelerator(options);
   nn::Sequential net;
   for (int i = 0; i < kUnits; ++i) net->push_back(Sleeping(kUnitWidth, 20e-3));
   const auto model = accelerator.prepare(net);
@@ -223,8 +227,8 @@ Compared run_sharded() {
   const Slept all = slept;
   // A unit's messages, with nothing beside them.
   const Tensor shard = torch::zeros({kUnitWidth * kUnitWidth / kRanks});
-  const double gather =
-      time_of(world, [&] { world.group().all_gather(shard); });
+  const double gather = time_of(
+      world, [&] { static_cast<void>(world.group().all_gather(shard)); });
   slept = all;
 
   RankPrograms programs(1);
@@ -250,7 +254,7 @@ Compared run_sharded() {
     reductions.push_back(begin());
   }
   for (const std::size_t id : reductions) programs.wait(0, id);
-  return compare(world, seconds, detail::replay(programs));
+  return compare(world, seconds, accelerate::detail::replay(programs));
 }
 
 // Tokens that travel to experts behind a shared one.
@@ -258,8 +262,10 @@ Compared run_sharded() {
 constexpr std::int64_t kTokens = 2048, kFeatures = 512;
 
 Compared run_experts() {
-  const Accelerator accelerator(
-      {.parallel = {.replicate = kRanks, .expert = kRanks}});
+  AcceleratorOptions options;
+  options.parallel.replicate = kRanks;
+  options.parallel.expert = kRanks;
+  const Accelerator accelerator(options);
   const World& world = accelerator.world();
   const auto layer_of = [&](double expert, double shared) {
     return ExpertLayer(ExpertLayerOptions{
@@ -294,7 +300,7 @@ Compared run_experts() {
   programs.compute(0, processor, all / 3, "experts");
   programs.begin(0, back);
   programs.wait(0, back);
-  return compare(world, seconds, detail::replay(programs));
+  return compare(world, seconds, accelerate::detail::replay(programs));
 }
 
 struct Case {
