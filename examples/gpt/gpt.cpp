@@ -14,16 +14,23 @@
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --experts 8 --expert 4
 //
+// --pipeline gives each process some of the blocks, which micro-batches pass one
+// after the other:
+//
+//   accelerate-cpp launch --num_processes 4 build/bin/gpt --pipeline 2 --tensor 2
+//
 // Losses are the same on any number of processes, however they are divided, and
 // a run can resume from a checkpoint of another number: --resume latest.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <torch/torch.h>
@@ -55,7 +62,9 @@ struct Flags {
   std::string resume;
   // Degrees; those that are not given are the launcher's, else 1, and shards
   // take the processes that are left.
-  std::optional<int> replicate, shard, expert, context, tensor;
+  std::optional<int> replicate, shard, expert, context, tensor, pipeline;
+  std::string schedule = "1F1B";
+  std::optional<int> micro_batches;
 };
 
 /// The given files, and the sources and documents in given directories.
@@ -107,6 +116,7 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   options.parallel.expert = flags.expert;
   options.parallel.context = flags.context;
   options.parallel.tensor = flags.tensor;
+  options.parallel.pipeline = flags.pipeline;
   options.parallel.parallelize_plan = GptImpl::parallelize_plan(flags.model);
   return options;
 }
@@ -121,27 +131,107 @@ void require_positions(const Flags& flags, int num_context_ranks) {
       " needs at least " + std::to_string(2 * num_context_ranks));
 }
 
+using Tensor = torch::Tensor;
+using LossFunction =
+    std::function<Tensor(const Tensor& logits, const Tensor& targets)>;
+
+/// The model on this rank: all of it, or a stage.
+class Training {
+ public:
+  Training(const accelerate::Accelerator& accelerator, const Flags& flags)
+      : accelerator_(accelerator), gpt_(flags.model) {
+    if (accelerator.mesh().degree(accelerate::Axis::pipeline) > 1) {
+      pipeline_.emplace(
+          accelerator,
+          gpt_->layers(),
+          accelerate::PipelineOptions{
+              .schedule = flags.schedule,
+              .num_micro_batches = flags.micro_batches});
+      prepare_optimizer(pipeline_->parameters(), flags);
+    } else {
+      prepare_optimizer(gpt_->parameters(), flags);
+      model_.emplace(accelerator.prepare(gpt_));
+    }
+    optimizer_.emplace(accelerator.prepare(*adamw_));
+  }
+
+  /// Computes gradients, and returns the loss.
+  Tensor backward(
+      const Tensor& tokens_BT,
+      const Tensor& places_T,
+      const Tensor& targets_BT,
+      const LossFunction& loss_of) {
+    if (pipeline_) {
+      const Tensor places_BT = places_T.expand({tokens_BT.size(0), -1});
+      return pipeline_
+          ->step(std::tuple(tokens_BT, places_BT), targets_BT, loss_of)
+          .loss;
+    }
+    const Tensor loss = loss_of((*model_)(tokens_BT, places_T), targets_BT);
+    // The routers' loss; 0 without experts.
+    const Tensor routing = accelerate::auxiliary_loss(*gpt_);
+    accelerator_.backward(loss + routing);
+    return loss.detach();
+  }
+
+  void step() {
+    if (pipeline_) {
+      accelerator_.clip_grad_norm_(pipeline_->model(), 1.0);
+    } else {
+      accelerator_.clip_grad_norm_(*model_, 1.0);
+    }
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
+
+  [[nodiscard]] std::vector<accelerate::ExpertLoad> expert_loads() const {
+    return pipeline_ ? accelerator_.expert_loads(pipeline_->model())
+                     : accelerator_.expert_loads(*model_);
+  }
+
+ private:
+  void prepare_optimizer(
+      const std::vector<Tensor>& parameters,
+      const Flags& flags) {
+    adamw_.emplace(parameters, torch::optim::AdamWOptions(flags.learning_rate));
+  }
+
+  const accelerate::Accelerator& accelerator_;
+  Gpt gpt_;
+  std::optional<torch::optim::AdamW> adamw_;
+  std::optional<accelerate::Model<GptImpl>> model_;
+  std::optional<accelerate::Pipeline> pipeline_;
+  std::optional<accelerate::Optimizer> optimizer_;
+};
+
+void print_loads(
+    const accelerate::Accelerator& accelerator,
+    const Training& training) {
+  for (const auto& load : training.expert_loads()) {
+    if (!accelerator.is_main_process()) break;
+    std::printf(
+        "%s: the busiest expert has %.2f x the mean load\n",
+        load.layer.c_str(),
+        load.imbalance());
+  }
+}
+
 void train(const Flags& flags) {
   const accelerate::Accelerator accelerator(options_of(flags));
   const accelerate::Mesh& mesh = accelerator.mesh();
   require_positions(flags, mesh.degree(accelerate::Axis::context));
   torch::manual_seed(flags.seed);
-  Gpt gpt(flags.model);
-  torch::optim::AdamW adamw(
-      gpt->parameters(), torch::optim::AdamWOptions(flags.learning_rate));
+  Training training(accelerator, flags);
   const accelerate::TokenDataset text(
       text_files(flags.text),
       {.dtype = torch::kByte, .block_size = flags.model.block_size});
-  auto [model, optimizer, loader] = accelerator.prepare(
-      gpt,
-      adamw,
-      accelerate::DataLoader(
-          text,
-          {.batch_size = flags.batch_size,
-           .shuffle = true,
-           .drop_last = true,
-           .split_batches = true,
-           .data_seed = flags.seed}));
+  auto loader = accelerator.prepare(accelerate::DataLoader(
+      text,
+      {.batch_size = flags.batch_size,
+       .shuffle = true,
+       .drop_last = true,
+       .split_batches = true,
+       .data_seed = flags.seed}));
   Progress progress;
   accelerator.register_for_checkpointing(progress);
   if (flags.resume == "latest") {
@@ -155,8 +245,7 @@ void train(const Flags& flags) {
   const std::int64_t first = progress.steps;
   while (progress.steps < flags.steps) {
     for (auto& [tokens, targets] : loader) {
-      optimizer.zero_grad();
-      const torch::Tensor places = torch::arange(
+      const Tensor places = torch::arange(
           flags.model.block_size, tokens.options().dtype(torch::kLong));
       // Until the end of this step they hold this rank's positions.
       std::optional<accelerate::ContextParallelScope> sequence;
@@ -167,23 +256,23 @@ void train(const Flags& flags) {
             {},
             {.pad_values = {0, kIgnored, 0}}));
       }
-      torch::Tensor loss = accelerate::parallel_cross_entropy(
-          model(tokens, places),
+      const Tensor loss = training.backward(
+          tokens,
+          places,
           targets,
-          mesh.group(accelerate::Axis::tensor),
-          kIgnored);
-      if (sequence) {
-        const torch::Tensor count = targets.ne(kIgnored).sum();
-        loss = sequence->mean(loss * count, count);
-      }
-      // The routers' loss; 0 without experts.
-      const torch::Tensor routing = accelerate::auxiliary_loss(*gpt);
-      accelerator.backward(loss + routing);
-      accelerator.clip_grad_norm_(model, 1.0);
-      optimizer.step();
+          [&](const Tensor& logits, const Tensor& own_targets) {
+            const Tensor mean = accelerate::parallel_cross_entropy(
+                logits,
+                own_targets,
+                mesh.group(accelerate::Axis::tensor),
+                kIgnored);
+            if (!sequence) return mean;
+            const Tensor count = own_targets.ne(kIgnored).sum();
+            return sequence->mean(mean * count, count);
+          });
+      training.step();
       ++progress.steps;
-      const torch::Tensor mean =
-          accelerator.gather(loss.detach().view({1})).mean();
+      const Tensor mean = accelerator.gather(loss.view({1})).mean();
       if (accelerator.is_main_process()) {
         std::printf(
             "step %lld loss %.4f\n",
@@ -198,13 +287,7 @@ void train(const Flags& flags) {
   }
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
-  for (const auto& load : accelerator.expert_loads(model)) {
-    if (!accelerator.is_main_process()) break;
-    std::printf(
-        "%s: the busiest expert has %.2f x the mean load\n",
-        load.layer.c_str(),
-        load.imbalance());
-  }
+  print_loads(accelerator, training);
   if (accelerator.is_main_process()) {
     std::printf(
         "%d process%s, %.0f tokens/s\n",
@@ -252,6 +335,13 @@ int main(int argc, char** argv) {
   app.add_option("--expert", flags.expert, "... the experts");
   app.add_option("--context", flags.context, "... each sequence");
   app.add_option("--tensor", flags.tensor, "... each layer");
+  app.add_option(
+      "--pipeline", flags.pipeline, "... the blocks, one after the other");
+  app.add_option("--schedule", flags.schedule, "of the pipeline");
+  app.add_option(
+      "--micro_batches",
+      flags.micro_batches,
+      "of the pipeline's steps; one per stage if not given");
   CLI11_PARSE(app, argc, argv);
   if (flags.text.empty()) flags.text = {GPT_TEXT};
   try {

@@ -86,6 +86,30 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens_BT) {
       tokens_BT, torch::arange(tokens_BT.size(1), tokens_BT.device()));
 }
 
+accelerate::PipelineLayers GptImpl::layers() const {
+  accelerate::PipelineLayers layers;
+  layers
+      .add(
+          "tokens",
+          tokens,
+          [positions = positions.ptr()](
+              nn::EmbeddingImpl& embedding,
+              const at::Tensor& tokens_BT,
+              const at::Tensor& places_BT) {
+            return embedding.forward(tokens_BT) + positions->forward(places_BT);
+          })
+      .uses("positions", positions)
+      .add_each<BlockImpl>("blocks", *blocks)
+      .add(
+          "norm",
+          norm,
+          [tokens = tokens](nn::LayerNormImpl& last, const at::Tensor& x) {
+            return torch::matmul(last.forward(x), tokens->weight.t());
+          })
+      .uses("tokens", tokens);
+  return layers;
+}
+
 accelerate::ParallelizePlan GptImpl::parallelize_plan(
     const GptOptions& options) {
   using accelerate::ColwiseParallel, accelerate::RowwiseParallel,

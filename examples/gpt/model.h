@@ -10,6 +10,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <accelerate/experts.h>
+#include <accelerate/pipeline_layers.h>
 #include <accelerate/tensor_parallel.h>
 
 struct GptOptions {
@@ -47,6 +48,10 @@ struct GptImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& places_T);
   /// The same for whole sequences.
   at::Tensor forward(const at::Tensor& tokens_BT);
+
+  /// What the stages of a pipeline are made of; the first takes both arguments
+  /// of forward, places for each sequence.
+  [[nodiscard]] accelerate::PipelineLayers layers() const;
 
   /// How ranks share each layer. Logits stay split.
   static accelerate::ParallelizePlan parallelize_plan(

@@ -38,7 +38,10 @@ divided context 2 --context 2
 divided grid 4 --tensor 2 --context 2 --checkpoint_every 6
 divided data 4 --replicate 2 --shard 2
 divided odd 3 --context 3
-for case in tensor context grid data odd; do same one.txt $case.txt 0.0005; done
+divided stages 2 --pipeline 2 --micro_batches 4
+divided staged_grid 4 --pipeline 2 --tensor 2 --schedule ZBH1
+divided staged_context 4 --pipeline 2 --context 2
+for case in tensor context grid data odd stages staged_grid staged_context; do same one.txt $case.txt 0.0005; done
 rm -r grid/checkpoints/checkpoint_1
 cp -r grid tall
 cp -r grid wide
@@ -55,6 +58,9 @@ divided expert_data 2 --experts 5 --replicate 2 --expert 2
 divided expert_grid 4 --experts 5 --shard 2 --expert 2 --tensor 2 --checkpoint_every 6
 divided expert_odd 3 --experts 5 --shard 3 --expert 3 --checkpointing
 for case in data grid odd; do same expert_one.txt expert_$case.txt 0.0005; done
+# Balance losses are means over micro-batches there.
+divided expert_stages 4 --experts 5 --pipeline 2 --replicate 2 --expert 2
+same expert_one.txt expert_stages.txt 0.01
 rm -r expert_grid/checkpoints/checkpoint_1
 divided expert_grid 2 --experts 5 --replicate 2 --expert 2 --resume latest
 tail -n 6 expert_one.txt >expert_tail.txt
