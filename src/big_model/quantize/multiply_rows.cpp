@@ -12,8 +12,9 @@ namespace accelerate::detail {
 namespace {
 
 // With more rows of input, dequantising once costs less than decoding for each
-// eight of them.
-constexpr std::int64_t kMostKernelInputs = 48;
+// eight of them; 4 bits cost more to decode.
+constexpr std::int64_t kMostKernelInputs = 32;
+constexpr std::int64_t kMostKernelInputs4Bit = 24;
 // Elements of a dequantised part. Parts that fit a cache are faster on a machine
 // that is free, but slower on a busy one, where threads wait for each other at
 // each of them, and for inputs as large as a part, which each product rearranges.
@@ -105,7 +106,8 @@ at::Tensor multiply_by_rows(
     const QuantizedWeight& weight) {
   const std::int64_t rows = weight.sizes().front();
   if (input.numel() == 0 || rows == 0) return new_zeros(input.size(0), rows);
-  if (input.size(0) <= kMostKernelInputs)
+  const bool is_int8 = weight.type() == QuantizationType::int8;
+  if (input.size(0) <= (is_int8 ? kMostKernelInputs : kMostKernelInputs4Bit))
     return multiply_by_kernels(input, weight);
   const at::Tensor result = new_floats(input.size(0), rows);
   for_parts(weight, [&](std::int64_t first, const at::Tensor& part) {
