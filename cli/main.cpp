@@ -60,6 +60,7 @@ Commands add_commands(CLI::App& tool) {
       {"trace", cli::add_trace_command(tool)},
       {"ps", cli::add_ps_command(tool)},
       {"stacks", cli::add_stacks_command(tool)},
+      {"resize", cli::add_resize_command(tool)},
       {"tpu-config", cli::add_tpu_config_command(tool)},
       {"completion", cli::add_completion_command(tool)},
       {"man", cli::add_man_command(tool)}};

@@ -141,6 +141,11 @@ int launch_on_hosts(
     const detail::Settings& settings,
     const std::vector<std::string>& command) {
   warn_of_flags_beside_hosts(settings);
+  if (settings.is_given("min_processes")) {
+    throw ConfigError(
+        "[launch] --num_processes MIN:MAX works on one machine, and the host "
+        "file names others; give one number");
+  }
   HostLaunch launch;
   launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));
   const auto hosts = static_cast<int>(launch.hosts.size());

@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
 #include "cli/launch/nodes/machines.h"
 #include "cli/launch/nodes/preflight.h"
@@ -82,22 +83,28 @@ int run_attempts(
     store.secret = machines->secret();
     if (plan.checks_machines) require_reachable(plan, store, signals);
   }
+  const MemoryDirectory memory(plan.memory_directory);
+  int num_restarts_left = plan.max_restarts;
   for (int attempt = 0;; ++attempt) {
     const int stop = machines ? machines->begin(attempt) : -1;
     GroupEnd end = RankGroup(
                        plan,
-                       {.attempt = attempt, .store = store, .stop = stop},
+                       {.attempt = attempt,
+                        .store = store,
+                        .stop = stop,
+                        .num_restarts_left = &num_restarts_left},
                        signals,
                        watchdog)
                        .run();
     if (machines) agree_on_end(*machines, attempt, end);
-    const bool is_last = attempt == plan.max_restarts;
     if (!plan.is_quiet) say(end.reason);
-    if (end.code == 0 || end.was_signalled || is_last) return end.code;
+    if (end.code == 0 || end.was_signalled || num_restarts_left == 0)
+      return end.code;
+    --num_restarts_left;
     if (!plan.is_quiet) {
       say(detail::format(
           "accelerate-cpp: starting again, {} of at most {}{}",
-          attempt + 1,
+          plan.max_restarts - num_restarts_left,
           plan.max_restarts,
           plan.max_restarts == 1 ? " time\n" : " times\n"));
     }

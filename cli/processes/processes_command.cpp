@@ -9,6 +9,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <accelerate/error.h>
+
 #include "base/sizes.h"
 #include "base/text.h"
 #include "cli/processes/running_groups.h"
@@ -34,10 +36,23 @@ struct StacksFlags {
   int process = 0;
 };
 
+struct ResizeFlags {
+  int process = 0;
+  int num_ranks = 0;
+};
+
 // Steps per second between two looks.
-std::string
-rate(const RankActivity& before, const RankActivity& now, double s) {
-  const auto steps = static_cast<double>(now.num_steps - before.num_steps);
+std::string rate(
+    const std::vector<RankActivity>& before,
+    const RankActivity& now,
+    double s) {
+  double steps = 0;
+  for (const RankActivity& each : before) {
+    // Another process may sit there now.
+    if (each.index == now.index && each.process == now.process &&
+        each.num_steps < now.num_steps)
+      steps = static_cast<double>(now.num_steps - each.num_steps);
+  }
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", steps / s);
   return text;
@@ -79,7 +94,7 @@ void print_group(
       group.process,
       detail::printable(detail::text_of(header.command)).c_str());
   std::printf(
-      "  %d ranks%s%s\n",
+      "  %d ranks%s%s%s\n",
       header.world_size,
       header.world_size > header.num_pages
           ? format(
@@ -90,6 +105,9 @@ void print_group(
           : "",
       header.attempt > 0
           ? format(", started again {} times", header.attempt).c_str()
+          : "",
+      header.generation.load() > 1
+          ? format(", generation {}", header.generation.load()).c_str()
           : "");
   TextTable table(
       {"rank", "process", "step", "steps/s", "memory", "phase", "call"});
@@ -98,7 +116,7 @@ void print_group(
         {std::to_string(rank.rank),
          std::to_string(rank.process),
          std::to_string(rank.num_steps),
-         rate(before[static_cast<std::size_t>(rank.index)], rank, seconds),
+         rate(before, rank, seconds),
          detail::format_size(
              static_cast<double>(detail::resident_bytes(rank.process))),
          phase_of(rank),
@@ -139,6 +157,35 @@ int print_stacks(const StacksFlags& flags) {
   return has_stacks ? 0 : 1;
 }
 
+// Asks the launcher, which looks several times per second.
+int ask_for_size(const ResizeFlags& flags) {
+  const RunningGroup group = find_group(flags.process);
+  detail::BoardHeader& header = group.board.shared_header();
+  const int fewest = header.fewest_ranks.load();
+  const int most = header.most_ranks.load();
+  if (header.generation.load() == 0 || fewest == most) {
+    throw ConfigError(format(
+        "[launch] the group of process {} does not change its size; start it "
+        "with accelerate-cpp launch --num_processes MIN:MAX",
+        flags.process));
+  }
+  if (flags.num_ranks < fewest || flags.num_ranks > most) {
+    throw ConfigError(format(
+        "[launch] the group of process {} cannot have {} ranks: it was "
+        "started for {} to {}",
+        flags.process,
+        flags.num_ranks,
+        fewest,
+        most));
+  }
+  header.asked_ranks.store(flags.num_ranks);
+  std::printf(
+      "asked the launcher for %d ranks instead of %d\n",
+      flags.num_ranks,
+      header.num_ranks.load());
+  return 0;
+}
+
 }  // namespace
 
 std::function<int()> add_ps_command(CLI::App& tool) {
@@ -167,6 +214,22 @@ std::function<int()> add_stacks_command(CLI::App& tool) {
           "number of the launcher's process, or of a rank's; see ps")
       ->required();
   return [flags] { return print_stacks(*flags); };
+}
+
+std::function<int()> add_resize_command(CLI::App& tool) {
+  CLI::App* const command = tool.add_subcommand(
+      "resize",
+      "let a group that was started with --num_processes MIN:MAX go on with "
+      "another number of ranks, from the end of a step on");
+  auto flags = std::make_shared<ResizeFlags>();
+  command
+      ->add_option(
+          "process",
+          flags->process,
+          "number of the launcher's process, or of a rank's; see ps")
+      ->required();
+  command->add_option("ranks", flags->num_ranks, "how many ranks")->required();
+  return [flags] { return ask_for_size(*flags); };
 }
 
 }  // namespace accelerate::cli

@@ -27,6 +27,7 @@
 #include <accelerate/device_map.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/dynamo.h>
+#include <accelerate/elastic.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/environment.h>
 #include <accelerate/error.h>

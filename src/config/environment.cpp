@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "config/thread_environment.h"
+
 namespace accelerate::detail {
 
 Environment::Environment(
@@ -19,6 +21,9 @@ Environment Environment::current() {
     copy.set(
         std::string(text.substr(0, equals)),
         std::string(text.substr(equals + 1)));
+  }
+  if (const auto* own = ThreadEnvironment::variables_of_thread()) {
+    for (const auto& [name, value] : *own) copy.set(name, value);
   }
   return copy;
 }

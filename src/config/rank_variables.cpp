@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -228,6 +229,24 @@ std::optional<std::string> address_of(
   return std::nullopt;
 }
 
+// What a launcher and run_elastic() write for each other.
+void read_elastic_variables(
+    const Environment& environment,
+    RankVariables& result) {
+  const auto number = [&](const char* name, int otherwise) {
+    const auto value = parse_int(environment.get(name).value_or(""));
+    return value && *value >= 0 && *value <= std::numeric_limits<int>::max()
+        ? static_cast<int>(*value)
+        : otherwise;
+  };
+  result.board = environment.get(kBoardVariable).value_or("");
+  result.board_page = number(kBoardPageVariable, result.local_rank);
+  result.generation = number(kGenerationVariable, 0);
+  result.first_generation = number(kFirstGenerationVariable, 1);
+  result.memory_directory =
+      environment.get(kMemoryDirectoryVariable).value_or("");
+}
+
 }  // namespace
 
 std::string first_slurm_host(const std::string& node_list) {
@@ -255,7 +274,11 @@ bool is_rank_variable(std::string_view name) {
         "MASTER_PORT",
         "ACCELERATE_CPP_CONFIG",
         kStoreSecretVariable,
-        kBoardVariable}) {
+        kBoardVariable,
+        kBoardPageVariable,
+        kGenerationVariable,
+        kFirstGenerationVariable,
+        kMemoryDirectoryVariable}) {
     if (name == variable) return true;
   }
   return name.starts_with("TORCHELASTIC_");
@@ -309,10 +332,10 @@ RankVariables read_rank_variables(const Environment& environment) {
   if (chosen == nullptr) return result;
 
   result.launcher = chosen->launcher;
-  result.board = environment.get(kBoardVariable).value_or("");
   result.size = *values.size;
   result.rank = values.rank.value_or(0);
   result.local_rank = values.local_rank.value_or(0);
+  read_elastic_variables(environment, result);
   // With a local rank but no local size, all ranks may be on this node. Without
   // both, every process is alone on its node, as Kubernetes operators start it.
   result.local_size =
@@ -337,6 +360,11 @@ RankVariables read_rank_variables(const Environment& environment) {
   if (const auto restarts = environment.get("TORCHELASTIC_RESTART_COUNT")) {
     const char* const separator = result.store_prefix.empty() ? "" : "/";
     result.store_prefix += format("{}attempt_{}", separator, *restarts);
+  }
+  if (result.generation > 1) {
+    const char* const separator = result.store_prefix.empty() ? "" : "/";
+    result.store_prefix +=
+        format("{}generation_{}", separator, result.generation);
   }
   return result;
 }

@@ -17,6 +17,16 @@ inline constexpr const char* kStoreSecretVariable =
 /// what they do.
 inline constexpr const char* kBoardVariable = "ACCELERATE_CPP_BOARD";
 
+/// In elastic groups (docs/guides/elastic.md): the generation in force, which
+/// run_elastic() sets; the one in which a process begins, and its page on the
+/// board, which the launcher sets; and a directory in memory for states.
+inline constexpr const char* kGenerationVariable = "ACCELERATE_CPP_GENERATION";
+inline constexpr const char* kFirstGenerationVariable =
+    "ACCELERATE_CPP_FIRST_GENERATION";
+inline constexpr const char* kBoardPageVariable = "ACCELERATE_CPP_BOARD_PAGE";
+inline constexpr const char* kMemoryDirectoryVariable =
+    "ACCELERATE_CPP_MEMORY_DIRECTORY";
+
 /// The rank of this process, the number of ranks, and the address at which rank
 /// 0 listens.
 struct RankVariables {
@@ -37,6 +47,16 @@ struct RankVariables {
   std::string store_prefix;
   /// The ticket of the launcher's board; empty if it has none.
   std::string board;
+  /// This process's page on it.
+  int board_page = 0;
+  /// The generation of an elastic group, from 1; 0 outside run_elastic().
+  int generation = 0;
+  /// The generation in which this process begins: above 1 if it replaces one
+  /// that has ended, or joins a group that grows.
+  int first_generation = 1;
+  /// Where the ranks of this machine may keep states in memory; empty: the
+  /// launcher names no directory.
+  std::string memory_directory;
 };
 
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes

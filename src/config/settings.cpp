@@ -165,6 +165,48 @@ std::string Settings::explain(ExplainedRows rows) const {
   return out;
 }
 
+namespace {
+
+// "2:8", the fewest and the most processes.
+std::optional<std::pair<std::string, std::string>> read_range(
+    std::string_view key,
+    const std::string& text) {
+  const std::size_t colon = text.find(':');
+  if (key != "num_processes" || colon == std::string::npos) return std::nullopt;
+  const std::string fewest(trim(text.substr(0, colon)));
+  const std::string most(trim(text.substr(colon + 1)));
+  if (!parse_int(fewest) || !parse_int(most)) {
+    throw ConfigError(format(
+        "[config] num_processes is \"{}\"; it must be a number, or the fewest "
+        "and the most, such as 2:8",
+        text));
+  }
+  return std::pair(fewest, most);
+}
+
+// A number of processes of a stronger source replaces a range of a weaker one.
+void drop_outdated_range(std::map<std::string, Resolved, std::less<>>& values) {
+  const auto fewest = values.find("min_processes");
+  const auto most = values.find("num_processes");
+  if (fewest != values.end() && most != values.end() &&
+      most->second.origin > fewest->second.origin)
+    values.erase(fewest);
+}
+
+void take(
+    std::map<std::string, Resolved, std::less<>>& values,
+    std::string_view key,
+    const std::string& text,
+    const Source& source,
+    const std::string& where) {
+  values.try_emplace(
+      std::string(key),
+      Resolved{
+          parse_option(*find_option(key), text), text, source.origin, where});
+}
+
+}  // namespace
+
 Settings resolve(std::span<const Source> sources) {
   std::vector<const Source*> strongest_first;
   for (const Source& source : sources) strongest_first.push_back(&source);
@@ -183,15 +225,19 @@ Settings resolve(std::span<const Source> sources) {
         throw InternalError(format("[config] no option is called \"{}\"", key));
       }
       try {
-        settings.values_.try_emplace(
-            key,
-            Resolved{parse_option(*spec, text), text, source->origin, where});
+        if (const auto range = read_range(key, text)) {
+          take(settings.values_, "min_processes", range->first, *source, where);
+          take(settings.values_, key, range->second, *source, where);
+          continue;
+        }
+        take(settings.values_, key, text, *source, where);
       } catch (const ConfigError& error) {
         complaints.push_back(format("{} ({})", error.what(), where));
       }
     }
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+  drop_outdated_range(settings.values_);
   for (const OptionSpec& spec : option_table()) {
     if (spec.default_value.empty()) continue;
     settings.values_.try_emplace(

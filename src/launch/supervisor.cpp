@@ -59,7 +59,9 @@ void Supervisor::run() {
     keep_interval();
   }
   if (options_.has_groups && (!failures_.empty() || was_terminated_)) {
-    for (const Rank& rank : ranks_) kill(-rank.pid, SIGKILL);
+    for (const Rank& rank : ranks_) {
+      if (!rank.was_made_good) kill(-rank.pid, SIGKILL);
+    }
   }
 }
 
@@ -120,7 +122,9 @@ int Supervisor::milliseconds_to_next_deadline() const {
 }
 
 void Supervisor::collect_dead() {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+  // Others may be added meanwhile, which cannot have ended yet.
+  const std::size_t num_ranks = ranks_.size();
+  for (std::size_t i = 0; i < num_ranks; ++i) {
     Rank& rank = ranks_[i];
     if (!rank.is_running) continue;
     if (options_.signals == nullptr) {
@@ -144,6 +148,11 @@ void Supervisor::collect_dead() {
 void Supervisor::note_failure(std::size_t index) {
   // Ignores the ends that we brought about.
   if (was_terminated_ || expects_end_) return;
+  if (options_.is_made_good && failures_.empty() &&
+      options_.is_made_good(index)) {
+    ranks_[index].was_made_good = true;
+    return;
+  }
   failures_.push_back(index);
   const auto now = Clock::now();
   if (failures_.size() == 1) terminate_at_ = now + kTimeToFindTheCause;
@@ -151,6 +160,18 @@ void Supervisor::note_failure(std::size_t index) {
       options_.is_surely_the_cause(ranks_[index].wait_status)) {
     terminate_at_ = now;
   }
+}
+
+void Supervisor::give_up(std::size_t index) {
+  if (was_terminated_ || expects_end_) return;
+  failures_.push_back(index);
+  terminate();
+}
+
+void Supervisor::set_interval(std::chrono::milliseconds interval) {
+  if (interval == options_.interval) return;
+  options_.interval = interval;
+  next_interval_ = Clock::now() + interval;
 }
 
 void Supervisor::terminate() {

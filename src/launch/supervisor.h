@@ -42,6 +42,10 @@ class Supervisor {
     /// Called when a rank has ended and what it wrote until then was read, with
     /// its index in ranks(). May be empty.
     std::function<void(std::size_t index)> on_end = {};
+    /// Asked when a rank has failed: true if that is not a failure of the group,
+    /// since another process takes its place, or the others go on without it.
+    /// May call add(). May be empty.
+    std::function<bool(std::size_t index)> is_made_good = {};
     /// Called at least this often while ranks run; 0: never.
     std::chrono::milliseconds interval{0};
     std::function<void()> on_interval = {};
@@ -53,6 +57,8 @@ class Supervisor {
     std::vector<EventSource*> sources;
     bool is_running = true;
     int wait_status = 0;
+    /// Its failure was made good. Its number may be another process's by now.
+    bool was_made_good = false;
   };
 
   explicit Supervisor(Options options) : options_(std::move(options)) {}
@@ -63,6 +69,11 @@ class Supervisor {
   void run();
   /// Kills all ranks, for instance if one of them cannot be started.
   void kill_and_wait();
+
+  /// Counts a failure that was made good after all, and ends the group.
+  void give_up(std::size_t index);
+  /// Changes Options::interval.
+  void set_interval(std::chrono::milliseconds interval);
 
   void send_to_all(int signal);
   /// Sends SIGTERM to all ranks; their ends no longer count as failures.

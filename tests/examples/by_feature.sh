@@ -90,6 +90,16 @@ early_stopping)
   says 2 "rank [01]: stopped after epoch $epoch" 2
   is_true "$(grep -c "saw a loss" "$directory/output_2") > 0"
   ;;
+elastic)
+  says 2 "generation 1 begins"
+  mkdir "$directory/at_died"
+  (cd "$directory/at_died" && "$tool" launch --num_processes 2 --max_restarts 1 --redundancy neighbour "$program" elastic die) \
+    >"$directory/raw_died" 2>"$directory/output_messages" || fail "elastic die failed"
+  sed -E 's/^\[[0-9]+\] //' "$directory/raw_died" >"$directory/output_died"
+  says died "generation 2 goes on in epoch (9|10)"
+  differ 2 died 0 0
+  grep -q "takes the place of process" "$directory/output_messages" || fail "no rank was replaced"
+  ;;
 fp8)
   for ranks in 1 2; do
     for recipe in tensorwise rowwise rowwise_with_gw_hp delayed mxfp8; do says $ranks "by $recipe"; done

@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
 #include "config/rank_variables.h"
 
@@ -130,6 +131,50 @@ std::string handover_of(
       reported.push_back(setting.key);
   }
   return detail::to_handover(decided, reported);
+}
+
+// The fewest ranks of an elastic group, and where its states lie.
+void make_elastic(LaunchPlan& plan, const Settings& settings) {
+  const auto fewest = settings.integer("min_processes");
+  const bool wants_copies = settings.text("redundancy") == "neighbour";
+  plan.fewest_processes = fewest
+      ? static_cast<int>(std::min<std::int64_t>(*fewest, plan.num_processes))
+      : plan.num_processes;
+  std::vector<std::string> complaints;
+  if (fewest && *fewest > plan.num_processes) {
+    complaints.push_back(format(
+        "[launch] at least {} processes were asked for, and at most {}; write "
+        "--num_processes MIN:MAX, for example {}:{}",
+        *fewest,
+        plan.num_processes,
+        plan.num_processes,
+        *fewest));
+  }
+  const bool is_elastic = plan.fewest_processes < plan.num_processes;
+  if (is_elastic && !plan.has_board) {
+    complaints.push_back(
+        "[launch] --num_processes MIN:MAX is for programs with run_elastic(), "
+        "and this is a Python program; give one number");
+  }
+  if (is_elastic && plan.num_machines > 1) {
+    complaints.push_back(format(
+        "[launch] --num_processes {}:{} works on one machine, and there are "
+        "{}; give one number: with --max_restarts a failed group is started "
+        "again on all of them",
+        plan.fewest_processes,
+        plan.num_processes,
+        plan.num_machines));
+  }
+  if (wants_copies && plan.num_machines > 1) {
+    complaints.push_back(format(
+        "[launch] --redundancy neighbour keeps states in the memory of one "
+        "machine, and there are {}; leave it out, and save checkpoints of the "
+        "project instead",
+        plan.num_machines));
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  if (plan.has_board && plan.num_machines == 1)
+    plan.memory_directory = memory_directory_of_launcher();
 }
 
 }  // namespace
@@ -257,6 +302,7 @@ LaunchPlan make_launch_plan(
   plan.grace = std::chrono::milliseconds(
       static_cast<std::int64_t>(*settings.number("grace_seconds") * 1000));
   plan.has_board = !is_python(plan.program);
+  make_elastic(plan, settings);
   plan.hang_threshold = std::chrono::milliseconds(
       static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000));
   plan.on_hang = detail::parse_on_hang(*settings.text("on_hang"));
@@ -323,6 +369,12 @@ std::string describe(const LaunchPlan& plan, const Settings& settings) {
   std::string out = format("command: {}\n", detail::join(plan.arguments, " "));
   out += format("program: {}\n", plan.program);
   out += format("every rank:\n  {}\n", detail::join(plan.added, "\n  "));
+  if (plan.fewest_processes < plan.num_processes) {
+    out += format(
+        "ranks: {}, and no fewer than {}\n",
+        plan.num_processes,
+        plan.fewest_processes);
+  }
   const int count = plan.processes_here();
   for (int i = 0; i < count; ++i) {
     if (i == kMostDescribedRanks - 1 && count > kMostDescribedRanks) {

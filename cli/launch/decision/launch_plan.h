@@ -32,7 +32,9 @@ struct LaunchPlan {
   /// variables.
   bool is_alone = false;
 
-  int num_processes = 1;  ///< on all machines
+  int num_processes = 1;  ///< on all machines; of an elastic group, the most
+  /// The fewest with which an elastic group goes on.
+  int fewest_processes = 1;
   int num_machines = 1;
   int machine_rank = 0;
   std::string address = "127.0.0.1";
@@ -56,12 +58,20 @@ struct LaunchPlan {
   std::chrono::milliseconds grace{};
   /// True if the program notes on a board what it does; Python programs do not.
   bool has_board = false;
+  /// Where ranks may keep states in memory, for as long as the launcher runs;
+  /// empty: nowhere. Nobody has made it yet.
+  std::string memory_directory;
   /// How the ranks are watched for hangs.
   std::chrono::milliseconds hang_threshold{};
   detail::OnHang on_hang = detail::OnHang::stacks;
 
   [[nodiscard]] int processes_here() const {
     return num_processes / num_machines;
+  }
+  /// Whether a rank that ends may be replaced alone, if the program agrees.
+  [[nodiscard]] bool may_replace_ranks() const {
+    return has_board && num_machines == 1 && num_processes > 1 &&
+        (max_restarts > 0 || fewest_processes < num_processes);
   }
   [[nodiscard]] int rank_of(int local_rank) const {
     return machine_rank * processes_here() + local_rank;

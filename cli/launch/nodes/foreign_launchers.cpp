@@ -36,6 +36,7 @@ constexpr std::array kStartRows{
     StartRow{"tee", Starter::this_launcher},
     StartRow{"role", Starter::this_launcher},
     StartRow{"max_restarts", Starter::this_launcher},
+    StartRow{"min_processes", Starter::this_launcher},
     StartRow{"remote_shell", Starter::remote_shell},
     StartRow{"mpirun_hostfile", Starter::mpi},
     StartRow{"deepspeed_hostfile", Starter::deepspeed},

@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <accelerate/error.h>
+
 #include "base/text.h"
 #include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"
@@ -47,6 +49,7 @@ RankGroup::RankGroup(
     const Signals& signals,
     detail::Watchdog* watchdog)
     : plan_(plan),
+      options_(options),
       signals_(signals),
       watchdog_(watchdog),
       on_signal_(
@@ -61,44 +64,64 @@ RankGroup::RankGroup(
            .has_groups = watchdog != nullptr,
            .is_surely_the_cause = detail::is_surely_the_cause,
            .on_end = [this](std::size_t index) { note_end(index); },
+           .is_made_good =
+               [this](std::size_t index) { return make_good(index); },
            .interval = plan.processes_here() > 1 ? detail::HangWatch::kInterval
                                                  : std::chrono::milliseconds(0),
            .on_interval =
                [this] {
+                 if (generations_) keep_generations();
                  if (watch_) watch_->look();
                }}) {
-  start_board(options.attempt);
-  const StartOptions start{
-      watchdog != nullptr,
-      options.attempt,
-      options.store,
-      board_ ? board_->ticket() : std::string()};
+  start_board();
   try {
-    for (int local = 0; local < plan_.processes_here(); ++local) {
-      RankProcess& rank = *ranks_.emplace_back(start_rank(plan_, local, start));
-      supervisor_.add(rank.pid, {&rank.out, &rank.err});
-      if (watchdog_ != nullptr) watchdog_->watch(rank.pid);
-    }
+    for (int seat = 0; seat < plan_.processes_here(); ++seat) start(seat, 1);
   } catch (...) {
     supervisor_.kill_and_wait();
     throw;
   }
 }
 
-void RankGroup::start_board(int attempt) {
+void RankGroup::start(int seat, std::uint32_t first_generation) {
+  RankProcess& rank = *ranks_.emplace_back(start_rank(
+      plan_,
+      seat,
+      {.is_isolated = watchdog_ != nullptr,
+       .attempt = options_.attempt,
+       .store = options_.store,
+       .board = board_ ? board_->ticket() : std::string(),
+       .first_generation = first_generation}));
+  supervisor_.add(rank.pid, {&rank.out, &rank.err});
+  if (watchdog_ != nullptr) watchdog_->watch(rank.pid);
+  if (generations_) generations_->add(seat, rank.pid);
+}
+
+void RankGroup::start_board() {
   if (!plan_.has_board) return;
   try {
     board_.emplace(detail::Board::create(
         {.num_pages = plan_.processes_here(),
          .first_rank = plan_.rank_of(0),
          .world_size = plan_.num_processes,
-         .attempt = attempt,
+         .attempt = options_.attempt,
          .machine = plan_.machine_rank,
          .command = detail::join(plan_.arguments, " ")}));
   } catch (const detail::SegmentError&) {
     // Training does not need it.
     return;
   }
+  if (plan_.may_replace_ranks()) {
+    generations_.emplace(
+        *board_,
+        detail::Generations::Options{
+            .fewest = plan_.fewest_processes,
+            .most = plan_.num_processes,
+            .num_restarts_left = options_.num_restarts_left});
+  }
+  start_watch();
+}
+
+void RankGroup::start_watch() {
   if (plan_.processes_here() == 1) return;
   watch_.emplace(
       *board_,
@@ -111,10 +134,83 @@ void RankGroup::start_board(int attempt) {
           }});
 }
 
+bool RankGroup::make_good(std::size_t index) {
+  if (!generations_ || was_stopped_ || received_ != 0) return false;
+  RankProcess& lost = *ranks_[index];
+  const detail::Generations::Loss loss = generations_->lose(lost.seat);
+  if (loss == detail::Generations::Loss::ends_group) return false;
+  // What it started, and what another process with its number might be taken
+  // for.
+  ::kill(-lost.pid, SIGKILL);
+  watchdog_->forget(lost.pid);
+  made_good_ = index;
+  std::string words = detail::format(
+      "the others go on without process {}, which {}",
+      lost.pid,
+      detail::describe_exit(supervisor_.ranks()[index].wait_status));
+  if (loss == detail::Generations::Loss::replaced) {
+    try {
+      start(lost.seat, generations_->next());
+    } catch (const ConfigError& error) {
+      say(detail::format("accelerate-cpp: {}\n", error.what()));
+      return false;
+    }
+    words = detail::format(
+        "process {} takes the place of process {}; the others go on",
+        ranks_.back()->pid,
+        lost.pid);
+  }
+  if (!plan_.is_quiet) say(detail::format("accelerate-cpp: {}\n", words));
+  keep_generations();
+  return true;
+}
+
+void RankGroup::keep_sizes(detail::Generations& generations) {
+  const int asked = generations.take_request();
+  if (asked == 0) return;
+  if (!plan_.is_quiet) {
+    say(detail::format(
+        "accelerate-cpp: going from {} ranks to {}\n",
+        generations.num_ranks(),
+        asked));
+  }
+  for (const int seat : generations.resize(asked)) {
+    try {
+      start(seat, generations.next());
+    } catch (const ConfigError& error) {
+      say(detail::format("accelerate-cpp: {}\n", error.what()));
+      generations.finish(seat);
+    }
+  }
+}
+
+void RankGroup::keep_generations() {
+  constexpr std::chrono::milliseconds kWhileChanging{2};
+  if (received_ != 0 || was_stopped_) return;
+  detail::Generations& generations = *generations_;
+  keep_sizes(generations);
+  if (generations.advance()) {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (supervisor_.ranks()[i].is_running)
+        ranks_[i]->rank = generations.rank_of(ranks_[i]->seat);
+    }
+    has_failed_ = false;
+    start_watch();
+  } else if (generations.has_failed()) {
+    supervisor_.give_up(made_good_);
+  }
+  if (generations.is_changing()) watch_.reset();
+  supervisor_.set_interval(
+      generations.is_changing() ? kWhileChanging
+                                : detail::HangWatch::kInterval);
+}
+
 void RankGroup::note_end(std::size_t index) {
-  if (!board_) return;
-  detail::BoardPage& page = board_->page(static_cast<int>(index));
   const int wait_status = supervisor_.ranks()[index].wait_status;
+  if (generations_ && wait_status == 0)
+    generations_->finish(ranks_[index]->seat);
+  if (!board_) return;
+  detail::BoardPage& page = board_->page(ranks_[index]->seat);
   std::string words;
   for (const std::string& line : ranks_[index]->last_output.lines())
     words += detail::format("    {}\n", line);
@@ -132,7 +228,7 @@ void RankGroup::note_end(std::size_t index) {
       "accelerate-cpp: rank {} {}{}",
       ranks_[index]->rank,
       detail::describe_exit(wait_status),
-      describe_place(*board_, static_cast<int>(index))));
+      describe_place(*board_, ranks_[index]->seat)));
 }
 
 RankGroup::~RankGroup() {

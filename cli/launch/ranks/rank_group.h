@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "cli/launch/signals.h"
 #include "launch/board/board.h"
 #include "launch/board/hang_watch.h"
+#include "launch/elastic/generations.h"
 #include "launch/supervisor.h"
 #include "launch/watchdog.h"
 
@@ -39,6 +41,8 @@ class RankGroup {
     StorePlace store;
     /// A descriptor that becomes readable when ranks elsewhere failed; or -1.
     int stop = -1;
+    /// How many more processes may be started in the place of others.
+    int* num_restarts_left = nullptr;
   };
 
   /// Starts the ranks. Throws ConfigError if one cannot be started; then none
@@ -73,13 +77,22 @@ class RankGroup {
 
   void handle(const signalfd_siginfo& info);
   void stop();
-  void start_board(int attempt);
+  void start_board();
+  void start_watch();
+  // Starts a process; throws ConfigError if that fails.
+  void start(int seat, std::uint32_t first_generation);
+  // Whether an elastic group goes on in spite of this failure.
+  bool make_good(std::size_t index);
+  // Replaces, adds and leaves out ranks of an elastic group as is due.
+  void keep_generations();
+  void keep_sizes(detail::Generations& generations);
   // Writes on the board how a rank ended; reports the first failure.
   void note_end(std::size_t index);
   GroupEnd summarize() const;
   [[nodiscard]] std::string describe(std::size_t cause) const;
 
   const LaunchPlan& plan_;
+  const Options options_;
   const Signals& signals_;
   detail::Watchdog* watchdog_;
   Event on_signal_;
@@ -90,6 +103,10 @@ class RankGroup {
   /// Nothing for programs that note nothing, or without memory to share.
   std::optional<detail::Board> board_;
   std::optional<detail::HangWatch> watch_;
+  /// Nothing for groups whose ranks cannot be replaced.
+  std::optional<detail::Generations> generations_;
+  /// The failure that ended a generation last.
+  std::size_t made_good_ = 0;
   int received_ = 0;
   bool was_stopped_ = false;
   bool has_failed_ = false;

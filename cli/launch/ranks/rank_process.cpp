@@ -33,10 +33,22 @@ std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
   return format("\033[{}m[{}]\033[0m ", kFirstColour + rank % kColours, name);
 }
 
-std::string
-log_of(const LaunchPlan& plan, int rank, int attempt, const char* name) {
+// The processes that sit in one place after another have a file each.
+std::string log_of(
+    const LaunchPlan& plan,
+    int rank,
+    const StartOptions& options,
+    const char* name) {
   if (!plan.log_dir) return {};
-  return format("{}/attempt_{}/{}/{}", *plan.log_dir, attempt, rank, name);
+  return format(
+      "{}/attempt_{}{}/{}/{}",
+      *plan.log_dir,
+      options.attempt,
+      options.first_generation > 1
+          ? format("_generation_{}", options.first_generation)
+          : std::string(),
+      rank,
+      name);
 }
 
 std::optional<cpu_set_t> processors_of(const LaunchPlan& plan, int local_rank) {
@@ -63,6 +75,16 @@ std::unique_ptr<RankProcess> start_rank(
   if (!options.board.empty()) {
     start.variables.push_back(
         format("{}={}", detail::kBoardVariable, options.board));
+    start.variables.push_back(
+        format("{}={}", detail::kBoardPageVariable, local_rank));
+  }
+  if (options.first_generation > 1) {
+    start.variables.push_back(format(
+        "{}={}", detail::kFirstGenerationVariable, options.first_generation));
+  }
+  if (!plan.memory_directory.empty()) {
+    start.variables.push_back(format(
+        "{}={}", detail::kMemoryDirectoryVariable, plan.memory_directory));
   }
   for (const auto& [name, value] : plan.environment.all()) {
     start.variables.push_back(format("{}={}", name, value));
@@ -73,6 +95,7 @@ std::unique_ptr<RankProcess> start_rank(
 
   auto process = std::make_unique<RankProcess>();
   process->rank = plan.rank_of(local_rank);
+  process->seat = local_rank;
   std::optional<detail::Pipe> out, err;
   if (options.is_isolated) {
     out.emplace();
@@ -85,12 +108,12 @@ std::unique_ptr<RankProcess> start_rank(
         out->release_read_end(),
         shown.out || shows_all ? STDOUT_FILENO : -1,
         prefix_of(plan, process->rank, STDOUT_FILENO),
-        log_of(plan, process->rank, options.attempt, "stdout.log"));
+        log_of(plan, process->rank, options, "stdout.log"));
     process->err = RankStream(
         err->release_read_end(),
         shown.err || shows_all ? STDERR_FILENO : -1,
         prefix_of(plan, process->rank, STDERR_FILENO),
-        log_of(plan, process->rank, options.attempt, "stderr.log"),
+        log_of(plan, process->rank, options, "stderr.log"),
         &process->last_output);
   }
   const detail::StartedProcess started =

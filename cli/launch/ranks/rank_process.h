@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,8 @@ struct RankProcess {
   RankProcess& operator=(const RankProcess&) = delete;
 
   int rank = 0;
+  /// The local rank of the group's first generation: its page on the board.
+  int seat = 0;
   pid_t pid = -1;
   LastOutput last_output;
   RankStream out;
@@ -32,6 +35,8 @@ struct StartOptions {
   StorePlace store;
   /// The ticket of the ranks' board; empty without one.
   std::string board;
+  /// The generation in which it begins, of an elastic group.
+  std::uint32_t first_generation = 1;
 };
 
 /// Starts one rank. Throws ConfigError if the system refuses, with its reason.

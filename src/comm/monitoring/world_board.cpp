@@ -36,12 +36,12 @@ std::string own_command() {
 std::shared_ptr<WorldBoard> open_board(
     const std::string& ticket,
     const RankVariables& identity,
+    int page,
     const Logger& logger) {
   try {
     Board board = Board::open(ticket);
-    if (identity.local_rank >= board.num_pages()) return nullptr;
-    return std::make_shared<WorldBoard>(
-        std::move(board), identity.local_rank, identity.rank);
+    if (page >= board.num_pages()) return nullptr;
+    return std::make_shared<WorldBoard>(std::move(board), page, identity.rank);
   } catch (const SegmentError& error) {
     logger.log(
         LogLevel::info,
@@ -140,14 +140,14 @@ std::shared_ptr<WorldBoard> find_world_board(
     const Logger& logger) {
   const std::string ticket = store.get(key_of(identity));
   if (ticket.empty()) return nullptr;
-  return open_board(ticket, identity, logger);
+  return open_board(ticket, identity, identity.local_rank, logger);
 }
 
 std::shared_ptr<WorldBoard> launcher_board(
     const RankVariables& identity,
     const Logger& logger) {
   if (identity.board.empty()) return nullptr;
-  return open_board(identity.board, identity, logger);
+  return open_board(identity.board, identity, identity.board_page, logger);
 }
 
 }  // namespace accelerate::detail

@@ -12,7 +12,9 @@
 #include "base/progress/screen.h"
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/rendezvous/generation_store.h"
 #include "comm/rendezvous/hosted_store.h"
+#include "comm/rendezvous/store.h"
 #include "comm/rendezvous/timeout.h"
 #include "comm/rendezvous/world_impl.h"
 #include "comm/transport/transports.h"
@@ -21,6 +23,7 @@
 #include "config/rank_variables.h"
 #include "config/settings.h"
 #include "config/terminal_variables.h"
+#include "launch/elastic/elastic_seat.h"
 
 namespace accelerate {
 
@@ -119,6 +122,35 @@ Store open_store(
   return identity.store_prefix.empty()
       ? store
       : store.with_prefix(identity.store_prefix);
+}
+
+// In an elastic group, nobody waits for ranks of a generation that is broken.
+Store store_of_generation(const Store& store, const RankVariables& identity) {
+  if (identity.generation == 0 || identity.board.empty()) return store;
+  try {
+    const auto board = std::make_shared<Board>(Board::open(identity.board));
+    if (board->header().generation.load() == 0) return store;
+    const auto generation = static_cast<std::uint32_t>(identity.generation);
+    return Store(std::make_shared<StoreImpl>(StoreImpl{
+        c10::make_intrusive<GenerationStore>(
+            store.impl()->store,
+            [board, generation] { return is_broken(*board, generation); }),
+        store.port()}));
+  } catch (const SegmentError&) {
+    // The launcher then does not replace ranks, either.
+    return store;
+  }
+}
+
+// A process that takes another one's place belongs to no generation before its
+// run_elastic().
+void require_generation(const RankVariables& identity) {
+  if (identity.generation > 0 || identity.first_generation <= 1) return;
+  throw ConfigError(
+      "[launch] this process takes the place of a rank that has ended, or "
+      "joins a group that grows, and makes a World (or an Accelerator) outside "
+      "run_elastic(), which the other ranks do not; make all of them in "
+      "the function that run_elastic() calls");
 }
 
 std::string worlds_key(int rank) { return format("worlds/{}", rank); }
@@ -263,6 +295,7 @@ World::World(const WorldOptions& options)
   impl_->core->settings = settings;
   impl_->identity = detail::find_identity(options, environment);
   const detail::RankVariables& identity = impl_->identity;
+  detail::require_generation(identity);
   const detail::TransportRow& transport = detail::choose_transport(
       options.transport ? options.transport : settings.text("transport"));
 
@@ -286,7 +319,8 @@ World::World(const WorldOptions& options)
         Group(detail::make_group(impl_->core, "world", 0, std::move(all)));
     return;
   }
-  const Store store = detail::open_store(options, identity, core.timeout);
+  const Store store = detail::store_of_generation(
+      detail::open_store(options, identity, core.timeout), identity);
   const std::int64_t number = store.add(detail::worlds_key(identity.rank), 1);
   core.store = detail::store_of_world(store, number);
   core.transport =

@@ -11,9 +11,11 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 37> kLaunchRows{{
+constexpr std::array<OptionSpec, 40> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
-     "processes on all machines together; each is one rank. Unset: one for each accelerator here, or one"},
+     "processes on all machines together; each is one rank. 2:8 starts 8, and a program with run_elastic() goes on with as few as 2. Unset: one for each accelerator here, or one"},
+    {"min_processes", "", "", "", integer, "", "1..", launches, "Training",
+     "the fewest ranks with which an elastic program goes on; the flag for it is --num_processes MIN:MAX. Unset: num_processes"},
     {"use_cpu", "", "--cpu", "ACCELERATE_USE_CPU", boolean, "false", "", acts, "Training",
      "stay on the CPU even where there is an accelerator"},
     {"multi_gpu", "", "--multi_gpu", "", boolean, "false", "", launches, "Training",
@@ -81,7 +83,11 @@ constexpr std::array<OptionSpec, 37> kLaunchRows{{
     {"role", "", "--role", "", text, "default", "", launches, "Output and restarts",
      "name of this kind of worker, shown before the rank in each line"},
     {"max_restarts", "", "--max_restarts", "", integer, "0", "0..", launches, "Output and restarts",
-     "how often a failed group is started again; it goes on from its newest complete checkpoint"},
+     "how often a failed group is started again, or, in a program with run_elastic(), a failed rank alone; it goes on from its newest complete checkpoint"},
+    {"redundancy", "", "--redundancy", "ACCELERATE_CPP_REDUNDANCY", choice, "none", "none|neighbour", acts, "Output and restarts",
+     "where run_elastic() keeps a state to go back to when a rank ends, besides checkpoints: nowhere, or in the machine's memory"},
+    {"redundancy_steps", "", "--redundancy_steps", "ACCELERATE_CPP_REDUNDANCY_STEPS", integer, "10", "1..", acts, "Output and restarts",
+     "how many steps run_elastic() makes from one such state to the next"},
     {"grace_seconds", "", "--grace_seconds", "", number, "30", "0..", launches, "Output and restarts",
      "how long ranks may go on after the launcher was told to end (SIGTERM), to save and leave; then they are killed"},
     {"monitor_interval", "", "--monitor_interval", "", number, "0.1", "0..", nobody, "Output and restarts",

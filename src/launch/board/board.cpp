@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -87,6 +89,8 @@ std::vector<Board> Board::of_process(pid_t process) {
 
 const BoardHeader& Board::header() const { return header_of(segment_); }
 
+BoardHeader& Board::shared_header() const { return header_of(segment_); }
+
 void Board::add_report(std::string_view text) const {
   BoardHeader& header = header_of(segment_);
   const std::uint64_t count = header.num_reports.load();
@@ -116,6 +120,11 @@ BoardPage& Board::page(int index) const {
   return *reinterpret_cast<BoardPage*>(
       segment_.data() + kPagesOffset +
       static_cast<std::size_t>(index) * kPageStride);
+}
+
+void Board::clear_page(int index) const {
+  // Zeroed memory is a valid page.
+  std::memset(static_cast<void*>(&page(index)), 0, offsetof(BoardPage, seat));
 }
 
 }  // namespace accelerate::detail

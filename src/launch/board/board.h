@@ -44,11 +44,15 @@ class Board {
   [[nodiscard]] std::string ticket() const { return segment_.ticket(); }
 
   [[nodiscard]] const BoardHeader& header() const;
+  /// The same, for those of its values that change while ranks run.
+  [[nodiscard]] BoardHeader& shared_header() const;
   /// Adds a report for the ranks to read. Called by whoever watches them.
   void add_report(std::string_view text) const;
   [[nodiscard]] int num_pages() const { return header().num_pages; }
-  /// `index`: the local rank.
+  /// `index`: the local rank; in an elastic group, that of the first generation.
   [[nodiscard]] BoardPage& page(int index) const;
+  /// Empties a page, but for its seat. Nobody may be writing it.
+  void clear_page(int index) const;
 
  private:
   explicit Board(SharedSegment segment) : segment_(std::move(segment)) {}

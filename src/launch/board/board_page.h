@@ -67,6 +67,18 @@ struct PhaseDurations {
   std::array<std::atomic<std::uint32_t>, kKept> microseconds;
 };
 
+/// The place of a process in an elastic group (elastic_seat.h). Survives the
+/// processes that take it one after another.
+struct BoardSeat {
+  /// Written by the rank: its process, if that has announced itself, else 0, and
+  /// the generation that it is ready for.
+  std::atomic<std::int32_t> process;
+  std::atomic<std::uint32_t> arrived;
+  /// Written by the launcher, before the generation in force: the rank in it, or
+  /// -1 for a process that leaves the group.
+  std::atomic<std::int32_t> rank;
+};
+
 /// What one rank does. All but the last part is written by the rank and read by
 /// whoever watches it. Zeroed memory is a valid page.
 struct BoardPage {
@@ -104,11 +116,14 @@ struct BoardPage {
   std::atomic<std::int32_t> wait_status;
   /// The last lines of its standard error.
   BoardText<1016> last_output;
+
+  /// The place of its process in an elastic group; see BoardSeat.
+  alignas(64) BoardSeat seat;
 };
 
 /// The first page: what is running. Written before any rank can read it.
 struct BoardHeader {
-  static constexpr std::uint64_t kVersion = 2;
+  static constexpr std::uint64_t kVersion = 3;
 
   std::uint64_t version;
   std::int32_t supervisor;  ///< its process number
@@ -119,6 +134,19 @@ struct BoardHeader {
   std::int32_t machine;
   std::int64_t started;  ///< seconds since 1970
   BoardText<504> command;
+
+  /// The generations of an elastic group, from 1; 0: its launcher replaces no
+  /// rank. Ranks of one older than `target` leave it at once, those of one older
+  /// than `wanted` at the end of their step. `num_ranks` is that of the
+  /// generation in force.
+  std::atomic<std::uint32_t> generation;
+  std::atomic<std::uint32_t> target;
+  std::atomic<std::uint32_t> wanted;
+  std::atomic<std::int32_t> num_ranks;
+  /// The sizes that the group may have, and one that somebody asks for, or 0.
+  std::atomic<std::int32_t> fewest_ranks;
+  std::atomic<std::int32_t> most_ranks;
+  std::atomic<std::int32_t> asked_ranks;
 
   /// What whoever watches the ranks has reported: the newest texts, in a ring.
   static constexpr std::size_t kKeptReports = 4;

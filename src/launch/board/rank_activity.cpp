@@ -113,14 +113,22 @@ std::string describe(const GroupCall& call) {
   return text;
 }
 
+namespace {
+
+bool is_elastic(const Board& board) {
+  return board.header().generation.load() > 0;
+}
+
+}  // namespace
+
 RankActivity read_activity(const Board& board, int index) {
   const BoardPage& page = board.page(index);
   RankActivity rank;
   rank.index = index;
   rank.state = page.state.load(kAcquire);
-  rank.rank = rank.state == BoardPageState::empty
-      ? board.header().first_rank + index
-      : page.rank.load();
+  rank.rank = rank.state != BoardPageState::empty ? page.rank.load()
+      : is_elastic(board)                         ? page.seat.rank.load()
+                          : board.header().first_rank + index;
   rank.process = page.process.load();
   rank.phase = static_cast<RankPhase>(
       std::min<std::uint32_t>(page.phase.load(), kNumRankPhases - 1));
@@ -150,8 +158,11 @@ RankActivity read_activity(const Board& board, int index) {
 
 std::vector<RankActivity> read_activities(const Board& board) {
   std::vector<RankActivity> ranks;
-  for (int i = 0; i < board.num_pages(); ++i)
-    ranks.push_back(read_activity(board, i));
+  for (int i = 0; i < board.num_pages(); ++i) {
+    const bool is_seated =
+        !is_elastic(board) || board.page(i).seat.rank.load() >= 0;
+    if (is_seated) ranks.push_back(read_activity(board, i));
+  }
   return ranks;
 }
 

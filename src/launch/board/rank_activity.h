@@ -61,7 +61,8 @@ struct RankActivity {
 
 /// Reads a page that its rank may be writing.
 RankActivity read_activity(const Board& board, int index);
-/// All pages, also of ranks that have not joined yet.
+/// All ranks' pages, also those of ranks that have not joined yet; in an elastic
+/// group, those of the generation in force.
 std::vector<RankActivity> read_activities(const Board& board);
 
 /// "in forward", "between calls of the library".

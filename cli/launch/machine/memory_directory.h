@@ -1,0 +1,26 @@
+#pragma once
+
+#include <filesystem>
+#include <utility>
+
+namespace accelerate::cli {
+
+/// The directory in memory in which this launcher's ranks may keep states; its
+/// name has the number of this process. Empty if the machine has none.
+std::filesystem::path memory_directory_of_launcher();
+
+/// Removes a directory of states in memory, which ranks may have made, when the
+/// launcher ends; and those of launchers that were killed, when it begins.
+class MemoryDirectory {
+ public:
+  /// Does nothing with an empty path.
+  explicit MemoryDirectory(std::filesystem::path path);
+  MemoryDirectory(const MemoryDirectory&) = delete;
+  MemoryDirectory& operator=(const MemoryDirectory&) = delete;
+  ~MemoryDirectory();
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace accelerate::cli

@@ -1,0 +1,52 @@
+#include "launch/elastic/elastic_seat.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPause{1};
+
+}  // namespace
+
+ElasticSeat::ElasticSeat(Board board, int index, std::uint32_t first_generation)
+    : board_(std::move(board)), index_(index), next_(first_generation) {}
+
+bool ElasticSeat::is_elastic() const { return header().generation.load() > 0; }
+
+ElasticPlace ElasticSeat::take_place() {
+  while (true) {
+    // Others may have ended since, so that it is a later one.
+    next_ = std::max(next_, header().target.load());
+    seat().arrived.store(next_);
+    seat().process.store(::getpid());
+    if (header().generation.load() >= next_) break;
+    std::this_thread::sleep_for(kPause);
+  }
+  // The launcher changes these only after this process has arrived once more.
+  current_ = header().generation.load();
+  next_ = current_ + 1;
+  return {current_, seat().rank.load(), header().num_ranks.load()};
+}
+
+bool ElasticSeat::was_broken(std::chrono::milliseconds patience) const {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!is_broken(board_, current_)) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
+}
+
+std::uint32_t ElasticSeat::wanted() const {
+  return std::max(current_, header().wanted.load());
+}
+
+void ElasticSeat::withdraw() { seat().process.store(0); }
+
+}  // namespace accelerate::detail

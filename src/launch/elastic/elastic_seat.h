@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "launch/board/board.h"
+
+namespace accelerate::detail {
+
+/// A rank's place in one generation of an elastic group.
+struct ElasticPlace {
+  std::uint32_t generation = 0;
+  /// -1: the process leaves the group.
+  int rank = -1;
+  int num_ranks = 0;
+};
+
+/// A process's seat in the elastic group of its launcher, on whose board it is.
+/// The process keeps its seat while ranks of others are replaced, and while the
+/// group grows and shrinks.
+class ElasticSeat {
+ public:
+  /// `index`: the page on the board. `first_generation`: the one in which the
+  /// process begins.
+  ElasticSeat(Board board, int index, std::uint32_t first_generation);
+  ElasticSeat(const ElasticSeat&) = delete;
+  ElasticSeat& operator=(const ElasticSeat&) = delete;
+
+  /// Whether the launcher replaces ranks at all.
+  [[nodiscard]] bool is_elastic() const;
+  /// Tells the launcher that this process stays when others end, and returns its
+  /// place as soon as the next generation is in force.
+  ElasticPlace take_place();
+  /// True once ranks of the generation taken last have to leave it, because one
+  /// of them has ended. Waits up to `patience` for the launcher to notice.
+  [[nodiscard]] bool was_broken(std::chrono::milliseconds patience) const;
+  /// The generation that the launcher wants after the end of a step; that of
+  /// take_place() if it wants none.
+  [[nodiscard]] std::uint32_t wanted() const;
+  /// The next take_place() is for this generation, which all ranks agreed upon.
+  void leave_for(std::uint32_t generation) { next_ = generation; }
+  /// Tells the launcher that this process no longer is replaced alone.
+  void withdraw();
+
+ private:
+  [[nodiscard]] BoardHeader& header() const { return board_.shared_header(); }
+  [[nodiscard]] BoardSeat& seat() const { return board_.page(index_).seat; }
+
+  Board board_;
+  int index_;
+  /// The generation taken last, and the one to be taken.
+  std::uint32_t current_ = 0;
+  std::uint32_t next_;
+};
+
+/// Whether ranks of `generation` have to leave it.
+inline bool is_broken(const Board& board, std::uint32_t generation) {
+  return board.header().target.load() > generation;
+}
+
+}  // namespace accelerate::detail

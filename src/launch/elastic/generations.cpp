@@ -1,0 +1,198 @@
+#include "launch/elastic/generations.h"
+
+#include <algorithm>
+
+namespace accelerate::detail {
+
+Generations::Generations(const Board& board, Options options)
+    : board_(board),
+      options_(options),
+      seats_(static_cast<std::size_t>(options.most)) {
+  for (int seat = 0; seat < options_.most; ++seat)
+    on_board(seat).rank.store(seat);
+  header().fewest_ranks.store(options_.fewest);
+  header().most_ranks.store(options_.most);
+  header().num_ranks.store(options_.most);
+  header().target.store(current_);
+  header().wanted.store(current_);
+  header().generation.store(current_);
+}
+
+void Generations::add(int seat, pid_t process) {
+  seats_[static_cast<std::size_t>(seat)].process = process;
+}
+
+bool Generations::has_announced(int seat) const {
+  const Seat& own = seats_[static_cast<std::size_t>(seat)];
+  return own.process != 0 && on_board(seat).process.load() == own.process;
+}
+
+bool Generations::has_arrived(int seat) const {
+  return has_announced(seat) && on_board(seat).arrived.load() >= next();
+}
+
+bool Generations::all_announced() const {
+  for (int seat = 0; seat < options_.most; ++seat) {
+    const State state = seats_[static_cast<std::size_t>(seat)].state;
+    const bool is_rank = state == State::member || state == State::leaving;
+    if (is_rank && !has_announced(seat)) return false;
+  }
+  return !has_finished_;
+}
+
+bool Generations::is_broken() const {
+  return header().target.load() > current_;
+}
+
+bool Generations::is_changing() const {
+  return header().wanted.load() > current_ || is_broken() ||
+      std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+           return seat.state == State::joining;
+         });
+}
+
+bool Generations::has_failed() const {
+  return is_broken() &&
+      (has_finished_ || std::chrono::steady_clock::now() > deadline_);
+}
+
+int Generations::num_ranks() const { return header().num_ranks.load(); }
+
+int Generations::rank_of(int seat) const { return on_board(seat).rank.load(); }
+
+int Generations::num_staying() const {
+  return static_cast<int>(
+      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) {
+        return seat.state == State::member || seat.state == State::joining;
+      }));
+}
+
+bool Generations::take_restart() {
+  if (*options_.num_restarts_left == 0) return false;
+  --*options_.num_restarts_left;
+  return true;
+}
+
+void Generations::vacate(int seat) {
+  seats_[static_cast<std::size_t>(seat)] = {.state = State::empty};
+  on_board(seat).process.store(0);
+  on_board(seat).arrived.store(0);
+}
+
+Generations::Loss Generations::replace_or_shrink(int seat, bool may_replace) {
+  if (may_replace) {
+    Seat& own = seats_[static_cast<std::size_t>(seat)];
+    own.state = State::joining;
+    own.replaces = true;
+    return Loss::replaced;
+  }
+  return num_staying() >= options_.fewest ? Loss::smaller : Loss::ends_group;
+}
+
+Generations::Loss Generations::lose(int seat) {
+  const Seat lost = seats_[static_cast<std::size_t>(seat)];
+  if (lost.state == State::departed) {
+    vacate(seat);
+    return Loss::harmless;
+  }
+  if (lost.state == State::joining) {
+    vacate(seat);
+    if (!lost.replaces) return Loss::harmless;
+    return replace_or_shrink(seat, take_restart());
+  }
+  if (!all_announced()) return Loss::ends_group;
+  vacate(seat);
+  const bool breaks = !is_broken();
+  if (breaks) {
+    is_paid_ = lost.state == State::member && take_restart();
+    deadline_ = std::chrono::steady_clock::now() + options_.patience;
+    header().wanted.store(next());
+    header().target.store(next());
+  }
+  if (lost.state == State::leaving) return Loss::smaller;
+  return replace_or_shrink(seat, is_paid_);
+}
+
+void Generations::finish(int seat) {
+  const State state = seats_[static_cast<std::size_t>(seat)].state;
+  has_finished_ = has_finished_ || state == State::member ||
+      (state == State::joining && is_broken());
+  vacate(seat);
+}
+
+int Generations::take_request() {
+  // Those who have left last may still be ending, in seats that others need.
+  const bool has_departed =
+      std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+        return seat.state == State::departed;
+      });
+  if (header().asked_ranks.load() == 0 || is_changing() || has_departed ||
+      !all_announced())
+    return 0;
+  const int asked = header().asked_ranks.exchange(0);
+  const bool is_possible = asked >= options_.fewest && asked <= options_.most;
+  return is_possible && asked != num_staying() ? asked : 0;
+}
+
+std::vector<int> Generations::resize(int num_ranks) {
+  std::vector<int> started;
+  const int num_more = num_ranks - num_staying();
+  for (int seat = 0; seat < options_.most; ++seat) {
+    Seat& own = seats_[static_cast<std::size_t>(seat)];
+    if (static_cast<int>(started.size()) >= num_more ||
+        own.state != State::empty)
+      continue;
+    own.state = State::joining;
+    started.push_back(seat);
+  }
+  int num_fewer = -num_more;
+  for (auto own = seats_.rbegin(); own != seats_.rend(); ++own) {
+    if (num_fewer <= 0 || own->state != State::member) continue;
+    own->state = State::leaving;
+    --num_fewer;
+  }
+  if (num_more < 0) header().wanted.store(next());
+  return started;
+}
+
+bool Generations::advance() {
+  if (!is_changing()) return false;
+  for (int seat = 0; seat < options_.most; ++seat) {
+    const State state = seats_[static_cast<std::size_t>(seat)].state;
+    if (state == State::joining && !has_arrived(seat)) return false;
+  }
+  // Those who join are ready; only now the others need to interrupt themselves.
+  header().wanted.store(next());
+  for (int seat = 0; seat < options_.most; ++seat) {
+    const State state = seats_[static_cast<std::size_t>(seat)].state;
+    const bool is_rank = state == State::member || state == State::leaving;
+    if (is_rank && !has_arrived(seat)) return false;
+  }
+  begin_next();
+  return true;
+}
+
+void Generations::begin_next() {
+  int count = 0;
+  for (int seat = 0; seat < options_.most; ++seat) {
+    Seat& own = seats_[static_cast<std::size_t>(seat)];
+    // Nobody writes pages: all have left the generation.
+    board_.clear_page(seat);
+    if (own.state == State::member || own.state == State::joining) {
+      own = {.state = State::member, .process = own.process};
+      on_board(seat).rank.store(count++);
+    } else {
+      if (own.state == State::leaving) own.state = State::departed;
+      on_board(seat).rank.store(-1);
+    }
+  }
+  ++current_;
+  is_paid_ = false;
+  header().world_size = count;
+  header().num_ranks.store(count);
+  header().wanted.store(current_);
+  header().target.store(current_);
+  header().generation.store(current_);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,108 @@
+#include <chrono>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <accelerate/elastic.h>
+#include <accelerate/error.h>
+
+#include "config/environment.h"
+#include "config/thread_environment.h"
+#include "launch/elastic/elastic_seat.h"
+#include "train/elastic/elastic_run.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::ElasticPlace;
+using detail::ElasticRun;
+using detail::ElasticSeat;
+using detail::RankVariables;
+
+// A launcher sees the end of a process a moment after its peers do.
+constexpr std::chrono::milliseconds kPatience{5000};
+
+// Nothing where the launcher replaces no ranks.
+std::unique_ptr<ElasticSeat> find_seat(const RankVariables& identity) {
+  if (identity.board.empty()) return nullptr;
+  try {
+    detail::Board board = detail::Board::open(identity.board);
+    if (identity.board_page >= board.num_pages()) return nullptr;
+    auto seat = std::make_unique<ElasticSeat>(
+        std::move(board),
+        identity.board_page,
+        static_cast<std::uint32_t>(identity.first_generation));
+    return seat->is_elastic() ? std::move(seat) : nullptr;
+  } catch (const detail::SegmentError&) {
+    return nullptr;
+  }
+}
+
+// As if the launcher had started this process for the generation.
+std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
+  const std::string rank = std::to_string(place.rank);
+  const std::string size = std::to_string(place.num_ranks);
+  return {
+      {"RANK", rank},
+      {"LOCAL_RANK", rank},
+      {"ROLE_RANK", rank},
+      {"WORLD_SIZE", size},
+      {"LOCAL_WORLD_SIZE", size},
+      {"ROLE_WORLD_SIZE", size},
+      {detail::kGenerationVariable, std::to_string(place.generation)}};
+}
+
+std::shared_ptr<ElasticRun> make_run(
+    const ElasticOptions& options,
+    ElasticSeat* seat) {
+  auto run = std::make_shared<ElasticRun>();
+  run->options = options;
+  run->identity = detail::read_rank_variables(detail::Environment::current());
+  run->seat = seat;
+  return run;
+}
+
+ElasticEnd end_of(const ElasticRun& run) {
+  return run.is_preempted ? ElasticEnd::preempted : ElasticEnd::finished;
+}
+
+}  // namespace
+
+ElasticEnd run_elastic(
+    const std::function<void(ElasticContext&)>& function,
+    const ElasticOptions& options) {
+  const std::unique_ptr<ElasticSeat> seat =
+      find_seat(detail::read_rank_variables(detail::Environment::current()));
+  if (seat == nullptr) {
+    const auto run = make_run(options, nullptr);
+    ElasticContext context(run);
+    function(context);
+    return end_of(*run);
+  }
+  while (true) {
+    const ElasticPlace place = seat->take_place();
+    if (place.rank < 0) return ElasticEnd::left;
+    const detail::ThreadEnvironment environment(variables_of(place));
+    const auto run = make_run(options, seat.get());
+    try {
+      ElasticContext context(run);
+      function(context);
+    } catch (const DistributedError&) {
+      if (seat->was_broken(kPatience)) continue;
+      throw;
+    } catch (const std::exception&) {
+      // What follows from the end of a peer may be any exception, but these come
+      // after the launcher has noticed.
+      if (seat->was_broken(std::chrono::milliseconds(0))) continue;
+      throw;
+    }
+    if (run->is_resizing) continue;
+    seat->withdraw();
+    return end_of(*run);
+  }
+}
+
+}  // namespace accelerate
