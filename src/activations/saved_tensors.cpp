@@ -15,6 +15,17 @@ namespace {
 // applies to the forward of its own thread, on which the engine asks for hooks.
 thread_local std::vector<SavedTensorKeeper*> keepers;
 
+// How the engine is given a graph's root, which differs between versions of
+// LibTorch.
+template <class Function>
+struct RootParameter;
+template <class Result, class Class, class Graph, class Root, class Buffer>
+struct RootParameter<Result (Class::*)(Graph, Root, Buffer)> {
+  using Type = Root;
+};
+using GraphRoot = RootParameter<
+    decltype(&torch::autograd::Engine::execute_with_graph_task)>::Type;
+
 class EngineWithHooks final : public torch::autograd::Engine {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks>
@@ -27,7 +38,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-      std::shared_ptr<torch::autograd::Node> graph_root,
+      GraphRoot graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
     std::call_once(has_threads_, [this] {
       initialize_device_threads_pool();
