@@ -3,7 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
+#include <csignal>
 #include <mutex>
 
 #include <accelerate/error.h>
@@ -16,35 +16,34 @@ namespace {
 
 constexpr int kMostSignals = 65;
 
-// What a process has once: its handlers. The counts are all that a handler may
-// touch.
+// Handlers belong to the process. They only count, and read what was written
+// before they were installed.
 std::array<std::atomic<int>, kMostSignals> counts;
-std::array<std::atomic<void (*)(int)>, kMostSignals> earlier;
 std::array<struct sigaction, kMostSignals> before;
 std::array<int, kMostSignals> num_users;
 std::mutex mutex;
 
 std::size_t index(int signal) { return static_cast<std::size_t>(signal); }
 
-void note(int signal) {
+void note(int signal, siginfo_t* details, void* context) {
   const int problem = errno;
   counts[index(signal)].fetch_add(1);
-  if (void (*const handler)(int) = earlier[index(signal)].load())
-    handler(signal);
+  const struct sigaction& earlier = before[index(signal)];
+  if ((earlier.sa_flags & SA_SIGINFO) != 0) {
+    earlier.sa_sigaction(signal, details, context);
+  } else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) {
+    earlier.sa_handler(signal);
+  }
   errno = problem;
 }
 
 void install(int signal) {
   if (num_users[index(signal)]++ > 0) return;
-  struct sigaction action {};
-  action.sa_handler = &note;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
   sigaction(signal, nullptr, &before[index(signal)]);
-  const struct sigaction& old = before[index(signal)];
-  const bool is_function = (old.sa_flags & SA_SIGINFO) == 0 &&
-      old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN;
-  earlier[index(signal)] = is_function ? old.sa_handler : nullptr;
+  struct sigaction action {};
+  action.sa_sigaction = &note;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigaction(signal, &action, nullptr);
 }
 
@@ -53,7 +52,7 @@ void uninstall(int signal) {
   struct sigaction now {};
   sigaction(signal, nullptr, &now);
   // A handler that the program has installed meanwhile stays.
-  if (now.sa_handler == &note)
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &note)
     sigaction(signal, &before[index(signal)], nullptr);
 }
 

@@ -3,8 +3,6 @@
 #include <span>
 #include <vector>
 
-#include <csignal>
-
 namespace accelerate::detail {
 
 /// Notes that one of some signals has come, instead of what it would have done.

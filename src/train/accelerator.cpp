@@ -14,6 +14,7 @@
 #include "base/require.h"
 #include "base/text.h"
 #include "checkpoint/save/save_target.h"
+#include "comm/collectives/any_rank.h"
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
 #include "config/terminal_variables.h"
@@ -524,9 +525,8 @@ const Mesh& AcceleratorProcesses::mesh() const { return session_->mesh; }
 void AcceleratorCollectives::set_trigger() const { session_->trigger = true; }
 
 bool AcceleratorCollectives::check_trigger() const {
-  const at::Tensor flag = at::full({}, session_->trigger ? 1 : 0, at::kLong);
-  world().group().all_reduce(flag, ReduceOp::max);
-  const bool was_set = flag.item<std::int64_t>() != 0;
+  const bool was_set =
+      detail::is_true_on_any_rank(world().group(), session_->trigger);
   if (was_set) session_->trigger = false;
   return was_set;
 }
@@ -538,10 +538,8 @@ bool AcceleratorCollectives::check_preemption() const {
     if (signals.empty()) signals.push_back(SIGTERM);
     session.preemption = std::make_unique<detail::SignalFlag>(signals);
   }
-  const int received = session.preemption->received();
-  const at::Tensor flag = at::full({}, received != 0 ? 1 : 0, at::kLong);
-  world().group().all_reduce(flag, ReduceOp::max);
-  return flag.item<std::int64_t>() != 0;
+  return detail::is_true_on_any_rank(
+      world().group(), session.preemption->received() != 0);
 }
 
 std::string Accelerator::explain_settings() const {

@@ -134,7 +134,8 @@ bool AcceleratorLoaders::use_seedable_sampler() const {
   return session_->dataloader_config.use_seedable_sampler;
 }
 
-void AcceleratorLoaders::set_use_seedable_sampler(bool use_seedable_sampler) const {
+void AcceleratorLoaders::set_use_seedable_sampler(
+    bool use_seedable_sampler) const {
   session_->dataloader_config.use_seedable_sampler = use_seedable_sampler;
 }
 

@@ -16,6 +16,7 @@
 #include <accelerate/model_device_map.h>
 
 #include "base/text.h"
+#include "comm/collectives/any_rank.h"
 #include "comm/collectives/group_impl.h"
 
 namespace accelerate {
@@ -142,11 +143,8 @@ bool BatchSizeSearch::attempt(
     if (!is_out_of_memory(error)) throw;
     ran_out = true;
   }
-  if (has_peers) {
-    const at::Tensor any = at::full({}, ran_out ? 1 : 0, at::kLong);
-    options_.group->all_reduce(any, ReduceOp::max);
-    ran_out = any.item<std::int64_t>() != 0;
-  }
+  if (has_peers)
+    ran_out = detail::is_true_on_any_rank(*options_.group, ran_out);
   if (!ran_out && lost) std::rethrow_exception(lost);
   if (!ran_out) return true;
   // Outside the handler, because the exception may hold memory to be freed.

@@ -55,6 +55,26 @@ TEST(SignalFlag, CallsAndRestoresAnEarlierHandler) {
   ::sigaction(SIGUSR1, &original, nullptr);
 }
 
+TEST(SignalFlag, CallsAnEarlierHandlerThatTakesDetails) {
+  struct sigaction action {};
+  action.sa_sigaction = [](int, siginfo_t* details, void*) {
+    num_handled += details->si_signo == SIGUSR1 ? 1 : 0;
+  };
+  action.sa_flags = SA_SIGINFO;
+  struct sigaction original {};
+  ::sigaction(SIGUSR1, &action, &original);
+  num_handled = 0;
+  {
+    const SignalFlag flag(std::vector<int>{SIGUSR1});
+    std::raise(SIGUSR1);
+    EXPECT_EQ(flag.received(), SIGUSR1);
+  }
+  EXPECT_EQ(num_handled, 1);
+  std::raise(SIGUSR1);
+  EXPECT_EQ(num_handled, 2);
+  ::sigaction(SIGUSR1, &original, nullptr);
+}
+
 TEST(SignalFlag, RefusesSignalsThatNobodyCanHandle) {
   for (const int signal : {SIGKILL, SIGSTOP, 0, -1, 100}) {
     expect_error<ConfigError>(

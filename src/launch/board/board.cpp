@@ -16,7 +16,7 @@ namespace {
 
 // Behind the bytes that identify the segment.
 constexpr std::size_t kHeaderOffset = 64;
-constexpr std::size_t kPagesOffset = 16384;
+constexpr std::size_t kPagesOffset = 20480;
 constexpr std::size_t kPageAlignment = 4096;
 constexpr std::size_t kPageStride =
     (sizeof(BoardPage) + kPageAlignment - 1) / kPageAlignment * kPageAlignment;
@@ -94,7 +94,7 @@ BoardHeader& Board::shared_header() const { return header_of(segment_); }
 void Board::add_report(std::string_view text) const {
   BoardHeader& header = header_of(segment_);
   const std::uint64_t count = header.num_reports.load();
-  set_text(header.reports[count % BoardHeader::kKeptReports], text);
+  set_text(header.reports[count % header.reports.size()], text);
   header.num_reports.store(count + 1);
 }
 
@@ -108,7 +108,8 @@ std::vector<std::string> BoardReports::news() {
   const std::uint64_t count = header.num_reports.load();
   if (count > num_read_ + kKept) num_read_ = count - kKept;
   for (; num_read_ < count; ++num_read_) {
-    std::string text = text_of(header.reports[num_read_ % kKept]);
+    std::string text =
+        text_of(header.reports[num_read_ % header.reports.size()]);
     // It may have been replaced while it was read.
     if (header.num_reports.load() <= num_read_ + kKept)
       texts.push_back(std::move(text));

@@ -151,7 +151,8 @@ struct BoardHeader {
   /// What whoever watches the ranks has reported: the newest texts, in a ring.
   static constexpr std::size_t kKeptReports = 4;
   std::atomic<std::uint64_t> num_reports;
-  std::array<BoardText<3000>, kKeptReports> reports;
+  /// One more than are kept, into which the next is written.
+  std::array<BoardText<3000>, kKeptReports + 1> reports;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);

@@ -94,8 +94,12 @@ void HangWatch::look() {
   if (options_.on_hang == OnHang::warn || takes_stacks_) return;
   if (stacks_.joinable()) stacks_.join();
   takes_stacks_ = true;
-  stacks_ = std::thread(
-      [this, kind = report->kind, processes = processes_of(*report, ranks)] {
+  stacks_ =
+      std::thread([this,
+                   kills = options_.on_hang == OnHang::kill &&
+                       // Ranks that wait for another machine are not to blame.
+                       report->kind != HangReport::Kind::elsewhere,
+                   processes = processes_of(*report, ranks)] {
         const StackTaker taker(options_.path);
         std::vector<NamedStacks> stacks;
         for (const NamedProcess& each : processes) {
@@ -103,9 +107,7 @@ void HangWatch::look() {
               {format("rank {}", each.rank), taker.take(each.process)});
         }
         say(describe(stacks));
-        // Ranks that wait for another machine are not to blame.
-        if (options_.on_hang == OnHang::kill &&
-            kind != HangReport::Kind::elsewhere) {
+        if (kills) {
           for (const NamedProcess& each : processes)
             ::kill(each.process, SIGKILL);
         }

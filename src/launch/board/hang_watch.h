@@ -41,8 +41,8 @@ struct HangWatchOptions {
 
 /// Watches the ranks of a board: reports those that hold up others, and those
 /// that are slower than the others for a minute. Reports are also kept on the
-/// board. look() is called several times per second, by
-/// one thread, and returns at once.
+/// board. look() is called several times per second, by one thread, and returns
+/// at once.
 class HangWatch {
  public:
   HangWatch(const Board& board, HangWatchOptions options);

@@ -18,6 +18,7 @@
 #include "gate/gate.h"
 #include "parallel/expert/expert_layer_state.h"
 #include "parallel/expert/expert_losses.h"
+#include "parallel/full_scope.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
@@ -89,25 +90,11 @@ class Experts final : public Strategy {
   }
 
   void before_backward(bool, const at::Tensor&) override {
-    if (open_.expired()) return;
-    throw ConfigError(
-        "[parallel] backward() was called while full_parameters() lives, whose "
-        "parameters are not those that gradients are of; end its scope before");
+    full_.require_closed();
   }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
-    if (auto scope = open_.lock()) return scope;
-    // What was divided last is gathered first.
-    split_.open();
-    divided_.open();
-    std::shared_ptr<void> scope(
-        this, [alive = std::weak_ptr(alive_)](Experts* self) {
-          if (alive.expired()) return;
-          self->divided_.close();
-          self->split_.close();
-        });
-    open_ = scope;
-    return scope;
+    return full_.enter();
   }
 
  private:
@@ -267,8 +254,16 @@ class Experts final : public Strategy {
   /// On the tensors of trained parameters.
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
   /// The open full_parameters() scope.
-  std::weak_ptr<void> open_;
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  // What was divided last is gathered first.
+  FullScope full_{
+      [this] {
+        split_.open();
+        divided_.open();
+      },
+      [this] {
+        divided_.close();
+        split_.close();
+      }};
 };
 
 }  // namespace

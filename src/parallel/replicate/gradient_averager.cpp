@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/collectives/any_rank.h"
 #include "comm/collectives/group_impl.h"
 #include "parallel/replicate/average_gradients.h"
 
@@ -180,9 +181,7 @@ void GradientAverager::average_pending(
     bool has_gradients) {
   guard_collective(
       group(), "averaging the gradients of earlier micro-steps", [&] {
-        const at::Tensor any = at::full({}, has_gradients ? 1 : 0, at::kLong);
-        group().all_reduce(any, ReduceOp::max);
-        if (any.item<std::int64_t>() == 0) return;
+        if (!is_true_on_any_rank(group(), has_gradients)) return;
         average_gradients(
             group(),
             parameters,

@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "gate/gate.h"
 #include "gate/watched_tensor.h"
+#include "parallel/full_scope.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
@@ -82,10 +83,7 @@ class TensorParallel final : public Strategy {
   }
 
   void before_backward(bool, const at::Tensor&) override {
-    if (open_.expired()) return;
-    throw ConfigError(
-        "[parallel] backward() was called while full_parameters() lives, whose "
-        "parameters are not those that gradients are of; end its scope before");
+    full_.require_closed();
   }
 
   // Forwards that were recomputed leave their last input.
@@ -95,14 +93,7 @@ class TensorParallel final : public Strategy {
   void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
-    if (auto scope = open_.lock()) return scope;
-    slices_.open();
-    std::shared_ptr<void> scope(
-        this, [alive = std::weak_ptr(alive_)](TensorParallel* self) {
-          if (!alive.expired()) self->slices_.close();
-        });
-    open_ = scope;
-    return scope;
+    return full_.enter();
   }
 
   void on_failure(const std::exception& error) override {
@@ -241,8 +232,7 @@ class TensorParallel final : public Strategy {
   std::shared_ptr<SplitKeeper> keeper_;
   SlicedParameters slices_;
   /// The open full_parameters() scope.
-  std::weak_ptr<void> open_;
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  FullScope full_{[this] { slices_.open(); }, [this] { slices_.close(); }};
 };
 
 }  // namespace

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <accelerate/world.h>
+
+namespace accelerate::detail {
+
+/// True on all ranks of the group if `own` is on any. Collective.
+bool is_true_on_any_rank(const Group& group, bool own);
+
+}  // namespace accelerate::detail
