@@ -89,14 +89,17 @@ void print_group(
     const std::vector<RankActivity>& before,
     double seconds) {
   const detail::BoardHeader& header = group.board.header();
+  // Groups that change their size have generations.
+  const int num_ranks = header.generation.load() > 0 ? header.num_ranks.load()
+                                                     : header.world_size;
   std::printf(
       "process %d: %s\n",
       group.process,
       detail::printable(detail::text_of(header.command)).c_str());
   std::printf(
       "  %d ranks%s%s%s\n",
-      header.world_size,
-      header.world_size > header.num_pages
+      num_ranks,
+      num_ranks > header.num_pages
           ? format(
                 ", {} of them on this machine, which is machine {}",
                 header.num_pages,

@@ -29,8 +29,8 @@ struct ElasticOptions {
   /// Unset: as the launcher says (`--redundancy`), else none.
   std::optional<Redundancy> redundancy = std::nullopt;
   /// How many steps lie between two such states. Each costs a copy of the state
-  /// to host memory while training waits, and twice its size in memory of the
-  /// machine. Unset: as the launcher says (`--redundancy_steps`), else 10.
+  /// to host memory while training waits, and up to three times its size in
+  /// memory of the machine while it is saved. Unset: as the launcher says (`--redundancy_steps`), else 10.
   std::optional<int> redundancy_steps = std::nullopt;
   /// The directory in memory for these states, of ranks that run on one machine
   /// together. Empty: the launcher's own below /dev/shm, which it removes when

@@ -60,8 +60,10 @@ void uninstall(int signal) {
 
 void SignalFlag::check(std::span<const int> signals) {
   for (const int signal : signals) {
+    // glibc keeps two signals to itself.
+    struct sigaction now {};
     if (signal > 0 && signal < kMostSignals && signal != SIGKILL &&
-        signal != SIGSTOP)
+        signal != SIGSTOP && sigaction(signal, nullptr, &now) == 0)
       continue;
     throw ConfigError(format(
         "[base] signal {} cannot be handled; use another one, such as SIGTERM "
@@ -77,8 +79,8 @@ SignalFlag::SignalFlag(std::span<const int> signals)
   check(signals_);
   const std::lock_guard lock(mutex);
   for (const int signal : signals_) {
-    install(signal);
     counts_.push_back(counts[index(signal)].load());
+    install(signal);
   }
 }
 

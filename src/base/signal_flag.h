@@ -20,7 +20,7 @@ class SignalFlag {
   /// The last object with a signal restores what was there before.
   ~SignalFlag();
 
-  /// The last of the signals that has come; 0 if none has.
+  /// One of the signals that have come, the last in the list; 0 if none has.
   [[nodiscard]] int received() const;
 
  private:

@@ -104,9 +104,13 @@ void PipelineExecutor::broadcast(const at::Tensor& tensor, int src) {
   guard([&] { transfers_.broadcast(tensor, src); });
 }
 
-void PipelineExecutor::share(PipelineValue& value, int src) {
+PipelineValue PipelineExecutor::share(
+    int src,
+    const std::function<PipelineValue()>& make) {
+  PipelineValue value;
   guard([&] {
     const bool gives = rank_ == src;
+    if (gives) value = make();
     std::vector<std::int64_t> numbers;
     if (gives) numbers = numbers_of(signature_of(value, /*trains=*/false));
     const at::Tensor count =
@@ -130,6 +134,7 @@ void PipelineExecutor::share(PipelineValue& value, int src) {
       transfers_.broadcast(tensor, src);
     }
   });
+  return value;
 }
 
 void PipelineExecutor::guard(const std::function<void()>& body) {
@@ -347,4 +352,8 @@ void PipelineExecutor::close() noexcept {
 
 }  // namespace accelerate::detail
 
-int accelerate::current_micro_batch() { return detail::micro_batch_under_way; }
+namespace accelerate {
+
+int current_micro_batch() { return detail::micro_batch_under_way; }
+
+}  // namespace accelerate

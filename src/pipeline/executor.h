@@ -72,8 +72,9 @@ class PipelineExecutor {
   /// Gives all ranks the values of rank `src` of the pipeline, in place.
   void broadcast(const at::Tensor& tensor, int src);
 
-  /// Gives all ranks the value that rank `src` has.
-  void share(PipelineValue& value, int src);
+  /// The value that `make` gives on rank `src`, on all ranks. If it throws,
+  /// all ranks do.
+  PipelineValue share(int src, const std::function<PipelineValue()>& make);
 
   /// This rank of the pipeline.
   [[nodiscard]] int rank() const { return rank_; }

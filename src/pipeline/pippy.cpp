@@ -157,10 +157,12 @@ PipelineTensors PippyModel::run(const detail::PipelineValue& inputs) const {
   state.executor.run(schedule, calls, step, {.trains = false});
   detail::PipelineValue whole;
   const int last = state.num_ranks - 1;
-  if (state.executor.rank() == last)
-    whole = detail::join_micro_batches(outputs);
-  if (state.gathers_output && state.num_ranks > 1)
-    state.executor.share(whole, last);
+  const auto join = [&] { return detail::join_micro_batches(outputs); };
+  if (state.gathers_output && state.num_ranks > 1) {
+    whole = state.executor.share(last, join);
+  } else if (state.executor.rank() == last) {
+    whole = join();
+  }
   return std::move(whole.tensors);
 }
 

@@ -228,9 +228,12 @@ void Pipeline::Step::collect(PipelineResult& result) {
   result.losses = std::move(losses_);
   if (!keeps_outputs_) return;
   PipelineValue outputs;
-  if (state_.is_last()) outputs = detail::join_micro_batches(outputs_);
-  if (options_.gather_outputs && !is_alone)
-    state_.executor.share(outputs, state_.places.last_rank());
+  const auto join = [this] { return detail::join_micro_batches(outputs_); };
+  if (options_.gather_outputs && !is_alone) {
+    outputs = state_.executor.share(state_.places.last_rank(), join);
+  } else if (state_.is_last()) {
+    outputs = join();
+  }
   result.outputs = std::move(outputs.tensors);
   result.output_structure = std::move(outputs.structure);
 }

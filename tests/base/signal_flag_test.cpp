@@ -76,7 +76,7 @@ TEST(SignalFlag, CallsAnEarlierHandlerThatTakesDetails) {
 }
 
 TEST(SignalFlag, RefusesSignalsThatNobodyCanHandle) {
-  for (const int signal : {SIGKILL, SIGSTOP, 0, -1, 100}) {
+  for (const int signal : {SIGKILL, SIGSTOP, 0, -1, 32, 33, 100}) {
     expect_error<ConfigError>(
         [signal] { SignalFlag flag(std::vector<int>{signal}); },
         "cannot be handled");

@@ -493,6 +493,32 @@ TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
   EXPECT_EQ(half->middle->weight.scalar_type(), torch::kHalf);
 }
 
+// What is left out has its own values, which the checkpoint's file does not.
+TEST_F(DispatchModel, LeavesOutNothingThatItReadsInPlace) {
+  save_model(*net_, directory_ / "saved");
+  const DeviceMap map{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}};
+  Net net;
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(load_checkpoint_and_dispatch(
+            net,
+            directory_ / "saved",
+            {.device_map = map, .skip = {"middle.bias"}}));
+      },
+      "middle.bias");
+  const Tensor bias = net->middle->bias.clone();
+  const Tensor weight = net_->middle->weight;
+  auto big = load_checkpoint_and_dispatch(
+      net,
+      directory_ / "saved",
+      {.device_map = map, .offload_folder = folder_, .skip = {"middle.bias"}});
+  align_module_device(*net->middle, torch::kCPU, [&] {
+    EXPECT_TRUE(net->middle->bias.equal(bias));
+    EXPECT_TRUE(net->middle->weight.equal(weight));
+    return 0;
+  });
+}
+
 TEST_F(DispatchModel, ShowsABarOfWhatIsRead) {
   save_model(*net_, directory_.path());
   const auto read = [&](LoadAndDispatchOptions options) {

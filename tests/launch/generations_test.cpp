@@ -18,7 +18,11 @@ using Loss = Generations::Loss;
 /// + s, 200 + s after the first one, and so on.
 class Group {
  public:
-  Group(int fewest, int most, int num_restarts)
+  Group(
+      int fewest,
+      int most,
+      int num_restarts,
+      std::chrono::milliseconds patience = std::chrono::hours(1))
       : num_restarts_left_(num_restarts),
         board_(Board::create({.num_pages = most, .world_size = most})),
         generations_(
@@ -26,7 +30,7 @@ class Group {
             {.fewest = fewest,
              .most = most,
              .num_restarts_left = &num_restarts_left_,
-             .patience = std::chrono::hours(1)}),
+             .patience = patience}),
         num_processes_(static_cast<std::size_t>(most)) {
     for (int seat = 0; seat < most; ++seat) {
       start(seat);
@@ -97,6 +101,30 @@ TEST(Generations, FollowWhenAllHaveArrived) {
   EXPECT_EQ(group->current(), 2U);
   EXPECT_THAT(group.ranks(), ElementsAre(0, 1, 2));
   EXPECT_FALSE(group->is_changing());
+  EXPECT_EQ(group.num_restarts_left(), 0);
+}
+
+// Only those who have to leave are in a hurry.
+TEST(Generations, WaitForProcessesThatTakeLongToStart) {
+  Group group(2, 2, 1, std::chrono::milliseconds(-1));
+  ASSERT_EQ(group->lose(1), Loss::replaced);
+  group.start(1);
+  EXPECT_TRUE(group->has_failed());
+  group.arrive(0, 2);
+  EXPECT_FALSE(group->has_failed());
+  group.arrive(1, 2);
+  EXPECT_TRUE(group->advance());
+  EXPECT_FALSE(group->has_failed());
+}
+
+// A rank that was to leave anyway costs no restart, but one that dies after it
+// does.
+TEST(Generations, ReplaceWhoDiesAfterOneThatLeaves) {
+  Group group(1, 3, 1);
+  EXPECT_THAT(group->resize(2), ::testing::IsEmpty());
+  EXPECT_EQ(group->lose(2), Loss::smaller);
+  EXPECT_EQ(group.num_restarts_left(), 1);
+  EXPECT_EQ(group->lose(1), Loss::replaced);
   EXPECT_EQ(group.num_restarts_left(), 0);
 }
 

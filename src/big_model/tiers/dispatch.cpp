@@ -97,7 +97,8 @@ Dispatch dispatch_loaded_codes(
     const DispatchOptions& options) {
   const DispatchRequest request = request_of(options);
   Dispatcher dispatcher(module, request, {});
-  if (fs::exists(options.offload_dir / kOffloadIndexName))
+  if (!options.offload_dir.empty() &&
+      fs::exists(options.offload_dir / kOffloadIndexName))
     dispatcher.add_stored_codes(stored_in_offload_folder(options.offload_dir));
   dispatcher.use_disk(options.offload_dir, {}, options.strict_offload_dir);
   return Dispatch(

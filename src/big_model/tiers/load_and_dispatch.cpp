@@ -14,6 +14,7 @@
 #include "big_model/offload/weight_dtype.h"
 #include "big_model/tiers/dispatch_state.h"
 #include "big_model/tiers/dispatcher.h"
+#include "checkpoint/load/destinations.h"
 #include "checkpoint/weights/module_weights.h"
 
 namespace accelerate {
@@ -114,7 +115,11 @@ Dispatch load_checkpoint_and_dispatch_module(
         "broadcast_from_rank0 only rank 0 has the checkpoint: give each rank "
         "an offload_folder of its own");
   }
-  if (!map.empty()) check_device_map(module, map);
+  if (!map.empty()) {
+    check_device_map(module, map);
+    // Throws before anything is loaded.
+    static_cast<void>(detail::main_device_of(map, options.main_device));
+  }
   load_checkpoint_in_model(
       module,
       checkpoint,
@@ -135,7 +140,11 @@ Dispatch load_checkpoint_and_dispatch_module(
   if (reads_in_place) {
     LoadModelOptions reading;
     reading.rename = options.rename;
-    dispatcher.add_stored(detail::open_renamed(checkpoint, reading));
+    auto stored = detail::open_renamed(checkpoint, reading);
+    std::erase_if(stored, [&](const auto& item) {
+      return detail::matches_any(options.skip, item.first);
+    });
+    dispatcher.add_stored(std::move(stored));
   }
   dispatcher.use_disk(
       options.offload_folder, {}, options.strict_offload_folder);

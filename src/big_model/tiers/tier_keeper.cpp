@@ -229,7 +229,8 @@ void TierKeeper::await(std::size_t unit, Lock& lock) {
   ++stats_.num_waits;
   stats_.wait_seconds +=
       std::chrono::duration<double>(Clock::now() - start).count();
-  if (own.failure) std::rethrow_exception(std::exchange(own.failure, nullptr));
+  // Every thread that waits for it fails; the next fetch clears it.
+  if (own.failure) std::rethrow_exception(own.failure);
 }
 
 void TierKeeper::fill(std::size_t unit) {

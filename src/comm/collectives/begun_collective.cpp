@@ -25,6 +25,15 @@ BegunCollective BegunCollective::begin(
   begun.group_ = group;
   begun.name_ = name;
   begun.sequence_ = ++impl.sequence;
+  if (impl.calls) {
+    const at::IntArrayRef sizes = what.sizes();
+    begun.note_ = std::make_shared<NotedCallScope>(
+        impl.calls.get(),
+        NotedCall{
+            .operation = name,
+            .dtype = c10::toString(what.scalar_type()),
+            .shape = {sizes.data(), sizes.size()}});
+  }
   try {
     if (impl.world->debug) {
       check_agreement(
@@ -74,6 +83,7 @@ void BegunCollective::run_in_background() {
 void BegunCollective::wait() {
   if (!work_) return;
   GroupImpl& impl = *group_.impl();
+  const auto note = std::exchange(note_, nullptr);
   const at::NoGradGuard no_grad;
   const StepPartScope part(impl.world->steps.get(), StepPart::communication);
   try {

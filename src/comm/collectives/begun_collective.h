@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,6 +10,8 @@
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {
+
+class NotedCallScope;
 
 /// A collective that goes on while the rank computes, until wait(). All ranks
 /// of the group begin theirs in the same order; other collectives of the group
@@ -47,6 +50,8 @@ class BegunCollective {
   Group group_;
   const char* name_ = "";
   std::uint64_t sequence_ = 0;
+  /// On the board until wait() ends.
+  std::shared_ptr<NotedCallScope> note_;
   Work work_;
 };
 

@@ -76,8 +76,8 @@ struct GroupImpl {
   }
 };
 
-/// Lets the group, which is connected, note its calls on the world's board.
-/// Without a board nothing changes.
+/// Makes the process group of the group, which is connected; where the world
+/// has a board, its calls are noted there.
 void note_calls(GroupImpl& group);
 
 /// Connects `world_ranks`, of which this process is number `rank`.

@@ -51,9 +51,14 @@ class NotedWork final : public c10d::Work {
   bool isCompleted() override { return work_->isCompleted(); }
   [[nodiscard]] bool isSuccess() const override { return work_->isSuccess(); }
   bool wait(std::chrono::milliseconds timeout) override {
-    const bool is_done = work_->wait(timeout);
-    calls_->end(number_);
-    return is_done;
+    try {
+      const bool is_done = work_->wait(timeout);
+      calls_->end(number_);
+      return is_done;
+    } catch (...) {
+      calls_->end(number_);
+      throw;
+    }
   }
   std::vector<at::Tensor> result() override { return work_->result(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
@@ -128,7 +133,12 @@ class ConnectionBackend final : public c10d::Backend {
          .dtype = c10::toString(tensor.scalar_type()),
          .shape = {sizes.data(), sizes.size()},
          .root = root});
-    return c10::make_intrusive<NotedWork>(begin(), calls_, number);
+    try {
+      return c10::make_intrusive<NotedWork>(begin(), calls_, number);
+    } catch (...) {
+      calls_->end(number);
+      throw;
+    }
   }
 
   std::shared_ptr<Connection> connection_;

@@ -52,8 +52,16 @@ bool Generations::is_changing() const {
 }
 
 bool Generations::has_failed() const {
-  return is_broken() &&
-      (has_finished_ || std::chrono::steady_clock::now() > deadline_);
+  if (!is_broken()) return false;
+  if (has_finished_) return true;
+  if (std::chrono::steady_clock::now() <= deadline_) return false;
+  // Those who join may take as long as any program to start.
+  for (int seat = 0; seat < options_.most; ++seat) {
+    const State state = seats_[static_cast<std::size_t>(seat)].state;
+    const bool is_rank = state == State::member || state == State::leaving;
+    if (is_rank && !has_arrived(seat)) return true;
+  }
+  return false;
 }
 
 int Generations::num_ranks() const { return header().num_ranks.load(); }
@@ -104,12 +112,13 @@ Generations::Loss Generations::lose(int seat) {
   vacate(seat);
   const bool breaks = !is_broken();
   if (breaks) {
-    is_paid_ = lost.state == State::member && take_restart();
+    is_paid_ = false;
     deadline_ = std::chrono::steady_clock::now() + options_.patience;
     header().wanted.store(next());
     header().target.store(next());
   }
   if (lost.state == State::leaving) return Loss::smaller;
+  is_paid_ = is_paid_ || take_restart();
   return replace_or_shrink(seat, is_paid_);
 }
 
@@ -188,7 +197,6 @@ void Generations::begin_next() {
   }
   ++current_;
   is_paid_ = false;
-  header().world_size = count;
   header().num_ranks.store(count);
   header().wanted.store(current_);
   header().target.store(current_);

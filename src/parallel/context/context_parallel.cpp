@@ -164,8 +164,6 @@ ContextParallelScope::ContextParallelScope(
         options.document_ids});
   }
   if (group.size() == 1) return;
-  detail::enter_random_region(
-      state_.get(), detail::random_stream_of(Axis::context, group.rank()));
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const at::Tensor& buffer = buffers[i];
     const double fill = options.pad_values.empty() ? 0 : options.pad_values[i];
@@ -175,6 +173,9 @@ ContextParallelScope::ContextParallelScope(
     buffer.set_data(detail::local_positions(
         whole, buffer_seq_dims[i], shards, group.rank(), fill));
   }
+  // Last, since the destructor, which leaves it, does not run if this throws.
+  detail::enter_random_region(
+      state_.get(), detail::random_stream_of(Axis::context, group.rank()));
 }
 
 ContextParallelScope::ContextParallelScope(ContextParallelScope&&) noexcept =

@@ -19,7 +19,8 @@ namespace detail {
 
 namespace {
 
-// Row e of the result's tokens is matrix e times theirs.
+// Applies each expert's matrix, and bias if there is one, to that expert's
+// tokens.
 at::Tensor multiply_by_expert(
     const std::vector<at::Tensor>& tokens,
     const at::Tensor& weight,

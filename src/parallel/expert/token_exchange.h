@@ -28,7 +28,7 @@ struct RowCounts {
   [[nodiscard]] RowCounts reversed() const { return {received, sent}; }
 };
 
-/// Rows that are on their way: finish_exchange() waits for them.
+/// Rows in transit, until TokenExchange::finish().
 struct RowsUnderWay;
 
 /// An all-to-all of rows whose numbers are known only now. `rows`: those for the

@@ -36,7 +36,7 @@ class StepEstimate {
     // Messages that processors copy hide behind nothing.
     if (of_.cluster().shared_processors > 0) after += reduce;
     const double bubble = (stages - 1) / layout_.num_chunks * micro_step *
-        (layout_.schedule == "ZBH1" ? 0.5 : 1);
+        (layout_.schedule == "ZBH1" ? 1.0 / 3 : 1);
     return static_cast<double>(layout_.num_micro_batches) * micro_step +
         bubble + std::max(0.0, reduce - compute * 2 / 3) + after;
   }

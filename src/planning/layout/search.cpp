@@ -190,10 +190,22 @@ std::string layout_complaint(
 
 void check_options(const LayoutPlanOptions& options) {
   const ClusterSpeeds& cluster = *options.cluster;
-  const bool is_wrong = options.num_ranks < 1 || options.sequence_length < 1 ||
-      options.batch_tokens < 1 || cluster.ranks_per_node < 1 ||
-      cluster.memory_bytes == 0 || !(cluster.flops > 0) ||
-      !(cluster.memory_bytes_per_second > 0) ||
+  const std::optional<int> degrees[] = {
+      options.replicate,
+      options.shard,
+      options.expert,
+      options.context,
+      options.tensor,
+      options.pipeline};
+  const bool has_wrong_degree = std::any_of(
+      std::begin(degrees), std::end(degrees), [](const auto& degree) {
+        return degree && *degree < 1;
+      });
+  const bool is_wrong = has_wrong_degree || options.num_simulated < 1 ||
+      options.usable_memory > 1 || options.num_ranks < 1 ||
+      options.sequence_length < 1 || options.batch_tokens < 1 ||
+      cluster.ranks_per_node < 1 || cluster.memory_bytes == 0 ||
+      !(cluster.flops > 0) || !(cluster.memory_bytes_per_second > 0) ||
       !(cluster.inside_node.bytes_per_second > 0) ||
       !(cluster.between_nodes.bytes_per_second > 0) ||
       !(cluster.inside_node.latency_seconds >= 0) ||
@@ -203,8 +215,10 @@ void check_options(const LayoutPlanOptions& options) {
   if (!is_wrong) return;
   throw ConfigError(format(
       "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "
-      "per sample and {} per step; these are at least 1, speeds and memory are "
-      "above 0, latencies at least 0, and the imbalance of experts at least 1",
+      "per sample and {} per step; these, degrees and num_simulated are at "
+      "least "
+      "1, speeds and memory are above 0, usable_memory is at most 1, latencies "
+      "are at least 0, and the imbalance of experts at least 1",
       options.num_ranks,
       cluster.ranks_per_node,
       options.sequence_length,

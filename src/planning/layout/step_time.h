@@ -14,7 +14,7 @@ std::vector<LayerRange> stages_of(const LayoutCase& of);
 /// the same at the same time, so one of each stage stands for all.
 LayoutTimes simulate_step(const LayoutCase& of);
 
-/// A lower bound of step_seconds, found without simulation.
+/// Roughly step_seconds, by formulas instead of a simulation: to rank candidates.
 double estimate_step(const LayoutCase& of);
 
 }  // namespace accelerate::detail

@@ -206,14 +206,17 @@ int ElasticContext::gradient_accumulation_steps(
         "samples of a step on all ranks",
         samples));
   }
-  detail::require_at_least(
-      "train",
-      "batch_size",
-      static_cast<int>(std::min<std::int64_t>(batch_size, samples)),
-      1);
-  detail::require_at_least("train", "ranks_per_batch", ranks_per_batch, 1);
-  const std::int64_t at_once =
-      batch_size * std::max(num_processes() / ranks_per_batch, 1);
+  if (batch_size < 1 || ranks_per_batch < 1 ||
+      num_processes() % ranks_per_batch != 0) {
+    throw ConfigError(format(
+        "[train] gradient_accumulation_steps() was given batches of {} for {} "
+        "of {} ranks each; batches have 1 sample or more, and the ranks that "
+        "share one divide all ranks",
+        batch_size,
+        ranks_per_batch,
+        num_processes()));
+  }
+  const std::int64_t at_once = batch_size * (num_processes() / ranks_per_batch);
   const std::int64_t window =
       std::max<std::int64_t>((samples + at_once / 2) / at_once, 1);
   if (window * at_once != samples) {

@@ -23,8 +23,6 @@ struct Greeting {
   std::uint64_t payload_bytes;
 };
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return as_bytes(tensor); }
-
 }  // namespace
 
 IslandLinks::IslandLinks(
@@ -38,13 +36,13 @@ IslandLinks::IslandLinks(
 void IslandLinks::Messages::send(const at::Tensor& tensor, int to) {
   if (tensor.numel() == 0) return;
   works_.push_back(
-      links_.network_->send(bytes_of(tensor), to, kFirstReservedTag));
+      links_.network_->send(as_bytes(tensor), to, kFirstReservedTag));
 }
 
 void IslandLinks::Messages::receive(const at::Tensor& tensor, int from) {
   if (tensor.numel() == 0) return;
   works_.push_back(
-      links_.network_->receive(bytes_of(tensor), from, kFirstReservedTag));
+      links_.network_->receive(as_bytes(tensor), from, kFirstReservedTag));
 }
 
 void IslandLinks::Messages::wait() {
@@ -74,7 +72,7 @@ std::vector<at::Tensor> IslandLinks::meet(
   std::memcpy(own.data_ptr(), &greeting, sizeof greeting);
   if (bytes > 0) {
     own.narrow(0, sizeof greeting, static_cast<std::int64_t>(bytes))
-        .copy_(bytes_of(payload));
+        .copy_(as_bytes(payload));
   }
   Messages messages(*this);
   for (std::size_t other = 0; other < islands_.count(); ++other) {

@@ -95,7 +95,8 @@ void IslandOperations::all_gather(
   exchange_blocks(
       rows,
       blocks,
-      num_lanes(static_cast<std::int64_t>(own.nbytes())));
+      // The same on all islands, whose own blocks may differ.
+      num_lanes(static_cast<std::int64_t>(rows.nbytes() / islands().count())));
 }
 
 // Each lane exchanges some rows of each island's block.
@@ -122,8 +123,8 @@ void IslandOperations::exchange_blocks(
   for (std::size_t island = 0; inside_ && island < blocks.size(); ++island) {
     if (island == links_.island()) continue;
     for (std::size_t lane = 0; lane < lanes; ++lane) {
-      works.push_back(inside_->broadcast(
-          rows_of(island, lane), static_cast<int>(lane)));
+      works.push_back(
+          inside_->broadcast(rows_of(island, lane), static_cast<int>(lane)));
     }
   }
   for (const Work& work : works) work->wait();
@@ -177,11 +178,11 @@ void IslandOperations::scatter(
   std::vector<at::Tensor> block;
   for (std::size_t i = 0; is_agent && i < links_.own_members().size(); ++i) {
     const auto member = static_cast<std::size_t>(links_.own_members()[i]);
-    block.push_back(
-        is_root ? inputs[member].detach() : at::empty_like(output));
+    block.push_back(is_root ? inputs[member].detach() : at::empty_like(output));
     if (!is_root) messages.receive(block.back(), src);
   }
-  for (std::size_t island = 0; is_root && island < islands().count(); ++island) {
+  for (std::size_t island = 0; is_root && island < islands().count();
+       ++island) {
     if (island == links_.island()) continue;
     for (const int member : islands().members(island)) {
       messages.send(

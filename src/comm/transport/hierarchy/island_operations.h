@@ -63,8 +63,8 @@ class IslandOperations {
   /// Returns when all ranks are about to do the same.
   void agree(const CollectiveStamp& stamp);
   void agree_inside(const CollectiveStamp& stamp);
-  /// The rows of `own_rows`, one per rank of this island, and those of the other
-  /// islands' ranks, all placed into `output`'s rows.
+  /// Exchanges the islands' `blocks`, of a row per rank, of which only this
+  /// island's is filled, and places all rows into `output`.
   void exchange_blocks(
       const at::Tensor& output,
       std::vector<at::Tensor> blocks,

@@ -25,8 +25,4 @@ std::size_t Islands::num_lanes() const {
   return smallest->size();
 }
 
-bool Islands::are_in_order() const {
-  return std::is_sorted(island_of_.begin(), island_of_.end());
-}
-
 }  // namespace accelerate::detail

@@ -28,8 +28,6 @@ class Islands {
   /// The ranks of the smallest island: as many move data between islands at
   /// once, each for its lane.
   [[nodiscard]] std::size_t num_lanes() const;
-  /// True if the ranks of each island follow one another, island by island.
-  [[nodiscard]] bool are_in_order() const;
 
  private:
   std::vector<std::vector<int>> members_;

@@ -80,8 +80,7 @@ void ProgressEngine::begin(const std::shared_ptr<Operation>& operation) {
   lock.unlock();
   advance_all();
   lock.lock();
-  is_driven_ = false;
-  if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
+  stop_driving(lock);
   if (!failure_.empty()) throw std::runtime_error(failure_);
 }
 
@@ -106,8 +105,7 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
       lock.unlock();
       drive(&operation);
       lock.lock();
-      is_driven_ = false;
-      if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
+      stop_driving(lock);
     } else {
       num_waiting_.fetch_add(1);
       // The helper stops driving when it sees that somebody waits.
@@ -317,9 +315,8 @@ void ProgressEngine::run_helper() {
     lock.unlock();
     drive(nullptr);
     lock.lock();
-    is_driven_ = false;
+    stop_driving(lock);
     if (is_idle()) wants_helper_ = false;
-    if (num_waiting_.load() > 0) changed_.notify_all();
   }
 }
 
@@ -334,11 +331,18 @@ void ProgressEngine::end(const std::string& reason) {
     return;
   }
   is_driven_ = true;
-  lock.unlock();
-  take_ending();
-  lock.lock();
+  stop_driving(lock);
+}
+
+void ProgressEngine::stop_driving(std::unique_lock<std::mutex>& lock) {
+  // end() leaves it to the thread that drives, which may have looked before.
+  while (is_ending_.load()) {
+    lock.unlock();
+    take_ending();
+    lock.lock();
+  }
   is_driven_ = false;
-  changed_.notify_all();
+  if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
 }
 
 // Called by the thread that drives.

@@ -104,6 +104,8 @@ class ProgressEngine {
       const DisagreementError& error) const;
   void fail(const std::string& reason);
   void take_ending();
+  // Lets another thread drive.
+  void stop_driving(std::unique_lock<std::mutex>& lock);
   void run_helper();
   [[nodiscard]] bool is_idle() const;
   void post(const std::shared_ptr<Operation>& operation);
