@@ -92,8 +92,10 @@ class Machines : public ::testing::TestWithParam<std::vector<int>> {
   }
 };
 
-// Small enough for a greeting, for one lane, for all lanes; uneven tails.
-const std::vector<std::int64_t> kCounts{0, 1, 512, 513, 20'001, 70'003};
+// Small enough for a greeting, for one lane, for one lane of two ranks' rows but
+// not of three ranks', for all lanes; uneven tails.
+const std::vector<std::int64_t> kCounts{
+    0, 1, 512, 513, 12'001, 20'001, 70'003};
 
 TEST_P(Machines, ReduceToTheSumOfAll) {
   run_on_machines(GetParam(), [](const World& world) {
@@ -272,6 +274,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::vector<int>{2, 2},
         std::vector<int>{3, 1},
         std::vector<int>{1, 2},
+        std::vector<int>{2, 3},
         std::vector<int>{2, 1, 2},
         std::vector<int>{2, 2, 2, 1, 1}));
 

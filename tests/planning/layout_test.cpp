@@ -550,6 +550,10 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   LayoutPlanOptions options = options_of(0);
   expect_error<ConfigError>(
       [&] { plan_layout(llama(), options); }, "a plan was asked for 0 ranks");
+  options = options_of(8);
+  options.tensor = 0;
+  expect_error<ConfigError>(
+      [&] { plan_layout(llama(), options); }, "degrees and num_simulated");
   options = options_of(6);
   options.tensor = 4;
   expect_error<ConfigError>(
