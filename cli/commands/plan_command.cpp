@@ -230,17 +230,19 @@ std::function<int()> add_plan_command(CLI::App& tool) {
   add_choices(*command, *flags);
   option("--top", flags->top, "number of other layouts to show [8]")
       ->type_name("N");
-  command->add_flag(
+  CLI::Option* const scaling = command->add_flag(
       "--scaling",
       flags->prints_scaling,
       "a page of figures for 8 to 16384 ranks");
-  command->add_flag(
+  CLI::Option* const apply = command->add_flag(
       "--apply", flags->applies, "write the best layout to the config file");
+  apply->excludes(scaling);
   option(
       "--config_file",
       flags->config_file,
       "file that --apply writes [that of `accelerate-cpp config`]")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->needs(apply);
   return [flags] { return run_plan(*flags); };
 }
 

@@ -60,7 +60,7 @@ void Supervisor::run() {
   }
   if (options_.has_groups && (!failures_.empty() || was_terminated_)) {
     for (const Rank& rank : ranks_) {
-      if (!rank.was_made_good) kill(-rank.pid, SIGKILL);
+      if (!rank.has_left) kill(-rank.pid, SIGKILL);
     }
   }
 }
@@ -150,7 +150,7 @@ void Supervisor::note_failure(std::size_t index) {
   if (was_terminated_ || expects_end_) return;
   if (options_.is_made_good && failures_.empty() &&
       options_.is_made_good(index)) {
-    ranks_[index].was_made_good = true;
+    forget(index);
     return;
   }
   failures_.push_back(index);

@@ -57,8 +57,8 @@ class Supervisor {
     std::vector<EventSource*> sources;
     bool is_running = true;
     int wait_status = 0;
-    /// Its failure was made good. Its number may be another process's by now.
-    bool was_made_good = false;
+    /// The others go on without it. Its number may be another process's by now.
+    bool has_left = false;
   };
 
   explicit Supervisor(Options options) : options_(std::move(options)) {}
@@ -70,6 +70,8 @@ class Supervisor {
   /// Kills all ranks, for instance if one of them cannot be started.
   void kill_and_wait();
 
+  /// The process has ended and is none of the group any more.
+  void forget(std::size_t index) { ranks_[index].has_left = true; }
   /// Counts a failure that was made good after all, and ends the group.
   void give_up(std::size_t index);
   /// Changes Options::interval.

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <mutex>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
@@ -95,7 +96,10 @@ TEST(ReducibleMemory, IsNoneBetweenMachines) {
   });
 }
 
+// One rank at a time, since threads draw from one generator.
 torch::nn::Sequential network() {
+  static std::mutex mutex;
+  const std::scoped_lock lock(mutex);
   torch::manual_seed(5);
   return torch::nn::Sequential(
       torch::nn::Linear(300, 400),

@@ -165,6 +165,11 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
         plan.num_processes,
         plan.num_machines));
   }
+  if (wants_copies && !plan.has_board) {
+    complaints.push_back(
+        "[launch] --redundancy neighbour is for programs with run_elastic(), "
+        "and this is a Python program; leave it out");
+  }
   if (wants_copies && plan.num_machines > 1) {
     complaints.push_back(format(
         "[launch] --redundancy neighbour keeps states in the memory of one "

@@ -19,8 +19,12 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMemory = "/dev/shm";
 
+// Containers may share memory, but not process numbers.
 std::string prefix() {
-  return detail::format("accelerate-cpp-{}-", ::geteuid());
+  struct stat facts {};
+  const bool is_known = ::stat("/proc/self/ns/pid", &facts) == 0;
+  return detail::format(
+      "accelerate-cpp-{}-{}-", ::geteuid(), is_known ? facts.st_ino : 0);
 }
 
 // A directory of a launcher of this user that runs no more. The name could be

@@ -123,7 +123,7 @@ void RankGroup::start_board() {
 
 void RankGroup::start_watch() {
   if (plan_.processes_here() == 1) return;
-  watch_.emplace(
+  watch_ = std::make_unique<detail::HangWatch>(
       *board_,
       detail::HangWatchOptions{
           .threshold = plan_.hang_threshold,
@@ -199,7 +199,12 @@ void RankGroup::keep_generations() {
   } else if (generations.has_failed()) {
     supervisor_.give_up(made_good_);
   }
-  if (generations.is_changing()) watch_.reset();
+  if (watch_ && generations.is_changing()) {
+    watch_->retire();
+    retired_watches_.push_back(std::move(watch_));
+  }
+  std::erase_if(
+      retired_watches_, [](const auto& watch) { return !watch->is_busy(); });
   supervisor_.set_interval(
       generations.is_changing() ? kWhileChanging
                                 : detail::HangWatch::kInterval);
@@ -207,8 +212,11 @@ void RankGroup::keep_generations() {
 
 void RankGroup::note_end(std::size_t index) {
   const int wait_status = supervisor_.ranks()[index].wait_status;
-  if (generations_ && wait_status == 0)
-    generations_->finish(ranks_[index]->seat);
+  if (generations_ && wait_status == 0 &&
+      generations_->finish(ranks_[index]->seat)) {
+    supervisor_.forget(index);
+    if (watchdog_ != nullptr) watchdog_->forget(ranks_[index]->pid);
+  }
   if (!board_) return;
   detail::BoardPage& page = board_->page(ranks_[index]->seat);
   std::string words;

@@ -102,7 +102,9 @@ class RankGroup {
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   /// Nothing for programs that note nothing, or without memory to share.
   std::optional<detail::Board> board_;
-  std::optional<detail::HangWatch> watch_;
+  std::unique_ptr<detail::HangWatch> watch_;
+  // Watches of earlier generations that still take stacks.
+  std::vector<std::unique_ptr<detail::HangWatch>> retired_watches_;
   /// Nothing for groups whose ranks cannot be replaced.
   std::optional<detail::Generations> generations_;
   /// The failure that ended a generation last.

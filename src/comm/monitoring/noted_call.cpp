@@ -56,7 +56,7 @@ void NotedCalls::find_peers() {
 
 void NotedCalls::compare(std::uint64_t number) {
   find_peers();
-  // Of two ranks that compare at once, at least one must see the other's call.
+  // When two ranks compare at once, at least one must see the other's call.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const auto& own = lane_.lane().call;
   const auto relaxed = std::memory_order_relaxed;

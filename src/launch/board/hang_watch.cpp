@@ -55,6 +55,7 @@ HangWatch::HangWatch(const Board& board, HangWatchOptions options)
       detector_(options_.threshold) {}
 
 HangWatch::~HangWatch() {
+  retire();
   if (stacks_.joinable()) stacks_.join();
 }
 
@@ -103,11 +104,12 @@ void HangWatch::look() {
         const StackTaker taker(options_.path);
         std::vector<NamedStacks> stacks;
         for (const NamedProcess& each : processes) {
+          if (is_retired_.load()) break;
           stacks.push_back(
               {format("rank {}", each.rank), taker.take(each.process)});
         }
-        say(describe(stacks));
-        if (kills) {
+        if (!stacks.empty()) say(describe(stacks));
+        if (kills && !is_retired_.load()) {
           for (const NamedProcess& each : processes)
             ::kill(each.process, SIGKILL);
         }

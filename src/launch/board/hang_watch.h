@@ -48,10 +48,15 @@ class HangWatch {
   HangWatch(const Board& board, HangWatchOptions options);
   HangWatch(const HangWatch&) = delete;
   HangWatch& operator=(const HangWatch&) = delete;
-  /// Waits for stacks that are being taken.
+  /// Retires, and waits for the stacks of the process that are being taken.
   ~HangWatch();
 
   void look();
+  /// Takes no further stacks and ends no process, since the ranks do something
+  /// else now.
+  void retire() { is_retired_.store(true); }
+  /// True while stacks are taken.
+  [[nodiscard]] bool is_busy() const { return takes_stacks_.load(); }
 
   /// The time from one look to the next that the detector needs.
   static constexpr std::chrono::milliseconds kInterval{250};
@@ -69,6 +74,7 @@ class HangWatch {
   std::thread stacks_;
   // Whether that thread is still at work.
   std::atomic<bool> takes_stacks_{false};
+  std::atomic<bool> is_retired_{false};
 };
 
 }  // namespace accelerate::detail

@@ -122,11 +122,12 @@ Generations::Loss Generations::lose(int seat) {
   return replace_or_shrink(seat, is_paid_);
 }
 
-void Generations::finish(int seat) {
+bool Generations::finish(int seat) {
   const State state = seats_[static_cast<std::size_t>(seat)].state;
   has_finished_ = has_finished_ || state == State::member ||
       (state == State::joining && is_broken());
   vacate(seat);
+  return state == State::leaving || state == State::departed;
 }
 
 int Generations::take_request() {

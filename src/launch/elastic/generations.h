@@ -51,8 +51,9 @@ class Generations {
     harmless,    ///< it was not, or no longer, a rank
   };
   Loss lose(int seat);
-  /// A process has ended as it should.
-  void finish(int seat);
+  /// A process has ended as it should. Returns true if the others go on without
+  /// it.
+  bool finish(int seat);
 
   /// The size that somebody asks for, once it can be given; 0: none.
   int take_request();
