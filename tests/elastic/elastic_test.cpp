@@ -405,7 +405,11 @@ TEST(Elastic, RangesThatCannotBeAreRefused) {
   EXPECT_THAT(complaint(copies), HasSubstr("in the memory of one machine"));
 
   const ToolResult python = testing::run_tool(
-      {"launch", "--num_processes", "2", "--redundancy", "neighbour",
+      {"launch",
+       "--num_processes",
+       "2",
+       "--redundancy",
+       "neighbour",
        "train.py"});
   EXPECT_EQ(python.code, 2);
   EXPECT_THAT(python.err, HasSubstr("and this is a Python program"));

@@ -72,8 +72,10 @@ TEST(RunElastic, WindowsMakeUpTheGlobalBatch) {
   EXPECT_EQ(window(12, 100), 1);
   expect_error<ConfigError>(
       [] { window(0, 4); }, "needs ElasticOptions::global_batch_size");
-  expect_error<ConfigError>([] { window(12, 0); }, "batch_size is 0");
-  expect_error<ConfigError>([] { window(12, 4, 0); }, "ranks_per_batch is 0");
+  expect_error<ConfigError>(
+      [] { window(12, 0); }, "was given batches of 0 for 1 of 1 ranks");
+  expect_error<ConfigError>(
+      [] { window(12, 4, 0); }, "batches of 4 for 0 of 1 ranks");
 }
 
 TEST(RunElastic, SaysWhereTheGlobalBatchIsAnother) {
