@@ -2,6 +2,7 @@
 // combination trains as one process does, and loads the checkpoints of others.
 #include <accelerate/accelerate.h>
 
+#include "axes_problem.h"
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
@@ -9,218 +10,8 @@
 namespace accelerate {
 namespace composed_axes_test {
 
-using testing::named;
-using testing::run_on_ranks;
+using namespace axes_problem;
 using testing::TemporaryDirectory;
-using testing::Weights;
-using torch::Tensor;
-namespace nn = torch::nn;
-
-constexpr std::int64_t kWords = 11, kHeads = 4, kHeadSize = 2, kTime = 8;
-constexpr std::int64_t kWidth = kHeads * kHeadSize, kSamples = 4;
-
-/// A GPT with a tied embedding, whose code takes the number of heads from the
-/// size of what it gets.
-struct Gpt : nn::Module {
-  Gpt() {
-    register_module("tokens", tokens);
-    register_module("places", places);
-    register_module("norm1", norm1);
-    register_module("norm2", norm2);
-    register_module("qkv", qkv);
-    register_module("out", out);
-    register_module("mlp", mlp);
-    const torch::NoGradGuard no_grad;
-    double number = 0;
-    for (const Tensor& parameter : parameters()) {
-      const Tensor values =
-          torch::sin(torch::arange(parameter.numel()) * 0.9 + 37 * number++);
-      parameter.copy_((values * 0.4).view(parameter.sizes()));
-    }
-  }
-  Tensor forward(const Tensor& words, const Tensor& positions) {
-    Tensor x = tokens(words) + places(positions);
-    const auto parts = qkv(norm1(x)).chunk(3, -1);
-    const auto heads = [](const Tensor& part) {
-      return part.unflatten(-1, {-1, kHeadSize}).transpose(1, 2);
-    };
-    const Tensor mixed = at::scaled_dot_product_attention(
-        heads(parts[0]),
-        heads(parts[1]),
-        heads(parts[2]),
-        {},
-        0,
-        /*is_causal=*/true);
-    x = x + out(mixed.transpose(1, 2).flatten(-2));
-    x = x + mlp->forward(norm2(x));
-    return torch::matmul(x, tokens->weight.t());
-  }
-  static ParallelizePlan plan() {
-    return {
-        {"tokens", RowwiseParallel{}},
-        {"qkv",
-         ColwiseParallel{
-             .num_heads = kHeads, .projections = {kWidth, kWidth, kWidth}}},
-        {"out", RowwiseParallel{.num_heads = kHeads}},
-        {"mlp.0", ColwiseParallel{}},
-        {"mlp.2", RowwiseParallel{}}};
-  }
-  nn::Embedding tokens{kWords, kWidth}, places{kTime, kWidth};
-  nn::LayerNorm norm1{nn::LayerNormOptions({kWidth})},
-      norm2{nn::LayerNormOptions({kWidth})};
-  nn::Linear qkv{kWidth, 3 * kWidth}, out{kWidth, kWidth};
-  nn::Sequential mlp{
-      nn::Linear(kWidth, 2 * kWidth),
-      nn::GELU(),
-      nn::Linear(2 * kWidth, kWidth)};
-};
-
-struct Axes {
-  int replicate = 1;
-  int shard = 1;
-  int context = 1;
-  int tensor = 1;
-
-  [[nodiscard]] int num_ranks() const {
-    return replicate * shard * context * tensor;
-  }
-  [[nodiscard]] std::string name() const {
-    return std::to_string(replicate) + "x" + std::to_string(shard) + "x" +
-        std::to_string(context) + "x" + std::to_string(tensor);
-  }
-};
-
-struct Numbers {
-  int steps = 6;
-  int window = 1;
-  bool recomputes = false;
-  Precision precision = Precision::no;
-  double tolerance = 2e-5;
-};
-
-AcceleratorOptions options_of(
-    const Axes& axes,
-    const Numbers& numbers,
-    const WorldOptions& world) {
-  AcceleratorOptions options{
-      .mixed_precision = numbers.precision,
-      .gradient_accumulation_steps = numbers.window,
-      .parallel =
-          {.replicate = axes.replicate,
-           .shard = axes.shard,
-           .tensor = axes.tensor,
-           .context = axes.context,
-           .parallelize_plan = Gpt::plan()},
-      .world = world};
-  if (numbers.recomputes) {
-    options.parallel.activation_checkpointing = ActivationCheckpointingOptions{
-        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
-        .min_num_params = 60};
-  }
-  return options;
-}
-
-struct Outcome {
-  std::vector<double> losses, norms;
-  Weights weights;
-};
-
-// Trains from micro-step `first` to micro-step `last`.
-template <class Net>
-void train(
-    const Accelerator& accelerator,
-    const Net& model,
-    const Optimizer& optimizer,
-    int first,
-    int last,
-    Outcome& outcome) {
-  const Mesh& mesh = accelerator.mesh();
-  const std::int64_t share = kSamples / mesh.batch_count();
-  for (int step = first; step < last; ++step) {
-    const auto micro_step = accelerator.accumulate(model);
-    const Tensor batch =
-        ((torch::arange(kSamples * (kTime + 1)) * 7 + step).remainder(kWords))
-            .view({kSamples, -1})
-            .narrow(0, mesh.batch_rank() * share, share);
-    const Tensor words = batch.narrow(1, 0, kTime).clone();
-    const Tensor targets = batch.narrow(1, 1, kTime).clone();
-    const Tensor positions = torch::arange(kTime);
-    const ContextParallelScope sequence = accelerator.maybe_context_parallel(
-        {words, targets, positions},
-        {1, 1, 0},
-        {},
-        {.pad_values = {0, -100, 0}});
-    const Tensor sum = nn::functional::cross_entropy(
-        model(words, positions).flatten(0, 1).to(torch::kFloat),
-        targets.flatten(),
-        nn::functional::CrossEntropyFuncOptions().ignore_index(-100).reduction(
-            torch::kSum));
-    const Tensor loss = sequence.mean(sum, targets.ne(-100).sum());
-    accelerator.backward(loss);
-    if (accelerator.sync_gradients()) {
-      outcome.norms.push_back(
-          accelerator.clip_grad_norm_(model, 0.05).template item<double>());
-    }
-    optimizer.step();
-    optimizer.zero_grad();
-    outcome.losses.push_back(accelerator.reduce(loss.detach(), ReduceOp::mean)
-                                 .template item<double>());
-  }
-}
-
-template <class Body>
-void run(const Axes& axes, const Numbers& numbers, Body&& body) {
-  run_on_ranks(axes.num_ranks(), [&](const WorldOptions& world) {
-    const Accelerator accelerator(options_of(axes, numbers, world));
-    const auto net = std::make_shared<Gpt>();
-    torch::optim::SGD sgd(
-        net->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
-    const auto [model, optimizer] = accelerator.prepare(net, sgd);
-    body(accelerator, model, optimizer);
-  });
-}
-
-Outcome outcome_on(const Axes& axes, const Numbers& numbers) {
-  Outcome outcome;
-  run(axes,
-      numbers,
-      [&](const auto& accelerator, auto& model, auto& optimizer) {
-        Outcome own;
-        train(
-            accelerator,
-            model,
-            optimizer,
-            0,
-            numbers.steps * numbers.window,
-            own);
-        own.weights =
-            named(accelerator.get_state_dict(model, {.rank0_only = false}));
-        if (accelerator.is_main_process()) outcome = own;
-      });
-  return outcome;
-}
-
-void expect_like(
-    const Outcome& expected,
-    const Axes& axes,
-    const Numbers& numbers = {}) {
-  SCOPED_TRACE(axes.name());
-  const Outcome found = outcome_on(axes, numbers);
-  ASSERT_EQ(found.losses.size(), expected.losses.size());
-  for (std::size_t i = 0; i < found.losses.size(); ++i)
-    EXPECT_NEAR(found.losses[i], expected.losses[i], 3 * numbers.tolerance);
-  for (std::size_t i = 0; i < found.norms.size(); ++i) {
-    EXPECT_NEAR(
-        found.norms[i],
-        expected.norms[i],
-        numbers.tolerance * (1 + expected.norms[i]));
-  }
-  for (const auto& [name, weight] : expected.weights) {
-    EXPECT_TRUE(torch::allclose(
-        found.weights.at(name), weight, numbers.tolerance, numbers.tolerance))
-        << name;
-  }
-}
 
 TEST(ComposedAxes, TrainAloneAsOneProcessDoes) {
   const Numbers numbers{.steps = 20};
@@ -270,6 +61,26 @@ TEST(ComposedAxes, TrainOnEightAndSixteenRanks) {
   expect_like(expected, {2, 2, 2, 2}, numbers);
 }
 
+// The optimizer's moments in a checkpoint, as one process loads them.
+std::vector<Tensor> moments_in(const std::filesystem::path& directory) {
+  std::vector<Tensor> moments;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    const Accelerator accelerator(options_of({}, {}, Gpt::plan(), world));
+    const auto net = std::make_shared<Gpt>();
+    torch::optim::SGD sgd(
+        net->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    accelerator.load_state(directory);
+    for (const Tensor& parameter : net->parameters()) {
+      moments.push_back(static_cast<const torch::optim::SGDParamState&>(
+                            *sgd.state().at(parameter.unsafeGetTensorImpl()))
+                            .momentum_buffer()
+                            .clone());
+    }
+  });
+  return moments;
+}
+
 TEST(ComposedAxes, LoadCheckpointsOfOtherGrids) {
   const TemporaryDirectory directory;
   const Axes grids[] = {
@@ -279,32 +90,41 @@ TEST(ComposedAxes, LoadCheckpointsOfOtherGrids) {
       {.shard = 4, .tensor = 2}};
   for (const Axes& from : grids) {
     Weights expected;
-    run(from, {}, [&](const auto& accelerator, auto& model, auto& optimizer) {
-      Outcome ignored;
-      train(accelerator, model, optimizer, 0, 2, ignored);
-      accelerator.save_state(directory / from.name());
-      accelerator.save_model(model, directory / (from.name() + "_model"));
-      const Weights mine =
-          named(accelerator.get_state_dict(model, {.rank0_only = false}));
-      if (accelerator.is_main_process()) expected = mine;
-    });
+    run<Gpt>(
+        from, {}, [&](const auto& accelerator, auto& model, auto& optimizer) {
+          Outcome ignored;
+          train(accelerator, model, optimizer, {}, 0, 2, ignored);
+          accelerator.save_state(directory / from.name());
+          accelerator.save_model(model, directory / (from.name() + "_model"));
+          const Weights mine =
+              named(accelerator.get_state_dict(model, {.rank0_only = false}));
+          if (accelerator.is_main_process()) expected = mine;
+        });
     Gpt plain;
     load_model(plain, directory / (from.name() + "_model"));
     const Weights loaded = named(get_state_dict(plain));
     for (const auto& [name, weight] : expected)
       EXPECT_TRUE(torch::equal(loaded.at(name), weight)) << name;
+    const auto moments = moments_in(directory / from.name());
     for (const Axes& to : grids) {
       // Each way between the first grid and another.
       if (from.num_ranks() != 8 && to.name() != grids[0].name()) continue;
       SCOPED_TRACE(from.name() + " to " + to.name());
-      run(to, {}, [&](const auto& accelerator, auto& model, auto& optimizer) {
-        Outcome ignored;
-        train(accelerator, model, optimizer, 5, 6, ignored);
-        accelerator.load_state(directory / from.name());
-        for (const auto& [name, weight] :
-             named(accelerator.get_state_dict(model, {.rank0_only = false})))
-          EXPECT_TRUE(torch::equal(weight, expected.at(name))) << name;
-      });
+      run<Gpt>(
+          to, {}, [&](const auto& accelerator, auto& model, auto& optimizer) {
+            Outcome ignored;
+            train(accelerator, model, optimizer, {}, 5, 6, ignored);
+            accelerator.load_state(directory / from.name());
+            for (const auto& [name, weight] : named(
+                     accelerator.get_state_dict(model, {.rank0_only = false})))
+              EXPECT_TRUE(torch::equal(weight, expected.at(name))) << name;
+            accelerator.save_state(directory / (from.name() + "_" + to.name()));
+          });
+      const auto again =
+          moments_in(directory / (from.name() + "_" + to.name()));
+      ASSERT_EQ(again.size(), moments.size());
+      for (std::size_t i = 0; i < moments.size(); ++i)
+        EXPECT_TRUE(torch::equal(again[i], moments[i])) << i;
     }
   }
 }
