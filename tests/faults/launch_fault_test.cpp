@@ -66,6 +66,19 @@ TEST(Fault, NamesARankThatExitsWhileGradientsAreReduced) {
           HasSubstr("rank 2")));
 }
 
+TEST(Fault, NamesARankThatExitsWhileLayersOrSequencesAreShared) {
+  for (const char* const traffic :
+       {"tensor", "allgather", "alltoall", "heads"}) {
+    for (const char* const phase : {"forward", "backward"}) {
+      SCOPED_TRACE(std::string(traffic) + " " + phase);
+      const ToolResult result = run_tool(
+          {"launch", "--num_processes", "3", AXES_FAULT_RANK, traffic, phase});
+      EXPECT_EQ(result.code, 3);
+      EXPECT_THAT(result.err, HasSubstr("rank 2"));
+    }
+  }
+}
+
 TEST(Fault, NamesARankThatRunsOutOfMemory) {
   const ToolResult result = launch(3, "memory");
   EXPECT_EQ(result.code, 3);
