@@ -140,12 +140,12 @@ void JournalTracker::move_to(
   auto next = std::make_unique<JournalWriter>(
       journal_path(directory), std::move(description), options_);
   if (step) next->rewind_to(*step);
-  const bool is_written = writer_->flush();
+  bool is_written = writer_->flush();
   take_along(JournalReader(journal_path(directory_)).read(), *next);
-  (void)next->flush();
+  is_written &= next->flush();
   writer_ = std::move(next);
   const fs::path previous = std::exchange(directory_, directory);
-  if (!is_written) return;  // what was not written is in the old file alone
+  if (!is_written) return;  // the old file may have what nothing else has
   std::error_code ignored;
   fs::remove(journal_path(previous), ignored);
   fs::remove(previous, ignored);  // fails if there is anything else

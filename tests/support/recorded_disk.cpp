@@ -147,6 +147,8 @@ void RecordedDisk::apply(
     std::memcpy(
         node.bytes.data() + operation.offset, operation.bytes.data(), size);
   }
+  if (operation.kind == DiskOperation::Kind::truncate)
+    node.bytes.resize(operation.offset);
   for (const auto& [name, target] : operation.names) {
     if (target < 0) {
       node.entries.erase(name);
@@ -253,6 +255,20 @@ void RecordedDisk::sync_directory(const fs::path& directory) {
   const std::lock_guard lock(mutex_);
   disk_->sync_directory(directory);
   record({DiskOperation::Kind::sync, find(directory), 0, {}, {}});
+}
+
+void RecordedDisk::note_write(
+    const fs::path& path,
+    std::uint64_t offset,
+    std::string_view bytes) {
+  const std::lock_guard lock(mutex_);
+  record(
+      {DiskOperation::Kind::write, find(path), offset, std::string(bytes), {}});
+}
+
+void RecordedDisk::note_truncate(const fs::path& path, std::uint64_t size) {
+  const std::lock_guard lock(mutex_);
+  record({DiskOperation::Kind::truncate, find(path), size, {}, {}});
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/file_system.h"
@@ -27,9 +28,10 @@ struct DiskNode {
 
 /// An operation on a disk, in terms of nodes.
 struct DiskOperation {
-  enum class Kind { write, sync, names } kind = Kind::names;
+  enum class Kind { write, truncate, sync, names } kind = Kind::names;
   /// The file or directory of a write or sync; the directory of a name.
   int node = 0;
+  /// Where the bytes go; the size of a file that is cut.
   std::uint64_t offset = 0;
   std::string bytes;
   /// Names that are set to another node, or to none (below 0), atomically.
@@ -61,6 +63,13 @@ class RecordedDisk : public detail::FileSystem {
   void remove_directory(const std::filesystem::path& path) override;
   void sync_file(const std::filesystem::path& path) override;
   void sync_directory(const std::filesystem::path& directory) override;
+  /// Records what the caller does to a file by itself. sync_file() records its
+  /// syncs.
+  void note_write(
+      const std::filesystem::path& path,
+      std::uint64_t offset,
+      std::string_view bytes);
+  void note_truncate(const std::filesystem::path& path, std::uint64_t size);
 
   [[nodiscard]] std::size_t num_operations() const {
     return operations_.size();

@@ -1,16 +1,10 @@
 #include "format/journal/journal_writer.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/file_system.h"
 #include "base/text.h"
 #include "format/journal/journal_reader.h"
 
@@ -26,72 +20,34 @@ double now() {
       .count();
 }
 
-class PosixJournalFile final : public JournalFile {
- public:
-  explicit PosixJournalFile(int file) : file_(file) {}
-  ~PosixJournalFile() override { ::close(file_); }
-
-  int write_at(std::uint64_t offset, std::string_view bytes) override {
-    while (!bytes.empty()) {
-      const ssize_t count = ::pwrite(
-          file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return errno;
-      if (count == 0) return ENOSPC;
-      offset += static_cast<std::uint64_t>(count);
-      bytes.remove_prefix(static_cast<std::size_t>(count));
-    }
-    return 0;
-  }
-  int sync() override { return ::fdatasync(file_) == 0 ? 0 : errno; }
-  int truncate(std::uint64_t size) override {
-    return ::ftruncate(file_, static_cast<off_t>(size)) == 0 ? 0 : errno;
-  }
-
- private:
-  int file_;
-};
-
-[[noreturn]] void throw_unusable(const fs::path& path, const char* what) {
-  throw Error(format(
-      "[format] the journal {} cannot be {}: {}",
-      path.string(),
-      what,
-      std::strerror(errno)));
-}
-
-// Locked for as long as it is open.
-int open_journal(const fs::path& path) {
-  std::error_code ignored;  // opening says what is wrong
-  fs::create_directories(directory_of(path), ignored);
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) throw_unusable(path, "opened");
-  if (::flock(file, LOCK_EX | LOCK_NB) == 0) return file;
-  ::close(file);
-  if (errno != EWOULDBLOCK) throw_unusable(path, "locked");
-  throw Error(format(
-      "[format] another process writes the journal {}; give this run a name "
-      "of its own",
-      path.string()));
-}
-
 }  // namespace
 
 JournalWriter::JournalWriter(
     const fs::path& path,
     std::string description,
     Options options)
-    : options_(std::move(options)) {
-  const int file = open_journal(path);
-  file_ = std::make_unique<PosixJournalFile>(file);
+    : JournalWriter(
+          open_journal_file(path, make_file_system()),
+          path,
+          std::move(description),
+          std::move(options)) {}
+
+JournalWriter::JournalWriter(
+    std::unique_ptr<JournalFile> file,
+    const fs::path& path,
+    std::string description,
+    Options options)
+    : options_(std::move(options)), file_(std::move(file)) {
   JournalReader reader(path);
   // Only where its frames end is wanted.
   reader.read([](JournalDecoder&, std::uint64_t) {});
   offset_ = reader.end_of_frames();
   sequence_ = reader.next_sequence();
   if (const int problem = file_->truncate(offset_)) {
-    errno = problem;
-    throw_unusable(path, "cut to its last frame");
+    throw Error(format(
+        "[format] the journal {} cannot be cut to its last frame: {}",
+        path.string(),
+        std::strerror(problem)));
   }
   pending_.add({now(), std::nullopt, JournalSession{std::move(description)}});
   start();

@@ -17,25 +17,10 @@
 #include <utility>
 
 #include "format/journal/journal_entry.h"
+#include "format/journal/journal_file.h"
 #include "format/journal/journal_frame.h"
 
 namespace accelerate::detail {
-
-/// The file below a JournalWriter, so that tests can make it fail. Functions
-/// return 0 or an error number. Used by one thread at a time.
-class JournalFile {
- public:
-  JournalFile() = default;
-  JournalFile(const JournalFile&) = delete;
-  JournalFile& operator=(const JournalFile&) = delete;
-  virtual ~JournalFile() = default;
-
-  /// Writes all bytes from `offset` on.
-  virtual int write_at(std::uint64_t offset, std::string_view bytes) = 0;
-  /// Makes what was written durable.
-  virtual int sync() = 0;
-  virtual int truncate(std::uint64_t size) = 0;
-};
 
 struct JournalWriterOptions {
   /// The longest time for which an entry is in memory only.
@@ -65,6 +50,12 @@ class JournalWriter {
       const std::filesystem::path& path,
       std::string description,
       Options options = {});
+  /// For tests: the same with a file that open_journal_file() opened.
+  JournalWriter(
+      std::unique_ptr<JournalFile> file,
+      const std::filesystem::path& path,
+      std::string description,
+      Options options);
   /// For tests: a file that is at `offset`.
   JournalWriter(
       std::unique_ptr<JournalFile> file,
