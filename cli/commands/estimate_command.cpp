@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include <accelerate/error.h>
 #include <accelerate/memory_plan.h>
+#include <accelerate/progress.h>
 
 #include "base/sizes.h"
 #include "base/text.h"
@@ -84,9 +86,25 @@ int print_fits(
   return plan.fits(limit).empty() ? 1 : 0;
 }
 
+// With a bar of the files, if the model is in several.
+detail::ModelTree read_model(const std::filesystem::path& path) {
+  std::optional<Progress> bar;
+  return detail::read_model_tree(
+      path, [&](std::size_t num_open, std::size_t num_files) {
+        if (num_open > 0) {
+          bar->update();
+        } else {
+          bar.emplace(ProgressOptions{
+              .description = "reading",
+              .total = static_cast<std::int64_t>(num_files),
+              .unit = "file",
+              .leave = false});
+        }
+      });
+}
+
 int estimate(EstimateFlags& flags) {
-  const std::filesystem::path path(flags.model);
-  const detail::ModelTree model = detail::read_model_tree(path);
+  const detail::ModelTree model = read_model(flags.model);
   const auto total = detail::total_bytes(model.root);
   const auto largest = detail::largest_layers(model.root, model.no_split);
   std::vector<detail::MemoryEstimate> rows;

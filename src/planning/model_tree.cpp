@@ -17,10 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-ModelTree tree_of_tensors(const fs::path& path) {
+ModelTree tree_of_tensors(const fs::path& path, const OnOpenedFile& on_file) {
   ModelTreeBuilder build(path.string());
   std::set<std::int64_t> seen;
-  for (const auto& [name, tensor] : open_weights(path)) {
+  for (const auto& [name, tensor] : open_weights(path, on_file)) {
     // Tied tensors count once.
     if (tensor.storage != 0 && !seen.insert(tensor.storage).second) continue;
     build.add_parameter(name, tensor.shape);
@@ -48,7 +48,7 @@ ModelTree model_of(ModuleNode root) {
   return model;
 }
 
-ModelTree read_model_tree(const fs::path& path) {
+ModelTree read_model_tree(const fs::path& path, const OnOpenedFile& on_file) {
   if (!fs::exists(path)) {
     throw ConfigError(format(
         "[estimate-memory] {} does not exist; give a directory, a safetensors "
@@ -65,7 +65,7 @@ ModelTree read_model_tree(const fs::path& path) {
         path.string()));
   }
   ModelTree model =
-      is_config ? read_model_config(config) : tree_of_tensors(path);
+      is_config ? read_model_config(config) : tree_of_tensors(path, on_file);
   model.transformer = find_transformer_shape(config);
   return model;
 }

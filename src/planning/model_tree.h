@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include <accelerate/planning.h>
@@ -25,8 +27,12 @@ ModelTree model_of(ModuleNode root);
 
 /// Reads weights in any format that open_weights reads, or the config.json of
 /// BERT, GPT-2, Llama, Mistral or Qwen2, or a directory with one of these.
-/// Throws ConfigError for others, naming the known ones, and for models beyond
-/// the limits of ModelTreeBuilder and model_config.h.
-ModelTree read_model_tree(const std::filesystem::path& path);
+/// `on_file`: as open_weights() takes it. Throws ConfigError for others, naming
+/// the known ones, and for models beyond the limits of ModelTreeBuilder and
+/// model_config.h.
+ModelTree read_model_tree(
+    const std::filesystem::path& path,
+    const std::function<void(std::size_t num_open, std::size_t num_files)>&
+        on_file = {});
 
 }  // namespace accelerate::detail

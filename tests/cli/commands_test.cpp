@@ -1,9 +1,16 @@
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
 #include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+
+#include <accelerate/safetensors.h>
 
 #include "base/files.h"
 #include "cli/tool.h"
@@ -259,20 +266,72 @@ TEST(EstimateMemory, FitsOnlyWhatItsFlagsAllow) {
   };
   EXPECT_THAT(
       fits({}),
-      AllOf(HasSubstr("replicated"), HasSubstr("ZeRO-1 over 8"),
-            HasSubstr("bf16")));
+      AllOf(
+          HasSubstr("replicated"),
+          HasSubstr("ZeRO-1 over 8"),
+          HasSubstr("bf16")));
   EXPECT_THAT(
       fits({"--shards", "4"}),
-      AllOf(HasSubstr("hybrid shard over 4"), Not(HasSubstr("over 8")),
-            Not(HasSubstr("replicated"))));
+      AllOf(
+          HasSubstr("hybrid shard over 4"),
+          Not(HasSubstr("over 8")),
+          Not(HasSubstr("replicated"))));
   EXPECT_THAT(
       fits({"--activation_checkpointing", "--mixed_precision", "bf16"}),
       AllOf(HasSubstr(" yes "), Not(HasSubstr(" no "))));
   EXPECT_THAT(
       fits({"--mixed_precision", "fp8"}),
       AllOf(HasSubstr("fp8"), Not(HasSubstr("bf16"))));
-  EXPECT_THAT(
-      fits({"--tensor", "2", "--pipeline", "2"}), HasSubstr("over 2"));
+  EXPECT_THAT(fits({"--tensor", "2", "--pipeline", "2"}), HasSubstr("over 2"));
+}
+
+// What the tool shows on a terminal: its standard output and error.
+std::string shown_on_terminal(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), ACCELERATE_TOOL);
+  std::vector<char*> words;
+  for (std::string& each : arguments) words.push_back(each.data());
+  words.push_back(nullptr);
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    ::execv(words[0], words.data());
+    ::_exit(127);
+  }
+  std::string shown;
+  std::array<char, 4096> bytes;
+  // The last read fails: nobody has the terminal any more.
+  for (ssize_t size = 0;
+       (size = ::read(terminal, bytes.data(), bytes.size())) > 0;)
+    shown.append(bytes.data(), static_cast<std::size_t>(size));
+  ::close(terminal);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << shown;
+  return shown;
+}
+
+TEST(EstimateMemory, ShowsHowManyFilesOfAModelItHasRead) {
+  const testing::TemporaryDirectory directory;
+  nlohmann::json index;
+  for (const char* name : {"a", "b", "c"}) {
+    const std::string file = std::string(name) + ".safetensors";
+    safetensors::Writer writer(
+        directory / file, {{name, safetensors::Dtype::U8, {4}}});
+    writer.write(std::vector<std::byte>(4));
+    writer.finish();
+    index["weight_map"][name] = file;
+  }
+  std::ofstream(directory / "model.safetensors.index.json") << index.dump();
+  const std::string shown =
+      shown_on_terminal({"estimate-memory", directory.path().string()});
+  const auto bar = shown.find("reading:");
+  ASSERT_NE(bar, std::string::npos) << shown;
+  EXPECT_LT(shown.find("0/3", bar), shown.find("float32")) << shown;
+  // Pipes do not get it.
+  const ToolResult piped =
+      run_tool({"estimate-memory", directory.path().string()});
+  EXPECT_EQ(piped.err, "");
+  EXPECT_THAT(piped.out, Not(HasSubstr("reading")));
 }
 
 TEST(EstimateMemory, NamesModelsThatItCannotRead) {

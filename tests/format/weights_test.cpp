@@ -131,6 +131,27 @@ TEST_F(Weights, AreSpreadOverFilesAndReplaceStaleOnes) {
   }
 }
 
+TEST_F(Weights, TellHowManyFilesOfAnIndexAreOpen) {
+  using Counts = std::vector<std::pair<std::size_t, std::size_t>>;
+  Counts counts;
+  const OnOpenedFile count = [&](std::size_t num_open, std::size_t num_files) {
+    counts.emplace_back(num_open, num_files);
+  };
+  write_model(*disk_, directory_ / "one", tensors_);
+  expect_same(open_weights(directory_ / "one", count));
+  EXPECT_EQ(counts, Counts());
+  std::vector<NamedTensor> tensors;
+  std::vector<std::shared_ptr<std::vector<std::byte>>> bytes;
+  for (const char* name : {"a", "b", "c"}) {
+    bytes.push_back(std::make_shared<std::vector<std::byte>>());
+    tensors.push_back({name, made(bytes.back(), Dtype::U8, {100}, 1), 0});
+  }
+  write_model(
+      *disk_, directory_ / "three", tensors, {ModelFormat::safetensors, 100});
+  EXPECT_EQ(open_weights(directory_ / "three", count).size(), 3u);
+  EXPECT_EQ(counts, (Counts{{0, 3}, {1, 3}, {2, 3}, {3, 3}}));
+}
+
 TEST_F(Weights, SharedTensorsAreWrittenOnce) {
   std::vector<NamedTensor> tied{
       {"embed", tensors_[3].tensor, 1}, {"head", tensors_[3].tensor, 1}};

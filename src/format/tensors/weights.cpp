@@ -168,7 +168,26 @@ StoredTensors open_file(const path& file) {
                               : stored_in_torch_file(file);
 }
 
-StoredTensors open_index(const path& file) {
+// The files that an index names, not opened yet.
+std::map<std::string, StoredTensors> files_of(
+    const path& index,
+    const nlohmann::json& map) {
+  const auto fail = [&](std::string_view what) {
+    throw CheckpointError(format("[checkpoint] {} {}", index.string(), what));
+  };
+  std::map<std::string, StoredTensors> files;
+  for (const auto& where : map) {
+    if (!where.is_string()) fail("is not an index of a model");
+    const auto shard = where.get<std::string>();
+    if (shard.find('/') != std::string::npos || shard == "..") {
+      fail(format("names a file outside its directory: {}", printable(shard)));
+    }
+    files.try_emplace(shard);
+  }
+  return files;
+}
+
+StoredTensors open_index(const path& file, const OnOpenedFile& on_file) {
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format("[checkpoint] {} {}", file.string(), what));
   };
@@ -180,19 +199,20 @@ StoredTensors open_index(const path& file) {
   if (!json.is_object()) fail("is not an index of a model");
   const auto& map = json.contains("weight_map") ? json["weight_map"] : json;
   if (!map.is_object()) fail("is not an index of a model");
-  std::map<std::string, StoredTensors> files;
+  std::map<std::string, StoredTensors> files = files_of(file, map);
+  std::size_t num_open = 0;
+  if (on_file) on_file(num_open, files.size());
+  for (auto& [shard, tensors] : files) {
+    tensors = open_file(file.parent_path() / shard);
+    if (on_file) on_file(++num_open, files.size());
+  }
   std::map<std::pair<std::string, std::int64_t>, std::int64_t> storages;
   StoredTensors all;
   for (const auto& [name, where] : map.items()) {
-    if (!where.is_string()) fail("is not an index of a model");
     const auto shard = where.get<std::string>();
-    if (shard.find('/') != std::string::npos || shard == "..") {
-      fail(format("names a file outside its directory: {}", printable(shard)));
-    }
-    const auto [found, is_new] = files.try_emplace(shard);
-    if (is_new) found->second = open_file(file.parent_path() / shard);
-    const auto tensor = found->second.find(name);
-    if (tensor == found->second.end()) {
+    const StoredTensors& found = files.at(shard);
+    const auto tensor = found.find(name);
+    if (tensor == found.end()) {
       fail(format(
           "says that {} is in {}, but it is not",
           printable(name),
@@ -211,7 +231,9 @@ StoredTensors open_index(const path& file) {
   return all;
 }
 
-StoredTensors open_directory(const path& directory) {
+StoredTensors open_directory(
+    const path& directory,
+    const OnOpenedFile& on_file) {
   if (std::filesystem::exists(directory / kManifestName)) {
     const Manifest manifest = read_manifest(directory);
     const auto model = manifest.sections.find("model");
@@ -235,7 +257,7 @@ StoredTensors open_directory(const path& directory) {
       indices.push_back(entry.path());
     }
   }
-  if (indices.size() == 1) return open_index(indices.front());
+  if (indices.size() == 1) return open_index(indices.front(), on_file);
   throw CheckpointError(format(
       "[checkpoint] {}{}",
       directory.string(),
@@ -278,13 +300,15 @@ StoredTensors stored_in_torch_file(const path& file) {
   return TorchEntries(file).read();
 }
 
-StoredTensors open_weights(const path& where) {
-  if (std::filesystem::is_directory(where)) return open_directory(where);
+StoredTensors open_weights(const path& where, const OnOpenedFile& on_file) {
+  if (std::filesystem::is_directory(where))
+    return open_directory(where, on_file);
   if (!std::filesystem::exists(where)) {
     throw CheckpointError(
         format("[checkpoint] {} does not exist", where.string()));
   }
-  return where.extension() == ".json" ? open_index(where) : open_file(where);
+  return where.extension() == ".json" ? open_index(where, on_file)
+                                      : open_file(where);
 }
 
 std::vector<std::string> write_model(

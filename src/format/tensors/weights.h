@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,12 +15,19 @@
 
 namespace accelerate::detail {
 
+/// Called before the first of `num_files` is opened, and after each.
+using OnOpenedFile =
+    std::function<void(std::size_t num_open, std::size_t num_files)>;
+
 /// The tensors of a model, in any of these forms: a safetensors file, a
 /// torch.save file of a state dict, a Hugging Face index of either, a directory
 /// that holds one of these, a checkpoint of this library (its first model), or
 /// a distributed checkpoint of torch. Nothing is executed, and no data is read
-/// yet. Throws CheckpointError if it is none of them, or several.
-StoredTensors open_weights(const std::filesystem::path& path);
+/// yet. `on_file` is told about the files of an index. Throws CheckpointError if
+/// it is none of them, or several.
+StoredTensors open_weights(
+    const std::filesystem::path& path,
+    const OnOpenedFile& on_file = {});
 
 /// The tensors in the dictionaries of a torch.save file, names joined by dots.
 StoredTensors stored_in_torch_file(const std::filesystem::path& file);
