@@ -242,16 +242,32 @@ bool RunTracking::is_active() const {
       (options_.journal || feed_ != nullptr);
 }
 
-void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
-  if (!is_active()) return;
+// Sets the time. Returns false if nobody gets what is pushed.
+bool RunTracking::begin_push(LogTime& time) {
+  if (!is_active()) return false;
   if (!journal_feed_ && options_.journal) open_journal();
   if (!pending_checkpoints_.empty()) note_done_checkpoints(false);
-  LogTime& time = item->time;
   time.seconds = unix_now();
   if (time.step)
     last_step_ = std::max(last_step_.value_or(*time.step), *time.step);
+  return true;
+}
+
+void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
+  if (!begin_push(item->time)) return;
   if (journal_feed_) journal_feed_->push(item);
   if (feed_) feed_->push(item);
+}
+
+void RunTracking::log(TrackedValues values, std::optional<std::int64_t> step) {
+  LogTime time{step, 0};
+  if (!are_real_numbers(values)) {
+    push({time, LoggedValues{std::move(values)}});
+    return;
+  }
+  if (!begin_push(time)) return;
+  if (journal_feed_) journal_feed_->push_numbers(values, time);
+  if (feed_) feed_->push_numbers(values, time);
 }
 
 void RunTracking::on_journal(

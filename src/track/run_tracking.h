@@ -94,6 +94,8 @@ class RunTracking {
   void push(FeedItem item) {
     push(std::make_shared<FeedItem>(std::move(item)));
   }
+  /// Logs values of a step without options.
+  void log(TrackedValues values, std::optional<std::int64_t> step);
   /// Adds an event to the journal, in its turn, if there is one.
   void add_event(JournalEvent event, std::optional<std::int64_t> step);
   /// Adds a table of where the time of steps goes, as add_event().
@@ -123,6 +125,7 @@ class RunTracking {
   };
 
   [[nodiscard]] std::filesystem::path journal_dir() const;
+  bool begin_push(LogTime& time);
   void name_run();
   void open_journal();
   [[nodiscard]] RunFiguresOptions figures_options() const;

@@ -8,18 +8,13 @@
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
 #include "trackers/media/pixels.h"
+#include "trackers/number_buffer.h"
 
 namespace accelerate::detail {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-bool are_real_numbers(const TrackedValues& values) {
-  for (const NamedValue& each : values)
-    if (!std::holds_alternative<double>(each.value.content())) return false;
-  return true;
-}
 
 void take_along(const std::vector<JournalEntry>& entries, JournalWriter& to) {
   std::vector<std::pair<std::string_view, double>> scalars;

@@ -71,6 +71,22 @@ void TrackerFeed::push(std::shared_ptr<const FeedItem> item) {
   if (!has_ended_ && has_room(lock, size)) enqueue(std::move(item), size);
 }
 
+void TrackerFeed::push_numbers(
+    const TrackedValues& numbers,
+    const LogTime& time) {
+  const std::size_t size = NumberBuffer::size_of(numbers);
+  std::unique_lock lock(mutex_);
+  if (has_ended_ || !has_room(lock, size)) return;
+  num_waiting_bytes_ += size;
+  waiting_numbers_.add(numbers, time);
+  const Numbers entry{waiting_numbers_.num_bytes()};
+  if (!waiting_.empty() && std::holds_alternative<Numbers>(waiting_.back())) {
+    waiting_.back() = entry;
+  } else {
+    waiting_.emplace_back(entry);
+  }
+}
+
 void TrackerFeed::push_if_room(std::shared_ptr<const FeedItem> item) {
   const std::size_t size = size_of(*item);
   const std::lock_guard lock(mutex_);
@@ -134,6 +150,7 @@ void TrackerFeed::work() {
   while (true) {
     await_items(lock);
     batch.swap(waiting_);
+    taken_numbers_.swap(waiting_numbers_);
     num_waiting_bytes_ = 0;
     if (batch.empty()) {
       has_ended_ = true;
@@ -143,6 +160,8 @@ void TrackerFeed::work() {
     room_.notify_all();
     for (Entry& entry : batch) take(entry);
     batch.clear();
+    taken_numbers_.clear();
+    num_given_bytes_ = 0;
     lock.lock();
     if (!waiting_.empty()) continue;
     lock.unlock();
@@ -158,8 +177,25 @@ void TrackerFeed::work() {
 void TrackerFeed::take(Entry& entry) {
   if (const auto* item = std::get_if<std::shared_ptr<const FeedItem>>(&entry)) {
     give_to_all(**item);
+  } else if (const auto* numbers = std::get_if<Numbers>(&entry)) {
+    give_numbers(numbers->end);
   } else {
     std::get<Call>(entry).function();
+  }
+}
+
+void TrackerFeed::give_numbers(std::size_t end) {
+  static const TrackedValues kNoOptions;
+  while (num_given_bytes_ < end) {
+    LogTime time;
+    num_given_bytes_ = taken_numbers_.read(num_given_bytes_, numbers_, time);
+    for (std::size_t i = 0; i < trackers_.size(); ++i) {
+      try {
+        trackers_[i]->log(numbers_, time, kNoOptions);
+      } catch (...) {
+        note_failure(i, "values");
+      }
+    }
   }
 }
 

@@ -18,6 +18,7 @@
 #include <accelerate/tracker.h>
 
 #include "trackers/feed_item.h"
+#include "trackers/number_buffer.h"
 
 namespace accelerate::detail {
 
@@ -58,7 +59,10 @@ class TrackerFeed {
   /// returns when they are done. Throws the first one's exception.
   void start(const TrackedValues& config);
   void push(std::shared_ptr<const FeedItem> item);
-  /// The same if there is room for it; else it is lost without a word.
+  /// The same for real numbers, which are copied to where they wait: the caller
+  /// shares no memory with the thread, which is what costs most.
+  void push_numbers(const TrackedValues& numbers, const LogTime& time);
+  /// As push() if there is room for it; else it is lost without a word.
   void push_if_room(std::shared_ptr<const FeedItem> item);
   /// Runs a function on the feed's thread after what was pushed before, and
   /// waits for it. Throws what it throws. Not to be called by trackers.
@@ -77,7 +81,11 @@ class TrackerFeed {
   struct Call {
     std::function<void()> function;
   };
-  using Entry = std::variant<std::shared_ptr<const FeedItem>, Call>;
+  // Those in the buffer up to there.
+  struct Numbers {
+    std::size_t end = 0;
+  };
+  using Entry = std::variant<std::shared_ptr<const FeedItem>, Call, Numbers>;
 
   bool has_room(std::unique_lock<std::mutex>& lock, std::size_t size);
   [[nodiscard]] bool fits(std::size_t size) const;
@@ -89,6 +97,7 @@ class TrackerFeed {
       const std::function<void(GeneralTracker&)>& function,
       std::string_view what);
   void give_to_all(const FeedItem& item);
+  void give_numbers(std::size_t end);
   void note_failure(std::size_t index, std::string_view what);
   void report_totals();
   void warn(const std::string& text) const;
@@ -96,6 +105,9 @@ class TrackerFeed {
   Trackers trackers_;
   Options options_;
   // These belong to the thread.
+  NumberBuffer taken_numbers_;
+  std::size_t num_given_bytes_ = 0;  // of taken_numbers_
+  TrackedValues numbers_;
   std::vector<std::uint64_t> num_failures_;  // by tracker
   std::set<std::pair<std::size_t, std::string_view>> without_;
 
@@ -103,6 +115,7 @@ class TrackerFeed {
   std::condition_variable work_;
   std::condition_variable room_;
   std::vector<Entry> waiting_;
+  NumberBuffer waiting_numbers_;
   std::size_t num_waiting_bytes_ = 0;
   std::uint64_t num_dropped_ = 0;
   bool is_urgent_ = false;  // somebody waits

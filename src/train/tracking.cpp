@@ -104,6 +104,10 @@ void AcceleratorTracking::log(
     LogValues values,
     std::optional<std::int64_t> step,
     const TrackerKwargs& log_kwargs) const {
+  if (log_kwargs.empty()) {
+    session_->tracking->log(std::move(values).take(), step);
+    return;
+  }
   push(
       *session_,
       detail::LoggedValues{std::move(values).take()},

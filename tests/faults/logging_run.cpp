@@ -37,7 +37,7 @@ int main(int, char** argv) {
       values.push_back(
           {"value" + std::to_string(i),
            faults::logged_value(attempt, step, i)});
-    tracking.push({{step, 0}, detail::LoggedValues{std::move(values)}});
+    tracking.log(std::move(values), step);
     const std::int64_t report[] = {step, nanoseconds()};
     if (write(STDOUT_FILENO, report, sizeof report) < 0) return 2;
     next += std::chrono::milliseconds(1);

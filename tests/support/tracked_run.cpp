@@ -55,8 +55,7 @@ void log_calls(
   for (const auto& call : input.at("calls")) {
     const LogTime time = recorded_time(call);
     if (call.at("call") == "log") {
-      tracking.push(
-          {time, detail::LoggedValues{tracked_values(call.at("values"))}});
+      tracking.log(tracked_values(call.at("values")), time.step);
     } else {
       tracking.push(
           {time,

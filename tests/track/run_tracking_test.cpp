@@ -67,7 +67,7 @@ class Tracking : public ::testing::Test {
     return result;
   }
   static void log(RunTracking& tracking, std::int64_t step, double value) {
-    tracking.push({{step, 0}, detail::LoggedValues{{{"a", value}}}});
+    tracking.log({{"a", value}}, step);
   }
   detail::RunHistory history(const std::string& run) {
     detail::RunHistory result;
@@ -113,6 +113,43 @@ TEST_F(Tracking, OpensTheJournalWhenSomethingIsLogged) {
   EXPECT_EQ(tracking.run_dir(), directory_ / "r");
   tracking.finish();
   EXPECT_THAT(points("r"), ElementsAre("1:0.5"));
+}
+
+// Real numbers wait elsewhere than what is logged with others.
+TEST_F(Tracking, KeepsTheOrderOfNumbersAndOthers) {
+  RunTracking tracking(named("r"));
+  const TrackedValues all[] = {
+      {{"a", 0.5}, {"", -0.0}},
+      {{"a", 1.5}, {"epoch", 1}},
+      {{"a", 2.5}},
+      {{"note", "text"}},
+      {{"a", 3.5}}};
+  for (int i = 0; i < 5; ++i) tracking.log(all[i], i);
+  tracking.log({{"a", 4.5}}, std::nullopt);
+  tracking.finish();
+  std::vector<std::string> found;
+  for (const auto& entry :
+       detail::JournalReader(detail::journal_path(directory_ / "r")).read()) {
+    const std::string step = entry.step ? std::to_string(*entry.step) : "none";
+    if (const auto* real =
+            std::get_if<detail::JournalScalars>(&entry.content)) {
+      for (const auto& [name, value] : real->scalars)
+        found.push_back(step + " " + name + " " + TrackedValue(value).str());
+    } else if (
+        const auto* event = std::get_if<detail::JournalEvent>(&entry.content)) {
+      if (event->kind == "values") found.push_back(step + " " + event->body);
+    }
+  }
+  EXPECT_THAT(
+      found,
+      ElementsAre(
+          "0 a 0.5",
+          "0  -0.0",
+          R"(1 {"a":1.5,"epoch":1})",
+          "2 a 2.5",
+          R"(3 {"note":"text"})",
+          "4 a 3.5",
+          "none a 4.5"));
 }
 
 TEST_F(Tracking, OpensTheJournalAtOnceIfItIsToldTo) {

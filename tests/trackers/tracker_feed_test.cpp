@@ -9,6 +9,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include <accelerate/error.h>
 
@@ -19,6 +20,7 @@ namespace {
 namespace tracker_feed_test {
 
 using detail::FeedItem;
+using detail::NumberBuffer;
 using detail::TrackerFeed;
 using detail::WhenFull;
 using ::testing::Each;
@@ -125,6 +127,68 @@ TEST_F(Feed, CallsTrackersInOrderOnOneThread) {
   EXPECT_NE(tracker->threads.front(), std::this_thread::get_id());
 }
 
+TEST_F(Feed, GivesNumbersInTheirTurn) {
+  const auto tracker = std::make_shared<Recorder>();
+  {
+    TrackerFeed feed({tracker}, options());
+    feed.push_numbers({{"a", 0.5}, {"b", 1.5}}, {1, 0});
+    feed.push_numbers({}, {std::nullopt, 0});
+    feed.push(values({{"a", 2}}, 2));
+    feed.push_numbers({{"a", 3.5}}, {3, 0});
+    feed.run([&] { tracker->note("run"); });
+    feed.push_numbers({{"a", 4.5}}, {4, 0});
+  }
+  EXPECT_THAT(
+      tracker->calls,
+      ElementsAre(
+          "log {'a': 0.5, 'b': 1.5} at 1",
+          "log {} at none",
+          "log {'a': 2} at 2",
+          "log {'a': 3.5} at 3",
+          "run",
+          "log {'a': 4.5} at 4",
+          "finish"));
+}
+
+TEST(NumberBuffer, GivesBackWhatItWasGiven) {
+  EXPECT_TRUE(rc::check([] {
+    using Logged = std::pair<TrackedValues, std::optional<std::int64_t>>;
+    NumberBuffer buffer, taken;
+    for (int round = 0; round < 2; ++round) {
+      std::vector<Logged> all;
+      const auto num_calls = *rc::gen::inRange(0, 20);
+      for (int i = 0; i < num_calls; ++i) {
+        Logged& logged = all.emplace_back();
+        for (const auto& [name, value] :
+             *rc::gen::arbitrary<std::vector<std::pair<std::string, double>>>())
+          logged.first.push_back({name, value});
+        if (*rc::gen::arbitrary<bool>())
+          logged.second = *rc::gen::arbitrary<std::int64_t>();
+        RC_ASSERT(detail::are_real_numbers(logged.first));
+        const std::size_t before = buffer.num_bytes();
+        buffer.add(logged.first, {logged.second, 0.25 * i});
+        RC_ASSERT(
+            buffer.num_bytes() - before == NumberBuffer::size_of(logged.first));
+      }
+      taken.swap(buffer);
+      std::size_t offset = 0;
+      TrackedValues values{{"left", "over"}};
+      for (int i = 0; i < num_calls; ++i) {
+        LogTime time{-1, -1};
+        offset = taken.read(offset, values, time);
+        const Logged& logged = all[static_cast<std::size_t>(i)];
+        RC_ASSERT(values == logged.first);
+        RC_ASSERT(time.step == logged.second);
+        RC_ASSERT(time.seconds == 0.25 * i);
+      }
+      RC_ASSERT(offset == taken.num_bytes());
+      taken.clear();
+      RC_ASSERT(taken.num_bytes() == 0u);
+    }
+  }));
+  EXPECT_FALSE(detail::are_real_numbers({{"a", 0.5}, {"b", 1}}));
+}
+
 TEST_F(Feed, GivesEachTrackerItsOwnOptions) {
   const auto tracker = std::make_shared<Recorder>();
   {
@@ -142,7 +206,8 @@ TEST_F(Feed, WarnsOnceOfATrackerThatFailsAndGoesOn) {
   const auto working = std::make_shared<Recorder>();
   {
     TrackerFeed feed({failing, working}, options());
-    for (int step = 0; step < 5; ++step) feed.push(values({{"a", 1}}, step));
+    for (int step = 0; step < 4; ++step) feed.push(values({{"a", 1}}, step));
+    feed.push_numbers({{"a", 1.0}}, {4, 0});
   }
   EXPECT_THAT(working->calls, SizeIs(6));
   EXPECT_THAT(failing->calls, ElementsAre("finish"));
@@ -212,6 +277,39 @@ TEST_F(Feed, WaitsForRoomWhereItMustNotDrop) {
   EXPECT_THAT(warnings(), IsEmpty());
 }
 
+TEST_F(Feed, HasAsMuchRoomForNumbers) {
+  const auto tracker = std::make_shared<Blocked>();
+  std::uint64_t num_dropped = 0;
+  {
+    auto own = options();
+    own.most_waiting_bytes = 4 * NumberBuffer::size_of({{"a", 1.0}});
+    TrackerFeed feed({tracker}, own);
+    feed.push_numbers({{"a", 1.0}}, {0, 0});
+    tracker->begun.get_future().wait();
+    for (int step = 1; step <= 10; ++step)
+      feed.push_numbers({{"a", 1.0}}, {step, 0});
+    num_dropped = feed.num_dropped();
+    tracker->let_go.set_value();
+  }
+  EXPECT_EQ(num_dropped, 6U);
+  EXPECT_THAT(tracker->calls, SizeIs(1 + 4 + 1));
+}
+
+TEST_F(Feed, WaitsForRoomForNumbersWhereItMustNotDrop) {
+  const auto tracker = std::make_shared<Recorder>();
+  constexpr int kNumCalls = 1000;
+  {
+    auto own = options();
+    own.most_waiting_bytes = 1;
+    own.when_full = WhenFull::wait;
+    TrackerFeed feed({tracker}, own);
+    for (int step = 0; step < kNumCalls; ++step)
+      feed.push_numbers({{"a", 1.0}}, {step, 0});
+  }
+  EXPECT_THAT(tracker->calls, SizeIs(kNumCalls + 1));
+  EXPECT_THAT(warnings(), IsEmpty());
+}
+
 TEST_F(Feed, RunsFunctionsAfterWhatWasPushed) {
   const auto tracker = std::make_shared<Recorder>();
   TrackerFeed feed({tracker}, options());
@@ -228,6 +326,7 @@ TEST_F(Feed, IgnoresWhatComesAfterItsEnd) {
   TrackerFeed feed({tracker}, options());
   feed.finish();
   feed.push(values({{"a", 1}}, 1));
+  feed.push_numbers({{"a", 1.0}}, {1, 0});
   feed.flush();
   EXPECT_THAT(tracker->calls, ElementsAre("finish"));
 }
