@@ -39,11 +39,10 @@ BlockImpl::BlockImpl(const GptOptions& options)
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
-  const std::int64_t batch = x_BTW.size(0), time = x_BTW.size(1),
-                     width = x_BTW.size(2);
+  // A rank that shares the layer has some of the heads.
+  const std::int64_t head_size = x_BTW.size(2) / num_heads;
   const auto heads = [&](const at::Tensor& part) {
-    return part.view({batch, time, num_heads, width / num_heads})
-        .transpose(1, 2);
+    return part.unflatten(-1, {-1, head_size}).transpose(1, 2);
   };
   const auto parts = qkv(norm1(x_BTW)).chunk(3, -1);
   const at::Tensor mixed = at::scaled_dot_product_attention(
@@ -53,8 +52,7 @@ at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
       /*attn_mask=*/{},
       /*dropout_p=*/0,
       /*is_causal=*/true);
-  const at::Tensor x =
-      x_BTW + out(mixed.transpose(1, 2).reshape({batch, time, width}));
+  const at::Tensor x = x_BTW + out(mixed.transpose(1, 2).flatten(-2));
   return x + (mlp ? mlp->forward(norm2(x)) : experts(norm2(x)));
 }
 
@@ -113,11 +111,14 @@ accelerate::PipelineLayers GptImpl::layers() const {
 accelerate::ParallelizePlan GptImpl::parallelize_plan(
     const GptOptions& options) {
   using accelerate::ColwiseParallel, accelerate::RowwiseParallel,
-      accelerate::Replicate, accelerate::Shard;
+      accelerate::Shard;
+  const std::int64_t width = options.width, num_heads = options.num_heads;
   accelerate::ParallelizePlan plan{
       {"tokens", RowwiseParallel{.logits_layouts = Shard{-1}}},
-      {"blocks.*.qkv", ColwiseParallel{.output_layouts = Replicate{}}},
-      {"blocks.*.out", RowwiseParallel{.input_layouts = Replicate{}}}};
+      {"blocks.*.qkv",
+       ColwiseParallel{
+           .num_heads = num_heads, .projections = {width, width, width}}},
+      {"blocks.*.out", RowwiseParallel{.num_heads = num_heads}}};
   // An ExpertLayer is split without a plan.
   if (options.num_experts > 0) return plan;
   plan.emplace_back("blocks.*.mlp.0", ColwiseParallel{});
