@@ -192,6 +192,47 @@ TEST(HangDetector, SaysThatNobodyHereIsMissing) {
                 "machine"));
 }
 
+TEST(HangDetector, GivesACallItsTimeOnceAllHaveArrived) {
+  Ranks ranks(2);
+  ranks.begins(0);
+  EXPECT_FALSE(ranks.look_after(seconds(0)));
+  EXPECT_FALSE(ranks.look_after(seconds(9)));
+  ranks.begins(1);
+  EXPECT_FALSE(ranks.look_after(seconds(1)));
+  EXPECT_FALSE(ranks.look_after(seconds(9)));
+  const auto report = ranks.look_after(seconds(1));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->kind, Kind::elsewhere);
+}
+
+TEST(HangDetector, GivesRanksTimeThatSeemToWaitForEachOther) {
+  Ranks ranks(2);
+  ranks.awaits(0, "making a group", {0, 1});
+  EXPECT_FALSE(ranks.look_after(seconds(0)));
+  EXPECT_FALSE(ranks.look_after(seconds(9)));
+  ranks.awaits(1, "making a group", {0, 1});
+  EXPECT_FALSE(ranks.look_after(seconds(1)));
+  EXPECT_FALSE(ranks.look_after(seconds(9)));
+  const auto report = ranks.look_after(seconds(1));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->kind, Kind::cycle);
+}
+
+TEST(HangDetector, LeavesOutRanksThatWaitForOthersAMoment) {
+  Ranks ranks(5);
+  ranks.awaits(0, "a message", {1});
+  // The one that holds up rank 0 waits for another itself.
+  ranks.awaits(1, "shards of layer 3", {2});
+  EXPECT_FALSE(ranks.look_after(seconds(0)));
+  EXPECT_FALSE(ranks.look_after(seconds(9)));
+  ranks.awaits(3, "another message", {4});
+  const auto report = ranks.look_after(seconds(1));
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->kind, Kind::late);
+  EXPECT_THAT(blocking(*report), ElementsAre(2));
+  EXPECT_THAT(waiting(*report), ElementsAre(0, 1));
+}
+
 TEST(HangDetector, ReportsDifferentCallsAtOnce) {
   Ranks ranks(3);
   ranks.begins(0, "all_reduce");

@@ -204,6 +204,59 @@ BlockingRank HangDetector::describe_blocking(
   return blocking;
 }
 
+std::set<int> HangDetector::awaited_by(
+    const Wait& wait,
+    std::span<const ObservedRank> ranks) {
+  if (wait.peers != nullptr)
+    return {wait.peers->peers.begin(), wait.peers->peers.end()};
+  std::set<int> missing;
+  for (const ObservedRank& other : ranks) {
+    const GroupCall* const theirs = find_call(other.activity, wait.call->group);
+    // Stopped in the call itself, a rank has not arrived either.
+    if (theirs != nullptr &&
+        (theirs->number < wait.call->number ||
+         (is_stopped(other) && !theirs->has_ended)))
+      missing.insert(other.activity.rank);
+  }
+  return missing;
+}
+
+std::vector<HangDetector::Wait> HangDetector::find_involved(
+    std::span<const ObservedRank> ranks,
+    std::span<const Wait> waits) const {
+  const auto is_same_call = [](const Wait& a, const Wait& b) {
+    if (a.call != nullptr && b.call != nullptr)
+      return a.call->group == b.call->group;
+    return a.peers != nullptr && b.peers != nullptr &&
+        a.peers->what == b.peers->what;
+  };
+  std::vector<bool> is_involved(waits.size());
+  std::vector<std::size_t> to_follow;
+  const auto involve = [&](std::size_t i) {
+    if (is_involved[i]) return;
+    is_involved[i] = true;
+    to_follow.push_back(i);
+  };
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    if (waits[i].time >= threshold_) involve(i);
+  }
+  while (!to_follow.empty()) {
+    const Wait& wait = waits[to_follow.back()];
+    to_follow.pop_back();
+    const std::set<int> missing = awaited_by(wait, ranks);
+    for (std::size_t i = 0; i < waits.size(); ++i) {
+      if (missing.contains(waits[i].rank->activity.rank) ||
+          is_same_call(wait, waits[i]))
+        involve(i);
+    }
+  }
+  std::vector<Wait> involved;
+  for (std::size_t i = 0; i < waits.size(); ++i) {
+    if (is_involved[i]) involved.push_back(waits[i]);
+  }
+  return involved;
+}
+
 HangReport HangDetector::explain(
     std::span<const ObservedRank> ranks,
     std::span<const Wait> waits,
@@ -218,19 +271,7 @@ HangReport HangDetector::explain(
         {activity.rank,
          wait.call != nullptr ? describe(*wait.call) : wait.peers->what,
          wait.time});
-    if (wait.peers != nullptr) {
-      missing.insert(wait.peers->peers.begin(), wait.peers->peers.end());
-      continue;
-    }
-    for (const ObservedRank& other : ranks) {
-      const GroupCall* const theirs =
-          find_call(other.activity, wait.call->group);
-      // Stopped in the call itself, a rank has not arrived either.
-      if (theirs != nullptr &&
-          (theirs->number < wait.call->number ||
-           (is_stopped(other) && !theirs->has_ended)))
-        missing.insert(other.activity.rank);
-    }
+    missing.merge(awaited_by(wait, ranks));
   }
   for (const ObservedRank& rank : ranks) {
     const int number = rank.activity.rank;
@@ -272,21 +313,22 @@ bool HangDetector::is_new(const HangReport& report) {
 std::optional<HangReport> HangDetector::look(
     std::span<const ObservedRank> ranks,
     Clock::time_point now) {
-  std::vector<Wait> waits = note_waits(ranks, now);
+  const std::vector<Wait> waits = note_waits(ranks, now);
   if (auto report = find_disagreement(ranks)) {
     if (is_new(*report)) return report;
     return std::nullopt;
   }
-  const bool is_hanging =
-      std::any_of(waits.begin(), waits.end(), [&](const Wait& wait) {
-        return wait.time >= threshold_;
-      });
-  if (!is_hanging) {
+  const std::vector<Wait> involved = find_involved(ranks, waits);
+  if (involved.empty()) {
     reported_.clear();
     return std::nullopt;
   }
-  HangReport report = explain(ranks, waits, now);
-  if (!is_new(report)) return std::nullopt;
+  HangReport report = explain(ranks, involved, now);
+  const bool goes_on = report.kind != HangReport::Kind::late &&
+      std::any_of(involved.begin(), involved.end(), [&](const Wait& wait) {
+                         return wait.time < threshold_;
+                       });
+  if (goes_on || !is_new(report)) return std::nullopt;
   return report;
 }
 

@@ -75,7 +75,9 @@ class HangDetector {
 
   /// A report the first time that somebody has waited for longer than the
   /// threshold, and again only if other ranks block or the same ones block in
-  /// another place. A disagreement is reported at once.
+  /// another place. Where all have arrived, or wait for each other, everybody has
+  /// to have waited so long: calls take their time, and ranks that make a group
+  /// seem to wait in a circle. A disagreement is reported at once.
   std::optional<HangReport> look(
       std::span<const ObservedRank> ranks,
       Clock::time_point now);
@@ -107,6 +109,16 @@ class HangDetector {
       Clock::time_point now);
   [[nodiscard]] std::optional<HangReport> find_disagreement(
       std::span<const ObservedRank> ranks) const;
+  // The ranks that have to arrive before a wait can end, as far as the board
+  // tells.
+  static std::set<int> awaited_by(
+      const Wait& wait,
+      std::span<const ObservedRank> ranks);
+  // The waits that are too long, those in the same call, and those of
+  // the ranks that they wait for.
+  [[nodiscard]] std::vector<Wait> find_involved(
+      std::span<const ObservedRank> ranks,
+      std::span<const Wait> waits) const;
   [[nodiscard]] HangReport explain(
       std::span<const ObservedRank> ranks,
       std::span<const Wait> waits,
