@@ -309,6 +309,7 @@ struct Disk {
   std::string bytes;
   std::size_t room = 0;
   int sync_problem = 0;
+  std::size_t largest_write = 0;
 };
 
 class DiskFile final : public JournalFile {
@@ -316,6 +317,7 @@ class DiskFile final : public JournalFile {
   explicit DiskFile(Disk& disk) : disk_(disk) {}
 
   int write_at(std::uint64_t offset, std::string_view bytes) override {
+    disk_.largest_write = std::max(disk_.largest_write, bytes.size());
     disk_.bytes.resize(static_cast<std::size_t>(offset));
     disk_.bytes += bytes.substr(0, disk_.room - std::min(disk_.room, offset));
     return disk_.bytes.size() < offset + bytes.size() ? ENOSPC : 0;
@@ -406,6 +408,22 @@ TEST_F(FullDisk, CountsWhatDoesNotFitIntoMemory) {
               std::to_string(lost) +
                   " entries were lost while the journal could not be "
                   "written")))));
+}
+
+// Else a disk that is slower than a loop would let memory grow without bound.
+TEST_F(FullDisk, IsWaitedForWhenItIsSlowerThanWhatIsLogged) {
+  disk_.room = 1 << 20;
+  auto journal = writer(1000);
+  std::vector<double> expected;
+  for (int i = 0; i < 1000; ++i) {
+    log(*journal, i, i);
+    expected.push_back(i);
+  }
+  EXPECT_EQ(journal->num_lost_entries(), 0u);
+  journal.reset();
+  EXPECT_EQ(losses_on_disk(), expected);
+  EXPECT_GT(disk_.largest_write, 500u);
+  EXPECT_LE(disk_.largest_write, 1000u + kJournalHeaderBytes);
 }
 
 TEST_F(FullDisk, WritesAgainWhatCouldNotBeSynced) {

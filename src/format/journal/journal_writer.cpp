@@ -78,10 +78,18 @@ JournalWriter::~JournalWriter() {
   thread_.join();
 }
 
+bool JournalWriter::is_full(std::size_t num_bytes) const {
+  return pending_.num_bytes() + num_waiting_bytes_ + num_bytes >
+      options_.most_waiting_bytes;
+}
+
 // Also wakes the thread when there is enough to write.
-bool JournalWriter::has_room(std::size_t num_bytes) {
-  const std::size_t waiting = pending_.num_bytes() + num_waiting_bytes_;
-  if (waiting + num_bytes > options_.most_waiting_bytes && is_failing_) {
+bool JournalWriter::has_room(
+    std::unique_lock<std::mutex>& lock,
+    std::size_t num_bytes) {
+  if (is_full(num_bytes) && !is_failing_ && pending_.num_bytes() > 0)
+    await_write(lock);
+  if (is_full(num_bytes) && is_failing_) {
     ++num_lost_;
     return false;
   }
@@ -98,8 +106,8 @@ void JournalWriter::log(
     std::optional<std::int64_t> step,
     std::optional<double> time) {
   if (!time) time = now();
-  const std::lock_guard lock(mutex_);
-  if (!has_room(32 * scalars.size())) return;
+  std::unique_lock lock(mutex_);
+  if (!has_room(lock, 32 * scalars.size())) return;
   pending_.begin_scalars(*time, step, scalars.size());
   for (const auto& [name, value] : scalars) pending_.add_scalar(name, value);
 }
@@ -120,14 +128,14 @@ void JournalWriter::add(
   std::unique_lock lock(mutex_);
   // Frames stay within their limit.
   if (pending_.num_bytes() + size > kMostJournalFrameBytes) await_write(lock);
-  if (!has_room(size)) return;
+  if (!has_room(lock, size)) return;
   pending_.add({*time, step, std::move(event)});
 }
 
 void JournalWriter::rewind_to(std::int64_t step) {
   const double time = now();
-  const std::lock_guard lock(mutex_);
-  if (has_room(32)) pending_.add({time, step, JournalRewind{}});
+  std::unique_lock lock(mutex_);
+  if (has_room(lock, 32)) pending_.add({time, step, JournalRewind{}});
 }
 
 std::uint64_t JournalWriter::num_lost_entries() const {

@@ -28,7 +28,8 @@ struct JournalWriterOptions {
   /// Entries are written earlier when they take this many bytes.
   std::size_t early_bytes = std::size_t{1} << 20U;
   /// While the file cannot be written, as many bytes of entries are kept; what
-  /// is logged then is lost, and counted.
+  /// is logged then is lost, and counted. A file that is slower than what is
+  /// logged makes callers wait instead.
   std::size_t most_waiting_bytes = std::size_t{64} << 20U;
   /// Gets a line when the file cannot be written, and when it can be again.
   std::function<void(const std::string& line)> report = {};
@@ -89,7 +90,8 @@ class JournalWriter {
 
  private:
   void start();
-  bool has_room(std::size_t num_bytes);
+  bool has_room(std::unique_lock<std::mutex>& lock, std::size_t num_bytes);
+  [[nodiscard]] bool is_full(std::size_t num_bytes) const;
   void run();
   void await_write(std::unique_lock<std::mutex>& lock);
   void write_pending(std::unique_lock<std::mutex>& lock);
