@@ -184,5 +184,22 @@ TEST(Device, IsTheAcceleratorIfCodeSaysSoWhateverTheLauncherWasTold) {
   EXPECT_EQ(Accelerator({.cpu = true, .world = one}).device(), at::kCPU);
 }
 
+TEST(Device, IsThatOfTheSeatInAnElasticGroup) {
+  // The first of two ranks has left, and the other is numbered anew.
+  const auto scope = patch_environment(
+      {{"RANK", "0"},
+       {"WORLD_SIZE", "1"},
+       {"LOCAL_RANK", "0"},
+       {"LOCAL_WORLD_SIZE", "1"},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", "29500"},
+       {"ACCELERATE_CPP_GENERATION", "2"},
+       {"ACCELERATE_CPP_BOARD_PAGE", "1"}});
+  EXPECT_EQ(World().device(), at::Device(pretend_device().type(), 1));
+  EXPECT_EQ(
+      World({.local_rank = 0}).device(),
+      at::Device(pretend_device().type(), 0));
+}
+
 }  // namespace shard_device_test
 }  // namespace accelerate

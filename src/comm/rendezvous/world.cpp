@@ -82,10 +82,18 @@ std::optional<at::Device> device_of_launcher(const Settings& settings) {
   }
 }
 
+// The place of this process among those of its machine that choose devices. In
+// an elastic group the others are numbered anew when some leave or are replaced;
+// a process keeps its seat, and so its device.
+int device_place(const WorldOptions& options, const RankVariables& identity) {
+  return identity.generation > 0 && !options.local_rank ? identity.board_page
+                                                        : identity.local_rank;
+}
+
 at::Device choose_device(
     const WorldOptions& options,
     const Settings& settings,
-    int local_rank) {
+    int place) {
   if (options.device) return *options.device;
   if (options.cpu.value_or(false)) return at::kCPU;
   if (const auto named = device_of_launcher(settings)) {
@@ -97,7 +105,7 @@ at::Device choose_device(
   if (keeps_to_cpu || !accelerator) return at::kCPU;
   const auto count = at::accelerator::deviceCount();
   if (count == 0) return at::kCPU;
-  return {*accelerator, static_cast<at::DeviceIndex>(local_rank % count)};
+  return {*accelerator, static_cast<at::DeviceIndex>(place % count)};
 }
 
 std::chrono::milliseconds choose_timeout(
@@ -304,7 +312,8 @@ World::World(const WorldOptions& options)
                                : detail::logger_of(settings, environment);
   core.logger.set_rank(identity.size > 1 ? identity.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
-  impl_->device = detail::choose_device(options, settings, identity.local_rank);
+  impl_->device = detail::choose_device(
+      options, settings, detail::device_place(options, identity));
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
   detail::HangWatchOptions watch =
