@@ -151,9 +151,16 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
  protected:
   using AcceleratorLoaders::AcceleratorLoaders;
 
+  /// Whether this process has been told to end; what check_preemption() asks all
+  /// ranks. Communicates nothing.
+  [[nodiscard]] bool is_told_to_end() const;
   [[nodiscard]] std::int64_t loader_remainder() const;
   [[noreturn]] static void refuse_gather_object();
   static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
+
+ private:
+  // Asks the ranks about more than one thing at a time.
+  friend class ElasticContext;
 };
 
 }  // namespace accelerate

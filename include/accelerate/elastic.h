@@ -25,6 +25,15 @@ enum class Redundancy {
   neighbour,
 };
 
+/// What stays the same when a group changes its size.
+enum class ElasticBatch {
+  /// The samples of a step on all ranks together.
+  global,
+  /// The samples of a step on each rank, so that those of all ranks grow and
+  /// shrink with their number. Learning rates are the program's own business.
+  per_rank,
+};
+
 struct ElasticOptions {
   /// Unset: as the launcher says (`--redundancy`), else none.
   std::optional<Redundancy> redundancy = std::nullopt;
@@ -36,10 +45,14 @@ struct ElasticOptions {
   /// together. Empty: the launcher's own below /dev/shm, which it removes when
   /// it ends.
   std::filesystem::path memory_dir = {};
-  /// Samples of a step on all ranks together, which stay the same whatever the
-  /// number of ranks; see ElasticContext::gradient_accumulation_steps(). 0: not
-  /// used.
+  /// Samples of a step on all ranks together; see
+  /// ElasticContext::gradient_accumulation_steps(). With ElasticBatch::per_rank,
+  /// those of the most ranks that the group may have. 0: not used.
   std::int64_t global_batch_size = 0;
+  /// Whether a step keeps global_batch_size or each rank's part of it when the
+  /// number of ranks changes. Unset: as the launcher says (`--elastic_batch`),
+  /// else global.
+  std::optional<ElasticBatch> batch = std::nullopt;
 };
 
 /// How run_elastic() ended.
@@ -63,7 +76,9 @@ class ACCELERATE_API ElasticContext {
 
   /// The window with which the ranks of this generation read
   /// `ElasticOptions::global_batch_size` samples per step, for
-  /// AcceleratorOptions::gradient_accumulation_steps. `batch_size` is that of a
+  /// AcceleratorOptions::gradient_accumulation_steps; with
+  /// ElasticBatch::per_rank, the window with which the most ranks that the group
+  /// may have would, whatever their number is now. `batch_size` is that of a
   /// rank's batches; `ranks_per_batch`, how many ranks share a batch (the
   /// product of tensor, context and pipeline degrees). Where the samples cannot
   /// be divided, the nearest window, which resume() reports. Throws ConfigError

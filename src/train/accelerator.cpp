@@ -531,15 +531,18 @@ bool AcceleratorCollectives::check_trigger() const {
   return was_set;
 }
 
-bool AcceleratorCollectives::check_preemption() const {
+bool AcceleratorCollectives::is_told_to_end() const {
   Session& session = *session_;
   if (!session.preemption) {
     std::vector<int> signals = session.preemption_signals;
     if (signals.empty()) signals.push_back(SIGTERM);
     session.preemption = std::make_unique<detail::SignalFlag>(signals);
   }
-  return detail::is_true_on_any_rank(
-      world().group(), session.preemption->received() != 0);
+  return session.preemption->received() != 0;
+}
+
+bool AcceleratorCollectives::check_preemption() const {
+  return detail::is_true_on_any_rank(world().group(), is_told_to_end());
 }
 
 std::string Accelerator::explain_settings() const {

@@ -57,6 +57,17 @@ struct Job {
   std::string memory = {};
 };
 
+bool has_state(const std::filesystem::path& memory, int number) {
+  const std::string end = "_state_" + std::to_string(number);
+  std::error_code error;
+  std::filesystem::directory_iterator entries(memory, error);
+  return std::any_of(
+      begin(entries), std::filesystem::directory_iterator(), [&](auto& entry) {
+        const std::string name = entry.path().filename().string();
+        return name.starts_with("generation_1_") && name.ends_with(end);
+      });
+}
+
 // Waits until the state after this step is complete, where a death is to follow
 // it: a save that is late would be skipped.
 void await_state(
@@ -72,9 +83,7 @@ void await_state(
   const std::filesystem::path memory = job.memory.empty()
       ? std::getenv("ACCELERATE_CPP_MEMORY_DIRECTORY")
       : job.memory;
-  const std::string name =
-      "generation_1_state_" + std::to_string(step / interval - 1);
-  while (!std::filesystem::exists(memory / name)) std::this_thread::yield();
+  while (!has_state(memory, step / interval - 1)) std::this_thread::yield();
 }
 
 void maybe_die(

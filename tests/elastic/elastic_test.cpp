@@ -1,5 +1,6 @@
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -329,6 +330,45 @@ TEST(Elastic, ShrinksAndGrowsBetweenSteps) {
   expect_close(curve, fixed.curve());
 }
 
+// The number of samples of each step. Ends an epoch with what is left of it.
+std::vector<std::size_t> sizes_of(const Curve& curve) {
+  std::vector<std::size_t> sizes;
+  for (const auto& [number, step] : curve) sizes.push_back(step.samples.size());
+  return sizes;
+}
+
+TEST(Elastic, KeepsTheBatchOfEachRankWhereItIsAskedTo) {
+  Program run(
+      {"--num_processes", "2:3", "--elastic_batch", "per_rank"},
+      {"elastic", "8", "2"});
+  run.next_generation();
+  run.read_to("step 2");
+  EXPECT_EQ(
+      testing::run_tool({"resize", std::to_string(run.pid()), "2"}).code, 0);
+  EXPECT_THAT(run.next_generation().processes, SizeIs(2));
+  const ToolResult result = run.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  const Curve curve = run.curve();
+  const std::vector<std::size_t> sizes = sizes_of(curve);
+  // Two batches of two samples per rank and step, whatever the number of ranks.
+  const auto change = std::find_if(
+      sizes.begin(), sizes.end(), [](std::size_t size) { return size != 12; });
+  EXPECT_GE(change - sizes.begin(), 2);
+  EXPECT_GE(sizes.end() - change, 4);
+  std::multiset<int> seen;
+  for (const auto& [number, step] : curve) {
+    const bool is_before = number <= change - sizes.begin();
+    seen.insert(step.samples.begin(), step.samples.end());
+    const bool ends_epoch = seen.size() == 120;
+    if (!is_before && !ends_epoch) {
+      EXPECT_THAT(step.samples, SizeIs(8)) << "step " << number;
+    }
+    if (!ends_epoch) continue;
+    EXPECT_EQ(std::set<int>(seen.begin(), seen.end()).size(), 120U);
+    seen.clear();
+  }
+}
+
 TEST(Elastic, RefusesSizesThatItWasNotStartedFor) {
   Program run({"--num_processes", "2:3"}, {"elastic", "20", "2"});
   run.next_generation();
@@ -404,15 +444,26 @@ TEST(Elastic, RangesThatCannotBeAreRefused) {
       copies.end(), {"--num_processes", "4", "--redundancy", "neighbour"});
   EXPECT_THAT(complaint(copies), HasSubstr("in the memory of one machine"));
 
-  const ToolResult python = testing::run_tool(
-      {"launch",
-       "--num_processes",
-       "2",
-       "--redundancy",
-       "neighbour",
-       "train.py"});
-  EXPECT_EQ(python.code, 2);
-  EXPECT_THAT(python.err, HasSubstr("and this is a Python program"));
+  EXPECT_THAT(
+      complaint({"--num_processes", "2", "--elastic_batch", "each"}),
+      HasSubstr("elastic_batch is \"each\""));
+  const testing::TemporaryDirectory directory;
+  const std::filesystem::path script = directory.path() / "train.py";
+  std::ofstream(script) << "#!/usr/bin/env python3\n";
+  permissions(script, std::filesystem::perms::owner_all);
+  const auto python_complaint = [&](const std::string& flag,
+                                    const std::string& value) {
+    const ToolResult result = testing::run_tool(
+        {"launch", "--num_processes", "2", flag, value, script.string()});
+    EXPECT_EQ(result.code, 2);
+    return result.err;
+  };
+  EXPECT_THAT(
+      python_complaint("--redundancy", "neighbour"),
+      HasSubstr("and this is a Python program"));
+  EXPECT_THAT(
+      python_complaint("--elastic_batch", "per_rank"),
+      HasSubstr("--elastic_batch per_rank is for programs with run_elastic()"));
 }
 
 TEST(Elastic, DryRunShowsTheSizes) {

@@ -1,6 +1,10 @@
 // What run_elastic() does without a launcher that replaces ranks.
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +15,8 @@
 
 #include <accelerate/accelerate.h>
 
+#include "launch/board/board.h"
+#include "launch/elastic/generations.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 
@@ -20,6 +26,7 @@ namespace elastic_options_test {
 using ::testing::Contains;
 using testing::expect_error;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::TemporaryDirectory;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
@@ -54,15 +61,65 @@ TEST(RunElastic, PassesOnExceptions) {
 int window(
     std::int64_t global_batch_size,
     std::int64_t batch_size,
-    int ranks_per_batch = 1) {
+    int ranks_per_batch = 1,
+    std::optional<ElasticBatch> batch = std::nullopt) {
   int found = 0;
   run_elastic(
       [&](ElasticContext& context) {
         found =
             context.gradient_accumulation_steps(batch_size, ranks_per_batch);
       },
-      {.global_batch_size = global_batch_size});
+      {.global_batch_size = global_batch_size, .batch = batch});
   return found;
+}
+
+/// A group of one rank that could have four.
+class SeatOfFour {
+ public:
+  SeatOfFour()
+      : board_(detail::Board::create({.num_pages = 4})),
+        generations_(
+            board_,
+            {.fewest = 1, .most = 4, .num_restarts_left = &num_restarts_}) {
+    for (int seat = 1; seat < 4; ++seat) board_.page(seat).seat.rank.store(-1);
+    board_.shared_header().num_ranks.store(1);
+  }
+
+  [[nodiscard]] std::map<std::string, std::string> variables() const {
+    return {
+        {"RANK", "0"},
+        {"WORLD_SIZE", "1"},
+        {"LOCAL_RANK", "0"},
+        {"LOCAL_WORLD_SIZE", "1"},
+        {"MASTER_ADDR", "127.0.0.1"},
+        {"MASTER_PORT", "29500"},
+        {"ACCELERATE_CPP_BOARD", board_.ticket()}};
+  }
+
+ private:
+  int num_restarts_ = 0;
+  detail::Board board_;
+  detail::Generations generations_;
+};
+
+TEST(RunElastic, WindowsKeepTheBatchOfEachRankOfTheMost) {
+  const SeatOfFour group;
+  auto variables = group.variables();
+  const auto of_the_group = patch_environment(variables);
+  EXPECT_EQ(window(48, 4), 12);
+  EXPECT_EQ(window(48, 4, 1, ElasticBatch::global), 12);
+  EXPECT_EQ(window(48, 4, 1, ElasticBatch::per_rank), 3);
+  EXPECT_EQ(window(48, 4, 2, ElasticBatch::per_rank), 6);
+  expect_error<ConfigError>(
+      [] { window(48, 4, 3, ElasticBatch::per_rank); }, "of 4 ranks each");
+  const auto told =
+      patch_environment({{"ACCELERATE_CPP_ELASTIC_BATCH", "per_rank"}});
+  EXPECT_EQ(window(48, 4), 3);
+  EXPECT_EQ(window(48, 4, 1, ElasticBatch::global), 12);
+  const auto wrong =
+      patch_environment({{"ACCELERATE_CPP_ELASTIC_BATCH", "each"}});
+  expect_error<ConfigError>(
+      [] { window(48, 4); }, "ACCELERATE_CPP_ELASTIC_BATCH");
 }
 
 TEST(RunElastic, WindowsMakeUpTheGlobalBatch) {
@@ -78,7 +135,10 @@ TEST(RunElastic, WindowsMakeUpTheGlobalBatch) {
       [] { window(12, 4, 0); }, "batches of 4 for 0 of 1 ranks");
 }
 
-TEST(RunElastic, SaysWhereTheGlobalBatchIsAnother) {
+// The warnings of a program that asks for a window of batches.
+std::vector<std::string> warnings(
+    std::int64_t batch_size,
+    const ElasticOptions& elastic) {
   std::vector<std::string> lines;
   run_elastic(
       [&](ElasticContext& context) {
@@ -89,13 +149,86 @@ TEST(RunElastic, SaysWhereTheGlobalBatchIsAnother) {
             },
             LogLevel::warning);
         options.gradient_accumulation_steps =
-            context.gradient_accumulation_steps(5);
+            context.gradient_accumulation_steps(batch_size);
         const Accelerator accelerator(options);
         context.resume(accelerator);
       },
-      {.global_batch_size = 12});
+      elastic);
+  return lines;
+}
+
+TEST(RunElastic, SaysWhereTheGlobalBatchIsAnother) {
   EXPECT_THAT(
-      lines, Contains(HasSubstr("a step has 10 samples instead of the 12")));
+      warnings(5, {.global_batch_size = 12}),
+      Contains(HasSubstr("a step has 10 samples instead of the 12")));
+}
+
+TEST(RunElastic, SaysThatALauncherDoesNotTellHowManyRanksThereWere) {
+  const ElasticOptions per_rank{
+      .global_batch_size = 12, .batch = ElasticBatch::per_rank};
+  EXPECT_THAT(warnings(4, per_rank), IsEmpty());
+  const auto scope = patch_environment(
+      {{"RANK", "0"},
+       {"WORLD_SIZE", "1"},
+       {"LOCAL_RANK", "0"},
+       {"LOCAL_WORLD_SIZE", "1"},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", "29500"}});
+  EXPECT_THAT(
+      warnings(4, per_rank),
+      Contains(HasSubstr("with how many ranks the group began")));
+  EXPECT_THAT(warnings(4, {.global_batch_size = 12}), IsEmpty());
+}
+
+// Trains to the end of step `last`, with a state in memory after every fourth
+// step and a checkpoint of the project after `saved`. Returns the step after
+// which it began.
+int train_on(const std::filesystem::path& directory, int last, int saved) {
+  int first = 0;
+  run_elastic(
+      [&](ElasticContext& context) {
+        const Accelerator accelerator(
+            {.project_configuration =
+                 {.project_dir = (directory / "project").string(),
+                  .automatic_checkpoint_naming = true},
+             .journal = false,
+             .world = alone()});
+        torch::nn::Linear net(2, 1);
+        const auto model = accelerator.prepare(net);
+        int step = 0;
+        accelerator.register_for_checkpointing("step", step);
+        context.resume(accelerator);
+        first = step;
+        while (step < last) {
+          ++step;
+          EXPECT_FALSE(context.step_done(accelerator));
+          if (step == saved) accelerator.save_state().wait();
+        }
+        accelerator.finish();
+      },
+      {.redundancy = Redundancy::neighbour,
+       .redundancy_steps = 4,
+       .memory_dir = directory / "memory"});
+  return first;
+}
+
+// Changes when every file below a directory was written.
+void date_files(const std::filesystem::path& directory, std::chrono::hours by) {
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory)) {
+    last_write_time(
+        entry.path(), std::filesystem::file_time_type::clock::now() + by);
+  }
+}
+
+TEST(RunElastic, GoesBackToTheNewestStateWhateverTheClocksSay) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(train_on(directory.path(), 9, 6), 0);
+  date_files(directory.path() / "project", std::chrono::hours(1));
+  // Steps 4 and 8 are in memory.
+  EXPECT_EQ(train_on(directory.path(), 11, 10), 8);
+  date_files(directory.path() / "memory", std::chrono::hours(2));
+  EXPECT_EQ(train_on(directory.path(), 10, 0), 10);
 }
 
 TEST(RunElastic, KeepsStatesInTheDirectoryItIsTold) {

@@ -170,6 +170,11 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
         "[launch] --redundancy neighbour is for programs with run_elastic(), "
         "and this is a Python program; leave it out");
   }
+  if (settings.text("elastic_batch") == "per_rank" && !plan.has_board) {
+    complaints.push_back(
+        "[launch] --elastic_batch per_rank is for programs with run_elastic(), "
+        "and this is a Python program; leave it out");
+  }
   if (wants_copies && plan.num_machines > 1) {
     complaints.push_back(format(
         "[launch] --redundancy neighbour keeps states in the memory of one "

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // Options that the launcher itself acts on.
 // clang-format off
-constexpr std::array<OptionSpec, 40> kLaunchRows{{
+constexpr std::array<OptionSpec, 41> kLaunchRows{{
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. 2:8 starts 8, and a program with run_elastic() goes on with as few as 2. Unset: one for each accelerator here, or one"},
     {"min_processes", "", "", "", integer, "", "1..", launches, "Training",
@@ -88,6 +88,8 @@ constexpr std::array<OptionSpec, 40> kLaunchRows{{
      "where run_elastic() keeps a state to go back to when a rank ends, besides checkpoints: nowhere, or in the machine's memory"},
     {"redundancy_steps", "", "--redundancy_steps", "ACCELERATE_CPP_REDUNDANCY_STEPS", integer, "10", "1..", acts, "Output and restarts",
      "how many steps run_elastic() makes from one such state to the next"},
+    {"elastic_batch", "", "--elastic_batch", "ACCELERATE_CPP_ELASTIC_BATCH", choice, "global", "global|per_rank", acts, "Output and restarts",
+     "what run_elastic() keeps when the number of ranks changes: the samples of a step on all ranks together, or on each"},
     {"grace_seconds", "", "--grace_seconds", "", number, "30", "0..", launches, "Output and restarts",
      "how long ranks may go on after the launcher was told to end (SIGTERM), to save and leave; then they are killed"},
     {"monitor_interval", "", "--monitor_interval", "", number, "0.1", "0..", nobody, "Output and restarts",

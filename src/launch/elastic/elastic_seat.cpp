@@ -19,6 +19,8 @@ ElasticSeat::ElasticSeat(Board board, int index, std::uint32_t first_generation)
 
 bool ElasticSeat::is_elastic() const { return header().generation.load() > 0; }
 
+int ElasticSeat::most_ranks() const { return header().most_ranks.load(); }
+
 ElasticPlace ElasticSeat::take_place() {
   while (true) {
     // Others may have ended since, so that it is a later one.

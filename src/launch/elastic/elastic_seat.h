@@ -28,6 +28,8 @@ class ElasticSeat {
 
   /// Whether the launcher replaces ranks at all.
   [[nodiscard]] bool is_elastic() const;
+  /// The most ranks that the group may have.
+  [[nodiscard]] int most_ranks() const;
   /// Tells the launcher that this process stays when others end, and returns its
   /// place as soon as the next generation is in force.
   ElasticPlace take_place();

@@ -2,8 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include <sys/types.h>

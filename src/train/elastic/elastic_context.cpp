@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <cmath>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,9 +9,8 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/require.h"
 #include "base/text.h"
-#include "comm/collectives/group_impl.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/elastic_run.h"
 #include "train/elastic/memory_states.h"
 
@@ -21,36 +20,12 @@ namespace {
 
 using detail::ElasticRun;
 using detail::format;
+using detail::MemoryState;
 using detail::MemoryStates;
-using detail::Settings;
-using detail::StateFile;
-
-const Settings& settings_of(const Accelerator& accelerator) {
-  return accelerator.world().group().impl()->world->settings;
-}
 
 bool names_checkpoints(const Accelerator& accelerator) {
   const ProjectConfiguration& project = accelerator.project_configuration();
   return project.automatic_checkpoint_naming && !project.project_dir.empty();
-}
-
-bool keeps_states(const ElasticRun& run, const Accelerator& accelerator) {
-  const bool is_told =
-      settings_of(accelerator).text("redundancy") == "neighbour";
-  return run.options.redundancy.value_or(
-             is_told ? Redundancy::neighbour : Redundancy::none) ==
-      Redundancy::neighbour;
-}
-
-// 0: no states are kept.
-int steps_between_states(
-    const ElasticRun& run,
-    const Accelerator& accelerator) {
-  const auto& given = run.options.redundancy_steps;
-  if (given) detail::require_at_least("train", "redundancy_steps", *given, 1);
-  if (!keeps_states(run, accelerator)) return 0;
-  return given.value_or(
-      static_cast<int>(*settings_of(accelerator).integer("redundancy_steps")));
 }
 
 // Empty if there is no directory in memory that all ranks share.
@@ -64,7 +39,7 @@ std::filesystem::path memory_directory(
 }
 
 void require_directory(const ElasticRun& run, const Accelerator& accelerator) {
-  if (steps_between_states(run, accelerator) == 0) return;
+  if (run.steps_between_states == 0) return;
   const World& world = accelerator.world();
   if (world.local_size() != world.size()) {
     throw ConfigError(format(
@@ -81,46 +56,49 @@ void require_directory(const ElasticRun& run, const Accelerator& accelerator) {
       "the program with accelerate-cpp launch");
 }
 
+// The number of the project's newest checkpoint; -1: it has none.
+std::int64_t newest_checkpoint(const Accelerator& accelerator) {
+  if (!names_checkpoints(accelerator)) return -1;
+  const auto entries = detail::list_checkpoints(
+      std::filesystem::path(accelerator.project_configuration().project_dir) /
+      detail::kCheckpointsDirectory);
+  const detail::CheckpointEntry* const newest = detail::newest_of(entries);
+  return newest == nullptr ? -1 : *newest->number;
+}
+
 // The states in memory and the project's newest checkpoint, the newest first,
 // as rank 0 sees them. The latter is an empty path, since resume() chooses it.
 std::vector<std::filesystem::path> agree_on_states(
     ElasticRun& run,
     const Accelerator& accelerator) {
   const World& world = accelerator.world();
-  const auto directory = memory_directory(run, world);
-  const auto of_project = names_checkpoints(accelerator)
-      ? accelerator.latest_checkpoint()
-      : std::nullopt;
-  std::vector<std::string> paths;
+  std::vector<std::string> told;
   if (world.rank() == 0) {
-    std::vector<StateFile> states;
+    std::vector<MemoryState> states;
+    const auto directory = memory_directory(run, world);
     if (!directory.empty()) {
       const MemoryStates memory(directory);
       memory.tidy(/*parts=*/true);
       states = memory.list();
-      run.num_saves = memory.next_number();
     }
-    for (const StateFile& state : states) paths.push_back(state.path.string());
-    if (of_project) {
-      std::filesystem::file_time_type time{};
-      std::error_code error;
-      time = last_write_time(*of_project / "manifest.json", error);
-      // Python's checkpoints have no manifest.
-      if (error) time = last_write_time(*of_project, error);
-      const auto older =
-          std::find_if(states.begin(), states.end(), [&](const auto& state) {
-            return state.time < time;
-          });
-      paths.insert(paths.begin() + (older - states.begin()), std::string());
+    const std::int64_t newest = newest_checkpoint(accelerator);
+    told = {
+        std::to_string(states.empty() ? 0 : states.front().number + 1),
+        std::to_string(newest + 1)};
+    for (const MemoryState& state : states) {
+      if (newest >= state.next_checkpoint) break;
+      told.push_back(state.path.string());
+    }
+    if (newest >= 0) told.emplace_back();
+    for (const MemoryState& state : states) {
+      if (newest >= state.next_checkpoint) told.push_back(state.path.string());
     }
   }
-  std::vector<std::string> told{std::to_string(run.num_saves)};
-  told.insert(told.end(), paths.begin(), paths.end());
   const std::vector<std::string> lines = detail::split(
       world.group().broadcast_bytes(detail::join(told, "\n"), 0), '\n');
-  run.num_saves =
-      static_cast<int>(detail::parse_int(lines.front()).value_or(0));
-  return {lines.begin() + 1, lines.end()};
+  run.num_saves = detail::parse_int(lines.at(0)).value_or(0);
+  run.next_checkpoint = detail::parse_int(lines.at(1)).value_or(0);
+  return {lines.begin() + 2, lines.end()};
 }
 
 SaveTicket save_in_memory(
@@ -139,8 +117,11 @@ SaveTicket save_in_memory(
     problem = world.group().broadcast_bytes(problem, 0);
     if (!problem.empty()) throw ConfigError(problem);
   }
+  const std::int64_t next_checkpoint =
+      accelerator.project_configuration().iteration.value_or(
+          run.next_checkpoint);
   const SaveTicket ticket = accelerator.save_state(
-      memory.path_of(run.identity.generation, run.num_saves),
+      memory.path_of(run.identity.generation, run.num_saves, next_checkpoint),
       {.asynchronous = asynchronous,
        .when_busy = asynchronous ? WhenBusy::skip : WhenBusy::wait});
   if (!ticket.was_skipped()) ++run.num_saves;
@@ -171,15 +152,42 @@ void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
   accelerator.wait_for_everyone();
 }
 
-// The generation that the ranks are to leave for, the same on all: the present
-// one if they stay.
-std::uint32_t agree_on_generation(
-    const ElasticRun& run,
-    const Accelerator& accelerator) {
-  const at::Tensor wanted =
-      at::full({}, static_cast<std::int64_t>(run.seat->wanted()), at::kLong);
-  accelerator.world().group().all_reduce(wanted, ReduceOp::max);
-  return static_cast<std::uint32_t>(wanted.item<std::int64_t>());
+// What all ranks do after a step.
+struct Verdict {
+  bool is_preempted = false;
+  /// The generation that the ranks are to leave for; 0: none but the present
+  /// one was ever wanted.
+  std::int64_t generation = 0;
+};
+
+Verdict agree(const ElasticRun& run, const World& world, bool is_told_to_end) {
+  const std::int64_t wanted = run.seat != nullptr ? run.seat->wanted() : 0;
+  const at::Tensor most = at::empty({2}, at::kLong);
+  auto* const values = most.mutable_data_ptr<std::int64_t>();
+  values[0] = is_told_to_end ? 1 : 0;
+  values[1] = wanted;
+  world.group().all_reduce(most, ReduceOp::max);
+  return {values[0] != 0, values[1]};
+}
+
+// The window with which so many ranks read `samples` per step, and how many
+// they then read.
+struct Window {
+  std::int64_t steps = 1;
+  std::int64_t samples = 0;
+};
+
+Window nearest_window(std::int64_t samples, std::int64_t at_once) {
+  const std::int64_t steps =
+      std::max<std::int64_t>((samples + at_once / 2) / at_once, 1);
+  return {steps, steps * at_once};
+}
+
+// True where a group may be started again with another number of ranks, and
+// nobody says how many it began with.
+bool hides_first_size(const ElasticRun& run) {
+  return run.seat == nullptr && run.identity.board.empty() &&
+      run.identity.launcher != "none";
 }
 
 }  // namespace
@@ -206,29 +214,37 @@ int ElasticContext::gradient_accumulation_steps(
         "samples of a step on all ranks",
         samples));
   }
+  const bool is_per_rank = run_->options.batch == ElasticBatch::per_rank;
+  const int num_ranks = is_per_rank ? run_->most_ranks : num_processes();
   if (batch_size < 1 || ranks_per_batch < 1 ||
-      num_processes() % ranks_per_batch != 0) {
+      num_ranks % ranks_per_batch != 0) {
     throw ConfigError(format(
         "[train] gradient_accumulation_steps() was given batches of {} for {} "
         "of {} ranks each; batches have 1 sample or more, and the ranks that "
         "share one divide all ranks",
         batch_size,
         ranks_per_batch,
-        num_processes()));
+        num_ranks));
   }
-  const std::int64_t at_once = batch_size * (num_processes() / ranks_per_batch);
-  const std::int64_t window =
-      std::max<std::int64_t>((samples + at_once / 2) / at_once, 1);
-  if (window * at_once != samples) {
+  const std::int64_t at_once = batch_size * (num_ranks / ranks_per_batch);
+  const Window window = nearest_window(samples, at_once);
+  if (window.samples != samples) {
     run_->remark = format(
         "a step has {} samples instead of the {} of "
         "ElasticOptions::global_batch_size: {} ranks read {} at once",
-        window * at_once,
+        window.samples,
         samples,
-        num_processes(),
+        num_ranks,
         at_once);
+  } else if (is_per_rank && hides_first_size(*run_)) {
+    run_->remark = format(
+        "ElasticBatch::per_rank needs to know with how many ranks the group "
+        "began, and {} does not say it; the {} ranks that there are now read "
+        "ElasticOptions::global_batch_size samples per step",
+        run_->identity.launcher,
+        num_ranks);
   }
-  return static_cast<int>(window);
+  return static_cast<int>(window.steps);
 }
 
 bool ElasticContext::resume(
@@ -258,17 +274,17 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   if (!accelerator.sync_gradients()) return false;
   ElasticRun& run = *run_;
   ++run.num_steps;
-  const int interval = steps_between_states(run, accelerator);
-  run.is_preempted = accelerator.check_preemption();
-  if (!run.is_preempted && run.seat != nullptr) {
-    const std::uint32_t next = agree_on_generation(run, accelerator);
-    run.is_resizing = next > static_cast<std::uint32_t>(generation());
-    if (run.is_resizing) run.seat->leave_for(next);
-  }
+  const Verdict verdict =
+      agree(run, accelerator.world(), accelerator.is_told_to_end());
+  run.is_preempted = verdict.is_preempted;
+  run.is_resizing = !run.is_preempted && verdict.generation > generation();
+  if (run.is_resizing)
+    run.seat->leave_for(static_cast<std::uint32_t>(verdict.generation));
   if (run.is_preempted || run.is_resizing) {
     save_to_leave(run, accelerator);
     return true;
   }
+  const int interval = run.steps_between_states;
   if (interval > 0) {
     if (run.num_steps == 1) require_directory(run, accelerator);
     if (run.num_steps % interval == 0) keep_state(run, accelerator);

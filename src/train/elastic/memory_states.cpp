@@ -14,7 +14,6 @@
 
 #include "base/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
-#include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {
 
@@ -24,26 +23,16 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kKept = 2;
 constexpr std::string_view kPrefix = "generation_";
+constexpr std::string_view kNextCheckpoint = "_before_checkpoint_";
+constexpr std::string_view kNumber = "_state_";
 
 // Also what a save that was interrupted has left, whose name is hidden. Anything
 // else in the directory is none of ours.
-bool is_ours(const fs::path& path) {
-  const std::string name = path.filename().string();
+bool is_ours(std::string_view name) {
   return name.starts_with(kPrefix) || name.starts_with(format(".{}", kPrefix));
 }
 
 }  // namespace
-
-StateFile state_file(const fs::path& checkpoint) {
-  static_cast<void>(read_manifest(checkpoint));
-  std::error_code error;
-  const auto time = fs::last_write_time(checkpoint / kManifestName, error);
-  if (error) {
-    throw CheckpointError(
-        format("[checkpoint] {}: {}", checkpoint.string(), error.message()));
-  }
-  return {checkpoint, time};
-}
 
 void MemoryStates::make_directory() const {
   constexpr mode_t kOwnOnly = 0700;
@@ -63,40 +52,36 @@ void MemoryStates::make_directory() const {
                         : std::strerror(problem)));
 }
 
-fs::path MemoryStates::path_of(int generation, int number) const {
-  return directory_ / format("{}{}_state_{}", kPrefix, generation, number);
+fs::path MemoryStates::path_of(
+    int generation,
+    std::int64_t number,
+    std::int64_t next_checkpoint) const {
+  return directory_ /
+      format("{}{}{}{}{}{}",
+             kPrefix,
+             generation,
+             kNextCheckpoint,
+             next_checkpoint,
+             kNumber,
+             number);
 }
 
-std::vector<StateFile> MemoryStates::list() const {
-  std::vector<StateFile> states;
-  std::error_code error;
-  fs::directory_iterator entries(directory_, error);
-  for (; !error && entries != fs::directory_iterator();
-       entries.increment(error)) {
-    if (!entries->path().filename().string().starts_with(kPrefix)) continue;
-    try {
-      states.push_back(state_file(entries->path()));
-    } catch (const CheckpointError&) {
-      // Being removed, or damaged.
-    }
+std::vector<MemoryState> MemoryStates::list() const {
+  std::vector<MemoryState> states;
+  for (const CheckpointEntry& entry : list_checkpoints(directory_)) {
+    const std::string_view name = entry.name;
+    if (!name.starts_with(kPrefix) || entry.kind != CheckpointKind::complete)
+      continue;
+    const auto next = number_of(name.substr(0, name.rfind(kNumber)));
+    if (entry.number && next)
+      states.push_back({directory_ / name, *entry.number, *next});
   }
-  std::sort(states.begin(), states.end(), [](const auto& a, const auto& b) {
-    return a.time > b.time;
-  });
+  std::reverse(states.begin(), states.end());
   return states;
 }
 
-int MemoryStates::next_number() const {
-  std::int64_t next = 0;
-  for (const StateFile& state : list()) {
-    const auto number = number_of(state.path.filename().string());
-    next = std::max(next, number.value_or(-1) + 1);
-  }
-  return static_cast<int>(next);
-}
-
 void MemoryStates::tidy(bool parts) const {
-  const std::vector<StateFile> states = list();
+  const std::vector<MemoryState> states = list();
   std::vector<fs::path> removed;
   for (std::size_t i = kKept; i < states.size(); ++i)
     removed.push_back(states[i].path);
@@ -104,12 +89,12 @@ void MemoryStates::tidy(bool parts) const {
   fs::directory_iterator entries(directory_, error);
   for (; parts && !error && entries != fs::directory_iterator();
        entries.increment(error)) {
-    const bool is_state =
-        std::any_of(states.begin(), states.end(), [&](const StateFile& state) {
-          return state.path == entries->path();
+    const fs::path& path = entries->path();
+    const bool is_state = std::any_of(
+        states.begin(), states.end(), [&](const MemoryState& state) {
+          return state.path == path;
         });
-    if (!is_state && is_ours(entries->path()))
-      removed.push_back(entries->path());
+    if (!is_state && is_ours(path.filename().string())) removed.push_back(path);
   }
   for (const fs::path& path : removed) fs::remove_all(path, error);
 }

@@ -6,16 +6,18 @@
 
 namespace accelerate::detail {
 
-/// A complete checkpoint and when it was committed.
-struct StateFile {
+/// A complete state in memory.
+struct MemoryState {
   std::filesystem::path path;
-  std::filesystem::file_time_type time;
+  /// Its place among the states in memory, from 0.
+  std::int64_t number = 0;
+  /// The number that the project's next checkpoint had when it was saved: a
+  /// checkpoint of this number or above is newer.
+  std::int64_t next_checkpoint = 0;
 };
 
-/// When a checkpoint was committed. Throws CheckpointError if it is incomplete.
-StateFile state_file(const std::filesystem::path& checkpoint);
-
-/// The checkpoints that ranks keep in memory, in a directory of this run.
+/// The checkpoints that ranks keep in memory, in a directory of this run. They
+/// are ordered by their numbers, never by clocks.
 class MemoryStates {
  public:
   explicit MemoryStates(std::filesystem::path directory)
@@ -24,12 +26,14 @@ class MemoryStates {
   /// Makes the directory, for this user alone. Throws ConfigError if another
   /// user's is there, or if it cannot be made.
   void make_directory() const;
-  /// The path of save number `number` of a generation.
-  [[nodiscard]] std::filesystem::path path_of(int generation, int number) const;
-  /// The complete ones, the newest first.
-  [[nodiscard]] std::vector<StateFile> list() const;
-  /// One above the highest number of a save that is there.
-  [[nodiscard]] int next_number() const;
+  /// Where a state is saved. `generation` tells those apart that were begun with
+  /// one number, in a generation that ended meanwhile and in the next.
+  [[nodiscard]] std::filesystem::path path_of(
+      int generation,
+      std::int64_t number,
+      std::int64_t next_checkpoint) const;
+  /// The complete ones, the newest first. Empty without the directory.
+  [[nodiscard]] std::vector<MemoryState> list() const;
   /// Removes all but the newest two complete ones, and with `parts` what a save
   /// that was interrupted has left: nobody may be saving then.
   void tidy(bool parts) const;

@@ -8,7 +8,9 @@
 #include <accelerate/elastic.h>
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "config/environment.h"
+#include "config/launch_settings.h"
 #include "config/thread_environment.h"
 #include "launch/elastic/elastic_seat.h"
 #include "train/elastic/elastic_run.h"
@@ -55,13 +57,38 @@ std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
       {detail::kGenerationVariable, std::to_string(place.generation)}};
 }
 
+// Gives what the program left unset the values that the launcher gives it.
+void resolve(ElasticOptions& options, const detail::Settings& settings) {
+  if (!options.redundancy) {
+    options.redundancy = settings.text("redundancy") == "neighbour"
+        ? Redundancy::neighbour
+        : Redundancy::none;
+  }
+  if (!options.redundancy_steps) {
+    options.redundancy_steps =
+        static_cast<int>(*settings.integer("redundancy_steps"));
+  }
+  if (!options.batch) {
+    options.batch = settings.text("elastic_batch") == "per_rank"
+        ? ElasticBatch::per_rank
+        : ElasticBatch::global;
+  }
+}
+
 std::shared_ptr<ElasticRun> make_run(
     const ElasticOptions& options,
     ElasticSeat* seat) {
+  const detail::Environment environment = detail::Environment::current();
   auto run = std::make_shared<ElasticRun>();
   run->options = options;
-  run->identity = detail::read_rank_variables(detail::Environment::current());
+  resolve(run->options, detail::launch_settings(environment));
+  const int steps = detail::require_at_least(
+      "train", "redundancy_steps", *run->options.redundancy_steps, 1);
+  if (run->options.redundancy == Redundancy::neighbour)
+    run->steps_between_states = steps;
+  run->identity = detail::read_rank_variables(environment);
   run->seat = seat;
+  run->most_ranks = seat != nullptr ? seat->most_ranks() : run->identity.size;
   return run;
 }
 
