@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "rank_times.h"
 #include "report.h"
-
-extern char** environ;
 
 namespace {
 
@@ -55,7 +53,6 @@ int main(int, char** argv) {
   const std::string launcher = bin / "accelerate-cpp";
   const std::string hello = bin / "bench_hello_torch";
   const std::string ranks = bin / "bench_first_all_reduce";
-  const std::string restarting = bin / "bench_restart_rank";
 
   // The slowest of the commands that do not load LibTorch.
   const std::filesystem::path scratch = std::filesystem::temp_directory_path() /
@@ -101,21 +98,8 @@ int main(int, char** argv) {
 
   std::vector<double> restarts;
   for (int run = 0; run < 15; ++run) {
-    const std::string stamps = scratch / ("stamps" + std::to_string(run));
-    milliseconds_of(
-        {launcher,
-         "launch",
-         "--quiet",
-         "--num_processes",
-         "2",
-         "--max_restarts",
-         "1",
-         restarting,
-         stamps});
-    std::ifstream in(stamps);
-    long long died = 0, stepped = 0;
-    in >> died >> stepped;
-    restarts.push_back(static_cast<double>(stepped - died) / 1e6);
+    restarts.push_back(
+        times_after_death(bin, "whole", "--max_restarts 1").stepped);
   }
   std::filesystem::remove_all(scratch);
 

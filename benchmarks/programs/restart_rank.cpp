@@ -1,21 +1,25 @@
-// One of two ranks. In the first attempt, the second rank kills itself after
-// its first step. Appends to FILE the time of that, and of the first step of
-// the next attempt, in nanoseconds of the monotonic clock.
+// One of two ranks, of which the second kills itself. Appends to FILE the time
+// of that, and of the first step of both afterwards, if there is one, in
+// nanoseconds of the monotonic clock.
 //
-//   bench_restart_rank FILE
+//   bench_restart_rank FILE whole   the group is started again, or ended
+//   bench_restart_rank FILE alone   only the second rank is started again
 #include <time.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/adamw.h>
 
 #include <accelerate/accelerate.h>
 
 namespace {
+
+constexpr int kStepsBefore = 40;
 
 void stamp(const char* file) {
   timespec now{};
@@ -28,27 +32,48 @@ void stamp(const char* file) {
   std::fclose(out);
 }
 
+void die(const char* file) {
+  stamp(file);
+  std::raise(SIGKILL);
+}
+
+// Null without run_elastic().
+void train(const char* file, const accelerate::ElasticContext* context) {
+  const accelerate::Accelerator accelerator({.cpu = true, .journal = false});
+  torch::nn::Linear net(512, 512);
+  torch::optim::AdamW adamw(net->parameters(), 1e-3);
+  auto [model, optimizer] = accelerator.prepare(net, adamw);
+  const bool has_state = context != nullptr && context->resume(accelerator);
+  const bool is_first = context != nullptr
+      ? context->generation() == 1
+      : std::strcmp(std::getenv("TORCHELASTIC_RESTART_COUNT"), "0") == 0;
+  for (int i = 1;; ++i) {
+    optimizer.zero_grad();
+    accelerator.backward(model(torch::ones({2, 512})).sum());
+    optimizer.step();
+    if (!is_first) {
+      const bool has_resumed = context == nullptr || has_state;
+      if (accelerator.is_main_process() && has_resumed) stamp(file);
+      accelerator.finish();
+      return;
+    }
+    if (context != nullptr && context->step_done(accelerator)) return;
+    if (i == kStepsBefore && accelerator.process_index() == 1) die(file);
+  }
+}
+
 }  // namespace
 
 int main(int, char** argv) {
-  const bool is_first =
-      std::strcmp(std::getenv("TORCHELASTIC_RESTART_COUNT"), "0") == 0;
-  const accelerate::Accelerator accelerator({.cpu = true});
-  torch::nn::Linear net(64, 64);
-  torch::optim::SGD sgd(net->parameters(), 0.1);
-  auto [model, optimizer] = accelerator.prepare(net, sgd);
-  const auto step = [&, &model = model, &optimizer = optimizer] {
-    optimizer.zero_grad();
-    accelerator.backward(model(torch::ones({2, 64})).sum());
-    optimizer.step();
-  };
-  step();
-  if (is_first && accelerator.process_index() == 1) {
-    stamp(argv[1]);
-    std::raise(SIGKILL);
+  const char* const file = argv[1];
+  const std::string kind = argv[2];
+  if (kind == "whole") {
+    train(file, nullptr);
+    return 0;
   }
-  if (!is_first && accelerator.is_main_process()) stamp(argv[1]);
-  // In the first attempt, the other rank trains until it is ended.
-  while (is_first) step();
+  accelerate::run_elastic(
+      [&](const accelerate::ElasticContext& context) { train(file, &context); },
+      {.redundancy = accelerate::Redundancy::neighbour,
+       .redundancy_steps = 10});
   return 0;
 }
