@@ -1,7 +1,9 @@
 // A rank that trains a little. The last rank hangs in the second step: in the
 // phase that the first argument names, in the way that the second one does. The
 // third is a directory; a fourth, "kill", asks in code for the end of such
-// ranks.
+// ranks. For hang_many.py, the ranks write into the directory when it hung
+// ("hung"), and when each of the others failed ("failed_0" ...), in nanoseconds
+// of the monotonic clock.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -9,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <mutex>
 #include <string>
@@ -26,8 +29,18 @@ std::string way;
 std::string directory;
 bool kills = false;
 
+void note_time(const std::string& name) {
+  if (directory.empty()) return;
+  std::ofstream(directory + "/" + name)
+      << std::chrono::steady_clock::now().time_since_epoch() /
+          std::chrono::nanoseconds(1);
+}
+
 // Named in stacks.
 [[gnu::noinline]] void hang_in_the_programs_own_code() {
+  if (way == "killed") std::cerr << "goodbye" << std::endl;
+  note_time("hung");
+  if (way == "killed") std::raise(SIGKILL);
   if (way == "stopped") std::raise(SIGSTOP);
   if (way == "loop") {
     std::atomic<int> count{0};
@@ -118,6 +131,8 @@ void run(const std::string& wanted) {
     hang_if_it_is_time("between", wanted);
     if (step == 2 && wanted == "checkpoint")
       accelerator.save_state(directory + "/state");
+    const bool disagrees = wanted == "extra" || wanted == "different";
+    if (step == 2 && is_bad && disagrees) note_time("hung");
     if (step == 2 && is_bad && wanted == "extra")
       group.all_reduce(at::ones({3}));
     if (step == 2 && wanted == "different") {
@@ -140,6 +155,8 @@ int main(int argc, char** argv) {
   try {
     run(argv[1]);
   } catch (const std::exception& error) {
+    const char* const rank = std::getenv("RANK");
+    note_time(std::string("failed_") + (rank != nullptr ? rank : "0"));
     std::cerr << error.what() << '\n';
     return 3;
   }
