@@ -19,6 +19,11 @@
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --pipeline 2 --tensor 2
 //
+// --precision fp8 computes the blocks' linear layers in float8, by the recipe
+// that --fp8_recipe names:
+//
+//   build/bin/gpt --precision fp8 --fp8_recipe delayed
+//
 // Losses are the same on any number of processes, however they are divided, and
 // a run can resume from a checkpoint of another number: --resume latest.
 #include <algorithm>
@@ -37,6 +42,7 @@
 #include <CLI/CLI.hpp>
 
 #include <accelerate/accelerate.h>
+#include <accelerate/fp8.h>
 #include <accelerate/token_dataset.h>
 
 #include "model.h"
@@ -56,6 +62,7 @@ struct Flags {
   double learning_rate = 3e-3;
   std::uint64_t seed = 1;
   std::string precision;
+  std::string fp8_recipe;
   bool checkpointing = false;
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
@@ -98,12 +105,24 @@ struct Progress {
   }
 };
 
+/// "delayed", "mxfp8", or a name of torchao's.
+accelerate::FP8Recipe fp8_recipe_of(const std::string& name) {
+  using accelerate::TERecipeKwargs;
+  if (name == "delayed")
+    return TERecipeKwargs{.amax_history_len = 16, .amax_compute_algo = "max"};
+  if (name == "mxfp8") return TERecipeKwargs{.use_mxfp8_block_scaling = true};
+  return accelerate::AORecipeKwargs{
+      accelerate::Float8LinearConfig::from_recipe_name(name)};
+}
+
 accelerate::AcceleratorOptions options_of(const Flags& flags) {
   accelerate::AcceleratorOptions options;
   options.project_configuration = {
       .project_dir = flags.project_dir, .automatic_checkpoint_naming = true};
   if (!flags.precision.empty())
     options.mixed_precision = accelerate::parse_precision(flags.precision);
+  if (!flags.fp8_recipe.empty())
+    options.fp8_recipe = fp8_recipe_of(flags.fp8_recipe);
   accelerate::FullyShardedDataParallelOptions sharding;
   sharding.auto_wrap_policy =
       accelerate::AutoWrapPolicy::transformer_based_wrap;
@@ -317,7 +336,11 @@ int main(int argc, char** argv) {
   app.add_option("--width", flags.model.width);
   app.add_option("--learning_rate", flags.learning_rate);
   app.add_option("--seed", flags.seed);
-  app.add_option("--precision", flags.precision, "no, bf16 or fp16");
+  app.add_option("--precision", flags.precision, "no, bf16, fp16 or fp8");
+  app.add_option(
+      "--fp8_recipe",
+      flags.fp8_recipe,
+      "tensorwise, rowwise, rowwise_with_gw_hp, delayed or mxfp8");
   app.add_flag(
       "--checkpointing",
       flags.checkpointing,
