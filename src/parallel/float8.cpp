@@ -1,6 +1,8 @@
 #include "parallel/float8.h"
 
+#include <cmath>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -31,6 +33,53 @@ std::unordered_set<const void*> linear_layers_of(
   // A module that is on the stack has no shared pointer to itself.
   found.insert(dynamic_cast<const torch::nn::LinearImpl*>(&module));
   return found;
+}
+
+// Of layers with delayed scales: the steps in a row after which a scale that
+// does not fit is named.
+constexpr std::int64_t kMisfitsToName = 10;
+
+constexpr std::string_view name_of(Float8Layer::Role role) {
+  switch (role) {
+    case Float8Layer::input:
+      return "input";
+    case Float8Layer::weight:
+      return "weight";
+    case Float8Layer::grad_output:
+      return "gradient of the output";
+  }
+  return "";
+}
+
+// What a misfit that lasts means, and what to do.
+std::string
+explain_misfit(const DelayedScale& scale, float amax, float used_scale) {
+  constexpr std::string_view kRemedy =
+      "; take new scales more often (interval), from the largest value of the "
+      "history (amax_compute_algo max), or use another recipe";
+  switch (scale.fit()) {
+    case ScaleFit::saturates:
+      return format(
+          "the largest value {} times the scale {} is above {}, so that large "
+          "values are cut off{}",
+          amax,
+          used_scale,
+          2 * largest_value(scale.format()),
+          kRemedy);
+    case ScaleFit::vanishes:
+      return format(
+          "the largest value {} times the scale {} is so small that all values "
+          "become 0{}",
+          amax,
+          used_scale,
+          kRemedy);
+    case ScaleFit::not_finite:
+      return "values are infinite or NaN, and the scale stays as it was; look "
+             "for what overflows, or lower the learning rate";
+    case ScaleFit::good:
+      break;
+  }
+  return "";
 }
 
 std::string name_in(const std::string& layer, std::string_view parameter) {
@@ -79,7 +128,7 @@ class Float8 final : public Strategy, public StrategyState {
     return rules_.delayed ? this : nullptr;
   }
 
-  void prepare(torch::nn::Module& module, ParameterTable&) override {
+  void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
     const BypassGates bypass;
     module_ = &module;
@@ -90,7 +139,7 @@ class Float8 final : public Strategy, public StrategyState {
              whole_model_ ? *whole_model_ : module, layer_rule_)) {
       count += layer.choice.is_float8 ? 1 : 0;
       if (layer.choice.is_float8 && own.contains(layer.module))
-        add(*layer.module, layer.choice.name);
+        add(*layer.module, layer.choice.name, table);
       choices.push_back(std::move(layer.choice));
     }
     const bool is_none = count == 0;
@@ -121,13 +170,16 @@ class Float8 final : public Strategy, public StrategyState {
     const at::NoGradGuard no_grad;
     at::Tensor amaxes = take_amaxes(keeper_->layers(), mesh_.world().device());
     mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
+    if (mesh_.degree(Axis::tensor) > 1)
+      mesh_.group(Axis::tensor).all_reduce(amaxes, ReduceOp::max);
     // The only time that a step waits for the device.
     amaxes = amaxes.cpu().contiguous();
     // A second optimizer of the model has nothing to add.
     if (amaxes.max().item<float>() == 0) return;
     const auto* value = amaxes.const_data_ptr<float>();
     for (const auto& layer : keeper_->layers())
-      for (const auto& tensor : layer->delayed) tensor->update(*value++);
+      for (std::size_t role = 0; role < layer->delayed.size(); ++role)
+        update(*layer, static_cast<Float8Layer::Role>(role), *value++);
   }
 
   void after_load() override { forget_weights(); }
@@ -194,13 +246,61 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
  private:
-  void add(torch::nn::LinearImpl& linear, const std::string& name) {
+  // Ends a step of one tensor, and names it if its scales go on not fitting.
+  void update(Float8Layer& layer, Float8Layer::Role role, float amax) {
+    DelayedTensor& tensor = *layer.delayed[role];
+    const float used_scale = tensor.scale().scale();
+    tensor.update(amax);
+    if (tensor.scale().num_misfits() != kMisfitsToName) return;
+    // All ranks that share the layer know the same.
+    if (mesh_.gradient_group().rank() != 0 ||
+        mesh_.coordinate(Axis::tensor) != 0 ||
+        !named_misfits_.emplace(&layer, role).second) {
+      return;
+    }
+    mesh_.world().logger().log(
+        LogLevel::warning,
+        "precision",
+        format(
+            "layer \"{}\": for {} steps the delayed fp8 scale of its {} has "
+            "not fitted: {}",
+            layer.name,
+            kMisfitsToName,
+            name_of(role),
+            explain_misfit(tensor.scale(), amax, used_scale)));
+  }
+
+  // Has ranks that divide the layer agree on scales.
+  void share(
+      Float8Layer& layer,
+      const at::Tensor& weight,
+      const ParameterTable& table) const {
+    const Parameter* const row = table.find(weight);
+    if (row == nullptr || !row->layout.is_split_over(Axis::tensor)) return;
+    const bool divides_outputs = weight.size(0) != row->layout.global_shape[0];
+    if (divides_outputs) {
+      layer.split_dims[Float8Layer::weight] = 0;
+      layer.split_dims[Float8Layer::grad_output] = 1;
+    } else {
+      layer.split_dims[Float8Layer::weight] = 1;
+      layer.split_dims[Float8Layer::input] = 1;
+    }
+    layer.agree = [group = mesh_.group(Axis::tensor)](const at::Tensor& amax) {
+      group.all_reduce(amax, ReduceOp::max);
+    };
+  }
+
+  void add(
+      torch::nn::LinearImpl& linear,
+      const std::string& name,
+      const ParameterTable& table) {
     for (const at::Tensor& weight : weights_) {
       // Shared by two layers, of which the first counts.
       if (weight.is_same(linear.weight)) return;
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
     probe(*layer, linear.weight.device());
+    if (!rules_.delayed) share(*layer, linear.weight, table);
     // Memory that comes and goes must not leave copies behind.
     layer->keeps_weight = keeper_of(linear.weight) == nullptr;
     layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
@@ -241,6 +341,7 @@ class Float8 final : public Strategy, public StrategyState {
   c10::intrusive_ptr<Float8Layer> probed_;
   std::shared_ptr<Float8Keeper> keeper_;
   std::vector<at::Tensor> weights_;
+  std::set<std::pair<const Float8Layer*, Float8Layer::Role>> named_misfits_;
   torch::nn::Module* module_ = nullptr;
 };
 

@@ -170,13 +170,6 @@ ParallelPlan make_plan(const PlanRequest& request) {
   plan.would_shard = would_shard_if_several(request);
   const int shards = plan.degree(Axis::shard);
   if (sharding) check_sharding(*sharding, request, shards, complaints);
-  if (request.float8 && plan.degree(Axis::tensor) > 1) {
-    complaints.push_back(format(
-        "[parallel] mixed precision fp8 was asked for of layers that {} ranks "
-        "compute together, whose scales this version does not agree on; use "
-        "bf16, or set tensor to 1",
-        plan.degree(Axis::tensor)));
-  }
   // Also where nothing is replicated now: a program that runs on one process
   // should run on several.
   if (auto complaint = validate_replicate(request.replicate))

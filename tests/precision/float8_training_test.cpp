@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -395,17 +396,58 @@ TEST(Float8Layers, ComeFromRecipesThatAreKnown) {
       "the float8 recipe \"blockwise\"");
 }
 
-TEST(Float8Training, RefusesTensorParallelism) {
-  run_on_ranks(2, [](const WorldOptions& world) {
-    expect_error<ConfigError>(
-        [&] {
-          Accelerator(
-              {.mixed_precision = Precision::fp8,
-               .parallel = {.tensor = 2, .parallelize_plan = ParallelizePlan{}},
-               .world = world});
-        },
-        "mixed precision fp8 was asked for of layers that 2 ranks compute");
-  });
+TEST(Float8Training, NamesALayerWhoseScaleDoesNotFit) {
+  struct Setup {
+    double size_of_inputs;
+    double size_of_losses;
+    std::string expected;
+  };
+  // With this interval all scales stay 1.
+  const TERecipeKwargs recipe{.interval = 1000};
+  const std::vector<Setup> setups{
+      {1e5,
+       kScale,
+       "layer \"0\": for 10 steps the delayed fp8 scale of its input has not "
+       "fitted: the largest value "},
+      {1,
+       1e-9,
+       "layer \"3\": for 10 steps the delayed fp8 scale of its gradient of the "
+       "output has not fitted: the largest value "},
+      {1,
+       std::numeric_limits<double>::infinity(),
+       "values are infinite or NaN, and the scale stays as it was"},
+      {1, kScale, ""}};
+  for (const Setup& setup : setups) {
+    SCOPED_TRACE(setup.expected);
+    std::vector<std::string> warnings;
+    run_on_ranks(1, [&](const WorldOptions& options) {
+      WorldOptions world = options;
+      world.logger = Logger(
+          [&](const LogRecord& record) {
+            warnings.emplace_back(record.message);
+          },
+          LogLevel::warning);
+      const Accelerator accelerator(
+          {.mixed_precision = Precision::fp8,
+           .fp8_recipe = recipe,
+           .autocast = {.enabled = false},
+           .world = world});
+      nn::Sequential net = make_net();
+      torch::optim::SGD sgd(net->parameters(), 0);
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      for (std::uint64_t step = 0; step < 20; ++step) {
+        optimizer.zero_grad();
+        const Tensor x = normal({8, 16}, step) * setup.size_of_inputs;
+        accelerator.backward(model(x).mean() * setup.size_of_losses);
+        optimizer.step();
+      }
+    });
+    if (setup.expected.empty()) {
+      EXPECT_THAT(warnings, ::testing::IsEmpty());
+    } else {
+      EXPECT_THAT(warnings, ::testing::Contains(HasSubstr(setup.expected)));
+    }
+  }
 }
 
 }  // namespace float8_training_test

@@ -96,6 +96,24 @@ TEST(DelayedScaling, GoesOnFromWhatWasSaved) {
   EXPECT_EQ(same.num_updates(), 5);
 }
 
+TEST(DelayedScaling, CountsStepsWhoseScaleDidNotFit) {
+  EXPECT_EQ(fit_of(896, 1, Float8Format::e4m3fn), ScaleFit::good);
+  EXPECT_EQ(fit_of(897, 1, Float8Format::e4m3fn), ScaleFit::saturates);
+  EXPECT_EQ(fit_of(0x1.02p-10F, 1, Float8Format::e4m3fn), ScaleFit::good);
+  EXPECT_EQ(fit_of(0x1p-10F, 1, Float8Format::e4m3fn), ScaleFit::vanishes);
+  EXPECT_EQ(fit_of(0x1p-16F, 1, Float8Format::e5m2), ScaleFit::good);
+  EXPECT_EQ(fit_of(0x1p-17F, 1, Float8Format::e5m2), ScaleFit::vanishes);
+  EXPECT_EQ(fit_of(0, 1, Float8Format::e5m2), ScaleFit::good);
+  EXPECT_EQ(fit_of(kNan, 1, Float8Format::e5m2), ScaleFit::not_finite);
+  DelayedScale scale(Float8Format::e4m3fn, {.history_len = 2, .interval = 9});
+  std::vector<std::int64_t> counts;
+  for (const float amax : {1000.0F, 2000.0F, kInfinity, 1.0F, 1e-9F, 1e-9F}) {
+    scale.update(amax);
+    counts.push_back(scale.num_misfits());
+  }
+  EXPECT_THAT(counts, ElementsAre(1, 2, 1, 0, 1, 2));
+}
+
 }  // namespace scale_rules_test
 
 }  // namespace accelerate::detail

@@ -74,16 +74,11 @@ void DelayedTensor::note(const at::Tensor& amax) {
       std::isnan(value) ? std::numeric_limits<float>::infinity() : value);
 }
 
-at::Tensor DelayedTensor::take_amax(c10::Device device) {
+std::pair<float, at::Tensor> DelayedTensor::take_amax() {
   const std::lock_guard lock(mutex_);
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
-  const at::Tensor on_host =
-      at::full({}, std::exchange(pending_, 0.0F), options);
-  const at::Tensor on_device = std::exchange(pending_on_device_, at::Tensor());
-  if (!on_device.defined()) return on_host;
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  return at::maximum(
-      on_host, at::nan_to_num(on_device, kInfinity, kInfinity).to(options));
+  return {
+      std::exchange(pending_, 0.0F),
+      std::exchange(pending_on_device_, at::Tensor())};
 }
 
 void DelayedTensor::update(float amax) {
@@ -138,7 +133,12 @@ MeasuredMatrix Float8Layer::cast(
   const RoundingSeed seed =
       role == grad_output && rules.rounds_gradients_randomly ? new_seed()
                                                              : std::nullopt;
-  if (delayed.empty()) return {cast_dynamically(matrix, how, dim, seed), {}};
+  if (delayed.empty()) {
+    const Float8Matrix made = split_dims[role]
+        ? cast_with_others(matrix, how, dim, {*split_dims[role], agree}, seed)
+        : cast_dynamically(matrix, how, dim, seed);
+    return {made, {}};
+  }
   return cast_and_measure(
       matrix, how.dtype, delayed[role]->scale_on(matrix.device()), seed);
 }
@@ -209,18 +209,29 @@ at::Tensor Float8Layer::multiply(
 }
 
 at::Tensor take_amaxes(const Float8Layers& layers, c10::Device device) {
-  std::vector<at::Tensor> taken;
+  std::vector<float> on_host;
+  std::vector<at::Tensor> on_device;
   for (const auto& layer : layers) {
-    for (const auto& tensor : layer->delayed)
-      taken.push_back(tensor->take_amax(device));
+    for (const auto& tensor : layer->delayed) {
+      auto [host, other] = tensor->take_amax();
+      on_host.push_back(host);
+      on_device.push_back(std::move(other));
+    }
   }
-  if (taken.empty()) {
-    return at::empty(
-        {0, static_cast<std::int64_t>(Float8Layer::kNumRoles)},
-        at::TensorOptions().dtype(at::kFloat).device(device));
+  constexpr auto kRoles = static_cast<std::int64_t>(Float8Layer::kNumRoles);
+  at::Tensor taken = at::tensor(on_host, at::kFloat).to(device);
+  const auto is_defined = [](const at::Tensor& amax) { return amax.defined(); };
+  const auto first = std::ranges::find_if(on_device, is_defined);
+  if (first != on_device.end()) {
+    const at::Tensor none = at::zeros_like(*first);
+    for (at::Tensor& amax : on_device)
+      if (!amax.defined()) amax = none;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    taken = at::maximum(
+        taken,
+        at::nan_to_num(at::stack(on_device), kInfinity, kInfinity).to(device));
   }
-  return at::stack(taken).view(
-      {-1, static_cast<std::int64_t>(Float8Layer::kNumRoles)});
+  return taken.view({-1, kRoles});
 }
 
 }  // namespace accelerate::detail

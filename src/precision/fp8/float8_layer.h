@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -59,8 +60,10 @@ class DelayedTensor {
   /// Notes a largest value, a number, for the next step. Called by the threads
   /// of forward and backward; does not wait for a device.
   void note(const at::Tensor& amax);
-  /// The largest value noted since the last call; NaN counts as infinity.
-  at::Tensor take_amax(c10::Device device);
+  /// The largest value noted since the last call: of those that were in host
+  /// memory, where NaN counts as infinity, and of those that are on a device,
+  /// undefined if there were none.
+  std::pair<float, at::Tensor> take_amax();
   /// Ends a step with the largest value of all ranks.
   void update(float amax);
   void restore(
@@ -124,6 +127,11 @@ struct Float8Layer : torch::CustomClassHolder {
   /// False where the weight's memory comes and goes.
   bool keeps_weight = false;
   std::function<void(const std::string&)> warn = nullptr;
+  /// By role: the dimension of the matrix that ranks divide; unset where each
+  /// has all of it.
+  std::array<std::optional<std::int64_t>, kNumRoles> split_dims;
+  /// Makes largest values those of all ranks that divide a matrix, in place.
+  std::function<void(const at::Tensor& amax)> agree = nullptr;
 
  private:
   struct KeptWeight {
@@ -141,7 +149,8 @@ struct Float8Layer : torch::CustomClassHolder {
 
 using Float8Layers = std::vector<c10::intrusive_ptr<Float8Layer>>;
 
-/// Takes the largest values that all layers have noted: [layers, roles].
+/// Takes the largest values that all layers have noted: [layers, roles]; NaN
+/// counts as infinity.
 at::Tensor take_amaxes(const Float8Layers& layers, c10::Device device);
 
 }  // namespace accelerate::detail

@@ -100,6 +100,27 @@ Float8Matrix cast_dynamically(
                              : cast_by_operators(matrix, cast, dim, seed);
 }
 
+Float8Matrix cast_with_others(
+    const at::Tensor& matrix,
+    const DynamicCast& cast,
+    std::int64_t dim,
+    const DividedMatrix& whole,
+    RoundingSeed seed) {
+  dim = checked_dim(matrix, dim);
+  if (cast.granularity == Float8Granularity::tensorwise) {
+    const at::Tensor amax = amax_of(matrix);
+    whole.agree(amax);
+    return cast_with_scale(matrix, cast.dtype, scale_of(amax, cast), seed);
+  }
+  if (cast.granularity == Float8Granularity::blocks || whole.dim != dim)
+    return cast_dynamically(matrix, cast, dim, seed);
+  const at::Tensor amax =
+      matrix.abs().amax({dim}, /*keepdim=*/true).to(at::kFloat).contiguous();
+  whole.agree(amax);
+  return scaled_by_operators(
+      matrix, cast.dtype, scales_by_operators(amax, cast), seed);
+}
+
 Float8Matrix cast_with_scale(
     const at::Tensor& matrix,
     at::ScalarType dtype,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -71,6 +72,24 @@ Float8Matrix cast_dynamically(
     const at::Tensor& matrix,
     const DynamicCast& cast,
     std::int64_t dim,
+    RoundingSeed seed = std::nullopt);
+
+/// A matrix of which ranks have parts.
+struct DividedMatrix {
+  /// The dimension that they divide.
+  std::int64_t dim = 0;
+  /// Makes largest values those of all ranks, in place.
+  const std::function<void(const at::Tensor& amax)>& agree;
+};
+
+/// The same for a part of a matrix, with the scales of the whole: ranks agree on
+/// largest values that they have parts of. Blocks are those of the part, which
+/// are those of the whole where parts are of multiples of kMxBlockSize.
+Float8Matrix cast_with_others(
+    const at::Tensor& matrix,
+    const DynamicCast& cast,
+    std::int64_t dim,
+    const DividedMatrix& whole,
     RoundingSeed seed = std::nullopt);
 
 /// Casts with a given scale, a number (fp32, on the matrix's device).

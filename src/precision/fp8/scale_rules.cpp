@@ -48,6 +48,29 @@ float scale_of_e8m0(std::uint8_t code) {
   return std::ldexp(1.0F, kE8m0Bias - code);
 }
 
+float smallest_value(Float8Format type) {
+  switch (type) {
+    case Float8Format::e4m3fn:
+      return 0x1p-9F;
+    case Float8Format::e4m3fnuz:
+      return 0x1p-10F;
+    case Float8Format::e5m2:
+      return 0x1p-16F;
+    case Float8Format::e5m2fnuz:
+      return 0x1p-17F;
+  }
+  return 0;
+}
+
+ScaleFit fit_of(float amax, float scale, Float8Format type) {
+  if (!std::isfinite(amax)) return ScaleFit::not_finite;
+  const float scaled = amax * scale;
+  if (scaled > 2 * largest_value(type)) return ScaleFit::saturates;
+  // Half of the smallest value is rounded to even.
+  return amax > 0 && scaled <= smallest_value(type) / 2 ? ScaleFit::vanishes
+                                                        : ScaleFit::good;
+}
+
 DelayedScale::DelayedScale(
     Float8Format type,
     const DelayedScaleOptions& options)
@@ -56,6 +79,9 @@ DelayedScale::DelayedScale(
       history_(static_cast<std::size_t>(options.history_len), 0.0F) {}
 
 void DelayedScale::update(float amax) {
+  const ScaleFit fit = fit_of(amax, scale_, format_);
+  num_misfits_ = fit == ScaleFit::good ? 0 : fit == fit_ ? num_misfits_ + 1 : 1;
+  fit_ = fit;
   history_.front() = amax;
   const bool is_due = ++num_updates_ % options_.interval == 0;
   const float chosen = options_.uses_largest ? largest_of(history_) : amax;

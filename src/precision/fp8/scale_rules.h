@@ -25,6 +25,19 @@ std::uint8_t e8m0_of_amax(float amax, Float8Format type);
 /// What a block with this E8M0 code is multiplied by: 2^(127 - code).
 float scale_of_e8m0(std::uint8_t code);
 
+/// What the largest value of a step says about the scale that it was cast with.
+enum class ScaleFit {
+  good,
+  saturates,  ///< it was cut off to less than half
+  vanishes,   ///< it became 0, and all others with it
+  not_finite,
+};
+
+ScaleFit fit_of(float amax, float scale, Float8Format type);
+
+/// The smallest value above 0 of a format.
+float smallest_value(Float8Format type);
+
 struct DelayedScaleOptions {
   std::int64_t history_len = 1024;
   /// The largest of the history, rather than the newest value.
@@ -53,6 +66,12 @@ class DelayedScale {
   [[nodiscard]] const std::vector<float>& history() const { return history_; }
   [[nodiscard]] std::int64_t num_updates() const { return num_updates_; }
 
+  /// How the scale of the last step fitted.
+  [[nodiscard]] ScaleFit fit() const { return fit_; }
+  /// The steps in a row up to the last whose scale did not fit, all in the way
+  /// that fit() says.
+  [[nodiscard]] std::int64_t num_misfits() const { return num_misfits_; }
+
   /// Restores what another object had. A longer or shorter history keeps the
   /// newest values.
   void restore(
@@ -66,6 +85,8 @@ class DelayedScale {
   float scale_ = 1;
   std::vector<float> history_;
   std::int64_t num_updates_ = 0;
+  ScaleFit fit_ = ScaleFit::good;
+  std::int64_t num_misfits_ = 0;
 };
 
 }  // namespace accelerate::detail
