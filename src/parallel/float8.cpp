@@ -35,8 +35,7 @@ std::unordered_set<const void*> linear_layers_of(
   return found;
 }
 
-// Of layers with delayed scales: the steps in a row after which a scale that
-// does not fit is named.
+// The steps in a row after which a delayed scale that does not fit is named.
 constexpr std::int64_t kMisfitsToName = 10;
 
 constexpr std::string_view name_of(Float8Layer::Role role) {
