@@ -1,8 +1,17 @@
 #include "comm/transport/transport.h"
 
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -53,6 +62,55 @@ void run_in_thread_worlds(int num_ranks, Body body) {
 
 at::Tensor bytes_of(const std::vector<int>& values) {
   return at::tensor(values, at::kInt).to(at::kByte);
+}
+
+// The signals that each thread of this process blocks, a bit each.
+std::map<std::string, std::uint64_t> blocked_signals() {
+  std::map<std::string, std::uint64_t> found;
+  for (const auto& thread :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(thread.path() / "status");
+    std::string line;
+    while (std::getline(status, line)) {
+      if (line.starts_with("SigBlk:"))
+        found[thread.path().filename().string()] =
+            std::stoull(line.substr(7), nullptr, 16);
+    }
+  }
+  return found;
+}
+
+TEST(Transports, GlooDoesNotEndTheProcessWhenAPeerIsGone) {
+  constexpr std::uint64_t kPipe = std::uint64_t{1} << (SIGPIPE - 1);
+  const auto before = blocked_signals();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  TransportSettings settings;
+  settings.is_single_node = true;
+  const auto transport = choose_transport("gloo").make(settings);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto connection = transport->connect(
+          {.store = store,
+           .name = "test",
+           .rank = rank,
+           .world_ranks = {0, 1},
+           .timeout = std::chrono::seconds(20)});
+      connection->barrier()->wait();
+      const std::uint64_t own =
+          blocked_signals().at(std::to_string(::gettid()));
+      EXPECT_EQ(own & kPipe, 0U);
+      if (rank == 1) return;
+      int num_others = 0;
+      for (const auto& [thread, signals] : blocked_signals()) {
+        if (before.contains(thread) || (signals & kPipe) == 0) continue;
+        ++num_others;
+      }
+      // One that waits for the sockets, and those that compute.
+      EXPECT_GE(num_others, 2);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
 }
 
 TEST(Transports, AreChosenByNameOrTheBestByDefault) {

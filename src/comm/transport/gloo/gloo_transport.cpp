@@ -14,6 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/network.h"
+#include "base/pipe_signal_block.h"
 #include "base/text.h"
 #include "comm/rendezvous/store.h"
 #include "comm/transport/works.h"
@@ -44,6 +45,7 @@ std::string address_towards(const std::string& host) {
 }
 
 GlooDevice make_gloo_device(const TransportSettings& settings) {
+  const PipeSignalBlock block;
   using c10d::ProcessGroupGloo;
   if (const auto interface = settings.environment.get("GLOO_SOCKET_IFNAME"))
     return ProcessGroupGloo::createDeviceForInterface(*interface);
@@ -105,6 +107,9 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
+/// Gloo (LibTorch 2.11, 2.15) writes to its sockets such that a peer that is
+/// gone ends the process by SIGPIPE, unless the thread that writes blocks it:
+/// one of its own, or the caller of what is sent at once.
 class GlooConnection final : public Connection {
  public:
   explicit GlooConnection(c10::intrusive_ptr<c10d::Backend> backend)
@@ -199,17 +204,20 @@ class GlooConnection final : public Connection {
   Work barrier() override { return backend_->barrier(); }
 
   void monitored_barrier(milliseconds timeout) override {
+    const PipeSignalBlock block;
     c10d::BarrierOptions options;
     options.timeout = timeout;
     backend_->monitoredBarrier(options, /*waitAllRanks=*/true);
   }
 
   Work send(const at::Tensor& tensor, int dst, int tag) override {
+    const PipeSignalBlock block;
     std::vector<at::Tensor> tensors{tensor};
     return backend_->send(tensors, dst, tag);
   }
 
   Work receive(const at::Tensor& tensor, int src, int tag) override {
+    const PipeSignalBlock block;
     std::vector<at::Tensor> tensors{tensor};
     return backend_->recv(tensors, src, tag);
   }
@@ -266,6 +274,7 @@ std::shared_ptr<Connection> GlooTransport::connect(
         format("attempt/{}", attempt), request.store);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
+      const PipeSignalBlock block;
       auto options = c10d::ProcessGroupGloo::Options::create(
           std::min(connect_timeout, request.timeout));
       options->devices.push_back(device_);

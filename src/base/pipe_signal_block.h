@@ -1,0 +1,24 @@
+#pragma once
+
+#include <csignal>
+
+namespace accelerate::detail {
+
+/// Blocks SIGPIPE for the calling thread while it lives, so that writing to a
+/// connection whose other end is gone fails with EPIPE instead of ending the
+/// process. Threads that are started meanwhile keep it blocked. For code of
+/// others; our own passes MSG_NOSIGNAL.
+class PipeSignalBlock {
+ public:
+  PipeSignalBlock();
+  PipeSignalBlock(const PipeSignalBlock&) = delete;
+  PipeSignalBlock& operator=(const PipeSignalBlock&) = delete;
+  /// Drops a SIGPIPE that came meanwhile. Runs on the same thread.
+  ~PipeSignalBlock();
+
+ private:
+  // Whether it was blocked already, which leaves nothing to restore.
+  bool was_blocked_ = false;
+};
+
+}  // namespace accelerate::detail
