@@ -26,7 +26,10 @@ thread_local std::optional<c10::Device> last_device;
 
 // Operators that take tensors of several devices as they are.
 constexpr std::string_view kDeviceChanging[] = {
-    "aten::copy_", "aten::to", "aten::type_as", "aten::set_"};
+    "aten::copy_",
+    "aten::to",
+    "aten::type_as",
+    "aten::set_"};
 
 bool takes_several_devices(const c10::OperatorHandle& operation) {
   const std::string& name = operation.operator_name().name;
@@ -150,6 +153,8 @@ void follow(const c10::IValue& value) {
         tensor.is_meta()) {
       return;
     }
+    // Written once, since other threads may read it.
+    if (tensor.key_set().has(kGateKey)) return;
     c10::DispatchKeySet& keys = access_keys(*tensor.unsafeGetTensorImpl());
     keys = keys.add(kGateKey);
   });

@@ -299,6 +299,36 @@ TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfRank0CannotRead) {
   });
 }
 
+// Each rank has an offload folder of its own.
+TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfOneCannotWrite) {
+  const fs::path file = directory_.path() / "file";
+  std::ofstream(file) << "x";
+  run_on_ranks(3, [&](const WorldOptions& options) {
+    World world(options);
+    Net net = empty();
+    const bool fails = world.rank() == 1;
+    const fs::path folder =
+        fails ? file / "below" : folder_ / std::to_string(world.rank());
+    try {
+      load_checkpoint_in_model(
+          *net,
+          checkpoint_,
+          {.device_map = {{"first", "disk"}, {"norm", "cpu"}, {"last", "cpu"}},
+           .offload_folder = folder,
+           .broadcast_from_rank0 = true,
+           .group = world.group()});
+      ADD_FAILURE() << "rank " << world.rank() << " has loaded it";
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find(file.string()), std::string::npos) << text;
+      EXPECT_EQ(text.find("since rank 1") == std::string::npos, fails) << text;
+    }
+    EXPECT_TRUE(net->first->weight.is_meta());
+    EXPECT_TRUE(net->last->weight.is_meta());
+    EXPECT_FALSE(fs::exists(folder / "index.json"));
+  });
+}
+
 TEST(OffloadFolder, HasTheBytesThatAccelerateWrites) {
   const TemporaryDirectory directory;
   const torch::Tensor weight = torch::tensor({{1.0F, 2.0F}, {3.0F, 4.0F}});

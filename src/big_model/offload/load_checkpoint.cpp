@@ -90,6 +90,31 @@ class CheckpointSource {
         saved_, std::make_shared<detail::ByteProgress>(num_bytes, *options));
   }
 
+  /// Does what may fail on one rank only. If it fails, all ranks throw.
+  template <class Body>
+  void together(Body&& body) const {
+    if (!group_) return body();
+    std::exception_ptr own;
+    std::string text;
+    try {
+      body();
+    } catch (const std::exception& failed) {
+      own = std::current_exception();
+      text = failed.what();
+    }
+    const std::vector<std::string> all =
+        gather_object(std::vector<std::string>{text}, *group_);
+    if (own) std::rethrow_exception(own);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].empty()) continue;
+      throw CheckpointError(format(
+          "[big_model] nothing was loaded, since rank {} of the group failed: "
+          "{}",
+          rank,
+          all[rank]));
+    }
+  }
+
   /// Null on ranks that do not read.
   [[nodiscard]] const StoredTensor* find(const std::string& name) const {
     const auto found = saved_.find(name);
@@ -113,7 +138,7 @@ class CheckpointSource {
       }
       try {
         detail::read_boxes(boxes);
-      } catch (const Error& failed) {
+      } catch (const std::exception& failed) {
         if (!group_) throw;
         error = failed.what();
       }
@@ -147,7 +172,7 @@ class CheckpointLoader {
   void load(const std::vector<TensorToLoad>& plan) {
     // Ranks that send each other tensors have them in the same order.
     overwrites_ = !sends_ && !has_room_for_copies(plan);
-    require_space_for(plan);
+    source_.together([&] { require_space_for(plan); });
     std::vector<const TensorToLoad*> to_read, to_overwrite;
     std::uint64_t num_read = 0;
     for (const TensorToLoad& item : plan) {
@@ -158,7 +183,9 @@ class CheckpointLoader {
     source_.show(num_read, progress_);
     for (const TensorToLoad* item : to_read) add(*item);
     flush();
-    if (writer_) writer_->commit();
+    source_.together([&] {
+      if (writer_) writer_->commit();
+    });
     overwrite(to_overwrite);
     for (const auto& [item, value] : values_) put(*item, value);
     for (const TensorToLoad& item : plan) empty(item);
@@ -204,8 +231,7 @@ class CheckpointLoader {
     }
     const auto [place, is_new] = mappings_.try_emplace(box.file->path());
     auto& mapping = place->second;
-    if (is_new)
-      mapping = detail::FileMapping::open_protected(box.file->path());
+    if (is_new) mapping = detail::FileMapping::open_protected(box.file->path());
     // What others could shorten or change is read.
     if (!mapping) return false;
     values_.emplace_back(
@@ -238,14 +264,15 @@ class CheckpointLoader {
   void flush() {
     std::vector<at::Tensor> values;
     for (const TensorToLoad* item : waiting_) {
-      values.push_back(at::empty(
-          item->shape, at::TensorOptions().dtype(item->file_dtype)));
-      if (values.back().nbytes() > 0)
-        detail::prefer_huge_pages(values.back());
+      values.push_back(
+          at::empty(item->shape, at::TensorOptions().dtype(item->file_dtype)));
+      if (values.back().nbytes() > 0) detail::prefer_huge_pages(values.back());
     }
     source_.read(waiting_, values);
-    for (std::size_t i = 0; i < waiting_.size(); ++i)
-      take(*waiting_[i], values[i]);
+    source_.together([&] {
+      for (std::size_t i = 0; i < waiting_.size(); ++i)
+        take(*waiting_[i], values[i]);
+    });
     waiting_.clear();
     bytes_on_the_way_ = 0;
   }
@@ -260,8 +287,7 @@ class CheckpointLoader {
           detail::to_write(item.name, value));
     }
     if (!item.stays) return;
-    const auto options =
-        value.options().dtype(item.dtype).device(item.device);
+    const auto options = value.options().dtype(item.dtype).device(item.device);
     values_.emplace_back(&item, value.to(options));
   }
 

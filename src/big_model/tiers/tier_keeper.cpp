@@ -349,6 +349,14 @@ void TierKeeper::unpin_all() {
   pinned_.erase(found);
 }
 
+bool TierKeeper::is_pinned_by_others(std::size_t unit) const {
+  const auto found = pinned_.find(std::this_thread::get_id());
+  const bool is_own = found != pinned_.end() &&
+      std::find(found->second.begin(), found->second.end(), unit) !=
+          found->second.end();
+  return units_[unit].num_pins > (is_own ? 1 : 0);
+}
+
 std::vector<FetchRequest> TierKeeper::requests_for(
     const std::vector<std::size_t>& units) {
   std::vector<FetchRequest> requests;
@@ -476,7 +484,7 @@ void TierKeeper::evict_all() {
   for (std::size_t i = 0; i < units_.size(); ++i) {
     if (units_[i].state == State::queued) units_[i].state = State::absent;
     done_.wait(lock, [&] { return units_[i].state != State::fetching; });
-    if (units_[i].state == State::fetched) evict(i);
+    if (units_[i].state == State::fetched && !is_pinned_by_others(i)) evict(i);
   }
   buffers_.clear();
   pinned_buffers_.clear();

@@ -67,7 +67,7 @@ class TierKeeper final : public OffloadKeeper {
   bool begin_use(std::size_t tensor) override;
   void end_use(std::size_t tensor) override;
 
-  /// Takes the memory from all units.
+  /// Takes the memory from all units but those that other threads compute with.
   void evict_all();
   /// Fetches everything for good: tensors are ordinary ones afterwards.
   void release_all();
@@ -95,6 +95,7 @@ class TierKeeper final : public OffloadKeeper {
   void evict(std::size_t unit);
   void unpin(std::size_t unit);
   void unpin_all();
+  [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
   void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
   void work();

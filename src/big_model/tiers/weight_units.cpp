@@ -125,18 +125,29 @@ void require_length(const StoredTensor& stored) {
   }
 }
 
+using Versions = std::vector<InputFile::Version>;
+
+Versions versions_of(const OffloadedTensor& tensor) {
+  Versions versions;
+  for_each_file(tensor, [&](const InputFile& file) {
+    versions.push_back(file.version_now());
+  });
+  return versions;
+}
+
 // Files without checksums: what was read first is what is expected later.
+// `versions` are those from before the value was read, so that a change in
+// between is compared next time.
 void require_first_contents(
     const OffloadedTensor& tensor,
-    const at::Tensor& value) {
-  std::vector<InputFile::Version> versions;
+    const at::Tensor& value,
+    Versions versions) {
   bool is_compared = false;
   bool has_changed = false;
   std::string name;
   for_each_file(tensor, [&](const InputFile& file) {
     is_compared = is_compared || file.record() == nullptr;
     has_changed = has_changed || file.was_written_to();
-    versions.push_back(file.version_now());
     name = file.path().string();
   });
   if (!is_compared) return;
@@ -211,16 +222,19 @@ at::Tensor converted(const OffloadedTensor& tensor, at::Tensor value) {
   return laid_out;
 }
 
-// Finds values where they are, and says what has to be read to where.
-void place_values(
+// Finds values where they are, and says what has to be read to where. Returns
+// the versions of each tensor's files.
+std::vector<Versions> place_values(
     const FetchRequest& request,
     FetchedUnit& unit,
     std::vector<BoxToRead>& boxes) {
+  std::vector<Versions> versions;
   std::uint64_t offset = 0;
   for (const OffloadedTensor* tensor : request.tensors) {
     // Before the file is looked at.
     const MappableBox mappable = mappable_box(*tensor);
     for_each_file(*tensor, &verify_again_if_changed);
+    versions.push_back(versions_of(*tensor));
     at::Tensor value = tensor->source.host;
     if (!value.defined()) value = map_value(mappable, *tensor);
     const bool is_mapped = value.defined() && tensor->source.stored != nullptr;
@@ -239,16 +253,21 @@ void place_values(
     }
     unit.values.push_back(std::move(value));
   }
+  return versions;
 }
 
 // Converts values, and begins to copy those that are needed on a device.
-void finish_values(const FetchRequest& request, FetchedUnit& unit) {
+void finish_values(
+    const FetchRequest& request,
+    std::vector<Versions> versions,
+    FetchedUnit& unit) {
   std::optional<SideStream> side;
   bool uses_buffer = false;
   for (std::size_t i = 0; i < unit.values.size(); ++i) {
     at::Tensor& value = unit.values[i];
     const OffloadedTensor& tensor = *request.tensors[i];
-    if (tensor.source.stored != nullptr) require_first_contents(tensor, value);
+    if (tensor.source.stored != nullptr)
+      require_first_contents(tensor, value, std::move(versions[i]));
     value = converted(tensor, std::move(value));
     if (value.device() != tensor.device) {
       if (!side) side.emplace(tensor.device);
@@ -289,11 +308,12 @@ std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests) {
   const at::NoGradGuard no_grad;
   std::vector<FetchedUnit> units(requests.size());
   std::vector<BoxToRead> boxes;
+  std::vector<std::vector<Versions>> versions;
   for (std::size_t i = 0; i < requests.size(); ++i)
-    place_values(requests[i], units[i], boxes);
+    versions.push_back(place_values(requests[i], units[i], boxes));
   read_boxes(boxes);
   for (std::size_t i = 0; i < requests.size(); ++i)
-    finish_values(requests[i], units[i]);
+    finish_values(requests[i], std::move(versions[i]), units[i]);
   return units;
 }
 
