@@ -1,14 +1,14 @@
 // What the simulator of src/planning/simulation says of runs whose layers sleep
 // for known times, against the same runs: pipelines of four ranks, sharded units
-// whose gathers hide behind layers, tokens that travel to experts behind a
-// shared one. The machine's processors have nothing to do but to send.
-#include <chrono>
+// whose gathers hide behind layers, keys and values that go around a ring, tokens
+// that travel to experts behind a shared one. But for the ring's, processors have
+// nothing to do but to send. SIMULATOR_CASES: words with commas between them.
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -19,6 +19,7 @@
 #include "planning/pipeline/schedule.h"
 #include "planning/simulation/replay.h"
 #include "report.h"
+#include "sleeping.h"
 
 namespace {
 
@@ -30,54 +31,13 @@ using accelerate::detail::PipelineSchedule;
 using accelerate::detail::RankPrograms;
 using accelerate::detail::Replay;
 using at::Tensor;
-using Clock = std::chrono::steady_clock;
+using benchmarks::mean_over;
+using benchmarks::Sleeping;
+using benchmarks::Slept;
+using benchmarks::slept;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 7;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// What sleeping layers have slept, forward and backward.
-struct Slept {
-  double forward = 0;
-  double backward = 0;
-} slept;
-
-void sleep(double seconds, double& sum) {
-  const auto begin = Clock::now();
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-  sum += seconds_since(begin);
-}
-
-struct Sleeps : torch::autograd::Function<Sleeps> {
-  static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const Tensor& x,
-      double seconds) {
-    context->saved_data["seconds"] = seconds;
-    sleep(seconds, slept.forward);
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      const torch::autograd::variable_list& gradients) {
-    sleep(2 * context->saved_data.at("seconds").toDouble(), slept.backward);
-    return {gradients[0], Tensor()};
-  }
-};
-
-/// A linear layer that takes its time.
-struct SleepingImpl : nn::Module {
-  SleepingImpl(std::int64_t width, double time)
-      : linear(register_module("linear", nn::Linear(width, width))),
-        seconds(time) {}
-  Tensor forward(const Tensor& x) { return Sleeps::apply(linear(x), seconds); }
-  nn::Linear linear;
-  double seconds;
-};
-TORCH_MODULE(Sleeping);
 
 /// What the ranks of a run measured, and what the simulator makes of it.
 struct Compared {
@@ -88,41 +48,47 @@ struct Compared {
   double predicted_idle = 0;
 };
 
-double mean_over(const World& world, double value) {
-  const Tensor sum = torch::full({}, value, torch::kDouble);
-  world.group().all_reduce(sum);
-  return sum.item<double>() / world.size();
-}
-
-/// Runs `step` on all ranks; returns the median of the time that the slowest
-/// takes.
 double time_of(const World& world, const std::function<void()>& step) {
-  step();
-  std::vector<double> times;
-  slept = {};
-  for (int i = 0; i < kSteps; ++i) {
-    world.wait_for_everyone();
-    const auto begin = Clock::now();
-    step();
-    const Tensor most = torch::full({}, seconds_since(begin), torch::kDouble);
-    world.group().all_reduce(most, ReduceOp::max);
-    times.push_back(most.item<double>());
-  }
-  return benchmarks::median(times);
+  return benchmarks::time_of(world, kSteps, step);
 }
 
-Compared compare(const World& world, double seconds, const Replay& replay) {
+// What is slept is called so in the replay; what else takes time is not.
+constexpr const char* kSleep = "sleep";
+
+Compared compare(
+    const World& world,
+    double seconds,
+    const Slept& measured,
+    const Replay& replay) {
   const double busy =
-      mean_over(world, (slept.forward + slept.backward) / kSteps);
+      mean_over(world, (measured.forward + measured.backward) / kSteps);
   double predicted_busy = 0;
-  for (std::size_t rank = 0; rank < replay.ranks.size(); ++rank)
-    predicted_busy += replay.computing(rank);
+  for (const auto& spans : replay.ranks) {
+    for (const auto& span : spans)
+      if (!span.is_wait && span.what == kSleep)
+        predicted_busy += span.end - span.begin;
+  }
   predicted_busy /= static_cast<double>(replay.ranks.size());
   return {
       seconds,
       replay.time,
       1 - busy / seconds,
       1 - predicted_busy / replay.time};
+}
+
+/// What a computation takes: what it sleeps, and what it costs besides.
+struct Cost {
+  double sleep = 0;
+  double rest = 0;
+};
+
+void add_compute(
+    RankPrograms& programs,
+    std::size_t rank,
+    std::size_t processor,
+    const Cost& cost) {
+  programs.compute(rank, processor, cost.rest, "rest");
+  programs.compute(rank, processor, cost.sleep, kSleep);
 }
 
 // A pipeline of eight layers.
@@ -133,8 +99,9 @@ constexpr double kLayerSeconds = 4e-3;
 
 Replay replay_pipeline(
     const PipelineSchedule& schedule,
-    double forward,
-    double backward) {
+    const Cost& forward,
+    const Cost& backward,
+    double latency) {
   RankPrograms programs(kRanks);
   std::vector<std::size_t> processors;
   for (int rank = 0; rank < kRanks; ++rank)
@@ -143,7 +110,10 @@ Replay replay_pipeline(
   const auto message = [&](int stage, int micro_batch, bool is_gradient) {
     const auto [place, is_new] =
         messages.try_emplace({stage, micro_batch, is_gradient}, 0);
-    if (is_new) place->second = programs.add_message({.kind = "pipeline"});
+    if (is_new) {
+      place->second =
+          programs.add_message({.kind = "pipeline", .latency = latency});
+    }
     return place->second;
   };
   const int last = schedule.num_stages() - 1;
@@ -160,7 +130,7 @@ Replay replay_pipeline(
                 action.micro_batch,
                 !is_forward));
       }
-      programs.compute(r, processors[r], is_forward ? forward : backward, "");
+      add_compute(programs, r, processors[r], is_forward ? forward : backward);
       if (is_forward ? stage < last : stage > 0)
         programs.begin(r, message(stage, action.micro_batch, !is_forward));
     }
@@ -168,13 +138,31 @@ Replay replay_pipeline(
   return accelerate::detail::replay(programs);
 }
 
-Compared run_pipeline(const std::string& name, int num_chunks) {
+// Seconds in which a small tensor comes to the next rank: those of a way around
+// all ranks, each of which sleeps meanwhile as in a step, over their number.
+double message_seconds(const World& world) {
+  const Group group = world.group();
+  const Tensor token = torch::zeros({1, 16});
+  const int next = (world.rank() + 1) % kRanks;
+  const int previous = (world.rank() + kRanks - 1) % kRanks;
+  const double around = time_of(world, [&] {
+    if (world.rank() > 0) group.recv(token, previous);
+    group.send(token, next);
+    if (world.rank() == 0) group.recv(token, previous);
+  });
+  return around / kRanks;
+}
+
+// Seconds of the work of one forward and backward of a stage besides its sleep:
+// of a step of awake layers on a rank of its own.
+double awake_seconds(const std::string& name, int num_chunks) {
   AcceleratorOptions options;
-  options.parallel.pipeline = kRanks;
+  options.world = {.rank = 0, .size = 1, .device = at::kCPU};
   const Accelerator accelerator(options);
   PipelineLayers layers;
-  for (int i = 0; i < kLayers; ++i)
-    layers.add("layer" + std::to_string(i), Sleeping(16, kLayerSeconds));
+  const int count = kLayers / kRanks;
+  for (int i = 0; i < count; ++i)
+    layers.add("layer" + std::to_string(i), Sleeping(16, 0));
   const Pipeline pipeline(
       accelerator,
       layers,
@@ -186,18 +174,45 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
     pipeline.step(
         x, x, [](const Tensor& y, const Tensor&) { return y.square().mean(); });
   });
+  return seconds / kMicroBatches / num_chunks;
+}
+
+Compared run_pipeline(const std::string& name, int num_chunks) {
+  AcceleratorOptions options;
+  options.parallel.pipeline = kRanks;
+  const Accelerator accelerator(options);
+  const World& world = accelerator.world();
+  PipelineLayers layers;
+  for (int i = 0; i < kLayers; ++i)
+    layers.add("layer" + std::to_string(i), Sleeping(16, kLayerSeconds));
+  const Pipeline pipeline(
+      accelerator,
+      layers,
+      {.schedule = name,
+       .num_chunks = num_chunks,
+       .num_micro_batches = kMicroBatches});
+  const Tensor x = torch::randn({kMicroBatches, 16});
+  const double seconds = time_of(world, [&] {
+    pipeline.step(
+        x, x, [](const Tensor& y, const Tensor&) { return y.square().mean(); });
+  });
+  const Slept measured = slept;
+  const double latency = message_seconds(world);
+  const double awake = mean_over(world, awake_seconds(name, num_chunks));
   const double calls = kSteps * kMicroBatches * num_chunks;
   return compare(
-      accelerator.world(),
+      world,
       seconds,
+      measured,
       replay_pipeline(
           accelerate::detail::make_pipeline_schedule(
               accelerate::detail::parse_pipeline_schedule(name),
               kRanks,
               kMicroBatches,
               num_chunks),
-          mean_over(accelerator.world(), slept.forward / calls),
-          mean_over(accelerator.world(), slept.backward / calls)));
+          {mean_over(world, measured.forward / calls), awake / 3},
+          {mean_over(world, measured.backward / calls), awake * 2 / 3},
+          latency));
 }
 
 // Sharded units, gathered one ahead.
@@ -205,37 +220,59 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
 constexpr std::int64_t kUnitWidth = 768;
 constexpr int kUnits = 6;
 
-Compared run_sharded() {
-  FullyShardedDataParallelOptions sharding;
-  sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
-  sharding.transformer_cls_names_to_wrap = {"Sleeping"};
+// A step of units that sleep so long, on ranks that shard them or do not.
+double sharded_step(bool is_sharded, double sleep, Slept& measured) {
   AcceleratorOptions options;
-  options.parallel.shard = kRanks;
-  options.parallel.fully_sharded = sharding;
+  if (is_sharded) {
+    FullyShardedDataParallelOptions sharding;
+    sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
+    sharding.transformer_cls_names_to_wrap = {"Sleeping"};
+    options.parallel.shard = kRanks;
+    options.parallel.fully_sharded = sharding;
+  }
   const Accelerator accelerator(options);
   nn::Sequential net;
-  for (int i = 0; i < kUnits; ++i) net->push_back(Sleeping(kUnitWidth, 20e-3));
-  const auto model = accelerator.prepare(net);
+  for (int i = 0; i < kUnits; ++i) net->push_back(Sleeping(kUnitWidth, sleep));
   const Tensor x = torch::randn({1, kUnitWidth});
-  const World& world = accelerator.world();
-  const double seconds = time_of(world, [&] {
+  // Ranks that average nothing: each computes by itself.
+  if (!is_sharded) {
+    return time_of(accelerator.world(), [&] {
+      net->forward(x).square().mean().backward();
+      net->zero_grad();
+    });
+  }
+  const auto model = accelerator.prepare(net);
+  const double seconds = time_of(accelerator.world(), [&] {
     accelerator.backward(model(x).square().mean());
     model.zero_grad();
   });
-  const double forward = slept.forward / kSteps / kUnits;
-  const double backward = slept.backward / kSteps / kUnits;
-  const Slept all = slept;
-  // A unit's messages, with nothing beside them.
-  const Tensor shard = torch::zeros({kUnitWidth * kUnitWidth / kRanks});
-  const double gather = time_of(
-      world, [&] { static_cast<void>(world.group().all_gather(shard)); });
-  slept = all;
+  measured = slept;
+  return seconds;
+}
+
+Compared run_sharded() {
+  Slept measured, none;
+  const double seconds = sharded_step(true, 20e-3, measured);
+  // Awake, nothing hides behind anything: what the layers leave of the step are
+  // messages, of 2 kUnits - 1 gathers, as the last unit stays for the backward,
+  // and kUnits reductions.
+  const double all = sharded_step(true, 0, none);
+  const double alone = sharded_step(false, 0, none);
+  const Accelerator accelerator;
+  const World& world = accelerator.world();
+  const double message =
+      mean_over(world, std::max(0.0, all - alone) / (3 * kUnits - 1));
+  const double calls = kSteps * kUnits;
+  const double rest = mean_over(world, alone) / kUnits;
+  const Cost forward{mean_over(world, measured.forward / calls), rest / 3};
+  const Cost backward{
+      mean_over(world, measured.backward / calls), rest * 2 / 3};
 
   RankPrograms programs(1);
   const std::size_t processor = programs.add_resource({.name = "processor"});
   const auto begin = [&] {
     const std::size_t id =
-        programs.add_message({.kind = "units", .latency = gather});
+        programs.add_message({.kind = "units", .latency = message});
     programs.begin(0, id);
     return id;
   };
@@ -243,18 +280,83 @@ Compared run_sharded() {
   for (int i = 0; i < kUnits; ++i) {
     programs.wait(0, gathered);
     if (i + 1 < kUnits) gathered = begin();
-    programs.compute(0, processor, forward, "forward");
+    add_compute(programs, 0, processor, forward);
   }
+  // A unit is read, and the next one gathered, when its sleep has ended.
   std::vector<std::size_t> reductions;
-  gathered = begin();
   for (int i = 0; i < kUnits; ++i) {
-    programs.wait(0, gathered);
+    programs.compute(0, processor, backward.sleep, kSleep);
+    if (i > 0) programs.wait(0, gathered);
     if (i + 1 < kUnits) gathered = begin();
-    programs.compute(0, processor, backward, "backward");
+    programs.compute(0, processor, backward.rest, "rest");
     reductions.push_back(begin());
   }
   for (const std::size_t id : reductions) programs.wait(0, id);
-  return compare(world, seconds, accelerate::detail::replay(programs));
+  return compare(
+      world, seconds, measured, accelerate::detail::replay(programs));
+}
+
+// Keys and values that go around a ring, each block while the one before it is
+// computed with. Attention cannot sleep: ranks share the processors.
+
+constexpr std::int64_t kPositions = 768, kHeads = 8, kHeadSize = 64;
+
+Compared run_ring() {
+  const Accelerator accelerator;
+  const World& world = accelerator.world();
+  const Group group = world.group();
+  const torch::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  const auto random = [] {
+    return torch::randn({1, kHeads, kPositions, kHeadSize});
+  };
+  const Tensor query = random(), key = random(), value = random();
+  const SequenceShards shards(kPositions * kRanks, kRanks);
+  const double seconds = time_of(world, [&] {
+    static_cast<void>(ring_attention(
+        query,
+        key,
+        value,
+        group,
+        shards,
+        {.rotation = KeyValueRotation::alltoall}));
+  });
+  // A block is what a ring of one rank computes, its part in the merged result
+  // included; all ranks compute one at once.
+  const Group alone = world.new_group({world.rank()});
+  const SequenceShards whole(kPositions, 1);
+  const double block = time_of(world, [&] {
+    static_cast<void>(ring_attention(query, key, value, alone, whole));
+  });
+  const Tensor both = torch::stack({key, value});
+  const Tensor received = torch::empty_like(both);
+  const int next = (world.rank() + 1) % kRanks;
+  const int previous = (world.rank() + kRanks - 1) % kRanks;
+  const double transfer = time_of(world, [&] {
+    if (world.rank() % 2 == 0) {
+      group.send(both, next);
+      group.recv(received, previous);
+    } else {
+      group.recv(received, previous);
+      group.send(both, next);
+    }
+  });
+  RankPrograms programs(1);
+  // All ranks do the same at once, so one has its share of the processors. They
+  // also copy what is sent, half of it each way.
+  const std::size_t processor = programs.add_resource({.name = "processor"});
+  std::size_t arriving = 0;
+  for (int step = 0; step < kRanks; ++step) {
+    if (step > 0) programs.wait(0, arriving);
+    if (step + 1 < kRanks) {
+      arriving = programs.add_message(
+          {.kind = "ring", .flows = {{transfer, {processor}}}});
+      programs.begin(0, arriving);
+    }
+    programs.compute(0, processor, block, kSleep);
+  }
+  slept = {block * kRanks * kSteps, 0};
+  return compare(world, seconds, slept, accelerate::detail::replay(programs));
 }
 
 // Tokens that travel to experts behind a shared one.
@@ -283,24 +385,30 @@ Compared run_experts() {
   const torch::NoGradGuard no_grad;
   ExpertLayer sleeping = layer_of(30e-3, 60e-3), awake = layer_of(0, 0);
   const auto empty = accelerator.prepare(awake);
-  // Both exchanges, the router and the products.
+  // Both exchanges, the router and the products of both kinds of experts.
   const double rest = time_of(world, [&] { static_cast<void>(empty(x)); });
+  nn::Linear product(kFeatures, kFeatures);
+  const double one =
+      time_of(world, [&] { static_cast<void>(product->forward(x)); });
+  const double exchange = std::max(0.0, rest - 2 * one) / 2;
   const auto model = accelerator.prepare(sleeping);
   const double seconds = time_of(world, [&] { static_cast<void>(model(x)); });
-  const double all = slept.forward / kSteps;
+  const Slept measured = slept;
+  const double all = mean_over(world, measured.forward / kSteps);
   RankPrograms programs(1);
   const std::size_t processor = programs.add_resource({.name = "processor"});
   const auto message = [&] {
-    return programs.add_message({.kind = "experts", .latency = rest / 2});
+    return programs.add_message({.kind = "experts", .latency = exchange});
   };
   const std::size_t there = message(), back = message();
   programs.begin(0, there);
-  programs.compute(0, processor, all * 2 / 3, "shared");
+  add_compute(programs, 0, processor, {all * 2 / 3, one});
   programs.wait(0, there);
-  programs.compute(0, processor, all / 3, "experts");
+  add_compute(programs, 0, processor, {all / 3, one});
   programs.begin(0, back);
   programs.wait(0, back);
-  return compare(world, seconds, accelerate::detail::replay(programs));
+  return compare(
+      world, seconds, measured, accelerate::detail::replay(programs));
 }
 
 struct Case {
@@ -316,8 +424,14 @@ int main() {
       {"1f1b", [] { return run_pipeline("1F1B", 1); }},
       {"interleaved_1f1b", [] { return run_pipeline("Interleaved1F1B", 2); }},
       {"sharded_units", run_sharded},
+      {"ring", run_ring},
       {"experts", run_experts}};
+  const char* const wanted = std::getenv("SIMULATOR_CASES");
   for (const Case& each : cases) {
+    if (wanted != nullptr &&
+        ("," + std::string(wanted) + ",").find("," + each.name + ",") ==
+            std::string::npos)
+      continue;
     const std::string file =
         "/tmp/simulator_" + std::to_string(getuid()) + "_" + each.name;
     launch_function(

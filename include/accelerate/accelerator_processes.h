@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -118,9 +119,15 @@ class ACCELERATE_API AcceleratorProcesses {
 
   // Layouts.
 
-  /// How fast these ranks and what is between them are, measured in about a
-  /// second: products, memory, messages of ranks of one node and of several.
-  /// Nothing else should run meanwhile. Collective; the same on all ranks.
+  /// How fast these ranks and what is between them are, measured in a few
+  /// seconds, on all ranks at once: forwards and backwards of a layer like those
+  /// of `shape` with sequences of that length, an optimizer's step, messages of
+  /// ranks of one node and of several. Nothing else should run meanwhile.
+  /// Collective; the same on all ranks.
+  [[nodiscard]] ClusterSpeeds measure_cluster(
+      const TransformerShape& shape,
+      std::int64_t sequence_length) const;
+  /// The same for layers of a middle size.
   [[nodiscard]] ClusterSpeeds measure_cluster() const;
   /// Plans how the training of a transformer should be divided among ranks, by
   /// simulating steps of many layouts (planning.h). Without options.num_ranks it

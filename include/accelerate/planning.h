@@ -63,8 +63,13 @@ struct LinkSpeed {
 /// How fast ranks and what is between them are. The defaults are roughly those
 /// of nodes of eight H100s with 400 Gb/s for each.
 struct ClusterSpeeds {
+  // A node.
+
   int ranks_per_node = 8;
   std::uint64_t memory_bytes = 80'000'000'000;
+
+  // Computing.
+
   /// Operations per second that matrix products of 16 bits reach, rather than
   /// the most that a data sheet promises.
   double flops = 400e12;
@@ -73,6 +78,14 @@ struct ClusterSpeeds {
   double memory_bytes_per_second = 2.5e12;
   /// What an operator costs besides its work.
   double seconds_per_operator = 4e-6;
+  /// Operations per second that attention reaches. 0: those of products.
+  double attention_flops = 0;
+  /// Bytes per second of the parameters, gradients and state that an optimizer
+  /// steps on. 0: those of memory.
+  double optimizer_bytes_per_second = 0;
+
+  // Messages.
+
   LinkSpeed inside_node{3e-6, 300e9};
   LinkSpeed between_nodes{8e-6, 50e9};
   /// Above 0: the ranks of a node are programs on this many processors, which

@@ -28,6 +28,11 @@ using detail::seconds_alone;
 using testing::expect_error;
 using ::testing::HasSubstr;
 
+LayoutMemory layout_memory(const LayoutCase& of) {
+  detail::KeptMicroBatches kept;
+  return detail::layout_memory(of, kept);
+}
+
 TransformerShape llama(std::int64_t layers = 32) {
   return {
       .num_layers = layers,
@@ -136,6 +141,19 @@ TEST(ClusterSpeeds, ChangeTheStep) {
   EXPECT_GT(
       seconds([](auto& c, auto&) { c.between_nodes.bytes_per_second = 1e8; }),
       1.1 * before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.attention_flops = c.flops / 10; }),
+      1.02 * before);
+  EXPECT_EQ(
+      seconds([](auto& c, auto&) { c.attention_flops = c.flops; }), before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) { c.optimizer_bytes_per_second = 1e11; }),
+      1.02 * before);
+  EXPECT_EQ(
+      seconds([](auto& c, auto&) {
+        c.optimizer_bytes_per_second = c.memory_bytes_per_second;
+      }),
+      before);
   // Groups along `tensor` no longer fit into a node.
   EXPECT_GT(
       seconds([](auto& c, auto&) { c.ranks_per_node = 2; }), 1.05 * before);
@@ -204,7 +222,7 @@ TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {
   const auto memory_of = [&](TrainingLayout layout) {
     LayoutPlanOptions options = options_of(layout.num_ranks());
     layout.num_micro_batches = 256 / layout.replicate / layout.shard;
-    return detail::layout_memory({model, layout, options});
+    return layout_memory({model, layout, options});
   };
   const auto near = [&](std::uint64_t bytes, double per_parameter) {
     EXPECT_NEAR(
@@ -242,7 +260,7 @@ TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
   const auto kept = [&](TrainingLayout layout) {
     const LayoutPlanOptions options = options_of(layout.num_ranks());
     layout.num_micro_batches = 64;
-    return detail::layout_memory({model, layout, options}).activations;
+    return layout_memory({model, layout, options}).activations;
   };
   const auto plain = kept({});
   EXPECT_LT(kept({.recomputes = true}), plain / 4);
@@ -259,6 +277,35 @@ TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
       0.15 * static_cast<double>(plain));
   EXPECT_GT(kept({.pipeline = 4, .schedule = "GPipe"}), 8 * plain);
   EXPECT_EQ(kept({.micro_batch = 2}) / plain, 2);
+}
+
+TEST(LayoutMemory, KeepsWhatTheScheduleKeeps) {
+  TransformerShape shape = llama(16);
+  shape.vocabulary = 16;
+  const auto model = model_costs(shape);
+  const auto kept = [&](TrainingLayout layout) {
+    const LayoutPlanOptions options = options_of(layout.num_ranks());
+    layout.num_micro_batches = 64;
+    return static_cast<double>(
+        layout_memory({model, layout, options}).activations);
+  };
+  const double all = kept({}), layer = all / 17;
+  const auto near = [&](const TrainingLayout& layout, double layers) {
+    EXPECT_NEAR(kept(layout), layers * layer, 0.02 * layers * layer)
+        << layout.describe();
+  };
+  // A stage has 4 layers; one more is at work.
+  near({.pipeline = 4}, 4 * 4 + 1);
+  near({.pipeline = 4, .schedule = "gpipe"}, 64 * 4 + 1);
+  near({.pipeline = 4, .schedule = "ZBH1"}, 4 * 4 + 1);
+  // Chunks of 2 layers: 2 x 3 warm-up forwards, 4 of the first chunk, and one.
+  near(
+      {.pipeline = 4, .schedule = "Interleaved1F1B", .num_chunks = 2},
+      11 * 2 + 1);
+  near({.pipeline = 4, .schedule = "LoopedBFS", .num_chunks = 2}, 128 * 2 + 1);
+  // The last stage of a V is on the first rank.
+  near(
+      {.pipeline = 4, .schedule = "ZBVZeroBubble", .num_chunks = 2}, 8 * 2 + 1);
 }
 
 TEST(Stages, AreAsEqualAsLayersAllow) {
@@ -292,6 +339,7 @@ TEST(StepTime, HasTheBubbleOfTheSchedule) {
   options.cluster->between_nodes = options.cluster->inside_node = {0, 1e15};
   options.cluster->seconds_per_operator = 0;
   const auto share = [&](const char* schedule, int chunks, int micro) {
+    options.batch_tokens = options.sequence_length * micro;
     const PlannedLayout planned = simulate_layout(
         shape,
         {.pipeline = 8,
@@ -439,6 +487,19 @@ TEST(Plan, DividesMoreIfThereIsLessMemory) {
   EXPECT_THAT(none.explain(), HasSubstr("Nothing fits. The smallest:"));
 }
 
+TEST(Plan, CountsTokensOfWholeSamples) {
+  LayoutPlanOptions options = options_of(1);
+  options.cluster->memory_bytes = 1'000'000'000'000;
+  const auto rate = [&](std::int64_t batch_tokens) {
+    options.batch_tokens = batch_tokens;
+    const std::string text = scaling_table(llama(), options, {1});
+    return text.substr(text.find('\n'));
+  };
+  EXPECT_EQ(rate(3 * 4096 + 4095), rate(3 * 4096));
+  // A sample at least.
+  EXPECT_EQ(rate(100), rate(4096));
+}
+
 TEST(Plan, KeepsTensorParallelismWithinANode) {
   LayoutPlanOptions options = options_of(64);
   options.cluster->memory_bytes = 24'000'000'000;
@@ -522,7 +583,10 @@ TEST(LayoutOptions, ChangeThePlan) {
     change(changed);
     return simulate_layout(mixture(), layout, changed);
   };
-  const auto longer = with([](auto& o) { o.sequence_length = 8192; });
+  const auto longer = with([](auto& o) {
+    o.sequence_length = 8192;
+    o.batch_tokens *= 2;
+  });
   EXPECT_GT(longer.times.step_seconds, 1.9 * before.times.step_seconds);
   EXPECT_GT(longer.memory.activations, 1.9 * before.memory.activations);
   const auto wide = with([](auto& o) { o.precision = FloatType::fp32; });
@@ -570,6 +634,27 @@ TEST(Plan, RefusesWhatMakesNoSense) {
         simulate_layout(llama(), {.replicate = 8, .expert = 3}, options_of(8));
       },
       "does not divide replicate 8 x shard 1");
+  const auto refuses = [](const TrainingLayout& layout, const char* phrase) {
+    expect_error<ConfigError>(
+        [&] {
+          simulate_layout(llama(), layout, options_of(layout.num_ranks()));
+        },
+        phrase);
+  };
+  refuses(
+      {.tensor = 64, .num_micro_batches = 256},
+      "tensor is 64, which does not divide 32 heads, and 32 of keys");
+  refuses(
+      {.context = 3, .num_micro_batches = 256},
+      "context is 3, twice which does not divide a sequence of 4096 tokens");
+  refuses(
+      {.replicate = 2, .expert = 2, .num_micro_batches = 128},
+      "expert is 2, but the model has 0 experts");
+  refuses(
+      {.replicate = 4, .micro_batch = 3, .num_micro_batches = 8},
+      "replicate 4 x shard 1 x micro-batch 3 x 8 are 96 samples, but a step "
+      "has "
+      "256");
   TransformerShape shape = mixture();
   shape.top_k = 64;
   expect_error<ConfigError>(

@@ -17,10 +17,13 @@
 
 #include "base/direct_reader.h"
 #include "base/text.h"
+#include "big_model/model/machine_speeds.h"
 
 namespace accelerate {
 
 namespace {
+
+using detail::wait_for;
 
 // Seconds of the fastest of several calls, after one that does not count.
 double fastest_seconds(const std::function<void()>& call) {
@@ -34,10 +37,6 @@ double fastest_seconds(const std::function<void()>& call) {
     if (i == 1 || (i > 1 && taken.count() < fastest)) fastest = taken.count();
   }
   return std::max(fastest, 1e-9);
-}
-
-void wait_for(c10::Device device) {
-  if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
 }
 
 // A file that is removed at the end.

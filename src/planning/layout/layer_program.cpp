@@ -5,25 +5,18 @@
 #include <utility>
 #include <vector>
 
+#include "planning/layout/plan_inputs.h"
 #include "planning/training_memory.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// Operators of a forward of one layer, besides those of communication.
-constexpr double kOperators = 18;
 // Operators of one expert.
 constexpr double kExpertOperators = 4;
 
-double speed_of(const LayoutCase& of) {
-  const ClusterSpeeds& cluster = of.cluster();
-  if (of.options.precision != FloatType::fp32) return cluster.flops;
-  return cluster.fp32_flops > 0 ? cluster.fp32_flops : cluster.flops / 2;
-}
-
 double product_seconds(const LayoutCase& of, double flops) {
-  return flops / speed_of(of);
+  return flops / product_speed(of.options);
 }
 
 // Elementwise work on so many elements.
@@ -51,11 +44,16 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
   LayerSeconds seconds;
   seconds.projections =
       product_seconds(of, layer.attention_flops * tokens / tensor) +
-      touch_seconds(of, touched / 2) + overhead_seconds(of, kOperators / 2);
-  seconds.attention = product_seconds(
-      of, layer.attention_flops_per_position * positions * tokens / tensor);
+      touch_seconds(of, touched / 2) +
+      overhead_seconds(of, kLayerOperators / 2);
+  const double attention =
+      layer.attention_flops_per_position * positions * tokens / tensor;
+  seconds.attention = of.cluster().attention_flops > 0
+      ? attention / of.cluster().attention_flops
+      : product_seconds(of, attention);
   seconds.mlp = product_seconds(of, layer.mlp_flops * tokens / tensor) +
-      touch_seconds(of, touched / 2) + overhead_seconds(of, kOperators / 2);
+      touch_seconds(of, touched / 2) +
+      overhead_seconds(of, kLayerOperators / 2);
   if (layer.has_experts) {
     const double held =
         static_cast<double>(of.model.shape.num_experts) / of.layout.expert;
@@ -268,14 +266,18 @@ double stepped_parameters(const LayoutCase& of, const LayerRange& layers) {
       parameters.experts / of.expert_shard();
 }
 
+double optimizer_bytes(const std::string& optimizer) {
+  const auto state = static_cast<double>(optimizer_state_bytes(optimizer));
+  return 2 * state + 2 * 4 + 4 * 4;
+}
+
 double optimizer_seconds(const LayoutCase& of, const LayerRange& layers) {
-  // Each value of the state is read and written, as is the parameter, and the
-  // gradient is read; clipping reads it once more and writes it.
-  const double state =
-      static_cast<double>(optimizer_state_bytes(of.options.optimizer));
-  const double bytes =
-      stepped_parameters(of, layers) * (2 * state + 2 * 4 + 4 * 4);
-  return bytes / of.cluster().memory_bytes_per_second;
+  const ClusterSpeeds& cluster = of.cluster();
+  return stepped_parameters(of, layers) *
+      optimizer_bytes(of.options.optimizer) /
+      (cluster.optimizer_bytes_per_second > 0
+           ? cluster.optimizer_bytes_per_second
+           : cluster.memory_bytes_per_second);
 }
 
 void add_forward(

@@ -83,6 +83,14 @@ struct LayoutCase {
   }
 };
 
+/// Operators of a forward of one layer, besides those of communication.
+inline constexpr double kLayerOperators = 18;
+
+/// Bytes per parameter that a step of an optimizer reads and writes: each value
+/// of its state and the parameter twice, the gradient once, and once more twice
+/// for clipping.
+double optimizer_bytes(const std::string& optimizer);
+
 /// The layers that a rank computes together: a stage of a pipeline, or all.
 struct LayerRange {
   std::int64_t begin = 0;

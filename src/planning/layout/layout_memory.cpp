@@ -20,28 +20,28 @@ std::uint64_t whole(double bytes) {
   return static_cast<std::uint64_t>(std::min(std::max(bytes, 0.0), kMost));
 }
 
-// The most micro-batches, counted per chunk, whose activations a rank keeps.
-double most_in_flight(const TrainingLayout& layout, int rank) {
-  if (layout.pipeline == 1) return 1;
-  const auto micro = static_cast<double>(layout.num_micro_batches);
-  const double ranks = layout.pipeline, chunks = layout.num_chunks;
-  const double later = ranks - rank;
-  if (layout.schedule == "GPipe") return micro * chunks;
-  if (layout.schedule == "ZBH1") return std::min(micro, ranks);
-  if (layout.num_chunks == 1) return std::min(micro, later);
-  // Interleaved: warm-up of 2 (ranks - rank - 1) + (chunks - 1) ranks, and one.
-  return std::min(micro * chunks, 2 * (later - 1) + (chunks - 1) * ranks + 1);
+// The layers that a rank has, one range per chunk.
+std::vector<LayerRange> layers_of(
+    const std::vector<LayerRange>& stages,
+    const PipelineStagePlaces& places,
+    int rank) {
+  std::vector<LayerRange> layers;
+  for (int chunk = 0; chunk < places.num_chunks; ++chunk)
+    layers.push_back(
+        stages[static_cast<std::size_t>(places.stage(rank, chunk))]);
+  return layers;
 }
 
+// `most_kept`: micro-batches, counted per chunk.
 double activations_of(
     const LayoutCase& of,
-    const std::vector<LayerRange>& stages,
-    int rank) {
+    const std::vector<LayerRange>& chunks,
+    int most_kept) {
   const double element = of.element_bytes(), tokens = of.tokens();
-  double kept = 0, layer_peak = 0, num_chunks = of.layout.num_chunks;
-  for (int chunk = 0; chunk < of.layout.num_chunks; ++chunk) {
-    const LayerRange& layers =
-        stages[static_cast<std::size_t>(chunk * of.layout.pipeline + rank)];
+  double kept = 0, layer_peak = 0;
+  bool has_head = false;
+  for (const LayerRange& layers : chunks) {
+    has_head = has_head || layers.has_head;
     for (std::int64_t i = layers.begin; i < layers.end; ++i) {
       const LayerCosts& layer = of.model.layer(i);
       const double whole_layer = layer.kept *
@@ -53,12 +53,10 @@ double activations_of(
           of.layout.recomputes ? layer.hidden * tokens * element : whole_layer;
     }
   }
-  double bytes = kept / num_chunks * most_in_flight(of.layout, rank);
+  double bytes = kept / static_cast<double>(chunks.size()) * most_kept;
   // The layer that is recomputed, or whose gradients are computed.
   bytes += layer_peak;
-  if (stages[static_cast<std::size_t>(
-                 (of.layout.num_chunks - 1) * of.layout.pipeline + rank)]
-          .has_head) {
+  if (has_head) {
     // Logits, and in fp32 what the loss and its gradient have of them.
     bytes += tokens * static_cast<double>(of.model.shape.vocabulary) /
         of.layout.tensor * (element + 2 * kFloatBytes);
@@ -68,15 +66,13 @@ double activations_of(
 
 LayoutMemory memory_of(
     const LayoutCase& of,
-    const std::vector<LayerRange>& stages,
-    int rank) {
+    const std::vector<LayerRange>& chunks,
+    int most_kept) {
   const TrainingLayout& layout = of.layout;
   const bool is_wide = of.options.precision == FloatType::fp32;
   RankParameters parameters;
   double largest = 0;
-  for (int chunk = 0; chunk < layout.num_chunks; ++chunk) {
-    const LayerRange& layers =
-        stages[static_cast<std::size_t>(chunk * layout.pipeline + rank)];
+  for (const LayerRange& layers : chunks) {
     const RankParameters own = rank_parameters(of, layers);
     parameters.dense += own.dense;
     parameters.experts += own.experts;
@@ -118,7 +114,7 @@ LayoutMemory memory_of(
   } else if (shards_gradients) {
     memory.gathered = whole(2 * largest * of.element_bytes());
   }
-  memory.activations = whole(activations_of(of, stages, rank));
+  memory.activations = whole(activations_of(of, chunks, most_kept));
   return memory;
 }
 
@@ -149,13 +145,37 @@ double least_bytes(const LayoutCase& of) {
       static_cast<double>(shape.num_layers) / stages;
 }
 
-LayoutMemory layout_memory(const LayoutCase& of) {
+const KeptMicroBatches::Kept& KeptMicroBatches::of(
+    const TrainingLayout& layout) {
+  const auto [place, is_new] = known_.try_emplace(
+      {layout.schedule,
+       layout.pipeline,
+       layout.num_micro_batches,
+       layout.num_chunks});
+  if (!is_new) return place->second;
+  // Without stages, each micro-batch ends before the next one begins.
+  if (layout.pipeline == 1) {
+    place->second.most = {1};
+    return place->second;
+  }
+  const PipelineSchedule schedule = make_pipeline_schedule(
+      parse_pipeline_schedule(layout.schedule),
+      layout.pipeline,
+      static_cast<int>(layout.num_micro_batches),
+      layout.num_chunks);
+  place->second = {schedule, most_kept(schedule)};
+  return place->second;
+}
+
+LayoutMemory layout_memory(const LayoutCase& of, KeptMicroBatches& kept) {
   const std::vector<LayerRange> stages = stages_of(of);
+  const KeptMicroBatches::Kept& micro_batches = kept.of(of.layout);
   LayoutMemory most;
   for (int rank = 0; rank < of.layout.pipeline; ++rank) {
-    // The first keeps most activations, the last has the logits.
-    if (rank > 1 && rank + 1 < of.layout.pipeline) continue;
-    const LayoutMemory memory = memory_of(of, stages, rank);
+    const LayoutMemory memory = memory_of(
+        of,
+        layers_of(stages, micro_batches.places, rank),
+        micro_batches.most[static_cast<std::size_t>(rank)]);
     if (memory.total() > most.total()) most = memory;
   }
   return most;

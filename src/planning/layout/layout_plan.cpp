@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "planning/layout/layout_memory.h"
 #include "planning/layout/layout_text.h"
+#include "planning/layout/plan_inputs.h"
 #include "planning/layout/search.h"
 #include "planning/layout/step_time.h"
 #include "planning/training_memory.h"
@@ -21,12 +22,7 @@ namespace {
 using detail::format;
 using detail::LayoutCase;
 using detail::ModelCosts;
-
-std::uint64_t usable_bytes(const LayoutPlanOptions& options) {
-  return static_cast<std::uint64_t>(
-      static_cast<double>(options.cluster->memory_bytes) *
-      options.usable_memory);
-}
+using detail::usable_bytes;
 
 std::string what_binds(const PlannedLayout& planned, std::uint64_t usable) {
   if (planned.memory.total() > usable) return "memory";
@@ -50,10 +46,10 @@ LayoutPlanOptions complete(LayoutPlanOptions options) {
   return options;
 }
 
-PlannedLayout simulate(const LayoutCase& of) {
+PlannedLayout simulate(const LayoutCase& of, const LayoutMemory& memory) {
   PlannedLayout planned{
       .layout = of.layout,
-      .memory = detail::layout_memory(of),
+      .memory = memory,
       .times = detail::simulate_step(of)};
   planned.binds = what_binds(planned, usable_bytes(of.options));
   return planned;
@@ -101,8 +97,7 @@ void require_layouts(
       "number of ranks, or more samples per step",
       options.num_ranks,
       options.sequence_length,
-      std::max<std::int64_t>(
-          1, options.batch_tokens / options.sequence_length)));
+      detail::samples_of_step(options)));
 }
 
 }  // namespace
@@ -119,7 +114,9 @@ PlannedLayout simulate_layout(
     throw ConfigError(
         format("[planning] {}: {}", layout.describe(), complaint));
   }
-  return simulate({model, layout, options});
+  const LayoutCase of{model, layout, options};
+  detail::KeptMicroBatches kept;
+  return simulate(of, detail::layout_memory(of, kept));
 }
 
 LayoutPlan plan_layout(
@@ -132,12 +129,13 @@ LayoutPlan plan_layout(
       candidates_of(model, options, too_large);
   require_layouts(too_large, candidates, options);
   const std::uint64_t usable = usable_bytes(options);
+  detail::KeptMicroBatches kept;
   std::vector<PlannedLayout> fitting, others;
   for (const Candidate& candidate : candidates) {
     const LayoutCase of{model, candidate.layout, options};
-    const LayoutMemory memory = detail::layout_memory(of);
+    const LayoutMemory memory = detail::layout_memory(of, kept);
     if (memory.total() <= usable) {
-      fitting.push_back(simulate(of));
+      fitting.push_back(simulate(of, memory));
       if (fitting.size() == options.num_simulated) break;
     } else if (others.size() < options.num_simulated) {
       others.push_back(
@@ -149,7 +147,7 @@ LayoutPlan plan_layout(
     for (const TrainingLayout& layout : too_large) {
       others.push_back(
           {.layout = layout,
-           .memory = detail::layout_memory({model, layout, options}),
+           .memory = detail::layout_memory({model, layout, options}, kept),
            .binds = "memory"});
     }
     std::stable_sort(
@@ -159,7 +157,7 @@ LayoutPlan plan_layout(
     others.resize(std::min<std::size_t>(others.size(), options.num_simulated));
   }
   for (PlannedLayout& each : others)
-    each = simulate({model, each.layout, options});
+    each = simulate({model, each.layout, options}, each.memory);
   std::stable_sort(
       fitting.begin(), fitting.end(), [](const auto& a, const auto& b) {
         return a.times.step_seconds < b.times.step_seconds;

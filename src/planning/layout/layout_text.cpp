@@ -11,6 +11,7 @@
 #include "base/sizes.h"
 #include "base/text.h"
 #include "planning/layout/model_costs.h"
+#include "planning/layout/plan_inputs.h"
 
 namespace accelerate {
 
@@ -59,12 +60,6 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
-std::uint64_t usable_of(const LayoutPlanOptions& options) {
-  return static_cast<std::uint64_t>(
-      static_cast<double>(options.cluster->memory_bytes) *
-      options.usable_memory);
-}
-
 // The parts of a step, by name.
 std::map<std::string, double> parts_of(const LayoutTimes& times) {
   std::map<std::string, double> parts = times.exposed;
@@ -107,7 +102,7 @@ std::string why_too_large(
       std::begin(parts), std::end(parts), [](const auto& a, const auto& b) {
         return a.first < b.first;
       });
-  const std::uint64_t usable = usable_of(options);
+  const std::uint64_t usable = usable_bytes(options);
   return format(
       "needs {} more; {} of {}",
       bytes_text(memory.total() - std::min(usable, memory.total())),
@@ -149,7 +144,8 @@ std::vector<const PlannedLayout*> variety(
   return shown;
 }
 
-std::string_view name_of(FloatType precision) {
+// As the setting mixed_precision spells it.
+std::string_view mixed_precision_of(FloatType precision) {
   switch (precision) {
     case FloatType::fp16:
       return "fp16";
@@ -176,15 +172,14 @@ std::string heading(
       format("; {} samples of {} tokens per step, precision {}, {}\n{} ranks, "
              "{} "
              "on a node, {} each ({} usable)\n",
-             std::max<std::int64_t>(
-                 1, options.batch_tokens / options.sequence_length),
+             samples_of_step(options),
              options.sequence_length,
-             name_of(options.precision),
+             mixed_precision_of(options.precision),
              options.optimizer,
              options.num_ranks,
              options.cluster->ranks_per_node,
              bytes_text(options.cluster->memory_bytes),
-             bytes_text(usable_of(options)));
+             bytes_text(usable_bytes(options)));
 }
 
 std::string memory_text(const LayoutMemory& memory) {
@@ -203,9 +198,7 @@ std::string best_text(
     const TransformerShape& shape,
     const LayoutPlanOptions& options,
     const PlannedLayout& best) {
-  const double tokens =
-      static_cast<double>(options.batch_tokens / options.sequence_length) *
-      static_cast<double>(options.sequence_length);
+  const double tokens = tokens_of_step(options);
   return format(
       "\nbest: {}\n  step    {}, {} tokens/s, {} of the speed of products\n{}"
       "  memory  {}\n  binds   {}\n",
@@ -238,18 +231,12 @@ double utilization(
         layer.attention_flops_per_position *
             static_cast<double>(options.sequence_length);
   }
-  const double tokens =
-      static_cast<double>(options.batch_tokens / options.sequence_length) *
-      static_cast<double>(options.sequence_length);
-  double speed = options.cluster->flops;
-  if (options.precision == FloatType::fp32) {
-    speed = options.cluster->fp32_flops > 0 ? options.cluster->fp32_flops
-                                            : speed / 2;
-  }
+  const double tokens = tokens_of_step(options);
   const int processors = options.cluster->shared_processors > 0
       ? options.cluster->shared_processors
       : options.num_ranks;
-  return 3 * per_token * tokens / (speed * processors) / times.step_seconds;
+  return 3 * per_token * tokens / (product_speed(options) * processors) /
+      times.step_seconds;
 }
 
 std::string times_text(const LayoutTimes& times) {
@@ -351,7 +338,7 @@ std::string layout_config(
                                    : "MULTI_GPU",
       nodes,
       options.num_ranks,
-      name_of(options.precision));
+      mixed_precision_of(options.precision));
   if (is_on_host) text += "use_cpu: true\n";
   if (is_sharded) {
     text += format(
@@ -428,13 +415,10 @@ std::string scaling_table(
       }
       const PlannedLayout& best = plan.best();
       const double step = best.times.step_seconds;
-      text +=
-          padded(detail::seconds_text(step), 10) +
-          padded(
-              detail::thousands(static_cast<double>(own.batch_tokens) / step),
-              11) +
-          padded(
-              detail::percent(detail::utilization(shape, own, best.times)), 7) +
+      text += padded(detail::seconds_text(step), 10) +
+          padded(detail::thousands(detail::tokens_of_step(own) / step), 11) +
+          padded(detail::percent(detail::utilization(shape, own, best.times)),
+                 7) +
           padded(detail::percent(best.times.bubble / step), 8) +
           padded(detail::bytes_text(best.memory.total()), 11) +
           padded(best.binds, 12) + best.layout.describe() + "\n";

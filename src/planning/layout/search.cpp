@@ -5,6 +5,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "planning/layout/plan_inputs.h"
 
 namespace accelerate::detail {
 
@@ -25,6 +26,16 @@ bool is_power_of_two(std::int64_t number) {
   return number > 0 && (number & (number - 1)) == 0;
 }
 
+bool divides_heads(const TransformerShape& shape, int tensor) {
+  return shape.num_heads % tensor == 0 && shape.num_kv_heads % tensor == 0;
+}
+
+// Each rank has two shards, so that causal attention is as much work for all.
+bool divides_sequence(const LayoutPlanOptions& options, int context) {
+  return context == 1 ||
+      options.sequence_length % (2 * std::int64_t{context}) == 0;
+}
+
 class Search {
  public:
   Search(const ModelCosts& model, const LayoutPlanOptions& options)
@@ -32,10 +43,14 @@ class Search {
 
   std::vector<TrainingLayout> run() {
     for (const int tensor : choices(options_.num_ranks, options_.tensor)) {
-      if (!options_.tensor && !may_be_tensor(tensor)) continue;
+      if (options_.tensor ? !divides_heads(model_.shape, tensor)
+                          : !may_be_tensor(tensor))
+        continue;
       const int after_tensor = options_.num_ranks / tensor;
       for (const int context : choices(after_tensor, options_.context)) {
-        if (!options_.context && !may_be_context(context)) continue;
+        if (options_.context ? !divides_sequence(options_, context)
+                             : !may_be_context(context))
+          continue;
         const int after_context = after_tensor / context;
         for (const int pipeline : choices(after_context, options_.pipeline)) {
           if (pipeline > model_.shape.num_layers) continue;
@@ -55,14 +70,14 @@ class Search {
     return ranks % *given == 0 ? std::vector<int>{*given} : std::vector<int>{};
   }
 
+  // Those that are allowed, and worth a try.
   [[nodiscard]] bool may_be_tensor(int degree) const {
-    const TransformerShape& shape = model_.shape;
-    return shape.num_heads % degree == 0 && shape.num_kv_heads % degree == 0 &&
+    return divides_heads(model_.shape, degree) &&
         degree <= 4 * options_.cluster->ranks_per_node;
   }
   [[nodiscard]] bool may_be_context(int degree) const {
     return degree == 1 ||
-        (options_.sequence_length % (2 * degree) == 0 &&
+        (divides_sequence(options_, degree) &&
          options_.sequence_length / degree >= 64);
   }
 
@@ -97,8 +112,7 @@ class Search {
   }
 
   void add_batches(TrainingLayout layout) {
-    const std::int64_t samples = std::max<std::int64_t>(
-        1, options_.batch_tokens / options_.sequence_length);
+    const std::int64_t samples = samples_of_step(options_);
     const std::int64_t data_ranks = layout.replicate * layout.shard;
     // Ranks without a sample would have nothing to do.
     if (samples % data_ranks != 0) return;
@@ -147,6 +161,51 @@ std::vector<TrainingLayout> all_layouts(
   return Search(model, options).run();
 }
 
+namespace {
+
+// What of the model or the batch the layout does not divide.
+std::string size_complaint(
+    const TransformerShape& shape,
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options) {
+  if (!divides_heads(shape, layout.tensor)) {
+    return format(
+        "tensor is {}, which does not divide {} heads, and {} of keys and "
+        "values",
+        layout.tensor,
+        shape.num_heads,
+        shape.num_kv_heads);
+  }
+  if (!divides_sequence(options, layout.context)) {
+    return format(
+        "context is {}, twice which does not divide a sequence of {} tokens",
+        layout.context,
+        options.sequence_length);
+  }
+  if (layout.expert > 1 && layout.expert > shape.num_experts) {
+    return format(
+        "expert is {}, but the model has {} experts",
+        layout.expert,
+        shape.num_experts);
+  }
+  const std::int64_t samples = std::int64_t{layout.replicate} * layout.shard *
+      layout.micro_batch * layout.num_micro_batches;
+  if (samples != samples_of_step(options)) {
+    return format(
+        "replicate {} x shard {} x micro-batch {} x {} are {} samples, but a "
+        "step has {}",
+        layout.replicate,
+        layout.shard,
+        layout.micro_batch,
+        layout.num_micro_batches,
+        samples,
+        samples_of_step(options));
+  }
+  return {};
+}
+
+}  // namespace
+
 std::string layout_complaint(
     const ModelCosts& model,
     const TrainingLayout& layout,
@@ -185,7 +244,7 @@ std::string layout_complaint(
         layout.shard,
         layout.shard == 1 ? "something is sharded" : "nothing is sharded");
   }
-  return {};
+  return size_complaint(model.shape, layout, options);
 }
 
 void check_options(const LayoutPlanOptions& options) {
@@ -210,8 +269,10 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.between_nodes.bytes_per_second > 0) ||
       !(cluster.inside_node.latency_seconds >= 0) ||
       !(cluster.between_nodes.latency_seconds >= 0) ||
-      !(cluster.seconds_per_operator >= 0) || cluster.shared_processors < 0 ||
-      !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
+      !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
+      !(cluster.optimizer_bytes_per_second >= 0) ||
+      cluster.shared_processors < 0 || !(options.usable_memory > 0) ||
+      !(options.expert_imbalance >= 1);
   if (!is_wrong) return;
   throw ConfigError(format(
       "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "

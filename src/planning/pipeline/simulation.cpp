@@ -35,7 +35,7 @@ class Simulation {
     for (const double end : free_at_)
       result_.time = std::max(result_.time, end);
     measure_bubble();
-    count_kept();
+    result_.most_kept = most_kept(schedule_);
     return std::move(result_);
   }
 
@@ -149,19 +149,6 @@ class Simulation {
     result_.bubble = all > 0 ? 1 - busy / all : 0;
   }
 
-  void count_kept() {
-    for (const auto& actions : schedule_.ranks) {
-      int kept = 0, most = 0;
-      for (const PipelineAction& action : actions) {
-        if (action.kind == Kind::forward) most = std::max(most, ++kept);
-        if (action.kind == Kind::backward ||
-            action.kind == Kind::backward_weight)
-          --kept;
-      }
-      result_.most_kept.push_back(most);
-    }
-  }
-
   const PipelineSchedule& schedule_;
   const PipelineTimes& times_;
   std::vector<std::size_t> next_;
@@ -188,6 +175,20 @@ std::string symbol_of(const PipelineAction& action) {
 }
 
 }  // namespace
+
+std::vector<int> most_kept(const PipelineSchedule& schedule) {
+  std::vector<int> found;
+  for (const auto& actions : schedule.ranks) {
+    int kept = 0, most = 0;
+    for (const PipelineAction& action : actions) {
+      if (action.kind == Kind::forward) most = std::max(most, ++kept);
+      if (action.kind == Kind::backward || action.kind == Kind::backward_weight)
+        --kept;
+    }
+    found.push_back(most);
+  }
+  return found;
+}
 
 PipelineSimulation simulate_pipeline(
     const PipelineSchedule& schedule,

@@ -33,12 +33,15 @@ struct PipelineSimulation {
   double time = 0;
   /// The share of `time`, of all ranks together, in which they compute nothing.
   double bubble = 0;
-  /// Per rank, the most micro-batches, counted per chunk, whose activations it
-  /// keeps at once: from the forward to the end of its whole backward.
+  /// most_kept() of the schedule.
   std::vector<int> most_kept;
   /// Why the schedule cannot end; empty if it does.
   std::string deadlock;
 };
+
+/// Per rank, the most micro-batches, counted per chunk, whose activations it
+/// keeps at once: from the forward to the end of its whole backward.
+std::vector<int> most_kept(const PipelineSchedule& schedule);
 
 /// Replays a schedule with given times: every action begins when its rank and
 /// what it needs are ready.

@@ -1,0 +1,94 @@
+#pragma once
+
+// Layers that sleep for known times, so that ranks with few processors among
+// them are as fast as ranks with one each.
+
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <accelerate/accelerate.h>
+
+#include "report.h"
+
+namespace accelerate::benchmarks {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// What sleeping layers have slept, forward and backward.
+struct Slept {
+  double forward = 0;
+  double backward = 0;
+};
+inline Slept slept;
+
+inline void sleep(double seconds, double& sum) {
+  if (seconds <= 0) return;
+  const auto begin = Clock::now();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  sum += seconds_since(begin);
+}
+
+struct Sleeps : torch::autograd::Function<Sleeps> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const at::Tensor& x,
+      double seconds) {
+    context->saved_data["seconds"] = seconds;
+    sleep(seconds, slept.forward);
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& gradients) {
+    sleep(2 * context->saved_data.at("seconds").toDouble(), slept.backward);
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+/// A linear layer that takes its time.
+struct SleepingImpl : torch::nn::Module {
+  SleepingImpl(std::int64_t width, double time)
+      : linear(register_module("linear", torch::nn::Linear(width, width))),
+        seconds(time) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Sleeps::apply(linear(x), seconds);
+  }
+  torch::nn::Linear linear;
+  double seconds;
+};
+TORCH_MODULE(Sleeping);
+
+inline double mean_over(const World& world, double value) {
+  const at::Tensor sum = torch::full({}, value, torch::kDouble);
+  world.group().all_reduce(sum);
+  return sum.item<double>() / world.size();
+}
+
+/// Runs `step` on all ranks; returns the median of the time that the slowest
+/// takes. `slept` is of `num_steps` steps afterwards.
+inline double
+time_of(const World& world, int num_steps, const std::function<void()>& step) {
+  step();
+  std::vector<double> times;
+  slept = {};
+  for (int i = 0; i < num_steps; ++i) {
+    world.wait_for_everyone();
+    const auto begin = Clock::now();
+    step();
+    const at::Tensor most =
+        torch::full({}, seconds_since(begin), torch::kDouble);
+    world.group().all_reduce(most, ReduceOp::max);
+    times.push_back(most.item<double>());
+  }
+  return median(times);
+}
+
+}  // namespace accelerate::benchmarks
