@@ -42,6 +42,8 @@ using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 struct Machine {
   std::mutex mutex;
   std::map<Stream, std::vector<std::function<void()>>> queued;
+  // Held while a stream's work runs, so that nobody goes on before it is done.
+  std::map<Stream, std::recursive_mutex> running;
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
   PretendCounts counts;
@@ -61,6 +63,12 @@ struct Machine {
   }
 
   void run(const Stream& stream) {
+    std::unique_lock<std::recursive_mutex> alone;
+    {
+      const std::lock_guard lock(mutex);
+      alone = std::unique_lock(running[stream], std::defer_lock);
+    }
+    alone.lock();
     std::vector<std::function<void()>> work;
     {
       const std::lock_guard lock(mutex);
@@ -334,9 +342,9 @@ bool takes_indices(const std::string& name) {
       name == "aten::_index_put_impl_";
 }
 
-// Refuses what CUDA refuses: tensors of several devices, but for scalars that
-// are on the host.
-void require_one_device(
+// The device of an operator's tensors. Refuses what CUDA refuses: tensors of
+// several devices, but for scalars that are on the host.
+std::optional<c10::Device> common_device(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
   const auto& arguments = op.schema().arguments();
@@ -368,11 +376,12 @@ void require_one_device(
     for (const c10::IValue& item : values[i].toListRef())
       look_at(item, may_be_on_host);
   }
+  return found;
 }
 
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  require_one_device(op, *stack);
-  machine().run(current_stream(current_device));
+  const auto device = common_device(op, *stack);
+  machine().run(current_stream(device ? device->index() : current_device));
   const Clock::time_point start = Clock::now();
   const double seconds = seconds_of(op, *stack);
   at::native::cpu_fallback(op, stack);
