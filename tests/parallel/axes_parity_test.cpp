@@ -59,6 +59,8 @@ std::vector<Case> cases() {
   for (const char* const net : {"Mlp", "Encoder", "Gpt"}) {
     for (const Axes& axes : grids()) {
       ++number;
+      // Its MultiheadAttention refuses a divided sequence (context_tests).
+      if (std::string_view(net) == "Encoder" && axes.context > 1) continue;
       const bool is_left_out = axes.num_ranks() > 4 ||
           (std::string_view(net) != "Gpt" && number % 3 != 0);
       for (std::size_t way = 0; way < 8; ++way) {
@@ -98,10 +100,7 @@ TEST_P(AxesParity, EndsAsOneProcessDoes) {
   const Case& each = GetParam();
   if (each.net == "Mlp") expect_like_one_process<Mlp>(each);
   if (each.net == "Gpt") expect_like_one_process<Gpt>(each);
-  if (each.net != "Encoder") return;
-  if (each.axes.context > 1)
-    GTEST_SKIP() << "MultiheadAttention is refused with context";
-  expect_like_one_process<Encoder>(each);
+  if (each.net == "Encoder") expect_like_one_process<Encoder>(each);
 }
 
 std::string case_name(const ::testing::TestParamInfo<Case>& each) {
