@@ -17,13 +17,13 @@
 
 #include "base/direct_reader.h"
 #include "base/text.h"
-#include "big_model/model/machine_speeds.h"
+#include "big_model/model/synchronize.h"
 
 namespace accelerate {
 
 namespace {
 
-using detail::wait_for;
+using detail::synchronize;
 
 // Seconds of the fastest of several calls, after one that does not count.
 double fastest_seconds(const std::function<void()>& call) {
@@ -120,7 +120,7 @@ MachineSpeeds measure_speeds(const std::filesystem::path& folder) {
   const at::Tensor factor = at::ones({kSide, kSide}, options);
   const double product = fastest_seconds([&] {
     const at::Tensor result = at::mm(factor, factor);
-    wait_for(device);
+    synchronize(device);
   });
   speeds.flops_per_second =
       2.0 * static_cast<double>(kSide * kSide * kSide) / product;
@@ -128,7 +128,7 @@ MachineSpeeds measure_speeds(const std::filesystem::path& folder) {
   const double bytes = 4.0 * static_cast<double>(kElements);
   const double sum = fastest_seconds([&] {
     const at::Tensor result = memory.sum();
-    wait_for(device);
+    synchronize(device);
   });
   speeds.memory_bytes_per_second = bytes / sum;
   if (has_device) {
@@ -137,7 +137,7 @@ MachineSpeeds measure_speeds(const std::filesystem::path& folder) {
     at::Tensor target = memory;
     const double copy = fastest_seconds([&] {
       target.copy_(host, /*non_blocking=*/true);
-      wait_for(device);
+      synchronize(device);
     });
     speeds.link_bytes_per_second = bytes / copy;
   }

@@ -5,9 +5,9 @@
 
 namespace accelerate::detail {
 
-/// Waits for what this thread has asked the device to do, so that a clock that
-/// is read next has all of it.
-inline void wait_for(c10::Device device) {
+/// Waits for everything that this thread has queued on the device. For reading a
+/// clock around it.
+inline void synchronize(c10::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
 }
 

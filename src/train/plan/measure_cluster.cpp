@@ -1,0 +1,327 @@
+#include <accelerate/accelerator_processes.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/adamw.h>
+
+#include "base/available_memory.h"
+#include "big_model/model/synchronize.h"
+#include "planning/layout/layer_program.h"
+#include "planning/layout/model_costs.h"
+#include "train/session.h"
+
+namespace accelerate {
+
+namespace {
+
+using at::Tensor;
+using Clock = std::chrono::steady_clock;
+
+// The mean over the ranks, so that all plan with the same numbers.
+double mean_over(const World& world, double value) {
+  const Tensor sum = at::full({}, value, at::kDouble).to(world.device());
+  world.group().all_reduce(sum);
+  return sum.item<double>() / world.size();
+}
+
+// The host memory of the rank that has least; nothing if a system does not say.
+std::optional<std::uint64_t> least_memory(const World& world) {
+  const auto free = detail::available_memory();
+  const Tensor least = at::full(
+      {},
+      free ? static_cast<std::int64_t>(*free) / std::max(1, world.local_size())
+           : -1,
+      at::kLong);
+  world.group().all_reduce(least, ReduceOp::min);
+  const auto bytes = least.item<std::int64_t>();
+  if (bytes < 0) return std::nullopt;
+  return static_cast<std::uint64_t>(bytes);
+}
+
+/// Times calls that all ranks make at once. A round lasts many of the turns that
+/// ranks take on shared processors, and ends when the last rank has ended: a
+/// single call may have been lucky.
+class Clocked {
+ public:
+  explicit Clocked(const World& world) : world_(world) {}
+
+  // Seconds of one call, the same on all ranks.
+  double seconds_of(const std::function<void()>& call) const {
+    constexpr double kRoundSeconds = 0.05;
+    constexpr int kRounds = 3;
+    round(1, call);
+    const double first = round(1, call);
+    const int count =
+        static_cast<int>(std::clamp(kRoundSeconds / first, 1.0, 1000.0));
+    std::vector<double> seconds;
+    for (int i = 0; i < kRounds; ++i) seconds.push_back(round(count, call));
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[kRounds / 2];
+  }
+
+ private:
+  double round(int count, const std::function<void()>& call) const {
+    detail::synchronize(world_.device());
+    world_.wait_for_everyone();
+    const auto begin = Clock::now();
+    for (int i = 0; i < count; ++i) call();
+    detail::synchronize(world_.device());
+    world_.wait_for_everyone();
+    const std::chrono::duration<double> taken = Clock::now() - begin;
+    return std::max(1e-9, mean_over(world_, taken.count()) / count);
+  }
+
+  const World& world_;
+};
+
+/// Parts of a transformer's layer, each with its backward.
+class LayerParts {
+ public:
+  LayerParts(
+      const TransformerShape& shape,
+      std::int64_t num_samples,
+      std::int64_t length,
+      const at::TensorOptions& options)
+      : shape_(shape),
+        num_samples_(num_samples),
+        length_(length),
+        options_(options) {}
+
+  [[nodiscard]] std::int64_t tokens() const { return num_samples_ * length_; }
+
+  [[nodiscard]] std::function<void()> product() const {
+    const Tensor x = leaf({tokens(), shape_.hidden_size});
+    const Tensor weight = leaf({shape_.intermediate_size, shape_.hidden_size});
+    return [=] { backward(at::linear(x, weight), {x, weight}); };
+  }
+  [[nodiscard]] double product_flops() const {
+    return 6.0 * static_cast<double>(tokens()) *
+        static_cast<double>(shape_.hidden_size) *
+        static_cast<double>(shape_.intermediate_size);
+  }
+
+  [[nodiscard]] std::function<void()> attention() const {
+    const std::vector<std::int64_t> sizes{
+        num_samples_, shape_.num_heads, length_, shape_.head_size};
+    const Tensor q = leaf(sizes), k = leaf(sizes), v = leaf(sizes);
+    return [=] {
+      backward(
+          at::scaled_dot_product_attention(
+              q, k, v, {}, /*dropout_p=*/0, /*is_causal=*/true),
+          {q, k, v});
+    };
+  }
+
+  // What is neither a product nor attention.
+  [[nodiscard]] std::function<void()> rest() const {
+    const Tensor x = leaf({tokens(), shape_.hidden_size});
+    const Tensor inner = leaf({tokens(), shape_.intermediate_size});
+    const Tensor weight = leaf({shape_.hidden_size});
+    const Tensor bias = leaf({shape_.hidden_size});
+    return [=, hidden = shape_.hidden_size] {
+      Tensor y = x;
+      for (int i = 0; i < 2; ++i) {
+        y = y +
+            at::layer_norm(y, {hidden}, weight, bias)
+                .view({-1, 2, hidden / 2})
+                .transpose(0, 1)
+                .reshape({-1, hidden});
+      }
+      backward(y, {x, weight, bias});
+      backward(at::gelu(inner), {inner});
+    };
+  }
+
+  // All of a layer, as a model computes it.
+  [[nodiscard]] std::function<void()> whole() const {
+    return [product = product(), attention = attention(), rest = rest()] {
+      // Queries, keys, values and results, and both matrices of the MLP.
+      for (int i = 0; i < 6; ++i) product();
+      attention();
+      rest();
+    };
+  }
+
+  // Its parameters with gradients.
+  [[nodiscard]] std::vector<Tensor> parameters() const {
+    const std::int64_t hidden = shape_.hidden_size;
+    const std::int64_t inner = shape_.intermediate_size;
+    std::vector<Tensor> found;
+    const auto add = [&](std::vector<std::int64_t> sizes) {
+      found.push_back(leaf(sizes));
+      found.back().mutable_grad() = at::zeros(sizes, found.back().options());
+    };
+    for (int i = 0; i < 4; ++i) {
+      add({hidden, hidden});
+      add({hidden});
+      add({hidden});
+    }
+    add({inner, hidden});
+    add({inner});
+    add({hidden, inner});
+    add({hidden});
+    return found;
+  }
+
+ private:
+  [[nodiscard]] Tensor leaf(const std::vector<std::int64_t>& sizes) const {
+    return at::randn(sizes, options_).requires_grad_();
+  }
+  static void backward(
+      const Tensor& result,
+      const std::vector<Tensor>& inputs) {
+    torch::autograd::grad({result}, inputs, {at::ones_like(result)});
+  }
+
+  const TransformerShape& shape_;
+  std::int64_t num_samples_;
+  std::int64_t length_;
+  at::TensorOptions options_;
+};
+
+// What an all-reduce tells of a link: a step's latency, and the bytes per second
+// that a rank sends. `share`: of a processor, that a rank has for copying; 1
+// where ranks have links of their own.
+LinkSpeed measure_link(const World& world, const Group& group, double share) {
+  constexpr std::int64_t kElements = 1 << 20;
+  const auto options = at::TensorOptions().device(world.device());
+  const Tensor small = at::zeros({1}, options);
+  const Tensor large = at::zeros({kElements}, options);
+  const Clocked clocked(world);
+  const double latency = clocked.seconds_of([&] { group.all_reduce(small); });
+  const double whole = clocked.seconds_of([&] { group.all_reduce(large); });
+  const double n = group.size();
+  const double sent = 2 * 4.0 * static_cast<double>(kElements) * (n - 1) / n;
+  const double steps = 2 * std::max(1.0, std::ceil(std::log2(n)));
+  return {latency / steps, sent / std::max(1e-9, whole - latency) / share};
+}
+
+// Sizes like the model's at which a forward and backward of a layer takes
+// a moment.
+TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
+  shape.num_experts = 0;
+  shape = detail::complete_shape(std::move(shape));
+  const std::int64_t most = is_on_host ? 1024 : 8192;
+  const std::int64_t ratio =
+      std::max<std::int64_t>(1, shape.intermediate_size / shape.hidden_size);
+  if (shape.hidden_size > most) {
+    shape.head_size = std::min<std::int64_t>(shape.head_size, 128);
+    shape.num_heads = most / shape.head_size;
+    shape.hidden_size = most;
+    shape.intermediate_size = most * std::min<std::int64_t>(ratio, 4);
+  }
+  // Halves of it are copied.
+  shape.hidden_size += shape.hidden_size % 2;
+  return shape;
+}
+
+// The speeds of a whole processor, from those of ranks that each have a `share` of
+// one and all compute at once.
+void measure_computing(
+    const World& world,
+    const TransformerShape& given,
+    std::int64_t sequence_length,
+    double share,
+    ClusterSpeeds& cluster) {
+  const at::AutoGradMode with_gradients(true);
+  const bool is_on_host = world.device().is_cpu();
+  const Clocked clocked(world);
+  const TransformerShape shape = measured_shape(given, is_on_host);
+  const auto options = at::TensorOptions().device(world.device());
+  const std::int64_t most_tokens = is_on_host ? 512 : 8192;
+  const std::int64_t length =
+      std::clamp<std::int64_t>(sequence_length, 16, 2 * most_tokens);
+  const LayerParts parts(
+      shape,
+      std::max<std::int64_t>(1, most_tokens / length),
+      length,
+      options.dtype(at::kFloat));
+  const LayerParts halves(
+      shape, 1, std::min(length, most_tokens), options.dtype(at::kBFloat16));
+
+  // A tiny layer takes no time but its operators' overhead: once in forward, twice
+  // in backward.
+  TransformerShape small;
+  small.num_layers = small.num_heads = small.vocabulary = 1;
+  small.hidden_size = 8;
+  small = detail::complete_shape(small);
+  const double overhead = clocked.seconds_of(
+      LayerParts(small, 1, 2, options.dtype(at::kFloat)).whole());
+  cluster.seconds_per_operator =
+      overhead / (3 * detail::kLayerOperators) * share;
+  const auto without_overhead = [&](double seconds, double operators) {
+    const double less = overhead * operators / detail::kLayerOperators;
+    return std::max(seconds - less, 0.1 * seconds) * share;
+  };
+
+  cluster.fp32_flops = parts.product_flops() /
+      without_overhead(clocked.seconds_of(parts.product()), 1);
+  cluster.flops = halves.product_flops() /
+      without_overhead(clocked.seconds_of(halves.product()), 1);
+  const detail::LayerCosts costs = detail::model_costs(shape).dense_layer;
+  const auto tokens = static_cast<double>(parts.tokens());
+  cluster.attention_flops = 3 * costs.attention_flops_per_position *
+      static_cast<double>(length) * tokens /
+      without_overhead(clocked.seconds_of(parts.attention()), 1);
+  cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
+      without_overhead(clocked.seconds_of(parts.rest()), 10);
+
+  const std::vector<Tensor> parameters = parts.parameters();
+  double num_elements = 0;
+  for (const Tensor& each : parameters)
+    num_elements += static_cast<double>(each.numel());
+  torch::optim::AdamW adamw(parameters);
+  cluster.optimizer_bytes_per_second = detail::optimizer_bytes("adamw") *
+      num_elements / clocked.seconds_of([&] { adamw.step(); }) / share;
+}
+
+}  // namespace
+
+ClusterSpeeds AcceleratorProcesses::measure_cluster(
+    const TransformerShape& shape,
+    std::int64_t sequence_length) const {
+  const at::NoGradGuard no_grad;
+  const World& world = this->world();
+  ClusterSpeeds cluster;
+  cluster.ranks_per_node = std::max(1, world.local_size());
+  double share = 1;
+  if (world.device().is_cpu()) {
+    cluster.shared_processors =
+        std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    share =
+        static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
+    if (const auto share_of_memory = least_memory(world))
+      cluster.memory_bytes = *share_of_memory;
+  }
+  measure_computing(world, shape, sequence_length, share, cluster);
+  if (world.size() == 1) return cluster;
+  cluster.inside_node = cluster.between_nodes =
+      measure_link(world, world.group(), share);
+  const bool spans_nodes = world.size() > world.local_size();
+  if (!spans_nodes || world.local_size() == 1) return cluster;
+  // The ranks of a node are consecutive.
+  std::vector<int> neighbours;
+  for (int rank = 0; rank < world.local_size(); ++rank)
+    neighbours.push_back(world.rank() - world.local_rank() + rank);
+  cluster.inside_node = measure_link(world, world.new_group(neighbours), share);
+  return cluster;
+}
+
+ClusterSpeeds AcceleratorProcesses::measure_cluster() const {
+  return measure_cluster(
+      {.num_layers = 1, .hidden_size = 512, .num_heads = 8, .vocabulary = 1},
+      /*sequence_length=*/256);
+}
+
+}  // namespace accelerate
