@@ -1,13 +1,12 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 
 #include <accelerate/planning.h>
 
+#include "format/tensors/weights.h"
 #include "modules/module_tree.h"
 #include "modules/wrap_policy.h"
 
@@ -32,7 +31,6 @@ ModelTree model_of(ModuleNode root);
 /// model_config.h.
 ModelTree read_model_tree(
     const std::filesystem::path& path,
-    const std::function<void(std::size_t num_open, std::size_t num_files)>&
-        on_file = {});
+    const OnOpenedFile& on_file = {});
 
 }  // namespace accelerate::detail

@@ -151,10 +151,21 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
         *fewest));
   }
   const bool is_elastic = plan.fewest_processes < plan.num_processes;
-  if (is_elastic && !plan.has_board) {
-    complaints.push_back(
-        "[launch] --num_processes MIN:MAX is for programs with run_elastic(), "
-        "and this is a Python program; give one number");
+  const auto refuse_for_python = [&](std::string_view flag,
+                                     std::string_view remedy) {
+    complaints.push_back(format(
+        "[launch] {} is for programs with run_elastic(), and this is a Python "
+        "program; {}",
+        flag,
+        remedy));
+  };
+  if (!plan.has_board) {
+    if (is_elastic)
+      refuse_for_python("--num_processes MIN:MAX", "give one number");
+    if (wants_copies)
+      refuse_for_python("--redundancy neighbour", "leave it out");
+    if (settings.text("elastic_batch") == "per_rank")
+      refuse_for_python("--elastic_batch per_rank", "leave it out");
   }
   if (is_elastic && plan.num_machines > 1) {
     complaints.push_back(format(
@@ -164,16 +175,6 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
         plan.fewest_processes,
         plan.num_processes,
         plan.num_machines));
-  }
-  if (wants_copies && !plan.has_board) {
-    complaints.push_back(
-        "[launch] --redundancy neighbour is for programs with run_elastic(), "
-        "and this is a Python program; leave it out");
-  }
-  if (settings.text("elastic_batch") == "per_rank" && !plan.has_board) {
-    complaints.push_back(
-        "[launch] --elastic_batch per_rank is for programs with run_elastic(), "
-        "and this is a Python program; leave it out");
   }
   if (wants_copies && plan.num_machines > 1) {
     complaints.push_back(format(

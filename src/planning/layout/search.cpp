@@ -43,14 +43,12 @@ class Search {
 
   std::vector<TrainingLayout> run() {
     for (const int tensor : choices(options_.num_ranks, options_.tensor)) {
-      if (options_.tensor ? !divides_heads(model_.shape, tensor)
-                          : !may_be_tensor(tensor))
-        continue;
+      if (!divides_heads(model_.shape, tensor)) continue;
+      if (!options_.tensor && !is_worth_trying_tensor(tensor)) continue;
       const int after_tensor = options_.num_ranks / tensor;
       for (const int context : choices(after_tensor, options_.context)) {
-        if (options_.context ? !divides_sequence(options_, context)
-                             : !may_be_context(context))
-          continue;
+        if (!divides_sequence(options_, context)) continue;
+        if (!options_.context && !is_worth_trying_context(context)) continue;
         const int after_context = after_tensor / context;
         for (const int pipeline : choices(after_context, options_.pipeline)) {
           if (pipeline > model_.shape.num_layers) continue;
@@ -70,15 +68,11 @@ class Search {
     return ranks % *given == 0 ? std::vector<int>{*given} : std::vector<int>{};
   }
 
-  // Those that are allowed, and worth a try.
-  [[nodiscard]] bool may_be_tensor(int degree) const {
-    return divides_heads(model_.shape, degree) &&
-        degree <= 4 * options_.cluster->ranks_per_node;
+  [[nodiscard]] bool is_worth_trying_tensor(int degree) const {
+    return degree <= 4 * options_.cluster->ranks_per_node;
   }
-  [[nodiscard]] bool may_be_context(int degree) const {
-    return degree == 1 ||
-        (divides_sequence(options_, degree) &&
-         options_.sequence_length / degree >= 64);
+  [[nodiscard]] bool is_worth_trying_context(int degree) const {
+    return degree == 1 || options_.sequence_length / degree >= 64;
   }
 
   void add_data(const TrainingLayout& so_far, int data_ranks) {
@@ -153,16 +147,6 @@ class Search {
   std::vector<TrainingLayout> found_;
 };
 
-}  // namespace
-
-std::vector<TrainingLayout> all_layouts(
-    const ModelCosts& model,
-    const LayoutPlanOptions& options) {
-  return Search(model, options).run();
-}
-
-namespace {
-
 // What of the model or the batch the layout does not divide.
 std::string size_complaint(
     const TransformerShape& shape,
@@ -205,6 +189,12 @@ std::string size_complaint(
 }
 
 }  // namespace
+
+std::vector<TrainingLayout> all_layouts(
+    const ModelCosts& model,
+    const LayoutPlanOptions& options) {
+  return Search(model, options).run();
+}
 
 std::string layout_complaint(
     const ModelCosts& model,
