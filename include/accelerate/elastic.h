@@ -30,7 +30,7 @@ enum class ElasticBatch {
   /// The samples of a step on all ranks together.
   global,
   /// The samples of a step on each rank, so that those of all ranks grow and
-  /// shrink with their number. Learning rates are the program's own business.
+  /// shrink with their number. The learning rate is left to the program.
   per_rank,
 };
 

@@ -6,8 +6,8 @@ namespace accelerate::detail {
 
 /// Blocks SIGPIPE for the calling thread while it lives, so that writing to a
 /// connection whose other end is gone fails with EPIPE instead of ending the
-/// process. Threads that are started meanwhile keep it blocked. For code of
-/// others; our own passes MSG_NOSIGNAL.
+/// process. Threads that are started meanwhile keep it blocked. For third-party
+/// code; our own passes MSG_NOSIGNAL.
 class PipeSignalBlock {
  public:
   PipeSignalBlock();

@@ -70,7 +70,7 @@ class Supervisor {
   /// Kills all ranks, for instance if one of them cannot be started.
   void kill_and_wait();
 
-  /// The process has ended and is none of the group any more.
+  /// The process has ended and no longer belongs to the group.
   void forget(std::size_t index) { ranks_[index].has_left = true; }
   /// Counts a failure that was made good after all, and ends the group.
   void give_up(std::size_t index);

@@ -324,11 +324,12 @@ std::optional<HangReport> HangDetector::look(
     return std::nullopt;
   }
   HangReport report = explain(ranks, involved, now);
-  const bool goes_on = report.kind != HangReport::Kind::late &&
+  // A call that all have entered, or a circle, may yet resolve itself.
+  const bool may_resolve = report.kind != HangReport::Kind::late &&
       std::any_of(involved.begin(), involved.end(), [&](const Wait& wait) {
-                         return wait.time < threshold_;
-                       });
-  if (goes_on || !is_new(report)) return std::nullopt;
+                             return wait.time < threshold_;
+                           });
+  if (may_resolve || !is_new(report)) return std::nullopt;
   return report;
 }
 

@@ -48,12 +48,12 @@ class HangWatch {
   HangWatch(const Board& board, HangWatchOptions options);
   HangWatch(const HangWatch&) = delete;
   HangWatch& operator=(const HangWatch&) = delete;
-  /// Retires, and waits for the stacks of the process that are being taken.
+  /// Retires, and waits until the stack that is being taken is there.
   ~HangWatch();
 
   void look();
-  /// Takes no further stacks and ends no process, since the ranks do something
-  /// else now.
+  /// Takes no further stacks and ends no process: the ranks have moved on since
+  /// the report.
   void retire() { is_retired_.store(true); }
   /// True while stacks are taken.
   [[nodiscard]] bool is_busy() const { return takes_stacks_.load(); }

@@ -107,9 +107,10 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-/// Gloo (LibTorch 2.11, 2.15) writes to its sockets such that a peer that is
-/// gone ends the process by SIGPIPE, unless the thread that writes blocks it:
-/// one of its own, or the caller of what is sent at once.
+/// Gloo (LibTorch 2.11, 2.15) writes to its sockets without MSG_NOSIGNAL, so
+/// SIGPIPE would end the process when a peer is gone. Gloo's threads inherit the
+/// block that is in force when they are started; functions that write from the
+/// calling thread set one themselves.
 class GlooConnection final : public Connection {
  public:
   explicit GlooConnection(c10::intrusive_ptr<c10d::Backend> backend)
