@@ -14,6 +14,7 @@ namespace accelerate {
 namespace hang_test {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::TemporaryDirectory;
@@ -148,8 +149,10 @@ TEST(Hang, IsNotReportedWhereNobodyAskedForIt) {
   EXPECT_THAT(result.err, Not(HasSubstr(" for rank 2\n")));
 }
 
-// What `ps` prints of one group once it has `words` in it.
-std::string listing_with(pid_t process, const std::string& words) {
+// What `ps` prints of one group once it shows a state, or after a long time.
+std::string listing_with(
+    pid_t process,
+    const ::testing::Matcher<std::string>& state) {
   const std::string heading = "process " + std::to_string(process) + ": ";
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(100);
@@ -161,7 +164,7 @@ std::string listing_with(pid_t process, const std::string& words) {
       listing.erase(0, begin);
       const std::size_t next = listing.find("\nprocess ");
       if (next != std::string::npos) listing.erase(next + 1);
-      if (listing.find(words) != std::string::npos) return listing;
+      if (state.Matches(listing)) return listing;
     }
   }
   return listing;
@@ -169,15 +172,15 @@ std::string listing_with(pid_t process, const std::string& words) {
 
 TEST(RunningGroups, AreListedWithWhatTheirRanksDo) {
   HangingLaunch launch({"forward", "lock", ""}, {"--hang_seconds", "0"});
-  const std::string listing = listing_with(launch.process(), "all_reduce");
-  EXPECT_THAT(
-      listing,
-      AllOf(
-          HasSubstr("hang_rank forward lock"),
-          HasSubstr("  3 ranks\n"),
-          HasSubstr("in forward"),
-          HasSubstr("in backward"),
-          HasSubstr("all_reduce (Float [20]) number ")));
+  // Ranks arrive one after another.
+  const ::testing::Matcher<std::string> state = AllOf(
+      HasSubstr("hang_rank forward lock"),
+      HasSubstr("  3 ranks\n"),
+      ContainsRegex("\n  0 [^\n]*in backward[^\n]*all_reduce"),
+      ContainsRegex("\n  1 [^\n]*in backward[^\n]*all_reduce"),
+      ContainsRegex("\n  2 [^\n]*in forward"),
+      HasSubstr("all_reduce (Float [20]) number "));
+  EXPECT_THAT(listing_with(launch.process(), state), state);
   if (can_take_stacks()) {
     const ToolResult stacks =
         testing::run_tool({"stacks", std::to_string(launch.process())});
