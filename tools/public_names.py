@@ -25,7 +25,7 @@ SUBJECTS = {
     "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
     "Replicas, shards and other engines' settings": [
         "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "experts", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
-        "megatron_lm", "dynamo", "parallelism_config", "activation_checkpointing"],
+        "megatron_lm", "megatron_lm_training", "dynamo", "parallelism_config", "activation_checkpointing"],
     "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch", "elastic"],
     "Checkpoints and weights": [
         "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],

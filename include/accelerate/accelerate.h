@@ -46,6 +46,7 @@
 #include <accelerate/logger.h>
 #include <accelerate/machine.h>
 #include <accelerate/megatron_lm.h>
+#include <accelerate/megatron_lm_training.h>
 #include <accelerate/memory.h>
 #include <accelerate/memory_plan.h>
 #include <accelerate/metrics.h>

@@ -28,6 +28,8 @@ namespace detail {
 struct Session;
 }  // namespace detail
 
+class Pipeline;
+
 /// What an Accelerator says of its processes, and how functions run on some of
 /// them: a base of Accelerator.
 class ACCELERATE_API AcceleratorProcesses {
@@ -145,6 +147,10 @@ class ACCELERATE_API AcceleratorProcesses {
       const ProgressOptions& options) const;
 
   std::shared_ptr<detail::Session> session_;
+
+ private:
+  /// Reads the settings of the session that PipelineOptions leave to it.
+  friend class Pipeline;
 };
 
 }  // namespace accelerate

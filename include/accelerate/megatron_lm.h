@@ -13,7 +13,8 @@ namespace accelerate {
 /// launcher's value (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default,
 /// which is named. Fields "without effect" concern what Megatron-LM builds or
 /// does by itself; they are checked, and listed in one warning if they are given
-/// or if the launcher changes them.
+/// or if the launcher changes them. scheduler_from_megatron_lm()
+/// (megatron_lm_training.h) makes the schedule that these options describe.
 struct MegatronLMOptions {
   // Degrees of parallelism.
 
@@ -33,25 +34,33 @@ struct MegatronLMOptions {
 
   // The step.
 
-  /// Number of micro-batches of the pipeline; without effect: see
-  /// gradient_accumulation_steps. Unset: 1.
+  /// Number of micro-batches of a Pipeline whose options give none. Without
+  /// effect if pp_degree is 1: see gradient_accumulation_steps. Unset: as
+  /// PipelineOptions say.
   std::optional<int> num_micro_batches = std::nullopt;
   /// Norm that gradients are clipped to; 0: no clipping. Unset: 1.
   std::optional<double> gradient_clipping = std::nullopt;
-  /// Tensor-parallel ranks also shard the sequence between the matrices;
-  /// without effect. Unset: false.
+  /// Tensor-parallel ranks also shard the sequence between the matrices: where
+  /// the plan that they infer has only norms, dropout and activations between a
+  /// RowwiseParallel and a ColwiseParallel layer of a Sequential, these work on
+  /// slices. Without effect if tp_degree is 1, and beside a parallelize_plan,
+  /// which names SequenceParallel layers itself. Unset: false.
   std::optional<bool> sequence_parallelism = std::nullopt;
 
   // Activations.
 
   /// Recompute activations in the backward pass. Unset: false.
   std::optional<bool> recompute_activations = std::nullopt;
-  /// "full" or "selective"; without effect, as the next two: the layers of a
-  /// Sequential or ModuleList are recomputed one by one. Unset: "full".
+  /// "full": the layers of the outermost Sequentials and ModuleLists are
+  /// recomputed; "selective": only modules of attention, those whose class or
+  /// name has "Attention" or "attn" in it. This and the next two are without
+  /// effect unless recompute_activations is true. Unset: "full".
   std::optional<std::string> recompute_granularity = std::nullopt;
-  /// "uniform" or "block". Unset: "uniform".
+  /// "uniform": recompute_num_layers of the layers of "full" are recomputed
+  /// together, so that only the input of the first is kept. "block": only the
+  /// first recompute_num_layers of each rank are recomputed. Unset: "uniform".
   std::optional<std::string> recompute_method = std::nullopt;
-  /// Number of layers that are recomputed together. Unset: 1.
+  /// See recompute_method. Unset: 1.
   std::optional<int> recompute_num_layers = std::nullopt;
 
   // The optimizer, and its state in memory and in checkpoints.
@@ -62,25 +71,32 @@ struct MegatronLMOptions {
   std::optional<bool> use_custom_fsdp = std::nullopt;
   /// Optimizer state in host memory, copied while computing. Unset: false.
   std::optional<bool> optimizer_cpu_offload = std::nullopt;
-  /// This and the next three are without effect. Unset: false.
+  /// Without effect. Unset: false.
   std::optional<bool> overlap_cpu_optimizer_d2h_h2d = std::nullopt;
-  /// Optimizer state in mixed precision. Unset: false.
+  /// The optimizer steps on fp32 copies of parameters in bf16 and fp16, with its
+  /// state in fp32, as Megatron-LM's default dtypes say: see
+  /// AcceleratorOptions::master_weights, which this sets. Unset: false.
   std::optional<bool> use_precision_aware_optimizer = std::nullopt;
-  /// Omit optimizer state from checkpoints. Unset: false.
+  /// Omit optimizer state from checkpoints; without effect. Unset: false.
   std::optional<bool> no_load_optim = std::nullopt;
   std::optional<bool> no_save_optim = std::nullopt;
 
-  // The loss; without effect.
+  // The loss.
 
-  /// Omit ends of documents from the loss. Unset: false.
+  /// Omit ends of documents from the loss; without effect. Unset: false.
   std::optional<bool> eod_mask_loss = std::nullopt;
-  /// Average the loss over tokens. Unset: true.
+  /// Average over all tokens of a window and of all ranks: each micro-step has
+  /// the weight of the BackwardOptions::num_items that its backward() is given.
+  /// False: micro-steps and ranks have equal weights, whatever num_items says.
+  /// Unset: true.
   std::optional<bool> calculate_per_token_loss = std::nullopt;
 
-  // The model; without effect.
+  // The model; without effect, unless stated otherwise.
 
-  /// Number of layers of the last pipeline stage. Unset: as many as in the
-  /// others.
+  /// Number of layers on the last rank of a Pipeline whose options give neither
+  /// split_points nor costs, of the class that most layers have; the other ranks
+  /// have equally many. Without effect if pp_degree is 1. Unset: as
+  /// PipelineOptions say.
   std::optional<int> decoder_last_pipeline_num_layers = std::nullopt;
   /// Concerns the model that Megatron-LM builds. Unset: true.
   std::optional<bool> attention_backend = std::nullopt;
@@ -89,9 +105,12 @@ struct MegatronLMOptions {
   /// Unset: 0.
   std::optional<double> attention_dropout = std::nullopt;
   std::optional<double> hidden_dropout = std::nullopt;
-  /// Stage at which an encoder ends and a decoder begins, and number of layers
-  /// of each virtual stage of an interleaved schedule.
+  /// Stage at which an encoder ends and a decoder begins.
   std::optional<int> pipeline_model_parallel_split_rank = std::nullopt;
+  /// Number of layers of each stage of a Pipeline whose options give no
+  /// num_chunks: a rank then has several stages, and "1F1B" becomes
+  /// "Interleaved1F1B". Layers of the class that most layers have are counted.
+  /// Without effect if pp_degree is 1. Unset: one stage per rank.
   std::optional<int> num_layers_per_virtual_pipeline_stage = std::nullopt;
   /// Lengths of sequences, of an encoder's and of a decoder's.
   std::optional<int> seq_length = std::nullopt;
@@ -100,8 +119,8 @@ struct MegatronLMOptions {
   /// Return logits from a forward without labels. Unset: false.
   std::optional<bool> return_logits = std::nullopt;
 
-  // Megatron-LM's own loop and schedules; without effect. The program has the
-  // loop, and schedulers.h the schedules.
+  // Megatron-LM's own loop, and its schedule: but for is_train_batch_min and
+  // lr_mult, which are without effect, fields of scheduler_from_megatron_lm().
 
   /// The micro-batch is the smallest batch size of the prepared loaders; false:
   /// the largest. Unset: true.
@@ -144,7 +163,12 @@ struct MegatronLMOptions {
   /// Unset: false.
   std::optional<bool> set_all_logging_options = std::nullopt;
 
-  /// Further arguments of Megatron-LM, as a JSON object; without effect.
+  /// Further arguments of Megatron-LM, as a JSON object. Those of the fields
+  /// above, by their names or Megatron-LM's ("tensor_model_parallel_size",
+  /// "clip_grad"), replace the fields; "lr_warmup_init", "lr_wsd_decay_iters",
+  /// "lr_wsd_decay_samples" and "lr_wsd_decay_style" belong to the schedule. Each
+  /// of the others is reported as without effect, unless it is null or what
+  /// this library does ("exp_avg_dtype": "fp32").
   std::optional<std::string> other_megatron_args = std::nullopt;
 };
 

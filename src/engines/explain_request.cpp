@@ -114,16 +114,38 @@ std::string describe_policy(const ModuleSelection& selection) {
     case WrapPolicy::Kind::size:
       return format(
           "modules with more than {} parameters", policy.min_num_params);
+    case WrapPolicy::Kind::attention:
+      return "modules of attention";
   }
   return "no module: the model is one unit";
 }
 
 std::string describe_recomputation(const TrainingRequest& request) {
   if (!request.recomputation) return "none";
-  return describe_policy(request.recomputation->modules) +
-      (request.recomputation->options.offload_inputs
-           ? "; inputs stay in host memory"
-           : "");
+  const RecomputationRequest& recomputation = *request.recomputation;
+  std::string text = describe_policy(recomputation.modules);
+  if (recomputation.modules_together > 1)
+    text += format(", {} at a time", recomputation.modules_together);
+  if (recomputation.num_modules) {
+    text += format(", the first {} of each rank", *recomputation.num_modules);
+  }
+  if (recomputation.options.offload_inputs)
+    text += "; inputs stay in host memory";
+  return text;
+}
+
+std::string describe_pipeline(const PipelineRequest& pipeline) {
+  std::vector<std::string> parts;
+  if (pipeline.num_micro_batches)
+    parts.push_back(format("{} micro-batches", *pipeline.num_micro_batches));
+  if (pipeline.layers_per_chunk)
+    parts.push_back(
+        format("interleaved stages of {} layers", *pipeline.layers_per_chunk));
+  if (pipeline.layers_of_last_rank)
+    parts.push_back(
+        format("{} layers on the last rank", *pipeline.layers_of_last_rank));
+  if (parts.empty()) return {};
+  return join(parts, ", ") + ", unless PipelineOptions say otherwise";
 }
 
 std::string_view dtype_name(FloatType type) {
@@ -142,6 +164,8 @@ std::string describe_precision(const PrecisionRequest& precision) {
   add("gradients reduced", precision.sharded.reduce_dtype);
   add("buffers", precision.sharded.buffer_dtype);
   add("outputs", precision.sharded.output_dtype);
+  if (precision.master_weights)
+    text += "; fp32 master weights of parameters in bf16 and fp16";
   return text;
 }
 
@@ -154,7 +178,7 @@ std::string describe_section(
 
 std::string describe_step(const StepRequest& step) {
   return format(
-      "{}, {}",
+      "{}, {}{}",
       step.gradient_accumulation_steps
           ? format(
                 "gradients accumulate over {} micro-steps",
@@ -162,7 +186,8 @@ std::string describe_step(const StepRequest& step) {
           : std::string("accumulation as the program says"),
       step.gradient_clipping
           ? format("clipped to a norm of {}", *step.gradient_clipping)
-          : std::string("clipping as the program says"));
+          : std::string("clipping as the program says"),
+      step.weighs_by_items ? "" : ", micro-steps of equal weight");
 }
 
 std::string describe_sequence(const SequenceRequest& sequence) {
@@ -199,6 +224,8 @@ std::string explain(const TrainingRequest& request) {
         request.infers_plan && !request.parallelize_plan
             ? "as infer_parallelize_plan() chooses, for models without a plan"
             : "as parallelize_plan says");
+    if (request.divides_sequences)
+      text += line("sequences", "divided between split layers");
     if (request.engine == Engine::megatron_lm) {
       text += line(
           "experts",
@@ -209,6 +236,9 @@ std::string explain(const TrainingRequest& request) {
   }
   if (request.degree(Axis::context).value_or(1) > 1)
     text += line("sequences", describe_sequence(request.sequence));
+  if (const std::string pipeline = describe_pipeline(request.pipeline);
+      !pipeline.empty())
+    text += line("pipeline", pipeline);
   text += line("recomputation", describe_recomputation(request));
   text += line("step", describe_step(request.step));
   text += line("precision", describe_precision(request.precision));

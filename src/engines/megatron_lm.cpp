@@ -6,13 +6,13 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "engines/megatron_args.h"
 
 namespace accelerate::detail {
 
@@ -24,7 +24,7 @@ constexpr std::size_t kNumSplits = 3;
 class MegatronLMResolution {
  public:
   MegatronLMResolution(const MegatronLMOptions& given, const Settings& settings)
-      : options_(given), settings_(settings) {}
+      : MegatronLMResolution(read_megatron_arguments(given), settings) {}
 
   MegatronLMOptions run() {
     take_degrees();
@@ -43,6 +43,11 @@ class MegatronLMResolution {
   }
 
  private:
+  MegatronLMResolution(MegatronArguments arguments, const Settings& settings)
+      : options_(std::move(arguments.options)),
+        settings_(settings),
+        complaints_(std::move(arguments.complaints)) {}
+
   void take_degrees() {
     take_degree(options_.tp_degree, "tp_degree");
     take_degree(options_.pp_degree, "pp_degree");
@@ -59,6 +64,12 @@ class MegatronLMResolution {
     take(options_.recompute_granularity, "recompute_granularity", "full");
     take(options_.recompute_method, "recompute_method", "uniform");
     take(options_.recompute_num_layers, "recompute_num_layers", 1);
+    require_one_of(
+        "recompute_granularity",
+        *options_.recompute_granularity,
+        {"full", "selective"});
+    require_one_of(
+        "recompute_method", *options_.recompute_method, {"uniform", "block"});
   }
 
   void take_optimizer() {
@@ -136,14 +147,6 @@ class MegatronLMResolution {
       }
       samples->resize(std::max(samples->size(), kNumSplits));
     }
-    if (const auto& more = options_.other_megatron_args; more &&
-        !nlohmann::json::parse(*more, nullptr, /*allow_exceptions=*/false)
-             .is_object()) {
-      complaints_.push_back(format(
-          "[config] megatron_lm.other_megatron_args is \"{}\"; it must be a "
-          "JSON object",
-          *more));
-    }
   }
 
   void check_counts() {
@@ -157,6 +160,15 @@ class MegatronLMResolution {
               least));
         };
     const MegatronLMOptions& o = options_;
+    // "block" may recompute no layer.
+    require(
+        o.recompute_num_layers,
+        "recompute_num_layers",
+        o.recompute_method == "block" ? 0 : 1);
+    require(
+        o.decoder_last_pipeline_num_layers,
+        "decoder_last_pipeline_num_layers",
+        0);
     require(
         o.pipeline_model_parallel_split_rank,
         "pipeline_model_parallel_split_rank",

@@ -236,6 +236,18 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
   request.parallelize_plan = sources.parallel.parallelize_plan;
+  if (request.parallelize_plan && request.divides_sequences) {
+    request.divides_sequences = false;
+    const std::string key = "megatron_lm_sequence_parallelism";
+    const Resolved* const launched = sources.settings.find(key);
+    request.ignored.push_back(
+        {"sequence_parallelism",
+         "parallelize_plan names SequenceParallel layers",
+         launched == nullptr || !sources.settings.is_given(key)
+             ? "code"
+             : launched->where,
+         key});
+  }
   if (request.degree(Axis::context).value_or(1) > 1 &&
       request.complaints.empty()) {
     request.sequence =

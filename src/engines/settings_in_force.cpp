@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "engines/deepspeed.h"
 #include "engines/fully_sharded.h"
+#include "engines/megatron_args.h"
 #include "engines/megatron_lm.h"
 
 namespace accelerate::detail {
@@ -214,7 +215,11 @@ Source source_of_options(const ParallelOptions& options) {
   };
   add_engine("use_fsdp", options.fully_sharded);
   add_engine("use_deepspeed", options.deepspeed);
-  add_engine("use_megatron_lm", options.megatron_lm);
+  if (options.megatron_lm) {
+    add_engine(
+        "use_megatron_lm",
+        std::optional(read_megatron_arguments(*options.megatron_lm).options));
+  }
   if (options.parallelism_config) list(out, *options.parallelism_config);
   return out.finish();
 }

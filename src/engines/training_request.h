@@ -69,6 +69,21 @@ struct ShardingRequest {
 struct RecomputationRequest {
   ModuleSelection modules = {};
   CheckpointOptions options = CheckpointOptions();
+  /// Number of consecutive modules that are recomputed together, so that only
+  /// the inputs of the first one are kept.
+  int modules_together = 1;
+  /// Only the first ones, so many of each rank, are recomputed; unset: all.
+  std::optional<int> num_modules = std::nullopt;
+};
+
+/// An engine's settings of pipelines, which PipelineOptions replace; unset: the
+/// pipeline's defaults.
+struct PipelineRequest {
+  std::optional<int> num_micro_batches = std::nullopt;
+  /// Layers of each of a rank's stages, which interleave.
+  std::optional<int> layers_per_chunk = std::nullopt;
+  /// Layers of the last rank.
+  std::optional<int> layers_of_last_rank = std::nullopt;
 };
 
 /// How ranks along context exchange what attention needs.
@@ -93,6 +108,9 @@ struct StepRequest {
   std::optional<double> gradient_clipping = std::nullopt;
   /// True if nobody asked for that clipping: it is the engine's default.
   bool clips_by_default = false;
+  /// Micro-steps have the weight of their items where backward() is given
+  /// their number; else equal ones.
+  bool weighs_by_items = true;
 };
 
 struct PrecisionRequest {
@@ -100,6 +118,8 @@ struct PrecisionRequest {
   std::string mixed_precision = "no";
   /// The dtypes of a sharded model.
   MixedPrecisionPolicy sharded = {};
+  /// The optimizer steps on fp32 copies of half-precision parameters.
+  bool master_weights = false;
 };
 
 /// An "optimizer" or "scheduler" section of a DeepSpeed configuration.
@@ -118,6 +138,9 @@ struct IgnoredSetting {
   /// Its key in the option table, where that differs from the name. Empty: the
   /// name is the key, or the table has none.
   std::string key = {};
+  /// It has an effect once a schedule is prepared that the engine's settings
+  /// describe.
+  bool belongs_to_schedule = false;
 };
 
 /// The request of a program and its launcher, in whichever engine's settings.
@@ -138,8 +161,11 @@ struct TrainingRequest {
   /// Models for which nobody says get a plan by infer_parallelize_plan(), as
   /// engines that split models by themselves do.
   bool infers_plan = false;
+  /// Such a plan divides sequences between layers where it can.
+  bool divides_sequences = false;
   SequenceRequest sequence = {};
   ExpertRequest experts = {};
+  PipelineRequest pipeline = {};
   StepRequest step = {};
   PrecisionRequest precision = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;

@@ -25,6 +25,19 @@ bool has_class(const ModuleNode& module, const std::string& name) {
              [&](const ModuleNode& child) { return has_class(child, name); });
 }
 
+bool is_attention(const ModuleNode& module) {
+  const auto says = [](const std::string& text) {
+    const std::string lower = to_lower(text);
+    return lower.find("attention") != std::string::npos ||
+        lower.find("attn") != std::string::npos;
+  };
+  // A class may be qualified by a namespace of that name.
+  const std::size_t end = module.class_name.rfind("::");
+  return says(module.name) ||
+      says(end == std::string::npos ? module.class_name
+                                    : module.class_name.substr(end + 2));
+}
+
 // Containers that run nothing themselves, and modules that are never entered.
 const std::vector<std::string> kNeverWrapped{"ModuleList", "ModuleDict"};
 const std::vector<std::string> kNeverEntered{"MultiheadAttention"};
@@ -79,6 +92,17 @@ class Wrapping {
       by_size(child, dotted_name(name, child.name));
     if (!name.empty() && num_parameters(module) > policy_.min_num_params)
       wrapped_.push_back(name);
+  }
+
+  void by_attention(const ModuleNode& module, const std::string& name) {
+    for (const ModuleNode& child : module.children) {
+      const std::string child_name = dotted_name(name, child.name);
+      if (has_parameters(child) && is_attention(child)) {
+        wrapped_.push_back(child_name);
+      } else {
+        by_attention(child, child_name);
+      }
+    }
   }
 
   // Makes units of leaves, instead of what is in them.
@@ -146,6 +170,9 @@ std::vector<std::string> wrapped_modules(
       break;
     case WrapPolicy::Kind::size:
       wrapping.by_size(root, "");
+      break;
+    case WrapPolicy::Kind::attention:
+      wrapping.by_attention(root, "");
       break;
   }
   if (!policy.leaf_class_names.empty()) {

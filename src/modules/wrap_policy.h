@@ -24,6 +24,9 @@ struct WrapPolicy {
     /// The modules with more than `min_num_params` parameters, children
     /// included, as in Accelerate's wrapping for FSDP2.
     size,
+    /// The outermost modules whose class or name says that they are attention:
+    /// "Attention" or "attn" in it, in any case.
+    attention,
   };
   Kind kind = Kind::containers;
   std::vector<std::string> class_names = {};

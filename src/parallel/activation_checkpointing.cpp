@@ -23,16 +23,16 @@ class ActivationCheckpointing final : public Strategy {
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const UnitPlan plan = plan_units(module, table, request_.modules);
+    std::size_t num_chosen = 0;
     for (const WrapUnit& unit : plan.units) {
-      const bool is_root = unit.name == kRootUnit;
-      const std::size_t segment =
-          is_root ? Segments::kUnrecorded : segments_.names.size();
-      if (!is_root) segments_.names.push_back(unit.name);
+      const std::size_t segment = unit.name == kRootUnit
+          ? Segments::kUnrecorded
+          : segment_of(unit.name, num_chosen++);
       for (const Parameter* row : unit.rows)
         segments_.segment_of.emplace(
             row->tensor.unsafeGetTensorImpl(), segment);
     }
-    if (segments_.names.size() == 1 && !chooses_some_elsewhere()) {
+    if (num_chosen == 0 && !chooses_some_elsewhere()) {
       throw ConfigError(
           "[parallel] activation checkpointing was asked for, but its policy "
           "chose no module of the model; name classes of modules that it has, "
@@ -56,6 +56,20 @@ class ActivationCheckpointing final : public Strategy {
   }
 
  private:
+  // The segment of the chosen module that so many are before.
+  std::size_t segment_of(const std::string& name, std::size_t num_before) {
+    if (request_.num_modules &&
+        std::cmp_greater_equal(num_before, *request_.num_modules))
+      return Segments::kUnrecorded;
+    const auto together = static_cast<std::size_t>(request_.modules_together);
+    if (num_before % together == 0) {
+      segments_.names.push_back(name);
+    } else {
+      segments_.names.back() += " and " + name;
+    }
+    return segments_.names.size() - 1;
+  }
+
   // Whether the policy chooses modules of the whole model.
   [[nodiscard]] bool chooses_some_elsewhere() const {
     if (!whole_model_) return false;

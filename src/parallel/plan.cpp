@@ -42,7 +42,11 @@ constexpr Technique kTechniques[] = {
            (plan.techniques.parallelize_plan || plan.techniques.infers_plan);
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return make_tensor(mesh, options.parallelize_plan, options.whole_model);
+       return make_tensor(
+           mesh,
+           options.parallelize_plan,
+           options.divides_sequences,
+           options.whole_model);
      }},
     // Also where nothing is divided: layers learn whose tokens they balance.
     {"experts",
@@ -194,6 +198,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.activation_checkpointing = training.recomputation;
   techniques.parallelize_plan = training.parallelize_plan;
   techniques.infers_plan = training.infers_plan;
+  techniques.divides_sequences = training.divides_sequences;
   techniques.added = request.added;
   techniques.shard.master_weights = request.master_weights;
   plan.keeps_freed_blocks = request.device.is_cpu() &&

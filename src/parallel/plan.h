@@ -38,6 +38,8 @@ struct TechniqueOptions {
   /// Unset: inferred from each model if `infers_plan`, else nothing is split.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   bool infers_plan = false;
+  /// An inferred plan divides sequences between layers where it can.
+  bool divides_sequences = false;
   std::optional<Float8Request> float8 = std::nullopt;
   ExpertRequest experts = {};
   std::vector<AddedTechnique> added = {};

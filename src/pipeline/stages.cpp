@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <typeindex>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -161,6 +163,67 @@ std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers) {
   }
   if (total == 0) bytes.assign(layers.size(), 1);
   return bytes;
+}
+
+namespace {
+
+// The layers that are modules of the class that most of them have.
+std::vector<std::size_t> repeated_layers(
+    const std::vector<PipelineLayer>& layers) {
+  std::unordered_map<std::type_index, std::vector<std::size_t>> places;
+  std::vector<std::size_t> most;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].modules.size() != 1) continue;
+    const torch::nn::Module& module = *layers[i].modules.front().second;
+    auto& own = places[std::type_index(typeid(module))];
+    own.push_back(i);
+    if (own.size() > most.size()) most = own;
+  }
+  return most;
+}
+
+}  // namespace
+
+std::size_t num_repeated_layers(const std::vector<PipelineLayer>& layers) {
+  return repeated_layers(layers).size();
+}
+
+std::vector<std::size_t> begins_with_last_rank(
+    const std::vector<PipelineLayer>& layers,
+    const PipelineStagePlaces& places,
+    int of_last_rank) {
+  const std::vector<std::size_t> repeated = repeated_layers(layers);
+  const auto count = static_cast<int>(repeated.size());
+  const int others = places.num_stages() - places.num_chunks;
+  const int rest = count - of_last_rank;
+  // A last stage without such layers has what comes after them.
+  const bool has_last = of_last_rank > 0 ||
+      (places.num_chunks == 1 && count > 0 &&
+       repeated.back() + 1 < layers.size());
+  if (!has_last || others == 0 || rest < others || rest % others != 0 ||
+      of_last_rank % places.num_chunks != 0) {
+    throw ConfigError(format(
+        "[pipeline] decoder_last_pipeline_num_layers is {}, but the model has "
+        "{} layers of one class, for {} ranks with {} stages each; stages of "
+        "the last rank must be equal, and so must those of the others, of at "
+        "least one layer each; give another number, or "
+        "PipelineOptions::split_points",
+        of_last_rank,
+        count,
+        places.num_ranks,
+        places.num_chunks));
+  }
+  std::vector<std::size_t> begins{0};
+  int before = 0;
+  for (int stage = 0; stage + 1 < places.num_stages(); ++stage) {
+    before += places.rank_of(stage) == places.last_rank()
+        ? of_last_rank / places.num_chunks
+        : rest / others;
+    const auto next = static_cast<std::size_t>(before);
+    begins.push_back(
+        next < repeated.size() ? repeated[next] : repeated.back() + 1);
+  }
+  return begins;
 }
 
 PipelineStages make_stages(

@@ -53,6 +53,19 @@ struct PipelineStages {
 /// counts in the first. Layers of a model without parameters cost 1 each.
 std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers);
 
+/// How many layers are modules of the class that most of them have: a
+/// transformer's blocks, without its embedding and head.
+std::size_t num_repeated_layers(const std::vector<PipelineLayer>& layers);
+
+/// The first layer of each stage of the schedule if its last rank has
+/// `of_last_rank` of the repeated layers and the other ranks equally many of the
+/// rest; layers before and after the repeated ones belong to the first and the
+/// last stage. Throws ConfigError if they cannot be divided so.
+std::vector<std::size_t> begins_with_last_rank(
+    const std::vector<PipelineLayer>& layers,
+    const PipelineStagePlaces& places,
+    int of_last_rank);
+
 /// Divides the layers; `begins` is the index of each stage's first layer. Throws
 /// ConfigError for two modules, or a module and a tensor, of one name.
 PipelineStages make_stages(

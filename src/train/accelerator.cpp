@@ -203,6 +203,8 @@ Decisions decide(
       .num_local_ranks = world.local_size(),
       .device = world.device(),
       .added = added};
+  if (decisions.plan_request.training.precision.master_weights)
+    decisions.plan_request.master_weights = true;
   apply_precision_of_engine(decisions);
   if (auto complaint =
           detail::precision_complaint(decisions.precision, world.device())) {

@@ -127,6 +127,7 @@ void require_same_weighting(
         *options.num_items));
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
+  if (!session.plan_request.training.step.weighs_by_items) return;
   const bool had_items = session.window.items.serial == clock.serial() ||
       session.window.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {
@@ -220,7 +221,9 @@ void Accelerator::backward(
   require_loss(loss, options);
   require_same_weighting(session, options);
   detail::settle_scale(session);
-  const double weight = options.num_items
+  const bool weighs_by_items =
+      options.num_items && session.plan_request.training.step.weighs_by_items;
+  const double weight = weighs_by_items
       ? weight_of_items(session, *options.num_items)
       : detail::weight_of_micro_step(session);
   at::Tensor weighted = weight == 1 ? loss : loss * weight;

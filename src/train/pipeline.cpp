@@ -78,6 +78,68 @@ std::vector<std::string> names_of(
   return names;
 }
 
+// The number of chunks per rank that have so many of the model's repeated layers
+// each; the last rank may have another number of layers. Throws ConfigError if
+// they do not divide those.
+int chunks_of(
+    const std::vector<detail::PipelineLayer>& layers,
+    const detail::PipelineRequest& request,
+    int num_ranks) {
+  const auto count = static_cast<int>(detail::num_repeated_layers(layers));
+  const int last = request.layers_of_last_rank.value_or(0);
+  const int ranks = request.layers_of_last_rank ? num_ranks - 1 : num_ranks;
+  const int of_chunks = *request.layers_per_chunk * ranks;
+  if (of_chunks > 0 && count > last && (count - last) % of_chunks == 0)
+    return (count - last) / of_chunks;
+  throw ConfigError(format(
+      "[pipeline] num_layers_per_virtual_pipeline_stage is {}, but the model "
+      "has {} layers of one class, which {} ranks cannot divide into stages of "
+      "so many{}; give another number, or PipelineOptions::num_chunks",
+      *request.layers_per_chunk,
+      count,
+      num_ranks,
+      request.layers_of_last_rank ? format(" beside {} on the last one", last)
+                                  : std::string()));
+}
+
+// The options, completed by what an engine's settings say of pipelines.
+PipelineOptions complete(
+    PipelineOptions options,
+    const detail::PipelineRequest& request,
+    const std::vector<detail::PipelineLayer>& layers,
+    int num_ranks) {
+  using Kind = detail::PipelineScheduleKind;
+  if (!options.num_micro_batches)
+    options.num_micro_batches = request.num_micro_batches;
+  const Kind kind = detail::parse_pipeline_schedule(options.schedule);
+  const bool may_interleave =
+      kind == Kind::one_f_one_b || !detail::fixed_chunks_of(kind);
+  if (!request.layers_per_chunk || options.num_chunks || !may_interleave)
+    return options;
+  options.num_chunks = chunks_of(layers, request, num_ranks);
+  if (kind == Kind::one_f_one_b && *options.num_chunks > 1)
+    options.schedule = name_of(Kind::interleaved_1f1b);
+  return options;
+}
+
+// The first layer of each stage.
+std::vector<std::size_t> begins_of(
+    const PipelineOptions& options,
+    const detail::PipelineRequest& request,
+    const std::vector<detail::PipelineLayer>& layers,
+    const PipelineSchedule& schedule) {
+  if (request.layers_of_last_rank && options.split_points.empty() &&
+      options.costs.empty()) {
+    return detail::begins_with_last_rank(
+        layers, schedule, *request.layers_of_last_rank);
+  }
+  return detail::divide_layers(
+      names_of(layers),
+      options.split_points,
+      options.costs.empty() ? detail::parameter_bytes(layers) : options.costs,
+      schedule.num_stages());
+}
+
 // The schedule of a full batch. Throws ConfigError for what none can do.
 PipelineSchedule schedule_of(
     const PipelineOptions& options,
@@ -100,17 +162,17 @@ PipelineSchedule schedule_of(
 Pipeline::Pipeline(
     const Accelerator& accelerator,
     const PipelineLayers& layers,
-    const PipelineOptions& options) {
+    const PipelineOptions& given) {
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
+  const detail::PipelineRequest& request =
+      accelerator.session_->plan_request.training.pipeline;
+  const PipelineOptions options =
+      complete(given, request, layers.layers(), num_ranks);
   const auto kind = detail::parse_pipeline_schedule(options.schedule);
   const PipelineSchedule schedule = schedule_of(options, kind, num_ranks);
-  const std::vector<std::size_t> begins = detail::divide_layers(
-      names_of(layers.layers()),
-      options.split_points,
-      options.costs.empty() ? detail::parameter_bytes(layers.layers())
-                            : options.costs,
-      schedule.num_stages());
+  const std::vector<std::size_t> begins =
+      begins_of(options, request, layers.layers(), schedule);
   PipelineStages stages = detail::make_stages(
       layers.layers(), begins, schedule, stages_group.rank());
   const World& world = accelerator.world();

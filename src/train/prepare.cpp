@@ -286,6 +286,9 @@ detail::PlanRequest request_of(
   // Models split alike, also one whose options name another engine.
   request.training.infers_plan =
       request.training.infers_plan || session.plan_request.training.infers_plan;
+  request.training.divides_sequences = request.training.divides_sequences ||
+      (session.plan_request.training.divides_sequences &&
+       !request.training.parallelize_plan);
   request.replicate_is_inherited = !options.replicate_options;
   if (options.replicate_options) request.replicate = *options.replicate_options;
   if (options.master_weights) request.master_weights = *options.master_weights;
@@ -498,6 +501,8 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
     result.optimizers.emplace_back(session_, &prepared);
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
+    if (scheduler.schedule->is_from_megatron_lm())
+      session.report.has_engine_schedule = true;
     session.schedulers.push_back(
         std::make_unique<detail::PreparedScheduler>(detail::PreparedScheduler{
             .session = &session,

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "optim/made_from_deepspeed.h"
+#include "optim/made_from_megatron_lm.h"
 
 namespace accelerate::detail {
 
@@ -24,6 +25,9 @@ class OwnSchedule final : public ScheduleAdapter {
   }
   [[nodiscard]] bool is_from_deepspeed() const override {
     return dynamic_cast<const MadeFromDeepSpeed*>(&schedule_) != nullptr;
+  }
+  [[nodiscard]] bool is_from_megatron_lm() const override {
+    return dynamic_cast<const MadeFromMegatronLM*>(&schedule_) != nullptr;
   }
   // The schedules' own step() functions throw where a metric does not fit.
   void require_accepts(bool) const override {}

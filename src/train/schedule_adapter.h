@@ -35,6 +35,9 @@ class ScheduleAdapter {
 
   /// True if scheduler_from_deepspeed() made it.
   [[nodiscard]] virtual bool is_from_deepspeed() const { return false; }
+  /// True if scheduler_from_megatron_lm() made it: a step per optimizer step,
+  /// for any number of processes.
+  [[nodiscard]] virtual bool is_from_megatron_lm() const { return false; }
 
   /// Throws ConfigError if it needs a metric and has none, or the reverse.
   virtual void require_accepts(bool has_metric) const = 0;

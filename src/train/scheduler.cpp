@@ -44,7 +44,8 @@ int steps_due(const PreparedScheduler& prepared) {
     return 0;
   }
   const bool counts_processes = session.scheduling.step_with_processes &&
-      !session.dataloader_config.split_batches;
+      !session.dataloader_config.split_batches &&
+      !prepared.schedule->is_from_megatron_lm();
   return counts_processes ? session.world.size() : 1;
 }
 

@@ -72,8 +72,11 @@ void report_settings_without_effect(Session& session) {
   if (!report.is_made)
     note_ignored_settings(session, accumulation_without_effect(session));
   std::vector<std::string> listed;
-  for (; report.num_reported < report.ignored.size(); ++report.num_reported)
-    listed.push_back(describe(report.ignored[report.num_reported]));
+  for (; report.num_reported < report.ignored.size(); ++report.num_reported) {
+    const IgnoredSetting& setting = report.ignored[report.num_reported];
+    if (setting.belongs_to_schedule && report.has_engine_schedule) continue;
+    listed.push_back(describe(setting));
+  }
   if (!std::exchange(report.is_made, true)) {
     for (const GivenSetting& given : session.settings.unread()) {
       if (!is_named(report.ignored, given))

@@ -18,6 +18,8 @@ struct SettingsReport {
   /// How many of these have been reported.
   std::size_t num_reported = 0;
   bool is_made = false;
+  /// A schedule was prepared that the engine's settings describe.
+  bool has_engine_schedule = false;
 };
 
 /// Whether an engine or an option has named a setting as ignored already, so

@@ -29,6 +29,9 @@ const Variables kDeepSpeed3{
     {"ACCELERATE_USE_DEEPSPEED", "true"},
     {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"}};
 const Variables kMegatron{{"ACCELERATE_USE_MEGATRON_LM", "true"}};
+const Variables kRecomputes{
+    {"ACCELERATE_USE_MEGATRON_LM", "true"},
+    {"MEGATRON_LM_RECOMPUTE_ACTIVATIONS", "true"}};
 
 Variables with(Variables variables, const Variables& more) {
   variables.insert(more.begin(), more.end());
@@ -170,6 +173,38 @@ std::vector<Effect> effects() {
        kMegatron,
        "true",
        "recomputation       elements of the outermost"},
+      {"megatron_lm_num_micro_batches",
+       with(kMegatron, {{"MEGATRON_LM_PP_DEGREE", "2"}}),
+       "8",
+       "8 micro-batches, unless PipelineOptions say otherwise"},
+      {"megatron_lm_recompute_granularity",
+       kRecomputes,
+       "selective",
+       "recomputation       modules of attention\n"},
+      {"megatron_lm_recompute_method",
+       kRecomputes,
+       "block",
+       "and ModuleLists, the first 1 of each rank\n"},
+      {"megatron_lm_recompute_num_layers",
+       kRecomputes,
+       "3",
+       "and ModuleLists, 3 at a time\n"},
+      {"megatron_lm_sequence_parallelism",
+       with(kMegatron, {{"MEGATRON_LM_TP_DEGREE", "2"}}),
+       "true",
+       "sequences           divided between split layers\n"},
+      {"megatron_lm_decoder_last_pipeline_num_layers",
+       with(kMegatron, {{"MEGATRON_LM_PP_DEGREE", "2"}}),
+       "3",
+       "3 layers on the last rank, unless PipelineOptions say otherwise"},
+      {"megatron_lm_use_precision_aware_optimizer",
+       kMegatron,
+       "true",
+       "fp32 master weights of parameters in bf16 and fp16\n"},
+      {"megatron_lm_calculate_per_token_loss",
+       kMegatron,
+       "false",
+       "micro-steps of equal weight\n"},
       {"megatron_lm_use_distributed_optimizer",
        kMegatron,
        "true",

@@ -53,6 +53,23 @@ TEST(WrapPolicy, ChoosesElementsOfContainers) {
   EXPECT_THAT(wrapped_modules(net(), {.kind = Kind::none}), IsEmpty());
 }
 
+TEST(WrapPolicy, ChoosesOutermostAttention) {
+  ModuleNode root = net();
+  std::vector<ModuleNode>& blocks = root.children[1].children;
+  // One is called so, the other is of such a class; each has one inside.
+  blocks[0].children[0].name = "self_attn";
+  blocks[0].children[0].children.push_back(layer("attention", 3, 9));
+  blocks[1].children[1].class_name = "models::FlashAttentionImpl";
+  blocks[1].children[0].class_name = "attention::LinearImpl";
+  ModuleNode empty;
+  empty.name = "attention";
+  root.children.push_back(empty);
+  EXPECT_THAT(
+      wrapped_modules(root, {.kind = Kind::attention}),
+      ElementsAre("blocks.0.self_attn", "blocks.1.b"));
+  EXPECT_THAT(wrapped_modules(net(), {.kind = Kind::attention}), IsEmpty());
+}
+
 TEST(WrapPolicy, MakesUnitsOfLeaves) {
   EXPECT_THAT(
       wrapped_modules(net(), {.leaf_class_names = {"Linear"}}),

@@ -161,9 +161,15 @@ TEST(FusedOptimizers, RefuseSparseGradients) {
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
 TEST(MasterWeights, KeepUpdatesThatBf16WouldRoundAway) {
-  for (const bool master_weights : {false, true}) {
-    Accelerator accelerator(
-        {.master_weights = master_weights, .world = alone()});
+  AcceleratorOptions plain{.world = alone()}, masters = plain, megatron = plain;
+  masters.master_weights = true;
+  megatron.parallel.megatron_lm = MegatronLMOptions{
+      .gradient_clipping = 0, .use_precision_aware_optimizer = true};
+  for (const auto& [options, master_weights] :
+       {std::pair(plain, false),
+        std::pair(masters, true),
+        std::pair(megatron, true)}) {
+    Accelerator accelerator(options);
     torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
     {
       torch::NoGradGuard no_grad;

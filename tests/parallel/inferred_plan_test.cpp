@@ -2,6 +2,7 @@
 // that models train by them as in one process.
 #include <accelerate/accelerate.h>
 
+#include "parallel/tensor/divide_sequences.h"
 #include "support/expect_error.h"
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
@@ -234,6 +235,91 @@ TEST(InferredPlan, LeavesTheRestWholeAndSaysWhy) {
       [] { (void)infer_parallelize_plan(Odd(), 0); }, "give 1 or more");
 }
 
+/// Counts as an activation; keeps the size of what it was given last.
+struct Probe : nn::DropoutImpl {
+  Probe() : nn::DropoutImpl(0.0) {}
+  Tensor forward(const Tensor& x) {
+    seen = x.sizes().vec();
+    return nn::DropoutImpl::forward(x);
+  }
+  std::vector<std::int64_t> seen;
+};
+
+/// Two feed-forward blocks with a norm between.
+struct Blocks : nn::Module {
+  Blocks() { register_module("layers", layers); }
+  Tensor forward(const Tensor& x) { return layers->forward(x); }
+  static Tensor inputs(int step) { return waves(step, {4, 3, 6}); }
+  std::shared_ptr<Probe> probe = std::make_shared<Probe>();
+  nn::Sequential layers{
+      nn::Linear(6, 12),
+      nn::GELU(),
+      nn::Linear(12, 6),
+      nn::LayerNorm(nn::LayerNormOptions({6})),
+      probe,
+      nn::Linear(6, 9),
+      nn::ReLU(),
+      nn::Linear(9, 5)};
+};
+
+TEST(InferredPlan, DividesSequencesBetweenPairs) {
+  const Blocks net;
+  ParallelizePlan plan = infer_parallelize_plan(net, 2).plan;
+  EXPECT_TRUE(detail::divide_sequences(net, plan));
+  const auto style_of = [&](const std::string& name) {
+    for (const auto& [module, style] : plan)
+      if (module == name) return style;
+    throw std::runtime_error(name + " has no style");
+  };
+  EXPECT_EQ(
+      style_of("layers.2"),
+      ParallelStyle(RowwiseParallel{.output_layouts = Shard{-2}}));
+  EXPECT_EQ(style_of("layers.3"), ParallelStyle(SequenceParallel{}));
+  EXPECT_EQ(
+      style_of("layers.5"),
+      ParallelStyle(ColwiseParallel{.input_layouts = Shard{-2}}));
+  EXPECT_EQ(style_of("layers.7"), ParallelStyle(RowwiseParallel{}));
+  EXPECT_EQ(plan.size(), 5u);  // and layers.0
+}
+
+// Places where something else may see the slices, or where none would be.
+TEST(InferredPlan, LeavesSequencesWholeElsewhere) {
+  const auto divides = [](const nn::Module& net) {
+    ParallelizePlan plan = infer_parallelize_plan(net, 2).plan;
+    const ParallelizePlan before = plan;
+    const bool found = detail::divide_sequences(net, plan);
+    EXPECT_EQ(plan == before, !found);
+    return found;
+  };
+  const auto with = [&](const auto& between, std::int64_t width = 4) {
+    return divides(*nn::Sequential(
+        nn::Linear(4, 8),
+        nn::ReLU(),
+        nn::Linear(8, 4),
+        between,
+        nn::Linear(width, 8),
+        nn::ReLU(),
+        nn::Linear(8, 4)));
+  };
+  EXPECT_TRUE(with(nn::LayerNorm(nn::LayerNormOptions({4}))));
+  EXPECT_TRUE(with(nn::Dropout(0.5)));
+  EXPECT_FALSE(with(nn::LayerNorm(nn::LayerNormOptions({3, 4}))));
+  EXPECT_FALSE(with(nn::BatchNorm1d(4)));
+  EXPECT_FALSE(with(nn::Softmax(-2)));
+  EXPECT_FALSE(divides(*make_sequential()));
+  nn::Sequential shared(
+      nn::Linear(4, 8),
+      nn::ReLU(),
+      nn::Linear(8, 4),
+      nn::LayerNorm(nn::LayerNormOptions({4})),
+      nn::Linear(4, 8),
+      nn::ReLU(),
+      nn::Linear(8, 4));
+  EXPECT_TRUE(divides(*shared));
+  shared->push_back(shared->ptr<nn::LayerNormImpl>(3));
+  EXPECT_FALSE(divides(*shared));
+}
+
 struct Outcome {
   std::vector<double> losses;
   Weights weights;
@@ -334,6 +420,70 @@ TEST(InferredPlan, IsThatOfEnginesThatSplitModels) {
       EXPECT_EQ(none->up_proj->weight.size(0), 12);
     });
   }
+}
+
+// Megatron-LM's sequence_parallelism: as one process, but on slices of the three
+// positions.
+TEST(InferredPlan, DividesSequencesIfMegatronSaysSo) {
+  Outcome expected;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    expected = train<Blocks>({}, world);
+  });
+  for (const int ranks : {2, 3}) {
+    SCOPED_TRACE(ranks);
+    run_on_ranks(ranks, [&](const WorldOptions& world) {
+      const ParallelOptions parallel{
+          .megatron_lm = MegatronLMOptions{
+              .tp_degree = ranks,
+              .gradient_clipping = 0,
+              .sequence_parallelism = true}};
+      const Outcome found = train<Blocks>(parallel, world);
+      for (std::size_t step = 0; step < expected.losses.size(); ++step)
+        EXPECT_NEAR(found.losses[step], expected.losses[step], 2e-5);
+      for (const auto& [name, weight] : expected.weights) {
+        EXPECT_TRUE(torch::allclose(found.weights.at(name), weight, 2e-5, 2e-5))
+            << name;
+      }
+    });
+    run_on_ranks(ranks, [&](const WorldOptions& world) {
+      const auto seen_with = [&](std::optional<bool> divides) {
+        const Accelerator accelerator(
+            {.parallel =
+                 {.megatron_lm =
+                      MegatronLMOptions{
+                          .tp_degree = ranks, .sequence_parallelism = divides}},
+             .world = world});
+        const auto net = std::make_shared<Blocks>();
+        const auto model = accelerator.prepare(net);
+        model(Blocks::inputs(0));
+        return net->probe->seen;
+      };
+      const std::int64_t own = ranks == 2 && *world.rank == 1 ? 2 : 1;
+      EXPECT_THAT(seen_with(true), ElementsAre(4, own, 6));
+      EXPECT_THAT(seen_with(false), ElementsAre(4, 3, 6));
+    });
+  }
+}
+
+TEST(InferredPlan, WarnsIfThereIsNoPlaceToDivideSequences) {
+  run_on_ranks(2, [](WorldOptions world) {
+    std::vector<std::string> warnings;
+    world.logger = Logger(
+        [&](const LogRecord& record) {
+          warnings.push_back(std::string(record.message));
+        },
+        LogLevel::warning);
+    const Accelerator accelerator(
+        {.parallel =
+             {.megatron_lm =
+                  MegatronLMOptions{
+                      .tp_degree = 2, .sequence_parallelism = true}},
+         .world = world});
+    accelerator.prepare(std::make_shared<Llama>());
+    ASSERT_EQ(warnings.size(), *world.rank == 0 ? 1u : 0u);
+    for (const std::string& warning : warnings)
+      EXPECT_THAT(warning, HasSubstr("sequence_parallelism is set, but"));
+  });
 }
 
 }  // namespace inferred_plan_test

@@ -38,7 +38,9 @@ struct NetImpl : nn::Module {
   Tensor forward(Tensor h) {
     most_whole = 0;
     saved.clear();
+    inputs.clear();
     for (const auto& layer : *layers) {
+      inputs.push_back(h.storage().getWeakStorageImpl());
       const Tensor y = torch::tanh(layer->as<nn::Linear>()->forward(h));
       saved.push_back(y.storage().getWeakStorageImpl());
       h = y * y;
@@ -54,15 +56,20 @@ struct NetImpl : nn::Module {
   }
   // A letter per layer: whether its backward has its activation or computes it
   // again.
-  [[nodiscard]] std::string activations() const {
+  [[nodiscard]] std::string activations() const { return letters_of(saved); }
+
+  using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+  static std::string letters_of(const Storages& storages) {
     std::string letters;
-    for (const auto& storage : saved) letters += storage.expired() ? 'r' : 'k';
+    for (const auto& storage : storages)
+      letters += storage.expired() ? 'r' : 'k';
     return letters;
   }
 
   nn::ModuleList layers;
   int most_whole = 0;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> saved;
+  Storages saved;
+  Storages inputs;
 };
 TORCH_MODULE(Net);
 
@@ -144,8 +151,14 @@ TEST(FullyShardedOptions, DecideWhichLayersAreOneUnit) {
   EXPECT_EQ(of({.custom_auto_wrap_policy = is_one_of_the_first_two}), 3);
 }
 
-// Which layers a backward computes again, for a program or for one model.
-std::string recomputed(
+// Which layers a backward computes again, for a program or for one model, and
+// which layers' inputs.
+struct Recomputed {
+  std::string layers;
+  std::string inputs;
+};
+
+Recomputed recomputed_with_inputs(
     const ParallelOptions& parallel,
     const std::optional<ModelOptions>& of_model = std::nullopt) {
   const Accelerator accelerator(
@@ -156,9 +169,15 @@ std::string recomputed(
       ? accelerator.prepare(with_options(net, *of_model))
       : accelerator.prepare(net);
   const Tensor loss = model(torch::ones({2, 8})).sum();
-  std::string found = net->activations();
+  Recomputed found{net->activations(), NetImpl::letters_of(net->inputs)};
   accelerator.backward(loss);
   return found;
+}
+
+std::string recomputed(
+    const ParallelOptions& parallel,
+    const std::optional<ModelOptions>& of_model = std::nullopt) {
+  return recomputed_with_inputs(parallel, of_model).layers;
 }
 
 TEST(ActivationCheckpointingOptions, DecideWhatIsComputedAgain) {
@@ -195,6 +214,27 @@ TEST(ActivationCheckpointingOptions, DecideWhatIsComputedAgain) {
       recomputed(
           {.megatron_lm = MegatronLMOptions{.recompute_activations = true}}),
       "rrrrr");
+  const auto block = [](int num_layers) {
+    return recomputed(
+        {.megatron_lm = MegatronLMOptions{
+             .recompute_activations = true,
+             .recompute_method = "block",
+             .recompute_num_layers = num_layers}});
+  };
+  EXPECT_EQ(block(0), "kkkkk");
+  EXPECT_EQ(block(3), "rrrkk");
+  EXPECT_EQ(block(9), "rrrrr");
+  const auto inputs = [](int num_layers) {
+    const Recomputed found = recomputed_with_inputs(
+        {.megatron_lm = MegatronLMOptions{
+             .recompute_activations = true,
+             .recompute_num_layers = num_layers}});
+    EXPECT_EQ(found.layers, "rrrrr");
+    return found.inputs.substr(1);  // the first is the program's
+  };
+  EXPECT_EQ(inputs(1), "kkkk");
+  EXPECT_EQ(inputs(2), "rkrk");
+  EXPECT_EQ(inputs(5), "rrrr");
 }
 
 // What two ranks keep of a model between steps.

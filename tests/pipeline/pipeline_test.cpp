@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 #include <accelerate/pipeline.h>
 
+#include "base/text.h"
 #include "pipeline/staged_training.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
@@ -65,6 +66,133 @@ TEST(Pipeline, ShowsItsStages) {
         "rank 1:    F0 B0    F1 B1\n");
     EXPECT_EQ(net->head->weight.is_meta(), *world.rank == 0);
     EXPECT_EQ(net->first->weight.is_meta(), *world.rank == 1);
+  });
+}
+
+// Six blocks on two ranks.
+TEST(Pipeline, FollowsMegatronsSettings) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const auto described = [&](const MegatronLMOptions& megatron,
+                               const PipelineOptions& options = {}) {
+      const Accelerator accelerator(
+          {.parallel = {.megatron_lm = megatron}, .world = world});
+      const Net net;
+      const Pipeline pipeline(accelerator, layers_of(net), options);
+      const std::string text = pipeline.describe();
+      return std::to_string(pipeline.num_stages()) + " stages\n" +
+          text.substr(text.find("rank 0: "));
+    };
+    EXPECT_EQ(
+        described({.pp_degree = 2, .num_micro_batches = 3}),
+        "2 stages\n"
+        "rank 0: F0 F1       B0    F2 B1       B2\n"
+        "rank 1:    F0 B0    F1 B1    F2 B2\n");
+    EXPECT_EQ(
+        described({.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 3}),
+        described({.pp_degree = 2}));
+    const PipelineOptions three{.schedule = "Interleaved1F1B", .num_chunks = 3};
+    EXPECT_EQ(
+        described({.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 1}),
+        described({.pp_degree = 2}, three));
+    // Options of the program replace them.
+    EXPECT_EQ(
+        described(
+            {.pp_degree = 2,
+             .num_micro_batches = 3,
+             .num_layers_per_virtual_pipeline_stage = 1},
+            {.schedule = "GPipe", .num_micro_batches = 4}),
+        described(
+            {.pp_degree = 2}, {.schedule = "GPipe", .num_micro_batches = 4}));
+    EXPECT_EQ(
+        described(
+            {.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 3},
+            three),
+        described({.pp_degree = 2}, three));
+    expect_error<ConfigError>(
+        [&] {
+          described(
+              {.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 2});
+        },
+        "num_layers_per_virtual_pipeline_stage is 2, but the model has 6 "
+        "layers of one class");
+  });
+}
+
+TEST(Pipeline, GivesTheLastRankMegatronsNumberOfLayers) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const auto stages = [&](const MegatronLMOptions& megatron,
+                            const PipelineOptions& options = {}) {
+      const Accelerator accelerator(
+          {.parallel = {.megatron_lm = megatron}, .world = world});
+      const Net net;
+      const Pipeline pipeline(accelerator, layers_of(net), options);
+      std::vector<std::string> texts;
+      for (const auto& layers : pipeline.stages())
+        texts.push_back(detail::join(layers, " "));
+      return texts;
+    };
+    EXPECT_THAT(
+        stages({.pp_degree = 2, .decoder_last_pipeline_num_layers = 1}),
+        ElementsAre(
+            "first blocks.0 blocks.1 blocks.2 blocks.3 blocks.4",
+            "blocks.5 relu head"));
+    // None of the blocks, but what comes after them.
+    EXPECT_THAT(
+        stages({.pp_degree = 2, .decoder_last_pipeline_num_layers = 0}),
+        ElementsAre(
+            "first blocks.0 blocks.1 blocks.2 blocks.3 blocks.4 blocks.5",
+            "relu head"));
+    const MegatronLMOptions interleaved{
+        .pp_degree = 2,
+        .decoder_last_pipeline_num_layers = 2,
+        .num_layers_per_virtual_pipeline_stage = 2};
+    EXPECT_THAT(
+        stages(interleaved),
+        ElementsAre(
+            "first blocks.0 blocks.1",
+            "blocks.2",
+            "blocks.3 blocks.4",
+            "blocks.5 relu head"));
+    // The last stage is on the first rank.
+    EXPECT_THAT(
+        stages(
+            {.pp_degree = 2, .decoder_last_pipeline_num_layers = 2},
+            {.schedule = "ZBVZeroBubble"}),
+        ElementsAre(
+            "first blocks.0",
+            "blocks.1 blocks.2",
+            "blocks.3 blocks.4",
+            "blocks.5 relu head"));
+    // Options of the program replace it.
+    EXPECT_THAT(
+        stages(
+            {.pp_degree = 2, .decoder_last_pipeline_num_layers = 1},
+            {.split_points = {"blocks.2"}}),
+        ElementsAre(
+            "first blocks.0 blocks.1",
+            "blocks.2 blocks.3 blocks.4 blocks.5 relu head"));
+    EXPECT_THAT(
+        stages(
+            {.pp_degree = 2, .decoder_last_pipeline_num_layers = 1},
+            {.costs = {1, 1, 1, 1, 1, 1, 1, 1, 8}}),
+        ElementsAre(
+            "first blocks.0 blocks.1 blocks.2 blocks.3 blocks.4 blocks.5 relu",
+            "head"));
+    for (const int wrong : {6, 7}) {
+      expect_error<ConfigError>(
+          [&] {
+            stages({.pp_degree = 2, .decoder_last_pipeline_num_layers = wrong});
+          },
+          "decoder_last_pipeline_num_layers is " + std::to_string(wrong) +
+              ", but the model has 6 layers of one class, for 2 ranks");
+    }
+    expect_error<ConfigError>(
+        [&] {
+          MegatronLMOptions odd = interleaved;
+          odd.decoder_last_pipeline_num_layers = 3;
+          stages(odd);
+        },
+        "beside 3 on the last one");
   });
 }
 

@@ -152,6 +152,31 @@ TEST(Accumulation, WeightsItemsInAShortWindowToo) {
   EXPECT_DOUBLE_EQ(net->weight.item<double>(), -4);  // (1 x 2 + 2 x 5) / 3
 }
 
+// Megatron-LM's calculate_per_token_loss.
+TEST(Accumulation, WeighsItemsUnlessMegatronSaysOtherwise) {
+  const auto weight_after = [](std::optional<bool> per_token) {
+    const MegatronLMOptions megatron{
+        .gradient_clipping = 0, .calculate_per_token_loss = per_token};
+    const Accelerator accelerator(
+        {.gradient_accumulation_steps = 2,
+         .parallel = {.megatron_lm = megatron},
+         .world = alone()});
+    auto net = one_weight();
+    torch::optim::SGD sgd(net->parameters(), 1.0);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    for (const std::int64_t items : {1, 3}) {
+      auto micro_step = accelerator.accumulate(model);
+      const torch::Tensor x = torch::full({1, 1}, items == 1 ? 2.0 : 6.0);
+      accelerator.backward(model(x).sum(), {.num_items = items});
+      optimizer.step();
+    }
+    return net->weight.item<double>();
+  };
+  EXPECT_DOUBLE_EQ(weight_after(std::nullopt), -5);  // (1 x 2 + 3 x 6) / 4
+  EXPECT_DOUBLE_EQ(weight_after(true), -5);
+  EXPECT_DOUBLE_EQ(weight_after(false), -4);  // (2 + 6) / 2
+}
+
 class FiveNumbers {
  public:
   std::optional<std::tuple<torch::Tensor>> next() {

@@ -48,14 +48,9 @@ std::vector<Field> megatron_fields() {
           "overlap_cpu_optimizer_d2h_h2d",
           &M::overlap_cpu_optimizer_d2h_h2d,
           true),
-      megatron(
-          "use_precision_aware_optimizer",
-          &M::use_precision_aware_optimizer,
-          true),
       megatron("no_load_optim", &M::no_load_optim, true),
       megatron("no_save_optim", &M::no_save_optim, true),
       megatron("eod_mask_loss", &M::eod_mask_loss, true),
-      megatron("calculate_per_token_loss", &M::calculate_per_token_loss, false),
       megatron(
           "decoder_last_pipeline_num_layers",
           &M::decoder_last_pipeline_num_layers,
@@ -106,7 +101,7 @@ std::vector<Field> megatron_fields() {
       megatron<std::string>("tensorboard_dir", &M::tensorboard_dir, "logs"),
       megatron("set_all_logging_options", &M::set_all_logging_options, true),
       megatron<std::string>(
-          "other_megatron_args", &M::other_megatron_args, R"({"a": 1})"),
+          "other_megatron_args.a", &M::other_megatron_args, R"({"a": 1})"),
   };
 }
 

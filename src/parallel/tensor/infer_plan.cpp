@@ -11,9 +11,7 @@
 #include <typeinfo>
 
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/transformerlayer.h>
@@ -23,12 +21,14 @@
 
 #include "base/text.h"
 #include "modules/module_tree.h"
+#include "parallel/tensor/elementwise.h"
 
 namespace accelerate {
 
 namespace {
 
 using detail::format;
+using detail::is_elementwise;
 namespace nn = torch::nn;
 
 // The last layer of a feed-forward block, and those that it takes its input
@@ -59,32 +59,6 @@ constexpr std::int64_t kSmallTable = 8;
 template <class... Types>
 bool is_one_of_types(const nn::Module& module) {
   return ((module.as<Types>() != nullptr) || ...);
-}
-
-// Whether each element of the result depends on one of the input.
-bool is_elementwise(const nn::Module& module) {
-  return is_one_of_types<
-      nn::CELUImpl,
-      nn::DropoutImpl,
-      nn::ELUImpl,
-      nn::GELUImpl,
-      nn::HardshrinkImpl,
-      nn::HardtanhImpl,
-      nn::IdentityImpl,
-      nn::LeakyReLUImpl,
-      nn::LogSigmoidImpl,
-      nn::MishImpl,
-      nn::ReLU6Impl,
-      nn::ReLUImpl,
-      nn::SELUImpl,
-      nn::SiLUImpl,
-      nn::SigmoidImpl,
-      nn::SoftplusImpl,
-      nn::SoftshrinkImpl,
-      nn::SoftsignImpl,
-      nn::TanhImpl,
-      nn::TanhshrinkImpl,
-      nn::ThresholdImpl>(module);
 }
 
 // Whether the activation of a Transformer's layer is one of LibTorch's own.

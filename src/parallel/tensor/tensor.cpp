@@ -22,6 +22,7 @@
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/sliced_parameters.h"
+#include "parallel/tensor/divide_sequences.h"
 #include "parallel/tensor/split_keeper.h"
 #include "parallel/tensor/split_layers.h"
 
@@ -34,9 +35,11 @@ class TensorParallel final : public Strategy {
   TensorParallel(
       const Mesh& mesh,
       std::optional<ParallelizePlan> plan,
+      bool divides_sequences,
       std::shared_ptr<const torch::nn::Module> whole_model)
       : mesh_(mesh),
         plan_(std::move(plan)),
+        divides_sequences_(divides_sequences),
         whole_model_(std::move(whole_model)) {}
 
   [[nodiscard]] StrategyTraits traits() const override {
@@ -155,6 +158,16 @@ class TensorParallel final : public Strategy {
               mesh_.degree(Axis::tensor),
               inferred.explain()));
     }
+    if (divides_sequences_ && !divide_sequences(module, inferred.plan)) {
+      mesh_.world().logger().log_once_per_world(
+          LogLevel::warning,
+          "parallel",
+          "sequence_parallelism is set, but between the split layers of a "
+          "model there are none that could work on slices of a sequence: no "
+          "Sequential has only norms, dropout and activations between a "
+          "RowwiseParallel and a ColwiseParallel layer; give the model a "
+          "parallelize_plan with SequenceParallel layers");
+    }
     return std::move(inferred.plan);
   }
 
@@ -226,6 +239,7 @@ class TensorParallel final : public Strategy {
 
   Mesh mesh_;
   std::optional<ParallelizePlan> plan_;
+  bool divides_sequences_;
   std::shared_ptr<const torch::nn::Module> whole_model_;
   /// Lives as long as the parameters, so that the module goes on working as a
   /// tensor-parallel one when the Accelerator is gone.
@@ -240,8 +254,10 @@ class TensorParallel final : public Strategy {
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
     const std::optional<ParallelizePlan>& plan,
+    bool divides_sequences,
     std::shared_ptr<const torch::nn::Module> whole_model) {
-  return std::make_unique<TensorParallel>(mesh, plan, std::move(whole_model));
+  return std::make_unique<TensorParallel>(
+      mesh, plan, divides_sequences, std::move(whole_model));
 }
 
 }  // namespace accelerate::detail

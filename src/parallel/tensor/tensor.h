@@ -11,16 +11,18 @@
 namespace accelerate::detail {
 
 /// Tensor parallelism: each rank of the tensor axis keeps a slice of the
-/// weights that `plan` names, or infer_parallelize_plan() without one, and computes with it when the module's own code
-/// multiplies by the weight (gate/). (Shoeybi et al., "Megatron-LM: Training
+/// weights that `plan` names, or without one infer_parallelize_plan(), and
+/// computes with it when the module's own code multiplies by the weight (gate/). (Shoeybi et al., "Megatron-LM: Training
 /// Multi-Billion Parameter Language Models Using Model Parallelism", 2019.)
 /// Comes before all strategies that divide what this one leaves. Ranks of the
 /// axis read the same batch; parameters that stay whole get equal gradients on
-/// all of them, so nothing is averaged over this axis. `whole_model`: see
+/// all of them, so nothing is averaged over this axis. `divides_sequences`: an
+/// inferred plan goes through divide_sequences(). `whole_model`: see
 /// TechniqueOptions; what it says about layers of other stages is checked, too.
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
     const std::optional<ParallelizePlan>& plan,
+    bool divides_sequences = false,
     std::shared_ptr<const torch::nn::Module> whole_model = nullptr);
 
 }  // namespace accelerate::detail
