@@ -238,8 +238,9 @@ void RunTracking::init_trackers(
 }
 
 bool RunTracking::is_active() const {
-  return options_.is_main_process && !has_finished_ &&
-      (options_.journal || feed_ != nullptr);
+  if (has_finished_) return false;
+  if (journal_feed_ || feed_) return true;
+  return options_.is_main_process && options_.journal;
 }
 
 // Sets the time. Returns false if nobody gets what is pushed.

@@ -143,10 +143,11 @@ class RunTracking {
   std::string project_name_;
   bool has_project_ = false;
   std::string run_;
-  bool has_finished_ = false;
+  std::shared_ptr<JournalTracker> journal_;
+  // What log() touches, side by side.
   std::optional<std::int64_t> last_step_;
   std::vector<PendingCheckpoint> pending_checkpoints_;
-  std::shared_ptr<JournalTracker> journal_;
+  bool has_finished_ = false;
   // Last, so that their threads end first.
   std::unique_ptr<TrackerFeed> journal_feed_;
   std::unique_ptr<TrackerFeed> feed_;

@@ -21,8 +21,8 @@ std::string message_of(const std::exception_ptr& problem) {
 }  // namespace
 
 TrackerFeed::TrackerFeed(Trackers trackers, Options options)
-    : trackers_(std::move(trackers)),
-      options_(std::move(options)),
+    : options_(std::move(options)),
+      trackers_(std::move(trackers)),
       num_failures_(trackers_.size()) {
   thread_ = std::thread([this] { work(); });
 }
@@ -38,9 +38,13 @@ void TrackerFeed::start(const TrackedValues& config) {
   });
 }
 
+bool TrackerFeed::is_empty() const {
+  return waiting_.empty() && waiting_numbers_.num_bytes() == 0;
+}
+
 // A single item may be larger than everything.
 bool TrackerFeed::fits(std::size_t size) const {
-  return waiting_.empty() ||
+  return is_empty() ||
       num_waiting_bytes_ + size <= options_.most_waiting_bytes || has_ended_;
 }
 
@@ -79,12 +83,13 @@ void TrackerFeed::push_numbers(
   if (has_ended_ || !has_room(lock, size)) return;
   num_waiting_bytes_ += size;
   waiting_numbers_.add(numbers, time);
-  const Numbers entry{waiting_numbers_.num_bytes()};
-  if (!waiting_.empty() && std::holds_alternative<Numbers>(waiting_.back())) {
-    waiting_.back() = entry;
-  } else {
-    waiting_.emplace_back(entry);
-  }
+}
+
+// Adds the entry of the numbers that were pushed since the last one.
+void TrackerFeed::end_numbers() {
+  if (waiting_numbers_.num_bytes() == num_ended_bytes_) return;
+  num_ended_bytes_ = waiting_numbers_.num_bytes();
+  waiting_.emplace_back(Numbers{num_ended_bytes_});
 }
 
 void TrackerFeed::push_if_room(std::shared_ptr<const FeedItem> item) {
@@ -97,6 +102,7 @@ void TrackerFeed::enqueue(
     std::shared_ptr<const FeedItem> item,
     std::size_t size) {
   num_waiting_bytes_ += size;
+  end_numbers();
   waiting_.emplace_back(std::move(item));
 }
 
@@ -108,6 +114,7 @@ void TrackerFeed::run(std::function<void()> function) {
   {
     const std::lock_guard lock(mutex_);
     if (has_ended_) return;
+    end_numbers();
     waiting_.emplace_back(Call{[task] { (*task)(); }});
     is_urgent_ = true;
   }
@@ -139,7 +146,7 @@ void TrackerFeed::await_items(std::unique_lock<std::mutex>& lock) {
   do {
     work_.wait_for(
         lock, options_.interval, [&] { return is_ending_ || is_urgent_; });
-  } while (waiting_.empty() && !is_ending_);
+  } while (is_empty() && !is_ending_);
   is_urgent_ = false;
 }
 
@@ -149,9 +156,10 @@ void TrackerFeed::work() {
   std::unique_lock lock(mutex_);
   while (true) {
     await_items(lock);
+    end_numbers();
     batch.swap(waiting_);
     taken_numbers_.swap(waiting_numbers_);
-    num_waiting_bytes_ = 0;
+    num_waiting_bytes_ = num_ended_bytes_ = 0;
     if (batch.empty()) {
       has_ended_ = true;
       break;
@@ -163,7 +171,7 @@ void TrackerFeed::work() {
     taken_numbers_.clear();
     num_given_bytes_ = 0;
     lock.lock();
-    if (!waiting_.empty()) continue;
+    if (!is_empty()) continue;
     lock.unlock();
     call_trackers([](GeneralTracker& each) { each.flush(); }, "flush");
     lock.lock();

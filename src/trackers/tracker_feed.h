@@ -89,6 +89,8 @@ class TrackerFeed {
 
   bool has_room(std::unique_lock<std::mutex>& lock, std::size_t size);
   [[nodiscard]] bool fits(std::size_t size) const;
+  [[nodiscard]] bool is_empty() const;
+  void end_numbers();
   void enqueue(std::shared_ptr<const FeedItem> item, std::size_t size);
   void work();
   void await_items(std::unique_lock<std::mutex>& lock);
@@ -102,8 +104,22 @@ class TrackerFeed {
   void report_totals();
   void warn(const std::string& text) const;
 
-  Trackers trackers_;
+  // What push_numbers() touches comes first, on as few lines of the cache as it
+  // fills: a training step leaves none of them there.
+  alignas(64) mutable std::mutex mutex_;
+  bool has_ended_ = false;
+  std::size_t num_waiting_bytes_ = 0;
+  NumberBuffer waiting_numbers_;
+  std::vector<Entry> waiting_;
   Options options_;
+  std::size_t num_ended_bytes_ = 0;  // of waiting_numbers_, by entries
+  std::uint64_t num_dropped_ = 0;
+  bool is_urgent_ = false;  // somebody waits
+  bool is_ending_ = false;
+  std::condition_variable work_;
+  std::condition_variable room_;
+
+  Trackers trackers_;
   // These belong to the thread.
   NumberBuffer taken_numbers_;
   std::size_t num_given_bytes_ = 0;  // of taken_numbers_
@@ -111,16 +127,6 @@ class TrackerFeed {
   std::vector<std::uint64_t> num_failures_;  // by tracker
   std::set<std::pair<std::size_t, std::string_view>> without_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable work_;
-  std::condition_variable room_;
-  std::vector<Entry> waiting_;
-  NumberBuffer waiting_numbers_;
-  std::size_t num_waiting_bytes_ = 0;
-  std::uint64_t num_dropped_ = 0;
-  bool is_urgent_ = false;  // somebody waits
-  bool is_ending_ = false;
-  bool has_ended_ = false;
   std::thread thread_;
 };
 
