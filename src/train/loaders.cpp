@@ -76,6 +76,7 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.group = world().group();
   context.steps = session_->steps;
   context.logger = world().logger();
+  context.progress = session_->checkpoints->progress;
   context.defaults = session_->dataloader_config;
   context.places_by_default = session_->device_placement;
   context.seeds_order = std::find(

@@ -46,21 +46,35 @@ class NestedStream {
   int next_ = 0;
 };
 
-TEST(SkipProgress, LogsTheNumberOfSkippedSamples) {
+TEST(SkipProgress, WarnsOnceThatTheStartOfAStreamIsReadAgain) {
   std::vector<std::string> said;
   const Logger logger(
       [&](const LogRecord& record) { said.emplace_back(record.message); },
       LogLevel::warning);
-  detail::SkipProgress patient(logger, 10);
-  patient.log(1);
+  detail::SkipProgress patient(logger, 10, {.disable = true});
+  patient.update();
   EXPECT_TRUE(said.empty());
-  detail::SkipProgress eager(logger, 10, std::chrono::milliseconds(0));
-  eager.log(3);
+  detail::SkipProgress eager(
+      logger, 10, {.disable = true}, std::chrono::milliseconds(0));
+  eager.update();
+  eager.update();
   ASSERT_EQ(said.size(), 1U);
   EXPECT_EQ(
       said[0],
-      "resuming a stream that has no state of its own: 3 of 10 samples "
-      "skipped");
+      "the first 10 samples of a stream are read again, since it has no state "
+      "of its own; give the dataset state_dict() and load_state_dict() to go on "
+      "at once");
+}
+
+TEST(SkipProgress, ShowsABarOfSkippedSamples) {
+  testing::internal::CaptureStderr();
+  {
+    detail::SkipProgress progress(Logger(), 4, {.line_interval_seconds = 0});
+    for (int i = 0; i < 3; ++i) progress.update();
+  }
+  const std::string shown = testing::internal::GetCapturedStderr();
+  EXPECT_NE(shown.find("skipping samples"), std::string::npos) << shown;
+  EXPECT_NE(shown.find("3/4"), std::string::npos) << shown;
 }
 
 TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {

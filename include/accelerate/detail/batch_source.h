@@ -14,6 +14,7 @@
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
+#include <accelerate/progress.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/world.h>
 
@@ -49,6 +50,8 @@ struct LoaderContext {
   /// Overrides the loader's own option for passes that begin now.
   std::function<std::optional<bool>()> even_batches = nullptr;
   Logger logger = {};
+  /// How the bars of long waits look on this rank.
+  ProgressOptions progress = {.disable = true};
   /// Where a profile listens.
   std::shared_ptr<const StepSlot> steps = nullptr;
   /// The slot through which checkpoints find the loader.

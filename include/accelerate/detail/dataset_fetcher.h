@@ -15,6 +15,7 @@
 #include <accelerate/detail/dataset_concepts.h>
 #include <accelerate/detail/worker_pool.h>
 #include <accelerate/nested.h>
+#include <accelerate/progress.h>
 
 namespace accelerate::detail {
 
@@ -39,21 +40,25 @@ inline double seconds_between(
     std::int64_t sample,
     std::int64_t size);
 
-/// Logs the progress of skipping once per interval.
+/// Shows how many samples of a stream were skipped, and warns once if it takes
+/// long.
 class ACCELERATE_API SkipProgress {
  public:
+  /// `bar`: how the bar looks on this rank.
   SkipProgress(
       const Logger& logger,
       std::int64_t num_samples,
-      std::chrono::milliseconds interval = std::chrono::seconds(5))
-      : logger_(&logger), num_samples_(num_samples), interval_(interval) {}
-  void log(std::int64_t num_skipped);
+      ProgressOptions bar,
+      std::chrono::milliseconds patience = std::chrono::seconds(5));
+  /// Counts a sample.
+  void update();
 
  private:
   const Logger* logger_;
   std::int64_t num_samples_;
-  std::chrono::milliseconds interval_;
-  LoaderClock::time_point last_logged_ = LoaderClock::now();
+  Progress bar_;
+  LoaderClock::time_point warning_time_;
+  bool has_warned_ = false;
 };
 
 /// Reads a dataset batch by batch: claims the next batch, then makes it. Shared
@@ -173,9 +178,9 @@ class DatasetFetcher
           return;
         }
       }
-      SkipProgress progress(source.context().logger, source.first());
-      while (num_read_ < source.first() && next_sample())
-        progress.log(num_read_);
+      SkipProgress progress(
+          source.context().logger, source.first(), source.context().progress);
+      while (num_read_ < source.first() && next_sample()) progress.update();
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -103,17 +104,40 @@ void warn_left_behind(const Logger& logger, const std::string& where) {
           where));
 }
 
-void SkipProgress::log(std::int64_t num_skipped) {
-  const auto now = LoaderClock::now();
-  if (now - last_logged_ < interval_) return;
-  last_logged_ = now;
+namespace {
+
+ProgressOptions options_of_skipping(
+    std::int64_t num_samples,
+    ProgressOptions options) {
+  options.description = "skipping samples";
+  options.total = num_samples;
+  options.leave = false;
+  return options;
+}
+
+}  // namespace
+
+SkipProgress::SkipProgress(
+    const Logger& logger,
+    std::int64_t num_samples,
+    ProgressOptions bar,
+    std::chrono::milliseconds patience)
+    : logger_(&logger),
+      num_samples_(num_samples),
+      bar_(options_of_skipping(num_samples, std::move(bar))),
+      warning_time_(LoaderClock::now() + patience) {}
+
+void SkipProgress::update() {
+  bar_.update();
+  if (has_warned_ || LoaderClock::now() < warning_time_) return;
+  has_warned_ = true;
   logger_->log(
       LogLevel::warning,
       "data",
       format(
-          "resuming a stream that has no state of its own: {} of {} samples "
-          "skipped",
-          num_skipped,
+          "the first {} samples of a stream are read again, since it has no "
+          "state of its own; give the dataset state_dict() and "
+          "load_state_dict() to go on at once",
           num_samples_));
 }
 
