@@ -61,6 +61,12 @@ struct AcceleratorOptions {
   /// How layers compute in float8; used with `fp8` only. Unset: the recipe of
   /// the launcher's `fp8_backend`, else torchao's.
   std::optional<FP8Recipe> fp8_recipe = std::nullopt;
+  /// Every how many optimizer steps the run's journal gets what casts to float8
+  /// lose (shares of values that become 0 or are cut off, scales), and how far
+  /// products are from those in bf16; 0: never. Such a step takes several times
+  /// as long as others, and keeps inputs of layers as bf16 does. Used with `fp8`
+  /// only.
+  std::int64_t fp8_statistics_interval = 0;
   AutocastOptions autocast = {};
   /// Used with `fp16` only.
   GradScalerOptions grad_scaler = {};

@@ -257,9 +257,10 @@ struct WorldOptions {
 /// recorder is not safe if several groups are created at once.
 class ACCELERATE_API World {
  public:
-  /// Connects to the other ranks. Throws ConfigError for variables or options
-  /// that contradict each other, DistributedError naming ranks that do not
-  /// arrive.
+  /// Connects to the other ranks, and makes the device the calling thread's
+  /// current one, so that tensors of "cuda" are on this rank's. Throws
+  /// ConfigError for variables or options that contradict each other,
+  /// DistributedError naming ranks that do not arrive.
   explicit World(const WorldOptions& options = {});
 
   [[nodiscard]] int rank() const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <variant>
 #include <vector>
@@ -34,6 +35,8 @@ FP8RecipeKwargs resolve_recipe(
 /// A recipe that models can be prepared with, fields set as above.
 struct Float8Request {
   std::variant<AORecipeKwargs, TERecipeKwargs> recipe = AORecipeKwargs();
+  /// Every how many steps casts and products are measured; 0: never.
+  std::int64_t statistics_interval = 0;
 };
 
 /// The recipe of code; without one, that of the launcher's fp8_backend, torchao's

@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "gate/watched_tensor.h"
+#include "parallel/float8_figures.h"
 #include "precision/fp8/float8_keeper.h"
 #include "precision/fp8/float8_layers.h"
 #include "precision/fp8/float8_rules.h"
@@ -92,7 +93,10 @@ class Float8 final : public Strategy, public StrategyState {
       const Mesh& mesh,
       const Float8Request& request,
       std::shared_ptr<const torch::nn::Module> whole_model)
-      : mesh_(mesh), request_(request), whole_model_(std::move(whole_model)) {
+      : mesh_(mesh),
+        request_(request),
+        whole_model_(std::move(whole_model)),
+        figures_(mesh, request.statistics_interval) {
     std::visit(
         [this](const auto& recipe) {
           rules_ = float8_rules_of(recipe);
@@ -153,6 +157,7 @@ class Float8 final : public Strategy, public StrategyState {
             choices.size(),
             is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
             lines));
+    figures_.begin_step(keeper_->layers());
   }
 
   void before_forward() override {
@@ -165,20 +170,12 @@ class Float8 final : public Strategy, public StrategyState {
 
   void after_step() override {
     forget_weights();
-    if (!rules_.delayed || keeper_->layers().empty()) return;
-    const at::NoGradGuard no_grad;
-    at::Tensor amaxes = take_amaxes(keeper_->layers(), mesh_.world().device());
-    mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
-    if (mesh_.degree(Axis::tensor) > 1)
-      mesh_.group(Axis::tensor).all_reduce(amaxes, ReduceOp::max);
-    // The only time that a step waits for the device.
-    amaxes = amaxes.cpu().contiguous();
-    // A second optimizer of the model has nothing to add.
-    if (amaxes.max().item<float>() == 0) return;
-    const auto* value = amaxes.const_data_ptr<float>();
-    for (const auto& layer : keeper_->layers())
-      for (std::size_t role = 0; role < layer->delayed.size(); ++role)
-        update(*layer, static_cast<Float8Layer::Role>(role), *value++);
+    figures_.end_step(keeper_->layers());
+    update_scales();
+  }
+
+  [[nodiscard]] std::vector<StepFigure> take_figures() override {
+    return figures_.take();
   }
 
   void after_load() override { forget_weights(); }
@@ -245,6 +242,23 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
  private:
+  void update_scales() {
+    if (!rules_.delayed || keeper_->layers().empty()) return;
+    const at::NoGradGuard no_grad;
+    at::Tensor amaxes = take_amaxes(keeper_->layers(), mesh_.world().device());
+    mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
+    if (mesh_.degree(Axis::tensor) > 1)
+      mesh_.group(Axis::tensor).all_reduce(amaxes, ReduceOp::max);
+    // The only time that a step waits for the device.
+    amaxes = amaxes.cpu().contiguous();
+    // A second optimizer of the model has nothing to add.
+    if (amaxes.max().item<float>() == 0) return;
+    const auto* value = amaxes.const_data_ptr<float>();
+    for (const auto& layer : keeper_->layers())
+      for (std::size_t role = 0; role < layer->delayed.size(); ++role)
+        update(*layer, static_cast<Float8Layer::Role>(role), *value++);
+  }
+
   // Ends a step of one tensor, and names it if its scales go on not fitting.
   void update(Float8Layer& layer, Float8Layer::Role role, float amax) {
     DelayedTensor& tensor = *layer.delayed[role];
@@ -342,6 +356,7 @@ class Float8 final : public Strategy, public StrategyState {
   std::vector<at::Tensor> weights_;
   std::set<std::pair<const Float8Layer*, Float8Layer::Role>> named_misfits_;
   torch::nn::Module* module_ = nullptr;
+  Float8Figures figures_;
 };
 
 }  // namespace

@@ -55,6 +55,12 @@ struct StrategyTraits {
   bool is_idle = false;
 };
 
+/// A figure of a step, for the journal of the run.
+struct StepFigure {
+  std::string name;
+  double value = 0;
+};
+
 /// Interface of strategies that take part in join_uneven_inputs.
 class JoinParticipant {
  public:
@@ -130,6 +136,9 @@ class Strategy {
   virtual void before_step() {}
   /// Called when an optimizer of this model's parameters has stepped.
   virtual void after_step() {}
+  /// Takes the figures of the last step, if it has any; they count on the main
+  /// process. Called after after_step().
+  [[nodiscard]] virtual std::vector<StepFigure> take_figures() { return {}; }
   /// Replaces parameters with their mean over the ranks (LocalSGD).
   virtual void average_parameters(const ParameterTable&) {}
   /// Called when a checkpoint was loaded into the rows' `local`.

@@ -1,6 +1,7 @@
 #include "parallel/strategy_list.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <ranges>
 #include <utility>
@@ -113,6 +114,15 @@ void StrategyList::before_step() {
 void StrategyList::after_step(const torch::optim::Optimizer& optimizer) {
   if (!bound_.contains(&optimizer)) return;
   for (const Entry& entry : entries_) entry.strategy->after_step();
+}
+
+std::vector<StepFigure> StrategyList::take_figures() {
+  std::vector<StepFigure> all;
+  for (const Entry& entry : entries_) {
+    std::vector<StepFigure> figures = entry.strategy->take_figures();
+    std::ranges::move(figures, std::back_inserter(all));
+  }
+  return all;
 }
 
 void StrategyList::average_parameters(const ParameterTable& table) {

@@ -47,6 +47,8 @@ class StrategyList {
   void before_step();
   /// Ignores optimizers that were not bound to parameters of this model.
   void after_step(const torch::optim::Optimizer& optimizer);
+  /// Takes the figures of all strategies.
+  [[nodiscard]] std::vector<StepFigure> take_figures();
   void average_parameters(const ParameterTable& table);
   void after_load();
   [[nodiscard]] std::vector<std::shared_ptr<void>> unshard_parameters();

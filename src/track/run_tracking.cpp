@@ -289,6 +289,12 @@ void RunTracking::add_event(
       num_bytes);
 }
 
+void RunTracking::add_figures(const TrackedValues& figures) {
+  LogTime time{last_step_, 0};
+  if (begin_push(time) && journal_feed_)
+    journal_feed_->push_numbers(figures, time);
+}
+
 void RunTracking::add_profile(const TrackedTable& table) {
   add_event(profile_event(table), last_step_);
 }

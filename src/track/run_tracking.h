@@ -98,6 +98,8 @@ class RunTracking {
   void log(TrackedValues values, std::optional<std::int64_t> step);
   /// Adds an event to the journal, in its turn, if there is one.
   void add_event(JournalEvent event, std::optional<std::int64_t> step);
+  /// Adds numbers of the step that was logged last to the journal, in their turn.
+  void add_figures(const TrackedValues& figures);
   /// Adds a table of where the time of steps goes, as add_event().
   void add_profile(const TrackedTable& table);
   /// Notes a checkpoint once `is_done` says so.

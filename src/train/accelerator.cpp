@@ -158,16 +158,28 @@ void read_float8(
     const detail::Settings& settings,
     const detail::Environment& environment,
     Decisions& decisions) {
+  const std::int64_t statistics_interval = options.fp8_statistics_interval;
+  if (statistics_interval < 0) {
+    throw ConfigError(detail::format(
+        "[train] fp8_statistics_interval is {}; it must be a number of steps, "
+        "or 0 for none",
+        statistics_interval));
+  }
   if (decisions.precision == Precision::fp8) {
     decisions.plan_request.float8 =
         detail::read_float8_request(options.fp8_recipe, settings, environment);
+    decisions.plan_request.float8->statistics_interval = statistics_interval;
     if (!options.fp8_recipe) return;
     for (auto& setting : detail::recipe_without_effect(*options.fp8_recipe))
       decisions.plan_request.training.ignored.push_back(std::move(setting));
-  } else if (options.fp8_recipe) {
-    decisions.plan_request.training.ignored.push_back(
-        {"fp8_recipe", "mixed_precision is not fp8", "code"});
+    return;
   }
+  const auto ignore = [&](std::string name) {
+    decisions.plan_request.training.ignored.push_back(
+        {std::move(name), "mixed_precision is not fp8", "code"});
+  };
+  if (options.fp8_recipe) ignore("fp8_recipe");
+  if (statistics_interval != 0) ignore("fp8_statistics_interval");
 }
 
 // Throws one ConfigError with everything that is wrong.

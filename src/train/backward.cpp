@@ -15,6 +15,7 @@
 #include "train/micro_step_weight.h"
 #include "train/scaling.h"
 #include "train/session.h"
+#include "train/step_figures.h"
 
 namespace accelerate {
 
@@ -309,7 +310,7 @@ void Accelerator::lomo_backward(
     });
   });
   detail::StepCounts::advance(optimizer.prepared()->num_steps);
-  for (const auto& each : session.models) each->strategies.after_step(*lomo);
+  detail::end_step(session, *lomo);
 }
 
 MicroStep::MicroStep(

@@ -12,6 +12,7 @@
 #include "train/gradients.h"
 #include "train/scaling.h"
 #include "train/session.h"
+#include "train/step_figures.h"
 
 namespace accelerate {
 
@@ -91,8 +92,7 @@ bool can_step_directly(const detail::Session& session) {
   detail::StepCounts::advance(prepared.num_steps);
   if (session.steps->monitor)
     session.steps->monitor->stepped(session.step_counts->most());
-  for (const auto& model : session.models)
-    model->strategies.after_step(*prepared.inner);
+  detail::end_step(session, *prepared.inner);
   session.step.is_direct = can_step_directly(session);
   return loss;
 }

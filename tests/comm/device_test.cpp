@@ -2,6 +2,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
+
+#include <ATen/DeviceAccelerator.h>
 
 #include <accelerate/accelerate.h>
 
@@ -52,6 +55,20 @@ TEST(DeviceOfARank, IsThatOfTheOptionsThenOfTheLauncher) {
                         : "use_cpu = false  (code)\n"));
     }
   }
+}
+
+TEST(DeviceOfARank, IsCurrentInItsThread) {
+  const auto current_of = [](at::Device device) {
+    at::DeviceIndex current = -1;
+    std::thread([&] {
+      const World world(WorldOptions{.rank = 0, .size = 1, .device = device});
+      current = at::accelerator::getDeviceIndex();
+    }).join();
+    return current;
+  };
+  EXPECT_EQ(current_of(pretend_device(1)), 1);
+  EXPECT_EQ(current_of(pretend_device(0)), 0);
+  EXPECT_EQ(current_of(at::kCPU), 0);
 }
 
 }  // namespace device_test

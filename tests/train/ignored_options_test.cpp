@@ -156,6 +156,9 @@ TEST(OptionsWithoutEffect, OfFp8AreReportedByTheProgram) {
       warnings_of({.fp8_recipe = AORecipeKwargs()}),
       HasSubstr("fp8_recipe (code; mixed_precision is not fp8)"));
   EXPECT_THAT(
+      warnings_of({.fp8_statistics_interval = 5}),
+      HasSubstr("fp8_statistics_interval (code; mixed_precision is not fp8)"));
+  EXPECT_THAT(
       warnings_of(
           {.mixed_precision = Precision::fp8,
            .fp8_recipe =

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <accelerate/error.h>
 
@@ -106,6 +107,13 @@ at::Device choose_device(
   const auto count = at::accelerator::deviceCount();
   if (count == 0) return at::kCPU;
   return {*accelerator, static_cast<at::DeviceIndex>(place % count)};
+}
+
+void make_current(at::Device device) {
+  if (!device.has_index() || !at::accelerator::isAccelerator(device.type()) ||
+      !c10::impl::hasDeviceGuardImpl(device.type()))
+    return;
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 std::chrono::milliseconds choose_timeout(
@@ -314,6 +322,7 @@ World::World(const WorldOptions& options)
   core.debug = options.debug.value_or(settings.boolean("debug"));
   impl_->device = detail::choose_device(
       options, settings, detail::device_place(options, identity));
+  detail::make_current(impl_->device);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
   detail::HangWatchOptions watch =

@@ -17,6 +17,7 @@
 
 #include "precision/fp8/float8_matrix.h"
 #include "precision/fp8/float8_multiply.h"
+#include "precision/fp8/float8_statistics.h"
 
 namespace accelerate::detail {
 
@@ -132,6 +133,9 @@ struct Float8Layer : torch::CustomClassHolder {
   std::array<std::optional<std::int64_t>, kNumRoles> split_dims;
   /// Makes largest values those of all ranks that divide a matrix, in place.
   std::function<void(const at::Tensor& amax)> agree = nullptr;
+  /// Whether casts and products of forwards with a backward are measured.
+  std::atomic<bool> is_measured = false;
+  Float8Statistics statistics;
 
  private:
   struct KeptWeight {

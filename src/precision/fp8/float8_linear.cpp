@@ -59,11 +59,17 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     const KeptInput kept = kept_input(rules, uses.trains_weight);
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
     context->saved_data["kept"] = static_cast<std::int64_t>(kept);
+    const bool is_measured = uses.has_backward && layer->is_measured;
+    context->saved_data["is_measured"] = is_measured;
 
     const bool is_float8 = rules.input && rules.weight;
     MeasuredMatrix cast_input;
-    if (is_float8 || kept == KeptInput::cast)
+    if (is_float8 || kept == KeptInput::cast) {
       cast_input = layer->cast(input, *rules.input, 1, Float8Layer::input);
+      if (is_measured)
+        layer->statistics.add_cast(
+            Float8Layer::input, input, cast_input.matrix);
+    }
     at::Tensor output;
     MeasuredMatrix cast_weight;
     if (is_float8) {
@@ -73,17 +79,29 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
           cast_input.matrix,
           cast_weight.matrix,
           input.scalar_type());
+      if (is_measured) {
+        layer->statistics.add_cast(
+            Float8Layer::weight, weight, cast_weight.matrix);
+        layer->statistics.add_product(
+            Float8Layer::forward, output, input, transposed_weight);
+      }
     } else {
       output = at::mm(input, transposed_weight.to(input.scalar_type()));
     }
+    // What the gradient of the weight is compared with.
+    const at::Tensor measured_input = is_measured ? input : at::Tensor();
     if (kept == KeptInput::cast_along_rows) {
       // Cast now, so that a byte per value is kept.
       const MeasuredMatrix along_rows = layer->cast(
           input, *rules.input_for_grad_weight, 0, Float8Layer::input);
-      save(context, transposed_weight, along_rows.matrix);
+      if (is_measured) {
+        layer->statistics.add_cast(
+            Float8Layer::input, input, along_rows.matrix);
+      }
+      save(context, transposed_weight, along_rows.matrix, measured_input);
       cast_input.amax = along_rows.amax;
     } else if (kept == KeptInput::cast) {
-      save(context, transposed_weight, cast_input.matrix);
+      save(context, transposed_weight, cast_input.matrix, measured_input);
     } else if (kept == KeptInput::full) {
       context->save_for_backward({transposed_weight, input});
     } else {
@@ -112,6 +130,7 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
         static_cast<KeptInput>(context->saved_data["kept"].toInt());
     const Float8Rules& rules = layer->rules;
     const at::Tensor& grad_output = grads[0];
+    const bool is_measured = context->saved_data["is_measured"].toBool();
     // One cast may serve both products.
     std::optional<Float8Matrix> cast_grad;
     const auto cast = [&](const DynamicCast& how, std::int64_t dim) {
@@ -123,6 +142,10 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
       const MeasuredMatrix made =
           layer->cast(grad_output, how, dim, Float8Layer::grad_output);
       layer->note(Float8Layer::grad_output, made.amax);
+      if (is_measured) {
+        layer->statistics.add_cast(
+            Float8Layer::grad_output, grad_output, made.matrix);
+      }
       cast_grad = made.matrix;
       return made.matrix;
     };
@@ -138,6 +161,12 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
             cast(*rules.grad_output, 1),
             cast_weight.matrix.transposed(),
             grad_output.scalar_type());
+        if (is_measured) {
+          layer->statistics.add_cast(
+              Float8Layer::weight, weight, cast_weight.matrix);
+          layer->statistics.add_product(
+              Float8Layer::grad_input, grad_input, grad_output, weight);
+        }
       } else {
         grad_input = at::mm(grad_output, weight.to(grad_output.scalar_type()));
       }
@@ -151,6 +180,10 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
                 cast(*rules.grad_output_for_grad_weight, 0).transposed(),
                 restored(*layer, kept, saved).transposed(),
                 grad_output.scalar_type());
+      if (is_measured && kept != KeptInput::full) {
+        layer->statistics.add_product(
+            Float8Layer::grad_weight, grad_weight, grad_output.t(), saved[3]);
+      }
       // A parameter in another dtype than the input gets its own.
       grad_weight = grad_weight.t().to(saved[0].scalar_type());
     }
@@ -173,13 +206,16 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
   }
 
   // As bytes, of which every operator knows something, such as those that
-  // compare recomputed tensors.
+  // compare recomputed tensors. `measured_input` may be undefined.
   static void save(
       AutogradContext* context,
       const at::Tensor& transposed_weight,
-      const Float8Matrix& input) {
-    context->save_for_backward(
-        {transposed_weight, input.values.view(at::kByte), input.scale});
+      const Float8Matrix& input,
+      const at::Tensor& measured_input) {
+    variable_list tensors{
+        transposed_weight, input.values.view(at::kByte), input.scale};
+    if (measured_input.defined()) tensors.push_back(measured_input);
+    context->save_for_backward(std::move(tensors));
   }
 
   static Float8Matrix restored(
