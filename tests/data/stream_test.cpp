@@ -62,17 +62,17 @@ TEST(SkipProgress, WarnsOnceThatTheStartOfAStreamIsReadAgain) {
   EXPECT_EQ(
       said[0],
       "the first 10 samples of a stream are read again, since it has no state "
-      "of its own; give the dataset state_dict() and load_state_dict() to go on "
-      "at once");
+      "of its own; give the dataset state_dict() and load_state_dict() to go "
+      "on at once");
 }
 
 TEST(SkipProgress, ShowsABarOfSkippedSamples) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     detail::SkipProgress progress(Logger(), 4, {.line_interval_seconds = 0});
     for (int i = 0; i < 3; ++i) progress.update();
   }
-  const std::string shown = testing::internal::GetCapturedStderr();
+  const std::string shown = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(shown.find("skipping samples"), std::string::npos) << shown;
   EXPECT_NE(shown.find("3/4"), std::string::npos) << shown;
 }
