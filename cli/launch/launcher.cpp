@@ -64,9 +64,15 @@ void require_reachable(
 }
 
 // Exchanges how the attempt ended with the other machines.
-void agree_on_end(Machines& machines, int attempt, GroupEnd& end) {
-  const Machines::End all =
-      machines.finish(attempt, end.was_stopped ? 0 : end.code);
+void agree_on_end(
+    Machines& machines,
+    int attempt,
+    bool may_restart,
+    GroupEnd& end) {
+  const Machines::End all = machines.finish(
+      attempt,
+      end.was_stopped ? 0 : end.code,
+      may_restart && !end.was_signalled);
   if (end.was_signalled) return;
   end.code = all.code;
   if (end.reason.empty()) end.reason = all.reason;
@@ -81,11 +87,13 @@ int run_attempts(
   if (plan.num_machines > 1) {
     machines.emplace(plan, store, signals);
     store.secret = machines->secret();
-    if (plan.checks_machines) require_reachable(plan, store, signals);
+    if (plan.checks_machines && !machines->is_returning())
+      require_reachable(plan, store, signals);
   }
   const MemoryDirectory memory(plan.memory_directory);
-  int num_restarts_left = plan.max_restarts;
-  for (int attempt = 0;; ++attempt) {
+  const int first_attempt = machines ? machines->first_attempt() : 0;
+  int num_restarts_left = plan.max_restarts - first_attempt;
+  for (int attempt = first_attempt;; ++attempt) {
     const int stop = machines ? machines->begin(attempt) : -1;
     GroupEnd end = RankGroup(
                        plan,
@@ -96,10 +104,11 @@ int run_attempts(
                        signals,
                        watchdog)
                        .run();
-    if (machines) agree_on_end(*machines, attempt, end);
+    if (machines) agree_on_end(*machines, attempt, num_restarts_left > 0, end);
     if (!plan.is_quiet) say(end.reason);
     if (end.code == 0 || end.was_signalled || num_restarts_left == 0)
       return end.code;
+    if (machines) machines->require_store();
     --num_restarts_left;
     if (!plan.is_quiet) {
       say(detail::format(

@@ -106,14 +106,28 @@ StoreClient::StoreClient(
 
 StoreClient::~StoreClient() { ::close(socket_); }
 
-std::string StoreClient::join(int machine, const std::string& given) {
-  send(Message(detail::StoreQuery::join)
-           .value(static_cast<std::uint32_t>(machine))
-           .text(given)
-           .bytes());
+std::string StoreClient::join(
+    int machine,
+    const std::string& given,
+    milliseconds patience,
+    const std::function<void()>& between) {
+  constexpr milliseconds kPause{100};
+  const auto deadline = steady_clock::now() + patience;
   auto answer = detail::StoreJoinAnswer::admitted;
-  receive(&answer, sizeof answer);
-  std::string secret = receive_text();
+  std::string secret;
+  while (true) {
+    send(Message(detail::StoreQuery::join)
+             .value(static_cast<std::uint32_t>(machine))
+             .text(given)
+             .bytes());
+    receive(&answer, sizeof answer);
+    secret = receive_text();
+    if (answer != detail::StoreJoinAnswer::machine_taken ||
+        steady_clock::now() >= deadline)
+      break;
+    if (between) between();
+    std::this_thread::sleep_for(kPause);
+  }
   if (answer == detail::StoreJoinAnswer::wrong_secret) {
     throw ConfigError(format(
         "[launch] the launcher of machine 0 at {} has another {}; set it to "

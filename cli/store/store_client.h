@@ -24,9 +24,15 @@ class StoreClient {
   ~StoreClient();
 
   /// Asks the server of a launch to take this launcher in as `machine`, and to
-  /// tell its secret, or compares the secret that both were `given`. Throws
-  /// ConfigError if it refuses.
-  std::string join(int machine, const std::string& given);
+  /// tell its secret, or compares the secret that both were `given`. Where
+  /// another launcher has that place, it waits up to `patience` for it to leave,
+  /// calling `between`, which may throw. Throws ConfigError if the server
+  /// refuses.
+  std::string join(
+      int machine,
+      const std::string& given,
+      std::chrono::milliseconds patience = {},
+      const std::function<void()>& between = {});
   /// Lets the server know this client by its keys from now on.
   void show_secret(const std::string& secret);
 

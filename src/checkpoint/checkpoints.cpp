@@ -26,15 +26,42 @@ Checkpoints::Checkpoints(
 }
 
 Checkpoints::~Checkpoints() {
-  if (saves && std::uncaught_exceptions() > 0) saves->cancel();
+  if (std::uncaught_exceptions() == 0) return;
+  if (saves) saves->cancel();
+  if (machine_saves) machine_saves->cancel();
 }
 
 StoreGroup& Checkpoints::save_group() {
+  if (machine_directory) {
+    if (!machine_saves) {
+      machine_saves.emplace(
+          world, format("saves of machine parts {}", writers.front()), writers);
+    }
+    return *machine_saves;
+  }
   if (!saves) {
     saves.emplace(
         world, format("checkpoint saves of {}", writers.front()), writers);
   }
   return *saves;
+}
+
+MachinePartScope::MachinePartScope(
+    Checkpoints& checkpoints,
+    std::filesystem::path directory)
+    : checkpoints_(checkpoints), writers_(checkpoints.writers) {
+  const World& world = checkpoints_.world;
+  checkpoints_.machine_directory = std::move(directory);
+  checkpoints_.writers.resize(static_cast<std::size_t>(world.local_size()));
+  std::iota(
+      checkpoints_.writers.begin(),
+      checkpoints_.writers.end(),
+      world.rank() - world.local_rank());
+}
+
+MachinePartScope::~MachinePartScope() {
+  checkpoints_.machine_directory.reset();
+  checkpoints_.writers = std::move(writers_);
 }
 
 std::shared_ptr<ByteProgress> Checkpoints::show_progress(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -64,12 +65,18 @@ struct Checkpoints {
   std::vector<int> writers;
   /// The group of `writers`; created when first needed.
   std::optional<StoreGroup> saves;
+  /// Set by a MachinePartScope: this machine's directory.
+  std::optional<std::filesystem::path> machine_directory = std::nullopt;
+  /// The group of this machine's ranks; created when first needed.
+  std::optional<StoreGroup> machine_saves;
   /// Declared last: its thread is joined before the members that it uses are
   /// destroyed.
   Saver saver;
 
   [[nodiscard]] WriterRule writer_rule() const {
-    return {project.save_on_each_node, is_first_writer()};
+    WriterRule rule{project.save_on_each_node, is_first_writer()};
+    if (machine_directory) rule.first_of_machine = writers.front();
+    return rule;
   }
   /// True if this rank writes the files that each directory has once.
   [[nodiscard]] bool is_first_writer() const {
@@ -77,7 +84,11 @@ struct Checkpoints {
   }
   /// True if this rank chooses a checkpoint for the ranks that share its disk.
   [[nodiscard]] bool chooses() const {
-    return agreement.is_leader() || project.save_on_each_node;
+    return agreement.is_leader() || is_per_node();
+  }
+  /// True if the ranks of each node have a directory of their own.
+  [[nodiscard]] bool is_per_node() const {
+    return project.save_on_each_node || machine_directory.has_value();
   }
   StoreGroup& save_group();
   /// A bar of the bytes that `call` moves on this rank, if one is shown.
@@ -86,6 +97,23 @@ struct Checkpoints {
       std::optional<std::uint64_t> num_bytes) const;
   /// The slots of loaders, less those at the end whose loaders were destroyed.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
+};
+
+/// As long as it lives, saves and loads are of the parts that machines keep of
+/// a state: each machine writes and reads a directory of its own, which has what
+/// its ranks hold, sharded or not, and which they can load without the others'.
+/// The directory that a call is given counts by its name only.
+class MachinePartScope {
+ public:
+  /// `directory` holds the parts of this machine.
+  MachinePartScope(Checkpoints& checkpoints, std::filesystem::path directory);
+  MachinePartScope(const MachinePartScope&) = delete;
+  MachinePartScope& operator=(const MachinePartScope&) = delete;
+  ~MachinePartScope();
+
+ private:
+  Checkpoints& checkpoints_;
+  std::vector<int> writers_;
 };
 
 }  // namespace accelerate::detail

@@ -148,6 +148,14 @@ class Server {
   void add(int socket) {
     const int on = 1;
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    // A machine that vanished without closing its connection gives its place
+    // free for the launcher that comes after it.
+    ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    const int idle = 5, interval = 3, count = 3;
+    ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    ::setsockopt(
+        socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
     waits_.reserve(clients_.size() + 3);
     auto client = std::make_unique<StoreClientSocket>(
         socket, options_.limits, [this](const StoreClientSocket& each) {

@@ -10,8 +10,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "cli/tool.h"
@@ -21,22 +19,11 @@ namespace accelerate {
 namespace machines_test {
 
 using ::testing::AllOf;
+using testing::free_port;
 using ::testing::HasSubstr;
 using testing::run_tool;
 using testing::Tool;
 using testing::ToolResult;
-
-std::string free_port() {
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address);
-  socklen_t length = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
-  ::close(descriptor);
-  return std::to_string(ntohs(address.sin_port));
-}
 
 std::vector<ToolResult> run_machines(
     int count,
@@ -107,6 +94,74 @@ TEST(Machines, StartAgainTogether) {
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("through"));
   }
+}
+
+TEST(Machines, TakeALauncherBackThatWasKilled) {
+  const std::string port = free_port();
+  const auto start = [&](int machine) {
+    return std::make_unique<Tool>(std::vector<std::string>{
+        "launch",
+        "--num_machines",
+        "3",
+        "--num_processes",
+        "3",
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        port,
+        "--machine_rank",
+        std::to_string(machine),
+        "--max_restarts",
+        "1",
+        "bash",
+        "-c",
+        "echo up; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 1000"});
+  };
+  std::vector<std::unique_ptr<Tool>> tools;
+  for (int machine = 0; machine < 3; ++machine) tools.push_back(start(machine));
+  for (const auto& tool : tools)
+    EXPECT_THAT(tool->read_line(), HasSubstr("up"));
+  ::kill(tools[1]->pid(), SIGKILL);
+  tools[1]->wait();
+  tools[1] = start(1);
+  for (const auto& tool : tools) {
+    const ToolResult result = tool->wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("up"));
+  }
+}
+
+TEST(Machines, SayThatNothingStartsAgainWithoutTheFirst) {
+  const std::string port = free_port();
+  std::vector<std::unique_ptr<Tool>> tools;
+  for (const char* const machine : {"0", "1"}) {
+    tools.push_back(std::make_unique<Tool>(std::vector<std::string>{
+        "launch",
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "2",
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        port,
+        "--machine_rank",
+        machine,
+        "--max_restarts",
+        "3",
+        "bash",
+        "-c",
+        "echo up; exec sleep 1000"}));
+  }
+  for (const auto& tool : tools)
+    EXPECT_THAT(tool->read_line(), HasSubstr("up"));
+  ::kill(tools[0]->pid(), SIGKILL);
+  const ToolResult result = tools[1]->wait();
+  EXPECT_NE(result.code, 0);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("machine 0, which keeps the store, is gone, and the group "
+                "cannot be started again without it"));
 }
 
 TEST(Machines, MeasureTheirConnections) {

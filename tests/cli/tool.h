@@ -37,6 +37,9 @@ class Tool {
   std::string unread_;
 };
 
+/// A port that no program listens at, on any address.
+std::string free_port();
+
 ToolResult run_tool(
     const std::vector<std::string>& arguments,
     const std::map<std::string, std::string>& variables = {});

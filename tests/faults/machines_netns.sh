@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# machines_netns.sh TOOL RANK_PROGRAM: network namespaces play machines on one switch. Ranks meet on two and three of them: by static
+# machines_netns.sh TOOL RANK_PROGRAM ELASTIC_RANK: network namespaces play machines on one switch. Ranks meet on two and three of them: by static
 # addresses, by a host file, under torchrun (where there is one; TORCHRUN names it), over a slow line; and when a line is cut, all
-# launchers end with a message. Needs root and iproute2; else it is skipped (77).
+# launchers end with a message; and a machine that vanishes comes back and gets its state from its neighbour. Needs root and iproute2; else it is skipped (77).
 set -uo pipefail
-tool=$1 rank=$2
+tool=$1 rank=$2 elastic_rank=$3
 id=$$
 switch=acc-$id-s
 machine() { echo "acc-$id-$1"; }
@@ -122,4 +122,38 @@ for count in 2 3; do
   for ((i = 0; i < count; ++i)); do grep -qE "is gone|was lost" "$out/$i" || fail "machine $i said nothing"; done
   ip -n "$switch" link set "port$((count - 1))" up
 done
+
+# The last machine vanishes with its memory, and comes back when the others have noticed.
+run_elastic() {
+  ip netns exec "$(machine "$1")" timeout -k 2 120 "$tool" launch --num_machines 3 --num_processes 3 \
+    --main_process_ip 10.77.0.1 --main_process_port 29633 --machine_rank "$1" --max_restarts 3 \
+    --redundancy neighbour --redundancy_steps 3 "$elastic_rank" "$out/project" elastic 400 1 >"$out/$1$2" 2>&1 &
+}
+# await WORDS FILE
+await() {
+  local tries=0
+  until grep -q "$1" "$out/$2"; do
+    [ $((tries += 1)) -lt 600 ] || { codes=(); fail "no \"$1\""; }
+    sleep 0.1
+  done
+}
+rm -f "$out"/[0-9]
+mkdir "$out/project"
+pids=()
+for i in 0 1 2; do run_elastic $i ""; pids+=($!); done
+await "step 20" 0
+ip -n "$switch" link set port2 down
+ip netns pids "$(machine 2)" | xargs -r kill -KILL
+await "machine 2, whose launcher is gone" 0
+ip -n "$switch" link set port2 up
+run_elastic 2 again
+pids[2]=$!
+codes=()
+for pid in "${pids[@]}"; do
+  wait "$pid"
+  codes+=($?)
+done
+all_well "a machine that vanished did not come back"
+grep -q "its part came back to machine 2 from machine 0" "$out/0" || fail "the neighbour's memory was not used"
+[ "$(awk '{ print $1 }' "$out/project/curve" | sort -nu | wc -l)" -eq 400 ] || fail "steps are missing"
 echo "all as expected"

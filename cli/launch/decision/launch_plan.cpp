@@ -176,16 +176,8 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
         plan.num_processes,
         plan.num_machines));
   }
-  if (wants_copies && plan.num_machines > 1) {
-    complaints.push_back(format(
-        "[launch] --redundancy neighbour keeps states in the memory of one "
-        "machine, and there are {}; leave it out, and save checkpoints of the "
-        "project instead",
-        plan.num_machines));
-  }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
-  if (plan.has_board && plan.num_machines == 1)
-    plan.memory_directory = memory_directory_of_launcher();
+  if (plan.has_board) plan.memory_directory = memory_directory_of_launcher();
 }
 
 }  // namespace

@@ -27,7 +27,10 @@ constexpr milliseconds kPause{20};
 // A launcher without a heartbeat for this long is gone.
 constexpr std::chrono::seconds kHeartbeatTimeout{15};
 constexpr std::chrono::seconds kHeartbeatInterval{1};
+// How long the store may hold the place of a launcher that is gone.
+constexpr std::chrono::seconds kTimeUntilFree{20};
 constexpr const char* kAllEnded = "0";
+constexpr const char* kAttemptKey = "accelerate-cpp/attempt";
 
 std::string key_of(const char* what, int attempt) {
   return format("accelerate-cpp/{}/{}", what, attempt);
@@ -79,8 +82,9 @@ Machines::Machines(
       client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
   if (machine_ == 0) {
     client_.show_secret(secret_);
+    client_.set(kAttemptKey, "0");
   } else {
-    secret_ = client_.join(machine_, plan.given_secret);
+    take_place(plan);
   }
   stop_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
@@ -88,6 +92,44 @@ Machines::Machines(
 Machines::~Machines() {
   stop_listening();
   ::close(stop_);
+}
+
+void Machines::take_place(const LaunchPlan& plan) {
+  const auto begun_at = Clock::now();
+  bool is_reported = false;
+  secret_ = client_.join(
+      machine_,
+      plan.given_secret,
+      plan.max_restarts > 0 ? milliseconds(kTimeUntilFree) : milliseconds(0),
+      [&] {
+        signals_.heed();
+        if (is_reported || Clock::now() - begun_at < kTimeUntilReported) return;
+        is_reported = true;
+        std::fprintf(
+            stderr,
+            "accelerate-cpp: waiting for the place of machine %d, which "
+            "another "
+            "launcher still has\n",
+            machine_);
+      });
+  num_launchers_ =
+      client_.add(format("accelerate-cpp/launchers/{}", machine_), 1);
+  if (!is_returning()) return;
+  const std::string attempt = wait_for(kAttemptKey, kStartTimeout, "machine 0");
+  first_attempt_ = static_cast<int>(detail::parse_int(attempt).value_or(0));
+  if (!client_.get(key_of("begun", first_attempt_)).empty()) {
+    client_.set_once(
+        key_of("end", first_attempt_),
+        format("1 machine {}, whose launcher was gone,", machine_));
+    ++first_attempt_;
+  }
+  if (first_attempt_ <= plan.max_restarts) return;
+  throw DistributedError(format(
+      "[launch] machine {} comes back, but the group was already started again "
+      "as often as --max_restarts ({}) allows; start the launchers of all "
+      "machines again",
+      machine_,
+      plan.max_restarts));
 }
 
 std::string Machines::wait_for(
@@ -115,11 +157,21 @@ std::string Machines::wait_for(
   }
 }
 
+std::int64_t Machines::arrive(int attempt) {
+  const std::string arrived = key_of("arrived", attempt);
+  const std::string own = std::to_string(num_launchers_);
+  const std::string there =
+      client_.set_once(format("{}/{}", arrived, machine_), own);
+  // An earlier launcher of this machine may have been counted.
+  return client_.add(arrived, there == own ? 1 : 0);
+}
+
 int Machines::begin(int attempt) {
   std::uint64_t ignored = 0;
   (void)!::read(stop_, &ignored, sizeof ignored);
   const std::string begun = key_of("begun", attempt);
-  const auto arrived = client_.add(key_of("arrived", attempt), 1);
+  if (machine_ == 0) client_.set(kAttemptKey, std::to_string(attempt));
+  const auto arrived = arrive(attempt);
   if (arrived == num_machines_) client_.set(begun, "1");
   wait_for(
       begun,
@@ -168,7 +220,17 @@ void Machines::stop_listening() {
   if (thread_.joinable()) thread_.join();
 }
 
-Machines::End Machines::finish(int attempt, int code) {
+void Machines::require_store() const {
+  if (store_loss_.empty()) return;
+  throw DistributedError(format(
+      "{}; machine 0, which keeps the store, is gone, and the group cannot be "
+      "started again without it. Start the launchers of all machines again: "
+      "the "
+      "program goes on from its newest checkpoint",
+      store_loss_));
+}
+
+Machines::End Machines::finish(int attempt, int code, bool may_restart) {
   const std::string end = key_of("end", attempt);
   const std::string own = format("machine {}", machine_);
   End result{code, {}};
@@ -196,8 +258,10 @@ Machines::End Machines::finish(int attempt, int code) {
     // The store must outlive the requests of the other machines.
     const std::string left = key_of("left", attempt);
     if (client_.add(left, 1) == num_machines_) client_.set(left + "/all", "1");
-    if (machine_ == 0) wait_for(left + "/all", kTimeToLeave, "");
+    const bool goes_on = may_restart && result.code != 0;
+    if (machine_ == 0 && !goes_on) wait_for(left + "/all", kTimeToLeave, "");
   } catch (const DistributedError& error) {
+    if (machine_ != 0) store_loss_ = error.what();
     // A node that did not leave in time has been reported already.
     if (!result.reason.empty() || code != 0) return result;
     if (machine_ == 0) return result;

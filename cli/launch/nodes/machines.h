@@ -13,12 +13,14 @@ namespace accelerate::cli {
 
 /// Coordinates the launchers of several machines through the store of machine
 /// 0. They begin an attempt together, and a failure anywhere, including that of
-/// a launcher or its connection, ends the attempt everywhere.
+/// a launcher or its connection, ends the attempt everywhere. A launcher that is
+/// started in the place of one that is gone ends the attempt that lacks it, and
+/// takes part from the next one on.
 class Machines {
  public:
   /// Waits until the store answers, and joins. `store` has the secret on
-  /// machine 0 only. Throws DistributedError on a timeout, ConfigError if
-  /// machine 0 refuses, or Stopped.
+  /// machine 0 only. Throws DistributedError on a timeout, and if it comes back
+  /// when no restart is left; ConfigError if machine 0 refuses; or Stopped.
   Machines(
       const LaunchPlan& plan,
       const StorePlace& store,
@@ -26,6 +28,11 @@ class Machines {
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
   ~Machines();
+
+  /// The attempt with which this launcher begins: above 0 if it has taken the
+  /// place of another one.
+  [[nodiscard]] int first_attempt() const { return first_attempt_; }
+  [[nodiscard]] bool is_returning() const { return num_launchers_ > 1; }
 
   /// Waits for all machines, and begins to listen for the attempt's end.
   /// Returns a descriptor that becomes readable when ranks elsewhere failed, or
@@ -41,8 +48,12 @@ class Machines {
     std::string reason;
   };
   /// Reports the exit code of the ranks here. Waits until the ranks of all
-  /// machines have ended, or one failed. Throws Stopped.
-  End finish(int attempt, int code);
+  /// machines have ended, or one failed. With `may_restart`, the store is kept
+  /// after a failure. Throws Stopped.
+  End finish(int attempt, int code, bool may_restart);
+  /// Throws DistributedError if finish() has found that machine 0, which keeps
+  /// the store, is gone: nothing can be started again then.
+  void require_store() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -51,6 +62,9 @@ class Machines {
       const std::string& key,
       Clock::duration patience,
       const std::string& what);
+  void take_place(const LaunchPlan& plan);
+  // Tells that this machine is ready for the attempt; returns how many are.
+  std::int64_t arrive(int attempt);
   void listen(int attempt);
   void stop_listening();
 
@@ -64,6 +78,10 @@ class Machines {
   std::thread thread_;
   std::atomic<bool> listens_{false};
   int stop_ = -1;
+  // Launchers that have had this place, this one included.
+  std::int64_t num_launchers_ = 1;
+  int first_attempt_ = 0;
+  std::string store_loss_;
 };
 
 }  // namespace accelerate::cli

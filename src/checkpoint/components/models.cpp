@@ -8,10 +8,38 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/mesh.h"
 
 namespace accelerate::detail {
 
-bool WriterRule::operator()(const Layout& layout, const Mesh& mesh) const {
+namespace {
+
+// Whether this rank is the first, from `first` on, that holds the box.
+bool is_first_holder(const Layout& layout, const Mesh& mesh, int first) {
+  const Mesh own = placement_mesh(layout, mesh);
+  for (int other = first; other < own.world().rank(); ++other) {
+    bool has_same_box = true;
+    for (int i = 0; i < kNumAxes; ++i) {
+      const auto axis = static_cast<Axis>(i);
+      const bool is_divided =
+          axis == Axis::pipeline || layout.is_split_over(axis);
+      has_same_box = has_same_box &&
+          (!is_divided ||
+           coordinate_of(own, other, axis) == own.coordinate(axis));
+    }
+    if (has_same_box) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool WriterRule::operator()(
+    const Layout& layout,
+    const Mesh& mesh,
+    bool is_saved_elsewhere) const {
+  if (first_of_machine) return is_first_holder(layout, mesh, *first_of_machine);
+  if (is_saved_elsewhere) return false;
   if (!is_per_node) return is_writer(layout, mesh);
   if (!layout.is_unsharded()) {
     throw ConfigError(
@@ -43,7 +71,7 @@ Section model_section(
         {row.name,
          row.layout.is_unsharded() ? row.tensor : row.local,
          row.layout,
-         writes(row.layout, *model.mesh) && !is_saved_there});
+         writes(row.layout, *model.mesh, is_saved_there)});
   }
   for (const auto& item : model.module->named_parameters()) {
     if (!item.value().defined() || model.table->leaves_out(item.value()))

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -44,9 +45,17 @@ struct WriterRule {
   /// The first rank of each node writes to the node's own disk.
   bool is_per_node = false;
   bool is_first_of_node = true;
+  /// Set to the first rank of this rank's machine if each machine writes what
+  /// its own ranks hold, whatever others do.
+  std::optional<int> first_of_machine = std::nullopt;
 
+  /// Whether this rank writes a tensor. One that an earlier stage of a pipeline
+  /// writes, too, is written here only if that may be on another machine.
   /// Throws ConfigError for a sharded tensor if `is_per_node`.
-  [[nodiscard]] bool operator()(const Layout& layout, const Mesh& mesh) const;
+  [[nodiscard]] bool operator()(
+      const Layout& layout,
+      const Mesh& mesh,
+      bool is_saved_elsewhere = false) const;
 };
 
 /// The tensors of a model: parameters, then buffers, each once.

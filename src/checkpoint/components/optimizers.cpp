@@ -187,7 +187,7 @@ StateDict OptimizerComponent::collect_one(
     for (const auto& [key, tensor] : tensors) {
       const Layout full = Layout::unsharded(tensor.sizes().vec());
       section.entries.push_back(
-          {key, tensor, full, writes_(full, mesh_) && !is_saved_there});
+          {key, tensor, full, writes_(full, mesh_, is_saved_there)});
     }
   };
   const auto layouts = names_.sharded_layouts();
@@ -211,7 +211,7 @@ StateDict OptimizerComponent::collect_one(
           {key,
            tensor,
            box.layout,
-           writes_(box.layout, *box.mesh) && !is_saved_there});
+           writes_(box.layout, *box.mesh, is_saved_there)});
     }
   }
   for (const auto& [key, tensor] : names_.masters_of(optimizer)) {

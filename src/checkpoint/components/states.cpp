@@ -221,7 +221,7 @@ void StrategyComponent::collect(CheckpointContents& contents) const {
           {std::move(state.name),
            state.tensor,
            full,
-           writes_(full, *each.model.mesh) && !is_saved_there});
+           writes_(full, *each.model.mesh, is_saved_there)});
     }
     if (!section.entries.empty())
       contents.sections.push_back(std::move(section));

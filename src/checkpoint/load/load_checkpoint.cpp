@@ -42,7 +42,7 @@ std::filesystem::path agree_on_path(
   checkpoints.agreement.require_success(failure, call, "");
   const std::filesystem::path decided =
       checkpoints.agreement.decide(path.string(), call);
-  if (!checkpoints.project.save_on_each_node) return decided;
+  if (!checkpoints.is_per_node()) return decided;
   const bool is_same = path.filename() == decided.filename();
   checkpoints.agreement.require_success(
       is_same ? ""
@@ -280,8 +280,11 @@ std::vector<bool> load_checkpoint(
   const Loading loading{checkpoints, options, models, components};
   if (!input_dir.empty()) {
     return loading.load(agree_on_path(checkpoints, "load_state", [&] {
-      require_directory(checkpoints, input_dir);
-      return input_dir;
+      const std::filesystem::path directory = checkpoints.machine_directory
+          ? *checkpoints.machine_directory / input_dir.filename()
+          : input_dir;
+      require_directory(checkpoints, directory);
+      return directory;
     }));
   }
   auto loaded = loading.load_newest();

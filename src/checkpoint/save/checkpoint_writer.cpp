@@ -241,6 +241,7 @@ void CheckpointWriter::commit(const std::vector<std::string>& answers) {
   manifest.created = now();
   manifest.iteration = job_.iteration;
   manifest.num_processes = job_.num_processes;
+  manifest.is_part = job_.is_part;
   for (const std::string& answer : answers) {
     merge_into(
         manifest, parse_fragment(std::string_view(answer).substr(kOk.size())));

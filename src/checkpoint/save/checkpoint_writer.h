@@ -35,6 +35,8 @@ struct SaveJob {
   /// False: models as torch.save files.
   bool safe_serialization = true;
   CheckpointLayout layout = CheckpointLayout::native;
+  /// True for what the ranks of one machine hold; see MachinePartScope.
+  bool is_part = false;
   /// What earlier saves said that the layout leaves out: said once. Used by one
   /// save at a time.
   std::shared_ptr<std::set<std::string>> known_left_out =

@@ -40,6 +40,7 @@ std::unique_ptr<CheckpointWriter> make_writer(
       .logger = checkpoints.world.logger(),
       .safe_serialization = options.safe_serialization,
       .layout = options.layout,
+      .is_part = checkpoints.machine_directory.has_value(),
       .known_left_out = checkpoints.known_left_out};
   return std::make_unique<CheckpointWriter>(
       std::move(job), checkpoints.save_group());
@@ -87,8 +88,9 @@ SaveTicket save_checkpoint(
       failure = error.what();
     }
   }
-  auto writer = make_writer(checkpoints, target, options);
+  std::unique_ptr<CheckpointWriter> writer;
   try {
+    writer = make_writer(checkpoints, target, options);
     if (failure.empty()) {
       SaveHookContext context{
           models, std::vector<bool>(models.size(), true), writer->directory()};
@@ -96,6 +98,8 @@ SaveTicket save_checkpoint(
       writer->contents() = collect_contents(components(context.save_weights));
     }
   } catch (const std::exception& error) {
+    // Where the ranks write one directory, all are told why it cannot be made.
+    if (writer == nullptr && !checkpoints.is_per_node()) throw;
     failure = error.what();
   }
   checkpoints.agreement.require_success(

@@ -143,6 +143,10 @@ SaveTarget agree_on_target(
   target.iteration =
       parse_int(decision.substr(0, decision.find(' '))).value_or(0);
   target.path = decision.substr(decision.find(' ') + 1);
+  if (checkpoints.machine_directory) {
+    target.path = *checkpoints.machine_directory / target.path.filename();
+    return target;
+  }
   const ProjectConfiguration& project = checkpoints.project;
   // The directory of the project may differ between nodes, the name may not.
   if (project.save_on_each_node && output_dir.empty() &&

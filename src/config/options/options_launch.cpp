@@ -85,7 +85,7 @@ constexpr std::array<OptionSpec, 41> kLaunchRows{{
     {"max_restarts", "", "--max_restarts", "", integer, "0", "0..", launches, "Output and restarts",
      "how often a failed group is started again, or, in a program with run_elastic(), a failed rank alone; it goes on from its newest complete checkpoint"},
     {"redundancy", "", "--redundancy", "ACCELERATE_CPP_REDUNDANCY", choice, "none", "none|neighbour", acts, "Output and restarts",
-     "where run_elastic() keeps a state to go back to when a rank ends, besides checkpoints: nowhere, or in the machine's memory"},
+     "where run_elastic() keeps a state to go back to when a rank ends, besides checkpoints: nowhere, or in memory, of another machine too if there are several"},
     {"redundancy_steps", "", "--redundancy_steps", "ACCELERATE_CPP_REDUNDANCY_STEPS", integer, "10", "1..", acts, "Output and restarts",
      "how many steps run_elastic() makes from one such state to the next"},
     {"elastic_batch", "", "--elastic_batch", "ACCELERATE_CPP_ELASTIC_BATCH", choice, "global", "global|per_rank", acts, "Output and restarts",

@@ -208,7 +208,7 @@ std::string body_of(const Manifest& manifest) {
     Json& entries = sections[section] = Json::object();
     for (const auto& [name, tensor] : tensors) entries[name] = json_of(tensor);
   }
-  const Json body{
+  Json body{
       {"format", kFormat},
       {"version", kManifestVersion},
       {"writer", manifest.writer},
@@ -219,6 +219,7 @@ std::string body_of(const Manifest& manifest) {
       {"files", std::move(files)},
       {"parts", std::move(sections)},
       {"aliases", manifest.aliases}};
+  if (manifest.is_part) body["is_part"] = true;
   try {
     return body.dump(1);
   } catch (const Json::exception&) {
@@ -226,6 +227,14 @@ std::string body_of(const Manifest& manifest) {
         "[checkpoint] a name of a tensor or parameter is not UTF-8, which JSON "
         "requires; rename it");
   }
+}
+
+// Whether `json`, the body, is that of a part.
+bool is_part(const Json& json, const Parser& parser) {
+  const auto found = json.find("is_part");
+  if (found == json.end()) return false;
+  if (!found->is_boolean()) parser.fail("\"is_part\" is not true or false");
+  return found->get<bool>();
 }
 
 // `json` is the body. Throws as parse_manifest.
@@ -239,6 +248,7 @@ Manifest manifest_of(const Json& json, const Parser& parser) {
   manifest.num_processes = static_cast<int>(std::min<std::uint64_t>(
       parser.number(parser.member(json, "num_processes"), "num_processes"),
       1U << 30U));
+  manifest.is_part = is_part(json, parser);
   for (const auto& [file, record] : parser.object(json, "files").items()) {
     if (!is_inside(file) || file == kManifestName) {
       parser.fail("it lists a file that is not inside the directory");
@@ -313,7 +323,7 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
       kChunkBytes) {
     parser.fail("chunks have another size than this version's");
   }
-  return manifest_of(json, parser);
+  return manifest_of(json, Parser(name, !is_part(json, parser)));
 }
 
 std::string fragment_text(const Manifest& fragment) {
@@ -335,7 +345,14 @@ void merge_into(Manifest& manifest, Manifest fragment) {
       const auto [place, is_new] = known.try_emplace(name, tensor);
       if (is_new) continue;
       auto& boxes = place->second.boxes;
-      boxes.insert(boxes.end(), tensor.boxes.begin(), tensor.boxes.end());
+      for (SavedBox& box : tensor.boxes) {
+        const bool is_known = manifest.is_part &&
+            std::any_of(boxes.begin(), boxes.end(), [&](const auto& other) {
+                                return other.box.begin == box.box.begin &&
+                                    other.box.size == box.box.size;
+                              });
+        if (!is_known) boxes.push_back(std::move(box));
+      }
     }
   }
   for (auto& [section, aliases] : fragment.aliases) {

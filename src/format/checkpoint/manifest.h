@@ -53,6 +53,9 @@ struct Manifest {
   std::string created;
   std::int64_t iteration = 0;
   int num_processes = 1;
+  /// True for what the ranks of one machine hold: boxes need not cover their
+  /// tensors.
+  bool is_part = false;
   /// Files by path inside the directory, separated by /.
   std::map<std::string, FileRecord> files;
   /// Keyed by "model", "model_1", "optimizer" and so on.
@@ -68,7 +71,7 @@ inline constexpr std::string_view kManifestName = "manifest.json";
 std::string manifest_text(const Manifest& manifest);
 
 /// Throws CheckpointError for anything but a complete, unchanged manifest whose
-/// boxes cover each tensor once and lie in listed files; for a newer version it
+/// boxes cover each tensor once (of a part: at most once) and lie in listed files; for a newer version it
 /// names that. `name` is used in messages.
 Manifest parse_manifest(std::string_view text, const std::string& name);
 
@@ -76,7 +79,8 @@ Manifest parse_manifest(std::string_view text, const std::string& name);
 /// has no checksum, and its boxes need not cover their tensors.
 std::string fragment_text(const Manifest& fragment);
 Manifest parse_fragment(std::string_view text);
-/// Adds another rank's files and boxes.
+/// Adds another rank's files and boxes; to a part, boxes that it has already are
+/// not added.
 void merge_into(Manifest& manifest, Manifest fragment);
 
 /// The manifest of a checkpoint in which every file is present with its size.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -36,6 +37,11 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
     both.size[i] = end - begin;
   }
   return both;
+}
+
+std::uint64_t volume_of(const Box& box) {
+  return std::accumulate(
+      box.size.begin(), box.size.end(), std::uint64_t{1}, std::multiplies<>());
 }
 
 std::uint64_t place_in(const Shape& place, const Box& box) {
@@ -236,6 +242,7 @@ void add_runs(
 void add_box(Wanted& all, const BoxToRead& wanted) {
   require_inside(wanted);
   if (wanted.out.empty()) return;
+  std::uint64_t missing = volume_of(wanted.box);
   for (const StoredBox& stored : wanted.tensor->boxes) {
     const bool is_same = stored.box.begin == wanted.box.begin &&
         stored.box.size == wanted.box.size && !stored.strides;
@@ -246,11 +253,17 @@ void add_box(Wanted& all, const BoxToRead& wanted) {
           stored.offset,
           wanted.out,
           is_read_by_others(*wanted.tensor, stored, stored.box.size));
-      continue;
+      return;
     }
     const auto both = intersection(stored.box, wanted.box);
-    if (both) add_runs(all, wanted, stored, *both);
+    if (!both) continue;
+    add_runs(all, wanted, stored, *both);
+    missing -= std::min(missing, volume_of(*both));
   }
+  if (missing == 0) return;
+  throw CheckpointError(
+      "[checkpoint] a slice of a tensor was requested of which not all was "
+      "saved: the state is one machine's part, for the ranks that it had");
 }
 
 // A range to read; if `verifies`, a chunk that is hashed on the way.

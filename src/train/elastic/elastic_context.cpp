@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/elastic_run.h"
+#include "train/elastic/machine_states.h"
 #include "train/elastic/memory_states.h"
 
 namespace accelerate {
@@ -20,6 +21,7 @@ namespace {
 
 using detail::ElasticRun;
 using detail::format;
+using detail::MachineStates;
 using detail::MemoryState;
 using detail::MemoryStates;
 
@@ -28,32 +30,34 @@ bool names_checkpoints(const Accelerator& accelerator) {
   return project.automatic_checkpoint_naming && !project.project_dir.empty();
 }
 
-// Empty if there is no directory in memory that all ranks share.
-std::filesystem::path memory_directory(
-    const ElasticRun& run,
-    const World& world) {
-  if (world.local_size() != world.size()) return {};
+// Empty if there is no directory in memory.
+std::filesystem::path memory_directory(const ElasticRun& run) {
   return run.options.memory_dir.empty()
       ? std::filesystem::path(run.identity.memory_directory)
       : run.options.memory_dir;
 }
 
-void require_directory(const ElasticRun& run, const Accelerator& accelerator) {
+void require_directory(const ElasticRun& run) {
   if (run.steps_between_states == 0) return;
-  const World& world = accelerator.world();
-  if (world.local_size() != world.size()) {
-    throw ConfigError(format(
-        "[train] Redundancy::neighbour keeps states in the memory of one "
-        "machine, and {} of the {} ranks are on this one; leave it out, and "
-        "save checkpoints of the project instead",
-        world.local_size(),
-        world.size()));
-  }
-  if (!memory_directory(run, world).empty()) return;
+  if (!memory_directory(run).empty()) return;
   throw ConfigError(
       "[train] Redundancy::neighbour needs a directory in memory, which this "
       "launcher does not name; give ElasticOptions::memory_dir one, or start "
       "the program with accelerate-cpp launch");
+}
+
+// The states that several machines keep; null on one machine, and if none are
+// kept. Collective the first time.
+MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
+  const World& world = accelerator.world();
+  if (run.steps_between_states == 0 || world.local_size() == world.size())
+    return nullptr;
+  if (run.machines == nullptr) {
+    run.machines =
+        std::make_shared<MachineStates>(world, memory_directory(run));
+    run.machines->make_directories();
+  }
+  return run.machines.get();
 }
 
 // The number of the project's newest checkpoint; -1: it has none.
@@ -66,6 +70,32 @@ std::int64_t newest_checkpoint(const Accelerator& accelerator) {
   return newest == nullptr ? -1 : *newest->number;
 }
 
+// The states in the memory of this machine, the newest first, and the number of
+// the next one.
+struct FoundStates {
+  std::vector<MemoryState> states;
+  std::int64_t next_number = 0;
+};
+
+FoundStates find_states(ElasticRun& run, const World& world) {
+  FoundStates found;
+  if (run.machines != nullptr) {
+    found.states = run.machines->survey();
+    found.next_number = run.machines->next_number();
+    return found;
+  }
+  const auto directory = memory_directory(run);
+  const bool is_on_one_machine = world.local_size() == world.size();
+  if (world.rank() != 0 || directory.empty() || !is_on_one_machine)
+    return found;
+  const MemoryStates memory(directory);
+  memory.tidy(/*parts=*/true);
+  found.states = memory.list();
+  if (!found.states.empty())
+    found.next_number = found.states.front().number + 1;
+  return found;
+}
+
 // The states in memory and the project's newest checkpoint, the newest first,
 // as rank 0 sees them. The latter is an empty path, since resume() chooses it.
 std::vector<std::filesystem::path> agree_on_states(
@@ -73,18 +103,10 @@ std::vector<std::filesystem::path> agree_on_states(
     const Accelerator& accelerator) {
   const World& world = accelerator.world();
   std::vector<std::string> told;
+  const auto [states, next_number] = find_states(run, world);
   if (world.rank() == 0) {
-    std::vector<MemoryState> states;
-    const auto directory = memory_directory(run, world);
-    if (!directory.empty()) {
-      const MemoryStates memory(directory);
-      memory.tidy(/*parts=*/true);
-      states = memory.list();
-    }
     const std::int64_t newest = newest_checkpoint(accelerator);
-    told = {
-        std::to_string(states.empty() ? 0 : states.front().number + 1),
-        std::to_string(newest + 1)};
+    told = {std::to_string(next_number), std::to_string(newest + 1)};
     for (const MemoryState& state : states) {
       if (newest >= state.next_checkpoint) break;
       told.push_back(state.path.string());
@@ -106,7 +128,7 @@ SaveTicket save_in_memory(
     const Accelerator& accelerator,
     bool asynchronous) {
   const World& world = accelerator.world();
-  const MemoryStates memory(memory_directory(run, world));
+  const MemoryStates memory(memory_directory(run));
   std::string problem;
   try {
     if (world.rank() == 0) memory.make_directory();
@@ -128,16 +150,30 @@ SaveTicket save_in_memory(
   return ticket;
 }
 
+// As save_in_memory(), on several machines.
+void begin_on_machines(ElasticRun& run, const Accelerator& accelerator) {
+  const std::int64_t next_checkpoint =
+      accelerator.project_configuration().iteration.value_or(
+          run.next_checkpoint);
+  const bool has_begun = run.machines->begin(
+      accelerator,
+      MemoryStates({})
+          .path_of(run.identity.generation, run.num_saves, next_checkpoint)
+          .string());
+  if (has_begun) ++run.num_saves;
+}
+
 void keep_state(ElasticRun& run, const Accelerator& accelerator) {
   const World& world = accelerator.world();
+  if (run.machines != nullptr) return begin_on_machines(run, accelerator);
   if (run.newest && run.newest->is_done() && world.rank() == 0)
-    MemoryStates(memory_directory(run, world)).tidy(/*parts=*/false);
+    MemoryStates(memory_directory(run)).tidy(/*parts=*/false);
   const SaveTicket ticket = save_in_memory(run, accelerator, true);
   if (!ticket.was_skipped()) run.newest = ticket;
 }
 
 void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
-  if (run.is_resizing && !memory_directory(run, accelerator.world()).empty()) {
+  if (run.is_resizing && !memory_directory(run).empty()) {
     save_in_memory(run, accelerator, false).wait();
   } else if (names_checkpoints(accelerator)) {
     accelerator.save_state().wait();
@@ -158,16 +194,23 @@ struct Verdict {
   /// The generation that the ranks are to leave for; 0: none but the present
   /// one was ever wanted.
   std::int64_t generation = 0;
+  /// How far the slowest rank is with the state that machines are keeping.
+  MachineStates::Progress progress = MachineStates::done;
 };
 
-Verdict agree(const ElasticRun& run, const World& world, bool is_told_to_end) {
+Verdict agree(ElasticRun& run, const World& world, bool is_told_to_end) {
   const std::int64_t wanted = run.seat != nullptr ? run.seat->wanted() : 0;
-  const at::Tensor most = at::empty({2}, at::kLong);
+  const at::Tensor most = at::empty({3}, at::kLong);
   auto* const values = most.mutable_data_ptr<std::int64_t>();
   values[0] = is_told_to_end ? 1 : 0;
   values[1] = wanted;
+  values[2] =
+      run.machines != nullptr ? run.machines->progress() : MachineStates::done;
   world.group().all_reduce(most, ReduceOp::max);
-  return {values[0] != 0, values[1]};
+  return {
+      values[0] != 0,
+      values[1],
+      static_cast<MachineStates::Progress>(values[2])};
 }
 
 // The window with which so many ranks read `samples` per step, and how many
@@ -188,6 +231,49 @@ Window nearest_window(std::int64_t samples, std::int64_t at_once) {
 bool hides_first_size(const ElasticRun& run) {
   return run.seat == nullptr && run.identity.board.empty() &&
       run.identity.launcher != "none";
+}
+
+// Gives the program the first of these states, as agree_on_states() has them,
+// that can be loaded. Returns whether one could.
+bool load_first(
+    ElasticRun& run,
+    const Accelerator& accelerator,
+    const std::vector<std::filesystem::path>& paths,
+    const LoadStateOptions& options) {
+  for (const auto& path : paths) {
+    if (path.empty()) return accelerator.resume(options);
+    try {
+      if (run.machines != nullptr) {
+        run.machines->load(accelerator, path.string(), options);
+      } else {
+        accelerator.load_state(path, options);
+      }
+      return true;
+    } catch (const CheckpointError& error) {
+      accelerator.world().logger().log_once_per_world(
+          LogLevel::warning,
+          "train",
+          format("a state in memory is passed over: {}", error.what()));
+    }
+  }
+  return false;
+}
+
+// Says what is loaded in place of a state in memory of which a part is lost.
+void tell_of_lost_state(
+    const ElasticRun& run,
+    const Accelerator& accelerator,
+    const std::vector<std::filesystem::path>& paths) {
+  if (run.machines == nullptr || run.machines->lost().empty()) return;
+  accelerator.world().logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      format(
+          "{}; going on from {}",
+          run.machines->lost(),
+          paths.empty()               ? "the beginning"
+              : paths.front().empty() ? "the newest checkpoint of the project"
+                                      : "an older state in memory"));
 }
 
 }  // namespace
@@ -250,24 +336,17 @@ int ElasticContext::gradient_accumulation_steps(
 bool ElasticContext::resume(
     const Accelerator& accelerator,
     const LoadStateOptions& options) const {
-  require_directory(*run_, accelerator);
+  require_directory(*run_);
+  const MachineStates* const machines = machines_of(*run_, accelerator);
   if (!run_->remark.empty()) {
     accelerator.world().logger().log_once_per_world(
         LogLevel::warning, "train", run_->remark);
   }
-  for (const auto& path : agree_on_states(*run_, accelerator)) {
-    if (path.empty()) return accelerator.resume(options);
-    try {
-      accelerator.load_state(path, options);
-      return true;
-    } catch (const CheckpointError& error) {
-      accelerator.world().logger().log_once_per_world(
-          LogLevel::warning,
-          "train",
-          format("a state in memory is passed over: {}", error.what()));
-    }
-  }
-  return false;
+  const auto paths = agree_on_states(*run_, accelerator);
+  tell_of_lost_state(*run_, accelerator, paths);
+  const bool has_loaded = load_first(*run_, accelerator, paths, options);
+  if (machines != nullptr) run_->machines->settle();
+  return has_loaded;
 }
 
 bool ElasticContext::step_done(const Accelerator& accelerator) const {
@@ -276,6 +355,7 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   ++run.num_steps;
   const Verdict verdict =
       agree(run, accelerator.world(), accelerator.is_told_to_end());
+  if (run.machines != nullptr) run.machines->advance(verdict.progress);
   run.is_preempted = verdict.is_preempted;
   run.is_resizing = !run.is_preempted && verdict.generation > generation();
   if (run.is_resizing)
@@ -286,7 +366,10 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   }
   const int interval = run.steps_between_states;
   if (interval > 0) {
-    if (run.num_steps == 1) require_directory(run, accelerator);
+    if (run.num_steps == 1) {
+      require_directory(run);
+      machines_of(run, accelerator);
+    }
     if (run.num_steps % interval == 0) keep_state(run, accelerator);
   }
   return false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,8 @@
 #include "launch/elastic/elastic_seat.h"
 
 namespace accelerate::detail {
+
+class MachineStates;
 
 /// What an ElasticContext shares with run_elastic(): one generation.
 struct ElasticRun {
@@ -30,6 +33,8 @@ struct ElasticRun {
   bool has_directory = false;
   std::int64_t num_steps = 0;
   std::optional<SaveTicket> newest = std::nullopt;
+  /// The states in memory where there are several machines; else null.
+  std::shared_ptr<MachineStates> machines = nullptr;
   /// What gradient_accumulation_steps() could not do as it was asked to.
   std::string remark = {};
   bool is_resizing = false;

@@ -66,13 +66,18 @@ fs::path MemoryStates::path_of(
              number);
 }
 
+std::optional<std::int64_t> MemoryStates::next_checkpoint_of(
+    std::string_view name) {
+  return number_of(name.substr(0, name.rfind(kNumber)));
+}
+
 std::vector<MemoryState> MemoryStates::list() const {
   std::vector<MemoryState> states;
   for (const CheckpointEntry& entry : list_checkpoints(directory_)) {
     const std::string_view name = entry.name;
     if (!name.starts_with(kPrefix) || entry.kind != CheckpointKind::complete)
       continue;
-    const auto next = number_of(name.substr(0, name.rfind(kNumber)));
+    const auto next = next_checkpoint_of(name);
     if (entry.number && next)
       states.push_back({directory_ / name, *entry.number, *next});
   }

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 namespace accelerate::detail {
@@ -32,6 +34,9 @@ class MemoryStates {
       int generation,
       std::int64_t number,
       std::int64_t next_checkpoint) const;
+  /// MemoryState::next_checkpoint of the state of this name, if it is one.
+  [[nodiscard]] static std::optional<std::int64_t> next_checkpoint_of(
+      std::string_view name);
   /// The complete ones, the newest first. Empty without the directory.
   [[nodiscard]] std::vector<MemoryState> list() const;
   /// Removes all but the newest two complete ones, and with `parts` what a save
