@@ -226,6 +226,7 @@ TEST(Float8Figures, AreInTheJournalAtEachInterval) {
 TEST(Float8Figures, AreThoseOfOneProcessOnTwoRanks) {
   const auto alone = train({});
   for (const bool is_sharded : {false, true}) {
+    SCOPED_TRACE(is_sharded ? "sharded" : "replicated");
     Training training{.num_ranks = 2};
     if (is_sharded) training.parallel.shard = 2;
     const auto together = train(training);
@@ -236,9 +237,12 @@ TEST(Float8Figures, AreThoseOfOneProcessOnTwoRanks) {
       // Gradients of micro-steps are halves of those that ranks average.
       const bool is_halved = name.find("grad_output") != std::string::npos &&
           name.ends_with("scale");
+      // Shards are gathered in bf16, so that weights are cast from there.
+      const double tolerance =
+          is_sharded && name.ends_with("relative_error") ? 0.1 : 1e-5;
       for (std::size_t i = 0; i < points.size(); ++i) {
         const double expected = points[i].value * (is_halved ? 0.5 : 1);
-        EXPECT_NEAR(others[i].value, expected, 1e-5 * expected) << name;
+        EXPECT_NEAR(others[i].value, expected, tolerance * expected) << name;
       }
     }
   }
@@ -254,7 +258,7 @@ TEST(Float8Figures, ShowHowADelayedScaleSettles) {
   EXPECT_EQ(scales[0].value, 1);
   EXPECT_GT(scales[1].value, 100);
   // Gradients vanish with the first scale, and not with the next.
-  const auto& lost = found.at("fp8/0/grad_output/underflow_rate");
+  const auto& lost = found.at("fp8/2/grad_output/underflow_rate");
   EXPECT_GT(lost[0].value, 0.3);
   EXPECT_LT(lost[1].value, 0.1);
 }

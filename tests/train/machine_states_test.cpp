@@ -69,8 +69,8 @@ class Rank {
       const fs::path& memory,
       std::uint64_t seed)
       : accelerator_(
-            {.journal = false,
-             .parallel = machines.parallel,
+            {.parallel = machines.parallel,
+             .journal = false,
              .world = machines.place(world)}),
         net_(make_net(seed)),
         adamw_(net_->parameters(), 0.01),
