@@ -142,6 +142,16 @@ mkdir "$out/project"
 pids=()
 for i in 0 1 2; do run_elastic $i ""; pids+=($!); done
 await "step 20" 0
+# The copy of a later state has begun, so that the first is complete on all machines.
+has_copy() {
+  find /dev/shm/accelerate-cpp-*-"$(pgrep -P "${pids[0]}" | head -n 1)" -path '*/copies/generation_*_state_[1-9]*' -name manifest.json 2>/dev/null |
+    grep -q .
+}
+tries=0
+until has_copy; do
+  [ $((tries += 1)) -lt 600 ] || { codes=(); fail "no state in memory was copied"; }
+  sleep 0.1
+done
 ip -n "$switch" link set port2 down
 ip netns pids "$(machine 2)" | xargs -r kill -KILL
 await "machine 2, whose launcher is gone" 0
