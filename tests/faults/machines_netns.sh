@@ -142,18 +142,25 @@ mkdir "$out/project"
 pids=()
 for i in 0 1 2; do run_elastic $i ""; pids+=($!); done
 await "step 20" 0
-# The copy of a later state has begun, so that the first is complete on all machines.
+# Machine 0 has the part of a state that is newer than all checkpoints. A stopped machine keeps the others from going on.
+signal_last() { ip netns pids "$(machine 2)" | xargs -r kill "$1"; }
 has_copy() {
-  find /dev/shm/accelerate-cpp-*-"$(pgrep -P "${pids[0]}" | head -n 1)" -path '*/copies/generation_*_state_[1-9]*' -name manifest.json 2>/dev/null |
-    grep -q .
+  local each checkpoint newest
+  newest=$(find "$out/project/checkpoints" -maxdepth 1 -name 'checkpoint_*' | sed 's/.*_//' | sort -n | tail -n 1)
+  for each in /dev/shm/accelerate-cpp-*-"$(pgrep -P "${pids[0]}" | head -n 1)"/*/copies/generation_*_state_*; do
+    checkpoint=${each##*_before_checkpoint_}
+    [ -d "$each" ] && [ "${checkpoint%%_state_*}" -gt "${newest:--1}" ] && return
+  done
+  return 1
 }
 tries=0
-until has_copy; do
+until signal_last -STOP && has_copy; do
   [ $((tries += 1)) -lt 600 ] || { codes=(); fail "no state in memory was copied"; }
+  signal_last -CONT
   sleep 0.1
 done
 ip -n "$switch" link set port2 down
-ip netns pids "$(machine 2)" | xargs -r kill -KILL
+signal_last -KILL
 await "machine 2, whose launcher is gone" 0
 ip -n "$switch" link set port2 up
 run_elastic 2 again
