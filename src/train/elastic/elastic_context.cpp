@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/collectives/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/elastic_run.h"
 #include "train/elastic/machine_states.h"
@@ -336,6 +337,9 @@ int ElasticContext::gradient_accumulation_steps(
 bool ElasticContext::resume(
     const Accelerator& accelerator,
     const LoadStateOptions& options) const {
+  // run_elastic() read them before there was an Accelerator to report them.
+  for (const std::string& key : run_->used_settings)
+    accelerator.world().group().impl()->world->settings.mark_read(key);
   require_directory(*run_);
   const MachineStates* const machines = machines_of(*run_, accelerator);
   if (!run_->remark.empty()) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <accelerate/elastic.h>
 
@@ -18,6 +19,8 @@ class MachineStates;
 struct ElasticRun {
   /// Those of the program; what it left unset is as the launcher says.
   ElasticOptions options;
+  /// The settings of the launcher that decided one of them.
+  std::vector<std::string> used_settings = {};
   RankVariables identity;
   /// Null where the launcher replaces no ranks.
   ElasticSeat* seat = nullptr;

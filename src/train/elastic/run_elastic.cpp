@@ -58,17 +58,24 @@ std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
 }
 
 // Gives what the program left unset the values that the launcher gives it.
-void resolve(ElasticOptions& options, const detail::Settings& settings) {
+void resolve(ElasticRun& run, const detail::Settings& settings) {
+  ElasticOptions& options = run.options;
+  const auto use = [&](const char* key) {
+    run.used_settings.emplace_back(key);
+  };
   if (!options.redundancy) {
+    use("redundancy");
     options.redundancy = settings.text("redundancy") == "neighbour"
         ? Redundancy::neighbour
         : Redundancy::none;
   }
   if (!options.redundancy_steps) {
+    use("redundancy_steps");
     options.redundancy_steps =
         static_cast<int>(*settings.integer("redundancy_steps"));
   }
   if (!options.batch) {
+    use("elastic_batch");
     options.batch = settings.text("elastic_batch") == "per_rank"
         ? ElasticBatch::per_rank
         : ElasticBatch::global;
@@ -81,7 +88,7 @@ std::shared_ptr<ElasticRun> make_run(
   const detail::Environment environment = detail::Environment::current();
   auto run = std::make_shared<ElasticRun>();
   run->options = options;
-  resolve(run->options, detail::launch_settings(environment));
+  resolve(*run, detail::launch_settings(environment));
   const int steps = detail::require_at_least(
       "train", "redundancy_steps", *run->options.redundancy_steps, 1);
   if (run->options.redundancy == Redundancy::neighbour)
