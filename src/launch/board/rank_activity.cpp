@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <optional>
+#include <thread>
 
 #include "base/text.h"
 #include "launch/board/packed_call.h"
@@ -14,14 +16,17 @@ namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
 
-// Nothing if nothing was stored yet, or if its writer is stopped in the middle
-// of a store.
+// Nothing if nothing was stored yet, or if its writer stays stopped in the
+// middle of a store: one that merely lost its processor gets time to go on.
 template <std::size_t size>
 std::optional<std::array<std::uint64_t, size>> load(
     const VersionedWords<size>& source) {
-  constexpr int kMostAttempts = 1000;
+  constexpr int kSpins = 1000;
+  constexpr int kMostAttempts = kSpins + 200;
+  constexpr auto kPause = std::chrono::microseconds(100);
   std::array<std::uint64_t, size> words{};
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    if (attempt >= kSpins) std::this_thread::sleep_for(kPause);
     const std::uint32_t version = source.version.load(kAcquire);
     if (version == 0) return std::nullopt;
     if (version % 2 != 0) continue;
