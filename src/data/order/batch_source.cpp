@@ -3,13 +3,13 @@
 #include <string>
 #include <utility>
 
-#include <ATen/Functions.h>
-
 #include <accelerate/error.h>
 
 #include "base/text.h"
 #include "data/mix.h"
 #include "data/order/batch_order.h"
+#include "data/order/loader_agreement.h"
+#include "data/order/loader_options.h"
 
 namespace accelerate::detail {
 
@@ -32,109 +32,7 @@ BatchSamplerShard make_batch_shard(
        .even_batches = *options.even_batches});
 }
 
-// `options` may have unset fields, or the accelerator's defaults in them.
-void require_consistent(
-    const DatasetFacts& dataset,
-    const DataLoaderOptions& options) {
-  const bool splits = options.split_batches.value_or(false);
-  std::string complaints;
-  const auto complain = [&](bool is_wrong, std::string_view what) {
-    if (is_wrong)
-      complaints += format("{}{}", complaints.empty() ? "" : "; ", what);
-  };
-  complain(
-      options.sampler && options.shuffle,
-      "both shuffle and a sampler were given; the sampler decides the order: "
-      "unset shuffle");
-  complain(
-      options.batch_sampler &&
-          (options.sampler || options.shuffle || splits ||
-           options.batch_size != 1),
-      "a batch_sampler was given together with batch_size, shuffle, sampler or "
-      "split_batches; it alone "
-      "decides which samples form a batch: unset them");
-  complain(
-      options.use_seedable_sampler.value_or(false) && !options.shuffle,
-      "use_seedable_sampler was given without shuffle, whose order it decides; "
-      "set shuffle");
-  complain(
-      dataset.is_stream &&
-          (options.shuffle || options.sampler || options.batch_sampler),
-      "shuffle or a sampler was given, but a stream gives its samples in its "
-      "own order; shuffle in the dataset's next(), or offer size() and "
-      "get(index)");
-  complain(
-      options.num_workers < 0,
-      format("num_workers is {}; it is at least 0", options.num_workers));
-  complain(
-      options.prefetch_factor.value_or(1) < 1,
-      format(
-          "prefetch_factor is {}; it is at least 1",
-          options.prefetch_factor.value_or(1)));
-  complain(
-      options.timeout.count() < 0,
-      format(
-          "timeout is {} ms; it is at least 0, which means no limit",
-          options.timeout.count()));
-  complain(
-      options.num_workers == 0 &&
-          (options.prefetch_factor || options.timeout.count() > 0 ||
-           !options.in_order),
-      "prefetch_factor, timeout or in_order was given without workers, to "
-      "which it applies; set num_workers");
-  complain(
-      options.already_sharded && options.dispatch_batches.value_or(false),
-      "already_sharded says that each rank reads its own shard, "
-      "dispatch_batches that rank 0 reads for all; unset one of them");
-  complain(
-      options.already_sharded && splits,
-      "already_sharded says that each rank reads its own shard, split_batches "
-      "that batches are cut for the ranks; unset one of them");
-  if (!complaints.empty()) throw ConfigError("[data] " + complaints);
-}
-
-// Values that very likely differ if the samplers of two ranks give different
-// orders.
-std::int64_t fingerprint(Sampler& sampler, std::uint64_t seed) {
-  sampler.begin_pass(seed, 0);
-  std::uint64_t sum = 0;
-  constexpr std::int64_t kNumProbes = 16;
-  const std::int64_t step =
-      std::max<std::int64_t>(sampler.size() / kNumProbes, 1);
-  for (std::int64_t i = 0; i < sampler.size(); i += step) {
-    sum = mix(sum ^ static_cast<std::uint64_t>(sampler.at(i)));
-  }
-  return static_cast<std::int64_t>(sum);
-}
-
-std::int64_t fingerprint(BatchSampler& sampler, std::uint64_t seed) {
-  sampler.begin_pass(seed, 0);
-  std::uint64_t sum = 0;
-  for (std::int64_t batch = 0;
-       batch < std::min<std::int64_t>(sampler.size(), 4);
-       ++batch) {
-    for (const std::int64_t i : sampler.at(batch))
-      sum = mix(sum ^ static_cast<std::uint64_t>(i));
-  }
-  return static_cast<std::int64_t>(sum);
-}
-
 }  // namespace
-
-DataLoaderOptions with_defaults(
-    DataLoaderOptions options,
-    const DataLoaderConfiguration& defaults) {
-  const auto fill = [](auto& field, const auto& value) {
-    if (!field) field = value;
-  };
-  fill(options.split_batches, defaults.split_batches);
-  fill(options.dispatch_batches, defaults.dispatch_batches);
-  fill(options.even_batches, defaults.even_batches);
-  fill(options.use_seedable_sampler, defaults.use_seedable_sampler);
-  fill(options.data_seed, defaults.data_seed);
-  fill(options.non_blocking, defaults.non_blocking);
-  return options;
-}
 
 void throw_nested_pass(std::uint64_t epoch, std::int64_t num_batches) {
   throw ConfigError(format(
@@ -182,42 +80,6 @@ struct BatchSource::State {
   [[nodiscard]] std::uint64_t seed() const {
     return options.data_seed.value_or(context.seed);
   }
-  // The values that must agree, in the order of the enumeration Agreed.
-  [[nodiscard]] std::vector<std::int64_t> agreed_values(
-      std::uint64_t rank_0_seed,
-      bool dispatches) const {
-    std::int64_t flags = 0;
-    for (const bool flag :
-         {dispatches,
-          options.already_sharded,
-          *options.split_batches,
-          options.drop_last,
-          *options.even_batches,
-          options.shuffle,
-          *options.use_seedable_sampler}) {
-      flags = 2 * flags + (flag ? 1 : 0);
-    }
-    // Data that the loader does not divide among the ranks may differ.
-    if (dispatches || options.already_sharded) {
-      return {flags, options.batch_size, 0, 0, 0, 0};
-    }
-    const std::uint64_t seed = options.data_seed.value_or(rank_0_seed);
-    std::int64_t order_fingerprint = 0;
-    if (options.sampler)
-      order_fingerprint = fingerprint(*options.sampler, seed);
-    if (options.batch_sampler)
-      order_fingerprint = fingerprint(*options.batch_sampler, seed);
-    const std::int64_t order_size =
-        options.batch_sampler ? options.batch_sampler->size() : sampler->size();
-    return {
-        flags,
-        options.batch_size,
-        dataset.num_samples,
-        order_size,
-        order_fingerprint,
-        static_cast<std::int64_t>(seed)};
-  }
-
   void make_sampler() {
     const std::int64_t size = std::max<std::int64_t>(dataset.num_samples, 0);
     if (options.sampler) {
@@ -276,93 +138,6 @@ BatchSource::BatchSource(
 
 BatchSource::~BatchSource() = default;
 
-namespace {
-
-// Values that must be equal on all ranks, in this order.
-enum Agreed : std::size_t {
-  kFlags,
-  kBatchSize,
-  kDatasetSize,
-  kOrderSize,
-  kOrder,
-  kSeed
-};
-
-void require_agreement(
-    const Group& group,
-    const std::vector<std::int64_t>& mine) {
-  constexpr std::string_view kRemedy =
-      "; give every rank the entire dataset in the same order, which the "
-      "loader shards; if the data is sharded already, set already_sharded";
-  const std::vector<at::Tensor> all =
-      group.all_gather(at::tensor(mine, at::kLong));
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto require_equal = [&](Agreed value,
-                                   std::string_view what,
-                                   std::string_view remedy) {
-      const std::int64_t theirs =
-          all[rank].const_data_ptr<std::int64_t>()[value];
-      const std::int64_t of_first =
-          all[0].const_data_ptr<std::int64_t>()[value];
-      if (theirs == of_first) return;
-      // These values mean nothing to a reader.
-      const std::string numbers = value == kOrder || value == kFlags
-          ? std::string()
-          : format(": {} and {}", of_first, theirs);
-      throw ConfigError(format(
-          "[data] ranks 0 and {} have {}{}{}", rank, what, numbers, remedy));
-    };
-    require_equal(
-        kFlags,
-        "different values of one of dispatch_batches, already_sharded, "
-        "split_batches, drop_last, even_batches, shuffle and "
-        "use_seedable_sampler",
-        "; make them equal");
-    require_equal(
-        kBatchSize, "different values of batch_size", "; make them equal");
-    require_equal(kDatasetSize, "datasets of different sizes", kRemedy);
-    require_equal(kOrderSize, "samplers of different sizes", kRemedy);
-    require_equal(kOrder, "samplers that give different orders", kRemedy);
-    require_equal(kSeed, "different values of data_seed", "; make them equal");
-  }
-}
-
-void require_dispatchable(const DataLoaderOptions& options) {
-  if (options.batch_sampler) {
-    throw ConfigError(
-        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives "
-        "batches of varying sizes; unset one of them");
-  }
-  if (!*options.even_batches && !options.drop_last) {
-    throw ConfigError(
-        "[data] even_batches = false leaves ranks without samples at the end, "
-        "but dispatch_batches cuts every round evenly; unset one of them, or "
-        "set drop_last");
-  }
-}
-
-// Throws for what the options cannot be once the ranks and the accelerator's
-// defaults are known.
-void require_attachable(
-    const DatasetFacts& dataset,
-    const DataLoaderOptions& given,
-    const DataLoaderOptions& options,
-    bool dispatches) {
-  DataLoaderOptions checked = options;
-  // As a default it applies to loaders that shuffle.
-  checked.use_seedable_sampler = given.use_seedable_sampler;
-  require_consistent(dataset, checked);
-  if (dispatches) require_dispatchable(options);
-  if (dataset.is_sharded && !options.already_sharded) {
-    throw ConfigError(
-        "[data] this dataset says that it is sharded already (is_sharded()), "
-        "and the loader would "
-        "shard it again; set already_sharded, or give the entire dataset");
-  }
-}
-
-}  // namespace
-
 void BatchSource::attach(LoaderContext context, bool dispatches) {
   if (state_->is_attached) {
     throw ConfigError(
@@ -386,8 +161,13 @@ void BatchSource::attach(LoaderContext context, bool dispatches) {
       is_sharded ? 1 : context.batch_count);
   now.is_dispatching = dispatches && context.group.size() > 1;
   if (context.group.size() > 1) {
-    require_agreement(
-        context.group, now.agreed_values(context.seed, now.is_dispatching));
+    require_equal_loaders(
+        context.group,
+        now.dataset,
+        now.options,
+        *now.sampler,
+        context.seed,
+        now.is_dispatching);
   }
   if (now.options.pin_memory && context.device.is_cpu()) {
     context.logger.log_once_per_world(
