@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ONE_FILE = {
     "src/params/gradient_norm.cpp": "GradientNorm",
     "src/comm/mesh.cpp": "^Mesh",
-    "src/train/clip.cpp": "^Accelerator",
+    "src/train/step/clip.cpp": "^Accelerator",
     "src/parallel/shard/shard.cpp": "^Shard[.]",
     "cli/commands/estimate_command.cpp": "Estimate",
 }

@@ -6,7 +6,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "engines/megatron_lm.h"
+#include "engines/megatron_lm/megatron_lm.h"
 #include "engines/parallelism.h"
 #include "engines/translations.h"
 

@@ -8,10 +8,10 @@
 #include <variant>
 
 #include "base/text.h"
-#include "engines/deepspeed.h"
-#include "engines/fully_sharded.h"
-#include "engines/megatron_args.h"
-#include "engines/megatron_lm.h"
+#include "engines/deepspeed/deepspeed.h"
+#include "engines/fully_sharded/fully_sharded.h"
+#include "engines/megatron_lm/megatron_args.h"
+#include "engines/megatron_lm/megatron_lm.h"
 
 namespace accelerate::detail {
 

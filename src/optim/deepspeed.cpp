@@ -10,7 +10,7 @@
 #include <accelerate/optimizers.h>
 
 #include "base/text.h"
-#include "engines/deepspeed_section.h"
+#include "engines/deepspeed/deepspeed_section.h"
 #include "optim/made_from_deepspeed.h"
 
 namespace accelerate {

@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/require.h"
-#include "engines/megatron_schedule.h"
+#include "engines/megatron_lm/megatron_schedule.h"
 #include "optim/made_from_megatron_lm.h"
 
 namespace accelerate {

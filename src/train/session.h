@@ -32,10 +32,10 @@
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
 #include "track/run_tracking.h"
-#include "train/schedule_adapter.h"
-#include "train/settings_report.h"
-#include "train/step_clock.h"
-#include "train/step_counts.h"
+#include "train/optimizers/schedule_adapter.h"
+#include "train/settings/settings_report.h"
+#include "train/step/step_clock.h"
+#include "train/step/step_counts.h"
 
 namespace accelerate::detail {
 

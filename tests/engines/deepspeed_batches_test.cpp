@@ -1,4 +1,4 @@
-#include "engines/deepspeed_batches.h"
+#include "engines/deepspeed/deepspeed_batches.h"
 
 #include <cstdint>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "engines/deepspeed.h"
+#include "engines/deepspeed/deepspeed.h"
 
 #include <string>
 

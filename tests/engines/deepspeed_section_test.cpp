@@ -1,4 +1,4 @@
-#include "engines/deepspeed_section.h"
+#include "engines/deepspeed/deepspeed_section.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engines/megatron_lm.h"
+#include "engines/megatron_lm/megatron_lm.h"
 #include "engines/sources.h"
 
 namespace accelerate::detail {

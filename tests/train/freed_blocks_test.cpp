@@ -1,4 +1,4 @@
-#include "train/freed_blocks.h"
+#include "train/accelerator/freed_blocks.h"
 
 #include <atomic>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "train/ignored_options.h"
+#include "train/settings/ignored_options.h"
 
 #include <string>
 #include <utility>

@@ -5,7 +5,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "train/optimizer_watch.h"
+#include "train/optimizers/optimizer_watch.h"
 
 namespace accelerate {
 namespace optimizer_life_test {

@@ -18,7 +18,7 @@
 #include "comm/collectives/group_impl.h"
 #include "config/settings.h"
 #include "support/run_on_ranks.h"
-#include "train/settings_report.h"
+#include "train/settings/settings_report.h"
 
 namespace accelerate {
 namespace settings_report_test {

@@ -1,4 +1,4 @@
-#include "train/step_clock.h"
+#include "train/step/step_clock.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 #include "oracle/plugins/plugins.h"
-#include "train/accumulation_window.h"
+#include "train/step/accumulation_window.h"
 
 namespace accelerate::oracle::topic_plugins {
 

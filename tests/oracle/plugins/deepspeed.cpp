@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "engines/deepspeed.h"
+#include "engines/deepspeed/deepspeed.h"
 #include "oracle/plugins/plugins.h"
 
 namespace accelerate::oracle::topic_plugins {

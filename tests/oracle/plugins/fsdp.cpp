@@ -1,7 +1,7 @@
 #include <variant>
 
 #include "base/text.h"
-#include "engines/fully_sharded.h"
+#include "engines/fully_sharded/fully_sharded.h"
 #include "oracle/plugins/plugins.h"
 
 namespace accelerate::oracle::topic_plugins {

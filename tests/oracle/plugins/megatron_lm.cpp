@@ -1,4 +1,4 @@
-#include "engines/megatron_lm.h"
+#include "engines/megatron_lm/megatron_lm.h"
 #include "oracle/plugins/plugins.h"
 
 namespace accelerate::oracle::topic_plugins {

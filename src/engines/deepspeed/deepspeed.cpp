@@ -1,0 +1,463 @@
+#include "engines/deepspeed/deepspeed.h"
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/files.h"
+#include "base/json_text.h"
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using Json = nlohmann::json;
+
+// Settings that a DeepSpeed configuration, if there is one, must contain
+// instead of the launcher's config file.
+constexpr std::array<std::string_view, 9> kFieldsOfConfig{
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision"};
+
+std::optional<std::string> decode_base64(std::string_view text) {
+  std::string bytes;
+  std::uint32_t bits = 0;
+  int num_bits = 0;
+  while (text.ends_with('=')) text.remove_suffix(1);
+  for (const char c : text) {
+    int digit = 0;
+    if (c >= 'A' && c <= 'Z') {
+      digit = c - 'A';
+    } else if (c >= 'a' && c <= 'z') {
+      digit = c - 'a' + 26;
+    } else if (c >= '0' && c <= '9') {
+      digit = c - '0' + 52;
+    } else if (c == '-' || c == '+') {
+      digit = 62;
+    } else if (c == '_' || c == '/') {
+      digit = 63;
+    } else {
+      return std::nullopt;
+    }
+    bits = bits << 6 | static_cast<std::uint32_t>(digit);
+    num_bits += 6;
+    if (num_bits < 8) continue;
+    num_bits -= 8;
+    bytes.push_back(static_cast<char>(bits >> num_bits & 0xFF));
+  }
+  return bytes;
+}
+
+Json read_configuration(const std::string& given) {
+  std::error_code unreadable;
+  // exists() fails for a string that is too long for a path; the error code
+  // keeps it from throwing.
+  const bool is_path = std::filesystem::exists(given, unreadable);
+  const std::string text = is_path ? read_file(given) : given;
+  ParsedJson parsed = parse_json(text);
+  const std::string complaint = parsed.complaint;
+  if (!complaint.empty() && !is_path) {
+    if (const auto decoded = decode_base64(given)) {
+      parsed = parse_json(*decoded);
+    }
+  }
+  if (parsed.value.is_object()) return std::move(parsed.value);
+  throw ConfigError(format(
+      "[config] the DeepSpeed configuration must be the path of a JSON file, "
+      "a JSON object or one in base64; found {}\"{}\"{}{}",
+      is_path ? "a file that is not a JSON object: " : "",
+      printable(given),
+      complaint.empty() ? "" : ": ",
+      complaint));
+}
+
+bool is_auto(const Json& value) { return value == "auto"; }
+
+bool is_enabled(const Json* value) {
+  return value != nullptr &&
+      (*value == true || *value == "true" || *value == "True");
+}
+
+Json auto_or(double value) {
+  return value == kAuto ? Json("auto") : Json(value);
+}
+
+Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
+
+int accumulation_steps(const Json& value) {
+  constexpr int kMost = std::numeric_limits<int>::max();
+  // get() wraps numbers that an int cannot hold, and cuts fractions off.
+  if (!value.is_number_integer() || value < 1 || value > kMost) {
+    throw ConfigError(format(
+        "[config] gradient_accumulation_steps of the DeepSpeed configuration "
+        "is {}; it must be a whole number from 1 to {}, or \"auto\"",
+        printable(value.dump(-1, ' ', false, Json::error_handler_t::replace)),
+        kMost));
+  }
+  return value.get<int>();
+}
+
+std::string device_complaint(
+    std::string_view field,
+    const std::string& device) {
+  return format(
+      "[config] {} is \"{}\"; it must be none, cpu or nvme", field, device);
+}
+
+}  // namespace
+
+DeepSpeedConfig::DeepSpeedConfig(
+    const DeepSpeedOptions& given,
+    const Settings& settings,
+    const Environment& environment) {
+  read_options(given, settings);
+  read_msamp(settings);
+  if (options_.hf_ds_config.empty()) {
+    compose();
+    find_stage();
+  } else {
+    json_ = read_configuration(options_.hf_ds_config);
+    if (!json_.contains("gradient_accumulation_steps"))
+      json_["gradient_accumulation_steps"] = 1;
+    if (!json_.contains("zero_optimization")) {
+      throw ConfigError(
+          "[config] the DeepSpeed configuration has no \"zero_optimization\"; "
+          "add it, at least {\"stage\": 0}");
+    }
+    std::vector<std::string> duplicates;
+    for (const std::string& field : split(
+             environment.get("ACCELERATE_CONFIG_DS_FIELDS").value_or(""),
+             ',')) {
+      for (const std::string_view known : kFieldsOfConfig) {
+        if (field == known) duplicates.push_back(field);
+      }
+    }
+    if (!duplicates.empty()) {
+      throw ConfigError(format(
+          "[config] the launcher's config file sets {} beside a DeepSpeed "
+          "configuration, where it would be ignored; set it in the DeepSpeed "
+          "configuration and remove it from the config file",
+          join(duplicates, ", ")));
+    }
+    merge();
+  }
+  add_msamp();
+  // DeepSpeed's own progress reports are off: trackers report instead.
+  json_["steps_per_print"] = std::numeric_limits<double>::infinity();
+  if (!options_.is_train_batch_min) options_.is_train_batch_min = true;
+  if (!options_.zero3_init_flag) {
+    options_.zero3_init_flag = settings.is_given("zero3_init_flag")
+        ? settings.boolean("zero3_init_flag")
+        : stage_ == 3;
+  }
+  if (stage_ != 3) options_.zero3_init_flag = false;
+}
+
+void DeepSpeedConfig::read_options(
+    const DeepSpeedOptions& given,
+    const Settings& settings) {
+  options_ = given;
+  const auto take = [&](auto& field, std::string_view key, auto default_value) {
+    using Value = typename std::remove_reference_t<decltype(field)>::value_type;
+    if (field) return;
+    if (!settings.is_given(key)) {
+      field = default_value;
+    } else if constexpr (std::is_same_v<Value, bool>) {
+      field = settings.boolean(key);
+    } else if constexpr (std::is_same_v<Value, int>) {
+      field = static_cast<int>(*settings.integer(key));
+    } else if constexpr (std::is_same_v<Value, double>) {
+      field = *settings.number(key);
+    } else {
+      field = *settings.text(key);
+    }
+  };
+  take(
+      options_.gradient_accumulation_steps,
+      "gradient_accumulation_steps",
+      kAuto);
+  take(options_.gradient_clipping, "gradient_clipping", double{kAuto});
+  take(options_.zero_stage, "zero_stage", 2);
+  take(options_.offload_optimizer_device, "offload_optimizer_device", "none");
+  take(options_.offload_param_device, "offload_param_device", "none");
+  take(
+      options_.offload_optimizer_nvme_path,
+      "offload_optimizer_nvme_path",
+      "none");
+  take(options_.offload_param_nvme_path, "offload_param_nvme_path", "none");
+  take(options_.zero3_save_16bit_model, "zero3_save_16bit_model", false);
+  if (!options_.transformer_moe_cls_names &&
+      settings.is_given("deepspeed_moe_layer_cls_names")) {
+    options_.transformer_moe_cls_names =
+        settings.text("deepspeed_moe_layer_cls_names");
+  }
+  if (options_.hf_ds_config.empty()) {
+    options_.hf_ds_config =
+        settings.text("deepspeed_config_file").value_or("none");
+  }
+  if (options_.hf_ds_config == "none") options_.hf_ds_config.clear();
+
+  std::vector<std::string> complaints;
+  for (const auto& [field, device] :
+       {std::pair(
+            "offload_optimizer_device", *options_.offload_optimizer_device),
+        std::pair("offload_param_device", *options_.offload_param_device)}) {
+    if (device != "none" && device != "cpu" && device != "nvme")
+      complaints.push_back(device_complaint(field, device));
+  }
+  if (*options_.zero_stage < 0 || *options_.zero_stage > 3) {
+    complaints.push_back(format(
+        "[config] zero_stage is {}; it must be 0, 1, 2 or 3",
+        *options_.zero_stage));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
+
+// The options' values replace "auto"; then the configuration's values replace
+// those of the options.
+void DeepSpeedConfig::merge() {
+  const std::array<std::pair<std::string_view, Json>, 8> values{{
+      {"gradient_accumulation_steps",
+       auto_or(*options_.gradient_accumulation_steps)},
+      {"gradient_clipping", auto_or(*options_.gradient_clipping)},
+      {"zero_optimization.stage", *options_.zero_stage},
+      {"zero_optimization.offload_optimizer.device",
+       *options_.offload_optimizer_device},
+      {"zero_optimization.offload_param.device",
+       *options_.offload_param_device},
+      {"zero_optimization.offload_param.nvme_path",
+       *options_.offload_param_nvme_path},
+      {"zero_optimization.offload_optimizer.nvme_path",
+       *options_.offload_optimizer_nvme_path},
+      {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
+       *options_.zero3_save_16bit_model},
+  }};
+  Json flat = Json::object();
+  for (const auto& [path, value] : values) flat[std::string(path)] = value;
+  for (const auto& [path, value] : values) fill_one(path, flat);
+  find_stage();
+
+  const auto known = [&](std::string_view path) -> const Json* {
+    const Json* const value = find(path);
+    const bool is_known = value && !value->is_null() && !is_auto(*value);
+    return is_known ? value : nullptr;
+  };
+  try {
+    if (const Json* v = known("gradient_accumulation_steps"))
+      options_.gradient_accumulation_steps = accumulation_steps(*v);
+    if (const Json* v = known("gradient_clipping"))
+      options_.gradient_clipping = v->get<double>();
+    if (const Json* v = known("zero_optimization.stage"))
+      options_.zero_stage = v->get<int>();
+    if (const Json* v = known("zero_optimization.offload_optimizer.device"))
+      options_.offload_optimizer_device = v->get<std::string>();
+    if (const Json* v = known("zero_optimization.offload_param.device"))
+      options_.offload_param_device = v->get<std::string>();
+    if (const Json* v = known("zero_optimization.offload_param.nvme_path"))
+      options_.offload_param_nvme_path = v->get<std::string>();
+    if (const Json* v = known("zero_optimization.offload_optimizer.nvme_path"))
+      options_.offload_optimizer_nvme_path = v->get<std::string>();
+    if (const Json* v = known(
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save"))
+      options_.zero3_save_16bit_model = v->get<bool>();
+  } catch (const Json::exception& error) {
+    throw ConfigError(format(
+        "[config] a value of the DeepSpeed configuration has the wrong type: "
+        "{}",
+        json_complaint(error)));
+  }
+}
+
+void DeepSpeedConfig::compose() {
+  const auto path_if_nvme = [](const std::string& device,
+                               const std::string& path) {
+    return device == "nvme" ? Json(path) : Json(nullptr);
+  };
+  json_ = {
+      {"train_batch_size", "auto"},
+      {"train_micro_batch_size_per_gpu", "auto"},
+      {"gradient_accumulation_steps",
+       auto_or(*options_.gradient_accumulation_steps)},
+      {"zero_optimization",
+       {{"stage", *options_.zero_stage},
+        {"offload_optimizer",
+         {{"device", *options_.offload_optimizer_device},
+          {"nvme_path",
+           path_if_nvme(
+               *options_.offload_optimizer_device,
+               *options_.offload_optimizer_nvme_path)}}},
+        {"offload_param",
+         {{"device", *options_.offload_param_device},
+          {"nvme_path",
+           path_if_nvme(
+               *options_.offload_param_device,
+               *options_.offload_param_nvme_path)}}},
+        {"stage3_gather_16bit_weights_on_model_save",
+         *options_.zero3_save_16bit_model}}}};
+  if (*options_.gradient_clipping != 0)
+    json_["gradient_clipping"] = auto_or(*options_.gradient_clipping);
+}
+
+void DeepSpeedConfig::read_msamp(const Settings& settings) {
+  if (!options_.enable_msamp) {
+    // Other words are for a recipe's reader, so looking is not reading.
+    const Resolved* const backend = settings.find("fp8_backend");
+    options_.enable_msamp = backend != nullptr &&
+        backend->value == OptionValue(std::string("msamp"));
+    if (*options_.enable_msamp) settings.mark_read("fp8_backend");
+  }
+  if (!options_.msamp_opt_level) {
+    options_.msamp_opt_level = settings.is_given("fp8_opt_level")
+        ? *settings.text("fp8_opt_level")
+        : "O1";
+  }
+}
+
+// An "msamp" section of the configuration's own stays as it is.
+void DeepSpeedConfig::add_msamp() {
+  if (!*options_.enable_msamp || json_.contains("msamp")) return;
+  std::vector<std::string> complaints;
+  if (*options_.zero_stage == 3) {
+    complaints.emplace_back(
+        "[config] enable_msamp does not go together with zero_stage 3; use "
+        "stage 0, 1 or 2");
+  }
+  const std::string& level = *options_.msamp_opt_level;
+  if (level != "O1" && level != "O2") {
+    complaints.push_back(format(
+        "[config] msamp_opt_level is \"{}\"; it must be O1 or O2", level));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+  json_["msamp"] = {{"enabled", true}, {"opt_level", level}};
+}
+
+void DeepSpeedConfig::find_stage() {
+  const Json* const stage = find("zero_optimization.stage");
+  const bool is_stage = stage == nullptr ||
+      (stage->is_number_integer() && *stage >= 0 && *stage <= 3);
+  if (!is_stage) {
+    throw ConfigError(format(
+        "[config] zero_optimization.stage of the DeepSpeed configuration is "
+        "{}; it must be 0, 1, 2 or 3",
+        printable(stage->dump())));
+  }
+  stage_ = stage == nullptr ? -1 : stage->get<int>();
+}
+
+void DeepSpeedConfig::set_mixed_precision(std::string_view precision) {
+  const bool is_fp16 = precision == "fp16";
+  const bool is_bf16 = precision == "bf16" || precision == "fp8";
+  if (is_fp16 && !json_.contains("fp16"))
+    json_["fp16"] = {{"enabled", true}, {"auto_cast", true}};
+  if (is_bf16 && !json_.contains("bf16")) json_["bf16"] = {{"enabled", true}};
+  if (precision != "no") {
+    const std::string_view other = is_fp16 ? "bf16" : "fp16";
+    if (is_enabled(find(format("{}.enabled", other)))) {
+      throw ConfigError(format(
+          "[config] mixed_precision is {}, but the DeepSpeed configuration "
+          "enables {}; change one of them",
+          precision,
+          other));
+    }
+  }
+  for (const char* const type : {"fp16", "bf16"}) {
+    if (!json_.contains(type)) json_[type] = {{"enabled", false}};
+  }
+  const Json values{{"fp16.enabled", is_fp16}, {"bf16.enabled", is_bf16}};
+  fill_one("fp16.enabled", values);
+  fill_one("bf16.enabled", values);
+}
+
+const Json* DeepSpeedConfig::find(std::string_view dotted_path) const {
+  const Json* node = &json_;
+  for (const std::string& name : split(dotted_path, '.')) {
+    if (!node->is_object()) return nullptr;
+    const auto found = node->find(name);
+    if (found == node->end()) return nullptr;
+    node = &*found;
+  }
+  return node;
+}
+
+void DeepSpeedConfig::fill_one(std::string_view path, const Json& values) {
+  auto* const node = const_cast<Json*>(find(path));
+  if (node != nullptr) fill_node(path, *node, values);
+}
+
+void DeepSpeedConfig::fill_node(
+    std::string_view path,
+    Json& node,
+    const Json& values) {
+  if (!is_auto(node)) return;
+  const auto value = values.find(std::string(path));
+  if (value == values.end()) {
+    throw ConfigError(format(
+        "[config] {} of the DeepSpeed configuration is \"auto\", and the "
+        "program does not determine it; write a value",
+        printable(path)));
+  }
+  node = *value;
+}
+
+void DeepSpeedConfig::fill_known(const Json& values) {
+  for (const auto& [path, value] : values.items()) fill_one(path, values);
+}
+
+std::optional<std::string> DeepSpeedConfig::enabled_precision() const {
+  for (const char* const type : {"fp16", "bf16"}) {
+    if (is_enabled(find(format("{}.enabled", type)))) return type;
+  }
+  return std::nullopt;
+}
+
+void DeepSpeedConfig::fill(const Json& values, bool must_match) {
+  // Names of keys may have dots, too, so that a path does not lead to its node.
+  std::vector<std::pair<std::string, Json*>> nodes;
+  const auto collect =
+      [&](const auto& self, Json& node, const std::string& path) -> void {
+    for (auto& [name, value] : node.items()) {
+      const std::string below = format("{}{}", path, name);
+      if (value.is_object()) {
+        self(self, value, format("{}.", below));
+      } else {
+        nodes.emplace_back(below, &value);
+      }
+    }
+  };
+  collect(collect, json_, "");
+  std::vector<std::string> mismatches;
+  for (const auto& [path, node] : nodes) {
+    const Json before = *node;
+    fill_node(path, *node, values);
+    const auto value = values.find(path);
+    if (must_match && !is_auto(before) && !before.is_null() &&
+        value != values.end() && before != *value) {
+      mismatches.push_back(format(
+          "  {} is {}, but the program has {}",
+          printable(path),
+          printable(before.dump()),
+          value->dump()));
+    }
+  }
+  if (!mismatches.empty()) {
+    throw ConfigError(format(
+        "[config] the DeepSpeed configuration and the program differ; correct "
+        "it, or write \"auto\":\n{}",
+        join(mismatches, "\n")));
+  }
+}
+
+}  // namespace accelerate::detail

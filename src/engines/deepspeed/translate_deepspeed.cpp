@@ -1,0 +1,256 @@
+#include <limits>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "engines/deepspeed/deepspeed.h"
+#include "engines/fully_sharded/fully_sharded.h"
+#include "engines/translations.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Keys that are handled elsewhere, or do not concern this library.
+bool is_known_key(std::string_view path) {
+  for (const std::string_view known :
+       {"train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "steps_per_print",
+        "fp16.enabled",
+        "fp16.auto_cast",
+        "bf16.enabled",
+        "zero_optimization.stage",
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_param.device",
+        "zero_optimization.offload_param.nvme_path",
+        "tensor_parallel.autotp_size",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save"}) {
+    if (path == known) return true;
+  }
+  return false;
+}
+
+// The fields that DeepSpeed acts on by itself; `config` is the origin of what
+// its configuration says.
+void list_ignored_fields(
+    const DeepSpeedOptions& given,
+    const DeepSpeedOptions& found,
+    const Settings& settings,
+    const std::string& config,
+    std::vector<IgnoredSetting>& ignored) {
+  const auto note = [&](bool is_in_code,
+                        const std::string& name,
+                        std::string_view key,
+                        const std::string& instead = {}) {
+    const bool is_launched = !key.empty() && settings.is_given(key);
+    ignored.push_back(
+        {name,
+         instead,
+         is_in_code        ? "code"
+             : is_launched ? settings.find(key)->where
+                           : config,
+         is_launched && !is_in_code ? std::string(key) : std::string()});
+  };
+  if (*found.zero3_save_16bit_model) {
+    note(
+        given.zero3_save_16bit_model.has_value(),
+        "zero3_save_16bit_model",
+        "zero3_save_16bit_model",
+        "get_state_dict and save_model always give full weights");
+  }
+  const bool shards_as_made = given.zero3_init_flag
+      ? *given.zero3_init_flag
+      : settings.is_given("zero3_init_flag") &&
+          settings.boolean("zero3_init_flag");
+  if (shards_as_made && !*found.zero3_init_flag) {
+    note(
+        given.zero3_init_flag.has_value(),
+        "zero3_init_flag",
+        "zero3_init_flag",
+        "only zero_stage 3 has it");
+  }
+  const auto note_path = [&](const std::optional<std::string>& path,
+                             const std::string& name) {
+    if (path && *path != "none") note(true, name, "", "nothing is on nvme");
+  };
+  note_path(given.offload_optimizer_nvme_path, "offload_optimizer_nvme_path");
+  note_path(given.offload_param_nvme_path, "offload_param_nvme_path");
+  if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
+    note(
+        given.transformer_moe_cls_names.has_value(),
+        "transformer_moe_cls_names",
+        "deepspeed_moe_layer_cls_names",
+        "only zero_stage 3 gathers layers");
+  }
+  if (given.is_train_batch_min) note(true, "is_train_batch_min", "");
+  if (*found.enable_msamp)
+    note(given.enable_msamp.has_value(), "enable_msamp", "fp8_backend");
+  if (given.msamp_opt_level) note(true, "msamp_opt_level", "");
+}
+
+void list_ignored(
+    const nlohmann::json& node,
+    const std::string& path,
+    const std::string& origin,
+    bool is_msamp_listed,
+    std::vector<IgnoredSetting>& ignored) {
+  for (const auto& [name, value] : node.items()) {
+    const std::string below = dotted_name(path, name);
+    // optimizer_from_deepspeed() and scheduler_from_deepspeed() read these.
+    if (below == "optimizer" || below == "scheduler") continue;
+    if (below == "msamp" && is_msamp_listed) continue;
+    if (value.is_object()) {
+      list_ignored(value, below, origin, is_msamp_listed, ignored);
+    } else if (!is_known_key(below) && value != "auto") {
+      ignored.push_back({below, {}, origin});
+    }
+  }
+}
+
+std::string origin_of_config(
+    const DeepSpeedOptions& given,
+    const Settings& settings) {
+  if (!given.hf_ds_config.empty()) return "code";
+  const Resolved* const file = settings.find("deepspeed_config_file");
+  return file == nullptr ? "code" : format("DeepSpeed file {}", file->text);
+}
+
+void require_offload_devices(const DeepSpeedOptions& options) {
+  std::vector<std::string> complaints;
+  for (const auto& [what, device] :
+       {std::pair("optimizer", *options.offload_optimizer_device),
+        std::pair("parameters", *options.offload_param_device)}) {
+    if (device == "none" || device == "cpu") continue;
+    complaints.push_back(format(
+        "[parallel] offloading the {} to {} was asked for, which this version "
+        "does not have; use cpu, leave it out, or shard over more ranks",
+        what,
+        device));
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
+
+std::optional<DeepSpeedSection> section_of(
+    const DeepSpeedConfig& config,
+    const std::string& name) {
+  const nlohmann::json* const type = config.find(name + ".type");
+  if (type == nullptr || !type->is_string()) return std::nullopt;
+  const nlohmann::json* const params = config.find(name + ".params");
+  return DeepSpeedSection{
+      type->get<std::string>(), params == nullptr ? "{}" : params->dump()};
+}
+
+// The precision of the configuration if no other was requested; otherwise the
+// two must agree.
+std::string choose_precision(
+    const DeepSpeedConfig& config,
+    const RequestedPrecision& requested) {
+  const std::optional<std::string> enabled = config.enabled_precision();
+  if (requested.is_open) return enabled.value_or(std::string(requested.name));
+  if (enabled && requested.name == "no") {
+    throw ConfigError(format(
+        "[config] mixed_precision is no, but the DeepSpeed configuration "
+        "enables {}; change one of them, or leave mixed_precision out",
+        *enabled));
+  }
+  const nlohmann::json* const own =
+      config.find(format("{}.enabled", requested.name));
+  if (requested.name != "no" && own != nullptr && *own == false) {
+    throw ConfigError(format(
+        "[config] mixed_precision is {}, but {}.enabled of the DeepSpeed "
+        "configuration is false; change one of them, or write \"auto\"",
+        requested.name,
+        requested.name));
+  }
+  return std::string(requested.name);
+}
+
+// Tensor-parallel ranks that the configuration asks for; unset: none.
+std::optional<int> autotp_size(const DeepSpeedConfig& config) {
+  const nlohmann::json* const size = config.find("tensor_parallel.autotp_size");
+  if (size == nullptr || size->is_null()) return std::nullopt;
+  if (!size->is_number_integer() || *size < 0 ||
+      *size > std::numeric_limits<int>::max()) {
+    throw ConfigError(format(
+        "[config] tensor_parallel.autotp_size of the DeepSpeed configuration "
+        "is "
+        "{}; give the number of ranks that split each layer",
+        size->dump()));
+  }
+  const int ranks = size->get<int>();
+  return ranks > 1 ? std::optional(ranks) : std::nullopt;
+}
+
+}  // namespace
+
+TrainingRequest read_deepspeed(
+    const DeepSpeedOptions& given,
+    const Settings& settings,
+    const Environment& environment,
+    const RequestedPrecision& precision) {
+  DeepSpeedConfig config(given, settings, environment);
+  const std::string mixed_precision = choose_precision(config, precision);
+  config.set_mixed_precision(mixed_precision);
+  // Accelerate's values for what it leaves to prepare().
+  config.fill_known(
+      {{"gradient_clipping", 1.0},
+       {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});
+  const DeepSpeedOptions& found = config.options();
+  require_offload_devices(found);
+
+  TrainingRequest request;
+  request.engine = Engine::deepspeed;
+  request.precision.mixed_precision = mixed_precision;
+  const int stage = *found.zero_stage;
+  ShardingRequest& sharding = request.sharding.emplace();
+  sharding.span = stage == 0 ? ShardSpan::none : ShardSpan::all;
+  sharding.shard_parameters = stage == 3;
+  sharding.reshard_after_forward = stage == 3;
+  sharding.reduce_every_backward = stage >= 2;
+  if (stage == 3 && found.transformer_moe_cls_names) {
+    for (const std::string& name :
+         split(*found.transformer_moe_cls_names, ',')) {
+      if (const std::string_view trimmed = trim(name); !trimmed.empty())
+        sharding.units.policy.leaf_class_names.emplace_back(trimmed);
+    }
+  }
+  // Shards and their optimizer state are always on the same device.
+  sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
+      found.offload_param_device == "cpu";
+  sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
+  if (mixed_precision != "no") {
+    request.precision.sharded =
+        sharded_precision(policy_named(mixed_precision, 1));
+  }
+  // 1 does not count as given: it is also the value of a configuration without
+  // the key.
+  if (*found.gradient_accumulation_steps > 1) {
+    request.step.gradient_accumulation_steps =
+        found.gradient_accumulation_steps;
+  }
+  const nlohmann::json* const clipping = config.find("gradient_clipping");
+  if (*found.gradient_clipping > 0) {
+    request.step.gradient_clipping = found.gradient_clipping;
+  } else if (clipping != nullptr && clipping->is_number() && *clipping > 0) {
+    // "auto", which is also the default without a configuration.
+    request.step.gradient_clipping = clipping->get<double>();
+    request.step.clips_by_default = true;
+  }
+  request.degree(Axis::tensor) = autotp_size(config);
+  request.infers_plan = request.degree(Axis::tensor).has_value();
+  request.optimizer = section_of(config, "optimizer");
+  request.scheduler = section_of(config, "scheduler");
+  request.deepspeed = found;
+  request.deepspeed_config = config.json().dump();
+  const std::string origin = origin_of_config(given, settings);
+  list_ignored_fields(given, found, settings, origin, request.ignored);
+  list_ignored(config.json(), "", origin, *found.enable_msamp, request.ignored);
+  return request;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,139 @@
+#include "train/checkpoints/checkpoint_components.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "checkpoint/checkpoints.h"
+#include "checkpoint/components/optimizers.h"
+#include "checkpoint/components/parameter_names.h"
+#include "checkpoint/components/random_state.h"
+#include "checkpoint/components/states.h"
+#include "train/models/staged_model.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+template <class T>
+AnyStateful stateful(T& object) {
+  return {
+      [&object] { return object.state_dict(); },
+      [&object](const StateDict& state) { object.load_state_dict(state); }};
+}
+
+std::vector<torch::optim::Optimizer*> optimizers_of(const Session& session) {
+  std::vector<torch::optim::Optimizer*> optimizers;
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
+  }
+  return optimizers;
+}
+
+// A schedule whose saved state also has the number of its optimizer, since
+// PyTorch's schedules keep entries in the optimizer's groups.
+AnyStateful schedule_with_optimizer(
+    ScheduleAdapter& schedule,
+    const std::vector<torch::optim::Optimizer*>& optimizers) {
+  AnyStateful object = stateful(schedule);
+  const auto found =
+      std::find(optimizers.begin(), optimizers.end(), schedule.optimizer());
+  if (found == optimizers.end()) return object;
+  object.state_dict = [&schedule, number = found - optimizers.begin()] {
+    StateDict state = schedule.state_dict();
+    state.set("optimizer", static_cast<std::int64_t>(number));
+    return state;
+  };
+  return object;
+}
+
+std::vector<AnyStateful> schedulers_of(const Session& session) {
+  const std::vector<torch::optim::Optimizer*> optimizers =
+      optimizers_of(session);
+  std::vector<AnyStateful> schedulers;
+  for (const auto& scheduler : session.schedulers) {
+    if (scheduler->schedule) {
+      schedulers.push_back(
+          schedule_with_optimizer(*scheduler->schedule, optimizers));
+    }
+  }
+  return schedulers;
+}
+
+StrategyStates strategies_of(PreparedModel& model) {
+  return {
+      placed(model),
+      [&model] { return model.strategies.state_dict(); },
+      [&model](const StateDict& saved) {
+        return model.strategies.load_state_dict(saved);
+      },
+      [&model] { return model.strategies.shared_states(); },
+      [&model](const SavedSharedStates& saved) {
+        model.strategies.load_shared_states(saved);
+      }};
+}
+
+}  // namespace
+
+std::vector<PreparedModel*> live_models(const Session& session) {
+  std::vector<PreparedModel*> models;
+  for (const auto& model : session.models) {
+    if (model->module) models.push_back(model.get());
+  }
+  return models;
+}
+
+PlacedModel placed(const PreparedModel& model) {
+  return {
+      model.module.get(),
+      &model.table,
+      &model.mesh,
+      model.stage ? &model.stage->others : nullptr};
+}
+
+ComponentList components_of(
+    Session& session,
+    const std::vector<bool>& with_weights) {
+  Checkpoints& checkpoints = *session.checkpoints;
+  const WriterRule writes = checkpoints.writer_rule();
+  const at::Device device = session.world.device();
+  std::vector<PlacedModel> models;
+  std::vector<StrategyStates> strategies;
+  for (PreparedModel* model : live_models(session)) {
+    models.push_back(placed(*model));
+    strategies.push_back(strategies_of(*model));
+  }
+  std::optional<AnyStateful> scaler;
+  if (session.scaler) scaler = stateful(*session.scaler);
+
+  ComponentList list{
+      std::make_shared<ModelComponent>(models, with_weights, writes),
+      // Before the optimizers, whose learning rates schedules change.
+      std::make_shared<StateListComponent>(
+          "schedulers", schedulers_of(session)),
+      std::make_shared<OptimizerComponent>(
+          optimizers_of(session),
+          ParameterNames(models),
+          writes,
+          session.mesh,
+          device),
+      std::make_shared<ScalerComponent>(std::move(scaler)),
+      std::make_shared<StateListComponent>("objects", checkpoints.objects),
+      std::make_shared<LoaderComponent>(checkpoints.live_loaders()),
+      std::make_shared<StateComponent>("step", stateful(session.clock)),
+      std::make_shared<StrategyComponent>(
+          std::move(strategies), writes, session.world.logger())};
+  list.insert(
+      list.end(), checkpoints.components.begin(), checkpoints.components.end());
+  // Last, since others may draw random numbers.
+  list.push_back(
+      std::make_shared<RankStateComponent>("random", random_states(device)));
+  return list;
+}
+
+}  // namespace accelerate::detail

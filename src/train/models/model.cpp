@@ -1,0 +1,101 @@
+#include <accelerate/model.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "train/session.h"
+#include "train/step/gradients.h"
+
+namespace accelerate::detail {
+
+ForwardScope::ForwardScope(PreparedModel& model)
+    : model_(model),
+      part_(model.session->steps.get(), StepPart::forward, &model),
+      has_work_(
+          !model.strategies.is_idle() || model.autocast_dtype.has_value() ||
+          model.awaits_values) {
+  if (!model.module) throw_released("the model again");
+  if (has_work_) {
+    begin();
+  } else {
+    model.runs_directly = !model.session->steps->is_heard();
+  }
+}
+
+const bool& runs_directly(const PreparedModel& model) {
+  return model.runs_directly;
+}
+
+void ForwardScope::begin() {
+  if (model_.awaits_values) {
+    throw ConfigError(
+        "[train] the model was built inside init_empty_weights() and has no "
+        "values yet; load them with Accelerator::load_model() or "
+        "load_state()");
+  }
+  if (model_.autocast_dtype) {
+    autocast_.emplace(
+        model_.device.type(),
+        *model_.autocast_dtype,
+        AutocastOptions{
+            .cache_enabled = model_.session->autocast.cache_enabled});
+  }
+  const StrategyTraits& traits = model_.strategies.traits();
+  needs_outputs_ = model_.autocast_dtype.has_value() ||
+      traits.output_dtype.has_value() ||
+      (at::GradMode::is_enabled() && traits.needs_outputs);
+  try {
+    model_.strategies.before_forward();
+  } catch (const std::exception& error) {
+    fail(error);
+  }
+}
+
+void drop_gradients(
+    const PreparedModel& model,
+    const std::vector<at::Tensor>& parameters,
+    bool set_to_none) {
+  // LibTorch's Module::zero_grad() detaches in place, which fails for gradients
+  // that are views of communication buckets.
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters)
+    drop_gradient(parameter, set_to_none);
+  // What the optimizer steps on may be another tensor.
+  for (const Parameter& row : model.table.rows())
+    drop_gradient(row.local, set_to_none);
+}
+
+at::Tensor adapt_input(const PreparedModel& model, const at::Tensor& input) {
+  const auto& dtype = model.strategies.traits().input_dtype;
+  if (!dtype || !input.defined() || !input.is_floating_point()) return input;
+  return input.to(*dtype);
+}
+
+at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
+  const auto& dtype = model_.strategies.traits().output_dtype;
+  if (dtype && output.defined() && output.is_floating_point())
+    return output.to(*dtype);
+  if (!model_.autocast_dtype || !output.defined() ||
+      output.scalar_type() != *model_.autocast_dtype) {
+    return output;
+  }
+  return output.to(at::kFloat);
+}
+
+void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
+  autocast_.reset();
+  if (!has_work_) return;
+  ForwardOutputs seen;
+  if (outputs != nullptr) seen = {true, *outputs};
+  model_.strategies.after_forward(seen);
+}
+
+void ForwardScope::fail(const std::exception& error) {
+  autocast_.reset();
+  if (const auto better = model_.strategies.on_failure(error))
+    std::rethrow_exception(better);
+  throw;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,84 @@
+#include <accelerate/model_weights.h>
+
+#include <torch/nn/module.h>
+
+#include "base/text.h"
+#include "checkpoint/weights/prepared_weights.h"
+#include "train/checkpoints/checkpoint_components.h"
+#include "train/models/staged_model.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+void save_prepared(
+    const PreparedModel& model,
+    const std::filesystem::path& directory,
+    const SaveModelOptions& options) {
+  require_no_join(*model.session, "save_model()");
+  const auto whole = whole_model(model);
+  save_weights(
+      *model.session->checkpoints,
+      whole ? whole->placed() : placed(model),
+      directory,
+      options);
+}
+
+WeightList weights_of(
+    const PreparedModel& model,
+    const StateDictOptions& options) {
+  const bool is_whole = options.type == StateDictType::full_state_dict;
+  const auto whole = is_whole ? whole_model(model) : nullptr;
+  const PlacedModel placed_model = whole ? whole->placed() : placed(model);
+  if (gathers_weights(placed_model, options)) {
+    require_no_join(*model.session, "get_state_dict()");
+  }
+  return collect_weights(*model.session->checkpoints, placed_model, options);
+}
+
+std::vector<WeightShard> shards_of(const PreparedModel& model) {
+  const WriterRule writes = model.session->checkpoints->writer_rule();
+  std::vector<WeightShard> shards;
+  for (const SectionEntry& entry :
+       model_section(placed(model), "model", writes).entries) {
+    for (const LayoutPiece& piece : pieces_of(entry.layout)) {
+      shards.push_back(
+          {entry.name,
+           rows_of(entry.tensor, piece),
+           piece.layout.offset,
+           entry.layout.global_shape});
+    }
+  }
+  return shards;
+}
+
+std::string describe_prepared(const PreparedModel& model) {
+  std::string text;
+  for (const Parameter& row : model.table.rows()) {
+    text += format(
+        "{}: {} {}{}{}{}\n",
+        row.name,
+        c10::toString(row.local.scalar_type()),
+        at::IntArrayRef(row.layout.global_shape),
+        row.tensor.requires_grad() ? "" : ", frozen",
+        row.policy.empty() ? ", full on every rank" : ", ",
+        row.policy);
+  }
+  return text;
+}
+
+void load_prepared(
+    PreparedModel& model,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  require_no_join(*model.session, "load_model()");
+  load_weights(
+      *model.session->checkpoints,
+      placed(model),
+      path,
+      options,
+      options.broadcast_from_rank0.value_or(model.reads_on_rank_0));
+  model.awaits_values = false;
+  model.strategies.after_load();
+}
+
+}  // namespace accelerate::detail

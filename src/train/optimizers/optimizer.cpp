@@ -1,0 +1,190 @@
+#include <accelerate/optimizer.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "train/session.h"
+#include "train/step/gradients.h"
+#include "train/step/scaling.h"
+#include "train/step/step_figures.h"
+
+namespace accelerate {
+
+namespace {
+
+void require_prepared(const detail::PreparedOptimizer& prepared) {
+  if (prepared.inner != nullptr) return;
+  if (prepared.was_destroyed) {
+    throw ConfigError(
+        "[train] the optimizer of this handle was destroyed; keep it as long "
+        "as the handle is used, for instance in the same scope");
+  }
+  detail::throw_released("the optimizer again");
+}
+
+// A window by hand (no_sync, then one backward outside) has as many backward
+// passes as losses are divided by.
+void warn_without_windows(detail::Session& session) {
+  const int window = session.clock.window();
+  const int num_backwards =
+      std::exchange(session.window.num_loose_backwards, 0);
+  if (num_backwards == 0 || num_backwards == window) return;
+  if (std::exchange(session.has_warned_of_window, true)) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      detail::format(
+          "gradient_accumulation_steps is {}, so backward() divides each loss "
+          "by {}, but an optimizer steps after {} of them: no accumulate() is "
+          "open; begin each micro-step with it, or set "
+          "gradient_accumulation_steps to 1",
+          window,
+          window,
+          num_backwards));
+}
+
+// See StepState.
+bool can_step_directly(const detail::Session& session) {
+  return session.world.size() == 1 && session.clock.window() == 1 &&
+      !session.scaler && !session.max_gradient_norm && session.report.is_made &&
+      session.report.num_reported == session.report.ignored.size() &&
+      !session.steps->is_heard() &&
+      std::all_of(
+             session.models.begin(),
+             session.models.end(),
+             [](const auto& model) { return model->strategies.is_idle(); });
+}
+
+// Not inlined, so that step() stays a few lines of the processor's cache where
+// it does not need this.
+[[gnu::noinline]] at::Tensor take_step(
+    detail::PreparedOptimizer& prepared,
+    const std::function<at::Tensor()>& closure) {
+  detail::Session& session = *prepared.session;
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::optimizer);
+  warn_without_windows(session);
+  detail::report_settings_without_effect(session);
+  detail::warn_untracked_parameters(session, prepared);
+  detail::complete_gradients(session);
+  if (session.max_gradient_norm) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& group : prepared.inner->param_groups()) {
+      parameters.insert(
+          parameters.end(), group.params().begin(), group.params().end());
+    }
+    detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
+  }
+  at::Tensor loss;
+  if (session.scaler) {
+    loss = detail::scaled_step(session, prepared, closure);
+    if (prepared.step_was_skipped) return loss;
+  } else {
+    loss = closure ? prepared.inner->step(closure) : prepared.inner->step();
+    detail::use_gradients(prepared);
+  }
+  detail::StepCounts::advance(prepared.num_steps);
+  if (session.steps->monitor)
+    session.steps->monitor->stepped(session.step_counts->most());
+  detail::end_step(session, *prepared.inner);
+  session.step.is_direct = can_step_directly(session);
+  return loss;
+}
+
+}  // namespace
+
+void detail::warn_untracked_parameters(
+    Session& session,
+    PreparedOptimizer& optimizer) {
+  if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
+    return;
+  std::size_t num_untracked = 0;
+  for (const auto& group : optimizer.inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      num_untracked += std::none_of(
+          session.models.begin(), session.models.end(), [&](const auto& model) {
+            return !model->evaluation_mode &&
+                (model->table.find(parameter) != nullptr ||
+                 model->table.find_local(parameter) != nullptr);
+          });
+    }
+  }
+  if (num_untracked == 0) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      format(
+          "an optimizer steps on {} tensors of no prepared model; their "
+          "gradients are not averaged over the ranks; prepare their model",
+          num_untracked));
+}
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
+  require_prepared(*prepared_);
+  const detail::Session& session = *prepared_->session;
+  if (!session.clock.sync_gradients()) return {};
+  if (!session.step.is_direct) return take_step(*prepared_, closure);
+  at::Tensor loss =
+      closure ? prepared_->inner->step(closure) : prepared_->inner->step();
+  detail::use_gradients(*prepared_);
+  detail::StepCounts::advance(prepared_->num_steps);
+  return loss;
+}
+
+void Optimizer::zero_grad(bool set_to_none) const {
+  require_prepared(*prepared_);
+  const detail::Session& session = *prepared_->session;
+  if (session.clock.window() > 1 && detail::is_accumulating(*prepared_)) return;
+  const bool was_waiting = detail::use_gradients(*prepared_);
+  const detail::StepPartScope part(
+      session.step.is_direct ? nullptr : session.steps.get(),
+      detail::StepPart::optimizer);
+  // LibTorch's zero_grad() detaches in place, which fails for gradients that
+  // are views of communication buckets.
+  const at::NoGradGuard no_grad;
+  for (auto& group : prepared_->inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      detail::drop_gradient(parameter, set_to_none);
+      if (session.step.is_direct) continue;
+      // The model's own tensor may hold a gradient that its local one has not
+      // received yet.
+      if (const at::Tensor* tensor = session.tensor_of(parameter)) {
+        detail::drop_gradient(*tensor, set_to_none);
+      }
+    }
+  }
+  if (session.step.is_direct) return;
+  // Gradients may have been unscaled for a step that was never taken.
+  const auto& scaler = session.scaler;
+  if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
+}
+
+bool Optimizer::step_was_skipped() const { return prepared_->step_was_skipped; }
+
+torch::optim::Optimizer& Optimizer::inner() const {
+  require_prepared(*prepared_);
+  return *prepared_->inner;
+}
+
+std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups()
+    const {
+  return inner().param_groups();
+}
+
+double Optimizer::learning_rate() const {
+  const auto& groups = param_groups();
+  if (groups.empty()) {
+    throw ConfigError(
+        "[train] the optimizer has no parameter groups, so no learning rate; "
+        "add one with inner().add_param_group()");
+  }
+  return groups.front().options().get_lr();
+}
+
+}  // namespace accelerate

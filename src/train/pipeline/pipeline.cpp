@@ -1,0 +1,252 @@
+#include <accelerate/pipeline.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+
+#include <accelerate/accelerator.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "comm/collectives/group_impl.h"
+#include "comm/mesh.h"
+#include "pipeline/split.h"
+#include "planning/pipeline/operations.h"
+#include "planning/pipeline/simulation.h"
+#include "train/models/staged_model.h"
+#include "train/pipeline/pipeline_state.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::format;
+using detail::PipelineExecutor;
+using detail::PipelineSchedule;
+using detail::PipelineStages;
+
+// What is wrong on one rank ends the call on all, instead of leaving the others
+// waiting for it.
+Model<torch::nn::Module> prepare_stage(
+    const Accelerator& accelerator,
+    const Group& pipeline,
+    const std::shared_ptr<torch::nn::Module>& module) {
+  std::optional<Model<torch::nn::Module>> model;
+  std::string failure;
+  std::exception_ptr error;
+  try {
+    model = accelerator.prepare(module);
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& caught) {
+    failure = caught.what();
+    error = std::current_exception();
+  }
+  const std::vector<std::string> failures = pipeline.all_gather_bytes(failure);
+  if (error) std::rethrow_exception(error);
+  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
+    if (failures[rank].empty()) continue;
+    throw DistributedError(format(
+        "[pipeline] rank {} could not prepare its layers: {}",
+        pipeline.world_ranks()[rank],
+        failures[rank]));
+  }
+  return *model;
+}
+
+// Strategies have reserved tags for what each stage has; later messages among
+// all stages need the same ones.
+void agree_on_tags(const Mesh& mesh) {
+  const int next = detail::reserve_tags(mesh, 0);
+  const at::Tensor most =
+      at::full({}, next, at::kLong).to(mesh.world().device());
+  mesh.group(Axis::pipeline).all_reduce(most, ReduceOp::max);
+  detail::reserve_tags(
+      mesh, static_cast<int>(most.item<std::int64_t>()) - next);
+}
+
+std::vector<std::string> names_of(
+    const std::vector<detail::PipelineLayer>& layers) {
+  std::vector<std::string> names;
+  for (const auto& layer : layers) names.push_back(layer.name);
+  return names;
+}
+
+// The number of chunks per rank that have so many of the model's repeated layers
+// each; the last rank may have another number of layers. Throws ConfigError if
+// they do not divide those.
+int chunks_of(
+    const std::vector<detail::PipelineLayer>& layers,
+    const detail::PipelineRequest& request,
+    int num_ranks) {
+  const auto count = static_cast<int>(detail::num_repeated_layers(layers));
+  const int last = request.layers_of_last_rank.value_or(0);
+  const int ranks = request.layers_of_last_rank ? num_ranks - 1 : num_ranks;
+  const int of_chunks = *request.layers_per_chunk * ranks;
+  if (of_chunks > 0 && count > last && (count - last) % of_chunks == 0)
+    return (count - last) / of_chunks;
+  throw ConfigError(format(
+      "[pipeline] num_layers_per_virtual_pipeline_stage is {}, but the model "
+      "has {} layers of one class, which {} ranks cannot divide into stages of "
+      "so many{}; give another number, or PipelineOptions::num_chunks",
+      *request.layers_per_chunk,
+      count,
+      num_ranks,
+      request.layers_of_last_rank ? format(" beside {} on the last one", last)
+                                  : std::string()));
+}
+
+// The options, completed by what an engine's settings say of pipelines.
+PipelineOptions complete(
+    PipelineOptions options,
+    const detail::PipelineRequest& request,
+    const std::vector<detail::PipelineLayer>& layers,
+    int num_ranks) {
+  using Kind = detail::PipelineScheduleKind;
+  if (!options.num_micro_batches)
+    options.num_micro_batches = request.num_micro_batches;
+  const Kind kind = detail::parse_pipeline_schedule(options.schedule);
+  const bool may_interleave =
+      kind == Kind::one_f_one_b || !detail::fixed_chunks_of(kind);
+  if (!request.layers_per_chunk || options.num_chunks || !may_interleave)
+    return options;
+  options.num_chunks = chunks_of(layers, request, num_ranks);
+  if (kind == Kind::one_f_one_b && *options.num_chunks > 1)
+    options.schedule = name_of(Kind::interleaved_1f1b);
+  return options;
+}
+
+// The first layer of each stage.
+std::vector<std::size_t> begins_of(
+    const PipelineOptions& options,
+    const detail::PipelineRequest& request,
+    const std::vector<detail::PipelineLayer>& layers,
+    const PipelineSchedule& schedule) {
+  if (request.layers_of_last_rank && options.split_points.empty() &&
+      options.costs.empty()) {
+    return detail::begins_with_last_rank(
+        layers, schedule, *request.layers_of_last_rank);
+  }
+  return detail::divide_layers(
+      names_of(layers),
+      options.split_points,
+      options.costs.empty() ? detail::parameter_bytes(layers) : options.costs,
+      schedule.num_stages());
+}
+
+// The schedule of a full batch. Throws ConfigError for what none can do.
+PipelineSchedule schedule_of(
+    const PipelineOptions& options,
+    detail::PipelineScheduleKind kind,
+    int num_ranks) {
+  const int num_chunks =
+      options.num_chunks.value_or(detail::fixed_chunks_of(kind).value_or(1));
+  const bool needs_many = kind == detail::PipelineScheduleKind::dual_pipe_v;
+  const int count = options.num_micro_batches.value_or(
+      needs_many ? num_ranks * num_chunks : num_ranks);
+  if (count < 1) {
+    throw ConfigError(
+        format("[pipeline] num_micro_batches is {}; it is at least 1", count));
+  }
+  return detail::make_pipeline_schedule(kind, num_ranks, count, num_chunks);
+}
+
+}  // namespace
+
+Pipeline::Pipeline(
+    const Accelerator& accelerator,
+    const PipelineLayers& layers,
+    const PipelineOptions& given) {
+  const Group stages_group = accelerator.mesh().group(Axis::pipeline);
+  const int num_ranks = stages_group.size();
+  const detail::PipelineRequest& request =
+      accelerator.session_->plan_request.training.pipeline;
+  const PipelineOptions options =
+      complete(given, request, layers.layers(), num_ranks);
+  const auto kind = detail::parse_pipeline_schedule(options.schedule);
+  const PipelineSchedule schedule = schedule_of(options, kind, num_ranks);
+  const std::vector<std::size_t> begins =
+      begins_of(options, request, layers.layers(), schedule);
+  PipelineStages stages = detail::make_stages(
+      layers.layers(), begins, schedule, stages_group.rank());
+  const World& world = accelerator.world();
+  detail::TiedGradients tied(world, stages_group.world_ranks(), stages.tied);
+  std::shared_ptr<torch::nn::Module> whole =
+      detail::make_whole_module(layers.layers());
+  detail::free_other_stages(layers.layers(), *stages.module);
+  stages.module->whole_model = whole;
+  Model<torch::nn::Module> model =
+      prepare_stage(accelerator, stages_group, stages.module);
+  if (num_ranks > 1) {
+    agree_on_tags(accelerator.mesh());
+    model.prepared()->stage = detail::make_staged_model(
+        stages, std::move(whole), stages_group.rank());
+  }
+  Group messages =
+      num_ranks == 1 ? Group() : world.new_group(stages_group.world_ranks());
+  const Store store =
+      world.store().with_prefix(format("pipeline/{}", messages.impl()->name));
+  state_ = std::make_shared<State>(State{
+      options,
+      kind,
+      schedule,
+      schedule.num_micro_batches,
+      std::move(stages),
+      std::move(model),
+      PipelineExecutor(std::move(messages), store, world.device()),
+      std::move(tied)});
+}
+
+const Model<torch::nn::Module>& Pipeline::model() const {
+  return state_->model;
+}
+
+std::vector<at::Tensor> Pipeline::parameters() const {
+  // LibTorch lists a tensor with two names twice.
+  std::vector<at::Tensor> parameters;
+  for (const detail::Parameter& row : model().prepared()->table.rows())
+    parameters.push_back(row.tensor);
+  return parameters;
+}
+
+int Pipeline::num_stages() const { return state_->places.num_stages(); }
+
+bool Pipeline::has_first_stage() const { return state_->executor.rank() == 0; }
+
+bool Pipeline::has_last_stage() const { return state_->is_last(); }
+
+const std::vector<std::vector<std::string>>& Pipeline::stages() const {
+  return state_->stages.layers;
+}
+
+std::string Pipeline::describe() const {
+  std::string text;
+  for (std::size_t stage = 0; stage < stages().size(); ++stage) {
+    text += format(
+        "stage {} (rank {} of the pipeline): {}\n",
+        stage,
+        state_->places.rank_of(static_cast<int>(stage)),
+        detail::join(stages()[stage], ", "));
+  }
+  return text +
+      detail::draw_pipeline(state_->schedule_for(state_->num_micro_batches));
+}
+
+std::vector<std::vector<std::string>> Pipeline::actions() const {
+  std::vector<std::vector<std::string>> texts;
+  for (const auto& operations : detail::operations_with_communication(
+           state_->schedule_for(state_->num_micro_batches))) {
+    auto& own = texts.emplace_back();
+    for (const auto& operation : operations)
+      own.push_back(detail::text_of(operation));
+  }
+  return texts;
+}
+
+}  // namespace accelerate

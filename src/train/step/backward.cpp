@@ -1,0 +1,358 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+#include <accelerate/optimizers.h>
+
+#include "base/text.h"
+#include "train/session.h"
+#include "train/step/micro_step_weight.h"
+#include "train/step/scaling.h"
+#include "train/step/step_figures.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::format;
+using detail::Session;
+
+// Scales the gradients of the window's earlier micro-steps, which the ranks
+// have not averaged yet.
+void multiply_pending_gradients(Session& session, double factor) {
+  if (factor == 1) return;
+  const at::NoGradGuard no_grad;
+  const auto multiply = [&](const at::Tensor& gradient) {
+    if (gradient.defined()) gradient.mul_(factor);
+  };
+  for (const auto& model : session.models) {
+    const auto& named = session.window.models;
+    if (!named.empty() &&
+        std::find(named.begin(), named.end(), model.get()) == named.end()) {
+      continue;
+    }
+    for (const detail::Parameter& row : model->table.rows()) {
+      multiply(row.tensor.grad());
+      if (!row.local.is_same(row.tensor)) multiply(row.local.grad());
+    }
+  }
+}
+
+// Sums over the ranks whose gradients are averaged, so that items of a batch
+// that several ranks share count once.
+double sum_over_ranks(const Session& session, std::int64_t count) {
+  const at::Tensor sum = at::full({}, count, at::kLong);
+  session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
+  return static_cast<double>(sum.item<std::int64_t>());
+}
+
+// The gradients of a window add up to the mean over all items of all ranks, and
+// the ranks are averaged, so the weight of a mean over n items is
+// n x ranks / all items. That total is known in the window's last micro-step;
+// until then the count of the first one stands in for it.
+double weight_of_items(Session& session, std::int64_t num_items) {
+  const double ranks = session.mesh.gradient_group().size();
+  detail::ItemCount& items = session.window.items;
+  const detail::StepClock& clock = session.clock;
+  const bool is_in_window = clock.window() > 1 && clock.serial() > 0;
+  if (!is_in_window) {
+    const double total = sum_over_ranks(session, num_items);
+    return total == 0 ? 0 : static_cast<double>(num_items) * ranks / total;
+  }
+  if (items.serial == clock.serial()) {
+    // Another loss of the same micro-step.
+    if (num_items != items.in_micro_step) {
+      throw ConfigError(format(
+          "[train] backward() was given num_items {} after {} in the same "
+          "micro-step; losses of one micro-batch are means over equally many "
+          "items",
+          num_items,
+          items.in_micro_step));
+    }
+    return static_cast<double>(num_items) / items.unit;
+  }
+  if (clock.length() == 1) {
+    items.in_window = 0;
+    const double first = sum_over_ranks(session, num_items);
+    items.unit = first == 0 ? 1 : first / ranks;
+  }
+  items.in_window += num_items;
+  items.in_micro_step = num_items;
+  items.serial = clock.serial();
+  if (clock.sync_gradients()) {
+    const double total = sum_over_ranks(session, items.in_window);
+    const double unit = total == 0 ? items.unit : total / ranks;
+    multiply_pending_gradients(session, items.unit / unit);
+    items.unit = unit;
+  }
+  return static_cast<double>(num_items) / items.unit;
+}
+
+void require_loss(const at::Tensor& loss, const BackwardOptions& options) {
+  if (!loss.defined()) {
+    throw ConfigError(
+        "[train] backward() was given an undefined loss; give it the model's "
+        "loss");
+  }
+  if (!options.gradient.defined() && loss.numel() != 1) {
+    throw ConfigError(format(
+        "[train] backward() was given a loss of {} numbers; reduce it to one "
+        "(mean, sum), or give the option `gradient`",
+        loss.numel()));
+  }
+  if (options.gradient.defined() && options.gradient.sizes() != loss.sizes()) {
+    throw ConfigError(format(
+        "[train] backward() was given a loss of shape {} and a gradient of "
+        "shape {}; they must be equal",
+        loss.sizes(),
+        options.gradient.sizes()));
+  }
+}
+
+void require_same_weighting(
+    const Session& session,
+    const BackwardOptions& options) {
+  const detail::StepClock& clock = session.clock;
+  if (options.num_items)
+    detail::require_no_join(session, "backward() with num_items counts");
+  if (options.num_items.value_or(0) < 0) {
+    throw ConfigError(format(
+        "[train] backward() was given num_items {}; it is at least 0",
+        *options.num_items));
+  }
+  if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
+  if (!session.plan_request.training.step.weighs_by_items) return;
+  const bool had_items = session.window.items.serial == clock.serial() ||
+      session.window.items.serial == clock.serial() - 1;
+  if (had_items != options.num_items.has_value()) {
+    throw ConfigError(
+        "[train] backward() was given num_items in some micro-steps of a "
+        "window and not in others; give it in all or in none");
+  }
+}
+
+// Notifies all strategies, then throws the first strategy's explanation, or
+// else the original exception.
+[[noreturn]] void fail_backward(
+    const Session& session,
+    const std::exception& error) {
+  std::exception_ptr explanation;
+  for (const auto& model : session.models) {
+    const std::exception_ptr own = model->strategies.on_failure(error);
+    if (!explanation) explanation = own;
+  }
+  if (explanation) std::rethrow_exception(explanation);
+  throw;
+}
+
+// Runs `body`, a backward from `loss`, and notifies all models' strategies of
+// its beginning and of its end or failure. `syncs` returns whether it ends a
+// model's step.
+template <class Syncs, class Body>
+void run_backward(
+    const Session& session,
+    const at::Tensor& loss,
+    Syncs&& syncs,
+    Body&& body) {
+  const detail::StepPartScope part(
+      session.steps.get(), detail::StepPart::backward);
+  try {
+    if (!loss.requires_grad()) {
+      throw ConfigError(
+          "[train] backward() was given a loss without a graph; compute it "
+          "from the model's outputs, outside of NoGradGuard and detach(), and "
+          "leave some parameter trainable");
+    }
+    for (const auto& model : session.models)
+      model->strategies.before_backward(syncs(model), loss);
+    std::forward<Body>(body)();
+    for (const auto& model : session.models)
+      model->strategies.after_backward(syncs(model));
+  } catch (const std::exception& error) {
+    fail_backward(session, error);
+  }
+}
+
+// The prepared model whose parameters `optimizer` updates; null if none.
+detail::PreparedModel* model_of(
+    const Session& session,
+    const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      for (const auto& model : session.models) {
+        if (model->table.find(parameter) != nullptr ||
+            model->table.find_local(parameter) != nullptr) {
+          return model.get();
+        }
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// The gradients of a window add up to the mean over its micro-steps. Only its
+// last micro-step shows that a loader's end cuts it short; the gradients of the
+// earlier ones are scaled then.
+double detail::weight_of_micro_step(Session& session) {
+  const StepClock& clock = session.clock;
+  if (!clock.is_short() || session.accumulation.divide_by_full_window) {
+    return 1.0 / clock.window();
+  }
+  if (std::exchange(session.window.aligned_serial, clock.serial()) !=
+      clock.serial()) {
+    multiply_pending_gradients(
+        session, static_cast<double>(clock.window()) / clock.length());
+  }
+  return 1.0 / clock.length();
+}
+
+void Accelerator::backward(
+    const at::Tensor& loss,
+    const BackwardOptions& options) const {
+  Session& session = *session_;
+  require_loss(loss, options);
+  require_same_weighting(session, options);
+  detail::settle_scale(session);
+  const bool weighs_by_items =
+      options.num_items && session.plan_request.training.step.weighs_by_items;
+  const double weight = weighs_by_items
+      ? weight_of_items(session, *options.num_items)
+      : detail::weight_of_micro_step(session);
+  at::Tensor weighted = weight == 1 ? loss : loss * weight;
+  if (session.scaler) weighted = session.scaler->scale(weighted);
+  const auto syncs = [](const auto& model) { return model->sync_gradients; };
+  run_backward(session, weighted, syncs, [&] {
+    const auto averages = [&](const auto& model) {
+      return syncs(model) && !model->evaluation_mode;
+    };
+    if (session.world.size() > 1 &&
+        std::any_of(session.models.begin(), session.models.end(), averages)) {
+      ++*session.num_averaging_passes;
+    }
+    const std::optional<bool> retain_graph =
+        options.retain_graph ? std::optional<bool>(true) : std::nullopt;
+    const std::optional<at::TensorList> inputs = options.inputs.empty()
+        ? std::nullopt
+        : std::optional<at::TensorList>(options.inputs);
+    weighted.backward(
+        options.gradient, retain_graph, options.create_graph, inputs);
+  });
+  if (session.clock.window() > 1 && session.clock.serial() == 0)
+    ++session.window.num_loose_backwards;
+  ++session.step.num_backwards;
+}
+
+void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
+    const {
+  std::vector<std::shared_ptr<detail::PreparedOptimizer>> found;
+  for (const auto& optimizer : session_->optimizers) {
+    if (dynamic_cast<optim::FusedBackwardOptimizer*>(optimizer->inner) !=
+        nullptr) {
+      found.emplace_back(session_, optimizer.get());
+    }
+  }
+  if (found.size() != 1) {
+    throw ConfigError(format(
+        "[train] lomo_backward() was called with {} optimizers prepared that "
+        "update inside the backward; prepare an optim::Lomo or optim::AdaLomo, "
+        "and name it where there are several",
+        found.size()));
+  }
+  lomo_backward(loss, learning_rate, Optimizer(found[0]));
+}
+
+void Accelerator::lomo_backward(
+    const at::Tensor& loss,
+    double learning_rate,
+    const Optimizer& optimizer) const {
+  Session& session = *session_;
+  detail::require_no_join(session, "lomo_backward() averages");
+  auto* lomo = dynamic_cast<optim::FusedBackwardOptimizer*>(&optimizer.inner());
+  std::vector<std::string> complaints;
+  if (lomo == nullptr) {
+    complaints.emplace_back(
+        "[train] lomo_backward() was given an optimizer that does not update "
+        "inside the backward; use backward() and step()");
+  }
+  if (!loss.defined())
+    complaints.emplace_back(
+        "[train] lomo_backward() was given an undefined loss");
+  if (session.clock.window() > 1) {
+    complaints.push_back(format(
+        "[train] lomo_backward() keeps no gradients to add to, but "
+        "gradient_accumulation_steps is {}; set it to 1",
+        session.clock.window()));
+  }
+  if (session.scaler) {
+    complaints.emplace_back(
+        "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
+  }
+  for (const auto& model : session.models) {
+    if (const auto& complaint = model->strategies.traits().lomo_complaint)
+      complaints.push_back(*complaint);
+  }
+  if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
+  detail::report_settings_without_effect(session);
+  detail::PreparedModel* const model = model_of(session, *lomo);
+  const auto syncs = [](const auto&) { return false; };
+  run_backward(session, loss, syncs, [&] {
+    lomo->fused_backward(loss, learning_rate, [&](const at::Tensor& gradient) {
+      if (model != nullptr) model->strategies.average_gradient(gradient);
+    });
+  });
+  detail::StepCounts::advance(optimizer.prepared()->num_steps);
+  detail::end_step(session, *lomo);
+}
+
+MicroStep::MicroStep(
+    std::shared_ptr<detail::Session> session,
+    std::initializer_list<detail::PreparedModel*> models,
+    bool sync_gradients)
+    : session_(std::move(session)), models_(models) {
+  for (const detail::PreparedModel* model : models_) {
+    if (!model->module) detail::throw_released("the model again");
+  }
+  for (detail::PreparedModel* model : models_) {
+    before_.push_back(model->sync_gradients);
+    // An enclosing scope, such as LocalSGD's, may have switched it off.
+    model->sync_gradients = model->sync_gradients && sync_gradients;
+  }
+}
+
+void MicroStep::restore() {
+  for (std::size_t i = 0; i < models_.size(); ++i)
+    models_[i]->sync_gradients = before_[i];
+}
+
+MicroStep Accelerator::begin_micro_step(
+    std::initializer_list<detail::PreparedModel*> models) const {
+  Session& session = *session_;
+  const detail::LoaderProgress* loader = session.active_loader();
+  session.clock.begin_micro_step(
+      loader != nullptr && loader->is_last_batch &&
+      session.accumulation.sync_with_dataloader);
+  if (session.step.is_direct) return {};
+  session.window.models = models;
+  const bool sync_gradients =
+      session.clock.sync_gradients() || session.accumulation.sync_each_batch;
+  return MicroStep(session_, models, sync_gradients);
+}
+
+bool Accelerator::sync_gradients() const {
+  return session_->clock.sync_gradients();
+}
+
+int Accelerator::gradient_accumulation_steps() const {
+  return session_->clock.window();
+}
+
+}  // namespace accelerate

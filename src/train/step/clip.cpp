@@ -1,0 +1,159 @@
+#include <accelerate/accelerator.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <unordered_set>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "params/gradient_norm.h"
+#include "train/models/staged_model.h"
+#include "train/session.h"
+#include "train/step/scaling.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::Parameter;
+
+/// Rows of the models' tables, and unsharded rows for other tensors.
+struct Rows {
+  std::vector<detail::PlacedParameter> all;
+  /// Without those that another stage of a pipeline has, too, and counts.
+  std::vector<detail::PlacedParameter> counted;
+  std::vector<std::unique_ptr<Parameter>> own;
+};
+
+Rows rows_for(
+    const detail::Session& session,
+    const std::vector<at::Tensor>& parameters) {
+  Rows rows;
+  std::unordered_set<const void*> seen;
+  for (const at::Tensor& parameter : parameters) {
+    const Parameter* row = nullptr;
+    const Mesh* mesh = &session.mesh;
+    bool is_counted = true;
+    for (const auto& model : session.models) {
+      row = model->table.find(parameter);
+      if (row == nullptr) row = model->table.find_local(parameter);
+      if (row == nullptr) continue;
+      mesh = &model->mesh;
+      is_counted = !model->stage ||
+          !model->stage->others.saved_there.contains(row->name);
+      break;
+    }
+    if (row == nullptr) {
+      rows.own.push_back(std::make_unique<Parameter>(Parameter{
+          "",
+          parameter,
+          parameter,
+          detail::Layout::unsharded(parameter.sizes().vec())}));
+      row = rows.own.back().get();
+    }
+    // A tied tensor may be given twice but counts once.
+    if (!seen.insert(row->tensor.unsafeGetTensorImpl()).second) continue;
+    rows.all.push_back({row, mesh});
+    if (is_counted) rows.counted.push_back({row, mesh});
+  }
+  return rows;
+}
+
+// The norm of the gradients of all stages of a pipeline, from that of this
+// rank's.
+at::Tensor norm_over_stages(
+    const detail::Session& session,
+    const at::Tensor& norm,
+    double norm_type) {
+  const Group& stages = session.mesh.group(Axis::pipeline);
+  if (stages.size() == 1) return norm;
+  // A stage without parameters does not know the others' dtype.
+  at::Tensor all = norm.to(session.world.device(), at::kDouble);
+  const bool is_infinite = std::isinf(norm_type);
+  if (!is_infinite) all = all.pow(norm_type);
+  stages.all_reduce(all, is_infinite ? ReduceOp::max : ReduceOp::sum);
+  if (!is_infinite) all = all.pow(1 / norm_type);
+  return all.to(norm.device(), norm.scalar_type());
+}
+
+// Groups gradients of equal dtype and device, which one kernel can process.
+std::vector<std::vector<at::Tensor>> gradients_of(
+    const std::vector<detail::PlacedParameter>& rows) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const auto& placed : rows) {
+    const at::Tensor& gradient = placed.row->local.grad();
+    if (!gradient.defined()) continue;
+    const auto list =
+        std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
+          return other[0].scalar_type() == gradient.scalar_type() &&
+              other[0].device() == gradient.device();
+        });
+    if (list == lists.end()) {
+      lists.push_back({gradient});
+    } else {
+      list->push_back(gradient);
+    }
+  }
+  return lists;
+}
+
+}  // namespace
+
+at::Tensor detail::clip_gradients(
+    Session& session,
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    const ClipNormOptions& options) {
+  const at::NoGradGuard no_grad;
+  detail::unscale_parameters(session, parameters);
+  const Rows rows = rows_for(session, parameters);
+  const at::Tensor norm = norm_over_stages(
+      session,
+      detail::gradient_norm(rows.counted, options.norm_type),
+      options.norm_type);
+  if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
+    throw ConfigError(detail::format(
+        "[train] the gradient norm is {}; skip this step, lower the learning "
+        "rate, or unset error_if_nonfinite",
+        norm.item<double>()));
+  }
+  // As in PyTorch, the small term avoids a division by zero.
+  const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (const auto& list : gradients_of(rows.all)) {
+    at::_foreach_mul_(list, factor.to(list[0].device()));
+  }
+  return norm;
+}
+
+at::Tensor Accelerator::clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters,
+    double max_norm,
+    const ClipNormOptions& options) const {
+  return detail::clip_gradients(*session_, parameters, max_norm, options);
+}
+
+void Accelerator::clip_grad_value_(
+    const std::vector<at::Tensor>& parameters,
+    double clip_value) const {
+  const at::NoGradGuard no_grad;
+  detail::unscale_parameters(*session_, parameters);
+  const Rows rows = rows_for(*session_, parameters);
+  for (const auto& list : gradients_of(rows.all)) {
+    if (list[0].is_cpu()) {
+      // One pass per gradient; on the CPU, the foreach kernels would take two.
+      for (const at::Tensor& gradient : list)
+        gradient.clamp_(-clip_value, clip_value);
+      continue;
+    }
+    at::_foreach_clamp_min_(list, -clip_value);
+    at::_foreach_clamp_max_(list, clip_value);
+  }
+}
+
+}  // namespace accelerate

@@ -1,0 +1,161 @@
+#include "train/step/scaling.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/accelerator.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+void multiply_gradients(
+    const torch::optim::Optimizer& optimizer,
+    double factor) {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) parameter.grad().mul_(factor);
+    }
+  }
+}
+
+bool has_gradients(const torch::optim::Optimizer& optimizer) {
+  return std::any_of(
+      optimizer.param_groups().begin(),
+      optimizer.param_groups().end(),
+      [](const auto& group) {
+        return std::any_of(
+            group.params().begin(),
+            group.params().end(),
+            [](const auto& parameter) { return parameter.grad().defined(); });
+      });
+}
+
+std::vector<PreparedOptimizer*> waiting(Session& session) {
+  std::vector<PreparedOptimizer*> found;
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr && is_accumulating(*optimizer))
+      found.push_back(optimizer.get());
+  }
+  return found;
+}
+
+}  // namespace
+
+void complete_gradients(Session& session) {
+  if (!session.clock.sync_gradients()) return;
+  for (const auto& model : session.models) model->strategies.before_step();
+}
+
+void settle_scale(Session& session) {
+  if (!session.scaler || !session.scaler->is_enabled()) return;
+  const GradScaler& scaler = *session.scaler;
+  std::vector<PreparedOptimizer*> holding = waiting(session);
+  std::erase_if(holding, [](const auto* optimizer) {
+    return !has_gradients(*optimizer->inner);
+  });
+  for (const PreparedOptimizer* optimizer : holding)
+    scaler.undo_unscale_(*optimizer->inner);
+  if (!std::exchange(session.scale_is_due, false)) return;
+  if (holding.empty()) return scaler.update();
+  const double before = scaler.get_scale();
+  scaler.update();
+  const double ratio = scaler.get_scale() / before;
+  if (ratio == 1) return;
+  for (const PreparedOptimizer* optimizer : holding)
+    multiply_gradients(*optimizer->inner, ratio);
+}
+
+void unscale(Session& session, PreparedOptimizer& optimizer) {
+  complete_gradients(session);
+  if (!session.scaler || optimizer.inner == nullptr ||
+      !is_accumulating(optimizer))
+    return;
+  if (!session.scaler->is_unscaled(*optimizer.inner))
+    session.scaler->unscale_(*optimizer.inner);
+}
+
+void unscale_parameters(
+    Session& session,
+    const std::vector<at::Tensor>& parameters) {
+  complete_gradients(session);
+  if (!session.scaler) return;
+  std::unordered_set<const void*> chosen;
+  for (const at::Tensor& parameter : parameters) {
+    chosen.insert(parameter.unsafeGetTensorImpl());
+    for (const auto& model : session.models) {
+      if (const Parameter* row = model->table.find(parameter)) {
+        chosen.insert(row->local.unsafeGetTensorImpl());
+      }
+    }
+  }
+  for (PreparedOptimizer* optimizer : waiting(session)) {
+    for (const auto& group : optimizer->inner->param_groups()) {
+      if (std::any_of(
+              group.params().begin(),
+              group.params().end(),
+              [&](const auto& parameter) {
+                return chosen.contains(parameter.unsafeGetTensorImpl());
+              })) {
+        unscale(session, *optimizer);
+        break;
+      }
+    }
+  }
+}
+
+at::Tensor scaled_step(
+    Session& session,
+    PreparedOptimizer& optimizer,
+    const std::function<at::Tensor()>& closure) {
+  if (!is_accumulating(optimizer)) {
+    // Accelerator::backward() was not called since the last step, so gradients
+    // are not scaled.
+    optimizer.step_was_skipped = false;
+    return closure ? optimizer.inner->step(closure) : optimizer.inner->step();
+  }
+  optimizer.step_was_skipped = !session.scaler->step(*optimizer.inner, closure);
+  use_gradients(optimizer);
+  session.scale_is_due = session.scaler->is_enabled();
+  // With several optimizers the scale must not change between their steps.
+  if (session.scale_is_due && waiting(session).empty()) {
+    session.scaler->update();
+    session.scale_is_due = false;
+  }
+  return {};
+}
+
+}  // namespace accelerate::detail
+
+namespace accelerate {
+
+void Accelerator::unscale_gradients() const {
+  for (const auto& optimizer : session_->optimizers)
+    detail::unscale(*session_, *optimizer);
+}
+
+void Accelerator::unscale_gradients(const Optimizer& optimizer) const {
+  detail::unscale(*session_, *optimizer.prepared());
+}
+
+void Accelerator::unscale_gradients(
+    const std::vector<Optimizer>& optimizers) const {
+  for (const Optimizer& optimizer : optimizers) unscale_gradients(optimizer);
+}
+
+const std::optional<GradScaler>& Accelerator::scaler() const {
+  return session_->scaler;
+}
+
+bool Accelerator::optimizer_step_was_skipped() const {
+  return std::any_of(
+      session_->optimizers.begin(),
+      session_->optimizers.end(),
+      [](const auto& optimizer) { return optimizer->step_was_skipped; });
+}
+
+}  // namespace accelerate

@@ -1,0 +1,27 @@
+#include "train/step/step_figures.h"
+
+#include <utility>
+#include <vector>
+
+#include <accelerate/tracker.h>
+
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+void end_step(
+    const Session& session,
+    const torch::optim::Optimizer& optimizer) {
+  for (const auto& model : session.models) {
+    model->strategies.after_step(optimizer);
+    std::vector<StepFigure> figures = model->strategies.take_figures();
+    if (figures.empty()) continue;
+    TrackedValues values;
+    values.reserve(figures.size());
+    for (StepFigure& each : figures)
+      values.push_back({std::move(each.name), each.value});
+    session.tracking->add_figures(values);
+  }
+}
+
+}  // namespace accelerate::detail
